@@ -1,0 +1,94 @@
+# Set up, run, test, lint: needs Python 3.11 or newer with pip, and make. `make help` lists targets and variables.
+
+PYTHON      ?= python3
+VENV        ?= .venv
+TORCH       ?= torch==2.13.0
+TORCH_INDEX ?=
+ARGS        ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint format bench versions clean FORCE
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo '  PYTHON=$(PYTHON)  an interpreter, 3.11 or newer'
+	@echo '  VENV=$(VENV)  where the environment goes'
+	@echo '  TORCH=$(TORCH)  the exact torch requirement; it is installed first'
+	@echo '  TORCH_INDEX=  your CPU-only wheel index, used for torch alone; empty: where pip looks anyway'
+	@echo '  ARGS=  passed on to pytest, the demo or the benchmark'
+
+demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, runs, draws
+	$(BIN)/python -m weft.demo $(ARGS)
+
+test: $(VENV)/.weft-test ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.weft-dev ## style, format, types of the lower floors, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.weft-dev ## rewrites the sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.weft-demo ## times attention on this CPU
+	$(BIN)/python benchmarks/cpu_attention.py $(ARGS)
+
+versions: $(VENV)/.weft-test ## what the tests run with
+	@$(BIN)/python -V
+	@$(PIP) list
+
+clean: ## removes the environment and what the tools left behind
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@if [ -e '$(VENV)/.weft-settings' ]; then rm -rf '$(VENV)'; fi
+
+# ------------------------------------------------------------------------------------------------------ the environment
+# Stamp files inside it make the second time quick. torch comes before everything that could pull another one, and is
+# named again afterwards: should the extras disagree with TORCH, pip says so instead of replacing it.
+
+$(VENV)/.weft-dev: $(VENV)/.weft-settings pyproject.toml
+	$(PIP) install -q -e '.[dev]'
+	@touch $@
+
+$(VENV)/.weft-torch: $(VENV)/.weft-settings
+	@echo 'installing $(TORCH) (the large part; once)'
+	@$(PIP) install $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
+	@touch $@
+
+$(VENV)/.weft-demo: $(VENV)/.weft-torch pyproject.toml
+	$(PIP) install -q '$(TORCH)' -e '.[torch,plot]'
+	@touch $@
+
+$(VENV)/.weft-test: $(VENV)/.weft-torch pyproject.toml
+	$(PIP) install -q '$(TORCH)' -e '.[torch,plot,dev]'
+	@touch $@ $(VENV)/.weft-demo $(VENV)/.weft-dev
+
+# Looks every time, but writes its file only when the interpreter, a variable or the folder is another one: then the
+# environment is made anew. A folder that this Makefile did not make is never removed. (A checksum, since an index may
+# hold a password; PRECIOUS, so that an interrupted set-up is still known as ours.)
+.PRECIOUS: $(VENV)/.weft-settings
+$(VENV)/.weft-settings: FORCE
+	@command -v '$(PYTHON)' >/dev/null || { echo >&2 \
+	  'weft: there is no $(PYTHON) here; name an interpreter: make $(MAKECMDGOALS) PYTHON=/path/to/python3'; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 \
+	  "weft: needs Python 3.11 or newer, and $(PYTHON) is $$('$(PYTHON)' -V 2>&1); use PYTHON=/path/to/a/newer/python3"; exit 1; }
+	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null || { echo >&2 \
+	  'weft: $(PYTHON) lacks its venv module; on Debian or Ubuntu: apt-get install python3-venv; or use PYTHON=/path/to/another/python3'; exit 1; }
+	@now="$$({ '$(PYTHON)' -V; echo '$(CURDIR) $(TORCH) $(TORCH_INDEX)'; } | cksum)"; \
+	if [ "$$now" = "$$(cat '$@' 2>/dev/null)" ]; then exit 0; fi; \
+	if [ -e '$(VENV)' ] && [ ! -e '$@' ]; then \
+	  echo >&2 'weft: $(VENV) was not made by this Makefile; remove it, or choose another place: make $(MAKECMDGOALS) VENV=...'; exit 1; \
+	fi; \
+	echo 'making $(VENV)'; \
+	rm -rf '$(VENV)' && mkdir -p '$(VENV)' && echo unfinished >'$@' && \
+	'$(PYTHON)' -m venv '$(VENV)' && echo "$$now" >'$@'
+
+FORCE:

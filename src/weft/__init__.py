@@ -1,0 +1,8 @@
+"""weft: a just-in-time compiler for regular sparse attention."""
+
+from weft.pattern.algebra import Pattern
+from weft.pattern.library import (
+    bigbird, blocks, causal, chunks, dilated, documents, fixed, full, global_tokens, longformer, neighborhood, nothing,
+    padding, per_batch, per_head, periodic_keys, prefix, product, random_blocks, segments, sparse_transformer, strided,
+    window,
+)  # fmt: skip

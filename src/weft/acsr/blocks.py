@@ -1,0 +1,211 @@
+"""Blocks of pairs, bit by bit: what a pattern has that is not affine, while its Acsr is being built.
+
+Pairs are kept on a grid of BLOCK x BLOCK blocks: some are full, some carry 4096 bits. Predicates are evaluated on lists of
+blocks, a bounded number at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.acsr.format import BLOCK, Remainder, Term
+from weft.errors import IrregularError
+from weft.pattern.algebra import Where
+from weft.pattern.bounds import Ints
+from weft.pattern.leaves import BlockList
+from weft.pattern.relation import NDBool
+
+Predicate: TypeAlias = Callable[[Ints, Ints], NDBool]
+Bits: TypeAlias = NDArray[np.uint8]
+BATCH = 512  # blocks evaluated at once: 2 million pairs
+MAX_SCAN = 1 << 32  # pairs that a scan may look at: about a minute
+OFFSETS = np.arange(BLOCK, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Pairs of an M x N mask. Codes are row * width + column of blocks, sorted; `full` and `partial` share none."""
+
+    m: int
+    n: int
+    full: Ints
+    partial: Ints
+    bits: Bits
+
+    # ---- making --------------------------------------------------------------------------------------------------
+    @staticmethod
+    def none(m: int, n: int) -> Blocks:
+        empty = np.zeros(0, np.int64)
+        return Blocks(m, n, empty, empty, np.zeros((0, BLOCK, BLOCK // 8), np.uint8))
+
+    @staticmethod
+    def evaluated(codes: Ints, predicate: Predicate, m: int, n: int) -> Blocks:
+        """The pairs of the blocks `codes` for which `predicate` holds."""
+        width = _width(n)
+        full, partial, bits = [], [], []
+        for at in range(0, codes.size, BATCH):
+            some = codes[at : at + BATCH]
+            q = (some // width * BLOCK)[:, None, None] + OFFSETS[None, :, None]
+            k = (some % width * BLOCK)[:, None, None] + OFFSETS[None, None, :]
+            inside = (q < m) & (k < n)
+            live = np.broadcast_to(predicate(np.minimum(q, m - 1), np.minimum(k, n - 1)), inside.shape) & inside
+            whole = (live == inside).all(axis=(1, 2))
+            some_live = live.any(axis=(1, 2)) & ~whole
+            full.append(some[whole])
+            partial.append(some[some_live])
+            bits.append(np.packbits(live[some_live], axis=2))
+        if not full:
+            return Blocks.none(m, n)
+        return Blocks(m, n, np.concatenate(full), np.concatenate(partial), np.concatenate(bits))
+
+    @staticmethod
+    def scan(predicate: Predicate, m: int, n: int, asked: str) -> Blocks:
+        """Every pair looked at once, a strip of blocks at a time."""
+        if m * n > MAX_SCAN:
+            raise IrregularError(
+                asked, f"it has no affine form, and {m} x {n} pairs are too many to look at one by one",
+                "write the pattern as unions and intersections of library patterns, or use a shorter sequence",
+            )  # fmt: skip
+        codes = np.arange(-(-m // BLOCK) * _width(n), dtype=np.int64)
+        return Blocks.evaluated(codes, predicate, m, n)
+
+    @staticmethod
+    def of_list(listed: BlockList, m: int, n: int) -> Blocks:
+        """A list of blocks of any size."""
+        rows, cols = listed.rows.array, listed.cols.array
+        inside = (rows * listed.block_q < m) & (cols * listed.block_k < n)
+        rows, cols = rows[inside], cols[inside]
+        codes = _covering(rows * listed.block_q, cols * listed.block_k, (listed.block_q, listed.block_k), m, n)
+        if listed.block_q % BLOCK == 0 and listed.block_k % BLOCK == 0:
+            none = Blocks.none(m, n)
+            return Blocks(m, n, codes, none.partial, none.bits)
+        return Blocks.evaluated(codes, lambda q, k: listed.holds(q, k, _at(m, n)), m, n)
+
+    @staticmethod
+    def of_term(term: Term, m: int, n: int) -> Blocks:
+        """The pairs of a term, one by one."""
+        lo, hi = key_spans(term, m, n)
+        first, last = lo // BLOCK, -(-hi // BLOCK)
+        counts = np.maximum(last - first, 0)
+        rows = np.repeat(np.arange(counts.size), counts)
+        cols = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
+        return Blocks.evaluated(rows * _width(n) + cols, term.contains, m, n)
+
+    # ---- algebra -------------------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return int(self.full.size + self.partial.size)
+
+    @property
+    def codes(self) -> Ints:
+        return np.union1d(self.full, self.partial)
+
+    def contains(self, q: Ints, k: Ints) -> NDBool:
+        """True where the pair (q, k) is in; indices outside the mask are not."""
+        inside = (q >= 0) & (q < self.m) & (k >= 0) & (k < self.n)
+        q, k = np.where(inside, q, 0), np.where(inside, k, 0)
+        codes = q // BLOCK * _width(self.n) + k // BLOCK
+        live = _member(codes, self.full)
+        if self.partial.size:
+            place = np.minimum(np.searchsorted(self.partial, codes), self.partial.size - 1)
+            byte = self.bits[place, q % BLOCK, k % BLOCK // 8]
+            live |= (self.partial[place] == codes) & ((byte >> (7 - k % 8)) & 1).astype(np.bool_)
+        return np.asarray(live & inside)
+
+    def where(self, predicate: Predicate) -> Blocks:
+        """The pairs for which `predicate` holds as well."""
+        return Blocks.evaluated(self.codes, lambda q, k: self.contains(q, k) & predicate(q, k), self.m, self.n)
+
+    def join(self, other: Blocks) -> Blocks:
+        """The pairs in either."""
+        full = np.union1d(self.full, other.full)
+        loose = np.setdiff1d(np.union1d(self.partial, other.partial), full)
+        mixed = Blocks.evaluated(loose, lambda q, k: self.contains(q, k) | other.contains(q, k), self.m, self.n)
+        return Blocks(self.m, self.n, np.union1d(full, mixed.full), mixed.partial, mixed.bits)
+
+    def moved(self, dq: int, dk: int, m: int, n: int) -> Blocks:
+        """The pairs moved by (dq, dk) into an m x n mask."""
+        if (dq, dk, m, n) == (0, 0, self.m, self.n):
+            return self
+        rows, cols = np.divmod(self.codes, _width(self.n))
+        codes = _covering(rows * BLOCK + dq, cols * BLOCK + dk, (BLOCK, BLOCK), m, n)
+        return Blocks.evaluated(codes, lambda q, k: self.contains(q - dq, k - dk), m, n)
+
+    def without(self, terms: Iterable[Term]) -> Blocks:
+        """The pairs that no term has. Only blocks that a term reaches are looked at."""
+        touched = [self._touched(term) for term in terms]
+        codes = np.unique(np.concatenate([np.zeros(0, np.int64), *touched]))
+        if not codes.size:
+            return self
+
+        def alone(q: Ints, k: Ints) -> NDBool:
+            live = self.contains(q, k)
+            for term in terms:
+                live &= ~term.contains(q, k)
+            return live
+
+        cut = Blocks.evaluated(codes, alone, self.m, self.n)
+        keep = ~_member(self.partial, codes)
+        partial = np.concatenate([self.partial[keep], cut.partial])
+        order = np.argsort(partial)
+        bits = np.concatenate([self.bits[keep], cut.bits])[order]
+        full = np.union1d(np.setdiff1d(self.full, codes), cut.full)
+        return Blocks(self.m, self.n, full, partial[order], bits)
+
+    def _touched(self, term: Term) -> Ints:
+        codes = self.codes
+        rows, cols = np.divmod(codes, _width(self.n))
+        lo, hi = key_spans(term, self.m, self.n)
+        return codes[(cols * BLOCK < hi[rows]) & ((cols + 1) * BLOCK > lo[rows])]
+
+    def remainder(self) -> Remainder:
+        """The blocks as the final format."""
+        codes = np.concatenate([self.full, self.partial])
+        index = np.concatenate([np.full(self.full.size, -1), np.arange(self.partial.size)])
+        order = np.argsort(codes, kind="stable")
+        rows, cols = np.divmod(codes[order], _width(self.n))
+        return Remainder(rows.astype(np.int32), cols.astype(np.int32), index[order].astype(np.int32), self.bits)
+
+
+def key_spans(term: Term, m: int, n: int) -> tuple[Ints, Ints]:
+    """For each strip of BLOCK queries, first and last + 1 key that the term may have there (lo >= hi: none)."""
+    first = np.arange(0, m, BLOCK, dtype=np.int64)
+    last = np.minimum(first + BLOCK, m) - 1
+    outer = term.q.size // max(1, term.q.shape[0])
+    top = np.clip((first - term.q.origin) // max(1, outer), 0, max(0, term.q.shape[0] - 1))
+    bottom = np.clip((last - term.q.origin) // max(1, outer), 0, max(0, term.q.shape[0] - 1))
+    lo, hi = term.axes[0].interval(top, term.k.shape[0])[0], term.axes[0].interval(bottom, term.k.shape[0])[1]
+    inner = term.k.size // max(1, term.k.shape[0])
+    reached = (last >= term.q.origin) & (first < term.q.origin + term.q.size)
+    return term.k.origin + lo * inner, np.where(reached, term.k.origin + hi * inner, 0)
+
+
+def _width(n: int) -> int:
+    return max(1, -(-n // BLOCK))
+
+
+def _at(m: int, n: int) -> Where:
+    return Where(m, n)
+
+
+def _member(x: Ints, table: Ints) -> NDBool:
+    if not table.size:
+        return np.zeros(x.shape, np.bool_)
+    return np.asarray(table[np.minimum(np.searchsorted(table, x), table.size - 1)] == x)
+
+
+def _covering(q: Ints, k: Ints, size: tuple[int, int], m: int, n: int) -> Ints:
+    """Codes of the blocks that the rectangles of `size` at (q, k) reach inside the m x n mask, without repetitions."""
+    reach = [-(-length // BLOCK) + 1 for length in size]
+    found = []
+    for i in range(reach[0]):
+        for j in range(reach[1]):
+            row, col = q // BLOCK + i, k // BLOCK + j
+            inside = (row >= 0) & (row * BLOCK < np.minimum(m, q + size[0]))
+            inside &= (col >= 0) & (col * BLOCK < np.minimum(n, k + size[1]))
+            found.append(np.unique((row * _width(n) + col)[inside]))
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)

@@ -1,0 +1,226 @@
+"""The algebra of terms: meet, difference, placement, and the disjoint form.
+
+Terms of one axis live on flattened tokens; terms of several live on a grid. Where the two meet, the flat one is rewritten
+on the grid (`refine`) if its integers allow it. What has no exact form raises NotAffineError; nothing is approximated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product as cartesian
+from math import prod
+
+from weft.acsr.format import MAX_TERMS, Grid, Term
+from weft.pattern.bounds import INF, Bound, IntTable, Stair, Steps
+from weft.pattern.relation import Relation, Residue
+
+
+class NotAffineError(Exception):
+    """Internal: this part of a pattern has no exact affine form; the text says which and why."""
+
+
+def product(axes: list[list[Term]], shape: tuple[int, ...], key_shape: tuple[int, ...]) -> list[Term]:
+    """Every way to take one term (of one axis) per axis, as terms on the grid."""
+    if len(shape) == 1:
+        return axes[0]
+    grid, keys = Grid(0, shape), Grid(0, key_shape)
+    return [Term(grid, keys, tuple(part.axes[0] for part in parts)) for parts in cartesian(*axes)]
+
+
+def moved(term: Term, q: tuple[int, int, int], k: tuple[int, int, int]) -> list[Term]:
+    """`term`, made for lengths q[1] and k[1], moved to start at q[0], k[0] of total lengths q[2], k[2]; cut at the ends."""
+    (q0, length_q, m), (k0, length_k, n) = q, k
+    if (q0, length_q, k0, length_k) == (0, m, 0, n):
+        return [term]
+    rows = max(q0, 0), min(q0 + length_q, m)
+    keys = max(k0, 0), min(k0 + length_k, n)
+    if term.rank == 1:
+        return [Term.flat(term.axes[0].moved(q0, k0).within(rows, keys), m, n)]
+    at_q, at_k = Grid(term.q.origin + q0, term.q.shape), Grid(term.k.origin + k0, term.k.shape)
+    if not (_inside(at_q, rows) and _inside(at_k, keys)):
+        raise NotAffineError("a grid is moved across the end of the sequence")
+    return [Term(at_q, at_k, term.axes)]
+
+
+def _inside(grid: Grid, span: tuple[int, int]) -> bool:
+    return span[0] <= grid.origin and grid.origin + grid.size <= span[1]
+
+
+def meet(a: Term, b: Term) -> list[Term]:
+    """The pairs in both, as disjoint terms."""
+    if (a.q, a.k) == (b.q, b.k):
+        axes = [x.meet(y) for x, y in zip(a.axes, b.axes, strict=True)]
+        return [replace(a, axes=tuple(x for x in axes if x is not None))] if None not in axes else []
+    if a.rank > 1 and b.rank > 1:
+        raise NotAffineError("two different grids meet")
+    flat, grid = (a, b) if a.rank == 1 else (b, a)
+    return [both for part in refine(flat.axes[0], grid.q, grid.k) for both in meet(part, grid)]
+
+
+def minus(a: Term, b: Term) -> list[Term]:
+    """The pairs in a and not in b, as disjoint terms that are not empty."""
+    if (a.q, a.k) == (b.q, b.k):
+        return [piece for piece in _minus_same(a, b) if not piece.is_empty()]
+    if b.rank == 1:
+        rest = [a]
+        for part in refine(b.axes[0], a.q, a.k):
+            rest = [piece for kept in rest for piece in minus(kept, part)]
+        return rest
+    if a.rank == 1 and (a.q.size, a.k.size) == (b.q.size, b.k.size):
+        return [piece for part in refine(a.axes[0], b.q, b.k) for piece in minus(part, b)]
+    raise NotAffineError("a grid is subtracted from pairs outside it")
+
+
+def _minus_same(a: Term, b: Term) -> Iterator[Term]:
+    kept = list(a.axes)
+    for axis, (x, y) in enumerate(zip(a.axes, b.axes, strict=True)):
+        for piece in x.minus(y):
+            yield replace(a, axes=(*kept[:axis], piece, *a.axes[axis + 1 :]))
+        both = x.meet(y)
+        if both is None:
+            return
+        kept[axis] = both
+
+
+def disjoint(terms: list[Term]) -> tuple[list[Term], list[Term]]:
+    """(terms that share no pair, terms that could not be made so).
+
+    Terms with few conditions come first: they are the large simple sets, and subtracting a simple set is cheap.
+    """
+    kept: list[Term] = []
+    spilled: list[Term] = []
+    for term in sorted(dict.fromkeys(terms), key=_simplicity):
+        if term.is_empty():
+            continue
+        try:
+            kept += _minus_all(term, kept)
+        except NotAffineError:
+            spilled.append(term)
+    return kept, spilled
+
+
+def _simplicity(term: Term) -> tuple[int, int, int]:
+    steps = max(max(axis.rows.step, axis.keys.step, axis.diagonal.step) for axis in term.axes)
+    return term.rank, steps, sum(axis.conditions for axis in term.axes)
+
+
+def _minus_all(term: Term, others: list[Term]) -> list[Term]:
+    pieces = [term]
+    for other in others:
+        pieces = [piece for kept in pieces for piece in _minus_if_met(kept, other)]
+        if len(pieces) > MAX_TERMS:
+            raise NotAffineError("subtracting the other terms leaves too many pieces")
+    return pieces
+
+
+def _minus_if_met(a: Term, b: Term) -> list[Term]:
+    """a minus b, and a itself where the two share nothing (which keeps its bounds as they were)."""
+    if all(both.is_empty() for both in meet(a, b)):
+        return [a]
+    return minus(a, b)
+
+
+# ---- flat relations on a grid ------------------------------------------------------------------------------------
+def refine(relation: Relation, q: Grid, k: Grid) -> list[Term]:
+    """The pairs of tokens of two grids that a flat relation has, as disjoint terms on those grids."""
+    local = relation.moved(-q.origin, -k.origin)
+    terms = [Term(q, k, (Relation(),) * len(q.shape))]
+    conditions = [
+        *(_refine_bound(bound, q, k, lower=True) for bound in local.lower),
+        *(_refine_bound(bound, q, k, lower=False) for bound in local.upper),
+        [_refine_residues(local, q, k)],
+    ]
+    for parts in conditions:
+        pieces = [Term(q, k, axes) for axes in parts]
+        terms = [both for x in terms for y in pieces for both in meet(x, y) if not both.is_empty()]
+    return terms
+
+
+Axes = tuple[Relation, ...]
+
+
+def _refine_bound(bound: Bound, q: Grid, k: Grid, *, lower: bool) -> list[Axes]:
+    """k >= bound(i) (lower) or k < bound(i), as disjoint products of axis relations."""
+    rank = len(q.shape)
+    if isinstance(bound, Stair) and bound.is_constant:
+        return _cut(bound.out_lo, k.shape, below=not lower, on_keys=True)
+    if isinstance(bound, Stair) and bound.is_threshold:
+        return _cut(bound.in_lo, q.shape, below=lower, on_keys=False)
+    inner = prod(q.shape[1:])
+    if q.shape[1:] == k.shape[1:]:
+        coarse = _divided(bound, inner)
+        if coarse is not None:
+            first = Relation(lower=(coarse,)) if lower else Relation(upper=(coarse,))
+            return [(first, *(Relation(),) * (rank - 1))]
+        if bound in (Stair(), Stair(base=1)):
+            # raster order: k < i or k <= i, or the opposite for a lower bound
+            return _raster(rank, below=not lower, equal=(bound == Stair(base=1)) != lower)
+    raise NotAffineError(f"a bound on flattened tokens does not follow the grid {'x'.join(map(str, q.shape))}")
+
+
+def _cut(at: int, shape: tuple[int, ...], *, below: bool, on_keys: bool) -> list[Axes]:
+    """The grid points before token `at` (below) or from it on, in raster order, as disjoint boxes."""
+    size, inner = prod(shape), prod(shape[1:])
+    rest = (Relation(),) * (len(shape) - 1)
+    at = min(max(at, 0), size)
+    row, within = divmod(at, inner)
+    if within == 0:
+        return [(_half(row, below, on_keys), *rest)]
+    whole = _half(row if below else row + 1, below, on_keys)
+    line = _half(row, False, on_keys).meet(_half(row + 1, True, on_keys))
+    assert line is not None  # no congruences
+    return [(whole, *rest), *((line, *axes) for axes in _cut(within, shape[1:], below=below, on_keys=on_keys))]
+
+
+def _half(at: int, below: bool, on_keys: bool) -> Relation:
+    """x < at (below) or x >= at, for x the key or the query of one axis."""
+    bound = Stair.constant(at) if on_keys else Stair.threshold(at)
+    return Relation(upper=(bound,)) if below == on_keys else Relation(lower=(bound,))
+
+
+def _divided(bound: Bound, inner: int) -> Bound | None:
+    """The bound on axis 0 that says the same, if every integer of it is a multiple of the inner size."""
+
+    def whole(x: int) -> bool:
+        return abs(x) >= INF or x % inner == 0
+
+    def part(x: int) -> int:
+        return x if abs(x) >= INF else x // inner
+
+    if isinstance(bound, Steps):
+        tables = (bound.breaks.array, bound.values.array)
+        if not all(whole(int(x)) for table in tables for x in table):
+            return None
+        return Steps(*(IntTable([part(int(x)) for x in table]) for table in tables))
+    limits = (bound.out_lo, bound.out_hi, bound.in_lo, bound.in_hi)
+    steps = (bound.rise, bound.run, bound.shift, bound.base)
+    if not all(whole(x) for x in (*steps, *limits)):
+        return None
+    return Stair(*(part(x) for x in (*steps, *limits)))
+
+
+def _raster(rank: int, *, below: bool, equal: bool) -> list[Axes]:
+    """k before i (below) or after it in raster order, or at it: one product per leading axis that decides."""
+    same = Relation(lower=(Stair(),), upper=(Stair(base=1),))
+    strict = Relation(upper=(Stair(),)) if below else Relation(lower=(Stair(base=1),))
+    loose = Relation(upper=(Stair(base=1),)) if below else Relation(lower=(Stair(),))
+    free = Relation()
+    return [
+        (*(same,) * axis, loose if equal and axis == rank - 1 else strict, *(free,) * (rank - 1 - axis))
+        for axis in range(rank)
+    ]
+
+
+def _refine_residues(relation: Relation, q: Grid, k: Grid) -> Axes:
+    """The congruences, on the last axis if its length is a multiple of the modulus."""
+    last = {}
+    for name, residue, lengths in (
+        ("rows", relation.rows, (q.shape[-1],)),
+        ("keys", relation.keys, (k.shape[-1],)),
+        ("diagonal", relation.diagonal, (q.shape[-1], k.shape[-1])),
+    ):
+        if residue.step > 1 and any(length % residue.step for length in lengths):
+            raise NotAffineError(f"tokens modulo {residue.step} do not follow the grid")
+        last[name] = Residue(residue.step, residue.phase)
+    return (*(Relation(),) * (len(q.shape) - 1), Relation(**last))

@@ -1,0 +1,58 @@
+"""Every exception that weft raises on purpose.
+
+Each one carries three sentences: what was asked, what is wrong with it, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class WeftError(Exception):
+    """Base of all of weft's exceptions."""
+
+    def __init__(self, asked: str, wrong: str = "", cure: str = "") -> None:
+        self.asked, self.wrong, self.cure = asked, wrong, cure
+        super().__init__(asked, wrong, cure)
+
+    def __str__(self) -> str:
+        lines = [self.asked]
+        if self.wrong:
+            lines.append(f"  wrong: {self.wrong}")
+        if self.cure:
+            lines.append(f"  do:    {self.cure}")
+        return "\n".join(lines)
+
+
+class PatternError(WeftError, ValueError):
+    """A pattern was built or combined with arguments that mean nothing."""
+
+
+class AlignmentError(PatternError):
+    """A position-dependent pattern meets M != N and nobody said how queries and keys line up."""
+
+
+class LengthError(PatternError):
+    """A pattern that knows its own length was asked for at another one."""
+
+
+class IrregularError(PatternError):
+    """A pattern has no affine form and is too large to be written down pair by pair."""
+
+
+class InputError(WeftError, ValueError):
+    """q, k or v have a wrong rank, head count, length, dtype or device."""
+
+
+class OptionError(WeftError, ValueError):
+    """An option of attention has a value that means nothing."""
+
+
+class UnsupportedError(WeftError, NotImplementedError):
+    """A feature is refused by name."""
+
+
+class UnsupportedKernel(UnsupportedError):
+    """No backend, or not the named one, can run this problem; the reasons are listed."""
+
+
+class VerificationError(WeftError):
+    """A plan does not compute what its pattern says."""

@@ -1,0 +1,329 @@
+"""Patterns: immutable expressions for which query may see which key.
+
+A pattern is what its author wrote: a call of a library function (`Call`) or an operator on patterns (`And`, `Or`, `Not`,
+`Shift`). The leaves under the calls, in `weft.pattern.leaves`, carry the meaning. Two meanings are computed apart, and the
+tests hold them against each other: `contains`, pair by pair, here and in the leaves; and the affine rows of `weft.acsr`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from weft.errors import PatternError
+from weft.pattern.bounds import Ints
+from weft.pattern.relation import NDBool
+
+if TYPE_CHECKING:
+    from weft.acsr.format import Acsr
+
+Align: TypeAlias = Literal["top-left", "bottom-right"] | None
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a pattern is asked: its lengths, and the batch row and head when those matter."""
+
+    m: int
+    n: int
+    batch: int = 0
+    head: int = 0
+
+
+class Pattern:
+    """Base of all patterns: the operators, and the questions one may ask."""
+
+    __slots__ = ()
+
+    # ---- algebra -------------------------------------------------------------------------------------------------
+    def __and__(self, other: Pattern) -> Pattern:
+        return And(_flat(And, self, other)) if isinstance(other, Pattern) else NotImplemented
+
+    def __or__(self, other: Pattern) -> Pattern:
+        return Or(_flat(Or, self, other)) if isinstance(other, Pattern) else NotImplemented
+
+    def __invert__(self) -> Pattern:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        raise PatternError(
+            f"the truth value of {self} was asked for",
+            "a pattern is a set of pairs and is neither true nor false; `and`, `or`, `not` and `if` cannot work on it",
+            "combine patterns with `&`, `|` and `~`",
+        )
+
+    def shift(self, q: int = 0, k: int = 0) -> Pattern:
+        """(i, j) is live iff (i - q, j - k) is live in self; what moves in from outside is dead."""
+        return Shift(self, _integer(q, "shift", "q"), _integer(k, "shift", "k"))
+
+    def aligned(self, align: Align) -> Pattern:
+        """The same expression with `align` set on every position-dependent part that declares none."""
+        raise NotImplementedError
+
+    # ---- meaning -------------------------------------------------------------------------------------------------
+    def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
+        """The meaning, pair by pair, for indices inside the lengths and lengths already checked."""
+        raise NotImplementedError
+
+    def check(self, m: int, n: int, asked: str) -> None:
+        """Raise if the pattern has no meaning for m queries and n keys."""
+        raise NotImplementedError
+
+    def extent(self) -> tuple[int | None, int | None]:
+        """(batch rows, heads) that the pattern tells apart, None where it tells none apart."""
+        raise NotImplementedError
+
+    def at(self, batch: int, head: int) -> Pattern:
+        """The pattern that batch row `batch` and head `head` see, free of per_batch and per_head."""
+        raise NotImplementedError
+
+    def alignments(self) -> Iterator[Align]:
+        """The alignment of every position-dependent part."""
+        raise NotImplementedError
+
+    # ---- questions -----------------------------------------------------------------------------------------------
+    def contains(self, q: Any, k: Any, m: int, n: int | None = None, batch: int = 0, head: int = 0) -> NDBool:
+        """Whether query q sees key k, for broadcastable integer arrays q and k. Indices outside (m, n) are dead."""
+        n = m if n is None else n
+        self.check(m, n, f"{self} at M={m}, N={n}")
+        batches, heads = self.extent()
+        _below(batch, batches, "batch row", self)
+        _below(head, heads, "head", self)
+        q, k = np.asarray(q, np.int64), np.asarray(k, np.int64)
+        inside = (q >= 0) & (q < m) & (k >= 0) & (k < n)
+        if not inside.any():
+            return np.asarray(inside)
+        qs, ks = np.clip(q, 0, max(m - 1, 0)), np.clip(k, 0, max(n - 1, 0))
+        return np.asarray(inside & self.holds(qs, ks, Where(m, n, batch, head)))
+
+    def to_dense(self, m: int, n: int | None = None) -> NDBool:
+        """The boolean mask: (M, N), or (B, H, M, N) if batch rows or heads differ (1 where they do not).
+
+        This is the oracle: it evaluates the meaning on every pair and knows nothing of affine rows.
+        """
+        n = m if n is None else n
+        self.check(m, n, f"{self} at M={m}, N={n}")
+        q, k = np.arange(m, dtype=np.int64)[:, None], np.arange(n, dtype=np.int64)[None, :]
+        batches, heads = self.extent()
+        if batches is None and heads is None:
+            return np.array(np.broadcast_to(self.holds(q, k, Where(m, n)), (m, n)))
+        dense = np.empty((batches or 1, heads or 1, m, n), np.bool_)
+        for b, h in np.ndindex(dense.shape[:2]):
+            dense[b, h] = self.holds(q, k, Where(m, n, b, h))
+        return dense
+
+    def acsr(self, m: int, n: int | None = None, batch: int = 0, head: int = 0) -> Acsr:
+        """The affine rows of batch row `batch` and head `head`, built without a dense matrix and proven disjoint."""
+        from weft.acsr.build import build  # the floor above; a method here because users look for it here
+
+        return build(self, m, m if n is None else n, batch, head)
+
+    def draw(self, m: int, n: int | None = None, width: int = 48) -> str:
+        """The pattern at (m, n) in block characters, at most `width` columns; shades show density."""
+        from weft.pattern.draw import draw_pattern
+
+        return draw_pattern(self, m, m if n is None else n, width)
+
+
+@dataclass(frozen=True, repr=False)
+class Call(Pattern):
+    """A library function and its arguments; `body` is what the function returned and takes no part in equality."""
+
+    name: str
+    args: tuple[tuple[str, Any], ...]
+    body: Pattern = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{key}={_text(value)}' for key, value in self.args)})"
+
+    __repr__ = __str__
+
+    def aligned(self, align: Align) -> Pattern:
+        from weft.pattern.arguments import rebuild
+
+        args = {key: _aligned_arg(value, align) for key, value in self.args}
+        return rebuild(self.name, args, align=align)
+
+    def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
+        return self.body.holds(q, k, at)
+
+    def check(self, m: int, n: int, asked: str) -> None:
+        self.body.check(m, n, asked)
+
+    def extent(self) -> tuple[int | None, int | None]:
+        return self.body.extent()
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return self if self.extent() == (None, None) else self.body.at(batch, head)
+
+    def alignments(self) -> Iterator[Align]:
+        return self.body.alignments()
+
+
+class Operator(Pattern):
+    """A pattern made of patterns, all asked at the same lengths."""
+
+    __slots__ = ()
+    parts: tuple[Pattern, ...]
+
+    def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
+        raise NotImplementedError
+
+    def aligned(self, align: Align) -> Pattern:
+        return self.rebuilt(tuple(part.aligned(align) for part in self.parts))
+
+    def check(self, m: int, n: int, asked: str) -> None:
+        for part in self.parts:
+            part.check(m, n, asked)
+
+    def extent(self) -> tuple[int | None, int | None]:
+        return common_extent(self.parts, self)
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return self.rebuilt(tuple(part.at(batch, head) for part in self.parts))
+
+    def alignments(self) -> Iterator[Align]:
+        for part in self.parts:
+            yield from part.alignments()
+
+
+@dataclass(frozen=True, repr=False)
+class And(Operator):
+    """Live where every part is."""
+
+    parts: tuple[Pattern, ...]
+
+    def __str__(self) -> str:
+        return " & ".join(_operand(part) for part in self.parts)
+
+    __repr__ = __str__
+
+    def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return And(parts)
+
+    def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
+        return np.asarray(np.logical_and.reduce(np.broadcast_arrays(*(p.holds(q, k, at) for p in self.parts))))
+
+
+@dataclass(frozen=True, repr=False)
+class Or(Operator):
+    """Live where any part is."""
+
+    parts: tuple[Pattern, ...]
+
+    def __str__(self) -> str:
+        return " | ".join(_operand(part) for part in self.parts)
+
+    __repr__ = __str__
+
+    def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return Or(parts)
+
+    def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
+        return np.asarray(np.logical_or.reduce(np.broadcast_arrays(*(p.holds(q, k, at) for p in self.parts))))
+
+
+@dataclass(frozen=True, repr=False)
+class Not(Operator):
+    """Live where the part is not."""
+
+    part: Pattern
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:  # type: ignore[override]
+        return (self.part,)
+
+    def __str__(self) -> str:
+        return f"~{_operand(self.part)}"
+
+    __repr__ = __str__
+
+    def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return Not(parts[0])
+
+    def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
+        return np.asarray(~self.part.holds(q, k, at))
+
+
+@dataclass(frozen=True, repr=False)
+class Shift(Operator):
+    """The part moved by q queries and k keys."""
+
+    part: Pattern
+    q: int
+    k: int
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:  # type: ignore[override]
+        return (self.part,)
+
+    def __str__(self) -> str:
+        return f"{_operand(self.part)}.shift(q={self.q}, k={self.k})"
+
+    __repr__ = __str__
+
+    def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return Shift(parts[0], self.q, self.k)
+
+    def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
+        q, k = q - self.q, k - self.k
+        inside = (q >= 0) & (q < at.m) & (k >= 0) & (k < at.n)
+        if not inside.any():
+            return np.asarray(inside)
+        q, k = np.clip(q, 0, at.m - 1), np.clip(k, 0, at.n - 1)
+        return np.asarray(inside & self.part.holds(q, k, at))
+
+
+def common_extent(parts: tuple[Pattern, ...], asked: object) -> tuple[int | None, int | None]:
+    """(batch rows, heads) of patterns used together; they must agree where they tell rows or heads apart."""
+    found: list[int | None] = []
+    extents = [part.extent() for part in parts]
+    for which, name in enumerate(("batch rows", "heads")):
+        sizes = {size for extent in extents if (size := extent[which]) is not None}
+        if len(sizes) > 1:
+            raise PatternError(
+                str(asked), f"its parts tell {' and '.join(map(str, sorted(sizes)))} {name} apart", "use lists of one length"
+            )
+        found.append(sizes.pop() if sizes else None)
+    return found[0], found[1]
+
+
+def _flat(operator: type[And] | type[Or], *parts: Pattern) -> tuple[Pattern, ...]:
+    """The operands of a chain of one associative operator, so that a | b | c is one union of three."""
+    return tuple(leaf for part in parts for leaf in (part.parts if isinstance(part, operator) else (part,)))
+
+
+def _operand(part: Pattern) -> str:
+    return f"({part})" if isinstance(part, (And, Or)) else str(part)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_text(v) for v in value) + "]"
+    return str(value) if isinstance(value, Pattern) else repr(value)
+
+
+def _aligned_arg(value: Any, align: Align) -> Any:
+    if isinstance(value, Pattern):
+        return value.aligned(align)
+    return tuple(_aligned_arg(v, align) for v in value) if isinstance(value, tuple) else value
+
+
+def _integer(value: Any, function: str, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise PatternError(
+            f"{function}({name}={value!r})", f"{name} must be an integer, not {type(value).__name__}", "pass an int"
+        )
+    return int(value)
+
+
+def _below(index: int, size: int | None, name: str, pattern: Pattern) -> None:
+    if index < 0 or (size is not None and index >= size):
+        raise PatternError(
+            f"{name} {index} of {pattern}",
+            f"the pattern tells {size} of them apart" if size is not None else "the index is negative",
+            f"ask for 0 <= {name} < {size}" if size is not None else "ask for an index of 0 or more",
+        )

@@ -1,0 +1,135 @@
+"""Checks of library arguments: integers that are integers, tables that are tables, one error text for all of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, cast
+
+import numpy as np
+
+from weft.errors import PatternError
+from weft.pattern.algebra import Call, Pattern
+from weft.pattern.bounds import IntTable
+
+P = ParamSpec("P")
+LIBRARY: dict[str, Callable[..., Pattern]] = {}
+LARGEST = 2**40
+
+
+def library(function: Callable[P, Pattern]) -> Callable[P, Call]:
+    """Make a function of the pattern library: its call becomes a `Call` that prints, compares and travels as itself."""
+    signature = inspect.signature(function)
+    name = function.__name__
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Call:
+        bound = signature.bind(*args, **kwargs)
+        kept = tuple(
+            (key, frozen)
+            for key, value in bound.arguments.items()
+            if (frozen := freeze(value, name, key)) != signature.parameters[key].default
+        )
+        return Call(name, kept, function(**dict(kept)))  # type: ignore[call-arg]
+
+    LIBRARY[name] = call
+    return call
+
+
+def rebuild(name: str, args: dict[str, Any], align: str | None = None) -> Pattern:
+    """The call `name(**args)`, with `align` filled in if the function takes one and args has none."""
+    function = LIBRARY[name]
+    if align is not None and args.get("align") is None and "align" in inspect.signature(function).parameters:
+        args = {**args, "align": align}
+    return function(**args)
+
+
+def freeze(value: Any, function: str, name: str) -> Any:
+    """An argument as an immutable value: numpy integers as int, vectors of integers as IntTable, lists as tuples."""
+    if value is None or isinstance(value, (str, bool, int, Pattern, IntTable)):
+        return value
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, Iterable):
+        items = list(value.tolist() if hasattr(value, "tolist") else value)
+        if items and all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in items):
+            return IntTable(items)
+        return tuple(freeze(x, function, name) for x in items)
+    raise PatternError(
+        f"{function}({name}={value!r})", f"{type(value).__name__} is neither an integer nor a list of integers",
+        "see help(weft." + function + ") for what it takes",
+    )  # fmt: skip
+
+
+def integer(function: str, name: str, value: Any, least: int | None = None) -> int:
+    """`value` as an int of at least `least`, or a PatternError that names the argument."""
+    asked = f"{function}({name}={value!r})"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise PatternError(asked, f"{name} must be an integer, not {type(value).__name__}", f"pass an int for {name}")
+    if least is not None and value < least:
+        raise PatternError(asked, f"{name} must be at least {least}, got {value}", f"pass {name} >= {least}")
+    if abs(value) > LARGEST:
+        raise PatternError(asked, f"{name} is beyond any sequence (2**40 tokens)", "use None for an unbounded side")
+    return value
+
+
+def integers(function: str, name: str, value: Any, least: int = 0) -> IntTable:
+    """`value` as a vector of integers of at least `least`."""
+    if isinstance(value, tuple) and not value:
+        value = IntTable([])
+    if not isinstance(value, IntTable):
+        raise PatternError(f"{function}({name}={value!r})", f"{name} must be a list of integers", "pass a flat list")
+    if len(value) and int(value.array.min()) < least:
+        where = int(value.array.argmin())
+        raise PatternError(
+            f"{function}({name}=...)", f"{name}[{where}] is {int(value.array[where])}, the least allowed is {least}",
+            f"pass {name} of {least} or more",
+        )  # fmt: skip
+    return value
+
+
+def patterns(function: str, value: Any) -> tuple[Pattern, ...]:
+    """`value` as a non-empty tuple of patterns."""
+    if not isinstance(value, tuple) or not value or not all(isinstance(p, Pattern) for p in value):
+        raise PatternError(f"{function}({value!r})", "a non-empty list of patterns is needed", "pass [pattern, ...]")
+    return cast("tuple[Pattern, ...]", value)
+
+
+def choice(function: str, name: str, value: Any, allowed: Sequence[Any]) -> Any:
+    """`value`, if it is one of `allowed`."""
+    if value not in allowed:
+        raise PatternError(
+            f"{function}({name}={value!r})", f"{name} is none of {', '.join(map(repr, allowed))}", "pass one of them"
+        )
+    return value
+
+
+def axes(function: str, name: str, value: Any, rank: int, least: int) -> tuple[int, ...]:
+    """One integer per axis; an int counts for all axes."""
+    items = [value] * rank if isinstance(value, int) and not isinstance(value, bool) else _items(function, name, value)
+    if len(items) != rank:
+        raise PatternError(
+            f"{function}({name}={value!r})", f"{len(items)} entries for {rank} axes", "pass one integer per axis"
+        )
+    return tuple(integer(function, name, x, least) for x in items)
+
+
+def flags(function: str, name: str, value: Any, rank: int) -> tuple[bool, ...]:
+    """One bool per axis; a bool counts for all axes."""
+    items = (value,) * rank if isinstance(value, bool) else value
+    if not isinstance(items, tuple) or len(items) != rank or not all(isinstance(x, bool) for x in items):
+        raise PatternError(
+            f"{function}({name}={value!r})", f"one True or False for each of {rank} axes is needed", "pass a bool"
+        )
+    return items
+
+
+def _items(function: str, name: str, value: Any) -> list[Any]:
+    if isinstance(value, IntTable):
+        return [int(x) for x in value.array]
+    if isinstance(value, tuple):
+        return list(value)
+    raise PatternError(
+        f"{function}({name}={value!r})", f"{name} must be an integer or a list of integers", "pass e.g. (16, 16)"
+    )

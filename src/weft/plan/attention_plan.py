@@ -1,0 +1,146 @@
+"""The plan of one attention call: heads and batch rows with the same pattern share a TilePlan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.acsr.build import build
+from weft.pattern.algebra import Pattern
+from weft.plan.planner import plan_tiles
+from weft.plan.problem import Problem
+from weft.plan.tiles import TilePlan
+from weft.target import CPU, Target
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Batch rows [batch[0], batch[1]), key/value heads [kv[0], kv[1]), and query heads [group[0], group[1]) of each."""
+
+    batch: tuple[int, int]
+    kv: tuple[int, int]
+    group: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """A TilePlan and the heads that it serves; `batch` and `head` are one of them."""
+
+    plan: TilePlan
+    heads: tuple[Heads, ...]
+    batch: int
+    head: int
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlan:
+    """Everything that is decided before a kernel runs. `forward` walks queries, `transposed` walks keys (for dK and dV)."""
+
+    pattern: Pattern
+    problem: Problem
+    target: Target
+    forward: tuple[Share, ...]
+
+    @cached_property
+    def transposed(self) -> tuple[Share, ...]:
+        """The same pairs by tiles of keys."""
+        return tuple(
+            Share(plan_tiles(s.plan.acsr.transpose(), self.problem, self.target), s.heads, s.batch, s.head)
+            for s in self.forward
+        )
+
+    @property
+    def nnz(self) -> int:
+        """Live pairs over all batch rows and query heads."""
+        return sum(share.plan.acsr.nnz * _count(share.heads) for share in self.forward)
+
+    @property
+    def visited(self) -> int:
+        """Pairs computed, live or not, over all batch rows and query heads."""
+        return sum(share.plan.visited * _count(share.heads) for share in self.forward)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of plan tables, forward and transposed."""
+        return sum(share.plan.nbytes for share in self.forward + self.transposed)
+
+    def verify(self) -> None:
+        """Raise VerificationError unless the plan computes every live pair once and no other; see `weft.plan.verify`."""
+        from weft.plan.verify import verify_plan
+
+        for share in self.forward + self.transposed:
+            verify_plan(share.plan)
+        for share in self.forward:
+            verify_meaning(self.pattern, share)
+
+    def explain(self) -> str:
+        """The pattern's format, the plan, and why it was chosen, as text."""
+        from weft.plan.explain import explain_plan
+
+        return explain_plan(self)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.pattern}  {self.problem}", *(str(share.plan) for share in self.forward)])
+
+
+def verify_meaning(pattern: Pattern, share: Share) -> None:
+    """Raise VerificationError unless the Acsr of a share says what the pattern says, pair by pair where it matters."""
+    from weft.plan.verify import verify_pattern
+
+    verify_pattern(pattern, share.plan, share.batch, share.head)
+
+
+def plan_attention(pattern: Pattern, problem: Problem, target: Target = CPU) -> AttentionPlan:
+    """Pattern -> Acsr -> TilePlan for every distinct head; raises what `Pattern.check` raises."""
+    shares = []
+    for (batch, head), heads in distinct_heads(pattern, problem).items():
+        acsr = build(pattern, problem.m, problem.n, batch, head)
+        shares.append(Share(plan_tiles(acsr, problem, target), tuple(heads), batch, head))
+    return AttentionPlan(pattern, problem, target, tuple(shares))
+
+
+def distinct_heads(pattern: Pattern, problem: Problem) -> dict[tuple[int, int], list[Heads]]:
+    """For each distinct pattern its first (batch row, head), and all that share it."""
+    batches, heads = pattern.extent()
+    everyone = Heads((0, problem.batch), (0, problem.kv_heads), (0, problem.group))
+    if batches is None and heads is None:
+        return {(0, 0): [everyone]}
+    owner: dict[Pattern, tuple[int, int]] = {}
+    found: dict[tuple[int, int], list[Heads]] = {}
+    for b in range(problem.batch if batches is not None else 1):
+        rows = (b, b + 1) if batches is not None else (0, problem.batch)
+        if heads is None:
+            first = owner.setdefault(pattern.at(b, 0), (b, 0))
+            found.setdefault(first, []).append(Heads(rows, everyone.kv, everyone.group))
+            continue
+        owners = [owner.setdefault(pattern.at(b, h), (b, h)) for h in range(problem.q_heads)]
+        for first, kv, group in _runs(owners, problem.group):
+            found.setdefault(first, []).append(Heads(rows, kv, group))
+    return found
+
+
+def _runs(owners: list[tuple[int, int]], group: int) -> Iterator[tuple[tuple[int, int], tuple[int, int], tuple[int, int]]]:
+    """(owner, key/value heads, heads of a group): neighbouring whole groups of one owner together, the rest singly."""
+    kv_heads, at = len(owners) // group, 0
+    while at < kv_heads:
+        mine = owners[at * group : (at + 1) * group]
+        if len(set(mine)) == 1:
+            stop = at + 1
+            while stop < kv_heads and set(owners[stop * group : (stop + 1) * group]) == set(mine):
+                stop += 1
+            yield mine[0], (at, stop), (0, group)
+            at = stop
+            continue
+        first = 0
+        for g in range(1, group + 1):
+            if g == group or mine[g] != mine[first]:
+                yield mine[first], (at, at + 1), (first, g)
+                first = g
+        at += 1
+
+
+def _count(heads: tuple[Heads, ...]) -> int:
+    return sum(
+        (h.batch[1] - h.batch[0]) * (h.kv[1] - h.kv[0]) * (h.group[1] - h.group[0]) for h in heads
+    )

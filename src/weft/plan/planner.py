@@ -1,0 +1,198 @@
+"""Description -> candidates -> cost -> choice.
+
+Terms that share a query grid may share a launch; a launch has one query step (the least common multiple of its terms'),
+one range of rows and one box. The cost counts what the plan really does: pairs visited, pairs that need a mask, elements
+staged, and steps. All constants come from the Target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product as cartesian
+from math import lcm, prod
+
+import numpy as np
+
+from weft.acsr.format import Acsr, Term
+from weft.plan.problem import Problem
+from weft.plan.relayout import Lanes, lanes_of, live_range, natural_step
+from weft.plan.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
+from weft.target import CPU, Target
+
+FLAT_BLOCKS = (32, 64, 128, 256)
+BOX_SIZES = (32, 64, 128, 256)
+KEY_BLOCK = 32
+CHUNK = 4096  # keys that a backend takes in one step
+
+
+@dataclass(frozen=True)
+class Group:
+    """Terms planned together: which, their query step and range of rows on each axis."""
+
+    terms: tuple[int, ...]
+    steps: tuple[int, ...]
+    rows: tuple[tuple[int, int], ...]
+
+    def with_(self, other: Group) -> Group:
+        """The common refinement of both, over the hull of their rows."""
+        steps = tuple(lcm(a, b) for a, b in zip(self.steps, other.steps, strict=True))
+        rows = tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(self.rows, other.rows, strict=True))
+        return Group(tuple(sorted(self.terms + other.terms)), steps, rows)
+
+    def meets(self, other: Group) -> bool:
+        """Whether the two have rows in common."""
+        return all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in zip(self.rows, other.rows, strict=True))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted seconds of a launch on a Target, by cause."""
+
+    matmul: float
+    softmax: float
+    mask: float
+    staging: float
+    steps: float
+
+    @property
+    def total(self) -> float:
+        return self.matmul + self.softmax + self.mask + self.staging + self.steps
+
+    def __str__(self) -> str:
+        parts = ("matmul", "softmax", "mask", "staging", "steps")
+        return f"{self.total * 1e3:.2f} ms (" + ", ".join(f"{p} {getattr(self, p) * 1e3:.2f}" for p in parts) + ")"
+
+
+@lru_cache(maxsize=128)
+def plan_tiles(acsr: Acsr, problem: Problem, target: Target = CPU) -> TilePlan:
+    """The cheapest plan that the model knows for one Acsr. Plans are kept; the cache is bounded."""
+    report: list[str] = []
+    groups = _grouped(acsr)
+    chosen = {group: best_launch(acsr, group, problem, target) for group in groups}
+    while (pair := _worth_joining(acsr, chosen, problem, target)) is not None:
+        first, second, joined, launch = pair
+        report.append(f"terms {first.terms} and {second.terms} share a launch")
+        chosen = {g: c for g, c in chosen.items() if g not in (first, second)} | {joined: launch}
+    launches = tuple(launch for launch, _ in chosen.values())
+    report += [f"launch {i}: {cost}" for i, (_, cost) in enumerate(chosen.values())]
+    return TilePlan(acsr, launches, block_launch(acsr), tuple(report))
+
+
+def _grouped(acsr: Acsr) -> list[Group]:
+    """Terms with the same grid, steps and rows always go together."""
+    found: dict[tuple[object, ...], Group] = {}
+    for index, term in enumerate(acsr.terms):
+        rows = tuple(live_range(a, m) for a, m in zip(term.axes, term.q.shape, strict=True))
+        group = Group((index,), tuple(map(natural_step, term.axes)), rows)
+        key = (term.q, group.steps, group.rows)
+        found[key] = found[key].with_(group) if key in found else group
+    return list(found.values())
+
+
+def _worth_joining(
+    acsr: Acsr, chosen: dict[Group, tuple[Launch, Cost]], problem: Problem, target: Target
+) -> tuple[Group, Group, Group, tuple[Launch, Cost]] | None:
+    """The first two groups that cost less in one launch than in two; two launches on the same rows pay for a merge."""
+    for (a, (first, cost_a)), (b, (second, cost_b)) in cartesian(chosen.items(), chosen.items()):
+        if first.q != second.q or a.terms >= b.terms or not a.meets(b):
+            continue
+        joined = a.with_(b)
+        if max(joined.steps) > 64 * min(*a.steps, *b.steps):
+            continue  # a refinement so fine that tiles of it are never full
+        launch = best_launch(acsr, joined, problem, target)
+        shared = min(prod(hi - lo for lo, hi in group.rows) for group in (a, b))
+        merge = shared * problem.batch * problem.q_heads * problem.dv * target.copy_seconds
+        if launch[1].total < cost_a.total + cost_b.total + merge:
+            return a, b, joined, launch
+    return None
+
+
+# ---- candidates --------------------------------------------------------------------------------------------------
+def best_launch(acsr: Acsr, group: Group, problem: Problem, target: Target) -> tuple[Launch, Cost]:
+    """The cheapest box for a group of terms."""
+    terms = [acsr.terms[i] for i in group.terms]
+    lanes = [_group_lanes(terms, axis, group) for axis in range(terms[0].rank)]
+    known: dict[tuple[int, int, int], AxisPlan] = {}
+
+    def axis(i: int, a: int, block: int) -> AxisPlan:
+        if (i, a, block) not in known:
+            term = terms[i]
+            key_block = KEY_BLOCK if term.rank == 1 else 1
+            known[i, a, block] = axis_plan(term.axes[a], term.k.shape[a], lanes[a][i], block, key_block)
+        return known[i, a, block]
+
+    best: tuple[Launch, Cost] | None = None
+    for box in boxes(tuple(int(one[0].rows.max(initial=1)) for one in lanes)):
+        parts = tuple(
+            Part(number, term.k, tuple(axis(i, a, block) for a, block in enumerate(box)))
+            for i, (number, term) in enumerate(zip(group.terms, terms, strict=True))
+        )
+        launch = Launch(terms[0].q, box, parts)
+        cost = launch_cost(launch, problem, target)
+        if best is None or cost.total < best[1].total:
+            best = launch, cost
+    assert best is not None  # there is always a box
+    return best
+
+
+def _group_lanes(terms: list[Term], axis: int, group: Group) -> list[Lanes]:
+    """The lanes of one axis for every term, without those that are dead in all of them."""
+    found = [lanes_of(term.axes[axis], group.rows[axis], group.steps[axis]) for term in terms]
+    live = np.logical_or.reduce([lanes.live for lanes in found])
+    if live.all():
+        return found
+    return [
+        replace(x, q_first=x.q_first[live], rows=x.rows[live], k_first=x.k_first[live], live=x.live[live])
+        for x in found
+    ]
+
+
+def boxes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Boxes of queries worth a look: powers of two per axis, none larger than the axis needs."""
+    if len(shape) == 1:
+        for block in FLAT_BLOCKS:
+            if block == FLAT_BLOCKS[0] or block // 2 < shape[0]:
+                yield (block,)
+        return
+    sides = [[1 << i for i in range(9) if (1 << i) < 2 * length] for length in shape]
+    largest = prod(side[-1] for side in sides)
+    for box in cartesian(*sides):
+        if prod(box) in BOX_SIZES or prod(box) == largest < BOX_SIZES[0]:
+            yield box
+
+
+# ---- cost --------------------------------------------------------------------------------------------------------
+def launch_cost(launch: Launch, problem: Problem, target: Target) -> Cost:
+    """Seconds of one launch, forward. Terms that all candidates share (reading q, writing out) are left out."""
+    heads = problem.batch * problem.q_heads
+    pairs = heads * sum(part.visited for part in launch.parts)
+    masked = pairs - heads * sum(part.unmasked for part in launch.parts)
+    staged = problem.batch * problem.kv_heads * (problem.d + problem.dv) * _staged_keys(launch)
+    return Cost(
+        matmul=2 * (problem.d + problem.dv) * pairs / target.matmul_flops,
+        softmax=pairs * target.softmax_seconds,
+        mask=masked * target.mask_seconds,
+        staging=staged * target.copy_seconds,
+        steps=_steps(launch) * target.step_seconds,
+    )
+
+
+def _staged_keys(launch: Launch) -> int:
+    """Keys copied into a contiguous tile: boxes of more than one axis (a slice of one axis is used in place)."""
+    return sum(prod(int(axis.widths.sum()) for axis in part.axes) for part in launch.parts if len(part.axes) > 1)
+
+
+def _steps(launch: Launch) -> int:
+    """Tiles that visit anything, once for every part and every CHUNK of keys."""
+    total = 0
+    for part in launch.parts:
+        counts = [np.maximum(axis.widths, 0) for axis in part.axes]
+        if len(counts) == 1:
+            total += int((-(-counts[0] // CHUNK)).sum())
+        else:
+            total += prod(int((count > 0).sum()) for count in counts)
+    return total
+
+

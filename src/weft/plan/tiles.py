@@ -1,0 +1,315 @@
+"""TilePlan: for each tile of queries the runs of key tiles that it visits.
+
+A plan is a list of launches. A launch has one query relayout, cut into boxes; its parts are the terms of the Acsr that it
+serves. Everything is a product over axes, so the tables are as long as the axes are, not as their product. On one axis and
+for one tile of rows, the keys [start, stop) are visited in tiles of block_k: first `left` tiles with an edge in them, then
+`full` tiles in which every pair is live, then the rest. A box of keys needs no mask iff it is full on every axis.
+
+Blocks of the remainder are a launch of their own, BLOCK queries a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product as cartesian
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.acsr.format import BLOCK, Acsr, Grid
+from weft.pattern.bounds import Ints
+from weft.pattern.relation import NDBool, Relation
+from weft.plan.relayout import Lanes
+
+Table32: TypeAlias = NDArray[np.int32]
+TileIndex: TypeAlias = tuple[tuple[int, int], ...]  # for each axis (lane, tile of rows)
+
+
+@dataclass(frozen=True, eq=False)
+class AxisPlan:
+    """One axis of one part: four 32-bit integers for each lane and tile of rows, (lanes, tiles) each."""
+
+    relation: Relation
+    n: int
+    block_q: int
+    block_k: int
+    lanes: Lanes
+    start: Table32
+    stop: Table32
+    left: Table32
+    full: Table32
+
+    @property
+    def nbytes(self) -> int:
+        return sum(_held(table) for table in (self.start, self.stop, self.left, self.full)) + self.lanes.nbytes
+
+    @property
+    def widths(self) -> Ints:
+        """Keys visited by each tile of rows."""
+        return self.stop.astype(np.int64) - self.start
+
+    @property
+    def heights(self) -> Ints:
+        """Rows of each tile: block_q, less in the last tile of a lane, 0 beyond it."""
+        return tile_heights(self.lanes.rows, self.block_q, self.start.shape[1])
+
+    def row_bounds(self, lane: int, tile: int) -> tuple[Ints, Ints]:
+        """Positions [lo, hi) of the live keys of the rows of one tile."""
+        stop = min((tile + 1) * self.block_q, int(self.lanes.rows[lane]))
+        rows = np.arange(tile * self.block_q, stop, dtype=np.int64)
+        return self.lanes.bounds(self.relation, self.n, np.full(rows.shape, lane), rows)
+
+    def pairs(self) -> tuple[int, int]:
+        """(row, key) pairs visited over all tiles of this axis, and those in full tiles."""
+        widths, heights = self.widths, self.heights
+        inner = np.minimum(self.full.astype(np.int64) * self.block_k, widths - self.left * self.block_k)
+        return int((heights * widths).sum()), int((heights * np.maximum(inner, 0)).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One term of the Acsr, as one launch walks it."""
+
+    term: int
+    k: Grid
+    axes: tuple[AxisPlan, ...]
+
+    @cached_property
+    def visited(self) -> int:
+        """Pairs computed, live or not."""
+        return prod(axis.pairs()[0] for axis in self.axes)
+
+    @cached_property
+    def unmasked(self) -> int:
+        """Pairs in boxes that are full on every axis."""
+        return prod(axis.pairs()[1] for axis in self.axes)
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One query relayout: tokens of grid q, by lanes on every axis, in boxes of `box` rows; and the parts it serves."""
+
+    q: Grid
+    box: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(axis.nbytes for part in self.parts for axis in part.axes)
+
+    @cached_property
+    def grid(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each axis the (lane, tile of rows) that exist."""
+        return tuple(
+            tuple((lane, tile) for lane, rows in enumerate(counts) for tile in range(-(-rows // block)))
+            for counts, block in zip((lanes.rows.tolist() for lanes in self.lanes), self.box, strict=True)
+        )
+
+    @property
+    def lanes(self) -> tuple[Lanes, ...]:
+        """The lanes of queries of each axis; all parts have the same."""
+        return tuple(axis.lanes for axis in self.parts[0].axes)
+
+    @property
+    def tiles(self) -> int:
+        """Number of query tiles."""
+        return prod(int((-(-lanes.rows // block)).sum()) for lanes, block in zip(self.lanes, self.box, strict=True))
+
+    def work(self) -> Ints:
+        """Pairs visited by each query tile, in the order of `walk_tiles`: exact, and known before anything runs."""
+        total = np.zeros(self.tiles, np.int64)
+        for part in self.parts:
+            share = np.ones(1, np.int64)
+            for axis in part.axes:
+                exists = axis.heights > 0
+                share = np.outer(share, (axis.heights * axis.widths)[exists]).reshape(-1)
+            total += share
+        return total
+
+    def walk_tiles(self) -> Iterator[TileIndex]:
+        """Every query tile: for each axis (lane, tile of rows)."""
+        return cartesian(*self.grid)
+
+    def tile_queries(self, tile: TileIndex) -> Ints:
+        """The tokens of one query tile, in the order of its rows."""
+        tokens = np.zeros(1, np.int64)
+        for (lane, index), lanes, block, size in zip(tile, self.lanes, self.box, self.q.shape, strict=True):
+            rows = np.arange(index * block, min((index + 1) * block, int(lanes.rows[lane])))
+            tokens = (tokens[:, None] * size + lanes.q_first[lane] + lanes.q_step * rows).reshape(-1)
+        return tokens + self.q.origin
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLaunch:
+    """The remainder: tile i is block row `rows[i]`, and visits blocks first[i] to first[i + 1] of the remainder."""
+
+    rows: Table32
+    first: Table32
+
+    @property
+    def tiles(self) -> int:
+        return int(self.rows.size)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.first.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class TilePlan:
+    """How one Acsr is computed: launches, whose outputs are merged by lse where they share rows."""
+
+    acsr: Acsr
+    launches: tuple[Launch, ...]
+    blocks: BlockLaunch | None
+    report: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of plan tables."""
+        return sum(launch.nbytes for launch in self.launches) + (self.blocks.nbytes if self.blocks else 0)
+
+    @cached_property
+    def visited(self) -> int:
+        """Pairs computed, live or not."""
+        return sum(part.visited for launch in self.launches for part in launch.parts) + self._block_pairs
+
+    @property
+    def _block_pairs(self) -> int:
+        return len(self.acsr.remainder) * BLOCK * BLOCK
+
+    @property
+    def tiles(self) -> int:
+        """Query tiles of all launches."""
+        return sum(launch.tiles for launch in self.launches) + (self.blocks.tiles if self.blocks else 0)
+
+    def __str__(self) -> str:
+        live = self.acsr.nnz / max(1, self.visited)
+        lines = [f"TilePlan {self.acsr.m} x {self.acsr.n}: {self.tiles} query tiles, {self.visited} pairs visited "
+                 f"({live:.1%} live), {self.nbytes} bytes of tables"]  # fmt: skip
+        lines += [f"  launch {i}: {describe(launch)}" for i, launch in enumerate(self.launches)]
+        if self.blocks:
+            lines.append(f"  blocks: {self.blocks.tiles} query tiles, {len(self.acsr.remainder)} blocks of {BLOCK}")
+        return "\n".join(lines)
+
+
+def describe(launch: Launch) -> str:
+    """One line on a launch."""
+    box = "x".join(map(str, launch.box))
+    steps = [lanes.q_step for lanes in launch.lanes]
+    classes = "" if set(steps) == {1} else f", queries modulo {'x'.join(map(str, steps))}"
+    parts = "; ".join(
+        f"term {part.term}: {part.visited} pairs, {part.unmasked / max(1, part.visited):.0%} without mask"
+        for part in launch.parts
+    )
+    return f"{launch.tiles} tiles of {box} queries{classes}; {parts}"
+
+
+# ---- making ------------------------------------------------------------------------------------------------------
+def tile_heights(rows: Ints, block: int, tiles: int) -> Ints:
+    """Rows of each tile, (lanes, tiles): `block`, and what is left in the last one of a lane."""
+    return np.clip(rows[:, None] - block * np.arange(tiles, dtype=np.int64), 0, block)
+
+
+def axis_plan(relation: Relation, n: int, lanes: Lanes, block_q: int, block_k: int) -> AxisPlan:
+    """Runs of one axis from the first and last row of every tile: monotone bounds make these two rows enough."""
+    tiles = -(-int(lanes.rows.max(initial=0)) // block_q)
+    which = np.arange(len(lanes))[:, None]
+    first = np.arange(tiles, dtype=np.int64)[None, :] * block_q
+    exists = first < lanes.rows[:, None]
+    last = np.minimum(first + block_q, lanes.rows[:, None]) - 1
+    start, inner_stop = lanes.bounds(relation, n, which, np.minimum(first, last))
+    inner_start, stop = lanes.bounds(relation, n, which, last)
+    stop = np.where(exists, np.maximum(stop, start), start)
+    count = -((start - stop) // block_k)
+    left = np.clip(-((start - inner_start) // block_k), 0, count)
+    inside = np.where(inner_stop >= stop, count - left, (inner_stop - start) // block_k - left)
+    # Where the first row is dead (hi <= lo), nothing is common to all rows.
+    full = np.where(inner_stop <= inner_start, 0, np.clip(inside, 0, count - left))
+    tables = (_compact(np.where(stop > start, x, 0).astype(np.int32)) for x in (start, stop, left, full))
+    return AxisPlan(relation, n, block_q, block_k, lanes, *tables)
+
+
+def _compact(table: Table32) -> Table32:
+    """One column instead of many, where all tiles say the same (global columns, a left edge that is never there)."""
+    if table.shape[1] > 1 and (table == table[:, :1]).all():
+        return np.broadcast_to(table[:, :1].copy(), table.shape)
+    return table
+
+
+def _held(table: Table32) -> int:
+    """Bytes that a table holds: repeated columns count once."""
+    return table.itemsize * prod(size for size, stride in zip(table.shape, table.strides, strict=True) if stride)
+
+
+def block_launch(acsr: Acsr) -> BlockLaunch | None:
+    """The launch of the remainder, None if there is none."""
+    if not len(acsr.remainder):
+        return None
+    rows, first = np.unique(acsr.remainder.rows, return_index=True)
+    return BlockLaunch(rows.astype(np.int32), np.append(first, len(acsr.remainder)).astype(np.int32))
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One box of keys that one query tile visits: what an interpreter or a verifier sees of a plan.
+
+    queries, keys: token indices. mask: (queries, keys), None where the plan says that every pair is live.
+    """
+
+    queries: Ints
+    keys: Ints
+    mask: NDBool | None
+
+
+def walk(plan: TilePlan) -> Iterator[list[Visit]]:
+    """Every query tile of a plan with its visits, exactly as a kernel would walk them. Slow; for meaning, not for speed."""
+    for launch in plan.launches:
+        for tile in launch.walk_tiles():
+            queries = launch.tile_queries(tile)
+            yield [visit for part in launch.parts for visit in _visits(part, tile, queries)]
+    if plan.blocks is not None:
+        yield from _walk_blocks(plan)
+
+
+def _visits(part: Part, tile: TileIndex, queries: Ints) -> Iterator[Visit]:
+    axes = [_axis_visits(axis, which, index) for axis, (which, index) in zip(part.axes, tile, strict=True)]
+    for boxes in cartesian(*axes):
+        keys, mask = np.zeros(1, np.int64), np.ones((1, 1), np.bool_)
+        for (positions, axis_mask, _), size in zip(boxes, part.k.shape, strict=True):
+            keys = (keys[:, None] * size + positions).reshape(-1)
+            mask = (mask[:, None, :, None] & axis_mask[None, :, None, :]).reshape(
+                mask.shape[0] * axis_mask.shape[0], mask.shape[1] * axis_mask.shape[1]
+            )
+        is_full = all(full for _, _, full in boxes)
+        yield Visit(queries, keys + part.k.origin, None if is_full else mask)
+
+
+def _axis_visits(axis: AxisPlan, lane: int, tile: int) -> list[tuple[Ints, NDBool, bool]]:
+    """(coordinates of the keys, live pairs by the row bounds, whether the plan calls it full) of each key tile."""
+    lo, hi = axis.row_bounds(lane, tile)
+    start, stop, left, full = (int(x[lane, tile]) for x in (axis.start, axis.stop, axis.left, axis.full))
+    found = []
+    for index, at in enumerate(range(start, stop, axis.block_k)):
+        positions = np.arange(at, min(at + axis.block_k, stop), dtype=np.int64)
+        mask = (positions >= lo[:, None]) & (positions < hi[:, None])
+        keys = axis.lanes.k_first[lane] + axis.lanes.k_step * positions
+        found.append((keys, mask, left <= index < left + full))
+    return found
+
+
+def _walk_blocks(plan: TilePlan) -> Iterator[list[Visit]]:
+    assert plan.blocks is not None
+    remainder, m, n = plan.acsr.remainder, plan.acsr.m, plan.acsr.n
+    for row, first, last in zip(plan.blocks.rows, plan.blocks.first, plan.blocks.first[1:], strict=False):
+        queries = np.arange(BLOCK * int(row), min(BLOCK * (int(row) + 1), m), dtype=np.int64)
+        visits = []
+        for i in range(int(first), int(last)):
+            column = BLOCK * int(remainder.cols[i])
+            keys = np.arange(column, min(column + BLOCK, n), dtype=np.int64)
+            visits.append(Visit(queries, keys, remainder.mask(i, m, n)))
+        yield visits

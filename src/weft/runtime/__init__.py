@@ -1,0 +1,1 @@
+"""Floor 6: the stages in order, and what is kept between calls."""

@@ -1,0 +1,29 @@
+"""Targets: the numbers of one piece of hardware, and the only place where such numbers stand.
+
+The planner compares candidates with them; nothing else depends on them, so a wrong number costs time, never a result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """One machine, as the cost model sees it.
+
+    matmul_flops: floating-point operations per second of a large float32 matrix product.
+    softmax_seconds, mask_seconds: per score, for the soft maximum and for adding a mask. copy_seconds: per element staged.
+    step_seconds: fixed cost of one query tile and one run of keys (interpreter, dispatch, thread wake-up).
+    """
+
+    name: str
+    matmul_flops: float
+    softmax_seconds: float
+    mask_seconds: float
+    copy_seconds: float
+    step_seconds: float
+
+
+# Two cores with AVX-512, torch 2.13 with MKL: measured by benchmarks/cpu_constants.py.
+CPU = Target("cpu", 1.8e11, 4e-10, 1.5e-10, 3e-10, 4e-5)

@@ -1,0 +1,1 @@
+"""For tests and benchmarks, beside the floors: nothing in weft imports it."""

@@ -1,0 +1,77 @@
+"""Sizes that keep the sources readable, and names that must not appear in any file."""
+
+import ast
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted((ROOT / "src" / "weft").rglob("*.py"))
+
+MODULE_LINES = 450
+FUNCTION_LINES = 60
+PARAMETERS = 8
+
+# "module:function" -> why it may take more parameters than PARAMETERS.
+MANY_PARAMETERS: dict[str, str] = {}
+
+# Put together, so that this file does not contain them: paths of one machine, hosts that only a user may choose.
+BANNED = ["/" + "work" + "/", *(f"{name}.org" for name in ("pypi", "pythonhosted", "download.pytorch"))]
+
+
+def functions():
+    """(name as in MANY_PARAMETERS, syntax node) of every function in the package."""
+    for path in MODULES:
+        module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{module}:{node.name}", node
+
+
+def parameter_count(function):
+    given = function.args
+    named = [arg.arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len([name for name in named if name not in ("self", "cls")])
+
+
+def repository_files():
+    """What git tracks or would track; a copy without git is not a repository, and is not looked at."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("needs git and a checkout")
+    listed = [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for name in names.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_there_is_something_to_measure():
+    assert MODULES
+
+
+def test_modules_are_short():
+    lines = {path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert {path: count for path, count in lines.items() if count > MODULE_LINES} == {}
+
+
+def test_functions_are_short():
+    lines = [(name, node.end_lineno - node.lineno + 1) for name, node in functions()]
+    assert [(name, count) for name, count in lines if count > FUNCTION_LINES] == []
+
+
+def test_functions_take_few_parameters():
+    counts = [(name, parameter_count(node)) for name, node in functions()]
+    too_many = [(name, count) for name, count in counts if count > PARAMETERS]
+    # equality, so that an exception no longer needed is taken off the list
+    assert {name for name, _ in too_many} == set(MANY_PARAMETERS), too_many
+
+
+def test_no_file_names_a_machine_or_a_registry():
+    found = [
+        (str(path.relative_to(ROOT)), banned)
+        for path in repository_files()
+        for banned in BANNED
+        if banned.encode() in path.read_bytes()
+    ]
+    assert found == []
