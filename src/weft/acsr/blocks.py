@@ -96,6 +96,13 @@ class Blocks:
         cols = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
         return Blocks.evaluated(rows * _width(n) + cols, term.contains, m, n)
 
+    @staticmethod
+    def of_remainder(remainder: Remainder, m: int, n: int) -> Blocks:
+        """The pairs of a finished remainder."""
+        codes = remainder.rows.astype(np.int64) * _width(n) + remainder.cols
+        whole = remainder.bit_index < 0
+        return Blocks(m, n, codes[whole], codes[~whole], remainder.bits[remainder.bit_index[~whole]])
+
     # ---- algebra -------------------------------------------------------------------------------------------------
     def __len__(self) -> int:
         return int(self.full.size + self.partial.size)
@@ -161,6 +168,21 @@ class Blocks:
         rows, cols = np.divmod(codes, _width(self.n))
         lo, hi = key_spans(term, self.m, self.n)
         return codes[(cols * BLOCK < hi[rows]) & ((cols + 1) * BLOCK > lo[rows])]
+
+    def reached_by(self, term: Term) -> Blocks:
+        """The pairs that `term` has as well."""
+        touched = self._touched(term)
+        return Blocks.evaluated(touched, lambda q, k: self.contains(q, k) & term.contains(q, k), self.m, self.n)
+
+    def samples(self, generator: np.random.Generator, count: int) -> Iterable[tuple[Ints, Ints]]:
+        """Arrays of pairs in at most `count` of the blocks, 64 in each."""
+        codes = self.codes
+        if codes.size > count:
+            codes = generator.choice(codes, count, replace=False)
+        rows, cols = np.divmod(codes[:, None], _width(self.n))
+        q, k = (x * BLOCK + generator.integers(0, BLOCK, size=(codes.size, BLOCK)) for x in (rows, cols))
+        inside = (q < self.m) & (k < self.n)
+        return [(q[inside], k[inside])]
 
     def remainder(self) -> Remainder:
         """The blocks as the final format."""

@@ -1,0 +1,223 @@
+"""Proof that a plan computes its pattern: every live pair once, no other, and no mask left out where one is needed.
+
+`verify_plan` compares the plan with its Acsr exactly, row by row on each axis: time grows with axis lengths times terms
+squared, memory is bounded. `verify_pattern` compares the Acsr with the pattern's predicate: on every pair of a small
+problem; on a large one two pairs either side of every bound at every tile edge, and at random.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+
+from weft.acsr import terms as algebra
+from weft.acsr.blocks import Blocks
+from weft.acsr.format import Acsr, Term
+from weft.errors import VerificationError
+from weft.pattern.algebra import Pattern
+from weft.pattern.bounds import Ints
+from weft.pattern.relation import NDBool
+from weft.plan.tiles import AxisPlan, Launch, Part, TilePlan
+
+ROWS = 1 << 17  # rows of an axis looked at together
+EXHAUSTIVE = 1 << 20  # pairs up to which every one is compared
+SAMPLES = 1 << 12  # rows compared beyond that
+
+
+def verify_plan(plan: TilePlan) -> None:
+    """Raise VerificationError unless the plan covers its Acsr exactly."""
+    acsr = plan.acsr
+    parts = [(launch, part) for launch in plan.launches for part in launch.parts]
+    owners = sorted(part.term for _, part in parts)
+    _require(owners == list(range(len(acsr.terms))), f"terms {owners} are planned, there are {len(acsr.terms)}")
+    for launch, part in parts:
+        _part(launch, part, acsr.terms[part.term])
+    _blocks(plan)
+    _disjoint(acsr)
+
+
+def _require(held: bool, wrong: str) -> None:
+    if not held:
+        raise VerificationError("verify a plan", wrong, "report this as a defect of weft; do not use the plan")
+
+
+# ---- one part ----------------------------------------------------------------------------------------------------
+def _part(launch: Launch, part: Part, term: Term) -> None:
+    name = f"term {part.term}"
+    _require((launch.q, part.k) == (term.q, term.k), f"{name} is planned on another grid")
+    _require(len(part.axes) == term.rank == len(launch.box), f"{name} is planned with another number of axes")
+    for number, (axis, relation) in enumerate(zip(part.axes, term.axes, strict=True)):
+        where = f"{name}, axis {number}"
+        _require(axis.relation == relation and axis.n == term.k.shape[number], f"{where}: masks of another relation")
+        _require(axis.block_q == launch.box[number], f"{where}: tiles of {axis.block_q} rows in a box {launch.box}")
+        first = launch.lanes[number]
+        same = np.array_equal(axis.lanes.q_first, first.q_first) and np.array_equal(axis.lanes.rows, first.rows)
+        _require(same and axis.lanes.q_step == first.q_step, f"{where}: other lanes than its launch has")
+        _lanes(axis, term.q.shape[number], where)
+        _runs(axis, where)
+
+
+def _lanes(axis: AxisPlan, m: int, where: str) -> None:
+    """Every row with a live key is in exactly one lane."""
+    seen = np.zeros(m, np.int8)
+    lanes = axis.lanes
+    for first, rows in zip(lanes.q_first.tolist(), lanes.rows.tolist(), strict=True):
+        last = first + lanes.q_step * (rows - 1)
+        _require(first >= 0 and last < m, f"{where}: rows {first} to {last} of {m}")
+        seen[first : last + 1 : lanes.q_step] += 1
+    _require(bool((seen <= 1).all()), f"{where}: a row is in two lanes")
+    for start in range(0, m, ROWS):
+        rows_here = np.arange(start, min(start + ROWS, m), dtype=np.int64)
+        live = axis.relation.affine_rows(rows_here, axis.n)[2] > 0
+        lost = rows_here[live & (seen[rows_here] == 0)]
+        _require(lost.size == 0, f"{where}: row {lost[:1]} is planned nowhere")
+
+
+def _runs(axis: AxisPlan, where: str) -> None:
+    """In every row the visited interval, the masked interval and the full tiles agree with the row's affine keys."""
+    tables = [table.astype(np.int64) for table in (axis.start, axis.stop, axis.left, axis.full)]
+    start, stop, left, full = tables
+    tiles = -((start - stop) // axis.block_k)
+    sane = (start >= 0) & (stop >= start) & (left >= 0) & (full >= 0) & (left + full <= tiles)
+    _require(bool(sane.all()), f"{where}: a run of negative length")
+    wanted = -(-int(axis.lanes.rows.max(initial=0)) // axis.block_q)
+    _require(start.shape == (len(axis.lanes), wanted), f"{where}: tables for {start.shape[1]} tiles, not {wanted}")
+    total = int(axis.lanes.rows.sum())
+    lane_of = np.repeat(np.arange(len(axis.lanes)), axis.lanes.rows)
+    row_of = np.arange(total) - np.repeat(np.cumsum(axis.lanes.rows) - axis.lanes.rows, axis.lanes.rows)
+    for at in range(0, total, ROWS):
+        _rows(axis, (lane_of[at : at + ROWS], row_of[at : at + ROWS]), tables, where)
+
+
+def _rows(axis: AxisPlan, rows: tuple[Ints, Ints], tables: list[Ints], where: str) -> None:
+    lanes = axis.lanes
+    lane, row = rows
+    tile = row // axis.block_q
+    start, stop, left, full = (table[lane, tile] for table in tables)
+    first, step, count = axis.relation.affine_rows(lanes.q_first[lane] + lanes.q_step * row, axis.n)
+    lo, hi = lanes.bounds(axis.relation, axis.n, lane, row)
+    live = count > 0
+
+    def require(held: NDBool, wrong: str) -> None:
+        bad = np.flatnonzero(~held)
+        if bad.size:
+            query = int(lanes.q_first[lane[bad[0]]] + lanes.q_step * row[bad[0]])
+            _require(False, f"{where}, query {query}: {wrong}")
+
+    key = lanes.k_first[lane]
+    require(~live | ((key + lanes.k_step * lo == first) & (hi - lo == count)), "its mask has other keys than its row")
+    require(~live | (count == 1) | (step == lanes.k_step), "its keys are taken with another step than its row has")
+    require(live | (hi <= lo), "a row without keys has some in its mask")
+    require(~live | ((start <= lo) & (hi <= stop)), "keys outside the runs of its tile")
+    inner_start = start + left * axis.block_k
+    inner_stop = np.minimum(inner_start + full * axis.block_k, stop)
+    require((inner_stop <= inner_start) | ((lo <= inner_start) & (inner_stop <= hi)), "a tile called full is not")
+    require((stop <= start) | (key + lanes.k_step * (stop - 1) < axis.n), "runs beyond the last key")
+
+
+def _blocks(plan: TilePlan) -> None:
+    remainder = plan.acsr.remainder
+    if plan.blocks is None:
+        _require(len(remainder) == 0, f"{len(remainder)} blocks of the remainder are planned nowhere")
+        return
+    first = plan.blocks.first.astype(np.int64)
+    _require(first[0] == 0 and first[-1] == len(remainder) and bool((np.diff(first) > 0).all()), "blocks left out")
+    owner = np.repeat(plan.blocks.rows, np.diff(first))
+    _require(np.array_equal(owner, remainder.rows), "a block is planned in another row of blocks")
+    _require(np.unique(plan.blocks.rows).size == plan.blocks.rows.size, "a row of blocks is planned twice")
+
+
+# ---- ownership ---------------------------------------------------------------------------------------------------
+def _disjoint(acsr: Acsr) -> None:
+    """No pair has two owners."""
+    for (i, a), (j, b) in combinations(enumerate(acsr.terms), 2):
+        _require(not _share(a, b), f"terms {i} and {j} own a pair together")
+    held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
+    for i, term in enumerate(acsr.terms):
+        both = held.reached_by(term)
+        _require(not len(both), f"the remainder and term {i} own a pair together")
+
+
+def _share(a: Term, b: Term) -> bool:
+    for x, y in ((a.q, b.q), (a.k, b.k)):
+        if x.origin + x.size <= y.origin or y.origin + y.size <= x.origin:
+            return False
+    try:
+        return any(both.nnz for both in algebra.meet(a, b))
+    except algebra.NotAffineError as reason:
+        _require(False, f"whether two terms share pairs cannot be proven: {reason}")
+        return True
+
+
+# ---- meaning -----------------------------------------------------------------------------------------------------
+def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int = 0) -> None:
+    """Raise VerificationError if the pattern's predicate and the Acsr of the plan differ on a pair that is looked at."""
+    acsr = plan.acsr
+    held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
+    for q, k in _pairs(plan):
+        said = pattern.contains(q, k, acsr.m, acsr.n, batch, head)
+        owned = held.contains(*np.broadcast_arrays(q, k))
+        for term in acsr.terms:
+            owned = owned | term.contains(q, k)
+        inside = (q >= 0) & (q < acsr.m) & (k >= 0) & (k < acsr.n)
+        wrong = np.argwhere((said != owned) & inside)
+        if wrong.size:
+            pair = [int(np.broadcast_to(x, said.shape)[tuple(wrong[0])]) for x in (q, k)]
+            state = "live" if said[tuple(wrong[0])] else "dead"
+            _require(False, f"query {pair[0]}, key {pair[1]}: {state} in {pattern}, and not so in its rows")
+
+
+def _pairs(plan: TilePlan):  # type: ignore[no-untyped-def]
+    """Arrays (q, k) to compare, in bounded pieces."""
+    m, n = plan.acsr.m, plan.acsr.n
+    if m * n <= EXHAUSTIVE:
+        yield np.arange(m, dtype=np.int64)[:, None], np.arange(n, dtype=np.int64)[None, :]
+        return
+    rows = _rows_of_interest(plan)
+    generator = np.random.default_rng(0)
+    for at in range(0, rows.size, SAMPLES):
+        some = rows[at : at + SAMPLES]
+        columns = [_columns_of_interest(term, some) for term in plan.acsr.terms]
+        columns.append(generator.integers(0, n, size=(some.size, 16)))
+        yield some[:, None], np.concatenate(columns, axis=1)
+    held = Blocks.of_remainder(plan.acsr.remainder, m, n)
+    for q, k in held.samples(generator, SAMPLES):
+        yield q, k
+
+
+def _rows_of_interest(plan: TilePlan) -> Ints:
+    """Token indices of rows two either side of tile edges, thinned to 4 x SAMPLES, and random ones."""
+    found = [np.random.default_rng(1).integers(0, max(1, plan.acsr.m), SAMPLES)]
+    for launch in plan.launches:
+        tokens = np.zeros(1, np.int64)
+        for lanes, block, size in zip(launch.lanes, launch.box, launch.q.shape, strict=True):
+            edges = np.arange(0, int(lanes.rows.max(initial=0)) + block, block)
+            near = (edges[:, None] + np.arange(-2, 2)).reshape(-1)
+            coordinates = np.unique((lanes.q_first[:, None] + lanes.q_step * near[None, :]).reshape(-1))
+            coordinates = coordinates[(coordinates >= 0) & (coordinates < size)]
+            tokens = _thinned((tokens[:, None] * size + coordinates).reshape(-1))
+        found.append(tokens + launch.q.origin)
+    return np.unique(np.concatenate(found))
+
+
+def _thinned(tokens: Ints) -> Ints:
+    limit = 4 * SAMPLES
+    return tokens if tokens.size <= limit else np.random.default_rng(2).choice(tokens, limit, replace=False)
+
+
+def _columns_of_interest(term: Term, rows: Ints) -> Ints:
+    """For each row keys two either side of the first and last live key, on each axis in turn: (rows, some)."""
+    _, at = term.q.coordinates(rows)
+    spans = [axis.affine_rows(i, n) for axis, i, n in zip(term.axes, at, term.k.shape, strict=True)]
+    ends = [(first, first + step * np.maximum(count - 1, 0)) for first, step, count in spans]
+    found = []
+    for axis in range(term.rank):
+        for end in (0, 1):
+            for by in range(-2, 3):
+                tokens = np.zeros(rows.shape, np.int64)
+                for other, size in enumerate(term.k.shape):
+                    here = ends[other][end] + (by if other == axis else 0)
+                    tokens = tokens * size + np.clip(here, 0, size - 1)
+                found.append(tokens + term.k.origin)
+    return np.stack(found, axis=1)
