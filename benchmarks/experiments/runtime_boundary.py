@@ -147,6 +147,8 @@ for cls in (Reference, Value):
     named = cls.__name__.lower(), QKV + get_opaque_type_name(cls) + " p" + OUT
     define(*named, lambda q, k, v, p: note(q, k, v, p.structure, p.params, p.tables))
 define("attention", QKV + "str structure, Tensor numbers" + OUT, forward)
+define("registered", QKV + "str structure, Tensor numbers" + OUT, forward)
+torch.library.register_autograd("weft_exp::registered", refuse("not called"), lib=LIB)
 define(
     "attention_backward",
     "Tensor dout, Tensor dlse, " + QKV + "Tensor out, Tensor lse, str s, Tensor n) -> (Tensor, Tensor, Tensor)",
@@ -420,8 +422,12 @@ def table_checks():  # noqa: C901
         torch._dynamo.reset()
         return torch.compile(f, backend="aot_eager", fullgraph=True)
 
-    def only_q(q):
-        return attention(q, *still[1:], w)[0]
+    def only_q(q, op=OPS.attention):
+        return op(q, *still[1:], "window", torch.from_numpy(w.numbers))[0]
+
+    def jvp_registered():
+        _, tangent = torch.func.jvp(lambda q: only_q(q, OPS.registered), (still[0],), (still[0],))
+        return f"no error, largest tangent {float(tangent.abs().max())}"
 
     checks = {
         f"{backend}, q lies as {name}": lambda b=backend, o=order: train(o, b)
@@ -436,6 +442,7 @@ def table_checks():  # noqa: C901
         "forward mode, compiled": lambda: dual(compiled()),
         "torch.func.jvp": lambda: torch.func.jvp(only_q, (still[0],), (still[0],)),
         "torch.func.jvp, compiled": lambda: compiled(lambda q: torch.func.jvp(only_q, (q,), (q,)))(still[0]),
+        "torch.func.jvp, register_autograd": jvp_registered,
         "torch.func.grad": lambda: torch.func.grad(lambda q: only_q(q).sum())(still[0]),
         "torch.vmap": lambda: torch.vmap(only_q)(still[0][None]),
     } | {

@@ -26,4 +26,4 @@ class Target:
 
 
 # Two cores with AVX-512, torch 2.13 with MKL: measured by benchmarks/cpu_constants.py.
-CPU = Target("cpu", 1.8e11, 4e-10, 1.5e-10, 3e-10, 4e-5)
+CPU = Target("cpu", 1.8e11, 3.7e-10, 1e-10, 3e-10, 1.2e-4)

@@ -115,7 +115,7 @@ def _(pattern: leaves.Product, m: int, n: int) -> Union:
 @lower.register
 def _(pattern: leaves.Segments, m: int, n: int) -> Union:
     union = Union()
-    for (q0, k0, cell), (length_q, length_k) in zip(pattern.placed(), pattern.sizes(), strict=True):
+    for (q0, length_q), (k0, length_k), cell in pattern.placed():
         if length_q and length_k:
             part = lower_or_scan(cell, length_q, length_k)
             _place(union, part, (q0, length_q, m), (k0, length_k, n))

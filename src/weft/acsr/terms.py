@@ -11,9 +11,14 @@ from dataclasses import replace
 from itertools import product as cartesian
 from math import prod
 
+import numpy as np
+
 from weft.acsr.format import MAX_TERMS, Grid, Term
 from weft.pattern.bounds import INF, Bound, IntTable, Stair, Steps
 from weft.pattern.relation import Relation, Residue
+
+
+MAX_ROWS_APART = 1 << 16
 
 
 class NotAffineError(Exception):
@@ -52,10 +57,41 @@ def meet(a: Term, b: Term) -> list[Term]:
     if (a.q, a.k) == (b.q, b.k):
         axes = [x.meet(y) for x, y in zip(a.axes, b.axes, strict=True)]
         return [replace(a, axes=tuple(x for x in axes if x is not None))] if None not in axes else []
+    if not (_overlap(a.q, b.q) and _overlap(a.k, b.k)):
+        return []
     if a.rank > 1 and b.rank > 1:
         raise NotAffineError("two different grids meet")
     flat, grid = (a, b) if a.rank == 1 else (b, a)
-    return [both for part in refine(flat.axes[0], grid.q, grid.k) for both in meet(part, grid)]
+    try:
+        parts = refine(flat.axes[0], grid.q, grid.k)
+    except NotAffineError:
+        if _apart(flat, grid):
+            return []
+        raise
+    return [both for part in parts for both in meet(part, grid)]
+
+
+def _overlap(a: Grid, b: Grid) -> bool:
+    return a.origin < b.origin + b.size and b.origin < a.origin + a.size
+
+
+def _apart(flat: Term, grid: Term) -> bool:
+    """True if in every row of the grid the flat term's keys end before the grid term's begin, or the other way round.
+
+    Looked at row by row, so only where the grid has few rows.
+    """
+    if grid.q.size > MAX_ROWS_APART:
+        return False
+    tokens = grid.q.origin + np.arange(grid.q.size, dtype=np.int64)
+    _, at = grid.q.coordinates(tokens)
+    low = high = np.zeros(tokens.shape, np.int64)
+    live = np.ones(tokens.shape, np.bool_)
+    for axis, i, n in zip(grid.axes, at, grid.k.shape, strict=True):
+        lo, hi = axis.interval(i, n)
+        live &= lo < hi
+        low, high = low * n + lo, high * n + hi - 1
+    lo, hi = flat.axes[0].interval(tokens, flat.k.size)
+    return bool((~live | (hi <= lo) | (hi <= grid.k.origin + low) | (lo > grid.k.origin + high)).all())
 
 
 def minus(a: Term, b: Term) -> list[Term]:

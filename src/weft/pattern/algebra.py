@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from weft.errors import PatternError
+from weft.pattern import crossing
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
 
@@ -34,16 +35,21 @@ class Where:
 
 
 class Pattern:
-    """Base of all patterns: the operators, and the questions one may ask."""
+    """Base of all patterns: the operators, and the questions one may ask.
+
+    structure and numbers are what crosses into a compiled graph; see `weft.pattern.crossing`.
+    """
 
     __slots__ = ()
+    structure: str
+    numbers: Ints
 
     # ---- algebra -------------------------------------------------------------------------------------------------
     def __and__(self, other: Pattern) -> Pattern:
-        return And(_flat(And, self, other)) if isinstance(other, Pattern) else NotImplemented
+        return _joined("and_", And, self, other)
 
     def __or__(self, other: Pattern) -> Pattern:
-        return Or(_flat(Or, self, other)) if isinstance(other, Pattern) else NotImplemented
+        return _joined("or_", Or, self, other)
 
     def __invert__(self) -> Pattern:
         return Not(self)
@@ -87,11 +93,7 @@ class Pattern:
     # ---- questions -----------------------------------------------------------------------------------------------
     def contains(self, q: Any, k: Any, m: int, n: int | None = None, batch: int = 0, head: int = 0) -> NDBool:
         """Whether query q sees key k, for broadcastable integer arrays q and k. Indices outside (m, n) are dead."""
-        n = m if n is None else n
-        self.check(m, n, f"{self} at M={m}, N={n}")
-        batches, heads = self.extent()
-        _below(batch, batches, "batch row", self)
-        _below(head, heads, "head", self)
+        m, n = self._sizes(m, n, batch, head)
         q, k = np.asarray(q, np.int64), np.asarray(k, np.int64)
         inside = (q >= 0) & (q < m) & (k >= 0) & (k < n)
         if not inside.any():
@@ -104,8 +106,7 @@ class Pattern:
 
         This is the oracle: it evaluates the meaning on every pair and knows nothing of affine rows.
         """
-        n = m if n is None else n
-        self.check(m, n, f"{self} at M={m}, N={n}")
+        m, n = self._sizes(m, n)
         q, k = np.arange(m, dtype=np.int64)[:, None], np.arange(n, dtype=np.int64)[None, :]
         batches, heads = self.extent()
         if batches is None and heads is None:
@@ -119,13 +120,23 @@ class Pattern:
         """The affine rows of batch row `batch` and head `head`, built without a dense matrix and proven disjoint."""
         from weft.acsr.build import build  # the floor above; a method here because users look for it here
 
-        return build(self, m, m if n is None else n, batch, head)
+        m, n = self._sizes(m, n, batch, head)
+        return build(self, m, n, batch, head)
 
     def draw(self, m: int, n: int | None = None, width: int = 48) -> str:
         """The pattern at (m, n) in block characters, at most `width` columns; shades show density."""
         from weft.pattern.draw import draw_pattern
 
-        return draw_pattern(self, m, m if n is None else n, width)
+        return draw_pattern(self, *self._sizes(m, n), width)
+
+    def _sizes(self, m: Any, n: Any, batch: int = 0, head: int = 0) -> tuple[int, int]:
+        """(m, n) checked, n defaulting to m; and that batch row and head exist."""
+        m, n = (_length(x, name) for x, name in ((m, "m"), (m if n is None else n, "n")))
+        self.check(m, n, f"{self} at M={m}, N={n}")
+        batches, heads = self.extent()
+        _below(batch, batches, "batch row", self)
+        _below(head, heads, "head", self)
+        return m, n
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,6 +146,11 @@ class Call(Pattern):
     name: str
     args: tuple[tuple[str, Any], ...]
     body: Pattern = field(compare=False)
+
+    def __post_init__(self) -> None:
+        from weft.pattern.arguments import written
+
+        _crossed(self, self.name, written(self.name, dict(self.args)))
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{key}={_text(value)}' for key, value in self.args)})"
@@ -196,6 +212,9 @@ class And(Operator):
 
     parts: tuple[Pattern, ...]
 
+    def __post_init__(self) -> None:
+        _crossed(self, "and_", [("", part) for part in self.parts])
+
     def __str__(self) -> str:
         return " & ".join(_operand(part) for part in self.parts)
 
@@ -213,6 +232,9 @@ class Or(Operator):
     """Live where any part is."""
 
     parts: tuple[Pattern, ...]
+
+    def __post_init__(self) -> None:
+        _crossed(self, "or_", [("", part) for part in self.parts])
 
     def __str__(self) -> str:
         return " | ".join(_operand(part) for part in self.parts)
@@ -235,6 +257,9 @@ class Not(Operator):
     @property
     def parts(self) -> tuple[Pattern, ...]:  # type: ignore[override]
         return (self.part,)
+
+    def __post_init__(self) -> None:
+        _crossed(self, "invert", [("", self.part)])
 
     def __str__(self) -> str:
         return f"~{_operand(self.part)}"
@@ -260,8 +285,12 @@ class Shift(Operator):
     def parts(self) -> tuple[Pattern, ...]:  # type: ignore[override]
         return (self.part,)
 
+    def __post_init__(self) -> None:
+        _crossed(self, "shift", [("", self.part), ("q", self.q), ("k", self.k)])
+
     def __str__(self) -> str:
-        return f"{_operand(self.part)}.shift(q={self.q}, k={self.k})"
+        part = f"({self.part})" if isinstance(self.part, (And, Or, Not)) else str(self.part)
+        return f"{part}.shift(q={self.q}, k={self.k})"
 
     __repr__ = __str__
 
@@ -275,6 +304,23 @@ class Shift(Operator):
             return np.asarray(inside)
         q, k = np.clip(q, 0, at.m - 1), np.clip(k, 0, at.n - 1)
         return np.asarray(inside & self.part.holds(q, k, at))
+
+
+def _joined(name: str, kind: type[And] | type[Or], left: Pattern, right: object) -> Any:
+    """left & right or left | right; written down instead while a compiler traces."""
+    if crossing.tracing():
+        return crossing.tracer.call(name, [("", left), ("", right)])
+    return kind(_flat(kind, left, right)) if isinstance(right, Pattern) else NotImplemented
+
+
+def _crossed(pattern: Pattern, name: str, args: list[tuple[str, Any]]) -> None:
+    """Set structure and numbers. Leaves have neither: only what a user wrote crosses."""
+    try:
+        structure, numbers = crossing.cross(name, args)
+    except crossing.Bare:
+        return
+    object.__setattr__(pattern, "structure", structure)
+    object.__setattr__(pattern, "numbers", numbers)
 
 
 def common_extent(parts: tuple[Pattern, ...], asked: object) -> tuple[int | None, int | None]:
@@ -318,6 +364,13 @@ def _integer(value: Any, function: str, name: str) -> int:
             f"{function}({name}={value!r})", f"{name} must be an integer, not {type(value).__name__}", "pass an int"
         )
     return int(value)
+
+
+def _length(value: Any, name: str) -> int:
+    length = _integer(value, "pattern at", name)
+    if length < 0:
+        raise PatternError(f"a pattern at {name}={length}", "a length is negative", "pass a length of 0 or more")
+    return length
 
 
 def _below(index: int, size: int | None, name: str, pattern: Pattern) -> None:

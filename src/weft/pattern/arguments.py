@@ -10,12 +10,14 @@ from typing import Any, ParamSpec, cast
 import numpy as np
 
 from weft.errors import PatternError
+from weft.pattern import crossing
 from weft.pattern.algebra import Call, Pattern
 from weft.pattern.bounds import IntTable
 
 P = ParamSpec("P")
 LIBRARY: dict[str, Callable[..., Pattern]] = {}
 LARGEST = 2**40
+DEFAULTS: dict[str, list[tuple[str, Any]]] = {}
 
 
 def library(function: Callable[P, Pattern]) -> Callable[P, Call]:
@@ -25,16 +27,25 @@ def library(function: Callable[P, Pattern]) -> Callable[P, Call]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Call:
+        if crossing.tracing():
+            return crossing.tracer.call(name, written(name, {**dict(zip(keys, args)), **kwargs}))
         bound = signature.bind(*args, **kwargs)
         kept = tuple(
             (key, frozen)
             for key, value in bound.arguments.items()
-            if (frozen := freeze(value, name, key)) != signature.parameters[key].default
+            if not _same((frozen := freeze(value, name, key)), signature.parameters[key].default)
         )
         return Call(name, kept, function(**dict(kept)))  # type: ignore[call-arg]
 
     LIBRARY[name] = call
+    DEFAULTS[name] = [(key, p.default) for key, p in signature.parameters.items()]
+    keys = tuple(signature.parameters)
     return call
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Equal and of one type: True is not 1 here, or it would slip past the check for integers."""
+    return type(value) is type(default) and value == default
 
 
 def rebuild(name: str, args: dict[str, Any], align: str | None = None) -> Pattern:
@@ -133,3 +144,17 @@ def _items(function: str, name: str, value: Any) -> list[Any]:
     raise PatternError(
         f"{function}({name}={value!r})", f"{name} must be an integer or a list of integers", "pass e.g. (16, 16)"
     )
+
+
+def written(name: str, given: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The arguments that the structure names: those given, and every one whose default is an integer, so that an integer
+    equal to its default makes no other structure."""
+    unknown = [key for key in given if key not in [k for k, _ in DEFAULTS[name]]]
+    if unknown:
+        raise TypeError(name + "() has no argument " + unknown[0])
+    out = []
+    for key, default in DEFAULTS[name]:
+        value = given.get(key, default)
+        if value is not default or (isinstance(default, int) and not isinstance(default, bool)):
+            out.append((key, value))
+    return out

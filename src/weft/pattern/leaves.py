@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -17,6 +18,16 @@ from weft.errors import AlignmentError, LengthError
 from weft.pattern.algebra import Align, Operator, Pattern, Where, common_extent
 from weft.pattern.bounds import IntTable, Ints
 from weft.pattern.relation import NDBool, Relation
+
+
+def require_alignment(align: Align, m: int, n: int, asked: str) -> None:
+    """Raise AlignmentError if M != N and no alignment is declared."""
+    if m != n and align is None:
+        raise AlignmentError(
+            asked, "with M != N it is not said which query stands beside which key",
+            'pass align="top-left" (query i beside key i) or align="bottom-right" (last query beside last key), '
+            "or call .aligned(...) on the whole pattern",
+        )  # fmt: skip
 
 
 class Leaf(Pattern):
@@ -61,12 +72,8 @@ class Affine(Leaf):
                 asked, f"the pattern covers exactly {self.length} tokens, on both sides",
                 "make the lengths add up to the number of tokens, or end with a document of padding",
             )  # fmt: skip
-        if self.positional and m != n and self.align is None:
-            raise AlignmentError(
-                asked, "with M != N it is not said which query stands beside which key",
-                'pass align="top-left" (query i beside key i) or align="bottom-right" (last query beside last key), '
-                "or call .aligned(...) on the whole pattern",
-            )  # fmt: skip
+        if self.positional:
+            require_alignment(self.align, m, n, asked)
 
     def alignments(self) -> Iterator[Align]:
         if self.positional:
@@ -119,9 +126,9 @@ class BlockList(Leaf):
 
 @dataclass(frozen=True)
 class Sized(Leaf):
-    """A pattern that only the lengths make definite: `rule(m, n, *params)` returns it.
+    """A pattern that only the lengths make definite: `rule(m, n, shift, *params)` returns it on top-left indices.
 
-    Aligned bottom-right, the last query is number n - 1, so the rule is asked for n queries.
+    shift is what alignment adds to a query index: query i stands beside key i + shift.
     """
 
     rule: Callable[..., Pattern]
@@ -131,17 +138,24 @@ class Sized(Leaf):
 
     def resolve(self, m: int, n: int) -> Pattern:
         """The pattern at these lengths."""
-        return self.rule(n if self.align == "bottom-right" else m, n, *self.params).aligned(self.align)
+        return _resolved(self, m, n)
 
     def alignments(self) -> Iterator[Align]:
         if self.positional:
             yield self.align
 
     def check(self, m: int, n: int, asked: str) -> None:
-        self.resolve(m, n).check(m, n, asked)
+        if self.positional:
+            require_alignment(self.align, m, n, asked)
 
     def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
         return self.resolve(at.m, at.n).holds(q, k, at)
+
+
+@lru_cache(maxsize=64)
+def _resolved(leaf: Sized, m: int, n: int) -> Pattern:
+    shift = n - m if leaf.positional and leaf.align == "bottom-right" else 0
+    return leaf.rule(m, n, shift, *leaf.params)
 
 
 @dataclass(frozen=True)
@@ -179,6 +193,7 @@ class Segments(Operator):
     """A sequence of unlike parts: cell (i, j) of the matrix relates queries of part i to keys of part j."""
 
     lengths: tuple[int, ...]
+    key_lengths: tuple[int, ...]
     cells: tuple[tuple[Pattern, ...], ...]
 
     @property
@@ -186,31 +201,25 @@ class Segments(Operator):
         return tuple(cell for row in self.cells for cell in row)
 
     def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
-        size = len(self.lengths)
-        return replace(self, cells=tuple(parts[i * size : (i + 1) * size] for i in range(size)))
+        size = len(self.key_lengths)
+        return replace(self, cells=tuple(parts[i * size : (i + 1) * size] for i in range(len(self.lengths))))
 
     def check(self, m: int, n: int, asked: str) -> None:
-        if m != n or m != sum(self.lengths):
+        if (m, n) != (sum(self.lengths), sum(self.key_lengths)):
             raise LengthError(asked, f"the segments have {sum(self.lengths)} tokens", "make M, N and the lengths agree")
-        for (_, _, cell), (length_q, length_k) in zip(self.placed(), self.sizes(), strict=True):
+        for (_, length_q), (_, length_k), cell in self.placed():
             cell.check(length_q, length_k, asked)
 
-    def placed(self) -> Iterator[tuple[int, int, Pattern]]:
-        """(first query, first key, pattern) of every cell."""
-        starts = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
-        for i, row in enumerate(self.cells):
-            for j, cell in enumerate(row):
-                yield starts[i], starts[j], cell
-
-    def sizes(self) -> Iterator[tuple[int, int]]:
-        """(queries, keys) of every cell, in the order of `placed`."""
-        for length_q in self.lengths:
-            for length_k in self.lengths:
-                yield length_q, length_k
+    def placed(self) -> Iterator[tuple[tuple[int, int], tuple[int, int], Pattern]]:
+        """((first query, queries), (first key, keys), pattern) of every cell."""
+        starts_q, starts_k = (np.concatenate([[0], np.cumsum(x)]).tolist() for x in (self.lengths, self.key_lengths))
+        for q0, length_q, row in zip(starts_q, self.lengths, self.cells, strict=False):
+            for k0, length_k, cell in zip(starts_k, self.key_lengths, row, strict=False):
+                yield (q0, length_q), (k0, length_k), cell
 
     def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
         live = np.zeros(np.broadcast_shapes(q.shape, k.shape), np.bool_)
-        for (q0, k0, cell), (length_q, length_k) in zip(self.placed(), self.sizes(), strict=True):
+        for (q0, length_q), (k0, length_k), cell in self.placed():
             inside = (q >= q0) & (q < q0 + length_q) & (k >= k0) & (k < k0 + length_k)
             if inside.any():
                 local_q, local_k = np.clip(q - q0, 0, length_q - 1), np.clip(k - k0, 0, length_k - 1)

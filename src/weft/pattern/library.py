@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import pairwise
 from operator import or_
 from typing import Any
 
@@ -112,11 +113,16 @@ def fixed(stride: int, summary: int = 1, align: Align = None) -> Pattern:
     """
     stride = integer("fixed", "stride", stride, 1)
     summary = integer("fixed", "summary", summary, 1)
+    _check_summary("fixed", stride, summary)
+    return _fixed_near(stride, align) | _fixed_far(stride, summary, align)
+
+
+def _check_summary(function: str, stride: int, summary: int) -> None:
     if summary > stride:
         raise PatternError(
-            f"fixed({stride}, summary={summary})", "a block has fewer keys than that", "pass summary <= stride"
-        )
-    return _fixed_near(stride, align) | _fixed_far(stride, summary, align)
+            f"{function}(stride={stride}, summary={summary})", f"a block of {stride} keys has no {summary} last keys",
+            "pass summary <= stride",
+        )  # fmt: skip
 
 
 def _fixed_near(stride: int, align: Align) -> Pattern:
@@ -124,10 +130,46 @@ def _fixed_near(stride: int, align: Align) -> Pattern:
 
 
 def _fixed_far(stride: int, summary: int, align: Align) -> Pattern:
+    """The last `summary` keys of earlier blocks. One key a block is a residue; several are a column of the grid of blocks."""
+    causal_ = _affine("fixed", align, Relation(upper=(_offset(1),)))
     if summary == stride:
-        return _affine("fixed", align, Relation(upper=(_offset(1),)))
-    phases = (Residue(stride, stride - 1 - i) for i in range(summary))
-    return reduce(or_, (_affine("fixed", align, Relation(upper=(_offset(1),), keys=phase)) for phase in phases))
+        return causal_
+    if summary == 1:
+        return causal_ & Affine(Relation(keys=Residue(stride, stride - 1)))
+    earlier = Sized(_summaries, (stride, summary), positional=True, align=align)
+    own = _fixed_near(stride, align) & _last_of_block(stride, summary, align)
+    return earlier | own
+
+
+def _last_of_block(stride: int, summary: int, align: Align) -> Pattern:
+    """k at or after the first summary key of q's block."""
+    return _affine("fixed", align, Relation((Stair(stride, stride, base=stride - summary),)))
+
+
+def _summaries(m: int, n: int, shift: int, stride: int, summary: int) -> Pattern:
+    """Summary keys of blocks before the query's: products over (block, place in block).
+
+    Queries are cut where whole blocks of them begin and end; keys into whole blocks and the rest.
+    """
+    late = Affine(Relation(lower=(Stair.constant(stride - summary),)))
+    edges = (0, -(-shift // stride) * stride, (m + shift) // stride * stride)
+    cuts = [0, *sorted(min(max(edge - shift, 0), m) for edge in edges), m]
+    whole = n // stride
+    key_lengths = (whole * stride, n - whole * stride)
+    cells: list[tuple[Pattern, ...]] = []
+    for first, last in pairwise(cuts):
+        block, within = divmod(first + shift, stride)
+        if first == last or block < 0:
+            cells.append((nothing(), nothing()))
+            continue
+        rows = (1, last - first) if within or (last - first) % stride else ((last - first) // stride, stride)
+        cells.append(
+            tuple(
+                Product((Affine(Relation(upper=(_offset(block - origin),))), late), rows, keys)
+                for origin, keys in ((0, (whole, stride)), (whole, (1, key_lengths[1])))
+            )
+        )
+    return Segments(tuple(b - a for a, b in pairwise(cuts)), key_lengths, tuple(cells))
 
 
 @library
@@ -145,7 +187,7 @@ def sparse_transformer(
     if choice("sparse_transformer", "kind", kind, ("strided", "fixed")) == "strided":
         factors = (_strided_near(stride, align), _strided_far(stride, align))
     else:
-        fixed(stride, summary)  # refuses summary > stride
+        _check_summary("sparse_transformer", stride, summary)
         factors = (_fixed_near(stride, align), _fixed_far(stride, summary, align))
     return PerHead(tuple(factors[head % 2] for head in range(heads)))
 
@@ -193,7 +235,9 @@ def documents(lengths: Any = None, *, ids: Any = None, cu_seqlens: Any = None) -
     else:
         bounds = integers("documents", "cu_seqlens", cu_seqlens).array
         if not bounds.size or bounds[0] != 0 or (np.diff(bounds) < 0).any():
-            raise PatternError("documents(cu_seqlens=...)", "it does not rise from 0", "pass [0, n0, n0 + n1, ...]")
+            falls = np.flatnonzero(np.diff(bounds) < 0)
+            where = f"falls after position {falls[0]}" if falls.size else "does not begin with 0"
+            raise PatternError("documents(cu_seqlens=...)", f"the list {where}", "pass [0, n0, n0 + n1, ...]")
         ends = bounds[1:]
     return _contiguous(np.unique(ends[ends > 0]))
 
@@ -286,7 +330,7 @@ def random_blocks(block: int, count: int, seed: int = 0) -> Pattern:
     return Sized(_draw_blocks, tuple(integer("random_blocks", name, x, low) for name, x, low in least))
 
 
-def _draw_blocks(m: int, n: int, block: int, count: int, seed: int) -> Pattern:
+def _draw_blocks(m: int, n: int, shift: int, block: int, count: int, seed: int) -> Pattern:
     """Floyd's sampling without replacement, for all rows at once."""
     rows, cols = -(-m // block), -(-n // block)
     count = min(count, cols)
@@ -307,13 +351,20 @@ def segments(lengths: Any, patterns: Any) -> Pattern:
     M == N == sum(lengths).
     """
     sizes = tuple(int(x) for x in integers("segments", "lengths", lengths).array)
-    square = isinstance(patterns, tuple) and len(patterns) == len(sizes)
-    if not square or not all(isinstance(row, tuple) and len(row) == len(sizes) for row in patterns):
+    rows = [_row(row) for row in patterns] if isinstance(patterns, tuple) else []
+    if [len(row) for row in rows] != [len(sizes)] * len(sizes):
         raise PatternError(
-            f"segments(lengths={list(sizes)}, ...)", f"patterns is not a {len(sizes)} x {len(sizes)} matrix",
+            f"segments(lengths={list(sizes)}, ...)",
+            f"patterns has rows of {[len(row) for row in rows]} cells, for {len(sizes)} parts it needs as many of each",
             "give one row per part, and one cell per part in each row",
         )  # fmt: skip
-    return Segments(sizes, tuple(tuple(_cell(cell) for cell in row) for row in patterns))
+    return Segments(sizes, sizes, tuple(tuple(_cell(cell) for cell in row) for row in rows))
+
+
+def _row(row: Any) -> tuple[Any, ...]:
+    if isinstance(row, IntTable):
+        return tuple(row.array.tolist())
+    return row if isinstance(row, tuple) else ()
 
 
 def _cell(cell: Any) -> Pattern:
@@ -357,11 +408,11 @@ def bigbird(
     return pattern | random_blocks(block, random, seed) if random else pattern
 
 
-def _last_blocks(m: int, n: int, block: int, count: int) -> Pattern:
+def _last_blocks(m: int, n: int, shift: int, block: int, count: int) -> Pattern:
     """q or k in the last `count` blocks of its own side."""
-    first_q, first_k = (block * max(0, -(-length // block) - count) for length in (m, n))
+    first_q, first_k = (block * max(0, -(-length // block) - count) for length in (m + shift, n))
     keys = Affine(Relation(lower=(Stair.constant(first_k),)))
-    return keys | Affine(Relation(upper=(Stair.threshold(first_q),)), positional=True)
+    return keys | Affine(Relation(upper=(Stair.threshold(first_q - shift),)))
 
 
 @library

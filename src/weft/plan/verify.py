@@ -140,9 +140,6 @@ def _disjoint(acsr: Acsr) -> None:
 
 
 def _share(a: Term, b: Term) -> bool:
-    for x, y in ((a.q, b.q), (a.k, b.k)):
-        if x.origin + x.size <= y.origin or y.origin + y.size <= x.origin:
-            return False
     try:
         return any(both.nnz for both in algebra.meet(a, b))
     except algebra.NotAffineError as reason:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.kernels.cpu.program import Box, Program, Step, Tile
-from weft.kernels.cpu.scores import Modifiers, Scored, Workspace, key_slice, pieces_of, rows_of, score, staged_rows
+from weft.kernels.cpu.program import Program, Step, Tile
+from weft.kernels.cpu.scores import Modifiers, Scored, Workspace, add_key_rows, key_rows, query_rows, rows_of, score
 
 LOG2E = 1.4426950408889634
 
@@ -46,7 +46,7 @@ def backward(saved: Saved, grads: Gradients, program: Program, how: Modifiers) -
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """One query tile, staged: q (scaled) and d_out (P, rows, D), lse and delta (P, rows, 1), dq the sum so far."""
+    """One query tile: q and d_out (P, rows, D), lse and delta (P, rows, 1), dq the sum so far."""
 
     q: torch.Tensor
     d_out: torch.Tensor
@@ -58,19 +58,18 @@ class Rows:
 def _tile(saved: Saved, grads: Gradients, tile: Tile, work: Workspace, how: Modifiers) -> None:
     pairs, group = saved.q.shape[:2]
     size = group * tile.queries.size
-    q = staged_rows(saved.q, tile.queries, work.take("q", pairs, size, saved.q.shape[3])).mul_(how.scale)
-    d_out = staged_rows(saved.d_out, tile.queries, work.take("d_out", pairs, size, saved.d_out.shape[3]))
+    q, d_out = query_rows(saved.q, tile.queries, work, "q"), query_rows(saved.d_out, tile.queries, work, "d_out")
     lse, delta = (rows_of(x, tile.queries).reshape(pairs, size, 1) for x in (saved.lse, saved.delta))
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row without keys: every probability is exp(-inf)
     rows = Rows(q, d_out, lse, delta, work.take("dq", *q.shape).zero_())
     for step in tile.steps:
-        scored = score(q, saved.k, step, work, how, (tile.queries, group))
+        scored = score(q, saved.k, step, work, how, tile.queries)
         ds = _score_gradients(scored, rows, step, (saved.v, grads.dv), (work, how))
-        for piece, keys, part in zip(step.pieces, scored.keys, pieces_of(step, ds), strict=True):
-            rows.dq.baddbmm_(part, keys)
-            _accumulate(grads.dk, piece.keys, part, q, work)
+        rows.dq.baddbmm_(ds, scored.keys, alpha=how.scale)
+        dk = work.take("dk", pairs, step.width, q.shape[2])
+        add_key_rows(grads.dk, step, torch.baddbmm(dk, ds.transpose(1, 2), q, beta=0, alpha=how.scale, out=dk))
     target = rows_of(grads.dq, tile.queries)
-    target.add_(rows.dq.view(target.shape), alpha=how.scale)
+    target.add_(rows.dq.view(target.shape))
 
 
 def _score_gradients(
@@ -81,10 +80,10 @@ def _score_gradients(
     factor = None if how.softcap is None else _slope_of_cap(scored, how.softcap)
     p = scored.scores.sub_(rows.lse)
     p = p.exp_() if p.dtype == torch.float64 else p.mul_(LOG2E).exp2_()
+    part = work.take("dv", p.shape[0], step.width, v.shape[2])
+    add_key_rows(dv, step, torch.bmm(p.transpose(1, 2), rows.d_out, out=part))
     ds = work.take("ds", *p.shape)
-    for piece, weights, dp in zip(step.pieces, pieces_of(step, p), pieces_of(step, ds), strict=True):
-        torch.bmm(rows.d_out, key_slice(v, piece.keys, work, "v").transpose(1, 2), out=dp)
-        _accumulate(dv, piece.keys, weights, rows.d_out, work)
+    torch.bmm(rows.d_out, key_rows(v, step, work, "v").transpose(1, 2), out=ds)
     ds.sub_(rows.delta).mul_(p)
     return ds if factor is None else ds.mul_(factor)
 
@@ -93,14 +92,3 @@ def _slope_of_cap(scored: Scored, cap: float) -> torch.Tensor:
     """d(cap * tanh(x / cap)) / dx = 1 - tanh^2, from the capped scores; dead pairs get 0."""
     assert scored.capped is not None
     return (1 - (scored.capped / cap) ** 2).nan_to_num_(neginf=0.0)
-
-
-def _accumulate(total: torch.Tensor, keys: Box, weights: torch.Tensor, rows: torch.Tensor, work: Workspace) -> None:
-    """total[keys] += weights^T rows."""
-    view = keys.of(total, 1)
-    if view.dim() == 3:
-        view.baddbmm_(weights.transpose(1, 2), rows)
-        return
-    part = work.take("part", total.shape[0], keys.size, total.shape[2])
-    torch.bmm(weights.transpose(1, 2), rows, out=part)
-    view.add_(part.view(view.shape))

@@ -31,9 +31,11 @@ class Box:
 
     def of(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The view of x, whose tokens are dimension `dim`: that dimension becomes the axes of the box."""
-        tokens = x.narrow(dim, self.grid.origin, self.grid.size)
-        if len(self.slices) > 1:
-            tokens = tokens.unflatten(dim, self.grid.shape)
+        if len(self.slices) == 1:
+            one = self.slices[0]
+            tokens = x.narrow(dim, self.grid.origin + one.start, one.stop - one.start)
+            return tokens if one.step == 1 else tokens[(slice(None),) * dim + (slice(None, None, one.step),)]
+        tokens = x.narrow(dim, self.grid.origin, self.grid.size).unflatten(dim, self.grid.shape)
         return tokens[(slice(None),) * dim + self.slices]
 
     def axis_indices(self) -> Ints:
@@ -75,12 +77,12 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """All tiles of a plan. `merges`: some rows are visited by more than one launch, so outputs are merged by lse."""
+    """All tiles of a plan. merges: rows may be visited by more than one launch, so outputs are merged by lse.
+    covers: every row is visited, so nothing need be written beforehand."""
 
     tiles: tuple[Tile, ...]
     merges: bool
-    rows: int
-    width: int
+    covers: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,9 +102,8 @@ def program(plan: TilePlan, dtype: torch.dtype) -> Program:
     tiles += _block_tiles(plan, masks)
     return Program(
         tuple(tiles),
-        merges=len(plan.launches) + (plan.blocks is not None) > 1,
-        rows=max((tile.queries.size for tile in tiles), default=0),
-        width=max((step.width for tile in tiles for step in tile.steps), default=0),
+        merges=(merges := len(plan.launches) + (plan.blocks is not None) > 1),
+        covers=not merges and sum(tile.queries.size for tile in tiles) == plan.acsr.m,
     )
 
 

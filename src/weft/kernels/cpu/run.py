@@ -21,9 +21,13 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPl
     """(out, lse). q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv); out keeps q's memory order and dtype, lse is
     (B, Hq, M) in the dtype of accumulation. how.alibi: (Hq,) slopes or None."""
     dtype = ACCUMULATE[q.dtype]
-    exact = dtype == q.dtype or not any(program(s.plan, dtype).merges for s in plan.forward)
-    out = empty_like_rows(q, v.shape[3], q.dtype if exact else dtype).zero_()
-    lse = torch.full(q.shape[:3], -torch.inf, dtype=dtype)
+    programs = [program(share.plan, dtype) for share in plan.forward]
+    exact = dtype == q.dtype or not any(one.merges for one in programs)
+    out = empty_like_rows(q, v.shape[3], q.dtype if exact else dtype)
+    lse = torch.empty(q.shape[:3], dtype=dtype)
+    if not all(one.covers for one in programs):
+        out.zero_()
+        lse.fill_(-torch.inf)
     for share in plan.forward:
         for heads in share.heads:
             for (q_, out_, lse_), (k_, v_), local in _folded((q, out, lse), (k, v), heads, how):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -43,59 +42,69 @@ class Workspace:
         return self.held[name][:size].view(shape)
 
 
-def staged_rows(x: torch.Tensor, box: Box, buffer: torch.Tensor) -> torch.Tensor:
-    """The rows of one query tile of x: (pairs, group, tokens, d) -> (pairs, group * rows, d), copied into `buffer`."""
-    view = box.of(x, 2)
-    buffer.view(view.shape).copy_(view)
-    return buffer
-
-
 def rows_of(x: torch.Tensor, box: Box) -> torch.Tensor:
     """The view of x (pairs, group, tokens, ...) at one query tile, its axes kept apart."""
     return box.of(x, 2)
 
 
-def key_slice(x: torch.Tensor, box: Box, work: Workspace, name: str) -> torch.Tensor:
-    """The keys of one piece: (pairs, tokens, d) -> (pairs, size, d). A slice of one axis is used where it lies."""
-    view = box.of(x, 1)
-    if view.dim() == 3 and view.dtype == work.dtype:
-        return view
-    staged = work.take(name, x.shape[0], box.size, x.shape[2])
+def query_rows(x: torch.Tensor, box: Box, work: Workspace, name: str) -> torch.Tensor:
+    """x (pairs, group, tokens, d) at one query tile as (pairs, group * rows, d): where it lies, else staged."""
+    view = box.of(x, 2)
+    if view.dim() == 4 and x.shape[1] == 1 and x.dtype == work.dtype:
+        return view.select(1, 0)
+    staged = work.take(name, x.shape[0], x.shape[1] * box.size, x.shape[3])
     staged.view(view.shape).copy_(view)
     return staged
 
 
-@dataclass
+def key_rows(x: torch.Tensor, step: Step, work: Workspace, name: str) -> torch.Tensor:
+    """x (pairs, tokens, d) at the keys of a step as (pairs, width, d): one slice of one axis where it lies, else staged."""
+    first = step.pieces[0].keys.of(x, 1)
+    if len(step.pieces) == 1 and first.dim() == 3 and x.dtype == work.dtype:
+        return first
+    staged = work.take(name, x.shape[0], step.width, x.shape[2])
+    for piece in step.pieces:
+        view = piece.keys.of(x, 1)
+        staged.narrow(1, piece.column, piece.keys.size).unflatten(1, view.shape[1:-1]).copy_(view)
+    return staged
+
+
+def add_key_rows(total: torch.Tensor, step: Step, part: torch.Tensor) -> None:
+    """total (pairs, tokens, d) at the keys of a step += part (pairs, width, d)."""
+    for piece in step.pieces:
+        view = piece.keys.of(total, 1)
+        view.add_(part.narrow(1, piece.column, piece.keys.size).unflatten(1, view.shape[1:-1]))
+
+
+@dataclass(frozen=True, eq=False)
 class Scored:
-    """Scores of one step: (pairs, group * rows, width) after every modifier; `capped` before ALiBi and mask, if capped."""
+    """Scores of one step, (pairs, group * rows, width), after every modifier; `capped` before ALiBi and mask, if capped.
+
+    Products write contiguous buffers only: into a strided output torch multiplies one matrix of a batch at a time, on
+    another pool of threads, which was measured to cost 1.5 times the whole.
+    """
 
     scores: torch.Tensor
-    keys: list[torch.Tensor] = field(default_factory=list)
+    keys: torch.Tensor
     capped: torch.Tensor | None = None
 
 
-def score(q: torch.Tensor, k: torch.Tensor, step: Step, work: Workspace, how: Modifiers, tile: tuple[Box, int]) -> Scored:
-    """Scores of staged, scaled queries (pairs, group * rows, d) against the keys of a step, masked."""
-    queries, group = tile
+def score(q: torch.Tensor, k: torch.Tensor, step: Step, work: Workspace, how: Modifiers, queries: Box) -> Scored:
+    """Scores of the queries (pairs, group * rows, d) of one tile against the keys of a step, masked."""
+    keys = key_rows(k, step, work, "k")
     scores = work.take("scores", q.shape[0], q.shape[1], step.width)
-    found = Scored(scores)
-    for i, piece in enumerate(step.pieces):
-        keys = key_slice(k, piece.keys, work, f"k{i}")
-        torch.bmm(q, keys.transpose(1, 2), out=scores[:, :, piece.column : piece.column + piece.keys.size])
-        found.keys.append(keys)
+    torch.baddbmm(scores, q, keys.transpose(1, 2), beta=0, alpha=how.scale, out=scores)
+    capped = None
     if how.softcap is not None:
         scores.div_(how.softcap).tanh_().mul_(how.softcap)
-    rows = scores.unflatten(1, (group, queries.size))
+        capped = scores if how.alibi is None else scores.clone()
+    rows = scores.view(q.shape[0], -1, queries.size, step.width)
     if how.alibi is not None:
-        if how.softcap is not None:
-            found.capped = scores.clone()
         rows.sub_(how.alibi[:, :, None, None] * _distance(queries, step, how.shift).to(scores.dtype))
-    elif how.softcap is not None:
-        found.capped = scores
     for piece in step.pieces:
         for first, last, mask in piece.masks:
-            rows[..., piece.column + first : piece.column + last].add_(mask)
-    return found
+            rows.narrow(3, piece.column + first, last - first).add_(mask)
+    return Scored(scores, keys, capped)
 
 
 def _distance(queries: Box, step: Step, shift: int) -> torch.Tensor:
@@ -103,9 +112,3 @@ def _distance(queries: Box, step: Step, shift: int) -> torch.Tensor:
     q = queries.axis_indices() + shift
     k = np.concatenate([piece.keys.axis_indices() for piece in step.pieces])
     return torch.from_numpy(np.abs(q[:, None] - k[None, :]))
-
-
-def pieces_of(step: Step, x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The columns of (pairs, rows, width) that belong to each piece."""
-    for piece in step.pieces:
-        yield x[:, :, piece.column : piece.column + piece.keys.size]

@@ -1,0 +1,156 @@
+"""What of a pattern crosses into a compiled graph: its expression without the integers, and the integers.
+
+`causal() & window(left=1023)` is `and_(causal(offset=_), window(left=_))` and an int64 array with 0 and 1023 in it. A
+graph is compiled for the first and takes the second as data; `decode` makes the pattern of both again.
+
+One record for each call: [its length, integers, tables, records of the patterns among its arguments, zeros]. `_` stands
+for an integer, `T` for a table and its length, `R` for a list of short tables. A record's length is 13 mod 16, seldom the
+size of another dimension, which torch would take for the same number.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import operator
+from typing import Any
+
+import numpy as np
+
+integers: tuple[type, ...] = (int,)  # weft.torch adds torch.SymInt
+tracer: Any = None  # set by weft.torch: is_compiling(), record(own, tables), column(values), call(name, args)
+
+
+class Bare(TypeError):
+    """A leaf without the library call that made it: it does not cross."""
+
+
+def tracing() -> bool:
+    """Whether torch.compile or torch.export is writing down what runs now."""
+    return tracer is not None and tracer.is_compiling()
+
+
+def record(own: list[int], tables: list[Any]) -> Any:
+    """One record."""
+    if tracing():
+        return tracer.record(own, tables)
+    size = 1 + len(own) + sum([len(t) for t in tables])
+    out = np.zeros(size + (13 - size) % 16, np.int64)  # owns its data and is no view: Dynamo needs that
+    out[:size] = np.concatenate([np.array([len(out), *own], np.int64), *tables])
+    return out
+
+
+def column(values: Any) -> Any:
+    """A list of integers as a table."""
+    return tracer.column(values) if tracing() else np.asarray(values, np.int64)
+
+
+def cross(name: str, args: list[tuple[str, Any]]) -> tuple[str, Any]:
+    """(structure, numbers) of the call `name(**args)`; an empty key is a positional argument."""
+    words: list[str] = []
+    own: list[int] = []
+    tables: list[Any] = []
+    inner: list[Any] = []
+    for key, value in args:
+        words.append((key + "=" if key else "") + _word(value, own, tables, inner))
+    return name + "(" + ", ".join(words) + ")", record(own, tables + inner)
+
+
+def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any]) -> str:
+    if value is None or isinstance(value, (bool, str)):
+        return repr(value)
+    if isinstance(value, integers):
+        own.append(value)
+        return "_"
+    if hasattr(value, "structure"):
+        inner.append(value.numbers)
+        return value.structure
+    if hasattr(value, "holds"):
+        raise Bare(type(value).__name__)
+    if isinstance(value, (tuple, list)) and any([not _plain(v) for v in value]):
+        if not all([_ragged(v) for v in value]):
+            return "(" + "".join([_word(v, own, tables, inner) + ", " for v in value]) + ")"
+        flat: list[Any] = []
+        for v in value:
+            flat.append(len(v))
+            flat.extend([int(x) for x in (v.array if hasattr(v, "array") else v)])
+        word, table = "R", column(flat)
+    else:
+        word, table = "T", value.array if hasattr(value, "array") else value if hasattr(value, "shape") else column(value)
+    own.append(table.shape[0])
+    tables.append(table)
+    return word
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, integers) and not isinstance(value, bool)
+
+
+def _ragged(value: Any) -> bool:
+    return hasattr(value, "array") or (isinstance(value, (tuple, list)) and all([_plain(v) for v in value]))
+
+
+# ---- back again ------------------------------------------------------------------------------------------------------
+@functools.lru_cache(maxsize=1024)
+def decode(structure: str, numbers: bytes) -> Any:
+    """The pattern again; `numbers` are the bytes of its record."""
+    values = np.frombuffer(numbers, np.int64)
+    if not len(values) or values[0] != len(values):
+        raise ValueError(f"a damaged record for {structure}")
+    return _Reader(values).pattern(ast.parse(structure, mode="eval").body)
+
+
+class _Reader:
+    """Reads one record: its integers first, then its tables, then the patterns inside."""
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.at = values, 1
+
+    def take(self, count: int) -> Any:
+        self.at += count
+        return self.values[self.at - count : self.at]
+
+    def pattern(self, node: Any) -> Any:
+        from weft.pattern.arguments import LIBRARY
+
+        found = [*node.args, *(word.value for word in node.keywords)]
+        for step in (self._integers, self._tables, self._patterns):
+            found = [step(word) for word in found]
+        args, name = found[: len(node.args)], node.func.id
+        kwargs = dict(zip([word.arg for word in node.keywords], found[len(args) :], strict=True))
+        if name in ("and_", "or_"):
+            return functools.reduce(getattr(operator, name), args)
+        if name == "invert":
+            return ~args[0]
+        if name in ("shift", "aligned"):
+            return getattr(args[0], name)(*args[1:], **kwargs)
+        return LIBRARY[name](*args, **kwargs)
+
+    def _integers(self, word: Any) -> Any:
+        if isinstance(word, ast.Tuple):
+            return tuple(self._integers(w) for w in word.elts)
+        if not isinstance(word, ast.Name):
+            return word
+        number = int(self.take(1)[0])
+        return number if word.id == "_" else (word.id, number)
+
+    def _tables(self, word: Any) -> Any:
+        if not isinstance(word, tuple):
+            return word
+        if len(word) != 2 or word[0] not in ("T", "R"):
+            return tuple(self._tables(w) for w in word)
+        table = self.take(word[1]).copy()
+        if word[0] == "T":
+            return table
+        rows, at = [], 0
+        while at < len(table):
+            rows.append(tuple(int(x) for x in table[at + 1 : at + 1 + table[at]]))
+            at += 1 + int(table[at])
+        return tuple(rows)
+
+    def _patterns(self, word: Any) -> Any:
+        if isinstance(word, tuple):
+            return tuple(self._patterns(w) for w in word)
+        if isinstance(word, ast.Call):
+            return _Reader(self.take(int(self.values[self.at]))).pattern(word)
+        return ast.literal_eval(word) if isinstance(word, ast.AST) else word
