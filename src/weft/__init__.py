@@ -6,3 +6,12 @@ from weft.pattern.library import (
     padding, per_batch, per_head, periodic_keys, prefix, product, random_blocks, segments, sparse_transformer, strided,
     window,
 )  # fmt: skip
+
+
+def __getattr__(name: str):
+    """The front end is loaded when it is first asked for, so that patterns and plans need no framework."""
+    if name in ("attention", "explain"):
+        from weft import torch
+
+        return getattr(torch, name)
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")

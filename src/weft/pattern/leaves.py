@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from weft.errors import AlignmentError, LengthError
-from weft.pattern.algebra import Align, Operator, Pattern, Where, common_extent
+from weft.pattern.algebra import Align, Call, Operator, Pattern, Where, common_extent
 from weft.pattern.bounds import IntTable, Ints
 from weft.pattern.relation import NDBool, Relation
 
@@ -263,3 +263,12 @@ class PerBatch(Operator):
 
     def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
         return self.parts[at.batch].holds(q, k, at)
+
+
+def has_grid(pattern: Pattern) -> bool:
+    """Whether any part relates coordinates of a grid of several axes."""
+    if isinstance(pattern, Call):
+        return has_grid(pattern.body)
+    if isinstance(pattern, Product) and len(pattern.shape) > 1:
+        return True
+    return isinstance(pattern, Operator) and any(has_grid(part) for part in pattern.parts)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product as cartesian
+from typing import Any
+
+import numpy as np
 
 from weft.acsr.build import build
+from weft.acsr.interpret import Reals, Scoring
 from weft.pattern.algebra import Pattern
 from weft.plan.planner import plan_tiles
 from weft.plan.problem import Problem
@@ -74,6 +79,22 @@ class AttentionPlan:
         for share in self.forward:
             verify_meaning(self.pattern, share)
 
+    def interpret(self, q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Reals, Reals]:
+        """(out, lse) in float64 numpy, tile by tile exactly as the plan says; q, k, v (B, H, length, D) array-likes.
+
+        Slow: for small problems and for doubts. Other options: `weft.plan.interpret`, one head at a time.
+        """
+        from weft.plan.interpret import forward
+
+        q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+        out, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
+        scoring = Scoring(self.problem.d**-0.5 if scale is None else scale)
+        for share in self.forward:
+            for b, h in _served(share.heads, self.problem.group):
+                kv = h // self.problem.group
+                out[b, h], lse[b, h] = forward(share.plan, q[b, h], k[b, kv], v[b, kv], scoring)
+        return out, lse
+
     def explain(self) -> str:
         """The pattern's format, the plan, and why it was chosen, as text."""
         from weft.plan.explain import explain_plan
@@ -138,6 +159,13 @@ def _runs(owners: list[tuple[int, int]], group: int) -> Iterator[tuple[tuple[int
                 yield mine[first], (at, at + 1), (first, g)
                 first = g
         at += 1
+
+
+def _served(heads: tuple[Heads, ...], group: int) -> Iterator[tuple[int, int]]:
+    """(batch row, query head) of every head served."""
+    for one in heads:
+        for b, kv, g in cartesian(range(*one.batch), range(*one.kv), range(*one.group)):
+            yield b, kv * group + g
 
 
 def _count(heads: tuple[Heads, ...]) -> int:

@@ -17,22 +17,38 @@ from weft.plan.attention_plan import AttentionPlan, Heads
 Tensors = tuple[torch.Tensor, ...]
 
 
-def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, how: Modifiers) -> Tensors:
+def forward(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    plan: AttentionPlan,
+    how: Modifiers,
+    sinks: torch.Tensor | None = None,
+    with_lse: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse). q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv); out keeps q's memory order and dtype, lse is
-    (B, Hq, M) in the dtype of accumulation. how.alibi: (Hq,) slopes or None."""
+    (B, Hq, M) in the dtype of accumulation, or (B, Hq, 0) if it is not wanted. sinks, how.alibi: (Hq,) or None."""
+    q, k, v = tensors
     dtype = ACCUMULATE[q.dtype]
     programs = [program(share.plan, dtype) for share in plan.forward]
-    exact = dtype == q.dtype or not any(one.merges for one in programs)
-    out = empty_like_rows(q, v.shape[3], q.dtype if exact else dtype)
+    wide = q.dtype if sinks is None and not any(one.merges for one in programs) else dtype
+    out = rows_in_order_of(q, v.shape[3], wide)
     lse = torch.empty(q.shape[:3], dtype=dtype)
     if not all(one.covers for one in programs):
         out.zero_()
         lse.fill_(-torch.inf)
-    for share in plan.forward:
+    for share, one in zip(plan.forward, programs, strict=True):
         for heads in share.heads:
             for (q_, out_, lse_), (k_, v_), local in _folded((q, out, lse), (k, v), heads, how):
-                run_forward((q_, k_, v_), (out_, lse_), program(share.plan, dtype), local)
-    return out.to(q.dtype), lse
+                run_forward((q_, k_, v_), (out_, lse_), one, local)
+    if sinks is not None:
+        lse = _join_sinks(out, lse, sinks)
+    return out.to(q.dtype), lse if with_lse else lse.new_empty((*q.shape[:2], 0))
+
+
+def _join_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """lse with the sinks in it; out is scaled in place."""
+    total = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None].expand_as(lse))
+    out.mul_((lse - total).exp_()[..., None])
+    return total
 
 
 def backward(
@@ -44,8 +60,7 @@ def backward(
     """(dq, dk, dv). saved: q, k, v. rows: d_out (B, Hq, M, Dv), and lse and delta (B, Hq, M) as `backward.Saved` says."""
     q, k, v = saved
     dtype = ACCUMULATE[q.dtype]
-    dq = empty_like_rows(q, q.shape[3], dtype).zero_()
-    dk, dv = (torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in (k, v))
+    dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype).zero_() for x in (q, k, v))
     for share in plan.forward:
         for heads in share.heads:
             for many, few, local in _folded((q, *rows, dq), (k, v, dk, dv), heads, how):
@@ -56,12 +71,10 @@ def backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
-def empty_like_rows(q: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """(B, Hq, M, width), uninitialised, with B, H and M ordered in memory as in q."""
-    order = sorted(range(3), key=lambda dim: (-q.stride(dim), dim))
-    shape = [q.shape[dim] for dim in order]
-    place = [order.index(dim) for dim in range(3)]
-    return torch.empty((*shape, width), dtype=dtype, device=q.device).permute(*place, 3)
+def rows_in_order_of(q: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """(B, Hq, M, width), uninitialised, with B, H and M ordered in memory as in q. Fake tensors use it too."""
+    order = sorted(range(3), key=q.stride, reverse=True)
+    return torch.empty_permuted((*q.shape[:3], width), (*order, 3), dtype=dtype, device=q.device)
 
 
 def _folded(many: Tensors, few: Tensors, heads: Heads, how: Modifiers) -> Iterator[tuple[Tensors, Tensors, Modifiers]]:
@@ -71,9 +84,10 @@ def _folded(many: Tensors, few: Tensors, heads: Heads, how: Modifiers) -> Iterat
     """
     (b0, b1), (k0, k1), (g0, g1) = heads.batch, heads.kv, heads.group
     kv_heads = few[0].shape[1]
-    split = [x.unflatten(1, (kv_heads, -1))[b0:b1, k0:k1, g0:g1] for x in many]
+    group = many[0].shape[1] // kv_heads
+    split = [x.unflatten(1, (kv_heads, group))[b0:b1, k0:k1, g0:g1] for x in many]
     shared = [x[b0:b1, k0:k1] for x in few]
-    slopes = None if how.alibi is None else how.alibi.view(kv_heads, -1)[k0:k1, g0:g1]
+    slopes = None if how.alibi is None else how.alibi.unflatten(0, (kv_heads, group))[k0:k1, g0:g1]
     if all(_foldable(x) for x in (*split, *shared)):
         pairs = [tuple(x.flatten(0, 1) for x in xs) for xs in (split, shared)]
         yield *pairs, replace(how, alibi=None if slopes is None else slopes.repeat(b1 - b0, 1))  # type: ignore[misc]

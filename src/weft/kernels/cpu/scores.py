@@ -100,7 +100,8 @@ def score(q: torch.Tensor, k: torch.Tensor, step: Step, work: Workspace, how: Mo
         capped = scores if how.alibi is None else scores.clone()
     rows = scores.view(q.shape[0], -1, queries.size, step.width)
     if how.alibi is not None:
-        rows.sub_(how.alibi[:, :, None, None] * _distance(queries, step, how.shift).to(scores.dtype))
+        slopes = how.alibi.to(scores.dtype)[:, :, None, None]
+        rows.sub_(slopes * _distance(queries, step, how.shift).to(scores.dtype))
     for piece in step.pieces:
         for first, last, mask in piece.masks:
             rows.narrow(3, piece.column + first, last - first).add_(mask)

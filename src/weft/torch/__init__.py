@@ -1,0 +1,6 @@
+"""The PyTorch front end: `attention` and `SparseAttention`."""
+
+from weft.torch.attention import attention, explain, plan
+from weft.torch.module import SparseAttention
+
+__all__ = ["SparseAttention", "attention", "explain", "plan"]

@@ -1,0 +1,83 @@
+"""`weft.attention`, `weft.plan` and `weft.explain` for torch tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.pattern.algebra import Pattern
+from weft.plan.attention_plan import AttentionPlan
+from weft.runtime.pipeline import compiled
+from weft.torch.inputs import check_options, check_tensors, problem_of
+from weft.torch.operator import Written, as_tensor
+
+
+def attention(  # noqa: PLR0913 - the public face; every option by name
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Pattern,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+    dropout: float = 0.0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of q over the keys that `mask` lets each query see, at a cost that follows the live pairs.
+
+    q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv), any strides, one floating dtype and device; Hq is a multiple of
+    Hkv and query head h uses key head h // (Hq // Hkv). Returns out (B, Hq, M, Dv) in q's dtype and memory order; with
+    return_lse also lse (B, Hq, M), the natural logarithm of the sum of exponentiated scores, in float32 (float64 for
+    float64). A query without keys gives out 0, lse -inf and zero gradients.
+
+    The score of a pair is scale * (q . k), scale defaulting to D ** -0.5; then softcap * tanh(score / softcap); then, with
+    alibi_slopes (Hq,), minus slope * |q - k| on aligned token indices. sinks (Hq,) are logits that join every row's sum
+    and have no value; lse includes them. Reverse-mode gradients flow to q, k, v and sinks, and from lse.
+
+    Raises InputError for tensors, OptionError for options, PatternError (AlignmentError, LengthError) for a mask that does
+    not fit, UnsupportedError for what is refused by name (dropout, double backward, vmap), UnsupportedKernel if no
+    backend can run it. Sources: Dao 2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409 (ALiBi).
+    """
+    _check_mask(mask)
+    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    check_tensors(q, k, v)
+    options = {"scale": scale, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "dropout": dropout}
+    check_options(q, options)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    out, lse = torch.ops.weft.attention(
+        q, k, v, mask.structure, as_tensor(mask.numbers), sinks, alibi_slopes, scale, softcap, backend, deterministic,
+        return_lse,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def plan(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> AttentionPlan:
+    """The plan that `attention(q, k, v, mask)` would run: `.verify()`, `.interpret(q, k, v)`, `.explain()`, `str()`."""
+    _check_mask(mask)
+    check_tensors(q, k, v)
+    return compiled(mask, problem_of(q, k, v), backend)[0]
+
+
+def explain(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> str:
+    """The pattern drawn, the bytes of its format, the plan and its predicted time, as text."""
+    return plan(mask, q, k, v, backend=backend).explain()
+
+
+def _check_mask(mask: Any) -> None:
+    if isinstance(mask, (Pattern, Written)) and hasattr(mask, "structure"):
+        return
+    raise InputError(
+        f"attention(..., mask={type(mask).__name__})",
+        "a mask is a weft pattern made by library functions, not a tensor, a function or a bare leaf",
+        "build it from weft's patterns, e.g. weft.causal() & weft.window(left=1023)",
+    )

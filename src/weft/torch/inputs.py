@@ -1,0 +1,85 @@
+"""What may be passed to attention: one clear exception for each thing that may not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from weft.errors import InputError, OptionError, UnsupportedError
+from weft.plan.problem import Problem
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv); one dtype, one device, Hq a multiple of Hkv."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            _wrong(f"{name} is {type(x).__name__}, not a tensor", "pass torch tensors")
+        if x.dim() != 4:
+            _wrong(f"{name} has {x.dim()} dimensions", "pass q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv)")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            _wrong(f"q is {q.dtype}, {name} is {x.dtype}", "convert q, k and v to one dtype")
+        if x.device != q.device:
+            _wrong(f"q is on {q.device}, {name} on {x.device}", "move q, k and v to one device")
+        if x.shape[0] != q.shape[0]:
+            _wrong(f"q has {q.shape[0]} batch rows, {name} has {x.shape[0]}", "give q, k and v one batch size")
+    if not q.dtype.is_floating_point:
+        _wrong(f"q, k and v are {q.dtype}", "use float64, float32, bfloat16 or float16")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        _wrong(f"k is {_shape(k)} and v is {_shape(v)}", "give k and v the same heads and length")
+    if q.shape[3] != k.shape[3]:
+        _wrong(f"q has head dimension {q.shape[3]}, k has {k.shape[3]}", "give q and k one head dimension")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
+        _wrong(
+            f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly", "make Hq a multiple of Hkv"
+        )
+    if q.shape[3] == 0 or v.shape[3] == 0:
+        _wrong("a head dimension is 0", "pass head dimensions of 1 or more")
+
+
+def check_options(q: Tensor, options: dict[str, Any]) -> None:
+    """scale finite; softcap positive; sinks and alibi_slopes (Hq,); dropout refused."""
+    scale, softcap, dropout = options["scale"], options["softcap"], options["dropout"]
+    if scale is not None and not math.isfinite(scale):
+        _option(f"scale={scale}", "the scale is not a finite number", "pass a finite scale, or None for D ** -0.5")
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        _option(f"softcap={softcap}", "a soft cap is a positive finite number", "pass softcap > 0, or None for none")
+    if dropout != 0.0:
+        raise UnsupportedError(
+            f"attention(dropout={dropout})", "attention dropout is not implemented", "pass dropout=0.0, or drop outputs"
+        )
+    for name in ("sinks", "alibi_slopes"):
+        x = options[name]
+        if x is None:
+            continue
+        if not isinstance(x, Tensor) or x.dim() != 1 or x.shape[0] != q.shape[1]:
+            found = _shape(x) if isinstance(x, Tensor) else type(x).__name__
+            _option(f"{name}={found}", f"there are {q.shape[1]} query heads", f"pass {name} of shape ({q.shape[1]},)")
+        if x.device != q.device:
+            _option(f"{name} on {x.device}", f"q is on {q.device}", "move it there")
+    slopes = options["alibi_slopes"]
+    if slopes is not None and slopes.requires_grad:
+        raise UnsupportedError(
+            "attention(alibi_slopes=...)", "gradients of ALiBi slopes are not implemented", "pass slopes.detach()"
+        )
+
+
+def problem_of(q: Tensor, k: Tensor, v: Tensor) -> Problem:
+    """The shapes and dtypes of checked tensors."""
+    batch, q_heads, m, d = q.shape
+    dtype = str(q.dtype).removeprefix("torch.")
+    return Problem(batch, q_heads, k.shape[1], m, k.shape[2], d, v.shape[3], dtype, q.device.type)
+
+
+def _shape(x: Tensor) -> str:
+    return str(tuple(x.shape))
+
+
+def _wrong(wrong: str, cure: str) -> None:
+    raise InputError("attention(q, k, v, ...)", wrong, cure)
+
+
+def _option(asked: str, wrong: str, cure: str) -> None:
+    raise OptionError(f"attention({asked})", wrong, cure)

@@ -1,0 +1,246 @@
+"""The registered operators weft::attention, weft::attention_backward and weft::record.
+
+A pattern crosses as a structure (a constant of a compiled graph) and one int64 CPU tensor of numbers (data), so another
+window, length or split of documents compiles nothing: docs/decisions/0003. The Autograd kernel is our own, because
+torch.library.register_autograd answers forward-mode differentiation with silent zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from weft.errors import AlignmentError, UnsupportedError
+from weft.kernels.cpu.run import rows_in_order_of
+from weft.kernels.cpu.scores import ACCUMULATE, Modifiers
+from weft.pattern import crossing
+from weft.pattern.algebra import Pattern
+from weft.pattern.leaves import has_grid
+from weft.plan.attention_plan import AttentionPlan
+from weft.runtime.pipeline import arrived
+from weft.torch.inputs import problem_of
+
+# cudagraph_unsafe: inductor would capture an operator that reads a CPU tensor and replay yesterday's numbers.
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides, torch.Tag.cudagraph_unsafe)
+OPTIONS = "Tensor? sinks, Tensor? slopes, float? scale, float? softcap, str backend, bool deterministic"
+LIB = torch.library.Library("weft", "DEF")  # kept: the operators go when it goes
+LIB.define("record(SymInt[] own, Tensor[] tables) -> Tensor", tags=TAGS[:1])
+LIB.define(
+    f"attention(Tensor q, Tensor k, Tensor v, str structure, Tensor numbers, {OPTIONS}, bool with_lse) "
+    "-> (Tensor, Tensor)", tags=TAGS,
+)  # fmt: skip
+LIB.define(
+    "attention_backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"str structure, Tensor numbers, {OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)", tags=TAGS,
+)  # fmt: skip
+
+
+# ---- patterns made inside a compiled function --------------------------------------------------------------------
+class Tracer:
+    """What `weft.pattern.crossing` does under torch.compile and torch.export."""
+
+    is_compiling = staticmethod(torch.compiler.is_compiling)
+
+    @staticmethod
+    def record(own: list[Any], tables: list[Any]) -> Tensor:
+        """One record of a pattern, made when the graph runs."""
+        tables = [as_tensor(t) for t in tables]
+        return torch.ops.weft.record([1 + len(own) + sum([t.shape[0] for t in tables]), *own], tables)
+
+    @staticmethod
+    def column(values: Any) -> Tensor:
+        """A list of integers as a table, made when the graph runs."""
+        return torch.ops.weft.record(list(values), [])
+
+    @staticmethod
+    def call(name: str, args: list[tuple[str, Any]]) -> Written:
+        """A call of the library, written down."""
+        return Written(name, args)
+
+
+class Written:
+    """A pattern made inside a compiled function: written down, evaluated and checked when the graph runs."""
+
+    def __init__(self, name: str, args: list[tuple[str, Any]]) -> None:
+        self.structure, self.numbers = crossing.cross(name, args)
+
+    def __and__(self, other: object) -> Written:
+        return Written("and_", [("", self), ("", other)])
+
+    def __or__(self, other: object) -> Written:
+        return Written("or_", [("", self), ("", other)])
+
+    def __invert__(self) -> Written:
+        return Written("invert", [("", self)])
+
+    def shift(self, q: int = 0, k: int = 0) -> Written:
+        """See `Pattern.shift`."""
+        return Written("shift", [("", self), ("q", q), ("k", k)])
+
+    def aligned(self, align: str) -> Written:
+        """See `Pattern.aligned`."""
+        return Written("aligned", [("", self), ("align", align)])
+
+
+crossing.tracer = Tracer
+crossing.integers = (int, torch.SymInt)  # non-strict export hands real SymInts to the library
+
+
+def as_tensor(numbers: Any) -> Tensor:
+    """Numbers as the operator takes them. Under torch.compile an ndarray becomes an input of the graph."""
+    return numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers)
+
+
+def _record(own: list[int], tables: list[Tensor]) -> Tensor:
+    return torch.cat([torch.tensor(own, dtype=torch.int64), *(t.to("cpu", torch.int64) for t in tables)])
+
+
+def _record_fake(own: list[int], tables: list[Tensor]) -> Tensor:
+    return torch.empty(len(own) + sum([t.shape[0] for t in tables]), dtype=torch.int64)
+
+
+# ---- forward and backward ----------------------------------------------------------------------------------------
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, sinks: Tensor | None, slopes: Tensor | None,
+    scale: float | None, softcap: float | None, backend: str, deterministic: bool, with_lse: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    plan, chosen = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), backend)
+    how = _modifiers(plan, slopes, scale, softcap)
+    return chosen.load().forward((q, k, v), plan, how, sinks, with_lse)
+
+
+def _backward(
+    dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, structure: str,
+    numbers: Tensor, sinks: Tensor | None, slopes: Tensor | None, scale: float | None, softcap: float | None,
+    backend: str, deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    plan, chosen = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), backend)
+    how = _modifiers(plan, slopes, scale, softcap)
+    wide = ACCUMULATE[q.dtype]
+    dout = torch.zeros_like(out) if dout is None else dout
+    delta = (dout.to(wide) * out.to(wide)).sum(-1)
+    if dlse is not None:
+        delta -= dlse
+    dsinks = q.new_empty(0) if sinks is None else _sink_gradient(sinks, lse, delta)
+    return *chosen.load().backward((q, k, v), (dout, lse, delta), plan, how), dsinks
+
+
+def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """-(share of the sink in each row) * delta, over batch rows and queries: (Hq,), in the dtype of the sinks."""
+    share = (sinks.to(lse.dtype)[None, :, None] - lse).exp()
+    return -(share * delta).sum((0, 2)).to(sinks.dtype)
+
+
+def _modifiers(plan: AttentionPlan, slopes: Tensor | None, scale: float | None, softcap: float | None) -> Modifiers:
+    scale = plan.problem.d**-0.5 if scale is None else scale
+    if slopes is None:
+        return Modifiers(scale, softcap)
+    if has_grid(plan.pattern):
+        raise UnsupportedError(
+            f"attention(alibi_slopes=...) under {plan.pattern}", "ALiBi has no meaning on a grid of several axes",
+            "leave the slopes out, or use a pattern of one axis",
+        )  # fmt: skip
+    return Modifiers(scale, softcap, slopes.to(torch.float64), _shift(plan.pattern, plan))
+
+
+def _shift(pattern: Pattern, plan: AttentionPlan) -> int:
+    """What alignment adds to query indices in ALiBi's distance."""
+    m, n = plan.problem.m, plan.problem.n
+    if m == n:
+        return 0
+    declared = set(pattern.alignments())
+    if len(declared) != 1 or None in declared:
+        raise AlignmentError(
+            f"attention(alibi_slopes=...) under {pattern} at M={m}, N={n}",
+            "the pattern does not declare one alignment, so distances are not defined",
+            'call .aligned("top-left") or .aligned("bottom-right") on the pattern, or use one that is position-dependent',
+        )
+    return n - m if declared == {"bottom-right"} else 0
+
+
+def _forward_fake(q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    with_lse = options[-1]
+    lse = q.new_empty((*q.shape[:2], q.shape[2] if with_lse else 0), dtype=ACCUMULATE.get(q.dtype, torch.float32))
+    return rows_in_order_of(q, v.shape[3], q.dtype), lse
+
+
+def _backward_fake(
+    dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    structure: str, numbers: Tensor, sinks: Tensor | None, *options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    dsinks = q.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    return *(rows_in_order_of(x, x.shape[3], x.dtype) for x in (q, k, v)), dsinks
+
+
+# ---- autograd ----------------------------------------------------------------------------------------------------
+def _below_autograd(*args: Any) -> tuple[Tensor, Tensor]:
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.weft.attention.default(*args)
+
+
+class Attention(torch.autograd.Function):
+    """The Autograd kernel of weft::attention. One forward(ctx, ...) costs less than setup_context."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, structure, numbers, sinks, slopes, *options = args
+        out, lse = _below_autograd(*args[:-1], True)
+        ctx.structure, ctx.options = structure, options[:-1]
+        ctx.save_for_backward(q, k, v, out, lse, numbers, sinks, slopes)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, numbers, sinks, slopes = ctx.saved_tensors
+        rest = (None,) * (len(ctx.options) + 2)  # slopes, the options, with_lse
+        if dout is None and dlse is None:
+            return None, None, None, None, None, None, *rest
+        dq, dk, dv, dsinks = torch.ops.weft.attention_backward(
+            dout, dlse, q, k, v, out, lse, ctx.structure, numbers, sinks, slopes, *ctx.options
+        )
+        return dq, dk, dv, None, None, None if sinks is None else dsinks, *rest
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        raise _refusal("forward-mode differentiation")
+
+
+def _autograd(q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, sinks: Tensor | None, *rest: Any) -> Any:
+    if torch._C._are_functorch_transforms_active():
+        raise _refusal("a torch.func transform")
+    wanted = (q, k, v) if sinks is None else (q, k, v, sinks)
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in wanted)
+    apply = Attention.apply if recorded or forward_ad._current_level >= 0 else _below_autograd
+    return apply(q, k, v, structure, numbers, sinks, *rest)
+
+
+def _refusal(what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{what} of weft.attention", "only the first derivative, in reverse mode, is implemented",
+        "use weft.attention outside it, or dense attention where it is needed",
+    )  # fmt: skip
+
+
+def _refuse(what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise _refusal(what)
+
+    return refuse
+
+
+for _name, _real, _fake in (
+    ("record", _record, _record_fake),
+    ("attention", _forward, _forward_fake),
+    ("attention_backward", _backward, _backward_fake),
+):
+    LIB.impl(_name, _real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"weft::{_name}", _fake, lib=LIB)
+LIB.impl("attention", _autograd, "Autograd")
+torch.library.register_autograd("weft::attention_backward", _refuse("double backward"), lib=LIB)
+for _name in ("attention", "attention_backward"):
+    torch.library.register_vmap(f"weft::{_name}", _refuse("torch.vmap"), lib=LIB)
