@@ -1,17 +1,84 @@
-"""weft: a just-in-time compiler for regular sparse attention."""
+"""weft: a just-in-time compiler for regular sparse attention.
 
+Say which query may see which key, as a pattern; weft finds the affine structure in it, plans tiles, and computes
+attention, forward and backward, at the cost of the pairs that are live. `import weft` needs numpy only; the front end
+is loaded when `attention`, `plan` or `explain` is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from weft import errors
 from weft.pattern.algebra import Pattern
 from weft.pattern.library import (
-    bigbird, blocks, causal, chunks, dilated, documents, fixed, full, global_tokens, longformer, neighborhood, nothing,
-    padding, per_batch, per_head, periodic_keys, prefix, product, random_blocks, segments, sparse_transformer, strided,
+    bigbird,
+    blocks,
+    causal,
+    chunks,
+    dilated,
+    documents,
+    fixed,
+    full,
+    global_tokens,
+    longformer,
+    neighborhood,
+    nothing,
+    padding,
+    per_batch,
+    per_head,
+    periodic_keys,
+    prefix,
+    product,
+    random_blocks,
+    segments,
+    sparse_transformer,
+    strided,
     window,
-)  # fmt: skip
+)
+
+if TYPE_CHECKING:
+    from weft.torch import attention, explain, plan
+
+__version__ = "0.1.0"
+__all__ = [
+    "Pattern",
+    "attention",
+    "errors",
+    "explain",
+    "plan",
+    "full",
+    "nothing",
+    "causal",
+    "window",
+    "dilated",
+    "periodic_keys",
+    "strided",
+    "fixed",
+    "sparse_transformer",
+    "chunks",
+    "blocks",
+    "documents",
+    "padding",
+    "prefix",
+    "global_tokens",
+    "random_blocks",
+    "segments",
+    "longformer",
+    "bigbird",
+    "neighborhood",
+    "per_head",
+    "per_batch",
+    "product",
+]  # fmt: skip
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework."""
-    if name in ("attention", "explain"):
-        from weft import torch
-
+    if name in ("attention", "plan", "explain"):
+        try:
+            from weft import torch
+        except ModuleNotFoundError as missing:
+            if missing.name != "torch":
+                raise
+            raise ModuleNotFoundError(f"weft.{name} needs torch: pip install 'weft[torch]'", name="torch") from None
         return getattr(torch, name)
     raise AttributeError(f"module 'weft' has no attribute {name!r}")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class Target:
     """One machine, as the cost model sees it.
 
-    matmul_flops: floating-point operations per second of a large float32 matrix product.
-    softmax_seconds, mask_seconds: per score, for the soft maximum and for adding a mask. copy_seconds: per element staged.
+    matmul_flops: floating-point operations per second of a large float32 matrix product. softmax_seconds,
+    mask_seconds: per score, for the soft maximum and for adding a mask. copy_seconds: per element staged.
     step_seconds: fixed cost of one query tile and one run of keys (interpreter, dispatch, thread wake-up).
     """
 

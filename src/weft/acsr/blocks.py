@@ -1,7 +1,7 @@
 """Blocks of pairs, bit by bit: what a pattern has that is not affine, while its Acsr is being built.
 
-Pairs are kept on a grid of BLOCK x BLOCK blocks: some are full, some carry 4096 bits. Predicates are evaluated on lists of
-blocks, a bounded number at a time.
+Pairs are kept on a grid of BLOCK x BLOCK blocks: some are full, some carry 4096 bits. Predicates are evaluated on
+lists of blocks, a bounded number at a time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pattern -> Acsr, by algebra on bounds. No dense matrix is formed for what is affine.
 
-A pattern lowers to a union of terms (`Union`); `&`, `|` and `~` work on unions. What cannot be expressed so, and what goes
-beyond MAX_TERMS, is written down block by block in the remainder, and `Acsr.notes` says so.
+A pattern lowers to a union of terms (`Union`); `&`, `|` and `~` work on unions. What cannot be expressed so, and what
+goes beyond MAX_TERMS, is written down block by block in the remainder, and `Acsr.notes` says so.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, singledispatch
-
 
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
@@ -52,7 +51,9 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
     blocks = union.blocks or Blocks.none(m, n)
     for term in spilled:
         blocks = blocks.join(Blocks.of_term(term, m, n))
-    return Acsr(m, n, tuple(kept), blocks.without(kept).remainder(), _short(pattern, 200), tuple(dict.fromkeys(union.notes)))
+    return Acsr(
+        m, n, tuple(kept), blocks.without(kept).remainder(), _short(pattern, 200), tuple(dict.fromkeys(union.notes))
+    )
 
 
 def lower_or_scan(pattern: Pattern, m: int, n: int) -> Union:
@@ -183,5 +184,3 @@ def _(pattern: ops.Not, m: int, n: int) -> Union:
         if len(terms) > 4 * MAX_TERMS:
             raise NotAffineError("the complement has too many terms")
     return Union(terms, None, inner.notes)
-
-

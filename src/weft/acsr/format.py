@@ -1,9 +1,10 @@
 """ACSR, the affine-compressed-sparse-row format.
 
-An `Acsr` is a union of pairwise disjoint terms plus a remainder. A `Term` is a product of relations, one per axis, between
-two grids of tokens: in each row and axis the live keys are start, start + step, ...  The `Remainder` lists 64 x 64 blocks
-of what is not affine, one bit per pair where a block is not full. A pair belongs to exactly one of them: the builder gives
-it to the first term that has it and subtracts it from the others, so that ownership needs no test at run time.
+An `Acsr` is a union of pairwise disjoint terms plus a remainder. A `Term` is a product of relations, one per axis,
+between two grids of tokens: in each row and axis the live keys are start, start + step, ...  The `Remainder` lists 64
+x 64 blocks of what is not affine, one bit per pair where a block is not full. A pair belongs to exactly one of them:
+the builder gives it to the first term that has it and subtracts it from the others, so that ownership needs no test at
+run time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.pattern.bounds import IntTable, Ints
+from weft.pattern.bounds import Ints, IntTable
 from weft.pattern.relation import NDBool, Relation
 
 BLOCK = 64
@@ -120,7 +121,8 @@ class Remainder:
 
     @staticmethod
     def none() -> Remainder:
-        return Remainder(*(np.zeros(0, np.int32) for _ in range(3)), np.zeros((0, BLOCK, BLOCK // 8), np.uint8))
+        none = np.zeros(0, np.int32)
+        return Remainder(none, none, none, np.zeros((0, BLOCK, BLOCK // 8), np.uint8))
 
     def __len__(self) -> int:
         return int(self.rows.size)

@@ -1,7 +1,8 @@
 """What attention over an Acsr means: three loops over affine rows in float64, forward and backward.
 
 R-SDDMM (scores of the live pairs of a row), soft maximum over the row, R-SpMM (weighted sum of values), as SPLAT names
-them (Gupta et al. 2025, doi 10.1145/3720503). Slow on purpose: this is the definition that everything faster is held to.
+them (Gupta et al. 2025, doi 10.1145/3720503). Slow on purpose: this is the definition that everything faster is held
+to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Reals: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scoring:
-    """Score of a pair from x = scale * (q . k): softcap * tanh(x / softcap) if set, minus slope * |q_index + shift - k_index|.
+    """Score of a pair from x = scale * (q . k): softcap * tanh(x / softcap) if set, minus slope * |q_index + shift -
+    k_index|.
 
     sink: a logit that joins the sum of every row and has no value; None for none.
     """
@@ -69,9 +71,7 @@ def forward(acsr: Acsr, q: Reals, k: Reals, v: Reals, scoring: Scoring) -> tuple
     return scoring.with_sink(out, lse)
 
 
-def backward(
-    acsr: Acsr, qkv: tuple[Reals, Reals, Reals], d_out: Reals, d_lse: Reals, scoring: Scoring
-) -> Gradients:
+def backward(acsr: Acsr, qkv: tuple[Reals, Reals, Reals], d_out: Reals, d_lse: Reals, scoring: Scoring) -> Gradients:
     """Gradients of sum(out * d_out) + sum(lse * d_lse) over the rows with a finite lse."""
     q, k, v = qkv
     out, lse = forward(acsr, q, k, v, scoring)

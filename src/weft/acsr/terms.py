@@ -1,7 +1,8 @@
 """The algebra of terms: meet, difference, placement, and the disjoint form.
 
-Terms of one axis live on flattened tokens; terms of several live on a grid. Where the two meet, the flat one is rewritten
-on the grid (`refine`) if its integers allow it. What has no exact form raises NotAffineError; nothing is approximated.
+Terms of one axis live on flattened tokens; terms of several live on a grid. Where the two meet, the flat one is
+rewritten on the grid (`refine`) if its integers allow it. What has no exact form raises NotAffineError; nothing is
+approximated.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import numpy as np
 
 from weft.acsr.format import MAX_TERMS, Grid, Term
 from weft.pattern.bounds import INF, Bound, IntTable, Stair, Steps
-from weft.pattern.relation import Relation, Residue
-
+from weft.pattern.relation import Relation
 
 MAX_ROWS_APART = 1 << 16
 
@@ -34,7 +34,9 @@ def product(axes: list[list[Term]], shape: tuple[int, ...], key_shape: tuple[int
 
 
 def moved(term: Term, q: tuple[int, int, int], k: tuple[int, int, int]) -> list[Term]:
-    """`term`, made for lengths q[1] and k[1], moved to start at q[0], k[0] of total lengths q[2], k[2]; cut at the ends."""
+    """`term`, made for lengths q[1] and k[1], moved to start at q[0], k[0] of total lengths q[2], k[2]; cut at the
+    ends.
+    """
     (q0, length_q, m), (k0, length_k, n) = q, k
     if (q0, length_q, k0, length_k) == (0, m, 0, n):
         return [term]
@@ -250,13 +252,12 @@ def _raster(rank: int, *, below: bool, equal: bool) -> list[Axes]:
 
 def _refine_residues(relation: Relation, q: Grid, k: Grid) -> Axes:
     """The congruences, on the last axis if its length is a multiple of the modulus."""
-    last = {}
-    for name, residue, lengths in (
-        ("rows", relation.rows, (q.shape[-1],)),
-        ("keys", relation.keys, (k.shape[-1],)),
-        ("diagonal", relation.diagonal, (q.shape[-1], k.shape[-1])),
+    for residue, lengths in (
+        (relation.rows, (q.shape[-1],)),
+        (relation.keys, (k.shape[-1],)),
+        (relation.diagonal, (q.shape[-1], k.shape[-1])),
     ):
         if residue.step > 1 and any(length % residue.step for length in lengths):
             raise NotAffineError(f"tokens modulo {residue.step} do not follow the grid")
-        last[name] = Residue(residue.step, residue.phase)
-    return (*(Relation(),) * (len(q.shape) - 1), Relation(**last))
+    last = Relation(rows=relation.rows, keys=relation.keys, diagonal=relation.diagonal)
+    return (*(Relation(),) * (len(q.shape) - 1), last)

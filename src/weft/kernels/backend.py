@@ -1,7 +1,7 @@
 """What a backend is, and the list of backends.
 
-`reasons_against` is the one statement of what a backend can do: empty means yes. Choice, error texts and skipped tests all
-read it. A backend named by the user is used or refused; "auto" takes the first without a reason against it.
+`reasons_against` is the one statement of what a backend can do: empty means yes. Choice, error texts and skipped tests
+all read it. A backend named by the user is used or refused; "auto" takes the first without a reason against it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ BACKENDS: tuple[Backend, ...] = (CpuBackend(),)
 
 
 def choose(name: str, problem: Problem) -> Backend:
-    """The backend of that name, or for "auto" the first that can run the problem; else UnsupportedKernel says why not."""
+    """The backend of that name, or for "auto" the first that can run the problem; else UnsupportedKernel."""
     named = [b for b in BACKENDS if name in ("auto", b.name)]
     if not named:
         known = ", ".join(["'auto'", *(repr(b.name) for b in BACKENDS)])

@@ -1,8 +1,9 @@
 """Patterns: immutable expressions for which query may see which key.
 
-A pattern is what its author wrote: a call of a library function (`Call`) or an operator on patterns (`And`, `Or`, `Not`,
-`Shift`). The leaves under the calls, in `weft.pattern.leaves`, carry the meaning. Two meanings are computed apart, and the
-tests hold them against each other: `contains`, pair by pair, here and in the leaves; and the affine rows of `weft.acsr`.
+A pattern is what its author wrote: a call of a library function (`Call`) or an operator on patterns (`And`, `Or`,
+`Not`, `Shift`). The leaves under the calls, in `weft.pattern.leaves`, carry the meaning. Two meanings are computed
+apart, and the tests hold them against each other: `contains`, pair by pair, here and in the leaves; and the affine
+rows of `weft.acsr`.
 """
 
 from __future__ import annotations
@@ -331,7 +332,9 @@ def common_extent(parts: tuple[Pattern, ...], asked: object) -> tuple[int | None
         sizes = {size for extent in extents if (size := extent[which]) is not None}
         if len(sizes) > 1:
             raise PatternError(
-                str(asked), f"its parts tell {' and '.join(map(str, sorted(sizes)))} {name} apart", "use lists of one length"
+                str(asked),
+                f"its parts tell {' and '.join(map(str, sorted(sizes)))} {name} apart",
+                "use lists of one length",
             )
         found.append(sizes.pop() if sizes else None)
     return found[0], found[1]

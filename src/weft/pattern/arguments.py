@@ -28,7 +28,7 @@ def library(function: Callable[P, Pattern]) -> Callable[P, Call]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Call:
         if crossing.tracing():
-            return crossing.tracer.call(name, written(name, {**dict(zip(keys, args)), **kwargs}))
+            return crossing.tracer.call(name, written(name, {**dict(zip(keys, args, strict=False)), **kwargs}))
         bound = signature.bind(*args, **kwargs)
         kept = tuple(
             (key, frozen)
@@ -147,8 +147,9 @@ def _items(function: str, name: str, value: Any) -> list[Any]:
 
 
 def written(name: str, given: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The arguments that the structure names: those given, and every one whose default is an integer, so that an integer
-    equal to its default makes no other structure."""
+    """The arguments that the structure names: those given, and every one whose default is an integer, so that an
+    integer equal to its default makes no other structure.
+    """
     unknown = [key for key in given if key not in [k for k, _ in DEFAULTS[name]]]
     if unknown:
         raise TypeError(name + "() has no argument " + unknown[0])

@@ -1,9 +1,9 @@
 """The language of bounds: monotone staircases from query index to key index.
 
-A relation between queries i and keys k is written as inequalities ``k >= T(i)`` and ``k < T(i)`` in which every T never
-decreases. Two kinds of T are enough. `Stair` is a formula of eight integers, whatever the length of the sequence.
-`Steps` is a table of the places where T jumps, for what has no formula (documents). Both are closed under shift and under
-`adjoint`, which is what makes a relation transposable without ever looking at a row.
+A relation between queries i and keys k is written as inequalities ``k >= T(i)`` and ``k < T(i)`` in which every T
+never decreases. Two kinds of T are enough. `Stair` is a formula of eight integers, whatever the length of the
+sequence. `Steps` is a table of the places where T jumps, for what has no formula (documents). Both are closed under
+shift and under `adjoint`, which is what makes a relation transposable without ever looking at a row.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 `causal() & window(left=1023)` is `and_(causal(offset=_), window(left=_))` and an int64 array with 0 and 1023 in it. A
 graph is compiled for the first and takes the second as data; `decode` makes the pattern of both again.
 
-One record for each call: [its length, integers, tables, records of the patterns among its arguments, zeros]. `_` stands
-for an integer, `T` for a table and its length, `R` for a list of short tables. A record's length is 13 mod 16, seldom the
-size of another dimension, which torch would take for the same number.
+One record for each call: [its length, integers, tables, records of the patterns among its arguments, zeros]. `_`
+stands for an integer, `T` for a table and its length, `R` for a list of short tables. A record's length is 13 mod 16,
+seldom the size of another dimension, which torch would take for the same number.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any]) -> st
     if value is None or isinstance(value, (bool, str)):
         return repr(value)
     if isinstance(value, integers):
-        own.append(value)
+        own.append(value)  # type: ignore[arg-type]
         return "_"
     if hasattr(value, "structure"):
         inner.append(value.numbers)
@@ -76,7 +76,10 @@ def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any]) -> st
             flat.extend([int(x) for x in (v.array if hasattr(v, "array") else v)])
         word, table = "R", column(flat)
     else:
-        word, table = "T", value.array if hasattr(value, "array") else value if hasattr(value, "shape") else column(value)
+        word, table = (
+            "T",
+            value.array if hasattr(value, "array") else value if hasattr(value, "shape") else column(value),
+        )
     own.append(table.shape[0])
     tables.append(table)
     return word

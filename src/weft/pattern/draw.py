@@ -17,7 +17,7 @@ def draw_pattern(pattern: Pattern, m: int, n: int, width: int) -> str:
 
 
 def density(pattern: Pattern, m: int, n: int, width: int) -> np.ndarray:
-    """Share of live pairs in each cell of a picture of at most width x width cells, by PROBES x PROBES probes a cell."""
+    """Share of live pairs in each cell of a picture of at most width x width cells, PROBES x PROBES a cell."""
     rows, cols = _probes(m, width), _probes(n, width)
     live = pattern.contains(rows.reshape(-1)[:, None], cols.reshape(-1)[None, :], m, n)
     return live.reshape(*rows.shape, *cols.shape).mean(axis=(1, 3))

@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.errors import AlignmentError, LengthError
 from weft.pattern.algebra import Align, Call, Operator, Pattern, Where, common_extent
-from weft.pattern.bounds import IntTable, Ints
+from weft.pattern.bounds import Ints, IntTable
 from weft.pattern.relation import NDBool, Relation
 
 

@@ -68,7 +68,7 @@ def window(left: int | None = None, right: int | None = None, align: Align = Non
 
 @library
 def dilated(left: int, right: int, step: int, align: Align = None) -> Pattern:
-    """k = q + step * j with -left <= j <= right: left and right count keys, not tokens (Longformer's dilated window)."""
+    """k = q + step * j with -left <= j <= right: left and right count keys (Longformer's dilated window)."""
     step = integer("dilated", "step", step, 1)
     left, right = integer("dilated", "left", left, 0), integer("dilated", "right", right, 0)
     relation = Relation((_offset(-left * step),), (_offset(right * step + 1),), diagonal=Residue(step))
@@ -89,7 +89,8 @@ def periodic_keys(step: int, phase: int | None = None) -> Pattern:
 
 @library
 def strided(stride: int, align: Align = None) -> Pattern:
-    """k <= q and (q - k < stride or (q - k) % stride == 0): Sparse Transformer's strided pattern, both factors in one head.
+    """k <= q and (q - k < stride or (q - k) % stride == 0): Sparse Transformer's strided pattern, both factors in one
+    head.
 
     Source: Child et al. 2019, arXiv 1904.10509, section 4.2.
     """
@@ -130,7 +131,9 @@ def _fixed_near(stride: int, align: Align) -> Pattern:
 
 
 def _fixed_far(stride: int, summary: int, align: Align) -> Pattern:
-    """The last `summary` keys of earlier blocks. One key a block is a residue; several are a column of the grid of blocks."""
+    """The last `summary` keys of earlier blocks. One key a block is a residue; several are a column of the grid of
+    blocks.
+    """
     causal_ = _affine("fixed", align, Relation(upper=(_offset(1),)))
     if summary == stride:
         return causal_
@@ -201,14 +204,18 @@ def chunks(size: int, align: Align = None) -> Pattern:
 
 @library
 def blocks(block: int | Sequence[int], pairs: Any) -> Pattern:
-    """(q // block_q, k // block_k) is in `pairs`. block: one size or (block_q, block_k); pairs: (row, column) integers."""
+    """(q // block_q, k // block_k) is in `pairs`. block: one size or (block_q, block_k); pairs: (row, column)
+    integers.
+    """
     block_q, block_k = axes("blocks", "block", block, 2, 1)
     table = [tuple(_pair(pair)) for pair in (pairs if isinstance(pairs, tuple) else ())]
     if not isinstance(pairs, tuple):
         raise PatternError(f"blocks({block}, {pairs!r})", "pairs is not a list of (row, column)", "pass [(0, 0), ...]")
     listed = sorted(set(table))
     rows, cols = ([pair[side] for pair in listed] for side in (0, 1))
-    return BlockList(block_q, block_k, integers("blocks", "rows", IntTable(rows)), integers("blocks", "cols", IntTable(cols)))
+    return BlockList(
+        block_q, block_k, integers("blocks", "rows", IntTable(rows)), integers("blocks", "cols", IntTable(cols))
+    )
 
 
 def _pair(pair: Any) -> tuple[int, ...]:
@@ -401,7 +408,9 @@ def bigbird(
         integer("bigbird", name, value, least)
     half = window // 2 * block
     band = Relation((Stair(block, block, base=-half),), (Stair(block, block, base=half + block),))
-    pattern = _affine("bigbird", align, band) if window else _affine("bigbird", align, Relation(upper=(Stair.constant(0),)))
+    pattern = (
+        _affine("bigbird", align, band) if window else _affine("bigbird", align, Relation(upper=(Stair.constant(0),)))
+    )
     if global_blocks:
         ends = Sized(_last_blocks, (block, global_blocks), positional=True, align=align)
         pattern = pattern | LIBRARY["global_tokens"](block * global_blocks, align=align) | ends  # type: ignore[assignment]
@@ -436,8 +445,9 @@ def neighborhood(shape: Any, size: Any, stride: Any = 1, dilation: Any = 1, caus
 
 
 def _neighbors(length: int, size: int, stride: int, dilation: int, causal: bool, *, axis: int) -> Relation:
-    """One axis. NATTEN states the rule on x // dilation; on x itself the same staircase, times dilation, says it, because
-    the congruence of k and q picks the residue class."""
+    """One axis. NATTEN states the rule on x // dilation; on x itself the same staircase, times dilation, says it,
+    because the congruence of k and q picks the residue class.
+    """
     asked = f"neighborhood(shape={length}, size={size}, stride={stride}, dilation={dilation}) on axis {axis}"
     if size * dilation > length:
         raise PatternError(

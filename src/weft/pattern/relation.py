@@ -1,9 +1,9 @@
 """One axis of a pattern: which keys of an axis a query of it may see, as bounds and residues.
 
-`Relation` is a conjunction: k >= T(i) for every lower bound T, k < T(i) for every upper bound, and three congruences, on
-the query, on the key and on their difference. In row i the live keys are therefore start, start + step, ...: an affine
-row, by construction. Conjunctions are closed under intersection, shift and transposition; a difference of two is a short
-disjoint list.
+`Relation` is a conjunction: k >= T(i) for every lower bound T, k < T(i) for every upper bound, and three congruences,
+on the query, on the key and on their difference. In row i the live keys are therefore start, start + step, ...: an
+affine row, by construction. Conjunctions are closed under intersection, shift and transposition; a difference of two
+is a short disjoint list.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Relation:
         return live
 
     def interval(self, i: Ints, n: int) -> tuple[Ints, Ints]:
-        """Bounds lo, hi of the keys of the rows i, congruences apart: 0 <= lo <= n, 0 <= hi <= n, both monotone in i."""
+        """Bounds of the keys of the rows i, congruences apart: 0 <= lo <= n, 0 <= hi <= n, both monotone in i."""
         lo, hi = np.zeros(i.shape, np.int64), np.full(i.shape, n, np.int64)
         for bound in self.lower:
             lo = np.maximum(lo, bound(i))
@@ -121,7 +121,9 @@ class Relation:
         )
 
     def is_empty(self, m: int, n: int) -> bool:
-        """True iff no pair with 0 <= i < m, 0 <= k < n is live. Exact; rows are looked at only where spans leave a doubt."""
+        """True iff no pair with 0 <= i < m, 0 <= k < n is live. Exact; rows are looked at only where spans leave a
+        doubt.
+        """
         if m <= 0 or n <= 0 or any(low_meets(lo, hi) for lo in self.lower for hi in self.upper):
             return True
         width = 64
@@ -139,8 +141,7 @@ class Relation:
     def meet(self, other: Relation) -> Relation | None:
         """The pairs in both, None if the congruences exclude each other."""
         residues = [
-            a.meet(b)
-            for a, b in ((self.rows, other.rows), (self.keys, other.keys), (self.diagonal, other.diagonal))
+            a.meet(b) for a, b in ((self.rows, other.rows), (self.keys, other.keys), (self.diagonal, other.diagonal))
         ]
         if any(r is None for r in residues):
             return None
@@ -150,7 +151,7 @@ class Relation:
         return Relation(lower, upper, rows, keys, diagonal)
 
     def negations(self) -> Iterator[Relation]:
-        """Disjoint relations whose union is the complement: the j-th keeps conditions before j and breaks condition j."""
+        """Disjoint relations whose union is the complement: the j-th keeps the conditions before j and breaks j."""
         kept = Relation()
         for bound in self.lower:
             yield replace(kept, upper=(*kept.upper, bound))
@@ -158,11 +159,14 @@ class Relation:
         for bound in self.upper:
             yield replace(kept, lower=(*kept.lower, bound))
             kept = replace(kept, upper=(*kept.upper, bound))
-        for name in ("rows", "keys", "diagonal"):
-            residue: Residue = getattr(self, name)
-            for other in residue.others():
-                yield replace(kept, **{name: other})
-            kept = replace(kept, **{name: residue})
+        for other in self.rows.others():
+            yield replace(kept, rows=other)
+        kept = replace(kept, rows=self.rows)
+        for other in self.keys.others():
+            yield replace(kept, keys=other)
+        kept = replace(kept, keys=self.keys)
+        for other in self.diagonal.others():
+            yield replace(kept, diagonal=other)
 
     def minus(self, other: Relation) -> Iterator[Relation]:
         """Disjoint relations whose union is the pairs in self and not in other (some may be empty)."""

@@ -40,7 +40,9 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class AttentionPlan:
-    """Everything that is decided before a kernel runs. `forward` walks queries, `transposed` walks keys (for dK and dV)."""
+    """Everything that is decided before a kernel runs. `forward` walks queries, `transposed` walks keys (for dK and
+    dV).
+    """
 
     pattern: Pattern
     problem: Problem
@@ -71,7 +73,7 @@ class AttentionPlan:
         return sum(share.plan.nbytes for share in self.forward + self.transposed)
 
     def verify(self) -> None:
-        """Raise VerificationError unless the plan computes every live pair once and no other; see `weft.plan.verify`."""
+        """Raise VerificationError unless the plan computes every live pair once and no other."""
         from weft.plan.verify import verify_plan
 
         for share in self.forward + self.transposed:
@@ -141,7 +143,9 @@ def distinct_heads(pattern: Pattern, problem: Problem) -> dict[tuple[int, int], 
     return found
 
 
-def _runs(owners: list[tuple[int, int]], group: int) -> Iterator[tuple[tuple[int, int], tuple[int, int], tuple[int, int]]]:
+def _runs(
+    owners: list[tuple[int, int]], group: int
+) -> Iterator[tuple[tuple[int, int], tuple[int, int], tuple[int, int]]]:
     """(owner, key/value heads, heads of a group): neighbouring whole groups of one owner together, the rest singly."""
     kv_heads, at = len(owners) // group, 0
     while at < kv_heads:
@@ -169,6 +173,4 @@ def _served(heads: tuple[Heads, ...], group: int) -> Iterator[tuple[int, int]]:
 
 
 def _count(heads: tuple[Heads, ...]) -> int:
-    return sum(
-        (h.batch[1] - h.batch[0]) * (h.kv[1] - h.kv[0]) * (h.group[1] - h.group[0]) for h in heads
-    )
+    return sum((h.batch[1] - h.batch[0]) * (h.kv[1] - h.kv[0]) * (h.group[1] - h.group[0]) for h in heads)

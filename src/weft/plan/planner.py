@@ -1,8 +1,8 @@
 """Description -> candidates -> cost -> choice.
 
-Terms that share a query grid may share a launch; a launch has one query step (the least common multiple of its terms'),
-one range of rows and one box. The cost counts what the plan really does: pairs visited, pairs that need a mask, elements
-staged, and steps. All constants come from the Target.
+Terms that share a query grid may share a launch; a launch has one query step (the least common multiple of its
+terms'), one range of rows and one box. The cost counts what the plan really does: pairs visited, pairs that need a
+mask, elements staged, and steps. All constants come from the Target.
 """
 
 from __future__ import annotations
@@ -194,5 +194,3 @@ def _steps(launch: Launch) -> int:
         else:
             total += prod(int((count > 0).sum()) for count in counts)
     return total
-
-

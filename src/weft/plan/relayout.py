@@ -1,8 +1,8 @@
 """Relayouts: re-indexings of one axis under which the keys of every row are contiguous.
 
-Queries are taken by their residue modulo q_step, keys modulo k_step: position p of a class is query phase + q_step * p. A
-relayout is a view (base, strides), never a copy. Under it a row's live keys are one interval [lo, hi) of positions, and
-both ends never decrease from row to row, so a tile of rows is described by its first and last row.
+Queries are taken by their residue modulo q_step, keys modulo k_step: position p of a class is query phase + q_step *
+p. A relayout is a view (base, strides), never a copy. Under it a row's live keys are one interval [lo, hi) of
+positions, and both ends never decrease from row to row, so a tile of rows is described by its first and last row.
 """
 
 from __future__ import annotations

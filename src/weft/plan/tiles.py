@@ -1,9 +1,10 @@
 """TilePlan: for each tile of queries the runs of key tiles that it visits.
 
-A plan is a list of launches. A launch has one query relayout, cut into boxes; its parts are the terms of the Acsr that it
-serves. Everything is a product over axes, so the tables are as long as the axes are, not as their product. On one axis and
-for one tile of rows, the keys [start, stop) are visited in tiles of block_k: first `left` tiles with an edge in them, then
-`full` tiles in which every pair is live, then the rest. A box of keys needs no mask iff it is full on every axis.
+A plan is a list of launches. A launch has one query relayout, cut into boxes; its parts are the terms of the Acsr that
+it serves. Everything is a product over axes, so the tables are as long as the axes are, not as their product. On one
+axis and for one tile of rows, the keys [start, stop) are visited in tiles of block_k: first `left` tiles with an edge
+in them, then `full` tiles in which every pair is live, then the rest. A box of keys needs no mask iff it is full on
+every axis.
 
 Blocks of the remainder are a launch of their own, BLOCK queries a tile.
 """
@@ -267,7 +268,9 @@ class Visit:
 
 
 def walk(plan: TilePlan) -> Iterator[list[Visit]]:
-    """Every query tile of a plan with its visits, exactly as a kernel would walk them. Slow; for meaning, not for speed."""
+    """Every query tile of a plan with its visits, exactly as a kernel would walk them. Slow; for meaning, not for
+    speed.
+    """
     for launch in plan.launches:
         for tile in launch.walk_tiles():
             queries = launch.tile_queries(tile)

@@ -7,6 +7,7 @@ problem; on a large one two pairs either side of every bound at every tile edge,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import combinations
 
 import numpy as np
@@ -149,7 +150,7 @@ def _share(a: Term, b: Term) -> bool:
 
 # ---- meaning -----------------------------------------------------------------------------------------------------
 def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int = 0) -> None:
-    """Raise VerificationError if the pattern's predicate and the Acsr of the plan differ on a pair that is looked at."""
+    """Raise VerificationError if the pattern's predicate and the plan's Acsr differ on a pair looked at."""
     acsr = plan.acsr
     held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
     for q, k in _pairs(plan):
@@ -165,7 +166,7 @@ def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int =
             _require(False, f"query {pair[0]}, key {pair[1]}: {state} in {pattern}, and not so in its rows")
 
 
-def _pairs(plan: TilePlan):  # type: ignore[no-untyped-def]
+def _pairs(plan: TilePlan) -> Iterator[tuple[Ints, Ints]]:
     """Arrays (q, k) to compare, in bounded pieces."""
     m, n = plan.acsr.m, plan.acsr.n
     if m * n <= EXHAUSTIVE:
@@ -179,8 +180,7 @@ def _pairs(plan: TilePlan):  # type: ignore[no-untyped-def]
         columns.append(generator.integers(0, n, size=(some.size, 16)))
         yield some[:, None], np.concatenate(columns, axis=1)
     held = Blocks.of_remainder(plan.acsr.remainder, m, n)
-    for q, k in held.samples(generator, SAMPLES):
-        yield q, k
+    yield from held.samples(generator, SAMPLES)
 
 
 def _rows_of_interest(plan: TilePlan) -> Ints:

@@ -30,7 +30,9 @@ def arrived(structure: str, numbers: bytes, problem: Problem, backend: str) -> t
 
 def check_extent(pattern: Pattern, problem: Problem) -> None:
     """Raise InputError if the pattern tells another number of heads or batch rows apart than there are."""
-    for told, have, name in zip(pattern.extent(), (problem.batch, problem.q_heads), ("batch rows", "heads"), strict=True):
+    for told, have, name in zip(
+        pattern.extent(), (problem.batch, problem.q_heads), ("batch rows", "heads"), strict=True
+    ):
         if told is not None and told != have:
             raise InputError(
                 f"attention under {pattern}", f"the pattern is for {told} {name}, q has {have}",

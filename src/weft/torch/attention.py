@@ -32,18 +32,19 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q over the keys that `mask` lets each query see, at a cost that follows the live pairs.
 
-    q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv), any strides, one floating dtype and device; Hq is a multiple of
-    Hkv and query head h uses key head h // (Hq // Hkv). Returns out (B, Hq, M, Dv) in q's dtype and memory order; with
-    return_lse also lse (B, Hq, M), the natural logarithm of the sum of exponentiated scores, in float32 (float64 for
-    float64). A query without keys gives out 0, lse -inf and zero gradients.
+    q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv), any strides, one floating dtype and device; Hq is a multiple
+    of Hkv and query head h uses key head h // (Hq // Hkv). Returns out (B, Hq, M, Dv) in q's dtype and memory order;
+    with return_lse also lse (B, Hq, M), the natural logarithm of the sum of exponentiated scores, in float32 (float64
+    for float64). A query without keys gives out 0, lse -inf and zero gradients.
 
-    The score of a pair is scale * (q . k), scale defaulting to D ** -0.5; then softcap * tanh(score / softcap); then, with
-    alibi_slopes (Hq,), minus slope * |q - k| on aligned token indices. sinks (Hq,) are logits that join every row's sum
-    and have no value; lse includes them. Reverse-mode gradients flow to q, k, v and sinks, and from lse.
+    The score of a pair is scale * (q . k), scale defaulting to D ** -0.5; then softcap * tanh(score / softcap); then,
+    with alibi_slopes (Hq,), minus slope * |q - k| on aligned token indices. sinks (Hq,) are logits that join every
+    row's sum and have no value; lse includes them. Reverse-mode gradients flow to q, k, v and sinks, and from lse.
 
-    Raises InputError for tensors, OptionError for options, PatternError (AlignmentError, LengthError) for a mask that does
-    not fit, UnsupportedError for what is refused by name (dropout, double backward, vmap), UnsupportedKernel if no
-    backend can run it. Sources: Dao 2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409 (ALiBi).
+    Raises InputError for tensors, OptionError for options, PatternError (AlignmentError, LengthError) for a mask that
+    does not fit, UnsupportedError for what is refused by name (dropout, double backward, vmap), UnsupportedKernel if
+    no backend can run it. Sources: Dao 2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409
+    (ALiBi).
     """
     _check_mask(mask)
     if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):

@@ -19,12 +19,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         if x.dim() != 4:
             _wrong(f"{name} has {x.dim()} dimensions", "pass q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv)")
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
-            _wrong(f"q is {q.dtype}, {name} is {x.dtype}", "convert q, k and v to one dtype")
-        if x.device != q.device:
-            _wrong(f"q is on {q.device}, {name} on {x.device}", "move q, k and v to one device")
-        if x.shape[0] != q.shape[0]:
-            _wrong(f"q has {q.shape[0]} batch rows, {name} has {x.shape[0]}", "give q, k and v one batch size")
+        _check_alike(q, name, x)
     if not q.dtype.is_floating_point:
         _wrong(f"q, k and v are {q.dtype}", "use float64, float32, bfloat16 or float16")
     if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
@@ -32,11 +27,18 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape[3] != k.shape[3]:
         _wrong(f"q has head dimension {q.shape[3]}, k has {k.shape[3]}", "give q and k one head dimension")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0:
-        _wrong(
-            f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly", "make Hq a multiple of Hkv"
-        )
+        _wrong(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly", "make Hq a multiple of Hkv")
     if q.shape[3] == 0 or v.shape[3] == 0:
         _wrong("a head dimension is 0", "pass head dimensions of 1 or more")
+
+
+def _check_alike(q: Tensor, name: str, x: Tensor) -> None:
+    if x.dtype != q.dtype:
+        _wrong(f"q is {q.dtype}, {name} is {x.dtype}", "convert q, k and v to one dtype")
+    if x.device != q.device:
+        _wrong(f"q is on {q.device}, {name} on {x.device}", "move q, k and v to one device")
+    if x.shape[0] != q.shape[0]:
+        _wrong(f"q has {q.shape[0]} batch rows, {name} has {x.shape[0]}", "give q, k and v one batch size")
 
 
 def check_options(q: Tensor, options: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ torch.library.register_autograd answers forward-mode differentiation with silent
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,29 +104,37 @@ def _record_fake(own: list[int], tables: list[Tensor]) -> Tensor:
 
 
 # ---- forward and backward ----------------------------------------------------------------------------------------
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, sinks: Tensor | None, slopes: Tensor | None,
-    scale: float | None, softcap: float | None, backend: str, deterministic: bool, with_lse: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    plan, chosen = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), backend)
-    how = _modifiers(plan, slopes, scale, softcap)
-    return chosen.load().forward((q, k, v), plan, how, sinks, with_lse)
+class Options(NamedTuple):
+    """The options as they follow the pattern in both schemas."""
+
+    sinks: Tensor | None
+    slopes: Tensor | None
+    scale: float | None
+    softcap: float | None
+    backend: str
+    deterministic: bool
 
 
-def _backward(
-    dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, structure: str,
-    numbers: Tensor, sinks: Tensor | None, slopes: Tensor | None, scale: float | None, softcap: float | None,
-    backend: str, deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    plan, chosen = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), backend)
-    how = _modifiers(plan, slopes, scale, softcap)
+def _forward(q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *options, with_lse = rest
+    chosen = Options(*options)
+    plan, backend = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), chosen.backend)
+    how = _modifiers(plan, chosen)
+    out, lse = backend.load().forward((q, k, v), plan, how, chosen.sinks, with_lse)
+    return out, lse
+
+
+def _backward(dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Tensor, ...]:
+    q, k, v, out, lse, structure, numbers, *options = saved
+    chosen = Options(*options)
+    plan, backend = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), chosen.backend)
     wide = ACCUMULATE[q.dtype]
     dout = torch.zeros_like(out) if dout is None else dout
     delta = (dout.to(wide) * out.to(wide)).sum(-1)
     if dlse is not None:
         delta -= dlse
-    dsinks = q.new_empty(0) if sinks is None else _sink_gradient(sinks, lse, delta)
-    return *chosen.load().backward((q, k, v), (dout, lse, delta), plan, how), dsinks
+    dsinks = q.new_empty(0) if chosen.sinks is None else _sink_gradient(chosen.sinks, lse, delta)
+    return *backend.load().backward((q, k, v), (dout, lse, delta), plan, _modifiers(plan, chosen)), dsinks
 
 
 def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
@@ -135,16 +143,16 @@ def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     return -(share * delta).sum((0, 2)).to(sinks.dtype)
 
 
-def _modifiers(plan: AttentionPlan, slopes: Tensor | None, scale: float | None, softcap: float | None) -> Modifiers:
-    scale = plan.problem.d**-0.5 if scale is None else scale
-    if slopes is None:
-        return Modifiers(scale, softcap)
+def _modifiers(plan: AttentionPlan, options: Options) -> Modifiers:
+    scale = plan.problem.d**-0.5 if options.scale is None else options.scale
+    if options.slopes is None:
+        return Modifiers(scale, options.softcap)
     if has_grid(plan.pattern):
         raise UnsupportedError(
             f"attention(alibi_slopes=...) under {plan.pattern}", "ALiBi has no meaning on a grid of several axes",
             "leave the slopes out, or use a pattern of one axis",
         )  # fmt: skip
-    return Modifiers(scale, softcap, slopes.to(torch.float64), _shift(plan.pattern, plan))
+    return Modifiers(scale, options.softcap, options.slopes.to(torch.float64), _shift(plan.pattern, plan))
 
 
 def _shift(pattern: Pattern, plan: AttentionPlan) -> int:
@@ -157,21 +165,21 @@ def _shift(pattern: Pattern, plan: AttentionPlan) -> int:
         raise AlignmentError(
             f"attention(alibi_slopes=...) under {pattern} at M={m}, N={n}",
             "the pattern does not declare one alignment, so distances are not defined",
-            'call .aligned("top-left") or .aligned("bottom-right") on the pattern, or use one that is position-dependent',
+            'call .aligned("top-left") or .aligned("bottom-right") on a position-dependent pattern',
         )
     return n - m if declared == {"bottom-right"} else 0
 
 
-def _forward_fake(q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+def _forward_fake(
+    q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, *options: Any
+) -> tuple[Tensor, Tensor]:
     with_lse = options[-1]
     lse = q.new_empty((*q.shape[:2], q.shape[2] if with_lse else 0), dtype=ACCUMULATE.get(q.dtype, torch.float32))
     return rows_in_order_of(q, v.shape[3], q.dtype), lse
 
 
-def _backward_fake(
-    dout: Tensor | None, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    structure: str, numbers: Tensor, sinks: Tensor | None, *options: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+def _backward_fake(dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Tensor, ...]:
+    q, k, v, sinks = *saved[:3], saved[7]
     dsinks = q.new_empty(0) if sinks is None else torch.empty_like(sinks)
     return *(rows_in_order_of(x, x.shape[3], x.dtype) for x in (q, k, v)), dsinks
 
@@ -210,7 +218,9 @@ class Attention(torch.autograd.Function):
         raise _refusal("forward-mode differentiation")
 
 
-def _autograd(q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, sinks: Tensor | None, *rest: Any) -> Any:
+def _autograd(
+    q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, sinks: Tensor | None, *rest: Any
+) -> Any:
     if torch._C._are_functorch_transforms_active():
         raise _refusal("a torch.func transform")
     wanted = (q, k, v) if sinks is None else (q, k, v, sinks)

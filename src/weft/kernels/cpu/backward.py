@@ -1,7 +1,8 @@
-"""Backward on the CPU: one walk over the query tiles gives dQ, dK and dV, in a fixed order, so the same bits every time.
+"""Backward on the CPU: one walk over the query tiles gives dQ, dK and dV, in a fixed order, so the same bits every
+time.
 
-With P = exp(S - lse) and delta = rowsum(dO * O) - dlse:  dV += P^T dO,  dS = P * (dO V^T - delta),  dQ += dS K,
-dK += dS^T Q.
+With P = exp(S - lse) and delta = rowsum(dO * O) - dlse:  dV += P^T dO,  dS = P * (dO V^T - delta),  dQ += dS K, dK +=
+dS^T Q.
 """
 
 from __future__ import annotations
@@ -73,7 +74,11 @@ def _tile(saved: Saved, grads: Gradients, tile: Tile, work: Workspace, how: Modi
 
 
 def _score_gradients(
-    scored: Scored, rows: Rows, step: Step, values: tuple[torch.Tensor, torch.Tensor], tools: tuple[Workspace, Modifiers]
+    scored: Scored,
+    rows: Rows,
+    step: Step,
+    values: tuple[torch.Tensor, torch.Tensor],
+    tools: tuple[Workspace, Modifiers],
 ) -> torch.Tensor:
     """dS of one step (P, rows, width), before scale; dV is added on the way."""
     (v, dv), (work, how) = values, tools

@@ -1,4 +1,6 @@
-"""Forward on the CPU: for each query tile scores, soft maximum, accumulate, and a merge by lse where rows are met again."""
+"""Forward on the CPU: for each query tile scores, soft maximum, accumulate, and a merge by lse where rows are met
+again.
+"""
 
 from __future__ import annotations
 

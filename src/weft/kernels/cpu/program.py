@@ -1,7 +1,7 @@
 """A plan as the CPU walks it: a flat list of steps with slices and additive masks, made once for each plan.
 
-Interior keys carry no mask at all. Masks are shared: two tiles whose row bounds stand alike relative to their keys use one
-tensor, so a window of any length needs a handful of them.
+Interior keys carry no mask at all. Masks are shared: two tiles whose row bounds stand alike relative to their keys use
+one tensor, so a window of any length needs a handful of them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Scores of one query tile against at most about CHUNK keys. dead: rows without a live key in this step, or None."""
+    """Scores of one query tile against at most about CHUNK keys. dead: rows without a live key here, or None."""
 
     pieces: tuple[Piece, ...]
     width: int

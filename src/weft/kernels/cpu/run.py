@@ -1,4 +1,6 @@
-"""Entry points of the CPU backend: heads are folded into one batch dimension, then each share of a plan runs its program."""
+"""Entry points of the CPU backend: heads are folded into one batch dimension, then each share of a plan runs its
+program.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def backward(
     plan: AttentionPlan,
     how: Modifiers,
 ) -> Tensors:
-    """(dq, dk, dv). saved: q, k, v. rows: d_out (B, Hq, M, Dv), and lse and delta (B, Hq, M) as `backward.Saved` says."""
+    """(dq, dk, dv). saved: q, k, v. rows: d_out (B, Hq, M, Dv), lse and delta (B, Hq, M), as `backward.Saved` says."""
     q, k, v = saved
     dtype = ACCUMULATE[q.dtype]
     dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype).zero_() for x in (q, k, v))

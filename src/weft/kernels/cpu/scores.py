@@ -58,7 +58,9 @@ def query_rows(x: torch.Tensor, box: Box, work: Workspace, name: str) -> torch.T
 
 
 def key_rows(x: torch.Tensor, step: Step, work: Workspace, name: str) -> torch.Tensor:
-    """x (pairs, tokens, d) at the keys of a step as (pairs, width, d): one slice of one axis where it lies, else staged."""
+    """x (pairs, tokens, d) at the keys of a step as (pairs, width, d): one slice of one axis where it lies, else
+    staged.
+    """
     first = step.pieces[0].keys.of(x, 1)
     if len(step.pieces) == 1 and first.dim() == 3 and x.dtype == work.dtype:
         return first
@@ -78,7 +80,8 @@ def add_key_rows(total: torch.Tensor, step: Step, part: torch.Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Scores of one step, (pairs, group * rows, width), after every modifier; `capped` before ALiBi and mask, if capped.
+    """Scores of one step, (pairs, group * rows, width), after every modifier; `capped` before ALiBi and mask, if
+    capped.
 
     Products write contiguous buffers only: into a strided output torch multiplies one matrix of a batch at a time, on
     another pool of threads, which was measured to cost 1.5 times the whole.
