@@ -1,8 +1,8 @@
 """Pictures of patterns and of the tiles that a plan visits.
 
-`pattern_figure` draws one pattern: on the left which query sees which key, then one panel for each launch of its plan,
-with queries and keys in the order in which that launch takes them, and for patterns on a map the boxes of queries and
-what one of them reads. Meant for small instances: a picture of a million tokens shows no tile.
+`pattern_figure` draws one pattern: on the left which query sees which key; then the tiles of its plan, in token order and
+in every other order in which a launch takes queries and keys; and for patterns on a map one query with what its box
+reads. Meant for small instances: a picture of a million tokens shows no tile.
 
 matplotlib is loaded when the first figure is made, never before.
 """
@@ -10,11 +10,11 @@ matplotlib is loaded when the first figure is made, never before.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -31,74 +31,96 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LIMIT = 1 << 22  # pairs in one picture
-PANEL = 4.6  # inches
+PANEL, GAP, TOP, BOTTOM = 4.6, 0.75, 1.25, 0.95  # inches: side of a panel, space between two, above and below them
 
 SKIPPED, ELSEWHERE, MASKED, PARTIAL, FULL = range(5)
 # Okabe and Ito's blue and orange, told apart by every kind of colour vision; a light orange for computed in vain.
 COLOURS = ("#f3f3f1", "#c3c7cc", "#fbe0ae", "#e69f00", "#0072b2")
 MEANING = ("skipped", "live, in another launch", "masked in a partial tile", "live in a partial tile", "full tile, no mask")
-INK, PAPER = "#22303c", "#ffffff"
+INK, EDGE, POINT = "#22303c", "#9aa3ab", "#d55e00"
+
+Box: TypeAlias = tuple[int, int, int, int]  # first and last row, first and last column; the last ones are not in it
 
 
 # ---- what is seen ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class View:
-    """One launch as a picture.
+    """Launches that take tokens in one order.
 
-    queries (rows,) and keys (n,): tokens in the order of the launch. classes (rows, n): SKIPPED ... FULL of each pair.
-    bands: the first row of every query tile, and the end. q_steps, k_steps: the residue classes of the order, per axis.
+    queries (rows,) and keys (n,): tokens in that order; classes (rows, n): SKIPPED ... FULL of each pair; boxes: what
+    each query tile visits. q_steps, k_steps: the residue classes of the order, per axis; all 1 without.
     """
 
     title: str
     queries: Ints
     keys: Ints
     classes: np.ndarray
-    bands: Ints
-    q_steps: tuple[int, ...]
-    k_steps: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    q_steps: tuple[int, ...] = (1,)
+    k_steps: tuple[int, ...] = (1,)
 
 
-def launch_views(plan: TilePlan) -> list[View]:
-    """The launches of a plan as its kernels walk them; the blocks of the remainder come last."""
+def views(plan: TilePlan) -> list[View]:
+    """What a kernel walks: one view for the launches in token order together, one for each that has an order of its own."""
     live = _live(plan)
-    tiles = walk(plan)
-    views = [_view(islice(tiles, launch.tiles), _launch_title(launch), live, launch) for launch in plan.launches]
+    walked = walk(plan)
+    apart, plain, titles = [], [], []
+    for launch in plan.launches:
+        tiles = [visits for visits in islice(walked, launch.tiles) if visits]
+        if _plain(launch):
+            plain += tiles
+            titles.append(_tiles(launch))
+        else:
+            apart.append(_view(_tiles(launch), tiles, live, launch))
     if plan.blocks is not None:
-        views.append(_view(tiles, f"remainder: {plan.blocks.tiles} rows of blocks", live, None))
-    return views
+        plain += [visits for visits in walked if visits]
+        titles.append(f"{plan.blocks.tiles} rows of blocks")
+    return ([_view(", ".join(titles), plain, live, None)] if plain else []) + apart
 
 
 def _live(plan: TilePlan) -> NDBool:
-    """The mask (M, N), from the plan itself."""
+    """The mask (M, N), by the plan's own account."""
     live = np.zeros((plan.acsr.m, plan.acsr.n), np.bool_)
     for visit in (visit for visits in walk(plan) for visit in visits):
         live[np.ix_(visit.queries, visit.keys)] |= True if visit.mask is None else visit.mask
     return live
 
 
-def _view(tiles: Iterator[list[Visit]], title: str, live: NDBool, launch: Launch | None) -> View:
-    n = live.shape[1]
-    q_steps = tuple(lanes.q_step for lanes in launch.lanes) if launch else (1,)
+def _plain(launch: Launch) -> bool:
+    """Whether every query tile is a run of neighbouring tokens."""
+    return len(launch.box) == 1 and launch.lanes[0].q_step == 1
+
+
+def _tiles(launch: Launch) -> str:
+    box = "×".join(map(str, launch.box))
+    return f"{launch.tiles} tile{'' if launch.tiles == 1 else 's'} of {box} queries"
+
+
+def _view(title: str, tiles: list[list[Visit]], live: NDBool, launch: Launch | None) -> View:
+    """The view of some query tiles: in token order without a launch, else in the launch's order, its own rows alone."""
+    m, n = live.shape
     keys, k_steps = _key_order(launch, n) if launch else (np.arange(n), (1,))
-    place = np.argsort(keys)
-    queries, classes = [], []
+    queries = np.concatenate([visits[0].queries for visits in tiles]) if launch else np.arange(m)
+    row, column = np.zeros(m, np.int64), np.argsort(keys)
+    row[queries] = np.arange(queries.size)
+    classes = np.where(live, ELSEWHERE, SKIPPED)[np.ix_(queries, keys)]
+    boxes: list[Box] = []
     for visits in tiles:
-        if not visits:
-            continue
-        mine = visits[0].queries
-        found = np.where(live[mine], ELSEWHERE, SKIPPED)[:, keys]
+        rows, visited = row[visits[0].queries], np.zeros(n, np.bool_)
         for visit in visits:
-            mask = np.where(visit.mask, PARTIAL, MASKED) if visit.mask is not None else FULL
-            found[:, place[visit.keys]] = mask
-        queries.append(mine)
-        classes.append(found)
-    bands = np.cumsum([0, *(mine.size for mine in queries)])
-    rows = np.concatenate([np.zeros(0, np.int64), *queries])
-    return View(title, rows, keys, np.concatenate([np.zeros((0, n), int), *classes]), bands, q_steps, k_steps)
+            at = np.ix_(rows, column[visit.keys])
+            found = np.full(at[0].shape[:1] + at[1].shape[1:], FULL)
+            if visit.mask is not None:
+                found = np.where(visit.mask, PARTIAL, MASKED)
+            classes[at] = np.maximum(classes[at], found)
+            visited[column[visit.keys]] = True
+        boxes += [(int(rows[0]), int(rows[-1]) + 1, first, last) for first, last in _runs(visited)]
+    q_steps = tuple(lanes.q_step for lanes in launch.lanes) if launch else (1,)
+    return View(title, queries, keys, classes, tuple(boxes), q_steps, k_steps)
 
 
 def _key_order(launch: Launch, n: int) -> tuple[Ints, tuple[int, ...]]:
-    """(all keys, by residue class if the launch takes them so, else as they are; the steps)."""
+    """(all keys, by residue class where all parts take them so, else as they are; the steps)."""
     part = launch.parts[0]
     steps = tuple(axis.lanes.k_step for axis in part.axes)
     alike = all(
@@ -111,16 +133,17 @@ def _key_order(launch: Launch, n: int) -> tuple[Ints, tuple[int, ...]]:
     return np.lexsort([np.arange(n), *residues[::-1]]), steps
 
 
-def _launch_title(launch: Launch) -> str:
-    plural = "" if launch.tiles == 1 else "s"
-    return f"{launch.tiles} tile{plural} of {'×'.join(map(str, launch.box))} queries"
+def _runs(flags: NDBool) -> Iterable[tuple[int, int]]:
+    """[first, last) of every run of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]])))
+    return ((int(first), int(last)) for first, last in edges.reshape(-1, 2))
 
 
-# ---- the figure --------------------------------------------------------------------------------------------------
+# ---- figures -----------------------------------------------------------------------------------------------------
 def pattern_figure(pattern: Pattern, m: int, n: int | None = None, note: str = "") -> Figure:
-    """The pattern at (m, n) tokens and the forward plan of its first head and batch row, in one figure.
+    """The pattern at (m, n) tokens and the forward plan of its first batch row and head, in one figure.
 
-    The plan is the one for 64 heads of D = 64 in float32. note: a few words that follow the sizes.
+    The plan is the one for 8 batch rows of 8 heads with D = 64 in float32. note: a few words that follow the sizes.
     """
     n = m if n is None else n
     if m * n > LIMIT:
@@ -129,34 +152,33 @@ def pattern_figure(pattern: Pattern, m: int, n: int | None = None, note: str = "
         )
     one = pattern.at(0, 0)
     plan = plan_attention(one, Problem(8, 8, 8, m, n, 64, 64)).forward[0].plan
-    views = launch_views(plan)
-    mapped = [launch for launch in plan.launches if len(launch.q.shape) == 2 and launch.q == launch.parts[0].k]
-    figure, axes = panels(1 + len(views) + len(mapped[:1]))
+    seen = views(plan)
+    mapped = [view for view in seen if len(view.q_steps) == 2]
+    grids = [launch.q for launch in plan.launches if len(launch.box) == 2]
+    figure, axes = panels(1 + len(seen) + len(mapped[:1]))
     draw_mask(axes[0], one.to_dense(m, n))
-    for number, (axis, view) in enumerate(zip(axes[1:], views, strict=False)):
-        draw_view(axis, view, f"launch {number + 1} of {len(views)}: " if len(views) > 1 else "plan: ")
+    for axis, view in zip(axes[1:], seen, strict=False):
+        draw_view(axis, view)
     if mapped:
-        draw_map(axes[-1], plan, mapped[0])
-    title(figure, pattern, [_facts(plan, note)])
-    _legend(figure, views)
+        draw_map(axes[-1], mapped[0], grids[0].shape)
+    headline(figure, str(pattern), _facts(plan, note))
+    _legend(figure, seen)
     return figure
 
 
 def _facts(plan: TilePlan, note: str) -> str:
     m, n = plan.acsr.m, plan.acsr.n
-    tiles = "1 query tile" if plan.tiles == 1 else f"{plan.tiles} query tiles"
     facts = [
         f"{m} × {n} tokens{' ' + note if note else ''}",
-        f"{plan.acsr.nnz / max(1, m * n):.1%} of all pairs are live",
-        f"{plan.visited / max(1, m * n):.1%} computed",
-        tiles,
+        f"{plan.acsr.nnz / max(1, m * n):.1%} of all pairs live, {plan.visited / max(1, m * n):.1%} computed",
+        f"{plan.tiles} query tile{'' if plan.tiles == 1 else 's'}",
         f"{plan.nbytes} bytes of tables",
     ]
-    return "   ·   ".join(facts)
+    return "    ".join(facts)
 
 
-def panels(count: int, height: float = PANEL) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` square panels in a row, and room for a title and a legend."""
+def panels(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` square panels in a row, and room for a headline above and a legend below."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -164,137 +186,117 @@ def panels(count: int, height: float = PANEL) -> tuple[Figure, list[Axes]]:
         raise UnsupportedError("draw a picture", f"matplotlib: {missing}", "pip install 'weft[plot]'") from missing
 
     # A figure of its own, not pyplot's: nothing global is touched and no display is needed.
-    figure = Figure(figsize=(count * height + 0.4, height + 1.6), dpi=110, layout="constrained", facecolor=PAPER)
+    width, height = count * (PANEL + GAP) + 0.25, TOP + PANEL + BOTTOM
+    figure = Figure(figsize=(width, height), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08, wspace=0.03)
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+    boxes = [(GAP + i * (PANEL + GAP), BOTTOM, PANEL, PANEL) for i in range(count)]
+    axes = [figure.add_axes((x / width, y / height, w / width, h / height)) for x, y, w, h in boxes]
+    return figure, axes
 
 
-def title(figure: Figure, headline: object, lines: list[str]) -> None:
-    """A headline in bold, and lines below it."""
-    width = int(figure.get_figwidth() * 9)
-    text = textwrap.wrap(str(headline), width)[:3]
-    if len(" ".join(text)) < len(str(headline)):
-        text[-1] += " …"
-    figure.suptitle("\n".join(text), fontsize=12, fontweight="bold", color=INK, family="monospace")
-    figure.get_suptitle()
-    figure.supxlabel("\n".join(lines), fontsize=10, color=INK)
+def headline(figure: Figure, title: str, below: str) -> None:
+    """A title in bold, shortened to two lines if need be, and one line below it."""
+    width, height = figure.get_size_inches()
+    text = "\n".join(textwrap.wrap(title, int(width * 9.5), max_lines=2, placeholder=" …"))
+    middle = 1 - 0.4 / height if "\n" not in text else 1 - 0.34 / height
+    style = {"ha": "center", "va": "center", "color": INK}
+    figure.text(0.5, middle, text, fontsize=12, fontweight="bold", family="monospace", **style)
+    figure.text(0.5, 1 - 0.74 / height, below, fontsize=10, **style)
 
 
 def save(figure: Figure, path: Path) -> Path:
     """Writes the figure as a PNG, aside first, so that a file with this name is always whole."""
     aside = path.with_name(path.name + ".part")
     figure.savefig(aside, format="png")
-    aside.replace(path)
-    return path
+    return aside.replace(path)
 
 
 # ---- panels ------------------------------------------------------------------------------------------------------
 def draw_mask(axes: Axes, mask: NDBool) -> None:
     """Live pairs dark."""
-    _image(axes, np.where(mask[..., None], _rgb(INK), _rgb(COLOURS[SKIPPED])))
-    axes.set_title("the pattern", fontsize=11, color=INK)
-    axes.set_ylabel("query", fontsize=10)
-    axes.set_xlabel("key", fontsize=10)
+    image(axes, np.where(mask[..., None], _rgb(INK), _rgb(COLOURS[SKIPPED])), "the pattern")
+    axes.set_ylabel("query")
+    axes.set_xlabel("key")
 
 
-def draw_view(axes: Axes, view: View, prefix: str = "") -> None:
-    """Pairs by class, and every box of queries by keys outlined."""
-    palette = np.stack([_rgb(colour) for colour in COLOURS])
-    _image(axes, palette[view.classes])
-    axes.set_title(prefix + view.title, fontsize=11, color=INK)
-    _order(axes.yaxis, "query", view.q_steps, view.queries)
-    _order(axes.xaxis, "key", view.k_steps, view.keys)
-    _outlines(axes, view)
+def draw_view(axes: Axes, view: View) -> None:
+    """Pairs by class, and what each query tile visits outlined."""
+    image(axes, _palette()[view.classes], view.title)
+    _order(axes.yaxis, "query", "queries", view.q_steps, view.queries)
+    _order(axes.xaxis, "key", "keys", view.k_steps, view.keys)
+    edges = [[(c, a), (d, a), (d, b), (c, b), (c, a)] for a, b, c, d in view.boxes]
+    _lines(axes, np.array(edges) - 0.5, 0.7)
 
 
-def _order(axis: Any, name: str, steps: tuple[int, ...], tokens: Ints) -> None:
-    """The label of an axis, and ticks that tell the truth when tokens are not in their own order."""
+def _order(axis: Any, one: str, many: str, steps: tuple[int, ...], tokens: Ints) -> None:
+    """Label and ticks of an axis; no ticks where tokens are not in their own order."""
     if max(steps) > 1:
-        axis.set_label_text(f"{name}s, sorted by index modulo {'×'.join(map(str, steps))}", fontsize=10)
-    elif (np.diff(tokens) == 1).all():
-        axis.set_label_text(name, fontsize=10)
-        first = int(tokens[0]) if tokens.size else 0
-        axis.set_major_formatter(lambda x, _: f"{int(x) + first}")
+        axis.set_label_text(f"{many}, by index modulo {' × '.join(map(str, steps))}")
+    elif np.array_equal(tokens, np.arange(tokens.size)):
+        axis.set_label_text(one)
         return
     else:
-        axis.set_label_text(f"{name}, box after box", fontsize=10)
+        axis.set_label_text(f"{many}, box after box")
     axis.set_ticks([])
 
 
-def _outlines(axes: Axes, view: View) -> None:
+def draw_map(axes: Axes, view: View, shape: tuple[int, ...]) -> None:
+    """The row of the query in the middle of a map of shape (height, width): its keys, and what its box reads for it."""
+    height, width = shape
+    middle = (height // 2) * width + width // 2
+    row = int(np.flatnonzero(view.queries == middle)[0])
+    classes = np.empty(height * width, np.int64)
+    classes[view.keys] = view.classes[row]
+    first, last = next((a, b) for a, b, _, _ in view.boxes if a <= row < b)
+    box = np.zeros(height * width, np.bool_)
+    box[view.queries[first:last]] = True
+    image(axes, _palette()[classes].reshape(height, width, 3), "one query on the map, and what its box reads")
+    _lines(axes, _borders(box.reshape(shape)), 1.6)
+    axes.plot([], [], color=INK, linewidth=1.6, label="its box of queries")
+    axes.plot([width // 2], [height // 2], "o", color=POINT, markersize=8, markeredgecolor="white", label="the query")
+    axes.set_ylabel("row")
+    axes.set_xlabel("column")
+
+
+def _borders(inside: NDBool) -> np.ndarray:
+    """Lines (some, 2, 2) around the cells that are True."""
+    padded = np.pad(inside, 1)
+    below = np.argwhere(padded[1:, 1:-1] != padded[:-1, 1:-1])  # (y, x): between rows y - 1 and y
+    right = np.argwhere(padded[1:-1, 1:] != padded[1:-1, :-1])
+    lines = [[(x, y), (x + 1, y)] for y, x in below] + [[(x, y), (x, y + 1)] for y, x in right]
+    return np.array(lines).reshape(-1, 2, 2) - 0.5
+
+
+def _lines(axes: Axes, lines: np.ndarray, width: float) -> None:
     from matplotlib.collections import LineCollection
 
-    lines = []
-    for first, last in zip(view.bands, view.bands[1:], strict=False):
-        visited = (view.classes[first:last] > ELSEWHERE).any(axis=0)
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], visited, [False]])))
-        for left, right in edges.reshape(-1, 2):
-            x, y = np.array([left, right]) - 0.5, np.array([first, last]) - 0.5
-            lines.append([(x[0], y[0]), (x[1], y[0]), (x[1], y[1]), (x[0], y[1]), (x[0], y[0])])
-    axes.add_collection(LineCollection(lines, colors=INK, linewidths=0.7))
+    axes.add_collection(LineCollection(list(lines), colors=INK, linewidths=width, capstyle="projecting"))
 
 
-def draw_map(axes: Axes, plan: TilePlan, launch: Launch) -> None:
-    """The map of tokens: boxes of queries outlined, and the keys that the middle one reads."""
-    from matplotlib.collections import LineCollection
-
-    shape = launch.q.shape
-    owner = np.full(launch.q.size, -1)
-    tiles = list(launch.walk_tiles())
-    for number, tile in enumerate(tiles):
-        owner[launch.tile_queries(tile) - launch.q.origin] = number
-    middle = int(owner.reshape(shape)[shape[0] // 2, shape[1] // 2])
-    view = _view(islice(walk(plan), launch.tiles), "", _live(plan), launch)
-    rows = np.flatnonzero(np.isin(view.queries - launch.q.origin, np.flatnonzero(owner == middle)))
-    seen = np.zeros(view.keys.size, int)
-    seen[view.keys] = np.where(view.classes[rows] > ELSEWHERE, view.classes[rows], SKIPPED).max(axis=0)
-    seen[(seen == PARTIAL)] = MASKED
-    grid = seen[launch.q.origin :][: launch.q.size].reshape(shape)
-    _image(axes, np.stack([_rgb(colour) for colour in COLOURS])[grid])
-    axes.add_collection(LineCollection(_borders(owner.reshape(shape)), colors=INK, linewidths=0.7))
-    _example(axes, view, rows, shape)
-    axes.set_title("the map: what one box of queries reads", fontsize=11, color=INK)
-    axes.set_ylabel("row", fontsize=10)
-    axes.set_xlabel("column", fontsize=10)
-
-
-def _borders(owner: np.ndarray) -> list[list[tuple[float, float]]]:
-    """Lines between neighbouring cells with different owners."""
-    down = [[(x - 0.5, y + 0.5), (x + 0.5, y + 0.5)] for y, x in np.argwhere(owner[1:] != owner[:-1])]
-    across = [[(x + 0.5, y - 0.5), (x + 0.5, y + 0.5)] for y, x in np.argwhere(owner[:, 1:] != owner[:, :-1])]
-    return down + across
-
-
-def _example(axes: Axes, view: View, rows: Ints, shape: tuple[int, ...]) -> None:
-    """One query of the box as a ring, its live keys as dots."""
-    row = rows[rows.size // 2]
-    y, x = np.unravel_index(view.queries[row], shape)
-    keys = view.keys[np.isin(view.classes[row], (PARTIAL, FULL))]
-    ys, xs = np.unravel_index(keys, shape)
-    axes.plot(xs, ys, ".", color=INK, markersize=4, label="keys of the query")
-    axes.plot([x], [y], "o", color="#d55e00", markersize=9, markeredgecolor=PAPER, label="a query of the box")
-
-
-def _image(axes: Axes, colours: np.ndarray) -> None:
+def image(axes: Axes, colours: np.ndarray, title: str) -> None:
+    """Colours (height, width, 3), stretched over a square panel."""
     axes.imshow(colours, interpolation="nearest", aspect="auto")
-    axes.set_box_aspect(1)
+    axes.set_title(title, fontsize=11, color=INK)
     axes.tick_params(labelsize=8, colors=INK, length=2)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(fontsize=10, color=INK)
     for spine in axes.spines.values():
-        spine.set_color("#9aa3ab")
-        spine.set_linewidth(0.6)
+        spine.set(color=EDGE, linewidth=0.6)
 
 
-def _legend(figure: Figure, views: list[View]) -> None:
+def _legend(figure: Figure, seen: list[View]) -> None:
     from matplotlib.patches import Patch
 
-    there = sorted({int(x) for view in views for x in np.unique(view.classes)}, reverse=True)
-    handles = [Patch(facecolor=COLOURS[i], edgecolor="#9aa3ab", linewidth=0.5, label=MEANING[i]) for i in there]
-    more = [axes.get_legend_handles_labels()[0] for axes in figure.axes]
+    there = sorted({int(x) for view in seen for x in np.unique(view.classes)}, reverse=True)
+    handles = [Patch(facecolor=COLOURS[i], edgecolor=EDGE, linewidth=0.5, label=MEANING[i]) for i in there]
+    marks = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
     figure.legend(
-        handles=handles + [handle for some in more for handle in some[::-1]],
-        loc="outside lower center", ncols=8, fontsize=9, frameon=False, labelcolor=INK,
-    )  # fmt: skip
+        handles=handles + marks, loc="lower center", ncols=8, fontsize=9.5, frameon=False, labelcolor=INK
+    ).set_in_layout(False)
+
+
+def _palette() -> np.ndarray:
+    return np.stack([_rgb(colour) for colour in COLOURS])
 
 
 def _rgb(colour: str) -> np.ndarray:

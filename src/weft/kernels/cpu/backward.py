@@ -11,8 +11,19 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.kernels.cpu.program import Program, Step, Tile
-from weft.kernels.cpu.scores import Modifiers, Scored, Workspace, add_key_rows, key_rows, query_rows, rows_of, score
+from weft.kernels.cpu.program import Program
+from weft.kernels.cpu.scores import (
+    Modifiers,
+    Scored,
+    Steps,
+    Tiles,
+    Workspace,
+    add_key_rows,
+    key_rows,
+    query_rows,
+    rows_of,
+    score,
+)
 
 LOG2E = 1.4426950408889634
 
@@ -38,57 +49,58 @@ class Saved:
     delta: torch.Tensor
 
 
-def backward(saved: Saved, grads: Gradients, program: Program, how: Modifiers) -> None:
+def backward(saved: Saved, grads: Gradients, program: Program, how: Modifiers, work: Workspace) -> None:
     """Add the gradients of the rows and keys that the program visits."""
-    work = Workspace(grads.dq.dtype)
-    for tile in program.tiles:
-        _tile(saved, grads, tile, work, how)
+    for tiles in program.batches(saved.q.shape[0] * saved.q.shape[1]):
+        _tiles(saved, grads, tiles, work, how)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """One query tile: q and d_out (P, rows, D), lse and delta (P, rows, 1), dq the sum so far."""
+    """The queries of some tiles: q and d_out (tiles * P, rows, D), lse and delta (tiles * P, rows, 1)."""
 
     q: torch.Tensor
     d_out: torch.Tensor
     lse: torch.Tensor
     delta: torch.Tensor
-    dq: torch.Tensor
 
 
-def _tile(saved: Saved, grads: Gradients, tile: Tile, work: Workspace, how: Modifiers) -> None:
-    pairs, group = saved.q.shape[:2]
-    size = group * tile.queries.size
-    q, d_out = query_rows(saved.q, tile.queries, work, "q"), query_rows(saved.d_out, tile.queries, work, "d_out")
-    lse, delta = (rows_of(x, tile.queries).reshape(pairs, size, 1) for x in (saved.lse, saved.delta))
+def _tiles(saved: Saved, grads: Gradients, tiles: Tiles, work: Workspace, how: Modifiers) -> None:
+    q, d_out = query_rows(saved.q, tiles, work, "q"), query_rows(saved.d_out, tiles, work, "d_out")
+    lse, delta = (
+        query_rows(x[..., None], tiles, work, name) for x, name in ((saved.lse, "lse"), (saved.delta, "delta"))
+    )
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row without keys: every probability is exp(-inf)
-    rows = Rows(q, d_out, lse, delta, work.take("dq", *q.shape).zero_())
-    for step in tile.steps:
-        scored = score(q, saved.k, step, work, how, tile.queries)
-        ds = _score_gradients(scored, rows, step, (saved.v, grads.dv), (work, how))
-        rows.dq.baddbmm_(ds, scored.keys, alpha=how.scale)
-        dk = work.take("dk", pairs, step.width, q.shape[2])
-        add_key_rows(grads.dk, step, torch.baddbmm(dk, ds.transpose(1, 2), q, beta=0, alpha=how.scale, out=dk))
-    target = rows_of(grads.dq, tile.queries)
-    target.add_(rows.dq.view(target.shape))
+    dq = work.take("dq", *q.shape).zero_()
+    rows = Rows(q, d_out, lse, delta)
+    for steps in zip(*(tile.steps for tile in tiles), strict=True):
+        scored = score(q, saved.k, tiles, steps, work, how)
+        ds = _score_gradients(scored, rows, steps, (saved.v, grads.dv), (work, how))
+        dq.baddbmm_(ds, scored.keys, alpha=how.scale)
+        dk = work.take("dk", q.shape[0], steps[0].width, q.shape[2])
+        torch.baddbmm(dk, ds.transpose(1, 2), q, beta=0, alpha=how.scale, out=dk)
+        add_key_rows(grads.dk, steps, dk)
+    for tile, part in zip(tiles, dq.unflatten(0, (len(tiles), -1)), strict=True):
+        target = rows_of(grads.dq, tile.queries)
+        target.add_(part.view(target.shape))
 
 
 def _score_gradients(
     scored: Scored,
     rows: Rows,
-    step: Step,
+    steps: Steps,
     values: tuple[torch.Tensor, torch.Tensor],
     tools: tuple[Workspace, Modifiers],
 ) -> torch.Tensor:
-    """dS of one step (P, rows, width), before scale; dV is added on the way."""
+    """dS of one step (tiles * P, rows, width), before scale; dV is added on the way."""
     (v, dv), (work, how) = values, tools
     factor = None if how.softcap is None else _slope_of_cap(scored, how.softcap)
     p = scored.scores.sub_(rows.lse)
     p = p.exp_() if p.dtype == torch.float64 else p.mul_(LOG2E).exp2_()
-    part = work.take("dv", p.shape[0], step.width, v.shape[2])
-    add_key_rows(dv, step, torch.bmm(p.transpose(1, 2), rows.d_out, out=part))
+    part = work.take("dv", p.shape[0], steps[0].width, v.shape[2])
+    add_key_rows(dv, steps, torch.bmm(p.transpose(1, 2), rows.d_out, out=part))
     ds = work.take("ds", *p.shape)
-    torch.bmm(rows.d_out, key_rows(v, step, work, "v").transpose(1, 2), out=ds)
+    torch.bmm(rows.d_out, key_rows(v, steps, work, "v").transpose(1, 2), out=ds)
     ds.sub_(rows.delta).mul_(p)
     return ds if factor is None else ds.mul_(factor)
 

@@ -6,51 +6,57 @@ from __future__ import annotations
 
 import torch
 
-from weft.kernels.cpu.program import Program, Step, Tile
-from weft.kernels.cpu.scores import Modifiers, Workspace, key_rows, query_rows, rows_of, score
+from weft.kernels.cpu.program import Program
+from weft.kernels.cpu.scores import Modifiers, Steps, Tiles, Workspace, key_rows, query_rows, rows_of, score
 
 
 def forward(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    result: tuple[torch.Tensor, torch.Tensor],
+    result: tuple[torch.Tensor, torch.Tensor | None],
     program: Program,
     how: Modifiers,
+    work: Workspace,
 ) -> None:
-    """Write out and lse. q (P, G, M, D), k (P, N, D), v (P, N, Dv); out (P, G, M, Dv), lse (P, G, M).
+    """Write out and lse. q (P, G, M, D), k (P, N, D), v (P, N, Dv); out (P, G, M, Dv), lse (P, G, M) or None.
 
-    Unless the program covers every row, out comes zeroed and lse at -inf.
-    P counts pairs of batch row and key/value head, G the query heads that share one. lse has the dtype of accumulation;
-    out must have it too if the program merges.
+    P counts pairs of batch row and key/value head, G the query heads that share one. Unless the program covers every
+    row, out comes zeroed and lse at -inf. If it merges, lse must be given and out have the dtype of accumulation.
     """
     q, k, v = tensors
     out, lse = result
-    work = Workspace(lse.dtype)
-    for tile in program.tiles:
-        staged = query_rows(q, tile.queries, work, "q")
-        o, tile_lse = _attend(staged, k, v, tile, work, how)
-        out_rows, lse_rows = rows_of(out, tile.queries), rows_of(lse, tile.queries)
-        if program.merges:
-            o, tile_lse = merge(o, tile_lse, out_rows.reshape(o.shape), lse_rows.reshape(tile_lse.shape))
-        out_rows.copy_(o.view(out_rows.shape))
-        lse_rows.copy_(tile_lse.view(lse_rows.shape))
+    for tiles in program.batches(q.shape[0] * q.shape[1]):
+        staged = query_rows(q, tiles, work, "q")
+        o, new_lse = _attend(staged, (k, v), tiles, work, how, lse is not None)
+        for i, tile in enumerate(tiles):
+            place = slice(i * q.shape[0], (i + 1) * q.shape[0])
+            part, part_lse = o[place], None if new_lse is None else new_lse[place]
+            out_rows, lse_rows = rows_of(out, tile.queries), None if lse is None else rows_of(lse, tile.queries)
+            if program.merges:
+                part, part_lse = merge(part, part_lse, out_rows.reshape(part.shape), lse_rows.reshape(part_lse.shape))
+            out_rows.copy_(part.view(out_rows.shape))
+            if lse_rows is not None:
+                lse_rows.copy_(part_lse.view(lse_rows.shape))
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: Tile, work: Workspace, how: Modifiers
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, lse) of one query tile over all its steps: (P, rows, Dv) and (P, rows, 1)."""
+    q: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], tiles: Tiles, work: Workspace, how: Modifiers, wanted: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(o, lse) of tiles over all their steps: (tiles * P, rows, Dv) and (tiles * P, rows, 1), or None if not wanted."""
+    k, v = kv
     o = lse = None
-    for number, step in enumerate(tile.steps):
-        scores = score(q, k, step, work, how, tile.queries).scores
+    several = len(tiles[0].steps) > 1
+    for number, steps in enumerate(zip(*(tile.steps for tile in tiles), strict=True)):
+        scores = score(q, k, tiles, steps, work, how).scores
         part = work.take("o" if number == 0 else "o next", q.shape[0], q.shape[1], v.shape[2])
-        if step.dead is not None:  # any finite score will do: what comes of it is thrown away
-            _fill(scores, tile.queries.size, step.dead, 0.0)
-        part_lse = _finish(scores, v, step, work, part)
-        if step.dead is not None:
-            _fill(part, tile.queries.size, step.dead, 0.0)
-            _fill(part_lse, tile.queries.size, step.dead, -torch.inf)
+        dead, rows = steps[0].dead, tiles[0].queries.size
+        if dead is not None:  # any finite score will do: what comes of it is thrown away
+            _fill(scores, rows, dead, 0.0)
+        part_lse = _finish(scores, v, steps, work, part, wanted or several)
+        if dead is not None:
+            _fill(part, rows, dead, 0.0)
+            if part_lse is not None:
+                _fill(part_lse, rows, dead, -torch.inf)
         o, lse = (part, part_lse) if o is None else merge(part, part_lse, o, lse)
-    assert o is not None and lse is not None  # a tile has at least one step
     return o, lse
 
 
@@ -59,15 +65,18 @@ def _fill(x: torch.Tensor, rows: int, which: torch.Tensor, value: float) -> None
     x.unflatten(1, (-1, rows)).index_fill_(2, which, value)
 
 
-def _finish(scores: torch.Tensor, v: torch.Tensor, step: Step, work: Workspace, o: torch.Tensor) -> torch.Tensor:
-    """Soft maximum, and its product with v into o; returns lse.
+def _finish(
+    scores: torch.Tensor, v: torch.Tensor, steps: Steps, work: Workspace, o: torch.Tensor, wanted: bool
+) -> torch.Tensor | None:
+    """Soft maximum, and its product with v into o; returns lse if it is wanted.
 
-    In a row the largest probability is exp(0) / sum, which gives lse without a pass of its own.
+    In a row the largest probability is exp(0) / sum, which gives lse without an exponential of its own.
     """
-    largest = scores.amax(-1, keepdim=True)
+    lse = scores.amax(-1, keepdim=True) if wanted else None
     torch.softmax(scores, -1, out=scores)
-    lse = largest.sub_(scores.amax(-1, keepdim=True).log_())
-    torch.bmm(scores, key_rows(v, step, work, "v"), out=o)
+    if lse is not None:
+        lse.sub_(scores.amax(-1, keepdim=True).log_())
+    torch.bmm(scores, key_rows(v, steps, work, "v"), out=o)
     return lse
 
 

@@ -6,7 +6,7 @@ one tensor, so a window of any length needs a handful of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
@@ -19,6 +19,7 @@ from weft.plan.planner import CHUNK
 from weft.plan.tiles import AxisPlan, Launch, Part, TileIndex, TilePlan
 
 Slices = tuple[slice, ...]
+BATCH = 1 << 19  # scores computed together: a few MB, which is what a core's caches hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,15 +75,33 @@ class Tile:
     queries: Box
     steps: tuple[Step, ...]
 
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Tiles of one launch with the same shape (sizes and masks) can be computed together."""
+        if len(self.steps) > 1 or self.steps[0].dead is not None:
+            return (id(self),)
+        pieces = ((p.column, tuple((a, b, id(mask)) for a, b, mask in p.masks)) for p in self.steps[0].pieces)
+        return (self.queries.size, self.steps[0].width, *pieces)
+
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """All tiles of a plan. merges: rows may be visited by more than one launch, so outputs are merged by lse.
-    covers: every row is visited, so nothing need be written beforehand."""
+    """All tiles of a plan, those of the same launch and shape side by side.
 
-    tiles: tuple[Tile, ...]
+    merges: rows may be visited by more than one launch, so outputs are merged by lse. covers: every row is visited, so
+    nothing need be written beforehand.
+    """
+
+    alike: tuple[tuple[Tile, ...], ...]
     merges: bool
     covers: bool
+
+    def batches(self, heads: int) -> Iterator[tuple[Tile, ...]]:
+        """Tiles to compute together: as many of one shape as keep `heads` times their scores within BATCH."""
+        for tiles in self.alike:
+            count = max(1, BATCH // (heads * tiles[0].queries.size * tiles[0].steps[0].width))
+            for at in range(0, len(tiles), count):
+                yield tiles[at : at + count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +117,18 @@ class _Draft:
 def program(plan: TilePlan, dtype: torch.dtype) -> Program:
     """The program of a plan with masks of `dtype`."""
     masks = Masks(dtype)
-    tiles = [tile for launch in plan.launches for tile in _launch_tiles(launch, masks)]
-    tiles += _block_tiles(plan, masks)
-    return Program(
-        tuple(tiles),
-        merges=(merges := len(plan.launches) + (plan.blocks is not None) > 1),
-        covers=not merges and sum(tile.queries.size for tile in tiles) == plan.acsr.m,
-    )
+    walks = [*(_launch_tiles(launch, masks) for launch in plan.launches), _block_tiles(plan, masks)]
+    alike = [tiles for walk in walks for tiles in _alike(walk)]
+    merges = len(plan.launches) + (plan.blocks is not None) > 1
+    visited = sum(tile.queries.size for tiles in alike for tile in tiles)
+    return Program(tuple(alike), merges, covers=not merges and visited == plan.acsr.m)
+
+
+def _alike(walk: Iterable[Tile]) -> list[tuple[Tile, ...]]:
+    found: dict[tuple[object, ...], list[Tile]] = {}
+    for tile in walk:
+        found.setdefault(tile.shape, []).append(tile)
+    return [tuple(tiles) for tiles in found.values()]
 
 
 class Masks:

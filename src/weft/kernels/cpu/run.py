@@ -13,7 +13,7 @@ from weft.kernels.cpu.backward import Gradients, Saved
 from weft.kernels.cpu.backward import backward as run_backward
 from weft.kernels.cpu.forward import forward as run_forward
 from weft.kernels.cpu.program import program
-from weft.kernels.cpu.scores import ACCUMULATE, Modifiers
+from weft.kernels.cpu.scores import ACCUMULATE, Modifiers, Workspace
 from weft.plan.attention_plan import AttentionPlan, Heads
 
 Tensors = tuple[torch.Tensor, ...]
@@ -31,16 +31,17 @@ def forward(
     q, k, v = tensors
     dtype = ACCUMULATE[q.dtype]
     programs = [program(share.plan, dtype) for share in plan.forward]
-    wide = q.dtype if sinks is None and not any(one.merges for one in programs) else dtype
-    out = rows_in_order_of(q, v.shape[3], wide)
-    lse = torch.empty(q.shape[:3], dtype=dtype)
+    joined = sinks is not None or any(one.merges for one in programs)
+    out = rows_in_order_of(q, v.shape[3], dtype if joined else q.dtype)
+    lse = torch.empty((*q.shape[:2], q.shape[2] if with_lse or joined else 0), dtype=dtype)
     if not all(one.covers for one in programs):
         out.zero_()
         lse.fill_(-torch.inf)
+    work = Workspace(dtype)
     for share, one in zip(plan.forward, programs, strict=True):
         for heads in share.heads:
             for (q_, out_, lse_), (k_, v_), local in _folded((q, out, lse), (k, v), heads, how):
-                run_forward((q_, k_, v_), (out_, lse_), one, local)
+                run_forward((q_, k_, v_), (out_, lse_ if lse.shape[2] == q.shape[2] else None), one, local, work)
     if sinks is not None:
         lse = _join_sinks(out, lse, sinks)
     return out.to(q.dtype), lse if with_lse else lse.new_empty((*q.shape[:2], 0))
@@ -63,13 +64,14 @@ def backward(
     q, k, v = saved
     dtype = ACCUMULATE[q.dtype]
     dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype).zero_() for x in (q, k, v))
+    work = Workspace(dtype)
     for share in plan.forward:
         for heads in share.heads:
             for many, few, local in _folded((q, *rows, dq), (k, v, dk, dv), heads, how):
                 q_, d_out, lse, delta, dq_ = many
                 k_, v_, dk_, dv_ = few
                 what = Saved(q_, k_, v_, lse, d_out, delta)
-                run_backward(what, Gradients(dq_, dk_, dv_), program(share.plan, dtype), local)
+                run_backward(what, Gradients(dq_, dk_, dv_), program(share.plan, dtype), local, work)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 

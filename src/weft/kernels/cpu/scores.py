@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from weft.kernels.cpu.program import Box, Step
+from weft.kernels.cpu.program import Box, Step, Tile
+
+Tiles: TypeAlias = tuple[Tile, ...]
+Steps: TypeAlias = tuple[Step, ...]  # one of each tile
 
 ACCUMULATE = {
     torch.float64: torch.float64,
@@ -47,41 +51,47 @@ def rows_of(x: torch.Tensor, box: Box) -> torch.Tensor:
     return box.of(x, 2)
 
 
-def query_rows(x: torch.Tensor, box: Box, work: Workspace, name: str) -> torch.Tensor:
-    """x (pairs, group, tokens, d) at one query tile as (pairs, group * rows, d): where it lies, else staged."""
-    view = box.of(x, 2)
-    if view.dim() == 4 and x.shape[1] == 1 and x.dtype == work.dtype:
-        return view.select(1, 0)
-    staged = work.take(name, x.shape[0], x.shape[1] * box.size, x.shape[3])
-    staged.view(view.shape).copy_(view)
-    return staged
+def query_rows(x: torch.Tensor, tiles: Tiles, work: Workspace, name: str) -> torch.Tensor:
+    """x (pairs, group, tokens, d) at the queries of tiles as (tiles * pairs, group * rows, d).
 
-
-def key_rows(x: torch.Tensor, step: Step, work: Workspace, name: str) -> torch.Tensor:
-    """x (pairs, tokens, d) at the keys of a step as (pairs, width, d): one slice of one axis where it lies, else
-    staged.
+    A view where one tile lies in memory as a matrix product wants it, else staged.
     """
-    first = step.pieces[0].keys.of(x, 1)
-    if len(step.pieces) == 1 and first.dim() == 3 and x.dtype == work.dtype:
-        return first
-    staged = work.take(name, x.shape[0], step.width, x.shape[2])
-    for piece in step.pieces:
-        view = piece.keys.of(x, 1)
-        staged.narrow(1, piece.column, piece.keys.size).unflatten(1, view.shape[1:-1]).copy_(view)
-    return staged
+    first = rows_of(x, tiles[0].queries)
+    if len(tiles) == 1 and first.dim() == 4 and x.shape[1] == 1 and x.dtype == work.dtype:
+        return first.select(1, 0)
+    staged = work.take(name, len(tiles), x.shape[0], x.shape[1] * tiles[0].queries.size, x.shape[3])
+    for tile, part in zip(tiles, staged, strict=True):
+        view = rows_of(x, tile.queries)
+        part.view(view.shape).copy_(view)
+    return staged.flatten(0, 1)
 
 
-def add_key_rows(total: torch.Tensor, step: Step, part: torch.Tensor) -> None:
-    """total (pairs, tokens, d) at the keys of a step += part (pairs, width, d)."""
-    for piece in step.pieces:
-        view = piece.keys.of(total, 1)
-        view.add_(part.narrow(1, piece.column, piece.keys.size).unflatten(1, view.shape[1:-1]))
+def key_rows(x: torch.Tensor, steps: Steps, work: Workspace, name: str) -> torch.Tensor:
+    """x (pairs, tokens, d) at the keys of steps as (steps * pairs, width, d); a view or staged, as `query_rows`."""
+    pieces = steps[0].pieces
+    if len(steps) == len(pieces) == 1 and x.dtype == work.dtype:
+        view = pieces[0].keys.of(x, 1)
+        if view.dim() == 3:
+            return view
+    staged = work.take(name, len(steps), x.shape[0], steps[0].width, x.shape[2])
+    for step, part in zip(steps, staged, strict=True):
+        for piece in step.pieces:
+            view = piece.keys.of(x, 1)
+            part.narrow(1, piece.column, piece.keys.size).unflatten(1, view.shape[1:-1]).copy_(view)
+    return staged.flatten(0, 1)
+
+
+def add_key_rows(total: torch.Tensor, steps: Steps, parts: torch.Tensor) -> None:
+    """total (pairs, tokens, d) at the keys of steps += parts (steps * pairs, width, d), in the order of the steps."""
+    for step, part in zip(steps, parts.unflatten(0, (len(steps), -1)), strict=True):
+        for piece in step.pieces:
+            view = piece.keys.of(total, 1)
+            view.add_(part.narrow(1, piece.column, piece.keys.size).unflatten(1, view.shape[1:-1]))
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Scores of one step, (pairs, group * rows, width), after every modifier; `capped` before ALiBi and mask, if
-    capped.
+    """Scores of one step, (tiles * pairs, group * rows, width), after every modifier; `capped` before ALiBi and mask.
 
     Products write contiguous buffers only: into a strided output torch multiplies one matrix of a batch at a time, on
     another pool of threads, which was measured to cost 1.5 times the whole.
@@ -92,20 +102,21 @@ class Scored:
     capped: torch.Tensor | None = None
 
 
-def score(q: torch.Tensor, k: torch.Tensor, step: Step, work: Workspace, how: Modifiers, queries: Box) -> Scored:
-    """Scores of the queries (pairs, group * rows, d) of one tile against the keys of a step, masked."""
-    keys = key_rows(k, step, work, "k")
-    scores = work.take("scores", q.shape[0], q.shape[1], step.width)
+def score(q: torch.Tensor, k: torch.Tensor, tiles: Tiles, steps: Steps, work: Workspace, how: Modifiers) -> Scored:
+    """Scores of the queries (tiles * pairs, group * rows, d) against the keys of one step of each tile, masked."""
+    keys = key_rows(k, steps, work, "k")
+    scores = work.take("scores", q.shape[0], q.shape[1], steps[0].width)
     torch.baddbmm(scores, q, keys.transpose(1, 2), beta=0, alpha=how.scale, out=scores)
     capped = None
     if how.softcap is not None:
         scores.div_(how.softcap).tanh_().mul_(how.softcap)
         capped = scores if how.alibi is None else scores.clone()
-    rows = scores.view(q.shape[0], -1, queries.size, step.width)
+    rows = scores.view(q.shape[0], -1, tiles[0].queries.size, steps[0].width)
     if how.alibi is not None:
         slopes = how.alibi.to(scores.dtype)[:, :, None, None]
-        rows.sub_(slopes * _distance(queries, step, how.shift).to(scores.dtype))
-    for piece in step.pieces:
+        for tile, step, part in zip(tiles, steps, rows.unflatten(0, (len(tiles), -1)), strict=True):
+            part.sub_(slopes * _distance(tile.queries, step, how.shift).to(scores.dtype))
+    for piece in steps[0].pieces:  # tiles computed together have the same masks
         for first, last, mask in piece.masks:
             rows.narrow(3, piece.column + first, last - first).add_(mask)
     return Scored(scores, keys, capped)
