@@ -1,8 +1,8 @@
 """Pictures of patterns and of the tiles that a plan visits.
 
-`pattern_figure` draws one pattern: on the left which query sees which key; then the tiles of its plan, in token order and
-in every other order in which a launch takes queries and keys; and for patterns on a map one query with what its box
-reads. Meant for small instances: a picture of a million tokens shows no tile.
+`pattern_figure` draws one pattern: on the left which query sees which key; then the tiles of its plan, in token order
+and in every other order in which a launch takes queries and keys; and for patterns on a map one query with what its
+box reads. Meant for small instances: a picture of a million tokens shows no tile.
 
 matplotlib is loaded when the first figure is made, never before.
 """
@@ -36,7 +36,13 @@ PANEL, GAP, TOP, BOTTOM = 4.6, 0.75, 1.25, 0.95  # inches: side of a panel, spac
 SKIPPED, ELSEWHERE, MASKED, PARTIAL, FULL = range(5)
 # Okabe and Ito's blue and orange, told apart by every kind of colour vision; a light orange for computed in vain.
 COLOURS = ("#f3f3f1", "#c3c7cc", "#fbe0ae", "#e69f00", "#0072b2")
-MEANING = ("skipped", "live, in another launch", "masked in a partial tile", "live in a partial tile", "full tile, no mask")
+MEANING = (
+    "skipped",
+    "live, in another launch",
+    "masked in a partial tile",
+    "live in a partial tile",
+    "full tile, no mask",
+)
 INK, EDGE, POINT = "#22303c", "#9aa3ab", "#d55e00"
 
 Box: TypeAlias = tuple[int, int, int, int]  # first and last row, first and last column; the last ones are not in it
@@ -61,7 +67,7 @@ class View:
 
 
 def views(plan: TilePlan) -> list[View]:
-    """What a kernel walks: one view for the launches in token order together, one for each that has an order of its own."""
+    """What a kernel walks: one view of all launches in token order, and one of each that has an order of its own."""
     live = _live(plan)
     walked = walk(plan)
     apart, plain, titles = [], [], []
@@ -75,7 +81,8 @@ def views(plan: TilePlan) -> list[View]:
     if plan.blocks is not None:
         plain += [visits for visits in walked if visits]
         titles.append(f"{plan.blocks.tiles} rows of blocks")
-    return ([_view(", ".join(titles), plain, live, None)] if plain else []) + apart
+    title = ", ".join(titles) if len(titles) < 3 else f"{len(plain)} tiles of queries, {len(titles)} launches"
+    return ([_view(title or "no tiles", plain, live, None)] if plain or not apart else []) + apart
 
 
 def _live(plan: TilePlan) -> NDBool:
@@ -148,7 +155,9 @@ def pattern_figure(pattern: Pattern, m: int, n: int | None = None, note: str = "
     n = m if n is None else n
     if m * n > LIMIT:
         raise OptionError(
-            f"a picture of {m} x {n} tokens", f"it has more than {LIMIT} pairs", "draw a smaller instance of the pattern"
+            f"a picture of {m} x {n} tokens",
+            f"it has more than {LIMIT} pairs",
+            "draw a smaller instance of the pattern",
         )
     one = pattern.at(0, 0)
     plan = plan_attention(one, Problem(8, 8, 8, m, n, 64, 64)).forward[0].plan
@@ -177,8 +186,8 @@ def _facts(plan: TilePlan, note: str) -> str:
     return "    ".join(facts)
 
 
-def panels(count: int) -> tuple[Figure, list[Axes]]:
-    """A figure with `count` square panels in a row, and room for a headline above and a legend below."""
+def panels(count: int, bottom: float = BOTTOM) -> tuple[Figure, list[Axes]]:
+    """A figure with `count` square panels in a row, room for a headline above, `bottom` inches for a legend below."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -186,10 +195,10 @@ def panels(count: int) -> tuple[Figure, list[Axes]]:
         raise UnsupportedError("draw a picture", f"matplotlib: {missing}", "pip install 'weft[plot]'") from missing
 
     # A figure of its own, not pyplot's: nothing global is touched and no display is needed.
-    width, height = count * (PANEL + GAP) + 0.25, TOP + PANEL + BOTTOM
+    width, height = count * (PANEL + GAP) + 0.25, TOP + PANEL + bottom
     figure = Figure(figsize=(width, height), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
-    boxes = [(GAP + i * (PANEL + GAP), BOTTOM, PANEL, PANEL) for i in range(count)]
+    boxes = [(GAP + i * (PANEL + GAP), bottom, PANEL, PANEL) for i in range(count)]
     axes = [figure.add_axes((x / width, y / height, w / width, h / height)) for x, y, w, h in boxes]
     return figure, axes
 

@@ -80,10 +80,11 @@ class Blocks:
         rows, cols = listed.rows.array, listed.cols.array
         inside = (rows * listed.block_q < m) & (cols * listed.block_k < n)
         rows, cols = rows[inside], cols[inside]
-        codes = _covering(rows * listed.block_q, cols * listed.block_k, (listed.block_q, listed.block_k), m, n)
         if listed.block_q % BLOCK == 0 and listed.block_k % BLOCK == 0:
             none = Blocks.none(m, n)
+            codes = _subdivided(rows, cols, (listed.block_q // BLOCK, listed.block_k // BLOCK), m, n)
             return Blocks(m, n, codes, none.partial, none.bits)
+        codes = _covering(rows * listed.block_q, cols * listed.block_k, (listed.block_q, listed.block_k), m, n)
         return Blocks.evaluated(codes, lambda q, k: listed.holds(q, k, _at(m, n)), m, n)
 
     @staticmethod
@@ -109,7 +110,7 @@ class Blocks:
 
     @property
     def codes(self) -> Ints:
-        return np.union1d(self.full, self.partial)
+        return _sorted(self.full, self.partial)
 
     def contains(self, q: Ints, k: Ints) -> NDBool:
         """True where the pair (q, k) is in; indices outside the mask are not."""
@@ -129,10 +130,13 @@ class Blocks:
 
     def join(self, other: Blocks) -> Blocks:
         """The pairs in either."""
-        full = np.union1d(self.full, other.full)
-        loose = np.setdiff1d(np.union1d(self.partial, other.partial), full)
+        if not len(self) or not len(other):
+            return self if len(self) else other
+        full = _sorted(self.full, other.full)
+        loose = _sorted(self.partial, other.partial)
+        loose = loose[~_member(loose, full)]
         mixed = Blocks.evaluated(loose, lambda q, k: self.contains(q, k) | other.contains(q, k), self.m, self.n)
-        return Blocks(self.m, self.n, np.union1d(full, mixed.full), mixed.partial, mixed.bits)
+        return Blocks(self.m, self.n, _sorted(full, mixed.full), mixed.partial, mixed.bits)
 
     def moved(self, dq: int, dk: int, m: int, n: int) -> Blocks:
         """The pairs moved by (dq, dk) into an m x n mask."""
@@ -145,7 +149,7 @@ class Blocks:
     def without(self, terms: Iterable[Term]) -> Blocks:
         """The pairs that no term has. Only blocks that a term reaches are looked at."""
         touched = [self._touched(term) for term in terms]
-        codes = np.unique(np.concatenate([np.zeros(0, np.int64), *touched]))
+        codes = _sorted(*touched)
         if not codes.size:
             return self
 
@@ -160,7 +164,7 @@ class Blocks:
         partial = np.concatenate([self.partial[keep], cut.partial])
         order = np.argsort(partial)
         bits = np.concatenate([self.bits[keep], cut.bits])[order]
-        full = np.union1d(np.setdiff1d(self.full, codes), cut.full)
+        full = _sorted(self.full[~_member(self.full, codes)], cut.full)
         return Blocks(self.m, self.n, full, partial[order], bits)
 
     def _touched(self, term: Term) -> Ints:
@@ -214,6 +218,26 @@ def _at(m: int, n: int) -> Where:
     return Where(m, n)
 
 
+def _sorted(*codes: Ints) -> Ints:
+    """All codes in order, each once. (Sorting what is nearly sorted beats numpy's hashing unique here.)"""
+    some = [x for x in codes if x.size]
+    if not some:
+        return np.zeros(0, np.int64)
+    joined = np.sort(np.concatenate(some), kind="stable") if len(some) > 1 or (np.diff(some[0]) < 0).any() else some[0]
+    first = np.ones(joined.size, np.bool_)
+    np.not_equal(joined[1:], joined[:-1], out=first[1:])
+    return joined if first.all() else joined[first]
+
+
+def _subdivided(rows: Ints, cols: Ints, times: tuple[int, int], m: int, n: int) -> Ints:
+    """Codes of blocks that are `times` blocks of BLOCK high and wide, those beyond the mask left out."""
+    down, right = (np.arange(count, dtype=np.int64) for count in times)
+    row = rows[:, None, None] * times[0] + down[None, :, None]
+    col = cols[:, None, None] * times[1] + right[None, None, :]
+    inside = (row * BLOCK < m) & (col * BLOCK < n)
+    return _sorted((row * _width(n) + col)[inside])
+
+
 def _member(x: Ints, table: Ints) -> NDBool:
     if not table.size:
         return np.zeros(x.shape, np.bool_)
@@ -229,5 +253,5 @@ def _covering(q: Ints, k: Ints, size: tuple[int, int], m: int, n: int) -> Ints:
             row, col = q // BLOCK + i, k // BLOCK + j
             inside = (row >= 0) & (row * BLOCK < np.minimum(m, q + size[0]))
             inside &= (col >= 0) & (col * BLOCK < np.minimum(n, k + size[1]))
-            found.append(np.unique((row * _width(n) + col)[inside]))
-    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+            found.append((row * _width(n) + col)[inside])
+    return _sorted(*found)

@@ -47,9 +47,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     (ALiBi).
     """
     _check_mask(mask)
-    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k, v = _autocast(q, k, v)
     check_tensors(q, k, v)
     options = {"scale": scale, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "dropout": dropout}
     check_options(q, options)
@@ -60,6 +58,15 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
         return_lse,
     )  # fmt: skip
     return (out, lse) if return_lse else out
+
+
+def _autocast(*tensors: Any) -> Any:
+    """As autocast does for torch's own attention: float64 and what is no tensor stay as they are."""
+    first = tensors[0]
+    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(first.device.type)
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype is not torch.float64 else x for x in tensors)
 
 
 def plan(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> AttentionPlan:

@@ -1,0 +1,123 @@
+"""`python -m weft.demo`: the whole run; exits with 1 if a check fails."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import platform
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from weft.demo.cases import Case, cases
+from weft.demo.inputs import HEADS, D, Pack, Qkv, drawn_map, embed_map, embed_text, pack_sources, photograph
+from weft.demo.measure import measure
+from weft.demo.table import Table
+from weft.errors import WeftError
+
+SIZES = {False: (16384, 64, 224), True: (2048, 32, 96)}  # quick or not: bytes of text, side of the map, of the picture
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 if every check holds, 1 if not."""
+    options = _options(arguments)
+    table, start = Table(), perf_counter()
+    tokens, side, picture = SIZES[options.quick]
+    pack = pack_sources(tokens)
+    inputs = _inputs(table, pack, side)
+    todo = cases(pack.lengths, side)
+    for case in todo:
+        table.say(f"  {case.name:<18}{case.pattern}")
+    table.say()
+    failed = _run(table, todo, inputs)
+    _explain(table)
+    if not options.no_pictures:
+        failed += _draw(table, todo, options.out, picture)
+    table.say(f"{'FAILED: ' + ', '.join(failed) if failed else 'every check holds'}; {perf_counter() - start:.0f} s")
+    return 1 if failed else 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m weft.demo", description="weft on real input: text and a photograph"
+    )
+    parser.add_argument("--out", type=Path, default=Path("weft-demo"), metavar="DIR", help="where pictures go")
+    parser.add_argument("--quick", action="store_true", help="smaller inputs, a few seconds")
+    parser.add_argument("--no-pictures", action="store_true", help="print only")
+    options = parser.parse_args(arguments)
+    try:
+        if not options.no_pictures:
+            options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {options.out}: {error.strerror}; name a folder that can be written, or use --no-pictures")
+    return options
+
+
+def _inputs(table: Table, pack: Pack, side: int) -> dict[str, Qkv]:
+    """q, k, v of the text and of the map; says what they are."""
+    shown = ", ".join(f"{name} {length}" for name, length in zip(pack.names[:3], pack.lengths, strict=False))
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    table.say(f"weft on {torch.get_num_threads()} threads, {versions}; {HEADS} heads, D = {D}, float32")
+    table.say(f"text  {pack.tokens.size} bytes of {len(pack.names)} modules of the standard library ({shown}, ...)")
+    colours = photograph(side)
+    kind = "a photograph (Grace Hopper, from matplotlib's sample data)"
+    if colours is None:
+        colours, kind = (
+            drawn_map(side),
+            "drawn rings, since matplotlib's photograph is not here (pip install 'weft[plot]')",
+        )
+    table.say(f"map   {side} x {side} pixels of {kind}")
+    return {"text": embed_text(pack.tokens), "map": embed_map(colours)}
+
+
+def _run(table: Table, todo: list[Case], inputs: dict[str, Qkv]) -> list[str]:
+    """Every case, one line each; the names of those that fail."""
+    failed = []
+    table.header()
+    for number, case in enumerate(todo, 1):
+
+        def progress(text: str, where: str = f"[{number}/{len(todo)}] {case.name}") -> None:
+            table.progress(f"{where}: {text} ...")
+
+        try:
+            row = measure(case.pattern, inputs[case.on], progress)
+        except WeftError as error:
+            table.say(f"{case.name:<18}FAILED: {error}")
+            failed.append(case.name)
+            continue
+        table.row(case.name, row)
+        if row.wrong:
+            failed.append(case.name)
+    return failed
+
+
+def _explain(table: Table) -> None:
+    table.say()
+    table.say("live: pairs that may attend; tables: bytes of the plan, forward and transposed; weft: best of 3 calls;")
+    table.say("dense: scaled_dot_product_attention with the boolean mask; max error: against float64 on sampled rows.")
+    table.say()
+
+
+def _draw(table: Table, todo: list[Case], folder: Path, side: int) -> list[str]:
+    """Writes the pictures; the names of checks that fail."""
+    if importlib.util.find_spec("matplotlib") is None:
+        table.say("no pictures: matplotlib is not installed (pip install 'weft[plot]')")
+        return []
+    from weft.demo.pictures import draw_case, draw_photograph
+
+    for number, case in enumerate(todo, 1):
+        table.progress(f"[{number}/{len(todo)}] drawing {case.name} ...")
+        draw_case(case, folder)
+    table.progress("smoothing the photograph ...")
+    found = draw_photograph(folder, side)
+    table.say(f"pictures: {len(todo)} patterns with their tiles in {folder}/")
+    if found is None:
+        return []
+    path, before, after = found
+    table.say(f"          {path}: noise removed by attention, {before:.1f} dB -> {after:.1f} dB")
+    return [] if after > before else ["photograph"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
