@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from weft import errors
 from weft.pattern.algebra import Pattern
-from weft.pattern.library import (
+from weft.pattern.composites import (
     bigbird,
+    longformer,
+    neighborhood,
+    per_batch,
+    per_head,
+    product,
+    random_blocks,
+    segments,
+)
+from weft.pattern.library import (
     blocks,
     causal,
     chunks,
@@ -19,17 +28,10 @@ from weft.pattern.library import (
     fixed,
     full,
     global_tokens,
-    longformer,
-    neighborhood,
     nothing,
     padding,
-    per_batch,
-    per_head,
     periodic_keys,
     prefix,
-    product,
-    random_blocks,
-    segments,
     sparse_transformer,
     strided,
     window,

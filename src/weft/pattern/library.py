@@ -1,4 +1,4 @@
-"""The library: every pattern with the field's exact semantics, one function each.
+"""The library: every pattern with the field's exact semantics, one function each (more in `composites`).
 
 Each function checks its arguments and returns leaves; the `library` decorator keeps the call itself, so that a pattern
 prints, compares, pickles and crosses into a compiled graph as the expression that made it. q and k are token indices.
@@ -16,21 +16,21 @@ import numpy as np
 
 from weft.errors import PatternError
 from weft.pattern.algebra import Align, Pattern
-from weft.pattern.arguments import LIBRARY, axes, choice, flags, integer, integers, library
-from weft.pattern.arguments import patterns as _patterns
+from weft.pattern.arguments import axes, choice, integer, integers, library
 from weft.pattern.bounds import INF, IntTable, Stair, Steps
 from weft.pattern.leaves import Affine, BlockList, Labels, PerBatch, PerHead, Product, Segments, Sized
 from weft.pattern.relation import Relation, Residue
 
 ALIGNMENTS = (None, "top-left", "bottom-right")
-DIAGONAL = Stair()
 
 
-def _affine(function: str, align: Align, relation: Relation) -> Affine:
+def affine(function: str, align: Align, relation: Relation) -> Affine:
+    """A position-dependent leaf; `function` is named if `align` is none of the alignments."""
     return Affine(relation, positional=True, align=choice(function, "align", align, ALIGNMENTS))
 
 
-def _offset(by: int) -> Stair:
+def diagonal(by: int) -> Stair:
+    """The bound i -> i + by."""
     return Stair(base=by)
 
 
@@ -49,7 +49,7 @@ def nothing() -> Pattern:
 @library
 def causal(offset: int = 0, align: Align = None) -> Pattern:
     """k <= q + offset. With offset=-1 a query does not see itself."""
-    return _affine("causal", align, Relation(upper=(_offset(integer("causal", "offset", offset) + 1),)))
+    return affine("causal", align, Relation(upper=(diagonal(integer("causal", "offset", offset) + 1),)))
 
 
 @library
@@ -61,9 +61,9 @@ def window(left: int | None = None, right: int | None = None, align: Align = Non
     """
     if left is None and right is None:
         raise PatternError("window()", "neither left nor right is given", "give one of them, or use full()")
-    lower = () if left is None else (_offset(-integer("window", "left", left, 0)),)
-    upper = () if right is None else (_offset(integer("window", "right", right, 0) + 1),)
-    return _affine("window", align, Relation(lower, upper))
+    lower = () if left is None else (diagonal(-integer("window", "left", left, 0)),)
+    upper = () if right is None else (diagonal(integer("window", "right", right, 0) + 1),)
+    return affine("window", align, Relation(lower, upper))
 
 
 @library
@@ -71,8 +71,8 @@ def dilated(left: int, right: int, step: int, align: Align = None) -> Pattern:
     """k = q + step * j with -left <= j <= right: left and right count keys (Longformer's dilated window)."""
     step = integer("dilated", "step", step, 1)
     left, right = integer("dilated", "left", left, 0), integer("dilated", "right", right, 0)
-    relation = Relation((_offset(-left * step),), (_offset(right * step + 1),), diagonal=Residue(step))
-    return _affine("dilated", align, relation)
+    relation = Relation((diagonal(-left * step),), (diagonal(right * step + 1),), diagonal=Residue(step))
+    return affine("dilated", align, relation)
 
 
 @library
@@ -99,11 +99,11 @@ def strided(stride: int, align: Align = None) -> Pattern:
 
 
 def _strided_near(stride: int, align: Align) -> Pattern:
-    return _affine("strided", align, Relation((_offset(1 - stride),), (_offset(1),)))
+    return affine("strided", align, Relation((diagonal(1 - stride),), (diagonal(1),)))
 
 
 def _strided_far(stride: int, align: Align) -> Pattern:
-    return _affine("strided", align, Relation(upper=(_offset(1),), diagonal=Residue(stride)))
+    return affine("strided", align, Relation(upper=(diagonal(1),), diagonal=Residue(stride)))
 
 
 @library
@@ -127,14 +127,14 @@ def _check_summary(function: str, stride: int, summary: int) -> None:
 
 
 def _fixed_near(stride: int, align: Align) -> Pattern:
-    return _affine("fixed", align, Relation((Stair(stride, stride),), (_offset(1),)))
+    return affine("fixed", align, Relation((Stair(stride, stride),), (diagonal(1),)))
 
 
 def _fixed_far(stride: int, summary: int, align: Align) -> Pattern:
     """The last `summary` keys of earlier blocks. One key a block is a residue; several are a column of the grid of
     blocks.
     """
-    causal_ = _affine("fixed", align, Relation(upper=(_offset(1),)))
+    causal_ = affine("fixed", align, Relation(upper=(diagonal(1),)))
     if summary == stride:
         return causal_
     if summary == 1:
@@ -146,7 +146,7 @@ def _fixed_far(stride: int, summary: int, align: Align) -> Pattern:
 
 def _last_of_block(stride: int, summary: int, align: Align) -> Pattern:
     """k at or after the first summary key of q's block."""
-    return _affine("fixed", align, Relation((Stair(stride, stride, base=stride - summary),)))
+    return affine("fixed", align, Relation((Stair(stride, stride, base=stride - summary),)))
 
 
 def _summaries(m: int, n: int, shift: int, stride: int, summary: int) -> Pattern:
@@ -168,7 +168,7 @@ def _summaries(m: int, n: int, shift: int, stride: int, summary: int) -> Pattern
         rows = (1, last - first) if within or (last - first) % stride else ((last - first) // stride, stride)
         cells.append(
             tuple(
-                Product((Affine(Relation(upper=(_offset(block - origin),))), late), rows, keys)
+                Product((Affine(Relation(upper=(diagonal(block - origin),))), late), rows, keys)
                 for origin, keys in ((0, (whole, stride)), (whole, (1, key_lengths[1])))
             )
         )
@@ -199,7 +199,7 @@ def sparse_transformer(
 def chunks(size: int, align: Align = None) -> Pattern:
     """q // size == k // size: attention inside chunks (Llama 4 with `causal() & chunks(8192)`)."""
     size = integer("chunks", "size", size, 1)
-    return _affine("chunks", align, Relation((Stair(size, size),), (Stair(size, size, base=size),)))
+    return affine("chunks", align, Relation((Stair(size, size),), (Stair(size, size, base=size),)))
 
 
 @library
@@ -274,7 +274,7 @@ def padding(lengths: Any, rows: bool = False, align: Align = None) -> Pattern:
 def _padded(length: int, rows: bool, align: Align) -> Pattern:
     if not rows:
         return Affine(Relation(upper=(Stair.constant(length),)))
-    return _affine("padding", align, Relation((Stair.threshold(length),), (Stair.constant(length),)))
+    return affine("padding", align, Relation((Stair.threshold(length),), (Stair.constant(length),)))
 
 
 @library
@@ -306,7 +306,7 @@ def global_tokens(tokens: Any, rows: bool = True, columns: bool = True, align: A
     for start, stop, residue in spans:
         if rows:
             relation = Relation((Stair.threshold(stop),), (Stair.threshold(start),), rows=residue)
-            parts.append(_affine("global_tokens", align, relation))
+            parts.append(affine("global_tokens", align, relation))
         if columns:
             parts.append(Affine(Relation((Stair.constant(start),), (Stair.constant(stop),), keys=residue)))
     return reduce(or_, parts) if parts else Affine(Relation(upper=(Stair.constant(0),)))
@@ -325,167 +325,3 @@ def _spans(tokens: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, int, 
         spans.append((int(tokens[at]), int(tokens[end - 1]) + 1, Residue(step, int(tokens[at]))))
         at = end
     return spans
-
-
-@library
-def random_blocks(block: int, count: int, seed: int = 0) -> Pattern:
-    """For each block of `block` queries, `count` distinct blocks of keys drawn by `seed` (BigBird's random part).
-
-    The draw depends on the seed and the numbers of blocks only. Where there are no more than `count`, all are taken.
-    """
-    least = (("block", block, 1), ("count", count, 0), ("seed", seed, 0))
-    return Sized(_draw_blocks, tuple(integer("random_blocks", name, x, low) for name, x, low in least))
-
-
-def _draw_blocks(m: int, n: int, shift: int, block: int, count: int, seed: int) -> Pattern:
-    """Floyd's sampling without replacement, for all rows at once."""
-    rows, cols = -(-m // block), -(-n // block)
-    count = min(count, cols)
-    generator = np.random.default_rng([seed, rows, cols])
-    chosen = np.full((rows, count), -1, np.int64)
-    for i, last in enumerate(range(cols - count, cols)):
-        pick = generator.integers(0, last + 1, size=rows)
-        chosen[:, i] = np.where((chosen == pick[:, None]).any(axis=1), last, pick)
-    chosen.sort(axis=1)
-    return BlockList(block, block, IntTable(np.repeat(np.arange(rows), count)), IntTable(chosen))
-
-
-@library
-def segments(lengths: Any, patterns: Any) -> Pattern:
-    """A sequence of unlike parts, say text and an image: patterns[i][j] relates part i's queries to part j's keys.
-
-    Cells are patterns on local indices (resolved at lengths[i], lengths[j]), True for all, False or None for nothing.
-    M == N == sum(lengths).
-    """
-    sizes = tuple(int(x) for x in integers("segments", "lengths", lengths).array)
-    rows = [_row(row) for row in patterns] if isinstance(patterns, tuple) else []
-    if [len(row) for row in rows] != [len(sizes)] * len(sizes):
-        raise PatternError(
-            f"segments(lengths={list(sizes)}, ...)",
-            f"patterns has rows of {[len(row) for row in rows]} cells, for {len(sizes)} parts it needs as many of each",
-            "give one row per part, and one cell per part in each row",
-        )  # fmt: skip
-    return Segments(sizes, sizes, tuple(tuple(_cell(cell) for cell in row) for row in rows))
-
-
-def _row(row: Any) -> tuple[Any, ...]:
-    if isinstance(row, IntTable):
-        return tuple(row.array.tolist())
-    return row if isinstance(row, tuple) else ()
-
-
-def _cell(cell: Any) -> Pattern:
-    if isinstance(cell, Pattern):
-        return cell
-    if cell is None or isinstance(cell, bool):
-        return full() if cell else nothing()
-    raise PatternError(f"segments cell {cell!r}", "it is no pattern", "use a pattern, True, False or None")
-
-
-@library
-def longformer(window: int, global_tokens: int = 0, dilation: int = 1, align: Align = None) -> Pattern:
-    """|q - k| <= dilation * (window // 2) on multiples of dilation, or q or k among the first `global_tokens`.
-
-    `window` counts both sides, as Longformer's attention_window does. Source: Beltagy et al. 2020, arXiv 2004.05150.
-    """
-    half = integer("longformer", "window", window, 0) // 2
-    band = dilated(half, half, integer("longformer", "dilation", dilation, 1), align=align)
-    count = integer("longformer", "global_tokens", global_tokens, 0)
-    return band | LIBRARY["global_tokens"](count, align=align) if count else band
-
-
-@library
-def bigbird(
-    block: int = 64, window: int = 3, global_blocks: int = 1, random: int = 3, seed: int = 0, align: Align = None
-) -> Pattern:
-    """On blocks i = q // block, j = k // block: |i - j| <= window // 2, or i or j among the first or last
-    `global_blocks`, or one of `random` blocks drawn for each i (see `random_blocks`).
-
-    Source: Zaheer et al. 2020, arXiv 2007.14062 (internal transformer construction).
-    """
-    names = {"block": (block, 1), "window": (window, 0), "global_blocks": (global_blocks, 0), "random": (random, 0)}
-    for name, (value, least) in names.items():
-        integer("bigbird", name, value, least)
-    half = window // 2 * block
-    band = Relation((Stair(block, block, base=-half),), (Stair(block, block, base=half + block),))
-    pattern = (
-        _affine("bigbird", align, band) if window else _affine("bigbird", align, Relation(upper=(Stair.constant(0),)))
-    )
-    if global_blocks:
-        ends = Sized(_last_blocks, (block, global_blocks), positional=True, align=align)
-        pattern = pattern | LIBRARY["global_tokens"](block * global_blocks, align=align) | ends  # type: ignore[assignment]
-    return pattern | random_blocks(block, random, seed) if random else pattern
-
-
-def _last_blocks(m: int, n: int, shift: int, block: int, count: int) -> Pattern:
-    """q or k in the last `count` blocks of its own side."""
-    first_q, first_k = (block * max(0, -(-length // block) - count) for length in (m + shift, n))
-    keys = Affine(Relation(lower=(Stair.constant(first_k),)))
-    return keys | Affine(Relation(upper=(Stair.threshold(first_q - shift),)))
-
-
-@library
-def neighborhood(shape: Any, size: Any, stride: Any = 1, dilation: Any = 1, causal: Any = False) -> Pattern:
-    """Neighbourhood attention on a grid of 1 to 3 axes; tokens are the row-major flattening of `shape`.
-
-    Per axis each query sees exactly `size` keys around it, in its own residue class modulo `dilation`; at a border the
-    window is pushed inwards, not cut. `stride` moves windows in steps (GNA); `causal` axes see no key after the query.
-    Integers serve all axes. Source: NATTEN 0.21; Hassani et al. 2024, arXiv 2403.04690; 2025, arXiv 2504.16922.
-    """
-    rank = 1 if isinstance(shape, int) else len(shape) if isinstance(shape, (IntTable, tuple)) else 0
-    if rank not in (1, 2, 3):
-        raise PatternError(f"neighborhood(shape={shape!r})", "a grid has 1, 2 or 3 axes", "pass e.g. shape=(64, 64)")
-    names = (("shape", shape), ("size", size), ("stride", stride), ("dilation", dilation))
-    columns = [axes("neighborhood", name, value, rank, 1) for name, value in names]
-    parts = [
-        Affine(_neighbors(*row, axis=axis))
-        for axis, row in enumerate(zip(*columns, flags("neighborhood", "causal", causal, rank), strict=True))
-    ]
-    return Product(tuple(parts), columns[0], columns[0])
-
-
-def _neighbors(length: int, size: int, stride: int, dilation: int, causal: bool, *, axis: int) -> Relation:
-    """One axis. NATTEN states the rule on x // dilation; on x itself the same staircase, times dilation, says it,
-    because the congruence of k and q picks the residue class.
-    """
-    asked = f"neighborhood(shape={length}, size={size}, stride={stride}, dilation={dilation}) on axis {axis}"
-    if size * dilation > length:
-        raise PatternError(
-            asked, f"a window of {size} keys {dilation} apart is larger than the grid of {length}",
-            "pass size * dilation <= shape",
-        )  # fmt: skip
-    if stride > size:
-        raise PatternError(asked, f"stride {stride} leaves keys out between windows of {size}", "pass stride <= size")
-    step = dilation * stride
-    leader = stride - 1 if causal else stride // 2
-    before = size - 1 if causal else size // 2
-    base, span = dilation * (leader - before), dilation * size
-    lower = Stair(step, step, base=base, out_lo=0, out_hi=length - span)
-    last = _offset(1) if causal else Stair(step, step, base=base + span, out_lo=span, out_hi=length)
-    return Relation((lower,), (last,), diagonal=Residue(dilation))
-
-
-@library
-def per_head(heads: Any) -> Pattern:
-    """Head h sees heads[h]; one pattern for each query head."""
-    return PerHead(_patterns("per_head", heads))
-
-
-@library
-def per_batch(rows: Any) -> Pattern:
-    """Batch row b sees rows[b]."""
-    return PerBatch(_patterns("per_batch", rows))
-
-
-@library
-def product(patterns: Any, shape: Any, key_shape: Any = None) -> Pattern:
-    """Tokens are the row-major points of a grid; live where every axis is: patterns[a] relates the a-th coordinates.
-
-    M == prod(shape), N == prod(key_shape); key_shape defaults to shape.
-    """
-    parts = _patterns("product", patterns)
-    if isinstance(shape, int):
-        raise PatternError(f"product(shape={shape})", "a grid is a list of lengths", f"pass shape=({shape},)")
-    sizes = axes("product", "shape", shape, len(parts), 0)
-    keys = sizes if key_shape is None else axes("product", "key_shape", key_shape, len(parts), 0)
-    return Product(parts, sizes, keys)
