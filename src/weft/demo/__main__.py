@@ -12,7 +12,7 @@ import torch
 
 from weft.demo.cases import Case, cases
 from weft.demo.inputs import HEADS, D, Pack, Qkv, drawn_map, embed_map, embed_text, pack_sources, photograph
-from weft.demo.measure import measure
+from weft.demo.measure import measure, yield_cores
 from weft.demo.table import Table
 from weft.errors import WeftError
 
@@ -23,9 +23,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 if every check holds, 1 if not."""
     options = _options(arguments)
     table, start = Table(), perf_counter()
+    busy = yield_cores()
     tokens, side, picture = SIZES[options.quick]
     pack = pack_sources(tokens)
     inputs = _inputs(table, pack, side)
+    if busy:
+        table.say("note  other work keeps the cores busy: one thread is used, and times are longer than they need be")
     todo = cases(pack.lengths, side)
     for case in todo:
         table.say(f"  {case.name:<18}{case.pattern}")
@@ -58,7 +61,8 @@ def _inputs(table: Table, pack: Pack, side: int) -> dict[str, Qkv]:
     """q, k, v of the text and of the map; says what they are."""
     shown = ", ".join(f"{name} {length}" for name, length in zip(pack.names[:3], pack.lengths, strict=False))
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    table.say(f"weft on {torch.get_num_threads()} threads, {versions}; {HEADS} heads, D = {D}, float32")
+    threads = torch.get_num_threads()
+    table.say(f"weft on {threads} thread{'s' * (threads > 1)}, {versions}; {HEADS} heads, D = {D}, float32")
     table.say(f"text  {pack.tokens.size} bytes of {len(pack.names)} modules of the standard library ({shown}, ...)")
     colours = photograph(side)
     kind = "a photograph (Grace Hopper, from matplotlib's sample data)"
@@ -95,7 +99,9 @@ def _run(table: Table, todo: list[Case], inputs: dict[str, Qkv]) -> list[str]:
 def _explain(table: Table) -> None:
     table.say()
     table.say("live: pairs that may attend; tables: bytes of the plan, forward and transposed; weft: best of 3 calls;")
-    table.say("dense: scaled_dot_product_attention with the boolean mask; max error: against float64 on sampled rows.")
+    table.say(
+        "dense: scaled_dot_product_attention with the boolean mask, once; max error: against float64 on sampled rows."
+    )
     table.say()
 
 

@@ -80,6 +80,22 @@ def measure(pattern: Pattern, qkv: Qkv, progress: Callable[[str], None]) -> Row:
     )  # fmt: skip
 
 
+def yield_cores() -> bool:
+    """Goes down to one thread, and returns True, where several are slower: other work has the cores, and threads that
+    wait for each other in turns of the scheduler make seconds out of milliseconds."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return False
+    q, k, v = torch.zeros(3, 1, 8, 2048, 64)
+    pattern = weft.causal() & weft.window(left=127)
+    together = sum(best_of(1, lambda: weft.attention(q, k, v, pattern))[0] for _ in range(5))
+    torch.set_num_threads(1)
+    alone = sum(best_of(1, lambda: weft.attention(q, k, v, pattern))[0] for _ in range(5))
+    busy = together > 1.25 * alone
+    torch.set_num_threads(1 if busy else threads)
+    return busy
+
+
 def best_of(times: int, call: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
     """(shortest of so many calls in seconds, the result) after one that is not counted; fewer on a busy machine."""
     result, found = call(), []

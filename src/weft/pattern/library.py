@@ -7,8 +7,10 @@ prints, compares, pickles and crosses into a compiled graph as the expression th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
+from math import prod
 from operator import or_
 from typing import Any
 
@@ -22,6 +24,7 @@ from weft.pattern.leaves import Affine, BlockList, Labels, PerBatch, PerHead, Pr
 from weft.pattern.relation import Relation, Residue
 
 ALIGNMENTS = (None, "top-left", "bottom-right")
+NOTHING = Relation(upper=(Stair.constant(0),))
 
 
 def affine(function: str, align: Align, relation: Relation) -> Affine:
@@ -43,7 +46,7 @@ def full() -> Pattern:
 @library
 def nothing() -> Pattern:
     """No query sees any key: output 0, lse -inf, zero gradients."""
-    return Affine(Relation(upper=(Stair.constant(0),)))
+    return Affine(NOTHING)
 
 
 @library
@@ -115,7 +118,7 @@ def fixed(stride: int, summary: int = 1, align: Align = None) -> Pattern:
     stride = integer("fixed", "stride", stride, 1)
     summary = integer("fixed", "summary", summary, 1)
     _check_summary("fixed", stride, summary)
-    return _fixed_near(stride, align) | _fixed_far(stride, summary, align)
+    return _fixed_near(stride, align) | _fixed_far(stride, summary, align, own=False)
 
 
 def _check_summary(function: str, stride: int, summary: int) -> None:
@@ -130,49 +133,52 @@ def _fixed_near(stride: int, align: Align) -> Pattern:
     return affine("fixed", align, Relation((Stair(stride, stride),), (diagonal(1),)))
 
 
-def _fixed_far(stride: int, summary: int, align: Align) -> Pattern:
-    """The last `summary` keys of earlier blocks. One key a block is a residue; several are a column of the grid of
-    blocks.
-    """
-    causal_ = affine("fixed", align, Relation(upper=(diagonal(1),)))
-    if summary == stride:
-        return causal_
-    if summary == 1:
-        return causal_ & Affine(Relation(keys=Residue(stride, stride - 1)))
-    earlier = Sized(_summaries, (stride, summary), positional=True, align=align)
-    own = _fixed_near(stride, align) & _last_of_block(stride, summary, align)
-    return earlier | own
+def _fixed_far(stride: int, summary: int, align: Align, *, own: bool) -> Pattern:
+    """The last `summary` keys of earlier blocks, and with `own` those of q's block up to q."""
+    if summary == stride and own:
+        return affine("fixed", align, Relation(upper=(diagonal(1),)))
+    return Sized(_summaries, (stride, summary, int(own)), positional=True, align=align)
 
 
-def _last_of_block(stride: int, summary: int, align: Align) -> Pattern:
-    """k at or after the first summary key of q's block."""
-    return affine("fixed", align, Relation((Stair(stride, stride, base=stride - summary),)))
-
-
-def _summaries(m: int, n: int, shift: int, stride: int, summary: int) -> Pattern:
-    """Summary keys of blocks before the query's: products over (block, place in block).
+def _summaries(m: int, n: int, shift: int, stride: int, summary: int, own: int) -> Pattern:
+    """Summary keys as products over (block, place in block).
 
     Queries are cut where whole blocks of them begin and end; keys into whole blocks and the rest.
     """
-    late = Affine(Relation(lower=(Stair.constant(stride - summary),)))
     edges = (0, -(-shift // stride) * stride, (m + shift) // stride * stride)
     cuts = [0, *sorted(min(max(edge - shift, 0), m) for edge in edges), m]
     whole = n // stride
-    key_lengths = (whole * stride, n - whole * stride)
+    keys = ((0, (whole, stride)), (whole, (1, n - whole * stride)))
     cells: list[tuple[Pattern, ...]] = []
     for first, last in pairwise(cuts):
-        block, within = divmod(first + shift, stride)
+        block, place = divmod(first + shift, stride)
         if first == last or block < 0:
-            cells.append((nothing(), nothing()))
+            cells.append((Affine(NOTHING),) * 2)
             continue
-        rows = (1, last - first) if within or (last - first) % stride else ((last - first) // stride, stride)
+        rows = (1, last - first) if place or (last - first) % stride else ((last - first) // stride, stride)
+        late = Relation(lower=(Stair.constant(stride - summary),))
+        parts = [(_before, late)]
+        if own:
+            parts.append((_at, replace(late, upper=(diagonal(place + 1),))))
         cells.append(
             tuple(
-                Product((Affine(Relation(upper=(diagonal(block - origin),))), late), rows, keys)
-                for origin, keys in ((0, (whole, stride)), (whole, (1, key_lengths[1])))
+                reduce(
+                    or_, (Product((Affine(where(block - at)), Affine(which)), rows, shape) for where, which in parts)
+                )
+                for at, shape in keys
             )
         )
-    return Segments(tuple(b - a for a, b in pairwise(cuts)), key_lengths, tuple(cells))
+    return Segments(tuple(b - a for a, b in pairwise(cuts)), tuple(prod(shape) for _, shape in keys), tuple(cells))
+
+
+def _before(offset: int) -> Relation:
+    """k < q + offset."""
+    return Relation(upper=(diagonal(offset),))
+
+
+def _at(offset: int) -> Relation:
+    """k == q + offset."""
+    return Relation((diagonal(offset),), (diagonal(offset + 1),))
 
 
 @library
@@ -191,7 +197,7 @@ def sparse_transformer(
         factors = (_strided_near(stride, align), _strided_far(stride, align))
     else:
         _check_summary("sparse_transformer", stride, summary)
-        factors = (_fixed_near(stride, align), _fixed_far(stride, summary, align))
+        factors = (_fixed_near(stride, align), _fixed_far(stride, summary, align, own=True))
     return PerHead(tuple(factors[head % 2] for head in range(heads)))
 
 
@@ -309,7 +315,7 @@ def global_tokens(tokens: Any, rows: bool = True, columns: bool = True, align: A
             parts.append(affine("global_tokens", align, relation))
         if columns:
             parts.append(Affine(Relation((Stair.constant(start),), (Stair.constant(stop),), keys=residue)))
-    return reduce(or_, parts) if parts else Affine(Relation(upper=(Stair.constant(0),)))
+    return reduce(or_, parts) if parts else Affine(NOTHING)
 
 
 def _spans(tokens: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, int, Residue]]:

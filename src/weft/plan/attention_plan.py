@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.acsr.build import build
 from weft.acsr.interpret import Reals, Scoring
+from weft.errors import VerificationError
 from weft.pattern.algebra import Pattern
 from weft.plan.planner import plan_tiles
 from weft.plan.problem import Problem
@@ -74,12 +75,28 @@ class AttentionPlan:
 
     def verify(self) -> None:
         """Raise VerificationError unless the plan computes every live pair once and no other."""
-        from weft.plan.verify import verify_plan
+        from weft.plan.verify import verify_pattern, verify_plan
 
+        self._verify_heads()
         for share in self.forward + self.transposed:
             verify_plan(share.plan)
         for share in self.forward:
-            verify_meaning(self.pattern, share)
+            verify_pattern(self.pattern, share.plan, share.batch, share.head)
+
+    def _verify_heads(self) -> None:
+        """Every head is served once, and the transposed plans are those of the same rows and heads."""
+        served = np.zeros((self.problem.batch, self.problem.q_heads), np.int64)
+        for share in self.forward:
+            for b, h in _served(share.heads, self.problem.group):
+                served[b, h] += 1
+        turned = [(share.plan.acsr.transpose(), share.heads) for share in self.forward]
+        if not (served == 1).all():
+            wrong = f"{int((served == 0).sum())} heads are served by no plan, {int((served > 1).sum())} by several"
+        elif turned != [(share.plan.acsr, share.heads) for share in self.transposed]:
+            wrong = "a transposed plan is of other rows than the forward plan"
+        else:
+            return
+        raise VerificationError("verify a plan", wrong, "report this as a defect of weft; do not use the plan")
 
     def interpret(self, q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Reals, Reals]:
         """(out, lse) in float64 numpy, tile by tile exactly as the plan says; q, k, v (B, H, length, D) array-likes.
@@ -105,13 +122,6 @@ class AttentionPlan:
 
     def __str__(self) -> str:
         return "\n".join([f"{self.pattern}  {self.problem}", *(str(share.plan) for share in self.forward)])
-
-
-def verify_meaning(pattern: Pattern, share: Share) -> None:
-    """Raise VerificationError unless the Acsr of a share says what the pattern says, pair by pair where it matters."""
-    from weft.plan.verify import verify_pattern
-
-    verify_pattern(pattern, share.plan, share.batch, share.head)
 
 
 def plan_attention(pattern: Pattern, problem: Problem, target: Target = CPU) -> AttentionPlan:

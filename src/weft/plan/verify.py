@@ -14,10 +14,11 @@ import numpy as np
 
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
-from weft.acsr.format import Acsr, Term
+from weft.acsr.build import lower
+from weft.acsr.format import BLOCK, Acsr, Term
 from weft.errors import VerificationError
 from weft.pattern.algebra import Pattern
-from weft.pattern.bounds import Ints
+from weft.pattern.bounds import INF, Bound, Ints, Steps
 from weft.pattern.relation import NDBool
 from weft.plan.tiles import AxisPlan, Launch, Part, TilePlan
 
@@ -32,8 +33,12 @@ def verify_plan(plan: TilePlan) -> None:
     parts = [(launch, part) for launch in plan.launches for part in launch.parts]
     owners = sorted(part.term for _, part in parts)
     _require(owners == list(range(len(acsr.terms))), f"terms {owners} are planned, there are {len(acsr.terms)}")
+    _require(all(launch.parts for launch in plan.launches), "a launch serves no term")
     for launch, part in parts:
         _part(launch, part, acsr.terms[part.term])
+    for i, term in enumerate(acsr.terms):
+        for grid, length in ((term.q, acsr.m), (term.k, acsr.n)):
+            _require(0 <= grid.origin <= length - grid.size, f"term {i} reaches beyond {acsr.m} x {acsr.n}")
     _blocks(plan)
     _disjoint(acsr)
 
@@ -51,6 +56,8 @@ def _part(launch: Launch, part: Part, term: Term) -> None:
     for number, (axis, relation) in enumerate(zip(part.axes, term.axes, strict=True)):
         where = f"{name}, axis {number}"
         _require(axis.relation == relation and axis.n == term.k.shape[number], f"{where}: masks of another relation")
+        sizes = (axis.block_q, axis.block_k, axis.lanes.q_step, axis.lanes.k_step)
+        _require(min(sizes) >= 1, f"{where}: a block or a step of {min(sizes)}")
         _require(axis.block_q == launch.box[number], f"{where}: tiles of {axis.block_q} rows in a box {launch.box}")
         first = launch.lanes[number]
         same = np.array_equal(axis.lanes.q_first, first.q_first) and np.array_equal(axis.lanes.rows, first.rows)
@@ -61,8 +68,9 @@ def _part(launch: Launch, part: Part, term: Term) -> None:
 
 def _lanes(axis: AxisPlan, m: int, where: str) -> None:
     """Every row with a live key is in exactly one lane."""
-    seen = np.zeros(m, np.int8)
+    seen = np.zeros(m, np.int32)
     lanes = axis.lanes
+    _require(bool((lanes.rows >= 1).all()), f"{where}: a lane without rows")
     for first, rows in zip(lanes.q_first.tolist(), lanes.rows.tolist(), strict=True):
         last = first + lanes.q_step * (rows - 1)
         _require(first >= 0 and last < m, f"{where}: rows {first} to {last} of {m}")
@@ -119,10 +127,15 @@ def _rows(axis: AxisPlan, rows: tuple[Ints, Ints], tables: list[Ints], where: st
 
 def _blocks(plan: TilePlan) -> None:
     remainder = plan.acsr.remainder
+    listed = remainder.rows.astype(np.int64) * (1 + int(remainder.cols.max(initial=0))) + remainder.cols
+    _require(bool((np.diff(listed) > 0).all()), "the remainder lists a block twice, or out of order")
+    inside = (remainder.rows >= 0) & (remainder.rows * BLOCK < plan.acsr.m) & (remainder.cols * BLOCK < plan.acsr.n)
+    _require(bool(inside.all()), "a block of the remainder lies outside the mask")
     if plan.blocks is None:
         _require(len(remainder) == 0, f"{len(remainder)} blocks of the remainder are planned nowhere")
         return
     first = plan.blocks.first.astype(np.int64)
+    _require(first.size == plan.blocks.rows.size + 1 > 1, "tables of blocks of unlike length")
     _require(first[0] == 0 and first[-1] == len(remainder) and bool((np.diff(first) > 0).all()), "blocks left out")
     owner = np.repeat(plan.blocks.rows, np.diff(first))
     _require(np.array_equal(owner, remainder.rows), "a block is planned in another row of blocks")
@@ -153,7 +166,7 @@ def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int =
     """Raise VerificationError if the pattern's predicate and the plan's Acsr differ on a pair looked at."""
     acsr = plan.acsr
     held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
-    for q, k in _pairs(plan):
+    for q, k in _pairs(plan, _probes(pattern.at(batch, head), acsr)):
         said = pattern.contains(q, k, acsr.m, acsr.n, batch, head)
         owned = held.contains(*np.broadcast_arrays(q, k))
         for term in acsr.terms:
@@ -166,25 +179,33 @@ def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int =
             _require(False, f"query {pair[0]}, key {pair[1]}: {state} in {pattern}, and not so in its rows")
 
 
-def _pairs(plan: TilePlan) -> Iterator[tuple[Ints, Ints]]:
+def _probes(pattern: Pattern, acsr: Acsr) -> list[Term]:
+    """The terms near whose bounds pairs are compared: the Acsr's, and the pattern's own before any subtraction."""
+    try:
+        return [*acsr.terms, *lower(pattern, acsr.m, acsr.n).terms]
+    except algebra.NotAffineError:
+        return list(acsr.terms)
+
+
+def _pairs(plan: TilePlan, probes: list[Term]) -> Iterator[tuple[Ints, Ints]]:
     """Arrays (q, k) to compare, in bounded pieces."""
     m, n = plan.acsr.m, plan.acsr.n
     if m * n <= EXHAUSTIVE:
         yield np.arange(m, dtype=np.int64)[:, None], np.arange(n, dtype=np.int64)[None, :]
         return
-    rows = _rows_of_interest(plan)
+    rows = _rows_of_interest(plan, probes)
     generator = np.random.default_rng(0)
     for at in range(0, rows.size, SAMPLES):
         some = rows[at : at + SAMPLES]
-        columns = [_columns_of_interest(term, some) for term in plan.acsr.terms]
+        columns = [_columns_of_interest(term, some) for term in probes]
         columns.append(generator.integers(0, n, size=(some.size, 16)))
         yield some[:, None], np.concatenate(columns, axis=1)
     held = Blocks.of_remainder(plan.acsr.remainder, m, n)
     yield from held.samples(generator, SAMPLES)
 
 
-def _rows_of_interest(plan: TilePlan) -> Ints:
-    """Token indices of rows two either side of tile edges, thinned to 4 x SAMPLES, and random ones."""
+def _rows_of_interest(plan: TilePlan, probes: list[Term]) -> Ints:
+    """Token indices of rows two either side of tile edges and of what bounds say of queries, and random ones."""
     found = [np.random.default_rng(1).integers(0, max(1, plan.acsr.m), SAMPLES)]
     for launch in plan.launches:
         tokens = np.zeros(1, np.int64)
@@ -192,10 +213,31 @@ def _rows_of_interest(plan: TilePlan) -> Ints:
             edges = np.arange(0, int(lanes.rows.max(initial=0)) + block, block)
             near = (edges[:, None] + np.arange(-2, 2)).reshape(-1)
             coordinates = np.unique((lanes.q_first[:, None] + lanes.q_step * near[None, :]).reshape(-1))
-            coordinates = coordinates[(coordinates >= 0) & (coordinates < size)]
-            tokens = _thinned((tokens[:, None] * size + coordinates).reshape(-1))
+            tokens = _thinned(_joined(tokens, coordinates, size))
         found.append(tokens + launch.q.origin)
+    for term in probes:
+        tokens = np.zeros(1, np.int64)
+        for axis, size in zip(term.axes, term.q.shape, strict=True):
+            jumps = [jump for bound in (*axis.lower, *axis.upper) for jump in _jumps(bound)]
+            near = (np.array([0, size // 2, size - 1, *jumps])[:, None] + np.arange(-2, 3)).reshape(-1)
+            tokens = _thinned(_joined(tokens, np.unique(near), size))
+        found.append(tokens + term.q.origin)
     return np.unique(np.concatenate(found))
+
+
+def _joined(tokens: Ints, coordinates: Ints, size: int) -> Ints:
+    """Row-major indices one axis further, coordinates outside the axis left out."""
+    inside = coordinates[(coordinates >= 0) & (coordinates < size)]
+    return (tokens[:, None] * size + inside).reshape(-1)
+
+
+def _jumps(bound: Bound) -> list[int]:
+    """Queries at which a bound begins or ends to say something, or jumps out of turn."""
+    if isinstance(bound, Steps):
+        return [int(x) for x in bound.breaks.array if abs(x) < INF]
+    turn = bound.adjoint()
+    keys = [x for x in (bound.out_lo, bound.out_hi) if abs(x) < INF and not bound.is_constant]
+    return [x for x in (bound.in_lo, bound.in_hi) if abs(x) < INF] + [int(x) for x in turn(np.array(keys, np.int64))]
 
 
 def _thinned(tokens: Ints) -> Ints:

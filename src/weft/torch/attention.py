@@ -11,7 +11,7 @@ from weft.errors import InputError
 from weft.pattern.algebra import Pattern
 from weft.plan.attention_plan import AttentionPlan
 from weft.runtime.pipeline import compiled
-from weft.torch.inputs import check_options, check_tensors, problem_of
+from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
 from weft.torch.operator import Written, as_tensor
 
 
@@ -28,7 +28,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     return_lse: bool = False,
     backend: str = "auto",
     deterministic: bool | None = None,
-    dropout: float = 0.0,
+    dropout: float = 0,  # an int: torch.compile would make a symbol of a float
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of q over the keys that `mask` lets each query see, at a cost that follows the live pairs.
 
@@ -49,8 +49,9 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     _check_mask(mask)
     q, k, v = _autocast(q, k, v)
     check_tensors(q, k, v)
-    options = {"scale": scale, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "dropout": dropout}
+    options = {"scale": scale, "softcap": softcap, "dropout": dropout, "sinks": sinks, "alibi_slopes": alibi_slopes}
     check_options(q, options)
+    check_choices(backend, deterministic)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     out, lse = torch.ops.weft.attention(
@@ -61,12 +62,18 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 
 
 def _autocast(*tensors: Any) -> Any:
-    """As autocast does for torch's own attention: float64 and what is no tensor stay as they are."""
+    """As autocast does for torch's own attention: float64, integers and what is no tensor stay as they are."""
     first = tensors[0]
-    if not isinstance(first, Tensor) or not torch.is_autocast_enabled(first.device.type):
+    if not isinstance(first, Tensor) or not torch.amp.is_autocast_available(first.device.type):
+        return tensors
+    if not torch.is_autocast_enabled(first.device.type):
         return tensors
     dtype = torch.get_autocast_dtype(first.device.type)
-    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype is not torch.float64 else x for x in tensors)
+    return tuple(x.to(dtype) if _is_cast(x) else x for x in tensors)
+
+
+def _is_cast(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64
 
 
 def plan(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> AttentionPlan:

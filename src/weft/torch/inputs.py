@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor
+from torch import SymFloat, SymInt, Tensor
 
 from weft.errors import InputError, OptionError, UnsupportedError
 from weft.plan.problem import Problem
@@ -43,12 +43,12 @@ def _check_alike(q: Tensor, name: str, x: Tensor) -> None:
 
 def check_options(q: Tensor, options: dict[str, Any]) -> None:
     """scale finite; softcap positive; sinks and alibi_slopes (Hq,); dropout refused."""
-    scale, softcap, dropout = options["scale"], options["softcap"], options["dropout"]
-    if scale is not None and not math.isfinite(scale):
+    scale, softcap, dropout = (_number(name, options[name]) for name in ("scale", "softcap", "dropout"))
+    if scale is not None and not -math.inf < scale < math.inf:  # false for nan; works for torch's symbolic floats
         _option(f"scale={scale}", "the scale is not a finite number", "pass a finite scale, or None for D ** -0.5")
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+    if softcap is not None and not 0 < softcap < math.inf:
         _option(f"softcap={softcap}", "a soft cap is a positive finite number", "pass softcap > 0, or None for none")
-    if dropout != 0.0:
+    if dropout:
         raise UnsupportedError(
             f"attention(dropout={dropout})", "attention dropout is not implemented", "pass dropout=0.0, or drop outputs"
         )
@@ -66,6 +66,25 @@ def check_options(q: Tensor, options: dict[str, Any]) -> None:
         raise UnsupportedError(
             "attention(alibi_slopes=...)", "gradients of ALiBi slopes are not implemented", "pass slopes.detach()"
         )
+
+
+def _number(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        raise UnsupportedError(
+            f"attention({name}=tensor)", f"{name} is read as a number, and no gradient would reach the tensor",
+            f"pass float({name}), or multiply q by the tensor",
+        )  # fmt: skip
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, SymFloat, SymInt))):
+        _option(f"{name}={value!r}", f"{name} is {type(value).__name__}, not a number", "pass a float")
+    return value
+
+
+def check_choices(backend: Any, deterministic: Any) -> None:
+    """backend: a name; deterministic: True, False or None (as torch.use_deterministic_algorithms says)."""
+    if not isinstance(backend, str):
+        _option(f"backend={backend!r}", "a backend is chosen by name", "pass 'auto' or the name of a backend")
+    if deterministic is not None and not isinstance(deterministic, bool):
+        _option(f"deterministic={deterministic!r}", "it is neither True, False nor None", "pass one of them")
 
 
 def problem_of(q: Tensor, k: Tensor, v: Tensor) -> Problem:

@@ -99,7 +99,8 @@ class Program:
     def batches(self, heads: int) -> Iterator[tuple[Tile, ...]]:
         """Tiles to compute together: as many of one shape as keep `heads` times their scores within BATCH."""
         for tiles in self.alike:
-            count = max(1, BATCH // (heads * tiles[0].queries.size * tiles[0].steps[0].width))
+            scores = max(1, heads) * tiles[0].queries.size * tiles[0].steps[0].width
+            count = max(1, BATCH // scores)
             for at in range(0, len(tiles), count):
                 yield tiles[at : at + count]
 
