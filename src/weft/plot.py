@@ -22,9 +22,9 @@ from weft.errors import OptionError, UnsupportedError
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.plan.attention_plan import plan_attention
-from weft.plan.problem import Problem
-from weft.plan.tiles import Launch, TilePlan, Visit, walk
+from weft.planning.attention_plan import plan_attention
+from weft.planning.problem import Problem
+from weft.planning.tiles import Launch, TilePlan, Visit, walk
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 import weft
 from weft.demo.inputs import Qkv
 from weft.pattern.algebra import Pattern
-from weft.plan.attention_plan import plan_attention
-from weft.plan.problem import Problem
+from weft.planning.attention_plan import plan_attention
+from weft.planning.problem import Problem
 
 SLICE = 1024  # queries of dense attention at a time: its mask never exists whole, and it runs no slower
 SAMPLES = 96  # rows compared with float64

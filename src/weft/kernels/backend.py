@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Protocol
 
 from weft.errors import OptionError, UnsupportedKernel
-from weft.plan.problem import DTYPES, Problem
+from weft.planning.problem import DTYPES, Problem
 
 
 @dataclass(frozen=True)

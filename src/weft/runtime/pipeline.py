@@ -8,8 +8,8 @@ from weft.errors import InputError
 from weft.kernels.backend import Backend, choose
 from weft.pattern import crossing
 from weft.pattern.algebra import Pattern
-from weft.plan.attention_plan import AttentionPlan, plan_attention
-from weft.plan.problem import Problem
+from weft.planning.attention_plan import AttentionPlan, plan_attention
+from weft.planning.problem import Problem
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.pattern.algebra import Pattern
-from weft.plan.attention_plan import AttentionPlan
+from weft.planning.attention_plan import AttentionPlan
 from weft.runtime.pipeline import compiled
 from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
 from weft.torch.operator import Written, as_tensor

@@ -8,7 +8,7 @@ from typing import Any
 from torch import SymFloat, SymInt, Tensor
 
 from weft.errors import InputError, OptionError, UnsupportedError
-from weft.plan.problem import Problem
+from weft.planning.problem import Problem
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -20,7 +20,7 @@ from weft.kernels.cpu.scores import ACCUMULATE, Modifiers
 from weft.pattern import crossing
 from weft.pattern.algebra import Pattern
 from weft.pattern.leaves import has_grid
-from weft.plan.attention_plan import AttentionPlan
+from weft.planning.attention_plan import AttentionPlan
 from weft.runtime.pipeline import arrived
 from weft.torch.inputs import problem_of
 

@@ -15,8 +15,8 @@ import torch
 
 from weft.acsr.format import BLOCK, Grid
 from weft.pattern.bounds import Ints
-from weft.plan.planner import CHUNK
-from weft.plan.tiles import AxisPlan, Launch, Part, TileIndex, TilePlan
+from weft.planning.planner import CHUNK
+from weft.planning.tiles import AxisPlan, Launch, Part, TileIndex, TilePlan
 
 Slices = tuple[slice, ...]
 BATCH = 1 << 19  # scores computed together: a few MB, which is what a core's caches hold

@@ -14,7 +14,7 @@ from weft.kernels.cpu.backward import backward as run_backward
 from weft.kernels.cpu.forward import forward as run_forward
 from weft.kernels.cpu.program import program
 from weft.kernels.cpu.scores import ACCUMULATE, Modifiers, Workspace
-from weft.plan.attention_plan import AttentionPlan, Heads
+from weft.planning.attention_plan import AttentionPlan, Heads
 
 Tensors = tuple[torch.Tensor, ...]
 

@@ -16,9 +16,9 @@ from math import lcm, prod
 import numpy as np
 
 from weft.acsr.format import Acsr, Term
-from weft.plan.problem import Problem
-from weft.plan.relayout import Lanes, lanes_of, live_range, natural_step
-from weft.plan.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
+from weft.planning.problem import Problem
+from weft.planning.relayout import Lanes, lanes_of, live_range, natural_step
+from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
 from weft.target import CPU, Target
 
 FLAT_BLOCKS = (32, 64, 128, 256)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK, Acsr, Grid
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool, Relation
-from weft.plan.relayout import Lanes
+from weft.planning.relayout import Lanes
 
 Table32: TypeAlias = NDArray[np.int32]
 TileIndex: TypeAlias = tuple[tuple[int, int], ...]  # for each axis (lane, tile of rows)

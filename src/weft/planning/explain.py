@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.pattern.draw import draw_pattern
-from weft.plan.attention_plan import AttentionPlan, Share
+from weft.planning.attention_plan import AttentionPlan, Share
 
 
 def explain_plan(plan: AttentionPlan) -> str:

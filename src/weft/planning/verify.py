@@ -20,7 +20,7 @@ from weft.errors import VerificationError
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF, Bound, Ints, Steps
 from weft.pattern.relation import NDBool
-from weft.plan.tiles import AxisPlan, Launch, Part, TilePlan
+from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan
 
 ROWS = 1 << 17  # rows of an axis looked at together
 EXHAUSTIVE = 1 << 20  # pairs up to which every one is compared

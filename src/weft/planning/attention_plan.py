@@ -14,9 +14,9 @@ from weft.acsr.build import build
 from weft.acsr.interpret import Reals, Scoring
 from weft.errors import VerificationError
 from weft.pattern.algebra import Pattern
-from weft.plan.planner import plan_tiles
-from weft.plan.problem import Problem
-from weft.plan.tiles import TilePlan
+from weft.planning.planner import plan_tiles
+from weft.planning.problem import Problem
+from weft.planning.tiles import TilePlan
 from weft.target import CPU, Target
 
 
@@ -75,7 +75,7 @@ class AttentionPlan:
 
     def verify(self) -> None:
         """Raise VerificationError unless the plan computes every live pair once and no other."""
-        from weft.plan.verify import verify_pattern, verify_plan
+        from weft.planning.verify import verify_pattern, verify_plan
 
         self._verify_heads()
         for share in self.forward + self.transposed:
@@ -101,9 +101,9 @@ class AttentionPlan:
     def interpret(self, q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Reals, Reals]:
         """(out, lse) in float64 numpy, tile by tile exactly as the plan says; q, k, v (B, H, length, D) array-likes.
 
-        Slow: for small problems and for doubts. Other options: `weft.plan.interpret`, one head at a time.
+        Slow: for small problems and for doubts. Other options: `weft.planning.interpret`, one head at a time.
         """
-        from weft.plan.interpret import forward
+        from weft.planning.interpret import forward
 
         q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
         out, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
@@ -116,7 +116,7 @@ class AttentionPlan:
 
     def explain(self) -> str:
         """The pattern's format, the plan, and why it was chosen, as text."""
-        from weft.plan.explain import explain_plan
+        from weft.planning.explain import explain_plan
 
         return explain_plan(self)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.acsr.interpret import Gradients, Reals, Scoring
-from weft.plan.tiles import TilePlan, Visit, walk
+from weft.planning.tiles import TilePlan, Visit, walk
 
 
 def forward(plan: TilePlan, q: Reals, k: Reals, v: Reals, scoring: Scoring) -> tuple[Reals, Reals]:

@@ -1,0 +1,1 @@
+"""Bounds, relations and the ACSR format."""

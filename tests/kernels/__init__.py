@@ -1,0 +1,1 @@
+"""Every backend against dense attention."""

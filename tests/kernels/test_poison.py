@@ -1,0 +1,150 @@
+"""NaN in memory that attention has no business with never reaches a result.
+
+Promised: bits around q, k and v (before, after, between heads, beyond D), bits in the memory that outputs and
+workspaces are made in, and keys that no query of the call sees, where they lie apart from the seen ones: beyond a
+padded length or a prefix, before a window, in another block or residue class. Not promised: a key that some query of a
+tile sees, or that lies between such keys. The tile's other queries compute a score with it and mask that by adding
+-inf, which NaN survives, as it does in dense attention; so NaN in one document may reach its neighbours.
+"""
+
+import pytest
+import torch
+
+import weft
+from weft.testing.workloads import HEADS, WORKLOADS, At
+
+from .compare import BACKENDS, Case, check, generator, normal, qkv
+from .layouts import every_other, interior
+
+on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def case_at(name, at, dtype=torch.float64, backend="cpu"):
+    tensors = qkv(generator(name), at, dtype, dims=(17, 9))
+    return Case(WORKLOADS[name].make(at), tensors, backend=backend)
+
+
+def same_results(first, second):
+    for name, x in first.items():
+        assert not x.isnan().any(), name
+        assert torch.equal(x, second[name]), name
+
+
+@on_every_backend
+@pytest.mark.parametrize("place", [interior, every_other])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_around_the_inputs(name, place, backend):
+    case = case_at(name, At(75, 75), backend=backend)
+    case.tensors = [place(x) for x in case.tensors]
+    check(case)
+
+
+@on_every_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["window", "strided", "neighborhood_2d", "random_blocks", "per_head"])
+def test_around_the_inputs_in_other_dtypes(name, dtype, backend):
+    case = case_at(name, At(130, 130), dtype, backend)
+    case.options = {"softcap": 2.0, "sinks": normal((HEADS,), generator("sinks"), dtype)}
+    case.tensors = [interior(x) for x in case.tensors]
+    check(case)
+
+
+@pytest.fixture
+def poisoned_allocations():
+    """Every torch.empty comes filled with NaN."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+PLACES = (At(130, 130), At(65, 130, "bottom-right"), At(130, 40, "bottom-right"))
+
+
+@on_every_backend
+@pytest.mark.parametrize("name,at", [(x, at) for x in WORKLOADS for at in PLACES if WORKLOADS[x].fits(at.m, at.n)])
+def test_in_the_memory_of_outputs_and_workspaces(name, at, backend, poisoned_allocations):
+    case = case_at(name, at, backend=backend)
+    got = case.weft()
+    torch.use_deterministic_algorithms(False)
+    same_results(got, case.weft())
+
+
+@on_every_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_the_memory_of_16_bit_outputs(dtype, backend, poisoned_allocations):
+    case = case_at("longformer_global", At(130, 130), dtype, backend)
+    case.options = {"softcap": 2.0, "alibi_slopes": torch.rand(HEADS), "sinks": torch.randn(HEADS, dtype=dtype)}
+    got = case.weft()
+    torch.use_deterministic_algorithms(False)
+    same_results(got, case.weft())
+
+
+# name -> (pattern, m, n, the keys that no query sees); lengths that are no multiples of a block, and more than one tile
+UNSEEN = {
+    "padding": (weft.padding([37, 90]), 90, 90, [(0, slice(37, None))]),
+    "padding, causal": (weft.padding([37, 90]) & weft.causal(), 90, 90, [(0, slice(37, None))]),
+    "padding of all": (weft.padding([0, 200]), 90, 200, [(0, slice(None))]),
+    "padding of rows": (weft.padding([37, 90], rows=True), 90, 90, [(0, slice(37, None))]),
+    "prefix": (weft.prefix(19), 90, 90, [(slice(None), slice(19, None))]),
+    "prefix of each row": (weft.prefix([5, 0]), 90, 90, [(0, slice(5, None)), (1, slice(None))]),
+    "causal, fewer queries": (weft.causal(align="top-left"), 50, 131, [(slice(None), slice(50, None))]),
+    "before a window": (
+        weft.causal(align="bottom-right") & weft.window(left=30, align="bottom-right"), 50, 131,
+        [(slice(None), slice(None, 51))],
+    ),
+    "residue classes": (
+        weft.periodic_keys(4), 90, 90,
+        [(slice(None), slice(0, None, 4)), (slice(None), slice(1, None, 4)), (slice(None), slice(2, None, 4))],
+    ),
+    "empty blocks": (
+        weft.blocks(64, [(0, 2), (1, 2), (2, 0)]), 190, 190, [(slice(None), slice(64, 128))],
+    ),
+    "nothing": (weft.nothing(), 70, 70, [(slice(None), slice(None))]),
+}  # fmt: skip
+
+
+@on_every_backend
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", UNSEEN)
+def test_in_keys_that_no_query_sees(name, dtype, backend):
+    pattern, m, n, unseen = UNSEEN[name]
+    clean = Case(pattern, qkv(generator(name), (m, n), dtype), backend=backend)
+    q, k, v = (x.clone() for x in clean.tensors)
+    for batch, keys in unseen:
+        assert not clean.live[batch][..., keys].any()
+        k[batch][..., keys, :] = torch.nan
+        v[batch][..., keys, :] = torch.nan
+    same_results(Case(pattern, [q, k, v], live=clean.live, backend=backend).weft(), clean.weft())
+
+
+@on_every_backend
+@pytest.mark.parametrize(
+    "pattern", [weft.padding([37, 90], rows=True), weft.padding([37, 90], rows=True) & weft.causal()], ids=str
+)
+def test_in_everything_that_is_padding(pattern, backend, monkeypatch):
+    """Beyond the length of a batch row q, k, v and the gradient of out may hold anything."""
+    clean = Case(pattern, qkv(generator("padding"), (90, 90)), with_lse=False, backend=backend)
+    poisoned = Case(pattern, [x.clone() for x in clean.tensors], with_lse=False, backend=backend)
+    (seed,) = clean.seeds()
+    for x in (*poisoned.tensors, seed):
+        x[0, :, 37:] = torch.nan
+    monkeypatch.setattr(poisoned, "seeds", lambda: [seed])
+    same_results(poisoned.weft(), clean.weft())
+
+
+@on_every_backend
+def test_in_queries_of_other_rows(backend):
+    """A row of NaN stays a row: out, lse and dq of the others are what they were."""
+    pattern = weft.causal() | weft.prefix(5)
+    q, k, v = qkv(generator("rows"), (75, 75))
+    clean, poisoned = (Case(pattern, [x, k, v], backend=backend) for x in (q, q.clone()))
+    poisoned.tensors[0][:, :, 40] = torch.nan
+    others = torch.arange(75) != 40
+    first, second = clean.weft(), poisoned.weft()
+    for name in ("out", "lse", "dq"):
+        assert torch.equal(first[name][:, :, others], second[name][:, :, others]), name
+        assert second[name][:, :, 40].isnan().all(), name

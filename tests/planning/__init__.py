@@ -1,0 +1,1 @@
+"""Plans: what they cover, what they mean, that they are verified."""

@@ -1,0 +1,180 @@
+"""SparseAttention: a module that copies, pickles, moves, exports, and says what it is."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+import weft
+from weft.errors import InputError, OptionError
+from weft.testing.workloads import WORKLOADS, At
+from weft.torch import SparseAttention
+
+from .helpers import qkv, refuse
+
+PATTERN = weft.causal() & weft.window(left=3)
+
+
+def full_module():
+    return SparseAttention(
+        PATTERN, sinks=torch.linspace(-1.0, 1.0, 4), alibi_slopes=torch.rand(4), scale=0.3, softcap=2.0, return_lse=True
+    )
+
+
+def same(first, second):
+    return all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+def test_it_is_attention_with_options_kept():
+    module, x = full_module(), qkv(20)
+    expected = weft.attention(
+        *x, PATTERN, sinks=module.sinks, alibi_slopes=module.alibi_slopes, scale=0.3, softcap=2.0, return_lse=True
+    )
+    assert same(module(*x), expected)
+    assert isinstance(SparseAttention(PATTERN)(*x), torch.Tensor)
+
+
+def test_sinks_are_its_only_parameter():
+    module = full_module()
+    assert [name for name, _ in module.named_parameters()] == ["sinks"]
+    out, lse = module(*qkv(20))
+    (out.sum() + lse.sum()).backward()
+    assert module.sinks.grad.abs().min() > 0
+    assert list(SparseAttention(PATTERN).parameters()) == []
+
+
+def torch_saved(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda module: pickle.loads(pickle.dumps(module)),
+    "torch.save": torch_saved,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies(how):
+    module = full_module()
+    again = COPIES[how](module)
+    assert again.pattern == module.pattern
+    assert same(again(*qkv(20)), module(*qkv(20)))
+    if how != "copy":
+        with torch.no_grad():
+            again.sinks += 1.0
+        assert not torch.equal(again.sinks, module.sinks)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_of_every_pattern(how):
+    for name, case in WORKLOADS.items():
+        module = SparseAttention(case.make(At(12, 12)))
+        again = COPIES[how](module)
+        assert again.pattern == module.pattern, name
+        assert torch.equal(again(*qkv(12)), module(*qkv(12))), name
+
+
+def test_state_dict():
+    module, other = full_module(), full_module()
+    with torch.no_grad():
+        other.sinks += 1.0
+    assert not same(module(*qkv(20)), other(*qkv(20)))
+    assert list(module.state_dict()) == ["sinks", "alibi_slopes"]
+    other.load_state_dict(module.state_dict())
+    assert same(module(*qkv(20)), other(*qkv(20)))
+    assert list(SparseAttention(PATTERN).state_dict()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes(dtype):
+    module = full_module().to(dtype)
+    assert (module.sinks.dtype, module.alibi_slopes.dtype) == (dtype, dtype)
+    out, lse = module(*qkv(20, dtype=dtype))
+    assert out.dtype == dtype
+    assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    out.sum().backward()
+    assert module.sinks.grad.dtype == dtype
+
+
+def test_devices():
+    module = full_module().to("meta")
+    assert module.sinks.is_meta and module.alibi_slopes.is_meta
+    module = module.to_empty(device="cpu")
+    module.load_state_dict(full_module().state_dict())
+    assert module(*qkv(20))[0].isfinite().all()
+
+
+def test_repr_says_pattern_and_options():
+    assert repr(SparseAttention(weft.causal(offset=2), scale=0.5)) == "SparseAttention(causal(offset=2), scale=0.5)"
+    text = repr(torch.nn.Sequential(full_module()))
+    for word in ("causal() & window(left=3)", "scale=0.3", "softcap=2.0", "return_lse=True"):
+        assert word in text
+
+
+def test_another_pattern_may_be_assigned():
+    module = SparseAttention(PATTERN)
+    module.pattern = weft.documents([7, 13])
+    assert torch.equal(module(*qkv(20)), weft.attention(*qkv(20), weft.documents([7, 13])))
+
+
+@pytest.mark.parametrize("option", ["dropout", "is_causal", "mask"])
+def test_unknown_options(option):
+    refuse(lambda: SparseAttention(PATTERN, **{option: 1}), OptionError, ("SparseAttention", option, "softcap"))
+
+
+def test_heads_that_do_not_match_are_named_when_it_runs():
+    module = SparseAttention(weft.per_head([PATTERN] * 3))
+    refuse(lambda: module(*qkv(20)), InputError, ("per_head", "3 heads", "4"))
+
+
+# ---- torch.export ----------------------------------------------------------------------------------------------------
+def exported(module, x, **options):
+    """The module after export, save and load."""
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(module, x, **options), file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+def any_size():
+    batch, length = torch.export.Dim("batch", min=2, max=64), torch.export.Dim("length", min=2, max=4096)
+    return ({0: batch, 2: length},) * 3
+
+
+def test_export_and_run():
+    module, x = full_module(), tuple(qkv(20))
+    assert same(exported(module, x, strict=False)(*x), module(*x))
+
+
+def test_export_with_any_batch_and_length():
+    module = full_module()
+    again = exported(module, tuple(qkv(20, batch=3)), strict=False, dynamic_shapes=any_size())
+    for m, batch in ((20, 3), (57, 5), (2, 2)):
+        assert same(again(*qkv(m, batch=batch)), module(*qkv(m, batch=batch)))
+
+
+class OfItsLength(torch.nn.Module):
+    def forward(self, q, k, v):
+        return weft.attention(q, k, v, weft.causal() & weft.window(left=q.shape[2] // 4))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_a_pattern_made_inside(strict):
+    module = OfItsLength()
+    again = exported(module, tuple(qkv(20, batch=3)), strict=strict, dynamic_shapes=any_size())
+    for m in (20, 57):
+        assert torch.equal(again(*qkv(m)), module(*qkv(m)))
+
+
+def test_strict_export_stops_rather_than_run_other_numbers():
+    """torch loses the content of an array attribute in strict mode; a record that is not its own length is noticed."""
+    module, x = SparseAttention(PATTERN), tuple(qkv(20))
+    with pytest.raises(ValueError, match="damaged record"):
+        exported(module, x, strict=True)(*x)
