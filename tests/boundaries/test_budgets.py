@@ -15,7 +15,7 @@ FUNCTION_LINES = 60
 PARAMETERS = 8
 
 # "module:function" -> why it may take more parameters than PARAMETERS.
-MANY_PARAMETERS: dict[str, str] = {}
+MANY_PARAMETERS = {"weft.torch.attention:attention": "the public face: every option by name"}
 
 # Put together, so that this file does not contain them: paths of one machine, hosts that only a user may choose.
 BANNED = ["/" + "work" + "/", *(f"{name}.org" for name in ("pypi", "pythonhosted", "download.pytorch"))]

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 FRAMEWORKS = ("torch", "triton", "jax", "matplotlib")
-NUMPY_FLOORS = ("errors", "pattern", "acsr", "plan", "kernels", "runtime")
+NUMPY_FLOORS = ("errors", "pattern", "acsr", "planning", "kernels", "runtime")
 IMPORT_SECONDS = 0.15  # on top of numpy
 
 

@@ -27,7 +27,6 @@ def document_lengths(count):
 
 
 LARGE = {
-    "sparse_transformer, fixed": weft.sparse_transformer(1024, heads=2, kind="fixed", summary=4),
     "full": weft.full(),
     "causal": weft.causal(),
     "window": weft.window(256, 256),
