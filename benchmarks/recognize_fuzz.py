@@ -1,6 +1,8 @@
-"""Random compositions of library patterns, as masks, recognised and compared: `recognize_fuzz.py [COUNT] [SEED] [long]`.
+"""Random compositions of library patterns, as masks, recognised and compared.
 
-Lengths are 0 to 65; `long` takes squares of 96 to 144 tokens instead, where fewer compositions are trivial. Prints how many came back in closed form, how long their descriptions are, and every one that is not equal.
+`recognize_fuzz.py [COUNT] [SEED] [long] [-v]`. Lengths are 0 to 65; `long` takes squares of 96 to 144 tokens instead,
+where fewer compositions are trivial. Prints how many came back equal and in closed form, and how long their
+descriptions are; with -v every one that is not closed or is long.
 """
 
 import sys
@@ -10,8 +12,8 @@ from collections import Counter
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from weft.recognize import recognize_mask
-from weft.recognize.names import cost
+from weft.recognition import recognize_mask
+from weft.recognition.names import cost
 from weft.testing.strategies import patterns, problems
 
 

@@ -38,6 +38,7 @@ from weft.pattern.library import (
 )
 
 if TYPE_CHECKING:
+    from weft.recognition import recognize_mask as recognize
     from weft.torch import attention, explain, plan
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ __all__ = [
     "errors",
     "explain",
     "plan",
+    "recognize",
     "full",
     "nothing",
     "causal",
@@ -75,6 +77,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework."""
+    if name == "recognize":
+        from weft.recognition import recognize_mask
+
+        return recognize_mask
     if name in ("attention", "plan", "explain"):
         try:
             from weft import torch

@@ -170,3 +170,12 @@ def test_softcap_comes_before_alibi():
     q, k, v = np.ones((1, 1)), np.full((2, 1), 100.0), np.eye(2)
     _, lse = forward(acsr, q, k, v, Scoring(1.0, softcap=3.0, slope=10.0))
     np.testing.assert_allclose(lse, np.logaddexp(3.0, 3.0 - 10.0))
+
+
+def test_a_sink_of_minus_infinity_is_no_sink():
+    q, k, v, *_ = arrays(5, 4)
+    acsr = weft.causal(offset=-2, align="top-left").acsr(5, 4)  # rows 0 and 1 have no keys
+    out, lse = forward(acsr, q, k, v, Scoring(0.3, sink=-np.inf))
+    expected_out, expected_lse = forward(acsr, q, k, v, PLAIN)
+    np.testing.assert_allclose(out, expected_out, atol=1e-13)
+    np.testing.assert_array_equal(lse, expected_lse)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 FRAMEWORKS = ("torch", "triton", "jax", "matplotlib")
-NUMPY_FLOORS = ("errors", "pattern", "acsr", "planning", "kernels", "runtime")
+NUMPY_FLOORS = ("errors", "pattern", "acsr", "recognition", "planning", "kernels", "runtime")
 IMPORT_SECONDS = 0.15  # on top of numpy
 
 

@@ -304,6 +304,13 @@ def test_less_likely_mistakes_are_caught_too(name):
         verify_plan(UNLIKELY[name])
 
 
+def test_bits_that_do_not_exist():
+    rest = BLOCKS.acsr.remainder  # full blocks, without bits
+    wrong = replace(rest, bit_index=changed(rest.bit_index, 1, 1))
+    with pytest.raises(VerificationError):
+        verify_plan(replace(BLOCKS, acsr=replace(BLOCKS.acsr, remainder=wrong)))
+
+
 def test_transposed_plans_of_another_pattern():
     plan = planned(weft.causal(), 40)
     vars(plan)["transposed"] = planned(weft.window(3, 3), 40).transposed

@@ -168,3 +168,14 @@ def test_a_thin_term_that_is_missing_from_a_long_sequence():
     without = replace(acsr, terms=tuple(term for term in acsr.terms if term != thin))
     with pytest.raises(VerificationError):
         verify_pattern(pattern, replanned(without))
+
+
+def test_a_block_that_is_missing_from_a_long_sequence():
+    length = 1 << 20
+    pattern = weft.random_blocks(64, 3)
+    acsr = pattern.acsr(length)
+    rest = acsr.remainder
+    kept = np.arange(len(rest)) != 20_000
+    without = replace(rest, rows=rest.rows[kept], cols=rest.cols[kept], bit_index=rest.bit_index[kept])
+    with pytest.raises(VerificationError):
+        verify_pattern(pattern, replanned(replace(acsr, remainder=without)))

@@ -93,6 +93,11 @@ class Blocks:
         lo, hi = key_spans(term, m, n)
         first, last = lo // BLOCK, -(-hi // BLOCK)
         counts = np.maximum(last - first, 0)
+        if int(counts.sum()) * BLOCK * BLOCK > MAX_SCAN:
+            raise IrregularError(
+                f"a term of {m} queries and {n} keys, pair by pair", "it reaches too many pairs to be written down",
+                "use fewer scattered parts, or a shorter sequence",
+            )  # fmt: skip
         rows = np.repeat(np.arange(counts.size), counts)
         cols = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
         return Blocks.evaluated(rows * _width(n) + cols, term.contains, m, n)
@@ -172,6 +177,11 @@ class Blocks:
         rows, cols = np.divmod(codes, _width(self.n))
         lo, hi = key_spans(term, self.m, self.n)
         return codes[(cols * BLOCK < hi[rows]) & ((cols + 1) * BLOCK > lo[rows])]
+
+    def elsewhere(self, other: Blocks) -> Blocks:
+        """The blocks of which `other` has nothing."""
+        full, partial = (~_member(codes, other.codes) for codes in (self.full, self.partial))
+        return Blocks(self.m, self.n, self.full[full], self.partial[partial], self.bits[partial])
 
     def reached_by(self, term: Term) -> Blocks:
         """The pairs that `term` has as well."""

@@ -46,7 +46,8 @@ class Scoring:
         if self.sink is None:
             return out, lse
         total = np.logaddexp(lse, self.sink)
-        return out * np.exp(lse - total)[:, None], total
+        safe = np.where(total == -np.inf, 0.0, total)
+        return out * np.exp(lse - safe)[:, None], total
 
 
 @dataclass(frozen=True, eq=False)

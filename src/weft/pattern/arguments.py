@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from typing import Any, ParamSpec, cast
 
 import numpy as np
@@ -16,16 +17,16 @@ from weft.pattern.bounds import IntTable
 
 P = ParamSpec("P")
 LIBRARY: dict[str, Callable[..., Pattern]] = {}
-LARGEST = 2**40
+LARGEST = 2**31
 DEFAULTS: dict[str, list[tuple[str, Any]]] = {}
 
 
-def library(function: Callable[P, Pattern]) -> Callable[P, Call]:
+def library(meaning: Callable[P, Pattern]) -> Callable[P, Call]:
     """Make a function of the pattern library: its call becomes a `Call` that prints, compares and travels as itself."""
-    signature = inspect.signature(function)
-    name = function.__name__
+    signature = inspect.signature(meaning)
+    name = meaning.__name__
 
-    @functools.wraps(function)
+    @functools.wraps(meaning)
     def call(*args: P.args, **kwargs: P.kwargs) -> Call:
         if crossing.tracing():
             return crossing.tracer.call(name, written(name, {**dict(zip(keys, args, strict=False)), **kwargs}))
@@ -35,7 +36,7 @@ def library(function: Callable[P, Pattern]) -> Callable[P, Call]:
             for key, value in bound.arguments.items()
             if not _same((frozen := freeze(value, name, key)), signature.parameters[key].default)
         )
-        return Call(name, kept, function(**dict(kept)))  # type: ignore[call-arg]
+        return Call(name, kept, meaning(**dict(kept)))  # type: ignore[call-arg]
 
     LIBRARY[name] = call
     DEFAULTS[name] = [(key, p.default) for key, p in signature.parameters.items()]
@@ -50,10 +51,17 @@ def _same(value: Any, default: Any) -> bool:
 
 def rebuild(name: str, args: dict[str, Any], align: str | None = None) -> Pattern:
     """The call `name(**args)`, with `align` filled in if the function takes one and args has none."""
-    function = LIBRARY[name]
-    if align is not None and args.get("align") is None and "align" in inspect.signature(function).parameters:
+    made = function(name)
+    if align is not None and args.get("align") is None and "align" in inspect.signature(made).parameters:
         args = {**args, "align": align}
-    return function(**args)
+    return made(**args)
+
+
+def function(name: str) -> Callable[..., Pattern]:
+    """The library function of that name. Those that only recognition makes are loaded when one is met."""
+    if name not in LIBRARY:
+        import_module("weft.recognition")
+    return LIBRARY[name]
 
 
 def freeze(value: Any, function: str, name: str) -> Any:
@@ -81,7 +89,7 @@ def integer(function: str, name: str, value: Any, least: int | None = None) -> i
     if least is not None and value < least:
         raise PatternError(asked, f"{name} must be at least {least}, got {value}", f"pass {name} >= {least}")
     if abs(value) > LARGEST:
-        raise PatternError(asked, f"{name} is beyond any sequence (2**40 tokens)", "use None for an unbounded side")
+        raise PatternError(asked, f"{name} is beyond any sequence (2**31 tokens)", "use None for an unbounded side")
     return value
 
 

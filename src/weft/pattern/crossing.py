@@ -114,7 +114,7 @@ class _Reader:
         return self.values[self.at - count : self.at]
 
     def pattern(self, node: Any) -> Any:
-        from weft.pattern.arguments import LIBRARY
+        from weft.pattern.arguments import function
 
         found = [*node.args, *(word.value for word in node.keywords)]
         for step in (self._integers, self._tables, self._patterns):
@@ -127,7 +127,7 @@ class _Reader:
             return ~args[0]
         if name in ("shift", "aligned"):
             return getattr(args[0], name)(*args[1:], **kwargs)
-        return LIBRARY[name](*args, **kwargs)
+        return function(name)(*args, **kwargs)
 
     def _integers(self, word: Any) -> Any:
         if isinstance(word, ast.Tuple):

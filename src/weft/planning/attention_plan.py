@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product as cartesian
 from typing import Any
 
 import numpy as np
 
-from weft.acsr.build import build
 from weft.acsr.interpret import Reals, Scoring
-from weft.errors import VerificationError
+from weft.errors import InputError, VerificationError
 from weft.pattern.algebra import Pattern
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
@@ -126,11 +125,27 @@ class AttentionPlan:
 
 def plan_attention(pattern: Pattern, problem: Problem, target: Target = CPU) -> AttentionPlan:
     """Pattern -> Acsr -> TilePlan for every distinct head; raises what `Pattern.check` raises."""
+    check_extent(pattern, problem)
     shares = []
     for (batch, head), heads in distinct_heads(pattern, problem).items():
-        acsr = build(pattern, problem.m, problem.n, batch, head)
-        shares.append(Share(plan_tiles(acsr, problem, target), tuple(heads), batch, head))
+        acsr = pattern.acsr(problem.m, problem.n, batch, head)
+        tiles = plan_tiles(acsr, problem, target)
+        if tiles.acsr is not acsr:  # the same rows, planned before under another pattern's name
+            tiles = replace(tiles, acsr=acsr)
+        shares.append(Share(tiles, tuple(heads), batch, head))
     return AttentionPlan(pattern, problem, target, tuple(shares))
+
+
+def check_extent(pattern: Pattern, problem: Problem) -> None:
+    """Raise InputError if the pattern tells another number of heads or batch rows apart than there are."""
+    for told, have, name in zip(
+        pattern.extent(), (problem.batch, problem.q_heads), ("batch rows", "heads"), strict=True
+    ):
+        if told is not None and told != have:
+            raise InputError(
+                f"attention under {pattern}", f"the pattern is for {told} {name}, q has {have}",
+                f"give one pattern for each of the {have} {name}",
+            )  # fmt: skip
 
 
 def distinct_heads(pattern: Pattern, problem: Problem) -> dict[tuple[int, int], list[Heads]]:

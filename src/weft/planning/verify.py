@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
-from weft.acsr.build import lower
+from weft.acsr.build import Union, lower
 from weft.acsr.format import BLOCK, Acsr, Term
 from weft.errors import VerificationError
 from weft.pattern.algebra import Pattern
@@ -129,8 +129,15 @@ def _blocks(plan: TilePlan) -> None:
     remainder = plan.acsr.remainder
     listed = remainder.rows.astype(np.int64) * (1 + int(remainder.cols.max(initial=0))) + remainder.cols
     _require(bool((np.diff(listed) > 0).all()), "the remainder lists a block twice, or out of order")
-    inside = (remainder.rows >= 0) & (remainder.rows * BLOCK < plan.acsr.m) & (remainder.cols * BLOCK < plan.acsr.n)
+    inside = (
+        (remainder.rows >= 0)
+        & (remainder.cols >= 0)
+        & (remainder.rows * BLOCK < plan.acsr.m)
+        & (remainder.cols * BLOCK < plan.acsr.n)
+    )
     _require(bool(inside.all()), "a block of the remainder lies outside the mask")
+    partial = np.sort(remainder.bit_index[remainder.bit_index >= 0])
+    _require(np.array_equal(partial, np.arange(len(remainder.bits))), "the remainder's bits and blocks disagree")
     if plan.blocks is None:
         _require(len(remainder) == 0, f"{len(remainder)} blocks of the remainder are planned nowhere")
         return
@@ -166,7 +173,11 @@ def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int =
     """Raise VerificationError if the pattern's predicate and the plan's Acsr differ on a pair looked at."""
     acsr = plan.acsr
     held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
-    for q, k in _pairs(plan, _probes(pattern.at(batch, head), acsr)):
+    union = _lowered(pattern.at(batch, head), acsr)
+    if union.blocks is not None:
+        lost = union.blocks.elsewhere(held).without(acsr.terms)
+        _require(len(lost) == 0, f"{len(lost)} blocks of {pattern} are in no term and not in the remainder")
+    for q, k in _pairs(plan, [*acsr.terms, *union.terms]):
         said = pattern.contains(q, k, acsr.m, acsr.n, batch, head)
         owned = held.contains(*np.broadcast_arrays(q, k))
         for term in acsr.terms:
@@ -179,12 +190,12 @@ def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int =
             _require(False, f"query {pair[0]}, key {pair[1]}: {state} in {pattern}, and not so in its rows")
 
 
-def _probes(pattern: Pattern, acsr: Acsr) -> list[Term]:
-    """The terms near whose bounds pairs are compared: the Acsr's, and the pattern's own before any subtraction."""
+def _lowered(pattern: Pattern, acsr: Acsr) -> Union:
+    """The pattern's own terms and blocks, before any subtraction; empty where only a scan would give them."""
     try:
-        return [*acsr.terms, *lower(pattern, acsr.m, acsr.n).terms]
+        return lower(pattern, acsr.m, acsr.n)
     except algebra.NotAffineError:
-        return list(acsr.terms)
+        return Union()
 
 
 def _pairs(plan: TilePlan, probes: list[Term]) -> Iterator[tuple[Ints, Ints]]:

@@ -94,5 +94,6 @@ def _check_mask(mask: Any) -> None:
     raise InputError(
         f"attention(..., mask={type(mask).__name__})",
         "a mask is a weft pattern made by library functions, not a tensor, a function or a bare leaf",
-        "build it from weft's patterns, e.g. weft.causal() & weft.window(left=1023)",
+        "build it from weft's patterns, e.g. weft.causal() & weft.window(left=1023), or give a boolean mask to "
+        "weft.recognize(mask) and pass its .pattern",
     )

@@ -139,6 +139,7 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Te
 
 def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """-(share of the sink in each row) * delta, over batch rows and queries: (Hq,), in the dtype of the sinks."""
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row without keys or sink has no share
     share = (sinks.to(lse.dtype)[None, :, None] - lse).exp()
     return -(share * delta).sum((0, 2)).to(sinks.dtype)
 

@@ -50,7 +50,7 @@ def forward(
 def _join_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     """lse with the sinks in it; out is scaled in place."""
     total = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None].expand_as(lse))
-    out.mul_((lse - total).exp_()[..., None])
+    out.mul_((lse - total.clamp(min=torch.finfo(lse.dtype).min)).exp_()[..., None])  # nothing and no sink: still 0
     return total
 
 

@@ -111,7 +111,8 @@ def score(q: torch.Tensor, k: torch.Tensor, tiles: Tiles, steps: Steps, work: Wo
     if how.softcap is not None:
         scores.div_(how.softcap).tanh_().mul_(how.softcap)
         capped = scores if how.alibi is None else scores.clone()
-    rows = scores.view(q.shape[0], -1, tiles[0].queries.size, steps[0].width)
+    group = q.shape[1] // tiles[0].queries.size
+    rows = scores.view(q.shape[0], group, tiles[0].queries.size, steps[0].width)
     if how.alibi is not None:
         slopes = how.alibi.to(scores.dtype)[:, :, None, None]
         for tile, step, part in zip(tiles, steps, rows.unflatten(0, (len(tiles), -1)), strict=True):

@@ -1,0 +1,125 @@
+"""Boolean masks: read once into packed rows, searched slice by slice, and held against the result on every pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weft.errors import InputError
+from weft.pattern import composites
+from weft.pattern import library as lib
+from weft.pattern.algebra import Pattern
+from weft.recognition import pieces
+from weft.recognition.bitrows import BitRows
+from weft.recognition.parts import Known
+from weft.recognition.raster import raster
+from weft.recognition.result import Recognized
+from weft.recognition.search import Found, listed, search
+
+RANKS = {2: "(M, N)", 3: "(H, M, N)", 4: "(B, H, M, N)"}
+
+
+def recognize_mask(mask: Any, *, generalize: bool = False) -> Recognized:
+    """The pattern of a boolean mask, True = may attend: (M, N), (H, M, N) or (B, H, M, N), numpy or torch.
+
+    Equal to the mask on every pair, and bound to its size: at other lengths it raises LengthError. generalize=True
+    hands the closed form back unbound, which the mask does not prove. Heads and batch rows that differ become per_head
+    and per_batch; equal ones are shared.
+    """
+    array = as_array(mask)
+    m, n = array.shape[-2:]
+    stack = array.reshape((1,) * (4 - array.ndim) + array.shape) if array.ndim < 4 else array
+    if not (m and n):
+        return _result(
+            [Found(lib.nothing(), BitRows(np.zeros((m, 0), np.uint64), n))], lib.nothing(), (m, n), generalize
+        )
+    slices, which = _distinct(stack)
+    found = [_proven(rows) for rows in slices]
+    pattern = _spread([f.pattern for f in found], which)
+    return _result(found, pattern, (m, n), generalize)
+
+
+def as_array(mask: Any) -> Any:
+    """The mask as a boolean numpy array of 2 to 4 axes (a view where that is possible); a torch tensor is copied from
+    its device.
+    """
+    asked = f"recognize_mask of a {type(mask).__name__}"
+    if hasattr(mask, "detach") and hasattr(mask, "cpu"):
+        _require_bool(asked, str(mask.dtype) == "torch.bool", mask.dtype)
+        mask = mask.detach().cpu().numpy()
+    if not isinstance(mask, np.ndarray):
+        raise InputError(asked, "it is neither a numpy array nor a torch tensor", "pass np.asarray(mask, dtype=bool)")
+    _require_bool(asked, mask.dtype == np.bool_, mask.dtype)
+    if mask.ndim not in RANKS:
+        raise InputError(
+            asked, f"it has shape {mask.shape}", f"pass {', '.join(RANKS.values())}: queries before keys, keys last"
+        )
+    if 0 in mask.shape[:-2]:
+        raise InputError(asked, f"its shape {mask.shape} has no head or no batch row", "pass at least one of each")
+    return mask
+
+
+def _require_bool(asked: str, is_bool: bool, dtype: Any) -> None:
+    if not is_bool:
+        raise InputError(
+            asked, f"its dtype is {dtype}, and what a number means (0 or -inf for dead) is not known",
+            "pass booleans, True = may attend: `mask == 0` for an additive mask, `mask != 0` for one of 0 and 1",
+        )  # fmt: skip
+
+
+def _distinct(stack: Any) -> tuple[list[BitRows], np.ndarray]:
+    """The slices that differ, and which of them each (batch row, head) is."""
+    kept: list[BitRows] = []
+    seen: dict[int, list[int]] = {}
+    which = np.zeros(stack.shape[:2], np.int64)
+    for at in np.ndindex(*stack.shape[:2]):
+        rows = BitRows.pack(stack[at])
+        alike = seen.setdefault(hash(rows.words.tobytes()) if stack.shape[:2] != (1, 1) else 0, [])
+        same = [i for i in alike if kept[i].same(rows)]
+        if not same:
+            alike.append(len(kept))
+            kept.append(rows)
+        which[at] = same[0] if same else alike[-1]
+    return kept, which
+
+
+def _proven(rows: BitRows) -> Found:
+    """A description that equals `rows` on every pair, whatever the search came back with."""
+    known = Known(rows, rows.inverted())
+    found = search(known)
+    if rows.m != rows.n:
+        found = Found(found.pattern.aligned("top-left"), found.rows, found.loose)
+    return found if raster(found.pattern, rows.m, rows.n).same(rows) else listed(known)
+
+
+def _spread(patterns: list[Pattern], which: np.ndarray) -> Pattern:
+    """One pattern, or per head, per batch row, or both."""
+    if len(patterns) == 1:
+        return patterns[0]
+    rows = [
+        patterns[row[0]] if (row == row[0]).all() else composites.per_head([patterns[i] for i in row]) for row in which
+    ]
+    return rows[0] if (which == which[0]).all() else composites.per_batch(rows)
+
+
+def _result(found: list[Found], pattern: Pattern, size: tuple[int, int], generalize: bool) -> Recognized:
+    remainder = sum(f.loose.count for f in found if f.loose is not None)
+    why = [_said(f, f"mask {i}: " if len(found) > 1 else "") for i, f in enumerate(found)]
+    if generalize:
+        why.append(f"used at other lengths on your word: only {size[0]} x {size[1]} was seen")
+    else:
+        pattern = pieces.sized(pattern, *size)
+    return Recognized(pattern, True, f"evaluated at ({size[0]}, {size[1]})", "\n         ".join(why), *size, remainder)
+
+
+def _said(found: Found, name: str) -> str:
+    m, n = found.rows.m, found.rows.n
+    if found.loose is None:
+        return f"{name}closed form, {found.rows.count} of {m} x {n} pairs live"
+    rows = np.flatnonzero(found.loose.queries)
+    share = found.loose.count / (m * n)
+    return (
+        f"{name}{found.loose.count} pairs ({share:.3%} of {m} x {n}) follow no affine rows and are listed one by one; "
+        f"they lie in {rows.size} rows, {rows[0]} to {rows[-1]}"
+    )
