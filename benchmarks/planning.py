@@ -94,44 +94,60 @@ Make = Callable[[], weft.Pattern]
 
 def patterns(n: int) -> dict[str, Make]:
     """Every pattern of the library at n tokens (a power of two from 2**12 on), by a name that fits a table."""
-    side = 1 << (n.bit_length() // 2)
-    flat, cube = (side, n // side), (32, side // 2, n // side // 16)
+    return BY_SIZES | listed(n) | on_grids(n)
+
+
+BY_SIZES: dict[str, Make] = {
+    "full": weft.full,
+    "nothing": weft.nothing,
+    "causal": weft.causal,
+    "window(256, 256)": lambda: weft.window(256, 256),
+    "causal & window(1023)": lambda: weft.causal() & weft.window(left=1023),
+    "~window(256, 256)": lambda: ~weft.window(256, 256),
+    "dilated(256, 256, 4)": lambda: weft.dilated(256, 256, 4),
+    "dilated(256, 256, 1000)": lambda: weft.dilated(256, 256, 1000),
+    "periodic_keys(128)": lambda: weft.periodic_keys(128),
+    "strided(128)": lambda: weft.strided(128),
+    "strided(1024)": lambda: weft.strided(1024),
+    "fixed(128)": lambda: weft.fixed(128),
+    "fixed(128, summary=8)": lambda: weft.fixed(128, 8),
+    "sparse_transformer(128, strided)": lambda: weft.sparse_transformer(128, 8),
+    "sparse_transformer(128, fixed, 8)": lambda: weft.sparse_transformer(128, 8, "fixed", 8),
+    "causal & chunks(8192)": lambda: weft.causal() & weft.chunks(8192),
+    "prefix(1000) | causal": lambda: weft.prefix(1000) | weft.causal(),
+    "global_tokens(64)": lambda: weft.global_tokens(64),
+    "random_blocks(64, 3)": lambda: weft.random_blocks(64, 3),
+    "longformer(512, 64)": lambda: weft.longformer(512, 64),
+    "longformer(512, 64, dilation=4)": lambda: weft.longformer(512, 64, 4),
+    "bigbird()": weft.bigbird,
+    "per_head, dilation 1 2 3 4": lambda: weft.per_head([weft.dilated(128, 128, s) for s in (1, 1, 1, 1, 2, 2, 3, 4)]),
+}
+
+
+def listed(n: int) -> dict[str, Make]:
+    """Patterns that are given by lists."""
     lengths = _document_lengths(n)
     chain = [(i, j) for i in range(n // 1024) for j in (i, i - 1) if j >= 0]
-    image = n // 4
-    cells = [[weft.causal(), None], [True, weft.neighborhood((side // 2, image // (side // 2)), (13, 13))]]
     return {
-        "full": weft.full,
-        "nothing": weft.nothing,
-        "causal": weft.causal,
-        "window(256, 256)": lambda: weft.window(256, 256),
-        "causal & window(1023)": lambda: weft.causal() & weft.window(left=1023),
-        "~window(256, 256)": lambda: ~weft.window(256, 256),
-        "dilated(256, 256, 4)": lambda: weft.dilated(256, 256, 4),
-        "dilated(256, 256, 1000)": lambda: weft.dilated(256, 256, 1000),
-        "periodic_keys(128)": lambda: weft.periodic_keys(128),
-        "strided(128)": lambda: weft.strided(128),
-        "strided(1024)": lambda: weft.strided(1024),
-        "fixed(128)": lambda: weft.fixed(128),
-        "fixed(128, summary=8)": lambda: weft.fixed(128, 8),
-        "sparse_transformer(128, strided)": lambda: weft.sparse_transformer(128, 8),
-        "sparse_transformer(128, fixed, 8)": lambda: weft.sparse_transformer(128, 8, "fixed", 8),
-        "causal & chunks(8192)": lambda: weft.causal() & weft.chunks(8192),
         "blocks(1024), two a row": lambda: weft.blocks(1024, chain),
         f"documents, {len(lengths)}": lambda: weft.documents(lengths),
         f"causal & documents, {len(lengths)}": lambda: weft.causal() & weft.documents(lengths),
         "documents(ids)": lambda: weft.documents(ids=np.repeat(np.arange(len(lengths)), lengths)),
         "padding, 8 rows": lambda: weft.padding([n - 1000 * b for b in range(8)], rows=True),
-        "prefix(1000) | causal": lambda: weft.prefix(1000) | weft.causal(),
-        "global_tokens(64)": lambda: weft.global_tokens(64),
         "global_tokens, 3 anywhere": lambda: weft.global_tokens([0, n // 3, n // 2 + 1]),
         "global_tokens, 16 anywhere": lambda: weft.global_tokens([i * i * n // 300 + i for i in range(16)]),
         "global_tokens, 16 apart": lambda: weft.global_tokens(range(0, n, n // 16)),
-        "random_blocks(64, 3)": lambda: weft.random_blocks(64, 3),
-        "segments, text + image": lambda: weft.segments([n - image, image], cells),
-        "longformer(512, 64)": lambda: weft.longformer(512, 64),
-        "longformer(512, 64, dilation=4)": lambda: weft.longformer(512, 64, 4),
-        "bigbird()": weft.bigbird,
+    }
+
+
+def on_grids(n: int) -> dict[str, Make]:
+    """Patterns on two and three axes, and neighbourhoods on one."""
+    side = 1 << (n.bit_length() // 2)
+    flat, cube = (side, n // side), (32, side // 2, n // side // 16)
+    image = (side // 2, n // 4 // (side // 2))
+    cells = [[weft.causal(), None], [True, weft.neighborhood(image, 13)]]
+    return {
+        "segments, text + image": lambda: weft.segments([n - n // 4, n // 4], cells),
         "neighborhood 1-D 513": lambda: weft.neighborhood(n, 513),
         "neighborhood 2-D 7x7": lambda: weft.neighborhood(flat, 7),
         "neighborhood 2-D 80x80, stride 16": lambda: weft.neighborhood(flat, 80, 16),
@@ -141,9 +157,6 @@ def patterns(n: int) -> dict[str, Make]:
             cube, (4, 9, 9), 1, (1, 2, 3), (True, False, False)
         ),
         "product, causal x window": lambda: weft.product([weft.causal(), weft.window(16, 16)], flat),
-        "per_head, dilation 1 2 3 4": lambda: weft.per_head(
-            [weft.dilated(128, 128, s) for s in (1, 1, 1, 1, 2, 2, 3, 4)]
-        ),
     }
 
 

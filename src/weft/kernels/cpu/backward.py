@@ -30,7 +30,7 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """dq (P, G, M, D), dk (P, N, D), dv (P, N, Dv), zeroed, in the dtype of accumulation."""
+    """dq (P, G, M, D), dk (P, N, D), dv (P, N, Dv), in the dtype of accumulation; zeroed, dq only if not covered."""
 
     dq: torch.Tensor
     dk: torch.Tensor
@@ -52,7 +52,13 @@ class Saved:
 def backward(saved: Saved, grads: Gradients, program: Program, how: Modifiers, work: Workspace) -> None:
     """Add the gradients of the rows and keys that the program visits."""
     for tiles in program.batches(saved.q.shape[0] * saved.q.shape[1]):
-        _tiles(saved, grads, tiles, work, how)
+        dq = _tiles(saved, grads, tiles, work, how)
+        for tile, part in zip(tiles, dq.unflatten(0, (len(tiles), -1)), strict=True):
+            target = rows_of(grads.dq, tile.queries)
+            if program.covers:
+                target.copy_(part.view(target.shape))
+            else:
+                target.add_(part.view(target.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +71,8 @@ class Rows:
     delta: torch.Tensor
 
 
-def _tiles(saved: Saved, grads: Gradients, tiles: Tiles, work: Workspace, how: Modifiers) -> None:
+def _tiles(saved: Saved, grads: Gradients, tiles: Tiles, work: Workspace, how: Modifiers) -> torch.Tensor:
+    """dQ of some tiles (tiles * P, rows, D); dK and dV are added on the way."""
     q, d_out = query_rows(saved.q, tiles, work, "q"), query_rows(saved.d_out, tiles, work, "d_out")
     lse, delta = (
         query_rows(x[..., None], tiles, work, name) for x, name in ((saved.lse, "lse"), (saved.delta, "delta"))
@@ -80,9 +87,7 @@ def _tiles(saved: Saved, grads: Gradients, tiles: Tiles, work: Workspace, how: M
         dk = work.take("dk", q.shape[0], steps[0].width, q.shape[2])
         torch.baddbmm(dk, ds.transpose(1, 2), q, beta=0, alpha=how.scale, out=dk)
         add_key_rows(grads.dk, steps, dk)
-    for tile, part in zip(tiles, dq.unflatten(0, (len(tiles), -1)), strict=True):
-        target = rows_of(grads.dq, tile.queries)
-        target.add_(part.view(target.shape))
+    return dq
 
 
 def _score_gradients(

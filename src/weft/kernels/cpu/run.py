@@ -63,7 +63,10 @@ def backward(
     """(dq, dk, dv). saved: q, k, v. rows: d_out (B, Hq, M, Dv), lse and delta (B, Hq, M), as `backward.Saved` says."""
     q, k, v = saved
     dtype = ACCUMULATE[q.dtype]
-    dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype).zero_() for x in (q, k, v))
+    dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype) for x in (q, k, v))
+    covered = all(program(share.plan, dtype).covers for share in plan.forward)
+    for x in (dk, dv) if covered else (dq, dk, dv):
+        x.zero_()
     work = Workspace(dtype)
     for share in plan.forward:
         for heads in share.heads:

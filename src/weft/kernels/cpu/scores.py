@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -40,7 +41,7 @@ class Workspace:
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """A contiguous view of `shape`, with whatever was in it."""
-        size = int(np.prod(shape))
+        size = prod(shape)
         if name not in self.held or self.held[name].numel() < size:
             self.held[name] = torch.empty(size, dtype=self.dtype)
         return self.held[name][:size].view(shape)
