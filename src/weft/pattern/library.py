@@ -137,6 +137,8 @@ def _fixed_far(stride: int, summary: int, align: Align, *, own: bool) -> Pattern
     """The last `summary` keys of earlier blocks, and with `own` those of q's block up to q."""
     if summary == stride and own:
         return affine("fixed", align, Relation(upper=(diagonal(1),)))
+    if summary == 1:  # one key a block is a residue, and a flat term can share a launch with the near one
+        return affine("fixed", align, Relation(upper=(diagonal(1),), keys=Residue(stride, stride - 1)))
     return Sized(_summaries, (stride, summary, int(own)), positional=True, align=align)
 
 
