@@ -42,7 +42,8 @@ def edges(make, target):
 def test_the_whole_library_is_here():
     written = " ".join(str(p) for p in ANY_LENGTH.values())
     written += " ".join(str(make(60)) for make in FITTED.values()) + " ".join(str(p) for p, _ in GRIDS.values())
-    assert {name for name in LIBRARY if f"{name}(" not in written} <= set(PER_HEAD)
+    public = [name for name in LIBRARY if name in weft.__all__]  # recognition has some of its own
+    assert {name for name in public if f"{name}(" not in written} <= set(PER_HEAD)
 
 
 @pytest.mark.parametrize("target", TARGETS)

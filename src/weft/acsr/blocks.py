@@ -178,6 +178,12 @@ class Blocks:
         lo, hi = key_spans(term, self.m, self.n)
         return codes[(cols * BLOCK < hi[rows]) & ((cols + 1) * BLOCK > lo[rows])]
 
+    def first_pair(self) -> tuple[int, int]:
+        """The first (query, key) of the first block; there is one."""
+        row, col = divmod(int(self.codes[0]), _width(self.n))
+        query, key = np.argwhere(self.contains(row * BLOCK + OFFSETS[:, None], col * BLOCK + OFFSETS[None, :]))[0]
+        return row * BLOCK + int(query), col * BLOCK + int(key)
+
     def elsewhere(self, other: Blocks) -> Blocks:
         """The blocks of which `other` has nothing."""
         full, partial = (~_member(codes, other.codes) for codes in (self.full, self.partial))

@@ -176,7 +176,9 @@ def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int =
     union = _lowered(pattern.at(batch, head), acsr)
     if union.blocks is not None:
         lost = union.blocks.elsewhere(held).without(acsr.terms)
-        _require(len(lost) == 0, f"{len(lost)} blocks of {pattern} are in no term and not in the remainder")
+        if len(lost):
+            query, key = lost.first_pair()
+            _require(False, f"query {query}, key {key}: live in {pattern}, and in no term and not in the remainder")
     for q, k in _pairs(plan, [*acsr.terms, *union.terms]):
         said = pattern.contains(q, k, acsr.m, acsr.n, batch, head)
         owned = held.contains(*np.broadcast_arrays(q, k))
