@@ -93,7 +93,7 @@ Make = Callable[[], weft.Pattern]
 
 
 def patterns(n: int) -> dict[str, Make]:
-    """Every pattern of the library at n tokens (a power of two from 2**12 on), by a name that fits a table."""
+    """Every pattern of the library at n tokens (a power of two from 2**18 on), by a name that fits a table."""
     return BY_SIZES | listed(n) | on_grids(n)
 
 

@@ -233,13 +233,8 @@ def cases() -> list[Case]:
     dilations = [weft.longformer(512, 0, d) for d in (1, 1, 1, 1, 2, 2, 3, 4)]
     one = [
         ("strided(128)", weft.strided(128), length, 64),
-        ("fixed(128), a grid", weft.fixed(128), length, 64),
-        (
-            "fixed(128), by residue",
-            weft.causal() & weft.chunks(128) | weft.causal() & weft.periodic_keys(128),
-            length,
-            64,
-        ),
+        ("fixed(128)", weft.fixed(128), length, 64),
+        ("fixed(128, summary=8)", weft.fixed(128, 8), length, 64),
         ("longformer(512, 64)", weft.longformer(512, 64), length, 64),
         ("longformer(512, 64, dilation=4)", weft.longformer(512, 64, 4), length, 64),
         ("na3d 30x48x80, 18x24x24", weft.neighborhood(video, (18, 24, 24)), prod(video), 128),

@@ -12,7 +12,7 @@ from weft.acsr import Acsr, Grid, Remainder, Term
 from weft.acsr.blocks import Blocks
 from weft.acsr.format import BLOCK, MAX_TERMS
 from weft.errors import IrregularError
-from weft.pattern.bounds import Stair
+from weft.pattern.bounds import Stair, coordinates
 from weft.pattern.relation import Relation, Residue
 from weft.testing.strategies import problems
 
@@ -332,3 +332,18 @@ def test_flat_bounds_that_follow_a_grid_are_exact(pattern, length):
 def test_flat_bounds_that_do_not_are_written_down(pattern):
     acsr = check(pattern, 80)
     assert len(acsr.remainder) and acsr.notes
+
+
+def test_coordinates_of_many_indices_in_a_thin_array():
+    """np.unravel_index of numpy 2.4 is wrong here; a lost pair would be a silent wrong answer."""
+    indices = (np.arange(8200) % 21)[:, None, None]
+    assert np.array_equal(coordinates(indices, (21,))[0], indices)
+    rows, columns = coordinates(indices, (3, 7))
+    assert np.array_equal(rows, indices // 7) and np.array_equal(columns, indices % 7)
+
+
+def test_many_global_tokens_lose_no_pair():
+    pattern = weft.global_tokens(range(0, 1024, 64))
+    acsr = pattern.acsr(1024)
+    assert acsr.nnz == pattern.to_dense(1024).sum() == 32512
+    assert np.array_equal(acsr.to_dense(), pattern.to_dense(1024))

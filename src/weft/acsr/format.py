@@ -17,7 +17,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.pattern.bounds import Ints, IntTable
+from weft.pattern.bounds import Ints, IntTable, coordinates
 from weft.pattern.relation import NDBool, Relation
 
 BLOCK = 64
@@ -40,7 +40,7 @@ class Grid:
         local = tokens - self.origin
         inside = (local >= 0) & (local < self.size)
         clipped = np.where(inside, local, 0)
-        return inside, tuple(np.asarray(x, np.int64) for x in np.unravel_index(clipped, self.shape))
+        return inside, coordinates(clipped, self.shape)
 
 
 @dataclass(frozen=True)

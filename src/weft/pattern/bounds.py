@@ -50,6 +50,18 @@ class IntTable:
         return (IntTable, (self.array.tolist(),))
 
 
+def coordinates(indices: Ints, shape: tuple[int, ...]) -> tuple[Ints, ...]:
+    """Row-major indices as one array per axis.
+
+    Not np.unravel_index: numpy 2.4 gives wrong entries for more than 8192 indices in an array whose last axis is 1.
+    """
+    found = []
+    for size in reversed(shape[1:]):
+        indices, last = np.divmod(indices, size)
+        found.append(last)
+    return (indices, *reversed(found))
+
+
 @dataclass(frozen=True)
 class Stair:
     """T(i) = clip(rise * floor((i + shift) / run) + base, out_lo, out_hi), -inf below in_lo and +inf from in_hi on.

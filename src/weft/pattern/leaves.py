@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.errors import AlignmentError, LengthError
 from weft.pattern.algebra import Align, Call, Operator, Pattern, Where, common_extent
-from weft.pattern.bounds import Ints, IntTable
+from weft.pattern.bounds import Ints, IntTable, coordinates
 from weft.pattern.relation import NDBool, Relation
 
 
@@ -181,7 +181,7 @@ class Product(Operator):
 
     def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
         live = np.ones(np.broadcast_shapes(q.shape, k.shape), np.bool_)
-        axes = zip(self.parts, np.unravel_index(q, self.shape), np.unravel_index(k, self.key_shape),
+        axes = zip(self.parts, coordinates(q, self.shape), coordinates(k, self.key_shape),
                    self.shape, self.key_shape, strict=True)  # fmt: skip
         for part, i, j, m, n in axes:
             live &= part.holds(np.asarray(i), np.asarray(j), replace(at, m=m, n=n))
