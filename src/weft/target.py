@@ -25,5 +25,6 @@ class Target:
     step_seconds: float
 
 
-# Two cores with AVX-512, torch 2.13 with MKL: measured by benchmarks/cpu_constants.py.
+# Two cores with AVX-512, torch 2.13 with MKL. Products, soft maximum and mask as in docs/decisions/0004; the cost of a
+# copy and of a step are estimates that no benchmark backs yet.
 CPU = Target("cpu", 1.8e11, 3.7e-10, 1e-10, 3e-10, 1.2e-4)
