@@ -11,10 +11,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format bench versions clean FORCE
+.PHONY: help demo test lint format bench bench-gpu versions clean FORCE
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  PYTHON=$(PYTHON)  an interpreter, 3.11 or newer'
 	@echo '  VENV=$(VENV)  where the environment goes'
@@ -38,8 +38,11 @@ format: $(VENV)/.weft-dev ## rewrites the sources in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.weft-demo ## times attention on this CPU
-	$(BIN)/python benchmarks/cpu_attention.py $(ARGS)
+bench: $(VENV)/.weft-demo ## weft beside its peers on this CPU, a few minutes
+	$(BIN)/weft bench cpu --device cpu --rounds 5 $(ARGS)
+
+bench-gpu: $(VENV)/.weft-demo ## the core dozen on a GPU, ten minutes
+	$(BIN)/weft bench core --device cuda $(ARGS)
 
 versions: $(VENV)/.weft-test ## what the tests run with
 	@$(BIN)/python -V

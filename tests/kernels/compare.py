@@ -6,11 +6,16 @@ from dataclasses import dataclass, field
 import torch
 
 import weft
+from weft.settings import interpreted
 from weft.testing.tolerance import assert_close
 
 from . import dense
 
-BACKENDS = {"cpu": "cpu"}  # name -> device; a backend joins here
+# name -> device; a backend joins here. Under TRITON_INTERPRET=1 kernels of a GPU are interpreted, and tested alone.
+BACKENDS = {"triton": "cpu"} if interpreted() else {"cpu": "cpu"}
+if torch.cuda.is_available():
+    BACKENDS = {"triton": "cuda"}
+WIDEST = torch.float64 if "cpu" in BACKENDS else torch.float32
 
 
 def generator(text):
@@ -23,7 +28,7 @@ def normal(shape, random, dtype=torch.float64):
     return torch.randn(shape, generator=random, dtype=torch.float64).to(dtype)
 
 
-def qkv(random, at, dtype=torch.float64, heads=(4, 2), dims=(16, 16), batch=2):
+def qkv(random, at, dtype=WIDEST, heads=(4, 2), dims=(16, 16), batch=2):
     """q (batch, heads[0], M, dims[0]), k (batch, heads[1], N, dims[0]), v (batch, heads[1], N, dims[1]); at: (M, N)."""
     shapes = (heads[0], at[0], dims[0]), (heads[1], at[1], dims[0]), (heads[1], at[1], dims[1])
     return [normal((batch, *shape), random, dtype) for shape in shapes]

@@ -5,10 +5,10 @@ import torch
 
 import weft
 from weft.kernels.backend import choose
-from weft.testing.workloads import BATCH, HEADS, WORKLOADS, At
+from weft.testing.cases import BATCH, CASES, HEADS, At
 from weft.torch.inputs import problem_of
 
-from .compare import BACKENDS, Case, check, generator, normal, qkv
+from .compare import BACKENDS, WIDEST, Case, check, generator, normal, qkv
 from .layouts import LAYOUTS
 from .pairwise import pairwise
 
@@ -21,8 +21,8 @@ OPTIONS = {
     "all": ("scale", "softcap", "sinks", "alibi_slopes"),
 }
 FACTORS = {
-    "workload": list(WORKLOADS),
-    "dtype": [torch.float64, torch.float32, torch.bfloat16, torch.float16],
+    "workload": list(CASES),
+    "dtype": [*{WIDEST: 0, torch.float32: 0, torch.bfloat16: 0, torch.float16: 0}],
     "layout": list(LAYOUTS),
     "kv_heads": [HEADS, HEADS // 2, 1],
     "dims": [(64, 64), (8, 8), (33, 33), (80, 17), (16, 72), (9, 40)],
@@ -40,7 +40,7 @@ def allowed(row):
     workload, at, options = (row.get(name) for name in ("workload", "at", "options"))
     if workload is None:
         return True
-    case = WORKLOADS[workload]
+    case = CASES[workload]
     if at is not None and not case.fits(at.m, at.n):
         return False
     if options in ("alibi", "all"):  # distances need tokens on one axis, and an alignment where M != N
@@ -67,7 +67,7 @@ def case_of(row, backend):
         "alibi_slopes": torch.tensor([0.5, 0.25, 0.0, 0.0625]),
     }
     return Case(
-        WORKLOADS[row["workload"]].make(at),
+        CASES[row["workload"]].make(at),
         tensors,
         options={name: options[name] for name in OPTIONS[row["options"]]},
         shift=at.n - at.m if at.align == "bottom-right" else 0,
@@ -98,11 +98,11 @@ def in_order_of(out, q):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", CASES)
 def test_several_tiles(name, backend):
     """Long enough for interior tiles, several launches and merges; no multiple of a block."""
     at = At(330, 330)
-    case = Case(WORKLOADS[name].make(at), qkv(generator(name), at, heads=(HEADS, 2), dims=(9, 8)), backend=backend)
+    case = Case(CASES[name].make(at), qkv(generator(name), at, heads=(HEADS, 2), dims=(9, 8)), backend=backend)
     check(case)
 
 
@@ -138,10 +138,10 @@ def same_bits(case):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", CASES)
 def test_same_bits_twice(name, dtype, backend):
     at = At(130, 130)
-    same_bits(Case(WORKLOADS[name].make(at), qkv(generator(name), at, dtype), backend=backend))
+    same_bits(Case(CASES[name].make(at), qkv(generator(name), at, dtype), backend=backend))
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def two_threads():
 )
 def test_same_bits_twice_with_two_threads(name, backend, two_threads):
     at = At(500, 500)
-    same_bits(Case(WORKLOADS[name].make(at), qkv(generator(name), at, torch.float32), backend=backend))
+    same_bits(Case(CASES[name].make(at), qkv(generator(name), at, torch.float32), backend=backend))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

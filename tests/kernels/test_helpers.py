@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import weft
+from weft.testing.cases import CASES, At, grid, parts
 from weft.testing.tolerance import TABLE, assert_close
-from weft.testing.workloads import WORKLOADS, At, grid, parts
 
 from .pairwise import pairwise
 
@@ -73,10 +73,10 @@ def test_pairwise_covers_every_allowed_pair():
     assert rows == pairwise(factors, allowed)
 
 
-def test_workloads_use_the_whole_library():
+def test_cases_use_the_whole_library():
     from weft.pattern.arguments import LIBRARY
 
-    written = " ".join(case.make(At(12, 12)).structure for case in WORKLOADS.values())
+    written = " ".join(case.make(At(12, 12)).structure for case in CASES.values())
     assert [name for name in LIBRARY if name in weft.__all__ and f"{name}(" not in written] == []
 
 

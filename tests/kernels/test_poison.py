@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import weft
-from weft.testing.workloads import HEADS, WORKLOADS, At
+from weft.testing.cases import CASES, HEADS, At
 
 from .compare import BACKENDS, Case, check, generator, normal, qkv
 from .layouts import every_other, interior
@@ -21,7 +21,7 @@ on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 def case_at(name, at, dtype=torch.float64, backend="cpu"):
     tensors = qkv(generator(name), at, dtype, dims=(17, 9))
-    return Case(WORKLOADS[name].make(at), tensors, backend=backend)
+    return Case(CASES[name].make(at), tensors, backend=backend)
 
 
 def same_results(first, second):
@@ -32,7 +32,7 @@ def same_results(first, second):
 
 @on_every_backend
 @pytest.mark.parametrize("place", [interior, every_other])
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", CASES)
 def test_around_the_inputs(name, place, backend):
     case = case_at(name, At(75, 75), backend=backend)
     case.tensors = [place(x) for x in case.tensors]
@@ -65,7 +65,7 @@ PLACES = (At(130, 130), At(65, 130, "bottom-right"), At(130, 40, "bottom-right")
 
 
 @on_every_backend
-@pytest.mark.parametrize("name,at", [(x, at) for x in WORKLOADS for at in PLACES if WORKLOADS[x].fits(at.m, at.n)])
+@pytest.mark.parametrize("name,at", [(x, at) for x in CASES for at in PLACES if CASES[x].fits(at.m, at.n)])
 def test_in_the_memory_of_outputs_and_workspaces(name, at, backend, poisoned_allocations):
     case = case_at(name, at, backend=backend)
     got = case.weft()

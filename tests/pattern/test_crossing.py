@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 import weft
 from weft.pattern import crossing
+from weft.testing.cases import CASES, At
 from weft.testing.strategies import lengths, patterns, per_row_patterns
-from weft.testing.workloads import WORKLOADS, At
 
 AT = (At(24, 24), At(130, 130, "top-left"), At(60, 130, "bottom-right"))
 LIBRARY = [
-    pytest.param(WORKLOADS[name], at, id=f"{name}-{at.m}x{at.n}")
-    for name in WORKLOADS
+    pytest.param(CASES[name], at, id=f"{name}-{at.m}x{at.n}")
+    for name in CASES
     for at in AT
-    if WORKLOADS[name].fits(at.m, at.n)
+    if CASES[name].fits(at.m, at.n)
 ]
 
 
@@ -159,7 +159,7 @@ def test_equal_on_the_way_means_equal(one, other):
 
 
 def test_a_pattern_may_be_pickled():
-    for case in WORKLOADS.values():
+    for case in CASES.values():
         pattern = case.make(At(24, 24))
         again = pickle.loads(pickle.dumps(pattern))
         assert again == pattern
@@ -222,14 +222,14 @@ class Tracer:
     call = staticmethod(written)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_call_written_down_is_the_call(name, monkeypatch):
     """The same pattern when it is read, and the same structure: `.aligned` alone is a word of its own there."""
     at = At(24, 24)
-    outside = WORKLOADS[name].make(at)
+    outside = CASES[name].make(at)
     with monkeypatch.context() as patch:
         patch.setattr(crossing, "tracer", Tracer)
-        inside = WORKLOADS[name].make(at)
+        inside = CASES[name].make(at)
     assert isinstance(inside, Written)
     assert inside.structure == outside.structure or inside.structure.startswith("aligned(")
     assert crossing.decode(inside.structure, inside.numbers.tobytes()) == outside

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from weft.testing.workloads import WORKLOADS, At
+from weft.testing.cases import CASES, At
 
 from .helpers import qkv, tokens_first
 
@@ -28,7 +28,7 @@ def gradcheck(function, inputs):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_gradcheck_of_out_and_lse(name):
-    pattern = WORKLOADS[name].make(At(6, 6))
+    pattern = CASES[name].make(At(6, 6))
     inputs = qkv(6, heads=(4, 1), dims=(2, 1), dtype=torch.float64, grad=True)
     assert gradcheck(lambda q, k, v: finite(*weft.attention(q, k, v, pattern, return_lse=True)), inputs)
 

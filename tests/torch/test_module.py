@@ -9,7 +9,7 @@ import torch
 
 import weft
 from weft.errors import InputError, OptionError
-from weft.testing.workloads import WORKLOADS, At
+from weft.testing.cases import CASES, At
 from weft.torch import SparseAttention
 
 from .helpers import qkv, refuse
@@ -74,7 +74,7 @@ def test_copies(how):
 
 @pytest.mark.parametrize("how", COPIES)
 def test_copies_of_every_pattern(how):
-    for name, case in WORKLOADS.items():
+    for name, case in CASES.items():
         module = SparseAttention(case.make(At(12, 12)))
         again = COPIES[how](module)
         assert again.pattern == module.pattern, name

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 
 import weft
 from weft.errors import UnsupportedError
-from weft.testing.workloads import HEADS, WORKLOADS, At
+from weft.testing.cases import CASES, HEADS, At
 from weft.torch.operator import Options
 
 from .helpers import qkv, refuse, tokens_first
@@ -56,7 +56,7 @@ def test_opcheck(name, dtype):
     for tensor in ("sinks", "slopes"):
         if options.get(tensor):
             options[tensor] = torch.rand(HEADS, requires_grad=grad and tensor == "sinks")
-    mask = WORKLOADS[workload].make(At(12, 12))
+    mask = CASES[workload].make(At(12, 12))
     found = torch.library.opcheck(OPS.attention.default, arguments(tensors, mask, with_lse=grad, **options))
     assert set(found.values()) == {"SUCCESS"}
 

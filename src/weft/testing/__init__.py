@@ -1,1 +1,1 @@
-"""For tests and benchmarks, beside the floors: nothing in weft imports it."""
+"""For tests and benchmarks, beside the floors: nothing in weft but `weft.bench` imports it."""

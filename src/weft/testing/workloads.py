@@ -1,152 +1,252 @@
-"""Small conformance cases by name: every library function, and what people combine, at any length they fit.
+"""The problems that weft is measured on, by name. Tests, tuner and benchmark index them alike.
 
-    WORKLOADS["window"].make(At(130, 64, "top-left"))  ->  a pattern for 130 queries and 64 keys
+    WORKLOADS["causal_window_1024"].make()  ->  causal() & window(left=1023)
+    WORKLOADS["causal_window_1024"].small() ->  the same at a few hundred tokens
 
-Sizes are chosen so that lengths of 1 to about 200 tokens have edges, rows without keys and more than one tile.
+Tags: core (the dozen that every result page shows), causal, grid, decode, model (taken from a published model),
+scaling (one mask at growing lengths), quoted (others have published figures for it), stof, cpu (small, float32).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import isqrt
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, log2
+from typing import Any
 
-import weft
+import numpy as np
+
 from weft.pattern.algebra import Pattern
+from weft.planning.problem import DTYPES, Problem
+from weft.testing.masks import (
+    Band,
+    BigBird,
+    Chunks,
+    Dilations,
+    Documents,
+    Full,
+    Longformer,
+    Mask,
+    Neighborhood,
+    Predicate,
+    Prefix,
+    SparseTransformer,
+    Strided,
+    Table,
+    TextImage,
+)
 
-BATCH, HEADS = 2, 4  # what the patterns that tell batch rows or heads apart are made for
-
-
-class At(NamedTuple):
-    """Where a pattern is wanted: m queries, n keys, and how they are aligned."""
-
-    m: int
-    n: int
-    align: str | None = None
+SMALL = 512  # tokens, about, of a reduced workload
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A pattern factory, and where it may be asked.
+    """q (batch, q_heads, m, d), k (batch, kv_heads, n, d), v (batch, kv_heads, n, dv), and what may be attended.
 
-    positional: it relates q to k and takes `align`. square: M == N only. least: the shortest length. grid: its tokens
-    have several coordinates, so ALiBi is refused.
+    sinks: one logit per query head joins every row. source: where the sizes come from.
     """
 
-    make: Callable[[At], Pattern]
-    positional: bool = True
-    square: bool = False
-    least: int = 0
-    grid: bool = False
+    name: str
+    batch: int
+    q_heads: int
+    kv_heads: int
+    m: int
+    n: int
+    d: int
+    mask: Mask
+    dv: int = 0  # 0: as d
+    dtype: str = "bfloat16"
+    tags: tuple[str, ...] = ()
+    sinks: bool = False
+    source: str = ""
 
-    def fits(self, m: int, n: int) -> bool:
-        """Whether the pattern has a meaning for m queries and n keys."""
-        return (m == n or not self.square) and min(m, n) >= self.least
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dv", self.dv or self.d)
+
+    def make(self) -> Pattern:
+        """The pattern; where m != n, queries are aligned with the last keys."""
+        pattern = self.mask.pattern()
+        return pattern if self.m == self.n else pattern.aligned("bottom-right")
+
+    def predicate(self, table: Table = np.asarray) -> Predicate:
+        """The mask as a formula on indices (b, h, q, k) of numpy or torch; `table` makes arrays of that library."""
+        formula, shift = self.mask.formula(table, self.n), self.n - self.m
+        return formula if not shift else lambda b, h, q, k: formula(b, h, q + shift, k)
+
+    @cached_property
+    def per_head(self) -> bool:
+        """Whether heads have different masks."""
+        return self.make().extent()[1] is not None
+
+    @cached_property
+    def nnz(self) -> int:
+        """Live pairs over all batch rows and query heads."""
+        pattern, heads = self.make(), range(self.q_heads if self.per_head else 1)
+        shared = self.batch * (1 if self.per_head else self.q_heads)
+        return shared * sum(pattern.acsr(self.m, self.n, 0, head).nnz for head in heads)
+
+    @property
+    def share(self) -> float:
+        """Live pairs out of all."""
+        return self.nnz / (self.batch * self.q_heads * self.m * self.n)
+
+    def problem(self, device: str) -> Problem:
+        """As the planner sees it."""
+        return Problem(
+            self.batch, self.q_heads, self.kv_heads, self.m, self.n, self.d, self.dv, self.dtype, device
+        )  # fmt: skip
+
+    def flops(self, direction: str) -> int:
+        """Useful operations: two products of a pair forward; five backward, three of them over d."""
+        each = 2 * (self.d + self.dv) if direction == "fwd" else 2 * (3 * self.d + 2 * self.dv)
+        return each * self.nnz
+
+    def nbytes(self, direction: str) -> int:
+        """Bytes of q, k, v and out, each once; backward those and their gradients."""
+        numbers = self.q_heads * self.m * (self.d + self.dv) + self.kv_heads * self.n * (self.d + self.dv)
+        return (1 if direction == "fwd" else 2) * self.batch * numbers * DTYPES[self.dtype]
+
+    @property
+    def shape(self) -> str:
+        """B, heads, lengths and dimensions as a short text."""
+        heads = f"{self.q_heads}" if self.q_heads == self.kv_heads else f"{self.q_heads}:{self.kv_heads}"
+        tokens = f"{self.n}" if self.m == self.n else f"{self.m}x{self.n}"
+        return f"({self.batch},{heads},{tokens},{self.d if self.d == self.dv else f'{self.d}/{self.dv}'})"
+
+    def small(self) -> Workload:
+        """The same kind of problem at about SMALL tokens, with few and short heads."""
+        by = 1 << max(0, ceil(log2(self.n / SMALL)))
+        mask = self.mask.reduced(by)
+        m, n = (mask.tokens or max(1, x // by if x > SMALL else x) for x in (self.m, self.n))
+        return replace(
+            self, name=f"{self.name}.small", mask=mask, m=m, n=n, batch=min(self.batch, 2), d=16, dv=16, dtype="float32"
+        )  # fmt: skip
 
 
-def parts(total: int, *weights: int) -> list[int]:
-    """Lengths that add up to `total`, roughly in the proportion of `weights`; a weight of 0 gives an empty part."""
-    ends = [total * sum(weights[: i + 1]) // sum(weights) for i in range(len(weights))]
-    return [b - a for a, b in zip([0, *ends], ends, strict=False)]
+def square(name: str, sizes: tuple[int, ...], mask: Mask, tags: str = "", **more: Any) -> Workload:
+    """sizes: (B, H, D) or (B, Hq, Hkv, D), with the mask's own length; or with M == N before D."""
+    *heads, last = sizes
+    if mask.tokens is None:
+        *heads, n = heads
+    else:
+        n = mask.tokens
+    batch, q_heads, kv_heads = heads if len(heads) == 3 else (*heads, heads[-1])
+    return Workload(name, batch, q_heads, kv_heads, n, n, last, mask, tags=tuple(tags.split()), **more)
 
 
-def grid(total: int, rank: int = 2) -> tuple[int, ...]:
-    """`total` >= 1 tokens as a grid, its axes as even as they come: 130 is (10, 13), a prime (1, total)."""
-    if rank == 1:
-        return (total,)
-    side = next(d for d in range(isqrt(total), 0, -1) if total % d == 0)
-    return (side, *grid(total // side, rank - 1))
+def _core() -> Iterable[Workload]:
+    near = Band(256, 256)
+    documents = Documents((1000, 3000, 500, 7000, 2000, 1500, 900, 484))
+    yield square("dense", (1, 16, 16384, 128), Full(), "core")
+    yield square("dense_d64", (4, 12, 16384, 64), Full(), "core")
+    yield square("causal", (1, 16, 16384, 128), Band(), "core causal")
+    yield square("causal_window_1024", (1, 16, 32768, 128), Band(1023), "core causal")
+    yield square("window_pm256", (4, 12, 16384, 64), near, "core")
+    yield square("longformer_w512_g64", (4, 12, 16384, 64), Longformer(256, 64), "core")
+    yield square("dilated_w512_d4", (4, 12, 16384, 64), Band(1024, 1024, 4), "core")
+    yield square("strided_l128_s128", (1, 16, 16384, 64), Strided(128, 128), "core causal")
+    yield square("chunk_2048_causal", (1, 16, 32768, 128), Chunks(2048), "core causal")
+    yield square("na2d_128x128_k21", (1, 16, 128), Neighborhood((128, 128), (21, 21)), "core grid")
+    yield square("na3d_30x48x80_k18x24x24", (1, 24, 128), Neighborhood((30, 48, 80), (18, 24, 24)), "core grid quoted")
+    yield square("document_causal", (1, 16, 128), documents, "core causal")
 
 
-def _neighborhood(rank: int, size: int, dilation: int = 1, **options: Any) -> Workload:
-    def make(at: At) -> Pattern:
-        shape = grid(at.m, rank)
-        steps = [min(dilation, length) for length in shape]
-        sizes = [min(size, length // step) for length, step in zip(shape, steps, strict=True)]
-        stride = [min(options.get("stride", 1), s) for s in sizes]
-        return weft.neighborhood(shape, sizes, stride, steps, options.get("causal", False))
-
-    return Workload(make, square=True, least=1, grid=rank > 1)
+# A quarter of the bytes of each module of Python 3.11's asyncio, in alphabetical order, the last one cut so that they
+# fill 65536 tokens: lengths of real files, most of them short and a few long.
+FILES = (297, 835, 18703, 501, 2217, 661, 278, 850, 7106, 438, 601, 3553, 4753, 31, 120, 8316, 1739, 1993, 1710, 10834)
 
 
-def _text_and_image(at: At) -> Pattern:
-    text, image = parts(at.m, 2, 3)
-    shape = grid(image)
-    pixels = weft.neighborhood(shape, [min(3, length) for length in shape])
-    return weft.segments([text, image], [[weft.causal(), False], [True, pixels]])
+def _models() -> Iterable[Workload]:
+    """Language models: sizes from their published configurations."""
+    yield square("mistral_window_4096", (1, 32, 8, 32768, 128), Band(4095), "model causal", source="Mistral 7B")
+    yield square("gemma3_local_1024", (1, 16, 8, 16384, 256), Band(1023), "model causal", source="Gemma 3 12B, 5 of 6")
+    yield square("gemma3_global", (1, 16, 8, 16384, 256), Band(), "model causal", source="Gemma 3 12B, 1 of 6")
+    yield square("llama4_chunk_8192", (1, 40, 8, 32768, 128), Chunks(8192), "model causal", source="Llama 4 Scout")
+    yield square(
+        "gpt_oss_window_128", (1, 64, 8, 16384, 64), Band(127), "model causal", sinks=True, source="gpt-oss-120b"
+    )
+    yield square("longformer_base_4096", (8, 12, 4096, 64), Longformer(256, 1), "model", source="Longformer base")
+    yield square("bigbird_base_4096", (8, 12, 4096, 64), BigBird(), "model", source="BigBird base, ITC")
+    yield square(
+        "sparse_transformer_strided", (1, 8, 12288, 64), SparseTransformer(128, 8), "model causal",
+        source="arXiv 1904.10509",
+    )  # fmt: skip
+    yield square(
+        "sparse_transformer_fixed", (1, 8, 12288, 64), SparseTransformer(128, 8, 32), "model causal",
+        source="arXiv 1904.10509, enwik8",
+    )  # fmt: skip
+    yield square("packed_files_64k", (1, 16, 128), Documents(FILES), "causal", source="lengths of real files")
+    yield square("prefix_lm_2048", (1, 16, 8192, 128), Prefix(2048), "")
+    share = Documents((2048, *(768,) * 8), shared=True)
+    yield square("share_question", (1, 16, 128), share, "causal", source="one question, eight answers")
+    yield square("mixed_dilation", (4, 12, 16384, 64), Dilations(64, (1,) * 3 + (2,) * 3 + (4,) * 3 + (8,) * 3), "")
 
 
-def _fitted(make: Callable[[At], Pattern], **options: Any) -> Workload:
-    return Workload(make, square=True, **options)
+def _grids() -> Iterable[Workload]:
+    """Images and video: FLUX, HunyuanVideo, Cosmos-Predict2 (settings from the GNA paper, arXiv 2504.16922)."""
+    flux, video, cosmos = (256, 256), (30, 48, 80), (24, 44, 80)
+    yield square("flux_4k_w80", (1, 24, 128), Neighborhood(flux, (80, 80)), "model grid quoted")
+    yield square("flux_4k_w80_st16", (1, 24, 128), Neighborhood(flux, (80, 80), (16, 16)), "model grid quoted")
+    yield square(
+        "hunyuan_w18x24x24_st16x8x8", (1, 24, 128), Neighborhood(video, (18, 24, 24), (16, 8, 8)), "model grid quoted"
+    )
+    yield square("hunyuan_w30x40x40", (1, 24, 128), Neighborhood(video, (30, 40, 40)), "model grid")
+    layers = {
+        "w4x16_d11x5": ((24, 4, 16), (1, 1, 1), (1, 11, 5)),
+        "w12x16_st4_d1x5": ((24, 12, 16), (1, 4, 1), (1, 1, 5)),
+        "w12x24_st4x8": ((24, 12, 24), (1, 4, 8), (1, 1, 1)),
+        "w20x40_st4x8": ((24, 20, 40), (1, 4, 8), (1, 1, 1)),
+        "w28x56": ((24, 28, 56), (1, 1, 1), (1, 1, 1)),
+    }
+    for name, options in layers.items():
+        yield square(f"cosmos2_{name}", (1, 16, 128), Neighborhood(cosmos, *options), "model grid")
+    image = Neighborhood((64, 64), (13, 13))
+    yield square("text_image_512_64x64_k13", (1, 24, 128), TextImage(512, image), "grid")
+    yield square("na1d_32768_w2048", (1, 16, 128), Neighborhood((32768,), (2048,)), "grid quoted")
+    yield square("na1d_16384_w513", (4, 12, 64), Neighborhood((16384,), (513,)), "grid quoted")
+    yield square("na2d_128x128_k13", (1, 16, 128), Neighborhood((128, 128), (13, 13)), "grid quoted")
+    yield square("na2d_64x64_k7", (8, 8, 64), Neighborhood((64, 64), (7, 7)), "grid quoted")
 
 
-def _anywhere(make: Callable[[At], Pattern]) -> Workload:
-    return Workload(make, positional=False)
+def _decode() -> Iterable[Workload]:
+    """A few new queries against a long cache, heads as in Llama 3 8B."""
+    for name, m, mask in (("decode_128k", 1, Band()), ("decode_window_4096", 1, Band(4095)), ("verify_8", 8, Band())):
+        yield Workload(name, 8, 32, 8, m, 131072, 128, mask, tags=("decode", "causal"), source="Llama 3 8B heads")
+
+
+def _stof() -> Iterable[Workload]:
+    """BERT-base under the masks of STOF (arXiv 2506.06095): bands of sqrt(S), BigBird's blocks."""
+    for batch, n in ((1, 128), (8, 512), (16, 2048), (16, 4096)):
+        width = round(n**0.5)
+        masks = {"sliding": Band(width - 1), "longformer": Longformer(width // 2, width), "bigbird": BigBird()}
+        for name, mask in masks.items():
+            yield square(f"stof_{name}_b{batch}_s{n}", (batch, 12, n, 64), mask, "stof", dtype="float16")
+
+
+def _scaling() -> Iterable[Workload]:
+    for power in range(12, 21):
+        size = f"{1 << power - 10}k" if power < 20 else "1m"
+        yield square(f"scaling_{size}", (1, 8, 1 << power, 128), Band(1023), "scaling causal")
+
+
+def _cpu() -> Iterable[Workload]:
+    for name, sizes, mask in (
+        ("cpu_causal_2048", (1, 8, 2048, 64), Band()),
+        ("cpu_window_pm256", (1, 8, 8192, 64), Band(256, 256)),
+        ("cpu_dilated_w512_d4", (1, 8, 8192, 64), Band(1024, 1024, 4)),
+        ("cpu_na2d_64x64_k7", (1, 8, 64), Neighborhood((64, 64), (7, 7))),
+    ):
+        yield square(name, sizes, mask, "cpu", dtype="float32")
 
 
 WORKLOADS: dict[str, Workload] = {
-    # one function of the library each
-    "full": _anywhere(lambda at: weft.full()),
-    "nothing": _anywhere(lambda at: weft.nothing()),
-    "causal": Workload(lambda at: weft.causal(align=at.align)),
-    "causal_strict": Workload(lambda at: weft.causal(offset=-3, align=at.align)),
-    "causal_ahead": Workload(lambda at: weft.causal(offset=5, align=at.align)),
-    "window": Workload(lambda at: weft.window(left=9, right=4, align=at.align)),
-    "window_self": Workload(lambda at: weft.window(left=0, right=0, align=at.align)),
-    "window_left_open": Workload(lambda at: weft.window(right=7, align=at.align)),
-    "window_right_open": Workload(lambda at: weft.window(left=16, align=at.align)),
-    "window_beyond": Workload(lambda at: weft.window(left=1000, right=1000, align=at.align)),
-    "dilated": Workload(lambda at: weft.dilated(2, 2, 3, align=at.align)),
-    "dilated_left": Workload(lambda at: weft.dilated(4, 0, 7, align=at.align)),
-    "modular": Workload(lambda at: weft.dilated(1 << 20, 1 << 20, 4, align=at.align)),
-    "periodic_keys": _anywhere(lambda at: weft.periodic_keys(4)),
-    "periodic_keys_phase": _anywhere(lambda at: weft.periodic_keys(5, phase=2)),
-    "strided": Workload(lambda at: weft.strided(8, align=at.align)),
-    "fixed": Workload(lambda at: weft.fixed(8, align=at.align)),
-    "fixed_summary": Workload(lambda at: weft.fixed(8, summary=3, align=at.align)),
-    "sparse_transformer": Workload(lambda at: weft.sparse_transformer(6, HEADS, align=at.align)),
-    "sparse_transformer_fixed": Workload(
-        lambda at: weft.sparse_transformer(6, HEADS, kind="fixed", summary=2, align=at.align)
-    ),
-    "chunks": Workload(lambda at: weft.chunks(24, align=at.align)),
-    "blocks": _anywhere(lambda at: weft.blocks(16, [(0, 0), (0, 3), (2, 1), (3, 3), (7, 0)])),
-    "blocks_oblong": _anywhere(lambda at: weft.blocks((24, 40), [(0, 1), (1, 0), (1, 1), (4, 2)])),
-    "documents": _fitted(lambda at: weft.documents(parts(at.m, 1, 0, 5, 2, 3))),
-    "documents_cu_seqlens": _fitted(lambda at: weft.documents(cu_seqlens=[0, at.m // 3, at.m // 3, at.m])),
-    "documents_scattered": _fitted(lambda at: weft.documents(ids=[(7 * i // 5) % 3 for i in range(at.m)])),
-    "padding": _anywhere(lambda at: weft.padding([at.n // 2, at.n])),
-    "padding_rows": Workload(lambda at: weft.padding([at.n, at.n // 3], rows=True, align=at.align)),
-    "prefix": _anywhere(lambda at: weft.prefix(at.n // 3)),
-    "prefix_per_row": _anywhere(lambda at: weft.prefix([0, at.n // 2])),
-    "global_tokens": Workload(lambda at: weft.global_tokens([1, 2, 40, 44, 48], align=at.align)),
-    "global_rows": Workload(lambda at: weft.global_tokens(3, columns=False, align=at.align)),
-    "global_columns": _anywhere(lambda at: weft.global_tokens([0, 5, 60], rows=False)),
-    "random_blocks": _anywhere(lambda at: weft.random_blocks(16, 2, seed=3)),
-    "segments": _fitted(_text_and_image, least=1, grid=True),
-    "longformer": Workload(lambda at: weft.longformer(12, align=at.align)),
-    "longformer_global": Workload(lambda at: weft.longformer(6, global_tokens=2, dilation=3, align=at.align)),
-    "bigbird": Workload(lambda at: weft.bigbird(block=16, random=1, seed=1, align=at.align)),
-    "neighborhood_1d": _neighborhood(1, 7),
-    "neighborhood_1d_strided": _neighborhood(1, 9, stride=4, dilation=2),
-    "neighborhood_2d": _neighborhood(2, 5),
-    "neighborhood_2d_causal": _neighborhood(2, 3, dilation=2, causal=(True, False)),
-    "neighborhood_3d": _neighborhood(3, 3, stride=2),
-    "per_head": Workload(
-        lambda at: weft.per_head(
-            [weft.causal(align=at.align), weft.full(), weft.nothing(), weft.window(left=5, align=at.align)]
-        )
-    ),
-    "per_batch": Workload(lambda at: weft.per_batch([weft.chunks(9, align=at.align), weft.full()])),
-    "product": _fitted(lambda at: weft.product([weft.causal(), weft.window(2, 1)], grid(at.m)), least=1, grid=True),
-    # what people combine
-    "sliding_window": Workload(lambda at: weft.causal(align=at.align) & weft.window(left=15, align=at.align)),
-    "prefix_lm": Workload(lambda at: weft.causal(align=at.align) | weft.prefix(at.n // 4)),
-    "packed": _fitted(lambda at: weft.documents(parts(at.m, 3, 1, 4)) & weft.causal()),
-    "padded_causal": Workload(lambda at: weft.padding([at.n, at.n // 2]) & weft.causal(align=at.align)),
-    "mixed_dilation": Workload(
-        lambda at: weft.per_head([weft.dilated(3, 3, step) for step in (1, 2, 4, 4)]).aligned(at.align)
-    ),
-    "outside_window": Workload(lambda at: ~weft.window(left=20, right=20, align=at.align)),
-    "shifted": Workload(lambda at: weft.chunks(16, align=at.align).shift(q=5, k=-2)),
+    w.name: w for part in (_core, _models, _grids, _decode, _stof, _scaling, _cpu) for w in part()
 }
+TAGS: tuple[str, ...] = tuple(sorted({tag for w in WORKLOADS.values() for tag in w.tags}))
+
+
+def named(name: str) -> Workload:
+    """A workload by its name; "NAME.small" is the reduced one. KeyError if there is none."""
+    whole, dot, _ = name.partition(".small")
+    return WORKLOADS[whole].small() if dot else WORKLOADS[name]

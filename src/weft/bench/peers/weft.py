@@ -1,0 +1,66 @@
+"""weft itself: one adapter for each of its backends."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from weft.bench.peers.base import Peer, Prepared
+from weft.kernels.backend import BACKENDS, Backend
+from weft.testing.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Weft(Peer):
+    """weft.attention with a named backend."""
+
+    backend: Backend | None = None
+
+    def reason_absent(self, device: str) -> str:
+        return ""
+
+    def reasons_against(self, workload: Workload, direction: str, device: str) -> list[str]:
+        assert self.backend is not None
+        return [reason.why for reason in self.backend.reasons_against(workload.problem(device))]
+
+    def prepare(self, workload: Workload, tensors: Any) -> Prepared:
+        import weft
+
+        assert self.backend is not None
+        pattern, sinks, name = workload.make(), tensors.sinks, self.backend.name
+        planned = median(_plan_seconds(workload, tensors, name) for _ in range(3))
+        forget()
+        return Prepared(
+            lambda q, k, v: weft.attention(q, k, v, pattern, sinks=sinks, backend=name), plan_ms=1e3 * planned
+        )
+
+    def version(self) -> str:
+        import weft
+
+        return weft.__version__
+
+
+def _plan_seconds(workload: Workload, tensors: Any, backend: str) -> float:
+    from weft.runtime.pipeline import compiled
+
+    forget()
+    begin = time.perf_counter()
+    compiled(workload.make(), workload.problem(tensors.device), backend)
+    return time.perf_counter() - begin
+
+
+def forget() -> None:
+    """Empty every cache between a pattern and its plan."""
+    from weft.acsr.build import build
+    from weft.planning.planner import plan_tiles
+    from weft.runtime.pipeline import arrived, compiled
+
+    for cached in (build, plan_tiles, compiled, arrived):
+        cached.cache_clear()
+
+
+def peers() -> list[Peer]:
+    """One for each backend."""
+    return [Weft(f"weft-{backend.name}", backend=backend) for backend in BACKENDS]

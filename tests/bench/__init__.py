@@ -1,0 +1,1 @@
+"""The benchmark: its problems, its workers, its files and its pages."""
