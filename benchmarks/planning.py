@@ -115,11 +115,16 @@ BY_SIZES: dict[str, Make] = {
     "sparse_transformer(128, fixed, 8)": lambda: weft.sparse_transformer(128, 8, "fixed", 8),
     "causal & chunks(8192)": lambda: weft.causal() & weft.chunks(8192),
     "prefix(1000) | causal": lambda: weft.prefix(1000) | weft.causal(),
+    "prefix, 8 rows | causal": lambda: weft.prefix(range(1000, 9000, 1000)) | weft.causal(),
+    "window(256, 256).shift(100, -100)": lambda: weft.window(256, 256).shift(100, -100),
     "global_tokens(64)": lambda: weft.global_tokens(64),
     "random_blocks(64, 3)": lambda: weft.random_blocks(64, 3),
+    "random_blocks(4096, 3)": lambda: weft.random_blocks(4096, 3),
     "longformer(512, 64)": lambda: weft.longformer(512, 64),
     "longformer(512, 64, dilation=4)": lambda: weft.longformer(512, 64, 4),
     "bigbird()": weft.bigbird,
+    "window(32, 0)": lambda: weft.window(32, 0),
+    "per_batch, 2 windows": lambda: weft.per_batch([weft.window(256, 256), weft.window(1023, 0)]),
     "per_head, dilation 1 2 3 4": lambda: weft.per_head([weft.dilated(128, 128, s) for s in (1, 1, 1, 1, 2, 2, 3, 4)]),
 }
 
@@ -127,16 +132,26 @@ BY_SIZES: dict[str, Make] = {
 def listed(n: int) -> dict[str, Make]:
     """Patterns that are given by lists."""
     lengths = _document_lengths(n)
+    anywhere = np.random.default_rng(1).choice(n, 300, replace=False)
     chain = [(i, j) for i in range(n // 1024) for j in (i, i - 1) if j >= 0]
     return {
         "blocks(1024), two a row": lambda: weft.blocks(1024, chain),
         f"documents, {len(lengths)}": lambda: weft.documents(lengths),
         f"causal & documents, {len(lengths)}": lambda: weft.causal() & weft.documents(lengths),
         "documents(ids)": lambda: weft.documents(ids=np.repeat(np.arange(len(lengths)), lengths)),
+        "documents(cu_seqlens)": lambda: weft.documents(cu_seqlens=np.cumsum([0, *lengths])),
+        "padding(n - 77)": lambda: weft.padding(n - 77),
         "padding, 8 rows": lambda: weft.padding([n - 1000 * b for b in range(8)], rows=True),
         "global_tokens, 3 anywhere": lambda: weft.global_tokens([0, n // 3, n // 2 + 1]),
         "global_tokens, 16 anywhere": lambda: weft.global_tokens([i * i * n // 300 + i for i in range(16)]),
         "global_tokens, 16 apart": lambda: weft.global_tokens(range(0, n, n // 16)),
+        "global_tokens, 300 anywhere": lambda: weft.global_tokens(anywhere),
+        "window | 300 tokens anywhere": lambda: weft.window(256, 256) | weft.global_tokens(anywhere),
+        "causal & (window | 300 tokens)": lambda: (
+            weft.causal() & (weft.window(left=1023) | weft.global_tokens(anywhere))
+        ),
+        "dilated by 1000 | 300 tokens": lambda: weft.dilated(256, 256, 1000) | weft.global_tokens(anywhere),
+        "causal without 300 keys": lambda: weft.causal() & ~weft.global_tokens(anywhere, rows=False),
     }
 
 
@@ -150,6 +165,9 @@ def on_grids(n: int) -> dict[str, Make]:
         "segments, text + image": lambda: weft.segments([n - n // 4, n // 4], cells),
         "neighborhood 1-D 513": lambda: weft.neighborhood(n, 513),
         "neighborhood 2-D 7x7": lambda: weft.neighborhood(flat, 7),
+        "neighborhood 2-D | 300 tokens": lambda: (
+            weft.neighborhood(flat, 7) | weft.global_tokens(np.random.default_rng(1).choice(n, 300, replace=False))
+        ),
         "neighborhood 2-D 80x80, stride 16": lambda: weft.neighborhood(flat, 80, 16),
         "neighborhood 2-D 13x13, dilation 4": lambda: weft.neighborhood(flat, 13, dilation=4),
         "neighborhood 3-D 18x24x24": lambda: weft.neighborhood(cube, (18, 24, 24)),
@@ -168,7 +186,8 @@ def _document_lengths(n: int) -> list[int]:
 
 
 def problem_for(name: str, n: int) -> Problem:
-    return Problem(8 if name.startswith("padding") else 1, 8, 8, n, n, 64, 64)
+    batch = 8 if "8 rows" in name else 2 if "per_batch" in name else 1
+    return Problem(batch, 8, 8, n, n, 64, 64)
 
 
 @dataclass(frozen=True)
@@ -218,16 +237,18 @@ def planned(name: str, n: int) -> tuple[AttentionPlan, list[float]]:
 
 def table_bytes(plan: AttentionPlan) -> tuple[int, int]:
     """(bytes of the ACSR's terms and of both plans, bytes of the remainders and of the launches over their blocks)"""
-    shares = plan.forward + plan.transposed
-    rest = sum(s.plan.acsr.remainder.nbytes + (s.plan.blocks.nbytes if s.plan.blocks else 0) for s in shares)
-    return sum(s.plan.acsr.nbytes + s.plan.nbytes for s in shares) - rest, rest
+    plans = {id(share.plan): share.plan for share in plan.forward + plan.transposed}.values()  # each is held once
+    rest = sum(one.acsr.remainder.nbytes + (one.blocks.nbytes if one.blocks else 0) for one in plans)
+    return sum(one.acsr.nbytes + one.nbytes for one in plans) - rest, rest
 
 
 def measure(name: str, n: int) -> Row:
     """What the process of one pattern does."""
-    runs = [planned(name, n) for _ in range(REPEATS)]
-    plan = runs[0][0]
-    times = [median(run[1][stage] for run in runs) for stage in range(3)]
+    runs = []
+    for _ in range(REPEATS):
+        plan, times = planned(name, n)  # one plan is held at a time
+        runs.append(times)
+    times = [median(run[stage] for run in runs) for stage in range(3)]
     begin = time.process_time()
     plan.verify()
     seconds = time.process_time() - begin

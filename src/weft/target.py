@@ -28,3 +28,13 @@ class Target:
 # Two cores with AVX-512, torch 2.13 with MKL. Products, soft maximum and mask as in docs/decisions/0004; the cost of a
 # copy and of a step are estimates that no benchmark backs yet.
 CPU = Target("cpu", 1.8e11, 3.7e-10, 1e-10, 3e-10, 1.2e-4)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A family of GPUs, as plans see it: tiles are computed whole, by kernels that Triton compiles for the card."""
+
+    name: str
+
+
+GPU = Gpu("gpu")

@@ -1,6 +1,7 @@
 """The format: affine rows, ownership, the remainder's bits, bytes, and what it refuses to write down."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from weft.acsr import Acsr, Grid, Remainder, Term
 from weft.acsr.blocks import Blocks
 from weft.acsr.format import BLOCK, MAX_TERMS
 from weft.errors import IrregularError
-from weft.pattern.bounds import Stair, coordinates
+from weft.pattern.bounds import IntTable, Stair, coordinates
+from weft.pattern.listed import Listed
 from weft.pattern.relation import Relation, Residue
 from weft.testing.strategies import problems
 
@@ -142,11 +144,24 @@ def test_a_part_inside_another_one_leaves_no_term():
 
 
 def test_terms_are_capped_and_the_note_says_so():
-    pattern = weft.global_tokens([1, 5, 6, 9, 20, 22, 27, 33, 34, 40, 50, 61, 63, 90])
-    acsr = check(pattern, 100)
+    cells = [[(i + j) % 2 == 0 for j in range(6)] for i in range(6)]  # a board of 18 squares
+    acsr = check(weft.segments([15] * 6, cells), 90)
     assert len(acsr.terms) == MAX_TERMS == 16
     assert len(acsr.remainder) and any("beyond 16 went to the remainder" in note for note in acsr.notes)
     assert any("went to the remainder" in line for line in str(acsr).splitlines())
+
+
+def test_scattered_tokens_are_three_terms():
+    listed = [1, 5, 6, 9, 20, 22, 27, 33, 34, 40, 50, 61, 63, 90]
+    for part in (weft.window(9, 9), weft.dilated(2, 2, 7), weft.neighborhood((10, 10), 3)):
+        acsr = check(part | weft.global_tokens(listed), 100)
+        assert len(acsr.terms) == 3 and not len(acsr.remainder) and not acsr.notes
+
+
+def test_a_grid_is_not_restricted_to_a_list():
+    (term,) = weft.neighborhood((10, 10), 3).acsr(100).terms
+    with pytest.raises(ValueError, match="2 axes"):
+        replace(term, rows=Listed(IntTable([3])))
 
 
 def test_the_largest_terms_are_kept():

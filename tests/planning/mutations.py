@@ -8,6 +8,7 @@ import numpy as np
 from weft.acsr import Acsr, Grid, Remainder
 from weft.acsr.format import BLOCK
 from weft.pattern.bounds import INF, IntTable, Stair, Steps
+from weft.pattern.listed import Listed
 from weft.pattern.relation import Relation, Residue
 from weft.planning.tiles import AxisPlan, Launch, TilePlan
 
@@ -128,6 +129,34 @@ def _lane_entries(plan: TilePlan, place: tuple[int, int, int], by: int) -> Itera
             yield what, every
             if alone is not every:
                 yield f"{what}, part 0 alone", alone
+    yield from _listed_entries(plan, place, by)
+
+
+def _listed_entries(plan: TilePlan, place: tuple[int, int, int], by: int) -> Iterator[tuple[str, TilePlan]]:
+    """The tables of listed queries and keys, and the tokens that a part leaves out."""
+    lanes, (launch, part, _) = axis_at(plan, place).lanes, place
+    for index in range(0 if lanes.queries is None else lanes.queries.size):
+        wrong = plan
+        for other in range(len(plan.launches[launch].parts)):
+            wrong = with_lanes(wrong, (launch, other, 0), queries=changed(lanes.queries, index, by))
+        yield f"query {index} of a list {by:+d} at {place}", wrong
+    for index in range(0 if lanes.keys is None else lanes.keys.tokens.size):
+        keys = replace(lanes.keys, tokens=changed(lanes.keys.tokens, index, by))
+        yield f"key {index} of a list {by:+d} at {place}", with_lanes(plan, place, keys=keys)
+    for side in ("rows", "keys"):
+        for what, listed in _lists(getattr(plan.launches[launch].parts[part], side), by):
+            yield f"left out {side}: {what} at {place}", with_part(plan, launch, part, **{side: listed})
+
+
+def _lists(listed: Listed, by: int) -> Iterator[tuple[str, Listed]]:
+    """A list with one token moved, or without it."""
+    tokens = listed.tokens.array
+    for index in range(tokens.size):
+        moved = changed(tokens, index, by)
+        if (np.diff(moved) > 0).all():
+            yield f"token {index} {by:+d}", replace(listed, tokens=IntTable(moved))
+        if by > 0:
+            yield f"token {index} forgotten", replace(listed, tokens=IntTable(np.delete(tokens, index)))
 
 
 def every_number(plan: TilePlan) -> Iterator[tuple[str, TilePlan]]:
@@ -170,6 +199,11 @@ def every_bound(acsr: Acsr) -> Iterator[tuple[str, Acsr]]:
             for what, relation in _relations(axis):
                 changed_term = replace(term, axes=item(term.axes, a, relation))
                 yield f"term {t}, axis {a}: {what}", replace(acsr, terms=item(acsr.terms, t, changed_term))
+        for side, size in (("rows", acsr.m), ("keys", acsr.n)):
+            for by in (-1, 1):
+                for what, listed in _lists(getattr(term, side), by):
+                    changed_term = replace(term, **{side: listed.within(0, size)})
+                    yield f"term {t}, {side}: {what}", replace(acsr, terms=item(acsr.terms, t, changed_term))
 
 
 def _relations(relation: Relation) -> Iterator[tuple[str, Relation]]:

@@ -26,6 +26,7 @@ def document_lengths(count):
     return np.diff([0, *sorted(cuts), N]).tolist()
 
 
+SCATTERED = np.sort(np.random.default_rng(1).choice(N, 300, replace=False)).tolist()
 LARGE = {
     "full": weft.full(),
     "causal": weft.causal(),
@@ -58,10 +59,14 @@ LARGE = {
     "neighborhood 3, raster order": weft.neighborhood((64, 128, 128), 7) & weft.causal(),
     "neighborhood 2 and tokens": weft.neighborhood((1024, 1024), 7) | weft.global_tokens(16),
     "complement": ~weft.neighborhood((1024, 1024), 7),
-}
-NOT_YET = {
-    # r lone rows and c lone columns make r * (c + 1) + c terms, of which 16 are kept.
     "global_tokens, scattered": weft.global_tokens([0, 7, 100, 50_000]),
+    "global_tokens, far apart": weft.global_tokens(range(0, N, 1 << 16)),
+    "global_tokens, 300": weft.global_tokens(SCATTERED),
+    "window and scattered": weft.window(256, 256) | weft.global_tokens(SCATTERED),
+    "dilated and scattered": weft.dilated(64, 64, 1000) | weft.global_tokens(SCATTERED),
+    "causal and scattered": weft.causal() & (weft.window(1023) | weft.global_tokens(SCATTERED)),
+    "neighborhood 2 and scattered": weft.neighborhood((1024, 1024), 7) | weft.global_tokens(SCATTERED),
+    "window without scattered": weft.window(256, 256) & ~weft.global_tokens(SCATTERED),
 }
 SOME_BLOCKS = {
     "random_blocks": weft.random_blocks(64, 3),
@@ -111,14 +116,6 @@ def test_formulas_and_tables(name, no_pairs, nothing_kept):
         assert turned.acsr.nnz == acsr.nnz and turned.acsr.nbytes == pytest.approx(acsr.nbytes, abs=64)
 
 
-@pytest.mark.xfail(strict=True, reason="these have no affine form yet at this length")
-@pytest.mark.parametrize("name", NOT_YET)
-def test_formulas_that_look_at_pairs(name, no_pairs):
-    pattern = NOT_YET[name]
-    plan = plan_attention(pattern, problem(pattern))
-    assert plan.nbytes < 1 * MB
-
-
 @pytest.mark.parametrize("name", SOME_BLOCKS)
 def test_blocks(name, nothing_kept):
     pattern = SOME_BLOCKS[name]
@@ -150,7 +147,17 @@ def test_query_steps_are_those_of_the_pattern():
     assert launch.lanes[0].q_step == natural_step(share.plan.acsr.terms[0].axes[0]) == 8
 
 
-@pytest.mark.parametrize("name", ["sliding", "documents", "neighborhood 2", "longformer dilated"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sliding",
+        "documents",
+        "neighborhood 2",
+        "longformer dilated",
+        "dilated and scattered",
+        "neighborhood 2 and scattered",
+    ],
+)
 def test_verify(name):
     plan = plan_attention(LARGE[name], problem(LARGE[name]))
     tracemalloc.start()

@@ -26,6 +26,11 @@ SMALL_PLANS = {
     "dead lanes, transposed": (ANY_LENGTH["dead lanes of keys"], 40),
     "blocks": (weft.blocks(16, [(0, 0), (1, 3), (5, 0)]), 100),
     "neighborhood": (weft.neighborhood((6, 7), (3, 4), dilation=(2, 1)), 42),
+    "scattered tokens": (weft.window(9, 4) | weft.global_tokens([0, 7, 40, 41, 66]), 70),
+    "scattered tokens, dilated": (weft.dilated(9, 9, 3) | weft.global_tokens([2, 30, 31, 61], rows=False), 70),
+    "scattered tokens, far classes": (weft.dilated(6, 6, 3) & weft.global_tokens([3, 9, 10, 50, 55]), 60),
+    "without scattered tokens": (weft.causal() & ~weft.global_tokens([0, 7, 40]), 70),
+    "neighborhood without tokens": (weft.neighborhood((4, 7), (3, 4)) | weft.global_tokens([3, 11, 12]), 28),
     "neighborhood and tokens": (weft.neighborhood((4, 7), (3, 4)) | weft.global_tokens(7), 28),
 }
 every_plan = pytest.mark.parametrize("name", SMALL_PLANS)
@@ -112,6 +117,7 @@ LONG_PATTERNS = [
     weft.longformer(60, 5),
     weft.causal() | weft.prefix(777),
     weft.neighborhood((22, 50), (7, 9), stride=(3, 1)),
+    weft.window(20, 20) | weft.global_tokens([0, 7, 333, 900, 1099]),
 ]
 
 

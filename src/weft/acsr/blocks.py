@@ -207,10 +207,14 @@ class Blocks:
     def remainder(self) -> Remainder:
         """The blocks as the final format."""
         codes = np.concatenate([self.full, self.partial])
-        index = np.concatenate([np.full(self.full.size, -1), np.arange(self.partial.size)])
-        order = np.argsort(codes, kind="stable")
-        rows, cols = np.divmod(codes[order], _width(self.n))
-        return Remainder(rows.astype(np.int32), cols.astype(np.int32), index[order].astype(np.int32), self.bits)
+        index = np.concatenate([np.full(self.full.size, -1, np.int32), np.arange(self.partial.size, dtype=np.int32)])
+        if self.full.size and self.partial.size:
+            order = np.argsort(codes, kind="stable")
+            codes, index = codes[order], index[order]
+        if not codes.size or codes[-1] < 1 << 31:  # shorter integers divide faster
+            codes = codes.astype(np.int32)
+        rows, cols = np.divmod(codes, _width(self.n))
+        return Remainder(rows.astype(np.int32, copy=False), cols.astype(np.int32, copy=False), index, self.bits)
 
 
 def key_spans(term: Term, m: int, n: int) -> tuple[Ints, Ints]:
@@ -247,11 +251,16 @@ def _sorted(*codes: Ints) -> Ints:
 
 def _subdivided(rows: Ints, cols: Ints, times: tuple[int, int], m: int, n: int) -> Ints:
     """Codes of blocks that are `times` blocks of BLOCK high and wide, those beyond the mask left out."""
-    down, right = (np.arange(count, dtype=np.int64) for count in times)
-    row = rows[:, None, None] * times[0] + down[None, :, None]
-    col = cols[:, None, None] * times[1] + right[None, None, :]
-    inside = (row * BLOCK < m) & (col * BLOCK < n)
-    return _sorted((row * _width(n) + col)[inside])
+    first = np.flatnonzero(np.diff(rows, prepend=-1))  # the list is in order of rows: each run of it, `down` times
+    counts = np.repeat(np.diff(first, append=rows.size), times[0])
+    begin = np.repeat(first, times[0]) - np.cumsum(counts) + counts
+    which = np.arange(counts.sum()) + np.repeat(begin, counts)
+    down = np.repeat(np.tile(np.arange(times[0]), first.size), counts)
+    row, col = (rows[which] * times[0] + down)[:, None], cols[which, None] * times[1] + np.arange(times[1])
+    codes = row * _width(n) + col
+    if int(row.max(initial=0)) * BLOCK < m and int(col.max(initial=0)) * BLOCK < n:
+        return codes.reshape(-1)
+    return codes[(row * BLOCK < m) & (col * BLOCK < n)]
 
 
 def _member(x: Ints, table: Ints) -> NDBool:

@@ -18,6 +18,7 @@ from weft.pattern import algebra as ops
 from weft.pattern import leaves
 from weft.pattern.algebra import Pattern, Where
 from weft.pattern.bounds import Ints
+from weft.pattern.listed import EVERY
 from weft.pattern.relation import NDBool, Relation
 
 
@@ -36,10 +37,11 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
 
     Raises what `pattern.check` raises, and IrregularError where the part that is not affine is too large to scan.
     """
-    pattern.check(m, n, f"{pattern} at M={m}, N={n}")
+    label = _short(pattern, 200)
+    pattern.check(m, n, f"{label} at M={m}, N={n}")
     one = pattern.at(batch, head)
     if m == 0 or n == 0:
-        return Acsr(m, n, (), Remainder.none(), _short(pattern, 200))
+        return Acsr(m, n, (), Remainder.none(), label)
     union = lower_or_scan(one, m, n)
     kept, spilled = algebra.disjoint(union.terms)
     if len(kept) > MAX_TERMS:
@@ -51,9 +53,7 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
     blocks = union.blocks or Blocks.none(m, n)
     for term in spilled:
         blocks = blocks.join(Blocks.of_term(term, m, n))
-    return Acsr(
-        m, n, tuple(kept), blocks.without(kept).remainder(), _short(pattern, 200), tuple(dict.fromkeys(union.notes))
-    )
+    return Acsr(m, n, tuple(kept), blocks.without(kept).remainder(), label, tuple(dict.fromkeys(union.notes)))
 
 
 def lower_or_scan(pattern: Pattern, m: int, n: int) -> Union:
@@ -88,6 +88,13 @@ def _(pattern: ops.Call, m: int, n: int) -> Union:
 @lower.register
 def _(pattern: leaves.Affine, m: int, n: int) -> Union:
     return Union([Term.flat(pattern.relation_at(m, n), m, n)])
+
+
+@lower.register
+def _(pattern: leaves.Chosen, m: int, n: int) -> Union:
+    tokens = pattern.tokens_at(m, n)
+    rows, keys = (tokens, EVERY) if pattern.of_rows else (EVERY, tokens)
+    return Union([Term.flat(Relation(), m, n, rows, keys)])
 
 
 @lower.register

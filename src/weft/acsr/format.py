@@ -1,7 +1,9 @@
 """ACSR, the affine-compressed-sparse-row format.
 
 An `Acsr` is a union of pairwise disjoint terms plus a remainder. A `Term` is a product of relations, one per axis,
-between two grids of tokens: in each row and axis the live keys are start, start + step, ...  The `Remainder` lists 64
+between two grids of tokens: in each row and axis the live keys are start, start + step, ...  Queries and keys may be
+chosen from a list, or left out by one (scattered global tokens); that is all that is not affine in a term. The
+`Remainder` lists 64
 x 64 blocks of what is not affine, one bit per pair where a block is not full. A pair belongs to exactly one of them:
 the builder gives it to the first term that has it and subtracts it from the others, so that ownership needs no test at
 run time.
@@ -10,14 +12,15 @@ run time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.pattern.bounds import Ints, IntTable, coordinates
+from weft.pattern.bounds import Ints, coordinates
+from weft.pattern.listed import EVERY, ByClass, Listed
 from weft.pattern.relation import NDBool, Relation
 
 BLOCK = 64
@@ -45,16 +48,33 @@ class Grid:
 
 @dataclass(frozen=True)
 class Term:
-    """The pairs between two grids that are live on every axis: axes[a] relates coordinates q.shape[a] x k.shape[a]."""
+    """The pairs between two grids that are live on every axis: axes[a] relates coordinates q.shape[a] x k.shape[a].
+
+    rows, keys: only queries and keys of these sets of tokens. A term of several axes may leave tokens out, but not be
+    restricted to a list.
+    """
 
     q: Grid
     k: Grid
     axes: tuple[Relation, ...]
+    rows: Listed = EVERY
+    keys: Listed = EVERY
+
+    def __post_init__(self) -> None:
+        if self.rank > 1 and (self.rows.kept or self.keys.kept):
+            raise ValueError(f"a term of {self.rank} axes cannot be restricted to a list of tokens")
 
     @staticmethod
-    def flat(relation: Relation, m: int, n: int) -> Term:
+    def flat(relation: Relation, m: int, n: int, rows: Listed = EVERY, keys: Listed = EVERY) -> Term:
         """A relation between token indices as a term of one axis."""
-        return Term(Grid(0, (m,)), Grid(0, (n,)), (relation.tidied(m, n),))
+        return Term(Grid(0, (m,)), Grid(0, (n,)), (relation.tidied(m, n),)).chosen(rows, keys)
+
+    def chosen(self, rows: Listed, keys: Listed) -> Term:
+        """The term with these sets instead of its own, cut to the tokens that it has."""
+        if rows.is_every and keys.is_every and self.rows.is_every and self.keys.is_every:
+            return self
+        rows, keys = (x.within(grid.origin, grid.origin + grid.size) for x, grid in ((rows, self.q), (keys, self.k)))
+        return replace(self, rows=rows, keys=keys)
 
     @property
     def rank(self) -> int:
@@ -62,23 +82,38 @@ class Term:
 
     @cached_property
     def nnz(self) -> int:
-        """Live pairs: a product over axes, so no row of the grid is ever expanded."""
-        return prod(a.count(m, n) for a, m, n in zip(self.axes, self.q.shape, self.k.shape, strict=True))
+        """Live pairs: a product over axes, so no row of the grid is ever expanded; less what the sets leave out."""
+        return count_pairs(self)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of metadata: the bounds, an origin on each side and two lengths per axis, as 32-bit integers."""
-        return sum(axis.nbytes for axis in self.axes) + 4 * (2 + 2 * self.rank)
+        """Bytes of metadata: the bounds, an origin on each side and two lengths per axis, as 32-bit integers; and the
+        lists.
+        """
+        fixed = sum(axis.nbytes for axis in self.axes) + 4 * (2 + 2 * self.rank)
+        return fixed + self.rows.nbytes + self.keys.nbytes
 
     def is_empty(self) -> bool:
         """Exact; see `Relation.is_empty`."""
-        return any(a.is_empty(m, n) for a, m, n in zip(self.axes, self.q.shape, self.k.shape, strict=True))
+        if self.rows.is_empty or self.keys.is_empty:
+            return True
+        if any(a.is_empty(m, n) for a, m, n in zip(self.axes, self.q.shape, self.k.shape, strict=True)):
+            return True
+        return not (self.rows.is_every and self.keys.is_every) and not self._shows_pairs() and self.nnz == 0
+
+    def _shows_pairs(self) -> bool:
+        """True if one of a few hundred rows has more keys than could be left out; False says nothing."""
+        if self.keys.kept:
+            return False
+        rows = self.rows.tokens.array if self.rows.kept else np.arange(self.q.size, dtype=np.int64) + self.q.origin
+        rows = rows[:: max(1, rows.size // 256)]
+        return bool(((row_counts(self, rows) > len(self.keys.tokens)) & self.rows.holds(rows)).any())
 
     def contains(self, q: Ints, k: Ints) -> NDBool:
         """True where the term owns the pair of tokens (q, k); q and k broadcast."""
         in_q, at_q = self.q.coordinates(q)
         in_k, at_k = self.k.coordinates(k)
-        live = in_q & in_k
+        live = in_q & in_k & self.rows.holds(q) & self.keys.holds(k)
         for axis, i, j in zip(self.axes, at_q, at_k, strict=True):
             live = live & axis.contains(i, j)
         return np.asarray(live)
@@ -93,18 +128,60 @@ class Term:
     def columns(self, row: int) -> Ints:
         """The keys of query `row`, ascending: the product of one (start, step, count) per axis."""
         inside, at = self.q.coordinates(np.asarray(row))
-        if not inside:
+        if not (inside and self.rows.holds(np.asarray(row))):
             return np.zeros(0, np.int64)
         keys = np.zeros(1, np.int64)
         for axis, i, n in zip(self.axes, at, self.k.shape, strict=True):
             start, step, count = axis.affine_rows(i.reshape(1), n)
             keys = keys[:, None] * n + (start[0] + step * np.arange(count[0]))
             keys = keys.reshape(-1)
-        return keys + self.k.origin
+        keys = keys + self.k.origin
+        return keys if self.keys.is_every else keys[self.keys.holds(keys)]
 
     def transpose(self) -> Term:
         """The same pairs with queries and keys exchanged."""
-        return Term(self.k, self.q, tuple(axis.transpose() for axis in self.axes))
+        return Term(self.k, self.q, tuple(axis.transpose() for axis in self.axes), self.keys, self.rows)
+
+
+# ---- pairs of a term, counted ----------------------------------------------------------------------------------------
+PAIRS = 1 << 22  # pairs of listed tokens looked at together
+
+
+def count_pairs(term: Term) -> int:
+    """Live pairs of a term. Where tokens are left out: all, less those of the rows and of the keys left out, which
+    have the pairs of both in common.
+    """
+    rows, keys, turned = term.rows, term.keys, term.transpose()
+    if rows.kept and keys.kept:
+        return _between(term)
+    if rows.kept:
+        return int(row_counts(term, rows.tokens.array).sum()) - _between(term)
+    if keys.kept:
+        return int(row_counts(turned, keys.tokens.array).sum()) - _between(term)
+    total = prod(a.count(m, n) for a, m, n in zip(term.axes, term.q.shape, term.k.shape, strict=True))
+    out = int(row_counts(term, rows.tokens.array).sum()) + int(row_counts(turned, keys.tokens.array).sum())
+    return total - out + _between(term)
+
+
+def row_counts(term: Term, rows: Ints) -> Ints:
+    """Keys of each of the queries `rows`, all inside the term's grid, by the axes alone."""
+    _, at = term.q.coordinates(rows)
+    counts = [axis.affine_rows(i, n)[2] for axis, i, n in zip(term.axes, at, term.k.shape, strict=True)]
+    return np.asarray(np.prod(counts, axis=0, dtype=np.int64))
+
+
+def _between(term: Term) -> int:
+    """Pairs of a listed query and a listed key that are live by the axes."""
+    rows, keys = term.rows.tokens.array, term.keys.tokens.array
+    if not rows.size or not keys.size:
+        return 0
+    if term.rank == 1:
+        (axis,) = term.axes
+        lo, hi = axis.interval(rows, term.k.size)
+        step, phase, agree = axis.key_classes(rows)
+        return int(np.where(axis.rows.holds(rows) & agree, ByClass.of(keys, step).count(phase, lo, hi), 0).sum())
+    plain, some = replace(term, rows=EVERY, keys=EVERY), max(1, PAIRS // keys.size)
+    return sum(int(plain.contains(rows[at : at + some, None], keys).sum()) for at in range(0, rows.size, some))
 
 
 @dataclass(frozen=True)
@@ -127,22 +204,21 @@ class Remainder:
     def __len__(self) -> int:
         return int(self.rows.size)
 
-    @cached_property
-    def key(self) -> IntTable:
-        """The content as one value: what equality and hashing look at."""
-        raw = b"".join(x.tobytes() for x in (self.rows, self.cols, self.bit_index, self.bits))
-        raw += b"\0" * (-len(raw) % 8)
-        return IntTable(np.frombuffer(raw, np.int64))
+    def _arrays(self) -> tuple[NDArray[np.int32] | NDArray[np.uint8], ...]:
+        return self.rows, self.cols, self.bit_index, self.bits
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Remainder) and self.key == other.key
+        if not isinstance(other, Remainder):
+            return False
+        return self is other or all(map(np.array_equal, self._arrays(), other._arrays()))
 
     def __hash__(self) -> int:
-        return hash(self.key)
+        """Of the number of blocks and of the first few, which is enough to tell plans apart in a cache."""
+        return hash((len(self), len(self.bits), *(x[:256].tobytes() for x in self._arrays())))
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for x in (self.rows, self.cols, self.bit_index, self.bits))
+        return sum(x.nbytes for x in self._arrays())
 
     def mask(self, i: int, m: int, n: int) -> NDBool:
         """Live pairs of block i, cut at (M, N): (rows, columns) of at most BLOCK each."""
@@ -161,7 +237,9 @@ class Remainder:
 
     def transpose(self) -> Remainder:
         """The same pairs with queries and keys exchanged."""
-        order = np.lexsort((self.rows, self.cols))
+        order = _stable_order(self.cols)  # by column; rows stay in order within one
+        if not len(self.bits):
+            return Remainder(self.cols[order], self.rows[order], self.bit_index, self.bits)
         partial = order[self.bit_index[order] >= 0]
         pairs = np.unpackbits(self.bits, axis=2).reshape(-1, BLOCK, BLOCK)[self.bit_index[partial]]
         index = np.full(len(self), -1, np.int32)
@@ -233,8 +311,16 @@ class Acsr:
         return self.nnz / max(1, self.m * self.n)
 
 
+def _stable_order(numbers: NDArray[np.int32]) -> Ints:
+    """argsort(kind="stable"); numpy sorts 16-bit integers in one pass over them."""
+    small = numbers.size and int(numbers.max()) < 1 << 16
+    return np.argsort(numbers.astype(np.uint16) if small else numbers, kind="stable")
+
+
 def _describe(term: Term) -> str:
     grid = "" if term.rank == 1 else f" on {'x'.join(map(str, term.q.shape))}"
     steps = [f"{name} mod {r.step}" for axis in term.axes for name, r in
              (("q", axis.rows), ("k", axis.keys), ("k-q", axis.diagonal)) if r.step > 1]  # fmt: skip
+    steps += [f"{'only' if x.kept else 'without'} {len(x.tokens)} listed {name}"
+              for name, x in (("queries", term.rows), ("keys", term.keys)) if not x.is_every]  # fmt: skip
     return f"{term.nnz} pairs{grid}, {term.nbytes} bytes" + (f", {', '.join(steps)}" if steps else "")

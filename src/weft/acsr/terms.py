@@ -16,9 +16,12 @@ import numpy as np
 
 from weft.acsr.format import MAX_TERMS, Grid, Term
 from weft.pattern.bounds import INF, Bound, IntTable, Stair, Steps
+from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import Relation
 
 MAX_ROWS_APART = 1 << 16
+MAX_PIECES = 256  # of one difference, most of which may be empty
+Axes = tuple[Relation, ...]
 
 
 class NotAffineError(Exception):
@@ -42,12 +45,13 @@ def moved(term: Term, q: tuple[int, int, int], k: tuple[int, int, int]) -> list[
         return [term]
     rows = max(q0, 0), min(q0 + length_q, m)
     keys = max(k0, 0), min(k0 + length_k, n)
+    chosen = term.rows.moved(q0), term.keys.moved(k0)
     if term.rank == 1:
-        return [Term.flat(term.axes[0].moved(q0, k0).within(rows, keys), m, n)]
+        return [Term.flat(term.axes[0].moved(q0, k0).within(rows, keys), m, n, *chosen)]
     at_q, at_k = Grid(term.q.origin + q0, term.q.shape), Grid(term.k.origin + k0, term.k.shape)
     if not (_inside(at_q, rows) and _inside(at_k, keys)):
         raise NotAffineError("a grid is moved across the end of the sequence")
-    return [Term(at_q, at_k, term.axes)]
+    return [Term(at_q, at_k, term.axes, *chosen)]
 
 
 def _inside(grid: Grid, span: tuple[int, int]) -> bool:
@@ -56,9 +60,17 @@ def _inside(grid: Grid, span: tuple[int, int]) -> bool:
 
 def meet(a: Term, b: Term) -> list[Term]:
     """The pairs in both, as disjoint terms."""
+    rows, keys = a.rows.meet(b.rows), a.keys.meet(b.keys)
+    if rows.is_empty or keys.is_empty:
+        return []
+    return [piece for both in _meet_axes(a, b) for piece in _chosen(both, rows, keys)]
+
+
+def _meet_axes(a: Term, b: Term) -> list[Term]:
+    """The pairs in both but for their sets."""
     if (a.q, a.k) == (b.q, b.k):
         axes = [x.meet(y) for x, y in zip(a.axes, b.axes, strict=True)]
-        return [replace(a, axes=tuple(x for x in axes if x is not None))] if None not in axes else []
+        return [Term(a.q, a.k, tuple(x for x in axes if x is not None))] if None not in axes else []
     if not (_overlap(a.q, b.q) and _overlap(a.k, b.k)):
         return []
     if a.rank > 1 and b.rank > 1:
@@ -70,7 +82,37 @@ def meet(a: Term, b: Term) -> list[Term]:
         if _apart(flat, grid):
             return []
         raise
-    return [both for part in parts for both in meet(part, grid)]
+    return [both for part in parts for both in _meet_axes(part, grid)]
+
+
+def _chosen(term: Term, rows: Listed, keys: Listed) -> list[Term]:
+    """`term`, which has no sets, with these; on a grid what is kept becomes boxes, if they are few."""
+    if term.rank == 1 or not (rows.kept or keys.kept):
+        return [term.chosen(rows, keys)]
+    terms = [term]
+    for listed, grid, on_keys in ((rows, term.q, False), (keys, term.k, True)):
+        if listed.kept:
+            boxes = _boxes(listed.within(grid.origin, grid.origin + grid.size), grid, on_keys=on_keys)
+            terms = [both for x in terms for axes in boxes for both in _meet_axes(x, Term(term.q, term.k, axes))]
+    left = (x if not x.kept else EVERY for x in (rows, keys))
+    rows, keys = left
+    return [x.chosen(rows, keys) for x in terms]
+
+
+def _boxes(listed: Listed, grid: Grid, *, on_keys: bool) -> list[Axes]:
+    """The tokens of a list as disjoint boxes of a grid."""
+    tokens = listed.tokens.array - grid.origin
+    ends = np.flatnonzero(np.append(np.diff(tokens) != 1, True))[: tokens.size]
+    starts = np.append(0, ends[:-1] + 1)[: tokens.size]
+    if ends.size > MAX_TERMS:
+        raise NotAffineError(f"{ends.size} separate runs of tokens on a grid")
+    found = []
+    for first, last in zip(tokens[starts].tolist(), tokens[ends].tolist(), strict=True):
+        below = _cut(last + 1, grid.shape, below=True, on_keys=on_keys)
+        above = _cut(first, grid.shape, below=False, on_keys=on_keys)
+        pairs = [[x.meet(y) for x, y in zip(a, b, strict=True)] for a, b in cartesian(below, above)]
+        found += [tuple(x for x in axes if x is not None) for axes in pairs]
+    return found
 
 
 def _overlap(a: Grid, b: Grid) -> bool:
@@ -98,22 +140,44 @@ def _apart(flat: Term, grid: Term) -> bool:
 
 def minus(a: Term, b: Term) -> list[Term]:
     """The pairs in a and not in b, as disjoint terms that are not empty."""
+    axes = replace(b, rows=EVERY, keys=EVERY)
+    found = _minus_axes(a, axes)
+    both = [] if b.rows.is_every and b.keys.is_every else meet(a, axes)
+    if not b.rows.is_every:
+        found += [piece for x in both for piece in _restricted(x, b.rows.complement(), EVERY)]
+    if not b.keys.is_every:
+        found += [piece for x in both for piece in _restricted(x, b.rows, b.keys.complement())]
+    return [piece for piece in found if not piece.is_empty()]
+
+
+def _restricted(term: Term, rows: Listed, keys: Listed) -> list[Term]:
+    rows, keys = term.rows.meet(rows), term.keys.meet(keys)
+    if rows.is_empty or keys.is_empty:
+        return []
+    return _chosen(replace(term, rows=EVERY, keys=EVERY), rows, keys)
+
+
+def _minus_axes(a: Term, b: Term) -> list[Term]:
+    """The pairs in a and not in b, which has no sets."""
     if (a.q, a.k) == (b.q, b.k):
         return [piece for piece in _minus_same(a, b) if not piece.is_empty()]
     if b.rank == 1:
         rest = [a]
         for part in refine(b.axes[0], a.q, a.k):
-            rest = [piece for kept in rest for piece in minus(kept, part)]
+            rest = [piece for kept in rest for piece in _minus_axes(kept, part)]
         return rest
     if a.rank == 1 and (a.q.size, a.k.size) == (b.q.size, b.k.size):
-        return [piece for part in refine(a.axes[0], b.q, b.k) for piece in minus(part, b)]
+        parts = [x for part in refine(a.axes[0], b.q, b.k) for x in _chosen(part, a.rows, a.keys)]
+        return [piece for part in parts for piece in _minus_axes(part, b)]
     raise NotAffineError("a grid is subtracted from pairs outside it")
 
 
 def _minus_same(a: Term, b: Term) -> Iterator[Term]:
-    kept = list(a.axes)
+    kept, count = list(a.axes), 0
     for axis, (x, y) in enumerate(zip(a.axes, b.axes, strict=True)):
         for piece in x.minus(y):
+            if (count := count + 1) > MAX_PIECES:
+                raise NotAffineError("a difference of too many residue classes")
             yield replace(a, axes=(*kept[:axis], piece, *a.axes[axis + 1 :]))
         both = x.meet(y)
         if both is None:
@@ -138,9 +202,11 @@ def disjoint(terms: list[Term]) -> tuple[list[Term], list[Term]]:
     return kept, spilled
 
 
-def _simplicity(term: Term) -> tuple[int, int, int]:
+def _simplicity(term: Term) -> tuple[int, int, int, int]:
+    """Bounds come before lists: a bound has no holes, and cutting one out of a list leaves a list."""
     steps = max(max(axis.rows.step, axis.keys.step, axis.diagonal.step) for axis in term.axes)
-    return term.rank, steps, sum(axis.conditions for axis in term.axes)
+    lists = (not term.rows.is_every) + (not term.keys.is_every)
+    return term.rank, steps, sum(axis.conditions for axis in term.axes) + lists, lists
 
 
 def _minus_all(term: Term, others: list[Term]) -> list[Term]:
@@ -154,7 +220,8 @@ def _minus_all(term: Term, others: list[Term]) -> list[Term]:
 
 def _minus_if_met(a: Term, b: Term) -> list[Term]:
     """a minus b, and a itself where the two share nothing (which keeps its bounds as they were)."""
-    if all(both.is_empty() for both in meet(a, b)):
+    listed_on_a_grid = a.rank > 1 and (b.rows.kept or b.keys.kept)  # cut out in one piece, met in many
+    if not listed_on_a_grid and all(both.is_empty() for both in meet(a, b)):
         return [a]
     return minus(a, b)
 
@@ -173,9 +240,6 @@ def refine(relation: Relation, q: Grid, k: Grid) -> list[Term]:
         pieces = [Term(q, k, axes) for axes in parts]
         terms = [both for x in terms for y in pieces for both in meet(x, y) if not both.is_empty()]
     return terms
-
-
-Axes = tuple[Relation, ...]
 
 
 def _refine_bound(bound: Bound, q: Grid, k: Grid, *, lower: bool) -> list[Axes]:

@@ -16,11 +16,13 @@ import numpy as np
 
 from weft.errors import PatternError
 from weft.pattern import crossing
-from weft.pattern.bounds import Ints
+from weft.pattern.bounds import PRINTED, Ints
 from weft.pattern.relation import NDBool
 
 if TYPE_CHECKING:
     from weft.acsr.format import Acsr
+
+STRIP = 1 << 18  # pairs that to_dense looks at together: what a core's cache holds
 
 Align: TypeAlias = Literal["top-left", "bottom-right"] | None
 
@@ -108,14 +110,15 @@ class Pattern:
         This is the oracle: it evaluates the meaning on every pair and knows nothing of affine rows.
         """
         m, n = self._sizes(m, n)
-        q, k = np.arange(m, dtype=np.int64)[:, None], np.arange(n, dtype=np.int64)[None, :]
+        k = np.arange(n, dtype=np.int64)[None, :]
         batches, heads = self.extent()
-        if batches is None and heads is None:
-            return np.array(np.broadcast_to(self.holds(q, k, Where(m, n)), (m, n)))
         dense = np.empty((batches or 1, heads or 1, m, n), np.bool_)
+        strip = max(1, STRIP // max(1, n))
         for b, h in np.ndindex(dense.shape[:2]):
-            dense[b, h] = self.holds(q, k, Where(m, n, b, h))
-        return dense
+            for first in range(0, m, strip):
+                q = np.arange(first, min(first + strip, m), dtype=np.int64)[:, None]
+                dense[b, h, first : first + strip] = self.holds(q, k, Where(m, n, b, h))
+        return dense[0, 0] if batches is None and heads is None else dense
 
     def acsr(self, m: int, n: int | None = None, batch: int = 0, head: int = 0) -> Acsr:
         """The affine rows of batch row `batch` and head `head`, built without a dense matrix and proven disjoint."""
@@ -351,6 +354,8 @@ def _operand(part: Pattern) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
+        if len(value) > PRINTED:
+            return f"[{', '.join(map(_text, value[:3]))}, ..., {_text(value[-1])}; {len(value)} in all]"
         return "[" + ", ".join(_text(v) for v in value) + "]"
     return str(value) if isinstance(value, Pattern) else repr(value)
 

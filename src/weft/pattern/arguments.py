@@ -70,9 +70,12 @@ def freeze(value: Any, function: str, name: str) -> Any:
         return value
     if isinstance(value, np.integer):
         return int(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim == 1 and value.size:
+        return IntTable(value)
     if isinstance(value, Iterable):
         items = list(value.tolist() if hasattr(value, "tolist") else value)
-        if items and all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in items):
+        kinds = set(map(type, items))
+        if kinds and all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
             return IntTable(items)
         return tuple(freeze(x, function, name) for x in items)
     raise PatternError(

@@ -18,6 +18,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 # Far beyond any token index, and small enough that sums of a few of them stay inside 64 bits.
 INF = 1 << 50
+PRINTED = 256  # entries of a table up to which its text lists all of them
 
 
 def _saturate(value: int) -> int:
@@ -44,10 +45,13 @@ class IntTable:
         return int(self.array.size)
 
     def __repr__(self) -> str:
-        return repr(self.array.tolist())
+        """All entries of a short table; of a long one the first and the last, and how many there are."""
+        if len(self) <= PRINTED:
+            return repr(self.array.tolist())
+        return f"[{', '.join(map(str, self.array[:3]))}, ..., {self.array[-1]}; {len(self)} in all]"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (IntTable, (self.array.tolist(),))
+        return (IntTable, (self.array,))
 
 
 def coordinates(indices: Ints, shape: tuple[int, ...]) -> tuple[Ints, ...]:

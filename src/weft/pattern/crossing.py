@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+ROWS = ("pairs",)  # arguments that are lists of short tables, and are spelled so when they are empty too
 integers: tuple[type, ...] = (int,)  # weft.torch adds torch.SymInt
 tracer: Any = None  # set by weft.torch: is_compiling(), record(own, tables), column(values), call(name, args)
 
@@ -52,11 +53,11 @@ def cross(name: str, args: list[tuple[str, Any]]) -> tuple[str, Any]:
     tables: list[Any] = []
     inner: list[Any] = []
     for key, value in args:
-        words.append((key + "=" if key else "") + _word(value, own, tables, inner))
+        words.append((key + "=" if key else "") + _word(value, own, tables, inner, key in ROWS))
     return name + "(" + ", ".join(words) + ")", record(own, tables + inner)
 
 
-def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any]) -> str:
+def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any], rows: bool = False) -> str:
     if value is None or isinstance(value, (bool, str)):
         return repr(value)
     if isinstance(value, integers):
@@ -67,7 +68,7 @@ def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any]) -> st
         return value.structure
     if hasattr(value, "holds"):
         raise Bare(type(value).__name__)
-    if isinstance(value, (tuple, list)) and any([not _plain(v) for v in value]):
+    if isinstance(value, (tuple, list)) and (rows or any([not _plain(v) for v in value])):
         if not all([_ragged(v) for v in value]):
             return "(" + "".join([_word(v, own, tables, inner) + ", " for v in value]) + ")"
         flat: list[Any] = []

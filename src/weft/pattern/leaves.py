@@ -17,6 +17,7 @@ import numpy as np
 from weft.errors import AlignmentError, LengthError
 from weft.pattern.algebra import Align, Call, Operator, Pattern, Where, common_extent
 from weft.pattern.bounds import Ints, IntTable, coordinates
+from weft.pattern.listed import Listed
 from weft.pattern.relation import NDBool, Relation
 
 
@@ -93,6 +94,36 @@ class Affine(Leaf):
 
 
 @dataclass(frozen=True)
+class Chosen(Leaf):
+    """Queries (`of_rows`) or keys out of a set, with whatever is on the other side. Queries need an alignment where
+    M != N.
+    """
+
+    tokens: Listed
+    of_rows: bool
+    align: Align = None
+
+    def aligned(self, align: Align) -> Pattern:
+        return replace(self, align=self.align or align) if self.of_rows else self
+
+    def check(self, m: int, n: int, asked: str) -> None:
+        if self.of_rows:
+            require_alignment(self.align, m, n, asked)
+
+    def alignments(self) -> Iterator[Align]:
+        if self.of_rows:
+            yield self.align
+
+    def tokens_at(self, m: int, n: int) -> Listed:
+        """The set on top-left indices."""
+        return self.tokens.moved(m - n) if self.of_rows and self.align == "bottom-right" else self.tokens
+
+    def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
+        live = self.tokens_at(at.m, at.n).holds(q if self.of_rows else k)
+        return np.broadcast_to(live, np.broadcast_shapes(q.shape, k.shape))
+
+
+@dataclass(frozen=True)
 class Labels(Leaf):
     """Tokens see the tokens that carry their own label; one label for each token, in any order."""
 
@@ -116,9 +147,17 @@ class BlockList(Leaf):
     cols: IntTable
 
     def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
+        if q.ndim == k.ndim == 2 and q.shape[1] == k.shape[0] == 1:  # rows by columns: every block is looked up once
+            rows, row = np.unique(q // self.block_q, return_inverse=True)
+            cols, col = np.unique(k // self.block_k, return_inverse=True)
+            return self._listed(rows[:, None], cols[None, :], at)[row.reshape(-1)[:, None], col.reshape(-1)]
+        return self._listed(q // self.block_q, k // self.block_k, at)
+
+    def _listed(self, rows: Ints, cols: Ints, at: Where) -> NDBool:
+        """Whether blocks are in the list; rows and cols broadcast."""
         width = 1 + max(-(-at.n // self.block_k), int(self.cols.array.max(initial=0)))
         listed = self.rows.array * width + self.cols.array
-        asked = (q // self.block_q) * width + k // self.block_k
+        asked = rows * width + cols
         place = np.searchsorted(listed, asked)
         found = np.append(listed, -1)[place]
         return np.asarray(found == asked)

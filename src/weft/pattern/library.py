@@ -20,11 +20,13 @@ from weft.errors import PatternError
 from weft.pattern.algebra import Align, Pattern
 from weft.pattern.arguments import axes, choice, integer, integers, library
 from weft.pattern.bounds import INF, IntTable, Stair, Steps
-from weft.pattern.leaves import Affine, BlockList, Labels, PerBatch, PerHead, Product, Segments, Sized
+from weft.pattern.leaves import Affine, BlockList, Chosen, Labels, PerBatch, PerHead, Product, Segments, Sized
+from weft.pattern.listed import Listed
 from weft.pattern.relation import Relation, Residue
 
 ALIGNMENTS = (None, "top-left", "bottom-right")
 NOTHING = Relation(upper=(Stair.constant(0),))
+LONGEST_STEP = 4  # of listed tokens that are kept as a residue class
 
 
 def affine(function: str, align: Align, relation: Relation) -> Affine:
@@ -307,29 +309,31 @@ def global_tokens(tokens: Any, rows: bool = True, columns: bool = True, align: A
     if not (rows or columns):
         raise PatternError("global_tokens(rows=False, columns=False)", "it would be empty", "use nothing()")
     if isinstance(tokens, (IntTable, tuple)):
-        spans = _spans(np.unique(integers("global_tokens", "tokens", tokens).array))
+        listed = np.unique(integers("global_tokens", "tokens", tokens).array)
+        if not listed.size:
+            return Affine(NOTHING)
+        run = _arithmetic(listed)
+        if run is None:
+            return _chosen(Listed(IntTable(listed)), rows, columns, align)
     else:
-        spans = [(0, integer("global_tokens", "tokens", tokens, 0), Residue())]
-    parts: list[Pattern] = []
-    for start, stop, residue in spans:
-        if rows:
-            relation = Relation((Stair.threshold(stop),), (Stair.threshold(start),), rows=residue)
-            parts.append(affine("global_tokens", align, relation))
-        if columns:
-            parts.append(Affine(Relation((Stair.constant(start),), (Stair.constant(stop),), keys=residue)))
-    return reduce(or_, parts) if parts else Affine(NOTHING)
+        run = (0, integer("global_tokens", "tokens", tokens, 0), Residue())
+    start, stop, residue = run
+    by_rows = Relation((Stair.threshold(stop),), (Stair.threshold(start),), rows=residue)
+    by_columns = Relation((Stair.constant(start),), (Stair.constant(stop),), keys=residue)
+    parts = [affine("global_tokens", align, by_rows)] * rows + [Affine(by_columns)] * columns
+    return reduce(or_, parts)
 
 
-def _spans(tokens: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, int, Residue]]:
-    """Sorted indices as few arithmetic runs (start, stop, residue)."""
-    spans, at = [], 0
-    while at < tokens.size:
-        step = int(tokens[at + 1] - tokens[at]) if at + 1 < tokens.size else 1
-        end = at + 1
-        while end < tokens.size and tokens[end] - tokens[end - 1] == step:
-            end += 1
-        if end - at == 2 and step > 1:  # two lone tokens are two runs, not a stride
-            end, step = at + 1, 1
-        spans.append((int(tokens[at]), int(tokens[end - 1]) + 1, Residue(step, int(tokens[at]))))
-        at = end
-    return spans
+def _chosen(tokens: Listed, rows: bool, columns: bool, align: Align) -> Pattern:
+    parts = [Chosen(tokens, True, choice("global_tokens", "align", align, ALIGNMENTS))] * rows
+    return reduce(or_, parts + [Chosen(tokens, False)] * columns)
+
+
+def _arithmetic(tokens: np.ndarray[Any, np.dtype[np.int64]]) -> tuple[int, int, Residue] | None:
+    """Sorted indices as one arithmetic run (start, stop, residue), if they are one. Long steps are left to a list: a
+    run is cut out of another pattern class by class, a list in one piece.
+    """
+    step = int(tokens[1] - tokens[0]) if tokens.size > 1 else 1
+    if step > LONGEST_STEP or (np.diff(tokens) != step).any():
+        return None
+    return int(tokens[0]), int(tokens[-1]) + 1, Residue(step, int(tokens[0]))

@@ -45,11 +45,15 @@ class Residue:
         jump = (other.phase - self.phase) // common * pow(self.step // common, -1, stride) if stride > 1 else 0
         return Residue(step, self.phase + self.step * jump)
 
-    def others(self) -> Iterator[Residue]:
-        """The residue classes that make up the complement."""
-        for phase in range(self.step):
-            if phase != self.phase:
-                yield Residue(self.step, phase)
+    def minus(self, other: Residue) -> Iterator[Residue]:
+        """The residue classes of the integers that are in self and not in other."""
+        both = self.meet(other)
+        if both is None:
+            yield self
+            return
+        for phase in range(self.phase, both.step, self.step):
+            if phase != both.phase:
+                yield Residue(both.step, phase)
 
     def moved(self, by: int) -> Residue:
         return Residue(self.step, self.phase + by)
@@ -150,30 +154,25 @@ class Relation:
         upper = _tightest(self.upper + other.upper, largest=False)
         return Relation(lower, upper, rows, keys, diagonal)
 
-    def negations(self) -> Iterator[Relation]:
-        """Disjoint relations whose union is the complement: the j-th keeps the conditions before j and breaks j."""
-        kept = Relation()
-        for bound in self.lower:
-            yield replace(kept, upper=(*kept.upper, bound))
-            kept = replace(kept, lower=(*kept.lower, bound))
-        for bound in self.upper:
-            yield replace(kept, lower=(*kept.lower, bound))
-            kept = replace(kept, upper=(*kept.upper, bound))
-        for other in self.rows.others():
-            yield replace(kept, rows=other)
-        kept = replace(kept, rows=self.rows)
-        for other in self.keys.others():
-            yield replace(kept, keys=other)
-        kept = replace(kept, keys=self.keys)
-        for other in self.diagonal.others():
-            yield replace(kept, diagonal=other)
-
     def minus(self, other: Relation) -> Iterator[Relation]:
-        """Disjoint relations whose union is the pairs in self and not in other (some may be empty)."""
-        for piece in other.negations():
-            both = self.meet(piece)
-            if both is not None:
-                yield both
+        """Disjoint relations whose union is the pairs in self and not in other (some may be empty): the j-th keeps the
+        conditions of `other` before the j-th and breaks that.
+        """
+        kept = self
+        for bound in other.lower:
+            yield replace(kept, upper=_tightest((*kept.upper, bound), largest=False))
+            kept = replace(kept, lower=_tightest((*kept.lower, bound), largest=True))
+        for bound in other.upper:
+            yield replace(kept, lower=_tightest((*kept.lower, bound), largest=True))
+            kept = replace(kept, upper=_tightest((*kept.upper, bound), largest=False))
+        for name in ("rows", "keys", "diagonal"):
+            mine, theirs = getattr(kept, name), getattr(other, name)
+            for piece in mine.minus(theirs):
+                yield replace(kept, **{name: piece})
+            both = mine.meet(theirs)
+            if both is None:
+                return
+            kept = replace(kept, **{name: both})
 
     def transpose(self) -> Relation:
         """The same pairs with queries and keys exchanged."""

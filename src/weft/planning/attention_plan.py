@@ -16,7 +16,7 @@ from weft.pattern.algebra import Pattern
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan
-from weft.target import CPU, Target
+from weft.target import CPU, Gpu, Target
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,15 @@ class AttentionPlan:
 
     pattern: Pattern
     problem: Problem
-    target: Target
+    target: Target | Gpu
     forward: tuple[Share, ...]
 
     @cached_property
     def transposed(self) -> tuple[Share, ...]:
-        """The same pairs by tiles of keys."""
+        """The same pairs by tiles of keys. On a CPU a plan may be its own transpose: both sides are planned alike."""
+        apart = isinstance(self.target, Gpu)
         return tuple(
-            Share(plan_tiles(s.plan.acsr.transpose(), self.problem, self.target), s.heads, s.batch, s.head)
+            Share(plan_tiles(s.plan.acsr.transpose(), self.problem, self.target, apart), s.heads, s.batch, s.head)
             for s in self.forward
         )
 
@@ -69,8 +70,8 @@ class AttentionPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of plan tables, forward and transposed."""
-        return sum(share.plan.nbytes for share in self.forward + self.transposed)
+        """Bytes of plan tables, forward and transposed; a plan that is its own transpose is held once."""
+        return sum({id(share.plan): share.plan.nbytes for share in self.forward + self.transposed}.values())
 
     def verify(self) -> None:
         """Raise VerificationError unless the plan computes every live pair once and no other."""
@@ -123,13 +124,13 @@ class AttentionPlan:
         return "\n".join([f"{self.pattern}  {self.problem}", *(str(share.plan) for share in self.forward)])
 
 
-def plan_attention(pattern: Pattern, problem: Problem, target: Target = CPU) -> AttentionPlan:
+def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CPU) -> AttentionPlan:
     """Pattern -> Acsr -> TilePlan for every distinct head; raises what `Pattern.check` raises."""
     check_extent(pattern, problem)
     shares = []
     for (batch, head), heads in distinct_heads(pattern, problem).items():
         acsr = pattern.acsr(problem.m, problem.n, batch, head)
-        tiles = plan_tiles(acsr, problem, target)
+        tiles = plan_tiles(acsr, problem, target, False)
         if tiles.acsr is not acsr:  # the same rows, planned before under another pattern's name
             tiles = replace(tiles, acsr=acsr)
         shares.append(Share(tiles, tuple(heads), batch, head))

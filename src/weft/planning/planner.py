@@ -8,18 +8,20 @@ mask, elements staged, and steps. All constants come from the Target.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product as cartesian
 from math import lcm, prod
 
 import numpy as np
 
-from weft.acsr.format import Acsr, Term
+from weft.acsr.format import Acsr, Grid, Term
+from weft.pattern.bounds import IntTable
+from weft.pattern.listed import EVERY, Listed
 from weft.planning.problem import Problem
 from weft.planning.relayout import Lanes, lanes_of, live_range, natural_step
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
-from weft.target import CPU, Target
+from weft.target import CPU, Gpu, Target
 
 FLAT_BLOCKS = (32, 64, 128, 256)
 BOX_SIZES = (32, 64, 128, 256)
@@ -29,21 +31,24 @@ CHUNK = 4096  # keys that a backend takes in one step
 
 @dataclass(frozen=True)
 class Group:
-    """Terms planned together: which, their query step and range of rows on each axis."""
+    """Terms planned together: which, their query step and range of rows on each axis; `listed`: only these queries."""
 
     terms: tuple[int, ...]
     steps: tuple[int, ...]
     rows: tuple[tuple[int, int], ...]
+    listed: Listed = EVERY
 
     def with_(self, other: Group) -> Group:
         """The common refinement of both, over the hull of their rows."""
         steps = tuple(lcm(a, b) for a, b in zip(self.steps, other.steps, strict=True))
         rows = tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(self.rows, other.rows, strict=True))
-        return Group(tuple(sorted(self.terms + other.terms)), steps, rows)
+        return Group(tuple(sorted(self.terms + other.terms)), steps, rows, self.listed)
 
     def meets(self, other: Group) -> bool:
-        """Whether the two have rows in common."""
-        return all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in zip(self.rows, other.rows, strict=True))
+        """Whether the two have rows in common, and the same list of them or none."""
+        return self.listed == other.listed and all(
+            max(a[0], b[0]) < min(a[1], b[1]) for a, b in zip(self.rows, other.rows, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,15 @@ class Cost:
 
 
 @lru_cache(maxsize=128)
-def plan_tiles(acsr: Acsr, problem: Problem, target: Target = CPU) -> TilePlan:
-    """The cheapest plan that the model knows for one Acsr. Plans are kept; the cache is bounded."""
+def plan_tiles(acsr: Acsr, problem: Problem, target: Target | Gpu = CPU, transposed: bool = False) -> TilePlan:
+    """The cheapest plan that the model knows for one Acsr. Plans are kept; the cache is bounded.
+
+    transposed: the rows of the Acsr are keys; kernels of a GPU then use tiles of another shape.
+    """
+    if isinstance(target, Gpu):
+        from weft.planning.device import plan_for_device, shape_for
+
+        return plan_for_device(acsr, problem, shape_for(problem, transposed))
     report: list[str] = []
     groups = _grouped(acsr)
     chosen = {group: best_launch(acsr, group, problem, target) for group in groups}
@@ -85,8 +97,8 @@ def _grouped(acsr: Acsr) -> list[Group]:
     found: dict[tuple[object, ...], Group] = {}
     for index, term in enumerate(acsr.terms):
         rows = tuple(live_range(a, m) for a, m in zip(term.axes, term.q.shape, strict=True))
-        group = Group((index,), tuple(map(natural_step, term.axes)), rows)
-        key = (term.q, group.steps, group.rows)
+        group = Group((index,), tuple(map(natural_step, term.axes)), rows, term.rows if term.rows.kept else EVERY)
+        key = (term.q, group.steps, group.rows, group.listed)
         found[key] = found[key].with_(group) if key in found else group
     return list(found.values())
 
@@ -126,7 +138,13 @@ def best_launch(acsr: Acsr, group: Group, problem: Problem, target: Target) -> t
     best: tuple[Launch, Cost] | None = None
     for box in boxes(tuple(int(one[0].rows.max(initial=1)) for one in lanes)):
         parts = tuple(
-            Part(number, term.k, tuple(axis(i, a, block) for a, block in enumerate(box)))
+            Part(
+                number,
+                term.k,
+                tuple(axis(i, a, block) for a, block in enumerate(box)),
+                left_out(term.rows),
+                left_out(term.keys),
+            )
             for i, (number, term) in enumerate(zip(group.terms, terms, strict=True))
         )
         launch = Launch(terms[0].q, box, parts)
@@ -139,14 +157,29 @@ def best_launch(acsr: Acsr, group: Group, problem: Problem, target: Target) -> t
 
 def _group_lanes(terms: list[Term], axis: int, group: Group) -> list[Lanes]:
     """The lanes of one axis for every term, without those that are dead in all of them."""
-    found = [lanes_of(term.axes[axis], group.rows[axis], group.steps[axis]) for term in terms]
-    live = np.logical_or.reduce([lanes.live for lanes in found])
-    if live.all():
-        return found
-    return [
-        replace(x, q_first=x.q_first[live], rows=x.rows[live], k_first=x.k_first[live], live=x.live[live])
-        for x in found
+    found = [
+        lanes_of(
+            t.axes[axis], group.rows[axis], group.steps[axis], on_axis(t.rows, t.q, axis), on_axis(t.keys, t.k, axis)
+        )
+        for t in terms
     ]
+    live = np.logical_or.reduce([lanes.live for lanes in found])
+    return found if live.all() else [lanes.only(live) for lanes in found]
+
+
+def on_axis(listed: Listed, grid: Grid, axis: int) -> Listed:
+    """A set of tokens as coordinates of one axis. On a grid it is told on the first axis, and there a coordinate is
+    left out (never taken for full) if any token with it is.
+    """
+    if len(grid.shape) == 1 or listed.is_every:
+        return listed.moved(-grid.origin)
+    coordinates = np.unique(grid.coordinates(listed.tokens.array)[1][0])
+    return EVERY if axis else Listed(IntTable(coordinates), kept=False)
+
+
+def left_out(listed: Listed) -> Listed:
+    """The set without what it keeps: what a part leaves out and a kernel masks."""
+    return EVERY if listed.kept else listed
 
 
 def boxes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -180,17 +213,17 @@ def launch_cost(launch: Launch, problem: Problem, target: Target) -> Cost:
 
 
 def _staged_keys(launch: Launch) -> int:
-    """Keys copied into a contiguous tile: boxes of more than one axis (a slice of one axis is used in place)."""
-    return sum(prod(int(axis.widths.sum()) for axis in part.axes) for part in launch.parts if len(part.axes) > 1)
+    """Keys copied into a contiguous tile: listed ones and boxes of more than one axis (a slice of one axis is used in
+    place).
+    """
+    staged = [part for part in launch.parts if len(part.axes) > 1 or part.axes[0].lanes.keys is not None]
+    return sum(prod(axis.steps(1) for axis in part.axes) for part in staged)
 
 
 def _steps(launch: Launch) -> int:
     """Tiles that visit anything, once for every part and every CHUNK of keys."""
     total = 0
     for part in launch.parts:
-        counts = [np.maximum(axis.widths, 0) for axis in part.axes]
-        if len(counts) == 1:
-            total += int((-(-counts[0] // CHUNK)).sum())
-        else:
-            total += prod(int((count > 0).sum()) for count in counts)
+        flat = len(part.axes) == 1
+        total += prod(axis.steps(CHUNK) if flat else int((axis.widths > 0).sum()) for axis in part.axes)
     return total

@@ -1,18 +1,20 @@
 """Relayouts: re-indexings of one axis under which the keys of every row are contiguous.
 
 Queries are taken by their residue modulo q_step, keys modulo k_step: position p of a class is query phase + q_step *
-p. A relayout is a view (base, strides), never a copy. Under it a row's live keys are one interval [lo, hi) of
+p. Listed queries or keys are gathered through a table; every other relayout is a view (base, strides), never a copy.
+Under it a row's live keys are one interval [lo, hi) of
 positions, and both ends never decrease from row to row, so a tile of rows is described by its first and last row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 import numpy as np
 
 from weft.pattern.bounds import INF, Ints, Stair
+from weft.pattern.listed import EVERY, ByClass, Listed
 from weft.pattern.relation import NDBool, Relation
 
 
@@ -33,12 +35,17 @@ def live_range(relation: Relation, m: int) -> tuple[int, int]:
     return first, max(first, last)
 
 
+NONE_OUT = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
 @dataclass(frozen=True, eq=False)
 class Lanes:
     """The residue classes ("lanes") of queries of one axis, and the keys that each may see.
 
-    Row p of lane c is query q_first[c] + q_step * p for 0 <= p < rows[c]; position j is key k_first[c] + k_step * j.
-    `live[c]` is False where no key satisfies the congruences of the lane.
+    Row p of lane c has index q_first[c] + q_step * p for 0 <= p < rows[c]; position j has index k_first[c] + k_step *
+    j. An index is a query (a key), or a place in the table `queries` (`keys`) where a term has only listed ones: the
+    relayout is then a gather. `live[c]` is False where no key satisfies the congruences of the lane. No full tile may
+    have one of the queries out[0] or of the keys out[1].
     """
 
     q_first: Ints
@@ -47,29 +54,91 @@ class Lanes:
     k_first: Ints
     k_step: int
     live: NDBool
+    queries: Ints | None = None
+    keys: ByClass | None = None
+    out: tuple[Ints, Ints] = NONE_OUT
 
     def __len__(self) -> int:
         return int(self.q_first.size)
 
     @property
     def nbytes(self) -> int:
-        return 12 * len(self)
+        """Three 32-bit integers for each lane, and the tables."""
+        queries = 0 if self.queries is None else self.queries.size
+        return 12 * len(self) + 4 * (queries + (0 if self.keys is None else self.keys.tokens.size))
+
+    def query_at(self, lanes: Ints, rows: Ints) -> Ints:
+        """The queries of `rows` of `lanes` (broadcast)."""
+        index = self.q_first[lanes] + self.q_step * rows
+        return index if self.queries is None else self.queries[index]
+
+    def key_at(self, lanes: Ints, positions: Ints) -> Ints:
+        """The keys at `positions` of `lanes` (broadcast)."""
+        index = self.k_first[lanes] + self.k_step * positions
+        return index if self.keys is None else self.keys.tokens[index]
 
     def bounds(self, relation: Relation, n: int, lanes: Ints, rows: Ints) -> tuple[Ints, Ints]:
         """Positions [lo, hi) of the live keys of `rows` of `lanes` (broadcast); lo >= hi where there are none."""
-        lo, hi = relation.interval(self.q_first[lanes] + self.q_step * rows, n)
+        queries = self.query_at(lanes, rows)
+        lo, hi = relation.interval(queries, n)
         live = self.live[lanes]
+        first = self.k_first[lanes]
+        if self.keys is not None:
+            phase = relation.key_classes(queries)[1]
+            lo, hi = (self.keys.rank(phase, x) - first for x in (lo, hi))
+            return lo, np.where(live, hi, lo)
         if not (self.k_step == 1 and live.all()):
-            first = self.k_first[lanes]
             lo, hi = (np.maximum(-((first - x) // self.k_step), 0) for x in (lo, hi))
             hi = np.where(live, hi, 0)
         return lo, hi
 
+    def tiles_cut(self, block: int, tiles: int) -> NDBool:
+        """Which tiles of `block` rows, (lanes, tiles), have a query that is left out."""
+        first = np.arange(tiles, dtype=np.int64)[None, :] * block
+        rows = [np.minimum(x, self.rows[:, None] - 1) for x in (first, first + block - 1)]
+        lo, hi = (self.query_at(np.arange(len(self))[:, None], x) for x in rows)
+        return ByClass.of(self.out[0], self.q_step).count(lo % self.q_step, lo, hi + 1) > 0
 
-def lanes_of(relation: Relation, span: tuple[int, int], q_step: int) -> Lanes:
-    """The lanes of the queries span[0] <= i < span[1] modulo q_step, a multiple of `natural_step(relation)`."""
+    def longest_whole(self, start: Ints, stop: Ints, block: int) -> tuple[Ints, Ints]:
+        """(key tiles skipped, key tiles): of the tiles of `block` positions from start to stop, (lanes, tiles), those
+        before the first or after the last key left out, whichever are more.
+        """
+        base, step = self.k_first[:, None], self.k_step
+        lo, hi = base + step * start, base + step * stop
+        classes, phase, count = ByClass.of(self.out[1], step), base % step, -((start - stop) // block)
+        first, last = classes.first(phase, lo, hi), classes.last(phase, lo, hi)
+        before = np.where(first < hi, (first - lo) // (step * block), count)
+        skipped = np.where(first < hi, (last - lo) // (step * block) + 1, 0)
+        after = np.where(first < hi, count - skipped, 0)
+        return np.where(after > before, skipped, 0), np.maximum(before, after)
+
+    def only(self, which: NDBool) -> Lanes:
+        """Some of the lanes."""
+        q_first, rows, k_first = (x[which] for x in (self.q_first, self.rows, self.k_first))
+        return replace(self, q_first=q_first, rows=rows, k_first=k_first, live=self.live[which])
+
+
+def lanes_of(
+    relation: Relation, span: tuple[int, int], q_step: int, rows: Listed = EVERY, keys: Listed = EVERY
+) -> Lanes:
+    """The lanes of the queries span[0] <= i < span[1] modulo q_step, a multiple of `natural_step(relation)`.
+
+    rows, keys: only these, if they are `kept`; what is left out stays in the lanes, and is masked.
+    """
     first, last = span
-    q_first = np.arange(first, max(first, min(first + q_step, last)), dtype=np.int64)
-    live = relation.rows.holds(q_first)
-    k_step, k_first, agree = relation.key_classes(q_first)
-    return Lanes(q_first, -((q_first - last) // q_step), q_step, k_first, k_step, live & agree)
+    queries = None
+    if rows.kept:
+        queries = ByClass.of(rows.within(first, last).tokens.array, q_step).tokens
+        q_first = np.flatnonzero(np.diff(queries % q_step, prepend=-1))
+        heads, counts, q_step = queries[q_first], np.diff(q_first, append=queries.size), 1
+    else:
+        heads = q_first = np.arange(first, max(first, min(first + q_step, last)), dtype=np.int64)
+        counts = -((q_first - last) // q_step)
+    live = relation.rows.holds(heads)
+    k_step, k_first, agree = relation.key_classes(heads)
+    listed = None
+    if keys.kept:
+        listed = ByClass.of(keys.tokens.array, k_step)
+        k_first, k_step = listed.rank(k_first, np.zeros_like(k_first)), 1
+    out = rows.left_out, keys.left_out
+    return Lanes(q_first, counts, q_step, k_first, k_step, live & agree, queries, listed, out)

@@ -23,35 +23,48 @@ from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK, Acsr, Grid
 from weft.pattern.bounds import Ints
+from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool, Relation
 from weft.planning.relayout import Lanes
 
 Table32: TypeAlias = NDArray[np.int32]
+Table: TypeAlias = NDArray[np.int32] | NDArray[np.int8]
 TileIndex: TypeAlias = tuple[tuple[int, int], ...]  # for each axis (lane, tile of rows)
 
 
 @dataclass(frozen=True, eq=False)
 class AxisPlan:
-    """One axis of one part: four 32-bit integers for each lane and tile of rows, (lanes, tiles) each."""
+    """One axis of one part: four integers, of 32 bits or fewer, for each lane and tile of rows: (lanes, tiles) each."""
 
     relation: Relation
     n: int
     block_q: int
     block_k: int
     lanes: Lanes
-    start: Table32
-    stop: Table32
-    left: Table32
-    full: Table32
+    start: Table
+    stop: Table
+    left: Table
+    full: Table
 
     @property
     def nbytes(self) -> int:
         return sum(_held(table) for table in (self.start, self.stop, self.left, self.full)) + self.lanes.nbytes
 
+    @cached_property
+    def alike(self) -> bool:
+        """Whether every table says the same of all tiles of a lane."""
+        return not any(table.strides[1] for table in (self.start, self.stop, self.left, self.full))
+
     @property
     def widths(self) -> Ints:
         """Keys visited by each tile of rows."""
         return self.stop.astype(np.int64) - self.start
+
+    def steps(self, most: int) -> int:
+        """Pieces of at most `most` keys over all tiles."""
+        if self.alike:
+            return int((-(-self.widths[:, :1] // most) * -(-self.lanes.rows[:, None] // self.block_q)).sum())
+        return int((-(-self.widths // most)).sum())
 
     @property
     def heights(self) -> Ints:
@@ -66,18 +79,31 @@ class AxisPlan:
 
     def pairs(self) -> tuple[int, int]:
         """(row, key) pairs visited over all tiles of this axis, and those in full tiles."""
-        widths, heights = self.widths, self.heights
-        inner = np.minimum(self.full.astype(np.int64) * self.block_k, widths - self.left * self.block_k)
+        some = slice(1 if self.alike else None)
+        heights = self.lanes.rows[:, None] if self.alike else self.heights
+        widths, left, full = (x[:, some] for x in (self.widths, self.left, self.full))
+        inner = np.minimum(full.astype(np.int64) * self.block_k, widths - left.astype(np.int64) * self.block_k)
         return int((heights * widths).sum()), int((heights * np.maximum(inner, 0)).sum())
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One term of the Acsr, as one launch walks it."""
+    """One term of the Acsr, as one launch walks it.
+
+    rows, keys: tokens that the term leaves out. No tile with one of them is full, and masks are cut by `cut`.
+    """
 
     term: int
     k: Grid
     axes: tuple[AxisPlan, ...]
+    rows: Listed = EVERY
+    keys: Listed = EVERY
+
+    def cut(self, live: NDBool, queries: Ints, keys: Ints) -> NDBool:
+        """The mask (queries, keys) without the tokens that are left out; queries and keys are token indices."""
+        if not self.rows.is_every:
+            live = live & self.rows.holds(queries)[:, None]
+        return live if self.keys.is_every else live & self.keys.holds(keys)
 
     @cached_property
     def visited(self) -> int:
@@ -100,7 +126,8 @@ class Launch:
 
     @property
     def nbytes(self) -> int:
-        return sum(axis.nbytes for part in self.parts for axis in part.axes)
+        """Bytes of the tables of axes, and of the lists of tokens left out."""
+        return sum(sum(axis.nbytes for axis in part.axes) + part.rows.nbytes + part.keys.nbytes for part in self.parts)
 
     @cached_property
     def grid(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -140,7 +167,7 @@ class Launch:
         tokens = np.zeros(1, np.int64)
         for (lane, index), lanes, block, size in zip(tile, self.lanes, self.box, self.q.shape, strict=True):
             rows = np.arange(index * block, min((index + 1) * block, int(lanes.rows[lane])))
-            tokens = (tokens[:, None] * size + lanes.q_first[lane] + lanes.q_step * rows).reshape(-1)
+            tokens = (tokens[:, None] * size + lanes.query_at(np.asarray(lane), rows)).reshape(-1)
         return tokens + self.q.origin
 
 
@@ -203,6 +230,8 @@ def describe(launch: Launch) -> str:
     box = "x".join(map(str, launch.box))
     steps = [lanes.q_step for lanes in launch.lanes]
     classes = "" if set(steps) == {1} else f", queries modulo {'x'.join(map(str, steps))}"
+    if launch.lanes[0].queries is not None:
+        classes = f", {launch.lanes[0].queries.size} listed queries"
     parts = "; ".join(
         f"term {part.term}: {part.visited} pairs, {part.unmasked / max(1, part.visited):.0%} without mask"
         for part in launch.parts
@@ -220,9 +249,14 @@ def axis_plan(relation: Relation, n: int, lanes: Lanes, block_q: int, block_k: i
     """Runs of one axis from the first and last row of every tile: monotone bounds make these two rows enough."""
     tiles = -(-int(lanes.rows.max(initial=0)) // block_q)
     which = np.arange(len(lanes))[:, None]
-    first = np.arange(tiles, dtype=np.int64)[None, :] * block_q
-    exists = first < lanes.rows[:, None]
-    last = np.minimum(first + block_q, lanes.rows[:, None]) - 1
+    shape = (len(lanes), tiles)
+    if _rows_alike(relation, n, lanes, block_q):  # then a lane is like one tile
+        first, last = np.zeros((1, 1), np.int64), lanes.rows[:, None] - 1
+        exists = np.ones((1, 1), np.bool_)
+    else:
+        first = np.arange(tiles, dtype=np.int64)[None, :] * block_q
+        exists = first < lanes.rows[:, None]
+        last = np.minimum(first + block_q, lanes.rows[:, None]) - 1
     start, inner_stop = lanes.bounds(relation, n, which, np.minimum(first, last))
     inner_start, stop = lanes.bounds(relation, n, which, last)
     stop = np.where(exists, np.maximum(stop, start), start)
@@ -231,18 +265,40 @@ def axis_plan(relation: Relation, n: int, lanes: Lanes, block_q: int, block_k: i
     inside = np.where(inner_stop >= stop, count - left, (inner_stop - start) // block_k - left)
     # Where the first row is dead (hi <= lo), nothing is common to all rows.
     full = np.where(inner_stop <= inner_start, 0, np.clip(inside, 0, count - left))
-    tables = (_compact(np.where(stop > start, x, 0).astype(np.int32)) for x in (start, stop, left, full))
+    if lanes.out[1].size:
+        before, full = lanes.longest_whole(
+            start + left * block_k, np.minimum(start + (left + full) * block_k, stop), block_k
+        )
+        left = left + before
+    if lanes.out[0].size:
+        full = np.where(lanes.tiles_cut(block_q, tiles), 0, full)
+    tables = (_compact(np.where(stop > start, x, 0), shape) for x in (start, stop, left, full))
     return AxisPlan(relation, n, block_q, block_k, lanes, *tables)
 
 
-def _compact(table: Table32) -> Table32:
-    """One column instead of many, where all tiles say the same (global columns, a left edge that is never there)."""
+def _rows_alike(relation: Relation, n: int, lanes: Lanes, block_q: int) -> bool:
+    """Whether all rows of every lane have the same positions: by monotony, if the first and the last have."""
+    counts = -(-lanes.rows // block_q)
+    if not len(lanes) or (counts != counts[0]).any():
+        return False
+    which = np.arange(len(lanes))
+    first, last = (lanes.bounds(relation, n, which, row) for row in (np.zeros_like(lanes.rows), lanes.rows - 1))
+    return all(bool((a == b).all()) for a, b in zip(first, last, strict=True))
+
+
+def _compact(table: Ints, shape: tuple[int, ...]) -> Table:
+    """The table broadcast to `shape`, in few bytes: one column where all tiles say the same (global columns, a left
+    edge that is never there), one row where all lanes do (a dilated window), one byte an entry where that is enough.
+    """
     if table.shape[1] > 1 and (table == table[:, :1]).all():
-        return np.broadcast_to(table[:, :1].copy(), table.shape)
-    return table
+        table = table[:, :1]
+    if table.shape[0] > 1 and (table == table[:1]).all():
+        table = table[:1]
+    small = int(table.max(initial=0)) < 1 << 7
+    return np.broadcast_to(table.astype(np.int8 if small else np.int32), shape)
 
 
-def _held(table: Table32) -> int:
+def _held(table: Table) -> int:
     """Bytes that a table holds: repeated columns count once."""
     return table.itemsize * prod(size for size, stride in zip(table.shape, table.strides, strict=True) if stride)
 
@@ -251,8 +307,14 @@ def block_launch(acsr: Acsr) -> BlockLaunch | None:
     """The launch of the remainder, None if there is none."""
     if not len(acsr.remainder):
         return None
-    rows, first = np.unique(acsr.remainder.rows, return_index=True)
+    rows, first = _firsts(acsr.remainder.rows)
     return BlockLaunch(rows.astype(np.int32), np.append(first, len(acsr.remainder)).astype(np.int32))
+
+
+def _firsts(ordered: Table32) -> tuple[Table32, Ints]:
+    """The distinct entries of an ordered table, and where each begins."""
+    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    return ordered[first], first
 
 
 @dataclass(frozen=True)
@@ -289,7 +351,8 @@ def _visits(part: Part, tile: TileIndex, queries: Ints) -> Iterator[Visit]:
                 mask.shape[0] * axis_mask.shape[0], mask.shape[1] * axis_mask.shape[1]
             )
         is_full = all(full for _, _, full in boxes)
-        yield Visit(queries, keys + part.k.origin, None if is_full else mask)
+        keys = keys + part.k.origin
+        yield Visit(queries, keys, None if is_full else part.cut(mask, queries, keys))
 
 
 def _axis_visits(axis: AxisPlan, lane: int, tile: int) -> list[tuple[Ints, NDBool, bool]]:
@@ -300,7 +363,7 @@ def _axis_visits(axis: AxisPlan, lane: int, tile: int) -> list[tuple[Ints, NDBoo
     for index, at in enumerate(range(start, stop, axis.block_k)):
         positions = np.arange(at, min(at + axis.block_k, stop), dtype=np.int64)
         mask = (positions >= lo[:, None]) & (positions < hi[:, None])
-        keys = axis.lanes.k_first[lane] + axis.lanes.k_step * positions
+        keys = axis.lanes.key_at(np.asarray(lane), positions)
         found.append((keys, mask, left <= index < left + full))
     return found
 

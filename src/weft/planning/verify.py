@@ -15,11 +15,13 @@ import numpy as np
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
 from weft.acsr.build import Union, lower
-from weft.acsr.format import BLOCK, Acsr, Term
+from weft.acsr.format import BLOCK, Acsr, Grid, Term
 from weft.errors import VerificationError
 from weft.pattern.algebra import Pattern
-from weft.pattern.bounds import INF, Bound, Ints, Steps
+from weft.pattern.bounds import INF, Bound, Ints, IntTable, Steps
+from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool
+from weft.planning.relayout import Lanes
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan
 
 ROWS = 1 << 17  # rows of an axis looked at together
@@ -52,6 +54,8 @@ def _require(held: bool, wrong: str) -> None:
 def _part(launch: Launch, part: Part, term: Term) -> None:
     name = f"term {part.term}"
     _require((launch.q, part.k) == (term.q, term.k), f"{name} is planned on another grid")
+    left_out = tuple(x if not x.kept else EVERY for x in (term.rows, term.keys))
+    _require((part.rows, part.keys) == left_out, f"{name} is planned with other tokens left out")
     _require(len(part.axes) == term.rank == len(launch.box), f"{name} is planned with another number of axes")
     for number, (axis, relation) in enumerate(zip(part.axes, term.axes, strict=True)):
         where = f"{name}, axis {number}"
@@ -61,29 +65,64 @@ def _part(launch: Launch, part: Part, term: Term) -> None:
         _require(axis.block_q == launch.box[number], f"{where}: tiles of {axis.block_q} rows in a box {launch.box}")
         first = launch.lanes[number]
         same = np.array_equal(axis.lanes.q_first, first.q_first) and np.array_equal(axis.lanes.rows, first.rows)
+        same = same and _same_table(axis.lanes.queries, first.queries)
         _require(same and axis.lanes.q_step == first.q_step, f"{where}: other lanes than its launch has")
-        _lanes(axis, term.q.shape[number], where)
-        _runs(axis, where)
+        sets = tuple(_on_axis(x, grid, number) for x, grid in ((term.rows, term.q), (term.keys, term.k)))
+        _lanes(axis, term.q.shape[number], sets[0], where)
+        _key_table(axis.lanes, sets[1], where)
+        _runs(axis, sets, where)
 
 
-def _lanes(axis: AxisPlan, m: int, where: str) -> None:
-    """Every row with a live key is in exactly one lane."""
+def _on_axis(listed: Listed, grid: Grid, axis: int) -> Listed:
+    """A set as coordinates of one axis: of several axes, the first is the one that keeps boxes from being full."""
+    if len(grid.shape) == 1 or axis:
+        return EVERY if axis else listed.moved(-grid.origin)
+    return Listed(IntTable(np.unique(grid.coordinates(listed.tokens.array)[1][0])), kept=False)
+
+
+def _same_table(a: Ints | None, b: Ints | None) -> bool:
+    return a is b if a is None or b is None else np.array_equal(a, b)
+
+
+def _lanes(axis: AxisPlan, m: int, listed: Listed, where: str) -> None:
+    """Every row with a live key is in exactly one lane, and of listed rows no other row is."""
     seen = np.zeros(m, np.int32)
     lanes = axis.lanes
+    _require((lanes.queries is not None) == listed.kept, f"{where}: its queries are those of a list, or are not")
     _require(bool((lanes.rows >= 1).all()), f"{where}: a lane without rows")
+    size = m if lanes.queries is None else lanes.queries.size
     for first, rows in zip(lanes.q_first.tolist(), lanes.rows.tolist(), strict=True):
         last = first + lanes.q_step * (rows - 1)
-        _require(first >= 0 and last < m, f"{where}: rows {first} to {last} of {m}")
-        seen[first : last + 1 : lanes.q_step] += 1
+        _require(first >= 0 and last < size, f"{where}: rows {first} to {last} of {size}")
+        if lanes.queries is None:
+            seen[first : last + 1 : lanes.q_step] += 1
+            continue
+        queries = lanes.queries[first : last + 1 : lanes.q_step]
+        _require(bool((np.diff(queries) > 0).all()), f"{where}: listed queries out of order")
+        _require(bool(listed.within(0, m).holds(queries).all()), f"{where}: a query that is not in the list")
+        seen[queries] += 1
     _require(bool((seen <= 1).all()), f"{where}: a row is in two lanes")
     for start in range(0, m, ROWS):
         rows_here = np.arange(start, min(start + ROWS, m), dtype=np.int64)
         live = axis.relation.affine_rows(rows_here, axis.n)[2] > 0
+        if listed.kept:
+            live &= listed.holds(rows_here)
         lost = rows_here[live & (seen[rows_here] == 0)]
         _require(lost.size == 0, f"{where}: row {lost[:1]} is planned nowhere")
 
 
-def _runs(axis: AxisPlan, where: str) -> None:
+def _key_table(lanes: Lanes, listed: Listed, where: str) -> None:
+    """Listed keys, each once, by residue class and in order."""
+    _require((lanes.keys is not None) == listed.kept, f"{where}: its keys are those of a list, or are not")
+    if lanes.keys is None:
+        return
+    tokens, step = lanes.keys.tokens, lanes.keys.step
+    _require(np.array_equal(np.sort(tokens), listed.tokens.array), f"{where}: other keys than the list has")
+    order = np.lexsort((tokens, tokens % step))
+    _require(np.array_equal(order, np.arange(tokens.size)) and lanes.k_step == 1, f"{where}: listed keys out of order")
+
+
+def _runs(axis: AxisPlan, sets: tuple[Listed, ...], where: str) -> None:
     """In every row the visited interval, the masked interval and the full tiles agree with the row's affine keys."""
     tables = [table.astype(np.int64) for table in (axis.start, axis.stop, axis.left, axis.full)]
     start, stop, left, full = tables
@@ -96,33 +135,68 @@ def _runs(axis: AxisPlan, where: str) -> None:
     lane_of = np.repeat(np.arange(len(axis.lanes)), axis.lanes.rows)
     row_of = np.arange(total) - np.repeat(np.cumsum(axis.lanes.rows) - axis.lanes.rows, axis.lanes.rows)
     for at in range(0, total, ROWS):
-        _rows(axis, (lane_of[at : at + ROWS], row_of[at : at + ROWS]), tables, where)
+        _rows(axis, (lane_of[at : at + ROWS], row_of[at : at + ROWS]), tables, sets, where)
 
 
-def _rows(axis: AxisPlan, rows: tuple[Ints, Ints], tables: list[Ints], where: str) -> None:
+def _rows(axis: AxisPlan, rows: tuple[Ints, Ints], tables: list[Ints], sets: tuple[Listed, ...], where: str) -> None:
     lanes = axis.lanes
     lane, row = rows
     tile = row // axis.block_q
     start, stop, left, full = (table[lane, tile] for table in tables)
-    first, step, count = axis.relation.affine_rows(lanes.q_first[lane] + lanes.q_step * row, axis.n)
+    queries = lanes.query_at(lane, row)
     lo, hi = lanes.bounds(axis.relation, axis.n, lane, row)
-    live = count > 0
 
     def require(held: NDBool, wrong: str) -> None:
         bad = np.flatnonzero(~held)
         if bad.size:
-            query = int(lanes.q_first[lane[bad[0]]] + lanes.q_step * row[bad[0]])
-            _require(False, f"{where}, query {query}: {wrong}")
+            _require(False, f"{where}, query {int(queries[bad[0]])}: {wrong}")
 
-    key = lanes.k_first[lane]
-    require(~live | ((key + lanes.k_step * lo == first) & (hi - lo == count)), "its mask has other keys than its row")
-    require(~live | (count == 1) | (step == lanes.k_step), "its keys are taken with another step than its row has")
+    same, live = _same_keys(axis, sets[1], queries, (lane, lo, hi))
+    require(~live | same, "its mask has other keys than its row")
     require(live | (hi <= lo), "a row without keys has some in its mask")
     require(~live | ((start <= lo) & (hi <= stop)), "keys outside the runs of its tile")
-    inner_start = start + left * axis.block_k
-    inner_stop = np.minimum(inner_start + full * axis.block_k, stop)
-    require((inner_stop <= inner_start) | ((lo <= inner_start) & (inner_stop <= hi)), "a tile called full is not")
-    require((stop <= start) | (key + lanes.k_step * (stop - 1) < axis.n), "runs beyond the last key")
+    after = start + left * axis.block_k
+    inner = after, np.minimum(after + full * axis.block_k, stop)
+    some = inner[1] > inner[0]
+    require(~some | ((lo <= inner[0]) & (inner[1] <= hi)), "a tile called full is not")
+    require(~some | sets[0].holds(queries), "a tile called full has a query that is left out")
+    if sets[1].left_out.size:
+        span = tuple(lanes.k_first[lane] + lanes.k_step * x for x in inner)
+        holes = _listed_keys(axis, sets[1], queries, span)
+        require(~some | (holes == 0), "a tile called full has a key that is left out")
+    last = lanes.k_first[lane] + lanes.k_step * (stop - 1)
+    size = axis.n if lanes.keys is None else lanes.keys.tokens.size
+    require((stop <= start) | (last < size), "runs beyond the last key")
+
+
+def _same_keys(axis: AxisPlan, listed: Listed, queries: Ints, mask: tuple[Ints, Ints, Ints]) -> tuple[NDBool, NDBool]:
+    """(whether the positions [lo, hi) of each query are its keys, whether it has any); mask: (lanes, lo, hi)."""
+    lanes, (lane, lo, hi) = axis.lanes, mask
+    if lanes.keys is None:
+        first, step, count = axis.relation.affine_rows(queries, axis.n)
+        same = (lanes.k_first[lane] + lanes.k_step * lo == first) & (hi - lo == count)
+        return same & ((count == 1) | (step == lanes.k_step)), count > 0
+    span = axis.relation.interval(queries, axis.n)
+    count = _listed_keys(axis, listed, queries, span)
+    size = lanes.keys.tokens.size - lanes.k_first[lane]
+    same = (hi - lo == count) & (lo >= 0) & (hi <= size)
+    step, phase, _ = axis.relation.key_classes(queries)
+    for position in (lo, hi - 1):  # the table is in order, class by class: both ends tell of all between
+        key = lanes.key_at(lane, np.clip(position, 0, size - 1))
+        same &= (span[0] <= key) & (key < span[1]) & (key % step == phase)
+    return same, count > 0
+
+
+def _listed_keys(axis: AxisPlan, listed: Listed, queries: Ints, span: tuple[Ints, ...]) -> Ints:
+    """How many listed keys of `span` the congruences of each query allow: counted class by class."""
+    step, phase, agree = axis.relation.key_classes(queries)
+    count = np.zeros(queries.shape, np.int64)
+    for one in np.unique(phase):
+        tokens = listed.tokens.array[listed.tokens.array % step == one]
+        rows = np.flatnonzero(phase == one) if step > 1 else slice(None)
+        lo, hi = (np.searchsorted(tokens, x[rows]) for x in span)
+        count[rows] = np.maximum(hi - lo, 0)
+    return np.where(agree & axis.relation.rows.holds(queries), count, 0)
 
 
 def _blocks(plan: TilePlan) -> None:
@@ -212,6 +286,7 @@ def _pairs(plan: TilePlan, probes: list[Term]) -> Iterator[tuple[Ints, Ints]]:
         some = rows[at : at + SAMPLES]
         columns = [_columns_of_interest(term, some) for term in probes]
         columns.append(generator.integers(0, n, size=(some.size, 16)))
+        columns += [_listed_columns(term, some.size, generator) for term in probes if len(term.keys.tokens)]
         yield some[:, None], np.concatenate(columns, axis=1)
     held = Blocks.of_remainder(plan.acsr.remainder, m, n)
     yield from held.samples(generator, SAMPLES)
@@ -225,7 +300,10 @@ def _rows_of_interest(plan: TilePlan, probes: list[Term]) -> Ints:
         for lanes, block, size in zip(launch.lanes, launch.box, launch.q.shape, strict=True):
             edges = np.arange(0, int(lanes.rows.max(initial=0)) + block, block)
             near = (edges[:, None] + np.arange(-2, 2)).reshape(-1)
-            coordinates = np.unique((lanes.q_first[:, None] + lanes.q_step * near[None, :]).reshape(-1))
+            index = (lanes.q_first[:, None] + lanes.q_step * near[None, :]).reshape(-1)
+            if lanes.queries is not None:
+                index = lanes.queries[index[(index >= 0) & (index < lanes.queries.size)]]
+            coordinates = np.unique(index)
             tokens = _thinned(_joined(tokens, coordinates, size))
         found.append(tokens + launch.q.origin)
     for term in probes:
@@ -235,13 +313,20 @@ def _rows_of_interest(plan: TilePlan, probes: list[Term]) -> Ints:
             near = (np.array([0, size // 2, size - 1, *jumps])[:, None] + np.arange(-2, 3)).reshape(-1)
             tokens = _thinned(_joined(tokens, np.unique(near), size))
         found.append(tokens + term.q.origin)
-    return np.unique(np.concatenate(found))
+        found.append(_thinned((term.rows.tokens.array[:, None] + np.arange(-1, 2)).reshape(-1)))
+    rows = np.unique(np.concatenate(found))
+    return rows[(rows >= 0) & (rows < plan.acsr.m)]
 
 
 def _joined(tokens: Ints, coordinates: Ints, size: int) -> Ints:
     """Row-major indices one axis further, coordinates outside the axis left out."""
     inside = coordinates[(coordinates >= 0) & (coordinates < size)]
     return (tokens[:, None] * size + inside).reshape(-1)
+
+
+def _listed_columns(term: Term, rows: int, generator: np.random.Generator) -> Ints:
+    """For each row eight of the listed keys and of their neighbours: (rows, 8)."""
+    return generator.choice(term.keys.tokens.array, (rows, 8)) + generator.integers(-1, 2, (rows, 8))
 
 
 def _jumps(bound: Bound) -> list[int]:

@@ -49,7 +49,7 @@ def _blocks():
 
 
 def _global_tokens():
-    tokens = st.integers(0, 5) | st.lists(st.integers(0, 70), max_size=4)
+    tokens = st.integers(0, 5) | st.lists(st.integers(0, 70), max_size=12)
     sides = st.sampled_from(((True, True), (True, False), (False, True)))
     return st.builds(lambda t, side: weft.global_tokens(t, rows=side[0], columns=side[1]), tokens, sides)
 

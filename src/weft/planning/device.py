@@ -1,0 +1,157 @@
+"""Plans for a GPU: every tile is computed whole, so boxes are chosen by the number of tiles that they need.
+
+A tile has rows x cols pairs, powers of two; on a grid its two sides are boxes of as many tokens, and a box of keys may
+begin anywhere. Axes are independent: the number of tiles is a product of one sum for each axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from weft.acsr.format import Acsr, Term
+from weft.planning.planner import Group, _group_lanes, _grouped, left_out, left_out
+from weft.planning.problem import Problem
+from weft.planning.relayout import Lanes
+from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Pairs that a kernel computes together: rows of the side that stays, cols of the side that is walked."""
+
+    rows: int
+    cols: int
+
+
+def plan_for_device(acsr: Acsr, problem: Problem, shape: TileShape) -> TilePlan:
+    """The plan with the fewest tiles; two launches on the same rows pay for their merge."""
+    groups = _grouped(acsr)
+    chosen = {group: _best(acsr, group, shape) for group in groups}
+    while (pair := _worth_joining(acsr, chosen, problem, shape)) is not None:
+        first, second, joined, launch = pair
+        chosen = {g: c for g, c in chosen.items() if g not in (first, second)} | {joined: launch}
+    launches = tuple(launch for launch, _ in chosen.values())
+    report = tuple(f"launch {i}: {count} tiles" for i, (_, count) in enumerate(chosen.values()))
+    return TilePlan(acsr, launches, block_launch(acsr), report)
+
+
+def _worth_joining(
+    acsr: Acsr, chosen: dict[Group, tuple[Launch, int]], problem: Problem, shape: TileShape
+) -> tuple[Group, Group, Group, tuple[Launch, int]] | None:
+    for a, (first, count_a) in chosen.items():
+        for b, (second, count_b) in chosen.items():
+            if a is b or first.q != second.q or a.terms >= b.terms or not a.meets(b):
+                continue
+            joined = a.with_(b)
+            if max(joined.steps) > 64 * min(*a.steps, *b.steps):
+                continue
+            launch = _best(acsr, joined, shape)
+            if launch[1] < count_a + count_b + _merge(a, b, problem, shape):
+                return a, b, joined, launch
+    return None
+
+
+def _merge(a: Group, b: Group, problem: Problem, shape: TileShape) -> int:
+    """What merging costs, in tiles: 8 bytes a row and channel, against 2 (D + Dv) operations a pair.
+
+    A GPU of today does about 150 operations in the time of a byte.
+    """
+    rows = min(prod(hi - lo for lo, hi in group.rows) for group in (a, b))
+    operations = 2 * (problem.d + problem.dv) * shape.rows * shape.cols
+    return int(150 * 8 * rows * problem.dv / operations)
+
+
+def _best(acsr: Acsr, group: Group, shape: TileShape) -> tuple[Launch, int]:
+    """The box of queries, and for each term the box of keys, with the fewest tiles."""
+    terms = [acsr.terms[i] for i in group.terms]
+    rank = terms[0].rank
+    lanes = [_group_lanes(terms, axis, group) for axis in range(rank)]
+    counted = _Counted(terms, lanes)
+    best: tuple[int, tuple[int, ...], list[tuple[int, ...]]] | None = None
+    for box in _boxes(shape.rows, [int(one[0].rows.max(initial=1)) for one in lanes]):
+        keys = [
+            min(_boxes(shape.cols, term.k.shape), key=lambda b, i=i: counted.tiles(i, box, b))
+            for i, term in enumerate(terms)
+        ]
+        total = sum(counted.tiles(i, box, key) for i, key in enumerate(keys))
+        if best is None or total < best[0]:
+            best = total, box, keys
+    assert best is not None  # there is always a box
+    total, box, keys = best
+    parts = tuple(
+        Part(
+            number,
+            term.k,
+            tuple(counted.plan(i, a, box[a], keys[i][a]) for a in range(rank)),
+            left_out(term.rows),
+            left_out(term.keys),
+        )
+        for i, (number, term) in enumerate(zip(group.terms, terms, strict=True))
+    )
+    return Launch(terms[0].q, box, parts), total
+
+
+class _Counted:
+    """Axis plans of a group of terms, each made once."""
+
+    def __init__(self, terms: list[Term], lanes: list[list[Lanes]]) -> None:
+        self.terms, self.lanes = terms, lanes
+        self.plans: dict[tuple[int, int, int, int], AxisPlan] = {}
+        self.sums: dict[tuple[int, int, int, int], int] = {}
+
+    def plan(self, term: int, axis: int, rows: int, cols: int) -> AxisPlan:
+        key = (term, axis, rows, cols)
+        if key not in self.plans:
+            one = self.terms[term]
+            self.plans[key] = axis_plan(one.axes[axis], one.k.shape[axis], self.lanes[axis][term], rows, cols)
+        return self.plans[key]
+
+    def best_keys(self, term: int, box: tuple[int, ...], cols: int) -> tuple[int, ...]:
+        """The box of `cols` keys that needs the fewest tiles."""
+        found = [(self.tiles(term, box, keys), keys) for keys in _boxes(cols, self.terms[term].k.shape)]
+        return min(found, key=lambda one: one[0])[1]
+
+    def tiles(self, term: int, box: tuple[int, ...], keys: tuple[int, ...]) -> int:
+        """Tiles that one term needs, those at its edges counted whole."""
+        total = 1
+        for axis, (rows, cols) in enumerate(zip(box, keys, strict=True)):
+            key = (term, axis, rows, cols)
+            if key not in self.sums:
+                self.sums[key] = self.plan(*key).steps(cols)
+            total *= self.sums[key]
+        return total
+
+
+def _boxes(size: int, shape: list[int] | tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Boxes of `size` tokens, powers of two on every axis; no side is twice as long as its axis, if that can be."""
+    if len(shape) == 1:
+        yield (size,)
+        return
+    sides = [1 << i for i in range(size.bit_length())]
+    fitting = [side for side in sides if side < 2 * max(1, shape[0])]
+    rest = prod(1 << max(0, (max(1, length) - 1).bit_length()) for length in shape[1:])
+    for side in fitting:
+        if size // side <= max(rest, 1) or side == fitting[-1]:
+            for others in _boxes(size // side, shape[1:]):
+                yield (side, *others)
+
+
+def tiles_of(plan: TilePlan) -> int:
+    """Tiles that a plan computes, the remainder's blocks included."""
+    total = len(plan.acsr.remainder)
+    for launch in plan.launches:
+        for part in launch.parts:
+            total += prod(axis.steps(axis.block_k) for axis in part.axes)
+    return total
+
+
+def shape_for(problem: Problem, transposed: bool) -> TileShape:
+    """Rows and columns of a tile: what fits registers and shared memory at these head dimensions."""
+    wide = max(problem.d, problem.dv)
+    if problem.dtype == "float32":
+        return TileShape(64, 32) if wide <= 128 else TileShape(32, 32)
+    if wide > 128:
+        return TileShape(64, 32)
+    return TileShape(64, 32) if transposed else TileShape(64, 64)
