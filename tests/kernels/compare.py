@@ -1,5 +1,6 @@
 """Weft beside dense attention on the same numbers, through the one tolerance policy."""
 
+import os
 import zlib
 from dataclasses import dataclass, field
 
@@ -16,6 +17,9 @@ BACKENDS = {"triton": "cpu"} if interpreted() else {"cpu": "cpu"}
 if torch.cuda.is_available():
     BACKENDS = {"triton": "cuda"}
 WIDEST = torch.float64 if "cpu" in BACKENDS else torch.float32
+# The interpreter takes a second for what a GPU does in a millisecond: WEFT_TESTS=few leaves rows that meet every
+# pattern, option and layout once, with few heads.
+FEW = os.environ.get("WEFT_TESTS") == "few"
 
 
 def generator(text):

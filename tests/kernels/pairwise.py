@@ -1,4 +1,4 @@
-"""Pairwise selection: few rows in which every two values of two factors meet at least once."""
+"""Pairwise selection: few rows in which every two values of two factors meet at least once; or fewer."""
 
 from itertools import combinations, product
 from random import Random
@@ -29,6 +29,21 @@ def pairwise(factors, allowed):
             missing.pop(pair, None)
         rows.append(row)
     return rows
+
+
+def dealt(factors, name, allowed):
+    """Rows as `pairwise` over all factors but `name`, whose values are dealt out to them: each joins at least one row."""
+    rows = pairwise({other: values for other, values in factors.items() if other != name}, allowed)
+    fits = [[value for value in factors[name] if allowed(row | {name: value})] for row in rows]
+    used = dict.fromkeys(factors[name], 0)
+    found = []
+    for row, fit in sorted(zip(rows, fits, strict=True), key=lambda pair: len(pair[1])):  # the pickiest rows first
+        value = min(fit, key=used.__getitem__)
+        used[value] += 1
+        found.append(row | {name: value})
+    for value in (value for value, count in used.items() if not count):
+        found.append(next(row for row, fit in zip(rows, fits, strict=True) if value in fit) | {name: value})
+    return found
 
 
 def _best(row, name, values, state):

@@ -13,13 +13,13 @@ import torch
 import weft
 from weft.testing.cases import CASES, HEADS, At
 
-from .compare import BACKENDS, Case, check, generator, normal, qkv
+from .compare import BACKENDS, WIDEST, Case, check, generator, normal, qkv
 from .layouts import every_other, interior
 
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
-def case_at(name, at, dtype=torch.float64, backend="cpu"):
+def case_at(name, at, dtype=WIDEST, backend="cpu"):
     tensors = qkv(generator(name), at, dtype, dims=(17, 9))
     return Case(CASES[name].make(at), tensors, backend=backend)
 
@@ -108,7 +108,7 @@ UNSEEN = {
 
 
 @on_every_backend
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [WIDEST, torch.bfloat16])
 @pytest.mark.parametrize("name", UNSEEN)
 def test_in_keys_that_no_query_sees(name, dtype, backend):
     pattern, m, n, unseen = UNSEEN[name]

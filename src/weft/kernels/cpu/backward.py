@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.kernels.cpu.program import Program
+from weft.kernels.cpu.program import Program, batches
 from weft.kernels.cpu.scores import (
     Modifiers,
     Scored,
@@ -21,11 +21,12 @@ from weft.kernels.cpu.scores import (
     add_key_rows,
     key_rows,
     query_rows,
-    rows_of,
     score,
+    split,
 )
 
-LOG2E = 1.4426950408889634
+LOG2E = 1.4426950408889634  # scores and lse are in bits here: exp2 costs a third of exp
+SPARE = "spare"  # one buffer for part of dV, then V, then part of dK: what is used must stay in a cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,19 +52,15 @@ class Saved:
 
 def backward(saved: Saved, grads: Gradients, program: Program, how: Modifiers, work: Workspace) -> None:
     """Add the gradients of the rows and keys that the program visits."""
-    for tiles in program.batches(saved.q.shape[0] * saved.q.shape[1]):
+    for tiles in batches(program, saved.q.shape[0] * saved.q.shape[1]):
         dq = _tiles(saved, grads, tiles, work, how)
-        for tile, part in zip(tiles, dq.unflatten(0, (len(tiles), -1)), strict=True):
-            target = rows_of(grads.dq, tile.queries)
-            if program.covers:
-                target.copy_(part.view(target.shape))
-            else:
-                target.add_(part.view(target.shape))
+        for tile, part in zip(tiles, split(dq, tiles), strict=True):
+            tile.queries.put(grads.dq, 2, part, add=not program.covers)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The queries of some tiles: q and d_out (tiles * P, rows, D), lse and delta (tiles * P, rows, 1)."""
+    """The queries of some tiles: q and d_out (tiles * P, rows, D), lse in bits and delta (tiles * P, rows, 1)."""
 
     q: torch.Tensor
     d_out: torch.Tensor
@@ -77,14 +74,14 @@ def _tiles(saved: Saved, grads: Gradients, tiles: Tiles, work: Workspace, how: M
     lse, delta = (
         query_rows(x[..., None], tiles, work, name) for x, name in ((saved.lse, "lse"), (saved.delta, "delta"))
     )
-    lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row without keys: every probability is exp(-inf)
-    dq = work.take("dq", *q.shape).zero_()
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf).mul_(LOG2E)  # without keys every probability is exp(-inf)
     rows = Rows(q, d_out, lse, delta)
-    for steps in zip(*(tile.steps for tile in tiles), strict=True):
-        scored = score(q, saved.k, tiles, steps, work, how)
-        ds = _score_gradients(scored, rows, steps, (saved.v, grads.dv), (work, how))
-        dq.baddbmm_(ds, scored.keys, alpha=how.scale)
-        dk = work.take("dk", q.shape[0], steps[0].width, q.shape[2])
+    dq, bits = work.take("dq", *q.shape), how.times(LOG2E)
+    for number, steps in enumerate(zip(*(tile.steps for tile in tiles), strict=True)):
+        scored = score(q, saved.k, tiles, steps, work, bits)
+        ds = _score_gradients(scored, rows, steps, (saved.v, grads.dv), (work, bits))
+        torch.baddbmm(dq, ds, scored.keys, beta=float(number > 0), alpha=how.scale, out=dq)
+        dk = work.take(SPARE, q.shape[0], steps[0].width, q.shape[2])
         torch.baddbmm(dk, ds.transpose(1, 2), q, beta=0, alpha=how.scale, out=dk)
         add_key_rows(grads.dk, steps, dk)
     return dq
@@ -98,14 +95,13 @@ def _score_gradients(
     tools: tuple[Workspace, Modifiers],
 ) -> torch.Tensor:
     """dS of one step (tiles * P, rows, width), before scale; dV is added on the way."""
-    (v, dv), (work, how) = values, tools
-    factor = None if how.softcap is None else _slope_of_cap(scored, how.softcap)
-    p = scored.scores.sub_(rows.lse)
-    p = p.exp_() if p.dtype == torch.float64 else p.mul_(LOG2E).exp2_()
-    part = work.take("dv", p.shape[0], steps[0].width, v.shape[2])
+    (v, dv), (work, bits) = values, tools
+    factor = None if bits.softcap is None else _slope_of_cap(scored, bits.softcap)
+    p = scored.scores.sub_(rows.lse).exp2_()
+    part = work.take(SPARE, p.shape[0], steps[0].width, v.shape[2])
     add_key_rows(dv, steps, torch.bmm(p.transpose(1, 2), rows.d_out, out=part))
     ds = work.take("ds", *p.shape)
-    torch.bmm(rows.d_out, key_rows(v, steps, work, "v").transpose(1, 2), out=ds)
+    torch.bmm(rows.d_out, key_rows(v, steps, work, SPARE).transpose(1, 2), out=ds)
     ds.sub_(rows.delta).mul_(p)
     return ds if factor is None else ds.mul_(factor)
 

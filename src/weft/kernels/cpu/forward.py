@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from weft.kernels.cpu.program import Program
-from weft.kernels.cpu.scores import Modifiers, Steps, Tiles, Workspace, key_rows, query_rows, rows_of, score
+from weft.kernels.cpu.program import Program, Tile, batches
+from weft.kernels.cpu.scores import Modifiers, Steps, Tiles, Workspace, key_rows, query_rows, rows_of, score, split
 
 
 def forward(
@@ -24,18 +24,29 @@ def forward(
     """
     q, k, v = tensors
     out, lse = result
-    for tiles in program.batches(q.shape[0] * q.shape[1]):
+    for tiles in batches(program, q.shape[0] * q.shape[1]):
         staged = query_rows(q, tiles, work, "q")
         o, new_lse = _attend(staged, (k, v), tiles, work, how, lse is not None)
-        for i, tile in enumerate(tiles):
-            place = slice(i * q.shape[0], (i + 1) * q.shape[0])
-            part, part_lse = o[place], None if new_lse is None else new_lse[place]
-            out_rows, lse_rows = rows_of(out, tile.queries), None if lse is None else rows_of(lse, tile.queries)
-            if program.merges:
-                part, part_lse = merge(part, part_lse, out_rows.reshape(part.shape), lse_rows.reshape(part_lse.shape))
-            out_rows.copy_(part.view(out_rows.shape))
-            if lse_rows is not None:
-                lse_rows.copy_(part_lse.view(lse_rows.shape))
+        new_lses = [None] * len(tiles) if new_lse is None else split(new_lse, tiles)
+        for tile, new_o, one_lse in zip(tiles, split(o, tiles), new_lses, strict=True):
+            _write(out, lse, tile, (new_o, one_lse), program.merges)
+
+
+def _write(
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    tile: Tile,
+    new: tuple[torch.Tensor, torch.Tensor | None],
+    merges: bool,
+) -> None:
+    """Put (o, lse) of a run of tiles in their place, or merge them with what is there."""
+    o, new_lse = new
+    if merges:
+        old, old_lse = rows_of(out, tile.queries), rows_of(lse, tile.queries)
+        o, new_lse = merge(o, new_lse, old.reshape(o.shape), old_lse.reshape(new_lse.shape))
+    tile.queries.put(out, 2, o)
+    if lse is not None:
+        tile.queries.put(lse, 2, new_lse)
 
 
 def _attend(

@@ -7,8 +7,10 @@ one tensor, so a window of any length needs a handful of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache, reduce
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, reduce
+from itertools import pairwise
+from math import prod
 
 import numpy as np
 import torch
@@ -18,33 +20,73 @@ from weft.pattern.bounds import Ints
 from weft.planning.planner import CHUNK
 from weft.planning.tiles import AxisPlan, Launch, Part, TileIndex, TilePlan
 
-Slices = tuple[slice, ...]
-BATCH = 1 << 19  # scores computed together: a few MB, which is what a core's caches hold
+BATCH = 1 << 18  # scores computed together: 1 MB, so that a step's buffers stay near the cores
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Box:
-    """Tokens of a grid, sliced on every axis: a view of q, k or v, never a copy."""
+    """Tokens first + sum(index * stride) over some axes; and `count` such boxes, `pitch` tokens from one to the next.
 
-    grid: Grid
-    slices: Slices
-    size: int
+    So a box of a grid, every second token of a row, and all tiles of a window of one kind are each one view of q, k or
+    v, and are copied by one call. Or the tokens `listed`, the same `count` times: those are gathered.
+    """
+
+    first: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    count: int = 1
+    pitch: int = 0
+    listed: torch.Tensor | None = None
+
+    @staticmethod
+    def on(grid: Grid, spans: Iterable[tuple[int, int, int]]) -> Box:
+        """Indices base, base + step, ... on each axis of a grid: (base, step, how many)."""
+        pace = [prod(grid.shape[axis + 1 :]) for axis in range(len(grid.shape))]
+        bases, steps, sizes = zip(*spans, strict=True)
+        first = grid.origin + sum(base * tokens for base, tokens in zip(bases, pace, strict=True))
+        return Box(first, sizes, tuple(step * tokens for step, tokens in zip(steps, pace, strict=True)))
+
+    @cached_property
+    def size(self) -> int:
+        """Tokens of one box."""
+        return prod(self.sizes)
 
     def of(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """The view of x, whose tokens are dimension `dim`: that dimension becomes the axes of the box."""
-        if len(self.slices) == 1:
-            one = self.slices[0]
-            tokens = x.narrow(dim, self.grid.origin + one.start, one.stop - one.start)
-            return tokens if one.step == 1 else tokens[(slice(None),) * dim + (slice(None, None, one.step),)]
-        tokens = x.narrow(dim, self.grid.origin, self.grid.size).unflatten(dim, self.grid.shape)
-        return tokens[(slice(None),) * dim + self.slices]
+        """The view of x, whose tokens are dimension `dim`: that becomes the axes of the box, and `count` goes first.
 
-    def axis_indices(self) -> Ints:
-        """The token indices, in the order of the box."""
-        tokens = np.zeros(1, np.int64)
-        for one, size in zip(self.slices, self.grid.shape, strict=True):
-            tokens = (tokens[:, None] * size + np.arange(size)[one]).reshape(-1)
-        return tokens + self.grid.origin
+        A copy where tokens are listed.
+        """
+        if self.listed is not None:
+            return x.index_select(dim, self.listed).expand(self.count, *x.shape[:dim], self.size, *x.shape[dim + 1 :])
+        shape, strides = x.shape, x.stride()
+        token = strides[dim]
+        return x.as_strided(
+            (self.count, *shape[:dim], *self.sizes, *shape[dim + 1 :]),
+            (self.pitch * token, *strides[:dim], *[token * s for s in self.strides], *strides[dim + 1 :]),
+            x.storage_offset() + self.first * token,
+        )
+
+    def put(self, x: torch.Tensor, dim: int, values: torch.Tensor, *, add: bool = False) -> None:
+        """x at the box = values, or += values; no token is in it twice."""
+        if self.listed is None:
+            view = self.of(x, dim)
+            (view.add_ if add else view.copy_)(values.view(view.shape))
+            return
+        rows = values.reshape(*x.shape[:dim], self.size, *x.shape[dim + 1 :]).to(x.dtype)
+        (x.index_add_ if add else x.index_copy_)(dim, self.listed, rows)
+
+    def part(self, first: int, last: int) -> Box:
+        """Boxes first to last - 1."""
+        return replace(self, first=self.first + first * self.pitch, count=last - first)
+
+    def tokens(self) -> Ints:
+        """The token indices, (count, size)."""
+        if self.listed is not None:
+            return np.broadcast_to(self.listed.numpy(), (self.count, self.size))
+        found = self.first + self.pitch * np.arange(self.count)[:, None]
+        for size, stride in zip(self.sizes, self.strides, strict=True):
+            found = (found[:, :, None] + stride * np.arange(size)).reshape(self.count, -1)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,26 +109,48 @@ class Step:
     width: int
     dead: torch.Tensor | None
 
+    @property
+    def count(self) -> int:
+        """Tiles that take this step, as `Tile.count`."""
+        return self.pieces[0].keys.count
+
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One query tile and its steps."""
+    """One query tile and its steps; or a run of tiles that have the same masks and lie evenly apart."""
 
     queries: Box
     steps: tuple[Step, ...]
+
+    @property
+    def count(self) -> int:
+        """How many tiles."""
+        return self.queries.count
 
     @property
     def shape(self) -> tuple[object, ...]:
         """Tiles of one launch with the same shape (sizes and masks) can be computed together."""
         if len(self.steps) > 1 or self.steps[0].dead is not None:
             return (id(self),)
-        pieces = ((p.column, tuple((a, b, id(mask)) for a, b, mask in p.masks)) for p in self.steps[0].pieces)
-        return (self.queries.size, self.steps[0].width, *pieces)
+        masks = (tuple((a, b, id(mask)) for a, b, mask in p.masks) for p in self.steps[0].pieces)
+        return (*((box.sizes, box.strides, id(box.listed)) for box in self.boxes), *masks)
+
+    @cached_property
+    def boxes(self) -> tuple[Box, ...]:
+        """Of the queries, and of the keys of every piece."""
+        return (self.queries, *(piece.keys for step in self.steps for piece in step.pieces))
+
+    def with_boxes(self, boxes: Iterable[Box]) -> Tile:
+        """The same steps elsewhere."""
+        rest = iter(boxes)
+        queries = next(rest)
+        steps = (replace(s, pieces=tuple(replace(p, keys=next(rest)) for p in s.pieces)) for s in self.steps)
+        return Tile(queries, tuple(steps))
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """All tiles of a plan, those of the same launch and shape side by side.
+    """All tiles of a plan, those of the same launch and shape side by side and joined to runs.
 
     merges: rows may be visited by more than one launch, so outputs are merged by lse. covers: every row is visited, so
     nothing need be written beforehand.
@@ -96,13 +160,27 @@ class Program:
     merges: bool
     covers: bool
 
-    def batches(self, heads: int) -> Iterator[tuple[Tile, ...]]:
-        """Tiles to compute together: as many of one shape as keep `heads` times their scores within BATCH."""
-        for tiles in self.alike:
-            scores = max(1, heads) * tiles[0].queries.size * tiles[0].steps[0].width
-            count = max(1, BATCH // scores)
-            for at in range(0, len(tiles), count):
-                yield tiles[at : at + count]
+
+@lru_cache(maxsize=32)
+def batches(program: Program, heads: int) -> tuple[tuple[Tile, ...], ...]:
+    """Tiles to compute together: as many of one shape as keep `heads` times their scores within BATCH."""
+    found: list[tuple[Tile, ...]] = []
+    for runs in program.alike:
+        size = max(1, BATCH // (max(1, heads) * runs[0].queries.size * runs[0].steps[0].width))
+        batch, room = [], size
+        for run in runs:
+            first = 0
+            while first < run.count:
+                last = min(run.count, first + room)
+                batch.append(run.with_boxes(box.part(first, last) for box in run.boxes))
+                room -= last - first
+                first = last
+                if room == 0:
+                    found.append(tuple(batch))
+                    batch, room = [], size
+        if batch:
+            found.append(tuple(batch))
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +199,7 @@ def program(plan: TilePlan, dtype: torch.dtype) -> Program:
     walks = [*(_launch_tiles(launch, masks) for launch in plan.launches), _block_tiles(plan, masks)]
     alike = [tiles for walk in walks for tiles in _alike(walk)]
     merges = len(plan.launches) + (plan.blocks is not None) > 1
-    visited = sum(tile.queries.size for tiles in alike for tile in tiles)
+    visited = sum(tile.count * tile.queries.size for tiles in alike for tile in tiles)
     return Program(tuple(alike), merges, covers=not merges and visited == plan.acsr.m)
 
 
@@ -129,15 +207,39 @@ def _alike(walk: Iterable[Tile]) -> list[tuple[Tile, ...]]:
     found: dict[tuple[object, ...], list[Tile]] = {}
     for tile in walk:
         found.setdefault(tile.shape, []).append(tile)
-    return [tuple(tiles) for tiles in found.values()]
+    return [tuple(_runs(tiles)) for tiles in found.values()]
+
+
+def _runs(tiles: list[Tile]) -> Iterator[Tile]:
+    """Tiles of one shape, neighbours joined where every box lies as far from the one before as in the pair before."""
+    still = (0,) * len(tiles[0].boxes)
+    first, gaps, count = tiles[0], still, 1
+    for before, tile in pairwise(tiles):
+        here = tuple(b.first - a.first for a, b in zip(before.boxes, tile.boxes, strict=True))
+        if min(here) >= 0 and (count == 1 or here == gaps):
+            gaps, count = here, count + 1
+        else:
+            yield _run(first, gaps, count)
+            first, gaps, count = tile, still, 1
+    yield _run(first, gaps, count)
+
+
+def _run(tile: Tile, gaps: tuple[int, ...], count: int) -> Tile:
+    return tile.with_boxes(replace(b, count=count, pitch=gap) for b, gap in zip(tile.boxes, gaps, strict=True))
 
 
 class Masks:
-    """Additive masks by content."""
+    """Additive masks, and lists of tokens, by content."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.known: dict[bytes, torch.Tensor] = {}
+        self.lists: dict[bytes, torch.Tensor] = {}
+
+    def gathered(self, tokens: Ints) -> Box:
+        """The box of listed tokens."""
+        listed = self.lists.setdefault(tokens.tobytes(), torch.from_numpy(tokens))
+        return Box(0, (tokens.size,), (1,), listed=listed)
 
     def additive(self, live: np.ndarray) -> torch.Tensor:
         """0 where live, -inf where not."""
@@ -149,26 +251,23 @@ class Masks:
 
 def _launch_tiles(launch: Launch, masks: Masks) -> Iterator[Tile]:
     for index in launch.walk_tiles():
-        drafts = [draft for part in launch.parts for draft in _drafts(part, index, masks)]
+        queries = _query_box(launch, index, masks)
+        drafts = [draft for part in launch.parts for draft in _drafts(part, index, queries, masks)]
         if drafts:
-            queries = _query_box(launch, index)
             yield Tile(queries, tuple(_steps(drafts)))
 
 
-def _query_box(launch: Launch, index: TileIndex) -> Box:
-    slices, size = [], 1
+def _query_box(launch: Launch, index: TileIndex, masks: Masks) -> Box:
+    if launch.lanes[0].queries is not None:
+        return masks.gathered(launch.tile_queries(index))
+    spans = []
     for (lane, tile), lanes, block in zip(index, launch.lanes, launch.box, strict=True):
         first, rows = tile * block, min(block, int(lanes.rows[lane]) - tile * block)
-        slices.append(_positions(int(lanes.q_first[lane]), lanes.q_step, first, first + rows))
-        size *= rows
-    return Box(launch.q, tuple(slices), size)
+        spans.append((int(lanes.q_first[lane]) + lanes.q_step * first, lanes.q_step, rows))
+    return Box.on(launch.q, spans)
 
 
-def _positions(base: int, step: int, first: int, last: int) -> slice:
-    return slice(base + step * first, base + step * (last - 1) + 1, step)
-
-
-def _drafts(part: Part, index: TileIndex, masks: Masks) -> Iterator[_Draft]:
+def _drafts(part: Part, index: TileIndex, queries: Box, masks: Masks) -> Iterator[_Draft]:
     """The keys of one part of a tile, in pieces of at most CHUNK keys along the first axis."""
     spans = [(int(a.start[at]), int(a.stop[at])) for a, at in zip(part.axes, index, strict=True)]
     if any(stop <= start for start, stop in spans):
@@ -178,53 +277,83 @@ def _drafts(part: Part, index: TileIndex, masks: Masks) -> Iterator[_Draft]:
     pace = max(1, CHUNK // inner)
     for first in range(spans[0][0], spans[0][1], pace):
         here = [(first, min(first + pace, spans[0][1])), *spans[1:]]
-        keys = _key_box(part, index, here)
+        keys = _key_box(part, index, here, masks)
+        cut = _cut(part, queries, keys)
         if len(part.axes) == 1:
-            yield _flat_draft(keys, part.axes[0], index[0], here[0], bounds[0], masks)
+            inner = _inner(part.axes[0], index[0], here[0])
+            yield _flat_draft(keys, (here[0], inner), bounds[0], cut, masks)
         else:
-            yield _grid_draft(keys, here, bounds, masks)
+            yield _grid_draft(keys, here, bounds, cut, masks)
 
 
-def _key_box(part: Part, index: TileIndex, spans: list[tuple[int, int]]) -> Box:
-    slices, size = [], 1
+def _cut(part: Part, queries: Box, keys: Box) -> np.ndarray | None:
+    """(queries, keys): False for tokens that a part leaves out; None if it leaves out none of these."""
+    if part.rows.is_every and part.keys.is_every:
+        return None
+    rows, columns = part.rows.holds(queries.tokens()[0]), part.keys.holds(keys.tokens()[0])
+    return None if rows.all() and columns.all() else rows[:, None] & columns
+
+
+def _key_box(part: Part, index: TileIndex, spans: list[tuple[int, int]], masks: Masks) -> Box:
+    lanes, (start, stop) = part.axes[0].lanes, spans[0]
+    if lanes.keys is not None:
+        return masks.gathered(part.k.origin + lanes.key_at(np.asarray(index[0][0]), np.arange(start, stop)))
+    found = []
     for axis, (lane, _), (start, stop) in zip(part.axes, index, spans, strict=True):
-        slices.append(_positions(int(axis.lanes.k_first[lane]), axis.lanes.k_step, start, stop))
-        size *= stop - start
-    return Box(part.k, tuple(slices), size)
+        step = axis.lanes.k_step
+        found.append((int(axis.lanes.k_first[lane]) + step * start, step, stop - start))
+    return Box.on(part.k, found)
+
+
+def _inner(axis: AxisPlan, at: tuple[int, int], span: tuple[int, int]) -> tuple[int, int]:
+    """The positions of a span that the plan calls full: the first, and the last + 1."""
+    first = int(axis.start[at]) + int(axis.left[at]) * axis.block_k
+    start = min(max(first, span[0]), span[1])
+    return start, min(max(first + int(axis.full[at]) * axis.block_k, start), span[1])
 
 
 def _flat_draft(
-    keys: Box, axis: AxisPlan, at: tuple[int, int], span: tuple[int, int], bounds: tuple[Ints, Ints], masks: Masks
+    keys: Box,
+    spans: tuple[tuple[int, int], tuple[int, int]],
+    bounds: tuple[Ints, Ints],
+    cut: np.ndarray | None,
+    masks: Masks,
 ) -> _Draft:
-    """Masks on the left and right edge columns only, as the runs of the plan say."""
-    lo, hi = bounds
-    run_start, left, full = int(axis.start[at]), int(axis.left[at]), int(axis.full[at])
-    start, stop = span
-    inner_start = min(max(run_start + left * axis.block_k, start), stop)
-    inner_stop = min(max(run_start + (left + full) * axis.block_k, inner_start), stop)
+    """Masks on the left and right edge columns only, as the runs of the plan say. spans: all keys, the full ones."""
+    ((start, stop), (inner_start, inner_stop)), (lo, hi) = spans, bounds
     edges = [(start, stop)] if inner_start == inner_stop else [(start, inner_start), (inner_stop, stop)]
     found = []
+    alive = np.full(lo.shape, inner_start < inner_stop)
     for first, last in edges:
         if first < last:
             columns = np.arange(first, last)
             live = (columns >= lo[:, None]) & (columns < hi[:, None])
+            if cut is not None:
+                live &= cut[:, first - start : last - start]
             if not live.all():
                 found.append((first - start, last - start, masks.additive(live)))
-    alive = None if inner_start < inner_stop else np.minimum(hi, stop) > np.maximum(lo, start)
-    return _Draft(keys, tuple(found), alive)
+            alive |= live.any(axis=1)
+    return _Draft(keys, tuple(found), None if alive.all() else alive)
 
 
-def _grid_draft(keys: Box, spans: list[tuple[int, int]], bounds: list[tuple[Ints, Ints]], masks: Masks) -> _Draft:
+def _grid_draft(
+    keys: Box,
+    spans: list[tuple[int, int]],
+    bounds: list[tuple[Ints, Ints]],
+    cut: np.ndarray | None,
+    masks: Masks,
+) -> _Draft:
     """One mask for a box of several axes, if any of its pairs is dead."""
-    live, alive = np.ones((1, 1), np.bool_), np.ones(1, np.bool_)
+    live = np.ones((1, 1), np.bool_)
     for (start, stop), (lo, hi) in zip(spans, bounds, strict=True):
         columns = np.arange(start, stop)
         axis = (columns >= lo[:, None]) & (columns < hi[:, None])
         live = (live[:, None, :, None] & axis[None, :, None, :]).reshape(live.shape[0] * len(axis), -1)
-        alive = (alive[:, None] & axis.any(axis=1)).reshape(-1)
+    if cut is not None:
+        live = live & cut
     if live.all():
         return _Draft(keys, (), None)
-    return _Draft(keys, ((0, keys.size, masks.additive(live)),), alive)
+    return _Draft(keys, ((0, keys.size, masks.additive(live)),), live.any(axis=1))
 
 
 def _steps(drafts: list[_Draft]) -> Iterator[Step]:
@@ -256,7 +385,6 @@ def _block_tiles(plan: TilePlan, masks: Masks) -> Iterator[Tile]:
     if plan.blocks is None:
         return
     acsr, remainder = plan.acsr, plan.acsr.remainder
-    rows, keys = Grid(0, (acsr.m,)), Grid(0, (acsr.n,))
     spans = zip(plan.blocks.rows.tolist(), plan.blocks.first[:-1].tolist(), plan.blocks.first[1:].tolist(), strict=True)
     for row, first, last in spans:
         stop = min(BLOCK * (row + 1), acsr.m)
@@ -264,7 +392,7 @@ def _block_tiles(plan: TilePlan, masks: Masks) -> Iterator[Tile]:
         for i in range(first, last):
             live = remainder.mask(i, acsr.m, acsr.n)
             start = BLOCK * int(remainder.cols[i])
-            box = Box(keys, (slice(start, start + live.shape[1], 1),), live.shape[1])
+            box = Box(start, (live.shape[1],), (1,))
             cut = () if live.all() else ((0, live.shape[1], masks.additive(live)),)
             drafts.append(_Draft(box, cut, live.any(axis=1) if cut else None))
-        yield Tile(Box(rows, (slice(BLOCK * row, stop, 1),), stop - BLOCK * row), tuple(_steps(drafts)))
+        yield Tile(Box(BLOCK * row, (stop - BLOCK * row,), (1,)), tuple(_steps(drafts)))

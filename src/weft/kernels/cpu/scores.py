@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
 
@@ -11,8 +11,8 @@ import torch
 
 from weft.kernels.cpu.program import Box, Step, Tile
 
-Tiles: TypeAlias = tuple[Tile, ...]
-Steps: TypeAlias = tuple[Step, ...]  # one of each tile
+Tiles: TypeAlias = tuple[Tile, ...]  # runs of tiles of one shape
+Steps: TypeAlias = tuple[Step, ...]  # one of each run of tiles
 
 ACCUMULATE = {
     torch.float64: torch.float64,
@@ -31,6 +31,13 @@ class Modifiers:
     alibi: torch.Tensor | None = None
     shift: int = 0
 
+    def times(self, unit: float) -> Modifiers:
+        """Those that make every score `unit` times as large."""
+        cap = None if self.softcap is None else self.softcap * unit
+        return replace(
+            self, scale=self.scale * unit, softcap=cap, alibi=None if self.alibi is None else self.alibi * unit
+        )
+
 
 class Workspace:
     """Buffers that are made once a call and handed out as views."""
@@ -44,12 +51,19 @@ class Workspace:
         size = prod(shape)
         if name not in self.held or self.held[name].numel() < size:
             self.held[name] = torch.empty(size, dtype=self.dtype)
-        return self.held[name][:size].view(shape)
+        return self.held[name].narrow(0, 0, size).view(shape)
 
 
 def rows_of(x: torch.Tensor, box: Box) -> torch.Tensor:
-    """The view of x (pairs, group, tokens, ...) at one query tile, its axes kept apart."""
+    """The view of x (pairs, group, tokens, ...) at query tiles: (tiles, pairs, group, axes of the box, ...)."""
     return box.of(x, 2)
+
+
+def split(x: torch.Tensor, tiles: Tiles | Steps) -> list[torch.Tensor]:
+    """x (tiles * pairs, ...) by runs of tiles."""
+    counts = [tile.count for tile in tiles]
+    pairs = x.shape[0] // sum(counts)
+    return x.split_with_sizes([count * pairs for count in counts])
 
 
 def query_rows(x: torch.Tensor, tiles: Tiles, work: Workspace, name: str) -> torch.Tensor:
@@ -57,37 +71,46 @@ def query_rows(x: torch.Tensor, tiles: Tiles, work: Workspace, name: str) -> tor
 
     A view where one tile lies in memory as a matrix product wants it, else staged.
     """
-    first = rows_of(x, tiles[0].queries)
-    if len(tiles) == 1 and first.dim() == 4 and x.shape[1] == 1 and x.dtype == work.dtype:
-        return first.select(1, 0)
-    staged = work.take(name, len(tiles), x.shape[0], x.shape[1] * tiles[0].queries.size, x.shape[3])
-    for tile, part in zip(tiles, staged, strict=True):
-        view = rows_of(x, tile.queries)
+    views = [rows_of(x, tile.queries) for tile in tiles]
+    if len(tiles) == tiles[0].count == 1 and views[0].dim() == 5 and x.shape[1] == 1 and x.dtype == work.dtype:
+        return views[0].flatten(0, 2)
+    count = sum(tile.count for tile in tiles)
+    staged = work.take(name, count * x.shape[0], x.shape[1] * tiles[0].queries.size, x.shape[3])
+    for view, part in zip(views, split(staged, tiles), strict=True):
         part.view(view.shape).copy_(view)
-    return staged.flatten(0, 1)
+    return staged
 
 
 def key_rows(x: torch.Tensor, steps: Steps, work: Workspace, name: str) -> torch.Tensor:
-    """x (pairs, tokens, d) at the keys of steps as (steps * pairs, width, d); a view or staged, as `query_rows`."""
-    pieces = steps[0].pieces
-    if len(steps) == len(pieces) == 1 and x.dtype == work.dtype:
-        view = pieces[0].keys.of(x, 1)
-        if view.dim() == 3:
-            return view
-    staged = work.take(name, len(steps), x.shape[0], steps[0].width, x.shape[2])
-    for step, part in zip(steps, staged, strict=True):
+    """x (pairs, tokens, d) at the keys of steps as (tiles * pairs, width, d); a view or staged, as `query_rows`."""
+    count = sum(step.count for step in steps)
+    if count == len(steps[0].pieces) == 1 and x.dtype == work.dtype:
+        view = steps[0].pieces[0].keys.of(x, 1)
+        if view.dim() == 4:
+            return view.flatten(0, 1)
+    staged = work.take(name, count * x.shape[0], steps[0].width, x.shape[2])
+    for step, part in zip(steps, split(staged, steps), strict=True):
         for piece in step.pieces:
             view = piece.keys.of(x, 1)
-            part.narrow(1, piece.column, piece.keys.size).unflatten(1, view.shape[1:-1]).copy_(view)
-    return staged.flatten(0, 1)
+            part.narrow(1, piece.column, piece.keys.size).view(view.shape).copy_(view)
+    return staged
 
 
 def add_key_rows(total: torch.Tensor, steps: Steps, parts: torch.Tensor) -> None:
-    """total (pairs, tokens, d) at the keys of steps += parts (steps * pairs, width, d), in the order of the steps."""
-    for step, part in zip(steps, parts.unflatten(0, (len(steps), -1)), strict=True):
+    """total (pairs, tokens, d) at the keys of steps += parts (tiles * pairs, width, d), one tile after the other.
+
+    Neighbours share keys, so they cannot be added at once.
+    """
+    for step, part in zip(steps, split(parts, steps), strict=True):
         for piece in step.pieces:
-            view = piece.keys.of(total, 1)
-            view.add_(part.narrow(1, piece.column, piece.keys.size).unflatten(1, view.shape[1:-1]))
+            here = part.narrow(1, piece.column, piece.keys.size)
+            if piece.keys.listed is not None:
+                total.index_add_(1, piece.keys.listed, here.unflatten(0, (step.count, -1)).sum(0))
+                continue
+            views = piece.keys.of(total, 1)
+            here = here.view(views.shape)
+            for view, new in zip(views.unbind(), here.unbind(), strict=True):
+                view.add_(new)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +139,9 @@ def score(q: torch.Tensor, k: torch.Tensor, tiles: Tiles, steps: Steps, work: Wo
     rows = scores.view(q.shape[0], group, tiles[0].queries.size, steps[0].width)
     if how.alibi is not None:
         slopes = how.alibi.to(scores.dtype)[:, :, None, None]
-        for tile, step, part in zip(tiles, steps, rows.unflatten(0, (len(tiles), -1)), strict=True):
-            part.sub_(slopes * _distance(tile.queries, step, how.shift).to(scores.dtype))
+        for tile, step, part in zip(tiles, steps, split(rows, tiles), strict=True):
+            distance = _distance(tile.queries, step, how.shift).to(scores.dtype)[:, None, None]
+            part.unflatten(0, (tile.count, -1)).sub_(slopes * distance)
     for piece in steps[0].pieces:  # tiles computed together have the same masks
         for first, last, mask in piece.masks:
             rows.narrow(3, piece.column + first, last - first).add_(mask)
@@ -125,7 +149,7 @@ def score(q: torch.Tensor, k: torch.Tensor, tiles: Tiles, steps: Steps, work: Wo
 
 
 def _distance(queries: Box, step: Step, shift: int) -> torch.Tensor:
-    """|q + shift - k| of one tile and step, on token indices."""
-    q = queries.axis_indices() + shift
-    k = np.concatenate([piece.keys.axis_indices() for piece in step.pieces])
-    return torch.from_numpy(np.abs(q[:, None] - k[None, :]))
+    """|q + shift - k| of a run of tiles and one step, on token indices: (tiles, rows, width)."""
+    q = queries.tokens() + shift
+    k = np.concatenate([piece.keys.tokens() for piece in step.pieces], axis=1)
+    return torch.from_numpy(np.abs(q[:, :, None] - k[:, None, :]))
