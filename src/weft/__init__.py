@@ -5,6 +5,8 @@ attention, forward and backward, at the cost of the pairs that are live. `import
 is loaded when `attention`, `plan` or `explain` is first used.
 """
 
+import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from weft import errors
@@ -38,7 +40,7 @@ from weft.pattern.library import (
 )
 
 if TYPE_CHECKING:
-    from weft.recognition import recognize_mask as recognize
+    from weft.recognition import recognize
     from weft.torch import attention, explain, plan
 
 __version__ = "0.1.0"
@@ -78,9 +80,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework."""
     if name == "recognize":
-        from weft.recognition import recognize_mask
+        from weft.recognition import recognize
 
-        return recognize_mask
+        return recognize
     if name in ("attention", "plan", "explain"):
         try:
             from weft import torch
@@ -90,3 +92,7 @@ def __getattr__(name: str) -> Any:
             raise ModuleNotFoundError(f"weft.{name} needs torch: pip install 'weft[torch]'", name="torch") from None
         return getattr(torch, name)
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
+
+
+if "torch" in sys.modules:  # patterns may then be made while a graph is traced, which the front end knows about
+    import_module("weft.torch")
