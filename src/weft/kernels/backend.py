@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Protocol
 
 from weft.errors import OptionError, UnsupportedKernel
 from weft.planning.problem import DTYPES, Problem
+from weft.settings import interpreted
+from weft.target import CPU, GPU, Gpu, Target
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Backend(Protocol):
     """One way to run plans."""
 
     name: str
+    target: Target | Gpu
 
     def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
         """Empty if the backend can run the problem."""
@@ -43,6 +47,7 @@ class CpuBackend:
     """Blocks of queries over slices of keys, through torch's matrix products."""
 
     name: str = "cpu"
+    target: Target = CPU
 
     def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
         reasons = []
@@ -57,7 +62,37 @@ class CpuBackend:
         return import_module("weft.kernels.cpu.run")
 
 
-BACKENDS: tuple[Backend, ...] = (CpuBackend(),)
+@dataclass(frozen=True)
+class TritonBackend:
+    """Generated Triton kernels, for CUDA and ROCm devices; on the CPU only under Triton's interpreter."""
+
+    name: str = "triton"
+    target: Gpu = GPU
+
+    def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
+        reasons = []
+        if problem.device != "cuda" and not (problem.device == "cpu" and interpreted()):
+            cure = "move q, k and v to a GPU (or set TRITON_INTERPRET=1 to try kernels on the CPU)"
+            reasons.append(Reason(f"the tensors are on {problem.device}", cure))
+        if find_spec("triton") is None:
+            reasons.append(Reason("Triton is not installed", "pip install 'weft[gpu]'"))
+        if problem.dtype not in WIDTHS:
+            reasons.append(Reason(f"{problem.dtype} is not a type it computes in", f"use one of {', '.join(WIDTHS)}"))
+        if max(problem.d, problem.dv) > MAX_DIM:
+            reasons.append(Reason(f"a head dimension is above {MAX_DIM}", "use smaller heads, or the CPU backend"))
+        if max(problem.m, problem.n) >= MAX_LENGTH:
+            reasons.append(Reason(f"there are {MAX_LENGTH} tokens or more", "use a shorter sequence"))
+        return tuple(reasons)
+
+    @cache  # noqa: B019 - a module, loaded once
+    def load(self) -> ModuleType:
+        return import_module("weft.kernels.triton.run")
+
+
+WIDTHS = ("float32", "bfloat16", "float16")
+MAX_DIM = 256
+MAX_LENGTH = 1 << 29  # coordinates are 32-bit integers, with room for sums of two
+BACKENDS: tuple[Backend, ...] = (CpuBackend(), TritonBackend())
 
 
 def choose(name: str, problem: Problem) -> Backend:

@@ -15,7 +15,7 @@ from weft.planning.problem import Problem
 def compiled(pattern: Pattern, problem: Problem, backend: str = "auto") -> tuple[AttentionPlan, Backend]:
     """The plan and the backend of one attention problem. Raises before anything is launched; 256 plans are kept."""
     chosen = choose(backend, problem)
-    return plan_attention(pattern, problem), chosen
+    return plan_attention(pattern, problem, chosen.target), chosen
 
 
 @lru_cache(maxsize=256)

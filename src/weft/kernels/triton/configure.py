@@ -1,0 +1,21 @@
+"""Warps, stages and registers of a kernel: what was measured best for each direction and head dimension."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from weft.kernels.triton.spec import KernelSpec
+
+
+def configured(spec: KernelSpec) -> KernelSpec:
+    """The spec with its compiler options, on an H200 (benchmarks/notes); other cards take the same."""
+    wide = max(spec.d, spec.dv)
+    if spec.dtype == "float32":
+        return replace(spec, warps=4, stages=2)
+    if wide <= 64:
+        registers = {"forward": 128, "dq": 168, "dkdv": 168}[spec.direction]
+        stages = 3 if spec.direction == "forward" else 2
+        return replace(spec, warps=4, stages=stages, registers=registers, apart=spec.direction == "dq")
+    if wide <= 128:
+        return replace(spec, warps=4, stages=2 if spec.direction == "dq" else 3, apart=spec.direction != "forward")
+    return replace(spec, warps=8, stages=2)

@@ -1,0 +1,106 @@
+"""What every emitted kernel calls: bounds of rows, read from the tables of a plan. Functions of Triton, inlined.
+
+`lower_formula` and `upper_formula` read two staircases of eight integers (`weft.pattern.bounds.Stair`) at known places,
+so all loads start together. `lower_table` and `upper_table` walk lists of any length; a record of theirs is BOUND
+integers, 0 and a staircase, or 1 and three places in the tables: the breaks and values of a step function (`Steps`),
+and for each tile the first and last value that it needs.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+BOUND = tl.constexpr(12)
+FAR = tl.constexpr(1 << 30)
+
+
+@triton.jit
+def stair(record, i):
+    """clip(rise * floor((i + shift) / run) + base), -FAR below in_lo and FAR from in_hi on; i (rows,) from 0 on."""
+    rise, run = tl.load(record), tl.load(record + 1)
+    value = i + tl.load(record + 2)
+    if run != 1:  # a division takes some twenty instructions
+        value = value // run
+    value = value * rise + tl.load(record + 3)
+    value = tl.minimum(tl.maximum(value, tl.load(record + 4)), tl.load(record + 5))
+    value = tl.where(i < tl.load(record + 6), -FAR, value)
+    return tl.where(i >= tl.load(record + 7), FAR, value)
+
+
+@triton.jit
+def steps(tables, record, i, item):
+    """values[number of breaks <= i]; only the breaks inside the tile are looked at."""
+    breaks, values = tables + tl.load(record), tables + tl.load(record + 1)
+    span = tables + tl.load(record + 2) + 2 * item
+    first, last = tl.load(span), tl.load(span + 1)
+    value = tl.zeros_like(i) + tl.load(values + first)
+    for j in range(first, last):
+        value = tl.where(i >= tl.load(breaks + j), tl.load(values + j + 1), value)
+    return value
+
+
+@triton.jit
+def lower_formula(record, i):
+    """The larger of two staircases, (rows,)."""
+    return tl.maximum(tl.maximum(stair(record, i), stair(record + 8, i)), 0)
+
+
+@triton.jit
+def upper_formula(record, i, length):
+    """The smaller of two staircases, (rows,), and of the length of the axis."""
+    return tl.minimum(tl.minimum(stair(record, i), stair(record + 8, i)), length)
+
+
+@triton.jit
+def lower_table(tables, listed, i, item):
+    """The largest of a list of bounds, (rows,). listed: where the list is, how long it is."""
+    value = tl.zeros_like(i)
+    first = tables + tl.load(listed)
+    for b in range(tl.load(listed + 1)):
+        record = first + b * BOUND
+        if tl.load(record) == 0:
+            value = tl.maximum(value, stair(record + 1, i))
+        else:
+            value = tl.maximum(value, steps(tables, record + 1, i, item))
+    return value
+
+
+@triton.jit
+def upper_table(tables, listed, i, item, length):
+    """The smallest of a list of bounds, (rows,), and of the length of the axis."""
+    value = tl.zeros_like(i) + length
+    first = tables + tl.load(listed)
+    for b in range(tl.load(listed + 1)):
+        record = first + b * BOUND
+        if tl.load(record) == 0:
+            value = tl.minimum(value, stair(record + 1, i))
+        else:
+            value = tl.minimum(value, steps(tables, record + 1, i, item))
+    return value
+
+
+@triton.jit
+def positions(bound, first, step):
+    """Keys before `bound` among first, first + step, ...; 0 or less if there are none."""
+    found = bound - first
+    if step != 1:
+        found = (found + step - 1) // step
+    return found
+
+
+@triton.jit
+def is_out(tables, bits_at, tokens):
+    """1 for the tokens that a list leaves out, one bit a token in the tables; bits_at 0: none."""
+    out = tl.zeros_like(tokens)
+    if bits_at != 0:
+        last = tl.load(tables + bits_at - 1)  # words before the closing one
+        word = tl.load(tables + bits_at + tl.minimum(tokens >> 5, last))
+        out = (word >> (tokens & 31)) & 1
+    return out
+
+
+@triton.jit
+def tanh(x):
+    """tanh by one exponential, exact at both ends."""
+    return 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))

@@ -1,0 +1,94 @@
+"""Source -> kernel: compiled for the card at hand, or run by Triton's interpreter where there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from weft.kernels.triton.emit import FLOATS, PLAIN, TENSORS, arguments, emit, unit
+from weft.kernels.triton.spec import KernelSpec
+
+POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
+WIDE = ("Lse", "Delta", "Sum", "Sinks", "Slopes")  # always float32
+
+
+@lru_cache(maxsize=256)
+def module_of(spec: KernelSpec) -> Any:
+    """The emitted module, imported from a file so that tools and tracebacks can show it."""
+    source = emit(spec)
+    digest = sha256(source.encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"weft-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{spec.name}-{digest}.py"
+    if not path.exists():
+        aside = path.with_suffix(f".{os.getpid()}")
+        aside.write_text(source)
+        aside.rename(path)
+    name = f"weft_emitted_{digest}"
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    found.loader.exec_module(module)
+    return module
+
+
+def signature(spec: KernelSpec) -> dict[str, str]:
+    """The type of every argument: integers have a declared width and are never specialised."""
+    kinds = {}
+    for name in arguments(spec):
+        if name == "Tables":
+            kinds[name] = "*i32"
+        elif name in TENSORS[spec.direction]:
+            wide = name in WIDE or (spec.accumulate and name in ("DQ", "DK", "DV"))
+            kinds[name] = "*fp32" if wide else POINTERS[spec.dtype]
+        elif name in FLOATS:
+            kinds[name] = "fp32"
+        else:
+            kinds[name] = "i32" if name in PLAIN else "i64"
+    return kinds
+
+
+def compile_for(spec: KernelSpec, target: GPUTarget) -> Any:
+    """The compiled kernel; needs no GPU."""
+    kinds = signature(spec)
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, (name, kind) in enumerate(kinds.items())
+        if kind[0] == "*" and (spec.aligned or name == "Tables")
+    }
+    source = ASTSource(module_of(spec).kernel, kinds, {}, aligned)
+    options = {"num_warps": spec.warps, "num_stages": spec.stages, "enable_fp_fusion": True}
+    if spec.registers:
+        options["maxnreg"] = spec.registers
+    return triton.compile(source, target=target, options=options)
+
+
+@lru_cache(maxsize=256)
+def compiled(spec: KernelSpec, device: int) -> Any:
+    """The kernel loaded on one device."""
+    with torch.cuda.device(device):
+        return compile_for(spec, triton.runtime.driver.active.get_current_target())
+
+
+def launch(spec: KernelSpec, grid: tuple[int, int, int], values: Sequence[Any], device: torch.device) -> None:
+    """Runs the kernel on the current stream; values in the order of `arguments(spec)`."""
+    if 0 in grid:
+        return
+    kernel = module_of(spec).kernel if device.type == "cpu" else compiled(spec, device.index or 0)
+    kernel[grid](*values)
+
+
+__all__ = ["arguments", "compile_for", "launch", "module_of", "signature", "unit"]

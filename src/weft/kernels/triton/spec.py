@@ -1,0 +1,76 @@
+"""KernelSpec: all that changes the generated code, and nothing that a length, a window or a batch size changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["forward", "dq", "dkdv"]
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One generated kernel.
+
+    direction: "forward" and "dq" walk tiles of queries, "dkdv" tiles of keys. dtype: of q, k and v. d, dv: head
+    dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the remainder. rows x cols: the pairs
+    of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16 bytes and are dense,
+    and no tile spans 2^31 elements. formula: every bound is one of at most two staircases; else lists are walked.
+    listed: queries or
+    keys are gathered through a table, or left out by one. packed: several launches in one, so that a program first reads which is its own. rescaled: the scale is zero or negative, so
+    scores are multiplied by it before their largest is taken. accumulate: results are merged with what an earlier launch left in float32.
+    """
+
+    direction: Direction
+    dtype: str
+    d: int
+    dv: int
+    rank: int
+    rows: int
+    cols: int
+    aligned: bool = True
+    formula: bool = True
+    listed: bool = False
+    packed: bool = False
+    accumulate: bool = False
+    softcap: bool = False
+    alibi: bool = False
+    sinks: bool = False
+    rescaled: bool = False
+    tf32: bool = False
+    apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
+    upcast: bool = False  # operands to float32 before products: Triton's interpreter multiplies bfloat16 wrongly
+    warps: int = 8
+    stages: int = 3
+    registers: int = 0  # the most that a thread may use; 0: what the compiler takes
+
+    @property
+    def name(self) -> str:
+        """A short readable name; the content decides, not the name."""
+        dims = f"{self.d}" if self.d == self.dv else f"{self.d}x{self.dv}"
+        where = "blocks" if self.rank == 0 else f"{self.rank}d"
+        options = "".join(f"_{x}" for x in ("listed", "packed", "accumulate", "softcap", "alibi", "sinks", "rescaled", "tf32") if getattr(self, x))
+        return f"{self.direction}_{self.dtype}_{dims}_{where}_{self.rows}x{self.cols}{options}" + (
+            "_any" * (not self.aligned) + "_table" * (not self.formula and self.rank > 0)
+        )
+
+    @property
+    def linear(self) -> bool:
+        """Scores are scale * (q . k) and nothing else, so the scale joins the exponential's subtraction."""
+        return not (self.softcap or self.alibi or self.rescaled)
+
+
+def chunks(size: int) -> tuple[tuple[int, int, int], ...]:
+    """A head dimension as (first, width, live) of powers of two that a matrix product takes: 80 is 64 + 16.
+
+    Widths are at least 16; in the last one `live` columns exist and the others read as zero. No more than two, and a
+    second one only if it saves a quarter of the whole.
+    """
+    whole = max(16, 1 << (size - 1).bit_length())
+    if size == whole:
+        return ((0, whole, whole),)
+    first = whole // 2
+    rest = max(16, 1 << (size - first - 1).bit_length()) if size > first else 0
+    if first >= 16 and rest and first + rest <= whole * 3 // 4:
+        return (0, first, first), (first, rest, size - first)
+    return ((0, whole, size),)

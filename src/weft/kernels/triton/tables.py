@@ -1,0 +1,305 @@
+"""A plan as kernels read it: one vector of 32-bit integers for each wave of launches.
+
+    header    origin of the query grid, place of the list of queries; for each axis the logarithm of the box, the step
+              of queries, the grid's length
+    parts     for each part PART integers, and for each axis AXIS (below)
+    bounds    records of `device.BOUND` integers, and the tables of step functions
+    items     for each tile: (first query, queries) for each axis; then for each part and axis (first key, keys, tiles
+              before the full ones, full tiles). Where tokens are listed, first is a place in the list
+    members   for each head and launch of the wave HEAD integers: which head, and where the launch's tables are
+
+A kernel reaches everything that it needs in two loads that wait for each other (three, where launches are packed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.acsr.format import BLOCK
+from weft.errors import UnsupportedKernel
+from weft.pattern.bounds import Bound, Ints, Stair
+from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
+
+Words = NDArray[np.int32]
+Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
+FAR = 1 << 30  # beyond every coordinate; device.FAR
+# Integers of a part: origin of the key grid; places of the list of keys, of the queries left out and of the keys left
+# out, one bit a token; 0 for none.
+PART = 4
+# Integers of a part's axis: step of keys, log2 of the box, length of the grid, 0; then two lower and two upper
+# staircases, or the places and lengths of two lists.
+AXIS = 36
+# Of a member: batch row, key/value head, (first) query head, number of query heads; then where the launch's tables
+# begin, its items, and the four numbers of `Place`.
+HEAD = 10
+NO_LOWER = (1, 1, 0, 0, 0, 0, -FAR, FAR)  # staircases that say nothing: never above 0, never below FAR
+NO_UPPER = (1, 1, 0, 0, FAR, FAR, -FAR, FAR)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launch keeps what: integers of an item, number of parts, and where parts and items begin."""
+
+    record: int
+    parts: int
+    parts_at: int
+    items_at: int
+
+
+class Kind(NamedTuple):
+    """What of a launch its code depends on."""
+
+    rank: int
+    rows: int
+    cols: int
+    formula: bool
+    listed: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchTables:
+    """One launch. words: everything but the members. rank: axes (0: the remainder). work: tiles visited by each item."""
+
+    words: Words
+    rank: int
+    rows: int
+    cols: int
+    place: Place
+    work: Ints
+    formula: bool = True
+    listed: bool = False
+
+    @property
+    def items(self) -> int:
+        return int(self.work.size)
+
+    @property
+    def kind(self) -> Kind:
+        """Launches of one kind run the same code."""
+        return Kind(self.rank, self.rows, self.cols, self.formula, self.listed)
+
+    @property
+    def skewed(self) -> bool:
+        """Whether some tile has much more to do than most."""
+        return bool(self.work.size) and int(self.work[0]) > 2 * float(self.work.mean())
+
+
+class Writer:
+    """Appends integers and says where they begin."""
+
+    def __init__(self) -> None:
+        self.words: list[Words] = []
+        self.size = 0
+
+    def put(self, values: object) -> int:
+        array = np.asarray(values, np.int64).reshape(-1)
+        return self.put_words(np.clip(array, -FAR, FAR).astype(np.int32))
+
+    def put_words(self, words: Words) -> int:
+        """As `put`, every bit kept."""
+        self.words.append(words)
+        at, self.size = self.size, self.size + words.size
+        return at
+
+    def all(self) -> Words:
+        return np.concatenate([np.zeros(0, np.int32), *self.words])
+
+
+# ---- terms ---------------------------------------------------------------------------------------------------------
+def launch_tables(launch: Launch) -> LaunchTables:
+    """The tables of one launch; its boxes are powers of two on every axis."""
+    rank = len(launch.box)
+    slots = [axis_slots(launch, axis) for axis in range(rank)]
+    work = launch_work(launch, slots)
+    order = schedule(work)
+    chosen = np.indices([lane.size for lane, _ in slots]).reshape(rank, -1)[:, order]
+    both = [(axis, m) for part in launch.parts for axis, m in zip(part.axes, launch.q.shape, strict=True)]
+    formula, listed = all(_is_formula(axis, m) for axis, m in both), any(map(_is_listed, launch.parts))
+    out, lists = Writer(), Writer()
+    rest_at = 2 + 3 * rank + (PART + AXIS * rank) * len(launch.parts)  # header and parts come before lists
+    out.put([launch.q.origin, _queries_at(launch, lists, rest_at)])
+    out.put([x for a in range(rank) for x in (_log2(launch.box[a]), launch.lanes[a].q_step, launch.q.shape[a])])
+    parts_at = out.size
+    for part in launch.parts:
+        out.put([part.k.origin, *_lists_at(part, lists, rest_at)])
+        for a, axis in enumerate(part.axes):
+            out.put([axis.lanes.k_step, _log2(axis.block_k), part.k.shape[a], 0])
+            out.put(_formulas(axis) if formula else _lists(axis, lists, rest_at, (slots[a], chosen[a])))
+    words = np.concatenate([out.all(), lists.all()])
+    items = _items(launch, slots, chosen)
+    place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
+    cols = prod(axis.block_k for axis in launch.parts[0].axes)
+    words = _checked(np.concatenate([words, items.reshape(-1)]))
+    return LaunchTables(words, rank, prod(launch.box), cols, place, work[order], formula, listed)
+
+
+def _is_listed(part: Part) -> bool:
+    """Whether tokens are gathered or left out."""
+    lanes = part.axes[0].lanes
+    return lanes.queries is not None or lanes.keys is not None or not (part.rows.is_every and part.keys.is_every)
+
+
+def _queries_at(launch: Launch, lists: Writer, base: int) -> int:
+    queries = launch.lanes[0].queries
+    return 0 if queries is None else base + lists.put(queries)
+
+
+def _lists_at(part: Part, lists: Writer, base: int) -> tuple[int, int, int]:
+    """Places of the list of keys and of the bits of queries and keys left out."""
+    keys = part.axes[0].lanes.keys
+    found = [0 if keys is None else base + lists.put(keys.tokens)]
+    for one in (part.rows, part.keys):
+        found.append(0 if one.is_every else base + lists.put_words(_bits(one.left_out)) + 1)
+    return found[0], found[1], found[2]
+
+
+def _bits(tokens: Ints) -> Words:
+    """How many words hold the bits of all tokens up to the last one listed; those words; a word of 0 after them."""
+    count = int(tokens.max(initial=-1)) // 32 + 1
+    bits = np.zeros((count + 1) * 32, np.uint8)
+    bits[tokens] = 1
+    return np.concatenate([np.array([count], np.int32), np.packbits(bits, bitorder="little").view(np.int32)])
+
+
+def _log2(size: int) -> int:
+    assert size & (size - 1) == 0, "boxes of the Triton backend are powers of two"
+    return size.bit_length() - 1
+
+
+def axis_slots(launch: Launch, axis: int) -> Slots:
+    """(lane, tile) of all tiles of one axis, in the order of `Launch.walk_tiles`."""
+    lane, tile = np.nonzero(launch.parts[0].axes[axis].heights > 0)
+    return lane, tile
+
+
+def launch_work(launch: Launch, slots: list[Slots]) -> Ints:
+    """Key tiles that each tile of queries visits, in the order of `Launch.walk_tiles`."""
+    total = np.zeros(prod(lane.size for lane, _ in slots), np.int64)
+    for part in launch.parts:
+        share = np.ones(1, np.int64)
+        for axis, slot in zip(part.axes, slots, strict=True):
+            share = np.outer(share, -(-axis.widths[slot] // axis.block_k)).reshape(-1)
+        total += share
+    return total
+
+
+def schedule(work: Ints) -> Ints:
+    """The order in which tiles start: those with far more to do than the others first, longest first.
+
+    The rest stay neighbours, since neighbours read the same keys, in the direction in which work falls more often than
+    it rises: the last to finish are short.
+    """
+    heavy = work > 2 * work.mean() if work.size else work > 0
+    first = np.flatnonzero(heavy)
+    rest = np.flatnonzero(~heavy)
+    change = np.diff(work[rest])
+    if (change > 0).sum() > (change < 0).sum():
+        rest = rest[::-1]
+    return np.concatenate([first[np.argsort(-work[first], kind="stable")], rest])
+
+
+def _items(launch: Launch, slots: list[Slots], chosen: Ints) -> Words:
+    columns = []
+    for (lane, tile), lanes, block, which in zip(slots, launch.lanes, launch.box, chosen, strict=True):
+        first = lanes.q_first[lane] + lanes.q_step * block * tile
+        height = np.minimum(block, lanes.rows[lane] - block * tile)
+        columns += [first[which], height[which]]
+    for part in launch.parts:
+        for axis, slot, which in zip(part.axes, slots, chosen, strict=True):
+            columns += [x[which] for x in _runs(axis, slot)]
+    return np.stack(columns, axis=1).astype(np.int32)
+
+
+def _runs(axis: AxisPlan, slot: Slots) -> tuple[Ints, ...]:
+    """(first key, keys, tiles before the full ones, full tiles) of every tile of one axis."""
+    count = axis.widths[slot]
+    first = axis.lanes.k_first[slot[0]] + axis.lanes.k_step * axis.start[slot].astype(np.int64)
+    left = axis.left[slot].astype(np.int64)
+    whole = np.maximum(count // axis.block_k - left, 0)  # a tile that ends early needs a mask
+    return np.where(count > 0, first, 0), count, left, np.minimum(axis.full[slot], whole)
+
+
+# ---- bounds --------------------------------------------------------------------------------------------------------
+def _is_formula(axis: AxisPlan, m: int) -> bool:
+    """At most two staircases on either side, no step functions, and nothing that leaves 32 bits."""
+    both = axis.relation.lower, axis.relation.upper
+    return all(len(bounds) <= 2 and all(isinstance(b, Stair) and _narrow(b, m) for b in bounds) for bounds in both)
+
+
+def _narrow(stair: Stair, m: int) -> bool:
+    return max(stair.run, stair.shift + m, stair.rise * ((m + stair.shift) // stair.run + 1) + abs(stair.base)) < FAR
+
+
+def _formulas(axis: AxisPlan) -> list[tuple[int, ...]]:
+    """Two staircases on either side."""
+    found = []
+    for bounds, nothing in ((axis.relation.lower, NO_LOWER), (axis.relation.upper, NO_UPPER)):
+        stairs = [_stair(bound) for bound in bounds if isinstance(bound, Stair)]
+        found += stairs + [nothing] * (2 - len(stairs))
+    return found
+
+
+def _stair(b: Stair) -> tuple[int, ...]:
+    if b.is_constant:
+        return 1, 1, 0, 0, b.out_lo, b.out_hi, -FAR, FAR
+    return b.rise, b.run, b.shift, b.base, b.out_lo, b.out_hi, b.in_lo, b.in_hi
+
+
+def _lists(axis: AxisPlan, listed: Writer, base: int, where: tuple[Slots, Ints]) -> list[int]:
+    """(place, length) of the lists of lower and upper bounds, filled up to the length of formulas."""
+    both = axis.relation.lower, axis.relation.upper
+    found = [x for bounds in both for x in _bounds(listed, base, bounds, (axis, *where))]
+    return found + [0] * (AXIS - 4 - len(found))
+
+
+def _bounds(out: Writer, base: int, bounds: Sequence[Bound], where: tuple[AxisPlan, Slots, Ints]) -> tuple[int, int]:
+    """Writes a list of bounds; returns (where it is, how long it is)."""
+    records = []
+    for bound in bounds:
+        if isinstance(bound, Stair):
+            records.append([0, *_stair(bound), 0, 0, 0])
+        else:
+            breaks, values = bound.breaks.array, bound.values.array
+            places = [base + out.put(x) for x in (breaks, values, _spans(breaks, *where))]
+            records.append([1, *places, *(0,) * 8])
+    return base + out.put(records), len(records)
+
+
+def _spans(breaks: Ints, axis: AxisPlan, slot: Slots, chosen: Ints) -> Ints:
+    """Breaks up to the first and up to the last query of every item: what a step function is looked up with."""
+    (lane, tile), lanes, block = slot, axis.lanes, axis.block_q
+    ends = block * tile, np.minimum(block * (tile + 1), lanes.rows[lane]) - 1
+    found = [np.searchsorted(breaks, lanes.query_at(lane, row), side="right") for row in ends]
+    return np.stack(found, axis=1)[chosen]
+
+
+# ---- the remainder ------------------------------------------------------------------------------------------
+def block_tables(plan: TilePlan) -> LaunchTables:
+    """The remainder: items (row of blocks, first, last); then columns, places of bits, and bits of rows as two words."""
+    blocks, remainder = plan.blocks, plan.acsr.remainder
+    assert isinstance(blocks, BlockLaunch)
+    count = np.diff(blocks.first).astype(np.int64)
+    order = schedule(count)
+    bits = np.unpackbits(remainder.bits, axis=2)  # (partial blocks, BLOCK, BLOCK)
+    words = np.packbits(bits, axis=2, bitorder="little").reshape(-1).view(np.int32)
+    out = Writer()
+    header = out.put([0, 0, 0])  # places of columns, bit indices and bits: written below
+    items_at = out.put(np.stack([blocks.rows[order], blocks.first[:-1][order], blocks.first[1:][order]], axis=1))
+    places = [out.put(x) for x in (remainder.cols, remainder.bit_index)]
+    data = np.concatenate([out.all(), words])
+    data[header : header + 3] = [*places, out.size]
+    return LaunchTables(_checked(data), 0, BLOCK, BLOCK, Place(3, 1, 0, items_at), count[order])
+
+
+def _checked(words: Words) -> Words:
+    if words.size >= FAR:
+        raise UnsupportedKernel(
+            "attention on a GPU", f"its plan takes {words.size} integers", "use a shorter or more regular sequence"
+        )
+    return words

@@ -1,0 +1,160 @@
+"""Waves: the launches of a plan, for all heads, in as few launches of a kernel as their order allows.
+
+Launches of one kind that meet no row of a head twice go into one wave: heads of different dilation, rows that see all
+keys beside rows that see a window. Launches that do meet the same rows follow each other, and their results are
+merged; which ones these are is found on the rows themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.acsr.format import BLOCK
+from weft.kernels.triton.tables import Kind, LaunchTables, Place, Words, block_tables, launch_tables
+from weft.pattern.relation import NDBool
+from weft.planning.attention_plan import Heads
+from weft.planning.problem import Problem
+from weft.planning.tiles import Launch, TilePlan
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One launch with its heads, (heads, 4): batch row, key/value head, first query head, count.
+
+    rows: which it visits. owners: of what it writes rows, (batch row, key/value head) and for queries the query head.
+    """
+
+    tables: LaunchTables
+    heads: Words
+    rows: NDBool
+    owners: frozenset[tuple[int, ...]]
+
+    def meets(self, other: Entry) -> bool:
+        """Whether the two write some row both."""
+        return bool(self.owners & other.owners) and bool((self.rows & other.rows).any())
+
+
+@dataclass(frozen=True, eq=False)
+class Wave:
+    """Launches of one kind as one launch of a kernel: members x items.
+
+    words: the tables, with the members from `heads_at` on. place: of the only launch, None where several are packed.
+    merges: some row is visited by another wave too.
+    """
+
+    words: Words
+    kind: Kind
+    heads_at: int
+    members: int
+    items: int
+    skewed: bool
+    place: Place | None
+    merges: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Waves:
+    """All waves of one direction. covers: every row of every head is visited."""
+
+    waves: tuple[Wave, ...]
+    covers: bool
+
+    @property
+    def merges(self) -> bool:
+        return any(wave.merges for wave in self.waves)
+
+
+def plan_waves(plans: Iterable[tuple[TilePlan, tuple[Heads, ...]]], problem: Problem, transposed: bool) -> Waves:
+    """The waves of tile plans, each with the heads that share it; transposed: rows are keys."""
+    entries = []
+    for plan, heads in plans:
+        listed = head_rows(heads, problem.group, transposed)
+        owners = frozenset(map(tuple, listed[:, : 2 if transposed else 3].tolist()))
+        entries += [Entry(tables, listed, rows, owners) for tables, rows in _launches(plan)]
+    sorted_entries: list[list[Entry]] = []
+    for entry in entries:
+        place = next((w for w in sorted_entries if _fits(entry, w)), None)
+        if place is None:
+            sorted_entries.append([entry])
+        else:
+            place.append(entry)
+    waves = []
+    for one in sorted_entries:
+        others = [entry for w in sorted_entries if w is not one for entry in w]
+        waves.append(_wave(one, any(a.meets(b) for a in one for b in others)))
+    heads = problem.batch * (problem.kv_heads if transposed else problem.q_heads)
+    return Waves(tuple(waves), _covers(entries, heads))
+
+
+def _launches(plan: TilePlan) -> Iterable[tuple[LaunchTables, NDBool]]:
+    """(tables, rows visited) of every launch; the remainder last."""
+    m = plan.acsr.m
+    for launch in plan.launches:
+        if launch.tiles:
+            yield launch_tables(launch), _rows(launch, m)
+    if plan.blocks is not None:
+        rows = np.zeros(-(-m // BLOCK) * BLOCK, np.bool_)
+        rows.reshape(-1, BLOCK)[plan.blocks.rows] = True
+        yield block_tables(plan), rows[:m]
+
+
+def _rows(launch: Launch, m: int) -> NDBool:
+    """Which of the m rows a launch visits."""
+    visited = np.ones(1, np.bool_)
+    for lanes, size in zip(launch.lanes, launch.q.shape, strict=True):
+        axis = np.zeros(size, np.bool_)
+        inside = np.arange(int(lanes.rows.sum())) - np.repeat(np.cumsum(lanes.rows) - lanes.rows, lanes.rows)
+        axis[lanes.query_at(np.repeat(np.arange(len(lanes)), lanes.rows), inside)] = True
+        visited = np.outer(visited, axis).reshape(-1)
+    found = np.zeros(m, np.bool_)
+    found[launch.q.origin : launch.q.origin + launch.q.size] = visited
+    return found
+
+
+def _fits(entry: Entry, wave: list[Entry]) -> bool:
+    return entry.tables.kind == wave[0].tables.kind and not any(entry.meets(other) for other in wave)
+
+
+def _covers(entries: list[Entry], owners: int) -> bool:
+    """Whether every row of every head is visited."""
+    seen: dict[tuple[int, ...], NDBool] = {}
+    for entry in entries:
+        for owner in entry.owners:
+            seen[owner] = entry.rows if owner not in seen else seen[owner] | entry.rows
+    return len(seen) >= owners and all(rows.all() for rows in seen.values())
+
+
+def _wave(entries: list[Entry], merges: bool) -> Wave:
+    """Entries side by side, those with the longest item first."""
+    found = sorted(entries, key=lambda entry: -int(entry.tables.work.max(initial=0)))
+    bases = np.cumsum([0, *(entry.tables.words.size for entry in found)])
+    members = []
+    for entry, base in zip(found, bases, strict=False):
+        p = entry.tables.place
+        rest = np.array([base, entry.tables.items, p.record, p.parts, p.parts_at, p.items_at], np.int32)
+        members.append(np.concatenate([entry.heads, np.broadcast_to(rest, (len(entry.heads), rest.size))], axis=1))
+    joined: NDArray[np.int32] = np.concatenate(members)
+    only = found[0].tables if len(found) == 1 else None
+    return Wave(
+        np.concatenate([*(entry.tables.words for entry in found), joined.reshape(-1)]),
+        found[0].tables.kind, int(bases[-1]), len(joined), max(entry.tables.items for entry in found),
+        only is None or only.skewed, only and only.place, merges,
+    )  # fmt: skip
+
+
+def head_rows(heads: tuple[Heads, ...], group: int, transposed: bool) -> Words:
+    """(heads, 4): the query heads that share a plan, or where keys stay, the key/value heads."""
+    found = []
+    for one in heads:
+        for batch in range(*one.batch):
+            for kv in range(*one.kv):
+                first, last = kv * group + one.group[0], kv * group + one.group[1]
+                if transposed:
+                    found.append((batch, kv, first, last - first))
+                else:
+                    found += [(batch, kv, head, 1) for head in range(first, last)]
+    return np.array(found, np.int32).reshape(-1, 4)
