@@ -116,6 +116,21 @@ def test_without_matplotlib_it_says_so_and_goes_on(tmp_path):
 SMALL = "from weft.demo import __main__ as demo\ndemo.SIZES = {False: (512, 16, 32), True: (512, 16, 32)}"
 
 
+def test_without_transformers_it_says_so_and_goes_on(tmp_path):
+    hide = "from weft.demo import cases\ncases.has_transformers = demo.has_transformers = lambda: False"
+    done = run("--no-pictures", before=f"{SMALL}\n{hide}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pip install transformers" in done.stdout
+    assert [name for name in NAMES if name != "transformers"] == list(rows(done.stdout))
+
+
+@pytest.mark.skipif("transformers" not in NAMES, reason="transformers is not installed")
+def test_the_case_of_transformers_is_its_window_in_documents():
+    case = next(case for case in cases((300, 700), 16) if case.name == "transformers")
+    meant = weft.documents([300, 700]) & weft.window(left=15, right=0)
+    assert (case.pattern.to_dense(1000) == meant.to_dense(1000)).all()
+
+
 def test_a_wrong_result_fails_the_run(monkeypatch, capsys):
     right = weft.attention
 

@@ -1,13 +1,16 @@
 """Random compositions of library patterns come back equal on every pair, and nearly all of them in closed form.
 
-benchmarks/recognize_fuzz.py runs the same with 2000 of them.
+As masks, and as mask functions. benchmarks/recognize_fuzz.py runs the same with 2000 of them.
 """
 
+import numpy as np
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from weft.recognition import recognize_mask
+from weft.errors import LengthError
+from weft.recognition import recognize, recognize_mask
 from weft.recognition.bitrows import BitRows
 from weft.recognition.raster import raster
+from weft.testing.mask_functions import as_function
 from weft.testing.strategies import patterns, per_row_patterns, problems
 
 ONCE = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -56,3 +59,54 @@ def test_heads_and_batch_rows(pattern):
 @given(patterns(3, length=40))
 def test_raster_is_the_meaning(pattern):
     assert raster(pattern, 40, 40).same(BitRows.pack(pattern.to_dense(40)))
+
+
+def on_pairs(function, m, n, b=0, h=0):
+    """The mask of a function of (b, h, q, k)."""
+    return np.broadcast_to(function(b, h, *np.ogrid[:m, :n]), (m, n))
+
+
+def test_functions():
+    proofs, closed = [], []
+
+    @seed(5)
+    @settings(max_examples=80, phases=[Phase.generate], **ONCE)
+    @given(problems())
+    def each(problem):
+        pattern, m, n = problem
+        mask, function = pattern.to_dense(m, n), as_function(pattern, m, n)
+        assert not mask.size or (on_pairs(function, m, n) == mask).all()
+        found = recognize(function, size=(m, n))
+        assert found.exact and (found.pattern.to_dense(m, n) == mask).all()
+        proofs.append(found.proof)
+        closed.append(found.closed)
+
+    each()
+    assert sum(closed) >= 0.9 * len(closed)
+    assert proofs.count("symbolic") >= 0.7 * len(proofs)
+
+
+@settings(max_examples=40, **ONCE)
+@given(patterns(3), patterns(2))
+def test_functions_without_tables_hold_at_other_lengths(pattern, other):
+    """Asked at one size, right at others; what is proven at one size only says so."""
+    function = as_function((pattern | other).aligned("top-left"), 40, 40)
+    found = recognize(function, size=(40, 40)).pattern.aligned("top-left")
+    for size in ((40, 40), (7, 7), (33, 64), (130, 20)):
+        try:
+            dense = found.to_dense(*size)
+        except LengthError:
+            assert size != (40, 40)
+            continue
+        assert (dense == on_pairs(function, *size)).all()
+
+
+@settings(max_examples=20, **ONCE)
+@given(per_row_patterns())
+def test_functions_of_heads_and_batch_rows(pattern):
+    batches, heads = pattern.extent()
+    function = as_function(pattern, 33, 33)
+    found = recognize(function, size=(33, 33), batch=batches, heads=heads)
+    dense = np.broadcast_to(found.pattern.to_dense(33), (batches or 1, heads or 1, 33, 33))
+    for b, h in np.ndindex(dense.shape[:2]):
+        assert (dense[b, h] == on_pairs(function, 33, 33, b, h)).all()

@@ -1,6 +1,7 @@
 """recognize_mask: results that must come back, sizes that must be kept to, heads and batch rows, bad input."""
 
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -201,6 +202,46 @@ def test_file_is_mapped(tmp_path):
     mask = load_mask(tmp_path / "mask.npy")
     assert isinstance(mask, np.memmap)
     assert recognize_mask(mask).pattern == sized(weft.causal(), 70, 70)
+
+
+def mapped(path, pattern, m, n):
+    """A file of the pattern's mask, mapped."""
+    file = np.lib.format.open_memmap(path, mode="w+", dtype=np.bool_, shape=(m, n))
+    for a in range(0, m, 256):
+        rows = np.arange(a, min(a + 256, m))
+        file[a : a + 256] = pattern.contains(rows[:, None], np.arange(n)[None], m, n)
+    file.flush()
+    return load_mask(path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "share"),
+    [
+        (weft.window(200, 0), 0.5),
+        (weft.window(600, 0), 0.5),  # wider than half of the smallest corner
+        (weft.window(32, 32) | weft.global_tokens(5), 0.5),
+        (weft.causal() & weft.documents([1000, 2000, 1500, 596]), 2.0),  # no corner tells
+        (weft.neighborhood((64, 64), 5), 2.0),
+    ],
+    ids=str,
+)
+def test_large_files_are_read_in_strips(tmp_path, pattern, share):
+    size = 4096 if "neighborhood" in str(pattern) else 5096
+    mask = mapped(tmp_path / "mask.npy", pattern, size, size)
+    tracemalloc.start()
+    found = recognize_mask(mask)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.pattern == sized(pattern, size, size)
+    assert peak < share * mask.size
+
+
+def test_a_guess_from_the_corner_must_hold_everywhere(tmp_path):
+    late = weft.window(20, 0) | weft.global_tokens([5000], columns=False)
+    found = recognize_mask(mapped(tmp_path / "mask.npy", late, 5096, 5096))
+    rows = np.array([0, 100, 4999, 5000, 5001, 5095])
+    keys = np.arange(5096)
+    assert (found.pattern.contains(rows[:, None], keys, 5096) == late.contains(rows[:, None], keys, 5096)).all()
 
 
 def test_empty_mask_in_a_file(tmp_path):

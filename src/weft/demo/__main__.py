@@ -10,7 +10,7 @@ from time import perf_counter
 
 import torch
 
-from weft.demo.cases import Case, cases
+from weft.demo.cases import Case, cases, has_transformers
 from weft.demo.inputs import HEADS, D, Pack, Qkv, drawn_map, embed_map, embed_text, pack_sources, photograph
 from weft.demo.measure import measure, yield_cores
 from weft.demo.table import Table
@@ -32,6 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
     todo = cases(pack.lengths, side)
     for case in todo:
         table.say(f"  {case.name:<18}{case.pattern}")
+    if not has_transformers():
+        table.say(
+            "note  no mask function of transformers is recognised: it is not installed (pip install transformers)"
+        )
     table.say()
     failed = _run(table, todo, inputs)
     _explain(table)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from math import isqrt
+
+import torch
 
 import weft
 from weft.pattern.algebra import Pattern
@@ -24,7 +28,34 @@ class Case:
 
 def cases(lengths: tuple[int, ...], side: int) -> list[Case]:
     """Patterns for packed documents of these lengths, and for a map of side x side pixels."""
-    return [*_on_text(lengths), *_on_map(side)]
+    text = [*_on_text(lengths), *([_recognized(lengths)] if has_transformers() else [])]
+    return [*text, *_on_map(side)]
+
+
+def has_transformers() -> bool:
+    """Whether Hugging Face transformers is here, whose mask functions are one case."""
+    return find_spec("transformers") is not None
+
+
+def _recognized(lengths: tuple[int, ...]) -> Case:
+    """A sliding window in packed documents, as transformers builds it for its models: a function, recognised."""
+    near = max(16, sum(lengths) // 64)
+    pattern, small = (
+        weft.recognize(packed_window(sizes, window)).pattern
+        for sizes, window in ((lengths, near), (scaled(lengths, DRAWN_TEXT), 64))
+    )
+    return Case("transformers", "text", pattern, small, DRAWN_TEXT)
+
+
+def packed_window(lengths: Sequence[int], window: int):
+    """transformers' own mask function of (b, h, q, k) for documents of these lengths, packed into one sequence."""
+    from transformers import masking_utils as masks
+
+    sizes = torch.tensor(lengths)
+    document = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+    place = torch.arange(len(document)) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+    inside = masks.sliding_window_causal_mask_function(window)
+    return masks.packed_sequence_compatibility_function(inside, place[None], document[None])
 
 
 def _on_text(lengths: tuple[int, ...]) -> list[Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from weft.errors import InputError
 from weft.pattern import composites
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
-from weft.recognition import pieces
+from weft.recognition import mapped, pieces
 from weft.recognition.bitrows import BitRows
 from weft.recognition.parts import Known
 from weft.recognition.raster import raster
@@ -28,16 +29,27 @@ def recognize_mask(mask: Any, *, generalize: bool = False) -> Recognized:
     and per_batch; equal ones are shared.
     """
     array = as_array(mask)
-    m, n = array.shape[-2:]
     stack = array.reshape((1,) * (4 - array.ndim) + array.shape) if array.ndim < 4 else array
-    if not (m and n):
-        return _result(
-            [Found(lib.nothing(), BitRows(np.zeros((m, 0), np.uint64), n))], lib.nothing(), (m, n), generalize
-        )
-    slices, which = _distinct(stack)
-    found = [_proven(rows) for rows in slices]
-    pattern = _spread([f.pattern for f in found], which)
-    return _result(found, pattern, (m, n), generalize)
+    if mapped.mapping(array) is None:
+        slices = (BitRows.pack(stack[at]) for at in np.ndindex(*stack.shape[:2]))
+        return described(slices, stack.shape, generalize=generalize)
+    guess = mapped.guessed(stack[0, 0]) if stack.shape[:2] == (1, 1) else None
+    if guess is not None:
+        said = f"closed form, {guess[1]} of {stack.shape[2]} x {stack.shape[3]} pairs live"
+        return _bound(guess[0], stack.shape[2:], [said], generalize)
+    slices = (mapped.packed(stack[at]) for at in np.ndindex(*stack.shape[:2]))
+    return described(slices, stack.shape, generalize=generalize)
+
+
+def described(slices: Iterable[BitRows], shape: tuple[int, ...], *, generalize: bool) -> Recognized:
+    """The pattern of B x H slices of M x N pairs, given one after the other; shape is (B, H, M, N)."""
+    size = (shape[2], shape[3])
+    if not (size[0] and size[1]):
+        rows = BitRows(np.zeros((size[0], 0), np.uint64), size[1])
+        return _result([Found(lib.nothing(), rows)], lib.nothing(), size, generalize)
+    distinct, which = _distinct(slices, shape[:2])
+    found = [_proven(rows) for rows in distinct]
+    return _result(found, spread([f.pattern for f in found], which), size, generalize)
 
 
 def as_array(mask: Any) -> Any:
@@ -68,14 +80,13 @@ def _require_bool(asked: str, is_bool: bool, dtype: Any) -> None:
         )  # fmt: skip
 
 
-def _distinct(stack: Any) -> tuple[list[BitRows], np.ndarray]:
+def _distinct(slices: Iterable[BitRows], shape: tuple[int, ...]) -> tuple[list[BitRows], np.ndarray]:
     """The slices that differ, and which of them each (batch row, head) is."""
     kept: list[BitRows] = []
     seen: dict[int, list[int]] = {}
-    which = np.zeros(stack.shape[:2], np.int64)
-    for at in np.ndindex(*stack.shape[:2]):
-        rows = BitRows.pack(stack[at])
-        alike = seen.setdefault(hash(rows.words.tobytes()) if stack.shape[:2] != (1, 1) else 0, [])
+    which = np.zeros(shape, np.int64)
+    for at, rows in zip(np.ndindex(*shape), slices, strict=True):
+        alike = seen.setdefault(hash(rows.words.tobytes()) if shape != (1, 1) else 0, [])
         same = [i for i in alike if kept[i].same(rows)]
         if not same:
             alike.append(len(kept))
@@ -93,7 +104,7 @@ def _proven(rows: BitRows) -> Found:
     return found if raster(found.pattern, rows.m, rows.n).same(rows) else listed(known)
 
 
-def _spread(patterns: list[Pattern], which: np.ndarray) -> Pattern:
+def spread(patterns: list[Pattern], which: np.ndarray) -> Pattern:
     """One pattern, or per head, per batch row, or both."""
     if len(patterns) == 1:
         return patterns[0]
@@ -106,6 +117,11 @@ def _spread(patterns: list[Pattern], which: np.ndarray) -> Pattern:
 def _result(found: list[Found], pattern: Pattern, size: tuple[int, int], generalize: bool) -> Recognized:
     remainder = sum(f.loose.count for f in found if f.loose is not None)
     why = [_said(f, f"mask {i}: " if len(found) > 1 else "") for i, f in enumerate(found)]
+    return _bound(pattern, size, why, generalize, remainder)
+
+
+def _bound(pattern: Pattern, size: tuple[int, int], why: list[str], generalize: bool, remainder: int = 0) -> Recognized:
+    """The pattern for the size that was seen, or on the caller's word for all."""
     if generalize:
         why.append(f"used at other lengths on your word: only {size[0]} x {size[1]} was seen")
     else:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from weft.acsr import build
+from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
 from weft.acsr.format import Term
 from weft.acsr.terms import NotAffineError
@@ -152,14 +153,15 @@ def _lifted(term: Term, at: Coarse, m: int, n: int) -> list[Term]:
     """A term between blocks as terms between tokens: bounds are multiplied; congruences need whole blocks."""
     if term.rank > 1:
         raise NotAffineError("a grid of blocks")
-    axis = term.axes[0]
+    axis, sets = term.axes[0], (term.rows.enlarged(at.block_q), term.keys.enlarged(at.block_k))
     if max(axis.rows.step, axis.keys.step, axis.diagonal.step) == 1:
         lower, upper = (tuple(_scaled(b, at) for b in side) for side in (axis.lower, axis.upper))
-        return [Term.flat(Relation(lower, upper), m, n)]
+        return [Term.flat(Relation(lower, upper), m, n, *sets)]
     if m % at.block_q or n % at.block_k:
         raise NotAffineError("every so many blocks, the last one ragged")
     shapes = (m // at.block_q, at.block_q), (n // at.block_k, at.block_k)
-    return build.lower(Product((Affine(axis), Affine(Relation())), *shapes), m, n).terms
+    terms = build.lower(Product((Affine(axis), Affine(Relation())), *shapes), m, n).terms
+    return [both for one in terms for both in algebra.meet(one, Term.flat(Relation(), m, n, *sets))]
 
 
 def _scaled(bound: Bound, at: Coarse) -> Bound:

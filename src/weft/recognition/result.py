@@ -13,7 +13,8 @@ WIDTH = 400  # characters of a pattern that are printed
 class Recognized:
     """A pattern and what is known about it.
 
-    exact: it equals what was given on every pair of the M x N that `proof` names. why: what was found, in words.
+    exact: it equals what was given on every pair. proof: "symbolic" where that follows from the function itself, or
+    "evaluated at (M, N)". why: what was found, in words. m, n: the lengths it was recognised at, None if at any.
     remainder: pairs that have no affine form and are listed one by one, over all distinct masks.
     """
 
@@ -21,8 +22,8 @@ class Recognized:
     exact: bool
     proof: str
     why: str
-    m: int
-    n: int
+    m: int | None
+    n: int | None
     remainder: int = 0
 
     @property

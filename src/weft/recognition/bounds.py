@@ -1,0 +1,229 @@
+"""f(q) + g(k) < c with monotone f and g, as a bound on k that never decreases: the staircase under an inequality."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.pattern import library as lib
+from weft.pattern.algebra import Pattern
+from weft.pattern.bounds import INF, Ints, IntTable, Stair, Steps
+from weft.recognition import names, spell, stairs
+from weft.recognition.lines import Line, chosen
+from weft.recognition.periodic import LONGEST, NoFormError, Piece, tidied
+from weft.recognition.sets import Comb
+from weft.recognition.spell import FAR
+
+MAX_PIECES = 16  # pieces, or residue classes, that one bound may fall into
+
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """Contiguous documents: for each token the first token of its document, and the first after it."""
+
+    start: Ints
+    stop: Ints
+
+    @property
+    def first(self) -> Ints:
+        """The first token of each document."""
+        return np.flatnonzero(np.append(True, np.diff(self.start) != 0)).astype(np.int64)
+
+    @property
+    def number(self) -> Ints:
+        """0, 1, ... for each token."""
+        return np.cumsum(np.append(False, np.diff(self.start) != 0)).astype(np.int64)
+
+
+def below(f: Line, g: Line, c: int, within: Documents | None = None) -> Pattern:
+    """f(q) + g(k) < c. Where g rises and f falls it is k < T(q), T(q) the first k with g(k) >= c - f(q); where g falls
+    and f rises it is k >= T(q), T(q) the first k with -g(k) >= f(q) - c + 1. `within`: only pairs of one document
+    matter.
+    """
+    if f.falls and g.rises:
+        return _bound("before", g, f.scaled(-1, c), within)
+    if f.rises and g.falls:
+        return _bound("from", -g, f.scaled(1, 1 - c), within)
+    if f.bounded and g.bounded and within is not None:
+        return _inside(f, g, c, within)
+    raise NoFormError("a comparison of functions of q and k that are not monotone")
+
+
+def _inside(f: Line, g: Line, c: int, within: Documents) -> Pattern:
+    """Pairs of one document share its number d, so f(q) + g(k) = (f(q) - a d(q)) + (g(k) + a d(k)) for them, and an a
+    that is large enough makes both monotone if they are so in each document.
+    """
+    values, number = (f.all(), g.all()), within.number
+    far = 2 * sum(int(np.abs(x).max()) for x in values) + abs(c) + 1
+    for by in (far, -far):
+        shifted = Line.table(values[0] - by * number), Line.table(values[1] + by * number)
+        falls = by > 0
+        if (shifted[0].falls and shifted[1].rises) if falls else (shifted[0].rises and shifted[1].falls):
+            return below(*shifted, c, within)
+    raise NoFormError("a comparison of functions that are not monotone in each document")
+
+
+def _bound(side: str, g: Line, asked: Line, within: Documents | None) -> Pattern:
+    """k < T(q) ("before") or k >= T(q) ("from"), T(q) the first k with g(k) >= asked(q)."""
+    if asked.bounded and g.bounded:
+        at = Line.table(np.searchsorted(g.all(), asked.all(), side="left").astype(np.int64))
+    else:
+        at = _first(g).of(asked)
+    if at.is_constant:
+        return _plain(side, at.value)
+    if at.bounded:
+        return listed(side, at.all(), g.hi if g.bounded else FAR, within)
+    return _formula(side, at)
+
+
+def _plain(side: str, at: int) -> Pattern:
+    """k < at or k >= at."""
+    if at >= FAR or at <= 0:
+        return lib.full() if (at <= 0) == (side == "from") else lib.nothing()
+    return lib.prefix(at) if side == "before" else ~lib.prefix(at)
+
+
+# ---- of any length --------------------------------------------------------------------------------------------------
+def _first(g: Line) -> Line:
+    """y -> the first k with g(k) >= y, for a g that never decreases; FAR where there is none.
+
+    Where g(k + P) = g(k) + S the first k for y + S is P later than the one for y.
+    """
+    found: list[Piece] = []
+    reached = -INF
+    for piece in g.pieces:
+        first = piece.first
+        last = INF - 1 if piece.stop >= INF and piece.slope else piece.last
+        if first >= reached:
+            found.append(Piece(reached, first + 1, np.array([piece.start])))
+        if last > first:
+            found += _inverse(piece, first + 1, last + 1)
+        reached = last + 1
+    if reached < INF:
+        found.append(Piece(reached, INF, np.array([FAR])))
+    return Line(tuple(tidied(found)))
+
+
+def _inverse(piece: Piece, low: int, high: int) -> list[Piece]:
+    """The first k of the piece's rule with f(k) >= y, for low <= y < high."""
+    if not piece.slope:
+        if high - low > LONGEST or piece.length > LONGEST:
+            raise NoFormError("a table of numbers that lie too far apart")
+        k = np.arange(piece.start, piece.stop, dtype=np.int64)
+        return list(Line.table(k[np.searchsorted(piece.at(k), np.arange(low, high))], low).pieces)
+    period, slope = piece.values.size, piece.slope
+    if slope > LONGEST:
+        raise NoFormError(f"a slope of {slope}")
+    base = int(piece.values[0])
+    y = np.arange(slope, dtype=np.int64)
+    turn = (y - base - 1) // slope
+    within = np.searchsorted(piece.values - base, y - base - slope * turn, side="left")
+    return [Piece(low, min(high, INF), period * turn + within, period)]
+
+
+def _formula(side: str, at: Line) -> Pattern:
+    """A bound on a sequence of any length: a table of jumps, one staircase with clipped ends, or a union over the
+    queries of each piece.
+    """
+    if not any(piece.slope for piece in at.pieces) and at.pieces[-1].constant:
+        return names.of_bound(side, _steps(at), FAR, None)
+    stair = _clipped_stair(at)
+    if stair is not None:
+        return named(side, stair)
+    if len(at.pieces) > MAX_PIECES:
+        raise NoFormError("a bound of many slopes")
+    return names.union([_of_piece(side, piece) for piece in at.pieces])
+
+
+def _steps(at: Line) -> Steps:
+    """A bound that is constant from some query on, as the table of its jumps."""
+    last = at.pieces[-1].start
+    values = np.minimum(at.restricted(at.lo, last + 1).all(), FAR)
+    breaks = np.flatnonzero(np.diff(values)) + 1
+    return Steps(IntTable(breaks + at.lo), IntTable(values[np.append(0, breaks)]))
+
+
+def _clipped_stair(at: Line) -> Stair | None:
+    """The staircase with constant ends that the bound is; keys begin at 0, so what it says below 0 does not matter."""
+    sloped = [piece for piece in at.pieces if piece.slope]
+    stair = _stair(sloped[0]) if len(sloped) == 1 else None
+    if stair is None:
+        return None
+    first, last = at.pieces[0], at.pieces[-1]
+    low = int(first.values[0]) if not first.slope else 0
+    high = int(last.values[0]) if not last.slope else FAR
+    if not _clipped(_line(stair), low, high).same(_clipped(at, 0, FAR)):
+        return None
+    clip = (-INF if low <= 0 else low, INF if high >= FAR else high)
+    return Stair(stair.rise, stair.run, stair.shift, stair.base, *clip)
+
+
+def _of_piece(side: str, piece: Piece) -> Pattern:
+    """The bound of the queries of one piece; where it jumps several times in a period, each residue class has its own
+    staircase.
+    """
+    rows = spell.of_queries(Line.between(piece.start, piece.stop).restricted(0, INF))
+    if piece.constant:
+        return spell.meet([rows, _plain(side, int(piece.values[0]))])
+    period = piece.values.size
+    stair = _stair(piece)
+    if stair is not None:
+        return spell.meet([rows, named(side, stair)])
+    if period > MAX_PIECES or not piece.slope:
+        raise NoFormError(f"a bound that jumps in several places of {period} indices")
+    classes = [
+        spell.of_queries(Line.between(r, r + 1).of(Line.modulo(period)).restricted(0, INF)) for r in range(period)
+    ]
+    stairs_of = [named(side, Stair(piece.slope, period, base=int(value))) for value in piece.values]
+    union = names.union([spell.meet(pair) for pair in zip(classes, stairs_of, strict=True)])
+    return spell.meet([rows, union])
+
+
+def _stair(piece: Piece) -> Stair | None:
+    """The rule of a piece that jumps once in each period; None for others."""
+    period = piece.values.size
+    x = np.arange(period + 1, dtype=np.int64)
+    jumps = np.flatnonzero(np.diff(piece.at(x))) + 1
+    if jumps.size != 1:
+        return None
+    shift = int(-jumps[0] % period)
+    base = int(piece.at(jumps)[0]) - piece.slope * ((int(jumps[0]) + shift) // period)
+    return Stair(piece.slope, period, shift, base)
+
+
+def _line(stair: Stair) -> Line:
+    steps = Line.floor(stair.run).of(Line.index(0, INF, 1, stair.shift))
+    return steps.scaled(stair.rise, stair.base)
+
+
+def _clipped(line: Line, low: int, high: int) -> Line:
+    for limit, lower in ((low, True), (high, False)):
+        beyond = Line.between(-INF, 0).of(line.scaled(1, -limit))
+        level = Line.constant(limit, line.lo, line.hi)
+        line = chosen(beyond, level, line) if lower else chosen(beyond, line, level)
+    return line
+
+
+def named(side: str, stair: Stair) -> Pattern:
+    """A staircase as the call that a reader knows it by."""
+    clipped = (stair.out_lo, stair.out_hi) != (-INF, INF)
+    if (stair.rise, stair.run) == (1, 1) and not clipped:
+        ends = (-FAR, stair.base - 1, True, False) if side == "before" else (stair.base, FAR, False, True)
+        return names.of_diagonals([Comb(ends[0], ends[1], 1, 1, *ends[2:])], 0, 0)
+    return names.of_bound(side, stair, FAR, None)
+
+
+# ---- of a known length ----------------------------------------------------------------------------------------------
+def listed(side: str, at: Ints, n: int, within: Documents | None) -> Pattern:
+    """A bound that is known row by row. In a document all T up to its first key are alike, and all T from its end."""
+    at = np.clip(at, 0, n)
+    least = most = at
+    if within is not None:
+        least = np.maximum.accumulate(np.where(at <= within.start, 0, np.minimum(at, within.stop)))
+        most = np.where(at >= within.stop, n, np.maximum(at, within.start))
+        most = np.minimum.accumulate(most[::-1])[::-1]
+    if least[-1] <= most[0]:
+        return _plain(side, n if most[0] >= n and side == "before" else int(least[-1]))
+    bound = stairs.simplest(least, most, n)
+    return named(side, bound) if isinstance(bound, Stair) else names.of_bound(side, bound, n, None)

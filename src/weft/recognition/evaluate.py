@@ -1,0 +1,138 @@
+"""Mask functions that cannot be traced: evaluated at given sizes, a strip of rows at a time, as packed bits."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.errors import InputError
+from weft.recognition.bitrows import BitRows, width
+from weft.recognition.capture import name_of
+from weft.recognition.tracer import Trace
+
+PAIRS_A_STRIP = 1 << 21  # pairs evaluated at once: 16 MiB for each number that the function makes of a pair
+MAX_SINGLE = 1 << 24  # pairs that are asked one by one
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a function wants its indices: as arrays of torch or numpy, or as single numbers."""
+
+    torch: bool
+    single: bool
+
+    def values(self, values: np.ndarray) -> Any:
+        if not self.torch:
+            return values.copy() if values.ndim else values[()]
+        return sys.modules["torch"].from_numpy(values.copy())
+
+
+def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], m: int, n: int) -> BitRows:
+    """The function on every pair, for one batch row and head."""
+    manner = _manner(function, names, at, m, n)
+    if manner.single and m * n > MAX_SINGLE:
+        raise InputError(
+            _asked(function), f"it works on one pair at a time, and {m} x {n} of them are too many for that",
+            "write its branches with torch.where or numpy.where, so that it takes arrays",
+        )  # fmt: skip
+    words = np.zeros((m, width(n)), np.uint64)
+    keys = np.arange(n, dtype=np.int64)[None]
+    step = max(1, PAIRS_A_STRIP // max(1, n))
+    for first in range(0, m, step):
+        queries = np.arange(first, min(first + step, m), dtype=np.int64)[:, None]
+        try:
+            live = _block(function, names, at, (queries, keys), manner)
+        except InputError:
+            raise
+        except Exception as error:  # whatever the function raises
+            raise _raised(function, error) from error
+        words[first : first + step] = BitRows.pack(live).words
+    return BitRows(words, n)
+
+
+def _raised(function: Callable[..., Any], error: Exception) -> InputError:
+    return InputError(
+        _asked(function), f"it raises {type(error).__name__}: {error}", "see that it answers on arrays of indices"
+    )
+
+
+def _manner(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], m: int, n: int) -> Manner:
+    """The first manner in which the function answers on a few pairs; its own error if there is none."""
+    q, k = np.arange(min(m, 2), dtype=np.int64)[:, None], np.arange(min(n, 3), dtype=np.int64)[None]
+    failures = []
+    for single in (False, True):
+        for torch in ("torch" in sys.modules, False)[: 1 + ("torch" in sys.modules)]:
+            manner = Manner(torch, single)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of what does not work and is not used
+                    _block(function, names, at, (q, k), manner)
+            except Exception as error:  # whatever the function raises
+                failures.append(error)
+                continue
+            return manner
+    if isinstance(failures[0], InputError):
+        raise failures[0]
+    raise _raised(function, failures[0]) from failures[0]
+
+
+def used_by(function: Callable[..., Any], names: tuple[str, ...]) -> dict[str, list[int]]:
+    """Which of b and h the function looks at, each with the lengths of the tables that it indexes: seen on one pair."""
+    trace = Trace()
+    for torch in {False, "torch" in sys.modules}:
+        pair = {name: Manner(torch, single=False).values(np.zeros((1, 1), np.int64)) for name in "qk"}
+        watched = {name: trace.argument(name) for name in "bh"}
+        with suppress(Exception):  # what it raises is said when it is evaluated
+            function(*({**pair, **watched}[name] for name in names))
+    return trace.used
+
+
+def _block(
+    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], pairs: tuple[Any, Any], manner: Manner
+) -> np.ndarray:
+    """(rows, keys) booleans."""
+    q, k = pairs
+    if not manner.single:
+        return _answer(function, names, {**{x: np.asarray(at[x]) for x in "bh"}, "q": q, "k": k}, manner)
+    out = np.empty((q.shape[0], k.shape[1]), np.bool_)
+    for i, j in np.ndindex(*out.shape):
+        given = {**{x: np.asarray(at[x]) for x in "bh"}, "q": np.asarray(q[i, 0]), "k": np.asarray(k[0, j])}
+        out[i, j] = _answer(function, names, given, manner)[()]
+    return out
+
+
+def _answer(function: Callable[..., Any], names: tuple[str, ...], given: dict[str, Any], manner: Manner) -> np.ndarray:
+    """What the function returns, checked: booleans, for every pair, and its arguments as they were."""
+    arguments = {name: manner.values(given[name]) for name in names}
+    result = function(*arguments.values())
+    for name, value in arguments.items():
+        if not np.array_equal(np.asarray(value), given[name]):
+            raise InputError(
+                _asked(function), f"it changes its argument {name} in place", "write `x = x + 1`, not `x += 1`"
+            )
+    result = np.asarray(result)
+    if result.dtype != np.bool_:
+        raise InputError(*not_boolean(function, f"values of {result.dtype}"))
+    shape = np.broadcast_shapes(given["q"].shape, given["k"].shape)
+    try:
+        return np.broadcast_to(result, shape)
+    except ValueError:
+        raise InputError(
+            _asked(function), f"it returns an array of shape {result.shape} for pairs of shape {shape}",
+            "return one boolean for each pair",
+        ) from None  # fmt: skip
+
+
+def not_boolean(function: Callable[..., Any], what: str) -> tuple[str, str, str]:
+    """The sentences for a function that returns something else."""
+    return _asked(function), f"it returns {what}, not booleans", "return a comparison: True where q may see k"
+
+
+def _asked(function: Callable[..., Any]) -> str:
+    return f"recognize({name_of(function)})"

@@ -1,0 +1,207 @@
+"""Mask functions: traced into formulas and proven by what they say; evaluated where the trace ends."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.errors import InputError, WeftError
+from weft.pattern.algebra import Pattern
+from weft.recognition import conversions, pieces, tables
+from weft.recognition.capture import indices, name_of, watched
+from weft.recognition.evaluate import not_boolean, rows_of, used_by
+from weft.recognition.forms import Always, Formula
+from weft.recognition.lower import Size, lower
+from weft.recognition.mask import described, spread
+from weft.recognition.operations import as_table
+from weft.recognition.periodic import NoFormError
+from weft.recognition.result import Recognized
+from weft.recognition.tracer import NeedLengthError, Trace, Traced
+
+HERE = Path(__file__).parent
+LIBRARIES = {"numpy", "torch"}
+KNOWN = (conversions, tables)  # imported for the operations that they enter
+RETRIES = 8  # tables of different lengths that are met one after the other
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A function and where it is asked for; None: not said."""
+
+    function: Callable[..., Any]
+    names: tuple[str, ...]
+    size: tuple[int, int] | None
+    batch: int | None
+    heads: int | None
+
+    @property
+    def text(self) -> str:
+        return f"recognize({name_of(self.function)})"
+
+
+def recognize_function(
+    function: Any, *, size: Any = None, batch: int | None = None, heads: int | None = None, generalize: bool = False
+) -> Recognized:
+    """The pattern of a mask function of (q, k) or (b, h, q, k), True = may attend.
+
+    The function is called with objects that stand for int64 indices. What it makes of them is rewritten by identities,
+    which proves the pattern at every length; a function that reads a table proves the lengths of the table only, and
+    its pattern raises LengthError at others unless generalize=True. Where the trace ends the function is evaluated
+    at size=(M, N). batch, heads: how many batch rows and heads there are, if the function tells them apart.
+    """
+    asked = Asked(function, indices(function), _checked_size(function, size), batch, heads)
+    for name, count in (("batch", batch), ("heads", heads)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise InputError(asked.text, f"{name}={count!r} is no number of them", f"pass {name} as an int from 1 on")
+    try:
+        return _symbolic(asked, generalize)
+    except NoFormError as ended:
+        where = _place(ended)
+        reason = f"tracing ended {where}at {ended}" if where else f"no closed form was found: {ended}"
+    if asked.size is None:
+        raise InputError(
+            asked.text, reason, "pass size=(M, N), and it is evaluated there, or write it with what can be traced"
+        )
+    return _evaluated(asked, reason, generalize)
+
+
+def _checked_size(function: Any, size: Any) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    lengths = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    good = len(lengths) == 2 and all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in lengths)
+    if not good or min(lengths) < 0:
+        raise InputError(f"recognize({name_of(function)}, size={size!r})", "it is no pair of lengths", "pass (M, N)")
+    return int(lengths[0]), int(lengths[1])
+
+
+# ---- by what it says ------------------------------------------------------------------------------------------------
+def _symbolic(asked: Asked, generalize: bool) -> Recognized:
+    """Traced once for each batch row and head that matters, and again where a table turns out to bound a length."""
+    traced = watched(asked.function)
+    trace = Trace()
+    for _ in range(RETRIES):
+        try:
+            formulas = _formulas(asked, traced, trace)
+            break
+        except NeedLengthError as need:
+            trace = _bounded(asked, trace, need.limits)
+    else:
+        raise NoFormError("its tables leave no length that fits all of them")
+    size = _lengths(asked, trace)
+    patterns: dict[Pattern, int] = {}
+    which = np.empty(formulas.shape, np.int64)
+    for at, formula in np.ndenumerate(formulas):
+        which[at] = patterns.setdefault(lower(formula, size), len(patterns))
+    pattern = spread(list(patterns), which)
+    pattern = pattern if size.square else pattern.aligned("top-left")
+    why = f"closed form, by rewriting what {name_of(asked.function)} computes"
+    if trace.m is not None or trace.n is not None:
+        pattern, why = _bound_to(pattern, size, why, generalize)
+    return Recognized(pattern, True, "symbolic", why, size.m, size.n)
+
+
+def _bound_to(pattern: Pattern, size: Size, why: str, generalize: bool) -> tuple[Pattern, str]:
+    """What a function with tables proves: these lengths."""
+    assert size.m is not None and size.n is not None  # tables have lengths
+    if generalize:
+        return pattern, f"{why}; used at other lengths on your word: its tables hold {size.m} x {size.n}"
+    return pieces.sized(pattern, size.m, size.n), f"{why}; its tables hold for {size.m} x {size.n} only"
+
+
+def _formulas(asked: Asked, function: Callable[..., Any], trace: Trace) -> np.ndarray:
+    """(batch rows, heads) of formulas; one where the first run, for batch row 0 and head 0, looked at neither."""
+    first = _formula(asked, function, trace)
+    formulas = np.empty([_count(asked, trace.used, name) for name in ("b", "h")], object)
+    for at in np.ndindex(*formulas.shape):
+        other = replace(trace, at=dict(zip("bh", at, strict=True)), used={})
+        formulas[at] = _formula(asked, function, other) if any(at) else first
+    return formulas
+
+
+def _formula(asked: Asked, function: Callable[..., Any], trace: Trace) -> Formula:
+    """What the function returns for objects that stand for its indices."""
+    try:
+        found = function(*(trace.argument(name) for name in asked.names))
+    except (NoFormError, NeedLengthError, WeftError):
+        raise
+    except Exception as error:  # whatever the function raises, or Python and the libraries where they meet a tracer
+        raise NoFormError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
+    if isinstance(found, Traced):
+        if isinstance(found.form, tuple):
+            raise InputError(*not_boolean(asked.function, "numbers"))
+        return found.form
+    table = as_table(np.asarray(found) if isinstance(found, bool) else found)
+    if table is None or table.size != 1 or table.dtype != np.bool_:
+        raise InputError(*not_boolean(asked.function, f"a {type(found).__name__}"))
+    return Always(bool(table.reshape(-1)[0]))
+
+
+def _bounded(asked: Asked, trace: Trace, limits: dict[str, int | None]) -> Trace:
+    """The trace again, with the lengths that tables demand."""
+    lengths = {"q": trace.m, "k": trace.n}
+    for axis, place in (("q", 0), ("k", 1)):
+        if axis not in limits:
+            continue
+        if asked.size is not None:
+            lengths[axis] = asked.size[place]
+        elif limits[axis] is None:
+            raise NoFormError("a table is read by an expression that does not tell its length")
+        else:
+            lengths[axis] = min(x for x in (limits[axis], lengths[axis]) if x is not None)
+    return Trace(lengths["q"], lengths["k"])
+
+
+def _lengths(asked: Asked, trace: Trace) -> Size:
+    """Where the pattern holds: the size that was asked, or the lengths of the tables; one for both if one has none."""
+    if asked.size is not None:
+        return Size(*asked.size)
+    m, n = trace.m, trace.n
+    return Size(n if m is None else m, m if n is None else n)
+
+
+def _count(asked: Asked, used: dict[str, list[int]], name: str) -> int:
+    """How many batch rows or heads there are to tell apart."""
+    if name not in used:
+        return 1
+    option, given = ("batch", asked.batch) if name == "b" else ("heads", asked.heads)
+    lengths = [length for length in used[name] if length > 1] or used[name]
+    if given is None and not lengths:
+        raise InputError(asked.text, f"its mask depends on {name}", f"pass {option}=, how many there are")
+    if given is not None and lengths and given > min(lengths):
+        raise InputError(
+            asked.text, f"{option}={given}, but a table that {name} indexes has {min(lengths)} rows",
+            f"pass {option}={min(lengths)} or less",
+        )  # fmt: skip
+    return given if given is not None else min(lengths)
+
+
+def _place(error: BaseException) -> str:
+    """The line of the user's code where an error came up; "" if it did not come up there."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not LIBRARIES & set(Path(f.filename).parts)]
+    frames = [f for f in frames if HERE not in Path(f.filename).parents]
+    if not frames:
+        return ""
+    last = frames[-1]
+    line = linecache.getline(last.filename, last.lineno or 0).strip()
+    return f"in {last.name}, line {last.lineno}{f' (`{line}`)' if line else ''}, "
+
+
+# ---- pair by pair ---------------------------------------------------------------------------------------------------
+def _evaluated(asked: Asked, reason: str, generalize: bool) -> Recognized:
+    """The function at the size asked for, as packed bits, described as masks are."""
+    assert asked.size is not None  # the caller has seen to that
+    used = used_by(watched(asked.function), asked.names)
+    counts = [_count(asked, used, name) if name in asked.names else 1 for name in ("b", "h")]
+    slices = (
+        rows_of(asked.function, asked.names, dict(zip("bh", at, strict=True)), *asked.size)
+        for at in np.ndindex(*counts)
+    )
+    found = described(slices, (*counts, *asked.size), generalize=generalize)
+    return replace(found, why=f"{reason}\n         {found.why}")

@@ -1,0 +1,290 @@
+"""Integer functions of one index, known exactly at every index, however many there are.
+
+Everything that is built from an index by + - * // %, abs, minimum, maximum, where and comparisons with constants is,
+between finitely many places, periodic up to a slope: f(x + P) = f(x) + S. A `Line` holds such a function as a few
+pieces, and is closed under those operations and under composition; a table is one piece of its own length. A condition
+is a Line of 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import lcm
+from typing import TypeAlias
+
+import numpy as np
+
+from weft.pattern.bounds import INF, Ints
+from weft.recognition.periodic import MANY, BeyondTableError, NoFormError, Piece, listed, short, tidied
+
+Rule: TypeAlias = Callable[[Sequence[Ints], Sequence[int]], tuple[Ints, int] | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """Adjacent pieces; the function exists from the first one's start to the last one's stop."""
+
+    pieces: tuple[Piece, ...]
+
+    # ---- making --------------------------------------------------------------------------------------------------
+    @staticmethod
+    def constant(value: int, lo: int = -INF, hi: int = INF) -> Line:
+        return Line((Piece(lo, hi, np.array([value], np.int64)),))
+
+    @staticmethod
+    def index(lo: int = -INF, hi: int = INF, scale: int = 1, base: int = 0) -> Line:
+        """x -> scale * x + base."""
+        return Line(tuple(tidied([Piece(lo, hi, np.array([base], np.int64), scale)])))
+
+    @staticmethod
+    def table(values: Ints, lo: int = 0) -> Line:
+        """x -> values[x - lo]."""
+        return Line(tuple(tidied([listed(values, lo)])))
+
+    @staticmethod
+    def floor(by: int) -> Line:
+        """x -> x // by."""
+        return Line((Piece(-INF, INF, np.zeros(short(by), np.int64), 1),))
+
+    @staticmethod
+    def modulo(by: int) -> Line:
+        """x -> x % by."""
+        return Line((Piece(-INF, INF, np.arange(short(by), dtype=np.int64)),))
+
+    @staticmethod
+    def between(lo: int, hi: int) -> Line:
+        """x -> 1 where lo <= x < hi, else 0."""
+        edges = [-INF, max(lo, -INF), min(max(hi, lo), INF), INF]
+        parts = [(a, b, value) for (a, b), value in zip(pairwise(edges), (0, 1, 0), strict=True) if a < b]
+        return Line(tuple(tidied([Piece(a, b, np.array([value], np.int64)) for a, b, value in parts])))
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+    @property
+    def lo(self) -> int:
+        return self.pieces[0].start
+
+    @property
+    def hi(self) -> int:
+        return self.pieces[-1].stop
+
+    @property
+    def bounded(self) -> bool:
+        return self.lo > -INF and self.hi < INF
+
+    @property
+    def is_constant(self) -> bool:
+        return len(self.pieces) == 1 and self.pieces[0].constant
+
+    @property
+    def value(self) -> int:
+        """Its value where it has only one."""
+        return int(self.pieces[0].values[0])
+
+    @cached_property
+    def starts(self) -> Ints:
+        return np.array([piece.start for piece in self.pieces], np.int64)
+
+    def at(self, x: Ints) -> Ints:
+        """f(x) for an array of indices; BeyondTableError where there is none."""
+        if x.size and (int(x.min()) < self.lo or int(x.max()) >= self.hi):
+            raise BeyondTableError(f"a table of indices {self.lo} to {self.hi - 1} is read beyond its ends")
+        if len(self.pieces) == 1:
+            return self.pieces[0].at(x)
+        place = np.searchsorted(self.starts, x, side="right") - 1
+        out = np.empty(x.shape, np.int64)
+        for i in np.unique(place):
+            here = place == i
+            out[here] = self.pieces[i].at(x[here])
+        return out
+
+    def all(self) -> Ints:
+        """Every value of a bounded function."""
+        parts = [piece.span(piece.start, piece.stop) for piece in self.pieces]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @cached_property
+    def extent(self) -> tuple[int, int]:
+        """(least, largest) that its values cannot go beyond."""
+        spans = [piece.extent for piece in self.pieces]
+        return min(low for low, _ in spans), max(high for _, high in spans)
+
+    @cached_property
+    def rises(self) -> bool:
+        """Whether it never decreases."""
+        if any(not piece.rises for piece in self.pieces):
+            return False
+        return all(a.last <= b.first for a, b in pairwise(self.pieces))
+
+    @cached_property
+    def falls(self) -> bool:
+        """Whether it never increases."""
+        return (-self).rises
+
+    # ---- algebra -------------------------------------------------------------------------------------------------
+    def __neg__(self) -> Line:
+        return self.scaled(-1)
+
+    def scaled(self, by: int, base: int = 0) -> Line:
+        """by * f + base."""
+        if not by:
+            return Line.constant(base, self.lo, self.hi)
+        return Line(tuple(Piece(p.start, p.stop, p.values * by + base, p.slope * by) for p in self.pieces))
+
+    def __add__(self, other: Line) -> Line:
+        if other.is_constant and (other.lo, other.hi) == (self.lo, self.hi):
+            return self.scaled(1, other.value)
+        return together([self, other], lambda v, s: (v[0] + v[1], s[0] + s[1]))
+
+    def __sub__(self, other: Line) -> Line:
+        return self + -other
+
+    def __mul__(self, other: Line) -> Line:
+        return together([self, other], _times)
+
+    def __and__(self, other: Line) -> Line:
+        """The meet of two conditions."""
+        return self * other
+
+    def __or__(self, other: Line) -> Line:
+        """The union of two conditions."""
+        return ~(~self * ~other)
+
+    def __invert__(self) -> Line:
+        """The complement of a condition."""
+        return self.scaled(-1, 1)
+
+    def same(self, other: Line) -> bool:
+        """Whether two functions agree everywhere."""
+        return self is other or ((self.lo, self.hi) == (other.lo, other.hi) and self.gap(other) == 0)
+
+    def gap(self, other: Line, sign: int = 1) -> int | None:
+        """The c for which self = sign * other + c everywhere; None if there is none."""
+        pairs = list(zip(self.pieces, other.pieces, strict=False))
+        alike = all((a.start, a.stop, a.values.size) == (b.start, b.stop, b.values.size) for a, b in pairs)
+        if alike and len(self.pieces) == len(other.pieces):
+            gap = int(self.pieces[0].values[0]) - sign * int(other.pieces[0].values[0])
+            if all(a.slope == sign * b.slope and (a.values == sign * b.values + gap).all() for a, b in pairs):
+                return gap
+            if all(a.slope == sign * b.slope or a.length >= 2 * a.values.size for a, b in pairs):
+                return None  # each residue class occurs twice, so that its rule is the only one
+        difference = self - other.scaled(sign)
+        return difference.value if difference.is_constant else None
+
+    def restricted(self, lo: int, hi: int) -> Line:
+        """The same function on lo <= x < hi only."""
+        kept = [p.within(max(p.start, lo), min(p.stop, hi)) for p in self.pieces if p.start < hi and p.stop > lo]
+        return Line(tuple(tidied(kept)))
+
+    def of(self, inner: Line) -> Line:
+        """x -> self(inner(x))."""
+        if inner.is_constant:
+            return Line.constant(int(self.at(np.array([inner.value]))[0]), inner.lo, inner.hi)
+        return Line(tuple(tidied([part for piece in inner.pieces for part in _composed(self, piece)])))
+
+
+def chosen(condition: Line, yes: Line, no: Line) -> Line:
+    """x -> yes(x) where condition(x), else no(x)."""
+    return together([condition, yes, no], _choice)
+
+
+# ---- several functions of one index ---------------------------------------------------------------------------------
+def together(lines: Sequence[Line], rule: Rule) -> Line:
+    """The function that `rule` makes of the values and slopes of several, over a period that all of them have.
+
+    Where it makes none, or the common period is longer than a bounded piece, the values are listed.
+    """
+    lo, hi = max(line.lo for line in lines), min(line.hi for line in lines)
+    cuts = sorted({lo, hi, *(p.start for line in lines for p in line.pieces if lo < p.start < hi)})
+    if len(cuts) > MANY:
+        raise NoFormError("its parts change at too many places")
+    places = [0] * len(lines)
+    found = []
+    for start, stop in pairwise(cuts):
+        for i, line in enumerate(lines):
+            while line.pieces[places[i]].stop <= start:
+                places[i] += 1
+        pieces = [line.pieces[place] for line, place in zip(lines, places, strict=True)]
+        found.append(_joined(pieces, start, stop, rule))
+    return Line(tuple(tidied(found)))
+
+
+def _joined(pieces: Sequence[Piece], start: int, stop: int, rule: Rule) -> Piece:
+    period = lcm(*(piece.values.size for piece in pieces))
+    if period < stop - start or stop - start >= INF:
+        spread = [piece.spread(short(period)) for piece in pieces]
+        slopes = [piece.slope * (period // piece.values.size) for piece in pieces]
+        made = rule(spread, slopes)
+        if made is not None:
+            return Piece(start, stop, *made)
+    made = rule([piece.span(start, stop) for piece in pieces], [0] * len(pieces))
+    assert made is not None  # functions without a slope always combine
+    return listed(made[0], start)
+
+
+def _times(values: Sequence[Ints], slopes: Sequence[int]) -> tuple[Ints, int] | None:
+    """(v + S t) * c is c v + c S t for a constant c; two slopes make a square, which is no line."""
+    for i, j in ((0, 1), (1, 0)):
+        if not slopes[i] and (not slopes[j] or (values[i] == values[i][0]).all()):
+            return values[0] * values[1], slopes[j] * int(values[i][0])
+    return None
+
+
+def _choice(values: Sequence[Ints], slopes: Sequence[int]) -> tuple[Ints, int] | None:
+    """One side where the condition never changes; both in turns where their slopes agree."""
+    condition, yes, no = values
+    if condition.all():
+        return yes, slopes[1]
+    if not condition.any():
+        return no, slopes[2]
+    return (np.where(condition, yes, no), slopes[1]) if slopes[1] == slopes[2] else None
+
+
+# ---- composition ----------------------------------------------------------------------------------------------------
+def _composed(outer: Line, piece: Piece) -> Iterator[Piece]:
+    """outer after one piece of the inner function, cut where the inner values cross from one outer piece to the next.
+
+    Between cuts f(x + m P) = f(x) + m S with m S a multiple of the outer period Q, so outer(f) gains m S / Q slopes.
+    """
+    if not piece.slope:
+        yield Piece(piece.start, piece.stop, outer.at(piece.values))
+        return
+    mixed = [_crossing(piece, int(edge)) for edge in (*outer.starts[1:], outer.hi) if edge < INF]
+    cuts = sorted({piece.start, piece.stop, *(x for pair in mixed for x in pair if piece.start < x < piece.stop)})
+    if len(cuts) > MANY:
+        raise NoFormError("its parts change at too many places")
+    for start, stop in pairwise(cuts):
+        if any(lo <= start and stop <= hi for lo, hi in mixed):
+            yield listed(outer.at(piece.span(start, stop)), start)
+        else:
+            yield _followed(outer, piece.within(start, stop))
+
+
+def _crossing(piece: Piece, edge: int) -> tuple[int, int]:
+    """(lo, hi): the rule is on one side of f(x) >= edge for all x < lo and on the other for all x >= hi."""
+    period, slope = piece.values.size, piece.slope
+    place = np.arange(period, dtype=np.int64)
+    if slope > 0:
+        first = place + period * -((piece.values - edge) // slope)  # of its residue class, the first at edge or above
+        return int(first.min()), int(first.max()) - period + 1
+    last = place + period * ((piece.values - edge) // -slope)  # of its residue class, the last at edge or above
+    return int(last.min()) + period, int(last.max()) + 1
+
+
+def _followed(outer: Line, piece: Piece) -> Piece:
+    """outer after a piece whose values all lie in one outer piece."""
+    some = piece.start if piece.start > -INF else piece.stop - 1 if piece.stop < INF else 0
+    value = int(piece.at(np.array([some]))[0])
+    if not outer.lo <= value < outer.hi:
+        raise BeyondTableError(f"a table of indices {outer.lo} to {outer.hi - 1} is read beyond its ends")
+    target = outer.pieces[int(np.searchsorted(outer.starts, value, side="right")) - 1]
+    if target.constant:
+        return Piece(piece.start, piece.stop, target.values)
+    period = target.values.size
+    times = lcm(period, abs(piece.slope)) // abs(piece.slope)
+    if times * piece.values.size >= piece.length:
+        return listed(target.at(piece.span(piece.start, piece.stop)), piece.start)
+    values = target.at(piece.spread(short(times * piece.values.size)))
+    return Piece(piece.start, piece.stop, values, target.slope * (piece.slope * times // period))

@@ -1,0 +1,296 @@
+"""Formulas over (q, k) as patterns: every rule here is an identity, NoFormError where none applies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from weft.pattern import library as lib
+from weft.pattern.algebra import Pattern
+from weft.pattern.bounds import INF, IntTable, Stair, Steps
+from weft.recognition import bounds, forms, names, spell
+from weft.recognition.bounds import Documents
+from weft.recognition.forms import All, Always, Atom, Cell, Formula, Pair, Side, Some
+from weft.recognition.layouts import of_layout
+from weft.recognition.lines import Line
+from weft.recognition.periodic import NoFormError, Piece, tidied
+from weft.recognition.sets import Comb
+
+MAX_INTERVALS = 16
+MAX_VALUES = 16
+SIDES = ("from", "before")
+
+Within: TypeAlias = Documents | None
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many queries and keys there are; None: any number."""
+
+    m: int | None = None
+    n: int | None = None
+
+    @property
+    def square(self) -> bool:
+        return self.m is not None and self.m == self.n
+
+
+def lower(formula: Formula, size: Size, within: Within = None) -> Pattern:
+    """The pattern of a formula; with `within`, one that agrees with it on the pairs of one document."""
+    if isinstance(formula, Always):
+        return lib.full() if formula.holds else lib.nothing()
+    if isinstance(formula, Side):
+        return _side(formula, within)
+    if isinstance(formula, Cell):
+        return of_layout(formula)
+    if isinstance(formula, Some):
+        return _union(formula.parts, size, within)
+    return conjunction(formula.parts if isinstance(formula, All) else (formula,), size, within)
+
+
+def _union(parts: Iterable[Formula], size: Size, within: Within) -> Pattern:
+    """Part by part; one set of tokens as queries and as keys is global tokens."""
+    parts = list(parts)
+    said = []
+    tests = {part.axis: part for part in parts if isinstance(part, Side)}
+    if len(tests) == 2 and within is None:
+        queries, keys = tests["q"].test, tests["k"].test
+        if queries.same(keys):
+            said.append(spell.of_either(queries, keys))
+            parts = [part for part in parts if not isinstance(part, Side)]
+    return names.union([*(lower(part, size, within) for part in parts), *said])
+
+
+def conjunction(parts: tuple[Formula, ...], size: Size, within: Within = None) -> Pattern:
+    """Part by part, inside documents if one of them says so; what has no form on the sequence is tried on a grid, and
+    then value by value.
+    """
+    from weft.recognition.grid_forms import on_grid
+
+    parts, within, said = _documents(parts, size, within)
+    failed: list[Formula] = []
+    reason: NoFormError | None = None
+    for part in parts:
+        try:
+            said.append(_flat(part, size, within))
+        except NoFormError as error:
+            failed.append(part)
+            reason = reason or error
+    if reason is not None:
+        try:
+            return on_grid(parts, failed, size, said)
+        except NoFormError:
+            said += [_by_values(part, size, within, reason) for part in failed]
+    return spell.meet(said)
+
+
+def _flat(part: Formula, size: Size, within: Within) -> Pattern:
+    """One part of a conjunction."""
+    return pair(part, size, within) if isinstance(part, Pair) else lower(part, size, within)
+
+
+# ---- one index ------------------------------------------------------------------------------------------------------
+def _side(part: Side, within: Within) -> Pattern:
+    """A set of queries or of keys. Keys that are one interval in each document are two bounds."""
+    if part.axis == "q":
+        return spell.of_queries(part.test)
+    found = spell.combs(part.test)
+    if within is None or len(found) < 3:
+        return spell.of_keys(part.test)
+    ends = _intervals(part.test.all() != 0, within)
+    if ends is None:
+        return spell.of_keys(part.test)
+    breaks = IntTable(within.first[1:])
+    tables = [Steps(breaks, IntTable(at)) for at in ends]
+    return spell.meet([names.of_bound(side, at, spell.FAR, None) for side, at in zip(SIDES, tables, strict=True)])
+
+
+def _intervals(live: np.ndarray, within: Documents) -> tuple[np.ndarray, np.ndarray] | None:
+    """For each document first and last + 1 live key; None if some document has a gap between them."""
+    index = np.arange(live.size)
+    begin = np.minimum.reduceat(np.where(live, index, live.size), within.first)
+    end = np.maximum.reduceat(np.where(live, index + 1, 0), within.first)
+    count = np.add.reduceat(live.astype(np.int64), within.first)
+    some = count > 0
+    if (count[some] != (end - begin)[some]).any():
+        return None
+    stop = np.append(within.first[1:], live.size)
+    return np.where(some, begin, stop), np.where(some, end, stop)
+
+
+# ---- q and k --------------------------------------------------------------------------------------------------------
+def pair(part: Pair, size: Size, within: Within) -> Pattern:
+    """f(q) + g(k) in a set: a set of diagonals, documents, or bounds for each of its intervals."""
+    diagonal = _diagonal(part, within)
+    if diagonal is not None:
+        return spell.of_diagonals(diagonal)
+    labels = _labels(part, size)
+    if labels is not None:
+        return _named_documents(labels, within)
+    found = spell.combs(part.test)
+    if len(found) > MAX_INTERVALS or not all(comb.solid for comb in found):
+        raise NoFormError("a congruence of functions of q and k that are not q and k themselves")
+    return names.union([_interval(part, comb, within) for comb in found])
+
+
+def _interval(part: Pair, comb: Comb, within: Within) -> Pattern:
+    """first <= f(q) + g(k) <= last, as -f - g < 1 - first and f + g < last + 1."""
+    said = []
+    if not comb.open_left:
+        said.append(bounds.below(-part.f, -part.g, 1 - comb.first, within))
+    if not comb.open_right:
+        said.append(bounds.below(part.f, part.g, comb.last + 1, within))
+    return _chunks(said)
+
+
+def _chunks(said: list[Pattern]) -> Pattern:
+    """Two bounds; where they begin and end the same chunks, these by their name."""
+    size = _step(said[0]) if len(said) == 2 else 0
+    if size:
+        ends = (("from", Stair(size, size)), ("before", Stair(size, size, base=size)))
+        wanted = [names.of_bound(side, stair, spell.FAR, None) for side, stair in ends]
+        if all(part in said for part in wanted):
+            return lib.chunks(size)
+    return spell.meet(said)
+
+
+def _step(said: Pattern) -> int:
+    args = dict(getattr(said, "args", ()))
+    return int(args["step"].array[1]) if getattr(said, "name", "") == "staircase" else 0
+
+
+def _diagonal(part: Pair, within: Within) -> Line | None:
+    """The set of k - q that a pair means: f(q) = a - s q and g(k) = s k + b, everywhere or in each document."""
+    f, g = (line.pieces[0] for line in (part.f, part.g))
+    if len(part.f.pieces) == len(part.g.pieces) == 1 and f.values.size == g.values.size == 1 and f.slope == -g.slope:
+        return _unscaled(part.test, g.slope, int(f.values[0] + g.values[0]))
+    if within is None or not (part.f.bounded and part.g.bounded):
+        return None
+    x = np.arange(part.f.hi)
+    for scale in (1, -1):
+        gaps = part.f.all() + scale * x, part.g.all() - scale * x
+        total = gaps[0] + gaps[1]
+        same = (np.diff(within.start) != 0) | (np.diff(gaps[0]) == 0)
+        if (total == total[0]).all() and same.all():
+            return _unscaled(part.test, scale, int(total[0]))
+    return None
+
+
+def _unscaled(test: Line, scale: int, base: int) -> Line:
+    """The d for which scale * d + base is in a set; d from -INF to INF, though only some of them occur."""
+    return _prolonged(test).of(Line.index(-INF, INF, scale, base))
+
+
+def _prolonged(test: Line) -> Line:
+    """The same set, beyond the ends of the line as it is at them: no sum lies there."""
+    pieces = list(test.pieces)
+    if test.lo > -INF:
+        pieces.insert(0, Piece(-INF, test.lo, pieces[0].span(test.lo, test.lo + 1)))
+    if test.hi < INF:
+        pieces.append(Piece(test.hi, INF, pieces[-1].span(test.hi - 1, test.hi)))
+    return Line(tuple(tidied(pieces)))
+
+
+# ---- documents ------------------------------------------------------------------------------------------------------
+def _labels(part: Pair, size: Size) -> np.ndarray | None:
+    """A label for each token, if the pair means that two labels are equal."""
+    f, g = part.f, part.g
+    if not (size.square and f.bounded and g.bounded and (f.lo, f.hi) == (g.lo, g.hi)):
+        return None
+    gap = f + g
+    wanted = gap.is_constant and _only(part.test)
+    return f.all() if wanted and int(part.test.at(np.array([gap.value]))[0]) else None
+
+
+def _only(test: Line) -> bool:
+    """Whether a set is one number."""
+    found = spell.combs(test)
+    return len(found) == 1 and found[0].first == found[0].last
+
+
+def _named_documents(labels: np.ndarray, within: Within) -> Pattern:
+    """Tokens of one label; of one label and one document, where only pairs of one document matter."""
+    if within is not None:
+        labels = np.unique(labels, return_inverse=True)[1].reshape(-1) * within.start.size + within.number
+    starts = np.flatnonzero(np.append(True, np.diff(labels) != 0))
+    values, where = np.unique(labels, return_inverse=True)
+    if values.size == starts.size:
+        return lib.documents(np.diff(np.append(starts, labels.size)))
+    return lib.documents(ids=where.reshape(-1))
+
+
+def _documents(
+    parts: tuple[Formula, ...], size: Size, within: Within
+) -> tuple[tuple[Formula, ...], Within, list[Pattern]]:
+    """(the other parts, documents that all of them are confined to, patterns that say so).
+
+    Labels that queries of a set carry in one run each are documents for these queries, whatever the other labels do.
+    """
+    for part in parts if within is None else ():
+        labels = _labels(part, size) if isinstance(part, Pair) else None
+        if labels is None:
+            continue
+        rows = [p.test.all() != 0 for p in parts if isinstance(p, Side) and p.axis == "q" and p.test.bounded]
+        live = np.logical_and.reduce(rows) if rows else np.ones(labels.size, np.bool_)
+        starts = np.flatnonzero(np.append(True, np.diff(labels) != 0))
+        of_runs = labels[starts]
+        if np.unique(labels[live]).size == np.isin(of_runs, labels[live]).sum():
+            lengths = np.diff(np.append(starts, labels.size))
+            found = Documents(np.repeat(starts, lengths), np.repeat(starts + lengths, lengths))
+            return tuple(p for p in parts if p is not part), found, [lib.documents(lengths)]
+    return parts, within, []
+
+
+# ---- few values -----------------------------------------------------------------------------------------------------
+def _by_values(part: Formula, size: Size, within: Within, reason: NoFormError) -> Pattern:
+    """A pair of which one side takes few values v: the union over v of f(q) == v and g(k) + v in the set."""
+    if not isinstance(part, Pair):
+        raise reason
+    test, f, g = _wrapped(part)
+    for one, other, axes in ((f, g, "qk"), (g, f, "kq")):
+        values = _values(one)
+        if values is not None:
+            cases = [
+                forms.both(
+                    forms.side(axes[0], Line.between(v, v + 1).of(one)),
+                    forms.side(axes[1], test.of(other.scaled(1, v))),
+                )
+                for v in values
+            ]
+            return names.union([lower(case, size, within) for case in cases])
+    raise reason
+
+
+def _wrapped(part: Pair) -> tuple[Line, Line, Line]:
+    """(test, f, g) of a pair; where the set is periodic throughout, f and g matter only modulo its period."""
+    only = part.test.pieces[0]
+    period = only.values.size
+    if len(part.test.pieces) > 1 or period >= only.length:
+        return _prolonged(part.test), part.f, part.g
+    modulo = Line.modulo(period)
+    return Line((only.within(-INF, INF),)), modulo.of(part.f), modulo.of(part.g)
+
+
+def _values(line: Line) -> list[int] | None:
+    """The values of a function that takes few."""
+    if any(piece.slope and piece.length >= INF for piece in line.pieces) or len(line.pieces) > MAX_VALUES:
+        return None
+    parts = []
+    for piece in line.pieces:
+        if piece.slope and piece.length > MAX_VALUES * piece.values.size:
+            return None
+        parts.append(piece.values if not piece.slope else piece.at(np.arange(piece.start, piece.stop)))
+    found = np.unique(np.concatenate(parts))
+    return found.tolist() if found.size <= MAX_VALUES else None
+
+
+def atoms(formula: Formula) -> Iterable[Atom]:
+    """Every atom of a formula."""
+    if isinstance(formula, (All, Some)):
+        for part in formula.parts:
+            yield from atoms(part)
+    elif not isinstance(formula, Always):
+        yield formula

@@ -1,0 +1,85 @@
+"""Masks in mapped files, which may be larger than memory: guessed from a corner, proven strip by strip.
+
+No more than a strip of the file is in memory at a time; only where the guess fails, a matrix of bits is made of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import numpy as np
+
+from weft.pattern.algebra import Pattern
+from weft.recognition.bitrows import BitRows, strips, width
+from weft.recognition.parts import Known
+from weft.recognition.raster import of_relation
+from weft.recognition.search import search
+
+CORNERS = (1024, 2048, 4096, 8192)  # queries and keys that a guess is made from
+SHARE = 16  # a corner is at most this part of the mask
+
+
+def mapping(mask: Any) -> Any:
+    """The mapped file under an array; None if there is none, or it cannot be told to let pages go."""
+    base = mask
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") else None
+
+
+def packed_strips(mask: Any) -> Iterator[tuple[int, int, BitRows]]:
+    """(first, last + 1, rows) of a mapped mask; read pages are given back, since they count as this process's."""
+    for a, b in strips(*mask.shape):
+        yield a, b, BitRows.pack(mask[a:b])
+        mapping(mask).madvise(mmap.MADV_DONTNEED)
+
+
+def packed(mask: Any) -> BitRows:
+    """The whole mask as bits, an eighth of its size."""
+    words = np.zeros((mask.shape[0], width(mask.shape[1])), "<u8")
+    for a, b, rows in packed_strips(mask):
+        words[a:b] = rows.words
+    return BitRows(words, mask.shape[1])
+
+
+def guessed(mask: Any) -> tuple[Pattern, int] | None:
+    """(pattern, live pairs): what a corner of the mask looks like, if it holds on every pair; else None."""
+    for corner in CORNERS:
+        if SHARE * corner * corner > mask.size:
+            return None
+        pattern = _corner(mask, min(corner, *mask.shape))
+        count = None if pattern is None else _proven(pattern, mask)
+        if pattern is not None and count is not None:
+            return pattern, count
+    return None
+
+
+def _corner(mask: Any, size: int) -> Pattern | None:
+    """What the first queries and keys are, if they have a closed form."""
+    rows = BitRows.pack(np.array(mask[:size, :size]))
+    found = search(Known(rows, rows.inverted()))
+    if found.loose is not None:
+        return None
+    return found.pattern if mask.shape[0] == mask.shape[1] else found.pattern.aligned("top-left")
+
+
+def _proven(pattern: Pattern, mask: Any) -> int | None:
+    """The live pairs of a mask that equals a pattern on every pair; None if it does not, or the pattern is a grid."""
+    m, n = mask.shape
+    try:
+        pattern.check(m, n, str(pattern))
+    except ValueError:  # it has a meaning at the size of the corner only
+        return None
+    rows = pattern.acsr(m, n)
+    plain = all(term.rank == 1 and term.rows.is_every and term.keys.is_every for term in rows.terms)
+    if len(rows.remainder) or not rows.terms or not plain:
+        return None
+    for a, b, live in packed_strips(mask):
+        parts = [of_relation(term.axes[0].moved(-a, 0), b - a, n) for term in rows.terms]
+        if not reduce(or_, parts).same(live):
+            return None
+    return rows.nnz

@@ -1,0 +1,238 @@
+"""What stands for q, k, b and h while a mask function is traced: an object that answers every operation with a form.
+
+It works under Python's operators, under numpy's functions and, through `__torch_function__`, under torch's, of which
+nothing is imported. What it does not know ends the trace by an error that names the operation; it never guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.errors import InputError
+from weft.pattern.bounds import INF
+from weft.recognition import forms
+from weft.recognition.forms import TRUE, Always, Formula, Number, Term
+from weft.recognition.lines import Line
+from weft.recognition.periodic import NoFormError
+
+ROOTS = {"q": "q (a query index)", "k": "k (a key index)", "b": "b (a batch row)", "h": "h (a head)"}
+
+
+class UntraceableError(NoFormError):
+    """Internal: the trace ends here; the text names the operation."""
+
+
+class NeedLengthError(Exception):
+    """Internal: a table is read by an index whose length is not known; `limits`: {axis: largest length that fits}."""
+
+    def __init__(self, limits: dict[str, int | None]) -> None:
+        super().__init__(str(limits))
+        self.limits = limits
+
+
+@dataclass
+class Trace:
+    """One run of a function: the lengths that q and k have (None: any), the batch row and head it is run for, and what
+    it turned out to use: "b" and "h", each with the lengths of the tables that it indexes.
+    """
+
+    m: int | None = None
+    n: int | None = None
+    at: dict[str, int] = field(default_factory=lambda: {"b": 0, "h": 0})
+    used: dict[str, list[int]] = field(default_factory=dict)
+
+    def constant(self, value: int) -> Number:
+        return ((TRUE, Term(self._line("q", value), self._line("k", 0))),)
+
+    def index(self, axis: str) -> Number:
+        lines = {"q": self._line("q", 0), "k": self._line("k", 0)}
+        lines[axis] = Line.index(0, self._length(axis))
+        return ((TRUE, Term(lines["q"], lines["k"])),)
+
+    def argument(self, name: str) -> Traced:
+        """What the function is called with for q, k, b or h."""
+        form = self.index(name) if name in ("q", "k") else self.constant(self.at[name])
+        return Traced(self, form, "int64", name)
+
+    def _line(self, axis: str, value: int) -> Line:
+        return Line.constant(value, 0, self._length(axis))
+
+    def _length(self, axis: str) -> int:
+        length = self.m if axis == "q" else self.n
+        return INF if length is None else length
+
+
+def _operator(name: str, *, reflected: bool = False) -> Callable[..., Any]:
+    def call(self: Traced, other: Any) -> Any:
+        return self.operate(name, (other, self) if reflected else (self, other), {})
+
+    return call
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    def call(self: Traced, other: Any) -> Any:
+        self.forbid_change()
+        return self.operate(name, (self, other), {})
+
+    return call
+
+
+def _ended(what: str) -> Callable[..., Any]:
+    def call(self: Traced, *_: Any) -> Any:
+        raise UntraceableError(what)
+
+    return call
+
+
+class Traced:
+    """A number or a condition over pairs. root: "q", "k", "b" or "h" for an argument of the function itself."""
+
+    __slots__ = ("dtype", "form", "root", "trace")
+    device = "cpu"
+    shape: tuple[int, ...] = ()
+    ndim = 0
+
+    def __init__(self, trace: Trace, form: Number | Formula, dtype: str, root: str = "") -> None:
+        self.trace, self.form, self.dtype, self.root = trace, form, dtype, root
+
+    @property
+    def is_condition(self) -> bool:
+        return self.dtype == "bool"
+
+    def operate(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """One operation, whoever asked for it."""
+        from weft.recognition.operations import perform
+
+        return perform(self.trace, name, args, options)
+
+    def forbid_change(self) -> None:
+        """Raise if this is an argument of the function."""
+        if self.root:
+            raise InputError(
+                "recognize(function)", f"the function changes its argument {ROOTS[self.root]} in place",
+                "write `x = x + 1`, not `x += 1`: whoever calls the function still needs its arguments",
+            )  # fmt: skip
+
+    # ---- Python --------------------------------------------------------------------------------------------------
+    __add__, __radd__, __iadd__ = _operator("add"), _operator("add", reflected=True), _in_place("add")
+    __sub__, __rsub__, __isub__ = _operator("sub"), _operator("sub", reflected=True), _in_place("sub")
+    __mul__, __rmul__, __imul__ = _operator("mul"), _operator("mul", reflected=True), _in_place("mul")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _operator("floor_divide", reflected=True)
+    __mod__, __rmod__ = _operator("remainder"), _operator("remainder", reflected=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", reflected=True)
+    __ifloordiv__, __imod__ = _in_place("floor_divide"), _in_place("remainder")
+    __and__, __rand__, __iand__ = _operator("bitwise_and"), _operator("bitwise_and"), _in_place("bitwise_and")
+    __or__, __ror__, __ior__ = _operator("bitwise_or"), _operator("bitwise_or"), _in_place("bitwise_or")
+    __xor__, __rxor__, __ixor__ = _operator("bitwise_xor"), _operator("bitwise_xor"), _in_place("bitwise_xor")
+    __rshift__, __lshift__ = _operator("right_shift"), _operator("left_shift")
+    __lt__, __le__, __gt__, __ge__ = _operator("lt"), _operator("le"), _operator("gt"), _operator("ge")
+    __eq__, __ne__ = _operator("eq"), _operator("ne")
+    __hash__ = None  # type: ignore[assignment]
+    __float__ = _ended("its value as a float")
+    __len__ = __iter__ = _ended("an iteration over it")
+    __pow__ = __rpow__ = _ended("a power")
+    __array__ = _ended("a conversion to a numpy array")
+
+    def __bool__(self) -> bool:
+        return bool(self._plain("a branch on its value (`if`, `and`, `or`, `not`, or a chained comparison)"))
+
+    def __index__(self) -> int:
+        return self._plain("its value as a plain number (int(), range(), a list index)")
+
+    __int__ = __index__
+
+    def _plain(self, use: str) -> int:
+        """Its value, which a batch row or a head has in every trace, and what depends on q or k has not."""
+        note(self)
+        value = known(self)
+        if value is None:
+            raise UntraceableError(use)
+        return value
+
+    def __neg__(self) -> Any:
+        return self.operate("neg", (self,), {})
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __abs__(self) -> Any:
+        return self.operate("abs", (self,), {})
+
+    def __invert__(self) -> Any:
+        return self.operate("bitwise_not", (self,), {})
+
+    def __getitem__(self, index: Any) -> Any:
+        if index is ... or index == ():
+            return self
+        raise UntraceableError("an index into it")
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.forbid_change()
+        raise UntraceableError("an assignment to a part of it")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name.endswith("_"):
+            self.forbid_change()
+
+        def method(*args: Any, **options: Any) -> Any:
+            return self.operate(name.rstrip("_"), (self, *args), options)
+
+        return method
+
+    # ---- numpy and torch -----------------------------------------------------------------------------------------
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Any:
+        if method != "__call__" or "out" in options:
+            raise UntraceableError(f"numpy.{ufunc.__name__}.{method}")
+        return self.operate(ufunc.__name__, args, options)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        return self.operate(function.__name__, args, options)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        traced = next(x for x in _flat((*args, *(kwargs or {}).values())) if isinstance(x, Traced))
+        name = getattr(function, "__name__", str(function))
+        if name.endswith("_") and not name.endswith("__") and isinstance(args[0], Traced):
+            args[0].forbid_change()
+        return traced.operate(name, tuple(args), dict(kwargs or {}))
+
+
+def _flat(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def number(x: Traced) -> Number:
+    """Its value; 1 and 0 for a condition."""
+    if isinstance(x.form, tuple):
+        return x.form
+    return forms.where(x.form, x.trace.constant(1), x.trace.constant(0))
+
+
+def condition(x: Traced) -> Formula:
+    """Its truth; a number is true where it is not 0."""
+    if not isinstance(x.form, tuple):
+        return x.form
+    return forms.negated(forms.compared(x.form, x.trace.constant(0), forms.ZERO))
+
+
+def known(x: Traced) -> int | None:
+    """Its value if it is the same for all pairs."""
+    if isinstance(x.form, Always):
+        return int(x.form.holds)
+    if isinstance(x.form, tuple) and len(x.form) == 1 and not x.form[0][1].axis:
+        return x.form[0][1].f.value + x.form[0][1].g.value
+    return None
+
+
+def note(x: Traced, length: int | None = None) -> None:
+    """Remember that the batch row or the head matters, and the length of a table that it indexes."""
+    if x.root in ("b", "h"):
+        x.trace.used.setdefault(x.root, []).extend([] if length is None else [length])

@@ -1,0 +1,319 @@
+"""Mask functions: what they come out as, held against the functions themselves on every pair."""
+
+import inspect
+from functools import partial
+
+import numpy as np
+import pytest
+from tests.recognition.generators import GIVEN, OTHERS, Given, causal, in_documents, neighborhood_2d, strided
+
+import weft
+from weft.errors import InputError, LengthError, PatternError
+from weft.recognition import recognize, recognize_function
+from weft.recognition.pieces import sized
+
+torch = pytest.importorskip("torch")
+
+
+def dense(given, size=None):
+    """(B, H, M, N) of a function, asked on every pair."""
+    m, n = size or given.size
+    b, h, q, k = (torch.from_numpy(x) for x in np.ix_(*map(np.arange, (given.batch, given.heads, m, n))))
+    four = len(inspect.signature(given.function).parameters) == 4
+    if not four:
+        return np.broadcast_to(np.asarray(given.function(q, k)), (1, 1, m, n))
+    rows = [[given.function(b[i, 0, 0, 0], h[0, j, 0, 0], q[0, 0], k[0, 0]) for j in range(given.heads)]
+            for i in range(given.batch)]  # fmt: skip
+    return np.array([[np.broadcast_to(np.asarray(live), (m, n)) for live in row] for row in rows])
+
+
+def found_as(given, **options):
+    if given.batch > 1:
+        options["batch"] = given.batch
+    if given.heads > 1:
+        options["heads"] = given.heads
+    return recognize(given.function, size=given.size, **options)
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_closed_and_proven(name):
+    given = GIVEN[name]
+    found, mask = found_as(given), dense(given)
+    assert found.proof == "symbolic" and found.closed and found.exact
+    assert (np.broadcast_to(found.pattern.to_dense(*given.size), mask.shape) == mask).all()
+    for b, h in np.ndindex(*mask.shape[:2]):
+        batches, heads = found.pattern.extent()
+        rows = found.pattern.acsr(*given.size, b if batches else 0, h if heads else 0)
+        assert (rows.to_dense() == mask[b, h]).all()
+        assert not len(rows.remainder) or "layouts" in name  # a list of blocks is one
+
+
+@pytest.mark.parametrize("name", ["causal", "sliding window", "dilated window", "global and sliding", "strided",
+                                  "fixed", "2-D neighborhood, cut", "images in text", "rectangle"])  # fmt: skip
+@pytest.mark.parametrize("size", [(64, 64), (1, 1), (40, 88), (97, 33), (80, 80)], ids=str)
+def test_without_a_size_it_holds_at_every_length(name, size):
+    given = GIVEN[name]
+    found = recognize(given.function)
+    assert (found.m, found.n) == (None, None)
+    assert (found.pattern.to_dense(*size) == dense(given, size)[0, 0]).all()
+    assert (found.pattern.acsr(*size).to_dense() == dense(given, size)[0, 0]).all()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_evaluated_where_the_trace_ends(name):
+    given = OTHERS[name]
+    found = found_as(given)
+    assert found.proof == "evaluated at (30, 30)" and "tracing ended in <lambda>" in found.why
+    mask = np.array([[bool(given.function(q, k)) for k in map(np.int64, range(30))] for q in map(np.int64, range(30))])
+    assert (found.pattern.to_dense(30) == mask).all()
+    with pytest.raises(LengthError):
+        found.pattern.to_dense(31)
+    with pytest.raises(InputError, match="pass size="):
+        recognize(given.function)
+
+
+SPELLED = [
+    (lambda q, k: q >= k, weft.causal()),
+    (lambda q, k: (q >= k) & (q - k < 1024), weft.window(left=1023, right=0)),
+    (lambda q, k: np.abs(q - k) <= 3, weft.window(3, 3)),
+    (lambda q, k: (q - k) * (q - k >= 0) == 0, weft.window(left=0)),
+    (lambda q, k: (k <= q) & (q // 8 == k // 8), weft.causal() & weft.chunks(8)),
+    (lambda q, k: (k - 3) // 8 >= (q - 3) // 8, None),
+    (lambda q, k: k % 7 == 3, weft.periodic_keys(7, phase=3)),
+    (lambda q, k: ~((q < 4) | (k < 4)), None),
+    (lambda q, k: (q < 4) | (k < 4), weft.global_tokens(4)),
+    (lambda q, k: q >> 3 == k >> 3, weft.chunks(8)),
+    (lambda q, k: (q & 7) == (k & 7), None),
+    (lambda q, k: torch.where(q < 20, q - k, k - q) < 3, None),
+    (lambda q, k: torch.maximum(q, k) < 20, None),
+    (lambda q, k: torch.clamp(q - k, min=0, max=5) == 5, None),
+    (lambda q, k: (3 * k) // 5 <= q, None),
+    (lambda q, k: k // -4 == q // -4, None),
+    (lambda q, k: (q - k) % -3 == 0, None),
+    (lambda q, k: torch.remainder(q, 5) == k % 5, None),
+    (lambda q, k: torch.div(q, 5, rounding_mode="floor") == k // 5, weft.chunks(5)),
+    (lambda q, k: 2 * q - 2 * k <= 9, None),
+    (lambda q, k: torch.logical_not(torch.logical_xor(q < 9, k < 9)), None),
+    (lambda q, k: (q % 8 <= k % 8) & (q // 8 == k // 8 + 1), None),
+    (lambda q, k: (q // 4 + k // 4) % 2 == 0, None),
+    (lambda q, k: torch.minimum(k, torch.tensor(20)) <= q // 3, None),
+    (lambda q, k: (q - k).abs() // 4 % 2 == 0, None),
+    (lambda q, k: q.new_ones((), dtype=torch.bool) & (k <= q).to("cpu"), weft.causal()),
+    (lambda q, k: torch.zeros_like(q, dtype=torch.bool) | (k <= q).bool(), weft.causal()),
+    (lambda q, k: (~q + ~k) % 2 == 0, None),
+    (lambda q, k: True, weft.full()),
+    (lambda q, k: q < 0, weft.nothing()),
+]
+
+
+@pytest.mark.parametrize("place", range(len(SPELLED)))
+@pytest.mark.parametrize("size", [(48, 48), (30, 71)], ids=str)
+def test_operations(place, size):
+    function, expected = SPELLED[place]
+    found = recognize(function, size=size)
+    q, k = torch.arange(size[0])[:, None], torch.arange(size[1])[None]
+    mask = np.broadcast_to(np.asarray(function(q, k)), size)
+    assert found.proof == "symbolic"
+    assert (found.pattern.to_dense(*size) == mask).all()
+    assert (found.pattern.acsr(*size).to_dense() == mask).all()
+    if expected is not None:
+        assert found.pattern == (expected if size[0] == size[1] else expected.aligned("top-left"))
+
+
+def test_neighborhoods_have_their_name():
+    found = recognize(neighborhood_2d(64, 128, 13), size=(8192, 8192))
+    assert found.pattern == weft.neighborhood((64, 128), 13)
+
+
+def test_strided_has_its_name_at_any_length():
+    assert recognize(strided(128), size=(10**6, 10**6)).pattern == weft.strided(128)
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------------
+IDS = np.repeat([3, 1, 7], [10, 20, 30])
+
+
+def test_a_table_bounds_its_own_length():
+    found = recognize(lambda q, k: (IDS[q] == IDS[k]) & (k <= q))
+    assert found.pattern == sized(weft.documents([10, 20, 30]) & weft.causal(), 60, 60)
+    assert "60 x 60 only" in found.why
+    with pytest.raises(LengthError, match="60 x 60"):
+        found.pattern.to_dense(61)
+
+
+def test_generalize():
+    table = torch.from_numpy(IDS) * 0 + torch.arange(60) // 100
+    found = recognize(lambda q, k: (table[q] == table[k]) & (k <= q), generalize=True)
+    assert "on your word" in found.why
+    assert (found.pattern.to_dense(60) == weft.causal().to_dense(60)).all()
+
+
+def test_a_table_may_be_longer_than_the_size_and_not_shorter():
+    function = lambda q, k: IDS[q] == IDS[k]  # noqa: E731
+    assert recognize(function, size=(25, 25)).pattern == sized(weft.documents([10, 15]), 25, 25)
+    layout = torch.eye(3, dtype=torch.bool)
+    blocky = lambda q, k: layout[q // 8, k // 8]  # noqa: E731
+    assert recognize(blocky).pattern == sized(weft.chunks(8), 24, 24)
+    for beyond, size in ((function, 61), (blocky, 25)):
+        with pytest.raises(InputError, match="out of bounds"):
+            recognize(beyond, size=(size, size))
+
+
+def test_the_shorter_table_bounds_both():
+    short, long = torch.arange(20) // 5, torch.arange(50) // 5
+    found = recognize(lambda q, k: (short[q] == short[k]) & (long[q] == long[k]))
+    assert (found.m, found.n) == (20, 20)
+
+
+def test_tables_of_batch_rows_and_heads():
+    left = torch.tensor([3, 0, 7])
+    found = recognize(lambda b, h, q, k: k >= left[b])
+    assert found.pattern == weft.per_batch([~weft.prefix(3), weft.full(), ~weft.prefix(7)])
+    widths = np.array([2, 5])
+    found = recognize(lambda b, h, q, k: (q - k <= widths[h]) & (k <= q) & (k >= left[b]), size=(16, 16))
+    assert found.pattern.extent() == (3, 2) and found.proof == "symbolic"
+
+
+def test_a_table_that_only_some_heads_read():
+    function = lambda b, h, q, k: (torch.arange(20) // 5)[q * h] == 0  # noqa: E731
+    found = recognize(function, heads=2, size=(20, 20))
+    assert found.proof == "symbolic" and found.pattern.extent() == (None, 2)
+    assert (found.pattern.to_dense(20)[0, 1] == (np.arange(20) < 5)[:, None]).all()
+
+
+def test_alike_heads_are_one():
+    found = recognize(lambda b, h, q, k: k <= q + h // 8, heads=8, size=(16, 16))
+    assert found.pattern == weft.causal()
+
+
+def test_narrow_tables_do_not_wrap_unnoticed():
+    table = torch.arange(40, dtype=torch.uint8)
+    wrapping = lambda q, k: table[q] - table[k] < 5  # noqa: E731
+    found = recognize(wrapping, size=(40, 40))
+    q, k = torch.arange(40)[:, None], torch.arange(40)[None]
+    assert found.proof == "evaluated at (40, 40)" and "uint8" in found.why
+    assert (found.pattern.to_dense(40) == wrapping(q, k).numpy()).all()
+    fitting = recognize(lambda q, k: table.int()[q] - table.int()[k] < 5, size=(40, 40))
+    assert fitting.proof == "symbolic"
+
+
+@pytest.mark.parametrize("function", [
+    lambda q, k: BYTES[q] < 300, lambda q, k: BYTES[q] % 300 == k, lambda q, k: -BYTES[q] <= k,
+    lambda q, k: BYTES[q] * 200 > k, lambda q, k: torch.where(q > k, BYTES[q], 300) > 10,
+])  # fmt: skip
+def test_constants_beyond_a_narrow_dtype_end_the_trace(function):
+    with pytest.raises(InputError, match="uint8"):
+        recognize(function)
+
+
+BYTES = torch.arange(40, dtype=torch.uint8)
+
+
+class Owner:
+    """Mask functions that keep their tables in other places than a closure."""
+
+    def __init__(self):
+        self.ids = IDS
+
+    def method(self, q, k):
+        return self.ids[q] == self.ids[k]
+
+    def __call__(self, q, k):
+        return self.method(q, k)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        Owner(), Owner().method, partial(lambda ids, q, k: ids[q] == ids[k], IDS),
+        partial(lambda q, k, ids: ids[q] == ids[k], ids=IDS), lambda q, k, ids=IDS: ids[q] == ids[k],
+        lambda *at: IDS[at[2]] == IDS[at[3]], lambda q, k: np.take(IDS, q) == np.take(IDS, k),
+    ],
+)  # fmt: skip
+def test_where_arrays_may_be_captured(function):
+    assert recognize(function).pattern == sized(weft.documents([10, 20, 30]), 60, 60)
+
+
+def test_captured_arrays_are_left_as_they_were():
+    owner = Owner()
+    recognize(owner)
+    assert type(owner.ids) is np.ndarray and type(IDS) is np.ndarray
+
+
+# ---- input ----------------------------------------------------------------------------------------------------------
+def changes_in_place(q, k):
+    q += 1
+    return q > k
+
+
+def changes_by_method(q, k):
+    q.add_(1)
+    return q > k
+
+
+def changes_an_item(q, k):
+    q[...] = 0
+    return q > k
+
+
+def changes_untraced(q, k):
+    if q.sum() > -1:
+        k.add_(1)
+    return k <= q
+
+
+def boom(q, k):
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (changes_in_place, "changes its argument q"), (changes_by_method, "changes its argument q"),
+        (changes_an_item, "changes its argument q"), (changes_untraced, "changes its argument k"),
+        (boom, "RuntimeError: boom"), (lambda q, k: q - k, "not booleans"), (lambda q, k: None, "NoneType"),
+        (lambda q, k: torch.sin(q), "not booleans"), (lambda q, k: "yes", "a str"),
+        (lambda q: q, "it takes q"), (lambda a, b, c: a, "it takes a, b, c"), (lambda: 1, "it takes nothing"),
+        (lambda q, k: torch.ones(3, dtype=torch.bool), "not booleans"),
+        (lambda b, h, q, k: k <= q + h, "depends on h"), (lambda b, h, q, k: k <= q * torch.sin(b), "depends on b"),
+    ],
+)  # fmt: skip
+def test_refused(function, says):
+    with pytest.raises(InputError, match=says) as refusal:
+        recognize(function, size=(8, 8))
+    assert refusal.value.wrong and refusal.value.cure
+
+
+def test_options_are_checked():
+    for size in ((3,), (3, -1), "ab", (2.0, 3), (True, 2)):
+        with pytest.raises(InputError, match="pair of lengths"):
+            recognize_function(lambda q, k: k <= q, size=size)
+    for options in ({"batch": 0}, {"heads": True}, {"heads": 1.5}):
+        with pytest.raises(InputError, match="no number of them"):
+            recognize_function(lambda q, k: k <= q, **options)
+    with pytest.raises(InputError, match="rows"):
+        recognize(lambda b, h, q, k: k >= torch.tensor([3, 1])[b], batch=3)
+    with pytest.raises(InputError, match="a mask has its own sizes"):
+        recognize(np.ones((4, 4), np.bool_), size=(4, 4))
+
+
+def test_the_front_door():
+    assert weft.recognize is recognize
+    assert weft.recognize(np.tri(5, dtype=np.bool_)).pattern == sized(weft.causal(), 5, 5)
+
+
+def test_one_document_function_many_ways():
+    offsets = torch.tensor([0, 7, 20, 32])
+    found = recognize(in_documents(causal, offsets))
+    assert found.pattern == sized(weft.documents([7, 13, 12]) & weft.causal(), 32, 32)
+
+
+def test_empty_sizes():
+    for size in ((0, 0), (0, 5), (5, 0)):
+        assert recognize(causal, size=size).pattern.to_dense(*size).shape == size
+        assert recognize(lambda q, k: k <= q * 0.5, size=size).pattern.to_dense(*size).shape == size
+
+
+def test_errors_are_pattern_errors_where_they_should_be():
+    assert issubclass(LengthError, PatternError)
+    assert Given(causal).size == (64, 64)
