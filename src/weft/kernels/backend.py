@@ -38,7 +38,7 @@ class Backend(Protocol):
         ...
 
     def load(self) -> ModuleType:
-        """The module with `forward` and `backward`; imports a framework."""
+        """The module with `forward`, `delta` and `backward`; imports a framework."""
         ...
 
 

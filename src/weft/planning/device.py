@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from weft.acsr.format import Acsr, Term
-from weft.planning.planner import Group, _group_lanes, _grouped, left_out, left_out
+from weft.planning.planner import Group, _group_lanes, _grouped, left_out
 from weft.planning.problem import Problem
 from weft.planning.relayout import Lanes
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
@@ -19,14 +19,25 @@ from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, blo
 
 @dataclass(frozen=True)
 class TileShape:
-    """Pairs that a kernel computes together: rows of the side that stays, cols of the side that is walked."""
+    """Pairs that a kernel computes together: rows of the side that stays, cols of the side that is walked.
+
+    rate: pairs a second, relative to the other shapes that a kernel has.
+    """
 
     rows: int
     cols: int
+    rate: float = 1.0
 
 
-def plan_for_device(acsr: Acsr, problem: Problem, shape: TileShape) -> TilePlan:
-    """The plan with the fewest tiles; two launches on the same rows pay for their merge."""
+def plan_for_device(acsr: Acsr, problem: Problem, shapes: tuple[TileShape, ...]) -> TilePlan:
+    """The plan that takes the shortest time, by the number of tiles of each shape and its rate."""
+    found = [_plan_of_shape(acsr, problem, shape) for shape in shapes]
+    seconds = [tiles_of(plan) * shape.rows * shape.cols / shape.rate for plan, shape in zip(found, shapes, strict=True)]
+    return found[seconds.index(min(seconds))]
+
+
+def _plan_of_shape(acsr: Acsr, problem: Problem, shape: TileShape) -> TilePlan:
+    """The plan with the fewest tiles of one shape; two launches on the same rows pay for their merge."""
     groups = _grouped(acsr)
     chosen = {group: _best(acsr, group, shape) for group in groups}
     while (pair := _worth_joining(acsr, chosen, problem, shape)) is not None:
@@ -71,10 +82,7 @@ def _best(acsr: Acsr, group: Group, shape: TileShape) -> tuple[Launch, int]:
     counted = _Counted(terms, lanes)
     best: tuple[int, tuple[int, ...], list[tuple[int, ...]]] | None = None
     for box in _boxes(shape.rows, [int(one[0].rows.max(initial=1)) for one in lanes]):
-        keys = [
-            min(_boxes(shape.cols, term.k.shape), key=lambda b, i=i: counted.tiles(i, box, b))
-            for i, term in enumerate(terms)
-        ]
+        keys = [counted.best_keys(i, box, shape.cols) for i in range(len(terms))]
         total = sum(counted.tiles(i, box, key) for i, key in enumerate(keys))
         if best is None or total < best[0]:
             best = total, box, keys
@@ -110,7 +118,7 @@ class _Counted:
 
     def best_keys(self, term: int, box: tuple[int, ...], cols: int) -> tuple[int, ...]:
         """The box of `cols` keys that needs the fewest tiles."""
-        found = [(self.tiles(term, box, keys), keys) for keys in _boxes(cols, self.terms[term].k.shape)]
+        found = [(self.tiles(term, box, keys), keys) for keys in _key_boxes(cols, self.terms[term].k.shape)]
         return min(found, key=lambda one: one[0])[1]
 
     def tiles(self, term: int, box: tuple[int, ...], keys: tuple[int, ...]) -> int:
@@ -138,6 +146,16 @@ def _boxes(size: int, shape: list[int] | tuple[int, ...]) -> Iterator[tuple[int,
                 yield (side, *others)
 
 
+def _key_boxes(size: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Boxes of keys: kernels mask them by a word of 32 bits for the last axis and one for all others."""
+    if len(shape) == 1:
+        yield (size,)
+        return
+    most = min(32, size)
+    found = [box for box in _boxes(size, shape) if max(box[-1], size // box[-1]) <= most]
+    yield from found or [(*(1,) * (len(shape) - 2), size // most, most)]
+
+
 def tiles_of(plan: TilePlan) -> int:
     """Tiles that a plan computes, the remainder's blocks included."""
     total = len(plan.acsr.remainder)
@@ -147,11 +165,16 @@ def tiles_of(plan: TilePlan) -> int:
     return total
 
 
-def shape_for(problem: Problem, transposed: bool) -> TileShape:
-    """Rows and columns of a tile: what fits registers and shared memory at these head dimensions."""
-    wide = max(problem.d, problem.dv)
+def shapes_for(acsr: Acsr, problem: Problem, transposed: bool) -> tuple[TileShape, ...]:
+    """The tiles to choose from: what fits registers and shared memory at these head dimensions.
+
+    Rates are those of forward on an H200 (benchmarks/notes). Larger tiles pay on grids, where they also waste more.
+    """
+    wide, grid = max(problem.d, problem.dv), any(term.rank > 1 for term in acsr.terms)
     if problem.dtype == "float32":
-        return TileShape(64, 32) if wide <= 128 else TileShape(32, 32)
+        return (TileShape(64, 32),) if wide <= 128 else (TileShape(32, 32),)
     if wide > 128:
-        return TileShape(64, 32)
-    return TileShape(64, 32) if transposed else TileShape(64, 64)
+        return (TileShape(64, 32),)
+    if grid and wide > 64:
+        return (TileShape(64, 16),) if transposed else (TileShape(64, 64), TileShape(128, 64, 1.13))
+    return (TileShape(64, 32),) if transposed else (TileShape(64, 64),)

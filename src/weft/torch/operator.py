@@ -128,13 +128,11 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Te
     q, k, v, out, lse, structure, numbers, *options = saved
     chosen = Options(*options)
     plan, backend = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), chosen.backend)
-    wide = ACCUMULATE[q.dtype]
     dout = torch.zeros_like(out) if dout is None else dout
-    delta = (dout.to(wide) * out.to(wide)).sum(-1)
-    if dlse is not None:
-        delta -= dlse
+    kernels = backend.load()
+    delta = kernels.delta(out, dout, dlse)
     dsinks = q.new_empty(0) if chosen.sinks is None else _sink_gradient(chosen.sinks, lse, delta)
-    return *backend.load().backward((q, k, v), (dout, lse, delta), plan, _modifiers(plan, chosen)), dsinks
+    return *kernels.backward((q, k, v), (dout, lse, delta), plan, _modifiers(plan, chosen)), dsinks
 
 
 def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:

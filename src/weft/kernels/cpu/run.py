@@ -78,6 +78,13 @@ def backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
+def delta(out: torch.Tensor, d_out: torch.Tensor, d_lse: torch.Tensor | None) -> torch.Tensor:
+    """rowsum(d_out * out) - d_lse, (B, Hq, M) in the dtype of accumulation; out, d_out (B, Hq, M, Dv)."""
+    dtype = ACCUMULATE[out.dtype]
+    found = (d_out.to(dtype) * out.to(dtype)).sum(-1)
+    return found if d_lse is None else found.sub_(d_lse)
+
+
 def rows_in_order_of(q: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
     """(B, Hq, M, width), uninitialised, with B, H and M ordered in memory as in q. Fake tensors use it too."""
     order = sorted(range(3), key=q.stride, reverse=True)

@@ -13,9 +13,12 @@ def configured(spec: KernelSpec) -> KernelSpec:
     if spec.dtype == "float32":
         return replace(spec, warps=4, stages=2)
     if wide <= 64:
-        registers = {"forward": 128, "dq": 168, "dkdv": 168}[spec.direction]
-        stages = 3 if spec.direction == "forward" else 2
-        return replace(spec, warps=4, stages=stages, registers=registers, apart=spec.direction == "dq")
+        registers = 128 if spec.direction == "forward" else 168
+        return replace(
+            spec, warps=4, stages=2 if spec.of_keys else 3, registers=registers, apart=spec.direction == "dq"
+        )
+    if wide <= 128 and spec.rows == 128:
+        return replace(spec, warps=8, stages=3)
     if wide <= 128:
         return replace(spec, warps=4, stages=2 if spec.direction == "dq" else 3, apart=spec.direction != "forward")
     return replace(spec, warps=8, stages=2)

@@ -90,6 +90,23 @@ def positions(bound, first, step):
 
 
 @triton.jit
+def bits_of(lo, hi, log, pace):
+    """Bits [lo, hi) of 1 << log places, cut to these, each place 1 << pace bits wide; 32 bits in all, (rows,)."""
+    lo = tl.minimum(tl.maximum(lo, 0), 1 << log).to(tl.int64)
+    hi = tl.minimum(tl.maximum(hi, lo), 1 << log).to(tl.int64)
+    one = tl.full((1,), 1, tl.int64)
+    return ((one << (hi << pace)) - (one << (lo << pace))).to(tl.int32)
+
+
+@triton.jit
+def repeated(log_times, log_bits):
+    """The factor that repeats 1 << log_bits bits 1 << log_times times; 32 bits in all."""
+    one = tl.full((), 1, tl.int64)
+    whole, part = (one << (1 << (log_times + log_bits))) - 1, (one << (1 << log_bits)) - 1
+    return (whole // part).to(tl.int32)
+
+
+@triton.jit
 def is_out(tables, bits_at, tokens):
     """1 for the tokens that a list leaves out, one bit a token in the tables; bits_at 0: none."""
     out = tl.zeros_like(tokens)

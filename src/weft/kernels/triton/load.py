@@ -6,7 +6,6 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +20,7 @@ from weft.kernels.triton.emit import FLOATS, PLAIN, TENSORS, arguments, emit, un
 from weft.kernels.triton.spec import KernelSpec
 
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
-WIDE = ("Lse", "Delta", "Sum", "Sinks", "Slopes")  # always float32
+WIDE = ("Lse", "DLse", "Delta", "Sum", "Sinks", "Slopes")  # always float32
 
 
 @lru_cache(maxsize=256)
@@ -83,12 +82,9 @@ def compiled(spec: KernelSpec, device: int) -> Any:
         return compile_for(spec, triton.runtime.driver.active.get_current_target())
 
 
-def launch(spec: KernelSpec, grid: tuple[int, int, int], values: Sequence[Any], device: torch.device) -> None:
-    """Runs the kernel on the current stream; values in the order of `arguments(spec)`."""
-    if 0 in grid:
-        return
-    kernel = module_of(spec).kernel if device.type == "cpu" else compiled(spec, device.index or 0)
-    kernel[grid](*values)
+def kernel_of(spec: KernelSpec, device: torch.device) -> Any:
+    """What `kernel[grid](*values)` runs on the current stream; values in the order of `arguments(spec)`."""
+    return module_of(spec).kernel if device.type == "cpu" else compiled(spec, device.index or 0)
 
 
-__all__ = ["arguments", "compile_for", "launch", "module_of", "signature", "unit"]
+__all__ = ["arguments", "compile_for", "kernel_of", "module_of", "signature", "unit"]

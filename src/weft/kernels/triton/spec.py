@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Direction = Literal["forward", "dq", "dkdv"]
+Direction = Literal["forward", "dq", "dkdv", "delta"]
 
 
 @dataclass(frozen=True)
 class KernelSpec:
     """One generated kernel.
 
-    direction: "forward" and "dq" walk tiles of queries, "dkdv" tiles of keys. dtype: of q, k and v. d, dv: head
-    dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the remainder. rows x cols: the pairs
-    of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16 bytes and are dense,
-    and no tile spans 2^31 elements. formula: every bound is one of at most two staircases; else lists are walked.
-    listed: queries or
-    keys are gathered through a table, or left out by one. packed: several launches in one, so that a program first reads which is its own. rescaled: the scale is zero or negative, so
-    scores are multiplied by it before their largest is taken. accumulate: results are merged with what an earlier launch left in float32.
+    direction: "forward" and "dq" walk tiles of queries, "dkdv" tiles of keys; "delta" needs no plan. dtype: of q, k
+    and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the remainder. rows x
+    cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16 bytes and are
+    dense, and no tile spans 2^31 elements. formula: every bound is one of at most two staircases; else lists are
+    walked. listed: queries or keys are gathered through a table, or left out by one. packed: several launches in one,
+    so that a program first reads which is its own. accumulate: results are added to what came before, in float32.
+    rescaled: the scale is zero or negative, so scores are multiplied by it before their largest is taken.
     """
 
     direction: Direction
@@ -49,10 +49,19 @@ class KernelSpec:
         """A short readable name; the content decides, not the name."""
         dims = f"{self.d}" if self.d == self.dv else f"{self.d}x{self.dv}"
         where = "blocks" if self.rank == 0 else f"{self.rank}d"
-        options = "".join(f"_{x}" for x in ("listed", "packed", "accumulate", "softcap", "alibi", "sinks", "rescaled", "tf32") if getattr(self, x))
+        options = "".join(
+            f"_{x}"
+            for x in ("listed", "packed", "accumulate", "softcap", "alibi", "sinks", "rescaled", "tf32")
+            if getattr(self, x)
+        )
         return f"{self.direction}_{self.dtype}_{dims}_{where}_{self.rows}x{self.cols}{options}" + (
             "_any" * (not self.aligned) + "_table" * (not self.formula and self.rank > 0)
         )
+
+    @property
+    def of_keys(self) -> bool:
+        """Whether keys stay and queries are walked."""
+        return self.direction == "dkdv"
 
     @property
     def linear(self) -> bool:

@@ -64,7 +64,10 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LaunchTables:
-    """One launch. words: everything but the members. rank: axes (0: the remainder). work: tiles visited by each item."""
+    """One launch. words: everything but the members. rank: axes (0: the remainder). work: tiles visited by each item.
+
+    span: tokens from the first to the last column of a tile, at most.
+    """
 
     words: Words
     rank: int
@@ -74,6 +77,7 @@ class LaunchTables:
     work: Ints
     formula: bool = True
     listed: bool = False
+    span: int = BLOCK
 
     @property
     def items(self) -> int:
@@ -136,7 +140,17 @@ def launch_tables(launch: Launch) -> LaunchTables:
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
     cols = prod(axis.block_k for axis in launch.parts[0].axes)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
-    return LaunchTables(words, rank, prod(launch.box), cols, place, work[order], formula, listed)
+    return LaunchTables(words, rank, prod(launch.box), cols, place, work[order], formula, listed, _span(launch))
+
+
+def _span(launch: Launch) -> int:
+    found = [1]
+    for part in launch.parts:
+        tokens = 0
+        for axis, size in zip(part.axes, part.k.shape, strict=True):
+            tokens = tokens * size + (axis.block_k - 1) * axis.lanes.k_step
+        found.append(tokens + 1)
+    return max(found)
 
 
 def _is_listed(part: Part) -> bool:
@@ -154,8 +168,8 @@ def _lists_at(part: Part, lists: Writer, base: int) -> tuple[int, int, int]:
     """Places of the list of keys and of the bits of queries and keys left out."""
     keys = part.axes[0].lanes.keys
     found = [0 if keys is None else base + lists.put(keys.tokens)]
-    for one in (part.rows, part.keys):
-        found.append(0 if one.is_every else base + lists.put_words(_bits(one.left_out)) + 1)
+    out = (part.rows, part.keys)
+    found += [0 if one.is_every else base + lists.put_words(_bits(one.left_out)) + 1 for one in out]
     return found[0], found[1], found[2]
 
 
@@ -281,7 +295,7 @@ def _spans(breaks: Ints, axis: AxisPlan, slot: Slots, chosen: Ints) -> Ints:
 
 # ---- the remainder ------------------------------------------------------------------------------------------
 def block_tables(plan: TilePlan) -> LaunchTables:
-    """The remainder: items (row of blocks, first, last); then columns, places of bits, and bits of rows as two words."""
+    """The remainder: items (row of blocks, first, last), columns, places of bits, and bits of rows as two words."""
     blocks, remainder = plan.blocks, plan.acsr.remainder
     assert isinstance(blocks, BlockLaunch)
     count = np.diff(blocks.first).astype(np.int64)

@@ -54,6 +54,7 @@ class Wave:
     skewed: bool
     place: Place | None
     merges: bool
+    span: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +144,7 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
         np.concatenate([*(entry.tables.words for entry in found), joined.reshape(-1)]),
         found[0].tables.kind, int(bases[-1]), len(joined), max(entry.tables.items for entry in found),
         only is None or only.skewed, only and only.place, merges,
+        max(entry.tables.span for entry in found),
     )  # fmt: skip
 
 
