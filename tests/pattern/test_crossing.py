@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from weft.errors import InputError
 from weft.pattern import crossing
 from weft.testing.cases import CASES, At
 from weft.testing.strategies import lengths, patterns, per_row_patterns
@@ -170,7 +171,7 @@ def test_a_pattern_may_be_pickled():
 def test_a_damaged_record_is_refused():
     pattern = weft.documents([3, 4, 5])
     for wrong in (pattern.numbers[:-1], pattern.numbers[1:], np.zeros_like(pattern.numbers), pattern.numbers[:0]):
-        with pytest.raises(ValueError, match="damaged record"):
+        with pytest.raises(InputError, match="damaged"):
             crossing.decode(pattern.structure, wrong.tobytes())
 
 

@@ -176,5 +176,18 @@ def test_export_of_a_pattern_made_inside(strict):
 def test_strict_export_stops_rather_than_run_other_numbers():
     """torch loses the content of an array attribute in strict mode; a record that is not its own length is noticed."""
     module, x = SparseAttention(PATTERN), tuple(qkv(20))
-    with pytest.raises(ValueError, match="damaged record"):
+    with pytest.raises(InputError, match="damaged"):
         exported(module, x, strict=True)(*x)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options", "said"),
+    [
+        (torch.ones(3), {}, "mask=Tensor"),
+        (weft.causal(), {"scale": float("nan")}, "scale=nan"),
+        (weft.causal(), {"softcap": -1.0}, "softcap=-1.0"),
+    ],
+)
+def test_what_can_be_seen_wrong_is_refused_when_the_module_is_made(pattern, options, said):
+    with pytest.raises((InputError, OptionError), match=said):
+        SparseAttention(pattern, **options)

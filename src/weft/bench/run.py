@@ -25,6 +25,8 @@ from weft.errors import UnsupportedError
 from weft.testing.workloads import named
 
 DIRECTIONS = {"fwd": ("fwd",), "bwd": ("bwd",), "both": ("fwd", "bwd")}
+# torch.compile's pool of compilers costs a worker of its own more than it saves, and outlives a hanging one.
+QUIET = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 STARTUP = 120.0  # seconds until a worker's first word: it imports torch
 Pair = tuple[str, str]  # direction, peer
 
@@ -43,7 +45,7 @@ class Process:
         path = os.pathsep.join(x for x in (source, os.environ.get("PYTHONPATH", "")) if x)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "weft.bench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self.errors, text=True, start_new_session=True, env=os.environ | {"PYTHONPATH": path},
+            stderr=self.errors, text=True, start_new_session=True, env=QUIET | os.environ | {"PYTHONPATH": path},
         )  # fmt: skip
         self.lines: queue.Queue[str] = queue.Queue()
         self.reader = threading.Thread(target=self._read, daemon=True)

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from weft.errors import InputError
+
 ROWS = ("pairs",)  # arguments that are lists of short tables, and are spelled so when they are empty too
 integers: tuple[type, ...] = (int,)  # weft.torch adds torch.SymInt
 tracer: Any = None  # set by weft.torch: is_compiling(), record(own, tables), column(values), call(name, args)
@@ -100,7 +102,10 @@ def decode(structure: str, numbers: bytes) -> Any:
     """The pattern again; `numbers` are the bytes of its record."""
     values = np.frombuffer(numbers, np.int64)
     if not len(values) or values[0] != len(values):
-        raise ValueError(f"a damaged record for {structure}")
+        raise InputError(
+            f"read the pattern {structure} from a graph", f"its record of {len(values)} integers is damaged",
+            "make the graph anew (strict export loses arrays of modules: use strict=False)",
+        )  # fmt: skip
     return _Reader(values).pattern(ast.parse(structure, mode="eval").body)
 
 

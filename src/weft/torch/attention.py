@@ -46,7 +46,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     no backend can run it. Sources: Dao 2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409
     (ALiBi).
     """
-    _check_mask(mask)
+    check_mask(mask)
     q, k, v = _autocast(q, k, v)
     check_tensors(q, k, v)
     options = {"scale": scale, "softcap": softcap, "dropout": dropout, "sinks": sinks, "alibi_slopes": alibi_slopes}
@@ -78,7 +78,7 @@ def _is_cast(x: Any) -> bool:
 
 def plan(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> AttentionPlan:
     """The plan that `attention(q, k, v, mask)` would run: `.verify()`, `.interpret(q, k, v)`, `.explain()`, `str()`."""
-    _check_mask(mask)
+    check_mask(mask)
     check_tensors(q, k, v)
     return compiled(mask, problem_of(q, k, v), backend)[0]
 
@@ -88,7 +88,8 @@ def explain(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "a
     return plan(mask, q, k, v, backend=backend).explain()
 
 
-def _check_mask(mask: Any) -> None:
+def check_mask(mask: Any) -> None:
+    """Raise InputError unless `mask` is a pattern (or one written down inside a compiled function)."""
     if isinstance(mask, (Pattern, Written)) and hasattr(mask, "structure"):
         return
     raise InputError(

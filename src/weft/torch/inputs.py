@@ -43,15 +43,7 @@ def _check_alike(q: Tensor, name: str, x: Tensor) -> None:
 
 def check_options(q: Tensor, options: dict[str, Any]) -> None:
     """scale finite; softcap positive; sinks and alibi_slopes (Hq,); dropout refused."""
-    scale, softcap, dropout = (_number(name, options[name]) for name in ("scale", "softcap", "dropout"))
-    if scale is not None and not -math.inf < scale < math.inf:  # false for nan; works for torch's symbolic floats
-        _option(f"scale={scale}", "the scale is not a finite number", "pass a finite scale, or None for D ** -0.5")
-    if softcap is not None and not 0 < softcap < math.inf:
-        _option(f"softcap={softcap}", "a soft cap is a positive finite number", "pass softcap > 0, or None for none")
-    if dropout:
-        raise UnsupportedError(
-            f"attention(dropout={dropout})", "attention dropout is not implemented", "pass dropout=0.0, or drop outputs"
-        )
+    check_numbers(options)
     for name in ("sinks", "alibi_slopes"):
         x = options[name]
         if x is None:
@@ -65,6 +57,19 @@ def check_options(q: Tensor, options: dict[str, Any]) -> None:
     if slopes is not None and slopes.requires_grad:
         raise UnsupportedError(
             "attention(alibi_slopes=...)", "gradients of ALiBi slopes are not implemented", "pass slopes.detach()"
+        )
+
+
+def check_numbers(options: dict[str, Any]) -> None:
+    """scale finite, softcap positive, no dropout; absent ones are None."""
+    scale, softcap, dropout = (_number(name, options.get(name)) for name in ("scale", "softcap", "dropout"))
+    if scale is not None and not -math.inf < scale < math.inf:  # false for nan; works for torch's symbolic floats
+        _option(f"scale={scale}", "the scale is not a finite number", "pass a finite scale, or None for D ** -0.5")
+    if softcap is not None and not 0 < softcap < math.inf:
+        _option(f"softcap={softcap}", "a soft cap is a positive finite number", "pass softcap > 0, or None for none")
+    if dropout:
+        raise UnsupportedError(
+            f"attention(dropout={dropout})", "attention dropout is not implemented", "pass dropout=0.0, or drop outputs"
         )
 
 

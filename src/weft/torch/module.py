@@ -9,7 +9,8 @@ from torch import Tensor
 
 from weft.errors import OptionError
 from weft.pattern.algebra import Pattern
-from weft.torch.attention import attention
+from weft.torch.attention import attention, check_mask
+from weft.torch.inputs import check_numbers
 
 OPTIONS = ("scale", "softcap", "alibi_slopes", "return_lse", "backend", "deterministic")
 
@@ -18,7 +19,8 @@ class SparseAttention(torch.nn.Module):
     """`attention` with a pattern and options kept; no parameters unless sinks are given, which become one.
 
     Deep-copies, pickles and exports: the pattern is an immutable value, and `pattern` may be assigned anew at any time.
-    options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, as for `attention`.
+    options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, as for `attention`; what needs no tensor to
+    be seen wrong is refused here, the rest at the first call.
     """
 
     def __init__(self, pattern: Pattern, *, sinks: Tensor | None = None, **options: Any) -> None:
@@ -28,6 +30,8 @@ class SparseAttention(torch.nn.Module):
             raise OptionError(
                 f"SparseAttention({', '.join(unknown)}=...)", "it takes no such option", f"use {', '.join(OPTIONS)}"
             )
+        check_mask(pattern)
+        check_numbers(options)
         slopes = options.pop("alibi_slopes", None)
         self.pattern, self.options = pattern, options
         self.register_buffer("alibi_slopes", slopes)

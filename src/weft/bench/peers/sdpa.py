@@ -40,7 +40,7 @@ class Sdpa(Peer):
         options |= {"enable_gqa": workload.q_heads != workload.kv_heads}
         if not self.kernel:
             return lambda q, k, v: sdpa(q, k, v, **options)
-        kernel = SDPBackend[self.kernel]
+        kernel = getattr(SDPBackend, self.kernel)  # an enumeration of C++, not of Python
 
         def run(q: Any, k: Any, v: Any) -> Any:
             with sdpa_kernel(kernel):
