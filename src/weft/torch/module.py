@@ -19,8 +19,8 @@ class SparseAttention(torch.nn.Module):
     """`attention` with a pattern and options kept; no parameters unless sinks are given, which become one.
 
     Deep-copies, pickles and exports: the pattern is an immutable value, and `pattern` may be assigned anew at any time.
-    options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, as for `attention`; what needs no tensor to
-    be seen wrong is refused here, the rest at the first call.
+    options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, as for `attention`; what can be
+    seen wrong without tensors is refused here, the rest at the first call.
     """
 
     def __init__(self, pattern: Pattern, *, sinks: Tensor | None = None, **options: Any) -> None:

@@ -132,7 +132,8 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Te
     kernels = backend.load()
     delta = kernels.delta(out, dout, dlse)
     dsinks = q.new_empty(0) if chosen.sinks is None else _sink_gradient(chosen.sinks, lse, delta)
-    return *kernels.backward((q, k, v), (dout, lse, delta), plan, _modifiers(plan, chosen)), dsinks
+    how = _modifiers(plan, chosen)
+    return *kernels.backward((q, k, v), (dout, lse, delta), plan, how, chosen.deterministic), dsinks
 
 
 def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:

@@ -59,8 +59,12 @@ def backward(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     plan: AttentionPlan,
     how: Modifiers,
+    deterministic: bool = True,
 ) -> Tensors:
-    """(dq, dk, dv). saved: q, k, v. rows: d_out (B, Hq, M, Dv), lse and delta (B, Hq, M), as `backward.Saved` says."""
+    """(dq, dk, dv), always the same bits.
+
+    saved: q, k, v. rows: d_out (B, Hq, M, Dv), lse and delta (B, Hq, M), as `backward.Saved` says.
+    """
     q, k, v = saved
     dtype = ACCUMULATE[q.dtype]
     dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype) for x in (q, k, v))

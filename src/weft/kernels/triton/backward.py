@@ -23,8 +23,12 @@ class Gradient(Fragments):
         for n, (first, width, live) in enumerate(dims if self.spec.accumulate else ()):
             inside = f" & ({column}_{n} < {first + live})[None, :]" if live < width else ""
             at = self.pointer(tensor, rows, f"{column}_{n}")
-            yield f"{name}_{n} += tl.load({at}, mask=valid[:, None]{inside}, other=0.0)"
-        yield from self.store(name, tensor, rows, "valid", kind)
+            if self.spec.split:
+                yield f'tl.atomic_add({at}, {name}_{n}, mask=valid[:, None]{inside}, sem="relaxed")'
+            else:
+                yield f"{name}_{n} += tl.load({at}, mask=valid[:, None]{inside}, other=0.0)"
+        if not self.spec.split:
+            yield from self.store(name, tensor, rows, "valid", kind)
 
     def slope_of_cap(self) -> Iterator[str]:
         if self.spec.softcap:

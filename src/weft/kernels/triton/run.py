@@ -90,20 +90,22 @@ def backward(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     plan: AttentionPlan,
     how: Modifiers,
+    deterministic: bool = True,
 ) -> Tensors:
-    """(dq, dk, dv), as `weft.kernels.cpu.run.backward`: two kernels, the same bits every time."""
+    """(dq, dk, dv), as `weft.kernels.cpu.run.backward`: two kernels, the same bits every time if deterministic."""
     q, k, v = saved
     d_out, lse, delta = rows
     here = {"Q": q, "K": k, "V": v, "DOut": d_out, "Lse": lse.contiguous(), "Delta": delta.contiguous(),
             "Slopes": _wide(how.alibi, delta)}  # fmt: skip
-    (dq,) = _gradients("dq", {"DQ": q}, here, plan, how)
-    dk, dv = _gradients("dkdv", {"DK": k, "DV": v}, here, plan, how)
+    (dq,) = _gradients({"DQ": q}, here, plan, how, loaded(plan, False, q.device))
+    tables = loaded(plan, True, q.device, not deterministic)
+    dk, dv = _gradients({"DK": k, "DV": v}, here, plan, how, tables)
     return dq, dk, dv
 
 
-def _gradients(direction: Direction, wanted: Named, here: Named, plan: AttentionPlan, how: Modifiers) -> Tensors:
+def _gradients(wanted: Named, here: Named, plan: AttentionPlan, how: Modifiers, tables: Loaded) -> Tensors:
     """The gradients of one kernel; summed in float32 where several launches meet the same rows."""
-    tables = loaded(plan, direction == "dkdv", here["Q"].device)
+    direction: Direction = "dq" if "DQ" in wanted else "dkdv"
     dtype = torch.float32 if tables.merges else here["Q"].dtype
     made = {name: rows_in_order_of(x, x.shape[3], dtype) for name, x in wanted.items()}
     if tables.merges or not tables.covers:
@@ -125,10 +127,10 @@ class Loaded:
 
 
 @lru_cache(maxsize=128)
-def loaded(plan: AttentionPlan, transposed: bool, device: torch.device) -> Loaded:
-    """The tables of a plan, put on the device once; `transposed` walks keys."""
+def loaded(plan: AttentionPlan, transposed: bool, device: torch.device, split: bool = False) -> Loaded:
+    """The tables of a plan, put on the device once; `transposed` walks keys; split: see `plan_waves`."""
     shares = plan.transposed if transposed else plan.forward
-    found = plan_waves([(share.plan, share.heads) for share in shares], plan.problem, transposed)
+    found = plan_waves([(share.plan, share.heads) for share in shares], plan.problem, transposed, split)
     return Loaded(tuple((w, torch.from_numpy(w.words).to(device)) for w in found.waves), found.covers, found.merges)
 
 

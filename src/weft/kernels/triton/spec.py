@@ -16,9 +16,10 @@ class KernelSpec:
     and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the remainder. rows x
     cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16 bytes and are
     dense, and no tile spans 2^31 elements. formula: every bound is one of at most two staircases; else lists are
-    walked. listed: queries or keys are gathered through a table, or left out by one. packed: several launches in one,
-    so that a program first reads which is its own. accumulate: results are added to what came before, in float32.
-    rescaled: the scale is zero or negative, so scores are multiplied by it before their largest is taken.
+    walked. listed: queries or keys are gathered through a table, or left out by one. split: several items add to the
+    same rows, in no fixed order. packed: several launches in one, so that a program first reads which is its own.
+    accumulate: results are added to what came before, in float32. rescaled: the scale is zero or negative, so scores
+    are multiplied by it before their largest is taken.
     """
 
     direction: Direction
@@ -31,6 +32,7 @@ class KernelSpec:
     aligned: bool = True
     formula: bool = True
     listed: bool = False
+    split: bool = False
     packed: bool = False
     accumulate: bool = False
     softcap: bool = False
@@ -51,7 +53,7 @@ class KernelSpec:
         where = "blocks" if self.rank == 0 else f"{self.rank}d"
         options = "".join(
             f"_{x}"
-            for x in ("listed", "packed", "accumulate", "softcap", "alibi", "sinks", "rescaled", "tf32")
+            for x in ("listed", "split", "packed", "accumulate", "softcap", "alibi", "sinks", "rescaled", "tf32")
             if getattr(self, x)
         )
         return f"{self.direction}_{self.dtype}_{dims}_{where}_{self.rows}x{self.cols}{options}" + (

@@ -60,13 +60,15 @@ class Kind(NamedTuple):
     cols: int
     formula: bool
     listed: bool
+    split: bool
 
 
 @dataclass(frozen=True, eq=False)
 class LaunchTables:
     """One launch. words: everything but the members. rank: axes (0: the remainder). work: tiles visited by each item.
 
-    span: tokens from the first to the last column of a tile, at most.
+    split: a tile may be several items, each with some of its columns. span: tokens from the first to the last column
+    of a tile, at most.
     """
 
     words: Words
@@ -77,6 +79,7 @@ class LaunchTables:
     work: Ints
     formula: bool = True
     listed: bool = False
+    split: bool = False
     span: int = BLOCK
 
     @property
@@ -86,7 +89,7 @@ class LaunchTables:
     @property
     def kind(self) -> Kind:
         """Launches of one kind run the same code."""
-        return Kind(self.rank, self.rows, self.cols, self.formula, self.listed)
+        return Kind(self.rank, self.rows, self.cols, self.formula, self.listed, self.split)
 
     @property
     def skewed(self) -> bool:
@@ -116,12 +119,13 @@ class Writer:
 
 
 # ---- terms ---------------------------------------------------------------------------------------------------------
-def launch_tables(launch: Launch) -> LaunchTables:
-    """The tables of one launch; its boxes are powers of two on every axis."""
+def launch_tables(launch: Launch, most: int | None = None) -> LaunchTables:
+    """The tables of one launch; its boxes are powers of two on every axis. Items visit about `most` tiles or fewer."""
     rank = len(launch.box)
     slots = [axis_slots(launch, axis) for axis in range(rank)]
     work = launch_work(launch, slots)
-    order = schedule(work)
+    pieces, piece = _pieces(work[schedule(work)], most)
+    order = np.repeat(schedule(work), pieces)
     chosen = np.indices([lane.size for lane, _ in slots]).reshape(rank, -1)[:, order]
     both = [(axis, m) for part in launch.parts for axis, m in zip(part.axes, launch.q.shape, strict=True)]
     formula, listed = all(_is_formula(axis, m) for axis, m in both), any(map(_is_listed, launch.parts))
@@ -137,10 +141,44 @@ def launch_tables(launch: Launch) -> LaunchTables:
             out.put(_formulas(axis) if formula else _lists(axis, lists, rest_at, (slots[a], chosen[a])))
     words = np.concatenate([out.all(), lists.all()])
     items = _items(launch, slots, chosen)
+    split = bool((pieces > 1).any())
+    if split:
+        _cut(items, launch, piece, np.repeat(pieces, pieces))
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
     cols = prod(axis.block_k for axis in launch.parts[0].axes)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
-    return LaunchTables(words, rank, prod(launch.box), cols, place, work[order], formula, listed, _span(launch))
+    return LaunchTables(
+        words,
+        rank,
+        prod(launch.box),
+        cols,
+        place,
+        work[order] // np.repeat(pieces, pieces),
+        formula,
+        listed,
+        split,
+        _span(launch),
+    )
+
+
+def _pieces(work: Ints, most: int | None) -> tuple[Ints, Ints]:
+    """(items of each tile, which of them each item is)"""
+    pieces = np.ones_like(work) if most is None else np.maximum(-(-work // most), 1)
+    return pieces, np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+
+
+def _cut(items: Words, launch: Launch, piece: Ints, pieces: Ints) -> None:
+    """Leave each item its share of the boxes along the first axis of every part, in place."""
+    rank = len(launch.box)
+    for number, part in enumerate(launch.parts):
+        at, axis = 2 * rank + 4 * rank * number, part.axes[0]
+        first, count, left, full = (items[:, at + i].astype(np.int64) for i in range(4))
+        boxes = -(-count // axis.block_k)
+        begin, end = boxes * piece // pieces, boxes * (piece + 1) // pieces
+        items[:, at] = first + axis.lanes.k_step * axis.block_k * begin
+        items[:, at + 1] = np.maximum(np.minimum(count, end * axis.block_k) - begin * axis.block_k, 0)
+        items[:, at + 2] = np.clip(left - begin, 0, end - begin)
+        items[:, at + 3] = np.clip(left + full - begin, 0, end - begin) - items[:, at + 2]
 
 
 def _span(launch: Launch) -> int:

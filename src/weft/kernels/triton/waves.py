@@ -7,7 +7,7 @@ merged; which ones these are is found on the rows themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from weft.acsr.format import BLOCK
 from weft.kernels.triton.tables import Kind, LaunchTables, Place, Words, block_tables, launch_tables
 from weft.pattern.relation import NDBool
 from weft.planning.attention_plan import Heads
+from weft.planning.device import tiles_of
 from weft.planning.problem import Problem
 from weft.planning.tiles import Launch, TilePlan
 
@@ -69,13 +70,23 @@ class Waves:
         return any(wave.merges for wave in self.waves)
 
 
-def plan_waves(plans: Iterable[tuple[TilePlan, tuple[Heads, ...]]], problem: Problem, transposed: bool) -> Waves:
-    """The waves of tile plans, each with the heads that share it; transposed: rows are keys."""
+SLOTS = 400  # tiles that a large GPU computes at a time: what an item may hold is measured by it
+
+
+def plan_waves(
+    plans: Sequence[tuple[TilePlan, tuple[Heads, ...]]], problem: Problem, transposed: bool, split: bool = False
+) -> Waves:
+    """The waves of tile plans, each with the heads that share it; transposed: rows are keys.
+
+    split: tiles that visit far more than a fair share are cut into several items, whose results are added in no fixed
+    order.
+    """
     entries = []
+    most = max(32, sum(tiles_of(plan) * _members(heads) for plan, heads in plans) // (2 * SLOTS)) if split else None
     for plan, heads in plans:
         listed = head_rows(heads, problem.group, transposed)
         owners = frozenset(map(tuple, listed[:, : 2 if transposed else 3].tolist()))
-        entries += [Entry(tables, listed, rows, owners) for tables, rows in _launches(plan)]
+        entries += [Entry(tables, listed, rows, owners) for tables, rows in _launches(plan, most)]
     sorted_entries: list[list[Entry]] = []
     for entry in entries:
         place = next((w for w in sorted_entries if _fits(entry, w)), None)
@@ -86,17 +97,22 @@ def plan_waves(plans: Iterable[tuple[TilePlan, tuple[Heads, ...]]], problem: Pro
     waves = []
     for one in sorted_entries:
         others = [entry for w in sorted_entries if w is not one for entry in w]
-        waves.append(_wave(one, any(a.meets(b) for a in one for b in others)))
+        waves.append(_wave(one, one[0].tables.split or any(a.meets(b) for a in one for b in others)))
     heads = problem.batch * (problem.kv_heads if transposed else problem.q_heads)
     return Waves(tuple(waves), _covers(entries, heads))
 
 
-def _launches(plan: TilePlan) -> Iterable[tuple[LaunchTables, NDBool]]:
+def _members(heads: tuple[Heads, ...]) -> int:
+    """Key/value heads over all batch rows."""
+    return sum((one.batch[1] - one.batch[0]) * (one.kv[1] - one.kv[0]) for one in heads)
+
+
+def _launches(plan: TilePlan, most: int | None) -> Iterable[tuple[LaunchTables, NDBool]]:
     """(tables, rows visited) of every launch; the remainder last."""
     m = plan.acsr.m
     for launch in plan.launches:
         if launch.tiles:
-            yield launch_tables(launch), _rows(launch, m)
+            yield launch_tables(launch, most), _rows(launch, m)
     if plan.blocks is not None:
         rows = np.zeros(-(-m // BLOCK) * BLOCK, np.bool_)
         rows.reshape(-1, BLOCK)[plan.blocks.rows] = True
