@@ -1,8 +1,9 @@
 """Pictures of patterns and of the tiles that a plan visits.
 
-`pattern_figure` draws one pattern: on the left which query sees which key; then the tiles of its plan, in token order
-and in every other order in which a launch takes queries and keys; and for patterns on a map one query with what its
-box reads. Meant for small instances: a picture of a million tokens shows no tile.
+`pattern_figure` draws one pattern: on the left which query sees which key, by terms; then the tiles of its plan, in
+token order and in every other order in which a launch takes queries and keys; and for patterns on a map one query with
+what its box reads. Meant for small instances: a picture of a million tokens shows no tile. `term_figure` draws the
+terms alone, at any length: of a large pattern it shows how dense each place is.
 
 matplotlib is loaded when the first figure is made, never before.
 """
@@ -13,11 +14,13 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from weft.acsr.picture import Owned, owned
 from weft.errors import OptionError, UnsupportedError
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Ints
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LIMIT = 1 << 22  # pairs in one picture
+FORMATS = (".png", ".svg")
 PANEL, GAP, TOP, BOTTOM = 4.6, 0.75, 1.25, 0.95  # inches: side of a panel, space between two, above and below them
 
 SKIPPED, ELSEWHERE, MASKED, PARTIAL, FULL = range(5)
@@ -44,6 +48,11 @@ MEANING = (
     "full tile, no mask",
 )
 INK, EDGE, POINT = "#22303c", "#9aa3ab", "#d55e00"
+# Terms: ink for a single one, else the colours of Okabe and Ito that stand for no tile; the remainder is grey.
+TERMS = ("#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a400", "#5a3d8c")
+REMAINDER = "#8a8f94"
+SHOWN = 6  # entries of the legend of terms
+DENSE = 320  # cells a side of a picture that cannot show every pair
 
 Box: TypeAlias = tuple[int, int, int, int]  # first and last row, first and last column; the last ones are not in it
 
@@ -54,7 +63,8 @@ class View:
     """Launches that take tokens in one order.
 
     queries (rows,) and keys (n,): tokens in that order; classes (rows, n): SKIPPED ... FULL of each pair; boxes: what
-    each query tile visits. q_steps, k_steps: the residue classes of the order, per axis; all 1 without.
+    each query tile visits. q_steps, k_steps: the residue classes of the order, per axis; all 1 without. map: (height,
+    width) where all tokens are the points of one map; else empty.
     """
 
     title: str
@@ -64,6 +74,7 @@ class View:
     boxes: tuple[Box, ...]
     q_steps: tuple[int, ...] = (1,)
     k_steps: tuple[int, ...] = (1,)
+    map: tuple[int, ...] = ()
 
 
 def views(plan: TilePlan) -> list[View]:
@@ -123,7 +134,14 @@ def _view(title: str, tiles: list[list[Visit]], live: NDBool, launch: Launch | N
             visited[column[visit.keys]] = True
         boxes += [(int(rows[0]), int(rows[-1]) + 1, first, last) for first, last in _runs(visited)]
     q_steps = tuple(lanes.q_step for lanes in launch.lanes) if launch else (1,)
-    return View(title, queries, keys, classes, tuple(boxes), q_steps, k_steps)
+    return View(title, queries, keys, classes, tuple(boxes), q_steps, k_steps, _map(launch, m, n))
+
+
+def _map(launch: Launch | None, m: int, n: int) -> tuple[int, ...]:
+    """The shape of the map that is all of a launch's tokens, queries and keys; empty if there is none."""
+    if launch is None or len(launch.q.shape) != 2 or not launch.q.size == m == n:
+        return ()
+    return launch.q.shape if all(part.k == launch.q for part in launch.parts) else ()
 
 
 def _key_order(launch: Launch, n: int) -> tuple[Ints, tuple[int, ...]]:
@@ -147,8 +165,10 @@ def _runs(flags: NDBool) -> Iterable[tuple[int, int]]:
 
 
 # ---- figures -----------------------------------------------------------------------------------------------------
-def pattern_figure(pattern: Pattern, m: int, n: int | None = None, note: str = "") -> Figure:
-    """The pattern at (m, n) tokens and the forward plan of its first batch row and head, in one figure.
+def pattern_figure(
+    pattern: Pattern, m: int, n: int | None = None, note: str = "", at: tuple[int, int] = (0, 0)
+) -> Figure:
+    """The pattern at (m, n) tokens and the forward plan of one batch row and head, `at`, in one figure.
 
     The plan is the one for 8 batch rows of 8 heads with D = 64 in float32. note: a few words that follow the sizes.
     """
@@ -159,19 +179,38 @@ def pattern_figure(pattern: Pattern, m: int, n: int | None = None, note: str = "
             f"it has more than {LIMIT} pairs",
             "draw a smaller instance of the pattern",
         )
-    one = pattern.at(0, 0)
-    plan = plan_attention(one, Problem(8, 8, 8, m, n, 64, 64)).forward[0].plan
+    one = pattern.at(*at)
+    plan = planned(one, m, n)
     seen = views(plan)
-    mapped = [view for view in seen if len(view.q_steps) == 2]
-    grids = [launch.q for launch in plan.launches if len(launch.box) == 2]
+    mapped = [view for view in seen if view.map]
     figure, axes = panels(1 + len(seen) + len(mapped[:1]))
-    draw_mask(axes[0], one.to_dense(m, n))
+    terms = owned(plan.acsr, m, n)
+    draw_terms(axes[0], terms)
     for axis, view in zip(axes[1:], seen, strict=False):
         draw_view(axis, view)
     if mapped:
-        draw_map(axes[-1], mapped[0], grids[0].shape)
+        draw_map(axes[-1], mapped[0])
     headline(figure, str(pattern), _facts(plan, note))
-    _legend(figure, seen)
+    _legend(figure, terms, seen)
+    return figure
+
+
+def planned(one: Pattern, m: int, n: int) -> TilePlan:
+    """The plan that pictures show."""
+    return plan_attention(one, Problem(8, 8, 8, m, n, 64, 64)).forward[0].plan
+
+
+def term_figure(pattern: Pattern, m: int, n: int | None = None, at: tuple[int, int] = (0, 0)) -> Figure:
+    """The pattern at (m, n) tokens by the terms of one batch row and head, `at`; by density beyond LIMIT pairs."""
+    n = m if n is None else n
+    acsr = pattern.acsr(m, n, *at)
+    cells = (m, n) if m * n <= LIMIT else (DENSE, DENSE)
+    terms = owned(acsr, *cells)
+    figure, (axes,) = panels(1)
+    draw_terms(axes, terms)
+    share = f"{acsr.nnz / max(1, m * n):.2%} live"
+    headline(figure, str(pattern), f"{m:,} × {n:,} tokens    {share}    {acsr.nbytes:,} bytes")
+    _legend(figure, terms, [])
     return figure
 
 
@@ -214,18 +253,30 @@ def headline(figure: Figure, title: str, below: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes the figure as a PNG, aside first, so that a file with this name is always whole."""
+    """Writes the figure as what its name ends in, aside first, so that a file with this name is always whole."""
+    kind = path.suffix.lower()
+    if kind not in FORMATS:
+        raise OptionError(f"a picture in {path}", f"its name ends in none of {', '.join(FORMATS)}", "name it so")
+    from matplotlib import rc_context
+
     aside = path.with_name(path.name + ".part")
-    figure.savefig(aside, format="png")
+    dated = {"metadata": {"Date": None}} if kind == ".svg" else {}
+    with rc_context({"svg.hashsalt": "weft"}):  # the same picture is the same file
+        figure.savefig(aside, format=kind[1:], **dated)
     return aside.replace(path)
 
 
 # ---- panels ------------------------------------------------------------------------------------------------------
-def draw_mask(axes: Axes, mask: NDBool) -> None:
-    """Live pairs dark."""
-    image(axes, np.where(mask[..., None], _rgb(INK), _rgb(COLOURS[SKIPPED])), "the pattern")
-    axes.set_ylabel("query")
-    axes.set_xlabel("key")
+def draw_terms(axes: Axes, terms: Owned) -> None:
+    """Live pairs in the colour of their term; paler where only a share of a cell is live."""
+    palette = np.stack([_rgb(colour) for colour in (COLOURS[SKIPPED], *term_colours(terms))])
+    strength = np.where(terms.share > 0, 0.25 + 0.75 * terms.share, 0)[..., None]
+    mixed = palette[0] + strength * (palette[terms.owners].astype(np.float64) - palette[0])
+    m, n = terms.acsr.m, terms.acsr.n
+    image(axes, mixed.round().astype(np.uint8), "the pattern" if terms.exact else "the pattern, by density", (m, n))
+    for axis, name in ((axes.yaxis, "query"), (axes.xaxis, "key")):
+        axis.set_label_text(name)
+        axis.set_major_formatter("{x:,.0f}")
 
 
 def draw_view(axes: Axes, view: View) -> None:
@@ -249,9 +300,9 @@ def _order(axis: Any, one: str, many: str, steps: tuple[int, ...], tokens: Ints)
     axis.set_ticks([])
 
 
-def draw_map(axes: Axes, view: View, shape: tuple[int, ...]) -> None:
-    """The row of the query in the middle of a map of shape (height, width): its keys, and what its box reads for it."""
-    height, width = shape
+def draw_map(axes: Axes, view: View) -> None:
+    """The row of the query in the middle of the view's map: its keys, and what its box reads for it."""
+    height, width = view.map
     middle = (height // 2) * width + width // 2
     row = int(np.flatnonzero(view.queries == middle)[0])
     classes = np.empty(height * width, np.int64)
@@ -260,7 +311,7 @@ def draw_map(axes: Axes, view: View, shape: tuple[int, ...]) -> None:
     box = np.zeros(height * width, np.bool_)
     box[view.queries[first:last]] = True
     image(axes, _palette()[classes].reshape(height, width, 3), "one query on the map, and what its box reads")
-    _lines(axes, _borders(box.reshape(shape)), 1.6)
+    _lines(axes, _borders(box.reshape(view.map)), 1.6)
     axes.plot([], [], color=INK, linewidth=1.6, label="its box of queries")
     axes.plot([width // 2], [height // 2], "o", color=POINT, markersize=8, markeredgecolor="white", label="the query")
     axes.set_ylabel("row")
@@ -282,9 +333,10 @@ def _lines(axes: Axes, lines: np.ndarray, width: float) -> None:
     axes.add_collection(LineCollection(list(lines), colors=INK, linewidths=width, capstyle="projecting"))
 
 
-def image(axes: Axes, colours: np.ndarray, title: str) -> None:
-    """Colours (height, width, 3), stretched over a square panel."""
-    axes.imshow(colours, interpolation="nearest", aspect="auto")
+def image(axes: Axes, colours: np.ndarray, title: str, size: tuple[int, int] | None = None) -> None:
+    """Colours (height, width, 3), stretched over a square panel. size: what the axes count, (height, width) if None."""
+    height, width = size or colours.shape[:2]
+    axes.imshow(colours, interpolation="nearest", aspect="auto", extent=(-0.5, width - 0.5, height - 0.5, -0.5))
     axes.set_title(title, fontsize=11, color=INK)
     axes.tick_params(labelsize=8, colors=INK, length=2)
     for label in (axes.xaxis.label, axes.yaxis.label):
@@ -293,15 +345,45 @@ def image(axes: Axes, colours: np.ndarray, title: str) -> None:
         spine.set(color=EDGE, linewidth=0.6)
 
 
-def _legend(figure: Figure, seen: list[View]) -> None:
+def _legend(figure: Figure, terms: Owned, seen: list[View]) -> None:
+    """Terms below the first panel, unless it is plain that there is one; classes of tiles below the others."""
+    named = list(zip(term_colours(terms), terms.names, strict=True))
+    several = len(named) > 1 or not seen
+    if several:
+        if len(named) > SHOWN:
+            named = [*named[: SHOWN - 1], ("none", f"and {len(named) - SHOWN + 1} more")]
+        _entries(figure, [_patch(*pair) for pair in named], GAP + PANEL / 2, 3)
+    there = sorted({int(x) for view in seen for x in np.unique(view.classes)}, reverse=True)
+    handles = [_patch(COLOURS[i], MEANING[i]) for i in there]
+    marks = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
+    if handles or marks:
+        left = PANEL + GAP if several else 0.0
+        width = figure.get_size_inches()[0]
+        rows = ceil(len(handles + marks) / ((width - left) // 2.3))  # inches that an entry takes
+        _entries(figure, handles + marks, (left + width) / 2, ceil(len(handles + marks) / rows))
+
+
+def _patch(colour: str, label: str) -> Any:
     from matplotlib.patches import Patch
 
-    there = sorted({int(x) for view in seen for x in np.unique(view.classes)}, reverse=True)
-    handles = [Patch(facecolor=COLOURS[i], edgecolor=EDGE, linewidth=0.5, label=MEANING[i]) for i in there]
-    marks = [handle for axes in figure.axes for handle in axes.get_legend_handles_labels()[0]]
-    figure.legend(
-        handles=handles + marks, loc="lower center", ncols=8, fontsize=9.5, frameon=False, labelcolor=INK
-    ).set_in_layout(False)
+    return Patch(facecolor=colour, edgecolor="none" if colour == "none" else EDGE, linewidth=0.5, label=label)
+
+
+def _entries(figure: Figure, handles: list[Any], middle: float, columns: int) -> None:
+    """A legend at the bottom around `middle`, in inches."""
+    place = (middle / figure.get_size_inches()[0], 0)
+    legend = figure.legend(
+        handles=handles, loc="lower center", bbox_to_anchor=place, ncols=columns, fontsize=9.5, frameon=False,
+        labelcolor=INK, handlelength=1.2, columnspacing=1.4,
+    )  # fmt: skip
+    legend.set_in_layout(False)
+
+
+def term_colours(terms: Owned) -> list[str]:
+    """Of the kinds 1, 2, ... of `owners`; six colours take turns."""
+    count = len(terms.acsr.terms)
+    colours = [TERMS[i % len(TERMS)] for i in range(count)] if count > 1 else [INK] * count
+    return colours + [REMAINDER] * bool(len(terms.acsr.remainder))
 
 
 def _palette() -> np.ndarray:

@@ -3,13 +3,67 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any, NamedTuple
 
 import click
 
+from weft import __version__
+from weft.errors import WeftError
+
+
+class Entry(NamedTuple):
+    """What `weft --help` says of a command, and the examples that end its own help."""
+
+    about: str
+    examples: tuple[str, ...]
+
+
 COMMANDS = {
-    "bench": "Measure weft beside its peers.",
-    "recognize": "Find the pattern of a mask file or a mask function.",
+    "bench": Entry("Measure weft beside its peers.", ("bench --list", "bench cpu --device cpu --rounds 5")),
+    "demo": Entry(
+        "Run the main job on real input, or write a page of every pattern.", ("demo --quick", "demo --html weft.html")
+    ),
+    "doctor": Entry("Say what this machine can run, and what to install.", ("doctor", "doctor --json")),
+    "explain": Entry(
+        "Explain a plan: format, launches, times, generated source.",
+        (
+            'explain "causal() & window(1023)" --shape 1,8,16384,64',
+            'explain "longformer(512, 16)" --shape 1,8,8192,128 --device gpu --source forward',
+        ),
+    ),
+    "napkin": Entry(
+        "Derive a tiling from a diagram, with the bytes it sends and holds.",
+        (
+            "napkin attention --target h200 --out flash.svg",
+            'napkin attention --pattern "neighborhood((64, 64), (8, 8))" --length 4096',
+        ),
+    ),
+    "plan": Entry(
+        "Plan a pattern: launches, tiles, bytes, useful share.",
+        (
+            'plan "causal() & window(1023)" --shape 1,8,16384,64',
+            'plan "neighborhood((64, 64), (7, 7))" --shape 2,16,4096,128 --device gpu --verify',
+        ),
+    ),
+    "recognize": Entry(
+        "Find the pattern of a mask file or a mask function.",
+        ("recognize mask.npy", "recognize my_masks:sliding --size 1024 1024"),
+    ),
+    "show": Entry(
+        "Draw a pattern and its tiles: in the terminal, as PNG, as SVG.",
+        (
+            'show "causal() & window(15)" --size 64',
+            'show "neighborhood((16, 16), (5, 5))" --tiles --out tiles.png',
+            'show "longformer(512, 16)" --size 1000000',
+        ),
+    ),
 }
+
+
+class Refused(click.ClickException):
+    """A weft error as the command line says it: its three sentences, and exit code 2."""
+
+    exit_code = 2
 
 
 class LazyGroup(click.Group):
@@ -19,14 +73,25 @@ class LazyGroup(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return import_module(f"weft.cli.{name}").command if name in COMMANDS else None
+        if name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"weft.cli.{name}").command
+        examples = "\n".join(f"  weft {example}" for example in COMMANDS[name].examples)
+        command.epilog = f"\b\nExamples:\n{examples}"
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(COMMANDS.items()))
+            formatter.write_dl([(name, entry.about) for name, entry in sorted(COMMANDS.items())])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except WeftError as error:
+            raise Refused(str(error)) from None
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="weft")
+@click.version_option(__version__, prog_name="weft")
 def main() -> None:
     """weft: a just-in-time compiler for regular sparse attention."""

@@ -1,6 +1,14 @@
-"""A pattern in block characters: one cell for each pair where it fits, shades of density where it does not."""
+"""Pictures of block characters: one cell for each pair where it fits, shades of density where it does not.
+
+Cells are numbers, 0 for nothing and others for kinds (terms, classes of tiles). `Paint` gives a run of characters its
+colours; by default there are none.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
 
@@ -10,6 +18,13 @@ from weft.pattern.bounds import Ints
 SHADES = " ░▒▓█"
 PROBES = 8  # rows and columns looked at in each cell
 
+Paint: TypeAlias = Callable[[str, int, int], str]  # characters, kind of their ink, kind of their ground -> text
+
+
+def plain(text: str, ink: int, ground: int) -> str:
+    """No colours."""
+    return text
+
 
 def draw_pattern(pattern: Pattern, m: int, n: int, width: int) -> str:
     """At most `width` columns, two characters each; queries run down, keys to the right. Head 0 of batch row 0."""
@@ -18,7 +33,7 @@ def draw_pattern(pattern: Pattern, m: int, n: int, width: int) -> str:
 
 def density(pattern: Pattern, m: int, n: int, width: int) -> np.ndarray:
     """Share of live pairs in each cell of a picture of at most width x width cells, PROBES x PROBES a cell."""
-    rows, cols = _probes(m, width), _probes(n, width)
+    rows, cols = probes(m, width), probes(n, width)
     live = pattern.contains(rows.reshape(-1)[:, None], cols.reshape(-1)[None, :], m, n)
     return live.reshape(*rows.shape, *cols.shape).mean(axis=(1, 3))
 
@@ -29,10 +44,68 @@ def shades(share: np.ndarray) -> np.ndarray:
     return np.where(share <= 0, 0, np.where(share >= 1, len(SHADES) - 1, np.minimum(middle, len(SHADES) - 2)))
 
 
-def _probes(length: int, width: int) -> Ints:
-    """(cells, probes): the indices looked at in each cell."""
-    cells = min(length, width)
-    edges = np.linspace(0, length, cells + 1)
-    steps = (np.arange(PROBES) + 0.5) / PROBES if length > width else np.zeros(1)
+def probes(length: int, cells: int) -> Ints:
+    """(cells, probes): the indices looked at in each cell; of each index one where there are no more than cells."""
+    count = min(length, cells)
+    edges = np.linspace(0, length, count + 1)
+    steps = (np.arange(PROBES) + 0.5) / PROBES if length > cells else np.zeros(1)
     found = edges[:-1, None] + steps[None, :] * np.diff(edges)[:, None]
     return np.minimum(found.astype(np.int64), max(0, length - 1))
+
+
+def commonest(kinds: np.ndarray, rows: int, cols: int) -> np.ndarray:
+    """The commonest kind in each cell of a picture of at most rows x cols cells of kinds (height, width)."""
+    q, k = (probes(length, cells) for length, cells in zip(kinds.shape, (rows, cols), strict=True))
+    seen = kinds[np.ix_(q.reshape(-1), k.reshape(-1))].reshape(*q.shape, *k.shape)
+    return np.stack([(seen == kind).sum(axis=(1, 3)) for kind in range(int(kinds.max(initial=0)) + 1)]).argmax(axis=0)
+
+
+# ---- lines of text -----------------------------------------------------------------------------------------------
+def whole_blocks(kinds: np.ndarray, paint: Paint = plain) -> list[str]:
+    """Two characters a cell, which is about a square."""
+    return [_line(((("█" if kind else " ") * 2, kind, 0) for kind in row), paint) for row in kinds.tolist()]
+
+
+def half_blocks(kinds: np.ndarray, paint: Paint = plain) -> list[str]:
+    """One character for two cells, one above the other."""
+    if len(kinds) % 2:
+        kinds = np.concatenate([kinds, np.zeros_like(kinds[:1])])
+    if paint is plain:
+        kinds = np.minimum(kinds, 1)  # kinds differ by colour alone
+    rows = zip(kinds[::2].tolist(), kinds[1::2].tolist(), strict=True)
+    return [_line((_half(*pair) for pair in zip(*two, strict=True)), paint) for two in rows]
+
+
+def _half(above: int, below: int) -> tuple[str, int, int]:
+    if above == below:
+        return ("█" if above else " "), above, 0
+    return ("▀", above, below) if above else ("▄", below, 0)
+
+
+def shaded(kinds: np.ndarray, share: np.ndarray, paint: Paint = plain) -> list[str]:
+    """One character a cell, its shade by share."""
+    rows = zip(kinds.tolist(), shades(share).tolist(), strict=True)
+    return [_line(((SHADES[s], kind, 0) for kind, s in zip(*row, strict=True)), paint) for row in rows]
+
+
+def glyphs(kinds: np.ndarray, alphabet: str) -> list[str]:
+    """One character a cell, by its kind."""
+    return ["".join(alphabet[kind] for kind in row) for row in kinds.tolist()]
+
+
+def _line(cells: Iterable[tuple[str, int, int]], paint: Paint = plain) -> str:
+    """Cells of one colour are painted together."""
+    return "".join(
+        paint("".join(text for text, _, _ in run), *colours) for colours, run in groupby(cells, key=lambda c: c[1:])
+    )
+
+
+def framed(lines: list[str], width: int, queries: tuple[int, int], keys: tuple[int, int]) -> list[str]:
+    """The lines, each `width` characters wide, in a frame that names the first and last query and key."""
+    above, last = f"key {keys[0]}", str(keys[1])
+    gap = width - len(above) - len(last)
+    names = [f"query {queries[0]}", *[""] * (len(lines) - 2), str(queries[1])][: len(lines)]
+    gutter = max(map(len, names))
+    body = [f"{name:>{gutter}} │{line}│" for name, line in zip(names, lines, strict=True)]
+    marks, edge = above + (" " * gap + last if gap > 0 else ""), "─" * width
+    return [f"{'':{gutter}}  {marks}", f"{'':{gutter}} ┌{edge}┐", *body, f"{'':{gutter}} └{edge}┘"]

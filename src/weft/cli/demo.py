@@ -1,0 +1,65 @@
+"""`weft demo`: the main job on real text and a photograph, or one page about every pattern of the library."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weft.cli.parse import parse
+from weft.errors import OptionError, UnsupportedError
+
+
+@click.command("demo")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("weft-demo"), show_default=True,
+              metavar="DIR", help="Where pictures go.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Smaller inputs, a few seconds.")
+@click.option("--no-pictures", is_flag=True, help="Print only.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write one page about every pattern of the library instead.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the rows of that page, one JSON object a line.")
+def command(out: Path, quick: bool, no_pictures: bool, html: Path | None, as_json: bool) -> None:
+    """Pack, plan, prove, run and draw; exits with 1 if a check fails."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as missing:
+        raise UnsupportedError("weft demo", f"torch: {missing}", "pip install 'weft[torch]'") from None
+    if html or as_json:
+        held = _library(html, as_json)
+    else:
+        from weft.demo.__main__ import main
+
+        held = not main([f"--out={out}", *["--quick"] * quick, *["--no-pictures"] * no_pictures])
+    sys.exit(0 if held else 1)
+
+
+def _library(html: Path | None, as_json: bool) -> bool:
+    """The page and its rows; whether every check holds."""
+    from weft.demo.page import SHOWN, entries, page
+
+    found = []
+    for number, entry in enumerate(entries(parse, pictures=html is not None), 1):
+        found.append(entry)
+        if as_json:
+            click.echo(json.dumps(_facts(entry)))
+        elif sys.stderr.isatty():
+            click.echo(f"\r  [{number}/{len(SHOWN)}] {entry.name:24}", nl=False, err=True)
+    if html:
+        try:
+            html.write_text(page(found), encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"--html {html}", f"{error.strerror}", "name a file that can be written") from None
+    wrong = [entry.name for entry in found if not entry.holds]
+    if html and not as_json:
+        said = f"FAILED: {', '.join(wrong)}" if wrong else "every check holds"
+        click.echo(f"{len(found)} patterns in {html}; {said}")
+    return not wrong
+
+
+def _facts(entry: Any) -> dict[str, Any]:
+    facts = asdict(entry) | {"holds": entry.holds}
+    return {name: value for name, value in facts.items() if name not in ("picture", "meaning")}
