@@ -4,6 +4,7 @@ PYTHON      ?= python3
 VENV        ?= .venv
 TORCH       ?= torch==2.13.0
 TORCH_INDEX ?=
+TRITON      ?= triton==3.7.1
 ARGS        ?=
 
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint format bench bench-gpu versions clean FORCE
+.PHONY: help demo test test-gpu lint format bench bench-gpu versions clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -20,6 +21,7 @@ help: ## this list
 	@echo '  VENV=$(VENV)  where the environment goes'
 	@echo '  TORCH=$(TORCH)  the exact torch requirement; it is installed first'
 	@echo '  TORCH_INDEX=  your CPU-only wheel index, used for torch alone; empty: where pip looks anyway'
+	@echo '  TRITON=$(TRITON)  the triton that tests use; empty: what torch brings along'
 	@echo '  ARGS=  passed on to pytest, the demo or the benchmark'
 
 demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, runs, draws
@@ -27,6 +29,10 @@ demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, r
 
 test: $(VENV)/.weft-test ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-gpu: $(VENV)/.weft-test ## kernels on the GPU of this machine, and compiled for every other
+	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "torch finds no GPU here"'
+	$(BIN)/python -m pytest -m 'wide or not wide' tests/kernels tests/triton tests/torch $(ARGS)
 
 lint: $(VENV)/.weft-dev ## style, format, types of the lower floors, import contracts
 	$(BIN)/ruff check .
@@ -71,7 +77,7 @@ $(VENV)/.weft-demo: $(VENV)/.weft-torch pyproject.toml
 	@touch $@
 
 $(VENV)/.weft-test: $(VENV)/.weft-torch pyproject.toml
-	$(PIP) install -q '$(TORCH)' -e '.[torch,plot,dev]'
+	$(PIP) install -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,dev]'
 	@touch $@ $(VENV)/.weft-demo $(VENV)/.weft-dev
 
 # Looks every time, but writes its file only when the interpreter, a variable or the folder is another one: then the
@@ -85,7 +91,7 @@ $(VENV)/.weft-settings: FORCE
 	  "weft: needs Python 3.11 or newer, and $(PYTHON) is $$('$(PYTHON)' -V 2>&1); use PYTHON=/path/to/a/newer/python3"; exit 1; }
 	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null || { echo >&2 \
 	  'weft: $(PYTHON) lacks its venv module; on Debian or Ubuntu: apt-get install python3-venv; or use PYTHON=/path/to/another/python3'; exit 1; }
-	@now="$$({ '$(PYTHON)' -V; echo '$(CURDIR) $(TORCH) $(TORCH_INDEX)'; } | cksum)"; \
+	@now="$$({ '$(PYTHON)' -V; echo '$(CURDIR) $(TORCH) $(TORCH_INDEX) $(TRITON)'; } | cksum)"; \
 	if [ "$$now" = "$$(cat '$@' 2>/dev/null)" ]; then exit 0; fi; \
 	if [ -e '$(VENV)' ] && [ ! -e '$@' ]; then \
 	  echo >&2 'weft: $(VENV) was not made by this Makefile; remove it, or choose another place: make $(MAKECMDGOALS) VENV=...'; exit 1; \

@@ -94,5 +94,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
 
 
-if sys.modules.get("torch") is not None:  # patterns may then be made while a graph is traced, which the front end knows about
+if sys.modules.get("torch") is not None:  # patterns may be made while a graph is traced: the front end knows how
     import_module("weft.torch")

@@ -56,3 +56,7 @@ class UnsupportedKernel(UnsupportedError):
 
 class VerificationError(WeftError):
     """A plan does not compute what its pattern says."""
+
+
+class RelabelError(WeftError, ValueError):
+    """A diagram does not fit together, or a partition of it is illegal: operation, axis and level are named."""

@@ -32,7 +32,7 @@ def pairwise(factors, allowed):
 
 
 def dealt(factors, name, allowed):
-    """Rows as `pairwise` over all factors but `name`, whose values are dealt out to them: each joins at least one row."""
+    """Rows as `pairwise` over all factors but `name`, whose values are dealt out to them: each joins a row at least."""
     rows = pairwise({other: values for other, values in factors.items() if other != name}, allowed)
     fits = [[value for value in factors[name] if allowed(row | {name: value})] for row in rows]
     used = dict.fromkeys(factors[name], 0)
@@ -41,9 +41,8 @@ def dealt(factors, name, allowed):
         value = min(fit, key=used.__getitem__)
         used[value] += 1
         found.append(row | {name: value})
-    for value in (value for value, count in used.items() if not count):
-        found.append(next(row for row, fit in zip(rows, fits, strict=True) if value in fit) | {name: value})
-    return found
+    left = [value for value, count in used.items() if not count]
+    return found + [next(row for row in rows if allowed(row | {name: value})) | {name: value} for value in left]
 
 
 def _best(row, name, values, state):

@@ -97,7 +97,14 @@ def skip_what_it_cannot(case):
         pytest.skip("; ".join(reason.why for reason in reasons))
 
 
-ROWS = dealt(FACTORS | SMALLER, "workload", allowed) if FEW else pairwise(FACTORS, allowed)
+if FEW:
+    FACTORS |= SMALLER
+ROWS = dealt(FACTORS, "workload", allowed) if FEW else pairwise(FACTORS, allowed)
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_rows_meet_every_value(factor):
+    assert all(any(row[factor] == value for row in ROWS) for value in FACTORS[factor])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

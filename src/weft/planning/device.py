@@ -156,6 +156,11 @@ def _key_boxes(size: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     yield from found or [(*(1,) * (len(shape) - 2), size // most, most)]
 
 
+def longest_tile(launch: Launch) -> int:
+    """Tiles of keys that one tile of queries visits at most (an upper bound on grids)."""
+    return sum(prod(int((-(-axis.widths // axis.block_k)).max(initial=0)) for axis in p.axes) for p in launch.parts)
+
+
 def tiles_of(plan: TilePlan) -> int:
     """Tiles that a plan computes, the remainder's blocks included."""
     total = len(plan.acsr.remainder)

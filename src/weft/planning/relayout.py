@@ -86,7 +86,7 @@ class Lanes:
         if self.keys is not None:
             phase = relation.key_classes(queries)[1]
             lo, hi = (self.keys.rank(phase, x) - first for x in (lo, hi))
-            return lo, np.where(live, hi, lo)
+            return np.where(live, lo, 0), np.where(live, hi, 0)
         if not (self.k_step == 1 and live.all()):
             lo, hi = (np.maximum(-((first - x) // self.k_step), 0) for x in (lo, hi))
             hi = np.where(live, hi, 0)

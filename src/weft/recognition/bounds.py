@@ -8,8 +8,8 @@ import numpy as np
 
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
-from weft.pattern.bounds import INF, Ints, IntTable, Stair, Steps
-from weft.recognition import names, spell, stairs
+from weft.pattern.bounds import INF, Bound, Ints, IntTable, Stair, Steps
+from weft.recognition import names, periodic, spell, stairs
 from weft.recognition.lines import Line, chosen
 from weft.recognition.periodic import LONGEST, NoFormError, Piece, tidied
 from weft.recognition.sets import Comb
@@ -67,14 +67,21 @@ def _inside(f: Line, g: Line, c: int, within: Documents) -> Pattern:
 def _bound(side: str, g: Line, asked: Line, within: Documents | None) -> Pattern:
     """k < T(q) ("before") or k >= T(q) ("from"), T(q) the first k with g(k) >= asked(q)."""
     if asked.bounded and g.bounded:
-        at = Line.table(np.searchsorted(g.all(), asked.all(), side="left").astype(np.int64))
+        at = _searched(g, asked)
     else:
         at = _first(g).of(asked)
     if at.is_constant:
         return _plain(side, at.value)
     if at.bounded:
-        return listed(side, at.all(), g.hi if g.bounded else FAR, within)
+        return listed(side, at, g.hi if g.bounded else FAR, within)
     return _formula(side, at)
+
+
+def _searched(g: Line, asked: Line) -> Line:
+    """q -> the first k with g(k) >= asked(q), the end of g where there is none."""
+    run, step = asked.grain, g.grain
+    found = np.minimum(np.searchsorted(g.all(step), asked.all(run), side="left") * step, g.hi)
+    return Line(tuple(tidied([periodic.listed(found, asked.lo, asked.hi, run)])))
 
 
 def _plain(side: str, at: int) -> Pattern:
@@ -112,14 +119,14 @@ def _inverse(piece: Piece, low: int, high: int) -> list[Piece]:
             raise NoFormError("a table of numbers that lie too far apart")
         k = np.arange(piece.start, piece.stop, dtype=np.int64)
         return list(Line.table(k[np.searchsorted(piece.at(k), np.arange(low, high))], low).pieces)
-    period, slope = piece.values.size, piece.slope
+    period, slope = piece.period, piece.slope
     if slope > LONGEST:
         raise NoFormError(f"a slope of {slope}")
     base = int(piece.values[0])
     y = np.arange(slope, dtype=np.int64)
     turn = (y - base - 1) // slope
     within = np.searchsorted(piece.values - base, y - base - slope * turn, side="left")
-    return [Piece(low, min(high, INF), period * turn + within, period)]
+    return [Piece(low, min(high, INF), period * turn + piece.run * within, period)]
 
 
 def _formula(side: str, at: Line) -> Pattern:
@@ -130,7 +137,7 @@ def _formula(side: str, at: Line) -> Pattern:
         return names.of_bound(side, _steps(at), FAR, None)
     stair = _clipped_stair(at)
     if stair is not None:
-        return named(side, stair)
+        return _named(side, stair)
     if len(at.pieces) > MAX_PIECES:
         raise NoFormError("a bound of many slopes")
     return names.union([_of_piece(side, piece) for piece in at.pieces])
@@ -166,30 +173,29 @@ def _of_piece(side: str, piece: Piece) -> Pattern:
     rows = spell.of_queries(Line.between(piece.start, piece.stop).restricted(0, INF))
     if piece.constant:
         return spell.meet([rows, _plain(side, int(piece.values[0]))])
-    period = piece.values.size
+    period = piece.period
     stair = _stair(piece)
     if stair is not None:
-        return spell.meet([rows, named(side, stair)])
+        return spell.meet([rows, _named(side, stair)])
     if period > MAX_PIECES or not piece.slope:
         raise NoFormError(f"a bound that jumps in several places of {period} indices")
     classes = [
         spell.of_queries(Line.between(r, r + 1).of(Line.modulo(period)).restricted(0, INF)) for r in range(period)
     ]
-    stairs_of = [named(side, Stair(piece.slope, period, base=int(value))) for value in piece.values]
+    stairs_of = [_named(side, Stair(piece.slope, period, base=int(value))) for value in piece.span(0, period)]
     union = names.union([spell.meet(pair) for pair in zip(classes, stairs_of, strict=True)])
     return spell.meet([rows, union])
 
 
 def _stair(piece: Piece) -> Stair | None:
     """The rule of a piece that jumps once in each period; None for others."""
-    period = piece.values.size
-    x = np.arange(period + 1, dtype=np.int64)
-    jumps = np.flatnonzero(np.diff(piece.at(x))) + 1
+    values = piece.over(0, piece.values.size + 1, piece.run)
+    jumps = np.flatnonzero(np.diff(values)) + 1
     if jumps.size != 1:
         return None
-    shift = int(-jumps[0] % period)
-    base = int(piece.at(jumps)[0]) - piece.slope * ((int(jumps[0]) + shift) // period)
-    return Stair(piece.slope, period, shift, base)
+    period, at = piece.period, int(jumps[0]) * piece.run
+    shift = -at % period
+    return Stair(piece.slope, period, shift, int(values[jumps[0]]) - piece.slope * ((at + shift) // period))
 
 
 def _line(stair: Stair) -> Line:
@@ -205,25 +211,28 @@ def _clipped(line: Line, low: int, high: int) -> Line:
     return line
 
 
-def named(side: str, stair: Stair) -> Pattern:
-    """A staircase as the call that a reader knows it by."""
-    clipped = (stair.out_lo, stair.out_hi) != (-INF, INF)
-    if (stair.rise, stair.run) == (1, 1) and not clipped:
-        ends = (-FAR, stair.base - 1, True, False) if side == "before" else (stair.base, FAR, False, True)
+def _named(side: str, bound: Bound, n: int = FAR) -> Pattern:
+    """A bound on n keys as the call that a reader knows it by."""
+    if isinstance(bound, Stair) and bound == Stair(base=bound.base):
+        ends = (-FAR, bound.base - 1, True, False) if side == "before" else (bound.base, FAR, False, True)
         return names.of_diagonals([Comb(ends[0], ends[1], 1, 1, *ends[2:])], 0, 0)
-    return names.of_bound(side, stair, FAR, None)
+    return names.of_bound(side, bound, FAR if isinstance(bound, Stair) else n, None)
 
 
 # ---- of a known length ----------------------------------------------------------------------------------------------
-def listed(side: str, at: Ints, n: int, within: Documents | None) -> Pattern:
+def listed(side: str, at: Line, n: int, within: Documents | None) -> Pattern:
     """A bound that is known row by row. In a document all T up to its first key are alike, and all T from its end."""
-    at = np.clip(at, 0, n)
-    least = most = at
+    run = at.grain if within is None else 1
+    least = most = np.clip(at.all(run), 0, n)
     if within is not None:
-        least = np.maximum.accumulate(np.where(at <= within.start, 0, np.minimum(at, within.stop)))
-        most = np.where(at >= within.stop, n, np.maximum(at, within.start))
-        most = np.minimum.accumulate(most[::-1])[::-1]
+        least, most = _limits(most, n, within)
     if least[-1] <= most[0]:
         return _plain(side, n if most[0] >= n and side == "before" else int(least[-1]))
-    bound = stairs.simplest(least, most, n)
-    return named(side, bound) if isinstance(bound, Stair) else names.of_bound(side, bound, n, None)
+    return _named(side, stairs.stretched(stairs.simplest(least, most, n), run), n)
+
+
+def _limits(at: Ints, n: int, within: Documents) -> tuple[Ints, Ints]:
+    """(least, most) that T may be in each row where only the pairs of one document matter."""
+    least = np.maximum.accumulate(np.where(at <= within.start, 0, np.minimum(at, within.stop)))
+    most = np.where(at >= within.stop, n, np.maximum(at, within.start))
+    return least, np.minimum.accumulate(most[::-1])[::-1]

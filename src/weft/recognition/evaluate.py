@@ -34,8 +34,28 @@ class Manner:
 
 
 def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], m: int, n: int) -> BitRows:
-    """The function on every pair, for one batch row and head."""
-    manner = _manner(function, names, at, m, n)
+    """The function on every pair, for one batch row and head.
+
+    The manners that answer on a few pairs are tried in turn: what numpy and torch make of each other depends on sizes
+    (a tensor of one element is an integer to numpy, and a comparison of numpy with a tensor comes back as numbers).
+    """
+    failures = []
+    for manner in _manners(function, names, at, m, n):
+        try:
+            return _rows(function, names, at, (m, n), manner)
+        except InputError as error:
+            failures.append(error)
+        except Exception as error:  # whatever the function raises
+            failures.append(_raised(function, error))
+            failures[-1].__cause__ = error
+    raise failures[0]
+
+
+def _rows(
+    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], size: tuple[int, int], manner: Manner
+) -> BitRows:
+    """A strip of rows at a time."""
+    m, n = size
     if manner.single and m * n > MAX_SINGLE:
         raise InputError(
             _asked(function), f"it works on one pair at a time, and {m} x {n} of them are too many for that",
@@ -46,13 +66,7 @@ def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, 
     step = max(1, PAIRS_A_STRIP // max(1, n))
     for first in range(0, m, step):
         queries = np.arange(first, min(first + step, m), dtype=np.int64)[:, None]
-        try:
-            live = _block(function, names, at, (queries, keys), manner)
-        except InputError:
-            raise
-        except Exception as error:  # whatever the function raises
-            raise _raised(function, error) from error
-        words[first : first + step] = BitRows.pack(live).words
+        words[first : first + step] = BitRows.pack(_block(function, names, at, (queries, keys), manner)).words
     return BitRows(words, n)
 
 
@@ -62,21 +76,25 @@ def _raised(function: Callable[..., Any], error: Exception) -> InputError:
     )
 
 
-def _manner(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], m: int, n: int) -> Manner:
-    """The first manner in which the function answers on a few pairs; its own error if there is none."""
+def _manners(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], m: int, n: int) -> list[Manner]:
+    """The manners in which the function answers on a few pairs, pair by pair only if no other is; its own error if
+    there is none.
+    """
     q, k = np.arange(min(m, 2), dtype=np.int64)[:, None], np.arange(min(n, 3), dtype=np.int64)[None]
-    failures = []
+    failures: list[Exception] = []
     for single in (False, True):
+        found = []
         for torch in ("torch" in sys.modules, False)[: 1 + ("torch" in sys.modules)]:
             manner = Manner(torch, single)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of what does not work and is not used
                     _block(function, names, at, (q, k), manner)
+                found.append(manner)
             except Exception as error:  # whatever the function raises
                 failures.append(error)
-                continue
-            return manner
+        if found:
+            return found
     if isinstance(failures[0], InputError):
         raise failures[0]
     raise _raised(function, failures[0]) from failures[0]

@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.errors import InputError, WeftError
 from weft.pattern.algebra import Pattern
-from weft.recognition import conversions, pieces, tables
+from weft.recognition import conversions, names, pieces, tables
 from weft.recognition.capture import indices, name_of, watched
 from weft.recognition.evaluate import not_boolean, rows_of, used_by
 from weft.recognition.forms import Always, Formula
@@ -27,6 +27,7 @@ from weft.recognition.tracer import NeedLengthError, Trace, Traced
 HERE = Path(__file__).parent
 LIBRARIES = {"numpy", "torch"}
 KNOWN = (conversions, tables)  # imported for the operations that they enter
+MAX_TERMS = 4096  # conjunctions that a closed form may fall into
 RETRIES = 8  # tables of different lengths that are met one after the other
 
 
@@ -99,6 +100,9 @@ def _symbolic(asked: Asked, generalize: bool) -> Recognized:
     which = np.empty(formulas.shape, np.int64)
     for at, formula in np.ndenumerate(formulas):
         which[at] = patterns.setdefault(lower(formula, size), len(patterns))
+    most = max(map(names.terms, patterns))
+    if most > MAX_TERMS:
+        raise NoFormError(f"it falls into up to {most} terms")
     pattern = spread(list(patterns), which)
     pattern = pattern if size.square else pattern.aligned("top-left")
     why = f"closed form, by rewriting what {name_of(asked.function)} computes"

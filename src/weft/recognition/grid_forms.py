@@ -70,10 +70,10 @@ def _follows(part: Formula, width: int) -> bool:
 def _width(failed: list[Formula]) -> int:
     """The longest period of a function that is not monotone."""
     lines = [line for part in failed for a in atoms(part) for line in _lines(a)]
-    periods = [p.values.size for line in lines if not line.bounded and not (line.rises or line.falls)
+    periods = [p.period for line in lines if not line.bounded and not (line.rises or line.falls)
                for p in line.pieces if p.length >= INF // 2]  # fmt: skip
-    inner = [p.values.size for line in lines if line.bounded and not (line.rises or line.falls)
-             for p in line.pieces if p.values.size < p.length]  # fmt: skip
+    inner = [p.period for line in lines if line.bounded and not (line.rises or line.falls)
+             for p in line.pieces if p.period < p.length]  # fmt: skip
     width = lcm(*periods, *inner)
     if width < 2 or width not in (*periods, *inner):
         raise NoFormError("a condition that follows no grid")
@@ -108,6 +108,9 @@ def _places(line: Line, width: int) -> Line:
     """h with f(x) = h(x % width): f on the first row, if every row is like it."""
     if line.hi < width:
         raise NoFormError("a grid of less than one row")
+    only = line.pieces[0]
+    if not only.slope and only.length == line.hi - line.lo and width % only.period == 0:
+        return line.restricted(0, width)
     found = line.restricted(0, width)
     back = found.of(Line.modulo(width).restricted(line.lo, line.hi))
     return _if_same(found, back, line)

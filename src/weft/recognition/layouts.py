@@ -32,7 +32,7 @@ def of_layout(cell: Cell) -> Pattern:
 
 def _block(line: Line) -> int:
     """The b of a function x // b of x = 0, 1, ..."""
-    by = line.hi if line.is_constant else line.pieces[0].values.size
+    by = line.hi if line.is_constant else line.pieces[0].run
     if not line.bounded or not line.same(Line.floor(by).of(Line.index(0, line.hi))):
         raise NoFormError("a table of blocks that is read by something else than q // rows and k // columns")
     return by

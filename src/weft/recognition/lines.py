@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import lcm
+from math import gcd, lcm
 from typing import TypeAlias
 
 import numpy as np
 
 from weft.pattern.bounds import INF, Ints
-from weft.recognition.periodic import MANY, BeyondTableError, NoFormError, Piece, listed, short, tidied
+from weft.recognition.periodic import LONGEST, MANY, BeyondTableError, NoFormError, Piece, listed, short, tidied
 
 Rule: TypeAlias = Callable[[Sequence[Ints], Sequence[int]], tuple[Ints, int] | None]
+SAMPLES = 16  # indices at which two functions are compared before they are on all
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +43,12 @@ class Line:
     @staticmethod
     def table(values: Ints, lo: int = 0) -> Line:
         """x -> values[x - lo]."""
-        return Line(tuple(tidied([listed(values, lo)])))
+        return Line(tuple(tidied([listed(values, lo, lo + values.size)])))
 
     @staticmethod
     def floor(by: int) -> Line:
         """x -> x // by."""
-        return Line((Piece(-INF, INF, np.zeros(short(by), np.int64), 1),))
+        return Line((Piece(-INF, INF, np.zeros(1, np.int64), 1, by),))
 
     @staticmethod
     def modulo(by: int) -> Line:
@@ -92,18 +93,24 @@ class Line:
         if x.size and (int(x.min()) < self.lo or int(x.max()) >= self.hi):
             raise BeyondTableError(f"a table of indices {self.lo} to {self.hi - 1} is read beyond its ends")
         if len(self.pieces) == 1:
-            return self.pieces[0].at(x)
+            return self.pieces[0].inside(x)
         place = np.searchsorted(self.starts, x, side="right") - 1
         out = np.empty(x.shape, np.int64)
         for i in np.unique(place):
             here = place == i
-            out[here] = self.pieces[i].at(x[here])
+            out[here] = self.pieces[i].inside(x[here])
         return out
 
-    def all(self) -> Ints:
-        """Every value of a bounded function."""
-        parts = [piece.span(piece.start, piece.stop) for piece in self.pieces]
+    def all(self, run: int = 1) -> Ints:
+        """Every value of a bounded function; with a `run` that divides its grain, one for each cell of so many."""
+        parts = [piece.over(piece.start // run, -(-piece.stop // run), run) for piece in self.pieces]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @property
+    def grain(self) -> int:
+        """The longest cells, counted from 0, in which a bounded function never changes."""
+        runs = [piece.run for piece in self.pieces if not piece.constant]
+        return gcd(*runs, *self.starts.tolist()) or self.hi
 
     @cached_property
     def extent(self) -> tuple[int, int]:
@@ -131,7 +138,7 @@ class Line:
         """by * f + base."""
         if not by:
             return Line.constant(base, self.lo, self.hi)
-        return Line(tuple(Piece(p.start, p.stop, p.values * by + base, p.slope * by) for p in self.pieces))
+        return Line(tuple(Piece(p.start, p.stop, p.values * by + base, p.slope * by, p.run) for p in self.pieces))
 
     def __add__(self, other: Line) -> Line:
         if other.is_constant and (other.lo, other.hi) == (self.lo, self.hi):
@@ -162,14 +169,14 @@ class Line:
 
     def gap(self, other: Line, sign: int = 1) -> int | None:
         """The c for which self = sign * other + c everywhere; None if there is none."""
-        pairs = list(zip(self.pieces, other.pieces, strict=False))
-        alike = all((a.start, a.stop, a.values.size) == (b.start, b.stop, b.values.size) for a, b in pairs)
-        if alike and len(self.pieces) == len(other.pieces):
+        if [(p.start, p.stop) for p in self.pieces] == [(p.start, p.stop) for p in other.pieces]:
+            pairs = list(zip(self.pieces, other.pieces, strict=True))
             gap = int(self.pieces[0].values[0]) - sign * int(other.pieces[0].values[0])
-            if all(a.slope == sign * b.slope and (a.values == sign * b.values + gap).all() for a, b in pairs):
+            if all(_apart(a, b, sign, gap) for a, b in pairs):
                 return gap
-            if all(a.slope == sign * b.slope or a.length >= 2 * a.values.size for a, b in pairs):
-                return None  # each residue class occurs twice, so that its rule is the only one
+        some = _samples(max(self.lo, other.lo), min(self.hi, other.hi))
+        if some.size and np.ptp(self.at(some) - sign * other.at(some)):
+            return None
         difference = self - other.scaled(sign)
         return difference.value if difference.is_constant else None
 
@@ -183,6 +190,18 @@ class Line:
         if inner.is_constant:
             return Line.constant(int(self.at(np.array([inner.value]))[0]), inner.lo, inner.hi)
         return Line(tuple(tidied([part for piece in inner.pieces for part in _composed(self, piece)])))
+
+
+def _samples(lo: int, hi: int) -> Ints:
+    """Some indices in lo <= x < hi that fall into no step; none where that lies far from 0."""
+    lo, hi = max(lo, -LONGEST), min(hi, LONGEST)
+    return lo + np.arange(SAMPLES if lo < hi else 0, dtype=np.int64) ** 5 * 7919 % max(1, hi - lo)
+
+
+def _apart(a: Piece, b: Piece, sign: int, gap: int) -> bool:
+    """Whether a = sign * b + gap as they are spelled."""
+    alike = (a.values.size, a.run, a.slope) == (b.values.size, b.run, sign * b.slope)
+    return alike and bool((a.values == sign * b.values + gap).all())
 
 
 def chosen(condition: Line, yes: Line, no: Line) -> Line:
@@ -212,16 +231,18 @@ def together(lines: Sequence[Line], rule: Rule) -> Line:
 
 
 def _joined(pieces: Sequence[Piece], start: int, stop: int, rule: Rule) -> Piece:
-    period = lcm(*(piece.values.size for piece in pieces))
+    """The rule on one interval, over cells that are cells of all pieces."""
+    run = gcd(*(0 if piece.constant else piece.run for piece in pieces)) or 1
+    period = lcm(run, *(piece.period for piece in pieces))
     if period < stop - start or stop - start >= INF:
-        spread = [piece.spread(short(period)) for piece in pieces]
-        slopes = [piece.slope * (period // piece.values.size) for piece in pieces]
-        made = rule(spread, slopes)
+        cells = short(period // run)
+        slopes = [piece.slope * (period // piece.period) for piece in pieces]
+        made = rule([piece.over(0, cells, run) for piece in pieces], slopes)
         if made is not None:
-            return Piece(start, stop, *made)
-    made = rule([piece.span(start, stop) for piece in pieces], [0] * len(pieces))
+            return Piece(start, stop, *made, run)
+    made = rule([piece.over(start // run, -(-stop // run), run) for piece in pieces], [0] * len(pieces))
     assert made is not None  # functions without a slope always combine
-    return listed(made[0], start)
+    return listed(made[0], start, stop, run)
 
 
 def _times(values: Sequence[Ints], slopes: Sequence[int]) -> tuple[Ints, int] | None:
@@ -249,7 +270,7 @@ def _composed(outer: Line, piece: Piece) -> Iterator[Piece]:
     Between cuts f(x + m P) = f(x) + m S with m S a multiple of the outer period Q, so outer(f) gains m S / Q slopes.
     """
     if not piece.slope:
-        yield Piece(piece.start, piece.stop, outer.at(piece.values))
+        yield Piece(piece.start, piece.stop, outer.at(piece.values), 0, piece.run)
         return
     mixed = [_crossing(piece, int(edge)) for edge in (*outer.starts[1:], outer.hi) if edge < INF]
     cuts = sorted({piece.start, piece.stop, *(x for pair in mixed for x in pair if piece.start < x < piece.stop)})
@@ -257,20 +278,20 @@ def _composed(outer: Line, piece: Piece) -> Iterator[Piece]:
         raise NoFormError("its parts change at too many places")
     for start, stop in pairwise(cuts):
         if any(lo <= start and stop <= hi for lo, hi in mixed):
-            yield listed(outer.at(piece.span(start, stop)), start)
+            yield listed(outer.at(piece.within(start, stop).own), start, stop, piece.run)
         else:
             yield _followed(outer, piece.within(start, stop))
 
 
 def _crossing(piece: Piece, edge: int) -> tuple[int, int]:
     """(lo, hi): the rule is on one side of f(x) >= edge for all x < lo and on the other for all x >= hi."""
-    period, slope = piece.values.size, piece.slope
-    place = np.arange(period, dtype=np.int64)
+    size, slope, run = piece.values.size, piece.slope, piece.run
+    cell = np.arange(size, dtype=np.int64)
     if slope > 0:
-        first = place + period * -((piece.values - edge) // slope)  # of its residue class, the first at edge or above
-        return int(first.min()), int(first.max()) - period + 1
-    last = place + period * ((piece.values - edge) // -slope)  # of its residue class, the last at edge or above
-    return int(last.min()) + period, int(last.max()) + 1
+        first = cell + size * -((piece.values - edge) // slope)  # of its residue class, the first at edge or above
+        return run * int(first.min()), run * (int(first.max()) - size + 1)
+    last = cell + size * ((piece.values - edge) // -slope)  # of its residue class, the last at edge or above
+    return run * (int(last.min()) + size), run * (int(last.max()) + 1)
 
 
 def _followed(outer: Line, piece: Piece) -> Piece:
@@ -282,9 +303,23 @@ def _followed(outer: Line, piece: Piece) -> Piece:
     target = outer.pieces[int(np.searchsorted(outer.starts, value, side="right")) - 1]
     if target.constant:
         return Piece(piece.start, piece.stop, target.values)
-    period = target.values.size
-    times = lcm(period, abs(piece.slope)) // abs(piece.slope)
-    if times * piece.values.size >= piece.length:
-        return listed(target.at(piece.span(piece.start, piece.stop)), piece.start)
-    values = target.at(piece.spread(short(times * piece.values.size)))
-    return Piece(piece.start, piece.stop, values, target.slope * (piece.slope * times // period))
+    piece = _thinned(piece, target.run)
+    times = lcm(target.period, abs(piece.slope)) // abs(piece.slope)
+    cells = times * piece.values.size
+    if cells >= piece.cells:
+        return listed(target.inside(piece.own), piece.start, piece.stop, piece.run)
+    values = target.at(piece.over(0, short(cells), piece.run))
+    return Piece(piece.start, piece.stop, values, target.slope * (piece.slope * times // target.period), piece.run)
+
+
+def _thinned(piece: Piece, run: int) -> Piece:
+    """A piece v + s c, c its cells, as one of longer cells whose values lie in the same cells of `run` numbers.
+
+    Where s divides run, (v + s c) // run = (v // s + c) // (run / s), which is one number for all c from g j to
+    g (j + 1) - 1 if g divides both run / s and v // s.
+    """
+    slope = piece.slope
+    if piece.values.size > 1 or slope < 0 or run % slope:
+        return piece
+    wide = gcd(run // slope, int(piece.values[0]) // slope)
+    return Piece(piece.start, piece.stop, piece.values, slope * wide, piece.run * wide)

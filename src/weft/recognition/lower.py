@@ -165,7 +165,7 @@ def _step(said: Pattern) -> int:
 def _diagonal(part: Pair, within: Within) -> Line | None:
     """The set of k - q that a pair means: f(q) = a - s q and g(k) = s k + b, everywhere or in each document."""
     f, g = (line.pieces[0] for line in (part.f, part.g))
-    if len(part.f.pieces) == len(part.g.pieces) == 1 and f.values.size == g.values.size == 1 and f.slope == -g.slope:
+    if len(part.f.pieces) == len(part.g.pieces) == 1 and f.straight and g.straight and f.slope == -g.slope:
         return _unscaled(part.test, g.slope, int(f.values[0] + g.values[0]))
     if within is None or not (part.f.bounded and part.g.bounded):
         return None
@@ -215,11 +215,17 @@ def _named_documents(labels: np.ndarray, within: Within) -> Pattern:
     """Tokens of one label; of one label and one document, where only pairs of one document matter."""
     if within is not None:
         labels = np.unique(labels, return_inverse=True)[1].reshape(-1) * within.start.size + within.number
-    starts = np.flatnonzero(np.append(True, np.diff(labels) != 0))
-    values, where = np.unique(labels, return_inverse=True)
+    starts, lengths = _runs(labels)
+    values, where = np.unique(labels[starts], return_inverse=True)
     if values.size == starts.size:
-        return lib.documents(np.diff(np.append(starts, labels.size)))
-    return lib.documents(ids=where.reshape(-1))
+        return lib.documents(lengths)
+    return lib.documents(ids=np.repeat(where.reshape(-1), lengths))
+
+
+def _runs(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(first token, tokens) of each run of one label."""
+    starts = np.append(0, np.flatnonzero(labels[1:] != labels[:-1]) + 1)
+    return starts, np.diff(np.append(starts, labels.size))
 
 
 def _documents(
@@ -235,10 +241,10 @@ def _documents(
             continue
         rows = [p.test.all() != 0 for p in parts if isinstance(p, Side) and p.axis == "q" and p.test.bounded]
         live = np.logical_and.reduce(rows) if rows else np.ones(labels.size, np.bool_)
-        starts = np.flatnonzero(np.append(True, np.diff(labels) != 0))
+        starts, lengths = _runs(labels)
         of_runs = labels[starts]
-        if np.unique(labels[live]).size == np.isin(of_runs, labels[live]).sum():
-            lengths = np.diff(np.append(starts, labels.size))
+        used = of_runs[np.logical_or.reduceat(live, starts)]
+        if np.unique(used).size == np.isin(of_runs, used).sum():
             found = Documents(np.repeat(starts, lengths), np.repeat(starts + lengths, lengths))
             return tuple(p for p in parts if p is not part), found, [lib.documents(lengths)]
     return parts, within, []
@@ -267,7 +273,7 @@ def _by_values(part: Formula, size: Size, within: Within, reason: NoFormError) -
 def _wrapped(part: Pair) -> tuple[Line, Line, Line]:
     """(test, f, g) of a pair; where the set is periodic throughout, f and g matter only modulo its period."""
     only = part.test.pieces[0]
-    period = only.values.size
+    period = only.period
     if len(part.test.pieces) > 1 or period >= only.length:
         return _prolonged(part.test), part.f, part.g
     modulo = Line.modulo(period)
@@ -280,9 +286,9 @@ def _values(line: Line) -> list[int] | None:
         return None
     parts = []
     for piece in line.pieces:
-        if piece.slope and piece.length > MAX_VALUES * piece.values.size:
+        if piece.slope and piece.length > MAX_VALUES * piece.period:
             return None
-        parts.append(piece.values if not piece.slope else piece.at(np.arange(piece.start, piece.stop)))
+        parts.append(piece.values if not piece.slope else piece.own)
     found = np.unique(np.concatenate(parts))
     return found.tolist() if found.size <= MAX_VALUES else None
 

@@ -1,6 +1,7 @@
 """Masks in mapped files, which may be larger than memory: guessed from a corner, proven strip by strip.
 
-No more than a strip of the file is in memory at a time; only where the guess fails, a matrix of bits is made of it.
+No more than a strip of the file is in memory at a time; only where the guess fails, a matrix of bits is made of it. A
+mask that is noise at both ends is listed as it stands.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from typing import Any
 import numpy as np
 
 from weft.pattern.algebra import Pattern
-from weft.recognition.bitrows import BitRows, strips, width
+from weft.recognition import bounds, names, spell, stairs
+from weft.recognition.bitrows import WORD, BitRows, strips, width
+from weft.recognition.lines import Line
 from weft.recognition.parts import Known
+from weft.recognition.pieces import SIDES
 from weft.recognition.raster import of_relation
-from weft.recognition.search import search
+from weft.recognition.search import Found, search
 
 CORNERS = (1024, 2048, 4096, 8192)  # queries and keys that a guess is made from
-SHARE = 16  # a corner is at most this part of the mask
+SHARE = 16  # a corner is at most this part of the mask, and what is written of its rows this part of their number
 
 
 def mapping(mask: Any) -> Any:
@@ -47,21 +51,60 @@ def packed(mask: Any) -> BitRows:
 
 
 def guessed(mask: Any) -> tuple[Pattern, int] | None:
-    """(pattern, live pairs): what a corner of the mask looks like, if it holds on every pair; else None."""
+    """(pattern, live pairs): what a corner of the mask looks like, or the ends of its rows, if it holds on every pair;
+    else None.
+    """
     for corner in CORNERS:
         if SHARE * corner * corner > mask.size:
-            return None
+            break
         pattern = _corner(mask, min(corner, *mask.shape))
         count = None if pattern is None else _proven(pattern, mask)
         if pattern is not None and count is not None:
             return pattern, count
-    return None
+    pattern = _of_intervals(mask) if mask.size >= SHARE * CORNERS[0] ** 2 else None
+    count = None if pattern is None else _proven(pattern, mask)
+    return None if pattern is None or count is None else (pattern, count)
+
+
+def _of_intervals(mask: Any) -> Pattern | None:
+    """A square mask of which every row is one interval, its ends non-decreasing and short to write: documents."""
+    m, n = mask.shape
+    ends = np.empty((2, m), np.int64)
+    for a, b, rows in packed_strips(mask) if m == n else ():
+        ends[:, a:b] = rows.first, rows.last + 1
+        if (rows.row_counts() != ends[1, a:b] - ends[0, a:b]).any() or not rows.queries.all():
+            return None
+    if m != n or (np.diff(ends) < 0).any():
+        return None
+    first, last = (
+        names.same_part(side, stairs.simplest(at, at, n), m, n) for side, at in zip(SIDES, ends, strict=True)
+    )
+    if first is not None and first == last:
+        return first
+    lower, upper = (bounds.listed(side, Line.table(at), n, None) for side, at in zip(SIDES, ends, strict=True))
+    found = spell.meet([upper, lower if first is None else first])
+    return found if SHARE * names.cost(found) <= m else None
+
+
+def noisy(mask: Any) -> bool:
+    """Whether both its first and its last queries and keys came out as lists of bits: the whole is not searched then,
+    which takes many matrices of bits.
+    """
+    size = CORNERS[0]
+    if SHARE * size * size > mask.size or min(mask.shape) < size:
+        return False
+    corners = (_searched(mask[at, at]) for at in (slice(0, size), slice(-size, None)))
+    return all(found.loose is not None and found.cost > size * size // WORD for found in corners)
+
+
+def _searched(mask: Any) -> Found:
+    rows = BitRows.pack(np.array(mask))
+    return search(Known(rows, rows.inverted()))
 
 
 def _corner(mask: Any, size: int) -> Pattern | None:
     """What the first queries and keys are, if they have a closed form."""
-    rows = BitRows.pack(np.array(mask[:size, :size]))
-    found = search(Known(rows, rows.inverted()))
+    found = _searched(mask[:size, :size])
     if found.loose is not None:
         return None
     return found.pattern if mask.shape[0] == mask.shape[1] else found.pattern.aligned("top-left")

@@ -16,7 +16,7 @@ from weft.recognition.bitrows import BitRows
 from weft.recognition.parts import Known
 from weft.recognition.raster import raster
 from weft.recognition.result import Recognized
-from weft.recognition.search import Found, listed, search
+from weft.recognition.search import Found, as_bits, listed, search
 
 RANKS = {2: "(M, N)", 3: "(H, M, N)", 4: "(B, H, M, N)"}
 
@@ -37,6 +37,9 @@ def recognize_mask(mask: Any, *, generalize: bool = False) -> Recognized:
     if guess is not None:
         said = f"closed form, {guess[1]} of {stack.shape[2]} x {stack.shape[3]} pairs live"
         return _bound(guess[0], stack.shape[2:], [said], generalize)
+    if stack.shape[:2] == (1, 1) and mapped.noisy(stack[0, 0]):
+        bits = as_bits(mapped.packed(stack[0, 0]))
+        return _result([bits], bits.pattern, stack.shape[2:], generalize)
     slices = (mapped.packed(stack[at]) for at in np.ndindex(*stack.shape[:2]))
     return described(slices, stack.shape, generalize=generalize)
 

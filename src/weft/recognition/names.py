@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from math import prod
 from operator import and_, or_
 from typing import Any
 
@@ -37,6 +38,15 @@ def _numbers(value: Any) -> int:
     if isinstance(value, Pattern):
         return cost(value)
     return sum(map(_numbers, value)) if isinstance(value, tuple) else int(not isinstance(value, str))
+
+
+def terms(pattern: Pattern) -> int:
+    """How many conjunctions a pattern falls into at most when it is multiplied out."""
+    if isinstance(pattern, ops.Or):
+        return sum(map(terms, pattern.parts))
+    if isinstance(pattern, ops.And):
+        return prod(map(terms, pattern.parts))
+    return 2 * terms(pattern.part) if isinstance(pattern, ops.Not) else 1
 
 
 def union(parts: Sequence[Pattern]) -> Pattern:

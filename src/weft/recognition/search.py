@@ -298,10 +298,15 @@ def listed(known: Known, level: Level | None = None) -> Found:
     if few.count < (PAIRS_A_BLOCK_ROW * (m + n) if level and level.blocks else words):
         said = _pairs(few, 1)
     else:
-        said = pieces.bits(pieces.BitTable(few.words.view(np.int64)), m, n)
+        said = as_bits(few).pattern
     if few is known.dead:
         return Found(~said, few.inverted(), few)
     return Found(said, few, few)
+
+
+def as_bits(rows: BitRows) -> Found:
+    """Every live pair as a bit."""
+    return Found(pieces.bits(pieces.BitTable(rows.words.view(np.int64)), rows.m, rows.n), rows, rows)
 
 
 def _pairs(rows: BitRows, block: int) -> Pattern:
@@ -373,4 +378,4 @@ def _borders(rows: BitRows) -> list[int]:
     return [int(at) + 1 for at in order if unlike[at] > limit]
 
 
-__all__ = ["Found", "Level", "listed", "search"]
+__all__ = ["Found", "Level", "as_bits", "listed", "search"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF
@@ -49,7 +47,7 @@ def of_diagonals(test: Line) -> Pattern:
 
 def _strided(test: Line) -> int:
     """The stride of Sparse Transformer's strided pattern, 0 if that is not what the set is."""
-    for step in {piece.values.size for piece in test.pieces} - {1}:
+    for step in {piece.period for piece in test.pieces} - {1}:
         past = Line.between(-INF, 1) & (Line.between(1 - step, 1) | Line.between(0, 1).of(Line.modulo(step)))
         if past.same(test):
             return step
@@ -88,11 +86,11 @@ def _joined(found: list[Comb]) -> list[Comb]:
 
 def _teeth(piece: Piece, test: Line) -> list[Comb]:
     """The runs of one piece: each run of its period, again and again."""
-    period = piece.values.size
+    period = piece.period
     left, right = piece.start == test.lo, piece.stop == test.hi
     stop = min(piece.stop, FAR)
     start = piece.start if piece.start > -INF else -(FAR // period) * period
-    bits = np.roll(piece.values, -(start % period)) != 0
+    bits = piece.span(start, start + period) != 0
     if period == 1:
         return [Comb(start, stop - 1, open_left=left, open_right=right)] if bits[0] else []
     solid = period >= piece.length  # the period is over before it repeats

@@ -23,6 +23,13 @@ def simplest(least: Ints, most: Ints, n: int) -> Bound:
     return _table(least, most)
 
 
+def stretched(bound: Bound, by: int) -> Bound:
+    """T(i // by) of a T that `simplest` made."""
+    if isinstance(bound, Stair):
+        return replace(bound, run=bound.run * by, shift=bound.shift * by)
+    return Steps(IntTable(bound.breaks.array * by), bound.values)
+
+
 def _clipped(stair: Stair, least: Ints, most: Ints, n: int) -> Stair | None:
     """The stair between the limits, clipped at its ends if that is what it takes."""
     value = np.clip(stair(np.arange(least.size, dtype=np.int64)), 0, n)

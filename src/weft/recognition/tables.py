@@ -87,7 +87,7 @@ def _looked_up(trace: Trace, values: Any, at: list[Term], dtype: str) -> Traced:
 
 def _is_index(at: Term) -> bool:
     """Whether a function is x + c: a table of all such pairs is a mask, and no layout."""
-    return len(at.only.pieces) == 1 and at.only.pieces[0].values.size == 1 and at.only.pieces[0].slope == 1
+    return len(at.only.pieces) == 1 and at.only.pieces[0].straight and at.only.pieces[0].slope == 1
 
 
 def _line(values: Any, at: Term) -> Line:
@@ -133,8 +133,8 @@ def _fitting(at: Term, length: int) -> int | None:
     if len(at.axis) != 1 or len(at.only.pieces) != 1:
         return None
     (piece,) = at.only.pieces
-    plain = piece.slope == 1 and (piece.values == piece.values[0]).all()
-    return max(0, length - int(piece.values[0])) * piece.values.size if plain else None
+    plain = piece.values.size == piece.slope == 1
+    return max(0, length - int(piece.values[0])) * piece.run if plain else None
 
 
 @operation("take")

@@ -75,6 +75,7 @@ class QueryGradient(Gradient):
         yield from self.scores(self.dot("q", "k", self.d), "lse[:, None]", kind)
         yield f"ds = p * ({self.dot('do', 'v', self.dv)} - delta[:, None])"
         yield from self.slope_of_cap()
+        yield from self.at_edges(["ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"], kind)
         yield "ds = ds.to(k_0.dtype)"
         yield from self.accumulate("dq", "ds", "k", self.d)
 
@@ -131,6 +132,7 @@ class KeyGradient(Gradient):
         yield f"delta = tl.load(Delta + (row_at + at) + {token}{there})"
         yield f"ds = p * ({self.dot('v', 'do', self.dv)} - delta[None, :])"
         yield from self.slope_of_cap()
+        yield from self.at_edges(["ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"], kind)
         yield "ds = ds.to(q_0.dtype)"
         yield from self.accumulate("dk", "ds", "q", self.d)
 

@@ -11,9 +11,11 @@ def configured(spec: KernelSpec) -> KernelSpec:
     """The spec with its compiler options, on an H200 (benchmarks/notes); other cards take the same."""
     wide = max(spec.d, spec.dv)
     if spec.dtype == "float32":
-        return replace(spec, warps=4, stages=2)
+        return replace(spec, warps=4 if spec.direction == "forward" else 8, stages=2)
     if wide <= 64:
         registers = 128 if spec.direction == "forward" else 168
+        if not spec.aligned or spec.rank == 3:  # what addresses and masks need there does not fit
+            registers = 0
         return replace(
             spec, warps=4, stages=2 if spec.of_keys else 3, registers=registers, apart=spec.direction == "dq"
         )

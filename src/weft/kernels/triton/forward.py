@@ -64,13 +64,13 @@ class Forward(Fragments):
             yield "alone = total == 0"
             yield "sink = tl.load(Sinks + head) * 1.4426950408889634"
             yield 'above = tl.maximum(tl.where(largest == float("-inf"), float("-inf"), top), sink)'
-            yield "less = tl.where(total > 0, tl.exp2(top - above), 0.0)"
+            yield "less = tl.where(alone, 0.0, tl.exp2(top - above))"
             yield "total = total * less + tl.exp2(sink - above)"
             yield from (f"acc_{n} = acc_{n} * less[:, None]" for n in range(len(self.dv)))
             yield "top = above"
-        yield "inverse = tl.where(total > 0, 1.0 / total, 0.0)"
+        yield "inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN"
         yield from (f"acc_{n} = acc_{n} * inverse[:, None]" for n in range(len(self.dv)))
-        yield 'lse = tl.where(total > 0, (top + tl.log2(total)) * 0.6931471805599453, float("-inf"))'
+        yield 'lse = tl.where(total == 0, float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)'
         if spec.sinks:
             yield "lse = tl.where(alone, tl.load(Sinks + head), lse)  # exactly"
         yield "lse_at = Lse + (batch * all_heads + head) * my_length + token_r"
@@ -89,11 +89,11 @@ class Forward(Fragments):
         yield 'above = tl.where(above == float("-inf"), 0.0, above)'
         yield "mine_w, old_w = tl.exp(lse - above), tl.exp(old - above)"
         yield "both = mine_w + old_w"
-        yield "inverse = tl.where(both > 0, 1.0 / both, 0.0)"
+        yield "inverse = tl.where(both == 0, 0.0, 1.0 / both)"
         for n, (first, width, live) in enumerate(self.dv):
             inside = f" & (dv_{n} < {first + live})[None, :]" if live < width else ""
             yield f"sum_at = sum_rows[:, None] + dv_{n}[None, :]"
             yield f"was = tl.load(sum_at, mask=valid[:, None]{inside}, other=0.0)"
             yield f"acc_{n} = (acc_{n} * mine_w[:, None] + was * old_w[:, None]) * inverse[:, None]"
             yield f"tl.store(sum_at, acc_{n}, mask=valid[:, None]{inside})"
-        yield 'lse = tl.where(both > 0, above + tl.log(both), float("-inf"))'
+        yield 'lse = tl.where(both == 0, float("-inf"), above + tl.log(both))'

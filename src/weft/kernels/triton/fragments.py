@@ -47,15 +47,15 @@ class Fragments:
         dims, column = (self.d, "d") if target in ("q", "k") else (self.dv, "dv")
         dim = "" if self.spec.aligned else f" * {tensor}_dim"
         if self.spec.listed:
-            yield f"{at}_box, {at}_off = {at}_at, (token.to(tl.int64) * {tensor}_row)[:, None]"
+            yield f"{at}_box, {at}_inside = {at}_at, (token.to(tl.int64) * {tensor}_row)[:, None]"
         else:
-            yield f"{at}_box = {at}_at + at.to(tl.int64) * {tensor}_row"
+            yield f"{at}_box, {at}_inside = {at}_at + at.to(tl.int64) * {tensor}_row, {at}_off"
         for n, (first, width, live) in enumerate(dims):
             tests = ["there[:, None]"] * (kind != "full" or self.spec.listed) + [
                 f"({column}_{n} < {first + live})[None, :]"
             ] * (live < width)
             option = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
-            place = f"{at}_box + ({at}_off + {column}_{n}[None, :]{dim})"
+            place = f"{at}_box + ({at}_inside + {column}_{n}[None, :]{dim})"
             yield f"{target}_{n} = tl.load({place}{option}){self.upcast}  # {width}"
 
     def store(self, source: str, tensor: str, rows: str, mask: str, kind: str) -> Iterator[str]:
@@ -144,10 +144,16 @@ class Fragments:
             lines.append("col_is_out = is_out(Tables, cols_out, token)")
             live += " & (row_is_out[:, None] == 0) & (col_is_out[None, :] == 0)"
         lines.append(f"{score} = tl.where({live}, {score}, {dead})")
-        outer = " | ".join(f"(j_{a} < left_{a}) | (j_{a} >= full_{a})" for a in range(spec.rank))
-        if kind == "edge":
+        yield from self.at_edges(lines, kind)
+
+    def at_edges(self, lines: list[str], kind: str) -> Iterator[str]:
+        """What is done in tiles with an edge only."""
+        if kind == "full":
+            return
+        if kind == "edge" or self.spec.rank == 0:
             yield from lines
             return
+        outer = " | ".join(f"(j_{a} < left_{a}) | (j_{a} >= full_{a})" for a in range(self.spec.rank))
         yield f"if {outer}:  # a tile with an edge"
         yield from indented(iter(lines))
 

@@ -69,8 +69,10 @@ def compile_for(spec: KernelSpec, target: GPUTarget) -> Any:
         if kind[0] == "*" and (spec.aligned or name == "Tables")
     }
     source = ASTSource(module_of(spec).kernel, kinds, {}, aligned)
-    options = {"num_warps": spec.warps, "num_stages": spec.stages, "enable_fp_fusion": True}
-    if spec.registers:
+    amd = target.backend == "hip"  # 64 KB of shared memory, and no limit to registers
+    stages = min(spec.stages, 2) if amd else spec.stages
+    options = {"num_warps": spec.warps, "num_stages": stages, "enable_fp_fusion": True}
+    if spec.registers and not amd:
         options["maxnreg"] = spec.registers
     return triton.compile(source, target=target, options=options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,12 +17,12 @@ from weft.kernels.triton.spec import Direction, KernelSpec
 from weft.kernels.triton.tables import Place
 from weft.kernels.triton.waves import Wave, plan_waves
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.problem import Problem
+from weft.planning.problem import DTYPES, Problem
 from weft.settings import interpreted
 
 Tensors = tuple[torch.Tensor, ...]
 Named = dict[str, torch.Tensor]
-Layout = tuple[tuple[str, tuple[int, ...]], ...]  # strides of the tensors that have four dimensions, by name
+Layout = tuple[tuple[str, tuple[int, ...], bool], ...]  # see `_layout`
 GRID = 65535  # programs along the second axis of a grid
 ROWS = 64  # of a tile of delta
 
@@ -44,17 +44,14 @@ def forward(
         out.zero_()
         lse.fill_(-torch.inf)
     fused = sinks if tables.covers and not tables.merges else None
-    here = {"Q": q, "K": k, "V": v, "Out": out, "Lse": lse, "Sum": _sum(tables, q, v.shape[3]),
-            "Sinks": _wide(fused, lse), "Slopes": _wide(how.alibi, lse)}  # fmt: skip
-    _run(_spec("forward", plan.problem, here, how, fused is not None), tables, here, plan.problem, how)
+    # what launches that meet the same rows leave for each other
+    total = torch.zeros_like(out, dtype=torch.float32, memory_format=torch.contiguous_format) if tables.merges else lse
+    here = {"Q": q, "K": k, "V": v, "Out": out, "Lse": lse, "Sum": total, "Sinks": _wide(fused, lse),
+            "Slopes": _wide(how.alibi, lse)}  # fmt: skip
+    _run("forward", tables, here, plan.problem, _Numbers.of(how, fused is not None))
     if sinks is not None and fused is None:
         lse = _join_sinks(out, lse, sinks)
     return out, lse if with_lse else lse.new_empty((*q.shape[:2], 0))
-
-
-def _sum(tables: Loaded, q: torch.Tensor, width: int) -> torch.Tensor:
-    """What launches that meet the same rows leave for each other."""
-    return torch.zeros((*q.shape[:3], width) if tables.merges else (1,), dtype=torch.float32, device=q.device)
 
 
 def _wide(x: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
@@ -76,13 +73,19 @@ def delta(out: torch.Tensor, d_out: torch.Tensor, d_lse: torch.Tensor | None) ->
     subtracted = found if d_lse is None else d_lse.float().contiguous()
     here = {"Out": out, "DOut": d_out, "DLse": subtracted, "Delta": found}
     dtype = str(out.dtype).removeprefix("torch.")
-    aligned = _aligned(out) and _aligned(d_out)
-    spec = KernelSpec("delta", dtype, dv, dv, 1, ROWS, 16, aligned, accumulate=d_lse is not None, warps=4)
-    numbers = {"all_heads": heads, "my_length": m}
-    call = _call(spec, out.device, numbers, _layout(here))
+    call = _delta_call(dtype, dv, d_lse is not None, (heads, m), _layout(here), out.device)
     if found.numel():
         call.run((-(-m // ROWS), heads, batch), here)
     return found
+
+
+@lru_cache(maxsize=128)
+def _delta_call(
+    dtype: str, dv: int, subtracts: bool, sizes: tuple[int, int], layout: Layout, device: torch.device
+) -> Call:
+    aligned = _aligned(layout, DTYPES[dtype])
+    spec = KernelSpec("delta", dtype, dv, dv, 1, ROWS, 16, aligned, accumulate=subtracts, warps=4)
+    return _call(spec, device, {"all_heads": sizes[0], "my_length": sizes[1]}, layout)
 
 
 def backward(
@@ -112,7 +115,7 @@ def _gradients(wanted: Named, here: Named, plan: AttentionPlan, how: Modifiers, 
         for x in made.values():
             x.zero_()
     here = here | made
-    _run(_spec(direction, plan.problem, here, how, False), tables, here, plan.problem, how)
+    _run(direction, tables, here, plan.problem, _Numbers.of(how, False))
     return tuple(x.to(wanted[name].dtype) for name, x in made.items())
 
 
@@ -134,32 +137,46 @@ def loaded(plan: AttentionPlan, transposed: bool, device: torch.device, split: b
     return Loaded(tuple((w, torch.from_numpy(w.words).to(device)) for w in found.waves), found.covers, found.merges)
 
 
-def _spec(direction: Direction, problem: Problem, here: Named, how: Modifiers, sinks: bool) -> KernelSpec:
+class _Numbers(NamedTuple):
+    """The options that a kernel is made for or told."""
+
+    shift: int
+    scale: float
+    softcap: float | None
+    alibi: bool
+    sinks: bool
+
+    @staticmethod
+    def of(how: Modifiers, sinks: bool) -> _Numbers:
+        return _Numbers(how.shift, how.scale, how.softcap, how.alibi is not None, sinks)
+
+
+def _spec(direction: Direction, problem: Problem, aligned: bool, numbers: _Numbers) -> KernelSpec:
     """All but what a wave adds."""
-    aligned = all(_aligned(x) for name, x in here.items() if x.dim() == 4 and name != "Sum")
     return KernelSpec(
-        direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, softcap=how.softcap is not None,
-        alibi=how.alibi is not None, sinks=sinks, rescaled=how.scale <= 0,
+        direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, softcap=numbers.softcap is not None,
+        alibi=numbers.alibi, sinks=numbers.sinks, rescaled=numbers.scale <= 0,
         upcast=problem.dtype == "bfloat16" and interpreted(),
     )  # fmt: skip
 
 
-def _aligned(x: torch.Tensor) -> bool:
-    """Rows are dense and every row begins on 16 bytes."""
-    per = 16 // x.element_size()
-    *strides, last = x.stride()
-    return (last == 1 or x.shape[3] == 1) and x.data_ptr() % 16 == 0 and not any(s % per for s in strides)
-
-
-def _run(spec: KernelSpec, tables: Loaded, here: Named, problem: Problem, how: Modifiers) -> None:
+def _run(direction: Direction, tables: Loaded, here: Named, problem: Problem, numbers: _Numbers) -> None:
     """All waves, one after the other."""
-    numbers = (how.shift, how.scale, how.softcap or 0.0)
-    for grid, words, call in _calls(spec, tables, _layout(here), problem, numbers):
-        call.run(grid, here | {"Tables": words})
+    layout = _layout(here)
+    for grid, words, call in _calls(direction, tables, layout, problem, numbers):
+        here["Tables"] = words
+        call.run(grid, here)
 
 
 def _layout(here: Named) -> Layout:
-    return tuple((name, x.stride()) for name, x in here.items() if x.dim() == 4)
+    """Strides of the tensors of four dimensions, and whether each begins on 16 bytes."""
+    return tuple((name, x.stride(), not x.data_ptr() & 15) for name, x in here.items() if x.dim() == 4)
+
+
+def _aligned(layout: Layout, problem_size: int) -> bool:
+    """Rows are dense and every row begins on 16 bytes."""
+    per = 16 // problem_size
+    return all(begins and s[3] == 1 and not (s[0] % per or s[1] % per or s[2] % per) for _, s, begins in layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,21 +202,22 @@ class Call:
 
 @lru_cache(maxsize=512)
 def _calls(
-    spec: KernelSpec, tables: Loaded, layout: Layout, problem: Problem, numbers: tuple[int, float, float]
+    direction: Direction, tables: Loaded, layout: Layout, problem: Problem, numbers: _Numbers
 ) -> tuple[tuple[tuple[int, int, int], torch.Tensor, Call], ...]:
     """(grid, tables, call) of every launch, prepared once for a plan and a layout of the tensors."""
     found = []
+    spec = _spec(direction, problem, _aligned(layout, DTYPES[problem.dtype]), numbers)
     mine, theirs = (problem.n, problem.m) if spec.of_keys else (problem.m, problem.n)
+    widest = max(strides[2] for _, strides, _ in layout)
     for wave, words in tables.waves:
         place = wave.place or Place(0, 0, 0, 0)
         merges = tables.merges if spec.direction != "forward" else wave.merges
-        widest = max(strides[2] for _, strides in layout)
         one = replace(spec, **wave.kind._asdict(), packed=wave.place is None, accumulate=merges,
                       aligned=spec.aligned and wave.span * widest < 1 << 31)  # fmt: skip
         values = {
             "record": place.record, "parts": place.parts, "parts_at": place.parts_at, "items_at": place.items_at,
             "heads_at": wave.heads_at, "all_heads": problem.q_heads, "my_length": mine, "their_length": theirs,
-            "shift": numbers[0], "scale": numbers[1], "softcap": numbers[2],
+            "shift": numbers.shift, "scale": numbers.scale, "softcap": numbers.softcap or 0.0,
         }  # fmt: skip
         for first in range(0, wave.items, GRID):
             call = _call(configured(one), words.device, values | {"first_item": first}, layout)
@@ -216,7 +234,7 @@ def _grid(wave: Wave, first: int) -> tuple[int, int, int]:
 def _call(spec: KernelSpec, device: torch.device, numbers: Mapping[str, float], layout: Layout) -> Call:
     """The kernel of a spec with its integers and strides."""
     per, known = unit(spec), dict(numbers)
-    for name, strides in layout:
+    for name, strides, _ in layout:
         known |= {f"{name}_{part}": strides[i] // per for i, part in enumerate(("batch", "head", "row"))}
         known[f"{name}_dim"] = strides[3]
     names = arguments(spec)

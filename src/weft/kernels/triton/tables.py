@@ -93,8 +93,8 @@ class LaunchTables:
 
     @property
     def skewed(self) -> bool:
-        """Whether some tile has much more to do than most."""
-        return bool(self.work.size) and int(self.work[0]) > 2 * float(self.work.mean())
+        """Whether some tile has more to do than most: all heads then begin with it."""
+        return bool(self.work.size) and int(self.work[0]) > 1.5 * float(self.work.mean())
 
 
 class Writer:

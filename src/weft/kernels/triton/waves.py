@@ -17,7 +17,7 @@ from weft.acsr.format import BLOCK
 from weft.kernels.triton.tables import Kind, LaunchTables, Place, Words, block_tables, launch_tables
 from weft.pattern.relation import NDBool
 from weft.planning.attention_plan import Heads
-from weft.planning.device import tiles_of
+from weft.planning.device import longest_tile, tiles_of
 from weft.planning.problem import Problem
 from weft.planning.tiles import Launch, TilePlan
 
@@ -82,7 +82,7 @@ def plan_waves(
     order.
     """
     entries = []
-    most = max(32, sum(tiles_of(plan) * _members(heads) for plan, heads in plans) // (2 * SLOTS)) if split else None
+    most = _most(plans) if split else None
     for plan, heads in plans:
         listed = head_rows(heads, problem.group, transposed)
         owners = frozenset(map(tuple, listed[:, : 2 if transposed else 3].tolist()))
@@ -100,6 +100,13 @@ def plan_waves(
         waves.append(_wave(one, one[0].tables.split or any(a.meets(b) for a in one for b in others)))
     heads = problem.batch * (problem.kv_heads if transposed else problem.q_heads)
     return Waves(tuple(waves), _covers(entries, heads))
+
+
+def _most(plans: Sequence[tuple[TilePlan, tuple[Heads, ...]]]) -> int | None:
+    """What an item may visit, None if no tile takes longer than the whole would on a busy GPU."""
+    total = sum(tiles_of(plan) * _members(heads) for plan, heads in plans)
+    longest = max((longest_tile(launch) for plan, _ in plans for launch in plan.launches), default=0)
+    return max(32, total // (2 * SLOTS)) if longest > max(64, total // SLOTS) else None
 
 
 def _members(heads: tuple[Heads, ...]) -> int:

@@ -1,0 +1,102 @@
+"""dq_bfloat16_128_1d_64x64_table: emitted by weft; 4 warps, 2 stages."""
+
+import triton
+import triton.language as tl
+
+from weft.kernels.triton.device import (
+    bits_of, is_out, lower_formula, lower_table, positions, repeated, tanh, upper_formula, upper_table,
+)
+
+
+@triton.jit
+def kernel(
+    Q, K, V, DOut, Lse, Delta, DQ, Slopes, Tables, record, parts, parts_at, items_at, heads_at,
+    first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head,
+    K_row, V_batch, V_head, V_row, DOut_batch, DOut_head, DOut_row, DQ_batch, DQ_head, DQ_row, scale,
+    softcap,
+):
+    # strides come in units of 16 bytes, 8 elements: rows are aligned
+    Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
+    K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
+    V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
+    DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
+    DQ_batch = DQ_batch * 8; DQ_head = DQ_head * 8; DQ_row = DQ_row * 8
+    # which tile of which head: neighbouring heads go side by side, longest tiles first
+    item = first_item + tl.program_id(1)
+    member = Tables + heads_at + 10 * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))
+    batch = tl.load(member).to(tl.int64)
+    kv_head = tl.load(member + 1).to(tl.int64)
+    head = tl.load(member + 2)
+    mine = Tables + items_at + item * record
+    # my rows: coordinates i_a on every axis, and tokens
+    r = tl.arange(0, 64)
+    valid = r >= 0
+    rest = r
+    r_0 = rest
+    i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
+    valid &= r_0 < tl.load(mine + 1)
+    token_r = tl.load(Tables) + i_0  # (rows,)
+    d_0 = 0 + tl.arange(0, 128)
+    dv_0 = 0 + tl.arange(0, 128)
+    q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + token_r.to(tl.int64) * Q_row
+    o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row
+    q_0 = tl.load(q_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    do_0 = tl.load(o_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    row = (batch * all_heads + head) * my_length + token_r
+    lse = tl.load(Lse + row, mask=valid, other=0.0) * 1.4426950408889634
+    delta = tl.load(Delta + row, mask=valid, other=0.0)
+    scale2 = scale * 1.4426950408889634
+    dq_0 = tl.zeros((64, 128), tl.float32)
+    k_at = K + batch * K_batch + kv_head * K_head
+    v_at = V + batch * V_batch + kv_head * V_head
+    for part in range(parts):
+        here = Tables + parts_at + part * 40
+        run = mine + 2 + part * 4
+        c = tl.arange(0, 64)
+        rest_c = c
+        first_0 = tl.load(run + 0)
+        count_0 = tl.load(run + 1)
+        left_0 = tl.load(run + 2)
+        full_0 = left_0 + tl.load(run + 3)
+        step_0 = tl.load(here + 4)
+        c_0 = c
+        boxes_0 = (count_0 + 63) // 64
+        low = lower_table(Tables, here + 8, i_0, item)
+        high = upper_table(Tables, here + 10, i_0, item, tl.load(here + 6))
+        low_0 = positions(low, first_0, step_0)  # (rows,)
+        high_0 = positions(high, first_0, step_0)
+        base = tl.load(here) + first_0  # the first token
+        token_c = c_0 * step_0  # (cols,) tokens of a box from its first one on
+        pace_0 = step_0 * 64
+        k_off = (token_c * K_row.to(tl.int32))[:, None]
+        v_off = (token_c * V_row.to(tl.int32))[:, None]
+        for j in range(boxes_0 - full_0 + left_0):  # tiles with an edge
+            j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
+            there = c < count_0 - j_0 * 64
+            at = base + j_0 * pace_0
+            k_box, k_inside = k_at + at.to(tl.int64) * K_row, k_off
+            k_0 = tl.load(k_box + (k_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 128
+            v_box, v_inside = v_at + at.to(tl.int64) * V_row, v_off
+            v_0 = tl.load(v_box + (v_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 128
+            s = tl.dot(q_0, tl.trans(k_0))
+            p = tl.exp2(s * scale2 - lse[:, None])  # (rows, cols)
+            from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
+            p = tl.where((c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None]), p, 0.0)
+            ds = p * (tl.dot(do_0, tl.trans(v_0)) - delta[:, None])
+            ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees
+            ds = ds.to(k_0.dtype)
+            dq_0 = tl.dot(ds, k_0, dq_0)
+        for j_0 in range(left_0, full_0):  # full tiles
+            at = base + j_0 * pace_0
+            k_box, k_inside = k_at + at.to(tl.int64) * K_row, k_off
+            k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
+            v_box, v_inside = v_at + at.to(tl.int64) * V_row, v_off
+            v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
+            s = tl.dot(q_0, tl.trans(k_0))
+            p = tl.exp2(s * scale2 - lse[:, None])  # (rows, cols)
+            ds = p * (tl.dot(do_0, tl.trans(v_0)) - delta[:, None])
+            ds = ds.to(k_0.dtype)
+            dq_0 = tl.dot(ds, k_0, dq_0)
+    dq_rows = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head + token_r.to(tl.int64) * DQ_row
+    dq_0 = dq_0 * scale
+    tl.store(dq_rows[:, None] + d_0[None, :], dq_0.to(DQ.dtype.element_ty), mask=valid[:, None])

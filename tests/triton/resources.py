@@ -1,0 +1,64 @@
+"""What a compiled kernel takes of a GPU, read from its machine code; no GPU is needed."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "gfx942": 64}  # KB that one block may have
+REGISTERS = {"sm_80": 255, "sm_90": 255, "sm_100": 255, "gfx942": 512}  # that one thread may have
+
+
+@dataclass(frozen=True)
+class Resources:
+    """registers: of a thread. spilled: bytes of local memory of a thread. shared: bytes of a block. inside: loads and
+    stores of local memory in innermost loops.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    inside: int = 0
+
+
+def resources(kernel, target):
+    """Resources of what `compile_for` returned, for a key of TARGETS; `inside` for sm_90 only."""
+    shared = kernel.metadata.shared
+    if target.startswith("gfx"):
+        text = kernel.asm["amdgcn"]
+        return Resources(
+            _number(r"\.vgpr_count: +(\d+)", text), _number(r"\.private_segment_fixed_size: +(\d+)", text), shared
+        )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(kernel.asm["cubin"])
+        usage = _output(knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
+        code = _output(knobs.nvidia.nvdisasm.path, "-c", file.name) if target == "sm_90" else ""
+    return Resources(_number(r"REG:(\d+)", usage), _number(r"STACK:(\d+)", usage), shared, spills_in_loops(code))
+
+
+def _number(pattern, text):
+    return int(re.search(pattern, text)[1])
+
+
+def _output(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def spills_in_loops(code):
+    """Loads and stores of local memory in the innermost loops of a disassembly."""
+    lines = code.splitlines()
+    labels = {line.strip().removesuffix(":"): at for at, line in enumerate(lines) if re.match(r"\.L_x_\d+:", line)}
+    jumps = [(at, re.search(r"BRA.*`\((\.L_x_\d+)\)", line)) for at, line in enumerate(lines)]
+    loops = [(labels[found[1]], at) for at, found in jumps if found and labels[found[1]] < at]
+    innermost = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    return sum(bool(re.search(r"\b(LDL|STL)\b", line)) for first, last in innermost for line in lines[first:last])

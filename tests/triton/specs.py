@@ -1,0 +1,123 @@
+"""Which kernels a call would launch, found without a GPU: the real planner and the real entry points, no launch."""
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+
+import weft
+from weft.kernels.cpu.scores import Modifiers
+from weft.kernels.triton import run
+from weft.planning.attention_plan import plan_attention
+from weft.planning.problem import Problem
+from weft.target import GPU
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of attention. dims: (D, Dv). options: softcap, alibi, sinks, scale. dense: rows lie densely, 16-byte
+    aligned.
+    """
+
+    pattern: Any
+    m: int = 1000
+    n: int = 1000
+    dims: tuple[int, int] = (64, 64)
+    dtype: torch.dtype = torch.bfloat16
+    heads: tuple[int, int] = (4, 2)
+    batch: int = 2
+    options: dict = field(default_factory=dict)
+    dense: bool = True
+
+    def problem(self):
+        """As the planner sees it on a GPU."""
+        return Problem(
+            self.batch, *self.heads, self.m, self.n, *self.dims, str(self.dtype).removeprefix("torch."), "cuda"
+        )
+
+
+@contextmanager
+def launches():
+    """A list of the KernelSpecs that are launched meanwhile, one for each launch; nothing runs."""
+    found = []
+
+    class Kernel:
+        def __init__(self, spec, device):
+            self.spec = spec
+
+        def __getitem__(self, grid):
+            return lambda *values: found.append(self.spec)
+
+    with mock.patch.object(run, "kernel_of", Kernel):
+        yield found
+
+
+def specs_of(call):
+    """The KernelSpecs of one call, forward and backward, in the order of their launches."""
+    plan = plan_attention(call.pattern, call.problem(), GPU)
+    tensors = [_tensor(shape, call) for shape in _shapes(call)]
+    q, k, v, d_out, lse = tensors
+    group = call.heads[0] // call.heads[1]
+    alibi = torch.ones(call.heads[1], group) if call.options.get("alibi") else None
+    how = Modifiers(call.options.get("scale", 0.1), call.options.get("softcap"), alibi)
+    sinks = torch.zeros(call.heads[0]) if call.options.get("sinks") else None
+    with launches() as found:
+        run.forward((q, k, v), plan, how, sinks)
+        run.backward((q, k, v), (d_out, lse[..., 0].float(), lse[..., 0].float()), plan, how)
+    return found
+
+
+# What a gradient takes: that of keys one kernel or two.
+DIRECTIONS = {"forward": ("forward",), "dq": ("dq",), "keys": ("dkdv", "dk", "dv")}
+
+
+def specs_towards(call, direction):
+    """The distinct KernelSpecs of one of DIRECTIONS."""
+    return list(dict.fromkeys(spec for spec in specs_of(call) if spec.direction in DIRECTIONS[direction]))
+
+
+def _shapes(call):
+    (d, dv), (q_heads, kv_heads) = call.dims, call.heads
+    sizes = (
+        (q_heads, call.m, d),
+        (kv_heads, call.n, d),
+        (kv_heads, call.n, dv),
+        (q_heads, call.m, dv),
+        (q_heads, call.m, 1),
+    )
+    return [(call.batch, *size) for size in sizes]
+
+
+def _tensor(shape, call):
+    """Memory is never written, so long sequences cost nothing."""
+    padded = torch.empty((*shape[:3], shape[3] + (not call.dense)), dtype=call.dtype)
+    return padded[..., : shape[3]]
+
+
+def square(pattern, **more):
+    """A call whose length is a grid's."""
+    length = more.pop("length")
+    return Call(pattern, length, length, **more)
+
+
+BAND = weft.causal() & weft.window(left=300)
+# What reaches every fragment of the emitter: ranks 0 to 3, formulas and tables, merges, lists, every option.
+CALLS = {
+    "window": Call(BAND, dims=(128, 128)),
+    "window, 64": Call(BAND),
+    "window, 256": Call(BAND, dims=(256, 256)),
+    "window, float32": Call(BAND, dims=(128, 128), dtype=torch.float32),
+    "window, 256, float32": Call(BAND, dims=(256, 256), dtype=torch.float32),
+    "window, softcap, alibi, sinks": Call(BAND, dims=(80, 80), options={"softcap": 5.0, "alibi": True, "sinks": True}),
+    "window, scale below 0": Call(BAND, dims=(16, 96), options={"scale": -1.0}, dtype=torch.float16),
+    "rows anywhere": Call(BAND, dims=(33, 40), dense=False, dtype=torch.float16),
+    "documents": Call(weft.documents([300, 0, 200, 500]) & weft.causal(), dims=(128, 128)),
+    "longformer": Call(weft.longformer(256, global_tokens=70, dilation=3)),
+    "dilation by head": Call(weft.per_head([weft.dilated(9, 9, step) for step in (1, 2, 4, 4)]), dims=(128, 128)),
+    "listed tokens": Call(weft.longformer(64) | weft.global_tokens([0, 77, 500, 501])),
+    "random blocks": Call(weft.random_blocks(64, 3, seed=1), dims=(96, 96)),
+    "2-D": square(weft.neighborhood((32, 40), (9, 11)), length=1280, dims=(128, 128)),
+    "3-D": square(weft.neighborhood((8, 12, 16), (3, 5, 5), dilation=(1, 2, 1)), length=1536),
+}  # fmt: skip

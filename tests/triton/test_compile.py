@@ -1,0 +1,106 @@
+"""Every kind of kernel compiled ahead of time, without a GPU: it compiles, fits the card, and keeps to its registers.
+
+By default each kernel for one target; `-m wide` compiles the rest.
+"""
+
+import json
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import triton
+
+from weft.kernels.triton.load import compile_for
+from weft.settings import interpreted
+
+from .resources import REGISTERS, SHARED, TARGETS, resources
+from .specs import CALLS, DIRECTIONS, specs_towards
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+SLOW = ("window, 64", "window, 256", "window, 256, float32")  # like others, and long to compile
+SPILLED = Path(__file__).with_name("spilled.json")  # bytes of local memory of a thread, as it is today; 0 if absent
+
+INSIDE = {
+    ("dq", "window, float32"), ("keys", "window, float32"),
+    ("dq", "window, 256, float32"), ("keys", "window, 256, float32"),
+    ("forward", "rows anywhere"), ("dq", "rows anywhere"), ("keys", "rows anywhere"),
+    ("keys", "documents"), ("keys", "random blocks"), ("dq", "2-D"),
+    ("forward", "3-D"), ("dq", "3-D"), ("keys", "3-D"),
+}  # fmt: skip
+
+
+def cases():
+    """(target, direction, call) of everything, marked: wide is what is left out by default."""
+    for i, call in enumerate(CALLS):
+        for j, direction in enumerate(DIRECTIONS):
+            for t, target in enumerate(TARGETS):
+                narrow = call not in SLOW and (i + j) % len(TARGETS) == t
+                yield pytest.param(
+                    (target, direction, call),
+                    id=f"{target}-{direction}-{call}",
+                    marks=() if narrow else pytest.mark.wide,
+                )
+
+
+def compile_one(target, specs):
+    """[Resources] of kernels, in a process of its own."""
+    return [resources(compile_for(spec, TARGETS[target]), target) for spec in specs]
+
+
+@pytest.fixture(scope="module")
+def compiled(request, tmp_path_factory):
+    """case -> [Resources]. All cases that will be asked for are begun at once, on two cores."""
+    started = {}
+
+    def start(case):
+        if case not in started:
+            target, direction, call = case
+            started[case] = pool.submit(compile_one, target, specs_towards(CALLS[call], direction))
+        return started[case]
+
+    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))  # what is measured is compiled here
+        if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers are told of each other's tests too
+            for item in request.session.items:
+                if item.path == request.path:
+                    start(item.callspec.params["case"])
+        yield lambda case: start(case).result()
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("case", cases())
+def test_compiles_and_fits(case, compiled):
+    target, direction, call = case
+    found = compiled(case)
+    assert found
+    for spec, taken in zip(specs_towards(CALLS[call], direction), found, strict=True):
+        assert taken.shared <= SHARED[target] * 1024, f"{spec.name} takes {taken.shared} bytes of shared memory"
+        asked = spec.registers if target.startswith("sm") else 0  # AMD's compiler takes no such wish
+        assert taken.registers <= (asked or REGISTERS[target]), spec.name
+    check_spilled("-".join(case), max(taken.spilled for taken in found))
+
+
+def check_spilled(case, spilled):
+    found = json.loads(SPILLED.read_text())
+    version, table = found["triton"], found["bytes"]
+    if os.environ.get("WEFT_GOLDEN") == "write":
+        kept = {name: count for name, count in (table | {case: spilled}).items() if count}
+        SPILLED.write_text(json.dumps({"triton": triton.__version__, "bytes": kept}, indent=1, sort_keys=True) + "\n")
+    elif version == triton.__version__ and spilled > table.get(case, 0):
+        pytest.fail(
+            f"{case} spills {spilled} bytes a thread, and {table.get(case, 0)} before. If that is worth it: "
+            "WEFT_GOLDEN=write pytest tests/triton/test_compile.py -m 'wide or not wide'"
+        )
+
+
+ON_HOPPER = [param for param in cases() if param.values[0][0] == "sm_90"]
+
+
+@pytest.mark.parametrize("case", ON_HOPPER)
+def test_innermost_loops_do_not_spill(case, compiled, request):
+    if case[1:] in INSIDE:
+        request.applymarker(pytest.mark.xfail(raises=AssertionError, strict=True, reason="registers do not suffice"))
+    assert [taken.inside for taken in compiled(case) if taken.inside] == []

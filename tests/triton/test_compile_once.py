@@ -1,0 +1,90 @@
+"""A kernel is compiled for a structure, not for a size: other lengths, windows, splits and batches find it compiled."""
+
+import pytest
+
+import weft
+from weft.testing.cases import parts
+
+from .specs import DIRECTIONS, Call, specs_of, square
+
+LENGTHS = (1, 63, 64, 200, 1000, 4096, 5001)
+SPLITS = ((1,), (1, 1), (5, 0, 3, 9), (1,) * 40, tuple(range(1, 60)))
+
+
+def documents(length, split):
+    return weft.documents(parts(length, *split))
+
+
+# structure -> calls that should all run the same kernels
+STRUCTURES = {
+    "full": [Call(weft.full(), n, n) for n in LENGTHS],
+    "causal": [Call(weft.causal(), n, n) for n in LENGTHS],
+    "more keys than queries": [
+        Call(weft.causal(align="bottom-right"), m, n) for m, n in ((1, 100), (17, 400), (100, 101), (64, 5000))
+    ],
+    "window": [
+        Call(weft.causal() & weft.window(left=left), n, n) for n in LENGTHS for left in (0, 1, 63, 64, 300, 9000)
+    ],
+    "window, both sides": [
+        Call(weft.window(left, right), n, n) for n in LENGTHS for left, right in ((9, 4), (0, 70), (512, 512))
+    ],
+    "dilated": [
+        Call(weft.dilated(size, size, step), n, n) for n in LENGTHS for size in (3, 40) for step in (1, 2, 3, 8, 64)
+    ],
+    "documents": [Call(documents(n, split), n, n) for n in LENGTHS for split in SPLITS],
+    "documents, causal": [Call(documents(n, split) & weft.causal(), n, n) for n in LENGTHS for split in SPLITS],
+    "chunks": [Call(weft.chunks(size) & weft.causal(), n, n) for n in LENGTHS for size in (1, 16, 100, 4096)],
+    "strided": [Call(weft.strided(step), n, n) for n in LENGTHS for step in (2, 7, 64, 128)],
+    "longformer": [
+        Call(weft.longformer(size, global_tokens=count), n, n)
+        for n in LENGTHS for size in (16, 512) for count in (1, 64, 100)
+    ],
+    "listed tokens": [
+        Call(weft.window(size, size) | weft.global_tokens(tokens), n, n)
+        for n in LENGTHS[1:] for size in (8, 100) for tokens in ([0, 7, 900], [3, 5, 64, 65, 129])
+    ],
+    "padding": [
+        Call(weft.padding(lengths) & weft.causal(), n, n, batch=len(lengths))
+        for n in LENGTHS for lengths in ([n], [n, n // 2], [1, 0, n, n // 3], [7] * 9)
+    ],
+    "dilation by head": [
+        Call(weft.per_head([weft.dilated(9, 9, step) for step in steps]), n, n, heads=(len(steps), len(steps)))
+        for n in LENGTHS for steps in ((1, 2, 4, 4), (1, 3), (8, 16))
+    ],
+    "random blocks": [Call(weft.random_blocks(64, count, seed=1), n, n) for n in LENGTHS for count in (1, 3)],
+    "batches": [Call(weft.causal() & weft.window(left=64), batch=batch) for batch in (1, 2, 3, 8, 100)],
+    "heads": [Call(weft.causal(), heads=heads) for heads in ((1, 1), (2, 1), (12, 4), (32, 32))],
+    "128 channels": [
+        Call(weft.causal() & weft.window(left=left), n, n, dims=(128, 128)) for n in LENGTHS for left in (16, 300)
+    ],
+    "2-D": [
+        square(weft.neighborhood(shape, size), length=shape[0] * shape[1], dims=(128, 128))
+        for shape, size in (((16, 16), (3, 3)), ((40, 56), (7, 9)), ((9, 130), (5, 21)), ((96, 96), (41, 41)))
+    ],
+}  # fmt: skip
+
+
+# One kernel for each direction; two where a size decides how many launches there are, whether they meet, or which of
+# two tiles is used.
+MOST = {"strided": 2, "longformer": 2, "padding": 2, "2-D": 2}
+
+
+def kernels(names):
+    """The distinct KernelSpecs of all calls of some structures."""
+    return {spec for name in names for call in STRUCTURES[name] for spec in specs_of(call)}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_kernels_of_one_structure(name):
+    found = kernels([name])
+    for several in DIRECTIONS.values():
+        here = {direction: [x.name for x in found if x.direction == direction] for direction in several}
+        assert any(here.values()), f"nothing is launched for {several}"
+        assert all(len(names) <= MOST.get(name, 1) for names in here.values()), here
+
+
+def test_twelve_kernels_at_most():
+    """Lengths, windows, dilations, document splits and batches together."""
+    named = ("causal", "window", "window, both sides", "dilated", "documents", "documents, causal", "batches", "heads")
+    found = kernels(named)
+    assert len(found) <= 12, sorted(spec.name for spec in found)

@@ -1,0 +1,79 @@
+"""Emitted sources: some of them whole, as golden files; all of them readable, and without masks where none are due."""
+
+import ast
+import os
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from weft.kernels.triton.emit import emit
+
+from .specs import CALLS, specs_of, specs_towards
+
+GOLDEN = Path(__file__).with_name("golden")
+WRITE = "WEFT_GOLDEN=write python -m pytest tests/triton/test_source.py"
+# file -> (call, the first of its kernels in this direction)
+CHOSEN = {
+    "forward_window": ("window", "forward"),
+    "dq_documents": ("documents", "dq"),
+    "keys_2d": ("2-D", "keys"),
+    "forward_blocks": ("random blocks", "forward"),
+}
+SPECS = {spec.name: spec for spec in chain.from_iterable(specs_of(call) for call in CALLS.values())}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_golden_source(name):
+    call, direction = CHOSEN[name]
+    spec = specs_towards(CALLS[call], direction)[0]
+    path = GOLDEN / f"{name}.py"
+    if os.environ.get("WEFT_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(emit(spec))
+    assert emit(spec) == path.read_text(), f"the emitted source is another one. If it should be: {WRITE}"
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_readable(name, request):
+    spec = SPECS[name]
+    if spec.listed or spec.rank > 1 or not spec.aligned:
+        request.applymarker(pytest.mark.xfail(raises=AssertionError, strict=True, reason="lines of 130 and more"))
+    source = emit(SPECS[name])
+    compile(source, name, "exec")
+    lines = source.splitlines()
+    long = [line for line in lines if len(line) > 120]
+    assert not long, f"{len(long)} lines are longer than 120: {long[0]}"
+    assert not [line for line in lines if line != line.rstrip() or "\t" in line]
+    assert emit(SPECS[name]) == source, "emitted twice, it is another source"
+
+
+def walks(source):
+    """The loops over tiles: the innermost ones."""
+    loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For)]
+    return [loop for loop in loops if not any(x is not loop and isinstance(x, ast.For) for x in ast.walk(loop))]
+
+
+def compares_bounds(node):
+    """Whether the bounds of rows are used inside a node."""
+    names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+    return any(name.startswith(("low_", "high_", "from_", "to_")) for name in names)
+
+
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.rank])
+def test_full_tiles_have_no_mask(name):
+    """Outside the branch for tiles with an edge, or its own loop, no statement looks at the bounds of rows."""
+    found = walks(emit(SPECS[name]))
+    assert found
+    masked = [loop for loop in found if compares_bounds(loop)]
+    assert masked, "nothing is masked at all"
+    apart = len(masked) < len(found)
+    for loop in masked:
+        outside = [x for x in loop.body if compares_bounds(x)]
+        assert apart or all(isinstance(x, ast.If) and "left_0" in ast.unparse(x.test) for x in outside), ast.unparse(
+            loop
+        )
+    # what is no mask of bounds: columns that do not exist, in loads
+    assert all(
+        "tl.where" not in ast.unparse(loop).replace("tl.where(new ==", "") for loop in found if loop not in masked
+    )

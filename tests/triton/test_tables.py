@@ -1,0 +1,126 @@
+"""Laws of the tables: read back as kernels read them, they cover exactly the pairs of the pattern, each once."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import weft
+from weft.kernels.triton.waves import plan_waves
+from weft.planning.attention_plan import plan_attention
+from weft.planning.device import TileShape, plan_for_device
+from weft.planning.problem import Problem
+from weft.target import GPU
+from weft.testing.cases import BATCH, CASES, HEADS, At
+from weft.testing.strategies import per_row_patterns, problems
+
+from .walker import walk_wave
+
+laws = settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),  # under CI the examples are always the same
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+SMALL = TileShape(16, 8)  # many tiles in few tokens
+SHAPES = (None, SMALL)  # None: the shapes that kernels have
+
+
+def waves_of(pattern, problem, shape, transposed):
+    """The waves of one direction as `weft.kernels.triton.run` makes them, of tiles of another shape if one is named."""
+    plan = plan_attention(pattern, problem, GPU)
+    found = []
+    for share in plan.transposed if transposed else plan.forward:
+        tiles = share.plan if shape is None else plan_for_device(share.plan.acsr, problem, (shape,))
+        found.append((tiles, share.heads))
+    return plan_waves(found, problem, transposed)
+
+
+def coverage(waves, problem, transposed):
+    """(how often each pair is computed (B, Hq, M, N), how many waves write each row (B, heads, rows))."""
+    lengths = (problem.n, problem.m) if transposed else (problem.m, problem.n)
+    heads = problem.kv_heads if transposed else problem.q_heads
+    count = np.zeros((problem.batch, problem.q_heads, *lengths), int)
+    written = np.zeros((problem.batch, heads, lengths[0]), int)
+    for wave in waves.waves:
+        here = np.zeros_like(written)
+        for tile in walk_wave(wave, lengths):
+            batch, kv_head, first, group = tile.owner
+            here[batch, kv_head if transposed else first, tile.rows] += 1
+            for visit in tile.visits:
+                for head in range(first, first + group):
+                    count[batch, head][np.ix_(visit.rows, visit.cols)] += visit.mask
+        # waves run side by side and one after another: inside one, nobody waits for anybody
+        assert here.max(initial=0) <= 1, "a wave writes a row twice"
+        assert wave.merges or (written[here > 0] == 0).all(), "a row is written again by a wave that does not merge"
+        written += here
+    return count.swapaxes(2, 3) if transposed else count, written
+
+
+def check_tables(pattern, problem, shape):
+    live = np.broadcast_to(
+        pattern.to_dense(problem.m, problem.n), (problem.batch, problem.q_heads, problem.m, problem.n)
+    )
+    for transposed in (False, True):
+        waves = waves_of(pattern, problem, shape, transposed)
+        count, written = coverage(waves, problem, transposed)
+        what = f"{pattern} {problem}, {'transposed' if transposed else 'forward'}"
+        wrong = np.argwhere(count != live)
+        assert not wrong.size, f"{what}: pair {wrong[0]} is computed {count[tuple(wrong[0])]} times"
+        assert not written.size or waves.covers == (written > 0).all(), f"{what}: covers is {waves.covers}"
+        assert waves.merges or (written <= 1).all(), f"{what}: two waves write a row, and nobody merges"
+
+
+# Integers of an item, which come in this order for the only part: what they must not be off by.
+WRONG = [("first", 1), ("first", -1), ("count", -1), ("left", 1), ("left", -1), ("full", 1)]
+
+
+@pytest.mark.parametrize("field,by", WRONG)
+def test_a_wrong_integer_is_noticed(field, by):
+    """One tile in the middle of a window, with an edge at both ends and full tiles between."""
+    pattern, problem = weft.window(100, 100), problem_at(400, 400)
+    waves = waves_of(pattern, problem, SMALL, False)
+    (wave,) = waves.waves
+    words = wave.words.copy()
+    words[wave.place.items_at + 12 * wave.place.record + 2 + ("first", "count", "left", "full").index(field)] += by
+    wrong = replace(waves, waves=(replace(wave, words=words),))
+    try:
+        count, _ = coverage(wrong, problem, False)
+    except AssertionError:
+        return
+    assert (count != pattern.to_dense(400)).any()
+
+
+def problem_at(m, n, batch=1, heads=(1, 1)):
+    return Problem(batch, *heads, m, n, 64, 64, "bfloat16", "cuda")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["real", "small"])
+@pytest.mark.parametrize("name", CASES)
+def test_cases(name, shape):
+    for at in (At(130, 130), At(70, 130, "bottom-right"), At(130, 63, "top-left")):
+        if CASES[name].fits(at.m, at.n):
+            check_tables(CASES[name].make(at), problem_at(at.m, at.n, BATCH, (HEADS, 2)), shape)
+
+
+@laws
+@given(problems(longest=100), st.sampled_from(SHAPES))
+def test_random_patterns(problem, shape):
+    pattern, m, n = problem
+    check_tables(pattern, problem_at(m, n), shape)
+
+
+def test_lanes_without_a_listed_key():
+    pattern = ~weft.fixed(3) | (weft.periodic_keys(3) & weft.global_tokens([0, 5]))
+    check_tables(pattern, problem_at(7, 7), None)
+
+
+@laws
+@given(per_row_patterns(), st.integers(0, 70), st.integers(1, 2))
+def test_random_patterns_of_heads_and_rows(pattern, length, group):
+    """Two heads and three batch rows, of which some share plans."""
+    problem = problem_at(length, length, 3, (2, 2 // group))
+    check_tables(pattern, problem, SMALL)
