@@ -77,7 +77,7 @@ $(VENV)/.weft-demo: $(VENV)/.weft-torch pyproject.toml
 	@touch $@
 
 $(VENV)/.weft-test: $(VENV)/.weft-torch pyproject.toml
-	$(PIP) install -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,dev]'
+	$(PIP) install -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,transformers,dev]'
 	@touch $@ $(VENV)/.weft-demo $(VENV)/.weft-dev
 
 # Looks every time, but writes its file only when the interpreter, a variable or the folder is another one: then the

@@ -1,15 +1,25 @@
 """Mask functions: what they come out as, held against the functions themselves on every pair."""
 
 import inspect
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 
 import numpy as np
 import pytest
-from tests.recognition.generators import GIVEN, OTHERS, Given, causal, in_documents, neighborhood_2d, strided
+from tests.recognition.generators import (
+    GIVEN,
+    OTHERS,
+    Given,
+    causal,
+    in_documents,
+    neighborhood_2d,
+    neighborhood_3d,
+    strided,
+)
 
 import weft
 from weft.errors import InputError, LengthError, PatternError
-from weft.recognition import recognize, recognize_function
+from weft.recognition import evaluate, recognize, recognize_function
 from weft.recognition.pieces import sized
 
 torch = pytest.importorskip("torch")
@@ -123,6 +133,36 @@ def test_operations(place, size):
 def test_neighborhoods_have_their_name():
     found = recognize(neighborhood_2d(64, 128, 13), size=(8192, 8192))
     assert found.pattern == weft.neighborhood((64, 128), 13)
+
+
+def test_coordinates_taken_modulo_every_extent():
+    found = recognize(neighborhood_3d((64, 64, 64), 7), size=(64**3, 64**3))
+    assert found.pattern == weft.neighborhood((64, 64, 64), 7) and found.proof == "symbolic"
+
+
+def test_coordinates_of_long_rows():
+    far = recognize(lambda q, k: (q // 2**14 % 4 == k // 2**14 % 4) & (q >= k))
+    near = recognize(lambda q, k: (q // 16 % 4 == k // 16 % 4) & (q >= k))
+    assert far.proof == near.proof == "symbolic"
+    q, k = np.ogrid[:200, :170]
+    assert (near.pattern.to_dense(200, 170) == ((q // 16 % 4 == k // 16 % 4) & (q >= k))).all()
+    assert (far.pattern.to_dense(90) == weft.causal().to_dense(90)).all()
+
+
+def test_strips_of_one_row(monkeypatch):
+    """numpy makes a number of a tensor of one element, and numbers of what it compares with a tensor."""
+    monkeypatch.setattr(evaluate, "PAIRS_A_STRIP", 39 * 37)
+    ids = np.arange(40) // 7
+    function = lambda q, k: (ids[q] == 3) & ((q * k) % 3 == 0)  # noqa: E731
+    found = recognize(function, size=(40, 37))
+    assert (found.pattern.to_dense(40, 37) == function(*np.ogrid[:40, :37])).all()
+
+
+def test_a_form_of_too_many_terms_is_not_spelled_out():
+    function = lambda q, k: reduce(and_, [(q % p == 1) | (k % p == 1) | (q < 9 * p) for p in range(2, 12)])  # noqa: E731
+    assert "terms" in recognize(function, size=(40, 40)).why
+    with pytest.raises(InputError, match="terms"):
+        recognize(function)
 
 
 def test_strided_has_its_name_at_any_length():

@@ -36,6 +36,7 @@ def leaf(draw, lo, hi, x):
 
 UNARY = {
     "floor": (lambda a, c: Line.floor(c).of(a), lambda v, c: v // c),
+    "places": (lambda a, c: Line.modulo(3).of(Line.floor(c).of(a)), lambda v, c: v // c % 3),
     "modulo": (lambda a, c: Line.modulo(c).of(a), lambda v, c: v % c),
     "scaled": (lambda a, c: a.scaled(c - 4, c), lambda v, c: v * (c - 4) + c),
     "negative": (lambda a, c: NEGATIVE.of(a), lambda v, c: (v < 0).astype(np.int64)),
@@ -109,11 +110,13 @@ def test_million_indices_cost_nothing():
     window = Line.between(0, 1_000_000).of(Line.index())
     assert len(window.pieces) == 3 and sum(p.values.size for p in window.pieces) == 3
     assert len((Line.floor(64).of(Line.index(0, INF)) + Line.index(0, INF)).pieces[0].values) == 64
+    far = Line.modulo(64).of(Line.floor(1 << 20).of(Line.index(0, INF)))
+    assert [p.values.size for p in far.pieces] == [64] and (far * far).pieces[0].period == 1 << 26
 
 
 def test_refusals():
     with pytest.raises(NoFormError, match="repeats only after"):
-        Line.floor(1 << 30)
+        Line.modulo(1 << 30)
     with pytest.raises(BeyondTableError, match="beyond its ends"):
         Line.table(np.arange(5) ** 2).of(Line.index(0, 6))
     square = Line.index(0, INF)

@@ -11,6 +11,7 @@ from weft.errors import InputError, LengthError
 from weft.pattern.crossing import decode
 from weft.recognition import load_mask, recognize_mask
 from weft.recognition.pieces import sized
+from weft.recognition.raster import raster
 
 N = 120
 SAME = [
@@ -204,6 +205,9 @@ def test_file_is_mapped(tmp_path):
     assert recognize_mask(mask).pattern == sized(weft.causal(), 70, 70)
 
 
+LENGTHS = [1500, 17, 1483, 1000, 96]
+
+
 def mapped(path, pattern, m, n):
     """A file of the pattern's mask, mapped."""
     file = np.lib.format.open_memmap(path, mode="w+", dtype=np.bool_, shape=(m, n))
@@ -242,6 +246,24 @@ def test_a_guess_from_the_corner_must_hold_everywhere(tmp_path):
     rows = np.array([0, 100, 4999, 5000, 5001, 5095])
     keys = np.arange(5096)
     assert (found.pattern.contains(rows[:, None], keys, 5096) == late.contains(rows[:, None], keys, 5096)).all()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [weft.documents(LENGTHS), weft.causal() & weft.documents(LENGTHS), weft.window(9, 0) & weft.documents(LENGTHS)],
+    ids=str,
+)
+def test_documents_in_a_file(tmp_path, pattern):
+    found = recognize_mask(mapped(tmp_path / "mask.npy", pattern, sum(LENGTHS), sum(LENGTHS)))
+    assert found.pattern == sized(pattern, sum(LENGTHS), sum(LENGTHS)) and found.closed
+
+
+def test_noise_in_a_file_is_listed(tmp_path):
+    mask = np.random.default_rng(3).random((4096, 4200)) < 0.2
+    np.save(tmp_path / "mask.npy", mask)
+    found = recognize_mask(load_mask(tmp_path / "mask.npy"))
+    assert (raster(found.pattern, *mask.shape).dense() == mask).all()
+    assert found.exact and found.remainder == mask.sum()
 
 
 def test_empty_mask_in_a_file(tmp_path):

@@ -23,13 +23,7 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and co
 SLOW = ("window, 64", "window, 256", "window, 256, float32")  # like others, and long to compile
 SPILLED = Path(__file__).with_name("spilled.json")  # bytes of local memory of a thread, as it is today; 0 if absent
 
-INSIDE = {
-    ("dq", "window, float32"), ("keys", "window, float32"),
-    ("dq", "window, 256, float32"), ("keys", "window, 256, float32"),
-    ("forward", "rows anywhere"), ("dq", "rows anywhere"), ("keys", "rows anywhere"),
-    ("keys", "documents"), ("keys", "random blocks"), ("dq", "2-D"),
-    ("forward", "3-D"), ("dq", "3-D"), ("keys", "3-D"),
-}  # fmt: skip
+INSIDE = {("keys", "documents"), ("keys", "random blocks"), ("dq", "2-D")}
 
 
 def cases():

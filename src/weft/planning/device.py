@@ -180,6 +180,8 @@ def shapes_for(acsr: Acsr, problem: Problem, transposed: bool) -> tuple[TileShap
         return (TileShape(64, 32),) if wide <= 128 else (TileShape(32, 32),)
     if wide > 128:
         return (TileShape(64, 32),)
-    if grid and wide > 64:
-        return (TileShape(64, 16),) if transposed else (TileShape(64, 64), TileShape(128, 64, 1.13))
-    return (TileShape(64, 32),) if transposed else (TileShape(64, 64),)
+    if wide > 64 and not transposed:
+        return TileShape(64, 64), TileShape(128, 64, 1.13 if grid else 1.04)
+    if transposed:
+        return (TileShape(64, 16 if grid and wide > 64 else 32),)
+    return (TileShape(64, 64),)

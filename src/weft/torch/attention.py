@@ -14,6 +14,9 @@ from weft.runtime.pipeline import compiled
 from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
 from weft.torch.operator import Written, as_tensor
 
+# Asked once: torch 2.11 cannot trace the question.
+AUTOCAST = frozenset(t for t in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(t))
+
 
 def attention(  # noqa: PLR0913 - the public face; every option by name
     q: Tensor,
@@ -64,7 +67,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 def _autocast(*tensors: Any) -> Any:
     """As autocast does for torch's own attention: float64, integers and what is no tensor stay as they are."""
     first = tensors[0]
-    if not isinstance(first, Tensor) or not torch.amp.is_autocast_available(first.device.type):
+    if not isinstance(first, Tensor) or first.device.type not in AUTOCAST:
         return tensors
     if not torch.is_autocast_enabled(first.device.type):
         return tensors

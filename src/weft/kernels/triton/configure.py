@@ -14,13 +14,13 @@ def configured(spec: KernelSpec) -> KernelSpec:
         return replace(spec, warps=4 if spec.direction == "forward" else 8, stages=2)
     if wide <= 64:
         registers = 128 if spec.direction == "forward" else 168
-        if not spec.aligned or spec.rank == 3:  # what addresses and masks need there does not fit
+        if not spec.aligned or spec.listed or spec.rank == 3:  # what addresses and masks need there does not fit
             registers = 0
         return replace(
             spec, warps=4, stages=2 if spec.of_keys else 3, registers=registers, apart=spec.direction == "dq"
         )
     if wide <= 128 and spec.rows == 128:
-        return replace(spec, warps=8, stages=3)
+        return replace(spec, warps=8, stages=3, apart=True)
     if wide <= 128:
         return replace(spec, warps=4, stages=2 if spec.direction == "dq" else 3, apart=spec.direction != "forward")
     return replace(spec, warps=8, stages=2)
