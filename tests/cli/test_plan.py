@@ -110,7 +110,7 @@ def test_sources_are_programs(pattern, direction):
 def test_sources_are_those_that_attention_launches(pattern, monkeypatch):
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from weft.kernels.cpu.scores import Modifiers
+    from weft.kernels.options import Modifiers
     from weft.kernels.triton import run as kernels
     from weft.kernels.triton.emit import emit
 

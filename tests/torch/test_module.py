@@ -174,9 +174,12 @@ def test_export_of_a_pattern_made_inside(strict):
 
 
 def test_strict_export_stops_rather_than_run_other_numbers():
-    """torch loses the content of an array attribute in strict mode; a record that is not its own length is noticed."""
+    """torch loses the content of an array attribute in strict mode; a record that is not its own length is noticed.
+
+    torch 2.11 refuses such an attribute itself, with an AssertionError.
+    """
     module, x = SparseAttention(PATTERN), tuple(qkv(20))
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises((InputError, AssertionError), match="damaged|NumpyTensorSource"):
         exported(module, x, strict=True)(*x)
 
 

@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 
 import weft
-from weft.kernels.cpu.scores import Modifiers
+from weft.kernels.options import Modifiers
 from weft.kernels.triton import run
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from weft.errors import AlignmentError, UnsupportedError
-from weft.kernels.cpu.run import rows_in_order_of
-from weft.kernels.cpu.scores import ACCUMULATE, Modifiers
+from weft.kernels.options import ACCUMULATE, Modifiers, rows_in_order_of
 from weft.pattern import crossing
 from weft.pattern.algebra import Pattern
 from weft.pattern.leaves import has_grid

@@ -64,10 +64,10 @@ def kernel(
             word = tl.where((c < 32)[None, :], word_0[:, None], word_1[:, None])
             s = tl.where(((word >> (c & 31)[None, :]) & 1) != 0, s, float("-inf"))
         s = tl.where(there[None, :], s, float("-inf"))
-        new = tl.maximum(largest, tl.max(s, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new * scale2)
+        new = tl.maximum(largest, tl.max(s, 1) * scale2)
+        safe = tl.where(new == float("-inf"), 0.0, new)
         p = tl.exp2(s * scale2 - safe[:, None])  # (rows, cols)
-        kept = tl.exp2(largest * scale2 - safe)
+        kept = tl.exp2(largest - safe)
         total = total * kept + tl.sum(p, 1)
         largest = new
         v_box, v_inside = v_at + at.to(tl.int64) * V_row, v_off
@@ -78,7 +78,7 @@ def kernel(
         p = p.to(v_0.dtype)
         acc_0 = tl.dot(p, v_0, acc_0)
         acc_1 = tl.dot(p, v_1, acc_1)
-    top = tl.where(largest == float("-inf"), 0.0, largest * scale2)
+    top = tl.where(largest == float("-inf"), 0.0, largest)
     inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
     acc_0 = acc_0 * inverse[:, None]
     acc_1 = acc_1 * inverse[:, None]

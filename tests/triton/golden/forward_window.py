@@ -75,10 +75,10 @@ def kernel(
             if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge
                 from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
                 s = tl.where((c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None]), s, float("-inf"))
-            new = tl.maximum(largest, tl.max(s, 1))
-            safe = tl.where(new == float("-inf"), 0.0, new * scale2)
+            new = tl.maximum(largest, tl.max(s, 1) * scale2)
+            safe = tl.where(new == float("-inf"), 0.0, new)
             p = tl.exp2(s * scale2 - safe[:, None])  # (rows, cols)
-            kept = tl.exp2(largest * scale2 - safe)
+            kept = tl.exp2(largest - safe)
             total = total * kept + tl.sum(p, 1)
             largest = new
             v_box, v_inside = v_at + at.to(tl.int64) * V_row, v_off
@@ -86,7 +86,7 @@ def kernel(
             acc_0 = acc_0 * kept[:, None]
             p = p.to(v_0.dtype)
             acc_0 = tl.dot(p, v_0, acc_0)
-    top = tl.where(largest == float("-inf"), 0.0, largest * scale2)
+    top = tl.where(largest == float("-inf"), 0.0, largest)
     inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
     acc_0 = acc_0 * inverse[:, None]
     lse = tl.where(total == 0, float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)

@@ -13,7 +13,6 @@ import torch
 
 from weft.kernels.cpu.program import Program, batches
 from weft.kernels.cpu.scores import (
-    Modifiers,
     Scored,
     Steps,
     Tiles,
@@ -24,6 +23,7 @@ from weft.kernels.cpu.scores import (
     score,
     split,
 )
+from weft.kernels.options import Modifiers
 
 LOG2E = 1.4426950408889634  # scores and lse are in bits here: exp2 costs a third of exp
 SPARE = "spare"  # one buffer for part of dV, then V, then part of dK: what is used must stay in a cache

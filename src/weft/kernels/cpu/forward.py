@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 
 from weft.kernels.cpu.program import Program, Tile, batches
-from weft.kernels.cpu.scores import Modifiers, Steps, Tiles, Workspace, key_rows, query_rows, rows_of, score, split
+from weft.kernels.cpu.scores import Steps, Tiles, Workspace, key_rows, query_rows, rows_of, score, split
+from weft.kernels.options import Modifiers
 
 
 def forward(

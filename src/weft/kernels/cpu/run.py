@@ -13,7 +13,8 @@ from weft.kernels.cpu.backward import Gradients, Saved
 from weft.kernels.cpu.backward import backward as run_backward
 from weft.kernels.cpu.forward import forward as run_forward
 from weft.kernels.cpu.program import program
-from weft.kernels.cpu.scores import ACCUMULATE, Modifiers, Workspace
+from weft.kernels.cpu.scores import Workspace
+from weft.kernels.options import ACCUMULATE, Modifiers, rows_in_order_of
 from weft.planning.attention_plan import AttentionPlan, Heads
 
 Tensors = tuple[torch.Tensor, ...]
@@ -87,12 +88,6 @@ def delta(out: torch.Tensor, d_out: torch.Tensor, d_lse: torch.Tensor | None) ->
     dtype = ACCUMULATE[out.dtype]
     found = (d_out.to(dtype) * out.to(dtype)).sum(-1)
     return found if d_lse is None else found.sub_(d_lse)
-
-
-def rows_in_order_of(q: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """(B, Hq, M, width), uninitialised, with B, H and M ordered in memory as in q. Fake tensors use it too."""
-    order = sorted(range(3), key=q.stride, reverse=True)
-    return torch.empty_permuted((*q.shape[:3], width), (*order, 3), dtype=dtype, device=q.device)
 
 
 def _folded(many: Tensors, few: Tensors, heads: Heads, how: Modifiers) -> Iterator[tuple[Tensors, Tensors, Modifiers]]:

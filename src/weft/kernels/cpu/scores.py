@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
@@ -10,33 +10,10 @@ import numpy as np
 import torch
 
 from weft.kernels.cpu.program import Box, Step, Tile
+from weft.kernels.options import Modifiers
 
 Tiles: TypeAlias = tuple[Tile, ...]  # runs of tiles of one shape
 Steps: TypeAlias = tuple[Step, ...]  # one of each run of tiles
-
-ACCUMULATE = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-}
-
-
-@dataclass(frozen=True, eq=False)
-class Modifiers:
-    """What is done to scores. alibi: (pairs, group) slopes, with `shift` added to query indices; None for none."""
-
-    scale: float
-    softcap: float | None = None
-    alibi: torch.Tensor | None = None
-    shift: int = 0
-
-    def times(self, unit: float) -> Modifiers:
-        """Those that make every score `unit` times as large."""
-        cap = None if self.softcap is None else self.softcap * unit
-        return replace(
-            self, scale=self.scale * unit, softcap=cap, alibi=None if self.alibi is None else self.alibi * unit
-        )
 
 
 class Workspace:

@@ -47,18 +47,18 @@ class Forward(Fragments):
         yield from self.accumulate("acc", "p", "v", self.dv)
 
     def online_softmax(self) -> Iterator[str]:
+        """largest and safe are in units of log2 and rounded once: an unchanged one gives kept = 1 exactly."""
         scale = " * scale2" if self.spec.linear else ""
-        yield "new = tl.maximum(largest, tl.max(s, 1))"
-        yield f'safe = tl.where(new == float("-inf"), 0.0, new{scale})'
+        yield f"new = tl.maximum(largest, tl.max(s, 1){scale})"
+        yield 'safe = tl.where(new == float("-inf"), 0.0, new)'
         yield f"p = tl.exp2({self.exponent} - safe[:, None])  # (rows, cols)"
-        yield f"kept = tl.exp2(largest{scale} - safe)"
+        yield "kept = tl.exp2(largest - safe)"
         yield "total = total * kept + tl.sum(p, 1)"
         yield "largest = new"
 
     def finish(self) -> Iterator[str]:
         spec = self.spec
-        scale = " * scale2" if spec.linear else ""
-        yield f'top = tl.where(largest == float("-inf"), 0.0, largest{scale})'
+        yield 'top = tl.where(largest == float("-inf"), 0.0, largest)'
         if spec.sinks:
             yield "# the sink joins the sum and has no value"
             yield "alone = total == 0"

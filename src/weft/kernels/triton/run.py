@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft.kernels.cpu.run import rows_in_order_of
-from weft.kernels.cpu.scores import Modifiers
+from weft.kernels.options import Modifiers, rows_in_order_of
 from weft.kernels.triton.configure import configured
 from weft.kernels.triton.load import arguments, kernel_of, unit
 from weft.kernels.triton.spec import Direction, KernelSpec

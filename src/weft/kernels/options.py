@@ -1,0 +1,37 @@
+"""What all backends that compute with torch tensors share: the options of scores, and what results look like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+ACCUMULATE = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Modifiers:
+    """What is done to scores. alibi: (pairs, group) slopes, with `shift` added to query indices; None for none."""
+
+    scale: float
+    softcap: float | None = None
+    alibi: torch.Tensor | None = None
+    shift: int = 0
+
+    def times(self, unit: float) -> Modifiers:
+        """Those that make every score `unit` times as large."""
+        cap = None if self.softcap is None else self.softcap * unit
+        return replace(
+            self, scale=self.scale * unit, softcap=cap, alibi=None if self.alibi is None else self.alibi * unit
+        )
+
+
+def rows_in_order_of(q: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """(B, Hq, M, width), uninitialised, with B, H and M ordered in memory as in q. Fake tensors use it too."""
+    order = sorted(range(3), key=q.stride, reverse=True)
+    return torch.empty_permuted((*q.shape[:3], width), (*order, 3), dtype=dtype, device=q.device)
