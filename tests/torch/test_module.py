@@ -179,7 +179,7 @@ def test_strict_export_stops_rather_than_run_other_numbers():
     torch 2.11 refuses such an attribute itself, with an AssertionError.
     """
     module, x = SparseAttention(PATTERN), tuple(qkv(20))
-    with pytest.raises((InputError, AssertionError), match="damaged|NumpyTensorSource"):
+    with pytest.raises((InputError, AssertionError), match=r"damaged|NumpyTensorSource"):
         exported(module, x, strict=True)(*x)
 
 
