@@ -120,7 +120,7 @@ def test_without_transformers_it_says_so_and_goes_on(tmp_path):
     hide = "from weft.demo import cases\ncases.has_transformers = demo.has_transformers = lambda: False"
     done = run("--no-pictures", before=f"{SMALL}\n{hide}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "pip install transformers" in done.stdout
+    assert "pip install 'weft[transformers]'" in done.stdout
     assert [name for name in NAMES if name != "transformers"] == list(rows(done.stdout))
 
 

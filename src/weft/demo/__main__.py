@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         table.say(f"  {case.name:<18}{case.pattern}")
     if not has_transformers():
         table.say(
-            "note  no mask function of transformers is recognised: it is not installed (pip install transformers)"
+            "note  no mask function of transformers is recognised: not installed (pip install 'weft[transformers]')"
         )
     table.say()
     failed = _run(table, todo, inputs)
