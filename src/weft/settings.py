@@ -1,4 +1,4 @@
-"""The few things that the environment decides; nothing else in weft reads it."""
+"""The few things that the environment decides: nothing else on the way to a result reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Targets: the numbers of one piece of hardware, and the only place where such numbers stand.
+"""Targets: the numbers of one piece of hardware that plans for a CPU are compared by (those of GPUs stand in
+planning/device, those of diagrams in napkin/machine).
 
 The planner compares candidates with them; nothing else depends on them, so a wrong number costs time, never a result.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -38,7 +37,7 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
 
     q, k and v are taken to be contiguous, and so aligned wherever head dimensions allow it.
     """
-    from weft.kernels.triton.configure import configured
+    from weft.kernels.triton.configure import wave_spec
     from weft.kernels.triton.emit import emit
     from weft.kernels.triton.spec import KernelSpec
     from weft.kernels.triton.waves import plan_waves
@@ -57,10 +56,6 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     spec = KernelSpec(direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned)
     sources = {}
     for wave in found.waves:
-        merges = wave.merges if direction == "forward" else found.merges
-        near = wave.span * max(problem.d, problem.dv) < 1 << 31
-        one = replace(
-            spec, **wave.kind._asdict(), packed=wave.place is None, accumulate=merges, aligned=aligned and near
-        )
-        sources[one.name] = emit(configured(one))
+        one = wave_spec(spec, wave, found, max(problem.d, problem.dv))
+        sources[one.name] = emit(one)
     return sources

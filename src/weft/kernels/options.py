@@ -35,3 +35,10 @@ def rows_in_order_of(q: torch.Tensor, width: int, dtype: torch.dtype) -> torch.T
     """(B, Hq, M, width), uninitialised, with B, H and M ordered in memory as in q. Fake tensors use it too."""
     order = sorted(range(3), key=q.stride, reverse=True)
     return torch.empty_permuted((*q.shape[:3], width), (*order, 3), dtype=dtype, device=q.device)
+
+
+def join_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """lse with the sinks in it; out is scaled in place."""
+    total = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None].expand_as(lse))
+    out.mul_((lse - total.clamp(min=torch.finfo(lse.dtype).min)).exp_()[..., None])  # nothing and no sink: still 0
+    return total

@@ -14,7 +14,7 @@ from weft.kernels.cpu.backward import backward as run_backward
 from weft.kernels.cpu.forward import forward as run_forward
 from weft.kernels.cpu.program import program
 from weft.kernels.cpu.scores import Workspace
-from weft.kernels.options import ACCUMULATE, Modifiers, rows_in_order_of
+from weft.kernels.options import ACCUMULATE, Modifiers, join_sinks, rows_in_order_of
 from weft.planning.attention_plan import AttentionPlan, Heads
 
 Tensors = tuple[torch.Tensor, ...]
@@ -44,15 +44,8 @@ def forward(
             for (q_, out_, lse_), (k_, v_), local in _folded((q, out, lse), (k, v), heads, how):
                 run_forward((q_, k_, v_), (out_, lse_ if lse.shape[2] == q.shape[2] else None), one, local, work)
     if sinks is not None:
-        lse = _join_sinks(out, lse, sinks)
+        lse = join_sinks(out, lse, sinks)
     return out.to(q.dtype), lse if with_lse else lse.new_empty((*q.shape[:2], 0))
-
-
-def _join_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """lse with the sinks in it; out is scaled in place."""
-    total = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None].expand_as(lse))
-    out.mul_((lse - total.clamp(min=torch.finfo(lse.dtype).min)).exp_()[..., None])  # nothing and no sink: still 0
-    return total
 
 
 def backward(

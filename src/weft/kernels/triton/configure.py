@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.triton.waves import Wave, Waves
 
 
 def configured(spec: KernelSpec) -> KernelSpec:
@@ -24,3 +25,12 @@ def configured(spec: KernelSpec) -> KernelSpec:
     if wide <= 128:
         return replace(spec, warps=4, stages=2 if spec.direction == "dq" else 3, apart=spec.direction != "forward")
     return replace(spec, warps=8, stages=2)
+
+
+def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> KernelSpec:
+    """The spec of one wave with its compiler options; spec: all that waves share. widest: stride of rows, elements."""
+    return configured(replace(
+        spec, **wave.kind._asdict(), packed=wave.place is None,
+        accumulate=wave.merges if spec.direction == "forward" else waves.merges,
+        aligned=spec.aligned and wave.span * widest < 1 << 31,
+    ))  # fmt: skip

@@ -14,6 +14,7 @@ from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import AXIS, HEAD, PART
+from weft.planning.problem import DTYPES
 
 TENSORS = {
     "forward": ("Q", "K", "V", "Out", "Lse", "Sum", "Sinks", "Slopes"),
@@ -46,7 +47,7 @@ def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
 
 def unit(spec: KernelSpec) -> int:
     """Elements that strides count in: 16 bytes where rows are aligned."""
-    return 16 // {"float64": 8, "float32": 4}.get(spec.dtype, 2) if spec.aligned else 1
+    return 16 // DTYPES[spec.dtype] if spec.aligned else 1
 
 
 def emit(spec: KernelSpec) -> str:
@@ -165,9 +166,9 @@ def _part(spec: KernelSpec) -> Iterator[str]:
         if R > 1:
             yield f"log_{a} = tl.load(here + {axis + 1})"
             yield f"c_{a} = rest_c & ((1 << log_{a}) - 1)" if a else f"c_{a} = rest_c"
-            yield f"rest_c = rest_c >> log_{a}" if a else f"boxes_{a} = (count_{a} + (1 << log_{a}) - 1) >> log_{a}"
             if a:
-                yield f"boxes_{a} = (count_{a} + (1 << log_{a}) - 1) >> log_{a}"
+                yield f"rest_c = rest_c >> log_{a}"
+            yield f"boxes_{a} = (count_{a} + (1 << log_{a}) - 1) >> log_{a}"
         else:
             yield "c_0 = c"
             yield f"boxes_0 = (count_0 + {spec.cols - 1}) // {spec.cols}"

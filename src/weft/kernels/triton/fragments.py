@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from weft.kernels.triton.spec import KernelSpec, chunks
 
-LOG2E, LN2 = "1.4426950408889634", "0.6931471805599453"
-
 
 def indented(lines: Iterator[str]) -> Iterator[str]:
     """The lines of a block."""
@@ -84,7 +82,7 @@ class Fragments:
             return f', input_precision="{"tf32" if self.spec.tf32 else "ieee"}"'
         return ""
 
-    def dot(self, a: str, b: str, dims: tuple, acc: str = "") -> str:
+    def dot(self, a: str, b: str, dims: tuple) -> str:
         """Sum over the chunks of a product over a head dimension: a (rows, d), b (cols, d) -> (rows, cols)."""
         text = ""
         for n in range(len(dims)):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import linecache
 import sys
-import tempfile
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,23 +22,15 @@ WIDE = ("Lse", "DLse", "Delta", "Sum", "Sinks", "Slopes")  # always float32
 
 
 @lru_cache(maxsize=256)
-def module_of(spec: KernelSpec) -> Any:
-    """The emitted module, imported from a file so that tools and tracebacks can show it."""
+def module_of(spec: KernelSpec) -> ModuleType:
+    """The emitted module. Its source is known to linecache, so that Triton, tools and tracebacks can read it."""
     source = emit(spec)
     digest = sha256(source.encode()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"weft-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{spec.name}-{digest}.py"
-    if not path.exists():
-        aside = path.with_suffix(f".{os.getpid()}")
-        aside.write_text(source)
-        aside.rename(path)
-    name = f"weft_emitted_{digest}"
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    found.loader.exec_module(module)
+    path = f"<weft {spec.name} {digest}>"
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    module = ModuleType(f"weft_emitted_{digest}")
+    sys.modules[module.__name__] = module
+    exec(compile(source, path, "exec"), module.__dict__)
     return module
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from weft.kernels.options import Modifiers, rows_in_order_of
-from weft.kernels.triton.configure import configured
+from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
+from weft.kernels.triton.configure import wave_spec
 from weft.kernels.triton.load import arguments, kernel_of, unit
 from weft.kernels.triton.spec import Direction, KernelSpec
 from weft.kernels.triton.tables import Place
-from weft.kernels.triton.waves import Wave, plan_waves
+from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import DTYPES, Problem
 from weft.settings import interpreted
@@ -39,30 +39,25 @@ def forward(
     tables = loaded(plan, False, q.device)
     out = rows_in_order_of(q, v.shape[3], q.dtype)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    if tables.merges or not tables.covers:
+    if not tables.complete:
         out.zero_()
         lse.fill_(-torch.inf)
-    fused = sinks if tables.covers and not tables.merges else None
+    fused = sinks if tables.complete else None
     # what launches that meet the same rows leave for each other
-    total = torch.zeros_like(out, dtype=torch.float32, memory_format=torch.contiguous_format) if tables.merges else lse
+    total = (
+        torch.zeros_like(out, dtype=torch.float32, memory_format=torch.contiguous_format) if tables.plan.merges else lse
+    )
     here = {"Q": q, "K": k, "V": v, "Out": out, "Lse": lse, "Sum": total, "Sinks": _wide(fused, lse),
             "Slopes": _wide(how.alibi, lse)}  # fmt: skip
     _run("forward", tables, here, plan.problem, _Numbers.of(how, fused is not None))
     if sinks is not None and fused is None:
-        lse = _join_sinks(out, lse, sinks)
+        lse = join_sinks(out, lse, sinks)
     return out, lse if with_lse else lse.new_empty((*q.shape[:2], 0))
 
 
 def _wide(x: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     """x in float32; any tensor where a kernel does not look at it."""
     return like if x is None else x.to(torch.float32)
-
-
-def _join_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """lse with the sinks in it; out is scaled in place."""
-    total = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None].expand_as(lse))
-    out.mul_((lse - total.clamp(min=torch.finfo(lse.dtype).min)).exp_()[..., None])
-    return total
 
 
 def delta(out: torch.Tensor, d_out: torch.Tensor, d_lse: torch.Tensor | None) -> torch.Tensor:
@@ -108,9 +103,9 @@ def backward(
 def _gradients(wanted: Named, here: Named, plan: AttentionPlan, how: Modifiers, tables: Loaded) -> Tensors:
     """The gradients of one kernel; summed in float32 where several launches meet the same rows."""
     direction: Direction = "dq" if "DQ" in wanted else "dkdv"
-    dtype = torch.float32 if tables.merges else here["Q"].dtype
+    dtype = torch.float32 if tables.plan.merges else here["Q"].dtype
     made = {name: rows_in_order_of(x, x.shape[3], dtype) for name, x in wanted.items()}
-    if tables.merges or not tables.covers:
+    if not tables.complete:
         for x in made.values():
             x.zero_()
     here = here | made
@@ -123,9 +118,13 @@ def _gradients(wanted: Named, here: Named, plan: AttentionPlan, how: Modifiers, 
 class Loaded:
     """The waves of one direction, their tables on the device."""
 
+    plan: Waves
     waves: tuple[tuple[Wave, torch.Tensor], ...]
-    covers: bool
-    merges: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row is written once, by one launch."""
+        return self.plan.covers and not self.plan.merges
 
 
 @lru_cache(maxsize=128)
@@ -133,7 +132,7 @@ def loaded(plan: AttentionPlan, transposed: bool, device: torch.device, split: b
     """The tables of a plan, put on the device once; `transposed` walks keys; split: see `plan_waves`."""
     shares = plan.transposed if transposed else plan.forward
     found = plan_waves([(share.plan, share.heads) for share in shares], plan.problem, transposed, split)
-    return Loaded(tuple((w, torch.from_numpy(w.words).to(device)) for w in found.waves), found.covers, found.merges)
+    return Loaded(found, tuple((w, torch.from_numpy(w.words).to(device)) for w in found.waves))
 
 
 class _Numbers(NamedTuple):
@@ -210,16 +209,14 @@ def _calls(
     widest = max(strides[2] for _, strides, _ in layout)
     for wave, words in tables.waves:
         place = wave.place or Place(0, 0, 0, 0)
-        merges = tables.merges if spec.direction != "forward" else wave.merges
-        one = replace(spec, **wave.kind._asdict(), packed=wave.place is None, accumulate=merges,
-                      aligned=spec.aligned and wave.span * widest < 1 << 31)  # fmt: skip
+        one = wave_spec(spec, wave, tables.plan, widest)
         values = {
             "record": place.record, "parts": place.parts, "parts_at": place.parts_at, "items_at": place.items_at,
             "heads_at": wave.heads_at, "all_heads": problem.q_heads, "my_length": mine, "their_length": theirs,
             "shift": numbers.shift, "scale": numbers.scale, "softcap": numbers.softcap or 0.0,
         }  # fmt: skip
         for first in range(0, wave.items, GRID):
-            call = _call(configured(one), words.device, values | {"first_item": first}, layout)
+            call = _call(one, words.device, values | {"first_item": first}, layout)
             found.append((_grid(wave, first), words, call))
     return tuple(found)
 
