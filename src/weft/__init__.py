@@ -78,20 +78,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The front end is loaded when it is first asked for, so that patterns and plans need no framework."""
+    """The front end is loaded when it is first asked for, so that patterns and plans need no framework; then kept."""
     if name == "recognize":
-        from weft.recognition import recognize
-
-        return recognize
-    if name in ("attention", "plan", "explain"):
+        home = import_module("weft.recognition")
+    elif name in ("attention", "plan", "explain"):
         try:
-            from weft import torch
+            home = import_module("weft.torch")
         except ModuleNotFoundError as missing:
             if missing.name != "torch":
                 raise
             raise ModuleNotFoundError(f"weft.{name} needs torch: pip install 'weft[torch]'", name="torch") from None
-        return getattr(torch, name)
-    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    else:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    return globals().setdefault(name, getattr(home, name))
 
 
 if sys.modules.get("torch") is not None:  # patterns may be made while a graph is traced: the front end knows how

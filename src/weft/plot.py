@@ -256,7 +256,8 @@ def save(figure: Figure, path: Path) -> Path:
     """Writes the figure as what its name ends in, aside first, so that a file with this name is always whole."""
     kind = path.suffix.lower()
     if kind not in FORMATS:
-        raise OptionError(f"a picture in {path}", f"its name ends in none of {', '.join(FORMATS)}", "name it so")
+        wrong = f"its name ends in none of {', '.join(FORMATS)}"
+        raise OptionError(f"a picture in {path}", wrong, f"end its name in {' or '.join(FORMATS)}")
     from matplotlib import rc_context
 
     aside = path.with_name(path.name + ".part")

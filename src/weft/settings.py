@@ -3,8 +3,47 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+from weft.errors import OptionError
+
+CACHE_MIB = 1024  # some five thousand kernels
 
 
 def interpreted() -> bool:
     """Whether Triton interprets kernels on the CPU (TRITON_INTERPRET=1, to be set before triton is imported)."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def colourless() -> bool:
+    """Whether the user wants no colour in the terminal (NO_COLOR, not empty: no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def cache_dir() -> Path | None:
+    """Where artifacts are kept between processes: WEFT_CACHE_DIR, else the user's cache directory; None: "off".
+
+    Not absolute only where there is no home directory.
+    """
+    named = os.environ.get("WEFT_CACHE_DIR", "").strip()
+    if named == "off":
+        return None
+    if named:
+        try:
+            return Path(named).expanduser().absolute()
+        except RuntimeError as error:  # ~somebody
+            raise OptionError(f"WEFT_CACHE_DIR={named}", str(error), "name the directory in full") from None
+    from platformdirs import user_cache_path  # where each system wants caches
+
+    return user_cache_path("weft", appauthor=False)
+
+
+def cache_bytes() -> int:
+    """The most that is kept there: WEFT_CACHE_MIB, in MiB, else CACHE_MIB."""
+    named = os.environ.get("WEFT_CACHE_MIB", "").strip() or str(CACHE_MIB)
+    if not named.isdecimal() or int(named) == 0:
+        raise OptionError(
+            f"WEFT_CACHE_MIB={named}", "it is no whole number of MiB above 0",
+            f"set a whole number, {CACHE_MIB} for one, or WEFT_CACHE_DIR=off to keep nothing",
+        )  # fmt: skip
+    return int(named) << 20

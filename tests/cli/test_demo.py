@@ -102,7 +102,21 @@ def test_without_torch(monkeypatch):
     assert done.exit_code == 2 and "weft[torch]" in done.output
 
 
-def test_a_page_that_cannot_be_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(page, "SHOWN", {})
+def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(page, "entries", lambda *args, **how: pytest.fail("it ran"))
     done = run("--html", str(tmp_path / "no" / "a.html"))
     assert done.exit_code == 2 and "name a file that can be written" in done.output
+
+
+@pytest.mark.parametrize("before", [None, "an older page"])
+def test_a_run_that_fails_leaves_the_file_as_it_was(monkeypatch, tmp_path, before):
+    def fails(*args, **how):
+        raise RuntimeError("in the middle")
+
+    monkeypatch.setattr(page, "entries", fails)
+    path = tmp_path / "a.html"
+    if before:
+        path.write_text(before)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        run("--html", str(path))
+    assert (path.read_text() if path.exists() else None) == before

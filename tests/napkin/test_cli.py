@@ -1,5 +1,7 @@
 """`weft napkin`: the derivation, its costs, the picture, and its refusals."""
 
+import json
+
 import pytest
 from click.testing import CliRunner
 
@@ -29,6 +31,28 @@ def test_a_window_reads_its_span():
 def test_other_algorithms(algorithm, text):
     done = run(algorithm, "--target", "a100", "--length", 512)
     assert done.exit_code == 0 and text in done.output and "on a100:" in done.output
+
+
+@pytest.mark.parametrize("algorithm", ["attention", "matmul", "mlp"])
+def test_json_says_what_the_report_says(algorithm, tmp_path):
+    args = (algorithm, "--length", 512, "--target", "h200", "--out", tmp_path / "last.svg")
+    said, told = json.loads(run(*args, "--json").output), run(*args).output
+    assert said["loops"] in told and said["out"] in told
+    assert all(f"{number}. {step}\n" in told for number, step in enumerate(said["steps"], 1))
+    assert f"H = {said['formulas']['transfers']}\n" in told
+    assert all(f"held in {at}:  M = {formula}\n" in told for at, formula in said["formulas"]["memory"].items())
+    assert ", ".join(f"{symbol} = {size}" for symbol, size in said["sizes"].items()) in told
+    for which in ("unfused", "derived"):
+        assert f"{said['transfer_bytes'][which] / 2**20:.1f} MiB" in told
+        assert f"{said['transfer_seconds'][which] * 1e6:.1f} us" in told
+    assert f"{said['flops'] / 1e9:.1f} GFLOP, {said['work_seconds'] * 1e6:.1f} us" in told
+    assert ("sketch" in said) == ("least_rows" in said) == (algorithm == "attention")
+
+
+def test_json_of_what_has_no_closed_form():
+    said = json.loads(run("mlp", "--dtype", "fp32", "--target", "a100", "--length", 512, "--json").output)
+    assert said["formulas"]["optimum"] is None and "depends on" in said["formulas"]["no_optimum"]
+    assert said["work_seconds"] is None
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "bench": Entry("Measure weft beside its peers.", ("bench --list", "bench cpu --device cpu --rounds 5")),
+    "cache": Entry(
+        "Look after compiled kernels on disk: list, size, verify, clear.", ("cache list", "cache verify --json")
+    ),
     "demo": Entry(
         "Run the main job on real input, or write a page of every pattern.", ("demo --quick", "demo --html weft.html")
     ),

@@ -11,7 +11,6 @@ import click
 
 from weft.bench import rows, select
 from weft.bench.run import DIRECTIONS, Bench, Machine, probe
-from weft.errors import WeftError
 from weft.testing.workloads import WORKLOADS
 
 
@@ -31,16 +30,12 @@ from weft.testing.workloads import WORKLOADS
 @click.option("--report", is_flag=True, help="Write docs/performance.md, the plots and the figures of docs/honesty.md.")
 def command(names: tuple[str, ...], listed: bool, report: bool, **options: Any) -> None:
     """Measure weft beside its peers. NAMES are workloads or tags: by default `core` on a GPU, `cpu` on a CPU."""
-    try:
-        if report:
-            _report()
-        elif listed:
-            _list(options["device"] or "")
-        else:
-            _measure(names, **options)
-    except WeftError as error:
-        click.echo(str(error), err=True)
-        sys.exit(2)
+    if report:
+        _report()
+    elif listed:
+        _list(options["device"] or "")
+    else:
+        _measure(names, **options)
 
 
 def _measure(names: tuple[str, ...], **options: Any) -> None:

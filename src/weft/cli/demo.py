@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from weft.errors import OptionError, UnsupportedError
 @click.option("--json", "as_json", is_flag=True, help="Print the rows of that page, one JSON object a line.")
 def command(out: Path, quick: bool, no_pictures: bool, html: Path | None, as_json: bool) -> None:
     """Pack, plan, prove, run and draw; exits with 1 if a check fails."""
+    if html:
+        _check_writable(html)
     try:
         import torch  # noqa: F401
     except ImportError as missing:
@@ -35,6 +39,23 @@ def command(out: Path, quick: bool, no_pictures: bool, html: Path | None, as_jso
 
         held = not main([f"--out={out}", *["--quick"] * quick, *["--no-pictures"] * no_pictures])
     sys.exit(0 if held else 1)
+
+
+def _check_writable(html: Path) -> None:
+    """Refuse before anything runs; what is there stays as it is."""
+    with _refusing(html):
+        new = not (html.exists() or html.is_symlink())
+        html.open("a").close()
+        if new:
+            html.unlink()
+
+
+@contextmanager
+def _refusing(html: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OptionError(f"--html {html}", f"{error.strerror}", "name a file that can be written") from None
 
 
 def _library(html: Path | None, as_json: bool) -> bool:
@@ -49,10 +70,8 @@ def _library(html: Path | None, as_json: bool) -> bool:
         elif sys.stderr.isatty():
             click.echo(f"\r  [{number}/{len(SHOWN)}] {entry.name:24}", nl=False, err=True)
     if html:
-        try:
+        with _refusing(html):
             html.write_text(page(found), encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"--html {html}", f"{error.strerror}", "name a file that can be written") from None
     wrong = [entry.name for entry in found if not entry.holds]
     if html and not as_json:
         said = f"FAILED: {', '.join(wrong)}" if wrong else "every check holds"

@@ -10,15 +10,18 @@ import subprocess
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
 import weft
+from weft.cli.cache import amount, cache_facts
 from weft.kernels.backend import BACKENDS, Reason
 from weft.planning.problem import Problem
 from weft.settings import interpreted
+from weft.store import opened
 
 PACKAGES = ("numpy", "torch", "triton", "jax", "matplotlib", "transformers")
 DTYPES = {"cpu": "float32", "cuda": "bfloat16"}  # of the problem that backends are asked about
@@ -59,6 +62,7 @@ def examine() -> dict[str, Any]:
         "versions": versions,
         "torch": {"build": torch.build, "error": torch.error},
         "triton_interpreter": interpreted(),
+        "cache": cache_facts(opened()),
         "backends": {
             name: {device: [{"why": r.why, "cure": r.cure} for r in found] for device, found in by.items()}
             for name, by in backends.items()
@@ -89,10 +93,11 @@ def _gpu(torch: Any, index: int) -> str:
 
 
 def _reasons(backend: Any, device: str, torch: Torch) -> list[Reason]:
-    """Why a backend cannot run a small problem on a device."""
+    """Why a backend cannot run a small problem on a device; a torch that is installed may still be broken."""
     problem = Problem(1, 1, 1, 128, 128, 64, 64, DTYPES[device], device)
-    missing = [] if torch.error is None else [Reason(f"torch cannot be used: {torch.error}", _TORCH)]
-    return [*missing, *backend.reasons_against(problem)]
+    broken = torch.error is not None and find_spec("torch") is not None
+    reasons = [Reason(f"torch cannot be used: {torch.error}", _TORCH)] if broken else []
+    return [*reasons, *backend.reasons_against(problem)]
 
 
 _TORCH = "pip install 'weft[torch]'"
@@ -169,6 +174,7 @@ def _report(facts: dict[str, Any]) -> str:
         *([("driver", machine["driver"])] if machine["driver"] else []),
         ("python", facts["python"]),
         *((name, _said(name, found, torch)) for name, found in facts["versions"].items()),
+        ("cache", amount(facts["cache"])),
     ]
     lines = [f"{name:<13}{text}" for name, text in rows] + ["", "backends"]
     for name, devices in facts["backends"].items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,19 @@ class Asked:
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default="fp16", show_default=True, help="Of all arrays.")
 @click.option("--pattern", help="Attention under a pattern of one affine term.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the last diagram as SVG.")
-def command(out: Path | None, **options: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(out: Path | None, as_json: bool, **options: Any) -> None:
     """Derive the tiling of an algorithm: the diagram, each step, the loops, and the bytes sent and held on a target."""
     asked = Asked(**options)
     derivation = _derived(asked)
-    click.echo(_report(asked, derivation))
+    facts = _costs(asked, derivation)
     if out is not None:
         try:
             out.write_text(svg(derivation, f"{asked.algorithm} on {asked.target}"), encoding="utf-8")
         except OSError as error:
             raise InputError(f"write {out}", str(error.strerror), "name a file that can be written") from None
-        click.echo(f"\nwritten: {out}")
+        facts["out"] = str(out)
+    click.echo(json.dumps(facts, indent=2) if as_json else _report(asked, derivation, facts))
 
 
 def _derived(asked: Asked) -> Derivation:
@@ -89,69 +92,131 @@ def _attention(asked: Asked) -> Diagram:
     return attention_of_term(acsr.terms[0], asked.dim, asked.dim, dtype)
 
 
-# ---- the report ------------------------------------------------------------------------------------------------------
-def _report(asked: Asked, derivation: Derivation) -> str:
-    parts = [str(derivation), pseudocode(derivation), _formulas(derivation), _numbers(asked, derivation)]
-    if asked.algorithm == "attention":
-        parts.append(_balance(asked, derivation))
-    return "\n\n".join(parts)
-
-
-def _formulas(derivation: Derivation) -> str:
-    """H and M as formulas, and the optimum where it has a closed form."""
-    lines = [f"bytes to and from {LEVEL}:  H = {transfers(derivation, LEVEL)}"]
-    held = {at: memory(derivation, at) for at in (LEVEL, "register")}
-    lines += [f"bytes held in {at}:  M = {formula}" for at, formula in held.items() if formula != 0]
+# ---- what is counted -------------------------------------------------------------------------------------------------
+def _costs(asked: Asked, derivation: Derivation) -> dict[str, Any]:
+    """`_facts`; what is refused on the way names the pattern, which the diagram does not know."""
     try:
-        best = optimum(derivation, LEVEL)
-        sizes = ", ".join(f"{symbol} = {size}" for symbol, size in best.sizes.items())
-        lines.append(f"least H for M bytes:  {best.transfers}  at {sizes}")
+        return _facts(asked, derivation)
     except RelabelError as error:
-        lines.append(f"least H for M bytes:  {error.wrong}")
-    return "\n".join(lines)
+        if asked.pattern is None:
+            raise
+        command = f"weft napkin {asked.algorithm} --pattern '{asked.pattern}'"
+        raise RelabelError(command, f"{error.asked}: {error.wrong}", error.cure) from None
 
 
-def _numbers(asked: Asked, derivation: Derivation) -> str:
-    """The best sizes on the target, beside one operation after another."""
+def _facts(asked: Asked, derivation: Derivation) -> dict[str, Any]:
+    """What is derived: formulas as text, bytes, seconds and operations a call. None: it has none."""
     limits = {LEVEL: float(asked.machine.shared), "register": float(asked.machine.registers)}
     best = best_sizes(derivation, LEVEL, limits)
+    apart, lengths = _unfused(asked, derivation)
+    flops = evaluate(work(derivation, LEVEL), lengths | best.sizes)
+    rate = dict(asked.machine.flops).get(asked.dtype)
+    return {
+        **asdict(asked),
+        "steps": [str(step) for step in derivation.steps],
+        "loops": pseudocode(derivation),
+        "formulas": _formulas(derivation),
+        "sizes": {str(symbol): size for symbol, size in best.sizes.items()},
+        "memory_bytes": {at: size for at, size in best.memory.items() if size},
+        "transfer_bytes": {"unfused": apart, "derived": best.transfers},
+        "transfer_seconds": {
+            "unfused": apart / asked.machine.bandwidth, "derived": best.transfers / asked.machine.bandwidth
+        },
+        "flops": flops,
+        "work_seconds": None if rate is None else flops / rate,
+        **(_balance(asked) if asked.algorithm == "attention" else {}),
+    }  # fmt: skip
+
+
+def _formulas(derivation: Derivation) -> dict[str, Any]:
+    """H and M, and the optimum: a dictionary where it has a closed form, else why not."""
+    held = {at: memory(derivation, at) for at in (LEVEL, "register")}
+    found: dict[str, Any] = {
+        "transfers": str(transfers(derivation, LEVEL)),
+        "memory": {at: str(formula) for at, formula in held.items() if formula != 0},
+    }
+    try:
+        best = optimum(derivation, LEVEL)
+        sizes = {str(symbol): str(size) for symbol, size in best.sizes.items()}
+        return found | {"optimum": {"transfers": str(best.transfers), "sizes": sizes}}
+    except RelabelError as error:
+        return found | {"optimum": None, "no_optimum": error.wrong}
+
+
+def _unfused(asked: Asked, derivation: Derivation) -> tuple[float, dict[str, int]]:
+    """(bytes that one operation after another sends, were memory unlimited; the lengths of the axes)."""
     start = Derivation(_attention(asked) if asked.algorithm == "attention" else derivation.diagram)
     for array in start.diagram.arrays:
         start = start.keep(array.name, "global")
     lengths = {name: axis.size for name, axis in start.diagram.axes.items() if axis.size is not None}
-    apart = evaluate(transfers(start, LEVEL), lengths)
-    sizes = ", ".join(f"{symbol} = {size}" for symbol, size in best.sizes.items())
-    held = ", ".join(f"{size / 1024:.1f} KiB in {at}" for at, size in best.memory.items() if size)
+    return evaluate(transfers(start, LEVEL), lengths), lengths
+
+
+def _balance(asked: Asked) -> dict[str, Any]:
+    """Rows of a group from which on tensor cores and not memory bound it; on Hopper also the paper's sketch."""
+    target, found = asked.machine, {}
+    if asked.dtype in dict(target.flops):
+        balance = Balance(target, target.rate(asked.dtype), 2 * DTYPES[asked.dtype].nbytes)
+        found["least_rows"] = balance.least_rows
+    if target.architecture == "sm_90":
+        sketch = hopper_attention(target)
+        count = sketch.warpgroups(target)
+        found["sketch"] = {"fitting": sketch.fitting(target), "warpgroups": count, "rows": count * sketch.rows}
+    return found
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+def _report(asked: Asked, derivation: Derivation, facts: dict[str, Any]) -> str:
+    parts = [str(derivation), facts["loops"], _formula_lines(facts["formulas"]), _numbers(asked, facts)]
+    if lines := _balance_lines(facts):
+        parts.append(lines)
+    if "out" in facts:
+        parts.append(f"written: {facts['out']}")
+    return "\n\n".join(parts)
+
+
+def _formula_lines(formulas: dict[str, Any]) -> str:
+    lines = [f"bytes to and from {LEVEL}:  H = {formulas['transfers']}"]
+    lines += [f"bytes held in {at}:  M = {formula}" for at, formula in formulas["memory"].items()]
+    if best := formulas["optimum"]:
+        return "\n".join([*lines, f"least H for M bytes:  {best['transfers']}  at {_sizes(best['sizes'])}"])
+    return "\n".join([*lines, f"least H for M bytes:  {formulas['no_optimum']}"])
+
+
+def _sizes(sizes: dict[str, Any]) -> str:
+    return ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items())
+
+
+def _numbers(asked: Asked, facts: dict[str, Any]) -> str:
+    """The best sizes on the target, beside one operation after another."""
+    held = ", ".join(f"{size / 1024:.1f} KiB in {at}" for at, size in facts["memory_bytes"].items())
+    sent = {
+        name: f"{size / 2**20:.1f} MiB, {facts['transfer_seconds'][name] * 1e6:.1f} us at"
+        f" {asked.machine.bandwidth / 1e12:g} TB/s"
+        for name, size in facts["transfer_bytes"].items()
+    }
+    told, seconds = f"{facts['flops'] / 1e9:.1f} GFLOP", facts["work_seconds"]
+    if seconds is not None:
+        told += f", {seconds * 1e6:.1f} us at {asked.machine.rate(asked.dtype) / 1e12:g} TFLOP/s"
     return "\n".join(
         [
-            f"on {asked.machine.name}: {sizes}; {held}",
-            f"  unfused, were memory unlimited: {apart / 2**20:.1f} MiB, {_time(apart, asked)}",
-            f"  derived: {best.transfers / 2**20:.1f} MiB, {_time(best.transfers, asked)}",
-            f"  work: {_work(asked, evaluate(work(derivation, LEVEL), lengths | best.sizes))}",
+            f"on {asked.machine.name}: {_sizes(facts['sizes'])}; {held}",
+            f"  unfused, were memory unlimited: {sent['unfused']}",
+            f"  derived: {sent['derived']}",
+            f"  work: {told}",
         ]
     )
 
 
-def _work(asked: Asked, flops: float) -> str:
-    rate = dict(asked.machine.flops).get(asked.dtype)
-    told = f"{flops / 1e9:.1f} GFLOP"
-    return told if rate is None else f"{told}, {flops / rate * 1e6:.1f} us at {rate / 1e12:g} TFLOP/s"
-
-
-def _time(nbytes: float, asked: Asked) -> str:
-    return f"{nbytes / asked.machine.bandwidth * 1e6:.1f} us at {asked.machine.bandwidth / 1e12:g} TB/s"
-
-
-def _balance(asked: Asked, derivation: Derivation) -> str:
-    """Rows of a group from which on tensor cores and not memory bound it; on Hopper also the paper's sketch."""
-    target, lines = asked.machine, []
-    if asked.dtype in dict(target.flops):
-        balance = Balance(target, target.rate(asked.dtype), 2 * DTYPES[asked.dtype].nbytes)
-        rows = f"{balance.least_rows:.0f} rows of a group"
+def _balance_lines(facts: dict[str, Any]) -> str:
+    lines = []
+    if "least_rows" in facts:
+        rows = f"{facts['least_rows']:.0f} rows of a group"
         lines.append(f"bound by tensor cores from {rows} on, were there no cache between")
-    if target.architecture == "sm_90":
-        sketch = hopper_attention(target)
-        fitting = ", ".join(f"{count:.2f} by {at}" for at, count in sketch.fitting(target).items())
-        count = sketch.warpgroups(target)
-        lines.append(f"FP8/FP16 sketch: warpgroups {fitting}, so {count} and {count * sketch.rows} rows of a group")
+    if "sketch" in facts:
+        sketch = facts["sketch"]
+        fitting = ", ".join(f"{count:.2f} by {at}" for at, count in sketch["fitting"].items())
+        lines.append(
+            f"FP8/FP16 sketch: warpgroups {fitting}, so {sketch['warpgroups']} and {sketch['rows']} rows of a group"
+        )
     return "\n".join(lines)

@@ -11,17 +11,11 @@ from typing import Any
 import click
 import numpy as np
 
-from weft.errors import InputError, WeftError
+from weft.errors import InputError
 from weft.recognition import Recognized, load_mask, recognize
 
 DRAWN = 64  # tokens a side of the picture of a pattern that has no size of its own
 WIDTH = 32  # cells of the picture
-
-
-class Refused(click.ClickException):
-    """A weft error as the command line says it: its three sentences, and exit code 2."""
-
-    exit_code = 2
 
 
 @click.command("recognize")
@@ -34,11 +28,8 @@ class Refused(click.ClickException):
 @click.option("--draw/--no-draw", default=True, show_default=True, help="Draw the pattern.")
 def command(target: str, size: Any, batch: Any, heads: Any, generalize: bool, as_json: bool, draw: bool) -> None:  # noqa: PLR0913 - one argument an option
     """Find the pattern of a boolean mask in FILE.npy, or of a mask function of (q, k) or (b, h, q, k)."""
-    try:
-        found = recognize(_loaded(target), size=size, batch=batch, heads=heads, generalize=generalize)
-        click.echo(json.dumps(_facts(found), indent=2) if as_json else _report(found, draw))
-    except WeftError as error:
-        raise Refused(str(error)) from None
+    found = recognize(_loaded(target), size=size, batch=batch, heads=heads, generalize=generalize)
+    click.echo(json.dumps(_facts(found), indent=2) if as_json else _report(found, draw))
 
 
 def _loaded(target: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from weft.errors import OptionError
 from weft.pattern import leaves
 from weft.pattern.algebra import Call, Operator, Pattern
 from weft.pattern.draw import Paint, commonest, framed, glyphs, half_blocks, plain, shaded, whole_blocks
+from weft.settings import colourless
 
 SIDE = 64  # queries and keys of a pattern that has no size of its own
 WIDEST = 100  # columns, unless --width asks for more
@@ -160,8 +160,8 @@ def _facts(asked: Asked, acsr: Acsr, width: int, options: dict[str, Any]) -> dic
 
 # ---- in the terminal -------------------------------------------------------------------------------------------------
 def _coloured() -> bool:
-    """Whether standard output is a terminal whose owner wants colour (no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    """Whether standard output is a terminal whose owner wants colour."""
+    return sys.stdout.isatty() and not colourless()
 
 
 def painter(colours: tuple[int, ...]) -> Paint:

@@ -172,8 +172,11 @@ class Span:
         return moving.clipped(fixed.low, INF) if lower else moving.clipped(-INF, fixed.low)
 
     def _no_form(self, wrong: str) -> RelabelError:
-        asked = f"the span of an axis of {self.m} queries and {self.n} keys"
-        return RelabelError(asked, f"the relation has no closed form here: {wrong}", "count the tiles of a plan")
+        axis = "an axis without an end" if self.n == INF else f"an axis of {self.m} queries and {self.n} keys"
+        return RelabelError(
+            f"the span of {axis}", f"the relation has no closed form here: {wrong}",
+            "count the tiles of its plan: weft.plan(...) or `weft plan`",
+        )  # fmt: skip
 
 
 def endless(relation: Relation) -> tuple[LaneStair, LaneStair, int]:
