@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import weft
-from weft.kernels.cpu.program import BATCH, Box, batches, program
+from weft.kernels.cpu.program import Box, program
+from weft.kernels.cpu.scores import IN_A_STRIP, TOGETHER, Batch, Strip, Workspace, schedule
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
 
@@ -24,8 +25,9 @@ PATTERNS = [
 def test_every_live_pair_is_visited_once(pattern, tokens, heads):
     plan = plan_tiles(pattern.acsr(tokens), Problem(1, heads, heads, tokens, tokens, 16, 16))
     visits = np.zeros((tokens, tokens), np.int64)
-    for batch in batches(program(plan, torch.float32), heads):
-        for tile in batch:
+    strips, batches = schedule(program(plan, torch.float32), heads)
+    for batch in (*strips, *batches):
+        for tile in batch.tiles:
             for step in tile.steps:
                 for piece in step.pieces:
                     live = np.ones((tile.queries.size, piece.keys.size), np.bool_)
@@ -37,14 +39,37 @@ def test_every_live_pair_is_visited_once(pattern, tokens, heads):
 
 
 @pytest.mark.parametrize("heads", [1, 8])
-def test_batches_hold_one_shape_and_no_more_scores_than_they_may(heads):
-    pattern, tokens = weft.neighborhood((64, 64), (7, 7)), 4096
+@pytest.mark.parametrize(
+    "pattern", [weft.neighborhood((64, 64), (7, 7)), weft.window(100, 100)], ids=["grid", "window"]
+)
+def test_what_is_together_has_one_shape_and_no_more_scores_than_it_may(pattern, heads):
+    tokens = 4096
     made = program(plan_tiles(pattern.acsr(tokens), Problem(1, heads, heads, tokens, tokens, 64, 64)), torch.float32)
     assert any(tile.count > 1 for runs in made.alike for tile in runs)
-    for batch in batches(made, heads):
-        assert len({tile.shape for tile in batch}) == 1
-        count = sum(tile.count for tile in batch)
-        assert count == 1 or count * heads * batch[0].queries.size * batch[0].steps[0].width <= BATCH
+    strips, batches = schedule(made, heads)
+    assert bool(strips) == (len(made.alike[0][0].queries.sizes) == 1)
+    for batch, at_once in [*((one, 1) for one in strips), *((one, heads) for one in batches)]:
+        assert len({tile.shape for tile in batch.tiles}) == 1
+        scores = batch.count * at_once * batch.rows * batch.steps[0][0].width
+        assert batch.count == 1 or scores <= (IN_A_STRIP if isinstance(batch, Strip) else TOGETHER)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("stride", [1, 3])
+def test_a_strip_reads_and_adds_as_a_batch_does(dtype, stride):
+    """Rows and keys of one head that slide along, staged or not, against the same tiles as a batch."""
+    pattern, tokens = weft.dilated(20, 20, stride), 3000
+    made = program(plan_tiles(pattern.acsr(tokens), Problem(1, 1, 1, tokens, tokens, 16, 16)), torch.float32)
+    run = next(tile for runs in made.alike for tile in runs if tile.count > 1 and tile.slides)
+    strip, batch, work = Strip((run,)), Batch((run,)), Workspace(torch.float32)
+    x = torch.randn(tokens, 10).to(dtype)[:, ::2]
+    keys = strip.key_rows(0, x, work, "strip")
+    assert torch.equal(keys, batch.key_rows(0, x[None], work, "batch"))
+    assert torch.equal(strip.query_rows(x, work, "q"), batch.query_rows(x[None, None], work, "batch q"))
+    totals = torch.zeros(2, 1, tokens, 5)
+    strip.add_key_rows(0, totals[0, 0], keys.contiguous())
+    batch.add_key_rows(0, totals[1], keys.contiguous())
+    assert torch.equal(*totals)
 
 
 def test_a_view_of_a_run_is_what_its_tokens_say():

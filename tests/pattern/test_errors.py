@@ -16,6 +16,7 @@ from weft.errors import (
     VerificationError,
     WeftError,
 )
+from weft.testing.refusals import refuse
 
 POSITIONAL = {
     "causal": weft.causal,
@@ -52,19 +53,6 @@ DOORS = {
     "acsr": lambda pattern, m, n: pattern.acsr(m, n),
     "contains": lambda pattern, m, n: pattern.contains(0, 0, m, n),
 }
-
-
-def refuse(call, error, words):
-    with pytest.raises(error) as caught:
-        call()
-    raised = caught.value
-    for part in ("asked", "wrong", "cure"):
-        text = getattr(raised, part)
-        assert isinstance(text, str) and text.strip(), f"{part} is empty"
-        assert text.strip() in str(raised), f"str() leaves out {part}"
-    assert len(str(raised).splitlines()) == 3, f"not three lines:\n{raised}"
-    for word in words:
-        assert word.lower() in str(raised).lower(), f"{word!r} is not in:\n{raised}"
 
 
 def rows(*table):

@@ -86,7 +86,7 @@ def no_pairs(monkeypatch):
     def refuse(*_):
         raise AssertionError("blocks of pairs are looked at one by one")
 
-    for name in ("evaluated", "of_term", "scan"):
+    for name in ("evaluated", "scan"):
         monkeypatch.setattr(Blocks, name, staticmethod(refuse))
 
 

@@ -6,7 +6,7 @@ lists of blocks, a bounded number at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -88,19 +88,19 @@ class Blocks:
         return Blocks.evaluated(codes, lambda q, k: listed.holds(q, k, _at(m, n)), m, n)
 
     @staticmethod
-    def of_term(term: Term, m: int, n: int) -> Blocks:
-        """The pairs of a term, one by one."""
-        lo, hi = key_spans(term, m, n)
-        first, last = lo // BLOCK, -(-hi // BLOCK)
-        counts = np.maximum(last - first, 0)
-        if int(counts.sum()) * BLOCK * BLOCK > MAX_SCAN:
+    def of_terms(terms: list[Term], m: int, n: int) -> Iterator[Blocks]:
+        """The pairs of each term, one by one; looked at only once it is known that all together are not too many."""
+        spans = [[x // BLOCK for x in (lo, hi + BLOCK - 1)] for lo, hi in (key_spans(term, m, n) for term in terms)]
+        counts = [np.maximum(last - first, 0) for first, last in spans]
+        if sum(int(x.sum()) for x in counts) * BLOCK * BLOCK > MAX_SCAN:
             raise IrregularError(
-                f"a term of {m} queries and {n} keys, pair by pair", "it reaches too many pairs to be written down",
-                "use fewer scattered parts, or a shorter sequence",
+                f"{len(terms)} terms of {m} queries and {n} keys, pair by pair",
+                "they reach too many pairs to be written down", "use fewer scattered parts, or a shorter sequence",
             )  # fmt: skip
-        rows = np.repeat(np.arange(counts.size), counts)
-        cols = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
-        return Blocks.evaluated(rows * _width(n) + cols, term.contains, m, n)
+        for term, (first, _), count in zip(terms, spans, counts, strict=True):
+            rows = np.repeat(np.arange(count.size), count)
+            cols = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+            yield Blocks.evaluated(rows * _width(n) + cols, term.contains, m, n)
 
     @staticmethod
     def of_remainder(remainder: Remainder, m: int, n: int) -> Blocks:
@@ -153,7 +153,7 @@ class Blocks:
 
     def without(self, terms: Iterable[Term]) -> Blocks:
         """The pairs that no term has. Only blocks that a term reaches are looked at."""
-        touched = [self._touched(term) for term in terms]
+        touched = [self._touched(term) for term in terms] if len(self) else []
         codes = _sorted(*touched)
         if not codes.size:
             return self

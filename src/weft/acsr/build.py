@@ -51,8 +51,8 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
     elif spilled:
         union.notes.append(f"{len(spilled)} terms overlap others in a way that is not affine and went to the remainder")
     blocks = union.blocks or Blocks.none(m, n)
-    for term in spilled:
-        blocks = blocks.join(Blocks.of_term(term, m, n))
+    for reached in Blocks.of_terms(spilled, m, n):
+        blocks = blocks.join(reached)
     return Acsr(m, n, tuple(kept), blocks.without(kept).remainder(), label, tuple(dict.fromkeys(union.notes)))
 
 
@@ -169,7 +169,7 @@ def _(pattern: ops.And, m: int, n: int) -> Union:
 
 def _meet(a: Union, a_patterns: tuple[Pattern, ...], b: Union, b_pattern: Pattern, size: tuple[int, int]) -> Union:
     """a & b. Blocks of either side keep the pairs that the other side's pattern has."""
-    terms = [both for x in a.terms for y in b.terms for both in algebra.meet(x, y) if not both.is_empty()]
+    terms = algebra.meet_unions(a.terms, b.terms)
     blocks = None
     m, n = size
     if a.blocks is not None:

@@ -21,6 +21,9 @@ from weft.pattern.relation import Relation
 
 MAX_ROWS_APART = 1 << 16
 MAX_PIECES = 256  # of one difference, most of which may be empty
+MAX_MEETS = 1 << 14  # of the terms of two unions
+MAX_ADDED = 4 * MAX_TERMS  # terms by which a conjunction may be longer than both unions
+MAX_APART = 4 * MAX_TERMS  # terms made disjoint before the largest MAX_TERMS are chosen
 Axes = tuple[Relation, ...]
 
 
@@ -33,7 +36,20 @@ def product(axes: list[list[Term]], shape: tuple[int, ...], key_shape: tuple[int
     if len(shape) == 1:
         return axes[0]
     grid, keys = Grid(0, shape), Grid(0, key_shape)
-    return [Term(grid, keys, tuple(part.axes[0] for part in parts)) for parts in cartesian(*axes)]
+    bounded = [[relation for term in terms for relation in _without_lists(term)] for terms in axes]
+    return [Term(grid, keys, relations) for relations in cartesian(*bounded)]
+
+
+def _without_lists(term: Term) -> list[Relation]:
+    """A term of one axis as disjoint relations: its lists of tokens become bounds, if they have few runs."""
+    found = list(term.axes)
+    for listed, grid, on_keys in ((term.rows, term.q, False), (term.keys, term.k, True)):
+        if listed.is_every:
+            continue
+        tokens = listed.tokens.array if listed.kept else np.setdiff1d(np.arange(grid.size), listed.tokens.array)
+        boxes = _boxes(Listed(IntTable(tokens)), grid, on_keys=on_keys)
+        found = [both for x in found for (y,) in boxes if (both := x.meet(y)) is not None]
+    return found
 
 
 def moved(term: Term, q: tuple[int, int, int], k: tuple[int, int, int]) -> list[Term]:
@@ -64,6 +80,20 @@ def meet(a: Term, b: Term) -> list[Term]:
     if rows.is_empty or keys.is_empty:
         return []
     return [piece for both in _meet_axes(a, b) for piece in _chosen(both, rows, keys)]
+
+
+def meet_unions(a: list[Term], b: list[Term]) -> list[Term]:
+    """The pairs in a term of `a` and in a term of `b`, as terms that may overlap."""
+    a, b = list(dict.fromkeys(a)), list(dict.fromkeys(b))
+    most = MAX_ADDED + len(a) + len(b)
+    found: dict[Term, None] = {}
+    if len(a) * len(b) > MAX_MEETS:
+        raise NotAffineError(f"unions of {len(a)} and {len(b)} terms meet")
+    for x, y in cartesian(a, b):
+        found.update(dict.fromkeys(both for both in meet(x, y) if not both.is_empty()))
+        if len(found) > most:
+            raise NotAffineError(f"the conjunction of unions of {len(a)} and {len(b)} terms has too many")
+    return list(found)
 
 
 def _meet_axes(a: Term, b: Term) -> list[Term]:
@@ -194,6 +224,9 @@ def disjoint(terms: list[Term]) -> tuple[list[Term], list[Term]]:
     spilled: list[Term] = []
     for term in sorted(dict.fromkeys(terms), key=_simplicity):
         if term.is_empty():
+            continue
+        if len(kept) > MAX_APART:
+            spilled.append(term)
             continue
         try:
             kept += _minus_all(term, kept)

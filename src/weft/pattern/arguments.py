@@ -77,22 +77,25 @@ def freeze(value: Any, function: str, name: str) -> Any:
         kinds = set(map(type, items))
         if kinds and all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
             return IntTable(items)
-        return tuple(freeze(x, function, name) for x in items)
+        return tuple(freeze(x, function, f"{name}[{at}]") for at, x in enumerate(items))
     raise PatternError(
         f"{function}({name}={value!r})", f"{type(value).__name__} is neither an integer nor a list of integers",
         "see help(weft." + function + ") for what it takes",
     )  # fmt: skip
 
 
-def integer(function: str, name: str, value: Any, least: int | None = None) -> int:
-    """`value` as an int of at least `least`, or a PatternError that names the argument."""
+def integer(function: str, name: str, value: Any, least: int | None = None, far: str = "") -> int:
+    """`value` as an int of at least `least`, or a PatternError that names the argument; far: the cure of a value beyond
+    LARGEST, if there is a better one than another value.
+    """
     asked = f"{function}({name}={value!r})"
     if isinstance(value, bool) or not isinstance(value, int):
         raise PatternError(asked, f"{name} must be an integer, not {type(value).__name__}", f"pass an int for {name}")
     if least is not None and value < least:
         raise PatternError(asked, f"{name} must be at least {least}, got {value}", f"pass {name} >= {least}")
     if abs(value) > LARGEST:
-        raise PatternError(asked, f"{name} is beyond any sequence (2**31 tokens)", "use None for an unbounded side")
+        allowed = f"pass {name} between {'-2**31' if least is None else least} and 2**31"
+        raise PatternError(asked, f"{name} is beyond any sequence (2**31 tokens)", far or allowed)
     return value
 
 

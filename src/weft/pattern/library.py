@@ -66,8 +66,9 @@ def window(left: int | None = None, right: int | None = None, align: Align = Non
     """
     if left is None and right is None:
         raise PatternError("window()", "neither left nor right is given", "give one of them, or use full()")
-    lower = () if left is None else (diagonal(-integer("window", "left", left, 0)),)
-    upper = () if right is None else (diagonal(integer("window", "right", right, 0) + 1),)
+    far = "use None for an unbounded side"
+    lower = () if left is None else (diagonal(-integer("window", "left", left, 0, far)),)
+    upper = () if right is None else (diagonal(integer("window", "right", right, 0, far) + 1),)
     return affine("window", align, Relation(lower, upper))
 
 

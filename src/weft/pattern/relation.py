@@ -130,6 +130,8 @@ class Relation:
         """
         if m <= 0 or n <= 0 or any(low_meets(lo, hi) for lo in self.lower for hi in self.upper):
             return True
+        if (self.affine_rows(np.arange(0, m, -(-m // 64), dtype=np.int64), n)[2] > 0).any():
+            return False
         width = 64
         first = np.arange(0, m, width, dtype=np.int64)
         last = np.minimum(first + width, m) - 1

@@ -23,7 +23,7 @@ from weft.planning.relayout import Lanes, lanes_of, live_range, natural_step
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
 from weft.target import CPU, Gpu, Target
 
-FLAT_BLOCKS = (32, 64, 128, 256)
+FLAT_BLOCKS = (256, 128, 64, 32)
 BOX_SIZES = (32, 64, 128, 256)
 KEY_BLOCK = 32
 CHUNK = 4096  # keys that a backend takes in one step
@@ -79,7 +79,7 @@ def plan_tiles(acsr: Acsr, problem: Problem, target: Target | Gpu = CPU, transpo
     if isinstance(target, Gpu):
         from weft.planning.device import plan_for_device, shapes_for
 
-        return plan_for_device(acsr, problem, shapes_for(acsr, problem, transposed))
+        return plan_for_device(acsr, problem, shapes_for(problem, transposed))
     report: list[str] = []
     groups = _grouped(acsr)
     chosen = {group: best_launch(acsr, group, problem, target) for group in groups}
@@ -151,8 +151,18 @@ def best_launch(acsr: Acsr, group: Group, problem: Problem, target: Target) -> t
         cost = launch_cost(launch, problem, target)
         if best is None or cost.total < best[1].total:
             best = launch, cost
+        if len(box) == 1 and _at_stake(launch, cost) <= cost.steps:
+            break
     assert best is not None  # there is always a box
     return best
+
+
+def _at_stake(launch: Launch, cost: Cost) -> float:
+    """Seconds that tiles half as high could spare at most: those of pairs that are not surely live. They cost as many
+    steps again.
+    """
+    visited, unmasked = (sum(counts) for counts in zip(*((p.visited, p.unmasked) for p in launch.parts), strict=True))
+    return (cost.matmul + cost.softmax) * (1 - unmasked / max(1, visited)) + cost.mask
 
 
 def _group_lanes(terms: list[Term], axis: int, group: Group) -> list[Lanes]:
@@ -183,11 +193,11 @@ def left_out(listed: Listed) -> Listed:
 
 
 def boxes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Boxes of queries worth a look: powers of two per axis, none larger than the axis needs."""
+    """Boxes of queries worth a look: powers of two per axis, none larger than the axis needs; on one axis the largest
+    first, whose tables are short.
+    """
     if len(shape) == 1:
-        for block in FLAT_BLOCKS:
-            if block == FLAT_BLOCKS[0] or block // 2 < shape[0]:
-                yield (block,)
+        yield from ((block,) for block in FLAT_BLOCKS if block == FLAT_BLOCKS[-1] or block // 2 < shape[0])
         return
     sides = [[1 << i for i in range(9) if (1 << i) < 2 * length] for length in shape]
     largest = prod(side[-1] for side in sides)

@@ -7,25 +7,15 @@ dS^T Q.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product as cartesian
 
 import torch
 
-from weft.kernels.cpu.program import Program, batches
-from weft.kernels.cpu.scores import (
-    Scored,
-    Steps,
-    Tiles,
-    Workspace,
-    add_key_rows,
-    key_rows,
-    query_rows,
-    score,
-    split,
-)
+from weft.kernels.cpu.program import Program
+from weft.kernels.cpu.scores import LOG2E, Batch, Scored, Workspace, schedule, score
 from weft.kernels.options import Modifiers
 
-LOG2E = 1.4426950408889634  # scores and lse are in bits here: exp2 costs a third of exp
 SPARE = "spare"  # one buffer for part of dV, then V, then part of dK: what is used must stay in a cache
 
 
@@ -37,10 +27,17 @@ class Gradients:
     dk: torch.Tensor
     dv: torch.Tensor
 
+    def of_head(self, pair: int, head: int) -> Gradients:
+        """Those of one head of one pair."""
+        return Gradients(self.dq[pair, head], self.dk[pair], self.dv[pair])
+
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What forward left: q, k, v, lse (P, G, M) with -inf in empty rows; and d_out (P, G, M, Dv), delta (P, G, M)."""
+    """What forward left: q, k, v, lse (P, G, M) with -inf in empty rows; and d_out (P, G, M, Dv), delta (P, G, M).
+
+    Inside this module lse and delta are columns (P, G, M, 1), and lse is in bits and +inf in empty rows.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
@@ -49,13 +46,23 @@ class Saved:
     d_out: torch.Tensor
     delta: torch.Tensor
 
+    def of_head(self, pair: int, head: int) -> Saved:
+        """Those of one head of one pair."""
+        rows = (x[pair, head] for x in (self.lse, self.d_out, self.delta))
+        return Saved(self.q[pair, head], self.k[pair], self.v[pair], *rows)
+
 
 def backward(saved: Saved, grads: Gradients, program: Program, how: Modifiers, work: Workspace) -> None:
     """Add the gradients of the rows and keys that the program visits."""
-    for tiles in batches(program, saved.q.shape[0] * saved.q.shape[1]):
-        dq = _tiles(saved, grads, tiles, work, how)
-        for tile, part in zip(tiles, split(dq, tiles), strict=True):
-            tile.queries.put(grads.dq, 2, part, add=not program.covers)
+    lse = saved.lse.masked_fill(saved.lse == -torch.inf, torch.inf).mul_(LOG2E)  # without keys exp(-inf) everywhere
+    saved = replace(saved, lse=lse[..., None], delta=saved.delta[..., None])
+    strips, batches = schedule(program, saved.q.shape[0] * saved.q.shape[1])
+    for pair, head in cartesian(*map(range, saved.q.shape[:2])) if strips else ():
+        one, places, local = saved.of_head(pair, head), grads.of_head(pair, head), how.of_head(pair, head)
+        for strip in strips:
+            strip.put(places.dq, _tiles(one, places, strip, work, local), add=not program.covers)
+    for batch in batches:
+        batch.put(grads.dq, _tiles(saved, grads, batch, work, how), add=not program.covers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,40 +75,37 @@ class Rows:
     delta: torch.Tensor
 
 
-def _tiles(saved: Saved, grads: Gradients, tiles: Tiles, work: Workspace, how: Modifiers) -> torch.Tensor:
+def _tiles(saved: Saved, grads: Gradients, batch: Batch, work: Workspace, how: Modifiers) -> torch.Tensor:
     """dQ of some tiles (tiles * P, rows, D); dK and dV are added on the way."""
-    q, d_out = query_rows(saved.q, tiles, work, "q"), query_rows(saved.d_out, tiles, work, "d_out")
-    lse, delta = (
-        query_rows(x[..., None], tiles, work, name) for x, name in ((saved.lse, "lse"), (saved.delta, "delta"))
-    )
-    lse = lse.masked_fill(lse == -torch.inf, torch.inf).mul_(LOG2E)  # without keys every probability is exp(-inf)
-    rows = Rows(q, d_out, lse, delta)
+    names = ("q", "d_out", "lse", "delta")
+    rows = Rows(*(batch.query_rows(getattr(saved, name), work, name) for name in names))
+    q = rows.q
     dq, bits = work.take("dq", *q.shape), how.times(LOG2E)
-    for number, steps in enumerate(zip(*(tile.steps for tile in tiles), strict=True)):
-        scored = score(q, saved.k, tiles, steps, work, bits)
-        ds = _score_gradients(scored, rows, steps, (saved.v, grads.dv), (work, bits))
+    for number, steps in enumerate(batch.steps):
+        scored = score(q, saved.k, batch, number, work, bits)
+        ds = _score_gradients(scored, rows, (batch, number), (saved.v, grads.dv), (work, bits))
         torch.baddbmm(dq, ds, scored.keys, beta=float(number > 0), alpha=how.scale, out=dq)
         dk = work.take(SPARE, q.shape[0], steps[0].width, q.shape[2])
         torch.baddbmm(dk, ds.transpose(1, 2), q, beta=0, alpha=how.scale, out=dk)
-        add_key_rows(grads.dk, steps, dk)
+        batch.add_key_rows(number, grads.dk, dk)
     return dq
 
 
 def _score_gradients(
     scored: Scored,
     rows: Rows,
-    steps: Steps,
+    step: tuple[Batch, int],
     values: tuple[torch.Tensor, torch.Tensor],
     tools: tuple[Workspace, Modifiers],
 ) -> torch.Tensor:
     """dS of one step (tiles * P, rows, width), before scale; dV is added on the way."""
-    (v, dv), (work, bits) = values, tools
+    (batch, number), (v, dv), (work, bits) = step, values, tools
     factor = None if bits.softcap is None else _slope_of_cap(scored, bits.softcap)
     p = scored.scores.sub_(rows.lse).exp2_()
-    part = work.take(SPARE, p.shape[0], steps[0].width, v.shape[2])
-    add_key_rows(dv, steps, torch.bmm(p.transpose(1, 2), rows.d_out, out=part))
+    part = work.take(SPARE, p.shape[0], p.shape[2], v.shape[-1])
+    batch.add_key_rows(number, dv, torch.bmm(p.transpose(1, 2), rows.d_out, out=part))
     ds = work.take("ds", *p.shape)
-    torch.bmm(rows.d_out, key_rows(v, steps, work, SPARE).transpose(1, 2), out=ds)
+    torch.bmm(rows.d_out, batch.key_rows(number, v, work, SPARE).transpose(1, 2), out=ds)
     ds.sub_(rows.delta).mul_(p)
     return ds if factor is None else ds.mul_(factor)
 

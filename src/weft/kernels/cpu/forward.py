@@ -4,83 +4,145 @@ again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import product as cartesian
+from typing import Any
+
 import torch
 
-from weft.kernels.cpu.program import Program, Tile, batches
-from weft.kernels.cpu.scores import Steps, Tiles, Workspace, key_rows, query_rows, rows_of, score, split
+from weft.kernels.cpu.program import Program
+from weft.kernels.cpu.scores import LOG2E, Batch, Workspace, schedule, score
 from weft.kernels.options import Modifiers
 
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Places = tuple[torch.Tensor, torch.Tensor | None]
 
-def forward(
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    result: tuple[torch.Tensor, torch.Tensor | None],
-    program: Program,
-    how: Modifiers,
-    work: Workspace,
-) -> None:
+
+# In rows with such a sum of powers of two, no maximum subtracted, and no larger product with v: no power or partial sum
+# has overflowed (float32 ends at 2^128), and what vanished below 2^-126 is less than 2^-110 of a value for each key.
+SUMS = (2.0**-16, 2.0**100)
+LARGEST = 2.0**120
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """What all tiles of a call share. wanted: lse is. merges: the program does."""
+
+    work: Workspace
+    wanted: bool
+    merges: bool
+
+
+def forward(tensors: Inputs, result: Places, program: Program, how: Modifiers, work: Workspace) -> None:
     """Write out and lse. q (P, G, M, D), k (P, N, D), v (P, N, Dv); out (P, G, M, Dv), lse (P, G, M) or None.
 
     P counts pairs of batch row and key/value head, G the query heads that share one. Unless the program covers every
     row, out comes zeroed and lse at -inf. If it merges, lse must be given and out have the dtype of accumulation.
     """
-    q, k, v = tensors
+    (q, k, v), (out, lse) = tensors, result
+    call = Call(work, lse is not None, program.merges)
+    lse = None if lse is None else lse[..., None]
+    strips, batches = schedule(program, q.shape[0] * q.shape[1])
+    for pair, head in cartesian(range(q.shape[0]), range(q.shape[1])) if strips else ():
+        one, places = (q[pair, head], k[pair], v[pair]), (out[pair, head], None if lse is None else lse[pair, head])
+        local = how.of_head(pair, head)
+        for strip in strips:
+            _tiles(one, places, strip, call, local)
+    for batch in batches:
+        _tiles(tensors, (out, lse), batch, call, how)
+
+
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """o (tiles * P, rows, Dv), which is still to be divided by `sums` if these are given; lse, or None.
+
+    sums, lse: (tiles * P, rows, 1).
+    """
+
+    o: torch.Tensor
+    lse: torch.Tensor | None
+    sums: torch.Tensor | None = None
+
+
+def _tiles(tensors: Inputs, result: Places, batch: Batch, call: Call, how: Modifiers) -> None:
+    """Put (o, lse) of some tiles in their places, or merge them with what is there; lse (..., M, 1)."""
     out, lse = result
-    for tiles in batches(program, q.shape[0] * q.shape[1]):
-        staged = query_rows(q, tiles, work, "q")
-        o, new_lse = _attend(staged, (k, v), tiles, work, how, lse is not None)
-        new_lses = [None] * len(tiles) if new_lse is None else split(new_lse, tiles)
-        for tile, new_o, one_lse in zip(tiles, split(o, tiles), new_lses, strict=True):
-            _write(out, lse, tile, (new_o, one_lse), program.merges)
-
-
-def _write(
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    tile: Tile,
-    new: tuple[torch.Tensor, torch.Tensor | None],
-    merges: bool,
-) -> None:
-    """Put (o, lse) of a run of tiles in their place, or merge them with what is there."""
-    o, new_lse = new
-    if merges:
-        old, old_lse = rows_of(out, tile.queries), rows_of(lse, tile.queries)
-        o, new_lse = merge(o, new_lse, old.reshape(o.shape), old_lse.reshape(new_lse.shape))
-    tile.queries.put(out, 2, o)
+    q = batch.query_rows(tensors[0], call.work, "q")
+    new = _attend_simply(q, tensors[1:], batch, call, how.times(LOG2E))
+    if new.o.numel() and not _within(*(float(x) for y in (new.o, new.sums) for x in y.aminmax())):
+        new = _choose(new, _attend(q, tensors[1:], batch, call, how))
+    if call.merges:
+        if new.sums is not None:
+            new.o.div_(new.sums)
+        old = batch.query_rows(out, call.work, "old o"), batch.query_rows(lse, call.work, "old lse")
+        new = Attended(*merge(new.o, new.lse, *old))
+    batch.put(out, new.o, over=new.sums)
     if lse is not None:
-        tile.queries.put(lse, 2, new_lse)
+        batch.put(lse, new.lse)
 
 
-def _attend(
-    q: torch.Tensor, kv: tuple[torch.Tensor, torch.Tensor], tiles: Tiles, work: Workspace, how: Modifiers, wanted: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(o, lse) of tiles over all their steps: (tiles * P, rows, Dv) and (tiles * P, rows, 1), or None if not wanted."""
+def _attend_simply(
+    q: torch.Tensor, kv: tuple[torch.Tensor, ...], batch: Batch, call: Call, bits: Modifiers
+) -> Attended:
+    """As `_attend` from exp2 of scores in bits with no maximum subtracted: fewer passes over the scores."""
+    k, v = kv
+    o = call.work.take("o", *q.shape[:2], v.shape[-1])
+    sums = None
+    for number in range(len(batch.steps)):
+        powers = score(q, k, batch, number, call.work, bits).scores.exp2_()
+        torch.baddbmm(o, powers, batch.key_rows(number, v, call.work, "v"), beta=float(number > 0), out=o)
+        part = powers.sum(-1, keepdim=True)
+        sums = part if sums is None else sums.add_(part)
+    lse = sums.log() if call.wanted else None
+    if batch.dead is not None:
+        _fill(o, batch, batch.dead, 0.0)
+        _fill(sums, batch, batch.dead, 1.0)
+    return Attended(o, lse, sums)
+
+
+def _within(least: Any, most: Any, low: Any, high: Any) -> Any:
+    """Whether products with v from `least` to `most`, and sums from `low` to `high`, prove that nothing was lost.
+
+    Of numbers or tensors; NaN proves nothing.
+    """
+    return (least >= -LARGEST) & (most <= LARGEST) & (low >= SUMS[0]) & (high <= SUMS[1])
+
+
+def _choose(simple: Attended, safe: Attended) -> Attended:
+    """Row by row, so that no row depends on what its neighbours hold: the simple result wherever nothing was lost."""
+    assert simple.sums is not None
+    good = _within(*simple.o.aminmax(dim=-1, keepdim=True), simple.sums, simple.sums)
+    lse = None if simple.lse is None else torch.where(good, simple.lse, safe.lse)
+    return Attended(torch.where(good, simple.o.div_(simple.sums), safe.o), lse)
+
+
+def _attend(q: torch.Tensor, kv: tuple[torch.Tensor, ...], batch: Batch, call: Call, how: Modifiers) -> Attended:
+    """Queries (tiles * P, rows, D) over all steps of their tiles; lse if it is wanted."""
     k, v = kv
     o = lse = None
-    several = len(tiles[0].steps) > 1
-    for number, steps in enumerate(zip(*(tile.steps for tile in tiles), strict=True)):
-        scores = score(q, k, tiles, steps, work, how).scores
-        part = work.take("o" if number == 0 else "o next", q.shape[0], q.shape[1], v.shape[2])
-        dead, rows = steps[0].dead, tiles[0].queries.size
+    wanted = call.wanted or len(batch.steps) > 1
+    for number, steps in enumerate(batch.steps):
+        scores = score(q, k, batch, number, call.work, how).scores
+        part = call.work.take("safe o" if number == 0 else "next o", *q.shape[:2], v.shape[-1])
+        dead = steps[0].dead
         if dead is not None:  # any finite score will do: what comes of it is thrown away
-            _fill(scores, rows, dead, 0.0)
-        part_lse = _finish(scores, v, steps, work, part, wanted or several)
+            _fill(scores, batch, dead, 0.0)
+        part_lse = _finish(scores, batch.key_rows(number, v, call.work, "v"), part, wanted)
         if dead is not None:
-            _fill(part, rows, dead, 0.0)
+            _fill(part, batch, dead, 0.0)
             if part_lse is not None:
-                _fill(part_lse, rows, dead, -torch.inf)
+                _fill(part_lse, batch, dead, -torch.inf)
         o, lse = (part, part_lse) if o is None else merge(part, part_lse, o, lse)
-    return o, lse
+    return Attended(o, lse)
 
 
-def _fill(x: torch.Tensor, rows: int, which: torch.Tensor, value: float) -> None:
-    """x (P, group * rows, any): the same rows of every head of the group."""
-    x.unflatten(1, (-1, rows)).index_fill_(2, which, value)
+def _fill(x: torch.Tensor, batch: Batch, which: torch.Tensor, value: float) -> None:
+    """x (tiles * P, group * rows, any): the same rows of every head of the group."""
+    x.unflatten(1, (-1, batch.rows)).index_fill_(2, which, value)
 
 
-def _finish(
-    scores: torch.Tensor, v: torch.Tensor, steps: Steps, work: Workspace, o: torch.Tensor, wanted: bool
-) -> torch.Tensor | None:
-    """Soft maximum, and its product with v into o; returns lse if it is wanted.
+def _finish(scores: torch.Tensor, values: torch.Tensor, o: torch.Tensor, wanted: bool) -> torch.Tensor | None:
+    """Soft maximum, and its product with the values into o; returns lse if it is wanted.
 
     In a row the largest probability is exp(0) / sum, which gives lse without an exponential of its own.
     """
@@ -88,7 +150,7 @@ def _finish(
     torch.softmax(scores, -1, out=scores)
     if lse is not None:
         lse.sub_(scores.amax(-1, keepdim=True).log_())
-    torch.bmm(scores, key_rows(v, steps, work, "v"), out=o)
+    torch.bmm(scores, values, out=o)
     return lse
 
 

@@ -20,8 +20,6 @@ from weft.pattern.bounds import Ints
 from weft.planning.planner import CHUNK
 from weft.planning.tiles import AxisPlan, Launch, Part, TileIndex, TilePlan
 
-BATCH = 1 << 18  # scores computed together: 1 MB, so that a step's buffers stay near the cores
-
 
 @dataclass(frozen=True)
 class Box:
@@ -66,14 +64,26 @@ class Box:
             x.storage_offset() + self.first * token,
         )
 
-    def put(self, x: torch.Tensor, dim: int, values: torch.Tensor, *, add: bool = False) -> None:
-        """x at the box = values, or += values; no token is in it twice."""
+    def put(
+        self, x: torch.Tensor, dim: int, values: torch.Tensor, *, add: bool = False, over: torch.Tensor | None = None
+    ) -> None:
+        """x at the box = values, values / over, or += values; no token is in it twice."""
         if self.listed is None:
             view = self.of(x, dim)
-            (view.add_ if add else view.copy_)(values.view(view.shape))
+            values = values.view(view.shape)
+            if over is not None:
+                torch.div(values, over.view(*view.shape[:-1], 1), out=view)
+            else:
+                (view.add_ if add else view.copy_)(values)
             return
-        rows = values.reshape(*x.shape[:dim], self.size, *x.shape[dim + 1 :]).to(x.dtype)
+        rows = values if over is None else values.div_(over)
+        rows = rows.reshape(*x.shape[:dim], self.size, *x.shape[dim + 1 :]).to(x.dtype)
         (x.index_add_ if add else x.index_copy_)(dim, self.listed, rows)
+
+    @property
+    def slides(self) -> bool:
+        """Whether all `count` boxes lie on the tokens first, first + stride, ..."""
+        return self.listed is None and len(self.strides) == 1 and self.pitch % self.strides[0] == 0
 
     def part(self, first: int, last: int) -> Box:
         """Boxes first to last - 1."""
@@ -127,6 +137,15 @@ class Tile:
         """How many tiles."""
         return self.queries.count
 
+    @cached_property
+    def dead(self) -> torch.Tensor | None:
+        """Rows without a live key in any step, or None."""
+        if any(step.dead is None for step in self.steps):
+            return None
+        first, *others = (step.dead.numpy() for step in self.steps)
+        rows = reduce(np.intersect1d, others, first)
+        return torch.from_numpy(rows) if rows.size else None
+
     @property
     def shape(self) -> tuple[object, ...]:
         """Tiles of one launch with the same shape (sizes and masks) can be computed together."""
@@ -139,6 +158,16 @@ class Tile:
     def boxes(self) -> tuple[Box, ...]:
         """Of the queries, and of the keys of every piece."""
         return (self.queries, *(piece.keys for step in self.steps for piece in step.pieces))
+
+    @cached_property
+    def slides(self) -> bool:
+        """Whether the queries of one head over all tiles of the run are one strided view, and its keys another."""
+        (first, *others), boxes = self.steps, self.boxes
+        return not others and len(first.pieces) == 1 and all(box.slides for box in boxes)
+
+    def part(self, first: int, last: int) -> Tile:
+        """Tiles first to last - 1 of a run."""
+        return self.with_boxes(box.part(first, last) for box in self.boxes)
 
     def with_boxes(self, boxes: Iterable[Box]) -> Tile:
         """The same steps elsewhere."""
@@ -159,28 +188,6 @@ class Program:
     alike: tuple[tuple[Tile, ...], ...]
     merges: bool
     covers: bool
-
-
-@lru_cache(maxsize=32)
-def batches(program: Program, heads: int) -> tuple[tuple[Tile, ...], ...]:
-    """Tiles to compute together: as many of one shape as keep `heads` times their scores within BATCH."""
-    found: list[tuple[Tile, ...]] = []
-    for runs in program.alike:
-        size = max(1, BATCH // (max(1, heads) * runs[0].queries.size * runs[0].steps[0].width))
-        batch, room = [], size
-        for run in runs:
-            first = 0
-            while first < run.count:
-                last = min(run.count, first + room)
-                batch.append(run.with_boxes(box.part(first, last) for box in run.boxes))
-                room -= last - first
-                first = last
-                if room == 0:
-                    found.append(tuple(batch))
-                    batch, room = [], size
-        if batch:
-            found.append(tuple(batch))
-    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)

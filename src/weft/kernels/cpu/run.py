@@ -50,17 +50,21 @@ def forward(
 
 def backward(
     saved: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
     plan: AttentionPlan,
     how: Modifiers,
     deterministic: bool = True,
 ) -> Tensors:
-    """(dq, dk, dv), always the same bits.
+    """(dq, dk, dv, delta), always the same bits; delta (B, Hq, M) = rowsum(d_out * out) - d_lse, as it accumulates.
 
-    saved: q, k, v. rows: d_out (B, Hq, M, Dv), lse and delta (B, Hq, M), as `backward.Saved` says.
+    saved: q, k, v. rows: out and d_out (B, Hq, M, Dv), lse (B, Hq, M) and its gradient, if there is one.
     """
     q, k, v = saved
+    out, d_out, lse, d_lse = rows
     dtype = ACCUMULATE[q.dtype]
+    delta = (d_out.to(dtype) * out.to(dtype)).sum(-1)
+    if d_lse is not None:
+        delta.sub_(d_lse)
     dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype) for x in (q, k, v))
     covered = all(program(share.plan, dtype).covers for share in plan.forward)
     for x in (dk, dv) if covered else (dq, dk, dv):
@@ -68,19 +72,12 @@ def backward(
     work = Workspace(dtype)
     for share in plan.forward:
         for heads in share.heads:
-            for many, few, local in _folded((q, *rows, dq), (k, v, dk, dv), heads, how):
-                q_, d_out, lse, delta, dq_ = many
+            for many, few, local in _folded((q, d_out, lse, delta, dq), (k, v, dk, dv), heads, how):
+                q_, d_out_, lse_, delta_, dq_ = many
                 k_, v_, dk_, dv_ = few
-                what = Saved(q_, k_, v_, lse, d_out, delta)
+                what = Saved(q_, k_, v_, lse_, d_out_, delta_)
                 run_backward(what, Gradients(dq_, dk_, dv_), program(share.plan, dtype), local, work)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
-
-
-def delta(out: torch.Tensor, d_out: torch.Tensor, d_lse: torch.Tensor | None) -> torch.Tensor:
-    """rowsum(d_out * out) - d_lse, (B, Hq, M) in the dtype of accumulation; out, d_out (B, Hq, M, Dv)."""
-    dtype = ACCUMULATE[out.dtype]
-    found = (d_out.to(dtype) * out.to(dtype)).sum(-1)
-    return found if d_lse is None else found.sub_(d_lse)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), delta
 
 
 def _folded(many: Tensors, few: Tensors, heads: Heads, how: Modifiers) -> Iterator[tuple[Tensors, Tensors, Modifiers]]:

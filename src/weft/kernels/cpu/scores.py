@@ -1,19 +1,22 @@
-"""What forward and backward share: folding heads, staging tiles, and the scores of one step."""
+"""What forward and backward share: what is computed together, staging, and the scores of one step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import compress
 from math import prod
-from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from weft.kernels.cpu.program import Box, Step, Tile
+from weft.kernels.cpu.program import Box, Program, Step, Tile
 from weft.kernels.options import Modifiers
 
-Tiles: TypeAlias = tuple[Tile, ...]  # runs of tiles of one shape
-Steps: TypeAlias = tuple[Step, ...]  # one of each run of tiles
+LOG2E = 1.4426950408889634  # of scores in bits: exp2 costs a third of exp
+TOGETHER = 1 << 18  # scores of a batch: 1 MB, so that a buffer of them stays near the cores
+IN_A_STRIP = 1 << 20  # and of a strip: long steps, since threads wait for each other at the end of every one
 
 
 class Workspace:
@@ -31,63 +34,173 @@ class Workspace:
         return self.held[name].narrow(0, 0, size).view(shape)
 
 
-def rows_of(x: torch.Tensor, box: Box) -> torch.Tensor:
-    """The view of x (pairs, group, tokens, ...) at query tiles: (tiles, pairs, group, axes of the box, ...)."""
-    return box.of(x, 2)
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Tiles of one shape and how they lie in tensors (pairs, group, M, d) of queries and (pairs, N, d) of keys."""
+
+    tiles: tuple[Tile, ...]  # each a run
+
+    @cached_property
+    def steps(self) -> tuple[tuple[Step, ...], ...]:
+        """Of each step that of every tile."""
+        return tuple(zip(*(tile.steps for tile in self.tiles), strict=True))
+
+    @cached_property
+    def count(self) -> int:
+        """Of tiles, not of runs."""
+        return sum(tile.count for tile in self.tiles)
+
+    @property
+    def rows(self) -> int:
+        """Queries of one tile and head."""
+        return self.tiles[0].queries.size
+
+    @property
+    def dead(self) -> torch.Tensor | None:
+        """Rows without a live key, None if all have one."""
+        return self.tiles[0].dead
+
+    def split(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """x (tiles * pairs, ...) by runs of tiles."""
+        pairs = x.shape[0] // self.count
+        return x.split_with_sizes([tile.count * pairs for tile in self.tiles])
+
+    def query_rows(self, x: torch.Tensor, work: Workspace, name: str) -> torch.Tensor:
+        """x at the queries as (tiles * pairs, group * rows, d).
+
+        A view where one tile lies in memory as a matrix product wants it, else staged.
+        """
+        views = [tile.queries.of(x, 2) for tile in self.tiles]
+        if self.count == 1 and views[0].dim() == 5 and x.shape[1] == 1 and x.dtype == work.dtype:
+            return views[0].flatten(0, 2)
+        staged = work.take(name, self.count * x.shape[0], x.shape[1] * self.rows, x.shape[3])
+        for view, part in zip(views, self.split(staged), strict=True):
+            part.view(view.shape).copy_(view)
+        return staged
+
+    def put(
+        self, x: torch.Tensor, values: torch.Tensor, *, add: bool = False, over: torch.Tensor | None = None
+    ) -> None:
+        """x at the queries = values, values / over, or += values; (tiles * pairs, group * rows, d or 1)."""
+        divisors = [None] * len(self.tiles) if over is None else self.split(over)
+        for tile, part, divisor in zip(self.tiles, self.split(values), divisors, strict=True):
+            tile.queries.put(x, 2, part, add=add, over=divisor)
+
+    def key_rows(self, number: int, x: torch.Tensor, work: Workspace, name: str) -> torch.Tensor:
+        """x at the keys of one step as (tiles * pairs, width, d); a view or staged, as `query_rows`."""
+        steps = self.steps[number]
+        if self.count == len(steps[0].pieces) == 1 and x.dtype == work.dtype:
+            view = steps[0].pieces[0].keys.of(x, 1)
+            if view.dim() == 4:
+                return view.flatten(0, 1)
+        staged = work.take(name, self.count * x.shape[0], steps[0].width, x.shape[2])
+        for step, part in zip(steps, self.split(staged), strict=True):
+            for piece in step.pieces:
+                view = piece.keys.of(x, 1)
+                part.narrow(1, piece.column, piece.keys.size).view(view.shape).copy_(view)
+        return staged
+
+    def add_key_rows(self, number: int, total: torch.Tensor, parts: torch.Tensor) -> None:
+        """total at the keys of one step += parts (tiles * pairs, width, d), one tile after the other.
+
+        Neighbours share keys, so they cannot be added at once.
+        """
+        for step, part in zip(self.steps[number], self.split(parts), strict=True):
+            for piece in step.pieces:
+                here = part.narrow(1, piece.column, piece.keys.size)
+                if piece.keys.listed is not None:
+                    total.index_add_(1, piece.keys.listed, here.unflatten(0, (step.count, -1)).sum(0))
+                    continue
+                views = piece.keys.of(total, 1)
+                here = here.view(views.shape)
+                for view, new in zip(views.unbind(), here.unbind(), strict=True):
+                    view.add_(new)
 
 
-def split(x: torch.Tensor, tiles: Tiles | Steps) -> list[torch.Tensor]:
-    """x (tiles * pairs, ...) by runs of tiles."""
-    counts = [tile.count for tile in tiles]
-    pairs = x.shape[0] // sum(counts)
-    return x.split_with_sizes([count * pairs for count in counts])
+@dataclass(frozen=True, eq=False)
+class Strip(Batch):
+    """One run that slides along, of one head: tensors (M, d) of queries, (N, d) of keys. Little of it is copied."""
+
+    def query_rows(self, x: torch.Tensor, work: Workspace, name: str) -> torch.Tensor:
+        """x at the queries as (tiles, rows, d)."""
+        return self._rows(x, self.tiles[0].queries, work, name)
+
+    def put(
+        self, x: torch.Tensor, values: torch.Tensor, *, add: bool = False, over: torch.Tensor | None = None
+    ) -> None:
+        """As for a batch."""
+        self.tiles[0].queries.put(x, 0, values, add=add, over=over)
+
+    def key_rows(self, number: int, x: torch.Tensor, work: Workspace, name: str) -> torch.Tensor:
+        """x at the keys as (tiles, width, d), which overlap in memory."""
+        return self._rows(x, self.steps[number][0].pieces[0].keys, work, name)
+
+    def add_key_rows(self, number: int, total: torch.Tensor, parts: torch.Tensor) -> None:
+        """total at the keys += parts (tiles, width, d): of all tiles the first keys, up to the next tile, then those
+        after; or tile by tile where that takes fewer calls.
+        """
+        box = self.steps[number][0].pieces[0].keys
+        views, pace = box.of(total, 0), box.pitch // box.strides[0]
+        if pace * self.count <= box.size:
+            slices = zip(views.unbind(), parts.unbind(), strict=True)
+        else:
+            slices = zip(views.split(pace, 1), parts.split(pace, 1), strict=True)
+        for view, new in slices:
+            view.add_(new)
+
+    @staticmethod
+    def _rows(x: torch.Tensor, box: Box, work: Workspace, name: str) -> torch.Tensor:
+        """A view of x, or of staged tokens: of each once, however many boxes it is in."""
+        view = box.of(x, 0)
+        if x.dtype == work.dtype and x.stride(1) == 1:
+            return view
+        pace = box.pitch // box.strides[0]
+        tokens, width = (box.count - 1) * pace + box.size, x.shape[1]
+        staged = work.take(name, tokens, width)
+        staged.copy_(view.as_strided((tokens, width), (view.stride(1), view.stride(2))))
+        return staged.as_strided(view.shape, (pace * width, width, 1))
 
 
-def query_rows(x: torch.Tensor, tiles: Tiles, work: Workspace, name: str) -> torch.Tensor:
-    """x (pairs, group, tokens, d) at the queries of tiles as (tiles * pairs, group * rows, d).
-
-    A view where one tile lies in memory as a matrix product wants it, else staged.
+@lru_cache(maxsize=32)
+def schedule(program: Program, heads: int) -> tuple[tuple[Strip, ...], tuple[Batch, ...]]:
+    """What to compute together: strips, one head at a time, and batches, all heads at once. As many tiles of one shape
+    as keep their scores within IN_A_STRIP or TOGETHER.
     """
-    views = [rows_of(x, tile.queries) for tile in tiles]
-    if len(tiles) == tiles[0].count == 1 and views[0].dim() == 5 and x.shape[1] == 1 and x.dtype == work.dtype:
-        return views[0].flatten(0, 2)
-    count = sum(tile.count for tile in tiles)
-    staged = work.take(name, count * x.shape[0], x.shape[1] * tiles[0].queries.size, x.shape[3])
-    for view, part in zip(views, split(staged, tiles), strict=True):
-        part.view(view.shape).copy_(view)
-    return staged
+    strips: list[Strip] = []
+    batches: list[Batch] = []
+    for runs in program.alike:
+        scores = runs[0].queries.size * runs[0].steps[0].width
+        size = max(1, IN_A_STRIP // scores)
+        alone = [run.slides and run.count >= max(2, min(heads, size)) for run in runs]
+        strips += [Strip((part,)) for run in compress(runs, alone) for part in _evenly(run, size)]
+        rest = [run for run, single in zip(runs, alone, strict=True) if not single]
+        batches += map(Batch, _packed(rest, max(1, TOGETHER // (max(1, heads) * scores))))
+    return tuple(strips), tuple(batches)
 
 
-def key_rows(x: torch.Tensor, steps: Steps, work: Workspace, name: str) -> torch.Tensor:
-    """x (pairs, tokens, d) at the keys of steps as (tiles * pairs, width, d); a view or staged, as `query_rows`."""
-    count = sum(step.count for step in steps)
-    if count == len(steps[0].pieces) == 1 and x.dtype == work.dtype:
-        view = steps[0].pieces[0].keys.of(x, 1)
-        if view.dim() == 4:
-            return view.flatten(0, 1)
-    staged = work.take(name, count * x.shape[0], steps[0].width, x.shape[2])
-    for step, part in zip(steps, split(staged, steps), strict=True):
-        for piece in step.pieces:
-            view = piece.keys.of(x, 1)
-            part.narrow(1, piece.column, piece.keys.size).view(view.shape).copy_(view)
-    return staged
+def _evenly(run: Tile, size: int) -> Iterator[Tile]:
+    """The run in the fewest parts of at most `size` tiles, all about as long."""
+    parts = -(-run.count // size)
+    for i in range(parts):
+        yield run.part(run.count * i // parts, run.count * (i + 1) // parts)
 
 
-def add_key_rows(total: torch.Tensor, steps: Steps, parts: torch.Tensor) -> None:
-    """total (pairs, tokens, d) at the keys of steps += parts (tiles * pairs, width, d), one tile after the other.
-
-    Neighbours share keys, so they cannot be added at once.
-    """
-    for step, part in zip(steps, split(parts, steps), strict=True):
-        for piece in step.pieces:
-            here = part.narrow(1, piece.column, piece.keys.size)
-            if piece.keys.listed is not None:
-                total.index_add_(1, piece.keys.listed, here.unflatten(0, (step.count, -1)).sum(0))
-                continue
-            views = piece.keys.of(total, 1)
-            here = here.view(views.shape)
-            for view, new in zip(views.unbind(), here.unbind(), strict=True):
-                view.add_(new)
+def _packed(runs: Iterable[Tile], size: int) -> Iterator[tuple[Tile, ...]]:
+    """The tiles of all runs, `size` at a time."""
+    batch: list[Tile] = []
+    room = size
+    for run in runs:
+        first = 0
+        while first < run.count:
+            last = min(run.count, first + room)
+            batch.append(run.part(first, last))
+            room -= last - first
+            first = last
+            if room == 0:
+                yield tuple(batch)
+                batch, room = [], size
+    if batch:
+        yield tuple(batch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,20 +216,20 @@ class Scored:
     capped: torch.Tensor | None = None
 
 
-def score(q: torch.Tensor, k: torch.Tensor, tiles: Tiles, steps: Steps, work: Workspace, how: Modifiers) -> Scored:
+def score(q: torch.Tensor, k: torch.Tensor, batch: Batch, number: int, work: Workspace, how: Modifiers) -> Scored:
     """Scores of the queries (tiles * pairs, group * rows, d) against the keys of one step of each tile, masked."""
-    keys = key_rows(k, steps, work, "k")
+    steps = batch.steps[number]
+    keys = batch.key_rows(number, k, work, "k")
     scores = work.take("scores", q.shape[0], q.shape[1], steps[0].width)
     torch.baddbmm(scores, q, keys.transpose(1, 2), beta=0, alpha=how.scale, out=scores)
+    rows = scores.view(q.shape[0], q.shape[1] // batch.rows, batch.rows, steps[0].width)
     capped = None
     if how.softcap is not None:
         scores.div_(how.softcap).tanh_().mul_(how.softcap)
         capped = scores if how.alibi is None else scores.clone()
-    group = q.shape[1] // tiles[0].queries.size
-    rows = scores.view(q.shape[0], group, tiles[0].queries.size, steps[0].width)
     if how.alibi is not None:
         slopes = how.alibi.to(scores.dtype)[:, :, None, None]
-        for tile, step, part in zip(tiles, steps, split(rows, tiles), strict=True):
+        for tile, step, part in zip(batch.tiles, steps, batch.split(rows), strict=True):
             distance = _distance(tile.queries, step, how.shift).to(scores.dtype)[:, None, None]
             part.unflatten(0, (tile.count, -1)).sub_(slopes * distance)
     for piece in steps[0].pieces:  # tiles computed together have the same masks
