@@ -1,6 +1,5 @@
 """What the tests of the front end share."""
 
-import pytest
 import torch
 
 
@@ -18,18 +17,3 @@ def tokens_first(x):
     """The same numbers, (B, S, H, D) in memory."""
     grad, x = x.requires_grad, x.detach().transpose(1, 2).contiguous().transpose(1, 2)
     return x.requires_grad_(grad)
-
-
-def refuse(call, error, words):
-    """`call` raises `error` in three parts, all the words among them; returns what was raised."""
-    with pytest.raises(error) as caught:
-        call()
-    raised = caught.value
-    for part in ("asked", "wrong", "cure"):
-        text = getattr(raised, part)
-        assert isinstance(text, str) and text.strip(), f"{part} is empty"
-        assert text.strip() in str(raised), f"str() leaves out {part}"
-    assert len(str(raised).splitlines()) == 3, f"not three lines:\n{raised}"
-    for word in words:
-        assert word.lower() in str(raised).lower(), f"{word!r} is not in:\n{raised}"
-    return raised

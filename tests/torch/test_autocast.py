@@ -6,8 +6,9 @@ from torch.utils.checkpoint import checkpoint
 
 import weft
 from weft.errors import InputError
+from weft.testing.refusals import refuse
 
-from .helpers import qkv, refuse
+from .helpers import qkv
 
 MASK = weft.causal() & weft.window(left=9)
 

@@ -13,9 +13,10 @@ from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 import weft
 from weft.errors import LengthError, PatternError
+from weft.testing.refusals import refuse
 from weft.torch import SparseAttention
 
-from .helpers import qkv, refuse, tokens_first
+from .helpers import qkv, tokens_first
 
 COLD = """
 import torch

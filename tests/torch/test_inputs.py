@@ -15,8 +15,9 @@ from weft.errors import (
     UnsupportedError,
     UnsupportedKernel,
 )
+from weft.testing.refusals import refuse
 
-from .helpers import qkv, refuse
+from .helpers import qkv
 
 Q, K, V = qkv(16)
 CAUSAL = weft.causal()

@@ -10,9 +10,10 @@ import torch
 import weft
 from weft.errors import InputError, OptionError
 from weft.testing.cases import CASES, At
+from weft.testing.refusals import refuse
 from weft.torch import SparseAttention
 
-from .helpers import qkv, refuse
+from .helpers import qkv
 
 PATTERN = weft.causal() & weft.window(left=3)
 

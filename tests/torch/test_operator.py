@@ -8,9 +8,10 @@ from torch.autograd import forward_ad
 import weft
 from weft.errors import UnsupportedError
 from weft.testing.cases import CASES, HEADS, At
+from weft.testing.refusals import refuse
 from weft.torch.operator import Options
 
-from .helpers import qkv, refuse, tokens_first
+from .helpers import qkv, tokens_first
 
 OPS = torch.ops.weft
 MASK = weft.causal() & weft.window(left=3)

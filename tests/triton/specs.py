@@ -65,7 +65,7 @@ def specs_of(call):
     sinks = torch.zeros(call.heads[0]) if call.options.get("sinks") else None
     with launches() as found:
         run.forward((q, k, v), plan, how, sinks)
-        run.backward((q, k, v), (d_out, lse[..., 0].float(), lse[..., 0].float()), plan, how)
+        run.backward((q, k, v), (d_out, d_out, lse[..., 0].float(), None), plan, how)
     return found
 
 

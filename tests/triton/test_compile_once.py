@@ -64,9 +64,9 @@ STRUCTURES = {
 }  # fmt: skip
 
 
-# One kernel for each direction; two where a size decides how many launches there are, whether they meet, or which of
-# two tiles is used.
-MOST = {"strided": 2, "longformer": 2, "padding": 2, "2-D": 2}
+# One kernel for each direction; more where a size decides how many launches there are, whether they meet, and whether
+# a tile walks several terms; or whether heads share keys.
+MOST = {"strided": 3, "longformer": 4, "listed tokens": 2, "heads": 2, "padding": 2, "2-D": 2}
 
 
 def kernels(names):

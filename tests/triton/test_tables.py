@@ -118,6 +118,12 @@ def test_lanes_without_a_listed_key():
     check_tables(pattern, problem_at(7, 7), None)
 
 
+def test_heads_of_a_group_that_are_no_neighbours():
+    """The first and the third head share a plan and a head of keys: side by side they would both add to its rows."""
+    heads = [weft.causal(), weft.window(9, 9), weft.causal(), weft.window(9, 9)]
+    check_tables(weft.per_head(heads), problem_at(100, 100, 2, (4, 1)), SMALL)
+
+
 @laws
 @given(per_row_patterns(), st.integers(0, 70), st.integers(1, 2))
 def test_random_patterns_of_heads_and_rows(pattern, length, group):

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 
 from weft.kernels.triton.device import BOUND
-from weft.kernels.triton.tables import AXIS, HEAD, PART
+from weft.kernels.triton.tables import HEAD, PART, axis_words
 
 
 @dataclass
@@ -104,11 +104,12 @@ class Tables:
     def part(self, part, item, mine):
         """The visits of one part."""
         at, rows, valid = mine
-        rank, here = self.kind.rank, self.parts_at + part * (PART + AXIS * self.kind.rank)
+        rank, words = self.kind.rank, axis_words(self.kind.rank)
+        here = self.parts_at + part * (PART + words * rank)
         origin, keys_at, rows_out, cols_out = (int(x) for x in self.words[here : here + PART])
         run = self.items_at + item * self.record + 2 * rank + part * 4 * rank
-        axes = [self.axis(here + PART + AXIS * a, run + 4 * a, (at[a], item, valid), keys_at) for a in range(rank)]
-        lengths = [int(self.words[here + PART + AXIS * a + 2]) for a in range(rank)]
+        axes = [self.axis(here + PART + words * a, run + 4 * a, (at[a], item, valid), keys_at) for a in range(rank)]
+        lengths = [int(self.words[here + PART + words * a + 2]) for a in range(rank)]
         live = valid & ~self.is_out(rows_out, rows)
         for boxes in product(*axes):
             cols, mask = origin + row_major_grid([x for x, _, _ in boxes], lengths), np.ones((rows.size, 1), bool)
@@ -125,7 +126,7 @@ class Tables:
         first, count, left, full = (int(x) for x in self.words[run : run + 4])
         step, box = int(self.words[here]), 1 << int(self.words[here + 1])
         i, item, valid = mine
-        low, high = self.bounds(here, i, item)
+        low, high = self.bounds(here, i, item, valid)
         found = []
         for j in range(-(-count // box)):
             c = np.arange(box)
@@ -143,9 +144,12 @@ class Tables:
             found.append((at[inside], mask[:, inside], is_full))
         return found
 
-    def bounds(self, here, i, item):
+    def bounds(self, here, i, item, valid):
         """(low, high) of every row of a tile: live keys are low <= k < high, in coordinates."""
         length = int(self.words[here + 2])
+        if self.kind.rank > 1:
+            found = self.words[self.words[here + 3] + 2 * np.where(valid, i, 0)[:, None] + np.arange(2)]
+            return found.T
         if self.kind.formula:
             low = [self.stair(here + 4 + 8 * b, i) for b in range(2)]
             high = [self.stair(here + 20 + 8 * b, i) for b in range(2)]

@@ -38,8 +38,14 @@ class Backend(Protocol):
         ...
 
     def load(self) -> ModuleType:
-        """The module with `forward`, `delta` and `backward`; imports a framework."""
+        """The module with `forward` and `backward`; imports a framework."""
         ...
+
+
+def _absent(package: str, extra: str) -> list[Reason]:
+    """A reason if the package cannot be found; what is found may still break when it is loaded."""
+    there = find_spec(package.lower()) is not None
+    return [] if there else [Reason(f"{package} is not installed", f"pip install 'weft[{extra}]'")]
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class CpuBackend:
     target: Target = CPU
 
     def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
-        reasons = []
+        reasons = _absent("torch", "torch")
         if problem.device != "cpu":
             reasons.append(Reason(f"the tensors are on {problem.device}", "move q, k and v to the CPU"))
         if problem.dtype not in DTYPES:
@@ -70,12 +76,10 @@ class TritonBackend:
     target: Gpu = GPU
 
     def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
-        reasons = []
+        reasons = [*_absent("torch", "torch"), *_absent("Triton", "gpu")]
         if problem.device != "cuda" and not (problem.device == "cpu" and interpreted()):
             cure = "move q, k and v to a GPU (or set TRITON_INTERPRET=1 to try kernels on the CPU)"
             reasons.append(Reason(f"the tensors are on {problem.device}", cure))
-        if find_spec("triton") is None:
-            reasons.append(Reason("Triton is not installed", "pip install 'weft[gpu]'"))
         if problem.dtype not in WIDTHS:
             reasons.append(Reason(f"{problem.dtype} is not a type it computes in", f"use one of {', '.join(WIDTHS)}"))
         if max(problem.d, problem.dv) > MAX_DIM:

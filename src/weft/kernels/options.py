@@ -23,6 +23,12 @@ class Modifiers:
     alibi: torch.Tensor | None = None
     shift: int = 0
 
+    def of_head(self, pair: int, head: int) -> Modifiers:
+        """Those of one head of one pair."""
+        if self.alibi is None:
+            return self
+        return replace(self, alibi=self.alibi[pair : pair + 1, head : head + 1])
+
     def times(self, unit: float) -> Modifiers:
         """Those that make every score `unit` times as large."""
         cap = None if self.softcap is None else self.softcap * unit

@@ -147,13 +147,12 @@ def _boxes(size: int, shape: list[int] | tuple[int, ...]) -> Iterator[tuple[int,
 
 
 def _key_boxes(size: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Boxes of keys: kernels mask them by a word of 32 bits for the last axis and one for all others."""
+    """Boxes of keys: kernels mask them by their coordinates on all axes, of which there are 16 at most together."""
     if len(shape) == 1:
         yield (size,)
         return
-    most = min(32, size)
-    found = [box for box in _boxes(size, shape) if max(box[-1], size // box[-1]) <= most]
-    yield from found or [(*(1,) * (len(shape) - 2), size // most, most)]
+    fitting, any_shape = ([box for box in _boxes(size, one) if sum(box) <= 16] for one in (shape, [size] * len(shape)))
+    yield from fitting or any_shape
 
 
 def longest_tile(launch: Launch) -> int:
@@ -170,18 +169,11 @@ def tiles_of(plan: TilePlan) -> int:
     return total
 
 
-def shapes_for(acsr: Acsr, problem: Problem, transposed: bool) -> tuple[TileShape, ...]:
-    """The tiles to choose from: what fits registers and shared memory at these head dimensions.
-
-    Rates are those of forward on an H200 (benchmarks/notes). Larger tiles pay on grids, where they also waste more.
-    """
-    wide, grid = max(problem.d, problem.dv), any(term.rank > 1 for term in acsr.terms)
-    if problem.dtype == "float32":
-        return (TileShape(64, 32),) if wide <= 128 else (TileShape(32, 32),)
-    if wide > 128:
+def shapes_for(problem: Problem, transposed: bool) -> tuple[TileShape, ...]:
+    """The tiles to choose from: what was measured best at these head dimensions on an H200 (benchmarks/notes)."""
+    wide = max(problem.d, problem.dv)
+    if problem.dtype == "float32" and wide > 128:
+        return (TileShape(32, 32),)
+    if problem.dtype == "float32" or wide > 128 or transposed:
         return (TileShape(64, 32),)
-    if wide > 64 and not transposed:
-        return TileShape(64, 64), TileShape(128, 64, 1.13 if grid else 1.04)
-    if transposed:
-        return (TileShape(64, 16 if grid and wide > 64 else 32),)
     return (TileShape(64, 64),)

@@ -11,8 +11,9 @@ from weft.errors import InputError
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
 from weft.runtime.pipeline import compiled
+from weft.torch import eager
 from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
-from weft.torch.operator import Written, as_tensor
+from weft.torch.operator import Options, Written, as_tensor
 
 # Asked once: torch 2.11 cannot trace the question.
 AUTOCAST = frozenset(t for t in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(t))
@@ -49,18 +50,25 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     no backend can run it. Sources: Dao 2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409
     (ALiBi).
     """
-    check_mask(mask)
     q, k, v = _autocast(q, k, v)
-    check_tensors(q, k, v)
-    options = {"scale": scale, "softcap": softcap, "dropout": dropout, "sinks": sinks, "alibi_slopes": alibi_slopes}
-    check_options(q, options)
-    check_choices(backend, deterministic)
+    rows, given = (sinks, alibi_slopes), (scale, softcap, dropout, backend, deterministic)
+    key = None if torch.compiler.is_compiling() else eager.key_of(q, k, v, mask, rows, given)
+    call = None if key is None else eager.find(key)
+    if call is None:
+        check_mask(mask)
+        check_tensors(q, k, v)
+        options = {"scale": scale, "softcap": softcap, "dropout": dropout, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        check_options(q, options)
+        check_choices(backend, deterministic)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    out, lse = torch.ops.weft.attention(
-        q, k, v, mask.structure, as_tensor(mask.numbers), sinks, alibi_slopes, scale, softcap, backend, deterministic,
-        return_lse,
-    )  # fmt: skip
+    chosen = (*rows, scale, softcap, backend, deterministic)
+    if key is not None:
+        call = call or eager.prepare(key, problem_of(q, k, v), mask, Options(*chosen))
+        out, lse = eager.attend(call, (q, k, v), rows, deterministic, return_lse)
+    else:
+        numbers = as_tensor(mask.numbers)
+        out, lse = torch.ops.weft.attention(q, k, v, mask.structure, numbers, *chosen, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -81,22 +89,23 @@ def _is_cast(x: Any) -> bool:
 
 def plan(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> AttentionPlan:
     """The plan that `attention(q, k, v, mask)` would run: `.verify()`, `.interpret(q, k, v)`, `.explain()`, `str()`."""
-    check_mask(mask)
+    check_mask(mask, "plan")
     check_tensors(q, k, v)
     return compiled(mask, problem_of(q, k, v), backend)[0]
 
 
 def explain(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> str:
     """The pattern drawn, the bytes of its format, the plan and its predicted time, as text."""
+    check_mask(mask, "explain")
     return plan(mask, q, k, v, backend=backend).explain()
 
 
-def check_mask(mask: Any) -> None:
-    """Raise InputError unless `mask` is a pattern (or one written down inside a compiled function)."""
+def check_mask(mask: Any, function: str = "attention") -> None:
+    """Raise InputError unless `mask` is a pattern (or one written down inside a compiled function); function: asked."""
     if isinstance(mask, (Pattern, Written)) and hasattr(mask, "structure"):
         return
     raise InputError(
-        f"attention(..., mask={type(mask).__name__})",
+        f"{function}(..., mask={type(mask).__name__})",
         "a mask is a weft pattern made by library functions, not a tensor, a function or a bare leaf",
         "build it from weft's patterns, e.g. weft.causal() & weft.window(left=1023), or give a boolean mask to "
         "weft.recognize(mask) and pass its .pattern",

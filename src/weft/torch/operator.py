@@ -8,6 +8,7 @@ torch.library.register_autograd answers forward-mode differentiation with silent
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -118,21 +119,30 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, *
     *options, with_lse = rest
     chosen = Options(*options)
     plan, backend = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), chosen.backend)
-    how = _modifiers(plan, chosen)
+    how = modifiers(plan, chosen)
     out, lse = backend.load().forward((q, k, v), plan, how, chosen.sinks, with_lse)
-    return out, lse
+    return out, lse if with_lse or not lse.shape[2] else lse.new_empty((*q.shape[:2], 0))
 
 
 def _backward(dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Tensor, ...]:
     q, k, v, out, lse, structure, numbers, *options = saved
     chosen = Options(*options)
     plan, backend = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), chosen.backend)
+    how = modifiers(plan, chosen)
+    kept = (q, k, v, out, lse, chosen.sinks)
+    *found, dsinks = gradients(backend.load(), plan, how, (dout, dlse), kept, chosen.deterministic)
+    return *found, q.new_empty(0) if dsinks is None else dsinks
+
+
+def gradients(
+    kernels: ModuleType, plan: AttentionPlan, how: Modifiers, given: tuple[Tensor | None, Tensor | None],
+    saved: tuple[Any, ...], deterministic: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """(dq, dk, dv, dsinks), None without sinks. given: dout, dlse; saved: q, k, v, out, lse, sinks."""
+    (dout, dlse), (q, k, v, out, lse, sinks) = given, saved
     dout = torch.zeros_like(out) if dout is None else dout
-    kernels = backend.load()
-    delta = kernels.delta(out, dout, dlse)
-    dsinks = q.new_empty(0) if chosen.sinks is None else _sink_gradient(chosen.sinks, lse, delta)
-    how = _modifiers(plan, chosen)
-    return *kernels.backward((q, k, v), (dout, lse, delta), plan, how, chosen.deterministic), dsinks
+    *found, delta = kernels.backward((q, k, v), (out, dout, lse, dlse), plan, how, deterministic)
+    return *found, None if sinks is None else _sink_gradient(sinks, lse, delta)
 
 
 def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
@@ -142,7 +152,8 @@ def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     return -(share * delta).sum((0, 2)).to(sinks.dtype)
 
 
-def _modifiers(plan: AttentionPlan, options: Options) -> Modifiers:
+def modifiers(plan: AttentionPlan, options: Options) -> Modifiers:
+    """What is done to scores; slopes in float64. Raises where slopes have no meaning."""
     scale = plan.problem.d**-0.5 if options.scale is None else options.scale
     if options.slopes is None:
         return Modifiers(scale, options.softcap)
@@ -214,30 +225,37 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> None:
-        raise _refusal("forward-mode differentiation")
+        raise _refusal("forward-mode differentiation", *DERIVATIVES)
 
 
 def _autograd(
     q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, sinks: Tensor | None, *rest: Any
 ) -> Any:
     if torch._C._are_functorch_transforms_active():
-        raise _refusal("a torch.func transform")
+        raise _refusal("a torch.func transform", *TRANSFORMS)
     wanted = (q, k, v) if sinks is None else (q, k, v, sinks)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in wanted)
     apply = Attention.apply if recorded or forward_ad._current_level >= 0 else _below_autograd
     return apply(q, k, v, structure, numbers, sinks, *rest)
 
 
-def _refusal(what: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{what} of weft.attention", "only the first derivative, in reverse mode, is implemented",
-        "use weft.attention outside it, or dense attention where it is needed",
-    )  # fmt: skip
+DENSE = "use weft.attention outside it, or dense attention where it is needed"
+# What is wrong, and what to do.
+DERIVATIVES = ("only the first derivative, in reverse mode, is implemented", DENSE)
+TRANSFORMS = ("no transform is implemented; gradients flow in backward() and torch.autograd.grad()", DENSE)
+BATCHING = (
+    "it has no rule for a mapped dimension",
+    "fold that dimension into the batch of q, k and v, or loop over it",
+)
 
 
-def _refuse(what: str) -> Callable[..., Any]:
+def _refusal(what: str, wrong: str, cure: str) -> UnsupportedError:
+    return UnsupportedError(f"{what} of weft.attention", wrong, cure)
+
+
+def _refuse(what: str, wrong: str, cure: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise _refusal(what)
+        raise _refusal(what, wrong, cure)
 
     return refuse
 
@@ -250,6 +268,6 @@ for _name, _real, _fake in (
     LIB.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"weft::{_name}", _fake, lib=LIB)
 LIB.impl("attention", _autograd, "Autograd")
-torch.library.register_autograd("weft::attention_backward", _refuse("double backward"), lib=LIB)
+torch.library.register_autograd("weft::attention_backward", _refuse("double backward", *DERIVATIVES), lib=LIB)
 for _name in ("attention", "attention_backward"):
-    torch.library.register_vmap(f"weft::{_name}", _refuse("torch.vmap"), lib=LIB)
+    torch.library.register_vmap(f"weft::{_name}", _refuse("torch.vmap", *BATCHING), lib=LIB)

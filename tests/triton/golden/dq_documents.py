@@ -4,21 +4,22 @@ import triton
 import triton.language as tl
 
 from weft.kernels.triton.device import (
-    bits_of, is_out, lower_formula, lower_table, positions, repeated, tanh, upper_formula, upper_table,
+    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,
 )
 
 
 @triton.jit
 def kernel(
-    Q, K, V, DOut, Lse, Delta, DQ, Slopes, Tables, record, parts, parts_at, items_at, heads_at,
-    first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head,
-    K_row, V_batch, V_head, V_row, DOut_batch, DOut_head, DOut_row, DQ_batch, DQ_head, DQ_row, scale,
-    softcap,
+    Q, K, V, Out, DOut, Lse, DLse, DQ, Delta, Stats, Slopes, Tables, record, parts, parts_at, items_at,
+    heads_at, first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch,
+    K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, DOut_batch, DOut_head, DOut_row,
+    DQ_batch, DQ_head, DQ_row, scale, softcap,
 ):
     # strides come in units of 16 bytes, 8 elements: rows are aligned
     Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
     K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
     V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
+    Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
     DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
     DQ_batch = DQ_batch * 8; DQ_head = DQ_head * 8; DQ_row = DQ_row * 8
     # which tile of which head: neighbouring heads go side by side, longest tiles first
@@ -34,7 +35,8 @@ def kernel(
     rest = r
     r_0 = rest
     i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
-    valid &= r_0 < tl.load(mine + 1)
+    valid_0 = r_0 < tl.load(mine + 1)
+    valid &= valid_0
     token_r = tl.load(Tables) + i_0  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
@@ -42,61 +44,78 @@ def kernel(
     o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row
     q_0 = tl.load(q_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 128
     do_0 = tl.load(o_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
+    o_0 = tl.load(out_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
     row = (batch * all_heads + head) * my_length + token_r
-    lse = tl.load(Lse + row, mask=valid, other=0.0) * 1.4426950408889634
-    delta = tl.load(Delta + row, mask=valid, other=0.0)
+    delta = tl.sum(o_0.to(tl.float32) * do_0.to(tl.float32), 1)  # (rows,)
+    tl.store(Delta + row, delta, mask=valid)
+    lse = tl.load(Lse + row, mask=valid, other=0.0)
+    lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key
+    # as sums of three: what dK and dV take from their products (a multiple of it)
+    of_lse, of_delta = in_three(-lse / scale), in_three(-delta)
+    stat = tl.arange(0, 16)[None, :]
+    stats = tl.zeros((64, 16), tl.float32)
+    stats = tl.where(stat == 0, of_lse[0][:, None], stats)
+    stats = tl.where(stat == 8, of_delta[0][:, None], stats)
+    stats = tl.where(stat == 1, of_lse[1][:, None], stats)
+    stats = tl.where(stat == 9, of_delta[1][:, None], stats)
+    stats = tl.where(stat == 2, of_lse[2][:, None], stats)
+    stats = tl.where(stat == 10, of_delta[2][:, None], stats)
+    tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])
+    lse = lse * 1.4426950408889634
     scale2 = scale * 1.4426950408889634
     dq_0 = tl.zeros((64, 128), tl.float32)
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head
-    for part in range(parts):
-        here = Tables + parts_at + part * 40
-        run = mine + 2 + part * 4
-        c = tl.arange(0, 64)
-        rest_c = c
-        first_0 = tl.load(run + 0)
-        count_0 = tl.load(run + 1)
-        left_0 = tl.load(run + 2)
-        full_0 = left_0 + tl.load(run + 3)
-        step_0 = tl.load(here + 4)
-        c_0 = c
-        boxes_0 = (count_0 + 63) // 64
-        low = lower_table(Tables, here + 8, i_0, item)
-        high = upper_table(Tables, here + 10, i_0, item, tl.load(here + 6))
-        low_0 = positions(low, first_0, step_0)  # (rows,)
-        high_0 = positions(high, first_0, step_0)
-        base = tl.load(here) + first_0  # the first token
-        token_c = c_0 * step_0  # (cols,) tokens of a box from its first one on
-        pace_0 = step_0 * 64
-        k_off = (token_c * K_row.to(tl.int32))[:, None]
-        v_off = (token_c * V_row.to(tl.int32))[:, None]
-        for j in range(boxes_0 - full_0 + left_0):  # tiles with an edge
-            j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
-            there = c < count_0 - j_0 * 64
-            at = base + j_0 * pace_0
-            k_box, k_inside = k_at + at.to(tl.int64) * K_row, k_off
-            k_0 = tl.load(k_box + (k_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 128
-            v_box, v_inside = v_at + at.to(tl.int64) * V_row, v_off
-            v_0 = tl.load(v_box + (v_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 128
-            s = tl.dot(q_0, tl.trans(k_0))
-            p = tl.exp2(s * scale2 - lse[:, None])  # (rows, cols)
-            from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
-            p = tl.where((c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None]), p, 0.0)
-            ds = p * (tl.dot(do_0, tl.trans(v_0)) - delta[:, None])
-            ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees
-            ds = ds.to(k_0.dtype)
-            dq_0 = tl.dot(ds, k_0, dq_0)
-        for j_0 in range(left_0, full_0):  # full tiles
-            at = base + j_0 * pace_0
-            k_box, k_inside = k_at + at.to(tl.int64) * K_row, k_off
-            k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
-            v_box, v_inside = v_at + at.to(tl.int64) * V_row, v_off
-            v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
-            s = tl.dot(q_0, tl.trans(k_0))
-            p = tl.exp2(s * scale2 - lse[:, None])  # (rows, cols)
-            ds = p * (tl.dot(do_0, tl.trans(v_0)) - delta[:, None])
-            ds = ds.to(k_0.dtype)
-            dq_0 = tl.dot(ds, k_0, dq_0)
+    here = Tables + parts_at
+    run = mine + 2
+    c = tl.arange(0, 64)
+    rest_c = c
+    first_0 = tl.load(run + 0)
+    count_0 = tl.load(run + 1)
+    step_0 = tl.load(here + 4)
+    length_0 = tl.load(here + 6)
+    left_0 = tl.load(run + 2)
+    full_0 = left_0 + tl.load(run + 3)
+    c_0 = c
+    boxes_0 = (count_0 + 63) // 64
+    low = lower_table(Tables, here + 8, i_0, item)
+    high = upper_table(Tables, here + 10, i_0, item, length_0)
+    low_0 = positions(low, first_0, step_0)  # (rows,)
+    high_0 = positions(high, first_0, step_0)
+    base = tl.load(here) + first_0  # the first token
+    token_c = c_0 * step_0  # (cols,) tokens of a box
+    pace_0 = step_0 * 64
+    k_off = (token_c * K_row.to(tl.int32))[:, None]
+    v_off = (token_c * V_row.to(tl.int32))[:, None]
+    for j in range(boxes_0 - full_0 + left_0):  # tiles with an edge
+        j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
+        near = tl.minimum(c, count_0 - 1 - j_0 * 64)
+        at = base + j_0 * pace_0
+        k_box, k_inside = k_at + at.to(tl.int64) * K_row, ((near * step_0) * K_row.to(tl.int32))[:, None]
+        k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
+        v_box, v_inside = v_at + at.to(tl.int64) * V_row, ((near * step_0) * V_row.to(tl.int32))[:, None]
+        v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
+        s = tl.dot(q_0, tl.trans(k_0))
+        p = tl.exp2(s * scale2 - lse[:, None])  # (rows, cols)
+        from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
+        live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
+        p = tl.where(live, p, 0.0)
+        ds = p * (tl.dot(do_0, tl.trans(v_0)) - delta[:, None])
+        ds = ds.to(k_0.dtype)
+        dq_0 = tl.dot(ds, k_0, dq_0)
+    for j_0 in range(left_0, full_0):  # full tiles
+        at = base + j_0 * pace_0
+        k_box, k_inside = k_at + at.to(tl.int64) * K_row, k_off
+        k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
+        v_box, v_inside = v_at + at.to(tl.int64) * V_row, v_off
+        v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
+        s = tl.dot(q_0, tl.trans(k_0))
+        p = tl.exp2(s * scale2 - lse[:, None])  # (rows, cols)
+        ds = p * (tl.dot(do_0, tl.trans(v_0)) - delta[:, None])
+        ds = ds.to(k_0.dtype)
+        dq_0 = tl.dot(ds, k_0, dq_0)
     dq_rows = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head + token_r.to(tl.int64) * DQ_row
     dq_0 = dq_0 * scale
-    tl.store(dq_rows[:, None] + d_0[None, :], dq_0.to(DQ.dtype.element_ty), mask=valid[:, None])
+    dq_0 = dq_0.to(DQ.dtype.element_ty)
+    tl.store(dq_rows[:, None] + d_0[None, :], dq_0, mask=valid[:, None])

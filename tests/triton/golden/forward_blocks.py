@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.triton.device import (
-    bits_of, is_out, lower_formula, lower_table, positions, repeated, tanh, upper_formula, upper_table,
+    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,
 )
 
 
@@ -86,5 +86,7 @@ def kernel(
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
     tl.store(lse_at, lse, mask=valid)
-    tl.store(out_rows[:, None] + dv_0[None, :], acc_0.to(Out.dtype.element_ty), mask=valid[:, None])
-    tl.store(out_rows[:, None] + dv_1[None, :], acc_1.to(Out.dtype.element_ty), mask=valid[:, None])
+    acc_0 = acc_0.to(Out.dtype.element_ty)
+    tl.store(out_rows[:, None] + dv_0[None, :], acc_0, mask=valid[:, None])
+    acc_1 = acc_1.to(Out.dtype.element_ty)
+    tl.store(out_rows[:, None] + dv_1[None, :], acc_1, mask=valid[:, None])

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.triton.device import (
-    bits_of, is_out, lower_formula, lower_table, positions, repeated, tanh, upper_formula, upper_table,
+    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,
 )
 
 
@@ -32,7 +32,8 @@ def kernel(
     rest = r
     r_0 = rest
     i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
-    valid &= r_0 < tl.load(mine + 1)
+    valid_0 = r_0 < tl.load(mine + 1)
+    valid &= valid_0
     token_r = tl.load(Tables) + i_0  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
@@ -45,47 +46,48 @@ def kernel(
     total = tl.zeros((64,), tl.float32)
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head
-    for part in range(parts):
-        here = Tables + parts_at + part * 40
-        run = mine + 2 + part * 4
-        c = tl.arange(0, 64)
-        rest_c = c
-        first_0 = tl.load(run + 0)
-        count_0 = tl.load(run + 1)
-        left_0 = tl.load(run + 2)
-        full_0 = left_0 + tl.load(run + 3)
-        step_0 = tl.load(here + 4)
-        c_0 = c
-        boxes_0 = (count_0 + 63) // 64
-        low = lower_formula(here + 8, i_0)
-        high = upper_formula(here + 24, i_0, tl.load(here + 6))
-        low_0 = positions(low, first_0, step_0)  # (rows,)
-        high_0 = positions(high, first_0, step_0)
-        base = tl.load(here) + first_0  # the first token
-        token_c = c_0 * step_0  # (cols,) tokens of a box from its first one on
-        pace_0 = step_0 * 64
-        k_off = (token_c * K_row.to(tl.int32))[:, None]
-        v_off = (token_c * V_row.to(tl.int32))[:, None]
-        for j_0 in range(boxes_0):
-            there = c < count_0 - j_0 * 64
-            at = base + j_0 * pace_0
-            k_box, k_inside = k_at + at.to(tl.int64) * K_row, k_off
-            k_0 = tl.load(k_box + (k_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 128
-            s = tl.dot(q_0, tl.trans(k_0))
-            if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge
-                from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
-                s = tl.where((c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None]), s, float("-inf"))
-            new = tl.maximum(largest, tl.max(s, 1) * scale2)
-            safe = tl.where(new == float("-inf"), 0.0, new)
-            p = tl.exp2(s * scale2 - safe[:, None])  # (rows, cols)
-            kept = tl.exp2(largest - safe)
-            total = total * kept + tl.sum(p, 1)
-            largest = new
-            v_box, v_inside = v_at + at.to(tl.int64) * V_row, v_off
-            v_0 = tl.load(v_box + (v_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 128
-            acc_0 = acc_0 * kept[:, None]
-            p = p.to(v_0.dtype)
-            acc_0 = tl.dot(p, v_0, acc_0)
+    here = Tables + parts_at
+    run = mine + 2
+    c = tl.arange(0, 64)
+    rest_c = c
+    first_0 = tl.load(run + 0)
+    count_0 = tl.load(run + 1)
+    step_0 = tl.load(here + 4)
+    length_0 = tl.load(here + 6)
+    left_0 = tl.load(run + 2)
+    full_0 = left_0 + tl.load(run + 3)
+    c_0 = c
+    boxes_0 = (count_0 + 63) // 64
+    low = lower_formula(here + 8, i_0)
+    high = upper_formula(here + 24, i_0, length_0)
+    low_0 = positions(low, first_0, step_0)  # (rows,)
+    high_0 = positions(high, first_0, step_0)
+    base = tl.load(here) + first_0  # the first token
+    token_c = c_0 * step_0  # (cols,) tokens of a box
+    pace_0 = step_0 * 64
+    k_off = (token_c * K_row.to(tl.int32))[:, None]
+    v_off = (token_c * V_row.to(tl.int32))[:, None]
+    for j_0 in range(boxes_0):
+        near = tl.minimum(c, count_0 - 1 - j_0 * 64)
+        at = base + j_0 * pace_0
+        k_box, k_inside = k_at + at.to(tl.int64) * K_row, ((near * step_0) * K_row.to(tl.int32))[:, None]
+        k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
+        s = tl.dot(q_0, tl.trans(k_0))
+        if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge
+            from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
+            live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
+            s = tl.where(live, s, float("-inf"))
+        new = tl.maximum(largest, tl.max(s, 1) * scale2)
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        p = tl.exp2(s * scale2 - safe[:, None])  # (rows, cols)
+        kept = tl.exp2(largest - safe)
+        total = total * kept + tl.sum(p, 1)
+        largest = new
+        v_box, v_inside = v_at + at.to(tl.int64) * V_row, ((near * step_0) * V_row.to(tl.int32))[:, None]
+        v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
+        acc_0 = acc_0 * kept[:, None]
+        p = p.to(v_0.dtype)
+        acc_0 = tl.dot(p, v_0, acc_0)
     top = tl.where(largest == float("-inf"), 0.0, largest)
     inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
     acc_0 = acc_0 * inverse[:, None]
@@ -93,4 +95,5 @@ def kernel(
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
     tl.store(lse_at, lse, mask=valid)
-    tl.store(out_rows[:, None] + dv_0[None, :], acc_0.to(Out.dtype.element_ty), mask=valid[:, None])
+    acc_0 = acc_0.to(Out.dtype.element_ty)
+    tl.store(out_rows[:, None] + dv_0[None, :], acc_0, mask=valid[:, None])

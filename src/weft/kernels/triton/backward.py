@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.kernels.triton.fragments import Fragments, indented
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.triton.fragments import LOG2E, Fragments, indented
 
 
 class Gradient(Fragments):
     """What both backward kernels share: p and ds of one tile, recomputed from lse."""
 
     def scores(self, raw: str, lse: str, kind: str) -> Iterator[str]:
-        """p (rows, cols) of a tile; raw: its products, lse: in units of log2, as it broadcasts."""
+        """p (rows, cols) of a tile; raw: its products, lse: in units of log2, as it broadcasts; empty: already off."""
         yield from self.score(raw, transposed=self.spec.of_keys)
-        yield f"p = tl.exp2({self.exponent} - {lse})  # (rows, cols)"
+        yield f"p = tl.exp2({self.exponent}{lse and f' - {lse}'})  # (rows, cols)"
         yield from self.mask_edge("p", "0.0", kind)
 
     def keep(self, name: str, tensor: str, rows: str, kind: str) -> Iterator[str]:
         """Store a gradient, added to what an earlier launch left, float32, where launches meet the same rows."""
         dims, column = (self.d, "d") if kind == "d" else (self.dv, "dv")
-        for n, (first, width, live) in enumerate(dims if self.spec.accumulate else ()):
-            inside = f" & ({column}_{n} < {first + live})[None, :]" if live < width else ""
+        for n, (_, width, live) in enumerate(dims if self.spec.accumulate else ()):
+            inside = f" & {column}_live_{n}" if live < width else ""
             at = self.pointer(tensor, rows, f"{column}_{n}")
             if self.spec.split:
                 yield f'tl.atomic_add({at}, {name}_{n}, mask=valid[:, None]{inside}, sem="relaxed")'
@@ -36,7 +35,7 @@ class Gradient(Fragments):
 
     def scale_of(self) -> Iterator[str]:
         if self.spec.linear:
-            yield "scale2 = scale * 1.4426950408889634"
+            yield f"scale2 = scale * {LOG2E}"
 
 
 class QueryGradient(Gradient):
@@ -49,12 +48,33 @@ class QueryGradient(Gradient):
         yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
         yield from self.load("q", "Q", "q_rows", "valid", "d")
         yield from self.load("do", "DOut", "o_rows", "valid", "dv")
-        yield "row = (batch * all_heads + head) * my_length + token_r"
-        yield "lse = tl.load(Lse + row, mask=valid, other=0.0) * 1.4426950408889634"
-        yield "delta = tl.load(Delta + row, mask=valid, other=0.0)"
+        yield from self.row_numbers()
         yield from self.scale_of()
         if self.spec.alibi:
-            yield "slope = tl.load(Slopes + head) * 1.4426950408889634"
+            yield f"slope = tl.load(Slopes + head) * {LOG2E}"
+
+    def row_numbers(self) -> Iterator[str]:
+        """lse and delta = rowsum(dO * O), less the gradient of lse where there is one; both are left for dK and dV."""
+        yield "out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row"
+        yield from self.load("o", "Out", "out_rows", "valid", "dv")
+        yield "row = (batch * all_heads + head) * my_length + token_r"
+        for n in range(len(self.dv)):
+            yield f"delta {'+=' if n else '='} tl.sum(o_{n}.to(tl.float32) * do_{n}.to(tl.float32), 1)  # (rows,)"
+        if self.spec.lse_gradient:
+            yield "delta -= tl.load(DLse + row, mask=valid, other=0.0)"
+        yield "tl.store(Delta + row, delta, mask=valid)"
+        yield "lse = tl.load(Lse + row, mask=valid, other=0.0)"
+        yield 'lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key'
+        if self.spec.folded:
+            yield "# as sums of three: what dK and dV take from their products (a multiple of it)"
+            yield "of_lse, of_delta = in_three(-lse / scale), in_three(-delta)"
+            yield "stat = tl.arange(0, 16)[None, :]"
+            yield f"stats = tl.zeros(({self.spec.rows}, 16), tl.float32)"
+            for n in range(3):
+                yield f"stats = tl.where(stat == {n}, of_lse[{n}][:, None], stats)"
+                yield f"stats = tl.where(stat == {n + 8}, of_delta[{n}][:, None], stats)"
+            yield "tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])"
+        yield f"lse = lse * {LOG2E}"
 
     def start(self) -> Iterator[str]:
         yield from self.zeros("dq", self.d)
@@ -72,10 +92,10 @@ class QueryGradient(Gradient):
         yield from self.locate(kind)
         yield from self.load_tile("k", "K", "k", kind)
         yield from self.load_tile("v", "V", "v", kind)
-        yield from self.scores(self.dot("q", "k", self.d), "lse[:, None]", kind)
+        yield from self.penalties()
+        yield from self.scores(self.products("q", "k"), "lse[:, None]", kind)
         yield f"ds = p * ({self.dot('do', 'v', self.dv)} - delta[:, None])"
         yield from self.slope_of_cap()
-        yield from self.at_edges(["ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"], kind)
         yield "ds = ds.to(k_0.dtype)"
         yield from self.accumulate("dq", "ds", "k", self.d)
 
@@ -96,68 +116,92 @@ class KeyGradient(Gradient):
         yield "v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row"
         yield from self.load("v", "V", "v_rows", "valid", "dv")
         yield from self.scale_of()
+        if self.spec.folded:
+            yield "stat = tl.arange(0, 16)"
+            for name, those in (("of_lse", "stat < 8"), ("of_delta", "stat >= 8")):
+                yield f"{name} = tl.where(({those})[None, :] & (r >= 0)[:, None], 1.0, 0.0).to({self.small})"
 
     def start(self) -> Iterator[str]:
         yield from self.zeros("dk", self.d)
         yield from self.zeros("dv_sum", self.dv)
+        if self.spec.rank > 1:
+            yield "is_seen = r < 0"
 
     def per_part(self) -> Iterator[str]:
+        if self.spec.rank > 1:
+            yield f"is_seen |= {' & '.join(f'(low_{a} < high_{a})' for a in range(self.spec.rank))}"
         yield f"q_off = (token_c{self.wide} * Q_row{self.narrow})[:, None]"
         yield f"o_off = (token_c{self.wide} * DOut_row{self.narrow})[:, None]"
 
     def per_head(self, walk: Iterator[str]) -> Iterator[str]:
-        yield "for one in range(group):"
-
         def inner() -> Iterator[str]:
-            yield "head = first_head + one"
+            yield "head = first_head + one" if self.spec.grouped else "head = first_head"
             yield "q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head"
             yield "o_at = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head"
             yield "row_at = (batch * all_heads + head) * their_length"
             if self.spec.alibi:
-                yield "slope = tl.load(Slopes + head) * 1.4426950408889634"
+                yield f"slope = tl.load(Slopes + head) * {LOG2E}"
             yield from walk
 
-        yield from indented(inner())
+        if self.spec.grouped:
+            yield "for one in range(group):"
+            yield from indented(inner())
+        else:
+            yield from inner()
 
     def step(self, kind: str = "either") -> Iterator[str]:
         yield from self.locate(kind)
         yield from self.load_tile("q", "Q", "q", kind)
-        there = "" if kind == "full" and not self.spec.listed else ", mask=there, other=0.0"
-        token = "(token - at)" if self.spec.listed else "token_c"
-        yield f"lse = tl.load(Lse + (row_at + at) + {token}{there}) * 1.4426950408889634"
-        yield from self.scores(self.dot("k", "q", self.d), "lse[None, :]", kind)
-        yield from self.load_tile("do", "DOut", "o", kind)
-        yield "weights = p.to(do_0.dtype)"
-        yield from self.accumulate("dv_sum", "weights", "do", self.dv)
-        yield f"delta = tl.load(Delta + (row_at + at) + {token}{there})"
-        yield f"ds = p * ({self.dot('v', 'do', self.dv)} - delta[None, :])"
+        yield from self.penalties()
+        yield from self.folded(kind) if self.spec.folded else self.beside(kind)
         yield from self.slope_of_cap()
-        yield from self.at_edges(["ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"], kind)
+        if self.spec.rank < 2:
+            lines = ["ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"]
+            yield from self.at_edges(lines, kind)
         yield "ds = ds.to(q_0.dtype)"
         yield from self.accumulate("dk", "ds", "q", self.d)
 
+    def folded(self, kind: str) -> Iterator[str]:
+        """p and ds with lse and delta taken off inside the products, where they need no registers and no instructions.
+
+        Stats (B, Hq, M, 16) holds -lse / scale and -delta, each as a sum of three numbers of bfloat16.
+        """
+        rows = self.of_their_rows(kind, "[:, None]")
+        yield f"stats_at = Stats + (row_at + at) * 16 + ({rows[0]} * 16 + stat[None, :])"
+        yield f"stats = tl.load(stats_at{rows[1]}){self.upcast}  # (cols, 16)"
+        yield from self.scores(self.products("k", "q", "tl.dot(of_lse, tl.trans(stats){})"), "", kind)
+        yield from self.add_to_dv(kind)
+        yield f"ds = p * {self.dot('v', 'do', self.dv, 'tl.dot(of_delta, tl.trans(stats))')}"
+
+    def beside(self, kind: str) -> Iterator[str]:
+        """The same with lse and delta loaded as rows (cols,)."""
+        token, there = self.of_their_rows(kind, "")
+        yield f"lse = tl.load(Lse + (row_at + at) + {token}{there}) * {LOG2E}"
+        if self.spec.rank > 1:  # elsewhere p is masked after this
+            yield 'lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key'
+        yield from self.scores(self.products("k", "q"), "lse[None, :]", kind)
+        yield from self.add_to_dv(kind)
+        yield f"delta = tl.load(Delta + (row_at + at) + {token}{there})"
+        yield f"ds = p * ({self.dot('v', 'do', self.dv)} - delta[None, :])"
+
+    def of_their_rows(self, kind: str, shape: str) -> tuple[str, str]:
+        """(offsets of the queries of a tile from its first one, the mask of a load of them)"""
+        token = "(token - at)" if self.spec.listed else "token_c"
+        there = "" if kind == "full" and not self.spec.listed else f", mask=there{shape}, other=0.0"
+        return token + shape, there
+
+    def add_to_dv(self, kind: str) -> Iterator[str]:
+        yield from self.load_tile("do", "DOut", "o", kind)
+        yield "weights = p.to(do_0.dtype)"
+        yield from self.accumulate("dv_sum", "weights", "do", self.dv)
+
     def finish(self) -> Iterator[str]:
+        if self.spec.rank > 1:
+            yield "# whatever lies in a key that no query sees (a test for each pair would be one in every tile)"
+            for name, dims in (("dk", self.d), ("dv_sum", self.dv)):
+                yield from (f"{name}_{n} = tl.where(is_seen[:, None], {name}_{n}, 0.0)" for n in range(len(dims)))
         yield "dk_rows = DK + batch * DK_batch + kv_head * DK_head + token_r.to(tl.int64) * DK_row"
         yield "dv_rows = DV + batch * DV_batch + kv_head * DV_head + token_r.to(tl.int64) * DV_row"
         yield from (f"dk_{n} = dk_{n} * scale" for n in range(len(self.d)))
         yield from self.keep("dk", "DK", "dk_rows", "d")
         yield from self.keep("dv_sum", "DV", "dv_rows", "dv")
-
-
-def delta(spec: KernelSpec) -> Iterator[str]:
-    """Delta (B, Hq, M) = rowsum(dO * O), minus the gradient of lse where there is one (spec.accumulate)."""
-    one = Fragments(spec)
-    yield f"token_r = tl.program_id(0) * {spec.rows} + tl.arange(0, {spec.rows})"
-    yield "head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)"
-    yield "valid = token_r < my_length"
-    yield from one.columns(one.dv, "dv")
-    for name, tensor in (("o", "Out"), ("do", "DOut")):
-        at = f"{tensor} + batch * {tensor}_batch + head * {tensor}_head + token_r.to(tl.int64) * {tensor}_row"
-        yield f"{name}_rows = {at}"
-        yield from one.load(name, tensor, f"{name}_rows", "valid", "dv")
-    total = [f"tl.sum(o_{n}.to(tl.float32) * do_{n}.to(tl.float32), 1)" for n in range(len(one.dv))]
-    yield f"delta = {' + '.join(total)}  # (rows,)"
-    yield "at = (batch * all_heads + head) * my_length + token_r"
-    if spec.accumulate:
-        yield "delta -= tl.load(DLse + at, mask=valid, other=0.0)"
-    yield "tl.store(Delta + at, delta, mask=valid)"

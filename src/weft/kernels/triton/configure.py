@@ -17,20 +17,18 @@ def configured(spec: KernelSpec) -> KernelSpec:
         registers = 128 if spec.direction == "forward" else 168
         if not spec.aligned or spec.listed or spec.rank == 3:  # what addresses and masks need there does not fit
             registers = 0
-        return replace(
-            spec, warps=4, stages=2 if spec.of_keys else 3, registers=registers, apart=spec.direction == "dq"
-        )
-    if wide <= 128 and spec.rows == 128:
-        return replace(spec, warps=8, stages=3, apart=True)
+        return replace(spec, warps=4, stages=3, registers=registers, apart=spec.direction != "forward")
     if wide <= 128:
-        return replace(spec, warps=4, stages=2 if spec.direction == "dq" else 3, apart=spec.direction != "forward")
+        # two stages where three would leave room for one block on an SM only
+        two = spec.direction == "dq" or (spec.direction == "forward" and spec.rank > 1)
+        return replace(spec, warps=4, stages=2 if two else 3, apart=spec.direction != "forward")
     return replace(spec, warps=8, stages=2)
 
 
 def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> KernelSpec:
     """The spec of one wave with its compiler options; spec: all that waves share. widest: stride of rows, elements."""
     return configured(replace(
-        spec, **wave.kind._asdict(), packed=wave.place is None,
+        spec, **wave.kind._asdict(), several=wave.several, packed=wave.place is None,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges,
         aligned=spec.aligned and wave.span * widest < 1 << 31,
     ))  # fmt: skip

@@ -90,20 +90,11 @@ def positions(bound, first, step):
 
 
 @triton.jit
-def bits_of(lo, hi, log, pace):
-    """Bits [lo, hi) of 1 << log places, cut to these, each place 1 << pace bits wide; 32 bits in all, (rows,)."""
-    lo = tl.minimum(tl.maximum(lo, 0), 1 << log).to(tl.int64)
-    hi = tl.minimum(tl.maximum(hi, lo), 1 << log).to(tl.int64)
-    one = tl.full((1,), 1, tl.int64)
-    return ((one << (hi << pace)) - (one << (lo << pace))).to(tl.int32)
-
-
-@triton.jit
-def repeated(log_times, log_bits):
-    """The factor that repeats 1 << log_bits bits 1 << log_times times; 32 bits in all."""
-    one = tl.full((), 1, tl.int64)
-    whole, part = (one << (1 << (log_times + log_bits))) - 1, (one << (1 << log_bits)) - 1
-    return (whole // part).to(tl.int32)
+def in_three(x):
+    """x as a sum of three numbers of eight bits each, so that bfloat16 holds it to float32's precision."""
+    high = x.to(tl.bfloat16).to(tl.float32)
+    middle = (x - high).to(tl.bfloat16).to(tl.float32)
+    return high, middle, x - high - middle
 
 
 @triton.jit

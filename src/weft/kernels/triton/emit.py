@@ -9,23 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import indent
 
-from weft.kernels.triton.backward import KeyGradient, QueryGradient, delta
+from weft.kernels.triton.backward import KeyGradient, QueryGradient
 from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented
 from weft.kernels.triton.spec import KernelSpec
-from weft.kernels.triton.tables import AXIS, HEAD, PART
+from weft.kernels.triton.tables import HEAD, PART, axis_words
 from weft.planning.problem import DTYPES
 
 TENSORS = {
     "forward": ("Q", "K", "V", "Out", "Lse", "Sum", "Sinks", "Slopes"),
-    "dq": ("Q", "K", "V", "DOut", "Lse", "Delta", "DQ", "Slopes"),
-    "delta": ("Out", "DOut", "DLse", "Delta"),
-    "dkdv": ("Q", "K", "V", "DOut", "Lse", "Delta", "DK", "DV", "Slopes"),
+    "dq": ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats", "Slopes"),
+    "dkdv": ("Q", "K", "V", "DOut", "Lse", "Delta", "Stats", "DK", "DV", "Slopes"),
 }
 STRIDED = {
     "forward": ("Q", "K", "V", "Out"),
-    "dq": ("Q", "K", "V", "DOut", "DQ"),
-    "delta": ("Out", "DOut"),
+    "dq": ("Q", "K", "V", "Out", "DOut", "DQ"),
     "dkdv": ("Q", "K", "V", "DOut", "DK", "DV"),
 }
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
@@ -36,8 +34,6 @@ FLOATS = ("scale", "softcap")
 def arguments(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the kernel's arguments, in order."""
     strides = [f"{x}_{part}" for x in STRIDED[spec.direction] for part in _stride_names(spec)]
-    if spec.direction == "delta":
-        return (*TENSORS["delta"], "all_heads", "my_length", *strides)
     return (*TENSORS[spec.direction], "Tables", *PLAIN, *strides, *FLOATS)
 
 
@@ -58,7 +54,7 @@ def emit(spec: KernelSpec) -> str:
         f'"""{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."""\n\n'
         "import triton\nimport triton.language as tl\n\n"
         "from weft.kernels.triton.device import (\n"
-        "    bits_of, is_out, lower_formula, lower_table, positions, repeated, tanh, upper_formula, upper_table,\n"
+        "    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,\n"
         ")\n\n\n"
         f"@triton.jit\ndef kernel(\n{names}):\n{indent(body, '    ')}\n"
     )
@@ -77,9 +73,6 @@ def _wrapped(names: tuple[str, ...]) -> Iterator[str]:
 # ---- the whole -----------------------------------------------------------------------------------------------------
 def _kernel(spec: KernelSpec) -> Iterator[str]:
     yield from _strides(spec)
-    if spec.direction == "delta":
-        yield from delta(spec)
-        return
     fragments = {"forward": Forward, "dq": QueryGradient, "dkdv": KeyGradient}[spec.direction](spec)
     yield from _where_am_i(spec)
     yield from _my_rows(spec)
@@ -87,11 +80,11 @@ def _kernel(spec: KernelSpec) -> Iterator[str]:
     yield from fragments.start()
     if spec.rank == 0:
         yield from _walk_blocks(spec, fragments)
-    else:
+    elif spec.several:
         yield "for part in range(parts):"
-        yield from indented(_part(spec))
-        yield from indented(fragments.per_part())
-        yield from indented(fragments.per_head(_walk(spec, fragments)))
+        yield from indented(_part(spec, fragments))
+    else:
+        yield from _part(spec, fragments)
     yield from fragments.finish()
 
 
@@ -139,7 +132,8 @@ def _my_rows(spec: KernelSpec) -> Iterator[str]:
         else:
             yield f"r_{a} = rest"
         yield f"i_{a} = tl.load(mine + {2 * a}) + tl.load(Tables + {3 + 3 * a}) * r_{a}"
-        yield f"valid &= r_{a} < tl.load(mine + {2 * a + 1})"
+        yield f"valid_{a} = r_{a} < tl.load(mine + {2 * a + 1})"
+        yield f"valid &= valid_{a}"
     if spec.listed and spec.rank == 1:
         yield "if tl.load(Tables + 1) != 0:  # listed queries"
         yield "    i_0 = tl.load(Tables + tl.load(Tables + 1) + i_0, mask=valid, other=0)"
@@ -149,58 +143,66 @@ def _my_rows(spec: KernelSpec) -> Iterator[str]:
     yield f"token_r = tl.load(Tables) + {token}  # (rows,)"
 
 
-def _part(spec: KernelSpec) -> Iterator[str]:
-    """One part: bounds of my rows, and the columns of one box."""
+def _part(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
+    """One part: bounds of my rows, the columns of one box, and the walk over all boxes."""
     R = spec.rank
-    yield f"here = Tables + parts_at + part * {PART + AXIS * R}"
-    yield f"run = mine + {2 * R} + part * {4 * R}"
+    part = " + part" if spec.several else ""
+    yield f"here = Tables + parts_at{part and f'{part} * {PART + axis_words(R) * R}'}"
+    yield f"run = mine + {2 * R}{part and f'{part} * {4 * R}'}"
     yield f"c = tl.arange(0, {spec.cols})"
     yield "rest_c = c"
     for a in reversed(range(R)):
-        axis = PART + AXIS * a
-        yield f"first_{a} = tl.load(run + {4 * a})"
-        yield f"count_{a} = tl.load(run + {4 * a + 1})"
-        yield f"left_{a} = tl.load(run + {4 * a + 2})"
-        yield f"full_{a} = left_{a} + tl.load(run + {4 * a + 3})"
-        yield f"step_{a} = tl.load(here + {axis})"
-        if R > 1:
-            yield f"log_{a} = tl.load(here + {axis + 1})"
-            yield f"c_{a} = rest_c & ((1 << log_{a}) - 1)" if a else f"c_{a} = rest_c"
-            if a:
-                yield f"rest_c = rest_c >> log_{a}"
-            yield f"boxes_{a} = (count_{a} + (1 << log_{a}) - 1) >> log_{a}"
-        else:
-            yield "c_0 = c"
-            yield f"boxes_0 = (count_0 + {spec.cols - 1}) // {spec.cols}"
-        length = f"tl.load(here + {axis + 2})"
-        if spec.formula:
-            yield f"low = lower_formula(here + {axis + 4}, i_{a})"
-            yield f"high = upper_formula(here + {axis + 20}, i_{a}, {length})"
-        else:
-            yield f"low = lower_table(Tables, here + {axis + 4}, i_{a}, item)"
-            yield f"high = upper_table(Tables, here + {axis + 6}, i_{a}, item, {length})"
-        if spec.listed and R == 1:
-            yield "low_0, high_0 = low, high  # (rows,) coordinates"
-        else:
-            yield f"low_{a} = positions(low, first_{a}, step_{a})  # (rows,)"
-            yield f"high_{a} = positions(high, first_{a}, step_{a})"
+        yield from _axis(spec, a)
     base, inside = "first_0", "c_0 * step_0"
     for a in range(1, R):
-        length = f"tl.load(here + {PART + AXIS * a + 2})"
-        base = f"({base}) * {length} + first_{a}"
-        inside = f"({inside}) * {length} + c_{a} * step_{a}"
+        base = f"({base}) * length_{a} + first_{a}"
+        inside = f"({inside}) * length_{a} + c_{a} * step_{a}"
     yield f"base = tl.load(here) + {base}  # the first token"
-    yield f"token_c = {inside}  # (cols,) tokens of a box from its first one on"
+    yield f"token_c = {inside}  # (cols,) tokens of a box"
     if R > 1:
-        yield f"c_slow, c_fast = c >> log_{R - 1}, c_{R - 1}"
-    if R == 3:
-        yield "repeat = repeated(log_0, log_1)"
+        yield from fragments.places()
     if spec.listed:
         yield "keys_at, rows_out, cols_out = tl.load(here + 1), tl.load(here + 2), tl.load(here + 3)"
         yield "row_is_out = is_out(Tables, rows_out, token_r)  # (rows,)"
     for a in reversed(range(R)):  # how far a box is from the next one along each axis, in tokens
-        scale = "".join(f" * tl.load(here + {PART + AXIS * b + 2})" for b in range(a + 1, R))
+        scale = "".join(f" * length_{b}" for b in range(a + 1, R))
         yield f"pace_{a} = (step_{a} << log_{a}){scale}" if R > 1 else f"pace_0 = step_0 * {spec.cols}"
+    yield from fragments.per_part()
+    yield from fragments.per_head(_walk(spec, fragments))
+
+
+def _axis(spec: KernelSpec, a: int) -> Iterator[str]:
+    """The run of columns along one axis, and the bounds of my rows on it as positions in the run."""
+    R, at = spec.rank, PART + axis_words(spec.rank) * a
+    yield f"first_{a} = tl.load(run + {4 * a})"
+    yield f"count_{a} = tl.load(run + {4 * a + 1})"
+    yield f"step_{a} = tl.load(here + {at})"
+    yield f"length_{a} = tl.load(here + {at + 2})"
+    if R > 1:
+        yield f"log_{a} = tl.load(here + {at + 1})"
+        yield f"c_{a} = rest_c & ((1 << log_{a}) - 1)" if a else f"c_{a} = rest_c"
+        if a:
+            yield f"rest_c = rest_c >> log_{a}"
+        yield f"boxes_{a} = (count_{a} + (1 << log_{a}) - 1) >> log_{a}"
+        yield f"bounds = Tables + tl.load(here + {at + 3}) + 2 * i_{a}"
+        yield f"low = tl.load(bounds, mask=valid_{a}, other=0)"
+        yield f"high = tl.load(bounds + 1, mask=valid_{a}, other=0)"
+    else:
+        yield "left_0 = tl.load(run + 2)"
+        yield "full_0 = left_0 + tl.load(run + 3)"
+        yield "c_0 = c"
+        yield f"boxes_0 = (count_0 + {spec.cols - 1}) // {spec.cols}"
+        if spec.formula:
+            yield f"low = lower_formula(here + {at + 4}, i_0)"
+            yield f"high = upper_formula(here + {at + 20}, i_0, length_0)"
+        else:
+            yield f"low = lower_table(Tables, here + {at + 4}, i_0, item)"
+            yield f"high = upper_table(Tables, here + {at + 6}, i_0, item, length_0)"
+    if spec.listed and R == 1:
+        yield "low_0, high_0 = low, high  # (rows,) coordinates"
+    else:
+        yield f"low_{a} = positions(low, first_{a}, step_{a})  # (rows,)"
+        yield f"high_{a} = positions(high, first_{a}, step_{a})"
 
 
 def _walk(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:

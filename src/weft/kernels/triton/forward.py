@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.kernels.triton.fragments import Fragments
+from weft.kernels.triton.fragments import LOG2E, NOTHING, Fragments
 
 
 class Forward(Fragments):
@@ -17,9 +17,9 @@ class Forward(Fragments):
         yield "q_rows = q_at + token_r.to(tl.int64) * Q_row"
         yield from self.load("q", "Q", "q_rows", "valid", "d")
         if self.spec.linear:
-            yield "scale2 = scale * 1.4426950408889634"
+            yield f"scale2 = scale * {LOG2E}"
         if self.spec.alibi:
-            yield "slope = tl.load(Slopes + head) * 1.4426950408889634"
+            yield f"slope = tl.load(Slopes + head) * {LOG2E}"
 
     def start(self) -> Iterator[str]:
         yield from self.zeros("acc", self.dv)
@@ -38,7 +38,8 @@ class Forward(Fragments):
     def step(self, kind: str = "either") -> Iterator[str]:
         yield from self.locate(kind)
         yield from self.load_tile("k", "K", "k", kind)
-        yield from self.score(self.dot("q", "k", self.d))
+        yield from self.penalties()
+        yield from self.score(self.products("q", "k"))
         yield from self.mask_edge("s", 'float("-inf")', kind)
         yield from self.online_softmax()
         yield from self.load_tile("v", "V", "v", kind)
@@ -50,20 +51,24 @@ class Forward(Fragments):
         """largest and safe are in units of log2 and rounded once: an unchanged one gives kept = 1 exactly."""
         scale = " * scale2" if self.spec.linear else ""
         yield f"new = tl.maximum(largest, tl.max(s, 1){scale})"
-        yield 'safe = tl.where(new == float("-inf"), 0.0, new)'
+        yield f"safe = tl.where({self.unseen('new')}, 0.0, new)"
         yield f"p = tl.exp2({self.exponent} - safe[:, None])  # (rows, cols)"
         yield "kept = tl.exp2(largest - safe)"
         yield "total = total * kept + tl.sum(p, 1)"
         yield "largest = new"
 
+    def unseen(self, largest: str) -> str:
+        """Whether a row has seen no key yet."""
+        return f"{largest} < {NOTHING}" if self.spec.rank > 1 else f'{largest} == float("-inf")'
+
     def finish(self) -> Iterator[str]:
         spec = self.spec
-        yield 'top = tl.where(largest == float("-inf"), 0.0, largest)'
+        yield f"top = tl.where({self.unseen('largest')}, 0.0, largest)"
         if spec.sinks:
             yield "# the sink joins the sum and has no value"
             yield "alone = total == 0"
-            yield "sink = tl.load(Sinks + head) * 1.4426950408889634"
-            yield 'above = tl.maximum(tl.where(largest == float("-inf"), float("-inf"), top), sink)'
+            yield f"sink = tl.load(Sinks + head) * {LOG2E}"
+            yield f"above = tl.maximum(tl.where({self.unseen('largest')}, float('-inf'), top), sink)"
             yield "less = tl.where(alone, 0.0, tl.exp2(top - above))"
             yield "total = total * less + tl.exp2(sink - above)"
             yield from (f"acc_{n} = acc_{n} * less[:, None]" for n in range(len(self.dv)))
@@ -90,8 +95,8 @@ class Forward(Fragments):
         yield "mine_w, old_w = tl.exp(lse - above), tl.exp(old - above)"
         yield "both = mine_w + old_w"
         yield "inverse = tl.where(both == 0, 0.0, 1.0 / both)"
-        for n, (first, width, live) in enumerate(self.dv):
-            inside = f" & (dv_{n} < {first + live})[None, :]" if live < width else ""
+        for n, (_, width, live) in enumerate(self.dv):
+            inside = f" & dv_live_{n}" if live < width else ""
             yield f"sum_at = sum_rows[:, None] + dv_{n}[None, :]"
             yield f"was = tl.load(sum_at, mask=valid[:, None]{inside}, other=0.0)"
             yield f"acc_{n} = (acc_{n} * mine_w[:, None] + was * old_w[:, None]) * inverse[:, None]"

@@ -6,6 +6,12 @@ from collections.abc import Iterator
 
 from weft.kernels.triton.spec import KernelSpec, chunks
 
+FAR = 1 << 30  # beyond every coordinate
+LOG2E = 1.4426950408889634  # scores are scaled by it, so that exp2 serves for exp
+# What a pair that must not be seen gets, and what is below every score that is seen: scores are scaled in between, by
+# 1e-10 or more (`KernelSpec.rescaled`). Not infinity, which times 0 is not a number.
+PENALTY, NOTHING = -1e38, -1e25
+
 
 def indented(lines: Iterator[str]) -> Iterator[str]:
     """The lines of a block."""
@@ -22,9 +28,11 @@ class Fragments:
 
     # -- loads
     def columns(self, dims: tuple[tuple[int, int, int], ...], name: str) -> Iterator[str]:
-        """Index vectors of the chunks of a head dimension."""
-        for n, (first, width, _) in enumerate(dims):
+        """Index vectors of the chunks of a head dimension, and which columns of a padded one exist, (1, d)."""
+        for n, (first, width, live) in enumerate(dims):
             yield f"{name}_{n} = {first} + tl.arange(0, {width})"
+            if live < width:
+                yield f"{name}_live_{n} = ({name}_{n} < {first + live})[None, :]"
 
     def pointer(self, tensor: str, rows: str, column: str) -> str:
         dim = "" if self.spec.aligned else f" * {tensor}_dim"
@@ -33,12 +41,20 @@ class Fragments:
     def load(self, target: str, tensor: str, rows: str, mask: str, kind: str) -> Iterator[str]:
         """(rows, d) in chunks target_0, target_1; dead columns of a padded chunk and masked rows read as 0."""
         dims, column = (self.d, "d") if kind == "d" else (self.dv, "dv")
-        for n, (first, width, live) in enumerate(dims):
-            inside = f"({column}_{n} < {first + live})[None, :]" if live < width else ""
+        for n, (_, width, live) in enumerate(dims):
+            inside = f"{column}_live_{n}" if live < width else ""
             where = " & ".join(x for x in (f"{mask}[:, None]" if mask else "", inside) if x)
             option = f", mask={where}, other=0.0" if where else ""
             at = self.pointer(tensor, rows, f"{column}_{n}")
             yield f"{target}_{n} = tl.load({at}{option}){self.upcast}  # {width}"
+
+    def clamped(self, kind: str) -> bool:
+        """Whether columns beyond the last one are read as the last one instead of not at all; no row sees either.
+
+        Loads with a mask for each row cost a quarter of the instructions of a tile with an edge, 64 columns wide; dK
+        and dV, whose tiles are half as wide, rather need the registers.
+        """
+        return self.spec.rank == 1 and kind != "full" and not self.spec.listed and not self.spec.of_keys
 
     def load_tile(self, target: str, tensor: str, at: str, kind: str) -> Iterator[str]:
         """(cols, d) of the box: one pointer and the offsets of a tile, which are the same for all boxes of a part."""
@@ -47,21 +63,28 @@ class Fragments:
         if self.spec.listed:
             yield f"{at}_box, {at}_inside = {at}_at, (token.to(tl.int64) * {tensor}_row)[:, None]"
         else:
-            yield f"{at}_box, {at}_inside = {at}_at + at.to(tl.int64) * {tensor}_row, {at}_off"
-        for n, (first, width, live) in enumerate(dims):
-            tests = ["there[:, None]"] * (kind != "full" or self.spec.listed) + [
-                f"({column}_{n} < {first + live})[None, :]"
-            ] * (live < width)
-            option = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
+            inside = f"{at}_off"
+            if self.clamped(kind):
+                inside = f"((near * step_0){self.wide} * {tensor}_row{self.narrow})[:, None]"
+            yield f"{at}_box, {at}_inside = {at}_at + at.to(tl.int64) * {tensor}_row, {inside}"
+        for n, (_, width, live) in enumerate(dims):
+            mask = "there[:, None]" if (kind != "full" or self.spec.listed) and not self.clamped(kind) else ""
+            if live < width and mask:
+                yield f"inside = {mask} & {column}_live_{n}"
+                mask = "inside"
+            elif live < width:
+                mask = f"{column}_live_{n}"
+            option = f", mask={mask}, other=0.0" if mask else ""
             place = f"{at}_box + ({at}_inside + {column}_{n}[None, :]{dim})"
             yield f"{target}_{n} = tl.load({place}{option}){self.upcast}  # {width}"
 
     def store(self, source: str, tensor: str, rows: str, mask: str, kind: str) -> Iterator[str]:
         dims, column = (self.d, "d") if kind == "d" else (self.dv, "dv")
-        for n, (first, width, live) in enumerate(dims):
-            inside = f" & ({column}_{n} < {first + live})[None, :]" if live < width else ""
+        for n, (_, width, live) in enumerate(dims):
+            inside = f" & {column}_live_{n}" if live < width else ""
             at = self.pointer(tensor, rows, f"{column}_{n}")
-            yield f"tl.store({at}, {source}_{n}.to({tensor}.dtype.element_ty), mask={mask}[:, None]{inside})"
+            yield f"{source}_{n} = {source}_{n}.to({tensor}.dtype.element_ty)"
+            yield f"tl.store({at}, {source}_{n}, mask={mask}[:, None]{inside})"
 
     @property
     def wide(self) -> str:
@@ -82,9 +105,14 @@ class Fragments:
             return f', input_precision="{"tf32" if self.spec.tf32 else "ieee"}"'
         return ""
 
-    def dot(self, a: str, b: str, dims: tuple) -> str:
-        """Sum over the chunks of a product over a head dimension: a (rows, d), b (cols, d) -> (rows, cols)."""
-        text = ""
+    @property
+    def small(self) -> str:
+        """The type of operands that weft makes itself: small numbers, which bfloat16 holds exactly."""
+        return "tl.float32" if self.spec.upcast or self.spec.dtype == "float32" else "tl.bfloat16"
+
+    def dot(self, a: str, b: str, dims: tuple, start: str = "") -> str:
+        """start + the sum over the chunks of a head dimension: a (rows, d), b (cols, d) -> (rows, cols)."""
+        text = start
         for n in range(len(dims)):
             more = f", {text}" if text else ""
             text = f"tl.dot({a}_{n}, tl.trans({b}_{n}){more}{self.precision})"
@@ -108,7 +136,10 @@ class Fragments:
             yield "there = c < their_length - at"
         elif spec.rank == 1:
             if kind != "full" or spec.listed:
-                yield f"there = c < count_0 - j_0 * {spec.cols}"
+                if self.clamped(kind):
+                    yield f"near = tl.minimum(c, count_0 - 1 - j_0 * {spec.cols})"
+                else:
+                    yield f"there = c < count_0 - j_0 * {spec.cols}"
             yield "at = base + j_0 * pace_0"
             if spec.listed:
                 yield f"place = first_0 + step_0 * (j_0 * {spec.cols} + c)"
@@ -118,13 +149,56 @@ class Fragments:
                 yield "token = tl.load(here) + coordinate"
                 return
         else:
-            yield "there = " + " & ".join(f"(c_{a} < count_{a} - (j_{a} << log_{a}))" for a in range(spec.rank))
+            for a in range(spec.rank):
+                yield f"there {'&=' if a else '='} c_{a} < count_{a} - (j_{a} << log_{a})"
             yield "at = base + " + " + ".join(f"j_{a} * pace_{a}" for a in range(spec.rank))
         if spec.alibi or spec.listed:
             yield "token = at + token_c"
 
+    def places(self) -> Iterator[str]:
+        """What masks a box on a grid by a matrix product: its coordinates on all axes have 16 places at most."""
+        rank = self.spec.rank
+        yield "place = tl.arange(0, 16)"
+        yield f"after_{rank - 1} = 0  # places of the axes after this one"
+        for a in reversed(range(rank - 1)):
+            yield f"after_{a} = after_{a + 1} + (1 << log_{a + 1})"
+        yield "# (rows, 16): the bounds of my rows on the axis of a place; (cols, 16): 1 at the places of a column"
+        yield f"begins = tl.full(({self.spec.rows}, 16), {-FAR}, tl.int32)"
+        yield f"ends = tl.full(({self.spec.rows}, 16), {FAR}, tl.int32)"
+        yield f"hot = tl.zeros(({self.spec.cols}, 16), tl.float32)"
+        for a in range(rank):
+            yield f"of_{a} = (place >= after_{a}) & (place < after_{a} + (1 << log_{a}))"
+            yield f"begins = tl.where(of_{a}[None, :], low_{a}[:, None] + (after_{a} - place)[None, :], begins)"
+            yield f"ends = tl.where(of_{a}[None, :], high_{a}[:, None] + (after_{a} - place)[None, :], ends)"
+            yield f"hot = tl.where(of_{a}[None, :] & (c_{a}[:, None] == (place - after_{a})[None, :]), 1.0, hot)"
+        yield f"hot = hot.to({self.small})"
+
+    def penalties(self) -> Iterator[str]:
+        """out (rows, 16): what a coordinate of this box adds to the scores of a row that does not see it."""
+        if self.spec.rank < 2:
+            return
+        last = self.spec.rank - 1
+        corner = f"j_{last} << log_{last}"
+        for a in reversed(range(last)):
+            corner = f"tl.where(of_{a}, j_{a} << log_{a}, {corner})"
+        yield f"corner = {corner}  # (16,)"
+        yield "seen = (corner[None, :] >= begins) & (corner[None, :] < ends)"
+        yield f"out = tl.where(seen, 0.0, {PENALTY}).to({self.small})"
+
+    @property
+    def penalty(self) -> str:
+        """The penalties of all pairs of a box on a grid."""
+        return f"tl.dot(out, tl.trans(hot){self.precision})"
+
+    def products(self, mine: str, theirs: str, more: str = "") -> str:
+        """mine (rows, d) . theirs (cols, d) plus `more`, and on grids the penalties if scores are linear."""
+        start = self.penalty if self.spec.rank > 1 and self.spec.linear else ""
+        if more:
+            start = more.format(start and f", {start}")
+        return self.dot(mine, theirs, self.d, start)
+
     def mask_edge(self, score: str, dead: str, kind: str) -> Iterator[str]:
-        """Pairs outside the bounds of their row become `dead`."""
+        """Pairs outside the bounds of their row become `dead`; on grids they are so already."""
         spec = self.spec
         if kind == "full":
             return
@@ -137,43 +211,32 @@ class Fragments:
             yield f"    {score} = tl.where(((word >> (c & 31)[None, :]) & 1) != 0, {score}, {dead})"
             yield f"{score} = tl.where(there[None, :], {score}, {dead})"
             return
-        lines, live = (self.live_on_axis if spec.rank == 1 else self.live_in_box)()
+        lines, live = self.live_on_axis() if spec.rank == 1 else ([], [])
         if spec.listed:
             lines.append("col_is_out = is_out(Tables, cols_out, token)")
-            live += " & (row_is_out[:, None] == 0) & (col_is_out[None, :] == 0)"
-        lines.append(f"{score} = tl.where({live}, {score}, {dead})")
-        yield from self.at_edges(lines, kind)
+            live += ["(row_is_out[:, None] == 0)", "(col_is_out[None, :] == 0)"]
+        if live:
+            lines += [f"live {'&=' if n else '='} {' & '.join(live[n : n + 2])}" for n in range(0, len(live), 2)]
+            yield from self.at_edges([*lines, f"{score} = tl.where(live, {score}, {dead})"], kind)
 
     def at_edges(self, lines: list[str], kind: str) -> Iterator[str]:
-        """What is done in tiles with an edge only."""
+        """What is done in tiles with an edge only; on grids most have one."""
         if kind == "full":
             return
-        if kind == "edge" or self.spec.rank == 0:
+        if kind == "edge" or self.spec.rank != 1:
             yield from lines
             return
-        outer = " | ".join(f"(j_{a} < left_{a}) | (j_{a} >= full_{a})" for a in range(self.spec.rank))
-        yield f"if {outer}:  # a tile with an edge"
+        yield "if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge"
         yield from indented(iter(lines))
 
-    def live_on_axis(self) -> tuple[list[str], str]:
-        """Lines, and an expression (rows, cols): the column lies between the bounds of the row."""
+    def live_on_axis(self) -> tuple[list[str], list[str]]:
+        """Lines, and what (rows, cols) must hold: the column lies between the bounds of the row."""
         if self.spec.listed:
-            between = "(coordinate[None, :] >= low_0[:, None]) & (coordinate[None, :] < high_0[:, None])"
-            return [], f"there[None, :] & {between}"
+            between = ["(coordinate[None, :] >= low_0[:, None])", "(coordinate[None, :] < high_0[:, None])"]
+            return [], ["there[None, :]", *between]
         begin = f"j_0 * {self.spec.cols}"
         lines = [f"from_0, to_0 = low_0 - {begin}, high_0 - {begin}"]
-        return lines, "(c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])"
-
-    def live_in_box(self) -> tuple[list[str], str]:
-        """The same on a grid, by two words of bits for each row: of the slower axes together, and of the last one."""
-        last = self.spec.rank - 1
-        bits = [
-            f"bits_of(low_{a} - (j_{a} << log_{a}), high_{a} - (j_{a} << log_{a}), log_{a}, " for a in range(last + 1)
-        ]
-        lines = [f"slow, fast = {bits[0]}{'log_1' if last == 2 else '0'}), {bits[last]}0)  # (rows,)"]
-        if last == 2:
-            lines.append(f"slow = slow & ({bits[1]}0) * repeat)")
-        return lines, "(((slow[:, None] >> c_slow[None, :]) & (fast[:, None] >> c_fast[None, :]) & 1) != 0)"
+        return lines, ["(c[None, :] >= from_0[:, None])", "(c[None, :] < to_0[:, None])"]
 
     # -- scores
     def score(self, raw: str, transposed: bool = False) -> Iterator[str]:
@@ -182,12 +245,14 @@ class Fragments:
         yield f"s = {raw}"
         if spec.softcap:
             yield "capped = tanh(s * (scale / softcap))"
-            yield "s = capped * (softcap * 1.4426950408889634)"
+            yield f"s = capped * (softcap * {LOG2E})"
         elif not spec.linear:
-            yield "s = s * (scale * 1.4426950408889634)"
+            yield f"s = s * (scale * {LOG2E})"
         if spec.alibi:
             shift = "- shift" if transposed else "+ shift"
             yield f"s -= slope * tl.abs(token_r[:, None] {shift} - token[None, :]).to(tl.float32)"
+        if spec.rank > 1 and not spec.linear:
+            yield f"s += {self.penalty}"
 
     @property
     def exponent(self) -> str:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Direction = Literal["forward", "dq", "dkdv", "delta"]
+Direction = Literal["forward", "dq", "dkdv"]
 
 
 @dataclass(frozen=True)
 class KernelSpec:
     """One generated kernel.
 
-    direction: "forward" and "dq" walk tiles of queries, "dkdv" tiles of keys; "delta" needs no plan. dtype: of q, k
-    and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the remainder. rows x
-    cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16 bytes and are
-    dense, and no tile spans 2^31 elements. formula: every bound is one of at most two staircases; else lists are
-    walked. listed: queries or keys are gathered through a table, or left out by one. split: several items add to the
-    same rows, in no fixed order. packed: several launches in one, so that a program first reads which is its own.
-    accumulate: results are added to what came before, in float32. rescaled: the scale is zero or negative, so scores
-    are multiplied by it before their largest is taken.
+    direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way. dtype: of q, k and v. d,
+    dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the remainder. rows x cols: the
+    pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16 bytes and are dense, and no
+    tile spans 2^31 elements. formula: every bound is one of at most two staircases, or a grid's; else lists are walked.
+    listed: queries or keys are gathered through a table, or left out by one. several: a tile walks several terms.
+    grouped: not one query head for each head of keys, so that "dkdv" walks them. split: several items add to the same
+    rows, in no fixed order. packed: several launches in one, so that a program first reads which is its own.
+    accumulate: results are added to what came before, in float32. lse_gradient: there is one. rescaled: the scale is
+    not clearly above zero, so scores are multiplied by it before their largest is taken.
     """
 
     direction: Direction
@@ -32,9 +33,12 @@ class KernelSpec:
     aligned: bool = True
     formula: bool = True
     listed: bool = False
+    several: bool = False
+    grouped: bool = False
     split: bool = False
     packed: bool = False
     accumulate: bool = False
+    lse_gradient: bool = False
     softcap: bool = False
     alibi: bool = False
     sinks: bool = False
@@ -53,7 +57,20 @@ class KernelSpec:
         where = "blocks" if self.rank == 0 else f"{self.rank}d"
         options = "".join(
             f"_{x}"
-            for x in ("listed", "split", "packed", "accumulate", "softcap", "alibi", "sinks", "rescaled", "tf32")
+            for x in (
+                "listed",
+                "several",
+                "grouped",
+                "split",
+                "packed",
+                "accumulate",
+                "lse_gradient",
+                "softcap",
+                "alibi",
+                "sinks",
+                "rescaled",
+                "tf32",
+            )
             if getattr(self, x)
         )
         return f"{self.direction}_{self.dtype}_{dims}_{where}_{self.rows}x{self.cols}{options}" + (
@@ -64,6 +81,11 @@ class KernelSpec:
     def of_keys(self) -> bool:
         """Whether keys stay and queries are walked."""
         return self.direction == "dkdv"
+
+    @property
+    def folded(self) -> bool:
+        """Whether dK and dV subtract lse and delta inside their products: see `backward.KeyGradient.folded`."""
+        return self.linear and self.dtype != "float32"
 
     @property
     def linear(self) -> bool:

@@ -2,8 +2,9 @@
 
     header    origin of the query grid, place of the list of queries; for each axis the logarithm of the box, the step
               of queries, the grid's length
-    parts     for each part PART integers, and for each axis AXIS (below)
-    bounds    records of `device.BOUND` integers, and the tables of step functions
+    parts     for each part PART integers, and for each axis `axis_words`
+    bounds    records of `device.BOUND` integers, and the tables of step functions; on grids the two bounds of every
+              coordinate
     items     for each tile: (first query, queries) for each axis; then for each part and axis (first key, keys, tiles
               before the full ones, full tiles). Where tokens are listed, first is a place in the list
     members   for each head and launch of the wave HEAD integers: which head, and where the launch's tables are
@@ -32,9 +33,10 @@ FAR = 1 << 30  # beyond every coordinate; device.FAR
 # Integers of a part: origin of the key grid; places of the list of keys, of the queries left out and of the keys left
 # out, one bit a token; 0 for none.
 PART = 4
-# Integers of a part's axis: step of keys, log2 of the box, length of the grid, 0; then two lower and two upper
-# staircases, or the places and lengths of two lists.
-AXIS = 36
+# Integers of a part's axis: step of keys, log2 of the box, length of the grid, and on a grid the place of the bounds of
+# every coordinate. On a single axis, which may be long: two lower and two upper staircases, or the places and lengths
+# of two lists.
+AXIS, BOUNDS = 4, 32
 # Of a member: batch row, key/value head, (first) query head, number of query heads; then where the launch's tables
 # begin, its items, and the four numbers of `Place`.
 HEAD = 10
@@ -93,8 +95,13 @@ class LaunchTables:
 
     @property
     def skewed(self) -> bool:
-        """Whether some tile has more to do than most: all heads then begin with it."""
-        return bool(self.work.size) and int(self.work[0]) > 1.5 * float(self.work.mean())
+        """Whether some tile has far more to do than most: all heads then begin with it."""
+        return bool(self.work.size) and int(self.work[0]) > 4 * float(self.work.mean())
+
+
+def axis_words(rank: int) -> int:
+    """Integers of one axis of a part."""
+    return AXIS if rank > 1 else AXIS + BOUNDS
 
 
 class Writer:
@@ -128,17 +135,19 @@ def launch_tables(launch: Launch, most: int | None = None) -> LaunchTables:
     order = np.repeat(schedule(work), pieces)
     chosen = np.indices([lane.size for lane, _ in slots]).reshape(rank, -1)[:, order]
     both = [(axis, m) for part in launch.parts for axis, m in zip(part.axes, launch.q.shape, strict=True)]
-    formula, listed = all(_is_formula(axis, m) for axis, m in both), any(map(_is_listed, launch.parts))
+    formula, listed = rank > 1 or all(_is_formula(axis, m) for axis, m in both), any(map(_is_listed, launch.parts))
     out, lists = Writer(), Writer()
-    rest_at = 2 + 3 * rank + (PART + AXIS * rank) * len(launch.parts)  # header and parts come before lists
+    rest_at = 2 + 3 * rank + (PART + axis_words(rank) * rank) * len(launch.parts)  # header and parts come before lists
     out.put([launch.q.origin, _queries_at(launch, lists, rest_at)])
     out.put([x for a in range(rank) for x in (_log2(launch.box[a]), launch.lanes[a].q_step, launch.q.shape[a])])
     parts_at = out.size
     for part in launch.parts:
         out.put([part.k.origin, *_lists_at(part, lists, rest_at)])
         for a, axis in enumerate(part.axes):
-            out.put([axis.lanes.k_step, _log2(axis.block_k), part.k.shape[a], 0])
-            out.put(_formulas(axis) if formula else _lists(axis, lists, rest_at, (slots[a], chosen[a])))
+            bounds_at = rest_at + lists.put(_bounds_of(axis, launch.q.shape[a])) if rank > 1 else 0
+            out.put([axis.lanes.k_step, _log2(axis.block_k), part.k.shape[a], bounds_at])
+            if rank == 1:
+                out.put(_formulas(axis) if formula else _lists(axis, lists, rest_at, (slots[a], chosen[a])))
     words = np.concatenate([out.all(), lists.all()])
     items = _items(launch, slots, chosen)
     split = bool((pieces > 1).any())
@@ -288,6 +297,11 @@ def _narrow(stair: Stair, m: int) -> bool:
     return max(stair.run, stair.shift + m, stair.rise * ((m + stair.shift) // stair.run + 1) + abs(stair.base)) < FAR
 
 
+def _bounds_of(axis: AxisPlan, m: int) -> Ints:
+    """(first live coordinate of keys, the one after the last) for every coordinate of queries, from 0 to m."""
+    return np.stack(axis.relation.interval(np.arange(m), axis.n), axis=1)
+
+
 def _formulas(axis: AxisPlan) -> list[tuple[int, ...]]:
     """Two staircases on either side."""
     found = []
@@ -307,7 +321,7 @@ def _lists(axis: AxisPlan, listed: Writer, base: int, where: tuple[Slots, Ints])
     """(place, length) of the lists of lower and upper bounds, filled up to the length of formulas."""
     both = axis.relation.lower, axis.relation.upper
     found = [x for bounds in both for x in _bounds(listed, base, bounds, (axis, *where))]
-    return found + [0] * (AXIS - 4 - len(found))
+    return found + [0] * (BOUNDS - len(found))
 
 
 def _bounds(out: Writer, base: int, bounds: Sequence[Bound], where: tuple[AxisPlan, Slots, Ints]) -> tuple[int, int]:

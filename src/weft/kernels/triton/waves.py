@@ -53,6 +53,7 @@ class Wave:
     members: int
     items: int
     skewed: bool
+    several: bool
     place: Place | None
     merges: bool
     span: int
@@ -84,9 +85,9 @@ def plan_waves(
     entries = []
     most = _most(plans) if split else None
     for plan, heads in plans:
-        listed = head_rows(heads, problem.group, transposed)
-        owners = frozenset(map(tuple, listed[:, : 2 if transposed else 3].tolist()))
-        entries += [Entry(tables, listed, rows, owners) for tables, rows in _launches(plan, most)]
+        rounds = _rounds(head_rows(heads, problem.group, transposed), 2 if transposed else 3)
+        for tables, rows in _launches(plan, most):
+            entries += [Entry(tables, listed, rows, owners) for listed, owners in rounds]
     sorted_entries: list[list[Entry]] = []
     for entry in entries:
         place = next((w for w in sorted_entries if _fits(entry, w)), None)
@@ -100,6 +101,18 @@ def plan_waves(
         waves.append(_wave(one, one[0].tables.split or any(a.meets(b) for a in one for b in others)))
     heads = problem.batch * (problem.kv_heads if transposed else problem.q_heads)
     return Waves(tuple(waves), _covers(entries, heads))
+
+
+def _rounds(heads: Words, width: int) -> list[tuple[Words, frozenset[tuple[int, ...]]]]:
+    """(heads, owners): heads apart that write the same rows, as those of a group do that are no neighbours."""
+    met: dict[tuple[int, ...], int] = {}
+    rounds: list[list[int]] = []
+    for i, owner in enumerate(map(tuple, heads[:, :width].tolist())):
+        number = met[owner] = met.get(owner, -1) + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(i)
+    return [(heads[one], frozenset(map(tuple, heads[one, :width].tolist()))) for one in rounds]
 
 
 def _most(plans: Sequence[tuple[TilePlan, tuple[Heads, ...]]]) -> int | None:
@@ -166,7 +179,7 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
     return Wave(
         np.concatenate([*(entry.tables.words for entry in found), joined.reshape(-1)]),
         found[0].tables.kind, int(bases[-1]), len(joined), max(entry.tables.items for entry in found),
-        only is None or only.skewed, only and only.place, merges,
+        only is None or only.skewed, any(entry.tables.place.parts > 1 for entry in found), only and only.place, merges,
         max(entry.tables.span for entry in found),
     )  # fmt: skip
 

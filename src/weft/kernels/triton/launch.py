@@ -1,0 +1,134 @@
+"""Prepared launches: compiled kernels with all arguments but tensors, put on the current stream in microseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton import knobs
+from triton.runtime import driver
+
+from weft.errors import UnsupportedError
+
+DIRECT = ("3.6.", "3.7.")  # Triton's versions whose CompiledKernel.run takes what `_run` gives it
+Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # sizes, strides, type
+
+
+class Launch(NamedTuple):
+    """A kernel over its grid. rest: its arguments after the tensors of `emit.TENSORS`.
+
+    start: what kernel[grid] would come to call, and `handles` between the stream and the arguments; None where only
+    kernel[grid] is known to work. It saves more than half of 3 microseconds a launch (Triton 3.6.0, 3.7.1).
+    """
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    rest: tuple[Any, ...]
+    start: Any = None
+    handles: tuple[Any, ...] = ()
+
+
+def launch(kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...], gpu: int | None) -> Launch:
+    """A launch; the kernel is loaded on the current device."""
+    if gpu is None or not triton.__version__.startswith(DIRECT):
+        return Launch(kernel, grid, rest)
+    start = kernel.run  # loads it, and only then there is a function
+    hooks = None, None, None  # what they are told, on entering, on leaving
+    return Launch(kernel, grid, rest, start, (kernel.function, kernel.packed_metadata, *hooks))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The launches of one direction, one after the other, for tensors that lie in one way.
+
+    made: what they write. complete: every row is written once, by one launch; else what is written begins as nothing.
+    merges: launches meet the same rows. gpu: its number, None under Triton's interpreter. tables: kept alive, because
+    the launches know their addresses.
+    """
+
+    launches: tuple[Launch, ...]
+    made: tuple[Made, ...]
+    device: torch.device
+    gpu: int | None
+    complete: bool = True
+    merges: bool = False
+    tables: Any = None
+
+    def empty(self) -> list[torch.Tensor]:
+        """What is written, uninitialised."""
+        return [torch.empty_strided(size, stride, dtype=dtype, device=self.device) for size, stride, dtype in self.made]
+
+
+def run(*calls: tuple[Prepared, Sequence[torch.Tensor]]) -> None:
+    """Launch on the current stream, one after the other; tensors of one device, in the order of `emit.TENSORS`."""
+    gpu = calls[0][0].gpu
+    if gpu is None:
+        for call, tensors in calls:
+            for one in call.launches:
+                one.kernel[one.grid](*tensors, *one.rest)
+    elif gpu == torch.cuda.current_device():
+        _run(gpu, calls)
+    else:
+        with torch.cuda.device(gpu):
+            _run(gpu, calls)
+
+
+def _run(gpu: int, calls: Sequence[tuple[Prepared, Sequence[torch.Tensor]]]) -> None:
+    if capturing(gpu):
+        CAPTURED.update(call for call, _ in calls)
+    stream, hooked = _stream_of()(gpu), _hooked()
+    for call, tensors in calls:
+        # Addresses: of a tensor, Triton would ask its address, and then the driver whether the GPU can see it.
+        pointers = [x.data_ptr() for x in tensors]
+        for kernel, grid, rest, start, handles in call.launches:
+            if start is None or hooked:
+                kernel[grid](*pointers, *rest, stream=stream)
+            else:
+                start(*grid, stream, *handles, *pointers, *rest)
+
+
+def gpu_of(device: torch.device) -> int | None:
+    """The number of a GPU; None for the CPU, where Triton interprets kernels."""
+    return None if device.type == "cpu" else device.index
+
+
+def on(gpu: int | None) -> AbstractContextManager[None]:
+    """The current device, for what loads kernels."""
+    return nullcontext() if gpu is None else torch.cuda.device(gpu)
+
+
+@cache
+def _stream_of() -> Any:
+    """From the number of a GPU to the handle of its current stream, as Triton asks for it."""
+    return driver.active.get_current_stream
+
+
+def _hooked() -> bool:
+    """Whether a profiler wants to be told of launches."""
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+# ---- CUDA graphs -----------------------------------------------------------------------------------------------------
+# What a graph may replay: it holds addresses of tables, and does not say when it goes.
+CAPTURED: set[Prepared] = set()
+
+
+def capturing(gpu: int | None) -> bool:
+    """Whether launches go into a CUDA graph at present."""
+    return gpu is not None and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture(what: str, gpu: int | None) -> None:
+    """Raise during capture, where nothing can be copied from the host or loaded."""
+    if capturing(gpu):
+        raise UnsupportedError(
+            f"{what} while a CUDA graph is captured",
+            "its tables and kernels are not on the GPU yet, and a capture cannot put them there",
+            "call it once before the capture, forward and backward, with tensors of the same shapes and strides",
+        )

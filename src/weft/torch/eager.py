@@ -1,0 +1,178 @@
+"""Attention without the dispatcher: what a call means is checked and planned once, then found again by one key.
+
+The operators of `weft.torch.operator` are for whoever reads or rewrites them: torch.compile, export, modes, transforms,
+subclasses. Where nobody does, they cost more than the rest of a call: schemas are matched, a pattern crosses as bytes,
+every check is made again. With Triton's launches doing nothing, on one core of an EPYC, a forward takes 15 microseconds
+here and 43 by the operator, torch.autograd.grad 49 and 97, of which 22 are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from threading import Lock
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import (
+    _are_functorch_transforms_active,
+    _is_torch_function_mode_enabled,
+    _is_tracing,
+    _len_torch_dispatch_stack,
+)
+from torch._C._functorch import is_legacy_batchedtensor
+from torch.autograd import forward_ad
+
+from weft.kernels.options import Modifiers
+from weft.pattern.algebra import Pattern
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.problem import Problem
+from weft.runtime.pipeline import compiled
+from weft.torch.operator import Options, as_tensor, gradients, modifiers
+
+PLAIN = (Tensor, torch.nn.Parameter)
+KEPT = 512  # calls
+Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """A call that was checked and planned, for all tensors of its shapes, types and device.
+
+    mask: kept, so that no other pattern takes its id. how: without slopes; these are data, like sinks.
+    """
+
+    mask: Pattern
+    backend: str
+    plan: AttentionPlan
+    kernels: ModuleType
+    how: Modifiers
+
+    def modifiers(self, slopes: Tensor | None) -> Modifiers:
+        """What is done to scores."""
+        return self.how if slopes is None else replace(self.how, alibi=slopes.to(torch.float64))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, with_lse: bool) -> tuple[Tensor, Tensor]:
+        """(out, lse), without gradients; lse is anything if it is not wanted."""
+        out, lse = self.kernels.forward((q, k, v), self.plan, self.modifiers(rows[1]), rows[0], with_lse)
+        return out, lse
+
+    def operator_options(self, rows: Rows, deterministic: bool) -> Options:
+        """As the operators take them."""
+        return Options(*rows, self.how.scale, self.how.softcap, self.backend, deterministic)
+
+
+# ---- the key of a call -----------------------------------------------------------------------------------------------
+_calls: dict[Hashable, Call] = {}
+_lock = Lock()
+
+
+def key_of(q: Tensor, k: Tensor, v: Tensor, mask: Pattern, rows: tuple[Any, Any], options: tuple[Any, ...]) -> Any:
+    """All that checks and plans look at; None where the operator is to be called.
+
+    rows: sinks, slopes. options: as they were given; their types too, because True == 1 == 1.0. Not the memory: where
+    tensors begin and their strides are for kernels to look at, gradients and modes for the call.
+    """
+    if _watched() or not (_plain(q) and _plain(k) and _plain(v)) or not (q.is_cuda or q.is_cpu):
+        return None
+    sinks, slopes = rows
+    if not ((sinks is None or _plain(sinks)) and (slopes is None or _plain(slopes))):
+        return None
+    return (
+        id(mask), q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+        options, tuple(map(type, options)), sinks is not None and (sinks.shape, sinks.device),
+        slopes is not None and (slopes.shape, slopes.device, slopes.requires_grad),
+    )  # fmt: skip
+
+
+def _watched() -> bool:
+    """Whether someone wants to see operators: a mode, a transform, a trace."""
+    return bool(
+        _len_torch_dispatch_stack()
+        or _is_torch_function_mode_enabled()
+        or _are_functorch_transforms_active()
+        or _is_tracing()
+        or forward_ad._current_level >= 0
+    )
+
+
+def _plain(x: Any) -> bool:
+    """Whether x is a tensor that is what lies in its memory."""
+    return type(x) in PLAIN and not (x.is_neg() or x._is_zerotensor())
+
+
+def find(key: Any) -> Call | None:
+    """The call of that key, if there was one."""
+    try:
+        return _calls.get(key)
+    except TypeError:  # an option without a hash: a check will name it
+        return None
+
+
+def prepare(key: Any, problem: Problem, mask: Pattern, options: Options) -> Call:
+    """Plan a call that was checked. Raises what plans and backends refuse."""
+    plan, backend = compiled(mask, problem, options.backend)
+    how = replace(modifiers(plan, options), alibi=None)
+    made = Call(mask, options.backend, plan, backend.load(), how)
+    with _lock:
+        if len(_calls) >= KEPT:
+            del _calls[next(iter(_calls))]
+        _calls[key] = made
+    return made
+
+
+# ---- autograd --------------------------------------------------------------------------------------------------------
+def attend(
+    call: Call, tensors: tuple[Tensor, Tensor, Tensor], rows: Rows, deterministic: bool, with_lse: bool
+) -> tuple[Tensor, Tensor]:
+    """(out, lse); recorded where a gradient may be asked for."""
+    q, k, v = tensors
+    sinks = rows[0]
+    wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
+    if wanted and torch.is_grad_enabled():
+        out, lse = Recorded.apply(q, k, v, *rows, call, deterministic)
+        return out, lse
+    return call.forward(q, k, v, rows, with_lse)
+
+
+class Recorded(torch.autograd.Function):
+    """A prepared call with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, sinks, slopes, ctx.call, ctx.deterministic = args
+        out, lse = ctx.call.forward(q, k, v, (sinks, slopes), True)
+        ctx.save_for_backward(q, k, v, out, lse, sinks, slopes)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        *saved, sinks, slopes = ctx.saved_tensors
+        call: Call = ctx.call
+        dout, dlse = given
+        if dout is None and dlse is None:
+            return (None,) * 7
+        if _by_operator(dout, dlse):
+            options = call.operator_options((sinks, slopes), ctx.deterministic)
+            numbers = as_tensor(call.mask.numbers)
+            *found, dsinks = torch.ops.weft.attention_backward(*given, *saved, call.mask.structure, numbers, *options)
+        else:
+            how = call.modifiers(slopes)
+            *found, dsinks = gradients(call.kernels, call.plan, how, given, (*saved, sinks), ctx.deterministic)
+        return *found, None if sinks is None else dsinks, None, None, None
+
+
+def _by_operator(dout: Tensor | None, dlse: Tensor | None) -> bool:
+    """Whether gradients go through the operator: under compiled autograd; where a second derivative may be asked for,
+    which it refuses; for a batch of gradients (is_grads_batched), which it takes apart.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or _watched():
+        return True
+    return not ((dout is None or _alone(dout)) and (dlse is None or _alone(dlse)))
+
+
+def _alone(x: Tensor) -> bool:
+    return _plain(x) and not is_legacy_batchedtensor(x)

@@ -1,0 +1,199 @@
+"""How kernels are launched, on a GPU that is not there: what Triton is called with, where, and what a graph keeps."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+import weft
+from weft.errors import UnsupportedError
+from weft.kernels.options import Modifiers
+from weft.kernels.triton import launch, load, run
+from weft.kernels.triton.emit import TENSORS
+from weft.kernels.triton.spec import KernelSpec
+from weft.planning.attention_plan import plan_attention
+from weft.planning.problem import Problem
+from weft.settings import interpreted
+from weft.target import GPU
+from weft.testing.refusals import refuse
+
+GRID, STREAM = (3, 2, 1), 5
+CPU = torch.device("cpu")
+
+
+class Kernel:
+    """Stands in for Triton's CompiledKernel; writes down how it is launched."""
+
+    packed_metadata = "metadata"
+
+    def __init__(self, spec=None, device=None):
+        self.calls, self.function = [], None
+
+    @property
+    def run(self):
+        self.function = "function"  # as Triton does: loaded when it is first asked for
+        return lambda *args: self.calls.append(("run", *args))
+
+    def __getitem__(self, grid):
+        return lambda *args, stream: self.calls.append(("grid", grid, stream, *args))
+
+
+@contextmanager
+def gpu(current=0, capturing=False):
+    """As if there were GPUs, all on one stream."""
+    entered = []
+    with (
+        mock.patch.object(torch.cuda, "current_device", lambda: current),
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: capturing),
+        mock.patch.object(torch.cuda, "device", lambda i: entered.append(i) or mock.MagicMock()),
+        mock.patch.object(launch, "_stream_of", lambda: lambda i: STREAM + i),
+    ):
+        yield entered
+
+
+def prepared(kernel, number=0):
+    return launch.Prepared((launch.launch(kernel, GRID, (7, 8.0), number),), (), CPU, number)
+
+
+VERSIONS = {"3.6.0": "run", "3.7.1": "run", "3.5.1": "grid", "3.10.0": "grid", "4.0.0": "grid"}
+DIRECT = ("run", *GRID, STREAM, "function", "metadata", None, None, None)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_versions_of_triton(version):
+    """A version that is not known to take the short way is launched as Triton's documents say."""
+    kernel, tensors = Kernel(), (torch.zeros(3), torch.zeros(4))
+    addresses = [x.data_ptr() for x in tensors]
+    with mock.patch.object(triton, "__version__", version), gpu():
+        launch.run((prepared(kernel), tensors))
+    expected = DIRECT if VERSIONS[version] == "run" else ("grid", GRID, STREAM)
+    assert kernel.calls == [(*expected, *addresses, 7, 8.0)]
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+@pytest.mark.parametrize("chain", [True, False])
+def test_profilers_are_told(name, chain):
+    """Hooks may come after a kernel was prepared, in Triton's chain or in its place."""
+    kernel = Kernel()
+    one, hook = prepared(kernel), mock.Mock()
+    runtime = SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=SimpleNamespace(calls=[]))
+    with mock.patch.object(launch.knobs, "runtime", runtime), gpu():
+        launch.run((one, ()))
+        setattr(runtime, name, SimpleNamespace(calls=[hook]) if chain else hook)
+        launch.run((one, ()))
+        setattr(runtime, name, None)
+        launch.run((one, ()))
+    assert [call[0] for call in kernel.calls] == ["run", "grid", "run"]
+
+
+def test_another_device_is_entered():
+    kernel, other = Kernel(), Kernel()
+    with gpu(current=0) as entered:
+        launch.run((prepared(kernel, 0), ()))
+        assert entered == []
+        launch.run((prepared(other, 1), ()))
+        assert entered == [1]
+    assert other.calls[0][4] == STREAM + 1
+
+
+@pytest.mark.skipif(interpreted(), reason="nothing is compiled")
+def test_triton_is_called_as_it_calls_itself():
+    """The installed Triton: what kernel[grid] would hand to its launcher, less the hooks."""
+    spec = KernelSpec("forward", "float16", 16, 16, 1, 64, 16, warps=4)
+    kernel = load.compile_for(spec, GPUTarget("cuda", 90, 32))
+    seen, tensors = [], [torch.zeros(16, dtype=torch.float16)] * len(TENSORS["forward"])
+    kernel.module, kernel.function, kernel._run = "module", "function", lambda *args: seen.append(args)
+    rest = (1,) * (len(load.arguments(spec)) - len(tensors))
+    with gpu():
+        launch.run((launch.Prepared((launch.launch(kernel, GRID, rest, 0),), (), CPU, 0), tensors))
+    kernel[GRID](*(x.data_ptr() for x in tensors), *rest, stream=STREAM)
+    mine, its = seen
+    assert triton.__version__.startswith(launch.DIRECT), "if this passes, the short way knows this version too"
+    assert mine[:6] == its[:6]
+    assert mine[6:9] == (None, None, None)
+    assert mine[9:] == its[9:]
+
+
+# ---- CUDA graphs -----------------------------------------------------------------------------------------------------
+def attention(m=100, backward=True):
+    """Forward and backward of a new plan."""
+    problem = Problem(1, 2, 2, m, m, 64, 64, "bfloat16", "cuda")
+    plan = plan_attention(weft.causal(), problem, GPU)
+
+    def call():
+        q, k, v = (torch.zeros(1, 2, m, 64, dtype=torch.bfloat16) for _ in range(3))
+        out, lse = run.forward((q, k, v), plan, Modifiers(0.1))
+        if backward:
+            run.backward((q, k, v), (out, out, lse, None), plan, Modifiers(0.1))
+
+    return call
+
+
+@contextmanager
+def kernels():
+    """All kernels that are made meanwhile, one for each launch that is prepared; tensors pass for those of GPU 0."""
+    made = []
+
+    def kernel_of(spec, device):
+        made.append(Kernel())
+        return made[-1]
+
+    with mock.patch.object(run, "kernel_of", kernel_of), mock.patch.object(run, "gpu_of", lambda device: 0):
+        yield made
+
+
+def test_a_cold_call_during_capture_is_refused():
+    call = attention()
+    with kernels() as made:
+        with gpu(capturing=True):
+            refuse(call, UnsupportedError, ("CUDA graph", "captured", "M=100", "once before the capture"))
+        assert made == []
+        with gpu():
+            call()  # nothing is left of the refusal
+    assert len(made) == 3
+    assert all(len(kernel.calls) == 1 for kernel in made)
+
+
+def test_a_backward_that_is_cold_is_refused():
+    call, other = attention(90), attention(91, backward=False)
+    with kernels():
+        with gpu():
+            call()
+            other()
+        with gpu(capturing=True):
+            call()
+            other()
+            refuse(attention(91), UnsupportedError, ("captured",))
+
+
+def test_a_graph_keeps_what_it_replays():
+    """Tables whose addresses were captured live on, whatever leaves the caches."""
+    call = attention()
+    kept = set(launch.CAPTURED)
+    with kernels():
+        with gpu():
+            call()
+            assert kept == launch.CAPTURED
+        with gpu(capturing=True):
+            call()
+            call()
+    held = launch.CAPTURED - kept
+    try:
+        assert len(held) == 3  # forward, dq, and dk with dv
+        addresses = {words.data_ptr() for one in held for _, words in one.tables.waves}
+        assert addresses == {one.launches[0].rest[0] for one in held}
+    finally:
+        launch.CAPTURED -= held
+
+
+def test_prepared_once():
+    call = attention()
+    with kernels() as made, gpu():
+        for _ in range(5):
+            call()
+    assert len(made) == 3
+    assert [len(kernel.calls) for kernel in made] == [5] * 3
