@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu lint format bench bench-gpu versions clean FORCE
+.PHONY: help demo test test-gpu docs docs-check lint format bench bench-gpu versions clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,12 @@ test: $(VENV)/.weft-test ## all tests
 test-gpu: $(VENV)/.weft-test ## kernels on the GPU of this machine, and compiled for every other
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "torch finds no GPU here"'
 	$(BIN)/python -m pytest -m 'wide or not wide' tests/kernels tests/triton tests/torch $(ARGS)
+
+docs: $(VENV)/.weft-test ## the documentation, its code run: build/site/index.html
+	$(BIN)/python docs/site/build.py build/site
+
+docs-check: docs ## its links and pictures, in Chromium if there is one
+	$(BIN)/python docs/site/check.py build/site
 
 lint: $(VENV)/.weft-dev ## style, format, types of the lower floors, import contracts
 	$(BIN)/ruff check .
@@ -77,7 +83,7 @@ $(VENV)/.weft-demo: $(VENV)/.weft-torch pyproject.toml
 	@touch $@
 
 $(VENV)/.weft-test: $(VENV)/.weft-torch pyproject.toml
-	$(PIP) install -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,transformers,dev]'
+	$(PIP) install -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,transformers,docs,dev]'
 	@touch $@ $(VENV)/.weft-demo $(VENV)/.weft-dev
 
 # Looks every time, but writes its file only when the interpreter, a variable or the folder is another one: then the

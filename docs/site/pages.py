@@ -1,0 +1,116 @@
+"""Runs the code of a page of Markdown, in order and in one namespace, and puts below each block what it printed.
+
+`python` blocks are executed, `sh` blocks hold commands of weft, one a line. Where a `text` block follows, it is the
+output that was promised and must be the output that came. A block whose first line is `# not run here: REASON` is left
+alone; the reason is there for readers. Pictures that a block writes are shown below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from weft.cli import main
+
+FENCE = re.compile(r"^```([\w{}-]*)[^\n]*\n(.*?)^```[ ]*$\n?", re.MULTILINE | re.DOTALL)
+SKIPPED = "# not run here: "
+PICTURES = (".svg", ".png")
+
+
+class PageError(Exception):
+    """A block failed, or printed something else than the page says."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block. first, last: the characters it takes, fences included; line: its first line, from 1."""
+
+    language: str
+    body: str
+    first: int
+    last: int
+    line: int
+
+    @property
+    def skipped(self) -> str:
+        """Why it is not run, or an empty string."""
+        head = self.body.split("\n", 1)[0]
+        return head.removeprefix(SKIPPED) if head.startswith(SKIPPED) else ""
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Every fenced block of a page."""
+    for found in FENCE.finditer(text):
+        line = text.count("\n", 0, found.start()) + 2
+        yield Block(found[1], found[2], found.start(), found.end(), line)
+
+
+def execute(text: str, name: str, folder: Path) -> str:
+    """The page with what its blocks print; `folder` is where they run and write."""
+    namespace: dict[str, Any] = {"__name__": "__page__"}
+    out, done, found = [], 0, list(blocks(text))
+    for block, following in zip(found, [*found[1:], None], strict=False):
+        if block.first < done or block.language not in ("python", "sh") or block.skipped:
+            continue
+        before = _pictures(folder)
+        with contextlib.chdir(folder):
+            printed = _python(block, name, namespace) if block.language == "python" else _shell(block, name)
+        out.append(text[done : block.last])
+        done = block.last
+        if following and following.language == "text" and not text[block.last : following.first].strip():
+            _compare(printed, following.body, f"{name}, line {following.line}")
+            done = following.last
+        out.append(_shown(printed, sorted(_pictures(folder) - before)))
+    return "".join([*out, text[done:]])
+
+
+def _python(block: Block, name: str, namespace: dict[str, Any]) -> str:
+    printed = io.StringIO()
+    code = "\n" * (block.line - 1) + block.body  # so that tracebacks count the lines of the page
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, name, "exec"), namespace)
+    except Exception:
+        raise PageError(f"{name}, line {block.line}: the block raised\n{traceback.format_exc()}") from None
+    return printed.getvalue()
+
+
+def _shell(block: Block, name: str) -> str:
+    """One command a line; `.venv/bin/` before a command is what a reader of a clone types."""
+    printed = []
+    for number, line in enumerate(block.body.splitlines(), block.line):
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        if Path(words[0]).name != "weft":
+            raise PageError(f"{name}, line {number}: {words[0]} is no command of weft; say why it is not run here")
+        result = CliRunner(env={"COLUMNS": "100"}).invoke(main, words[1:], prog_name="weft")
+        if result.exit_code:
+            raise PageError(f"{name}, line {number}: exit code {result.exit_code}\n{result.output}{result.exception!r}")
+        printed.append(result.output)
+    return "\n".join(printed)
+
+
+def _compare(printed: str, promised: str, where: str) -> None:
+    if printed.strip() != promised.strip():
+        raise PageError(f"{where}: the page promises\n{promised}\nand the code prints\n{printed}")
+
+
+def _pictures(folder: Path) -> set[str]:
+    return {entry.name for entry in os.scandir(folder) if entry.name.endswith(PICTURES)}
+
+
+def _shown(printed: str, pictures: list[str]) -> str:
+    language = "python" if printed.startswith('"""') else "text"  # the source of a kernel opens so
+    text = f"\n```{language}\n{printed.strip(chr(10))}\n```\n" if printed.strip() else ""
+    return text + "".join(f"\n![{Path(name).stem}]({name})\n" for name in pictures)

@@ -1,0 +1,220 @@
+"""The documentation: every block of code runs, the site builds without a warning, and nothing in it is broken."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "docs" / "site"
+sys.path.insert(0, str(SITE))  # the site's scripts import each other by name
+
+import check  # noqa: E402
+from chrome import found  # noqa: E402
+from pages import PageError, blocks, execute  # noqa: E402
+
+sys.path.remove(str(SITE))
+
+# (page, first words of its reason): code on the pages that is not run, and all there may be.
+LEFT_OUT = {("README.md", "these make the environment"), ("docs/start.md", "it makes the environment")}
+RUN = ("python", "sh")
+# A page of every kind, to see that what is broken is found.
+BROKEN = """<!doctype html><html><head><link rel="icon" href="data:,"></head><body id="top">
+<a href="#top">fine</a> <a href="other.html#there">fine</a> <a href="https://example.org/">not followed</a>
+<a href="missing.html">m</a> <a href="other.html#nowhere">a</a> <a href="../outside.html">o</a>
+<img src="good.svg"> <img src="empty.svg"> <img src="text.png"> <img src="absent.png">
+<script src="https://example.org/code.js"></script><script>{script}</script></body></html>"""
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {0}" width="{0}" height="{0}"/>'
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built as `make docs` does."""
+    pytest.importorskip("sphinx", reason="the site needs Sphinx: pip install 'weft[docs]'")
+    pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install 'weft[plot]'")
+    pytest.importorskip("transformers", reason="a recipe needs it: pip install 'weft[transformers]'")
+    out = tmp_path_factory.mktemp("docs") / "site"
+    done = subprocess.run(
+        [sys.executable, SITE / "build.py", out], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """A site of two pages with a fault of every kind."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "index.html").write_text(BROKEN.format(script="console.error('oh no'); absent()"))
+    (folder / "other.html").write_text('<!doctype html><link rel="icon" href="data:,"><p id="there">here</p>')
+    (folder / "good.svg").write_text(SVG.format(8))
+    (folder / "empty.svg").write_text(SVG.format(0))
+    (folder / "text.png").write_text("no picture")
+    return folder
+
+
+def pages():
+    """Pages whose code is run: the README and all of docs but the dated decisions."""
+    return [ROOT / "README.md", *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "decisions")]
+
+
+def browser():
+    program = found()
+    if program is None:
+        pytest.skip(check.NO_BROWSER)
+    return program
+
+
+# ---- the site --------------------------------------------------------------------------------------------------------
+def test_every_page_is_in_the_site(site):
+    for page in pages()[1:]:
+        assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page
+
+
+def test_every_pattern_has_a_page_with_its_picture(site):
+    for name in {name for name in weft.__all__ if name.islower()} - {
+        "errors",
+        "attention",
+        "plan",
+        "explain",
+        "recognize",
+    }:
+        page = check.parsed(site / "patterns" / f"{name}.html")
+        assert [address for tag, address in page.links if tag == "img" and address.endswith(f"{name}-tiles.svg")], name
+
+
+def test_every_link_and_picture_of_the_site(site):
+    assert check.linked(site) == []
+
+
+def test_the_site_in_a_browser(site):
+    assert list(check.browsed(site, browser())) == []
+
+
+def test_the_site_is_small_enough_to_carry_along(site):
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 12 << 20
+
+
+# ---- the checks ------------------------------------------------------------------------------------------------------
+def test_broken_links_and_pictures_are_found(broken):
+    told = [line.removeprefix("index.html: ") for line in check.linked(broken)]
+    assert told == [
+        "missing.html leads nowhere",
+        "other.html#nowhere has no such anchor",
+        "../outside.html leads nowhere",
+        "empty.svg is a picture without a size",
+        "text.png is a picture without a size",
+        "absent.png leads nowhere",
+        "https://example.org/code.js is loaded from elsewhere",
+    ]
+
+
+def test_a_browser_finds_errors_and_pictures_that_are_not_drawn(broken):
+    told = "\n".join(check.browsed(broken, browser()))
+    for fault in (
+        "oh no",
+        "absent is not defined",
+        "text.png is not drawn",
+        "absent.png is not drawn",
+        "code.js is loaded",
+    ):
+        assert fault in told, told
+    assert "good.svg is not drawn" not in told and "other.html:" not in told
+
+
+def test_without_a_browser_it_says_so(broken, tmp_path):
+    (broken / "index.html").unlink()
+    done = subprocess.run(
+        [sys.executable, SITE / "check.py", broken], capture_output=True, text=True, check=False,
+        env={"PATH": str(tmp_path)} | {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
+    )  # fmt: skip
+    assert done.returncode == 0 and "no fault found" in done.stdout
+    assert "apt-get install chromium" in done.stderr
+
+
+# ---- the code of pages -----------------------------------------------------------------------------------------------
+def test_little_code_is_left_out():
+    left = {(str(p.relative_to(ROOT)), b.skipped) for p in pages() for b in blocks(p.read_text()) if b.skipped}
+    assert len(left) == len(LEFT_OUT)
+    for page, reason in left:
+        assert any(page == name and reason.startswith(words) for name, words in LEFT_OUT), (page, reason)
+
+
+def test_every_block_has_a_language():
+    """A block without one would be shown as code and never run; `text` is what is no code."""
+    for page in pages():
+        text = page.read_text()
+        assert text.count("\n```") + text.startswith("```") == 2 * len(list(blocks(text))), page
+        for block in blocks(text):
+            assert block.language in (*RUN, "text", "{eval-rst}"), f"{page}, line {block.line}: {block.language!r}"
+
+
+PAGE = """# A page
+
+```python
+x = 2
+```
+
+```python
+print(x + 1)
+```
+
+```text
+{promise}
+```
+
+```python
+# not run here: it would fail
+boom()
+```
+"""
+
+
+def test_a_page_shows_what_its_code_prints(tmp_path):
+    text = PAGE.split("```text", maxsplit=1)[0]
+    assert execute(text, "page", tmp_path).rstrip().endswith("```text\n3\n```")
+    assert execute(PAGE.format(promise=3), "page", tmp_path).count("```text\n3\n```") == 1
+
+
+def test_a_page_that_promises_something_else_is_refused(tmp_path):
+    with pytest.raises(PageError, match=r"(?s)page, line 12: the page promises\n4\n.*prints\n3"):
+        execute(PAGE.format(promise=4), "page", tmp_path)
+
+
+def test_a_block_that_fails_names_its_line(tmp_path):
+    with pytest.raises(PageError, match=r'(?s)page, line 4.*"page", line 5.*NameError'):
+        execute("# A page\n\n```python\nx = 1\nboom()\n```\n", "page", tmp_path)
+
+
+@pytest.mark.parametrize("line, word", [("rm -rf /", "no command of weft"), ("weft show 'causal('", "exit code 2")])
+def test_a_command_that_fails_is_told(line, word, tmp_path):
+    with pytest.raises(PageError, match=f"page, line 2: .*{word}"):
+        execute(f"```sh\n{line}\n```\n", "page", tmp_path)
+
+
+def test_pictures_that_a_page_writes_are_shown(tmp_path):
+    pytest.importorskip("matplotlib")
+    shown = execute("```sh\n.venv/bin/weft show 'causal()' --out mine.svg # a picture\n```\n", "page", tmp_path)
+    assert shown.endswith("\n![mine](mine.svg)\n") and (tmp_path / "mine.svg").exists()
+
+
+def test_every_command_has_its_help_on_the_page_of_commands():
+    text = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    for name in COMMANDS:
+        assert f"\n## weft {name}\n" in text and f"weft {name} --help\n" in text, name
+
+
+# ---- the README ------------------------------------------------------------------------------------------------------
+def test_the_first_picture_of_the_readme_tells_the_truth():
+    picture = next(blocks((ROOT / "README.md").read_text())).body
+    text, _, _ = picture.partition(" at 256 tokens")
+    pattern = eval(f"weft.{text}")
+    terms = [f"{term.nnz:,} pairs" for term in pattern.acsr(256).terms]
+    assert [line.rpartition("  ")[2].strip() for line in picture.splitlines() if " pairs" in line] == terms
+    assert f"{pattern.acsr(256).nbytes} bytes" in picture and pattern.acsr(1_000_000).nbytes == pattern.acsr(256).nbytes
