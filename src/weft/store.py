@@ -122,7 +122,10 @@ class Store:
     # ---- all of them -------------------------------------------------------------------------------------------------
     def entries(self) -> list[Entry]:
         """Every directory of ours in whatever state, the least recently used first."""
-        return self._tolerant(lambda: sorted(_entries(self.root), key=lambda one: one.used), "read") or []
+        root = self.root
+        if root is None:
+            return []
+        return self._tolerant(lambda: sorted(_entries(root), key=lambda one: one.used), "read") or []
 
     def verify(self) -> dict[str, str]:
         """What is wrong with entries, by key; they stay where they are."""

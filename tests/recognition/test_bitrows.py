@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from weft.recognition import bitrows
+from weft.recognition import bitrows, grids
 from weft.recognition.bitrows import BitRows
+from weft.recognition.parts import Known
 
 SIZES = [(1, 1), (5, 7), (64, 64), (65, 130), (200, 63), (130, 129)]
 
@@ -57,3 +60,17 @@ def test_algebra(mask):
     assert a.meets(b) == (mask & other).any() and a.exceeds(b) == (mask & ~other).any()
     assert (BitRows.meet([a, b, a]).dense() == (mask & other)).all()
     assert (BitRows.join([a, b, a]).dense() == (mask | other)).all()
+
+
+@given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 40), st.integers(0, 1 << 30))
+def test_sides_of_blocks(block, share, size, number):
+    """Blocks of which each is live or dead where it is decided have a side that divides it."""
+    generator = np.random.default_rng(number)
+    coarse = generator.random((size, size)) < 0.5
+    mask = np.kron(coarse, np.ones((block, block), np.bool_))[:size, :size]
+    known = generator.random(mask.shape) < share / 6
+    found = grids.sides_of_blocks(Known(BitRows.pack(mask & known), BitRows.pack(~mask & known)))
+    assert found % block == 0
+    if share >= 6:
+        places = [np.argwhere(turned[1:] != turned[:-1])[:, 0] + 1 for turned in (mask, mask.T)]
+        assert found == np.gcd.reduce(np.concatenate(places), initial=0)

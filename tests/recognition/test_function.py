@@ -280,6 +280,17 @@ def test_captured_arrays_are_left_as_they_were():
     assert type(owner.ids) is np.ndarray and type(IDS) is np.ndarray
 
 
+@pytest.mark.parametrize("function", [
+    lambda q, k: q != np.where(q % 2 == 0, q, 2), lambda q, k: (np.where(k * q % 3 == 0, q, 2) != q) & (k < 30),
+])  # fmt: skip
+def test_numpy_asked_without_torch_where_they_do_not_know_each_other(function):
+    """A tensor that is compared with an array is another object, which is True and says nothing."""
+    found = recognize(lambda q, k: function(q, k) & (q * k % 7 < 6), size=(40, 37))
+    assert found.proof == "evaluated at (40, 37)"
+    q, k = np.ogrid[:40, :37]
+    assert (found.pattern.to_dense(40, 37) == function(q, k) & (q * k % 7 < 6)).all()
+
+
 # ---- input ----------------------------------------------------------------------------------------------------------
 def changes_in_place(q, k):
     q += 1
@@ -311,6 +322,10 @@ def boom(q, k):
     [
         (changes_in_place, "changes its argument q"), (changes_by_method, "changes its argument q"),
         (changes_an_item, "changes its argument q"), (changes_untraced, "changes its argument k"),
+        (lambda q, k: (q * k % 3 == 0) & (k < k.max()), "arrays of torch and .* single numbers"),
+        (lambda q, k: (q * k % 3 == 0) & (k > (3 if isinstance(q, torch.Tensor) else 4)), "arrays of numpy"),
+        (lambda q, k: (q * k % 3 == 0) & (q == [1, 2]), "tensor is compared with a list"),
+        (lambda q, k: BYTES[q] != np.where(q * k % 2 == 0, q, 2), "compared with a ndarray"),
         (boom, "RuntimeError: boom"), (lambda q, k: q - k, "not booleans"), (lambda q, k: None, "NoneType"),
         (lambda q, k: torch.sin(q), "not booleans"), (lambda q, k: "yes", "a str"),
         (lambda q: q, "it takes q"), (lambda a, b, c: a, "it takes a, b, c"), (lambda: 1, "it takes nothing"),

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and co
 SLOW = ("window, 64", "window, 256", "window, 256, float32")  # like others, and long to compile
 SPILLED = Path(__file__).with_name("spilled.json")  # bytes of local memory of a thread, as it is today; 0 if absent
 
-INSIDE = {("keys", "documents"), ("keys", "random blocks"), ("dq", "2-D")}
+INSIDE = {("keys", "random blocks")}
 
 
 def cases():

@@ -201,9 +201,11 @@ class BitRows:
 
     def next_key_differs(self) -> NDBool:
         """(n - 1): whether key k + 1 differs from key k in some row."""
-        moved = self.words >> np.uint64(1)
-        moved[:, :-1] |= self.words[:, 1:] << np.uint64(WORD - 1)
-        return unpacked(np.bitwise_or.reduce(moved ^ self.words, axis=0), self.n)[: max(0, self.n - 1)]
+        return _next_keys(self, self, np.bitwise_xor)
+
+    def next_key_in(self, other: BitRows) -> NDBool:
+        """(n - 1): whether some row has key k here and key k + 1 in the other."""
+        return _next_keys(self, other, np.bitwise_and)
 
     # ---- reading -------------------------------------------------------------------------------------------------
     def dense(self, rows: Any = slice(None)) -> NDBool:
@@ -229,6 +231,16 @@ def strips(m: int, n: int) -> list[tuple[int, int]]:
     """(first, last + 1) of strips of rows of at most about STRIP pairs."""
     step = max(1, STRIP // max(1, n))
     return [(a, min(a + step, m)) for a in range(0, m, step)]
+
+
+def _next_keys(rows: BitRows, other: BitRows, rule: Any) -> NDBool:
+    """(n - 1): the rule on key k and key k + 1 of the other, in any row."""
+    total = np.zeros(rows.words.shape[1], np.uint64)
+    for a, b in strips(rows.m, rows.n):
+        moved = other.words[a:b] >> np.uint64(1)
+        moved[:, :-1] |= other.words[a:b, 1:] << np.uint64(WORD - 1)
+        total |= np.bitwise_or.reduce(rule(rows.words[a:b], moved), axis=0)
+    return unpacked(total, rows.n)[: max(0, rows.n - 1)]
 
 
 def packed(bits: NDBool) -> Words:

@@ -9,9 +9,10 @@ import numpy as np
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF, Bound, Ints, IntTable, Stair, Steps
-from weft.recognition import names, periodic, spell, stairs
+from weft.recognition import names, periodic, runs, spell, stairs
 from weft.recognition.lines import Line, chosen
 from weft.recognition.periodic import LONGEST, NoFormError, Piece, tidied
+from weft.recognition.runs import Runs
 from weft.recognition.sets import Comb
 from weft.recognition.spell import FAR
 
@@ -20,20 +21,23 @@ MAX_PIECES = 16  # pieces, or residue classes, that one bound may fall into
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Contiguous documents: for each token the first token of its document, and the first after it."""
+    """Contiguous documents of tokens 0 to stop - 1: the first token of each."""
 
-    start: Ints
-    stop: Ints
-
-    @property
-    def first(self) -> Ints:
-        """The first token of each document."""
-        return np.flatnonzero(np.append(True, np.diff(self.start) != 0)).astype(np.int64)
+    first: Ints
+    stop: int
 
     @property
-    def number(self) -> Ints:
+    def number(self) -> Line:
         """0, 1, ... for each token."""
-        return np.cumsum(np.append(False, np.diff(self.start) != 0)).astype(np.int64)
+        return Line(tuple(runs.pieces_of(Runs.steps(self.first, np.arange(self.first.size), self.stop))))
+
+    def of(self, tokens: Ints) -> Ints:
+        """The document of each token."""
+        return np.searchsorted(self.first, tokens, side="right") - 1
+
+    def cut(self, found: Runs) -> Runs:
+        """Runs that lie in one document each."""
+        return found.cut(runs.merged(found.begin, self.first))
 
 
 def below(f: Line, g: Line, c: int, within: Documents | None = None) -> Pattern:
@@ -54,10 +58,10 @@ def _inside(f: Line, g: Line, c: int, within: Documents) -> Pattern:
     """Pairs of one document share its number d, so f(q) + g(k) = (f(q) - a d(q)) + (g(k) + a d(k)) for them, and an a
     that is large enough makes both monotone if they are so in each document.
     """
-    values, number = (f.all(), g.all()), within.number
-    far = 2 * sum(int(np.abs(x).max()) for x in values) + abs(c) + 1
+    far = 2 * sum(max(map(abs, line.extent)) for line in (f, g)) + abs(c) + 1
     for by in (far, -far):
-        shifted = Line.table(values[0] - by * number), Line.table(values[1] + by * number)
+        shift = within.number.scaled(by)
+        shifted = f - shift, g + shift
         falls = by > 0
         if (shifted[0].falls and shifted[1].rises) if falls else (shifted[0].rises and shifted[1].falls):
             return below(*shifted, c, within)
@@ -79,6 +83,9 @@ def _bound(side: str, g: Line, asked: Line, within: Documents | None) -> Pattern
 
 def _searched(g: Line, asked: Line) -> Line:
     """q -> the first k with g(k) >= asked(q), the end of g where there is none."""
+    first = runs.inverse(g.pieces) if g.kept_as_runs or asked.kept_as_runs else None
+    if first is not None:
+        return Line(tuple(first)).of(asked)
     run, step = asked.grain, g.grain
     found = np.minimum(np.searchsorted(g.all(step), asked.all(run), side="left") * step, g.hi)
     return Line(tuple(tidied([periodic.listed(found, asked.lo, asked.hi, run)])))
@@ -114,6 +121,9 @@ def _first(g: Line) -> Line:
 
 def _inverse(piece: Piece, low: int, high: int) -> list[Piece]:
     """The first k of the piece's rule with f(k) >= y, for low <= y < high."""
+    by_runs = runs.inverse([piece]) if piece.is_runs else None
+    if by_runs is not None:
+        return list(Line(tuple(by_runs)).restricted(low, high).pieces)
     if not piece.slope:
         if high - low > LONGEST or piece.length > LONGEST:
             raise NoFormError("a table of numbers that lie too far apart")
@@ -160,10 +170,24 @@ def _clipped_stair(at: Line) -> Stair | None:
     first, last = at.pieces[0], at.pieces[-1]
     low = int(first.values[0]) if not first.slope else 0
     high = int(last.values[0]) if not last.slope else FAR
-    if not _clipped(_line(stair), low, high).same(_clipped(at, 0, FAR)):
+    if not _plainly(stair, at, low, high) and not _clipped(_line(stair), low, high).same(_clipped(at, 0, FAR)):
         return None
     clip = (-INF if low <= 0 else low, INF if high >= FAR else high)
     return Stair(stair.rise, stair.run, stair.shift, stair.base, *clip)
+
+
+def _plainly(stair: Stair, at: Line, low: int, high: int) -> bool:
+    """Whether the bound is the stair of its one sloped piece between constants that the stair is beyond: both never
+    decrease, so the ends of the piece tell.
+    """
+    place = next(i for i, piece in enumerate(at.pieces) if piece.slope)
+    before, piece, after = at.pieces[:place], at.pieces[place], at.pieces[place + 1 :]
+    if len(before) > 1 or len(after) > 1 or not all(p.constant for p in (*before, *after)):
+        return False
+    ends = [x for x, there in ((piece.start, before), (piece.stop, after)) if there]
+    values = iter(stair(np.array([y for x in ends for y in (x - 1, x)], np.int64)).tolist())
+    starts = not before or (next(values) <= max(low, 0) and (next(values) >= low or low <= 0))
+    return starts and (not after or (next(values) <= high <= next(values)))
 
 
 def _of_piece(side: str, piece: Piece) -> Pattern:
@@ -222,17 +246,20 @@ def _named(side: str, bound: Bound, n: int = FAR) -> Pattern:
 # ---- of a known length ----------------------------------------------------------------------------------------------
 def listed(side: str, at: Line, n: int, within: Documents | None) -> Pattern:
     """A bound that is known row by row. In a document all T up to its first key are alike, and all T from its end."""
-    run = at.grain if within is None else 1
-    least = most = np.clip(at.all(run), 0, n)
+    cells = at.steps if within is None else within.cut(at.steps)
+    least = most = np.clip(cells.value, 0, n)
     if within is not None:
-        least, most = _limits(most, n, within)
+        least, most = _limits(most, n, cells, within)
     if least[-1] <= most[0]:
         return _plain(side, n if most[0] >= n and side == "before" else int(least[-1]))
-    return _named(side, stairs.stretched(stairs.simplest(least, most, n), run), n)
+    rows = cells.begin, cells.begin + cells.lengths - 1
+    return _named(side, stairs.simplest(least, most, n, rows), n)
 
 
-def _limits(at: Ints, n: int, within: Documents) -> tuple[Ints, Ints]:
-    """(least, most) that T may be in each row where only the pairs of one document matter."""
-    least = np.maximum.accumulate(np.where(at <= within.start, 0, np.minimum(at, within.stop)))
-    most = np.where(at >= within.stop, n, np.maximum(at, within.start))
+def _limits(at: Ints, n: int, cells: Runs, within: Documents) -> tuple[Ints, Ints]:
+    """(least, most) that T may be in the rows of each cell where only the pairs of one document matter."""
+    document = within.of(cells.begin)
+    start, stop = within.first[document], np.append(within.first[1:], within.stop)[document]
+    least = np.maximum.accumulate(np.where(at <= start, 0, np.minimum(at, stop)))
+    most = np.where(at >= stop, n, np.maximum(at, start))
     return least, np.minimum.accumulate(most[::-1])[::-1]

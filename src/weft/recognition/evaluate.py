@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from weft.recognition.tracer import Trace
 
 PAIRS_A_STRIP = 1 << 21  # pairs evaluated at once: 16 MiB for each number that the function makes of a pair
 MAX_SINGLE = 1 << 24  # pairs that are asked one by one
+SAMPLES = {False: 64, True: 8}  # queries, and keys, at which every manner must answer alike: arrays, single numbers
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,25 @@ class Manner:
     torch: bool
     single: bool
 
+    @property
+    def text(self) -> str:
+        library = "torch" if self.torch else "numpy"
+        return f"single numbers of {library}" if self.single else f"arrays of {library}"
+
     def values(self, values: np.ndarray) -> Any:
         if not self.torch:
             return values.copy() if values.ndim else values[()]
-        return sys.modules["torch"].from_numpy(values.copy())
+        return sys.modules["torch"].from_numpy(values.copy()).as_subclass(_tensors()[0])
+
+    def context(self) -> AbstractContextManager[Any]:
+        """What the function is called in."""
+        return nullcontext() if self.torch or "torch" not in sys.modules else _tensors()[1]()
+
+
+def _every_manner() -> list[Manner]:
+    """Arrays first, those of torch first where it is loaded."""
+    libraries = [True, False] if "torch" in sys.modules else [False]
+    return [Manner(torch, single) for single, torch in product((False, True), libraries)]
 
 
 def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], m: int, n: int) -> BitRows:
@@ -42,13 +60,45 @@ def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, 
     failures = []
     for manner in _manners(function, names, at, m, n):
         try:
-            return _rows(function, names, at, (m, n), manner)
+            found = _rows(function, names, at, (m, n), manner)
         except InputError as error:
             failures.append(error)
+            continue
         except Exception as error:  # whatever the function raises
             failures.append(_raised(function, error))
             failures[-1].__cause__ = error
+            continue
+        _agreed(function, names, at, found, manner)
+        return found
     raise failures[0]
+
+
+def _agreed(
+    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], found: BitRows, asked: Manner
+) -> None:
+    """Raise if another manner, arrays or single numbers of either library, answers otherwise at some pairs."""
+    for manner in _every_manner():
+        q, k = (_samples(length, SAMPLES[manner.single]) for length in (found.m, found.n))
+        mine = found.dense(q)[:, k]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what is not used
+                other = _block(function, names, at, (q[:, None], k[None]), manner)
+        except Exception:  # it does not work in this manner, which nobody needs
+            continue
+        if (other != mine).any():
+            i, j = (int(x[0]) for x in np.nonzero(other != mine))
+            raise InputError(
+                _asked(function),
+                f"at q={q[i]}, k={k[j]} it answers {bool(mine[i, j])} to {asked.text} and {bool(other[i, j])} to "
+                f"{manner.text}",
+                "write it for one pair, with the functions of torch or of numpy but not of both",
+            )  # fmt: skip
+
+
+def _samples(length: int, most: int) -> np.ndarray:
+    """Some indices, in no order."""
+    return np.random.default_rng(length).choice(length, min(length, most), replace=False)
 
 
 def _rows(
@@ -82,19 +132,19 @@ def _manners(function: Callable[..., Any], names: tuple[str, ...], at: dict[str,
     """
     q, k = np.arange(min(m, 2), dtype=np.int64)[:, None], np.arange(min(n, 3), dtype=np.int64)[None]
     failures: list[Exception] = []
-    for single in (False, True):
-        found = []
-        for torch in ("torch" in sys.modules, False)[: 1 + ("torch" in sys.modules)]:
-            manner = Manner(torch, single)
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of what does not work and is not used
-                    _block(function, names, at, (q, k), manner)
-                found.append(manner)
-            except Exception as error:  # whatever the function raises
-                failures.append(error)
-        if found:
+    found: list[Manner] = []
+    for manner in _every_manner():
+        if manner.single and found and not found[0].single:
             return found
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what does not work and is not used
+                _block(function, names, at, (q, k), manner)
+            found.append(manner)
+        except Exception as error:  # whatever the function raises
+            failures.append(error)
+    if found:
+        return found
     if isinstance(failures[0], InputError):
         raise failures[0]
     raise _raised(function, failures[0]) from failures[0]
@@ -128,7 +178,8 @@ def _block(
 def _answer(function: Callable[..., Any], names: tuple[str, ...], given: dict[str, Any], manner: Manner) -> np.ndarray:
     """What the function returns, checked: booleans, for every pair, and its arguments as they were."""
     arguments = {name: manner.values(given[name]) for name in names}
-    result = function(*arguments.values())
+    with manner.context():
+        result = function(*arguments.values())
     for name, value in arguments.items():
         if not np.array_equal(np.asarray(value), given[name]):
             raise InputError(
@@ -145,6 +196,36 @@ def _answer(function: Callable[..., Any], names: tuple[str, ...], given: dict[st
             _asked(function), f"it returns an array of shape {result.shape} for pairs of shape {shape}",
             "return one boolean for each pair",
         ) from None  # fmt: skip
+
+
+@cache
+def _tensors() -> tuple[type[Any], type[Any]]:
+    """Two classes that need torch: tensors that know what they may be compared with, and a context without torch."""
+    torch = sys.modules["torch"]
+
+    class Known(torch.Tensor):  # type: ignore[misc, name-defined]
+        """Raises where Python would answer whether two things are one object: one boolean, and not what was asked."""
+
+        __hash__ = torch.Tensor.__hash__
+
+        def __eq__(self, other: Any) -> Any:
+            return self._compared(super().__eq__(other), other)
+
+        def __ne__(self, other: Any) -> Any:
+            return self._compared(super().__ne__(other), other)
+
+        def _compared(self, found: Any, other: Any) -> Any:
+            if found is NotImplemented:
+                raise RuntimeError(f"a tensor is compared with a {type(other).__name__}")
+            return found
+
+    class Without(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+        """A function that answers on numpy's arrays does so without torch, whose tensors do not know them."""
+
+        def __torch_function__(self, called: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+            raise RuntimeError(f"torch's {called.__name__} is called for arrays of numpy")
+
+    return Known, Without
 
 
 def not_boolean(function: Callable[..., Any], what: str) -> tuple[str, str, str]:

@@ -17,6 +17,7 @@ from weft.pattern.bounds import INF, Ints
 from weft.pattern.relation import NDBool
 from weft.recognition.lines import Line, chosen
 from weft.recognition.periodic import NoFormError
+from weft.recognition.remember import remembered
 
 MAX_CASES = 24
 IDENTITY = Line.index()
@@ -25,14 +26,14 @@ ZERO = Line.between(0, 1)
 
 
 # ---- conditions -----------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Always:
     """True or false for every pair."""
 
     holds: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Side:
     """One index, "q" or "k", lies in a set."""
 
@@ -40,7 +41,7 @@ class Side:
     test: Line
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Pair:
     """f(q) + g(k) lies in a set; neither f nor g is constant."""
 
@@ -58,14 +59,14 @@ class Cell:
     g: Line
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class All:
     """Every part holds."""
 
     parts: tuple[Formula, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Some:
     """At least one part holds."""
 
@@ -77,6 +78,7 @@ Formula: TypeAlias = Always | Side | Pair | Cell | All | Some
 TRUE, FALSE = Always(True), Always(False)
 
 
+@remembered
 def atom(test: Line, f: Line, g: Line) -> Formula:
     """f(q) + g(k) in a set, as a statement about one index where the other does not matter."""
     if g.is_constant:
@@ -86,10 +88,12 @@ def atom(test: Line, f: Line, g: Line) -> Formula:
     return Always(bool(test.value)) if test.is_constant else Pair(test, f, g)
 
 
+@remembered
 def side(axis: str, test: Line) -> Formula:
     return Always(bool(test.value)) if test.is_constant else Side(axis, test)
 
 
+@remembered
 def negated(formula: Formula) -> Formula:
     """De Morgan's laws, down to the sets."""
     if isinstance(formula, Always):
@@ -104,11 +108,13 @@ def negated(formula: Formula) -> Formula:
     return Some(parts) if isinstance(formula, All) else All(parts)
 
 
+@remembered
 def both(*parts: Formula) -> Formula:
     """The conjunction; sets of one quantity are met."""
     return _flat(parts, All)
 
 
+@remembered
 def either(*parts: Formula) -> Formula:
     """The disjunction; sets of one quantity are united."""
     return _flat(parts, Some)
@@ -145,6 +151,7 @@ def _one_set(a: Formula, b: Formula, kind: type[All] | type[Some]) -> Formula | 
     return None
 
 
+@remembered
 def turned(outer: Line, sums: tuple[Line, Line], wanted: tuple[Line, Line]) -> Line | None:
     """outer of one sum as a function of another: y -> outer(sign y + c), where f = sign f' + a, g = sign g' + b."""
     for sign in (1, -1):
@@ -185,7 +192,7 @@ def truth(formula: Formula, q: Ints, k: Ints) -> NDBool:
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Term:
     """outer(f(q) + g(k)); without outer the sum itself."""
 
@@ -217,6 +224,7 @@ class Term:
         return self.whole.extent
 
 
+@remembered
 def term(f: Line, g: Line, outer: Line | None) -> Term:
     """outer(f(q) + g(k)), with outer drawn into f or g where the other one is constant."""
     if outer is None:
@@ -228,11 +236,13 @@ def term(f: Line, g: Line, outer: Line | None) -> Term:
     return Term(f, g, outer)
 
 
+@remembered
 def applied(outer: Line, x: Term) -> Term:
     """outer(x)."""
     return term(x.f, x.g, outer) if x.outer is None and x.axis != "qk" else term(x.f, x.g, outer.of(x.whole))
 
 
+@remembered
 def added(x: Term, y: Term) -> Term:
     """x + y: sums add; functions of one and the same sum add as functions of it."""
     if x.outer is None and y.outer is None:
@@ -243,6 +253,7 @@ def added(x: Term, y: Term) -> Term:
     return _alike(x, y, lambda a, b: a + b, "+")
 
 
+@remembered
 def multiplied(x: Term, y: Term) -> Term:
     """x * y, where one is constant or both are functions of one quantity."""
     for a, b in ((x, y), (y, x)):
@@ -252,6 +263,7 @@ def multiplied(x: Term, y: Term) -> Term:
     return _alike(x, y, lambda a, b: a * b, "*")
 
 
+@remembered
 def picked(condition: Formula, x: Term, y: Term) -> Term | None:
     """x where the condition holds, else y, if all three are functions of one quantity; else None."""
     if isinstance(condition, Always):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from weft.recognition.lower import Size, lower
 from weft.recognition.mask import described, spread
 from weft.recognition.operations import as_table
 from weft.recognition.periodic import NoFormError
+from weft.recognition.remember import remembering
 from weft.recognition.result import Recognized
+from weft.recognition.rows import in_rows
+from weft.recognition.tables import alike, same_reads
 from weft.recognition.tracer import NeedLengthError, Trace, Traced
 
 HERE = Path(__file__).parent
@@ -61,7 +65,8 @@ def recognize_function(
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise InputError(asked.text, f"{name}={count!r} is no number of them", f"pass {name} as an int from 1 on")
     try:
-        return _symbolic(asked, generalize)
+        with remembering():
+            return _symbolic(asked, generalize)
     except NoFormError as ended:
         where = _place(ended)
         reason = f"tracing ended {where}at {ended}" if where else f"no closed form was found: {ended}"
@@ -98,8 +103,11 @@ def _symbolic(asked: Asked, generalize: bool) -> Recognized:
     size = _lengths(asked, trace)
     patterns: dict[Pattern, int] = {}
     which = np.empty(formulas.shape, np.int64)
+    lowered: dict[int, Pattern] = {}
     for at, formula in np.ndenumerate(formulas):
-        which[at] = patterns.setdefault(lower(formula, size), len(patterns))
+        if id(formula) not in lowered:  # rows that read alike share their formula
+            lowered[id(formula)] = lower(formula, size)
+        which[at] = patterns.setdefault(lowered[id(formula)], len(patterns))
     most = max(map(names.terms, patterns))
     if most > MAX_TERMS:
         raise NoFormError(f"it falls into up to {most} terms")
@@ -123,10 +131,42 @@ def _formulas(asked: Asked, function: Callable[..., Any], trace: Trace) -> np.nd
     """(batch rows, heads) of formulas; one where the first run, for batch row 0 and head 0, looked at neither."""
     first = _formula(asked, function, trace)
     formulas = np.empty([_count(asked, trace.used, name) for name in ("b", "h")], object)
-    for at in np.ndindex(*formulas.shape):
-        other = replace(trace, at=dict(zip("bh", at, strict=True)), used={})
-        formulas[at] = _formula(asked, function, other) if any(at) else first
+    others = []
+    for index in np.ndindex(*formulas.shape):
+        at = dict(zip("bh", index, strict=True))
+        if trace.at == at or same_reads(trace, at):
+            formulas[index] = first
+        else:
+            others.append(at)
+    for at, formula in zip(others, _of_rows(asked, function, trace, others), strict=True):
+        formulas[at["b"], at["h"]] = formula
     return formulas
+
+
+def _of_rows(asked: Asked, function: Callable[..., Any], trace: Trace, rows: list[dict[str, int]]) -> Iterator[Formula]:
+    """The formulas of other rows than that of a finished trace: in one run, where nothing but tables tells them apart.
+
+    Otherwise each row is run, but for those that read what another one has read.
+    """
+    if len(rows) > 1 and trace.only_reads and trace.m and trace.n:
+        with suppress(NoFormError, NeedLengthError, WeftError):
+            run = trace.stacked(tuple(rows))
+            found = in_rows(_formula(asked, function, run), len(rows))
+            return (found[next(i for i, row in enumerate(rows) if row is at or alike(run, row, at))] for at in rows)
+    return _one_by_one(asked, function, trace, rows)
+
+
+def _one_by_one(
+    asked: Asked, function: Callable[..., Any], trace: Trace, rows: list[dict[str, int]]
+) -> Iterator[Formula]:
+    done: list[tuple[Trace, Formula]] = []
+    for at in rows:
+        same = [formula for run, formula in done if same_reads(run, at)]
+        if not same:
+            run = trace.run_for(at)
+            same = [_formula(asked, function, run)]
+            done.append((run, same[0]))
+        yield same[0]
 
 
 def _formula(asked: Asked, function: Callable[..., Any], trace: Trace) -> Formula:

@@ -73,18 +73,19 @@ def _plausible(known: Known, w: int, w_keys: int) -> bool:
 def _split(live: BitRows, w: int, w_keys: int) -> Split:
     """Projections of the live pairs on the two axes."""
     m, n = live.m, live.n
-    h, words = m // w, width(n)
-    outer = np.zeros((h, n // w_keys), np.bool_)
-    inner = np.zeros((w, w_keys), np.bool_)
-    grid = live.words.reshape(h, w, words)
+    grid = live.words.reshape(m // w, w, width(n))
     by_outer = BitRows(np.bitwise_or.reduce(grid, axis=1), n)
     by_inner = BitRows(np.bitwise_or.reduce(grid, axis=0), n)
-    step = max(1, STRIP // max(1, n))
-    for a in range(0, h, step):
-        outer[a : a + step] = by_outer.dense(slice(a, a + step)).reshape(-1, n // w_keys, w_keys).any(axis=2)
-    for a in range(0, w, step):
-        inner[a : a + step] = by_inner.dense(slice(a, a + step)).reshape(-1, n // w_keys, w_keys).any(axis=1)
-    return Split(BitRows.pack(outer), BitRows.pack(inner))
+    return Split(_folded(by_outer, (n // w_keys, w_keys), 2), _folded(by_inner, (n // w_keys, w_keys), 1))
+
+
+def _folded(rows: BitRows, shape: tuple[int, int], axis: int) -> BitRows:
+    """Rows of keys of two axes, projected along one of them."""
+    step = max(1, STRIP // max(1, rows.n))
+    parts = [
+        BitRows.pack(rows.dense(slice(a, a + step)).reshape(-1, *shape).any(axis=axis)) for a in range(0, rows.m, step)
+    ]
+    return BitRows(np.concatenate([part.words for part in parts]), parts[0].n)
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,8 @@ def axis_of(rows: BitRows) -> Axis | None:
     fullest = np.flatnonzero(rows.dense(slice(int(counts.argmax()), int(counts.argmax()) + 1))[0])
     dilation = int(fullest[1] - fullest[0]) if size > 1 else 1
     if size * dilation > length:
+        return None
+    if not np.array_equal(rows.last - rows.first, (counts - 1) * dilation):  # settles most
         return None
     if counts.min() == size == length:
         return Axis(length, length, 1, 1, False)
@@ -181,6 +184,16 @@ def block_of(rows: BitRows) -> tuple[int, int]:
     by_key = np.flatnonzero(rows.next_key_differs()) + 1
     by_query = np.flatnonzero((rows.words[1:] != rows.words[:-1]).any(axis=1)) + 1
     return _common(by_query, rows.m), _common(by_key, rows.n)
+
+
+def sides_of_blocks(known: Known) -> int:
+    """What the side of square blocks divides, each of which is live or dead as far as it is decided: they end between
+    neighbours of which one is live and the other dead. 0 where there are no such neighbours.
+    """
+    live, dead = known.live.words, known.dead.words
+    by_query = ((live[1:] & dead[:-1]) | (dead[1:] & live[:-1])).any(axis=1)
+    by_key = known.live.next_key_in(known.dead) | known.dead.next_key_in(known.live)
+    return int(np.gcd.reduce(np.concatenate([np.flatnonzero(by_query), np.flatnonzero(by_key)]) + 1, initial=0))
 
 
 def _common(places: Ints, length: int) -> int:

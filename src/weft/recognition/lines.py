@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import gcd, lcm
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from weft.pattern.bounds import INF, Ints
+from weft.recognition import alike, runs
 from weft.recognition.periodic import LONGEST, MANY, BeyondTableError, NoFormError, Piece, listed, short, tidied
+from weft.recognition.remember import held, remembered
 
-Rule: TypeAlias = Callable[[Sequence[Ints], Sequence[int]], tuple[Ints, int] | None]
-SAMPLES = 16  # indices at which two functions are compared before they are on all
+Rule: TypeAlias = Callable[[Sequence[Ints], Sequence[Any]], tuple[Ints, Any] | None]
+FEW = 16  # pieces that are looked up one after the other
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +34,12 @@ class Line:
 
     # ---- making --------------------------------------------------------------------------------------------------
     @staticmethod
+    @remembered
     def constant(value: int, lo: int = -INF, hi: int = INF) -> Line:
         return Line((Piece(lo, hi, np.array([value], np.int64)),))
 
     @staticmethod
+    @remembered
     def index(lo: int = -INF, hi: int = INF, scale: int = 1, base: int = 0) -> Line:
         """x -> scale * x + base."""
         return Line(tuple(tidied([Piece(lo, hi, np.array([base], np.int64), scale)])))
@@ -43,19 +47,26 @@ class Line:
     @staticmethod
     def table(values: Ints, lo: int = 0) -> Line:
         """x -> values[x - lo]."""
+        found = runs.of_table(values, lo)
+        if found is not None:
+            return Line(tuple(runs.pieces_of(found)))
+        values = values.astype(np.int64, copy=False)
         return Line(tuple(tidied([listed(values, lo, lo + values.size)])))
 
     @staticmethod
+    @remembered
     def floor(by: int) -> Line:
         """x -> x // by."""
         return Line((Piece(-INF, INF, np.zeros(1, np.int64), 1, by),))
 
     @staticmethod
+    @remembered
     def modulo(by: int) -> Line:
         """x -> x % by."""
         return Line((Piece(-INF, INF, np.arange(short(by), dtype=np.int64)),))
 
     @staticmethod
+    @remembered
     def between(lo: int, hi: int) -> Line:
         """x -> 1 where lo <= x < hi, else 0."""
         edges = [-INF, max(lo, -INF), min(max(hi, lo), INF), INF]
@@ -80,6 +91,12 @@ class Line:
         return len(self.pieces) == 1 and self.pieces[0].constant
 
     @property
+    def is_index(self) -> bool:
+        """Whether it is x -> x."""
+        (piece, *more) = self.pieces
+        return not more and piece.straight and piece.slope == 1 and not piece.values[0]
+
+    @property
     def value(self) -> int:
         """Its value where it has only one."""
         return int(self.pieces[0].values[0])
@@ -96,7 +113,7 @@ class Line:
             return self.pieces[0].inside(x)
         place = np.searchsorted(self.starts, x, side="right") - 1
         out = np.empty(x.shape, np.int64)
-        for i in np.unique(place):
+        for i in range(len(self.pieces)) if len(self.pieces) <= FEW else np.unique(place):
             here = place == i
             out[here] = self.pieces[i].inside(x[here])
         return out
@@ -106,11 +123,25 @@ class Line:
         parts = [piece.over(piece.start // run, -(-piece.stop // run), run) for piece in self.pieces]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    @cached_property
+    def steps(self) -> runs.Runs:
+        """A bounded function as runs of one value each."""
+        return runs.stepped(self.pieces)
+
+    @cached_property
+    def long(self) -> bool:
+        """Whether it lists many values."""
+        return any(not piece.is_runs and piece.values.size > MANY for piece in self.pieces)
+
+    @property
+    def kept_as_runs(self) -> bool:
+        return any(piece.is_runs for piece in self.pieces)
+
     @property
     def grain(self) -> int:
         """The longest cells, counted from 0, in which a bounded function never changes."""
-        runs = [piece.run for piece in self.pieces if not piece.constant]
-        return gcd(*runs, *self.starts.tolist()) or self.hi
+        cells = [piece.run for piece in self.pieces if not piece.constant]
+        return gcd(*cells, *self.starts.tolist()) or self.hi
 
     @cached_property
     def extent(self) -> tuple[int, int]:
@@ -134,12 +165,19 @@ class Line:
     def __neg__(self) -> Line:
         return self.scaled(-1)
 
+    @remembered
     def scaled(self, by: int, base: int = 0) -> Line:
         """by * f + base."""
         if not by:
             return Line.constant(base, self.lo, self.hi)
-        return Line(tuple(Piece(p.start, p.stop, p.values * by + base, p.slope * by, p.run) for p in self.pieces))
+        if (by, base) == (1, 0):
+            return self
+        found = Line(tuple(p.scaled(by, base) for p in self.pieces))
+        if (by, base) == (-1, 0):
+            held((Line.scaled, found, -1), self)
+        return found
 
+    @remembered
     def __add__(self, other: Line) -> Line:
         if other.is_constant and (other.lo, other.hi) == (self.lo, self.hi):
             return self.scaled(1, other.value)
@@ -148,6 +186,7 @@ class Line:
     def __sub__(self, other: Line) -> Line:
         return self + -other
 
+    @remembered
     def __mul__(self, other: Line) -> Line:
         return together([self, other], _times)
 
@@ -155,6 +194,7 @@ class Line:
         """The meet of two conditions."""
         return self * other
 
+    @remembered
     def __or__(self, other: Line) -> Line:
         """The union of two conditions."""
         return ~(~self * ~other)
@@ -163,47 +203,38 @@ class Line:
         """The complement of a condition."""
         return self.scaled(-1, 1)
 
+    @remembered
     def same(self, other: Line) -> bool:
         """Whether two functions agree everywhere."""
         return self is other or ((self.lo, self.hi) == (other.lo, other.hi) and self.gap(other) == 0)
 
+    @remembered
     def gap(self, other: Line, sign: int = 1) -> int | None:
         """The c for which self = sign * other + c everywhere; None if there is none."""
-        if [(p.start, p.stop) for p in self.pieces] == [(p.start, p.stop) for p in other.pieces]:
-            pairs = list(zip(self.pieces, other.pieces, strict=True))
-            gap = int(self.pieces[0].values[0]) - sign * int(other.pieces[0].values[0])
-            if all(_apart(a, b, sign, gap) for a, b in pairs):
-                return gap
-        some = _samples(max(self.lo, other.lo), min(self.hi, other.hi))
-        if some.size and np.ptp(self.at(some) - sign * other.at(some)):
-            return None
-        difference = self - other.scaled(sign)
-        return difference.value if difference.is_constant else None
+        return alike.gap(self, other, sign)
 
+    @cached_property
+    def sampled(self) -> Ints:
+        """Its values at some indices, the same ones for all functions of one length."""
+        return self.at(alike.samples(self.lo, self.hi))
+
+    @remembered
     def restricted(self, lo: int, hi: int) -> Line:
         """The same function on lo <= x < hi only."""
         kept = [p.within(max(p.start, lo), min(p.stop, hi)) for p in self.pieces if p.start < hi and p.stop > lo]
         return Line(tuple(tidied(kept)))
 
+    @remembered
     def of(self, inner: Line) -> Line:
         """x -> self(inner(x))."""
         if inner.is_constant:
             return Line.constant(int(self.at(np.array([inner.value]))[0]), inner.lo, inner.hi)
+        if inner.is_index and (inner.lo, inner.hi) == (self.lo, self.hi):
+            return self
         return Line(tuple(tidied([part for piece in inner.pieces for part in _composed(self, piece)])))
 
 
-def _samples(lo: int, hi: int) -> Ints:
-    """Some indices in lo <= x < hi that fall into no step; none where that lies far from 0."""
-    lo, hi = max(lo, -LONGEST), min(hi, LONGEST)
-    return lo + np.arange(SAMPLES if lo < hi else 0, dtype=np.int64) ** 5 * 7919 % max(1, hi - lo)
-
-
-def _apart(a: Piece, b: Piece, sign: int, gap: int) -> bool:
-    """Whether a = sign * b + gap as they are spelled."""
-    alike = (a.values.size, a.run, a.slope) == (b.values.size, b.run, sign * b.slope)
-    return alike and bool((a.values == sign * b.values + gap).all())
-
-
+@remembered
 def chosen(condition: Line, yes: Line, no: Line) -> Line:
     """x -> yes(x) where condition(x), else no(x)."""
     return together([condition, yes, no], _choice)
@@ -226,12 +257,15 @@ def together(lines: Sequence[Line], rule: Rule) -> Line:
             while line.pieces[places[i]].stop <= start:
                 places[i] += 1
         pieces = [line.pieces[place] for line, place in zip(lines, places, strict=True)]
-        found.append(_joined(pieces, start, stop, rule))
+        found += _joined(pieces, start, stop, rule)
     return Line(tuple(tidied(found)))
 
 
-def _joined(pieces: Sequence[Piece], start: int, stop: int, rule: Rule) -> Piece:
-    """The rule on one interval, over cells that are cells of all pieces."""
+def _joined(pieces: Sequence[Piece], start: int, stop: int, rule: Rule) -> list[Piece]:
+    """The rule on one interval, over runs, or over cells that are cells of all pieces."""
+    by_runs = runs.joined(pieces, start, stop, rule) if any(piece.is_runs for piece in pieces) else None
+    if by_runs is not None:
+        return by_runs
     run = gcd(*(0 if piece.constant else piece.run for piece in pieces)) or 1
     period = lcm(run, *(piece.period for piece in pieces))
     if period < stop - start or stop - start >= INF:
@@ -239,23 +273,31 @@ def _joined(pieces: Sequence[Piece], start: int, stop: int, rule: Rule) -> Piece
         slopes = [piece.slope * (period // piece.period) for piece in pieces]
         made = rule([piece.over(0, cells, run) for piece in pieces], slopes)
         if made is not None:
-            return Piece(start, stop, *made, run)
+            return [Piece(start, stop, *made, run)]
     made = rule([piece.over(start // run, -(-stop // run), run) for piece in pieces], [0] * len(pieces))
     assert made is not None  # functions without a slope always combine
-    return listed(made[0], start, stop, run)
+    return [listed(made[0], start, stop, run)]
 
 
-def _times(values: Sequence[Ints], slopes: Sequence[int]) -> tuple[Ints, int] | None:
-    """(v + S t) * c is c v + c S t for a constant c; two slopes make a square, which is no line."""
+def _times(values: Sequence[Ints], slopes: Sequence[Any]) -> tuple[Ints, Any] | None:
+    """(v + S t) * c is c v + c S t for a constant c; two slopes make a square, which is no line. Runs have a slope
+    each.
+    """
+    if isinstance(slopes[0], np.ndarray):
+        square = (slopes[0] * slopes[1]).any()
+        return None if square else (values[0] * values[1], values[0] * slopes[1] + values[1] * slopes[0])
     for i, j in ((0, 1), (1, 0)):
         if not slopes[i] and (not slopes[j] or (values[i] == values[i][0]).all()):
             return values[0] * values[1], slopes[j] * int(values[i][0])
     return None
 
 
-def _choice(values: Sequence[Ints], slopes: Sequence[int]) -> tuple[Ints, int] | None:
+def _choice(values: Sequence[Ints], slopes: Sequence[Any]) -> tuple[Ints, Any] | None:
     """One side where the condition never changes; both in turns where their slopes agree."""
     condition, yes, no = values
+    if isinstance(slopes[0], np.ndarray):
+        rises = slopes[0].any()
+        return None if rises else (np.where(condition, yes, no), np.where(condition, slopes[1], slopes[2]))
     if condition.all():
         return yes, slopes[1]
     if not condition.any():
@@ -269,6 +311,10 @@ def _composed(outer: Line, piece: Piece) -> Iterator[Piece]:
 
     Between cuts f(x + m P) = f(x) + m S with m S a multiple of the outer period Q, so outer(f) gains m S / Q slopes.
     """
+    by_runs = _by_runs(outer, piece)
+    if by_runs is not None:
+        yield from by_runs
+        return
     if not piece.slope:
         yield Piece(piece.start, piece.stop, outer.at(piece.values), 0, piece.run)
         return
@@ -280,7 +326,21 @@ def _composed(outer: Line, piece: Piece) -> Iterator[Piece]:
         if any(lo <= start and stop <= hi for lo, hi in mixed):
             yield listed(outer.at(piece.within(start, stop).own), start, stop, piece.run)
         else:
-            yield _followed(outer, piece.within(start, stop))
+            part = piece.within(start, stop)
+            yield from _by_runs(outer, part) or [_followed(outer, part)]
+
+
+def _by_runs(outer: Line, piece: Piece) -> list[Piece] | None:
+    """outer after a piece, run by run, where one of them is kept as runs."""
+    if not piece.is_runs and (piece.length > LONGEST or not outer.kept_as_runs):
+        return None
+    inner = runs.of_piece(piece, piece.start, piece.stop, piece.length // runs.SHARE + runs.FEW)
+    if inner is None:
+        return None
+    low, high = inner.extent
+    if low < outer.lo or high >= outer.hi:
+        raise BeyondTableError(f"a table of indices {outer.lo} to {outer.hi - 1} is read beyond its ends")
+    return runs.composed(outer.pieces, inner)
 
 
 def _crossing(piece: Piece, edge: int) -> tuple[int, int]:

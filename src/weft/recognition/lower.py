@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TypeAlias
 
 import numpy as np
@@ -11,12 +13,13 @@ import numpy as np
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF, IntTable, Stair, Steps
-from weft.recognition import bounds, forms, names, spell
+from weft.recognition import bounds, forms, names, runs, spell
 from weft.recognition.bounds import Documents
 from weft.recognition.forms import All, Always, Atom, Cell, Formula, Pair, Side, Some
 from weft.recognition.layouts import of_layout
 from weft.recognition.lines import Line
 from weft.recognition.periodic import NoFormError, Piece, tidied
+from weft.recognition.runs import Runs
 from weft.recognition.sets import Comb
 
 MAX_INTERVALS = 16
@@ -97,27 +100,25 @@ def _side(part: Side, within: Within) -> Pattern:
     """A set of queries or of keys. Keys that are one interval in each document are two bounds."""
     if part.axis == "q":
         return spell.of_queries(part.test)
-    found = spell.combs(part.test)
-    if within is None or len(found) < 3:
-        return spell.of_keys(part.test)
-    ends = _intervals(part.test.all() != 0, within)
-    if ends is None:
+    ends = None if within is None or not part.test.bounded else _intervals(part.test, within)
+    if within is None or ends is None or spell.is_plain(part.test):
         return spell.of_keys(part.test)
     breaks = IntTable(within.first[1:])
     tables = [Steps(breaks, IntTable(at)) for at in ends]
     return spell.meet([names.of_bound(side, at, spell.FAR, None) for side, at in zip(SIDES, tables, strict=True)])
 
 
-def _intervals(live: np.ndarray, within: Documents) -> tuple[np.ndarray, np.ndarray] | None:
+def _intervals(test: Line, within: Documents) -> tuple[np.ndarray, np.ndarray] | None:
     """For each document first and last + 1 live key; None if some document has a gap between them."""
-    index = np.arange(live.size)
-    begin = np.minimum.reduceat(np.where(live, index, live.size), within.first)
-    end = np.maximum.reduceat(np.where(live, index + 1, 0), within.first)
-    count = np.add.reduceat(live.astype(np.int64), within.first)
+    cells = within.cut(test.steps)
+    live, first = cells.value != 0, np.searchsorted(cells.begin, within.first)
+    begin = np.minimum.reduceat(np.where(live, cells.begin, cells.stop), first)
+    end = np.maximum.reduceat(np.where(live, cells.begin + cells.lengths, 0), first)
+    count = np.add.reduceat(np.where(live, cells.lengths, 0), first)
     some = count > 0
     if (count[some] != (end - begin)[some]).any():
         return None
-    stop = np.append(within.first[1:], live.size)
+    stop = np.append(within.first[1:], within.stop)
     return np.where(some, begin, stop), np.where(some, end, stop)
 
 
@@ -169,13 +170,15 @@ def _diagonal(part: Pair, within: Within) -> Line | None:
         return _unscaled(part.test, g.slope, int(f.values[0] + g.values[0]))
     if within is None or not (part.f.bounded and part.g.bounded):
         return None
-    x = np.arange(part.f.hi)
+    total = part.f.gap(-part.g)
+    if total is None:
+        return None
     for scale in (1, -1):
-        gaps = part.f.all() + scale * x, part.g.all() - scale * x
-        total = gaps[0] + gaps[1]
-        same = (np.diff(within.start) != 0) | (np.diff(gaps[0]) == 0)
-        if (total == total[0]).all() and same.all():
-            return _unscaled(part.test, scale, int(total[0]))
+        if runs.changes_often(part.f.pieces, scale, within.first.size):
+            continue
+        gap = part.f + Line.index(part.f.lo, part.f.hi, scale)
+        if runs.constant_between(gap.pieces, within.first):
+            return _unscaled(part.test, scale, total)
     return None
 
 
@@ -195,14 +198,14 @@ def _prolonged(test: Line) -> Line:
 
 
 # ---- documents ------------------------------------------------------------------------------------------------------
-def _labels(part: Pair, size: Size) -> np.ndarray | None:
+def _labels(part: Pair, size: Size) -> Line | None:
     """A label for each token, if the pair means that two labels are equal."""
     f, g = part.f, part.g
     if not (size.square and f.bounded and g.bounded and (f.lo, f.hi) == (g.lo, g.hi)):
         return None
-    gap = f + g
-    wanted = gap.is_constant and _only(part.test)
-    return f.all() if wanted and int(part.test.at(np.array([gap.value]))[0]) else None
+    gap = f.gap(-g)
+    wanted = gap is not None and _only(part.test)
+    return f if wanted and int(part.test.at(np.array([gap]))[0]) else None
 
 
 def _only(test: Line) -> bool:
@@ -211,21 +214,26 @@ def _only(test: Line) -> bool:
     return len(found) == 1 and found[0].first == found[0].last
 
 
-def _named_documents(labels: np.ndarray, within: Within) -> Pattern:
+def _named_documents(labels: Line, within: Within) -> Pattern:
     """Tokens of one label; of one label and one document, where only pairs of one document matter."""
+    found = labels.steps
     if within is not None:
-        labels = np.unique(labels, return_inverse=True)[1].reshape(-1) * within.start.size + within.number
-    starts, lengths = _runs(labels)
-    values, where = np.unique(labels[starts], return_inverse=True)
-    if values.size == starts.size:
-        return lib.documents(lengths)
-    return lib.documents(ids=np.repeat(where.reshape(-1), lengths))
+        found = within.cut(found)
+        rank = _ranked(found)
+        label = rank + (int(rank.max(initial=0)) + 1) * within.of(found.begin)
+        found = Runs.steps(found.begin, label, found.stop).joined()
+    if runs.distinct(found.value):
+        return lib.documents(found.lengths)
+    where = np.unique(found.value, return_inverse=True)[1]
+    return lib.documents(ids=np.repeat(where.reshape(-1), found.lengths))
 
 
-def _runs(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(first token, tokens) of each run of one label."""
-    starts = np.append(0, np.flatnonzero(labels[1:] != labels[:-1]) + 1)
-    return starts, np.diff(np.append(starts, labels.size))
+def _ranked(found: Runs) -> np.ndarray:
+    """Numbers that are equal where the values of some runs are, not larger than what a product may hold."""
+    low, high = found.extent
+    if high - low < spell.FAR:
+        return found.value - low
+    return np.unique(found.value, return_inverse=True)[1].reshape(-1)
 
 
 def _documents(
@@ -239,15 +247,22 @@ def _documents(
         labels = _labels(part, size) if isinstance(part, Pair) else None
         if labels is None:
             continue
-        rows = [p.test.all() != 0 for p in parts if isinstance(p, Side) and p.axis == "q" and p.test.bounded]
-        live = np.logical_and.reduce(rows) if rows else np.ones(labels.size, np.bool_)
-        starts, lengths = _runs(labels)
-        of_runs = labels[starts]
-        used = of_runs[np.logical_or.reduceat(live, starts)]
-        if np.unique(used).size == np.isin(of_runs, used).sum():
-            found = Documents(np.repeat(starts, lengths), np.repeat(starts + lengths, lengths))
-            return tuple(p for p in parts if p is not part), found, [lib.documents(lengths)]
+        found = labels.steps
+        tests = [p.test for p in parts if isinstance(p, Side) and p.axis == "q" and p.test.bounded]
+        if _once(found, tests):
+            documents = Documents(found.begin, found.stop)
+            return tuple(p for p in parts if p is not part), documents, [lib.documents(found.lengths)]
     return parts, within, []
+
+
+def _once(labels: Runs, tests: list[Line]) -> bool:
+    """Whether the labels of the queries that are in every one of some sets come in one run each."""
+    if not tests:
+        return runs.distinct(labels.value)
+    live = reduce(and_, tests).steps
+    begin = runs.merged(labels.begin, live.begin)
+    used = runs.merged(labels.cut(begin).value[live.cut(begin).value != 0])
+    return used.size == 0 or bool(used.size == runs.among(labels.value, used).sum())
 
 
 # ---- few values -----------------------------------------------------------------------------------------------------

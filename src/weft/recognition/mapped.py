@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from weft.pattern.algebra import Pattern
-from weft.recognition import bounds, names, spell, stairs
+from weft.recognition import bounds, grids, names, spell, stairs
 from weft.recognition.bitrows import WORD, BitRows, strips, width
 from weft.recognition.lines import Line
 from weft.recognition.parts import Known
 from weft.recognition.pieces import SIDES
-from weft.recognition.raster import of_relation
-from weft.recognition.search import Found, search
+from weft.recognition.raster import of_relation, raster
+from weft.recognition.search import Found, in_blocks, search
 
 CORNERS = (1024, 2048, 4096, 8192)  # queries and keys that a guess is made from
 SHARE = 16  # a corner is at most this part of the mask, and what is written of its rows this part of their number
@@ -84,6 +84,26 @@ def _of_intervals(mask: Any) -> Pattern | None:
     lower, upper = (bounds.listed(side, Line.table(at), n, None) for side, at in zip(SIDES, ends, strict=True))
     found = spell.meet([upper, lower if first is None else first])
     return found if SHARE * names.cost(found) <= m else None
+
+
+def compact(rows: BitRows) -> Pattern | None:
+    """A large mask made of blocks, or a neighbourhood on a grid: told and proven with few matrices of bits at a
+    time; None if it is neither. The whole search keeps a dozen of them.
+    """
+    if rows.m * rows.n < SHARE * CORNERS[0] ** 2:
+        return None
+    for attempt in (in_blocks, _neighborhood):
+        pattern = attempt(rows)
+        if pattern is not None and rows.m != rows.n:
+            pattern = pattern.aligned("top-left")
+        if pattern is not None and raster(pattern, rows.m, rows.n).same(rows):
+            return pattern
+    return None
+
+
+def _neighborhood(rows: BitRows) -> Pattern | None:
+    axes = grids.axes_of(rows) if rows.m == rows.n else None
+    return grids.neighborhood(axes) if axes and len(axes) > 1 else None
 
 
 def noisy(mask: Any) -> bool:

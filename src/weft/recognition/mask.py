@@ -37,9 +37,15 @@ def recognize_mask(mask: Any, *, generalize: bool = False) -> Recognized:
     if guess is not None:
         said = f"closed form, {guess[1]} of {stack.shape[2]} x {stack.shape[3]} pairs live"
         return _bound(guess[0], stack.shape[2:], [said], generalize)
-    if stack.shape[:2] == (1, 1) and mapped.noisy(stack[0, 0]):
-        bits = as_bits(mapped.packed(stack[0, 0]))
-        return _result([bits], bits.pattern, stack.shape[2:], generalize)
+    if stack.shape[:2] == (1, 1):
+        rows = mapped.packed(stack[0, 0])
+        if mapped.noisy(stack[0, 0]):
+            bits = as_bits(rows)
+            return _result([bits], bits.pattern, stack.shape[2:], generalize)
+        compact = mapped.compact(rows)
+        if compact is not None:
+            return _result([Found(compact, rows)], compact, stack.shape[2:], generalize)
+        return described([rows], stack.shape, generalize=generalize)
     slices = (mapped.packed(stack[at]) for at in np.ndindex(*stack.shape[:2]))
     return described(slices, stack.shape, generalize=generalize)
 

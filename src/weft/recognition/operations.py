@@ -11,7 +11,7 @@ from weft.pattern.bounds import INF
 from weft.recognition import forms
 from weft.recognition.forms import NEGATIVE, ZERO, Number
 from weft.recognition.lines import Line
-from weft.recognition.tracer import Trace, Traced, UntraceableError, condition, known, note, number
+from weft.recognition.tracer import Trace, Traced, UntraceableError, beside, condition, known, note, number
 
 LIMITS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(1 << 15), (1 << 15) - 1),
           "uint16": (0, (1 << 16) - 1), "int32": (-(1 << 31), (1 << 31) - 1), "uint32": (0, (1 << 32) - 1)}  # fmt: skip
@@ -54,7 +54,7 @@ def operand(trace: Trace, x: Any) -> Traced:
     if isinstance(x, (bool, np.bool_)):
         return Traced(trace, forms.Always(bool(x)), "bool")
     if isinstance(x, int):
-        return Traced(trace, trace.constant(_modest(x)), "")
+        return Traced(trace, trace.constant(modest(x)), "")
     array = as_table(x)
     if array is None or array.size != 1:
         what = f"an array of {array.size} numbers" if array is not None else f"a {type(x).__name__}"
@@ -62,7 +62,7 @@ def operand(trace: Trace, x: Any) -> Traced:
     value = array.reshape(-1)[0]
     if array.dtype == np.bool_:
         return Traced(trace, forms.Always(bool(value)), "bool")
-    return Traced(trace, trace.constant(_modest(int(value))), str(array.dtype))
+    return Traced(trace, trace.constant(modest(int(value))), str(array.dtype))
 
 
 def as_table(x: Any) -> Any:
@@ -75,7 +75,7 @@ def as_table(x: Any) -> Any:
     return None
 
 
-def _modest(value: int) -> int:
+def modest(value: int) -> int:
     if abs(value) > LARGEST:
         raise UntraceableError(f"an operation with {value}, which is beyond any index,")
     return value
@@ -83,7 +83,7 @@ def _modest(value: int) -> int:
 
 def together(trace: Trace, *values: Any) -> list[Traced]:
     """Operands of one operation. A constant beyond a narrow dtype may wrap in one library and not in another."""
-    found = [operand(trace, x) for x in values]
+    found = [operand(trace, x) for x in beside(values)]
     low, high = LIMITS.get(_dtype(tuple(found)), (-INF, INF))
     for x in found:
         if not low <= (known(x) or 0) <= high:

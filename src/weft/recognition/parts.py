@@ -16,11 +16,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from weft.pattern import library as lib
-from weft.pattern.algebra import Align, Pattern
-from weft.pattern.bounds import Ints
+from weft.pattern.algebra import Pattern
+from weft.pattern.bounds import Bound, Ints
 from weft.recognition import names, sets, stairs
 from weft.recognition.bitrows import BitRows
 from weft.recognition.raster import raster
+from weft.recognition.remember import remembered, remembered_by_content
 
 KINDS = ("diagonals", "keys", "queries", "from", "before")
 PLAIN = 4  # a description of at most so many numbers is taken at once
@@ -99,23 +100,42 @@ def render(kind: str, data: Any, m: int, n: int) -> BitRows:
 
 def simplest(kind: str, known: Known) -> Part:
     """The simplest set of a kind that has all live pairs and no dead one; there must be one."""
-    m, n = known.size
-    align: Align = None if m == n else "top-left"
     need, allow = smallest(kind, known.live), largest(kind, known.dead)
-    if kind in ("from", "before"):
-        limits = (allow, need) if kind == "from" else (need, allow)
-        bound = stairs.simplest(*limits, n)
-        whole = names.same_part(kind, bound, m, n)
-        if whole is not None and known.fits(live := raster(whole, m, n)):
-            return Part(whole, live)
-        value = np.clip(bound(np.arange(m, dtype=np.int64)), 0, n)
-        return Part(names.of_bound(kind, bound, n, align), render(kind, value, m, n))
+    if kind not in ("from", "before"):
+        return _set(kind, need, allow, *known.size)
+    bound = _bound(allow, need, known.size[1]) if kind == "from" else _bound(need, allow, known.size[1])
+    whole = _whole(kind, bound, *known.size)
+    return whole if whole is not None and known.fits(whole.rows) else _half(kind, bound, *known.size)
+
+
+@remembered_by_content
+def _bound(least: Ints, most: Ints, n: int) -> Bound:
+    return stairs.simplest(least, most, n)
+
+
+@remembered
+def _whole(kind: str, bound: Bound, m: int, n: int) -> Part | None:
+    """The chunks or documents of which a bound is the beginning or the end."""
+    whole = names.same_part(kind, bound, m, n)
+    return None if whole is None else Part(whole, raster(whole, m, n))
+
+
+@remembered
+def _half(kind: str, bound: Bound, m: int, n: int) -> Part:
+    """All keys from a bound on, or before it."""
+    value = np.clip(bound(np.arange(m, dtype=np.int64)), 0, n)
+    return Part(names.of_bound(kind, bound, n, None if m == n else "top-left"), render(kind, value, m, n))
+
+
+@remembered_by_content
+def _set(kind: str, need: Any, allow: Any, m: int, n: int) -> Part:
+    """A set of diagonals, keys or queries between two limits."""
     if kind == "diagonals":
         return _diagonals(need, allow, m, n)
     combs = sets.simplest(need, allow, 0)
     place = np.arange(need.size, dtype=np.int64)
     held = np.logical_or.reduce([comb.holds(place) for comb in combs] or [np.zeros(need.size, np.bool_)])
-    said = names.of_keys(combs, n) if kind == "keys" else names.of_queries(combs, m, align)
+    said = names.of_keys(combs, n) if kind == "keys" else names.of_queries(combs, m, None if m == n else "top-left")
     return Part(said, render(kind, held, m, n))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,6 +35,7 @@ class Piece:
     values: Ints
     slope: int = 0
     run: int = 1
+    is_runs: ClassVar[bool] = False  # whether it is kept as runs (`weft.recognition.runs`)
 
     # ---- its extent ----------------------------------------------------------------------------------------------
     @property
@@ -62,6 +64,15 @@ class Piece:
 
     def within(self, start: int, stop: int) -> Piece:
         return Piece(start, stop, self.values, self.slope, self.run)
+
+    @property
+    def lead(self) -> int:
+        """A number that a multiple and a shift of the rule change as they change its values."""
+        return int(self.values[0])
+
+    def scaled(self, by: int, base: int = 0) -> Piece:
+        """by * f + base."""
+        return Piece(self.start, self.stop, self.values * by + base, self.slope * by, self.run)
 
     # ---- its values ----------------------------------------------------------------------------------------------
     def at(self, x: Ints) -> Ints:
@@ -157,6 +168,8 @@ def _reduced(piece: Piece) -> Piece:
     """The piece with the shortest period that says the same, and of these the one with the longest cells. Bounded
     pieces are listed where they end within one period.
     """
+    if piece.is_runs:
+        return piece
     cells = piece.cells
     if cells < piece.values.size or cells == 1:
         piece = listed(piece.own, piece.start, piece.stop, piece.run)
@@ -203,6 +216,8 @@ def _merged(a: Piece, b: Piece) -> Piece | None:
     """Both as one, if one's rule holds on the other; asked where the other is short or both are constant."""
     if a.constant and b.constant:
         return a.within(a.start, b.stop) if a.values[0] == b.values[0] else None
+    if a.is_runs or b.is_runs:
+        return None
     for rule, other in ((a, b), (b, a)):
         place = (other.start, other.stop)
         near = other.length <= MANY and rule.period < rule.length

@@ -129,11 +129,10 @@ def kronecker(axes: list[BitRows]) -> BitRows:
     out = axes[-1]
     for axis in reversed(axes[:-1]):
         words = np.empty((axis.m * out.m, width(axis.n * out.n)), np.uint64)
-        inner, outer = out.dense(), axis.dense()
         for a, b in strips(out.m, axis.n * out.n * 2):  # some rows of the inner axis, in all their places along a row
-            repeated = _places(inner[a:b], axis.n)
+            repeated = _places(out.dense(slice(a, b)), axis.n)
             for i in range(axis.m):
-                row = packed(np.repeat(outer[i], out.n))
+                row = packed(np.repeat(axis.dense(slice(i, i + 1))[0], out.n))
                 words[i * out.m + a : i * out.m + b] = repeated & row
         out = BitRows(words, axis.n * out.n)
     return out

@@ -16,6 +16,7 @@ from weft.pattern import algebra as ops
 from weft.pattern import composites
 from weft.pattern import library as lib
 from weft.pattern.algebra import Align, Pattern
+from weft.pattern.bounds import Ints
 from weft.recognition import grids, parts, pieces
 from weft.recognition.bitrows import BitRows
 from weft.recognition.names import cost, intersection, union
@@ -64,8 +65,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Level:
-    """Where the search is: how deep in peeled parts (and which was peeled last), how often cut, and whether a pair is a
-    block of pairs.
+    """Where the search is: how deep in peeled parts (and which was peeled last), how often cut, whether a pair is a
+    block of pairs, and whether pairs that are left may be listed otherwise than bit by bit.
     """
 
     budget: Budget
@@ -74,6 +75,7 @@ class Level:
     cuts: int = 0
     axes: int = 1
     blocks: bool = False
+    listing: bool = True
 
     def inside(self, peeled: str) -> Level:
         return replace(self, depth=self.depth + 1, peeled=peeled)
@@ -110,7 +112,8 @@ def search(known: Known, level: Level | None = None) -> Found:
         best = _cheaper(best, attempt(known, level))
         if best and best.loose is None and best.cost <= GOOD:
             return best
-    candidates = [best, _labelled(known, level), _components(known), _blocks(known, level)]
+    components = None if level.budget.spent else _components(known)
+    candidates = [best, _labelled(known, level), components, _blocks(known, level)]
     candidates += _peeled(known, level, around, within)
     best = _least([*candidates, listed(known, level)])
     if best.loose is not None or best.cost > GOOD:
@@ -244,12 +247,18 @@ def _coarse(known: Known, level: Level) -> Found | None:
     """A mask made of blocks is searched with one pair for each of them."""
     if not known.decided or level.blocks:
         return None
-    block = grids.block_of(known.live)
+    said = in_blocks(known.live, level.axes)
+    return None if said is None else Found(said, known.live)
+
+
+def in_blocks(rows: BitRows, axes: int = 1) -> Pattern | None:
+    """The pattern of a mask made of blocks; None if it is of single pairs."""
+    block = grids.block_of(rows)
     if min(block) == 1:
         return None
-    small = grids.shrunk(known.live, block)
-    found = search(Known(small, small.inverted()), Level(Budget(small.m * small.n, 12), axes=level.axes, blocks=True))
-    return Found(lifted(found.pattern, block, known.size), known.live)
+    small = grids.shrunk(rows, block)
+    found = search(Known(small, small.inverted()), Level(Budget(small.m * small.n, 12), axes=axes, blocks=True))
+    return lifted(found.pattern, block, (rows.m, rows.n))
 
 
 def lifted(pattern: Pattern, block: tuple[int, int], size: tuple[int, int]) -> Pattern:
@@ -294,8 +303,9 @@ def listed(known: Known, level: Level | None = None) -> Found:
     """The pairs themselves: by blocks if they come so, as a list where they are few, else bit by bit."""
     m, n = known.size
     few = known.live if known.live.count <= known.dead.count else known.dead
-    words = m * few.words.shape[1]
-    if few.count < (PAIRS_A_BLOCK_ROW * (m + n) if level and level.blocks else words):
+    level = level or Level(Budget(m * n))
+    most = PAIRS_A_BLOCK_ROW * (m + n) if level.blocks else m * few.words.shape[1]
+    if level.listing and few.count < most:
         said = _pairs(few, 1)
     else:
         said = as_bits(few).pattern
@@ -322,7 +332,8 @@ def _blocks(known: Known, level: Level) -> Found | None:
     if level.blocks or known.live.count == 0:
         return None
     sizes = range(min(64, max(m, n) // 2), 1, -1) if m * n <= SMALL else (256, 128, 64, 32, 16)
-    for block in sizes:
+    side = grids.sides_of_blocks(known)
+    for block in (size for size in sizes if side % size == 0):
         live = grids.block_any(known.live, block)
         if not live.meets(grids.block_any(known.dead, block)):
             if live.count > PAIRS_A_BLOCK_ROW * (live.m + live.n):
@@ -365,17 +376,22 @@ def _joined(loose: list[BitRows]) -> BitRows | None:
     return (loose[0] | loose[1] if len(loose) == 2 else loose[0]) if loose else None
 
 
-def _borders(rows: BitRows) -> list[int]:
-    """Rows least like the one before them, in place and moved by one key; most unlike first."""
+def unlikeness(rows: BitRows) -> Ints:
+    """(m - 1): in how many keys each row differs from the one before it, in place or moved by one key."""
     words = rows.words
     moved = words << np.uint64(1)
     moved[:, 1:] |= words[:, :-1] >> np.uint64(63)
     same = BitRows(words[1:] ^ words[:-1], rows.n).row_counts()
     along = BitRows(words[1:] ^ moved[:-1], rows.n).row_counts()
-    unlike = np.minimum(same, np.maximum(along - 1, 0))
+    return np.minimum(same, np.maximum(along - 1, 0))
+
+
+def _borders(rows: BitRows) -> list[int]:
+    """Rows least like the one before them, in place and moved by one key; most unlike first."""
+    unlike = unlikeness(rows)
     order = np.argsort(-unlike, kind="stable")[:8]
     limit = 2 * np.median(unlike) if unlike.size else 0
     return [int(at) + 1 for at in order if unlike[at] > limit]
 
 
-__all__ = ["Found", "Level", "as_bits", "listed", "search"]
+__all__ = ["Found", "Level", "as_bits", "listed", "search", "unlikeness"]

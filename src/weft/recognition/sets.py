@@ -7,7 +7,7 @@ other parts of the pattern decide. So a description is sought that has all of `n
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,6 +36,9 @@ class Comb:
     def cost(self) -> int:
         """Numbers one has to write."""
         return (not self.open_left) + (not self.open_right) + (0 if self.solid else 2)
+
+    def moved(self, by: int) -> Comb:
+        return replace(self, first=self.first + by, last=self.last + by)
 
     def holds(self, x: Ints) -> NDBool:
         inside = (x >= self.first) & (x <= self.last)
@@ -125,7 +128,15 @@ def _greedy(need: NDBool, allow: NDBool, source: NDBool, least: int) -> list[Com
     starts, lengths = runs(source)
     total = np.concatenate([[0], np.cumsum(need)])
     useful = total[starts + lengths] > total[starts]
-    starts, lengths = starts[useful], lengths[useful]
+    combs = []
+    for comb in _gathered(starts[useful], lengths[useful]):
+        left, right = bool(allow[: comb.first].all()), bool(allow[comb.last + 1 :].all())
+        combs.append(_opened(comb, (left, right), (0, need.size)).moved(least))
+    return combs
+
+
+def _gathered(starts: Ints, lengths: Ints) -> list[Comb]:
+    """Runs as arithmetic sequences of equal runs."""
     combs, at = [], 0
     while at < starts.size:
         end = at + 1
@@ -137,15 +148,28 @@ def _greedy(need: NDBool, allow: NDBool, source: NDBool, least: int) -> list[Com
             end = at + 1
         first, width = int(starts[at]), int(lengths[at])
         last = int(starts[end - 1]) + width - 1
-        step = int(starts[at + 1] - starts[at]) if end - at > 1 else 1
-        left, right = bool(allow[:first].all()), bool(allow[last + 1 :].all())
-        solid = end - at == 1
-        combs.append(
-            Comb((0 if solid and left else first) + least, (need.size - 1 if solid and right else last) + least, step,
-                 1 if solid else width, solid and left, solid and right)
-        )  # fmt: skip
+        combs.append(Comb(first, last) if end - at == 1 else Comb(first, last, int(starts[at + 1]) - first, width))
         at = end
     return combs
+
+
+def _opened(comb: Comb, free: tuple[bool, bool], ends: tuple[int, int]) -> Comb:
+    """A run without gaps, drawn to the ends of all numbers where nothing is in its way (free: left, right)."""
+    if comb.step > 1:
+        return comb
+    first, last = (ends[0] if free[0] else comb.first), (ends[1] - 1 if free[1] else comb.last)
+    return Comb(first, last, open_left=free[0], open_right=free[1])
+
+
+def exactly(starts: Ints, lengths: Ints, ends: tuple[int, int]) -> list[Comb] | None:
+    """Combs whose union is a set of some of ends[0] <= x < ends[1], given by its stretches; None where these lie in
+    such order that one comb may do.
+    """
+    gaps = np.diff(starts)
+    if gaps.size > 1 and (gaps[1:] == gaps[1]).all() and (gaps[0] == gaps[1] or starts[0] == ends[0]):
+        return None
+    found = _gathered(starts, lengths)
+    return [_opened(comb, (comb.first == ends[0], comb.last == ends[1] - 1), ends) for comb in found]
 
 
 def runs(bits: NDBool) -> tuple[Ints, Ints]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
-from weft.pattern.bounds import INF
+from weft.pattern.bounds import INF, Ints
 from weft.recognition import names, sets
 from weft.recognition.lines import Line
 from weft.recognition.periodic import NoFormError, Piece
@@ -14,6 +16,7 @@ from weft.recognition.sets import Comb
 
 FAR = 1 << 31  # no sequence is longer
 MAX_COMBS = 2048  # arithmetic runs that a set may consist of
+FULL = lib.full()
 
 
 def of_queries(test: Line) -> Pattern:
@@ -36,7 +39,7 @@ def of_either(queries: Line, keys: Line) -> Pattern:
 
 def meet(parts: Sequence[Pattern]) -> Pattern:
     """The intersection, without parts that exclude nothing."""
-    return names.intersection([part for part in parts if part != lib.full()])
+    return names.intersection([part for part in parts if part != FULL])
 
 
 def of_diagonals(test: Line) -> Pattern:
@@ -60,9 +63,18 @@ def _everywhere(comb: Comb) -> Comb:
     return Comb(comb.first, comb.last, comb.step, comb.width, comb.open_left or whole, comb.open_right)
 
 
+def is_plain(test: Line) -> bool:
+    """Whether a bounded set is one or two arithmetic runs."""
+    few = not test.kept_as_runs or np.count_nonzero(test.steps.value) <= MAX_COMBS
+    return bool(few) and len(combs(test)) < 3
+
+
 def combs(test: Line) -> list[Comb]:
     """A set as few arithmetic runs."""
-    if test.bounded and test.hi - test.lo <= FAR and any(p.values.size > 1 for p in test.pieces):
+    found = sets.exactly(*_live(test), (test.lo, test.hi)) if test.kept_as_runs else None
+    if found is not None:
+        pass
+    elif test.bounded and test.hi - test.lo <= FAR and any(p.values.size > 1 for p in test.pieces):
         bits = test.all() != 0
         found = sets.simplest(bits, bits, test.lo)
     else:
@@ -70,6 +82,12 @@ def combs(test: Line) -> list[Comb]:
     if len(found) > MAX_COMBS:
         raise NoFormError(f"a set of indices falls into {len(found)} runs")
     return found
+
+
+def _live(test: Line) -> tuple[Ints, Ints]:
+    """(first index, length) of each stretch of a set."""
+    live = test.steps.value != 0
+    return test.steps.begin[live], test.steps.lengths[live]
 
 
 def _joined(found: list[Comb]) -> list[Comb]:

@@ -13,42 +13,43 @@ import numpy as np
 from weft.pattern.bounds import INF, Bound, Ints, IntTable, Stair, Steps
 
 
-def simplest(least: Ints, most: Ints, n: int) -> Bound:
-    """A stair if one fits, else the table with the fewest steps."""
+def simplest(least: Ints, most: Ints, n: int, rows: tuple[Ints, Ints] | None = None) -> Bound:
+    """A stair if one fits, else the table with the fewest steps. rows: the first and the last row that each place of
+    the limits stands for; without them each is a row.
+    """
+    if rows is None:
+        rows = (np.arange(least.size, dtype=np.int64),) * 2
     for source in (most, least):
-        for stair in _formulas(source):
-            fitted = _clipped(stair, least, most, n)
+        for stair in _formulas(source, rows[0]):
+            fitted = _clipped(stair, (least, most), n, rows)
             if fitted:
                 return fitted
-    return _table(least, most)
+    return _table(least, most, rows[0])
 
 
-def stretched(bound: Bound, by: int) -> Bound:
-    """T(i // by) of a T that `simplest` made."""
-    if isinstance(bound, Stair):
-        return replace(bound, run=bound.run * by, shift=bound.shift * by)
-    return Steps(IntTable(bound.breaks.array * by), bound.values)
-
-
-def _clipped(stair: Stair, least: Ints, most: Ints, n: int) -> Stair | None:
-    """The stair between the limits, clipped at its ends if that is what it takes."""
-    value = np.clip(stair(np.arange(least.size, dtype=np.int64)), 0, n)
-    low, high = least[value < least].max(initial=-INF), most[value > most].min(initial=INF)
-    value = np.clip(value, low, high)
-    if low > high or (value < least).any() or (value > most).any():
+def _clipped(stair: Stair, limits: tuple[Ints, Ints], n: int, rows: tuple[Ints, Ints]) -> Stair | None:
+    """The stair between the limits, clipped at its ends if that is what it takes. It never decreases, so the first row
+    of a place is where it may be too low, and the last where it may be too high.
+    """
+    least, most = limits
+    first, last = (np.clip(stair(at), 0, n) for at in rows)
+    low, high = least[first < least].max(initial=-INF), most[last > most].min(initial=INF)
+    first, last = (np.clip(value, low, high) for value in (first, last))
+    if low > high or (first < least).any() or (last > most).any():
         return None
     return replace(stair, out_lo=int(low), out_hi=int(high))
 
 
-def _formulas(source: Ints) -> list[Stair]:
-    """Stairs through some steps of `source`."""
-    breaks = np.flatnonzero(np.diff(source)) + 1
+def _formulas(source: Ints, first: Ints) -> list[Stair]:
+    """Stairs through some steps of `source`, whose places begin at the rows `first`."""
+    places = np.flatnonzero(np.diff(source)) + 1
+    breaks = first[places]
     if not breaks.size:
         return []
     if breaks.size == 1:
         size = int(breaks[0])
         return [Stair(size, size), Stair(size, size, base=size)]
-    values = source[breaks]
+    values = source[places]
     run = _usual(np.diff(breaks))
     rise = _usual(np.diff(values))
     found = []
@@ -65,11 +66,11 @@ def _usual(gaps: Ints) -> int:
     return int(min(counted, key=lambda gap: (-counted[gap], gap)))
 
 
-def _table(least: Ints, most: Ints) -> Steps:
+def _table(least: Ints, most: Ints, first: Ints) -> Steps:
     """Each step as long as it can be: at the largest value allowed where it begins."""
-    breaks, values, at = [], [], 0
+    beyond = np.searchsorted(least, most, side="right").tolist()
+    places, at = [], 0
     while at < most.size:
-        values.append(int(most[at]))
-        at = int(np.searchsorted(least, most[at], side="right"))
-        breaks.append(at)
-    return Steps(IntTable(breaks[:-1]), IntTable(values or [0]))
+        places.append(at)
+        at = beyond[at]
+    return Steps(IntTable(first[places[1:]]), IntTable(most[places] if places else [0]))

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from weft.pattern.bounds import INF
-from weft.recognition import forms
+from weft.recognition import forms, runs
 from weft.recognition.forms import Term
 from weft.recognition.lines import Line
-from weft.recognition.operations import as_table, operation
+from weft.recognition.operations import as_table, modest, operation
 from weft.recognition.periodic import LONGEST, BeyondTableError, NoFormError, Piece, tidied
-from weft.recognition.tracer import NeedLengthError, Trace, Traced, UntraceableError, known, note
+from weft.recognition.tracer import NOT_COMMON, NeedLengthError, Trace, Traced, UntraceableError, known, note
+
+SOME = 64  # entries that two reads are compared by before they are on all
 
 
 class Watched(np.ndarray):
@@ -38,10 +40,15 @@ def read(trace: Trace, table: Any, index: Any) -> Any:
     if isinstance(table, Traced):
         raise UntraceableError("an index into what is no table")
     at = index if isinstance(index, tuple) else (index,)
+    if any(_root(i) and trace.varies(i.root) for i in at):
+        return _read_in_rows(trace, table, at)
     fixed: list[Any] = []
     varying: list[Term] = []
     for axis, i in enumerate(at):
         fixed.append(_position(i, table.shape[axis], varying) if isinstance(i, Traced) else i)
+    marks = tuple(_root(i) or x for i, x in zip(at, fixed, strict=True))
+    if any(map(_root, at)):
+        trace.reads.append((table, marks, table[tuple(fixed)]))
     if not varying:
         part = table[tuple(fixed)]
         return part.view(Watched) if isinstance(part, np.ndarray) else part
@@ -52,6 +59,88 @@ def read(trace: Trace, table: Any, index: Any) -> Any:
     if values.ndim != len(varying):
         raise UntraceableError("a read of a whole row of a table")
     return _looked_up(trace, values, varying, str(values.dtype))
+
+
+def _read_in_rows(trace: Trace, table: Any, at: tuple[Any, ...]) -> Any:
+    """table[b, x] in a trace of several rows: the rows of the table one after the other, and a place in them; where
+    no other index is left, what all rows have in common.
+    """
+    values = as_table(table)
+    if values is None or values.ndim != len(at):
+        raise UntraceableError("a read of a row of a table, for several rows")
+    varying: list[Term] = []
+    fixed: list[Any] = []
+    for axis, i in enumerate(at):
+        known_in_rows = _root(i) and trace.varies(i.root)
+        place = [row[i.root] for row in trace.rows] if known_in_rows else i
+        fixed.append(_position(i, values.shape[axis], varying) if isinstance(place, Traced) else place)
+    trace.reads.append((table, tuple(_root(i) or x for i, x in zip(at, fixed, strict=True)), None))
+    if not varying:
+        common = values[tuple(fixed)]
+        if common.ndim != 1 or (values.dtype == np.bool_ and (common != common[0]).any()):
+            raise UntraceableError(NOT_COMMON)
+        if (common == common[0]).all():
+            return common[0]
+        return trace.each([modest(x) for x in common.tolist()], str(values.dtype))
+    kinds = [type(i) for i in fixed]
+    if len(varying[0].axis) != 1 or kinds.count(slice) != 1 or not set(kinds) <= {int, list, slice}:
+        raise UntraceableError("a read of a table of pairs, for several rows")
+    return _looked_up_in_rows(trace, _in_rows(values, fixed), varying[0])
+
+
+def _in_rows(values: Any, fixed: list[Any]) -> Any:
+    """(rows, length): the part of a table that each row reads; `slice` marks the axis that is left."""
+    left = next(axis for axis, i in enumerate(fixed) if isinstance(i, slice))
+    others = [i for i in fixed if not isinstance(i, slice)]
+    values = np.moveaxis(values, left, -1)
+    first = others[0] if len(others) == 1 else None
+    if first and first == list(range(first[0], first[0] + len(first))):
+        return values[first[0] : first[0] + len(first)]
+    return values[tuple(others)]
+
+
+def _looked_up_in_rows(trace: Trace, values: Any, at: Term) -> Traced:
+    low, high = at.extent
+    if low < 0 or high >= values.shape[1]:
+        raise BeyondTableError(f"a row of {values.shape[1]} entries is read at {low} to {high}")
+    line = Line.table(_numbers(values.reshape(-1)))
+    found = forms.on_axis(at.axis, line.of(at.only + trace.row_numbers(at.axis, values.size)), at)
+    return _read_out(trace, found, str(values.dtype))
+
+
+def _root(index: Any) -> str:
+    """ "b" or "h" if an index is that argument itself."""
+    return index.root if isinstance(index, Traced) and index.root in ("b", "h") else ""
+
+
+def same_reads(trace: Trace, at: dict[str, int]) -> bool:
+    """Whether another batch row and head would read what the ones of a finished trace read, and nothing but that."""
+    if not trace.only_reads:
+        return False
+    try:
+        return all(_alike(table[_place(marks, at)], part) for table, marks, part in trace.reads)
+    except IndexError:  # the run for that row says so
+        return False
+
+
+def alike(trace: Trace, at: dict[str, int], other: dict[str, int]) -> bool:
+    """Whether two rows of a finished trace of several read the same, and nothing but that tells them apart."""
+    pairs = ((table[_place(marks, at)], table[_place(marks, other)]) for table, marks, _ in trace.reads)
+    return trace.only_reads and all(_alike(*pair) for pair in pairs)
+
+
+def _place(marks: tuple[Any, ...], at: dict[str, int]) -> tuple[Any, ...]:
+    return tuple(at[mark] if isinstance(mark, str) else mark for mark in marks)
+
+
+def _alike(x: Any, y: Any) -> bool:
+    """Two reads of one table; what differs mostly does so at some places."""
+    a, b = as_table(x), as_table(y)
+    if a is None or b is None or a.shape != b.shape:
+        return False
+    a, b = a.reshape(-1), b.reshape(-1)
+    some = slice(None, None, max(1, a.size // SOME))
+    return np.array_equal(a[some], b[some]) and np.array_equal(a, b)
 
 
 def _position(index: Traced, length: int, varying: list[Term]) -> Any:
@@ -72,13 +161,17 @@ def _position(index: Traced, length: int, varying: list[Term]) -> Any:
 def _looked_up(trace: Trace, values: Any, at: list[Term], dtype: str) -> Traced:
     _demand_lengths(values.shape, at)
     if len(at) == 1:
-        found = forms.applied(_line(values, at[0]), at[0])
+        found = forms.applied(_line(trace, values, at[0]), at[0])
     elif len({x.axis for x in at}) == 1 and len(at[0].axis) == 1:
         found = _many_axes(values, at)
     elif dtype == "bool" and [x.axis for x in at] == ["q", "k"] and not any(_is_index(x) for x in at):
         return Traced(trace, forms.Cell(values, at[0].f.scaled(1, at[0].g.value), at[1].only), "bool")
     else:
         raise UntraceableError("a read of a table of pairs, by q and k together")
+    return _read_out(trace, found, dtype)
+
+
+def _read_out(trace: Trace, found: Term, dtype: str) -> Traced:
     if dtype == "bool":
         test = Line.between(1, 2) if found.outer is None else found.outer
         return Traced(trace, forms.atom(test, found.f, found.g), "bool")
@@ -90,12 +183,15 @@ def _is_index(at: Term) -> bool:
     return len(at.only.pieces) == 1 and at.only.pieces[0].straight and at.only.pieces[0].slope == 1
 
 
-def _line(values: Any, at: Term) -> Line:
+def _line(trace: Trace, values: Any, at: Term) -> Line:
     """The table as a function; an index below 0 counts from its end."""
-    numbers = _numbers(values)
-    if at.extent[0] < 0:
-        return Line.table(np.concatenate([numbers, numbers]), -numbers.size)
-    return Line.table(numbers)
+    below = at.extent[0] < 0
+    where = values.__array_interface__["data"][0], values.strides, values.size, values.dtype.str, below
+    if where not in trace.lines:
+        numbers = _numbers(values)
+        made = Line.table(np.concatenate([numbers, numbers]), -numbers.size) if below else Line.table(numbers)
+        trace.lines[where] = values, made
+    return trace.lines[where][1]
 
 
 def _many_axes(values: Any, at: list[Term]) -> Term:
@@ -114,7 +210,7 @@ def _numbers(values: Any) -> Any:
         raise NoFormError(f"a table of {values.size} entries is too long to be written down")
     if values.dtype == np.uint64 and values.size and int(values.max()) > INF:
         raise UntraceableError("a table of numbers beyond any index")
-    return values.astype(np.int64)
+    return values
 
 
 def _demand_lengths(shape: tuple[int, ...], at: list[Term]) -> None:
@@ -168,6 +264,9 @@ def _steps(values: Any, side: str) -> Line:
     lo, hi = int(values[0]), int(values[-1]) + 2
     if hi - lo > LONGEST:
         raise NoFormError("the entries of `searchsorted` lie too far apart")
-    counts = np.searchsorted(values, np.arange(lo, hi, dtype=np.int64), side=side)  # type: ignore[call-overload]
+    distinct = runs.merged(values)
+    begin, count = distinct + (side == "left"), np.searchsorted(values, distinct, side="right")
+    if begin[0] > lo:
+        begin, count = np.append(lo, begin), np.append(0, count)
     ends = [Piece(-INF, lo, np.zeros(1, np.int64)), Piece(hi, INF, np.array([values.size]))]
-    return Line(tuple(tidied([ends[0], *Line.table(counts, lo).pieces, ends[1]])))
+    return Line(tuple(tidied([ends[0], *runs.pieces_of(runs.Runs.steps(begin, count, hi)), ends[1]])))

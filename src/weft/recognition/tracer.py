@@ -6,17 +6,21 @@ nothing is imported. What it does not know ends the trace by an error that names
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from weft.errors import InputError
-from weft.pattern.bounds import INF
-from weft.recognition import forms
+from weft.pattern.bounds import INF, Ints
+from weft.recognition import forms, runs
 from weft.recognition.forms import TRUE, Always, Formula, Number, Term
 from weft.recognition.lines import Line
 from weft.recognition.periodic import NoFormError
+from weft.recognition.runs import Runs
 
+NOT_COMMON = "a number that several rows, traced together, have not in common"
 ROOTS = {"q": "q (a query index)", "k": "k (a key index)", "b": "b (a batch row)", "h": "h (a head)"}
 
 
@@ -36,23 +40,70 @@ class NeedLengthError(Exception):
 class Trace:
     """One run of a function: the lengths that q and k have (None: any), the batch row and head it is run for, and what
     it turned out to use: "b" and "h", each with the lengths of the tables that it indexes.
+
+    reads: the tables that a batch row or a head indexed, how, and what came back. only_reads: whether nothing else was
+    made of them, so that the run is the same wherever the reads are. lines: tables by their place in memory, with the
+    functions that they are; they are held, so that no other table comes to lie there.
+
+    rows: batch rows and heads that one run is for, all of them at once: q and k then run over the indices of the first
+    one, of the second one, ..., and m and n are the lengths of all of them.
     """
 
     m: int | None = None
     n: int | None = None
     at: dict[str, int] = field(default_factory=lambda: {"b": 0, "h": 0})
     used: dict[str, list[int]] = field(default_factory=dict)
+    reads: list[tuple[Any, tuple[Any, ...], Any]] = field(default_factory=list)
+    only_reads: bool = True
+    lines: dict[tuple[Any, ...], tuple[Any, Line]] = field(default_factory=dict)
+    rows: tuple[dict[str, int], ...] = ()
+
+    def run_for(self, at: dict[str, int]) -> Trace:
+        """The trace of another batch row and head."""
+        return Trace(self.m, self.n, at, lines=self.lines)
+
+    def stacked(self, rows: tuple[dict[str, int], ...]) -> Trace:
+        """The trace of several batch rows and heads, where both lengths are known."""
+        assert self.m is not None and self.n is not None
+        return Trace(self.m * len(rows), self.n * len(rows), rows[0], rows=rows)
+
+    def varies(self, name: str) -> bool:
+        """Whether b or h is another number in some of its rows."""
+        return any(row[name] != self.at[name] for row in self.rows)
+
+    def each(self, values: Any, dtype: str, root: str = "") -> Traced:
+        """A number that each of its rows has."""
+        found = Traced(self, cast(Any, None), dtype, root)  # None: a form that no rule takes
+        found.in_rows = np.asarray(values, np.int64)
+        return found
+
+    def row_numbers(self, axis: str, whole: int) -> Line:
+        """x -> the place in `rows` of the row that x is in, as a part of `whole`, which is that of all rows."""
+        count = len(self.rows)
+        return self.by_row(axis, np.arange(count, dtype=np.int64) * (whole // count))
+
+    def by_row(self, axis: str, values: Ints) -> Line:
+        """x -> the number of the row that x is in."""
+        length = self._length(axis)
+        begin = np.arange(values.size, dtype=np.int64) * (length // values.size)
+        return Line(tuple(runs.pieces_of(Runs.steps(begin, values, length))))
 
     def constant(self, value: int) -> Number:
         return ((TRUE, Term(self._line("q", value), self._line("k", 0))),)
 
     def index(self, axis: str) -> Number:
-        lines = {"q": self._line("q", 0), "k": self._line("k", 0)}
-        lines[axis] = Line.index(0, self._length(axis))
+        found = Line.index(0, self._length(axis))
+        return self.on_axis(axis, found - self.row_numbers(axis, found.hi) if self.rows else found)
+
+    def on_axis(self, axis: str, line: Line) -> Number:
+        """A function of one index as a number."""
+        lines = {"q": self._line("q", 0), "k": self._line("k", 0), axis: line}
         return ((TRUE, Term(lines["q"], lines["k"])),)
 
     def argument(self, name: str) -> Traced:
         """What the function is called with for q, k, b or h."""
+        if name not in ("q", "k") and self.varies(name):
+            return self.each([row[name] for row in self.rows], "int64", name)
         form = self.index(name) if name in ("q", "k") else self.constant(self.at[name])
         return Traced(self, form, "int64", name)
 
@@ -87,15 +138,19 @@ def _ended(what: str) -> Callable[..., Any]:
 
 
 class Traced:
-    """A number or a condition over pairs. root: "q", "k", "b" or "h" for an argument of the function itself."""
+    """A number or a condition over pairs. root: "q", "k", "b" or "h" for an argument of the function itself.
 
-    __slots__ = ("dtype", "form", "root", "trace")
+    in_rows: in a trace of several rows a number that each of them has; it becomes a function of an index beside one.
+    """
+
+    __slots__ = ("dtype", "form", "in_rows", "root", "trace")
     device = "cpu"
     shape: tuple[int, ...] = ()
     ndim = 0
 
     def __init__(self, trace: Trace, form: Number | Formula, dtype: str, root: str = "") -> None:
         self.trace, self.form, self.dtype, self.root = trace, form, dtype, root
+        self.in_rows: Ints | None = None
 
     @property
     def is_condition(self) -> bool:
@@ -232,7 +287,28 @@ def known(x: Traced) -> int | None:
     return None
 
 
+def beside(values: Sequence[Any]) -> list[Any]:
+    """Operands, numbers of each row as functions of the index that the others are functions of: q if of both."""
+    traced = [x for x in values if isinstance(x, Traced)]
+    if all(x.in_rows is None for x in traced):
+        return list(values)
+    axes = {a for x in traced if isinstance(x.form, tuple) for _, term in x.form for a in term.axis}
+    if not axes or any(x.dtype != "int64" for x in traced):
+        raise UntraceableError(NOT_COMMON)
+    return [_on_axis(x, max(axes)) if isinstance(x, Traced) and x.in_rows is not None else x for x in values]
+
+
+def _on_axis(x: Traced, axis: str) -> Traced:
+    """A number of each row as a function of one index."""
+    assert x.in_rows is not None  # the caller has seen to that
+    x.trace.only_reads &= not x.root
+    return Traced(x.trace, x.trace.on_axis(axis, x.trace.by_row(axis, x.in_rows)), x.dtype)
+
+
 def note(x: Traced, length: int | None = None) -> None:
     """Remember that the batch row or the head matters, and the length of a table that it indexes."""
+    if x.in_rows is not None:
+        raise UntraceableError(NOT_COMMON)
     if x.root in ("b", "h"):
         x.trace.used.setdefault(x.root, []).extend([] if length is None else [length])
+        x.trace.only_reads &= length is not None

@@ -1,0 +1,400 @@
+"""Long tables as runs: one number and one slope for each stretch of a table that rises steadily, documents say.
+
+A `Ragged` piece holds the runs and behaves as the piece that lists every value: what has no rule for runs expands it.
+The rules here cut the runs of several functions at each other's ends, and those of an inner function where the outer
+one changes, so that their cost is the number of runs and not the length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from weft.pattern.bounds import INF, Ints
+from weft.pattern.relation import NDBool
+from weft.recognition.periodic import LONGEST, Piece
+
+LEAST = 1024  # entries from which on a table is looked at for runs
+SHARE = 8  # runs are kept where they are at most this part of the entries
+FEW = 3  # and as plain pieces if they are no more than these
+STRIP = 1 << 15  # entries looked at together: what a core's cache holds
+SAMPLE = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """f(x) = value[j] + slope[j] * (x - begin[j]) in run j, begin[j] <= x < begin[j + 1]; the last one ends at stop."""
+
+    begin: Ints
+    value: Ints
+    slope: Ints
+    stop: int
+
+    @staticmethod
+    def steps(begin: Ints, value: Ints, stop: int) -> Runs:
+        """Runs of one value each."""
+        return Runs(begin, value, np.zeros(begin.size, np.int64), stop)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        found = np.empty(self.begin.size, np.int64)  # np.diff with append= takes three times as long
+        np.subtract(self.begin[1:], self.begin[:-1], out=found[:-1])
+        found[-1] = self.stop - self.begin[-1]
+        return found
+
+    @cached_property
+    def last(self) -> Ints:
+        """The value at the end of each run."""
+        return self.value + self.slope * (self.lengths - 1)
+
+    @cached_property
+    def extent(self) -> tuple[int, int]:
+        ends = self.value, self.last
+        return min(int(x.min()) for x in ends), max(int(x.max()) for x in ends)
+
+    def place(self, x: Ints) -> Ints:
+        """The run of each index."""
+        return np.searchsorted(self.begin, x, side="right") - 1
+
+    def at(self, x: Ints) -> Ints:
+        run = self.place(x)
+        return self.value[run] + self.slope[run] * (x - self.begin[run])
+
+    def cut(self, begin: Ints, stop: int | None = None) -> Runs:
+        """The same function in other runs, each of them inside one of these."""
+        if np.array_equal(begin, self.begin) and stop in (None, self.stop):
+            return self
+        run = self.place(begin)
+        value = self.value[run] + self.slope[run] * (begin - self.begin[run])
+        return Runs(begin, value, self.slope[run], self.stop if stop is None else stop)
+
+    def within(self, start: int, stop: int) -> Runs:
+        if (start, stop) == (self.begin[0], self.stop):
+            return self
+        inner = self.begin[(self.begin > start) & (self.begin < stop)]
+        return self.cut(np.append(start, inner), stop)
+
+    def stepped(self) -> Runs:
+        """Runs of one value each: what rises is written out."""
+        if not self.slope.any():
+            return self.joined()
+        counts = np.where(self.slope != 0, self.lengths, 1)
+        begin = np.repeat(self.begin, counts) + _counted(counts)
+        return Runs.steps(begin, self.cut(begin).value, self.stop).joined()
+
+    def joined(self) -> Runs:
+        """Runs that go on as the one before them are one with it."""
+        if self.begin.size < 2:
+            return self
+        if not self.slope.any():
+            new = np.append(True, self.value[1:] != self.value[:-1])
+            return self if new.all() else Runs.steps(self.begin[new], self.value[new], self.stop)
+        slope = np.where(self.lengths == 1, 0, self.slope)
+        new = np.ones(self.begin.size, np.bool_)
+        new[1:] = (slope[:-1] * self.lengths[:-1] + self.value[:-1] != self.value[1:]) | (slope[1:] != slope[:-1])
+        return self if new.all() else Runs(self.begin[new], self.value[new], slope[new], self.stop)
+
+
+class Ragged(Piece):
+    """A table as a piece, kept as runs; `values` lists it for whoever needs that."""
+
+    runs: Runs
+    is_runs: ClassVar[bool] = True
+
+    def __init__(self, runs: Runs) -> None:
+        for name, value in (("start", int(runs.begin[0])), ("stop", runs.stop), ("runs", runs)):
+            object.__setattr__(self, name, value)
+
+    @cached_property
+    def values(self) -> Ints:
+        found = self._expanded(self.start, self.stop)
+        return np.roll(found, self.start % found.size)
+
+    @property
+    def constant(self) -> bool:
+        return False
+
+    @property
+    def straight(self) -> bool:
+        return False
+
+    @property
+    def period(self) -> int:
+        return self.length
+
+    @property
+    def cells(self) -> int:
+        return self.length
+
+    def within(self, start: int, stop: int) -> Piece:
+        if start >= stop:
+            return Piece(start, stop, np.zeros(1, np.int64))
+        return self if (start, stop) == (self.start, self.stop) else Ragged(self.runs.within(start, stop))
+
+    def scaled(self, by: int, base: int = 0) -> Piece:
+        runs = self.runs
+        return Ragged(Runs(runs.begin, runs.value * by + base, runs.slope * by, runs.stop))
+
+    def at(self, x: Ints) -> Ints:
+        return self.runs.at(x)
+
+    def inside(self, x: Ints) -> Ints:
+        return self.runs.at(x)
+
+    def over(self, first: int, stop: int, run: int = 1) -> Ints:
+        inside = run == 1 and self.start <= first < stop <= self.stop
+        return self._expanded(first, stop) if inside else super().over(first, stop, run)
+
+    def _expanded(self, start: int, stop: int) -> Ints:
+        runs = self.runs.within(start, stop)
+        found = np.repeat(runs.value, runs.lengths)
+        return found + np.repeat(runs.slope, runs.lengths) * _counted(runs.lengths) if runs.slope.any() else found
+
+    @property
+    def lead(self) -> int:
+        return int(self.runs.value[0])
+
+    @property
+    def first(self) -> int:
+        return self.lead
+
+    @property
+    def last(self) -> int:
+        return int(self.runs.last[-1])
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        return self.runs.extent
+
+    @property
+    def rises(self) -> bool:
+        runs = self.runs
+        return bool((runs.slope >= 0)[runs.lengths > 1].all() and (runs.value[1:] >= runs.last[:-1]).all())
+
+
+def merged(*places: Ints) -> Ints:
+    """All of some numbers, in order and each once. (numpy's hashing unique is slow on what is nearly sorted.)"""
+    found = np.sort(np.concatenate(places), kind="stable")
+    return found[np.append(found.size > 0, found[1:] != found[:-1])[: found.size]]
+
+
+def distinct(values: Ints) -> bool:
+    """Whether no number occurs twice."""
+    return bool((values[1:] > values[:-1]).all()) or merged(values).size == values.size
+
+
+def among(x: Ints, places: Ints) -> NDBool:
+    """Which entries are one of some sorted places, of which there are some."""
+    return places[np.minimum(np.searchsorted(places, x), places.size - 1)] == x
+
+
+def _counted(counts: Ints) -> Ints:
+    """0, 1, ... counts[0] - 1, 0, 1, ... counts[1] - 1, ..."""
+    return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def apart(a: Runs, b: Runs, sign: int, gap: int) -> bool:
+    """Whether a = sign * b + gap as they are spelled."""
+    alike = np.array_equal(a.begin, b.begin) and np.array_equal(a.slope, sign * b.slope)
+    return alike and np.array_equal(a.value, sign * b.value + gap)
+
+
+def pieces_of(runs: Runs) -> list[Piece]:
+    """Runs as pieces: plain ones where they are few."""
+    runs = runs.joined()
+    if runs.begin.size > FEW:
+        return [Ragged(runs)]
+    ends = [*runs.begin[1:].tolist(), runs.stop]
+    each = zip(runs.begin.tolist(), ends, runs.value.tolist(), runs.slope.tolist(), strict=True)
+    return [Piece(a, b, np.array([v - s * a]), s) if b - a > 1 else Piece(a, b, np.array([v])) for a, b, v, s in each]
+
+
+# ---- from a list ----------------------------------------------------------------------------------------------------
+def of_table(values: Any, lo: int) -> Runs | None:
+    """The runs of a list of integers or booleans, x -> values[x - lo]; None where it is short, or has too many."""
+    if values.size < LEAST or values.size < 2:
+        return None
+    most = max(1, values.size // SHARE)
+    some = values[:SAMPLE]
+    if np.count_nonzero(some[1:] != some[:-1]) <= some.size // SHARE:
+        begin = _changes(values, most)
+        if begin is not None:
+            return Runs.steps(begin + lo, values[begin].astype(np.int64), lo + values.size)
+    begin = _bends(values, most) if values.dtype != np.bool_ else None
+    if begin is None:
+        return None
+    length = np.diff(begin, append=values.size)
+    first = values[begin].astype(np.int64)
+    slope = np.where(length > 1, values[np.minimum(begin + 1, values.size - 1)].astype(np.int64) - first, 0)
+    return _without_pairs(Runs(begin + lo, first, slope, lo + values.size))
+
+
+def _changes(values: Any, most: int) -> Ints | None:
+    """Where a value begins that is not the one before it; None if there are more than `most` such places."""
+    found, total = [np.zeros(1, np.int64)], 1
+    for a in range(1, values.size, STRIP):
+        b = min(a + STRIP, values.size)
+        found.append(np.flatnonzero(values[a:b] != values[a - 1 : b - 1]) + a)
+        total += found[-1].size
+        if total > most:
+            return None
+    return np.concatenate(found)
+
+
+def _bends(values: Any, most: int) -> Ints | None:
+    """Where runs of one slope begin: at the index after a step unlike the step before it, and after that not at once
+    again, since a jump is a step unlike both of its neighbours.
+    """
+    found, total = [], 0
+    for a in range(0, values.size - 2, STRIP):
+        step = np.diff(values[a : min(a + STRIP + 2, values.size)].astype(np.int64, copy=False))
+        found.append(np.flatnonzero(step[1:] != step[:-1]) + a + 2)
+        total += found[-1].size
+        if total > 2 * most:
+            return None
+    bends = np.concatenate(found) if found else np.zeros(0, np.int64)
+    fresh = np.append(True, np.diff(bends) != 1)[: bends.size]
+    index = np.arange(bends.size)
+    turn = index - np.maximum.accumulate(np.where(fresh, index, 0))
+    begin = np.append(0, bends[turn % 2 == 0])
+    return begin if begin.size <= most else None
+
+
+def _without_pairs(runs: Runs) -> Runs:
+    """Two unlike values are no slope: so the 0 and 1 of conditions never rise."""
+    pair = (runs.lengths == 2) & (runs.slope != 0)
+    begin = np.sort(np.concatenate([runs.begin, runs.begin[pair] + 1]))
+    cut = runs.cut(begin)
+    return Runs(cut.begin, cut.value, np.where(cut.lengths == 1, 0, cut.slope), cut.stop).joined()
+
+
+def of_piece(piece: Piece, start: int, stop: int, most: int) -> Runs | None:
+    """A piece on start <= x < stop as at most so many runs; None where it takes more."""
+    if isinstance(piece, Ragged):
+        return piece.runs.within(start, stop) if piece.runs.begin.size <= most else None
+    if piece.values.size == 1 and (piece.run == 1 or not piece.slope):
+        ends = np.array([start])
+        return Runs(ends, piece.at(ends), np.array([piece.slope]), stop)
+    first, last = start // piece.run, -(-stop // piece.run)
+    if last - first > most:
+        return None
+    begin = np.maximum(np.arange(first, last, dtype=np.int64) * piece.run, start)
+    return Runs.steps(begin, piece.at(begin), stop)
+
+
+def stepped(pieces: Sequence[Piece]) -> Runs:
+    """Adjacent bounded pieces as runs of one value each."""
+    parts = []
+    for piece in pieces:
+        if isinstance(piece, Ragged):
+            parts.append(piece.runs.stepped())
+            continue
+        first, last = (0, 1) if piece.constant else (piece.start // piece.run, -(-piece.stop // piece.run))
+        begin = np.maximum(np.arange(first, last, dtype=np.int64) * piece.run, piece.start)
+        value = piece.values if piece.constant else piece.over(first, last, piece.run)
+        parts.append(Runs.steps(begin, value, piece.stop).joined())
+    if len(parts) == 1:
+        return parts[0]
+    begin, value = (np.concatenate([getattr(p, x) for p in parts]) for x in ("begin", "value"))
+    return Runs.steps(begin, value, pieces[-1].stop).joined()
+
+
+def changes_often(pieces: Sequence[Piece], tilt: int, most: int) -> bool:
+    """Whether the slopes of adjacent pieces, tilt * x added to them, alone make more than so many changes."""
+    for runs in (piece.runs for piece in pieces if isinstance(piece, Ragged)):
+        rising = (runs.slope != -tilt) & (runs.lengths > 1)
+        if int(runs.lengths[rising].sum()) > most + int(rising.sum()):
+            return True
+    return False
+
+
+def constant_between(pieces: Sequence[Piece], edges: Ints) -> bool:
+    """Whether adjacent bounded pieces change at some of these indices only."""
+    return not changes_often(pieces, 0, edges.size) and bool(among(stepped(pieces).begin[1:], edges).all())
+
+
+# ---- together and one after the other -------------------------------------------------------------------------------
+def joined(pieces: Sequence[Piece], start: int, stop: int, rule: Callable[..., Any]) -> list[Piece] | None:
+    """The rule on the values and slopes of several pieces, run by run; None where one of them is no table of runs, or
+    the rule makes no line of two that rise.
+    """
+    parts = [of_piece(piece, start, stop, (stop - start) // SHARE + FEW) for piece in pieces]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    begin = merged(*(part.begin for part in known))
+    cut = [part.cut(begin) for part in known]
+    made = rule([part.value for part in cut], [part.slope for part in cut])
+    return None if made is None else pieces_of(Runs(begin, made[0], made[1], stop))
+
+
+def composed(outer: Sequence[Piece], inner: Runs) -> list[Piece] | None:
+    """The function that the outer pieces make of the inner one, whose values they have; None where it rises by more
+    than 1 or falls by more, or where the outer function has no few runs.
+    """
+    if (np.abs(inner.slope) > 1).any():
+        return None
+    low, high = np.minimum(inner.value, inner.last), np.maximum(inner.value, inner.last)
+    least, most = inner.extent
+    table = _on(outer, least, most + 1, (inner.stop - int(inner.begin[0])) // SHARE + FEW)
+    if table is None:
+        return None
+    first, behind = (np.searchsorted(table.begin, x, side="right") for x in (low, high))
+    counts = behind - first
+    run = np.repeat(np.arange(inner.begin.size), counts)
+    edge = table.begin[np.repeat(first, counts) + _counted(counts)]
+    ahead = np.where(inner.slope[run] > 0, edge - inner.value[run], inner.value[run] - edge + 1)
+    cut = inner.cut(np.sort(np.concatenate([inner.begin, inner.begin[run] + ahead])))
+    at = table.place(cut.value)
+    value = table.value[at] + table.slope[at] * (cut.value - table.begin[at])
+    return pieces_of(Runs(cut.begin, value, table.slope[at] * cut.slope, inner.stop))
+
+
+def _on(pieces: Sequence[Piece], lo: int, hi: int, most: int) -> Runs | None:
+    """Adjacent pieces on lo <= y < hi as runs; tables that follow no runs are looked through."""
+    parts = []
+    for piece in pieces:
+        start, stop = max(piece.start, lo), min(piece.stop, hi)
+        if start >= stop:
+            continue
+        part = of_piece(piece, start, stop, most)
+        if part is None and stop - start <= LONGEST:
+            begin = _bends(piece.over(start, stop), most) if piece.run == 1 else None
+            found = None if begin is None else np.append(begin + start, stop)
+            part = None if found is None else _sloped(piece, found[:-1], stop)
+        if part is None:
+            return None
+        parts.append(part)
+    begin, value, slope = (np.concatenate([getattr(p, x) for p in parts]) for x in ("begin", "value", "slope"))
+    return Runs(begin, value, slope, hi)
+
+
+def _sloped(piece: Piece, begin: Ints, stop: int) -> Runs:
+    """Runs that begin at known places, their slopes read off the piece."""
+    value = piece.at(begin)
+    more = np.diff(begin, append=stop) > 1
+    return _without_pairs(Runs(begin, value, np.where(more, piece.at(begin + more) - value, 0), stop))
+
+
+def inverse(pieces: Sequence[Piece]) -> list[Piece] | None:
+    """y -> the first k with g(k) >= y, g's stop where there is none, for adjacent bounded pieces of a g that never
+    decreases; None where it rises by more than 1, or is no few runs.
+    """
+    lo, hi = pieces[0].start, pieces[-1].stop
+    g = _on(pieces, lo, hi, (hi - lo) // SHARE + FEW)
+    if g is None or (g.slope > 1).any():
+        return None
+    reached = np.append(-INF, g.last[:-1])  # before the run, and the y up to its first value are reached at its begin
+    rising = (g.slope > 0) & (g.lengths > 1)
+    flat, sloped = reached < g.value, rising
+    begin = np.concatenate([reached[flat] + 1, g.value[sloped] + 1, g.last[-1:] + 1])
+    value = np.concatenate([g.begin[flat], g.begin[sloped] + 1, [g.stop]])
+    slope = np.repeat([0, 1, 0], [int(flat.sum()), int(sloped.sum()), 1])
+    order = np.argsort(begin, kind="stable")
+    begin = begin[order]
+    begin[0] = -INF
+    return pieces_of(Runs(begin, value[order], slope[order], INF))
