@@ -6,6 +6,7 @@ TORCH       ?= torch==2.13.0
 TORCH_INDEX ?=
 TRITON      ?= triton==3.7.1
 ARGS        ?=
+WORKERS     ?= auto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -23,12 +24,13 @@ help: ## this list
 	@echo '  TORCH_INDEX=  your CPU-only wheel index, used for torch alone; empty: where pip looks anyway'
 	@echo '  TRITON=$(TRITON)  the triton that tests use; empty: what torch brings along'
 	@echo '  ARGS=  passed on to pytest, the demo or the benchmark'
+	@echo '  WORKERS=$(WORKERS)  processes that run tests'
 
 demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, runs, draws
 	$(BIN)/python -m weft.demo $(ARGS)
 
 test: $(VENV)/.weft-test ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-gpu: $(VENV)/.weft-test ## kernels on the GPU of this machine, and compiled for every other
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "torch finds no GPU here"'
