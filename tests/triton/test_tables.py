@@ -34,7 +34,7 @@ def waves_of(pattern, problem, shape, transposed):
     plan = plan_attention(pattern, problem, GPU)
     found = []
     for share in plan.transposed if transposed else plan.forward:
-        tiles = share.plan if shape is None else plan_for_device(share.plan.acsr, problem, (shape,))
+        tiles = share.plan if shape is None else plan_for_device(share.plan.acsr, problem, shape)
         found.append((tiles, share.heads))
     return plan_waves(found, problem, transposed)
 

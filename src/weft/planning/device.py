@@ -19,25 +19,18 @@ from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, blo
 
 @dataclass(frozen=True)
 class TileShape:
-    """Pairs that a kernel computes together: rows of the side that stays, cols of the side that is walked.
-
-    rate: pairs a second, relative to the other shapes that a kernel has.
-    """
+    """Pairs that a kernel computes together: rows of the side that stays, cols of the side that is walked."""
 
     rows: int
     cols: int
-    rate: float = 1.0
 
 
-def plan_for_device(acsr: Acsr, problem: Problem, shapes: tuple[TileShape, ...]) -> TilePlan:
-    """The plan that takes the shortest time, by the number of tiles of each shape and its rate."""
-    found = [_plan_of_shape(acsr, problem, shape) for shape in shapes]
-    seconds = [tiles_of(plan) * shape.rows * shape.cols / shape.rate for plan, shape in zip(found, shapes, strict=True)]
-    return found[seconds.index(min(seconds))]
+# Coordinates that a box of keys on a grid has on all axes together, at most: kernels mask it by a product over them.
+PLACES = 16
 
 
-def _plan_of_shape(acsr: Acsr, problem: Problem, shape: TileShape) -> TilePlan:
-    """The plan with the fewest tiles of one shape; two launches on the same rows pay for their merge."""
+def plan_for_device(acsr: Acsr, problem: Problem, shape: TileShape) -> TilePlan:
+    """The plan with the fewest tiles; two launches on the same rows pay for their merge."""
     groups = _grouped(acsr)
     chosen = {group: _best(acsr, group, shape) for group in groups}
     while (pair := _worth_joining(acsr, chosen, problem, shape)) is not None:
@@ -147,12 +140,12 @@ def _boxes(size: int, shape: list[int] | tuple[int, ...]) -> Iterator[tuple[int,
 
 
 def _key_boxes(size: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Boxes of keys: kernels mask them by their coordinates on all axes, of which there are 16 at most together."""
+    """Boxes of keys, of PLACES coordinates at most."""
     if len(shape) == 1:
         yield (size,)
         return
-    fitting, any_shape = ([box for box in _boxes(size, one) if sum(box) <= 16] for one in (shape, [size] * len(shape)))
-    yield from fitting or any_shape
+    fitting, others = ([x for x in _boxes(size, one) if sum(x) <= PLACES] for one in (shape, [size] * len(shape)))
+    yield from fitting or others
 
 
 def longest_tile(launch: Launch) -> int:
@@ -169,11 +162,11 @@ def tiles_of(plan: TilePlan) -> int:
     return total
 
 
-def shapes_for(problem: Problem, transposed: bool) -> tuple[TileShape, ...]:
-    """The tiles to choose from: what was measured best at these head dimensions on an H200 (benchmarks/notes)."""
+def shape_for(problem: Problem, transposed: bool) -> TileShape:
+    """What was measured best at these head dimensions on an H200 (benchmarks/notes)."""
     wide = max(problem.d, problem.dv)
     if problem.dtype == "float32" and wide > 128:
-        return (TileShape(32, 32),)
+        return TileShape(32, 32)
     if problem.dtype == "float32" or wide > 128 or transposed:
-        return (TileShape(64, 32),)
-    return (TileShape(64, 64),)
+        return TileShape(64, 32)
+    return TileShape(64, 64)

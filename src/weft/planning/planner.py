@@ -77,9 +77,9 @@ def plan_tiles(acsr: Acsr, problem: Problem, target: Target | Gpu = CPU, transpo
     transposed: the rows of the Acsr are keys; kernels of a GPU then use tiles of another shape.
     """
     if isinstance(target, Gpu):
-        from weft.planning.device import plan_for_device, shapes_for
+        from weft.planning.device import plan_for_device, shape_for
 
-        return plan_for_device(acsr, problem, shapes_for(problem, transposed))
+        return plan_for_device(acsr, problem, shape_for(problem, transposed))
     report: list[str] = []
     groups = _grouped(acsr)
     chosen = {group: best_launch(acsr, group, problem, target) for group in groups}

@@ -22,7 +22,7 @@ def kernel(
     Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
     DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
     DQ_batch = DQ_batch * 8; DQ_head = DQ_head * 8; DQ_row = DQ_row * 8
-    # which tile of which head: neighbouring heads go side by side, longest tiles first
+    # which tile of which head: head by head, or where some tiles far outlast the rest, these first
     item = first_item + tl.program_id(1)
     member = Tables + heads_at + 10 * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))
     batch = tl.load(member).to(tl.int64)

@@ -19,7 +19,7 @@ def kernel(
     K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
     V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
     Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
-    # which tile of which head: neighbouring heads go side by side, longest tiles first
+    # which tile of which head: head by head, or where some tiles far outlast the rest, these first
     item = first_item + tl.program_id(1)
     member = Tables + heads_at + 10 * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))
     batch = tl.load(member).to(tl.int64)

@@ -22,7 +22,7 @@ def kernel(
     DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
     DK_batch = DK_batch * 8; DK_head = DK_head * 8; DK_row = DK_row * 8
     DV_batch = DV_batch * 8; DV_head = DV_head * 8; DV_row = DV_row * 8
-    # which tile of which head: neighbouring heads go side by side, longest tiles first
+    # which tile of which head: head by head, or where some tiles far outlast the rest, these first
     item = first_item + tl.program_id(1)
     member = Tables + heads_at + 10 * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))
     batch = tl.load(member).to(tl.int64)
@@ -90,7 +90,7 @@ def kernel(
     place = tl.arange(0, 16)
     after_1 = 0  # places of the axes after this one
     after_0 = after_1 + (1 << log_1)
-    # (rows, 16): the bounds of my rows on the axis of a place; (cols, 16): 1 at the places of a column
+    # (rows, places): the bounds of my rows on the axis of a place; (cols, places): 1 at a column's places
     begins = tl.full((64, 16), -1073741824, tl.int32)
     ends = tl.full((64, 16), 1073741824, tl.int32)
     hot = tl.zeros((32, 16), tl.float32)
@@ -121,7 +121,7 @@ def kernel(
             at = base + j_0 * pace_0 + j_1 * pace_1
             q_box, q_inside = q_at + at.to(tl.int64) * Q_row, q_off
             q_0 = tl.load(q_box + (q_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 128
-            corner = tl.where(of_0, j_0 << log_0, j_1 << log_1)  # (16,)
+            corner = tl.where(of_0, j_0 << log_0, j_1 << log_1)  # (places,)
             seen = (corner[None, :] >= begins) & (corner[None, :] < ends)
             out = tl.where(seen, 0.0, -1e+38).to(tl.bfloat16)
             stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])

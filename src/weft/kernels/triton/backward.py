@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.kernels.triton.fragments import LOG2E, Fragments, indented
+from weft.kernels.triton.fragments import LOG2E, Fragments, KeyWalk, indented
+
+STATS = 16  # numbers of bfloat16 for each query: its lse and delta in three each, and what a product needs beside
 
 
 class Gradient(Fragments):
@@ -38,7 +40,7 @@ class Gradient(Fragments):
             yield f"scale2 = scale * {LOG2E}"
 
 
-class QueryGradient(Gradient):
+class QueryGradient(Gradient, KeyWalk):
     """dQ of a tile of queries: scale * sum over keys of ds K."""
 
     def load_mine(self) -> Iterator[str]:
@@ -68,25 +70,17 @@ class QueryGradient(Gradient):
         if self.spec.folded:
             yield "# as sums of three: what dK and dV take from their products (a multiple of it)"
             yield "of_lse, of_delta = in_three(-lse / scale), in_three(-delta)"
-            yield "stat = tl.arange(0, 16)[None, :]"
-            yield f"stats = tl.zeros(({self.spec.rows}, 16), tl.float32)"
+            yield f"stat = tl.arange(0, {STATS})[None, :]"
+            yield f"stats = tl.zeros(({self.spec.rows}, {STATS}), tl.float32)"
             for n in range(3):
                 yield f"stats = tl.where(stat == {n}, of_lse[{n}][:, None], stats)"
                 yield f"stats = tl.where(stat == {n + 8}, of_delta[{n}][:, None], stats)"
-            yield "tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])"
+            yield f"tl.store(Stats + row[:, None] * {STATS} + stat, stats.to(tl.bfloat16), mask=valid[:, None])"
         yield f"lse = lse * {LOG2E}"
 
     def start(self) -> Iterator[str]:
         yield from self.zeros("dq", self.d)
-        yield "k_at = K + batch * K_batch + kv_head * K_head"
-        yield "v_at = V + batch * V_batch + kv_head * V_head"
-
-    def per_part(self) -> Iterator[str]:
-        yield f"k_off = (token_c{self.wide} * K_row{self.narrow})[:, None]"
-        yield f"v_off = (token_c{self.wide} * V_row{self.narrow})[:, None]"
-
-    def per_head(self, walk: Iterator[str]) -> Iterator[str]:
-        yield from walk
+        yield from self.keys_of_head()
 
     def step(self, kind: str = "either") -> Iterator[str]:
         yield from self.locate(kind)
@@ -117,7 +111,7 @@ class KeyGradient(Gradient):
         yield from self.load("v", "V", "v_rows", "valid", "dv")
         yield from self.scale_of()
         if self.spec.folded:
-            yield "stat = tl.arange(0, 16)"
+            yield f"stat = tl.arange(0, {STATS})"
             for name, those in (("of_lse", "stat < 8"), ("of_delta", "stat >= 8")):
                 yield f"{name} = tl.where(({those})[None, :] & (r >= 0)[:, None], 1.0, 0.0).to({self.small})"
 
@@ -164,11 +158,11 @@ class KeyGradient(Gradient):
     def folded(self, kind: str) -> Iterator[str]:
         """p and ds with lse and delta taken off inside the products, where they need no registers and no instructions.
 
-        Stats (B, Hq, M, 16) holds -lse / scale and -delta, each as a sum of three numbers of bfloat16.
+        Stats (B, Hq, M, STATS) holds -lse / scale and -delta, each as a sum of three numbers of bfloat16.
         """
         rows = self.of_their_rows(kind, "[:, None]")
-        yield f"stats_at = Stats + (row_at + at) * 16 + ({rows[0]} * 16 + stat[None, :])"
-        yield f"stats = tl.load(stats_at{rows[1]}){self.upcast}  # (cols, 16)"
+        yield f"stats_at = Stats + (row_at + at) * {STATS} + ({rows[0]} * {STATS} + stat[None, :])"
+        yield f"stats = tl.load(stats_at{rows[1]}){self.upcast}  # (cols, {STATS})"
         yield from self.scores(self.products("k", "q", "tl.dot(of_lse, tl.trans(stats){})"), "", kind)
         yield from self.add_to_dv(kind)
         yield f"ds = p * {self.dot('v', 'do', self.dv, 'tl.dot(of_delta, tl.trans(stats))')}"

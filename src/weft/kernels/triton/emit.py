@@ -97,7 +97,7 @@ def _strides(spec: KernelSpec) -> Iterator[str]:
 
 
 def _where_am_i(spec: KernelSpec) -> Iterator[str]:
-    yield "# which tile of which head: neighbouring heads go side by side, longest tiles first"
+    yield "# which tile of which head: head by head, or where some tiles far outlast the rest, these first"
     yield "item = first_item + tl.program_id(1)"
     yield f"member = Tables + heads_at + {HEAD} * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))"
     yield "batch = tl.load(member).to(tl.int64)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.kernels.triton.fragments import LOG2E, NOTHING, Fragments
+from weft.kernels.triton.fragments import LOG2E, NOTHING, KeyWalk
 
 
-class Forward(Fragments):
+class Forward(KeyWalk):
     """Out = softmax(scores) V by the online form, Lse its logarithm."""
 
     def load_mine(self) -> Iterator[str]:
@@ -25,15 +25,7 @@ class Forward(Fragments):
         yield from self.zeros("acc", self.dv)
         yield f'largest = tl.full(({self.spec.rows},), float("-inf"), tl.float32)'
         yield f"total = tl.zeros(({self.spec.rows},), tl.float32)"
-        yield "k_at = K + batch * K_batch + kv_head * K_head"
-        yield "v_at = V + batch * V_batch + kv_head * V_head"
-
-    def per_part(self) -> Iterator[str]:
-        yield f"k_off = (token_c{self.wide} * K_row{self.narrow})[:, None]"
-        yield f"v_off = (token_c{self.wide} * V_row{self.narrow})[:, None]"
-
-    def per_head(self, walk: Iterator[str]) -> Iterator[str]:
-        yield from walk
+        yield from self.keys_of_head()
 
     def step(self, kind: str = "either") -> Iterator[str]:
         yield from self.locate(kind)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.kernels.triton.spec import KernelSpec, chunks
+from weft.kernels.triton.tables import FAR
+from weft.planning.device import PLACES
 
-FAR = 1 << 30  # beyond every coordinate
 LOG2E = 1.4426950408889634  # scores are scaled by it, so that exp2 serves for exp
 # What a pair that must not be seen gets, and what is below every score that is seen: scores are scaled in between, by
 # 1e-10 or more (`KernelSpec.rescaled`). Not infinity, which times 0 is not a number.
@@ -102,7 +103,7 @@ class Fragments:
     @property
     def precision(self) -> str:
         if self.spec.dtype == "float32":
-            return f', input_precision="{"tf32" if self.spec.tf32 else "ieee"}"'
+            return ', input_precision="ieee"'
         return ""
 
     @property
@@ -156,16 +157,16 @@ class Fragments:
             yield "token = at + token_c"
 
     def places(self) -> Iterator[str]:
-        """What masks a box on a grid by a matrix product: its coordinates on all axes have 16 places at most."""
+        """What masks a box on a grid by a matrix product: its coordinates on all axes have PLACES places."""
         rank = self.spec.rank
-        yield "place = tl.arange(0, 16)"
+        yield f"place = tl.arange(0, {PLACES})"
         yield f"after_{rank - 1} = 0  # places of the axes after this one"
         for a in reversed(range(rank - 1)):
             yield f"after_{a} = after_{a + 1} + (1 << log_{a + 1})"
-        yield "# (rows, 16): the bounds of my rows on the axis of a place; (cols, 16): 1 at the places of a column"
-        yield f"begins = tl.full(({self.spec.rows}, 16), {-FAR}, tl.int32)"
-        yield f"ends = tl.full(({self.spec.rows}, 16), {FAR}, tl.int32)"
-        yield f"hot = tl.zeros(({self.spec.cols}, 16), tl.float32)"
+        yield "# (rows, places): the bounds of my rows on the axis of a place; (cols, places): 1 at a column's places"
+        yield f"begins = tl.full(({self.spec.rows}, {PLACES}), {-FAR}, tl.int32)"
+        yield f"ends = tl.full(({self.spec.rows}, {PLACES}), {FAR}, tl.int32)"
+        yield f"hot = tl.zeros(({self.spec.cols}, {PLACES}), tl.float32)"
         for a in range(rank):
             yield f"of_{a} = (place >= after_{a}) & (place < after_{a} + (1 << log_{a}))"
             yield f"begins = tl.where(of_{a}[None, :], low_{a}[:, None] + (after_{a} - place)[None, :], begins)"
@@ -174,14 +175,14 @@ class Fragments:
         yield f"hot = hot.to({self.small})"
 
     def penalties(self) -> Iterator[str]:
-        """out (rows, 16): what a coordinate of this box adds to the scores of a row that does not see it."""
+        """out (rows, places): what a coordinate of this box adds to the scores of a row that does not see it."""
         if self.spec.rank < 2:
             return
         last = self.spec.rank - 1
         corner = f"j_{last} << log_{last}"
         for a in reversed(range(last)):
             corner = f"tl.where(of_{a}, j_{a} << log_{a}, {corner})"
-        yield f"corner = {corner}  # (16,)"
+        yield f"corner = {corner}  # (places,)"
         yield "seen = (corner[None, :] >= begins) & (corner[None, :] < ends)"
         yield f"out = tl.where(seen, 0.0, {PENALTY}).to({self.small})"
 
@@ -257,3 +258,18 @@ class Fragments:
     @property
     def exponent(self) -> str:
         return "s * scale2" if self.spec.linear else "s"
+
+
+class KeyWalk(Fragments):
+    """What forward and dQ share: queries stay, and keys and values of one head are walked."""
+
+    def keys_of_head(self) -> Iterator[str]:
+        yield "k_at = K + batch * K_batch + kv_head * K_head"
+        yield "v_at = V + batch * V_batch + kv_head * V_head"
+
+    def per_part(self) -> Iterator[str]:
+        yield f"k_off = (token_c{self.wide} * K_row{self.narrow})[:, None]"
+        yield f"v_off = (token_c{self.wide} * V_row{self.narrow})[:, None]"
+
+    def per_head(self, walk: Iterator[str]) -> Iterator[str]:
+        yield from walk

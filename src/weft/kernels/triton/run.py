@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
+from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import wave_spec
 from weft.kernels.triton.emit import TENSORS
 from weft.kernels.triton.launch import Launch, Made, Prepared, gpu_of, launch, on, refuse_capture, run
@@ -29,7 +30,6 @@ Tensors = tuple[torch.Tensor, ...]
 Lie = tuple[tuple[tuple[int, ...], ...], bool]  # see `_lie`
 SMALLEST = 1e-10  # scale that joins the exponential; below it, masks and sums of scores would leave float32
 GRID = 65535  # programs along the second axis of a grid
-STATS = 16  # numbers of bfloat16 for each query: its lse and delta, for dK and dV
 LIKE = {"Out": "Q", "DQ": "Q", "DK": "K", "DV": "V"}  # what is written, and whose memory order it takes
 
 

@@ -43,9 +43,8 @@ class KernelSpec:
     alibi: bool = False
     sinks: bool = False
     rescaled: bool = False
-    tf32: bool = False
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
-    upcast: bool = False  # operands to float32 before products: Triton's interpreter multiplies bfloat16 wrongly
+    upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
     stages: int = 3
     registers: int = 0  # the most that a thread may use; 0: what the compiler takes
@@ -69,7 +68,6 @@ class KernelSpec:
                 "alibi",
                 "sinks",
                 "rescaled",
-                "tf32",
             )
             if getattr(self, x)
         )
