@@ -8,7 +8,7 @@ from tests.recognition.test_forms import OPTIONS, conditions
 from tests.recognition.test_runs import INNER, documents, packed, tables
 
 from weft.errors import InputError
-from weft.recognition import recognize, recognize_function, runs
+from weft.recognition import lines, recognize, recognize_function, runs
 from weft.recognition.lines import Line
 from weft.recognition.periodic import NoFormError
 from weft.recognition.rows import cut
@@ -100,6 +100,38 @@ def test_packed_rows_read_as_they_do_alone(name, monkeypatch):
     found = recognize(function, size=2048)
     assert len(calls) == 4  # twice for the lengths, then the first row, then all others
     assert found.pattern == alone(monkeypatch, function, size=2048)
+
+
+def test_a_table_is_looked_through_once(monkeypatch):
+    """A pass over tables of a million entries takes milliseconds: one for the first row, one for all others."""
+    rows = [documents(2048, np.random.default_rng(seed)) for seed in range(5)]
+    ids, places = (torch.from_numpy(np.stack(x)) for x in zip(*rows, strict=True))
+    seen, of_table = [], runs.of_table
+    monkeypatch.setattr(runs, "of_table", lambda values, lo: seen.append(values.size) or of_table(values, lo))
+    assert recognize(packed(INNER["window"], ids, places), size=2048).proof == "symbolic"
+    assert sorted(seen) == [2048, 2048, 4 * 2048, 4 * 2048]
+
+
+@pytest.mark.parametrize("rows", [3, 17])
+def test_rows_together_may_be_longer_than_a_list(rows, monkeypatch):
+    """Only what is listed value by value has to be short; runs are not."""
+    monkeypatch.setattr(lines, "LONGEST", 3000)
+    ids = torch.from_numpy(np.stack([documents(2048, np.random.default_rng(seed))[0] for seed in range(rows)]))
+    calls = []
+    found = recognize(lambda b, h, q, k: calls.append(1) or ids[b, q] == ids[b, k], size=2048)
+    assert len(calls) == 4 and found.pattern.extent()[0] == rows
+
+
+def test_a_changed_tensor_is_seen():
+    ids = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+
+    def function(b, h, q, k):
+        return ids[b, q] == ids[b, k]
+
+    for row in ([0, 0, 0, 1], [0, 1, 2, 2]):
+        ids[1] = torch.tensor(row)
+        dense = recognize(function, size=4).pattern.to_dense(4)
+        assert (dense[1, 0] == (ids[1][:, None] == ids[1]).numpy()).all()
 
 
 LEFT = torch.tensor([3, 0, 5, 1])

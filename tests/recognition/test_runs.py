@@ -12,6 +12,7 @@ from weft.recognition import recognize, recognize_function, runs
 from weft.recognition.layouts import CORNER, LARGE
 from weft.recognition.layouts import LONG as LONG_LAYOUT
 from weft.recognition.lines import Line, chosen
+from weft.recognition.names import cost
 from weft.recognition.periodic import NoFormError
 
 torch = pytest.importorskip("torch")
@@ -173,6 +174,83 @@ def test_long_packed(name):
     k = np.clip(q + generator.integers(-500, 500, q.size), 0, LONG - 1)
     live = function(0, 0, torch.from_numpy(q), torch.from_numpy(k)).numpy()
     assert 0 < live.sum() < live.size and (found.pattern.contains(q, k, LONG) == live).all()
+
+
+def test_long_blockwise():
+    """Images in text, many of them: a set of queries that is all or nothing of each document is a bound, no union."""
+    ids = documents(LONG, np.random.default_rng(5))[0]
+    images = torch.from_numpy(np.where(ids % 2, ids // 2, -1))
+    found = recognize(lambda q, k: (q >= k) | ((images[q] == images[k]) & (images[q] >= 0)), size=LONG)
+    assert found.proof == "symbolic" and cost(found.pattern) < 3 * ids[-1]
+    assert not len(found.pattern.acsr(LONG, LONG).remainder)
+    generator = np.random.default_rng(6)
+    q = generator.integers(0, LONG, 200_000)
+    k = np.clip(q + generator.integers(-500, 500, q.size), 0, LONG - 1)
+    live = (q >= k) | ((images[q] == images[k]) & (images[q] >= 0)).numpy()
+    assert (found.pattern.contains(q, k, LONG) == live).all()
+
+
+@pytest.mark.parametrize("function", [
+    lambda q, k: (IDS[q] == IDS[k]) & (q % 40 > 10), lambda q, k: (IDS[q] == IDS[k]) & (q % 40 > 10) & (k % 9 > 2),
+    lambda q, k: (IDS[q] == IDS[k]) & (IDS[q] % 3 > 0), lambda q, k: (IDS[q] == IDS[k]) & (AT[q] > 4) & (k <= q),
+    lambda q, k: (IDS[q] == IDS[k]) & (AT[q] < 4), lambda q, k: (IDS[q] == IDS[k]) & (AT[q] > 2) & (AT[q] < 9),
+    lambda q, k: (IDS[q] == IDS[k]) & ((AT[q] < 4) | (AT[k] < 4) | (IDS[q] % 4 == 1)),
+    lambda q, k: (IDS[q] == IDS[k]) & (AT[q] // 7 == AT[k] // 7) & (IDS[q] % 4 > 1),
+])  # fmt: skip
+def test_queries_of_documents(function):
+    found = recognize(function, size=IDS.size)
+    q, k = np.ogrid[: IDS.size, : IDS.size]
+    assert found.proof == "symbolic" and (found.pattern.to_dense(IDS.size) == function(q, k)).all()
+
+
+IDS, AT = documents(600, np.random.default_rng(7))
+IDS, AT = (np.concatenate([x, y]) for x, y in ((IDS, IDS[-1] + 1 + np.arange(300) // 11), (AT, np.arange(300) % 11)))
+
+
+def test_documents_inside_documents_are_named_once():
+    found = recognize(lambda q, k: (IDS[q] == IDS[k]) & (AT[q] // 7 == AT[k] // 7), size=IDS.size)
+    assert str(found.pattern).count("documents") == 1
+
+
+def test_blocks_that_are_documents_say_nothing_of_others():
+    layout = np.kron(np.eye(3, dtype=bool), np.ones((2, 2), bool))  # documents of two blocks each
+    ids = np.repeat(np.arange(4), [20, 30, 25, 21])
+    found = recognize(lambda q, k: layout[q // 16, k // 16] & (ids[q] == ids[k]), size=96)
+    q, k = np.ogrid[:96, :96]
+    assert (found.pattern.to_dense(96) == (layout[q // 16, k // 16] & (ids[q] == ids[k]))).all()
+
+
+# ---- numbers that do not fit ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"])
+def test_differences_that_wrap(kept, dtype):
+    """Steps that are alike only modulo the width of the numbers are no slope."""
+    low, high = np.iinfo(dtype).min, min(np.iinfo(dtype).max, 1 << 40)
+    values = np.array([low, high, low, high, 0, 100, *range(90, 30, -10), high, 50], dtype)
+    quarter = (high - low + 1) // 4
+    for table in (values, np.array([low + i * quarter for i in (0, 1, 2, 3, 0, 1, 2, 3, 0)], dtype)):
+        assert (Line.table(table).all() == table.astype(np.int64)).all()
+
+
+@pytest.mark.parametrize("table", [
+    np.repeat([(1 << 63) - 1, -(1 << 63), 0], 3), np.repeat([1 << 62, -(1 << 62) - 1], 4),
+    np.array([i << 62 for i in (-2, -1, 0, 1, -2, -1, 0, 1)]),
+])  # fmt: skip
+@pytest.mark.parametrize("times", [1, 512])
+@pytest.mark.parametrize("function", [
+    lambda a, b: a == b, lambda a, b: a != b, lambda a, b: a < b, lambda a, b: a - 1 >= b,
+])  # fmt: skip
+def test_numbers_beyond_any_index_are_evaluated(table, times, function):
+    table = np.repeat(table, times)[:600]
+    found = recognize(lambda q, k: function(table[q], table[k]), size=table.size)
+    assert (found.pattern.to_dense(table.size) == function(table[:, None], table[None])).all()
+    assert found.proof != "symbolic" and "beyond any index" in found.why
+
+
+def test_multiples_beyond_any_index_are_evaluated():
+    table = np.repeat([1 << 33, 5, 0], 5)
+    found = recognize(lambda q, k: table[q] * (1 << 39) < table[k] * 3 - 2, size=table.size)
+    assert found.proof != "symbolic"
+    assert (found.pattern.to_dense(15) == (table[:, None] * (1 << 39) < table[None] * 3 - 2)).all()
 
 
 # ---- batch rows -----------------------------------------------------------------------------------------------------

@@ -31,11 +31,11 @@ class Owned:
         return self.owners.shape == (self.acsr.m, self.acsr.n)
 
     @property
-    def names(self) -> list[str]:
-        """Of the kinds 1, 2, ... of `owners`, with their pairs."""
+    def pairs(self) -> dict[str, int]:
+        """Live pairs of the kinds 1, 2, ... of `owners`, by name."""
         acsr = self.acsr
-        names = [f"term {i}: {term.nnz:,}" for i, term in enumerate(acsr.terms)]
-        return names + [f"remainder: {acsr.remainder.count(acsr.m, acsr.n):,}"] * bool(len(acsr.remainder))
+        found = {f"term {i}": term.nnz for i, term in enumerate(acsr.terms)}
+        return found | ({"remainder": acsr.remainder.count(acsr.m, acsr.n)} if len(acsr.remainder) else {})
 
 
 def owned(acsr: Acsr, rows: int, cols: int) -> Owned:

@@ -27,6 +27,11 @@ class Documents:
     stop: int
 
     @property
+    def ends(self) -> Ints:
+        """The token after the last of each."""
+        return np.append(self.first[1:], self.stop)
+
+    @property
     def number(self) -> Line:
         """0, 1, ... for each token."""
         return Line(tuple(runs.pieces_of(Runs.steps(self.first, np.arange(self.first.size), self.stop))))
@@ -37,6 +42,8 @@ class Documents:
 
     def cut(self, found: Runs) -> Runs:
         """Runs that lie in one document each."""
+        if runs.among(self.first, found.begin).all():
+            return found
         return found.cut(runs.merged(found.begin, self.first))
 
 
@@ -155,10 +162,9 @@ def _formula(side: str, at: Line) -> Pattern:
 
 def _steps(at: Line) -> Steps:
     """A bound that is constant from some query on, as the table of its jumps."""
-    last = at.pieces[-1].start
-    values = np.minimum(at.restricted(at.lo, last + 1).all(), FAR)
-    breaks = np.flatnonzero(np.diff(values)) + 1
-    return Steps(IntTable(breaks + at.lo), IntTable(values[np.append(0, breaks)]))
+    found = at.restricted(at.lo, at.pieces[-1].start + 1).steps
+    found = Runs.steps(found.begin, np.minimum(found.value, FAR), found.stop).joined()
+    return Steps(IntTable(found.begin[1:]), IntTable(found.value))
 
 
 def _clipped_stair(at: Line) -> Stair | None:
@@ -259,7 +265,7 @@ def listed(side: str, at: Line, n: int, within: Documents | None) -> Pattern:
 def _limits(at: Ints, n: int, cells: Runs, within: Documents) -> tuple[Ints, Ints]:
     """(least, most) that T may be in the rows of each cell where only the pairs of one document matter."""
     document = within.of(cells.begin)
-    start, stop = within.first[document], np.append(within.first[1:], within.stop)[document]
+    start, stop = within.first[document], within.ends[document]
     least = np.maximum.accumulate(np.where(at <= start, 0, np.minimum(at, stop)))
     most = np.where(at >= stop, n, np.maximum(at, start))
     return least, np.minimum.accumulate(most[::-1])[::-1]

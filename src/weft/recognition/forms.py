@@ -259,6 +259,9 @@ def multiplied(x: Term, y: Term) -> Term:
     for a, b in ((x, y), (y, x)):
         if not b.axis:
             by = b.f.value + b.g.value
+            reach = max(map(abs, a.extent)) if abs(by) > 1 else 0
+            if reach < INF <= reach * abs(by):  # INF: an index, however far it goes
+                raise NoFormError(f"{by} times a number that may be {reach}")
             return Term(a.f, a.g, a.outer.scaled(by)) if a.outer is not None else Term(a.f.scaled(by), a.g.scaled(by))
     return _alike(x, y, lambda a, b: a * b, "*")
 

@@ -25,7 +25,7 @@ from weft.recognition.periodic import NoFormError
 from weft.recognition.remember import remembering
 from weft.recognition.result import Recognized
 from weft.recognition.rows import in_rows
-from weft.recognition.tables import alike, same_reads
+from weft.recognition.tables import Reads, reads
 from weft.recognition.tracer import NeedLengthError, Trace, Traced
 
 HERE = Path(__file__).parent
@@ -131,10 +131,10 @@ def _formulas(asked: Asked, function: Callable[..., Any], trace: Trace) -> np.nd
     """(batch rows, heads) of formulas; one where the first run, for batch row 0 and head 0, looked at neither."""
     first = _formula(asked, function, trace)
     formulas = np.empty([_count(asked, trace.used, name) for name in ("b", "h")], object)
-    others = []
+    read, others = reads(trace, trace.at), []
     for index in np.ndindex(*formulas.shape):
         at = dict(zip("bh", index, strict=True))
-        if trace.at == at or same_reads(trace, at):
+        if trace.at == at or (read is not None and read.same(reads(trace, at))):
             formulas[index] = first
         else:
             others.append(at)
@@ -152,20 +152,31 @@ def _of_rows(asked: Asked, function: Callable[..., Any], trace: Trace, rows: lis
         with suppress(NoFormError, NeedLengthError, WeftError):
             run = trace.stacked(tuple(rows))
             found = in_rows(_formula(asked, function, run), len(rows))
-            return (found[next(i for i, row in enumerate(rows) if row is at or alike(run, row, at))] for at in rows)
+            return _once_each(run, rows, found)
     return _one_by_one(asked, function, trace, rows)
+
+
+def _once_each(run: Trace, rows: list[dict[str, int]], found: list[Formula]) -> Iterator[Formula]:
+    """The formulas of rows that were traced together, one for all that read the same."""
+    done: list[tuple[Reads, Formula]] = []
+    for at, formula in zip(rows, found, strict=True):
+        read = reads(run, at)
+        same = next((old for other, old in done if other.same(read)), None)
+        if same is None and read is not None:
+            done.append((read, formula))
+        yield formula if same is None else same
 
 
 def _one_by_one(
     asked: Asked, function: Callable[..., Any], trace: Trace, rows: list[dict[str, int]]
 ) -> Iterator[Formula]:
-    done: list[tuple[Trace, Formula]] = []
+    done: list[tuple[Trace, Reads | None, Formula]] = []
     for at in rows:
-        same = [formula for run, formula in done if same_reads(run, at)]
+        same = [formula for run, read, formula in done if read is not None and read.same(reads(run, at))]
         if not same:
             run = trace.run_for(at)
             same = [_formula(asked, function, run)]
-            done.append((run, same[0]))
+            done.append((run, reads(run, at), same[0]))
         yield same[0]
 
 
@@ -199,7 +210,7 @@ def _bounded(asked: Asked, trace: Trace, limits: dict[str, int | None]) -> Trace
             raise NoFormError("a table is read by an expression that does not tell its length")
         else:
             lengths[axis] = min(x for x in (limits[axis], lengths[axis]) if x is not None)
-    return Trace(lengths["q"], lengths["k"])
+    return Trace(lengths["q"], lengths["k"], lines=trace.lines)
 
 
 def _lengths(asked: Asked, trace: Trace) -> Size:

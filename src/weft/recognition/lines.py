@@ -50,6 +50,8 @@ class Line:
         found = runs.of_table(values, lo)
         if found is not None:
             return Line(tuple(runs.pieces_of(found)))
+        if values.size > LONGEST:
+            raise NoFormError(f"a table of {values.size} entries is too long to be written down")
         values = values.astype(np.int64, copy=False)
         return Line(tuple(tidied([listed(values, lo, lo + values.size)])))
 

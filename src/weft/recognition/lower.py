@@ -19,6 +19,7 @@ from weft.recognition.forms import All, Always, Atom, Cell, Formula, Pair, Side,
 from weft.recognition.layouts import of_layout
 from weft.recognition.lines import Line
 from weft.recognition.periodic import NoFormError, Piece, tidied
+from weft.recognition.remember import remembered
 from weft.recognition.runs import Runs
 from weft.recognition.sets import Comb
 
@@ -73,15 +74,21 @@ def conjunction(parts: tuple[Formula, ...], size: Size, within: Within = None) -
     """
     from weft.recognition.grid_forms import on_grid
 
-    parts, within, said = _documents(parts, size, within)
+    parts, inside = _documents(parts, size) if within is None else (parts, None)
+    within = inside or within
+    said: list[Pattern] = []
     failed: list[Formula] = []
     reason: NoFormError | None = None
+    finer = False
     for part in parts:
         try:
             said.append(_flat(part, size, within))
+            finer |= isinstance(part, Pair) and getattr(said[-1], "name", "") == "documents"  # in one document each
         except NoFormError as error:
             failed.append(part)
             reason = reason or error
+    if inside and not finer:
+        said.insert(0, lib.documents(inside.ends - inside.first))
     if reason is not None:
         try:
             return on_grid(parts, failed, size, said)
@@ -97,15 +104,29 @@ def _flat(part: Formula, size: Size, within: Within) -> Pattern:
 
 # ---- one index ------------------------------------------------------------------------------------------------------
 def _side(part: Side, within: Within) -> Pattern:
-    """A set of queries or of keys. Keys that are one interval in each document are two bounds."""
-    if part.axis == "q":
-        return spell.of_queries(part.test)
+    """A set of queries or of keys. One that is an interval in each document is two bounds: on the keys, or on those
+    that a query of it sees.
+    """
     ends = None if within is None or not part.test.bounded else _intervals(part.test, within)
     if within is None or ends is None or spell.is_plain(part.test):
-        return spell.of_keys(part.test)
+        return spell.of_queries(part.test) if part.axis == "q" else spell.of_keys(part.test)
+    if part.axis == "q":
+        return spell.meet([_seen(side, at, within) for side, at in zip(SIDES, ends[::-1], strict=True)])
     breaks = IntTable(within.first[1:])
     tables = [Steps(breaks, IntTable(at)) for at in ends]
     return spell.meet([names.of_bound(side, at, spell.FAR, None) for side, at in zip(SIDES, tables, strict=True)])
+
+
+def _seen(side: str, at: np.ndarray, within: Documents) -> Pattern:
+    """Nothing of their document before ("before") or from ("from") the queries `at`, one of each document; from there
+    or up to there all of it.
+    """
+    if side == "from" and (at == within.ends).all():
+        return lib.full()
+    begin, value = (np.stack(x, 1).reshape(-1) for x in ((within.first, at), (within.first, within.ends)))
+    some = np.append(begin[1:], within.stop) > begin
+    found = Runs.steps(begin[some], value[some], within.stop).joined()
+    return bounds.listed(side, Line(tuple(runs.pieces_of(found))), within.stop, within)
 
 
 def _intervals(test: Line, within: Documents) -> tuple[np.ndarray, np.ndarray] | None:
@@ -118,8 +139,7 @@ def _intervals(test: Line, within: Documents) -> tuple[np.ndarray, np.ndarray] |
     some = count > 0
     if (count[some] != (end - begin)[some]).any():
         return None
-    stop = np.append(within.first[1:], within.stop)
-    return np.where(some, begin, stop), np.where(some, end, stop)
+    return np.where(some, begin, within.ends), np.where(some, end, within.ends)
 
 
 # ---- q and k --------------------------------------------------------------------------------------------------------
@@ -182,6 +202,7 @@ def _diagonal(part: Pair, within: Within) -> Line | None:
     return None
 
 
+@remembered
 def _unscaled(test: Line, scale: int, base: int) -> Line:
     """The d for which scale * d + base is in a set; d from -INF to INF, though only some of them occur."""
     return _prolonged(test).of(Line.index(-INF, INF, scale, base))
@@ -236,23 +257,20 @@ def _ranked(found: Runs) -> np.ndarray:
     return np.unique(found.value, return_inverse=True)[1].reshape(-1)
 
 
-def _documents(
-    parts: tuple[Formula, ...], size: Size, within: Within
-) -> tuple[tuple[Formula, ...], Within, list[Pattern]]:
-    """(the other parts, documents that all of them are confined to, patterns that say so).
+def _documents(parts: tuple[Formula, ...], size: Size) -> tuple[tuple[Formula, ...], Documents | None]:
+    """(the other parts, documents that all of them are confined to).
 
     Labels that queries of a set carry in one run each are documents for these queries, whatever the other labels do.
     """
-    for part in parts if within is None else ():
+    for part in parts:
         labels = _labels(part, size) if isinstance(part, Pair) else None
         if labels is None:
             continue
         found = labels.steps
         tests = [p.test for p in parts if isinstance(p, Side) and p.axis == "q" and p.test.bounded]
         if _once(found, tests):
-            documents = Documents(found.begin, found.stop)
-            return tuple(p for p in parts if p is not part), documents, [lib.documents(found.lengths)]
-    return parts, within, []
+            return tuple(p for p in parts if p is not part), Documents(found.begin, found.stop)
+    return parts, None
 
 
 def _once(labels: Runs, tests: list[Line]) -> bool:

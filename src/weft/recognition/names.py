@@ -50,6 +50,9 @@ def terms(pattern: Pattern) -> int:
 
 
 def union(parts: Sequence[Pattern]) -> Pattern:
+    """a | b | c, in one step where there are many: each `|` looks through all parts before it."""
+    if len(parts) > 2:
+        return ops.Or(tuple(leaf for part in parts for leaf in (part.parts if isinstance(part, ops.Or) else (part,))))
     return reduce(or_, parts) if parts else lib.nothing()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.pattern.bounds import INF, Ints
 
+LARGEST = 1 << 40  # numbers that a function may read: beyond it a sum could leave 64 bits
 LONGEST = 1 << 21  # values that a piece may list
 MANY = 4096  # pieces of one function, or values that are compared to join two of them
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
 from weft.recognition import forms, runs
@@ -21,8 +19,7 @@ def in_rows(formula: Formula, count: int) -> list[Formula]:
     if isinstance(formula, Side):
         return [forms.side(formula.axis, test) for test in cut(formula.test, count)]
     if isinstance(formula, Pair):
-        sides = zip(cut(formula.f, count), cut(formula.g, count), strict=True)
-        return [forms.atom(formula.test, f, g) for f, g in sides]
+        return [forms.atom(formula.test, f, g) for f, g in _sides(formula, count)]
     if isinstance(formula, (All, Some)):
         parts = zip(*(in_rows(part, count) for part in formula.parts), strict=True)
         return [_joined(formula, each) for each in parts]
@@ -34,6 +31,14 @@ def _joined(whole: All | Some, parts: tuple[Formula, ...]) -> Formula:
     if [type(part) for part in parts] == [type(part) for part in whole.parts]:
         return type(whole)(parts)
     return forms.both(*parts) if isinstance(whole, All) else forms.either(*parts)
+
+
+def _sides(pair: Pair, count: int) -> list[tuple[Line, Line]]:
+    """f and g of each row; where one is the other with a sign, as labels that are compared are, so it is in each."""
+    gap = pair.g.gap(pair.f, -1) if (pair.f.lo, pair.f.hi) == (pair.g.lo, pair.g.hi) else None
+    first = cut(pair.f, count)
+    second = cut(pair.g, count) if gap is None else [line.scaled(-1, gap) for line in first]
+    return list(zip(first, second, strict=True))
 
 
 @remembered
@@ -48,14 +53,17 @@ def cut(line: Line, count: int) -> tuple[Line, ...]:
 
 
 def _cut(found: Runs, count: int, length: int) -> list[Runs]:
-    edges = np.arange(count, dtype=np.int64) * length
-    found = found.cut(runs.merged(found.begin, edges))
-    places = [*np.searchsorted(found.begin, edges).tolist(), found.begin.size]
-    slices = [slice(*ends) for ends in pairwise(places)]
-    return [
-        Runs(found.begin[s] - edge, found.value[s], found.slope[s], length)
-        for s, edge in zip(slices, edges.tolist(), strict=True)
-    ]
+    """The runs of each row, from the one that its first index is in to the one that its last index is in."""
+    edges = np.arange(count + 1, dtype=np.int64) * length
+    first = found.place(edges[:-1]).tolist()
+    stop = np.searchsorted(found.begin, edges[1:]).tolist()
+    parts = []
+    for edge, a, b in zip(edges.tolist(), first, stop, strict=False):
+        begin, value = found.begin[a:b] - edge, found.value[a:b].copy()
+        value[0] -= found.slope[a] * begin[0]
+        begin[0] = 0
+        parts.append(Runs(begin, value, found.slope[a:b], length))
+    return parts
 
 
 def _spelled(found: Runs) -> Line:

@@ -16,12 +16,12 @@ import numpy as np
 
 from weft.pattern.bounds import INF, Ints
 from weft.pattern.relation import NDBool
-from weft.recognition.periodic import LONGEST, Piece
+from weft.recognition import changes
+from weft.recognition.periodic import LARGEST, LONGEST, NoFormError, Piece
 
 LEAST = 1024  # entries from which on a table is looked at for runs
 SHARE = 8  # runs are kept where they are at most this part of the entries
 FEW = 3  # and as plain pieces if they are no more than these
-STRIP = 1 << 15  # entries looked at together: what a core's cache holds
 SAMPLE = 4096
 
 
@@ -41,10 +41,7 @@ class Runs:
 
     @cached_property
     def lengths(self) -> Ints:
-        found = np.empty(self.begin.size, np.int64)  # np.diff with append= takes three times as long
-        np.subtract(self.begin[1:], self.begin[:-1], out=found[:-1])
-        found[-1] = self.stop - self.begin[-1]
-        return found
+        return _gaps(self.begin, self.stop)
 
     @cached_property
     def last(self) -> Ints:
@@ -66,8 +63,11 @@ class Runs:
 
     def cut(self, begin: Ints, stop: int | None = None) -> Runs:
         """The same function in other runs, each of them inside one of these."""
-        if np.array_equal(begin, self.begin) and stop in (None, self.stop):
+        if begin.size == self.begin.size and stop in (None, self.stop) and (begin == self.begin).all():
             return self
+        if self.begin.size == 1:
+            value = self.value + self.slope * (begin - self.begin)
+            return Runs(begin, value, np.full(begin.size, self.slope[0]), self.stop if stop is None else stop)
         run = self.place(begin)
         value = self.value[run] + self.slope[run] * (begin - self.begin[run])
         return Runs(begin, value, self.slope[run], self.stop if stop is None else stop)
@@ -150,6 +150,8 @@ class Ragged(Piece):
         return self._expanded(first, stop) if inside else super().over(first, stop, run)
 
     def _expanded(self, start: int, stop: int) -> Ints:
+        if stop - start > LONGEST:
+            raise NoFormError("its values follow no short rule")
         runs = self.runs.within(start, stop)
         found = np.repeat(runs.value, runs.lengths)
         return found + np.repeat(runs.slope, runs.lengths) * _counted(runs.lengths) if runs.slope.any() else found
@@ -177,7 +179,13 @@ class Ragged(Piece):
 
 
 def merged(*places: Ints) -> Ints:
-    """All of some numbers, in order and each once. (numpy's hashing unique is slow on what is nearly sorted.)"""
+    """All of some numbers, in order and each once. (numpy's hashing unique is slow on what is nearly sorted.)
+
+    Nothing is sorted where each list is the longest one or its first entry, as the beginnings of runs mostly are.
+    """
+    longest = max(places, key=len)
+    if len(places) > 1 and all(p.size in (1, longest.size) and (p == longest[: p.size]).all() for p in places):
+        return longest
     found = np.sort(np.concatenate(places), kind="stable")
     return found[np.append(found.size > 0, found[1:] != found[:-1])[: found.size]]
 
@@ -190,6 +198,14 @@ def distinct(values: Ints) -> bool:
 def among(x: Ints, places: Ints) -> NDBool:
     """Which entries are one of some sorted places, of which there are some."""
     return places[np.minimum(np.searchsorted(places, x), places.size - 1)] == x
+
+
+def _gaps(begin: Ints, stop: int) -> Ints:
+    """How long the runs are that begin at some places. (np.diff with append= takes three times as long.)"""
+    found = np.empty(begin.size, np.int64)
+    np.subtract(begin[1:], begin[:-1], out=found[:-1])
+    found[-1] = stop - begin[-1]
+    return found
 
 
 def _counted(counts: Ints) -> Ints:
@@ -221,47 +237,31 @@ def of_table(values: Any, lo: int) -> Runs | None:
     most = max(1, values.size // SHARE)
     some = values[:SAMPLE]
     if np.count_nonzero(some[1:] != some[:-1]) <= some.size // SHARE:
-        begin = _changes(values, most)
+        begin = changes.steps(values, most)
         if begin is not None:
             return Runs.steps(begin + lo, values[begin].astype(np.int64), lo + values.size)
-    begin = _bends(values, most) if values.dtype != np.bool_ else None
-    if begin is None:
-        return None
-    length = np.diff(begin, append=values.size)
-    first = values[begin].astype(np.int64)
-    slope = np.where(length > 1, values[np.minimum(begin + 1, values.size - 1)].astype(np.int64) - first, 0)
-    return _without_pairs(Runs(begin + lo, first, slope, lo + values.size))
+    return None if values.dtype == np.bool_ else _of_slopes(values, lo, most)
 
 
-def _changes(values: Any, most: int) -> Ints | None:
-    """Where a value begins that is not the one before it; None if there are more than `most` such places."""
-    found, total = [np.zeros(1, np.int64)], 1
-    for a in range(1, values.size, STRIP):
-        b = min(a + STRIP, values.size)
-        found.append(np.flatnonzero(values[a:b] != values[a - 1 : b - 1]) + a)
-        total += found[-1].size
-        if total > most:
-            return None
-    return np.concatenate(found)
+def _of_slopes(values: Any, lo: int, most: int) -> Runs | None:
+    """The runs of a list whose values rise or fall in most of them.
 
-
-def _bends(values: Any, most: int) -> Ints | None:
-    """Where runs of one slope begin: at the index after a step unlike the step before it, and after that not at once
-    again, since a jump is a step unlike both of its neighbours.
+    Narrow integers are subtracted as they are. Steps that are alike but for a wrap differ all in one direction, so the
+    run does not end at the value that it should, and the list is looked through again in 64 bits.
     """
-    found, total = [], 0
-    for a in range(0, values.size - 2, STRIP):
-        step = np.diff(values[a : min(a + STRIP + 2, values.size)].astype(np.int64, copy=False))
-        found.append(np.flatnonzero(step[1:] != step[:-1]) + a + 2)
-        total += found[-1].size
-        if total > 2 * most:
+    for dtype in dict.fromkeys((values.dtype, np.dtype(np.int64))):
+        begin = changes.bends(values, dtype, most)
+        if begin is None:
             return None
-    bends = np.concatenate(found) if found else np.zeros(0, np.int64)
-    fresh = np.append(True, np.diff(bends) != 1)[: bends.size]
-    index = np.arange(bends.size)
-    turn = index - np.maximum.accumulate(np.where(fresh, index, 0))
-    begin = np.append(0, bends[turn % 2 == 0])
-    return begin if begin.size <= most else None
+        first, second = (values[np.minimum(begin + i, values.size - 1)].astype(np.int64) for i in (0, 1))
+        length = _gaps(begin, values.size)
+        slope = np.where(length > 1, second - first, 0)
+        if (slope > 2 * LARGEST).any() or (slope < -2 * LARGEST).any():  # no modest numbers; a difference may wrap
+            return None
+        found = Runs(begin + lo, first, slope, lo + values.size)
+        if np.array_equal(found.last, values[begin + length - 1].astype(np.int64)):
+            return _without_pairs(found)
+    return None
 
 
 def _without_pairs(runs: Runs) -> Runs:
@@ -344,14 +344,15 @@ def composed(outer: Sequence[Piece], inner: Runs) -> list[Piece] | None:
     if table is None:
         return None
     first, behind = (np.searchsorted(table.begin, x, side="right") for x in (low, high))
-    counts = behind - first
-    run = np.repeat(np.arange(inner.begin.size), counts)
-    edge = table.begin[np.repeat(first, counts) + _counted(counts)]
-    ahead = np.where(inner.slope[run] > 0, edge - inner.value[run], inner.value[run] - edge + 1)
-    cut = inner.cut(np.sort(np.concatenate([inner.begin, inner.begin[run] + ahead])))
-    at = table.place(cut.value)
-    value = table.value[at] + table.slope[at] * (cut.value - table.begin[at])
-    return pieces_of(Runs(cut.begin, value, table.slope[at] * cut.slope, inner.stop))
+    counts = 1 + behind - first  # its own begin, and where it reaches another run of the outer function
+    run, turn = np.repeat(np.arange(counts.size), counts), _counted(counts)
+    slope, begin, value = (x[run] for x in (inner.slope, inner.begin, inner.value))
+    edge = table.begin[np.where(turn > 0, np.where(slope > 0, first[run] + turn - 1, behind[run] - turn), 0)]
+    ahead = np.where(turn > 0, np.where(slope > 0, edge - value, value - edge + 1), 0)
+    at = value + slope * ahead
+    place = table.place(at)
+    made = table.value[place] + table.slope[place] * (at - table.begin[place])
+    return pieces_of(Runs(begin + ahead, made, table.slope[place] * slope, inner.stop))
 
 
 def _on(pieces: Sequence[Piece], lo: int, hi: int, most: int) -> Runs | None:
@@ -363,7 +364,7 @@ def _on(pieces: Sequence[Piece], lo: int, hi: int, most: int) -> Runs | None:
             continue
         part = of_piece(piece, start, stop, most)
         if part is None and stop - start <= LONGEST:
-            begin = _bends(piece.over(start, stop), most) if piece.run == 1 else None
+            begin = changes.bends(piece.over(start, stop), np.int64, most) if piece.run == 1 else None
             found = None if begin is None else np.append(begin + start, stop)
             part = None if found is None else _sloped(piece, found[:-1], stop)
         if part is None:

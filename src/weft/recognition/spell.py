@@ -12,6 +12,7 @@ from weft.pattern.bounds import INF, Ints
 from weft.recognition import names, sets
 from weft.recognition.lines import Line
 from weft.recognition.periodic import NoFormError, Piece
+from weft.recognition.remember import remembered
 from weft.recognition.sets import Comb
 
 FAR = 1 << 31  # no sequence is longer
@@ -42,6 +43,7 @@ def meet(parts: Sequence[Pattern]) -> Pattern:
     return names.intersection([part for part in parts if part != FULL])
 
 
+@remembered
 def of_diagonals(test: Line) -> Pattern:
     """k - q lies in a set."""
     step = _strided(test)
@@ -65,8 +67,11 @@ def _everywhere(comb: Comb) -> Comb:
 
 def is_plain(test: Line) -> bool:
     """Whether a bounded set is one or two arithmetic runs."""
-    few = not test.kept_as_runs or np.count_nonzero(test.steps.value) <= MAX_COMBS
-    return bool(few) and len(combs(test)) < 3
+    if test.kept_as_runs:
+        gaps = np.diff(_live(test)[0])
+        if np.count_nonzero(gaps[1:] != gaps[:-1]) > 2:  # one for each run, and one between them
+            return False
+    return len(combs(test)) < 3
 
 
 def combs(test: Line) -> list[Comb]:

@@ -5,7 +5,6 @@ Both limits are non-decreasing and lie in 0..n. In order: a formula, a formula c
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -62,8 +61,8 @@ def _formulas(source: Ints, first: Ints) -> list[Stair]:
 
 def _usual(gaps: Ints) -> int:
     """The most frequent, the smaller of two that are equally so."""
-    counted = Counter(gaps.tolist())
-    return int(min(counted, key=lambda gap: (-counted[gap], gap)))
+    values, counts = np.unique(gaps, return_counts=True)
+    return int(values[counts.argmax()])
 
 
 def _table(least: Ints, most: Ints, first: Ints) -> Steps:

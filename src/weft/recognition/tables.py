@@ -6,6 +6,7 @@ such a read to the index by itself; numpy does not, so captured numpy arrays are
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from weft.recognition import forms, runs
 from weft.recognition.forms import Term
 from weft.recognition.lines import Line
 from weft.recognition.operations import as_table, modest, operation
-from weft.recognition.periodic import LONGEST, BeyondTableError, NoFormError, Piece, tidied
+from weft.recognition.periodic import LARGEST, LONGEST, BeyondTableError, NoFormError, Piece, tidied
 from weft.recognition.tracer import NOT_COMMON, NeedLengthError, Trace, Traced, UntraceableError, known, note
 
+BEYOND = "a table of numbers beyond any index"
 SOME = 64  # entries that two reads are compared by before they are on all
 
 
@@ -48,7 +50,7 @@ def read(trace: Trace, table: Any, index: Any) -> Any:
         fixed.append(_position(i, table.shape[axis], varying) if isinstance(i, Traced) else i)
     marks = tuple(_root(i) or x for i, x in zip(at, fixed, strict=True))
     if any(map(_root, at)):
-        trace.reads.append((table, marks, table[tuple(fixed)]))
+        trace.reads.append((table, marks))
     if not varying:
         part = table[tuple(fixed)]
         return part.view(Watched) if isinstance(part, np.ndarray) else part
@@ -74,7 +76,7 @@ def _read_in_rows(trace: Trace, table: Any, at: tuple[Any, ...]) -> Any:
         known_in_rows = _root(i) and trace.varies(i.root)
         place = [row[i.root] for row in trace.rows] if known_in_rows else i
         fixed.append(_position(i, values.shape[axis], varying) if isinstance(place, Traced) else place)
-    trace.reads.append((table, tuple(_root(i) or x for i, x in zip(at, fixed, strict=True)), None))
+    trace.reads.append((table, tuple(_root(i) or x for i, x in zip(at, fixed, strict=True))))
     if not varying:
         common = values[tuple(fixed)]
         if common.ndim != 1 or (values.dtype == np.bool_ and (common != common[0]).any()):
@@ -85,7 +87,10 @@ def _read_in_rows(trace: Trace, table: Any, at: tuple[Any, ...]) -> Any:
     kinds = [type(i) for i in fixed]
     if len(varying[0].axis) != 1 or kinds.count(slice) != 1 or not set(kinds) <= {int, list, slice}:
         raise UntraceableError("a read of a table of pairs, for several rows")
-    return _looked_up_in_rows(trace, _in_rows(values, fixed), varying[0])
+    what = id(table), repr(fixed)  # the table is held beside its function, so that no other one comes by its id
+    if what not in trace.lines:
+        trace.lines[what] = table, _function(_in_rows(values, fixed).reshape(-1))
+    return _looked_up_in_rows(trace, trace.lines[what][1], varying[0], str(values.dtype))
 
 
 def _in_rows(values: Any, fixed: list[Any]) -> Any:
@@ -99,13 +104,13 @@ def _in_rows(values: Any, fixed: list[Any]) -> Any:
     return values[tuple(others)]
 
 
-def _looked_up_in_rows(trace: Trace, values: Any, at: Term) -> Traced:
-    low, high = at.extent
-    if low < 0 or high >= values.shape[1]:
-        raise BeyondTableError(f"a row of {values.shape[1]} entries is read at {low} to {high}")
-    line = Line.table(_numbers(values.reshape(-1)))
-    found = forms.on_axis(at.axis, line.of(at.only + trace.row_numbers(at.axis, values.size)), at)
-    return _read_out(trace, found, str(values.dtype))
+def _looked_up_in_rows(trace: Trace, line: Line, at: Term, dtype: str) -> Traced:
+    """The function that the rows of a table are, one after the other, of a place in its own row."""
+    (low, high), length = at.extent, line.hi // len(trace.rows)
+    if low < 0 or high >= length:
+        raise BeyondTableError(f"a row of {length} entries is read at {low} to {high}")
+    found = forms.on_axis(at.axis, line.of(at.only + trace.row_numbers(at.axis, line.hi)), at)
+    return _read_out(trace, found, dtype)
 
 
 def _root(index: Any) -> str:
@@ -113,34 +118,39 @@ def _root(index: Any) -> str:
     return index.root if isinstance(index, Traced) and index.root in ("b", "h") else ""
 
 
-def same_reads(trace: Trace, at: dict[str, int]) -> bool:
-    """Whether another batch row and head would read what the ones of a finished trace read, and nothing but that."""
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """What a batch row and head read, as vectors, and some of it: what differs mostly does so at some places."""
+
+    parts: list[Any]
+    some: bytes
+
+    def same(self, other: Reads | None) -> bool:
+        return other is not None and self.some == other.some and all(map(_alike, self.parts, other.parts))
+
+
+def reads(trace: Trace, at: dict[str, int]) -> Reads | None:
+    """What a batch row and head would read where a finished trace did; None if that is not all that matters."""
     if not trace.only_reads:
-        return False
+        return None
     try:
-        return all(_alike(table[_place(marks, at)], part) for table, marks, part in trace.reads)
+        parts = [as_table(table[_place(marks, at)]) for table, marks in trace.reads]
     except IndexError:  # the run for that row says so
-        return False
-
-
-def alike(trace: Trace, at: dict[str, int], other: dict[str, int]) -> bool:
-    """Whether two rows of a finished trace of several read the same, and nothing but that tells them apart."""
-    pairs = ((table[_place(marks, at)], table[_place(marks, other)]) for table, marks, _ in trace.reads)
-    return trace.only_reads and all(_alike(*pair) for pair in pairs)
+        return None
+    if any(part is None for part in parts):
+        return None
+    parts = [part.reshape(-1) for part in parts]
+    return Reads(parts, b"".join(part[:: max(1, part.size // SOME)].tobytes() for part in parts))
 
 
 def _place(marks: tuple[Any, ...], at: dict[str, int]) -> tuple[Any, ...]:
     return tuple(at[mark] if isinstance(mark, str) else mark for mark in marks)
 
 
-def _alike(x: Any, y: Any) -> bool:
-    """Two reads of one table; what differs mostly does so at some places."""
-    a, b = as_table(x), as_table(y)
-    if a is None or b is None or a.shape != b.shape:
-        return False
-    a, b = a.reshape(-1), b.reshape(-1)
-    some = slice(None, None, max(1, a.size // SOME))
-    return np.array_equal(a[some], b[some]) and np.array_equal(a, b)
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two reads of one table hold the same; rows of an expanded table are one place in memory."""
+    places = [(x.__array_interface__["data"], x.strides) for x in (a, b)]
+    return places[0] == places[1] or np.array_equal(a, b)
 
 
 def _position(index: Traced, length: int, varying: list[Term]) -> Any:
@@ -188,8 +198,7 @@ def _line(trace: Trace, values: Any, at: Term) -> Line:
     below = at.extent[0] < 0
     where = values.__array_interface__["data"][0], values.strides, values.size, values.dtype.str, below
     if where not in trace.lines:
-        numbers = _numbers(values)
-        made = Line.table(np.concatenate([numbers, numbers]), -numbers.size) if below else Line.table(numbers)
+        made = _function(np.concatenate([values, values]), -values.size) if below else _function(values)
         trace.lines[where] = values, made
     return trace.lines[where][1]
 
@@ -199,18 +208,20 @@ def _many_axes(values: Any, at: list[Term]) -> Term:
     lines = [x.only for x in at]
     places = tuple(line.all() for line in lines)
     try:
-        numbers = _numbers(values[places])
+        found = values[places]
     except IndexError as error:
         raise BeyondTableError(str(error)) from None
-    return forms.on_axis(at[0].axis, Line.table(numbers, lines[0].lo), at[0])
+    return forms.on_axis(at[0].axis, _function(found, lines[0].lo), at[0])
 
 
-def _numbers(values: Any) -> Any:
-    if values.size > LONGEST:
-        raise NoFormError(f"a table of {values.size} entries is too long to be written down")
-    if values.dtype == np.uint64 and values.size and int(values.max()) > INF:
-        raise UntraceableError("a table of numbers beyond any index")
-    return values
+def _function(values: Any, lo: int = 0) -> Line:
+    """x -> values[x - lo], of numbers whose sums stay within 64 bits."""
+    if values.dtype == np.uint64 and values.size and int(values.max()) > LARGEST:
+        raise UntraceableError(BEYOND)
+    found = Line.table(values, lo)
+    if max(map(abs, found.extent)) > LARGEST:
+        raise UntraceableError(BEYOND)
+    return found
 
 
 def _demand_lengths(shape: tuple[int, ...], at: list[Term]) -> None:

@@ -41,9 +41,9 @@ class Trace:
     """One run of a function: the lengths that q and k have (None: any), the batch row and head it is run for, and what
     it turned out to use: "b" and "h", each with the lengths of the tables that it indexes.
 
-    reads: the tables that a batch row or a head indexed, how, and what came back. only_reads: whether nothing else was
-    made of them, so that the run is the same wherever the reads are. lines: tables by their place in memory, with the
-    functions that they are; they are held, so that no other table comes to lie there.
+    reads: the tables that a batch row or a head indexed, and how. only_reads: whether nothing else was made of them, so
+    that the run is the same wherever the reads are. lines: tables by their place in memory or their rows, with
+    the functions that they are; they are held, so that no other table comes to lie there.
 
     rows: batch rows and heads that one run is for, all of them at once: q and k then run over the indices of the first
     one, of the second one, ..., and m and n are the lengths of all of them.
@@ -53,7 +53,7 @@ class Trace:
     n: int | None = None
     at: dict[str, int] = field(default_factory=lambda: {"b": 0, "h": 0})
     used: dict[str, list[int]] = field(default_factory=dict)
-    reads: list[tuple[Any, tuple[Any, ...], Any]] = field(default_factory=list)
+    reads: list[tuple[Any, tuple[Any, ...]]] = field(default_factory=list)
     only_reads: bool = True
     lines: dict[tuple[Any, ...], tuple[Any, Line]] = field(default_factory=dict)
     rows: tuple[dict[str, int], ...] = ()
@@ -65,7 +65,7 @@ class Trace:
     def stacked(self, rows: tuple[dict[str, int], ...]) -> Trace:
         """The trace of several batch rows and heads, where both lengths are known."""
         assert self.m is not None and self.n is not None
-        return Trace(self.m * len(rows), self.n * len(rows), rows[0], rows=rows)
+        return Trace(self.m * len(rows), self.n * len(rows), rows[0], lines=self.lines, rows=rows)
 
     def varies(self, name: str) -> bool:
         """Whether b or h is another number in some of its rows."""
