@@ -23,6 +23,7 @@ from weft import plot  # noqa: E402
 from weft.demo import __main__ as demo  # noqa: E402
 from weft.demo import inputs, measure, smooth  # noqa: E402
 from weft.demo.cases import cases, scaled  # noqa: E402
+from weft.plot.tiles import MASKED, PARTIAL  # noqa: E402
 
 NAMES = [case.name for case in cases((8, 8), 16)]
 
@@ -224,6 +225,9 @@ PATTERNS = [
     (weft.bigbird(block=16), 200),
     (weft.neighborhood((12, 11), (5, 3)), 132),
     (weft.neighborhood((12, 12), 3, dilation=2), 144),
+    (weft.neighborhood((4, 6, 8), 3), 192),
+    (weft.causal() & weft.periodic_keys(step=8), 128),
+    (weft.fixed(16, summary=2), 256),
     (weft.segments([20, 40], [[weft.causal(), None], [True, weft.window(left=3, right=3)]]), 60),
     (weft.nothing(), 33),
 ]
@@ -235,11 +239,11 @@ def test_views_show_every_live_pair_once_and_all_that_is_computed(pattern, m):
     seen, total = np.zeros((m, m), int), 0
     for view in plot.views(plan):
         assert sorted(view.keys) == list(range(m)) and len(set(view.queries)) == view.queries.size
-        live = view.classes >= plot.PARTIAL
+        live = view.classes >= PARTIAL
         seen[np.ix_(view.queries, view.keys)] += live
-        total += (view.classes >= plot.MASKED).sum()
+        total += (view.classes >= MASKED).sum()
         for first, last, left, right in view.boxes:
-            assert (view.classes[first:last, left:right] >= plot.MASKED).all()
+            assert (view.classes[first:last, left:right] >= MASKED).all()
     assert np.array_equal(seen, pattern.to_dense(m))
     assert plan.acsr.nnz <= total <= plan.visited, "a pair may be computed in vain by two launches, and is shown once"
 
@@ -249,6 +253,46 @@ def test_every_pattern_can_be_drawn(pattern, m, tmp_path):
     path = plot.save(plot.pattern_figure(pattern, m), tmp_path / "one.png")
     assert [entry.name for entry in tmp_path.iterdir()] == ["one.png"]
     assert read(path).std() > 1, "an empty page"
+
+
+def drawn(pattern, m, **how):
+    figure = plot.pattern_figure(pattern, m, **how)
+    return figure, [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def test_views_that_take_keys_by_class_say_so():
+    (view,) = plot.views(plot.planned(weft.causal() & weft.periodic_keys(step=8), 128, 128))
+    assert view.orders == ("", "by index modulo 8") and view.keys[:3].tolist() == [0, 8, 16]
+    (view,) = plot.views(plot.planned(weft.neighborhood((12, 11), (5, 3)), 132, 132))
+    assert view.orders == ("box after box", "") and view.grid == (12, 11)
+
+
+@pytest.mark.parametrize(("pattern", "m"), PATTERNS, ids=lambda x: str(x)[:40])
+def test_everything_in_a_picture_is_inside_of_it(pattern, m):
+    figure, _ = drawn(pattern, m)
+    renderer = figure.canvas.get_renderer()
+    width, height = figure.get_size_inches() * figure.dpi
+    boxes = [part.get_window_extent(renderer) for part in (*figure.legends, *figure.texts)]
+    boxes += [axes.get_tightbbox(renderer) for axes in figure.axes]
+    assert all(0 <= box.x0 and box.x1 <= width and 0 <= box.y0 and box.y1 <= height for box in boxes)
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_a_volume_shows_the_plane_of_one_query():
+    figure, legend = drawn(weft.neighborhood((4, 6, 8), 3), 192)
+    assert figure.axes[-1].get_title().endswith("plane 2") and "its box of queries" in legend
+
+
+def test_the_legend_names_a_remainder_that_stands_alone():
+    assert "remainder: 8,192" in drawn(weft.blocks(64, [(0, 1), (3, 2)]), 256)[1]
+    assert not any("term" in text for text in drawn(weft.causal(), 64)[1])
+    (legend,) = plot.term_figure(weft.longformer(512, 16), 10**6).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["term 0: 16.0 M", "term 1: 16.0 M", "term 2: 512.9 M"]
+
+
+def test_the_headline_names_the_head():
+    figure, _ = drawn(weft.per_head([weft.causal(), weft.chunks(8)]), 32, at=(0, 1))
+    assert "head 1 of 2" in figure.texts[1].get_text()
 
 
 def test_a_picture_that_would_show_nothing_is_refused():

@@ -1,17 +1,20 @@
-"""Targets: the numbers of one piece of hardware that plans for a CPU are compared by (those of GPUs stand in
-planning/device, those of diagrams in napkin/machine).
+"""Targets: the numbers of one piece of hardware. Plans, diagrams and costs take all constants from here.
 
 The planner compares candidates with them; nothing else depends on them, so a wrong number costs time, never a result.
+Figures of GPUs are the vendors', for one device without sparsity; what was measured beside them says where.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+KIB = 1024
+MMA_PER_CLOCK = {"sm_80": 2048, "sm_89": 1024, "sm_90": 4096, "sm_100": 8192, "gfx942": 2048}  # fp16, of one processor
+
 
 @dataclass(frozen=True)
 class Target:
-    """One machine, as the cost model sees it.
+    """A CPU, as the cost model sees it.
 
     matmul_flops: floating-point operations per second of a large float32 matrix product. softmax_seconds,
     mask_seconds: per score, for the soft maximum and for adding a mask. copy_seconds: per element staged.
@@ -33,9 +36,58 @@ CPU = Target("cpu", 1.8e11, 3.7e-10, 1e-10, 3e-10, 1.2e-4)
 
 @dataclass(frozen=True)
 class Gpu:
-    """A family of GPUs, as plans see it: tiles are computed whole, by kernels that Triton compiles for the card."""
+    """A GPU. Tiles are computed whole, by kernels that Triton compiles for the card.
+
+    bandwidth: bytes a second from global memory; l2, l2_bandwidth: bytes of the cache before it, and a second from it
+    (which vendors do not say: the H200's is measured, others are guesses in proportion to processors and clocks).
+    shared, registers: bytes of one processor. flops: tensor-core operations a second by dtype. exponentials, fma16:
+    operations a clock of one processor. launch_seconds: from one kernel's end to the next one's start, and a kernel's
+    own beginning and end.
+    """
 
     name: str
+    architecture: str
+    processors: int
+    bandwidth: float
+    l2: int
+    l2_bandwidth: float
+    shared: int
+    registers: int
+    flops: tuple[tuple[str, float], ...]
+    exponentials: int = 16
+    fma16: int = 256
+    launch_seconds: float = 8e-6
+
+    @property
+    def clock(self) -> float:
+        """Clocks a second at which the tensor-core rate holds."""
+        return dict(self.flops)["fp16"] / self.processors / MMA_PER_CLOCK[self.architecture]
+
+    @property
+    def fma_flops(self) -> float:
+        """Operations a second in float32, outside tensor cores."""
+        return self.processors * self.fma16 * self.clock
+
+    def limit(self, level: str) -> int:
+        """Bytes that one processor holds at a level."""
+        return {"shared": self.shared, "register": self.registers}[level]
 
 
-GPU = Gpu("gpu")
+_MIB = KIB * KIB
+_HOPPER = (("fp16", 989e12), ("fp8", 1979e12), ("tf32", 494e12))
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("h200", "sm_90", 132, 4.8e12, 50 * _MIB, 8.9e12, 227 * KIB, 256 * KIB, _HOPPER),
+        Gpu("h100", "sm_90", 132, 3.35e12, 50 * _MIB, 8.9e12, 227 * KIB, 256 * KIB, _HOPPER),
+        Gpu("a100", "sm_80", 108, 2.039e12, 40 * _MIB, 5e12, 163 * KIB, 256 * KIB,
+            (("fp16", 312e12), ("tf32", 156e12))),
+        Gpu("b200", "sm_100", 148, 8e12, 126 * _MIB, 1e13, 227 * KIB, 256 * KIB,
+            (("fp16", 2250e12), ("fp8", 4500e12), ("tf32", 1125e12))),
+        Gpu("mi300x", "gfx942", 304, 5.3e12, 256 * _MIB, 1.7e13, 64 * KIB, 512 * KIB,
+            (("fp16", 1307e12), ("fp8", 2615e12), ("tf32", 654e12))),
+        Gpu("rtx4090", "sm_89", 128, 1.008e12, 72 * _MIB, 5e12, 99 * KIB, 256 * KIB,
+            (("fp16", 165e12), ("fp8", 330e12), ("tf32", 82.6e12))),
+    )
+}  # fmt: skip
+GPU = GPUS["h200"]  # for whoever plans without saying for which

@@ -33,7 +33,7 @@ def test_where_every_pair_is_a_cell(name, at):
     np.testing.assert_array_equal(found.share, dense)
     for i, term in enumerate(acsr.terms):
         np.testing.assert_array_equal(found.owners == i + 1, term.to_dense(at.m, at.n))
-    assert found.owners.max(initial=0) <= len(found.names)
+    assert found.owners.max(initial=0) <= len(found.pairs)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -66,4 +66,4 @@ def test_a_million_tokens_show_thin_structure():
 
 def test_nothing_is_owned_by_nothing():
     found = owned(weft.nothing().acsr(100), 10, 10)
-    assert found.owners.max() == found.share.max() == 0 and found.names == []
+    assert found.owners.max() == found.share.max() == 0 and found.pairs == {}

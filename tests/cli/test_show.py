@@ -1,8 +1,10 @@
 """`weft show`: what stands in the terminal, in files and in JSON."""
 
+import io
 import json
 import re
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,8 +12,17 @@ from click.testing import CliRunner
 
 import weft
 from weft import plot
-from weft.cli import main, show
+from weft.cli import main, progress, show
 from weft.cli.parse import parse
+
+
+class Screen(io.StringIO):
+    """Standard error, of a terminal or not."""
+
+    def __init__(self, terminal):
+        super().__init__()
+        self.isatty = lambda: terminal
+
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -83,6 +94,36 @@ def test_tiles_without_colour_have_a_letter_for_each_class(run):
     assert set(drawn) == {" ", "░", "▒", "█"}
 
 
+@pytest.mark.parametrize("width", [20, 60, 100])
+def test_the_legend_of_tiles_names_what_is_there(run, width):
+    done = run("strided(16)", "--size", "64", "--tiles", "--width", str(width))
+    lines = done.output.split("\n\n")[-2].splitlines()
+    names = [part.strip()[2:] for line in lines for part in line.split("   ")]
+    assert names == ["live in a partial tile", "masked in a partial tile", "live, in another launch"]
+    assert max(map(len, lines)) <= max(width, 26)
+
+
+def test_the_order_of_boxes_is_named(run):
+    assert "4×8 queries, queries box after box" in run("neighborhood((16, 16), 5)", "--tiles").output
+
+
+@pytest.mark.parametrize(("terminal", "during"), [(True, "\rplanning ..."), (False, "")])
+def test_what_a_command_is_busy_with_is_told_to_terminals_and_wiped(monkeypatch, terminal, during):
+    screen = Screen(terminal)
+    monkeypatch.setattr("sys.stderr", screen)
+    with pytest.raises(ZeroDivisionError), progress.busy("planning"):
+        assert screen.getvalue() == during
+        1 / 0  # noqa: B018
+    assert screen.getvalue() == during + ("\r" + " " * 12 + "\r" if terminal else "")
+
+
+def test_it_says_what_takes_long(run, monkeypatch):
+    told = []
+    monkeypatch.setattr(show, "busy", lambda text: told.append(text) or nullcontext())
+    run("causal()", "--tiles")
+    assert told == ["counting live pairs", "planning"]
+
+
 def test_tiles_in_the_order_of_a_launch(run):
     done = run("dilated(9, 9, 4)", "--size", "64", "--tiles")
     assert "queries by index modulo 4" in done.output and "query 0" in done.output
@@ -116,6 +157,7 @@ def test_json(run):
     assert (said["m"], said["n"], said["pairs"], said["nbytes"]) == (128, 128, acsr.nnz, acsr.nbytes)
     assert np.shape(said["density"]) == (32, 32)
     (view,) = said["tiles"]
+    assert view["orders"] == ["", ""]
     assert sum(view["pairs"].values()) == 128 * 128
     assert view["pairs"]["full tile, no mask"] + view["pairs"]["live in a partial tile"] == acsr.nnz
 
@@ -183,4 +225,4 @@ def test_a_map_inside_a_sequence_is_no_map_of_its_own():
     panels = [len(plot.pattern_figure(parse(t), m).axes) for t, m in [(text, 40), ("neighborhood((6, 6), (3, 3))", 36)]]
     views = [plot.views(plot.planned(parse(t), m, m)) for t, m in [(text, 40), ("neighborhood((6, 6), (3, 3))", 36)]]
     assert panels == [1 + len(views[0]), 2 + len(views[1])]
-    assert not any(view.map for view in views[0]) and views[1][0].map == (6, 6)
+    assert not any(view.grid for view in views[0]) and views[1][0].grid == (6, 6)

@@ -2,7 +2,11 @@
 
 import os
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from unittest import mock
 
 import torch
 
@@ -43,11 +47,20 @@ def wide(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+@contextmanager
+def one_kernel():
+    """Triton's gradients of q, k and v by one kernel meanwhile, where they need not be deterministic."""
+    run = import_module("weft.kernels.triton.run")
+    with mock.patch.object(run, "backward", partial(run.backward, one_kernel=True)):
+        yield
+
+
 @dataclass
 class Case:
     """Attention to be computed twice. live: (M, N) or (B, H, M, N), the mask by other means than the pattern's.
 
     options: as for weft.attention, sinks in the dtype of q. shift: what alignment adds to a query's index.
+    deterministic: else all gradients are of one kernel.
     """
 
     pattern: object
@@ -57,6 +70,7 @@ class Case:
     shift: int = 0
     with_lse: bool = True
     backend: str = "cpu"
+    deterministic: bool = True
 
     def __post_init__(self):
         q, k, _ = self.tensors
@@ -72,15 +86,20 @@ class Case:
 
     def weft(self):
         """{name: tensor} of weft's results, on the CPU."""
+        if self.deterministic:
+            return self._weft()
+        with one_kernel():
+            return self._weft()
+
+    def _weft(self):
         device = BACKENDS[self.backend]
         options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in self.options.items()}
         leaves = [x.detach().to(device).requires_grad_() for x in self.tensors]
         if "sinks" in options:
             leaves.append(options["sinks"].to(wide(self.tensors[0].dtype)).requires_grad_())
             options["sinks"] = leaves[3]
-        given = weft.attention(
-            *leaves[:3], self.pattern, **options, return_lse=self.with_lse, backend=self.backend, deterministic=True
-        )
+        options |= {"return_lse": self.with_lse, "backend": self.backend, "deterministic": self.deterministic}
+        given = weft.attention(*leaves[:3], self.pattern, **options)
         outputs = given if self.with_lse else (given,)
         found = torch.autograd.grad(outputs, leaves, [x.to(device) for x in self.seeds()])
         names = ("out", "lse")[: len(outputs)] + ("dq", "dk", "dv", "dsinks")[: len(found)]

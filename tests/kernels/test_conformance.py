@@ -33,6 +33,7 @@ FACTORS = {
     ],
     "options": list(OPTIONS),
     "lse": [False, True],  # whether lse is returned and differentiated
+    "deterministic": [True, False] if "triton" in BACKENDS else [True],  # else gradients of one kernel
 }
 SMALLER = {
     "group": [1, 2],
@@ -58,7 +59,8 @@ def label(row):
     where = f"{at.m}x{at.n}" + (f"-{at.align}" if at.align else "")
     dtype, dims = str(row["dtype"]).removeprefix("torch."), "x".join(map(str, row["dims"]))
     group, lse = f"group{row['group']}", "lse" if row["lse"] else "out"
-    return "-".join((row["workload"], where, dtype, row["layout"], group, dims, row["options"], lse))
+    form = "two" if row["deterministic"] else "one"
+    return "-".join((row["workload"], where, dtype, row["layout"], group, dims, row["options"], lse, form))
 
 
 def heads_of(row, pattern):
@@ -88,6 +90,7 @@ def case_of(row, backend):
         shift=at.n - at.m if at.align == "bottom-right" else 0,
         with_lse=row["lse"],
         backend=backend,
+        deterministic=row["deterministic"],
     )
 
 
@@ -167,6 +170,21 @@ def same_bits(case):
 def test_same_bits_twice(name, dtype, backend):
     at = At(130, 130)
     same_bits(Case(CASES[name].make(at), qkv(generator(name), at, dtype), backend=backend))
+
+
+@pytest.mark.skipif("cuda" in BACKENDS.values(), reason="products are cut there: tests/torch/test_gpu.py")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tf32_is_for_gpus(backend):
+    """On a CPU the same bits, by the CPU's backend and by Triton's interpreter."""
+    case = Case(CASES["window"].make(At(70, 70)), qkv(generator("tf32"), (70, 70), torch.float32), backend=backend)
+    exact = case.weft()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        cut = case.weft()
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    for name, x in cut.items():
+        assert torch.equal(x, exact[name]), name
 
 
 @pytest.fixture

@@ -20,6 +20,15 @@ def test_the_truth_is_close_to_itself():
         assert_close(quantity, TRUTH.astype(np.float32), TRUTH, PLAIN)
 
 
+def test_tf32_has_its_own_tolerance():
+    got = TRUTH.astype(np.float32) + np.float32(2.0**-9)
+    assert_close("out", got, TRUTH, PLAIN, tf32=True)
+    with pytest.raises(AssertionError, match="out is off by"):
+        assert_close("out", got, TRUTH, PLAIN)
+    with pytest.raises(AssertionError, match="out is off by"):
+        assert_close("out", got + np.float32(2.0**-6), TRUTH, PLAIN, tf32=True)
+
+
 def test_a_failure_names_quantity_place_errors_and_c():
     got = TRUTH.astype(np.float32)
     got[1, 2] += 0.25

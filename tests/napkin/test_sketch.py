@@ -3,8 +3,9 @@
 import pytest
 
 from weft.errors import RelabelError
-from weft.napkin.machine import MACHINES, machine
+from weft.napkin.machine import machine, rate
 from weft.napkin.sketch import Balance, Pieces, hopper_attention, mixed_rate
+from weft.target import GPUS
 
 H100 = machine("h100")
 KIB = 1024
@@ -33,9 +34,9 @@ def test_clocks_of_a_chunk():
 
 def test_the_ideal_rate_and_its_balance():
     """1.32 PFLOP/s of half FP8 and half FP16 work; from 295 rows on it is not bound by transfers."""
-    rate = mixed_rate((H100.rate("fp8"), H100.rate("fp16")))
-    assert round(rate / 1e15, 2) == 1.32
-    balance = Balance(H100, rate, key_bytes=1 + 2)
+    mixed = mixed_rate((rate(H100, "fp8"), rate(H100, "fp16")))
+    assert round(mixed / 1e15, 2) == 1.32
+    balance = Balance(H100, mixed, key_bytes=1 + 2)
     assert round(balance.least_rows) == 295
     assert round(balance.compute_seconds(384, 64, 128) * 1e6, 2) == 1.26
     assert round(balance.transfer_seconds(64, 128) * 1e6, 2) == 0.97
@@ -45,7 +46,7 @@ def test_the_ideal_rate_and_its_balance():
 
 def test_clocks_follow_from_rates():
     assert H100.clock == pytest.approx(1.83e9, rel=1e-2)
-    assert MACHINES["a100"].clock == pytest.approx(1.41e9, rel=1e-2)
+    assert GPUS["a100"].clock == pytest.approx(1.41e9, rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_clocks_follow_from_rates():
     [
         (lambda: hopper_attention(H100, Pieces(w_q=1024)).warpgroups(H100), "warpgroup"),
         (lambda: machine("abacus"), "abacus"),
-        (lambda: MACHINES["a100"].rate("fp8"), "fp8"),
+        (lambda: rate(GPUS["a100"], "fp8"), "fp8"),
     ],
 )
 def test_what_no_machine_has_is_refused(make, word):

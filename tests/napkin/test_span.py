@@ -10,7 +10,8 @@ from weft.napkin.cost import evaluate, span
 from weft.napkin.diagram import Reading
 from weft.napkin.span import Span, floor_sum
 from weft.pattern.relation import Relation, Residue
-from weft.planning.planner import plan_tiles
+from weft.planning.candidates import usual
+from weft.planning.device import plan_for_device
 from weft.planning.problem import Problem
 from weft.planning.relayout import lanes_of, natural_step
 from weft.planning.tiles import axis_plan
@@ -68,7 +69,8 @@ def test_windows(length, left, right, step, g):
 def test_bytes_of_a_plan_on_a_grid():
     """What the closed form says of each axis, multiplied, is what the tiles of a real plan read."""
     (term,) = (acsr := weft.neighborhood((24, 40), (5, 9), stride=(1, 3), dilation=(2, 1)).acsr(960, 960)).terms
-    plan = plan_tiles(acsr, Problem(1, 1, 1, 960, 960, 64, 64, "float16", "cuda"), GPU)
+    problem = Problem(1, 1, 1, 960, 960, 64, 64, "float16", "cuda")
+    plan = plan_for_device(acsr, problem, GPU, usual("forward", problem, 2))
     (launch,) = plan.launches
     read = 1
     for axis, m, n, part in zip(term.axes, term.q.shape, term.k.shape, launch.parts[0].axes, strict=True):

@@ -15,12 +15,18 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from weft.kernels.triton import load
+from weft.kernels.triton import load, source
+from weft.kernels.triton.emit import emit
 from weft.kernels.triton.spec import KernelSpec
 from weft.settings import interpreted
 from weft.store import opened
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+
+def key_of(spec, target):
+    return source.key_of(load.source_of.__wrapped__(spec), target)  # emitted anew
+
 
 HOPPER, AMD = GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)
 SMALL = KernelSpec("forward", "bfloat16", 16, 16, 0, 64, 64, warps=4)  # quick to compile
@@ -36,13 +42,13 @@ def own_directories(tmp_path, monkeypatch):
 def compilations(monkeypatch):
     """Specs that are compiled, one for each time."""
     found = []
-    compile_for = load.compile_for
+    compile_for = source.compile_for
 
-    def counted(spec, target):
-        found.append(spec)
-        return compile_for(spec, target)
+    def counted(one, target):
+        found.append(KernelSpec(**json.loads(one.spec)))
+        return compile_for(one, target)
 
-    monkeypatch.setattr(load, "compile_for", counted)
+    monkeypatch.setattr(source, "compile_for", counted)
     return found
 
 
@@ -83,7 +89,7 @@ def test_what_is_revived_is_what_was_compiled(target, compilations):
     facts = entry.facts()
     assert facts["name"] == SMALL.name and facts["triton"] == triton.__version__ and facts["compile_seconds"] > 0
     assert KernelSpec(**json.loads((entry.path / "spec.json").read_text())) == SMALL
-    assert (entry.path / "source.py").read_text() == load.emit(SMALL)
+    assert (entry.path / "source.py").read_text() == emit(SMALL)
 
 
 def test_a_damaged_kernel_is_compiled_anew(compilations):
@@ -121,31 +127,32 @@ def test_without_a_store_every_process_compiles(compilations, monkeypatch):
     ("knob", "value"), [("TRITON_ALWAYS_COMPILE", "1"), ("TRITON_KERNEL_DUMP", "1"), ("USE_IR_LOC", "ttgir")]
 )
 def test_who_wants_to_see_the_compilation_sees_it(knob, value, monkeypatch):
-    assert load._storable()
+    assert source._storable()
     monkeypatch.setenv(knob, value)
-    assert not load._storable()
+    assert not source._storable()
 
 
 def test_kernels_that_are_interpreted_are_never_stored(monkeypatch):
-    monkeypatch.setattr(load, "interpreted", lambda: True)
-    assert not load._storable()
+    monkeypatch.setattr(source, "interpreted", lambda: True)
+    assert not source._storable()
 
 
 # ---- the key ---------------------------------------------------------------------------------------------------------
 def test_the_key_of_the_same_kernel_is_the_same():
-    assert load.key_of(SMALL, HOPPER) == load.key_of(replace(SMALL), GPUTarget("cuda", 90, 32))
+    assert key_of(SMALL, HOPPER) == key_of(replace(SMALL), GPUTarget("cuda", 90, 32))
 
 
 @pytest.mark.parametrize("direction", ["forward", "dq", "dkdv"])
 def test_kernels_call_nothing_that_the_key_leaves_out(direction):
     """Emitted sources import our helpers and Triton, and the helpers import Triton alone."""
-    source = load.emit(replace(SMALL, direction=direction))
-    assert imported(source) == {"triton", "triton.language", load.helpers.__name__}
-    assert imported(Path(load.helpers.__file__).read_text()) == {"__future__", "triton", "triton.language"}
+    mine = {"triton", "triton.language"}
+    assert imported(emit(replace(SMALL, direction=direction))) == {*mine, source.helpers.__name__}
+    assert imported(Path(source.helpers.__file__).read_text()) == {*mine, "__future__"}
+    assert imported(Path(source.row_helpers.__file__).read_text()) == {*mine, "__future__", source.helpers.__name__}
 
 
-def imported(source):
-    nodes = list(ast.walk(ast.parse(source)))
+def imported(text):
+    nodes = list(ast.walk(ast.parse(text)))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return names | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
 
@@ -153,33 +160,33 @@ def imported(source):
 def test_another_kernel_or_target_has_another_key():
     changes = {"dtype": "float16", "dv": 32, "aligned": False, "warps": 8, "stages": 2, "registers": 128}
     specs = [SMALL, *(replace(SMALL, **{name: value}) for name, value in changes.items())]
-    keys = [load.key_of(spec, HOPPER) for spec in specs]
-    keys += [load.key_of(SMALL, target) for target in (GPUTarget("cuda", 80, 32), AMD)]
+    keys = [key_of(spec, HOPPER) for spec in specs]
+    keys += [key_of(SMALL, target) for target in (GPUTarget("cuda", 80, 32), AMD)]
     assert len(set(keys)) == len(keys)
 
 
 def test_everything_that_changes_machine_code_changes_the_key(monkeypatch, tmp_path):
     """Each change alone: helpers, Triton's version, its library, its assembler, linked libraries, the environment."""
-    before = load.key_of(SMALL, HOPPER)
-    helpers, *rest = load._toolchain()
+    before = key_of(SMALL, HOPPER)
+    helpers, *rest = source._toolchain()
     for toolchain in ((helpers + "\n", *rest), *((helpers, *_changed(rest, i)) for i in range(len(rest)))):
         with monkeypatch.context() as patch:
-            patch.setattr(load, "_toolchain", lambda toolchain=toolchain: toolchain)
-            assert load.key_of(SMALL, HOPPER) != before
+            patch.setattr(source, "_toolchain", lambda toolchain=toolchain: toolchain)
+            assert key_of(SMALL, HOPPER) != before
     linked = tmp_path / "libdevice.bc"
     linked.write_bytes(b"another")
     environment = {"DISABLE_LLVM_OPT": "1", "TRITON_OVERRIDE_ARCH": "sm100", "TRITON_LIBDEVICE_PATH": str(linked)}
     for name, value in environment.items():
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            assert load.key_of(SMALL, HOPPER) != before, name
+            assert key_of(SMALL, HOPPER) != before, name
     with monkeypatch.context() as patch:
-        patch.setattr(type(load.make_backend(HOPPER)), "hash", lambda self: "another assembler")
-        assert load.key_of(SMALL, HOPPER) != before
+        patch.setattr(type(source.make_backend(HOPPER)), "hash", lambda self: "another assembler")
+        assert key_of(SMALL, HOPPER) != before
     with monkeypatch.context() as patch:
         patch.setattr(load, "emit", lambda spec: "another source")
-        assert load.key_of(SMALL, HOPPER) != before
-    assert load.key_of(SMALL, HOPPER) == before
+        assert key_of(SMALL, HOPPER) != before
+    assert key_of(SMALL, HOPPER) == before
 
 
 def _changed(values, at):
@@ -188,4 +195,4 @@ def _changed(values, at):
 
 def test_a_hook_into_the_compiler_is_not_passed_by(monkeypatch):
     monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", lambda *a: ("", ""))
-    assert not load._storable()
+    assert not source._storable()

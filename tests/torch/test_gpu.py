@@ -5,6 +5,7 @@ import torch
 
 import weft
 from weft.errors import UnsupportedError
+from weft.testing.tolerance import assert_close
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 
@@ -89,3 +90,34 @@ def test_a_million_tokens_take_little_memory_besides_their_own():
         keys = slice(max(0, row - 1023), row + 1)
         p = (k[keys] @ q[row] * 128**-0.5).softmax(0)
         assert (out[0, 0, row].double() - p @ v[keys]).norm() <= 0.01 * (p @ v[keys]).norm()
+
+
+@pytest.fixture
+def tf32_switch():
+    before = torch.backends.cuda.matmul.allow_tf32
+    yield lambda allowed: setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_tf32_when_torch_may(tf32_switch):
+    """Faster and less exact than float32, from the next call on, and within its own tolerance."""
+    leaves = [torch.randn(SHAPE, device="cuda", requires_grad=True) for _ in range(3)]
+    seed, names = torch.randn(SHAPE, device="cuda"), ("out", "dq", "dk", "dv")
+    live = torch.from_numpy(MASK.to_dense(SHAPE[2], SHAPE[2])).cuda()
+
+    def dense(dtype):
+        q, k, v = (x.detach().to(dtype).requires_grad_() for x in leaves)
+        out = (q @ k.mT * SHAPE[3] ** -0.5).masked_fill(~live, -torch.inf).softmax(-1) @ v
+        return dict(zip(names, (out, *torch.autograd.grad(out, (q, k, v), seed.to(dtype))), strict=True))
+
+    tf32_switch(False)
+    truth, plain = dense(torch.float64), dense(torch.float32)
+    exact = dict(zip(names, both(leaves, seed), strict=True))
+    tf32_switch(True)
+    cut = dict(zip(names, both(leaves, seed), strict=True))
+    tf32_switch(False)
+    for name, again in zip(names, both(leaves, seed), strict=True):
+        assert torch.equal(again, exact[name]), name
+        assert_close(name, exact[name], truth[name], plain[name])
+        assert_close(name, cut[name], truth[name], plain[name], tf32=True)
+        assert (cut[name] - truth[name]).norm() > 10 * (exact[name] - truth[name]).norm(), name

@@ -1,7 +1,7 @@
 """Which kernels a call would launch, found without a GPU: the real planner and the real entry points, no launch."""
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -12,13 +12,14 @@ from weft.kernels.options import Modifiers
 from weft.kernels.triton import run
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
+from weft.planning.tiling import Tiling
 from weft.target import GPU
 
 
 @dataclass(frozen=True)
 class Call:
     """One call of attention. dims: (D, Dv). options: softcap, alibi, sinks, scale. dense: rows lie densely, 16-byte
-    aligned.
+    aligned. one_kernel: dK, dV and dQ are of one.
     """
 
     pattern: Any
@@ -30,6 +31,7 @@ class Call:
     batch: int = 2
     options: dict = field(default_factory=dict)
     dense: bool = True
+    one_kernel: bool = False
 
     def problem(self):
         """As the planner sees it on a GPU."""
@@ -42,6 +44,7 @@ class Call:
 def launches():
     """A list of the KernelSpecs that are launched meanwhile, one for each launch; nothing runs."""
     found = []
+    run.prepared_rows.cache_clear()  # found again by a problem, not by a plan
 
     class Kernel:
         def __init__(self, spec, device):
@@ -52,11 +55,13 @@ def launches():
 
     with mock.patch.object(run, "kernel_of", Kernel):
         yield found
+    run.prepared_rows.cache_clear()
 
 
 def specs_of(call):
     """The KernelSpecs of one call, forward and backward, in the order of their launches."""
-    plan = plan_attention(call.pattern, call.problem(), GPU)
+    fixed = (("dkdv", tiling_with_dq(call)),) if call.one_kernel else ()
+    plan = plan_attention(call.pattern, call.problem(), GPU, fixed)
     tensors = [_tensor(shape, call) for shape in _shapes(call)]
     q, k, v, d_out, lse = tensors
     group = call.heads[0] // call.heads[1]
@@ -65,16 +70,33 @@ def specs_of(call):
     sinks = torch.zeros(call.heads[0]) if call.options.get("sinks") else None
     with launches() as found:
         run.forward((q, k, v), plan, how, sinks)
-        run.backward((q, k, v), (d_out, d_out, lse[..., 0].float(), None), plan, how)
+        rows = d_out, d_out, lse[..., 0].float(), None
+        run.backward((q, k, v), rows, plan, how, not call.one_kernel, call.one_kernel)
     return found
 
 
-# What a gradient takes: that of keys one kernel or two.
-DIRECTIONS = {"forward": ("forward",), "dq": ("dq",), "keys": ("dkdv", "dk", "dv")}
+def has_room_for_dq(call):
+    """Whether one kernel for all gradients is worth compiling: else no tile leaves registers for that of dQ."""
+    return call.dtype != torch.float32 and max(call.dims) <= 128
+
+
+def tiling_with_dq(call):
+    """Tiles that leave registers for that of dQ, on sm_90."""
+    if not has_room_for_dq(call):
+        return Tiling(32, 32, 8, 2)
+    grid = any(term.rank > 1 for term in call.pattern.acsr(call.m, call.n).terms)
+    if max(call.dims) <= 64:
+        return Tiling(128, 32 if grid else 64, 8, 3, apart=not grid)
+    return Tiling(64, 32, 8, 3) if grid else Tiling(128, 32, 8, 2, apart=True)
+
+
+# What a gradient takes.
+DIRECTIONS = {"forward": ("forward",), "dq": ("dq",), "keys": ("dkdv",), "one kernel": ("delta", "dkdv")}
 
 
 def specs_towards(call, direction):
     """The distinct KernelSpecs of one of DIRECTIONS."""
+    call = replace(call, one_kernel=direction == "one kernel")
     return list(dict.fromkeys(spec for spec in specs_of(call) if spec.direction in DIRECTIONS[direction]))
 
 

@@ -16,20 +16,25 @@ from weft.kernels.triton.load import compile_for
 from weft.settings import interpreted
 
 from .resources import REGISTERS, SHARED, TARGETS, resources
-from .specs import CALLS, DIRECTIONS, specs_towards
+from .specs import CALLS, DIRECTIONS, has_room_for_dq, specs_towards
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
 SLOW = ("window, 64", "window, 256", "window, 256, float32")  # like others, and long to compile
 SPILLED = Path(__file__).with_name("spilled.json")  # bytes of local memory of a thread, as it is today; 0 if absent
 
-INSIDE = {("keys", "random blocks")}
+# (direction, call) whose innermost loops spill on sm_90
+INSIDE = {("keys", "random blocks")} | {
+    ("one kernel", call) for call in ("random blocks", "listed tokens", "dilation by head")
+}
 
 
 def cases():
     """(target, direction, call) of everything, marked: wide is what is left out by default."""
     for i, call in enumerate(CALLS):
         for j, direction in enumerate(DIRECTIONS):
+            if direction == "one kernel" and not has_room_for_dq(CALLS[call]):
+                continue
             for t, target in enumerate(TARGETS):
                 narrow = call not in SLOW and (i + j) % len(TARGETS) == t
                 yield pytest.param(

@@ -1,11 +1,14 @@
 """A kernel is compiled for a structure, not for a size: other lengths, windows, splits and batches find it compiled."""
 
+from dataclasses import replace
+
 import pytest
 
 import weft
+from weft.planning.candidates import menu
 from weft.testing.cases import parts
 
-from .specs import DIRECTIONS, Call, specs_of, square
+from .specs import Call, specs_of, square
 
 LENGTHS = (1, 63, 64, 200, 1000, 4096, 5001)
 SPLITS = ((1,), (1, 1), (5, 0, 3, 9), (1,) * 40, tuple(range(1, 60)))
@@ -64,23 +67,35 @@ STRUCTURES = {
 }  # fmt: skip
 
 
-# One kernel for each direction; more where a size decides how many launches there are, whether they meet, and whether
-# a tile walks several terms; or whether heads share keys.
+# One kernel for each entry of the menu; more where a size decides how many launches there are, whether they meet, and
+# whether a tile walks several terms; or whether heads share keys.
 MOST = {"strided": 3, "longformer": 4, "listed tokens": 2, "heads": 2, "padding": 2, "2-D": 2}
 
 
-def kernels(names):
-    """The distinct KernelSpecs of all calls of some structures."""
-    return {spec for name in names for call in STRUCTURES[name] for spec in specs_of(call)}
+def kernels(names, one_kernel=False):
+    """The distinct KernelSpecs of all calls of some structures; one_kernel: of those whose gradients are of one."""
+    calls = [replace(call, one_kernel=one_kernel) for name in names for call in STRUCTURES[name]]
+    return {spec for call in calls for spec in specs_of(call)}
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_kernels_of_one_structure(name):
     found = kernels([name])
-    for several in DIRECTIONS.values():
-        here = {direction: [x.name for x in found if x.direction == direction] for direction in several}
-        assert any(here.values()), f"nothing is launched for {several}"
-        assert all(len(names) <= MOST.get(name, 1) for names in here.values()), here
+    for direction in ("forward", "dq", "dkdv"):
+        here = [spec.name for spec in found if spec.direction == direction]
+        assert here, f"nothing is launched for {direction}"
+        choices = len(menu(direction, STRUCTURES[name][0].problem()))
+        assert len(here) <= choices * MOST.get(name, 1), here
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_kernels_of_one_structure_where_one_makes_all_gradients(name):
+    found = kernels([name], one_kernel=True)
+    assert len([spec for spec in found if spec.direction == "delta"]) == 1
+    for split in (False, True):  # order is free, so a size may split tiles that outlast the rest
+        here = [spec.name for spec in found if spec.direction == "dkdv" and spec.split == split]
+        assert len(here) <= MOST.get(name, 1), here
+    assert all(spec.with_dq for spec in found if spec.direction != "forward")
 
 
 def test_twelve_kernels_at_most():

@@ -15,7 +15,9 @@ import torch
 from weft.settings import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFORMANCE, TRAPS, POISON = (f"tests/kernels/test_{name}.py::test" for name in ("conformance", "traps", "poison"))
+CONFORMANCE, TRAPS, POISON, ONE_KERNEL = (
+    f"tests/kernels/test_{name}.py::test" for name in ("conformance", "traps", "poison", "one_kernel")
+)
 CHOSEN = {
     "every pattern, option and layout": [f"{CONFORMANCE}_rows_meet_every_value", f"{CONFORMANCE}_pairwise"],
     "heads, scales and empty rows": [
@@ -27,6 +29,14 @@ CHOSEN = {
         f"{POISON}_in_everything_that_is_padding",
         f"{POISON}_in_keys_that_no_query_sees[residue classes-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees[before a window-dtype0-triton]",
+    ],
+    "gradients of one kernel": [
+        f"{ONE_KERNEL}_several_tiles",
+        f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",
+        f"{ONE_KERNEL}_a_tile_of_keys_that_is_several_items[2]",
+        f"{ONE_KERNEL}_poison_in_keys_that_no_query_sees[before a window-dtype0]",
+        f"{ONE_KERNEL}_poison_in_a_box_that_one_query_sees_in_part",
+        f"{CONFORMANCE}_tf32_is_for_gpus",
     ],
 }
 

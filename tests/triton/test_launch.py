@@ -21,6 +21,8 @@ from weft.settings import interpreted
 from weft.target import GPU
 from weft.testing.refusals import refuse
 
+from .specs import launches
+
 GRID, STREAM = (3, 2, 1), 5
 CPU = torch.device("cpu")
 
@@ -197,3 +199,27 @@ def test_prepared_once():
             call()
     assert len(made) == 3
     assert [len(kernel.calls) for kernel in made] == [5] * 3
+
+
+# ---- the two forms of a backward -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("one_kernel", [True, False])
+def test_dq_of_the_kernel_of_keys_only_where_order_is_free(one_kernel, deterministic):
+    plan = plan_attention(weft.causal(), Problem(1, 2, 2, 100, 100, 64, 64, "bfloat16", "cuda"), GPU)
+    q, k, v = (torch.zeros(1, 2, 100, 64, dtype=torch.bfloat16) for _ in range(3))
+    with launches() as found:
+        run.backward((q, k, v), (q, q, q[..., 0].float(), None), plan, Modifiers(0.1), deterministic, one_kernel)
+    together = one_kernel and not deterministic
+    assert [(spec.direction, spec.with_dq) for spec in found] == [
+        ("delta" if together else "dq", together),
+        ("dkdv", together),
+    ]
+
+
+def test_rows_of_keys_may_be_several_items_of_one_kernel():
+    """A few keys that thousands of queries see."""
+    plan = plan_attention(weft.prefix(9), Problem(1, 2, 2, 2300, 20, 8, 8, "float32", "cuda"), GPU)
+    q, k = torch.zeros(1, 2, 2300, 8), torch.zeros(1, 2, 20, 8)
+    with launches() as found:
+        run.backward((q, k, k), (q, q, q[..., 0], None), plan, Modifiers(0.1), False, True)
+    assert [(spec.split, spec.with_dq) for spec in found] == [(False, True), (True, True)]

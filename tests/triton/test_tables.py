@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import weft
 from weft.kernels.triton.waves import plan_waves
 from weft.planning.attention_plan import plan_attention
-from weft.planning.device import TileShape, plan_for_device
+from weft.planning.device import plan_for_device
 from weft.planning.problem import Problem
+from weft.planning.tiling import Tiling
 from weft.target import GPU
 from weft.testing.cases import BATCH, CASES, HEADS, At
 from weft.testing.strategies import per_row_patterns, problems
@@ -25,7 +26,7 @@ laws = settings(
     derandomize=bool(os.environ.get("CI")),  # under CI the examples are always the same
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-SMALL = TileShape(16, 8)  # many tiles in few tokens
+SMALL = Tiling(16, 8, 4, 1)  # many tiles in few tokens
 SHAPES = (None, SMALL)  # None: the shapes that kernels have
 
 
@@ -34,7 +35,7 @@ def waves_of(pattern, problem, shape, transposed):
     plan = plan_attention(pattern, problem, GPU)
     found = []
     for share in plan.transposed if transposed else plan.forward:
-        tiles = share.plan if shape is None else plan_for_device(share.plan.acsr, problem, shape)
+        tiles = share.plan if shape is None else plan_for_device(share.plan.acsr, problem, GPU, shape)
         found.append((tiles, share.heads))
     return plan_waves(found, problem, transposed)
 

@@ -66,7 +66,7 @@ class Tables:
 
     def blocks(self, item, lengths):
         """(rows, visits) of one row of blocks of the remainder."""
-        size, length = self.kind.rows, lengths[1]
+        size, length = self.kind.tiling.rows, lengths[1]
         columns, places, bits = (int(x) for x in self.words[:3])
         row, first, last = (int(x) for x in self.words[self.items_at + 3 * item :][:3])
         rows, visits = row * size + np.arange(size), []
@@ -89,7 +89,7 @@ class Tables:
 
     def my_rows(self, item):
         """Coordinates on every axis, one (rows,) each, and which exist."""
-        mine, rest = self.items_at + item * self.record, np.arange(self.kind.rows)
+        mine, rest = self.items_at + item * self.record, np.arange(self.kind.tiling.rows)
         at, valid = [None] * self.kind.rank, rest >= 0
         for a in reversed(range(self.kind.rank)):
             box, step = self.words[2 + 3 * a], self.words[3 + 3 * a]

@@ -60,6 +60,14 @@ COMMANDS = {
             'show "longformer(512, 16)" --size 1000000',
         ),
     ),
+    "tune": Entry(
+        "Measure kernels on this GPU and keep what wins.",
+        (
+            'tune "causal() & window(1023)" --shape 1,8,16384,64 --budget 60',
+            "tune --share h200.json",
+            "tune --adopt h200.json",
+        ),
+    ),
 }
 
 

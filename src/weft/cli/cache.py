@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from weft.cli.progress import busy
 from weft.errors import OptionError
 from weft.store import Entry, Store, opened
 
@@ -33,7 +34,8 @@ def command(action: str, yes: bool, as_json: bool) -> None:
     if action == "clear" and not yes and kept.entries():
         _confirm(kept, as_json)
     look, report = ACTIONS[action]
-    facts = {"directory": str(kept.root) if kept.root else None, **look(kept)}
+    with busy(f"cache {action}"):
+        facts = {"directory": str(kept.root) if kept.root else None, **look(kept)}
     click.echo(json.dumps(facts, indent=2) if as_json else report(facts))
     if facts.get("damaged"):
         raise SystemExit(1)

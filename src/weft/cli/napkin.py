@@ -10,51 +10,70 @@ from typing import Any
 import click
 
 from weft.cli.parse import parse
-from weft.errors import InputError, RelabelError
+from weft.cli.progress import busy
+from weft.cli.show import own_size
+from weft.errors import InputError, OptionError, RelabelError
 from weft.napkin.builders import AttentionAxes, attention, attention_of_term, matmul, mlp
 from weft.napkin.cost import best_sizes, evaluate, memory, optimum, transfers, work
 from weft.napkin.diagram import FP8, FP16, FP32, Axis, Diagram
 from weft.napkin.draw import svg
-from weft.napkin.machine import MACHINES, Machine, machine
+from weft.napkin.machine import machine, rate
 from weft.napkin.pseudocode import pseudocode
 from weft.napkin.relabel import Derivation, flash_attention
 from weft.napkin.sketch import Balance, hopper_attention
+from weft.target import GPUS, Gpu
 
 LEVEL = "shared"
 DTYPES = {dtype.name: dtype for dtype in (FP32, FP16, FP8)}
 DIVISOR = 16  # pieces are multiples of what a tensor core takes at once
+LENGTH, DIM = 8192, 128  # where none are given
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line asked for. pattern: of the attention, None for all pairs."""
+    """What the command line asked for. dim, pattern: of attention alone; no pattern: all pairs."""
 
     algorithm: str
     target: str
     length: int
-    dim: int
+    dim: int | None
     dtype: str
     pattern: str | None
 
+    def __post_init__(self) -> None:
+        for option, value in (("--pattern", self.pattern), ("--dim", self.dim)):
+            if value is not None and self.algorithm != "attention":
+                raise OptionError(
+                    f"weft napkin {self.algorithm} {option} {value!r}",
+                    "only attention has a pattern and a head dimension",
+                    f"leave {option} out, or derive attention",
+                )
+
     @property
-    def machine(self) -> Machine:
+    def head_dim(self) -> int:
+        return self.dim or DIM
+
+    @property
+    def machine(self) -> Gpu:
         return machine(self.target)
 
 
 @click.command("napkin")
 @click.argument("algorithm", type=click.Choice(["attention", "matmul", "mlp"]))
-@click.option("--target", type=click.Choice(list(MACHINES)), default="h200", show_default=True, help="The machine.")
-@click.option("--length", type=click.IntRange(1), default=8192, show_default=True, help="Of every axis but --dim.")
-@click.option("--dim", type=click.IntRange(1), default=128, show_default=True, help="Head dimension (attention).")
+@click.option("--target", type=click.Choice(list(GPUS)), default="h200", show_default=True, help="The machine.")
+@click.option("--length", type=click.IntRange(1), metavar="N",
+              help=f"Of every axis but --dim.  [default: the pattern's own, or {LENGTH}]")  # fmt: skip
+@click.option("--dim", type=click.IntRange(1), help=f"Head dimension of attention.  [default: {DIM}]")
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default="fp16", show_default=True, help="Of all arrays.")
 @click.option("--pattern", help="Attention under a pattern of one affine term.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the last diagram as SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(out: Path | None, as_json: bool, **options: Any) -> None:
     """Derive the tiling of an algorithm: the diagram, each step, the loops, and the bytes sent and held on a target."""
-    asked = Asked(**options)
-    derivation = _derived(asked)
-    facts = _costs(asked, derivation)
+    asked = Asked(**options | {"length": options["length"] or _own_length(options["pattern"])})
+    with busy("deriving"):
+        derivation = _derived(asked)
+        facts = _costs(asked, derivation)
     if out is not None:
         try:
             out.write_text(svg(derivation, f"{asked.algorithm} on {asked.target}"), encoding="utf-8")
@@ -62,6 +81,12 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
             raise InputError(f"write {out}", str(error.strerror), "name a file that can be written") from None
         facts["out"] = str(out)
     click.echo(json.dumps(facts, indent=2) if as_json else _report(asked, derivation, facts))
+
+
+def _own_length(pattern: str | None) -> int:
+    """The only length that a pattern has a meaning for, or LENGTH."""
+    own = own_size(parse(pattern)) if pattern else None
+    return own[0] if own else LENGTH
 
 
 def _derived(asked: Asked) -> Derivation:
@@ -80,7 +105,7 @@ def _attention(asked: Asked) -> Diagram:
     dtype, size = DTYPES[asked.dtype], asked.length
     if asked.pattern is None:
         q, x = (Axis(name, size, min(size, DIVISOR)) for name in "qx")
-        d = Axis("d", asked.dim)
+        d = Axis("d", asked.head_dim)
         return attention(AttentionAxes((q,), (x,), d, d), dtype)
     acsr = parse(asked.pattern).acsr(size, size)
     if len(acsr.terms) != 1 or len(acsr.remainder):
@@ -89,7 +114,7 @@ def _attention(asked: Asked) -> Diagram:
             f"weft napkin attention --pattern '{asked.pattern}'", f"it has {len(acsr.terms)} affine terms{rest}",
             "pass a pattern of one term; several are several diagrams, merged by lse",
         )  # fmt: skip
-    return attention_of_term(acsr.terms[0], asked.dim, asked.dim, dtype)
+    return attention_of_term(acsr.terms[0], asked.head_dim, asked.head_dim, dtype)
 
 
 # ---- what is counted -------------------------------------------------------------------------------------------------
@@ -113,6 +138,7 @@ def _facts(asked: Asked, derivation: Derivation) -> dict[str, Any]:
     rate = dict(asked.machine.flops).get(asked.dtype)
     return {
         **asdict(asked),
+        "dim": asked.head_dim if asked.algorithm == "attention" else None,
         "steps": [str(step) for step in derivation.steps],
         "loops": pseudocode(derivation),
         "formulas": _formulas(derivation),
@@ -156,7 +182,7 @@ def _balance(asked: Asked) -> dict[str, Any]:
     """Rows of a group from which on tensor cores and not memory bound it; on Hopper also the paper's sketch."""
     target, found = asked.machine, {}
     if asked.dtype in dict(target.flops):
-        balance = Balance(target, target.rate(asked.dtype), 2 * DTYPES[asked.dtype].nbytes)
+        balance = Balance(target, rate(target, asked.dtype), 2 * DTYPES[asked.dtype].nbytes)
         found["least_rows"] = balance.least_rows
     if target.architecture == "sm_90":
         sketch = hopper_attention(target)
@@ -197,7 +223,7 @@ def _numbers(asked: Asked, facts: dict[str, Any]) -> str:
     }
     told, seconds = f"{facts['flops'] / 1e9:.1f} GFLOP", facts["work_seconds"]
     if seconds is not None:
-        told += f", {seconds * 1e6:.1f} us at {asked.machine.rate(asked.dtype) / 1e12:g} TFLOP/s"
+        told += f", {seconds * 1e6:.1f} us at {rate(asked.machine, asked.dtype) / 1e12:g} TFLOP/s"
     return "\n".join(
         [
             f"on {asked.machine.name}: {_sizes(facts['sizes'])}; {held}",

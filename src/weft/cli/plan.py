@@ -11,31 +11,42 @@ import click
 
 from weft.acsr.format import BLOCK
 from weft.cli.parse import Numbers, parse
+from weft.cli.progress import busy
 from weft.errors import OptionError
 from weft.kernels.backend import BACKENDS, Backend
 from weft.planning.attention_plan import AttentionPlan, Share, plan_attention
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiles import TilePlan
+from weft.target import GPU, GPUS
 
 DEVICES = {"cpu": "cpu", "gpu": "cuda"}  # as one says it -> as torch does
 DEFAULTS = {"cpu": "float32", "gpu": "bfloat16"}
 
 
-def problem_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that describe a problem, for `problem_of`."""
+def problem_options(device: str = "cpu", required: bool = True) -> Callable[..., Any]:
+    """The options that describe a problem, for `problem_of`. device: the default; required: whether the shape is."""
     options = [
-        click.option("--shape", type=Numbers(4, 4), required=True, metavar="B,H,M,D",
+        click.option("--shape", type=Numbers(4, 4), required=required, metavar="B,H,M,D",
                      help="Batch rows, query heads, queries, head dimension."),
         click.option("--keys", type=click.IntRange(0, 1 << 31), metavar="N", help="Keys.  [default: M]"),
         click.option("--kv-heads", type=click.IntRange(1), metavar="HKV", help="Key and value heads.  [default: H]"),
         click.option("--dv", type=click.IntRange(1), metavar="DV", help="Head dimension of values.  [default: D]"),
         click.option("--dtype", type=click.Choice(list(DTYPES)), help="[default: float32 on a CPU, bfloat16 on a GPU]"),
-        click.option("--device", type=click.Choice(list(DEVICES)), default="cpu", show_default=True,
+        click.option("--device", type=click.Choice(list(DEVICES)), default=device, show_default=True,
                      help="What to plan for."),
     ]  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+target_option = click.option(
+    "--target", type=click.Choice(list(GPUS)), help=f"The card to plan for, with --device gpu.  [default: {GPU.name}]"
+)
 
 
 def problem_of(options: dict[str, Any]) -> Problem:
@@ -60,20 +71,25 @@ def backend_of(problem: Problem) -> Backend:
 
 def planned(pattern: str, options: dict[str, Any]) -> AttentionPlan:
     """The plan of the pattern and of the problem that the options describe."""
-    problem = problem_of(options)
-    return plan_attention(parse(pattern), problem, backend_of(problem).target)
+    problem, name = problem_of(options), options.get("target")
+    if name and options["device"] != "gpu":
+        raise OptionError(f"--target {name} --device {options['device']}", f"{name} is a GPU", "add --device gpu")
+    with busy("planning"):
+        return plan_attention(parse(pattern), problem, GPUS[name] if name else backend_of(problem).target)
 
 
 @click.command("plan")
 @click.argument("pattern")
-@problem_options
+@problem_options()
+@target_option
 @click.option("--verify", is_flag=True, help="Prove that the plan computes every live pair once and no other.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(pattern: str, verify: bool, as_json: bool, **options: Any) -> None:
     """Plan PATTERN: its launches and tiles, the bytes of their tables, and the share of computed pairs that is live."""
     plan = planned(pattern, options)
     if verify:
-        plan.verify()  # raises what the command line reports
+        with busy("verifying"):
+            plan.verify()  # raises what the command line reports
     facts = facts_of(plan, verify)
     click.echo(json.dumps(facts, indent=2) if as_json else f"{plan}\n\n{_summary(facts)}")
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
+from weft.cli.progress import busy
 from weft.errors import InputError
 from weft.recognition import Recognized, load_mask, recognize
 
@@ -28,7 +29,8 @@ WIDTH = 32  # cells of the picture
 @click.option("--draw/--no-draw", default=True, show_default=True, help="Draw the pattern.")
 def command(target: str, size: Any, batch: Any, heads: Any, generalize: bool, as_json: bool, draw: bool) -> None:  # noqa: PLR0913 - one argument an option
     """Find the pattern of a boolean mask in FILE.npy, or of a mask function of (q, k) or (b, h, q, k)."""
-    found = recognize(_loaded(target), size=size, batch=batch, heads=heads, generalize=generalize)
+    with busy("recognizing"):
+        found = recognize(_loaded(target), size=size, batch=batch, heads=heads, generalize=generalize)
     click.echo(json.dumps(_facts(found), indent=2) if as_json else _report(found, draw))
 
 

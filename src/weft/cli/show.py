@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from weft import plot
 from weft.acsr.format import Acsr
 from weft.acsr.picture import owned
 from weft.cli.parse import Numbers, parse
+from weft.cli.progress import busy
 from weft.errors import OptionError
 from weft.pattern import leaves
 from weft.pattern.algebra import Call, Operator, Pattern
@@ -58,10 +60,8 @@ class Asked:
         return self.pattern.at(self.batch, self.head)
 
     def __str__(self) -> str:
-        batches, heads = self.pattern.extent()
-        rows = [("batch row", self.batch, batches), ("head", self.head, heads)]
-        which = [f"{name} {index} of {count}" for name, index, count in rows if count is not None]
-        return ", ".join([f"{self.pattern}  {self.m:,} x {self.n:,}", *which])
+        drawn = plot.which(self.pattern, (self.batch, self.head))
+        return ", ".join(filter(None, [f"{self.pattern}  {self.m:,} x {self.n:,}", drawn]))
 
 
 @click.command("show", cls=Command)
@@ -78,7 +78,9 @@ def command(pattern: str, size: Any, **options: Any) -> None:
     parsed = parse(pattern)
     m, n = _lengths(parsed, size)
     asked = Asked(parsed, m, n, options["batch"], options["head"])
-    acsr = parsed.acsr(m, n, asked.batch, asked.head)
+    with busy("counting live pairs"):
+        acsr = parsed.acsr(m, n, asked.batch, asked.head)
+        acsr.nnz  # noqa: B018 - kept by the Acsr; where rows are many this is what takes time
     if m == 0 or n == 0:
         raise OptionError(f"a picture of {asked}", "there is no pair to draw", "pass --size of 1 or more")
     if options["tiles"] and m * n > plot.LIMIT:
@@ -128,12 +130,13 @@ def own_size(pattern: Pattern) -> tuple[int, int] | None:
 
 def _write(asked: Asked, path: Path, tiles: bool) -> None:
     at = (asked.batch, asked.head)
-    if tiles:
-        figure = plot.pattern_figure(asked.pattern, asked.m, asked.n, at=at)
-    else:
-        figure = plot.term_figure(asked.pattern, asked.m, asked.n, at)
     try:
-        plot.save(figure, path)
+        with busy("drawing"):
+            if tiles:
+                figure = plot.pattern_figure(asked.pattern, asked.m, asked.n, at=at)
+            else:
+                figure = plot.term_figure(asked.pattern, asked.m, asked.n, at)
+            plot.save(figure, path)
     except OSError as error:
         raise OptionError(f"--out {path}", f"{error.strerror}", "name a file that can be written") from None
 
@@ -147,15 +150,21 @@ def _facts(asked: Asked, acsr: Acsr, width: int, options: dict[str, Any]) -> dic
         "density": owned(acsr, width, width).share.round(4).tolist(),
     }  # fmt: skip
     if options["tiles"]:
-        plan = plot.planned(asked.one, asked.m, asked.n)
         facts["tiles"] = [
             {"title": view.title, "boxes": len(view.boxes), "q_steps": view.q_steps, "k_steps": view.k_steps,
+             "orders": view.orders,
              "pairs": {plot.MEANING[i]: int((view.classes == i).sum()) for i in range(len(plot.MEANING))}}
-            for view in plot.views(plan)
+            for view in _views(asked)
         ]  # fmt: skip
     if options["out"]:
         facts["out"] = str(options["out"])
     return facts
+
+
+def _views(asked: Asked) -> list[plot.View]:
+    """What the plan walks."""
+    with busy("planning"):
+        return plot.views(plot.planned(asked.one, asked.m, asked.n))
 
 
 # ---- in the terminal -------------------------------------------------------------------------------------------------
@@ -178,12 +187,17 @@ def _report(asked: Asked, acsr: Acsr, width: int, tiles: bool) -> list[str]:
     colour = _coloured()
     lines = [str(asked), "", *_terms(asked, acsr, width, colour), ""]
     if tiles:
-        for view in plot.views(plot.planned(asked.one, asked.m, asked.n)):
+        seen = _views(asked)
+        for view in seen:
             lines += [*_view(view, width, colour), ""]
-        lines += [_legend(TILE_COLOURS, plot.MEANING, TILE_GLYPHS, colour), ""]
+        lines += [*_legend(seen, width, colour), ""]
     share = acsr.nnz / (asked.m * asked.n)
-    lines.append(f"{acsr.nnz:,} pairs live, {share:.3%} of all; {acsr.nbytes:,} bytes of metadata")
+    lines.append(f"{_counted(acsr.nnz)} live, {share:.3%} of all; {acsr.nbytes:,} bytes of metadata")
     return lines + [f"note: {note}" for note in acsr.notes]
+
+
+def _counted(pairs: int) -> str:
+    return "1 pair" if pairs == 1 else f"{pairs:,} pairs"
 
 
 def _terms(asked: Asked, acsr: Acsr, width: int, colour: bool) -> list[str]:
@@ -205,7 +219,8 @@ def _terms(asked: Asked, acsr: Acsr, width: int, colour: bool) -> list[str]:
         drawn = half_blocks(found.owners, paint)
     scale = [] if small else [f"one character: {asked.m / rows:,.0f} queries x {asked.n / cols:,.0f} keys"]
     names = [
-        paint("██", i + 1, 0) + f" {name} pairs" if colour else f"{name} pairs" for i, name in enumerate(found.names)
+        f"{paint('██', kind, 0) + ' ' if colour else ''}{name}: {_counted(pairs)}"
+        for kind, (name, pairs) in enumerate(found.pairs.items(), 1)
     ]
     return [*framed(drawn, cols, queries, keys), *scale, *names]
 
@@ -219,18 +234,19 @@ def _view(view: plot.View, width: int, colour: bool) -> list[str]:
     rows = min(m, 2 * lines) if colour else lines
     kinds = commonest(view.classes, rows, cols)
     drawn = half_blocks(kinds, painter(TILE_COLOURS)) if colour else glyphs(kinds, TILE_GLYPHS)
-    orders = [
-        f"{name} by index modulo {'x'.join(map(str, steps))}"
-        for name, steps in (("queries", view.q_steps), ("keys", view.k_steps))
-        if max(steps) > 1
-    ]
+    orders = [f"{name} {order}" for name, order in zip(("queries", "keys"), view.orders, strict=True) if order]
     return [", ".join([view.title, *orders]), *framed(drawn, cols, queries, keys)]
 
 
-def _legend(colours: tuple[int, ...], names: tuple[str, ...], alphabet: str, colour: bool) -> str:
-    paint = painter(colours)
-    marks = [paint("██", i, 0) if colour else alphabet[i] for i in range(len(names))]
-    return "   ".join(f"{mark} {name}" for mark, name in list(zip(marks, names, strict=True))[:0:-1])
+def _legend(seen: list[plot.View], width: int, colour: bool) -> list[str]:
+    """The classes of tiles that are there, as many on a line as fit."""
+    there = sorted({int(kind) for view in seen for kind in np.unique(view.classes)} - {0}, reverse=True)
+    paint = painter(TILE_COLOURS)
+    names = [plot.MEANING[kind] for kind in there]
+    across = max(1, width // (max(map(len, names), default=0) + 6))
+    marks = [paint("██", kind, 0) if colour else TILE_GLYPHS[kind] for kind in there]
+    entries = [f"{mark} {name}" for mark, name in zip(marks, names, strict=True)]
+    return ["   ".join(entries[i : i + across]) for i in range(0, len(entries), across)]
 
 
 def _room(width: int, queries: tuple[int, int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 import io
-import platform
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 import weft
+from weft.bench.origin import machine
 from weft.pattern.algebra import Pattern
 from weft.plot import pattern_figure
 
 TOKENS, D = 256, 32
 DPI = 80
 ROUNDS = 3
+CODE = re.compile(r"`([^`]+)`")
 ALLOWED = 1e-5  # float32 against float64; outputs are means of numbers near 1
 # Name of a library function -> what is drawn, as one would write it at the command line.
 SHOWN: dict[str, str] = {
@@ -118,18 +120,23 @@ def _picture(pattern: Pattern) -> str:
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #22303c; max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem } h2 { font: 600 1.1rem ui-monospace, monospace; margin-top: 3rem }
-nav a { margin-right: .8rem; white-space: nowrap } a { color: #0072b2 }
+nav { margin: 1rem 0 } nav a { margin-right: .8rem; white-space: nowrap } a { color: #0072b2 }
 img { max-width: 100%; border: 1px solid #e3e5e8; border-radius: 4px }
 pre { background: #f3f3f1; padding: .7rem; overflow-x: auto; font-size: .85rem; white-space: pre-wrap }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums } td, th { padding: .2rem .9rem .2rem 0 }
 th { text-align: left; border-bottom: 1px solid #c3c7cc } td.n, th.n { text-align: right }
 .wrong { color: #d55e00; font-weight: 600 }
+@media (prefers-color-scheme: dark) {
+  :root { color-scheme: dark } body { color: #d5dae0; background: #15181c } pre { background: #22272d }
+  a { color: #6cb6ff } th { border-color: #4a525b } img { border-color: #4a525b } .wrong { color: #ff9a56 }
+}
 """
 
 
 def page(found: list[Entry]) -> str:
     """The page as HTML; it loads nothing."""
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    here = machine("cpu")
+    threads = "1 thread" if here["threads"] == "1" else f"{here['threads']} threads"
     links = " ".join(f'<a href="#{e.name}">{e.name}</a>' for e in found)
     columns = ("live", "format", "tables", "one call", "error")
     heads = "<th>pattern" + "".join(f'<th class="n">{name}' for name in columns) + "<th>check"
@@ -139,9 +146,11 @@ def page(found: list[Entry]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
 <style>{STYLE}</style></head><body>
 <h1>weft {weft.__version__}: every pattern of the library</h1>
-<p>{TOKENS} tokens, D = {D}, float32 on a CPU ({escape(machine)}). Every plan is proven by <code>verify()</code>; every
-output is compared with the plan's own meaning in float64 (allowed: {ALLOWED:g}). Times are the best of {ROUNDS} calls,
-at a length where they are mostly overhead.</p>
+<p>{TOKENS} tokens, D = {D}, float32 on a CPU: {escape(here["machine"])}, {threads}, torch {escape(here["torch"])}.
+Every plan is proven by <code>verify()</code>; every output is compared with the plan's own meaning in float64
+(allowed: {ALLOWED:g}). Times are the best of {ROUNDS} calls, at a length where they are mostly overhead.</p>
+<p><b>format</b>: bytes of the pattern's affine rows (ACSR). <b>tables</b>: bytes of the plan, forward and transposed.
+Pictures show the plan for 8 batch rows of 8 heads, whose tiles are smaller; below each is the plan that was run.</p>
 <nav>{links}</nav>
 <table><tr>{heads}</tr>
 {rows}
@@ -161,9 +170,10 @@ def _row(entry: Entry) -> str:
 
 def _section(entry: Entry) -> str:
     picture = f'<img alt="{escape(entry.text)}" src="data:image/png;base64,{entry.picture}">' if entry.picture else ""
+    meaning = CODE.sub(r"<code>\1</code>", escape(entry.meaning))
     return f"""
 <section id="{entry.name}"><h2>{escape(entry.text)}</h2>
-<p>{escape(entry.meaning)}</p>
+<p>{meaning}</p>
 {picture}
 <pre>{escape(entry.plan)}</pre>
 <pre>weft show "{escape(entry.text)}" --size {TOKENS} --tiles</pre></section>

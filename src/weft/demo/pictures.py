@@ -16,7 +16,7 @@ NOISE = 0.07
 def draw_case(case: Case, folder: Path) -> Path:
     """The small instance of a case with its tiles."""
     name = case.name.replace(" ", "-")
-    return save(pattern_figure(case.small, case.drawn, note="(a small instance)"), folder / f"{name}.png")
+    return save(pattern_figure(case.small, case.drawn, note="a small instance"), folder / f"{name}.png")
 
 
 def draw_photograph(folder: Path, side: int) -> tuple[Path, float, float] | None:
@@ -33,7 +33,7 @@ def draw_photograph(folder: Path, side: int) -> tuple[Path, float, float] | None
     titles = (
         "the photograph",
         f"with noise: {gains[0]:.1f} dB",
-        f"what neighborhood attention made of it: {gains[1]:.1f} dB",
+        f"what attention made of it: {gains[1]:.1f} dB",
     )
     for axis, colours, title in zip(axes, (truth, before, after), titles, strict=True):
         image(axis, colours.clip(0, 1), title)

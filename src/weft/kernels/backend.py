@@ -6,6 +6,8 @@ all read it. A backend named by the user is used or refused; "auto" takes the fi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -14,7 +16,9 @@ from types import ModuleType
 from typing import Protocol
 
 from weft.errors import OptionError, UnsupportedKernel
+from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import DTYPES, Problem
+from weft.planning.tiling import Direction
 from weft.settings import interpreted
 from weft.target import CPU, GPU, Gpu, Target
 
@@ -27,11 +31,45 @@ class Reason:
     cure: str
 
 
+@dataclass(frozen=True)
+class Card:
+    """A GPU at hand. name: as its driver says it."""
+
+    name: str
+    gpu: Gpu
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of repeated calls: the median, and between which the middle half of them lies."""
+
+    seconds: float
+    low: float
+    high: float
+
+
+class Meter(Protocol):
+    """Times one problem's kernels on the card at hand, one direction at a time."""
+
+    def prepare(self, direction: Direction, plans: Sequence[AttentionPlan]) -> None:
+        """Begin to compile what will be asked for; returns at once."""
+        ...
+
+    def times(
+        self, direction: Direction, plans: Sequence[AttentionPlan], until: float, rounds: int = 2
+    ) -> list[Timing | str | None]:
+        """For each plan its time, why it cannot run, or None: not compiled before `until` (of time.monotonic()).
+
+        Plans take turns, `rounds` times.
+        """
+        ...
+
+
 class Backend(Protocol):
     """One way to run plans."""
 
     name: str
-    target: Target | Gpu
+    target: Target | Gpu  # what plans are for, where no card is at hand
 
     def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
         """Empty if the backend can run the problem."""
@@ -39,6 +77,18 @@ class Backend(Protocol):
 
     def load(self) -> ModuleType:
         """The module with `forward` and `backward`; imports a framework."""
+        ...
+
+    def card(self, device: str) -> Card | None:
+        """The card that runs problems on that device, if kernels for it can be tuned; imports a framework."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """What its kernels were made by: evidence of other versions says nothing of them."""
+        ...
+
+    def meter(self, plan: AttentionPlan) -> AbstractContextManager[Meter]:
+        """What times the kernels of a plan's problem; only where there is a card."""
         ...
 
 
@@ -67,6 +117,15 @@ class CpuBackend:
     def load(self) -> ModuleType:
         return import_module("weft.kernels.cpu.run")
 
+    def card(self, device: str) -> Card | None:
+        return None
+
+    def versions(self) -> dict[str, str]:
+        return {}
+
+    def meter(self, plan: AttentionPlan) -> AbstractContextManager[Meter]:
+        raise NotImplementedError("a CPU's plan offers no tilings")
+
 
 @dataclass(frozen=True)
 class TritonBackend:
@@ -91,6 +150,20 @@ class TritonBackend:
     @cache  # noqa: B019 - a module, loaded once
     def load(self) -> ModuleType:
         return import_module("weft.kernels.triton.run")
+
+    def card(self, device: str) -> Card | None:
+        if device == "cpu":  # interpreted
+            return None
+        found: Card | None = import_module("weft.kernels.triton.card").at_hand()
+        return found
+
+    def versions(self) -> dict[str, str]:
+        found: dict[str, str] = import_module("weft.kernels.triton.card").versions()
+        return found
+
+    def meter(self, plan: AttentionPlan) -> AbstractContextManager[Meter]:
+        found: AbstractContextManager[Meter] = import_module("weft.kernels.triton.measure").DeviceMeter(plan)
+        return found
 
 
 WIDTHS = ("float32", "bfloat16", "float16")

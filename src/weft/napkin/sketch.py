@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.errors import RelabelError
-from weft.napkin.machine import Machine
+from weft.napkin.machine import rate
+from weft.target import Gpu
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,12 @@ class Sketch:
         """Bytes of all variables of a kind."""
         return sum(v.nbytes for v in self.variables if v.level == level and v.per == per)
 
-    def fitting(self, machine: Machine) -> dict[str, float]:
+    def fitting(self, machine: Gpu) -> dict[str, float]:
         """N_max: warpgroups that each level has room for, beside what the block holds once."""
         levels = sorted({v.level for v in self.variables})
         return {at: (machine.limit(at) - self.held(at, "block")) / self.held(at, "warpgroup") for at in levels}
 
-    def warpgroups(self, machine: Machine) -> int:
+    def warpgroups(self, machine: Gpu) -> int:
         """Whole warpgroups that fit every level."""
         fitting = self.fitting(machine)
         level = min(fitting, key=lambda at: fitting[at])
@@ -78,7 +79,7 @@ class Pieces:
     d_value: int = 8
 
 
-def hopper_attention(machine: Machine, pieces: Pieces | None = None) -> Sketch:
+def hopper_attention(machine: Gpu, pieces: Pieces | None = None) -> Sketch:
     """Attention with scores in FP8 and values in FP16, two chunks of keys in flight."""
     p = pieces or Pieces()
     rows, fp8, fp16, fp32 = p.w_q, 1, 2, 4
@@ -98,9 +99,9 @@ def hopper_attention(machine: Machine, pieces: Pieces | None = None) -> Sketch:
     threads, per = 128, machine.processors * machine.clock
     scores, channels = rows * p.u_x, rows * p.d
     clocks = {
-        "QK": 2 * scores * p.d / (machine.rate("fp8") / per) / threads,
+        "QK": 2 * scores * p.d / (rate(machine, "fp8") / per) / threads,
         "exp": (scores + rows) / threads / machine.exponentials,  # and one rescaling a row
-        "PV": 2 * scores * p.d / (machine.rate("fp16") / per) / threads,
+        "PV": 2 * scores * p.d / (rate(machine, "fp16") / per) / threads,
         "accumulate": channels / threads / machine.fma16,
     }
     return Sketch(variables, rows, clocks, ("QK", "PV"))
@@ -109,7 +110,7 @@ def hopper_attention(machine: Machine, pieces: Pieces | None = None) -> Sketch:
 # ---- balance ---------------------------------------------------------------------------------------------------------
 def mixed_rate(rates: tuple[float, ...]) -> float:
     """Operations a second of equal amounts of work at each of the rates, one after another."""
-    return len(rates) / sum(1 / rate for rate in rates)
+    return len(rates) / sum(1 / one for one in rates)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Balance:
     rate: operations a second of the whole device.
     """
 
-    machine: Machine
+    machine: Gpu
     rate: float
     key_bytes: float
 

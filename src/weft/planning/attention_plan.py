@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product as cartesian
@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from weft.acsr.format import Acsr
 from weft.acsr.interpret import Reals, Scoring
 from weft.errors import InputError, VerificationError
 from weft.pattern.algebra import Pattern
-from weft.planning.planner import plan_tiles
+from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, candidate, plan_rows
 from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan
+from weft.planning.tiling import Direction
 from weft.target import CPU, Gpu, Target
 
 
@@ -41,45 +43,93 @@ class Share:
 @dataclass(frozen=True, eq=False)
 class AttentionPlan:
     """Everything that is decided before a kernel runs. `forward` walks queries, `transposed` walks keys (for dK and
-    dV).
+    dV); `queries` walks queries for dQ, in tiles that a GPU may choose apart. fixed: tilings that were asked for.
     """
 
     pattern: Pattern
     problem: Problem
     target: Target | Gpu
     forward: tuple[Share, ...]
+    fixed: Fixed = ()
+
+    @cached_property
+    def queries(self) -> tuple[Share, ...]:
+        """The rows of queries once more, for dQ; the forward plans themselves where nothing differs."""
+        found = self._planned("dq", [share.plan.acsr for share in self.forward])
+        same = all(one.plan.tiling == other.plan.tiling for one, other in zip(found, self.forward, strict=True))
+        return self.forward if same else found
 
     @cached_property
     def transposed(self) -> tuple[Share, ...]:
         """The same pairs by tiles of keys. On a CPU a plan may be its own transpose: both sides are planned alike."""
-        apart = isinstance(self.target, Gpu)
-        return tuple(
-            Share(plan_tiles(s.plan.acsr.transpose(), self.problem, self.target, apart), s.heads, s.batch, s.head)
-            for s in self.forward
-        )
+        return self._planned("dkdv", [share.plan.acsr.transpose() for share in self.forward])
+
+    @cached_property
+    def in_one(self) -> tuple[Share, ...] | None:
+        """Tiles of keys for a backward in one kernel, which is not deterministic; None where two are predicted to be
+        faster, or one would not fit.
+        """
+        if not isinstance(self.target, Gpu) or self.fixed:
+            return None
+        two = self.candidate("dq"), self.candidate("dkdv")
+        rows = self._rows([share.plan.acsr for share in self.transposed])
+        plans = backward_in_one(rows, self.problem, self.target, two)
+        if plans is None:
+            return None
+        return tuple(replace(share, plan=plan) for share, plan in zip(self.forward, plans, strict=True))
+
+    def candidate(self, direction: Direction) -> Candidate:
+        """What a GPU computes with in one direction, and its cost."""
+        assert isinstance(self.target, Gpu)
+        shares = self.towards(direction)
+        tiling = shares[0].plan.tiling
+        assert tiling is not None  # a plan for a GPU has one
+        return candidate(direction, self._rows([s.plan.acsr for s in shares]), self.problem, self.target, tiling)
+
+    def _rows(self, acsrs: list[Acsr]) -> Rows:
+        return [(acsr, count_heads(share.heads)) for acsr, share in zip(acsrs, self.forward, strict=True)]
+
+    def _planned(self, direction: Direction, acsrs: list[Acsr]) -> tuple[Share, ...]:
+        plans = plan_rows(direction, self._rows(acsrs), self.problem, self.target, self.fixed)
+        return tuple(replace(share, plan=plan) for share, plan in zip(self.forward, plans, strict=True))
+
+    def towards(self, direction: Direction) -> tuple[Share, ...]:
+        """What the kernels of one direction walk."""
+        if direction == "forward":
+            return self.forward
+        return self.queries if direction == "dq" else self.transposed
 
     @property
     def nnz(self) -> int:
         """Live pairs over all batch rows and query heads."""
-        return sum(share.plan.acsr.nnz * _count(share.heads) for share in self.forward)
+        return sum(share.plan.acsr.nnz * count_heads(share.heads) for share in self.forward)
 
     @property
     def visited(self) -> int:
         """Pairs computed, live or not, over all batch rows and query heads."""
-        return sum(share.plan.visited * _count(share.heads) for share in self.forward)
+        return sum(share.plan.visited * count_heads(share.heads) for share in self.forward)
 
     @property
     def nbytes(self) -> int:
         """Bytes of plan tables, forward and transposed; a plan that is its own transpose is held once."""
-        return sum({id(share.plan): share.plan.nbytes for share in self.forward + self.transposed}.values())
+        return sum({id(share.plan): share.plan.nbytes for share in self.every_share()}.values())
+
+    def every_share(self) -> tuple[Share, ...]:
+        """Those of all directions."""
+        return (
+            self.forward
+            + (self.queries if isinstance(self.target, Gpu) else ())
+            + self.transposed
+            + (self.in_one or ())
+        )
 
     def verify(self) -> None:
         """Raise VerificationError unless the plan computes every live pair once and no other."""
         from weft.planning.verify import verify_pattern, verify_plan
 
         self._verify_heads()
-        for share in self.forward + self.transposed:
-            verify_plan(share.plan)
+        for plan in {id(share.plan): share.plan for share in self.every_share()}.values():
+            verify_plan(plan)
         for share in self.forward:
             verify_pattern(self.pattern, share.plan, share.batch, share.head)
 
@@ -124,17 +174,20 @@ class AttentionPlan:
         return "\n".join([f"{self.pattern}  {self.problem}", *(str(share.plan) for share in self.forward)])
 
 
-def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CPU) -> AttentionPlan:
-    """Pattern -> Acsr -> TilePlan for every distinct head; raises what `Pattern.check` raises."""
+def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CPU, fixed: Fixed = ()) -> AttentionPlan:
+    """Pattern -> Acsr -> TilePlan for every distinct head; raises what `Pattern.check` raises.
+
+    fixed: for some directions on a GPU the tiling, instead of what the cost model would choose.
+    """
     check_extent(pattern, problem)
+    found = distinct_heads(pattern, problem)
+    rows = [(pattern.acsr(problem.m, problem.n, *first), count_heads(heads)) for first, heads in found.items()]
     shares = []
-    for (batch, head), heads in distinct_heads(pattern, problem).items():
-        acsr = pattern.acsr(problem.m, problem.n, batch, head)
-        tiles = plan_tiles(acsr, problem, target, False)
-        if tiles.acsr is not acsr:  # the same rows, planned before under another pattern's name
-            tiles = replace(tiles, acsr=acsr)
-        shares.append(Share(tiles, tuple(heads), batch, head))
-    return AttentionPlan(pattern, problem, target, tuple(shares))
+    plans = plan_rows("forward", rows, problem, target, fixed)
+    for (first, heads), (acsr, _), tiles in zip(found.items(), rows, plans, strict=True):
+        # rows that were planned before under another pattern's name keep that plan
+        shares.append(Share(tiles if tiles.acsr is acsr else replace(tiles, acsr=acsr), tuple(heads), *first))
+    return AttentionPlan(pattern, problem, target, tuple(shares), fixed)
 
 
 def check_extent(pattern: Pattern, problem: Problem) -> None:
@@ -198,5 +251,6 @@ def _served(heads: tuple[Heads, ...], group: int) -> Iterator[tuple[int, int]]:
             yield b, kv * group + g
 
 
-def _count(heads: tuple[Heads, ...]) -> int:
+def count_heads(heads: Iterable[Heads]) -> int:
+    """Query heads over all batch rows."""
     return sum((h.batch[1] - h.batch[0]) * (h.kv[1] - h.kv[0]) * (h.group[1] - h.group[0]) for h in heads)

@@ -6,43 +6,39 @@ begin anywhere. Axes are independent: the number of tiles is a product of one su
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from math import prod
 
 from weft.acsr.format import Acsr, Term
+from weft.pattern.bounds import Stair
 from weft.planning.planner import Group, _group_lanes, _grouped, left_out
 from weft.planning.problem import Problem
 from weft.planning.relayout import Lanes
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
-
-
-@dataclass(frozen=True)
-class TileShape:
-    """Pairs that a kernel computes together: rows of the side that stays, cols of the side that is walked."""
-
-    rows: int
-    cols: int
-
+from weft.planning.tiling import Tiling
+from weft.target import Gpu
 
 # Coordinates that a box of keys on a grid has on all axes together, at most: kernels mask it by a product over them.
 PLACES = 16
+FAR = 1 << 30  # beyond every coordinate: kernels compute these in 32 bits
 
 
-def plan_for_device(acsr: Acsr, problem: Problem, shape: TileShape) -> TilePlan:
+@lru_cache(maxsize=256)
+def plan_for_device(acsr: Acsr, problem: Problem, gpu: Gpu, tiling: Tiling) -> TilePlan:
     """The plan with the fewest tiles; two launches on the same rows pay for their merge."""
     groups = _grouped(acsr)
-    chosen = {group: _best(acsr, group, shape) for group in groups}
-    while (pair := _worth_joining(acsr, chosen, problem, shape)) is not None:
+    chosen = {group: _best(acsr, group, tiling) for group in groups}
+    while (pair := _worth_joining(acsr, chosen, tiling, partial(_merge, problem, gpu, tiling))) is not None:
         first, second, joined, launch = pair
         chosen = {g: c for g, c in chosen.items() if g not in (first, second)} | {joined: launch}
     launches = tuple(launch for launch, _ in chosen.values())
     report = tuple(f"launch {i}: {count} tiles" for i, (_, count) in enumerate(chosen.values()))
-    return TilePlan(acsr, launches, block_launch(acsr), report)
+    return TilePlan(acsr, launches, block_launch(acsr), report, tiling)
 
 
 def _worth_joining(
-    acsr: Acsr, chosen: dict[Group, tuple[Launch, int]], problem: Problem, shape: TileShape
+    acsr: Acsr, chosen: dict[Group, tuple[Launch, int]], tiling: Tiling, merge: Callable[[Group, Group], int]
 ) -> tuple[Group, Group, Group, tuple[Launch, int]] | None:
     for a, (first, count_a) in chosen.items():
         for b, (second, count_b) in chosen.items():
@@ -51,31 +47,27 @@ def _worth_joining(
             joined = a.with_(b)
             if max(joined.steps) > 64 * min(*a.steps, *b.steps):
                 continue
-            launch = _best(acsr, joined, shape)
-            if launch[1] < count_a + count_b + _merge(a, b, problem, shape):
+            launch = _best(acsr, joined, tiling)
+            if launch[1] < count_a + count_b + merge(a, b):
                 return a, b, joined, launch
     return None
 
 
-def _merge(a: Group, b: Group, problem: Problem, shape: TileShape) -> int:
-    """What merging costs, in tiles: 8 bytes a row and channel, against 2 (D + Dv) operations a pair.
-
-    A GPU of today does about 150 operations in the time of a byte.
-    """
+def _merge(problem: Problem, gpu: Gpu, tiling: Tiling, a: Group, b: Group) -> int:
+    """What merging costs, in tiles: 8 bytes a row and channel, against 2 (D + Dv) operations a pair."""
     rows = min(prod(hi - lo for lo, hi in group.rows) for group in (a, b))
-    operations = 2 * (problem.d + problem.dv) * shape.rows * shape.cols
-    return int(150 * 8 * rows * problem.dv / operations)
+    operations = 2 * (problem.d + problem.dv) * tiling.rows * tiling.cols
+    per_byte = dict(gpu.flops)["fp16"] / gpu.bandwidth
+    return int(per_byte * 8 * rows * problem.dv / operations)
 
 
-def _best(acsr: Acsr, group: Group, shape: TileShape) -> tuple[Launch, int]:
+def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[Launch, int]:
     """The box of queries, and for each term the box of keys, with the fewest tiles."""
-    terms = [acsr.terms[i] for i in group.terms]
-    rank = terms[0].rank
-    lanes = [_group_lanes(terms, axis, group) for axis in range(rank)]
-    counted = _Counted(terms, lanes)
+    counted = _counted(acsr, group)
+    terms, lanes, rank = counted.terms, counted.lanes, counted.terms[0].rank
     best: tuple[int, tuple[int, ...], list[tuple[int, ...]]] | None = None
-    for box in _boxes(shape.rows, [int(one[0].rows.max(initial=1)) for one in lanes]):
-        keys = [counted.best_keys(i, box, shape.cols) for i in range(len(terms))]
+    for box in _boxes(tiling.rows, [int(one[0].rows.max(initial=1)) for one in lanes]):
+        keys = [counted.best_keys(i, box, tiling.cols) for i in range(len(terms))]
         total = sum(counted.tiles(i, box, key) for i, key in enumerate(keys))
         if best is None or total < best[0]:
             best = total, box, keys
@@ -94,20 +86,31 @@ def _best(acsr: Acsr, group: Group, shape: TileShape) -> tuple[Launch, int]:
     return Launch(terms[0].q, box, parts), total
 
 
+@lru_cache(maxsize=64)
+def _counted(acsr: Acsr, group: Group) -> _Counted:
+    """Kept, because every tiling asks for the same sums."""
+    terms = [acsr.terms[i] for i in group.terms]
+    return _Counted(terms, [_group_lanes(terms, axis, group) for axis in range(terms[0].rank)])
+
+
 class _Counted:
-    """Axis plans of a group of terms, each made once."""
+    """Axis plans of a group of terms. Where runs begin and end does not depend on the box of keys."""
 
     def __init__(self, terms: list[Term], lanes: list[list[Lanes]]) -> None:
         self.terms, self.lanes = terms, lanes
-        self.plans: dict[tuple[int, int, int, int], AxisPlan] = {}
+        self.runs: dict[tuple[int, int, int], AxisPlan] = {}
         self.sums: dict[tuple[int, int, int, int], int] = {}
 
     def plan(self, term: int, axis: int, rows: int, cols: int) -> AxisPlan:
-        key = (term, axis, rows, cols)
-        if key not in self.plans:
-            one = self.terms[term]
-            self.plans[key] = axis_plan(one.axes[axis], one.k.shape[axis], self.lanes[axis][term], rows, cols)
-        return self.plans[key]
+        one = self.terms[term]
+        return axis_plan(one.axes[axis], one.k.shape[axis], self.lanes[axis][term], rows, cols)
+
+    def steps(self, term: int, axis: int, rows: int, cols: int) -> int:
+        """Tiles of keys over all tiles of rows of one axis."""
+        key = (term, axis, rows)
+        if key not in self.runs:
+            self.runs[key] = self.plan(*key, cols)
+        return self.runs[key].steps(cols)
 
     def best_keys(self, term: int, box: tuple[int, ...], cols: int) -> tuple[int, ...]:
         """The box of `cols` keys that needs the fewest tiles."""
@@ -120,7 +123,7 @@ class _Counted:
         for axis, (rows, cols) in enumerate(zip(box, keys, strict=True)):
             key = (term, axis, rows, cols)
             if key not in self.sums:
-                self.sums[key] = self.plan(*key).steps(cols)
+                self.sums[key] = self.steps(*key)
             total *= self.sums[key]
         return total
 
@@ -162,11 +165,20 @@ def tiles_of(plan: TilePlan) -> int:
     return total
 
 
-def shape_for(problem: Problem, transposed: bool) -> TileShape:
-    """What was measured best at these head dimensions on an H200 (benchmarks/notes)."""
-    wide = max(problem.d, problem.dv)
-    if problem.dtype == "float32" and wide > 128:
-        return TileShape(32, 32)
-    if problem.dtype == "float32" or wide > 128 or transposed:
-        return TileShape(64, 32)
-    return TileShape(64, 64)
+# ---- what the code of a kernel depends on ---------------------------------------------------------------------------
+def is_formula(axis: AxisPlan, m: int) -> bool:
+    """Whether the bounds of m rows are formulas: two staircases a side at most, within 32 bits, and no list."""
+    both = axis.relation.lower, axis.relation.upper
+    return all(len(bounds) <= 2 and all(isinstance(b, Stair) and is_narrow(b, m) for b in bounds) for bounds in both)
+
+
+def is_narrow(stair: Stair, m: int) -> bool:
+    """Whether the first m steps are computed in 32 bits."""
+    last = stair.rise * ((m + stair.shift) // stair.run + 1)
+    return max(stair.run, stair.shift + m, last, last + abs(stair.base)) < FAR
+
+
+def is_listed(part: Part) -> bool:
+    """Whether tokens are gathered or left out, by a list of them."""
+    lanes = part.axes[0].lanes
+    return lanes.queries is not None or lanes.keys is not None or not (part.rows.is_every and part.keys.is_every)

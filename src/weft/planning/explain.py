@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from weft.pattern.draw import draw_pattern
+from weft.planning.argue import argue
 from weft.planning.attention_plan import AttentionPlan, Share
+from weft.target import Gpu
 
 
 def explain_plan(plan: AttentionPlan) -> str:
@@ -20,6 +22,8 @@ def explain_plan(plan: AttentionPlan) -> str:
     ]
     for one in plan.forward:
         lines += _share(one, plan)
+    if isinstance(plan.target, Gpu):
+        lines += argue(plan, plan.target)
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from weft.pattern.listed import EVERY, Listed
 from weft.planning.problem import Problem
 from weft.planning.relayout import Lanes, lanes_of, live_range, natural_step
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
-from weft.target import CPU, Gpu, Target
+from weft.target import CPU, Target
 
 FLAT_BLOCKS = (256, 128, 64, 32)
 BOX_SIZES = (32, 64, 128, 256)
@@ -71,15 +71,8 @@ class Cost:
 
 
 @lru_cache(maxsize=128)
-def plan_tiles(acsr: Acsr, problem: Problem, target: Target | Gpu = CPU, transposed: bool = False) -> TilePlan:
-    """The cheapest plan that the model knows for one Acsr. Plans are kept; the cache is bounded.
-
-    transposed: the rows of the Acsr are keys; kernels of a GPU then use tiles of another shape.
-    """
-    if isinstance(target, Gpu):
-        from weft.planning.device import plan_for_device, shape_for
-
-        return plan_for_device(acsr, problem, shape_for(problem, transposed))
+def plan_tiles(acsr: Acsr, problem: Problem, target: Target = CPU) -> TilePlan:
+    """The cheapest plan that the model knows for one Acsr on a CPU. Plans are kept; the cache is bounded."""
     report: list[str] = []
     groups = _grouped(acsr)
     chosen = {group: best_launch(acsr, group, problem, target) for group in groups}

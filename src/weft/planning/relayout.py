@@ -67,6 +67,17 @@ class Lanes:
         queries = 0 if self.queries is None else self.queries.size
         return 12 * len(self) + 4 * (queries + (0 if self.keys is None else self.keys.tokens.size))
 
+    def visited(self, size: int) -> NDBool:
+        """Which of the `size` queries of the axis are in some lane."""
+        places = np.zeros(size if self.queries is None else self.queries.size, np.bool_)
+        for first, rows in zip(self.q_first.tolist(), self.rows.tolist(), strict=True):
+            places[first : first + self.q_step * rows : self.q_step] = True
+        if self.queries is None:
+            return places
+        found = np.zeros(size, np.bool_)
+        found[self.queries[places]] = True
+        return found
+
     def query_at(self, lanes: Ints, rows: Ints) -> Ints:
         """The queries of `rows` of `lanes` (broadcast)."""
         index = self.q_first[lanes] + self.q_step * rows

@@ -26,6 +26,7 @@ from weft.pattern.bounds import Ints
 from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool, Relation
 from weft.planning.relayout import Lanes
+from weft.planning.tiling import Tiling
 
 Table32: TypeAlias = NDArray[np.int32]
 Table: TypeAlias = NDArray[np.int32] | NDArray[np.int8]
@@ -147,6 +148,15 @@ class Launch:
         """Number of query tiles."""
         return prod(int((-(-lanes.rows // block)).sum()) for lanes, block in zip(self.lanes, self.box, strict=True))
 
+    def rows(self, m: int) -> NDBool:
+        """Which of the m rows are visited."""
+        visited = np.ones(1, np.bool_)
+        for lanes, size in zip(self.lanes, self.q.shape, strict=True):
+            visited = np.outer(visited, lanes.visited(size)).reshape(-1)
+        found = np.zeros(m, np.bool_)
+        found[self.q.origin : self.q.origin + self.q.size] = visited
+        return found
+
     def work(self) -> Ints:
         """Pairs visited by each query tile, in the order of `walk_tiles`: exact, and known before anything runs."""
         total = np.zeros(self.tiles, np.int64)
@@ -189,12 +199,15 @@ class BlockLaunch:
 
 @dataclass(frozen=True, eq=False)
 class TilePlan:
-    """How one Acsr is computed: launches, whose outputs are merged by lse where they share rows."""
+    """How one Acsr is computed: launches, whose outputs are merged by lse where they share rows; on a GPU by kernels of
+    one tiling.
+    """
 
     acsr: Acsr
     launches: tuple[Launch, ...]
     blocks: BlockLaunch | None
     report: tuple[str, ...] = ()
+    tiling: Tiling | None = None
 
     @property
     def nbytes(self) -> int:

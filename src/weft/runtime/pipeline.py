@@ -9,13 +9,20 @@ from weft.pattern import crossing
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.problem import Problem
+from weft.runtime.evidence import winners
 
 
 @lru_cache(maxsize=256)
 def compiled(pattern: Pattern, problem: Problem, backend: str = "auto") -> tuple[AttentionPlan, Backend]:
-    """The plan and the backend of one attention problem. Raises before anything is launched; 256 plans are kept."""
+    """The plan and the backend of one attention problem. Raises before anything is launched; 256 plans are kept.
+
+    For the card at hand if there is one, with the tilings that won if the problem was tuned on it.
+    """
     chosen = choose(backend, problem)
-    return plan_attention(pattern, problem, chosen.target), chosen
+    card = chosen.card(problem.device)
+    if card is None:
+        return plan_attention(pattern, problem, chosen.target), chosen
+    return plan_attention(pattern, problem, card.gpu, winners(pattern, problem, chosen, card)), chosen
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from weft.errors import InputError
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
 from weft.runtime.pipeline import compiled
-from weft.torch import eager
+from weft.torch import decode, eager
 from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
 from weft.torch.operator import Options, Written, as_tensor
 
@@ -52,14 +52,15 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     """
     q, k, v = _autocast(q, k, v)
     rows, given = (sinks, alibi_slopes), (scale, softcap, dropout, backend, deterministic)
-    key = None if torch.compiler.is_compiling() else eager.key_of(q, k, v, mask, rows, given)
+    compiling = torch.compiler.is_compiling()
+    step = None if compiling else _decoding((q, k, v), mask, rows, given)
+    if step is not None:
+        out, lse = step((q, k, v), *rows)
+        return (out, lse) if return_lse else out
+    key = None if compiling else eager.key_of(q, k, v, mask, rows, given)
     call = None if key is None else eager.find(key)
     if call is None:
-        check_mask(mask)
-        check_tensors(q, k, v)
-        options = {"scale": scale, "softcap": softcap, "dropout": dropout, "sinks": sinks, "alibi_slopes": alibi_slopes}
-        check_options(q, options)
-        check_choices(backend, deterministic)
+        _check((q, k, v), mask, rows, given)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     chosen = (*rows, scale, softcap, backend, deterministic)
@@ -70,6 +71,28 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
         numbers = as_tensor(mask.numbers)
         out, lse = torch.ops.weft.attention(q, k, v, mask.structure, numbers, *chosen, return_lse)
     return (out, lse) if return_lse else out
+
+
+def _check(tensors: Any, mask: Any, rows: Any, given: Any) -> None:
+    """Raise for what may not be passed; rows: sinks, slopes; given: the options, in the order of `attention`."""
+    (sinks, slopes), (scale, softcap, dropout, backend, deterministic) = rows, given
+    check_mask(mask)
+    check_tensors(*tensors)
+    options = {"scale": scale, "softcap": softcap, "dropout": dropout, "sinks": sinks, "alibi_slopes": slopes}
+    check_options(tensors[0], options)
+    check_choices(backend, deterministic)
+
+
+def _decoding(tensors: Any, mask: Any, rows: Any, given: Any) -> Any:
+    """The prepared step of decoding that answers a call, None if the call is no such step; see `weft.torch.decode`."""
+    key = decode.key_of(tensors, mask, rows, given)
+    if key is None:
+        return None
+    found = decode.find(key, tensors[1].shape[2])
+    if found is None:
+        _check(tensors, mask, rows, given)
+        found = decode.prepare(key, tensors, mask, rows, given)
+    return found.step
 
 
 def _autocast(*tensors: Any) -> Any:

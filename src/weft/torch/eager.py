@@ -74,10 +74,10 @@ def key_of(q: Tensor, k: Tensor, v: Tensor, mask: Pattern, rows: tuple[Any, Any]
     rows: sinks, slopes. options: as they were given; their types too, because True == 1 == 1.0. Not the memory: where
     tensors begin and their strides are for kernels to look at, gradients and modes for the call.
     """
-    if _watched() or not (_plain(q) and _plain(k) and _plain(v)) or not (q.is_cuda or q.is_cpu):
+    if is_watched() or not (is_plain(q) and is_plain(k) and is_plain(v)) or not (q.is_cuda or q.is_cpu):
         return None
     sinks, slopes = rows
-    if not ((sinks is None or _plain(sinks)) and (slopes is None or _plain(slopes))):
+    if not ((sinks is None or is_plain(sinks)) and (slopes is None or is_plain(slopes))):
         return None
     return (
         id(mask), q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
@@ -86,7 +86,7 @@ def key_of(q: Tensor, k: Tensor, v: Tensor, mask: Pattern, rows: tuple[Any, Any]
     )  # fmt: skip
 
 
-def _watched() -> bool:
+def is_watched() -> bool:
     """Whether someone wants to see operators: a mode, a transform, a trace."""
     return bool(
         _len_torch_dispatch_stack()
@@ -97,7 +97,7 @@ def _watched() -> bool:
     )
 
 
-def _plain(x: Any) -> bool:
+def is_plain(x: Any) -> bool:
     """Whether x is a tensor that is what lies in its memory."""
     return type(x) in PLAIN and not (x.is_neg() or x._is_zerotensor())
 
@@ -168,10 +168,10 @@ def _by_operator(dout: Tensor | None, dlse: Tensor | None) -> bool:
     """Whether gradients go through the operator: under compiled autograd; where a second derivative may be asked for,
     which it refuses; for a batch of gradients (is_grads_batched), which it takes apart.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or _watched():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_watched():
         return True
     return not ((dout is None or _alone(dout)) and (dlse is None or _alone(dlse)))
 
 
 def _alone(x: Tensor) -> bool:
-    return _plain(x) and not is_legacy_batchedtensor(x)
+    return is_plain(x) and not is_legacy_batchedtensor(x)

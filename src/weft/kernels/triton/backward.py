@@ -1,4 +1,4 @@
-"""The backward kernels' fragments: dQ by tiles of queries, dK and dV by tiles of keys."""
+"""The backward kernels' fragments: dQ by tiles of queries; dK and dV, and if asked for dQ too, by tiles of keys."""
 
 from __future__ import annotations
 
@@ -39,24 +39,9 @@ class Gradient(Fragments):
         if self.spec.linear:
             yield f"scale2 = scale * {LOG2E}"
 
-
-class QueryGradient(Gradient, KeyWalk):
-    """dQ of a tile of queries: scale * sum over keys of ds K."""
-
-    def load_mine(self) -> Iterator[str]:
-        yield from self.columns(self.d, "d")
-        yield from self.columns(self.dv, "dv")
-        yield "q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + token_r.to(tl.int64) * Q_row"
-        yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
-        yield from self.load("q", "Q", "q_rows", "valid", "d")
-        yield from self.load("do", "DOut", "o_rows", "valid", "dv")
-        yield from self.row_numbers()
-        yield from self.scale_of()
-        if self.spec.alibi:
-            yield f"slope = tl.load(Slopes + head) * {LOG2E}"
-
     def row_numbers(self) -> Iterator[str]:
         """lse and delta = rowsum(dO * O), less the gradient of lse where there is one; both are left for dK and dV."""
+        yield from self.load("do", "DOut", "o_rows", "valid", "dv")
         yield "out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row"
         yield from self.load("o", "Out", "out_rows", "valid", "dv")
         yield "row = (batch * all_heads + head) * my_length + token_r"
@@ -76,7 +61,42 @@ class QueryGradient(Gradient, KeyWalk):
                 yield f"stats = tl.where(stat == {n}, of_lse[{n}][:, None], stats)"
                 yield f"stats = tl.where(stat == {n + 8}, of_delta[{n}][:, None], stats)"
             yield f"tl.store(Stats + row[:, None] * {STATS} + stat, stats.to(tl.bfloat16), mask=valid[:, None])"
+
+
+class RowSums(Gradient):
+    """Delta and Stats of a block of queries, and zeros that a walk over keys adds their dQ to."""
+
+    def rows(self) -> Iterator[str]:
+        """The whole kernel: blocks of one head, then of the next."""
+        rows = self.spec.rows
+        yield f"blocks = (my_length + {rows - 1}) // {rows}"
+        yield "pair = tl.program_id(0) // blocks"
+        yield "batch, head = (pair // all_heads).to(tl.int64), pair % all_heads"
+        yield f"token_r = tl.program_id(0) % blocks * {rows} + tl.arange(0, {rows})  # (rows,)"
+        yield "valid = token_r < my_length"
+        yield from self.columns(self.d, "d")
+        yield from self.columns(self.dv, "dv")
+        yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
+        yield from self.row_numbers()
+        yield "dq_rows = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head + token_r.to(tl.int64) * DQ_row"
+        yield from self.zeros("dq", self.d)
+        yield from self.store("dq", "DQ", "dq_rows", "valid", "d")
+
+
+class QueryGradient(Gradient, KeyWalk):
+    """dQ of a tile of queries: scale * sum over keys of ds K."""
+
+    def load_mine(self) -> Iterator[str]:
+        yield from self.columns(self.d, "d")
+        yield from self.columns(self.dv, "dv")
+        yield "q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + token_r.to(tl.int64) * Q_row"
+        yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
+        yield from self.load("q", "Q", "q_rows", "valid", "d")
+        yield from self.row_numbers()
         yield f"lse = lse * {LOG2E}"
+        yield from self.scale_of()
+        if self.spec.alibi:
+            yield f"slope = tl.load(Slopes + head) * {LOG2E}"
 
     def start(self) -> Iterator[str]:
         yield from self.zeros("dq", self.d)
@@ -106,9 +126,11 @@ class KeyGradient(Gradient):
         yield from self.columns(self.d, "d")
         yield from self.columns(self.dv, "dv")
         yield "k_rows = K + batch * K_batch + kv_head * K_head + token_r.to(tl.int64) * K_row"
-        yield from self.load("k", "K", "k_rows", "valid", "d")
+        if not self.for_queries:
+            yield from self.load("k", "K", "k_rows", "valid", "d")
         yield "v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row"
-        yield from self.load("v", "V", "v_rows", "valid", "dv")
+        if not self.for_queries:
+            yield from self.load("v", "V", "v_rows", "valid", "dv")
         yield from self.scale_of()
         if self.spec.folded:
             yield f"stat = tl.arange(0, {STATS})"
@@ -126,6 +148,24 @@ class KeyGradient(Gradient):
             yield f"is_seen |= {' & '.join(f'(low_{a} < high_{a})' for a in range(self.spec.rank))}"
         yield f"q_off = (token_c{self.wide} * Q_row{self.narrow})[:, None]"
         yield f"o_off = (token_c{self.wide} * DOut_row{self.narrow})[:, None]"
+        if self.spec.with_dq:
+            yield f"dq_off = (token_c{self.wide} * DQ_row{self.narrow})[None, :]"
+        if self.for_queries:
+            yield from self.load_seen()
+
+    @property
+    def for_queries(self) -> bool:
+        """Whether keys join sums over keys, which one that no query sees must not reach, whatever it holds."""
+        return self.spec.with_dq and self.spec.rank > 0
+
+    def load_seen(self) -> Iterator[str]:
+        """k and v of a part; keys that none of its queries sees are 0."""
+        spec = self.spec
+        yield f"wanted = valid & {' & '.join(f'(low_{a} < high_{a})' for a in range(spec.rank))}"
+        if spec.listed:
+            yield "wanted &= row_is_out == 0"
+        yield from self.load("k", "K", "k_rows", "wanted", "d")
+        yield from self.load("v", "V", "v_rows", "wanted" if spec.rank > 1 else "valid", "dv")
 
     def per_head(self, walk: Iterator[str]) -> Iterator[str]:
         def inner() -> Iterator[str]:
@@ -133,6 +173,8 @@ class KeyGradient(Gradient):
             yield "q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head"
             yield "o_at = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head"
             yield "row_at = (batch * all_heads + head) * their_length"
+            if self.spec.with_dq:
+                yield "dq_at = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head"
             if self.spec.alibi:
                 yield f"slope = tl.load(Slopes + head) * {LOG2E}"
             yield from walk
@@ -152,8 +194,12 @@ class KeyGradient(Gradient):
         if self.spec.rank < 2:
             lines = ["ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"]
             yield from self.at_edges(lines, kind)
+        if self.for_queries:
+            yield "ds = tl.where(wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite"
         yield "ds = ds.to(q_0.dtype)"
         yield from self.accumulate("dk", "ds", "q", self.d)
+        if self.spec.with_dq:
+            yield from self.add_to_dq(kind)
 
     def folded(self, kind: str) -> Iterator[str]:
         """p and ds with lse and delta taken off inside the products, where they need no registers and no instructions.
@@ -188,6 +234,18 @@ class KeyGradient(Gradient):
         yield from self.load_tile("do", "DOut", "o", kind)
         yield "weights = p.to(do_0.dtype)"
         yield from self.accumulate("dv_sum", "weights", "do", self.dv)
+
+    def add_to_dq(self, kind: str) -> Iterator[str]:
+        """DQ += ds^T K, transposed: a tensor core's instruction takes 64 rows, so dims rather than a tile's columns."""
+        listed, dim = self.spec.listed, "" if self.spec.aligned else " * DQ_dim"
+        inside = "(token.to(tl.int64) * DQ_row)[None, :]" if listed else "dq_off"
+        yield "dq_box = dq_at" + ("" if listed else " + at.to(tl.int64) * DQ_row")
+        for n, (_, width, live) in enumerate(self.d):
+            masks = ["there[None, :]"] * (kind != "full" or listed) + [f"tl.trans(d_live_{n})"] * (live < width)
+            mask = f", mask={' & '.join(masks)}" if masks else ""
+            yield f"dq = tl.dot(tl.trans(k_{n}), ds{self.precision})  # ({width}, cols)"
+            yield f"dq_place = dq_box + ({inside} + d_{n}[:, None]{dim})"
+            yield f'tl.atomic_add(dq_place, dq{mask}, sem="relaxed")'
 
     def finish(self) -> Iterator[str]:
         if self.spec.rank > 1:

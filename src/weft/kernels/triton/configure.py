@@ -1,34 +1,40 @@
-"""Warps, stages and registers of a kernel: what was measured best for each direction and head dimension."""
+"""From what a plan chose to what a kernel is compiled as."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from weft.kernels.triton.spec import KernelSpec
-from weft.kernels.triton.waves import Wave, Waves
+from weft.kernels.triton.waves import Wave, Waves, plan_waves
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.problem import DTYPES
+from weft.planning.tiling import Direction
+from weft.planning.work import slots_of
 
 
-def configured(spec: KernelSpec) -> KernelSpec:
-    """The spec with its compiler options, on an H200 (benchmarks/notes); other cards take the same."""
-    wide = max(spec.d, spec.dv)
-    if spec.dtype == "float32":
-        return replace(spec, warps=4 if spec.direction == "forward" else 8, stages=2)
-    if wide <= 64:
-        registers = 128 if spec.direction == "forward" else 168
-        if not spec.aligned or spec.listed or spec.rank == 3:  # what addresses and masks need there does not fit
-            registers = 0
-        return replace(spec, warps=4, stages=3, registers=registers, apart=spec.direction != "forward")
-    if wide <= 128:
-        # two stages where three would leave room for one block on an SM only
-        two = spec.direction == "dq" or (spec.direction == "forward" and spec.rank > 1)
-        return replace(spec, warps=4, stages=2 if two else 3, apart=spec.direction != "forward")
-    return replace(spec, warps=8, stages=2)
+def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> tuple[KernelSpec, ...]:
+    """The kernels of one direction of a plan, without softcap, ALiBi, sinks and a gradient of lse; split: see
+    `plan_waves`. q, k and v are taken to be contiguous, and so aligned wherever head dimensions allow it.
+    """
+    problem, transposed = plan.problem, direction == "dkdv"
+    shares = [(share.plan, share.heads) for share in plan.towards(direction)]
+    waves = plan_waves(shares, problem, transposed, slots_of(plan.target) if split else None)
+    aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))
+    grouped = transposed and problem.group != 1
+    spec = KernelSpec(direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped)
+    widest = max(problem.d, problem.dv)
+    return tuple(dict.fromkeys(wave_spec(spec, wave, waves, widest) for wave in waves.waves))
 
 
 def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> KernelSpec:
-    """The spec of one wave with its compiler options; spec: all that waves share. widest: stride of rows, elements."""
-    return configured(replace(
-        spec, **wave.kind._asdict(), several=wave.several, packed=wave.place is None,
+    """The spec of one wave; spec: all that waves share. widest: stride of rows, elements."""
+    kind = wave.kind._asdict()
+    tiling = kind.pop("tiling")
+    aligned = spec.aligned and wave.span * widest < 1 << 31
+    # what addresses and masks need there does not fit into fewer
+    crowded = not aligned or wave.kind.listed or wave.kind.rank == 3
+    return replace(
+        spec, **kind, **asdict(tiling) | ({"registers": 0} if crowded else {}), aligned=aligned,
+        several=wave.several, packed=wave.place is None,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges,
-        aligned=spec.aligned and wave.span * widest < 1 << 31,
-    ))  # fmt: skip
+    )  # fmt: skip

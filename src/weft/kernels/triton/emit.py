@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import indent
 
-from weft.kernels.triton.backward import KeyGradient, QueryGradient
+from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented
 from weft.kernels.triton.spec import KernelSpec
@@ -20,21 +20,35 @@ TENSORS = {
     "forward": ("Q", "K", "V", "Out", "Lse", "Sum", "Sinks", "Slopes"),
     "dq": ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats", "Slopes"),
     "dkdv": ("Q", "K", "V", "DOut", "Lse", "Delta", "Stats", "DK", "DV", "Slopes"),
+    "delta": ("Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats"),
 }
 STRIDED = {
     "forward": ("Q", "K", "V", "Out"),
     "dq": ("Q", "K", "V", "Out", "DOut", "DQ"),
     "dkdv": ("Q", "K", "V", "DOut", "DK", "DV"),
+    "delta": ("Out", "DOut", "DQ"),
 }
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
 FLOATS = ("scale", "softcap")
 
 
+def tensors(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of the tensors among the kernel's arguments, which come first."""
+    return TENSORS[spec.direction] + ("DQ",) * (spec.with_dq and spec.of_keys)
+
+
+def strided(spec: KernelSpec) -> tuple[str, ...]:
+    """Those of them that may lie anyhow."""
+    return STRIDED[spec.direction] + ("DQ",) * (spec.with_dq and spec.of_keys)
+
+
 def arguments(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the kernel's arguments, in order."""
-    strides = [f"{x}_{part}" for x in STRIDED[spec.direction] for part in _stride_names(spec)]
-    return (*TENSORS[spec.direction], "Tables", *PLAIN, *strides, *FLOATS)
+    strides = [f"{x}_{part}" for x in strided(spec) for part in _stride_names(spec)]
+    if spec.direction == "delta":
+        return (*tensors(spec), "all_heads", "my_length", *strides, "scale")
+    return (*tensors(spec), "Tables", *PLAIN, *strides, *FLOATS)
 
 
 def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
@@ -73,6 +87,9 @@ def _wrapped(names: tuple[str, ...]) -> Iterator[str]:
 # ---- the whole -----------------------------------------------------------------------------------------------------
 def _kernel(spec: KernelSpec) -> Iterator[str]:
     yield from _strides(spec)
+    if spec.direction == "delta":
+        yield from RowSums(spec).rows()
+        return
     fragments = {"forward": Forward, "dq": QueryGradient, "dkdv": KeyGradient}[spec.direction](spec)
     yield from _where_am_i(spec)
     yield from _my_rows(spec)
@@ -92,7 +109,7 @@ def _strides(spec: KernelSpec) -> Iterator[str]:
     if unit(spec) == 1:
         return
     yield f"# strides come in units of 16 bytes, {unit(spec)} elements: rows are aligned"
-    for x in STRIDED[spec.direction]:
+    for x in strided(spec):
         yield "; ".join(f"{x}_{part} = {x}_{part} * {unit(spec)}" for part in _stride_names(spec))
 
 

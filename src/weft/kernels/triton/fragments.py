@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.kernels.triton.spec import KernelSpec, chunks
-from weft.kernels.triton.tables import FAR
-from weft.planning.device import PLACES
+from weft.planning.device import FAR, PLACES
 
 LOG2E = 1.4426950408889634  # scores are scaled by it, so that exp2 serves for exp
 # What a pair that must not be seen gets, and what is below every score that is seen: scores are scaled in between, by
@@ -103,7 +102,7 @@ class Fragments:
     @property
     def precision(self) -> str:
         if self.spec.dtype == "float32":
-            return ', input_precision="ieee"'
+            return f', input_precision="{"tf32" if self.spec.tf32 else "ieee"}"'
         return ""
 
     @property

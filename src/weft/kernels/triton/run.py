@@ -7,23 +7,25 @@ one key (`_prepared`), and run by passing pointers: a call costs the host micros
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import wave_spec
-from weft.kernels.triton.emit import TENSORS
+from weft.kernels.triton.emit import TENSORS, tensors
 from weft.kernels.triton.launch import Launch, Made, Prepared, gpu_of, launch, on, refuse_capture, run
 from weft.kernels.triton.load import arguments, kernel_of, unit
-from weft.kernels.triton.spec import Direction, KernelSpec
+from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
-from weft.planning.attention_plan import AttentionPlan
+from weft.planning.attention_plan import AttentionPlan, Share
 from weft.planning.problem import DTYPES, Problem
+from weft.planning.tiling import Direction
+from weft.planning.work import slots_of
 from weft.settings import interpreted
 
 Tensors = tuple[torch.Tensor, ...]
@@ -35,15 +37,15 @@ LIKE = {"Out": "Q", "DQ": "Q", "DK": "K", "DV": "V"}  # what is written, and who
 
 # ---- forward and backward ------------------------------------------------------------------------------------------
 def forward(
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     plan: AttentionPlan,
     how: Modifiers,
     sinks: torch.Tensor | None = None,
     with_lse: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse), as `weft.kernels.cpu.run.forward`, and lse even if it is not wanted: kernels write it."""
-    numbers = _Numbers.of(how, sinks is not None)
-    found = _prepared("forward", plan, _lie(tensors), numbers, tensors[0].device)
+    numbers = _Numbers.of(how, plan.problem, sinks=sinks is not None)
+    found = _prepared("forward", plan, _lie(qkv), numbers, qkv[0].device)
     out, lse = found.empty()
     if not found.complete:
         out.zero_()
@@ -51,7 +53,7 @@ def forward(
     fused = sinks if found.complete else None
     # what launches that meet the same rows leave for each other
     total = torch.zeros_like(out, dtype=torch.float32, memory_format=torch.contiguous_format) if found.merges else lse
-    run((found, (*tensors, out, lse, total, _wide(fused, lse), _wide(how.alibi, lse))))
+    run((found, (*qkv, out, lse, total, _wide(fused, lse), _wide(how.alibi, lse))))
     if sinks is not None and fused is None:
         lse = join_sinks(out, lse, sinks)
     return out, lse
@@ -63,14 +65,21 @@ def backward(
     plan: AttentionPlan,
     how: Modifiers,
     deterministic: bool = True,
+    one_kernel: bool | None = None,
 ) -> Tensors:
     """(dq, dk, dv, delta), as `weft.kernels.cpu.run.backward`: two kernels, the same bits every time if deterministic.
 
-    That of dq makes delta on its way, and `Stats` for the other (see `backward.KeyGradient`).
+    That of dq makes delta on its way, and `Stats` for the other (see `backward.KeyGradient`). one_kernel: unless
+    deterministic, the other adds to dq as well, and the first only makes delta and `Stats`; None: as the plan says.
     """
     out, d_out, lse, d_lse = rows
-    lie, numbers = _lie((*saved, out, d_out)), _Numbers.of(how, False, d_lse is not None)
-    queries = _prepared("dq", plan, lie, numbers, d_out.device)
+    with_dq = not deterministic and (plan.in_one is not None if one_kernel is None else one_kernel)
+    numbers = _Numbers.of(how, plan.problem, lse_gradient=d_lse is not None, with_dq=with_dq)
+    lie = _lie((*saved, out, d_out))
+    if numbers.with_dq:
+        queries = prepared_rows(plan.problem, lie, numbers, d_out.device)
+    else:
+        queries = _prepared("dq", plan, lie, numbers, d_out.device)
     keys = _prepared("dkdv", plan, lie, numbers, d_out.device, not deterministic)
     (dq, delta, *more), (dk, dv) = queries.empty(), keys.empty()
     stats = more[0] if more else delta
@@ -82,11 +91,13 @@ def backward(
     if not keys.complete:
         dk.zero_(), dv.zero_()
     slopes = _wide(how.alibi, delta)
-    run(
-        (queries, (*saved, out, d_out, lse, d_lse, dq, delta, stats, slopes)),
-        (keys, (*saved, d_out, lse, delta, stats, dk, dv, slopes)),
-    )
+    of_rows, of_keys = (out, d_out, lse, d_lse, dq, delta, stats), (*saved, d_out, lse, delta, stats, dk, dv, slopes)
     dtype = saved[0].dtype  # sums of several launches are in float32
+    if numbers.with_dq:
+        run((queries, of_rows), (keys, (*of_keys, dq)))
+        dq = torch.mul(dq, how.scale, out=torch.empty_like(dq, dtype=dtype))
+    else:
+        run((queries, (*saved, *of_rows, slopes)), (keys, of_keys))
     return (
         dq.to(dtype) if queries.merges else dq,
         dk.to(dtype) if keys.merges else dk,
@@ -115,12 +126,24 @@ class _Numbers(NamedTuple):
     scale: float
     softcap: float | None
     alibi: bool
-    sinks: bool
-    lse_gradient: bool
+    tf32: bool
+    sinks: bool = False
+    lse_gradient: bool = False
+    with_dq: bool = False
 
     @staticmethod
-    def of(how: Modifiers, sinks: bool, lse_gradient: bool = False) -> _Numbers:
-        return _Numbers(how.shift, how.scale, how.softcap, how.alibi is not None, sinks, lse_gradient)
+    def of(how: Modifiers, problem: Problem, **rest: bool) -> _Numbers:
+        tf32 = problem.dtype == "float32" and tf32_wanted()
+        return _Numbers(how.shift, how.scale, how.softcap, how.alibi is not None, tf32, **rest)
+
+
+def tf32_wanted() -> bool:
+    """Whether torch's matrix products of float32 may take tf32, as FlexAttention and torch's own attention ask it.
+
+    One state behind `torch.set_float32_matmul_precision`, `torch.backends.cuda.matmul.allow_tf32` and its successor
+    `fp32_precision`; the latter answers whichever was set. NVIDIA's alone.
+    """
+    return torch.backends.cuda.matmul.fp32_precision == "tf32" and torch.version.hip is None
 
 
 # ---- tables on the device --------------------------------------------------------------------------------------------
@@ -133,10 +156,11 @@ class Loaded:
 
 
 @lru_cache(maxsize=128)
-def loaded(plan: AttentionPlan, transposed: bool, device: torch.device, split: bool = False) -> Loaded:
-    """The tables of a plan, put on the device once; `transposed` walks keys; split: see `plan_waves`."""
-    shares = plan.transposed if transposed else plan.forward
-    found = plan_waves([(share.plan, share.heads) for share in shares], plan.problem, transposed, split)
+def loaded(
+    shares: tuple[Share, ...], problem: Problem, transposed: bool, device: torch.device, slots: int | None = None
+) -> Loaded:
+    """The tables of one direction, put on the device once; transposed: they walk keys; slots: see `plan_waves`."""
+    found = plan_waves([(share.plan, share.heads) for share in shares], problem, transposed, slots)
     return Loaded(found, tuple((w, torch.from_numpy(w.words).to(device)) for w in found.waves))
 
 
@@ -148,11 +172,15 @@ def _prepared(
     """The launches of one direction; lie: of q, k, v and, backward, out and d_out."""
     gpu, problem = gpu_of(device), plan.problem
     refuse_capture(f"attention on {problem}", gpu)
-    tables = loaded(plan, direction not in ("forward", "dq"), device, split)
+    slots = slots_of(plan.target) if split else None
+    shares = (plan.in_one if numbers.with_dq else None) or plan.towards(direction)
+    tables = loaded(shares, problem, direction == "dkdv", device, slots)
     merges = tables.plan.merges
     complete = tables.plan.covers and not merges
     dtype = torch.float32 if merges and direction != "forward" else getattr(torch, problem.dtype)
-    known = dict(zip(("Q", "K", "V", "Out", "DOut"), lie[0], strict=False))
+    known = _known(lie)
+    if direction == "dkdv" and numbers.with_dq:
+        known["DQ"] = _made("DQ", known, torch.float32, problem)[1]
     made = {name: _made(name, known, dtype, problem) for name in TENSORS[direction] if name in LIKE.keys() - known}
     known |= {name: stride for name, (_, stride, _) in made.items()}
     numbers = numbers._replace(sinks=numbers.sinks and complete)
@@ -160,11 +188,38 @@ def _prepared(
     if direction == "forward":
         made["Lse"] = _rows(problem, torch.float32)
     elif direction == "dq":
-        made["Delta"] = _rows(problem, torch.float32)
-        made |= {"Stats": _rows(problem, torch.bfloat16, STATS)} if spec.folded else {}
+        made |= _row_numbers(spec, problem)
     with on(gpu):
         launches = tuple(_launches(spec, tables, known, problem, numbers))
     return Prepared(launches, tuple(made.values()), device, gpu, complete, merges, tables)
+
+
+@lru_cache(maxsize=512)
+def prepared_rows(problem: Problem, lie: Lie, numbers: _Numbers, device: torch.device) -> Prepared:
+    """The launch that makes what dK and dV subtract, and zeros for dQ; lie: as of `_prepared`."""
+    gpu = gpu_of(device)
+    refuse_capture(f"attention on {problem}", gpu)
+    known = _known(lie)
+    made = {"DQ": _made("DQ", known, torch.float32, problem)}
+    known["DQ"] = made["DQ"][1]
+    spec = _spec("delta", problem, lie[1] and _dense(known, DTYPES[problem.dtype]), numbers)
+    spec = replace(spec, rows=32 if max(problem.d, problem.dv) > 128 else 64, warps=4)
+    values = {"all_heads": problem.q_heads, "my_length": problem.m, "scale": numbers.scale}
+    grid = (problem.batch * problem.q_heads * -(-problem.m // spec.rows), 1, 1)
+    with on(gpu):
+        launches = (_launch(spec, grid, device, values, known),)
+    return Prepared(launches, (*made.values(), *_row_numbers(spec, problem).values()), device, gpu)
+
+
+def _known(lie: Lie) -> dict[str, tuple[int, ...]]:
+    """Strides of what a call is given."""
+    return dict(zip(("Q", "K", "V", "Out", "DOut"), lie[0], strict=False))
+
+
+def _row_numbers(spec: KernelSpec, problem: Problem) -> dict[str, Made]:
+    """What dK and dV subtract."""
+    found = {"Delta": _rows(problem, torch.float32)}
+    return found | ({"Stats": _rows(problem, torch.bfloat16, STATS)} if spec.folded else {})
 
 
 def _rows(problem: Problem, dtype: torch.dtype, width: int = 1) -> Made:
@@ -189,12 +244,13 @@ def _dense(known: Mapping[str, tuple[int, ...]], width: int) -> bool:
     return all(s[3] == 1 and not (s[0] % per or s[1] % per or s[2] % per) for s in known.values())
 
 
-def _spec(direction: Direction, problem: Problem, aligned: bool, numbers: _Numbers) -> KernelSpec:
+def _spec(direction: Direction | Literal["delta"], problem: Problem, aligned: bool, numbers: _Numbers) -> KernelSpec:
     """All but what a wave adds."""
     return KernelSpec(
         direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, softcap=numbers.softcap is not None,
         alibi=numbers.alibi, sinks=numbers.sinks, rescaled=numbers.scale < SMALLEST,
-        grouped=direction == "dkdv" and problem.group != 1, lse_gradient=direction == "dq" and numbers.lse_gradient,
+        grouped=direction == "dkdv" and problem.group != 1, with_dq=numbers.with_dq, tf32=numbers.tf32,
+        lse_gradient=direction in ("dq", "delta") and numbers.lse_gradient,
         upcast=problem.dtype != "float32" and interpreted(),
     )  # fmt: skip
 
@@ -236,5 +292,5 @@ def _launch(
     for name, stride in strides.items():
         known |= {f"{name}_{part}": stride[i] // per for i, part in enumerate(("batch", "head", "row"))}
         known[f"{name}_dim"] = stride[3]
-    rest = arguments(spec)[len(TENSORS[spec.direction]) :]
+    rest = arguments(spec)[len(tensors(spec)) :]
     return launch(kernel_of(spec, device), grid, tuple(known.get(name, 0) for name in rest), gpu_of(device))

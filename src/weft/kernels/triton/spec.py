@@ -5,25 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Direction = Literal["forward", "dq", "dkdv"]
+from weft.planning.tiling import Direction
 
 
 @dataclass(frozen=True)
 class KernelSpec:
     """One generated kernel.
 
-    direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way. dtype: of q, k and v. d,
-    dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the remainder. rows x cols: the
-    pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16 bytes and are dense, and no
-    tile spans 2^31 elements. formula: every bound is one of at most two staircases, or a grid's; else lists are walked.
-    listed: queries or keys are gathered through a table, or left out by one. several: a tile walks several terms.
-    grouped: not one query head for each head of keys, so that "dkdv" walks them. split: several items add to the same
-    rows, in no fixed order. packed: several launches in one, so that a program first reads which is its own.
+    direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way; "delta" walks nothing.
+    dtype: of q, k and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the
+    remainder. rows x cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16
+    bytes and are dense, and no tile spans 2^31 elements. formula: every bound is one of at most two staircases, or a
+    grid's; else lists are walked. listed: queries or keys are gathered through a table, or left out by one. several: a
+    tile walks several terms. grouped: not one query head for each head of keys, so that "dkdv" walks them. split:
+    several items add to the same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32, from
+    the zeros that "delta" leaves. packed: several launches in one, so that a program first reads which is its own.
     accumulate: results are added to what came before, in float32. lse_gradient: there is one. rescaled: the scale is
-    not clearly above zero, so scores are multiplied by it before their largest is taken.
+    not clearly above zero, so scores are multiplied by it before their largest is taken. tf32: products of float32 keep
+    10 bits of its mantissa.
     """
 
-    direction: Direction
+    direction: Direction | Literal["delta"]
     dtype: str
     d: int
     dv: int
@@ -36,6 +38,7 @@ class KernelSpec:
     several: bool = False
     grouped: bool = False
     split: bool = False
+    with_dq: bool = False
     packed: bool = False
     accumulate: bool = False
     lse_gradient: bool = False
@@ -43,6 +46,7 @@ class KernelSpec:
     alibi: bool = False
     sinks: bool = False
     rescaled: bool = False
+    tf32: bool = False
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
@@ -54,6 +58,7 @@ class KernelSpec:
         """A short readable name; the content decides, not the name."""
         dims = f"{self.d}" if self.d == self.dv else f"{self.d}x{self.dv}"
         where = "blocks" if self.rank == 0 else f"{self.rank}d"
+        tile = f"rows_{self.rows}" if self.direction == "delta" else f"{where}_{self.rows}x{self.cols}"
         options = "".join(
             f"_{x}"
             for x in (
@@ -61,6 +66,7 @@ class KernelSpec:
                 "several",
                 "grouped",
                 "split",
+                "with_dq",
                 "packed",
                 "accumulate",
                 "lse_gradient",
@@ -68,10 +74,11 @@ class KernelSpec:
                 "alibi",
                 "sinks",
                 "rescaled",
+                "tf32",
             )
             if getattr(self, x)
         )
-        return f"{self.direction}_{self.dtype}_{dims}_{where}_{self.rows}x{self.cols}{options}" + (
+        return f"{self.direction}_{self.dtype}_{dims}_{tile}{options}" + (
             "_any" * (not self.aligned) + "_table" * (not self.formula and self.rank > 0)
         )
 

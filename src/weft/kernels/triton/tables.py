@@ -15,7 +15,7 @@ A kernel reaches everything that it needs in two loads that wait for each other 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.pattern.bounds import Bound, Ints, Stair
+from weft.planning.device import FAR, is_formula, is_listed
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
+from weft.planning.tiling import Tiling
 
 Words = NDArray[np.int32]
 Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
-FAR = 1 << 30  # beyond every coordinate; device.FAR
 # Integers of a part: origin of the key grid; places of the list of keys, of the queries left out and of the keys left
 # out, one bit a token; 0 for none.
 PART = 4
@@ -58,8 +59,7 @@ class Kind(NamedTuple):
     """What of a launch its code depends on."""
 
     rank: int
-    rows: int
-    cols: int
+    tiling: Tiling
     formula: bool
     listed: bool
     split: bool
@@ -75,8 +75,7 @@ class LaunchTables:
 
     words: Words
     rank: int
-    rows: int
-    cols: int
+    tiling: Tiling
     place: Place
     work: Ints
     formula: bool = True
@@ -91,7 +90,7 @@ class LaunchTables:
     @property
     def kind(self) -> Kind:
         """Launches of one kind run the same code."""
-        return Kind(self.rank, self.rows, self.cols, self.formula, self.listed, self.split)
+        return Kind(self.rank, self.tiling, self.formula, self.listed, self.split)
 
     @property
     def skewed(self) -> bool:
@@ -126,8 +125,8 @@ class Writer:
 
 
 # ---- terms ---------------------------------------------------------------------------------------------------------
-def launch_tables(launch: Launch, most: int | None = None) -> LaunchTables:
-    """The tables of one launch; its boxes are powers of two on every axis. Items visit about `most` tiles or fewer."""
+def launch_tables(launch: Launch, tiling: Tiling, most: int | None = None) -> LaunchTables:
+    """The tables of one launch, whose boxes have that many tokens. Items visit about `most` tiles or fewer."""
     rank = len(launch.box)
     slots = [axis_slots(launch, axis) for axis in range(rank)]
     work = launch_work(launch, slots)
@@ -135,7 +134,7 @@ def launch_tables(launch: Launch, most: int | None = None) -> LaunchTables:
     order = np.repeat(schedule(work), pieces)
     chosen = np.indices([lane.size for lane, _ in slots]).reshape(rank, -1)[:, order]
     both = [(axis, m) for part in launch.parts for axis, m in zip(part.axes, launch.q.shape, strict=True)]
-    formula, listed = rank > 1 or all(_is_formula(axis, m) for axis, m in both), any(map(_is_listed, launch.parts))
+    formula, listed = rank > 1 or all(is_formula(axis, m) for axis, m in both), any(map(is_listed, launch.parts))
     out, lists = Writer(), Writer()
     rest_at = 2 + 3 * rank + (PART + axis_words(rank) * rank) * len(launch.parts)  # header and parts come before lists
     out.put([launch.q.origin, _queries_at(launch, lists, rest_at)])
@@ -154,13 +153,11 @@ def launch_tables(launch: Launch, most: int | None = None) -> LaunchTables:
     if split:
         _cut(items, launch, piece, np.repeat(pieces, pieces))
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
-    cols = prod(axis.block_k for axis in launch.parts[0].axes)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
     return LaunchTables(
         words,
         rank,
-        prod(launch.box),
-        cols,
+        tiling,
         place,
         work[order] // np.repeat(pieces, pieces),
         formula,
@@ -198,12 +195,6 @@ def _span(launch: Launch) -> int:
             tokens = tokens * size + (axis.block_k - 1) * axis.lanes.k_step
         found.append(tokens + 1)
     return max(found)
-
-
-def _is_listed(part: Part) -> bool:
-    """Whether tokens are gathered or left out."""
-    lanes = part.axes[0].lanes
-    return lanes.queries is not None or lanes.keys is not None or not (part.rows.is_every and part.keys.is_every)
 
 
 def _queries_at(launch: Launch, lists: Writer, base: int) -> int:
@@ -287,16 +278,6 @@ def _runs(axis: AxisPlan, slot: Slots) -> tuple[Ints, ...]:
 
 
 # ---- bounds --------------------------------------------------------------------------------------------------------
-def _is_formula(axis: AxisPlan, m: int) -> bool:
-    """At most two staircases on either side, no step functions, and nothing that leaves 32 bits."""
-    both = axis.relation.lower, axis.relation.upper
-    return all(len(bounds) <= 2 and all(isinstance(b, Stair) and _narrow(b, m) for b in bounds) for bounds in both)
-
-
-def _narrow(stair: Stair, m: int) -> bool:
-    return max(stair.run, stair.shift + m, stair.rise * ((m + stair.shift) // stair.run + 1) + abs(stair.base)) < FAR
-
-
 def _bounds_of(axis: AxisPlan, m: int) -> Ints:
     """(first live coordinate of keys, the one after the last) for every coordinate of queries, from 0 to m."""
     return np.stack(axis.relation.interval(np.arange(m), axis.n), axis=1)
@@ -360,7 +341,8 @@ def block_tables(plan: TilePlan) -> LaunchTables:
     places = [out.put(x) for x in (remainder.cols, remainder.bit_index)]
     data = np.concatenate([out.all(), words])
     data[header : header + 3] = [*places, out.size]
-    return LaunchTables(_checked(data), 0, BLOCK, BLOCK, Place(3, 1, 0, items_at), count[order])
+    tiling = replace(plan.tiling, rows=BLOCK, cols=BLOCK)
+    return LaunchTables(_checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
 
 
 def _checked(words: Words) -> Words:

@@ -17,9 +17,9 @@ from weft.acsr.format import BLOCK
 from weft.kernels.triton.tables import Kind, LaunchTables, Place, Words, block_tables, launch_tables
 from weft.pattern.relation import NDBool
 from weft.planning.attention_plan import Heads
-from weft.planning.device import longest_tile, tiles_of
 from weft.planning.problem import Problem
-from weft.planning.tiles import Launch, TilePlan
+from weft.planning.tiles import TilePlan
+from weft.planning.work import most_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,19 +71,16 @@ class Waves:
         return any(wave.merges for wave in self.waves)
 
 
-SLOTS = 400  # tiles that a large GPU computes at a time: what an item may hold is measured by it
-
-
 def plan_waves(
-    plans: Sequence[tuple[TilePlan, tuple[Heads, ...]]], problem: Problem, transposed: bool, split: bool = False
+    plans: Sequence[tuple[TilePlan, tuple[Heads, ...]]], problem: Problem, transposed: bool, slots: int | None = None
 ) -> Waves:
     """The waves of tile plans, each with the heads that share it; transposed: rows are keys.
 
-    split: tiles that visit far more than a fair share are cut into several items, whose results are added in no fixed
-    order.
+    slots: tiles that the GPU computes at a time; those that visit far more than a fair share are then cut into several
+    items, whose results are added in no fixed order.
     """
     entries = []
-    most = _most(plans) if split else None
+    most = most_of([(plan, _members(heads)) for plan, heads in plans], slots) if slots else None
     for plan, heads in plans:
         rounds = _rounds(head_rows(heads, problem.group, transposed), 2 if transposed else 3)
         for tables, rows in _launches(plan, most):
@@ -115,13 +112,6 @@ def _rounds(heads: Words, width: int) -> list[tuple[Words, frozenset[tuple[int, 
     return [(heads[one], frozenset(map(tuple, heads[one, :width].tolist()))) for one in rounds]
 
 
-def _most(plans: Sequence[tuple[TilePlan, tuple[Heads, ...]]]) -> int | None:
-    """What an item may visit, None if no tile takes longer than the whole would on a busy GPU."""
-    total = sum(tiles_of(plan) * _members(heads) for plan, heads in plans)
-    longest = max((longest_tile(launch) for plan, _ in plans for launch in plan.launches), default=0)
-    return max(32, total // (2 * SLOTS)) if longest > max(64, total // SLOTS) else None
-
-
 def _members(heads: tuple[Heads, ...]) -> int:
     """Key/value heads over all batch rows."""
     return sum((one.batch[1] - one.batch[0]) * (one.kv[1] - one.kv[0]) for one in heads)
@@ -132,24 +122,11 @@ def _launches(plan: TilePlan, most: int | None) -> Iterable[tuple[LaunchTables, 
     m = plan.acsr.m
     for launch in plan.launches:
         if launch.tiles:
-            yield launch_tables(launch, most), _rows(launch, m)
+            yield launch_tables(launch, plan.tiling, most), launch.rows(m)
     if plan.blocks is not None:
         rows = np.zeros(-(-m // BLOCK) * BLOCK, np.bool_)
         rows.reshape(-1, BLOCK)[plan.blocks.rows] = True
         yield block_tables(plan), rows[:m]
-
-
-def _rows(launch: Launch, m: int) -> NDBool:
-    """Which of the m rows a launch visits."""
-    visited = np.ones(1, np.bool_)
-    for lanes, size in zip(launch.lanes, launch.q.shape, strict=True):
-        axis = np.zeros(size, np.bool_)
-        inside = np.arange(int(lanes.rows.sum())) - np.repeat(np.cumsum(lanes.rows) - lanes.rows, lanes.rows)
-        axis[lanes.query_at(np.repeat(np.arange(len(lanes)), lanes.rows), inside)] = True
-        visited = np.outer(visited, axis).reshape(-1)
-    found = np.zeros(m, np.bool_)
-    found[launch.q.origin : launch.q.origin + launch.q.size] = visited
-    return found
 
 
 def _fits(entry: Entry, wave: list[Entry]) -> bool:

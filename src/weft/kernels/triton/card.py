@@ -1,0 +1,69 @@
+"""The GPU at hand: what its driver calls it, the numbers that plans take, and what made the kernels that run on it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import triton
+
+from weft.kernels.backend import Card
+from weft.target import GPUS, Gpu
+
+# Modules that neither make nor start the kernels that are tuned.
+APART = ("__init__", "card", "measure", "decode", "rowwise", "row_device")
+
+
+def at_hand() -> Card | None:
+    """The current device; None where torch finds none."""
+    return _card(torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+@cache
+def _card(device: int) -> Card:
+    found = torch.cuda.get_device_properties(device)
+    rocm = torch.version.hip is not None
+    architecture = found.gcnArchName.split(":")[0] if rocm else f"sm_{found.major}{found.minor}"
+    shared = getattr(found, "shared_memory_per_block_optin", 0)  # torch before 2.12 and ROCm do not tell
+    return Card(found.name, numbers_of(found.name, architecture, found.multi_processor_count, shared))
+
+
+def numbers_of(name: str, architecture: str, processors: int, shared: int = 0) -> Gpu:
+    """What is known of a card of that name; else of the nearest architecture, as that of a card with so many processors
+    and, if said, so many bytes of shared memory. It then keeps its own name.
+    """
+    words = re.findall("[a-z0-9]+", name.lower())
+    said = {*words, *("".join(pair) for pair in pairwise(words))}
+    known = next((gpu for gpu in GPUS.values() if gpu.name in said), None)
+    if known is not None and known.processors == processors:
+        return known
+    near = known or min(GPUS.values(), key=lambda gpu: _distance(gpu.architecture, architecture))
+    share = processors / near.processors  # of rates, so that the clock stays
+    flops = tuple((dtype, rate * share) for dtype, rate in near.flops)
+    return replace(
+        near, name=name, processors=processors, bandwidth=near.bandwidth * share, flops=flops,
+        shared=shared or near.shared,
+    )  # fmt: skip
+
+
+def _distance(one: str, other: str) -> tuple[bool, int]:
+    """First the vendor ("sm_90", "gfx942"), then the number."""
+    (vendor, number), (vendor_2, number_2) = (re.findall("[a-z]+|[0-9a-f]+$", x) for x in (one, other))
+    return vendor != vendor_2, abs(int(number, 16) - int(number_2, 16))
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What evidence of a kernel's time depends on, beside pattern, problem and card: Triton, and the text of the
+    modules that make and start kernels (a remark changed in one of them counts as another version).
+    """
+    made = sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.stem not in APART:
+            made.update(path.read_bytes())
+    return {"kernels": made.hexdigest()[:16], "triton": triton.__version__}

@@ -1,0 +1,86 @@
+"""What emitted row-wise kernels call: the run of live keys of a few rows, read from the records of a plan.
+
+A record of a term is CLASSES integers about residue classes, then `bounds` lower and as many upper bounds of BOUND
+integers each: 0 and a staircase, or 1 and where a step function lies (`rowwise.term_record`).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.kernels.triton.device import positions, stair
+
+CLASSES = tl.constexpr(10)
+BOUND = tl.constexpr(9)
+FAR = tl.constexpr(1 << 30)
+
+
+@triton.jit
+def steps(tables, record, i):
+    """values[number of breaks <= i] by bisection, (rows,); record: places of breaks and values, breaks, rounds."""
+    breaks, values = tables + tl.load(record), tables + tl.load(record + 1)
+    count, rounds = tl.load(record + 2), tl.load(record + 3)
+    found = tl.zeros_like(i)
+    for step in range(rounds):
+        probe = found + (1 << (rounds - 1 - step))
+        there = probe <= count
+        below = tl.load(breaks + probe - 1, mask=there, other=0) <= i
+        found = tl.where(there & below, probe, found)
+    return tl.load(values + found)
+
+
+@triton.jit
+def bound(tables, record, i, TABLES: tl.constexpr):
+    """A bound of the rows i, (rows,)."""
+    if TABLES:
+        value = tl.zeros_like(i)
+        if tl.load(record) == 0:
+            value = stair(record + 1, i)
+        else:
+            value = steps(tables, record + 1, i)
+    else:
+        value = stair(record + 1, i)
+    return value
+
+
+@triton.jit
+def class_of(record, i):
+    """(step, phase, some): keys of row i that obey the congruences of a term are phase modulo step, if some; i >= 0.
+
+    As `Relation.key_classes`, in 64 bits, and nothing below zero: a division rounds towards it.
+    """
+    step, stride = tl.load(record), tl.load(record + 1)
+    common, inverse = tl.load(record + 2), tl.load(record + 3).to(tl.int64)
+    key_step, key_phase = tl.load(record + 4), tl.load(record + 5)
+    diagonal_step, diagonal_phase = tl.load(record + 6), tl.load(record + 7)
+    gap = (i + diagonal_phase) % diagonal_step - key_phase + step
+    phase = key_phase + key_step * ((gap // common).to(tl.int64) * inverse % stride).to(tl.int32)
+    return step, phase, gap % common == 0
+
+
+@triton.jit
+def row_run(tables, record, i, valid, i_0, length, BOUNDS: tl.constexpr, TABLES: tl.constexpr):  # noqa: PLR0913
+    """The run of keys that some of the rows i see under one term, all of one residue class, that of row i_0.
+
+    (low, high (rows,), first, step, count): row r sees the places low[r] <= x < high[r] of first, first + step, ...;
+    there are `count` places.
+    """
+    low, high = tl.zeros_like(i), tl.zeros_like(i) + length
+    for b in tl.static_range(BOUNDS):
+        low = tl.maximum(low, bound(tables, record + CLASSES + BOUND * b, i, TABLES))
+        high = tl.minimum(high, bound(tables, record + CLASSES + BOUND * (BOUNDS + b), i, TABLES))
+    step, phase, some = class_of(record, i_0)
+    seen = valid & (i % tl.load(record + 8) == tl.load(record + 9)) & (low < high) & some
+    low, high = tl.where(seen, low, FAR), tl.where(seen, high, 0)
+    first, last = tl.min(low, 0), tl.max(high, 0)
+    first += ((phase - first) % step + step) % step
+    count = tl.maximum(positions(last, first, step), 0)
+    return positions(low, first, step), positions(high, first, step), first, step, count
+
+
+@triton.jit
+def share(tiles, split, splits):
+    """(first, end) of share `split` of all tiles; shares differ by one tile at most."""
+    tiles = tiles.to(tl.int64)
+    return (tiles * split // splits).to(tl.int32), (tiles * (split + 1) // splits).to(tl.int32)

@@ -1,0 +1,165 @@
+"""Emitted source -> kernel: compiled for the card at hand, or run by Triton's interpreter where there is none.
+
+What was compiled goes to the store (`weft.store`), whence other processes take it without compiling. Triton
+keeps a cache of its own, which a process enters only after hashing Triton itself and walking the kernel's syntax tree.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import sys
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton._C import libtriton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+from triton.compiler.compiler import make_backend
+
+from weft import store
+from weft.kernels.triton import device as helpers
+from weft.kernels.triton import row_device as row_helpers
+from weft.settings import interpreted
+
+POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module with one kernel, `kernel`. types: of its arguments, in order. aligned: pointers that are multiples of 16
+    bytes, by place. registers: the most that a thread may use, 0: what the compiler takes. spec: what it was emitted
+    from, as JSON for people.
+    """
+
+    name: str
+    text: str
+    types: tuple[tuple[str, str], ...]
+    aligned: tuple[int, ...]
+    warps: int
+    stages: int
+    registers: int = 0
+    spec: str = ""
+
+
+@lru_cache(maxsize=256)
+def module_of(source: Source) -> ModuleType:
+    """The emitted module. Its source is known to linecache, so that Triton, tools and tracebacks can read it."""
+    digest = sha256(source.text.encode()).hexdigest()[:16]
+    path = f"<weft {source.name} {digest}>"
+    linecache.cache[path] = (len(source.text), None, source.text.splitlines(keepends=True), path)
+    module = ModuleType(f"weft_emitted_{digest}")
+    sys.modules[module.__name__] = module
+    exec(compile(source.text, path, "exec"), module.__dict__)
+    return module
+
+
+def _described(source: Source) -> ASTSource:
+    """The kernel as Triton wants it described."""
+    attributes = {(i,): [["tt.divisibility", 16]] for i in source.aligned}
+    return ASTSource(module_of(source).kernel, dict(source.types), {}, attributes)
+
+
+def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
+    """What Triton's compiler is told."""
+    amd = target.backend == "hip"  # 64 KB of shared memory, and no limit to registers
+    stages = min(source.stages, 2) if amd else source.stages
+    options = {"num_warps": source.warps, "num_stages": stages, "enable_fp_fusion": True}
+    if source.registers and not amd:
+        options["maxnreg"] = source.registers
+    return options
+
+
+def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
+    """The kernel, compiled; needs no GPU."""
+    return triton.compile(_described(source), target=target, options=_options(source, target))
+
+
+# ---- the store -------------------------------------------------------------------------------------------------------
+def stored(source: Source, target: GPUTarget) -> CompiledKernel:
+    """The kernel from the store, or compiled and put there; needs no GPU."""
+    if not _storable():
+        return compile_for(source, target)
+    key, kept = key_of(source, target), store.opened()
+    found = kept.get(key)
+    kernel = None if found is None else _revived(source, target, found)
+    if kernel is None:
+        began = perf_counter()
+        kernel = compile_for(source, target)
+        facts = {
+            "name": source.name,
+            "target": f"{target.backend} {target.arch}",
+            "triton": triton.__version__,
+            "compile_seconds": round(perf_counter() - began, 3),
+        }
+        kept.put(key, facts, _files(source, target, kernel))
+    return kernel
+
+
+def _storable() -> bool:
+    """Whether nobody interprets kernels, or asked Triton to do or to show something while it compiles."""
+    asked = knobs.compilation
+    looks = asked.always_compile or asked.dump_ir or asked.override or asked.use_ir_loc
+    return not (interpreted() or looks or knobs.runtime.add_stages_inspection_hook)
+
+
+def key_of(source: Source, target: GPUTarget) -> str:
+    """The hash of all that decides the machine code: source, types, options, Triton, its assembler, the environment."""
+    backend = make_backend(target)
+    options = backend.parse_options(_options(source, target)).hash()  # with the libraries that are linked
+    environment = sorted(libtriton.get_cache_invalidating_env_vars().items())
+    content = [source.text, source.types, source.aligned, repr(target), backend.hash(), options, environment]
+    return sha256(json.dumps([*content, *_toolchain()]).encode()).hexdigest()
+
+
+@cache
+def _toolchain() -> tuple[str | int, ...]:
+    """What tells one compiler from another: our helpers, Triton's version, and when its library was written."""
+    library = Path(libtriton.__file__).stat()
+    ours = "".join(Path(module.__file__ or "").read_text() for module in (helpers, row_helpers))
+    return ours, triton.__version__, library.st_size, library.st_mtime_ns
+
+
+def _files(source: Source, target: GPUTarget, kernel: CompiledKernel) -> dict[str, bytes]:
+    """What the store keeps: spec and source for people; machine code and Triton's account of it."""
+    return {
+        "spec.json": source.spec.encode(),
+        "source.py": source.text.encode(),
+        "kernel.json": json.dumps(kernel.metadata._asdict(), default=vars).encode(),
+        _binary(target): kernel.kernel,
+    }
+
+
+def _revived(source: Source, target: GPUTarget, entry: Path) -> CompiledKernel | None:
+    """The kernel that `_files` wrote; None if another process removed it meanwhile."""
+    files = {name: str(entry / name) for name in ("kernel.json", _binary(target))}
+    try:
+        digest = json.loads((entry / "kernel.json").read_bytes())["hash"]
+        return CompiledKernel(_described(source), files, digest)
+    except FileNotFoundError:
+        return None
+
+
+def _binary(target: GPUTarget) -> str:
+    """The file of the machine code."""
+    return f"kernel.{make_backend(target).binary_ext}"
+
+
+@lru_cache(maxsize=256)
+def compiled(source: Source, device: int) -> Any:
+    """The kernel loaded on one device."""
+    with torch.cuda.device(device):
+        return stored(source, triton.runtime.driver.active.get_current_target())
+
+
+def kernel_of(source: Source, device: torch.device) -> Any:
+    """What `kernel[grid](*values)` runs on the current stream; values in the order of `types`."""
+    return module_of(source).kernel if device.type == "cpu" else compiled(source, device.index or 0)

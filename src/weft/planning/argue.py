@@ -1,0 +1,104 @@
+"""A GPU's choice as an argument: what bounds it, how far it is from the bound, what was rejected and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.planning.attention_plan import AttentionPlan, count_heads
+from weft.planning.candidates import in_one, menu
+from weft.planning.choice import Candidate, Rows, candidate, rank_of, ranked
+from weft.planning.cost import FLOORS, Cost, adding
+from weft.planning.tiling import DIRECTIONS, Direction
+from weft.target import Gpu
+
+CAUSES = ("starts", "edges", "full", "uneven", "merging", "launches")
+SHOWN = 6  # rejected candidates, the best ones
+WORDS = {
+    "starts": "programs that begin and end",
+    "edges": "tiles with a mask",
+    "full": "tiles without one",
+    "uneven": "processors that wait",
+    "merging": "sums of several launches",
+    "launches": "launches",
+}
+
+
+def argue(plan: AttentionPlan, gpu: Gpu) -> Iterator[str]:
+    """Lines on the tilings of all directions, for a plan whose target is this GPU."""
+    for direction in DIRECTIONS:
+        yield from _direction(plan, gpu, direction)
+    yield _backward(plan, gpu)
+
+
+def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[str]:
+    taken = plan.candidate(direction)
+    if not taken.works:
+        yield f"{direction:<9} nothing to compute"
+        return
+    rows = _rows(plan, direction)
+    offered = menu(direction, plan.problem, rank_of(rows), gpu)
+    why = f"cheapest of {len(offered)} offered" if len(offered) > 1 else "the one offered"
+    if direction in dict(plan.fixed):
+        why = "tuned, or asked for"
+    yield f"{direction:<9} {taken.tiling}: {_ms(taken.cost.seconds)} predicted on {gpu.name}, {why}"
+    yield f"  {_counted(taken)}"
+    yield f"  {_bound(taken.cost)}"
+    yield f"  {_causes(taken.cost)}"
+    others = [one for one in ranked(direction, rows, plan.problem, gpu) if one.tiling != taken.tiling]
+    for one in others[:SHOWN]:
+        yield f"  {'offered' if one.tiling in offered else 'legal'}: {one.tiling}: {_against(one.cost, taken.cost)}"
+    if len(others) > SHOWN:
+        yield f"  and {len(others) - SHOWN} more, the worst {_ms(others[-1].cost.seconds)}"
+
+
+def _rows(plan: AttentionPlan, direction: Direction) -> Rows:
+    return [(share.plan.acsr, count_heads(share.heads)) for share in plan.towards(direction)]
+
+
+def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
+    """One kernel or two."""
+    two = plan.candidate("dq"), plan.candidate("dkdv")
+    if not two[0].works:
+        return "backward  nothing to compute"
+    seconds = sum(one.cost.seconds for one in two)
+    rows = _rows(plan, "dkdv")
+    tiling = in_one(plan.problem, rank_of(rows))
+    if tiling is None:
+        return f"backward  two kernels, {_ms(seconds)}: one that makes dQ beside dK and dV has too few registers"
+    found = candidate("dkdv", rows, plan.problem, gpu, tiling)
+    sums = adding(found.works, plan.problem, tiling, gpu)
+    other = f"{_ms(found.cost.seconds + sums)}, of these {_ms(sums)} for sums of dQ in memory"
+    if plan.in_one is None:
+        return f"backward  two kernels, {_ms(seconds)}; rejected: one of {tiling}: {other}"
+    return f"backward  one kernel of {tiling} unless sums must come in order: {other}; two: {_ms(seconds)}"
+
+
+def _counted(one: Candidate) -> str:
+    programs, edge, full = (sum(getattr(work, x) for work in one.works) for x in ("programs", "edge", "full"))
+    waves = f" in {len(one.works)} launches one after the other" if len(one.works) > 1 else ""
+    return f"{programs:,} programs{waves}: {edge:,} tiles with a mask, {full:,} without"
+
+
+def _bound(cost: Cost) -> str:
+    """The floor, and what the prediction is of it."""
+    least = float(getattr(cost, cost.bound))
+    rest = [f"{x} {_ms(float(getattr(cost, x)))}" for x in FLOORS if x != cost.bound]
+    share = f"the floor of these tiles is {least / cost.seconds:.0%} of the prediction"
+    return f"bound by {cost.bound}, {_ms(least)} ({', '.join(rest)}): {share}"
+
+
+def _causes(cost: Cost) -> str:
+    return " + ".join(f"{WORDS[x]} {_ms(float(getattr(cost, x)))}" for x in CAUSES if getattr(cost, x))
+
+
+def _against(cost: Cost, taken: Cost) -> str:
+    """How much more it would take, and on what."""
+    more = {x: float(getattr(cost, x)) - float(getattr(taken, x)) for x in CAUSES}
+    largest = max(more, key=lambda x: abs(more[x]))
+    over = cost.seconds / taken.seconds - 1
+    sign = "+" if more[largest] >= 0 else "-"
+    return f"{_ms(cost.seconds)}, {over:+.0%}: {WORDS[largest]} {sign}{_ms(abs(more[largest]))}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"

@@ -1,0 +1,108 @@
+"""Tilings of a GPU's kernels: those that a call chooses from, and all that a tuner may measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product as cartesian
+
+from weft.planning.problem import DTYPES, Problem
+from weft.planning.tiling import Direction, Tiling
+from weft.target import GPU, Gpu
+
+THREADS = 32  # of a warp
+MOST_REGISTERS = 255  # of a thread
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a tiling holds: bytes of shared memory, registers of a thread; estimates before anything is compiled."""
+
+    shared: int
+    registers: int
+
+
+def usual(direction: Direction, problem: Problem, rank: int = 1) -> Tiling:
+    """What was measured best at these head dimensions on an H200 (benchmarks/notes/triton.md)."""
+    wide, forward, line = max(problem.d, problem.dv), direction == "forward", rank == 1
+    if problem.dtype == "float32":
+        rows = 32 if wide > 128 else 64
+        return Tiling(rows, 32, 4 if forward else 8, 2)
+    if wide <= 64:
+        return Tiling(64, 32 if direction == "dkdv" else 64, 4, 3, 128 if forward else 168, apart=not forward)
+    if wide <= 96:
+        return Tiling(64, 64, 4, 3, apart=not forward)
+    if wide <= 128:
+        # two stages where three would leave room for one block on a processor only
+        two = direction == "dq" or (forward and not line)
+        return Tiling(64, 32 if direction == "dkdv" else 64, 4, 2 if two else 3, apart=not forward)
+    if direction == "dkdv":
+        return Tiling(64, 64, 8, 2, apart=line)
+    if forward and line:
+        return Tiling(128, 64, 8, 2)
+    return Tiling(128, 32, 8, 3 if forward or line else 2, apart=line and not forward)
+
+
+def menu(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) -> tuple[Tiling, ...]:
+    """What a call chooses from: the usual tiling, and one more where that one is not good at short runs or at long.
+
+    Every entry is a kernel more that a structure may compile; the forward needs none. A card without room for the usual
+    one gets a small one.
+    """
+    first, wide, line = usual(direction, problem, rank), max(problem.d, problem.dv), rank == 1
+    if wide > 128 and holds(direction, problem, first).shared > gpu.shared:
+        return (Tiling(64, 32, 8, 2),)
+    if problem.dtype == "float32" or direction == "forward":
+        return (first,)
+    if wide <= 64:
+        return first, Tiling(64, 32 if direction == "dq" else 64, 4, 3, apart=line)
+    many = 96 < wide <= 128 and direction == "dq" and line
+    return (first, Tiling(128, 64, 8, 3, apart=True)) if many else (first,)
+
+
+def in_one(problem: Problem, rank: int) -> Tiling | None:
+    """Of the kernel that makes dQ beside dK and dV; None where it has too few registers for all of them."""
+    wide = max(problem.d, problem.dv)
+    if problem.dtype == "float32" or wide > 128:
+        return None
+    return Tiling(64, 64, 4, 3, apart=True) if wide <= 64 and rank == 1 else Tiling(128, 32, 8, 3, apart=rank == 1)
+
+
+def legal(direction: Direction, problem: Problem, rank: int, gpu: Gpu) -> tuple[Tiling, ...]:
+    """Every tiling that the card has room for, and what is offered; no axis is apart on grids."""
+    found = dict.fromkeys(menu(direction, problem, rank, gpu))
+    for tiling in _all(direction, rank):
+        held = holds(direction, problem, tiling)
+        if held.shared <= gpu.shared and held.registers <= MOST_REGISTERS:
+            found[tiling] = None
+    return tuple(found)
+
+
+def _all(direction: Direction, rank: int) -> Iterator[Tiling]:
+    forward = direction == "forward"
+    low = ((32, 4),) if rank == 2 or not forward else ()
+    # wide tiles: forward alone has the registers, and a box of 128 keys on two axes has more than PLACES coordinates
+    wide = (128,) if forward and rank != 2 else ()
+    for (rows, warps), cols, stages in cartesian((*low, (64, 4), (64, 8), (128, 8)), (32, 64, *wide), (2, 3, 4)):
+        yield Tiling(rows, cols, warps, stages, apart=rank == 1 and not forward)
+        if rank == 1 and stages == 3:
+            yield Tiling(rows, cols, warps, stages, apart=forward)
+
+
+def holds(direction: Direction, problem: Problem, tiling: Tiling) -> Held:
+    """Tiles of both sides in shared memory; sums in float32, and the scores of one tile, in registers."""
+    width, channels = DTYPES[problem.dtype], problem.d + problem.dv
+    walked = tiling.stages * tiling.cols * channels * width
+    stays = tiling.rows * (problem.d if direction == "forward" else channels) * width
+    sums = {"forward": problem.dv, "dq": problem.d, "dkdv": channels}[direction]
+    scores = tiling.cols * (1 if direction == "forward" else 2)
+    threads = THREADS * tiling.warps
+    return Held(walked + stays, 48 + tiling.rows * (sums + scores) // threads)
+
+
+def resident(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
+    """Programs that one processor runs side by side, at least one."""
+    held, threads = holds(direction, problem, tiling), THREADS * tiling.warps
+    registers = tiling.registers or min(MOST_REGISTERS, held.registers)
+    by_registers = gpu.registers // (4 * registers * threads)
+    return max(1, min(gpu.shared // max(1, held.shared), by_registers, 2048 // threads))

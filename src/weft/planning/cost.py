@@ -1,0 +1,152 @@
+"""What a kernel is predicted to take on a GPU, by cause.
+
+The floor of a tile follows from its diagram: products on tensor cores, one exponential a pair, and the keys and values
+(or queries and their gradients) that it reads once for all its rows. What a tile takes beyond the floor, and what a
+program takes at its beginning and end, is measured once for a card (`weft.planning.rates`), in clocks of a processor
+that is full. The rest is counting: programs, tiles with and without an edge, and how evenly they fill the processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import floor
+
+from weft.napkin.formulas import attention_transfers
+from weft.planning.candidates import resident
+from weft.planning.problem import DTYPES, Problem
+from weft.planning.rates import Rates, rates
+from weft.planning.tiling import Direction, Tiling
+from weft.planning.work import Work
+from weft.target import Gpu
+
+# Programs of one length fill processors in rounds; the last round, however few they are, takes this share of a whole.
+ROUND = 0.55
+# Where lengths differ, processors end apart: by this share of a mean program's time.
+UNEVEN = 0.25
+ALONE = 0.9  # the time of the longest program, of what it takes on a processor that is full
+ADDED = 0.32  # bytes a second of sums in the second-level cache, of those that it reads (benchmarks/notes/triton.md)
+PRODUCTS = {"forward": (1, 1), "dq": (2, 1), "dkdv": (2, 2)}  # of a tile, over D and over Dv
+
+
+FLOORS = ("products", "exponentials", "reads", "loads")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one direction, by cause; their sum is the prediction.
+
+    starts: beginnings and ends of programs. edges, full: tiles with and without a mask. uneven: processors that wait
+    for the last programs. merging: sums that several launches add in memory. launches: of kernels. products,
+    exponentials, reads, loads: the least that tensor cores, the units of exponentials, the second-level cache and
+    global memory need, which overlap.
+    """
+
+    starts: float
+    edges: float
+    full: float
+    uneven: float
+    merging: float
+    launches: float
+    products: float
+    exponentials: float
+    reads: float
+    loads: float
+
+    @property
+    def seconds(self) -> float:
+        return self.starts + self.edges + self.full + self.uneven + self.merging + self.launches
+
+    @property
+    def bound(self) -> str:
+        """Which of the floors is the highest."""
+        return max(FLOORS, key=lambda name: float(getattr(self, name)))
+
+
+def cost(works: Sequence[Work], direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> Cost:
+    """The prediction for the waves of one direction."""
+    side_by_side = resident(direction, problem, tiling, gpu)
+    known = [rates(work.kind, direction, problem, tiling, gpu) for work in works]
+    even, uneven = [], 0.0
+    for work, rate in zip(works, known, strict=True):
+        share = gpu.processors * gpu.clock
+        even.append([work.programs * rate.start / share, work.edge * rate.edge / share, work.full * rate.full / share])
+        uneven += waiting(work, rate, side_by_side, gpu) / gpu.clock
+    starts, edges, full = (sum(one[i] for one in even) for i in range(3))
+    added = sum(merging(work, direction, problem, tiling, gpu) for work in works)
+    floors = _floors(works, direction, problem, tiling, gpu)
+    return Cost(starts, edges, full, uneven, added, len(works) * gpu.launch_seconds, *floors)
+
+
+def merging(work: Work, direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
+    """Seconds for sums in float32 that a wave finds, adds to and leaves, and that began as zeros."""
+    channels = {"forward": problem.dv, "dq": problem.d, "dkdv": problem.d + problem.dv}[direction]
+    return 3 * 4 * channels * work.programs * tiling.rows / gpu.bandwidth if work.merged else 0.0
+
+
+def converting(works: Sequence[Work], direction: Direction, problem: Problem, gpu: Gpu) -> float:
+    """Seconds after the kernels, where gradients were added in float32: all of them are read and written once more."""
+    if direction == "forward" or not any(work.merged for work in works):
+        return 0.0
+    p, of_queries = problem, direction == "dq"
+    channels = p.d if of_queries else p.d + p.dv
+    rows = p.batch * (p.q_heads * p.m if of_queries else p.kv_heads * p.n)
+    return (4 + DTYPES[p.dtype]) * channels * rows / gpu.bandwidth
+
+
+def adding(works: Sequence[Work], problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
+    """Seconds that sums of dQ take where programs of keys add to them in float32: a tile adds a row for each of its
+    columns, and the sums are cleared, read and converted.
+    """
+    added = 4 * problem.d * sum(work.tiles for work in works) * tiling.cols
+    converted = (4 + 4 + DTYPES[problem.dtype]) * problem.d * problem.batch * problem.q_heads * problem.m
+    return added / (ADDED * gpu.l2_bandwidth) + converted / gpu.bandwidth
+
+
+def waiting(work: Work, rate: Rates, side_by_side: int, gpu: Gpu) -> float:
+    """Clocks beyond an even share of the work, until the last program ends."""
+    if not work.programs:
+        return 0.0
+    whole = work.programs * rate.start + work.edge * rate.edge + work.full * rate.full
+    mean = whole / work.programs
+    longest = max(mean, rate.start + work.most[0] * rate.edge + work.most[1] * rate.full)
+    rounds = work.programs / (gpu.processors * side_by_side)
+    part = rounds - floor(rounds)
+    lockstep = max(part, ROUND) - part if part else 0.0
+    alike = mean / longest
+    spread = side_by_side * mean * (alike * lockstep + (1 - alike) * UNEVEN)
+    alone = ALONE * side_by_side * longest * max(min(rounds, 1.0), ROUND)
+    return max(spread, alone - whole / gpu.processors)
+
+
+def _floors(
+    works: Sequence[Work], direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu
+) -> tuple[float, float, float, float]:
+    """Seconds of FLOORS."""
+    tiles, over = sum(work.tiles for work in works), PRODUCTS[direction]
+    pairs = tiles * tiling.rows * tiling.cols
+    rate = dict(gpu.flops)["fp16"] if DTYPES[problem.dtype] == 2 else gpu.fma_flops
+    products = 2 * pairs * (over[0] * problem.d + over[1] * problem.dv) / rate
+    exponentials = pairs / (gpu.processors * gpu.exponentials * gpu.clock)
+    cached = sum(read(work, direction, problem, tiling) for work in works)
+    return products, exponentials, cached / gpu.l2_bandwidth, moved(direction, problem) / gpu.bandwidth
+
+
+def read(work: Work, direction: Direction, problem: Problem, tiling: Tiling) -> float:
+    """Bytes that programs read and write below shared memory: the transfers of attention with rows grouped and columns
+    streamed, where the keys of a group are its mean span (`weft.napkin.formulas.attention_transfers`).
+    """
+    own = {"forward": 1, "dq": 2, "dkdv": 2}[direction]  # q and out; q, dout and dq, out; k, v and dk, dv
+    rows, span = work.programs * tiling.rows, work.tiles * tiling.cols / max(1, work.programs)
+    width = DTYPES[problem.dtype]
+    sizes = {"d": problem.d, "v": problem.dv, "nbytes": width, "q": rows, "x": span, "g_q": tiling.rows}
+    return attention_transfers(**sizes) + (own - 1) * width * rows * (problem.d + problem.dv)
+
+
+def moved(direction: Direction, problem: Problem) -> int:
+    """Bytes that a direction reads and writes at least: each tensor once."""
+    p, width = problem, DTYPES[problem.dtype]
+    queries, keys = p.batch * p.q_heads * p.m, p.batch * p.kv_heads * p.n
+    per_query = {"forward": p.d + p.dv, "dq": 2 * p.d + 2 * p.dv, "dkdv": p.d + p.dv}[direction]
+    per_key = (p.d + p.dv) * (2 if direction == "dkdv" else 1)
+    return width * (queries * per_query + keys * per_key) + 4 * queries

@@ -1,0 +1,29 @@
+"""What of a GPU kernel is chosen: the pairs of a tile, and what the compiler is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["forward", "dq", "dkdv"]
+DIRECTIONS: tuple[Direction, ...] = ("forward", "dq", "dkdv")
+
+
+@dataclass(frozen=True, order=True)
+class Tiling:
+    """rows of the side that stays x cols of the side that is walked, powers of two; by so many warps.
+
+    stages: loads in flight. registers: the most that a thread may use, 0: what the compiler takes. apart: on one axis,
+    tiles with an edge in a loop of their own before the full ones; else one loop with a branch around the mask.
+    """
+
+    rows: int
+    cols: int
+    warps: int
+    stages: int
+    registers: int = 0
+    apart: bool = False
+
+    def __str__(self) -> str:
+        options = "".join([f", {self.registers} registers" * bool(self.registers), ", edges apart" * self.apart])
+        return f"{self.rows}x{self.cols}, {self.warps} warps, {self.stages} stages{options}"

@@ -1,0 +1,133 @@
+"""What the programs of a plan do on a GPU, counted: tiles with and without an edge, and the longest program.
+
+Launches of one kind that meet no row of a head twice run side by side, as one wave; waves follow each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from weft.pattern.bounds import Ints
+from weft.pattern.relation import NDBool
+from weft.planning.device import is_formula, is_listed, longest_tile, tiles_of
+from weft.planning.tiles import AxisPlan, Launch, TilePlan
+from weft.target import Gpu, Target
+
+# One axis: bounds that are formulas, or tables; several terms. Grids of two and three axes. Blocks of the remainder.
+Kind = Literal["formula", "table", "several", "plane", "space", "blocks"]
+Visits: TypeAlias = list[tuple[int, NDBool | None]]  # of plans by number, the rows; None: all
+# Axes (0: the remainder), whether all bounds are formulas, whether tokens are listed: what a kernel's code depends on.
+Code: TypeAlias = tuple[int, bool, bool]
+GRIDS: dict[int, Kind] = {2: "plane", 3: "space"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One wave, over all heads. kind: what its kernel's code depends on. programs: tiles of the side that stays.
+
+    edge, full: tiles of pairs with and without a mask. most: (edge, full) of the longest program. merged: some row is
+    visited by another wave too, so that results are added in memory.
+    """
+
+    kind: Kind
+    programs: int
+    edge: int
+    full: int
+    most: tuple[int, int]
+    merged: bool = False
+
+    @property
+    def tiles(self) -> int:
+        return self.edge + self.full
+
+
+def works(plans: Sequence[tuple[TilePlan, int]], slots: int, split: bool = False) -> tuple[Work, ...]:
+    """The waves of plans, each with the number of its heads. slots: programs that run at a time; split: see `most`."""
+    limit = most_of(plans, slots) if split else None
+    waves: list[tuple[Code, Work, Visits]] = []
+    for number, (plan, heads) in enumerate(plans):
+        for code, work, rows in _launches(plan, limit):
+            here = replace(work, programs=work.programs * heads, edge=work.edge * heads, full=work.full * heads)
+            for i, (other, wave, met) in enumerate(waves):
+                if other == code and not _meet(met, [(number, rows)]):
+                    waves[i] = code, _together(wave, here), [*met, (number, rows)]
+                    break
+            else:
+                waves.append((code, here, [(number, rows)]))
+    return tuple(replace(w, merged=any(met is not m and _meet(met, m) for _, _, m in waves)) for _, w, met in waves)
+
+
+def _meet(some: Visits, others: Visits) -> bool:
+    """Whether both visit some row of one plan's heads."""
+    return any(a == b and (x is None or y is None or bool((x & y).any())) for a, x in some for b, y in others)
+
+
+def slots_of(target: Target | Gpu) -> int:
+    """Programs that a GPU runs at a time, or thereabouts: what one may hold is measured by it."""
+    return 3 * target.processors if isinstance(target, Gpu) else 1
+
+
+def most_of(plans: Sequence[tuple[TilePlan, int]], slots: int) -> int | None:
+    """What a program may visit, None if none takes longer than the whole would on a busy GPU."""
+    total = sum(tiles_of(plan) * heads for plan, heads in plans)
+    longest = max((longest_tile(launch) for plan, _ in plans for launch in plan.launches), default=0)
+    return max(32, total // (2 * slots)) if longest > max(64, total // slots) else None
+
+
+def _together(a: Work, b: Work) -> Work:
+    """Both as one launch: on one axis a kernel for several terms walks a single one too."""
+    kind: Kind = a.kind if a.kind == b.kind else "several"
+    return Work(kind, a.programs + b.programs, a.edge + b.edge, a.full + b.full, max(a.most, b.most, key=sum))
+
+
+def _launches(plan: TilePlan, limit: int | None) -> list[tuple[Code, Work, NDBool | None]]:
+    """(code, work of one head, rows visited, None for all) of every launch; the remainder last."""
+    alone = len(plan.launches) == 1  # who meets nobody need not know where
+    found = [
+        (_code(launch), _work(launch, limit), None if alone else launch.rows(plan.acsr.m))
+        for launch in plan.launches
+        if launch.tiles
+    ]
+    if plan.blocks is not None:
+        counts = np.diff(plan.blocks.first)
+        most = int(counts.max(initial=0)), 0
+        found.append(((0, False, False), Work("blocks", plan.blocks.tiles, int(counts.sum()), 0, most), None))
+    return found
+
+
+def _work(launch: Launch, limit: int | None) -> Work:
+    if len(launch.box) > 1:
+        edge = sum(prod(axis.steps(axis.block_k) for axis in part.axes) for part in launch.parts)
+        return Work(GRIDS[len(launch.box)], launch.tiles, edge, 0, (longest_tile(launch), 0))
+    tiles, full = np.sum([_line(part.axes[0]) for part in launch.parts], axis=0)
+    at = int(np.argmax(tiles))
+    programs, most = launch.tiles, (int(tiles[at] - full[at]), int(full[at]))
+    if limit is not None and sum(most) > limit:
+        programs += int((-(-tiles // limit) - 1)[tiles > limit].sum())
+        most = limit * most[0] // sum(most), limit * most[1] // sum(most)
+    kind: Kind = "several" if len(launch.parts) > 1 else "formula" if _code(launch)[1] else "table"
+    return Work(kind, programs, int((tiles - full).sum()), int(full.sum()), most)
+
+
+def _code(launch: Launch) -> Code:
+    """Launches of one code are one launch of a kernel, where they meet no row twice."""
+    rank, m = len(launch.box), launch.q.shape[0]
+    return (
+        rank,
+        rank > 1 or all(is_formula(part.axes[0], m) for part in launch.parts),
+        any(map(is_listed, launch.parts)),
+    )
+
+
+def _line(axis: AxisPlan) -> tuple[Ints, Ints]:
+    """(tiles of keys, full ones) of every tile of rows of a single axis."""
+    exists = axis.heights > 0
+    count = axis.widths
+    left = axis.left.astype(np.int64)
+    whole = np.maximum(count // axis.block_k - left, 0)  # a tile that ends early needs a mask
+    return (-(-count // axis.block_k))[exists], np.minimum(axis.full, whole)[exists]

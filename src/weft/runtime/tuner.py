@@ -1,0 +1,296 @@
+"""The tuner: measures on the card at hand what the planner predicts best, and keeps what wins.
+
+Two stages a direction, as in STOF (arXiv 2506.06095). First structure: the candidate of each tile shape (rows x cols x
+warps) that is predicted best, of the best few shapes. Then parameters (stages, registers, loops): candidates are drawn
+by chance, the likelier the better they promise to be, until a budget is spent. At last the best take turns with the
+untuned choice, so that neither luck nor drift decides: who wins has three quarters of its calls below three quarters
+of the untuned choice's.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+from typing import Literal
+
+from weft.errors import OptionError, UnsupportedError
+from weft.kernels.backend import Backend, Card, Meter, Timing
+from weft.pattern.algebra import Pattern
+from weft.planning.attention_plan import AttentionPlan, count_heads, plan_attention
+from weft.planning.candidates import holds, legal
+from weft.planning.choice import rank_of, ranked
+from weft.planning.problem import Problem
+from weft.planning.tiling import DIRECTIONS, Direction, Tiling
+from weft.runtime import evidence
+from weft.runtime.evidence import Decision, Measured
+
+SHAPES = 6  # measured in the first stage
+BATCH = 8  # drawn at a time in the second
+FINALISTS = 3
+ROUNDS = 4  # of the finalists
+SHARPNESS = 8  # a candidate that promises to be 10 % slower is drawn half as often
+LIMITS = (128, 168)  # registers of a thread that are tried
+LONGEST = 200  # characters of why a kernel cannot run
+
+Stage = Literal["structure", "parameters", "final"]
+Show = Callable[[Direction, Stage, list[Measured]], None]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """seconds: of all directions together. measurements: of each direction, the finalists' not counted."""
+
+    seconds: float = 60.0
+    measurements: int = 200
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found in one direction. predicted: seconds of every candidate; measured: the last word on each.
+
+    untuned: what a call computes with if nothing is known. winner: None if that one stays.
+    """
+
+    direction: Direction
+    predicted: Mapping[Tiling, float]
+    untuned: Tiling
+    measured: Mapping[Tiling, Measured]
+    winner: Tiling | None
+
+    @property
+    def chosen(self) -> Tiling:
+        """What a call computes with from now on."""
+        return self.winner or self.untuned
+
+    @property
+    def gain(self) -> float:
+        """How many times faster than untuned: 1 where that one stays, inf where it cannot run."""
+        before, after = self.measured[self.untuned].timing, self.measured[self.chosen].timing
+        if self.winner is None or after is None:
+            return 1.0
+        return before.seconds / after.seconds if before else inf
+
+
+@dataclass(frozen=True)
+class Report:
+    """directions: those that were measured at all. kept: whether the store has all of it."""
+
+    card: Card
+    directions: tuple[Tuned, ...]
+    interrupted: bool
+    kept: bool
+
+
+def tune(
+    pattern: Pattern,
+    problem: Problem,
+    backend: Backend,
+    budget: Budget = Budget(),
+    directions: tuple[Direction, ...] = DIRECTIONS,
+    show: Show = lambda direction, stage, rows: None,
+) -> Report:
+    """Measure the kernels of one problem and keep the evidence; calls of other processes find it from then on.
+
+    What was measured before, with the same versions, counts. Interrupted (KeyboardInterrupt), it decides by what it
+    has. Kernels are timed as for plain attention on contiguous tensors, with any order of sums in dK and dV.
+    """
+    asked = f"tune {pattern} for {problem}"
+    card = card_of(asked, problem, backend)
+    plan = plan_attention(pattern, problem, card.gpu)
+    if not plan.nnz:
+        raise OptionError(asked, "no query sees a key, so no kernel has work", "tune a problem that is computed")
+    notes = _Notes(pattern, problem, backend, card)
+    searches = [Search(direction, plan, notes.known, show) for direction in directions]
+    until, found, interrupted = time.monotonic() + budget.seconds, [], False
+    try:
+        with backend.meter(plan) as meter:
+            for search in searches:
+                meter.prepare(search.direction, search.plans(search.structures()))
+            for left, search in zip(range(len(searches), 0, -1), searches, strict=True):
+                now = time.monotonic()
+                try:
+                    for rows in search.run(meter, budget.measurements, now + (until - now) / left):
+                        notes.add(rows)
+                finally:  # whatever ends it, what is known by then decides
+                    decided = search.decide()
+                    notes.add([Decision(one.direction, one.winner) for one in decided])
+                    found += decided
+    except KeyboardInterrupt:
+        interrupted = True
+    return Report(card, tuple(found), interrupted, notes.kept)
+
+
+def card_of(asked: str, problem: Problem, backend: Backend) -> Card:
+    """The card that a problem can be tuned on; raises UnsupportedError where there is none."""
+    card = backend.card(problem.device)
+    if card is not None:
+        return card
+    if problem.device == "cpu":
+        wrong, cure = "a CPU's plan offers no tilings: there is nothing to tune", "tune on a machine with a GPU"
+    else:
+        wrong, cure = "there is no GPU at hand to measure on", "run it on the machine whose GPU is meant (weft doctor)"
+    raise UnsupportedError(asked, wrong, cure)
+
+
+class _Notes:
+    """The evidence of one problem: what is known, and where more goes."""
+
+    def __init__(self, pattern: Pattern, problem: Problem, backend: Backend, card: Card) -> None:
+        self.subject, self.name = evidence.Subject.of(pattern, problem, card), evidence.name_of(pattern, problem)
+        self.versions, self.kept = backend.versions(), True
+        if evidence.opened().root is None:
+            raise OptionError(
+                f"tune {pattern} for {problem}", "nothing is kept between processes (WEFT_CACHE_DIR=off)",
+                "name a directory there, or leave it unset",
+            )  # fmt: skip
+        self.known = evidence.rows_of(self.subject, self.versions)
+
+    def add(self, rows: list[Measured] | list[Decision]) -> None:
+        if rows:
+            self.kept &= evidence.record(self.subject, self.name, rows, self.versions)
+
+
+# ---- one direction ---------------------------------------------------------------------------------------------------
+class Search:
+    """The two stages and the final of one direction.
+
+    predicted: seconds of every candidate, the best first. measured: the last measurement of each. late: candidates
+    that were not compiled in time, and are not waited for again. final: what was measured last, taking turns.
+    """
+
+    def __init__(self, direction: Direction, plan: AttentionPlan, known: list[evidence.Row], show: Show) -> None:
+        self.direction, self.plan, self.show = direction, plan, show
+        self.untuned, self.predicted = candidates(direction, plan)
+        rows = [row for row in known if isinstance(row, Measured) and row.direction == direction]
+        self.measured = {row.tiling: row for row in rows if row.tiling in self.predicted}
+        self.late: set[Tiling] = set()
+        self.final: list[Measured] = []
+        self.dice = random.Random(f"{plan.pattern} {plan.problem} {direction}")
+
+    def run(self, meter: Meter, most: int, until: float) -> Iterator[list[Measured]]:
+        """Yields what is measured, as it is."""
+        yield self._measure(meter, "structure", self._new([self.untuned]), inf)
+        spent = 1
+        while spent < most and time.monotonic() < until:
+            stage: Stage = "structure"
+            tilings = self._new(self.structures())
+            if not tilings:
+                stage, tilings = "parameters", draw(self.predicted, self.measured, self.late, BATCH, self.dice)
+            if not tilings:
+                break
+            tilings = tilings[: most - spent]
+            spent += len(tilings)
+            yield self._measure(meter, stage, tilings, until)
+        self.final = self._measure(meter, "final", self.finalists(), inf, ROUNDS)
+        yield self.final
+
+    def structures(self) -> list[Tiling]:
+        """The untuned choice, and the candidates that stand for the best shapes: the best of each that may yet run."""
+        failed = {tiling for tiling, row in self.measured.items() if row.timing is None} | self.late
+        able = {tiling: seconds for tiling, seconds in self.predicted.items() if tiling not in failed}
+        return list(dict.fromkeys([self.untuned, *shapes(able, SHAPES)]))
+
+    def plans(self, tilings: list[Tiling]) -> list[AttentionPlan]:
+        """The whole plan under each tiling of this direction."""
+        return [plan_attention(self.plan.pattern, self.plan.problem, self.plan.target, ((self.direction, one),))
+                for one in tilings]  # fmt: skip
+
+    def _new(self, tilings: list[Tiling]) -> list[Tiling]:
+        return [tiling for tiling in tilings if tiling not in self.measured]
+
+    def _measure(
+        self, meter: Meter, stage: Stage, tilings: list[Tiling], until: float, rounds: int = 2
+    ) -> list[Measured]:
+        """Rows of those that were ready in time."""
+        if not tilings:
+            return []
+        rows = []
+        for tiling, one in zip(tilings, meter.times(self.direction, self.plans(tilings), until, rounds), strict=True):
+            if one is None:
+                self.late.add(tiling)
+                continue
+            timing, why = (None, " ".join(one.split())[:LONGEST]) if isinstance(one, str) else (one, "")
+            rows.append(Measured(self.direction, tiling, self.predicted[tiling], timing, why))
+        self.measured |= {row.tiling: row for row in rows}
+        self.show(self.direction, stage, rows)
+        return rows
+
+    def finalists(self) -> list[Tiling]:
+        """The untuned choice and the fastest of the others; nobody where there is nothing to compare."""
+        others = [row for row in timed(self.measured.values()) if row.tiling != self.untuned][:FINALISTS]
+        return [self.untuned, *(row.tiling for row in others)] if others else []
+
+    def decide(self) -> list[Tuned]:
+        """The fastest, if it is faster than the untuned choice by more than the noise; nothing without the latter."""
+        if self.untuned not in self.measured:
+            return []
+        best, usual = timed(self.final or self.measured.values())[:1], self.measured[self.untuned].timing
+        winner = best[0].tiling if best and clearly_faster(best[0].timing, usual) else None
+        return [Tuned(self.direction, self.predicted, self.untuned, dict(self.measured), winner)]
+
+
+def timed(rows: Iterable[Measured]) -> list[Measured]:
+    """Those that have a time, the fastest first."""
+    return sorted((row for row in rows if row.timing), key=lambda row: row.timing.seconds)
+
+
+def clearly_faster(one: Timing, other: Timing | None) -> bool:
+    """Whether the middle halves of their calls do not meet; whatever runs is faster than what does not."""
+    return other is None or one.high < other.low
+
+
+def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[Tiling, float]]:
+    """(what a call computes with if nothing is known, predicted seconds of all candidates, the best first)"""
+    shares, problem, gpu = plan.towards(direction), plan.problem, plan.target
+    rows = [(share.plan.acsr, count_heads(share.heads)) for share in shares]
+    rank, untuned = rank_of(rows), shares[0].plan.tiling
+    found = dict.fromkeys([untuned, *legal(direction, problem, rank, gpu)])
+    if rank < 3 and gpu.architecture.startswith("sm"):  # elsewhere kernels take no limit: see `configure`, `load`
+        for one, limit in product(tuple(found), LIMITS):
+            if holds(direction, problem, one).registers <= limit:  # others would spill, and are not predicted to
+                found[replace(one, registers=limit)] = None
+    order = ranked(direction, rows, problem, gpu, found)
+    return untuned, {one.tiling: one.cost.seconds for one in order}
+
+
+def shape(tiling: Tiling) -> tuple[int, int, int]:
+    """What the first stage tells apart."""
+    return tiling.rows, tiling.cols, tiling.warps
+
+
+def shapes(predicted: Mapping[Tiling, float], count: int) -> list[Tiling]:
+    """For each of the best shapes the candidate that is predicted best."""
+    best: dict[tuple[int, int, int], Tiling] = {}
+    for tiling in sorted(predicted, key=predicted.__getitem__):
+        best.setdefault(shape(tiling), tiling)
+    return list(best.values())[:count]
+
+
+def draw(
+    predicted: Mapping[Tiling, float], measured: Mapping[Tiling, Measured], late: set[Tiling], count: int,
+    dice: random.Random,
+) -> list[Tiling]:  # fmt: skip
+    """Candidates of measured shapes that were not measured, at most `count`, by chance weighted with their reward.
+
+    A candidate promises its prediction, corrected by how the best of its shape came out; its reward is what that is
+    worth beside the best time of all.
+    """
+    best: dict[tuple[int, int, int], Measured] = {}
+    for row in timed(measured.values()):
+        best.setdefault(shape(row.tiling), row)
+    rewards = {}
+    for tiling, seconds in predicted.items():
+        mine = best.get(shape(tiling))
+        if mine is not None and tiling not in measured and tiling not in late:
+            promise = mine.timing.seconds * seconds / predicted[mine.tiling]
+            rewards[tiling] = promise**-SHARPNESS
+    drawn = []
+    while rewards and len(drawn) < count:
+        (one,) = dice.choices([*rewards], [*rewards.values()])
+        drawn.append(one)
+        del rewards[one]
+    return drawn

@@ -1,0 +1,1 @@
+"""The tuner and its evidence, on a device that is made up."""

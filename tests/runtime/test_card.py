@@ -1,0 +1,67 @@
+"""Which card is at hand, from what its driver says."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft.kernels.backend import BACKENDS, CpuBackend, TritonBackend
+from weft.kernels.triton import card
+from weft.kernels.triton.card import numbers_of
+from weft.target import GPUS
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "processors", "known"),
+    [
+        ("NVIDIA H200", "sm_90", 132, "h200"),
+        ("NVIDIA H100 80GB HBM3", "sm_90", 132, "h100"),
+        ("NVIDIA A100-SXM4-80GB", "sm_80", 108, "a100"),
+        ("NVIDIA B200", "sm_100", 148, "b200"),
+        ("AMD Instinct MI300X", "gfx942", 304, "mi300x"),
+        ("NVIDIA GeForce RTX 4090", "sm_89", 128, "rtx4090"),
+    ],
+)
+def test_cards_that_are_known(name, architecture, processors, known):
+    assert numbers_of(name, architecture, processors) is GPUS[known]
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "processors", "near"),
+    [
+        ("NVIDIA H100 PCIe", "sm_90", 114, "h100"),  # fewer processors than the one that is known
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "sm_89", 76, "rtx4090"),
+        ("NVIDIA GH200 480GB", "sm_90", 132, "h200"),
+        ("NVIDIA A10G", "sm_86", 80, "rtx4090"),
+        ("NVIDIA B300 SXM6", "sm_103", 148, "b200"),
+        ("AMD Instinct MI250X", "gfx90a", 110, "mi300x"),
+    ],
+)
+def test_cards_that_are_not_keep_their_name_and_take_the_nearest_clock(name, architecture, processors, near):
+    found = numbers_of(name, architecture, processors)
+    assert found.name == name and found.processors == processors
+    assert found.architecture == GPUS[near].architecture
+    assert found.clock == pytest.approx(GPUS[near].clock)
+    assert found.bandwidth / processors == pytest.approx(GPUS[near].bandwidth / GPUS[near].processors)
+
+
+def test_shared_memory_is_the_cards_own():
+    assert numbers_of("NVIDIA A10G", "sm_86", 80, 99 << 10).shared == 99 << 10
+    assert numbers_of("NVIDIA H200", "sm_90", 132, 228 << 10) is GPUS["h200"]
+
+
+def test_versions_name_the_kernels_and_triton(monkeypatch):
+    import triton
+
+    found = card.versions()
+    assert found == TritonBackend().versions() and found["triton"] == triton.__version__
+    assert len(found["kernels"]) == 16 and int(found["kernels"], 16) >= 0
+    here = {path.stem for path in card.Path(card.__file__).parent.glob("*.py")}
+    assert set(card.APART) <= here  # a module that is gone need not be left out
+
+
+def test_where_no_card_is_at_hand(monkeypatch):
+    monkeypatch.setattr(card.torch.cuda, "is_available", lambda: False)
+    assert TritonBackend().card("cuda") is None
+    assert all(backend.card("cpu") is None for backend in BACKENDS)
+    assert CpuBackend().card("cuda") is None

@@ -1,0 +1,127 @@
+"""What times kernels: it launches what attention launches, compiles side by side, and says what cannot be compiled.
+
+Times themselves need a GPU.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+
+import weft
+from weft.kernels.backend import Timing
+from weft.kernels.triton import measure
+from weft.planning.attention_plan import plan_attention
+from weft.planning.tiling import Tiling
+from weft.settings import interpreted
+from weft.store import opened
+from weft.target import GPU
+
+from .fakes import PROBLEM
+
+ROOT = Path(__file__).resolve().parents[2]
+# Under Triton's interpreter, in a process of its own: what each direction's timed call writes is what backward returns.
+LAUNCHED = """
+import torch, weft
+from weft.kernels.options import Modifiers
+from weft.kernels.triton import measure, run
+from weft.planning.attention_plan import plan_attention
+from weft.planning.problem import Problem
+from weft.planning.tiling import Tiling
+from weft.target import GPU
+
+problem = Problem(1, 2, 1, 64, 64, 16, 16, "float16", "cpu")
+for pattern in (weft.causal() & weft.window(left=20), weft.longformer(8, 4)):
+    plan = plan_attention(pattern, problem, GPU)
+    subject = measure.Subject.of(plan)
+    saved, how = (subject.q, subject.k, subject.v), Modifiers(16**-0.5)
+    rows = (subject.out, subject.d_out, subject.lse, None)
+    dq, dk, dv, delta = run.backward(saved, rows, plan, how, deterministic=False)
+    meant = {"forward": [subject.out], "dq": [dq, delta], "dkdv": [dk, dv]}
+    written = []
+    launch, measure.launch = measure.launch, lambda call: (launch(call), written.append(call))
+    for direction, expected in meant.items():
+        fixed = plan_attention(pattern, problem, GPU, ((direction, Tiling(32, 32, 4, 2)),))
+        call = subject.call(direction, fixed)
+        call(), call()  # nothing is left of the first
+        prepared, tensors = written[-1]
+        made = tensors[{"forward": 3, "dq": 7, "dkdv": 7}[direction] :]  # see emit.TENSORS
+        for one, x in zip(expected, made):
+            torch.testing.assert_close(x.to(one.dtype), one, atol=4e-3, rtol=4e-3)
+    measure.launch = launch
+print("alike")
+"""
+
+
+@pytest.mark.skipif(interpreted(), reason="it is started here")
+def test_what_is_timed_is_what_attention_launches():
+    settings = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHED], cwd=ROOT, env=settings, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "alike", done.stderr[-3000:]
+
+
+@pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+def test_compilers():
+    plan = plan_attention(weft.causal(), PROBLEM, GPU, (("forward", Tiling(32, 32, 4, 2)),))
+    good = measure.specs_of(plan, "forward")
+    wrong = measure.specs_of(plan_attention(weft.causal(), PROBLEM, GPU, (("dq", Tiling(32, 32, 3, 2)),)), "dq")
+    with measure.Compilers(GPUTarget("cuda", 90, 32)) as compilers:
+        compilers.ask([*good, *wrong])
+        assert compilers.reasons(good, time.monotonic()) == {}  # not ready yet
+        found = compilers.reasons([*good, *wrong])
+    assert [found[spec] for spec in good] == [""]
+    assert all("Error" in found[spec] for spec in wrong)
+    assert [entry.facts()["name"] for entry in opened().entries()] == [spec.name for spec in good]
+
+
+class Compiled:
+    """Compilers that are done at once. reasons: "" for all but what is named; specs that never come are left out."""
+
+    def __init__(self, wrong, never):
+        self.wrong, self.never, self.asked = wrong, never, []
+
+    def ask(self, specs):
+        self.asked += specs
+
+    def reasons(self, specs, until):
+        return {spec: "no room" if spec in self.wrong else "" for spec in specs if spec not in self.never}
+
+
+def test_what_a_meter_answers(monkeypatch):
+    tilings = [Tiling(64, 64, 4, stages) for stages in (1, 2, 3, 4)]
+    plans = [plan_attention(weft.causal(), PROBLEM, GPU, (("dkdv", tiling),)) for tiling in tilings]
+    specs = [measure.specs_of(plan, "dkdv", True) for plan in plans]
+    calls = {plan: lambda: None for plan in plans[:1]}
+
+    class Subject:
+        def call(self, direction, plan):
+            if plan not in calls:
+                raise RuntimeError("it cannot be loaded")
+            return calls[plan]
+
+    meter = measure.DeviceMeter.__new__(measure.DeviceMeter)
+    meter.compilers, meter._subject = Compiled(specs[1], specs[2]), Subject()
+    timed = Timing(2.0, 1.0, 3.0)
+    monkeypatch.setattr(
+        measure, "timings_of", lambda found, rounds: [timed] * (found == [*calls.values()] and rounds == 4)
+    )
+    monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: None)
+    found = meter.times("dkdv", plans, time.monotonic(), 4)
+    assert found == [timed, "no room", None, "RuntimeError: it cannot be loaded"]
+    meter.prepare("dkdv", plans)
+    assert meter.compilers.asked == [spec for some in specs for spec in some]
+
+
+def test_quartiles():
+    timing = measure.timing_of([4.0, 1.0, 2.0, 5.0, 3.0])
+    assert (timing.low, timing.seconds, timing.high) == (2.0, 3.0, 4.0)

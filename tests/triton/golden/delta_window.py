@@ -1,0 +1,50 @@
+"""delta_bfloat16_128_rows_64_with_dq: emitted by weft; 4 warps, 3 stages."""
+
+import triton
+import triton.language as tl
+
+from weft.kernels.triton.device import (
+    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,
+)
+
+
+@triton.jit
+def kernel(
+    Out, DOut, Lse, DLse, DQ, Delta, Stats, all_heads, my_length, Out_batch, Out_head, Out_row,
+    DOut_batch, DOut_head, DOut_row, DQ_batch, DQ_head, DQ_row, scale,
+):
+    # strides come in units of 16 bytes, 8 elements: rows are aligned
+    Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
+    DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
+    DQ_batch = DQ_batch * 8; DQ_head = DQ_head * 8; DQ_row = DQ_row * 8
+    blocks = (my_length + 63) // 64
+    pair = tl.program_id(0) // blocks
+    batch, head = (pair // all_heads).to(tl.int64), pair % all_heads
+    token_r = tl.program_id(0) % blocks * 64 + tl.arange(0, 64)  # (rows,)
+    valid = token_r < my_length
+    d_0 = 0 + tl.arange(0, 128)
+    dv_0 = 0 + tl.arange(0, 128)
+    o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row
+    do_0 = tl.load(o_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
+    o_0 = tl.load(out_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    row = (batch * all_heads + head) * my_length + token_r
+    delta = tl.sum(o_0.to(tl.float32) * do_0.to(tl.float32), 1)  # (rows,)
+    tl.store(Delta + row, delta, mask=valid)
+    lse = tl.load(Lse + row, mask=valid, other=0.0)
+    lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key
+    # as sums of three: what dK and dV take from their products (a multiple of it)
+    of_lse, of_delta = in_three(-lse / scale), in_three(-delta)
+    stat = tl.arange(0, 16)[None, :]
+    stats = tl.zeros((64, 16), tl.float32)
+    stats = tl.where(stat == 0, of_lse[0][:, None], stats)
+    stats = tl.where(stat == 8, of_delta[0][:, None], stats)
+    stats = tl.where(stat == 1, of_lse[1][:, None], stats)
+    stats = tl.where(stat == 9, of_delta[1][:, None], stats)
+    stats = tl.where(stat == 2, of_lse[2][:, None], stats)
+    stats = tl.where(stat == 10, of_delta[2][:, None], stats)
+    tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])
+    dq_rows = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head + token_r.to(tl.int64) * DQ_row
+    dq_0 = tl.zeros((64, 128), tl.float32)
+    dq_0 = dq_0.to(DQ.dtype.element_ty)
+    tl.store(dq_rows[:, None] + d_0[None, :], dq_0, mask=valid[:, None])

@@ -1,0 +1,21 @@
+"""Steps of decoding run by Triton's interpreter, which is chosen when triton is imported: in a process of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.settings import interpreted
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or interpreted(), reason="tests/torch/test_decode.py runs here")
+def test_interpreted():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/torch/test_decode.py"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
