@@ -27,7 +27,7 @@ class Fake(Masked):
     def prepare(self, workload, tensors):
         right, calls = super().prepare(workload, tensors).run, count()
         if self.fault == "raise":
-            raise RuntimeError("no kernel\nfor this")
+            raise RuntimeError(f"no kernel\n{'=' * 80}\nfor this")
         if self.fault == "crash":
             os._exit(7)
         if self.fault == "hang":
@@ -53,7 +53,7 @@ class Plan(Peer):
         return ""
 
     def prepare(self, workload, tensors):
-        return Prepared(lambda: None, plan_ms=1.5)
+        return Prepared(lambda: time.sleep(1e-3))
 
 
 FAULTS = ("absent", "refuse", "mask", "raise", "crash", "hang", "late crash", "noise", "wrong")

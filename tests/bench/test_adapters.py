@@ -5,6 +5,7 @@ mask, and the result is checked as a real one is.
 """
 
 import sys
+from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
@@ -16,6 +17,8 @@ import weft
 from weft.bench.check import Truth
 from weft.bench.inputs import Tensors
 from weft.bench.peers import all_peers
+from weft.bench.peers.weft import tables
+from weft.runtime.pipeline import compiled
 from weft.testing.workloads import WORKLOADS
 
 PEERS = all_peers()
@@ -222,6 +225,22 @@ def test_peers_on_the_cpu_are_right(name, workload):
 @pytest.mark.parametrize("name", ["flex", "flex-flash", "fa4", "natten", "xformers", "flashinfer", "fa2", "cudnn"])
 def test_gpu_peers_are_absent_on_a_cpu_or_say_what_they_need(name):
     assert PEERS[name].reason_absent("cpu") in ("", "it runs on cuda only", "it needs a C++ compiler on the CPU")
+
+
+def test_flexattentions_masks_are_measured_apart():
+    assert PEERS["flex-mask"].directions == ("any",)
+    assert PEERS["flex-mask"].reasons_against(WORKLOADS["dense"], "any", "cuda") == ["no mask is needed"]
+    assert not PEERS["flex-mask"].reasons_against(WORKLOADS["scaling_1m"], "any", "cuda")
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="plans for a GPU need triton")
+def test_planning_for_a_gpu_ends_with_the_tables_of_every_direction():
+    workload = WORKLOADS["longformer_w512_g64"].small()
+    plan, backend = compiled(workload.make(), workload.problem("cuda"))
+    assert backend.name == "triton"
+    found = tables(plan, "cpu")
+    assert len(found) == 3
+    assert all(len(words) for direction in found for _, words in direction.waves)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -35,7 +35,13 @@ def sample():
     for peer, figure in (("matmul", {"tflops": 690.0}), ("copy", {"gbs": 4280.0})):
         yield row("causal", "fwd", peer, 0) | {"direction": "any", "median_ms": 1.0} | figure
     for name in ("scaling_4k", "scaling_8k"):
-        yield row(name, "fwd", "flex", 300.0, plan_ms=WORKLOADS[name].n / 1e4)
+        yield row(name, "fwd", "flex", 300.0)
+        yield row(name, "bwd", "flex", 250.0)
+        yield row(name, "fwd", "weft-triton", 400.0)
+        for peer, power in (("weft-plan", 1), ("flex-mask", 2)):
+            cost = (WORKLOADS[name].n / 6000) ** power
+            yield row(name, "any", peer, 0) | {"median_ms": cost, "plan_ms": cost}
+    yield row("causal", "any", "flex-mask", 0) | {"median_ms": 2.5, "plan_ms": 2.5, "version": "2.11.0"}
 
 
 def made(folder):
@@ -66,7 +72,7 @@ def test_the_page_shows_the_latest_rows_and_ratios(reports):
     assert cells(page, "causal (")[2:] == ["450", "fa4 600", "0.75x", "flex 400"]
     assert cells(page, "window_pm256 (")[2:] == ["300", "flex 200", "1.50x †", "-"]
     assert cells(page, "dense (")[2:] == ["crashed", "fa4 610", "-", "-"]
-    assert "natten, **different mask**: pushed inwards (window_pm256 fwd," in page
+    assert "natten, **different mask**: pushed inwards (window_pm256 fwd " in page
     assert "cudnn, **refused**: causal / full (window_pm256 fwd)" in page
     assert "matrix product 690 TFLOP/s, copy 4280 GB/s" in page
     assert "commit abc1234, def5678" in page
@@ -76,7 +82,20 @@ def test_the_page_shows_the_latest_rows_and_ratios(reports):
 def test_the_other_page_says_where_weft_loses(reports):
     page = reports[0]["honesty.md"].decode()
     assert cells(page, "causal forward") == ["causal forward", "75%", "fa4", "abc1234"]
+    assert "block_mask on 1 of 2 problems\nthat have both: scaling_4k (0.683 ms, 0.466)." in page
     assert "no time of weft's on 1 that a peer runs.\nThose are: dense bwd." in page
+
+
+def test_calls_and_plans_are_shown_by_length(reports):
+    page = reports[0]["performance.md"].decode()
+    (header,) = [line for line in page.splitlines() if "weft-triton fwd" in line]
+    assert header == "| problem (B,H,S,D) | weft-triton fwd | flex fwd | flex bwd | weft-plan | flex-mask |"
+    assert cells(page, "scaling_8k (")[-2:] == ["1.37", "1.86"]
+    assert cells(page, "flex-mask") == ["flex-mask", "2.11.0", "2.5", "-", "-", "-"]
+    plot = reports[0]["some-gpu-plan.svg"]
+    assert b"weft-plan" in plot
+    assert b"flex-mask" in plot
+    assert b"weft-triton" not in plot
 
 
 def test_plots_are_drawn(reports):

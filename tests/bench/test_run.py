@@ -47,7 +47,7 @@ def test_a_peer_that_fails_costs_its_own_row(bench):
     assert "tflops" not in by_peer["mask"]
     assert by_peer["right"]["tflops"] > 0
     assert by_peer["right"]["p20_ms"] <= by_peer["right"]["median_ms"] <= by_peer["right"]["p80_ms"]
-    assert by_peer["plan"]["plan_ms"] == 1.5
+    assert by_peer["plan"]["plan_ms"] == by_peer["plan"]["median_ms"] >= 1
     with bench.out.open(newline="") as file:
         assert [row["peer"] for row in csv.DictReader(file)] == [row["peer"] for row in made]
 

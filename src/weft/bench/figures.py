@@ -10,7 +10,8 @@ from weft.bench import rows
 from weft.bench.rows import Row
 from weft.testing.workloads import WORKLOADS
 
-YARDSTICKS = ("matmul", "copy", "weft-plan")
+CEILINGS, PLANNERS = ("matmul", "copy"), ("weft-plan", "flex-mask")
+YARDSTICKS = (*CEILINGS, *PLANNERS)
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,26 @@ class Machine:
             for direction in ("fwd", "bwd"):
                 if "scaling" not in WORKLOADS[workload].tags and self.timed(workload, direction):
                     yield workload, direction
+
+    def scaling(self) -> Iterator[tuple[str, dict[str, Row]]]:
+        """(workload, compared rows by "peer direction" and planners' by peer) of the scaling set, shortest first."""
+        for workload in self.workloads("scaling"):
+            found = {
+                f"{peer} {way}".removesuffix(" any"): row for (name, way, peer), row in self.latest.items()
+                if name == workload and row["status"] == rows.OK and peer not in CEILINGS
+            }  # fmt: skip
+            if found:
+                yield workload, found
+
+    def plans(self) -> list[tuple[str, float, float]]:
+        """(workload, milliseconds of weft's plan, of a block mask) where both are known."""
+        times = [
+            (name, *(self.latest.get((name, "any", planner)) for planner in PLANNERS)) for name in self.workloads()
+        ]
+        return [
+            (name, float(mine["median_ms"]), float(theirs["median_ms"])) for name, mine, theirs in times
+            if mine and theirs and mine["status"] == theirs["status"] == rows.OK
+        ]  # fmt: skip
 
     def ceiling(self, peer: str, column: str) -> float | None:
         """The median of a yardstick over all workloads."""

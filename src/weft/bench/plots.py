@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weft.bench.figures import YARDSTICKS, Machine, is_weft
-from weft.bench.rows import OK, number
+from weft.bench.figures import PLANNERS, Machine, is_weft
+from weft.bench.rows import Row
 from weft.errors import UnsupportedError
 from weft.testing.workloads import WORKLOADS
 
-# Okabe and Ito's colours, told apart by every kind of colour vision; weft's is black.
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#999999")
+# Okabe and Ito's colours, told apart by every kind of colour vision, and two more; weft's is black.
+COLOURS = (
+    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#999999", "#5d3a9b", "#7f4f24",
+)  # fmt: skip
 WEFT = "#22303c"
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "weft", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
@@ -35,8 +37,8 @@ def draw(machine: Machine, folder: Path) -> Iterator[Path]:
         with _figure(folder / f"{machine.slug}-roofline.svg", (8, 5)) as axes:
             _roofline(axes, machine, product, copied)
         yield folder / f"{machine.slug}-roofline.svg"
-    for column, title in (("median_ms", "scaling"), ("plan_ms", "plan")):
-        series = _series(machine, column)
+    for title, of_plans in (("scaling", False), ("plan", True)):
+        series = _series(machine, of_plans)
         if any(len(points) > 1 for points in series.values()):
             with _figure(folder / f"{machine.slug}-{title}.svg", (8, 4.5)) as axes:
                 _growth(axes, series, title)
@@ -59,7 +61,7 @@ def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
 
 
 def _colours(peers: list[str]) -> dict[str, str]:
-    others = [peer for peer in peers if not is_weft(peer)]
+    others = [peer for peer in peers if not peer.startswith("weft-")]
     return dict.fromkeys(peers, WEFT) | {peer: COLOURS[i % len(COLOURS)] for i, peer in enumerate(others)}
 
 
@@ -78,13 +80,13 @@ def _speeds(axes: Any, machine: Machine, problems: list[str], direction: str, ba
     shown = [name for name in problems if baseline in timed[name]]
     peers = sorted({peer for name in shown for peer in timed[name]}, key=lambda peer: (not is_weft(peer), peer))
     peers.remove(baseline)
-    colours, height = _colours(peers), 0.84 / max(1, len(peers))
-    for i, peer in enumerate(peers):
-        have = [(y, name) for y, name in enumerate(shown) if peer in timed[name]]
-        gains = [
-            float(timed[name][baseline]["median_ms"]) / float(timed[name][peer]["median_ms"]) - 1 for _, name in have
-        ]
-        places = [y + (i - (len(peers) - 1) / 2) * height for y, _ in have]
+    colours = _colours(peers)
+    present = [[peer for peer in peers if peer in timed[name]] for name in shown]
+    height = 0.84 / max(1, *(len(some) for some in present))
+    for peer in peers:
+        rows = [(y, name) for y, name in enumerate(shown) if peer in timed[name]]
+        gains = [_milliseconds(timed[name][baseline]) / _milliseconds(timed[name][peer]) - 1 for _, name in rows]
+        places = [y + (present[y].index(peer) - (len(present[y]) - 1) / 2) * height for y, _ in rows]
         axes.barh(places, gains, height, left=1, color=colours[peer], label=peer)
     axes.set_yticks(range(len(shown)), shown)
     axes.invert_yaxis()
@@ -94,7 +96,20 @@ def _speeds(axes: Any, machine: Machine, problems: list[str], direction: str, ba
     axes.set_xlabel(f"speed relative to {baseline}")
     axes.set_title(f"{machine.name}: {'forward' if direction == 'fwd' else 'backward'}")
     if peers:
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _number(axis: Any) -> None:
+    """A logarithmic axis in plain numbers: 1, 2 and 5 times powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _milliseconds(row: Row) -> float:
+    return float(row["median_ms"])
 
 
 def _roofline(axes: Any, machine: Machine, product: float, copied: float) -> None:
@@ -116,22 +131,20 @@ def _roofline(axes: Any, machine: Machine, product: float, copied: float) -> Non
         axes.scatter(*zip(*points, strict=True), marker=style[0], color=style[1], label=label, s=28)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    _number(axes.yaxis)
     axes.set_xlabel("useful operations per byte of q, k, v and out, each moved once")
     axes.set_ylabel("useful TFLOP/s")
     axes.set_title(f"{machine.name}: roofline")
     axes.legend()
 
 
-def _series(machine: Machine, column: str) -> dict[str, list[tuple[int, float]]]:
-    """(tokens, milliseconds) of the scaling set, by peer and direction."""
+def _series(machine: Machine, of_plans: bool) -> dict[str, list[tuple[int, float]]]:
+    """(tokens, milliseconds) of the scaling set: of planners, or of calls by peer and direction."""
     found: dict[str, list[tuple[int, float]]] = {}
-    for name in machine.workloads("scaling"):
-        for (workload, way, peer), row in machine.latest.items():
-            value = number(row, column)
-            is_shown = row["status"] == OK and (peer not in YARDSTICKS or column == "plan_ms")
-            if workload == name and is_shown and value and not (column == "plan_ms" and way == "bwd"):
-                label = peer if way == "any" or column == "plan_ms" else f"{peer} {way}"
-                found.setdefault(label, []).append((WORKLOADS[name].n, value))
+    for name, timed in machine.scaling():
+        for label, row in timed.items():
+            if (label in PLANNERS) == of_plans:
+                found.setdefault(label, []).append((WORKLOADS[name].n, _milliseconds(row)))
     return found
 
 
@@ -146,6 +159,9 @@ def _growth(axes: Any, series: dict[str, list[tuple[int, float]]], title: str) -
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    _number(axes.yaxis)
+    tokens = sorted({n for points in series.values() for n, _ in points})
+    axes.set_xticks(tokens, [f"{n >> 10}k" for n in tokens])
     axes.set_xlabel("tokens")
     axes.set_ylabel("milliseconds")
     what = "time of a call" if title == "scaling" else "making the mask or the plan, once compiled"

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from weft.bench import plots, rows
-from weft.bench.figures import YARDSTICKS, Comparison, Machine, is_weft, load
+from weft.bench.figures import CEILINGS, PLANNERS, Comparison, Machine, is_weft, load
 from weft.bench.quoted import NATTEN, NATTEN_SOURCE
 from weft.bench.rows import Row, number
 from weft.errors import OptionError
@@ -15,7 +15,8 @@ from weft.testing.workloads import WORKLOADS
 
 WAYS = {"fwd": "forward", "bwd": "backward"}
 COSTS = (
-    "Medians over all problems of what a call costs besides its time on the device.",
+    "Medians over all problems, but for the scaling set, of what a call costs besides its time on the device.",
+    "*flex-mask* is create_block_mask under torch.compile, *weft-plan* weft's plan for both directions.",
     "",
     "| peer | version | mask or plan, ms | first call, s | host a call, us | memory beside in and out, MB |",
     "| --- | --- | --- | --- | --- | --- |",
@@ -28,9 +29,9 @@ Written by `weft bench --report` from the rows in [benchmarks/results](../benchm
 [honesty.md](honesty.md) says how the figures are measured, what they do not say, and where weft loses.
 
 **Useful work only**: 2 (D + Dv) operations for a live pair and head forward, 2 (3 D + 2 Dv) backward; masked or padded
-pairs count nothing. The backward is timed alone. Times are medians; peers take turns in one process per problem.
-*weft* is its fastest backend, the *ratio* how many times as fast as the fastest peer it is; a dagger marks a ratio of
-rows from two commits."""
+pairs count nothing. The backward is timed alone. Times are medians; peers take turns in one process per problem, but
+for flex-flash and flex-tuned, which are measured by themselves. *weft* is its fastest backend, the *ratio* how many
+times as fast as the fastest peer it is; a dagger marks a ratio of rows from two commits."""
 
 
 def write(results: Path, docs: Path) -> list[Path]:
@@ -56,6 +57,8 @@ def _section(machine: Machine, drawn: list[Path]) -> str:
         if lines := list(_results(machine, direction)):
             parts += [f"### {word.capitalize()}", "\n".join(lines)]
     parts += [f"![{path.stem}](plots/{path.name})" for path in drawn]
+    if growth := list(_scaling(machine)):
+        parts += ["### Scaling", "\n".join(growth)]
     if costs := list(_costs(machine)):
         parts += ["### Beside the kernel", "\n".join([*COSTS, *costs])]
     if others := list(_others(machine)):
@@ -126,9 +129,35 @@ def _why(machine: Machine, workload: str, direction: str) -> str:
     return "; ".join(dict.fromkeys(row["status"] for row in mine)) or "not run"
 
 
+def _scaling(machine: Machine) -> Iterator[str]:
+    """Milliseconds by tokens: calls first, then plans and masks."""
+    found = list(machine.scaling())
+    labels = sorted(
+        {label for _, timed in found for label in timed},
+        key=lambda label: (
+            label in PLANNERS,
+            not label.startswith("weft-"),
+            label.partition(" ")[0],
+            label[-3:] != "fwd",
+        ),
+    )
+    if not found:
+        return
+    yield "Milliseconds of a call, causal and a window of 1024; *weft-plan* and *flex-mask* as below."
+    yield ""
+    yield f"| problem (B,H,S,D) | {' | '.join(labels)} |"
+    yield f"| --- |{' --- |' * len(labels)}"
+    for name, timed in found:
+        cells = (f"{float(timed[label]['median_ms']):.3g}" if label in timed else "-" for label in labels)
+        yield f"| {name} {WORKLOADS[name].shape} | {' | '.join(cells)} |"
+
+
 def _costs(machine: Machine) -> Iterator[str]:
-    for peer in dict.fromkeys(peer for _, _, peer in machine.latest if peer not in YARDSTICKS):
-        mine = [row for (_, _, name), row in machine.latest.items() if name == peer and row["median_ms"]]
+    for peer in dict.fromkeys(peer for _, _, peer in machine.latest if peer not in CEILINGS):
+        mine = [
+            row for (workload, _, name), row in machine.latest.items()
+            if name == peer and row["median_ms"] and "scaling" not in WORKLOADS[workload].tags
+        ]  # fmt: skip
         if mine:
             columns = [("plan_ms", 1.0), ("first_ms", 1e-3), ("launch_us", 1.0), ("memory_mb", 1.0)]
             cells = " | ".join(_median(mine, column, unit) for column, unit in columns)
@@ -142,14 +171,18 @@ def _median(found: list[Row], column: str, unit: float) -> str:
 
 def _others(machine: Machine) -> Iterator[str]:
     """Every status but ok, problems with one reason together; times of other masks stand here and nowhere else."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    groups: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for (workload, way, peer), row in machine.latest.items():
         if row["status"] != rows.OK:
-            timed = f", {float(row['median_ms']):.3g} ms" if row["median_ms"] else ""
-            groups.setdefault((peer, row["status"], row["message"]), []).append(f"{workload} {way}{timed}")
+            timed = f" {float(row['median_ms']):.3g} ms" if row["median_ms"] else ""
+            group = groups.setdefault((peer, row["status"], row["message"]), {})
+            group.setdefault(workload, []).append(way + timed)
     for (peer, status, message), found in sorted(groups.items()):
         said = message.replace("|", "/").replace("<", "&lt;")
-        yield f"- {peer}, **{status}**: {said or 'no message'} ({', '.join(found)})"
+        where = (
+            name if sorted(ways) == ["bwd", "fwd"] else f"{name} {', '.join(ways)}" for name, ways in found.items()
+        )
+        yield f"- {peer}, **{status}**: {said or 'no message'} ({'; '.join(where)})"
 
 
 # ---- what is not of one machine ------------------------------------------------------------------------------------
@@ -191,3 +224,8 @@ def _losses(machine: Machine) -> Iterable[str]:
         assert one.mine is not None and one.rival is not None
         commits = " and ".join(dict.fromkeys((one.mine["commit"], one.rival["commit"])))
         yield f"| {one.workload} {WAYS[one.direction]} | {ratio:.0%} | {one.rival['peer']} | {commits} |"
+    if plans := machine.plans():
+        dear = [f"{name} ({mine:.3g} ms, {theirs:.3g})" for name, mine, theirs in plans if mine > theirs]
+        yield ""
+        yield f"weft's plan takes longer than a compiled create_block_mask on {len(dear)} of {len(plans)} problems"
+        yield f"that have both: {', '.join(dear)}." if dear else "that have both."

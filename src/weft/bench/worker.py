@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import sys
 import time
 from functools import cache
@@ -90,7 +91,7 @@ class Entry:
         status = {"status": rows.DIFFERENT if different else rows.OK, "message": different}
         figures = {
             "calls": len(times), "median_ms": middle, "p20_ms": fifths[0], "p80_ms": fifths[-1],
-            "plan_ms": self.prepared.plan_ms, "first_ms": self.first_ms,
+            "plan_ms": middle if self.peer.kind == PLAN else self.prepared.plan_ms, "first_ms": self.first_ms,
             "launch_us": 1e6 * self.calls.host or None, "memory_mb": None if self.memory is None else self.memory / 1e6,
         }  # fmt: skip
         if self.verdict is not None:
@@ -209,7 +210,8 @@ class Worker:
         return False
 
     def _row(self, direction: str, peer: Peer, figures: dict[str, Any]) -> None:
-        figures["message"] = " ".join(str(figures.get("message", "")).split())[:300]
+        message = re.sub(r"([^\w\s])\1{3,}", "", str(figures.get("message", "")))  # rules drawn across a terminal
+        figures["message"] = " ".join(message.split())[:300]
         about = {"direction": direction, "peer": peer.name, "version": peer.version()}
         self.tell({"event": "row", "row": about | figures})
 

@@ -1,19 +1,21 @@
-"""FlexAttention: torch.compile as it comes, with max-autotune, and with FlashAttention-4's kernels (BACKEND=FLASH)."""
+"""FlexAttention: torch.compile as it comes, with max-autotune, and with FlashAttention-4's kernels (BACKEND=FLASH);
+and what its masks cost.
+"""
 
 from __future__ import annotations
 
 import shutil
-import time
 from dataclasses import dataclass
 from typing import Any
 
-from weft.bench.peers.base import Peer, Prepared, is_full, missing
+from weft.bench.peers.base import PLAN, Peer, Prepared, is_full, missing
+from weft.bench.peers.block_mask import block_mask
 from weft.testing.workloads import Workload
 
 
 @dataclass(frozen=True)
 class Flex(Peer):
-    """mask_mod is the workload's formula; the block mask is made by a compiled create_block_mask beforehand."""
+    """mask_mod is the workload's formula; the block mask is made beforehand, by `block_mask`."""
 
     mode: str | None = None
     backend: str = ""
@@ -39,36 +41,41 @@ class Flex(Peer):
         from torch.nn.attention.flex_attention import flex_attention
 
         config.donated_buffer = False  # a benchmark of the backward runs it many times on one forward
-        mask, planned = (None, None) if is_full(workload) else _block_mask(workload, tensors)
+        mask = None if is_full(workload) else block_mask(workload, tensors)
         compiled = torch.compile(flex_attention, dynamic=False, mode=self.mode)
         options: dict[str, Any] = {"block_mask": mask, "enable_gqa": workload.q_heads != workload.kv_heads}
         if self.backend:
             options["kernel_options"] = {"BACKEND": self.backend}
-        return Prepared(lambda q, k, v: compiled(q, k, v, **options), plan_ms=planned)
+        return Prepared(lambda q, k, v: compiled(q, k, v, **options))
 
 
-def _block_mask(workload: Workload, tensors: Any) -> tuple[Any, float]:
-    """(the block mask, milliseconds of making it once create_block_mask is compiled)."""
-    from torch.nn.attention.flex_attention import create_block_mask
+@dataclass(frozen=True)
+class MaskMaking(Flex):
+    """What its users pay for a mask: create_block_mask under torch.compile, compiled beforehand."""
 
-    heads = workload.q_heads if workload.per_head else None
-    mod = workload.predicate(tensors.table)
+    def reasons_against(self, workload: Workload, direction: str, device: str) -> list[str]:
+        return ["no mask is needed"] if is_full(workload) else []
 
-    def make() -> Any:
-        mask = create_block_mask(mod, None, heads, workload.m, workload.n, device=tensors.device, _compile=True)
-        tensors.synchronize()
-        return mask
+    def prepare(self, workload: Workload, tensors: Any) -> Prepared:
+        import torch
+        from torch.nn.attention.flex_attention import create_block_mask
 
-    make()
-    begin = time.perf_counter()
-    mask = make()
-    return mask, 1e3 * (time.perf_counter() - begin)
+        heads, mod = workload.q_heads if workload.per_head else None, workload.predicate(tensors.table)
+        compiled = torch.compile(create_block_mask)
+
+        def make() -> Any:
+            mask = compiled(mod, None, heads, workload.m, workload.n, device=tensors.device)
+            tensors.synchronize()
+            return mask
+
+        return Prepared(make)
 
 
 def peers() -> list[Peer]:
-    """Three; max-autotune takes minutes to compile, so it is measured only where it is named."""
+    """Those that compile for minutes are measured only where they are named."""
     return [
         Flex("flex"),
         Flex("flex-tuned", mode="max-autotune-no-cudagraphs", default=False),
-        Flex("flex-flash", backend="FLASH"),
+        Flex("flex-flash", backend="FLASH", default=False),
+        MaskMaking("flex-mask", kind=PLAN, default=False),
     ]

@@ -1,16 +1,14 @@
 """What a pattern costs before any kernel runs: rows, tiles and transposed tiles, for the backend that "auto" takes on
-the device, from empty caches. No tensors.
+the device, from empty caches; and on a GPU the tables that its kernels read.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from weft.bench.peers.base import PLAN, Peer, Prepared
-from weft.bench.peers.weft import forget
+from weft.bench.peers.weft import planned
 from weft.testing.workloads import Workload
 
 
@@ -22,21 +20,10 @@ class Planning(Peer):
         return ""
 
     def prepare(self, workload: Workload, tensors: Any) -> Prepared:
-        from weft.runtime.pipeline import compiled
-
-        pattern, problem = workload.make(), workload.problem(tensors.device)
-
         def plan() -> None:
-            forget()
-            assert compiled(pattern, problem)[0].transposed
+            assert planned(workload, tensors.device, "auto").transposed
 
-        return Prepared(plan, plan_ms=1e3 * median(_seconds(plan) for _ in range(3)))
-
-
-def _seconds(call: Any) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
+        return Prepared(plan)
 
 
 def peers() -> list[Peer]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from weft.bench.peers.base import Peer, Prepared
 from weft.kernels.backend import BACKENDS, Backend
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.tiling import Direction
 from weft.testing.workloads import Workload
 
 
@@ -30,10 +32,10 @@ class Weft(Peer):
 
         assert self.backend is not None
         pattern, sinks, name = workload.make(), tensors.sinks, self.backend.name
-        planned = median(_plan_seconds(workload, tensors, name) for _ in range(3))
+        seconds = median(_plan_seconds(workload, tensors.device, name) for _ in range(3))
         forget()
         return Prepared(
-            lambda q, k, v: weft.attention(q, k, v, pattern, sinks=sinks, backend=name), plan_ms=1e3 * planned
+            lambda q, k, v: weft.attention(q, k, v, pattern, sinks=sinks, backend=name), plan_ms=1e3 * seconds
         )
 
     def version(self) -> str:
@@ -42,22 +44,41 @@ class Weft(Peer):
         return weft.__version__
 
 
-def _plan_seconds(workload: Workload, tensors: Any, backend: str) -> float:
+def _plan_seconds(workload: Workload, device: str, backend: str) -> float:
+    begin = time.perf_counter()
+    planned(workload, device, backend)
+    return time.perf_counter() - begin
+
+
+def planned(workload: Workload, device: str, backend: str) -> AttentionPlan:
+    """A plan from empty caches; for a GPU with its tables there, of every direction."""
     from weft.runtime.pipeline import compiled
 
     forget()
-    begin = time.perf_counter()
-    compiled(workload.make(), workload.problem(tensors.device), backend)
-    return time.perf_counter() - begin
+    plan, chosen = compiled(workload.make(), workload.problem(device), backend)
+    if chosen.name == "triton":
+        tables(plan, device)
+    return plan
+
+
+def tables(plan: AttentionPlan, device: str) -> list[Any]:
+    """What kernels read, of every direction, on the device; past the cache that would keep it."""
+    import torch
+
+    from weft.kernels.triton.run import loaded
+
+    ways: tuple[Direction, ...] = ("forward", "dq", "dkdv")
+    return [loaded.__wrapped__(plan.towards(way), plan.problem, way == "dkdv", torch.device(device)) for way in ways]
 
 
 def forget() -> None:
     """Empty every cache between a pattern and its plan."""
     from weft.acsr.build import build
+    from weft.planning.device import plan_for_device
     from weft.planning.planner import plan_tiles
     from weft.runtime.pipeline import arrived, compiled
 
-    for cached in (build, plan_tiles, compiled, arrived):
+    for cached in (build, plan_tiles, plan_for_device, compiled, arrived):
         cached.cache_clear()
 
 

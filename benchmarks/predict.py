@@ -1,0 +1,152 @@
+"""Rates of a GPU's kernels fitted, and predictions judged: `python benchmarks/predict.py --help`.
+
+    measure fitted|judged OUT   time kernels on the GPU at hand (about four minutes each on 16 cores)
+    fit ROWS...                 rates from the rows of `measure fitted`, to src/weft/planning/measured/
+    judge ROWS...               predicted beside measured: errors, rank correlations, first choices; a page and plots
+
+Problems that are judged are drawn by a seed: the hash of the commit that last changed the rates.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import click
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from prediction.measure import Row, measure, read, works_of  # noqa: E402
+from prediction.problems import JUDGED, core, drawn, fitted  # noqa: E402
+
+from weft.planning.candidates import resident  # noqa: E402
+from weft.planning.cost import merging, waiting  # noqa: E402
+from weft.planning.rates import TABLES, Rates  # noqa: E402
+from weft.target import GPUS  # noqa: E402
+
+
+@click.group()
+def main() -> None:
+    """Rates of kernels and what they predict."""
+
+
+@main.command("measure")
+@click.argument("which", type=click.Choice(["fitted", "judged"]))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--target", default="h200", type=click.Choice(list(GPUS)))
+@click.option("--seed", help="Of the problems that are judged.  [default: the commit of the rates]")
+def _measure(which: str, out: Path, target: str, seed: str | None) -> None:
+    """Time every candidate of every problem."""
+    cases = fitted() if which == "fitted" else core() + drawn(seed or commit_of_rates())
+    began = time.monotonic()
+    with out.open("w") as file:
+        for row in measure(cases, GPUS[target], lambda said: click.echo(f"{time.monotonic() - began:.0f} s  {said}")):
+            file.write(row.text + "\n")
+
+
+def commit_of_rates() -> str:
+    """The commit that froze them."""
+    found = subprocess.run(
+        ["git", "log", "-1", "--format=%H", "--", "src/weft/planning/measured", "src/weft/planning/cost.py",
+         "src/weft/planning/rates.py", "src/weft/target.py"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return found.stdout.strip()
+
+
+# ---- fit -------------------------------------------------------------------------------------------------------------
+@main.command("fit")
+@click.argument("rows", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
+@click.option("--target", default="h200", type=click.Choice(list(GPUS)))
+@click.option("--versions", default="", help="Of what the rows were measured with.")
+def _fit(rows: tuple[Path, ...], target: str, versions: str) -> None:
+    """Three numbers for each head dimension, direction, kind and tiling: start, edge, full."""
+    gpu = GPUS[target]
+    groups = defaultdict(list)
+    for row in (row for path in rows for row in read(path) if row.seconds):
+        groups[row.case.d, row.direction, row.tiling].append((row, works_of(row, gpu)))
+    table = []
+    for (d, direction, tiling), found in sorted(groups.items(), key=str):
+        t = tiling
+        shape = [t.rows, t.cols, t.warps, t.stages, t.registers, t.apart]
+        for kind, clocks in solve(found, gpu).items():
+            table.append(
+                [d, direction, kind, shape, [round(float(x), 1) for x in (clocks.start, clocks.edge, clocks.full)]]
+            )
+    path = TABLES / f"{target}.json"
+    path.parent.mkdir(exist_ok=True)
+    lines = ",\n".join(json.dumps(line, separators=(",", ":")) for line in table)
+    path.write_text(f'{{"target": "{target}", "versions": "{versions}",\n"rates": [\n{lines}\n]}}\n')
+    click.echo(f"{len(table)} kernels, {path.stat().st_size} bytes")
+
+
+def solve(found, gpu):
+    """For each kind the clocks that come closest, errors relative and large ones weighed less."""
+    from scipy.optimize import least_squares
+
+    often = Counter(work.kind for _, works in found for work in works)
+    kinds = [kind for kind, times in often.items() if times > 1]
+    found = [(row, works) for row, works in found if all(work.kind in kinds for work in works)]
+
+    def errors(logs):
+        known = {kind: _rates(logs[3 * i : 3 * i + 3]) for i, kind in enumerate(kinds)}
+        return [np.log(predicted(row, works, known, gpu) / row.seconds) for row, works in found]
+
+    first = np.log([3000.0, 1.2, 500.0] * len(kinds))
+    bounds = np.log([1.0, 0.9, 1.0] * len(kinds)), np.log([1e6, 10.0, 1e6] * len(kinds))
+    best = least_squares(errors, first, loss="soft_l1", f_scale=0.1, bounds=bounds).x
+    return {kind: _rates(best[3 * i : 3 * i + 3]) for i, kind in enumerate(kinds)}
+
+
+def _rates(logs) -> Rates:
+    """From logarithms: start, edge over full (a mask costs something, which few rows tell from a start), full."""
+    start, over, full = np.exp(logs)
+    return Rates(start, over * full, full)
+
+
+def predicted(row: Row, works, known, gpu) -> float:
+    """Seconds under the rates of each kind."""
+    side = resident(row.direction, row.case.problem, row.tiling, gpu)
+    clocks = 0.0
+    for work in works:
+        rate = known[work.kind]
+        whole = work.programs * rate.start + work.edge * rate.edge + work.full * rate.full
+        clocks += whole / gpu.processors + waiting(work, rate, side, gpu)
+    problem = row.case.problem
+    added = sum(merging(work, row.direction, problem, row.tiling, gpu) for work in works)
+    return clocks / gpu.clock + added + len(works) * gpu.launch_seconds
+
+
+# ---- judge -----------------------------------------------------------------------------------------------------------
+@main.command("judge")
+@click.argument("raw", type=click.Path(path_type=Path, exists=True), required=False)
+@click.option("--target", default="h200", type=click.Choice(list(GPUS)))
+@click.option("--device", default="one NVIDIA H200")
+@click.option("--versions", default="")
+@click.option("--seed", default="")
+def _judge(raw: Path | None, target: str, device: str, versions: str, seed: str) -> None:
+    """Rewrite docs/prediction.md; with RAW, what `measure judged` wrote, replace the committed rows first."""
+    from prediction import page
+    from prediction import rows as table
+
+    results = ROOT / "benchmarks" / "results"
+    rows, said = results / f"prediction-{target}.csv", results / f"prediction-{target}.json"
+    if raw is not None:
+        table.write(rows, read(raw))
+        facts = {"file": rows.name, "device": device, "versions": versions, "seed": seed or commit_of_rates(),
+                 "drawn": str(JUDGED)}  # fmt: skip
+        said.write_text(json.dumps(facts, indent=1) + "\n")
+    found = table.judged(table.read(rows), GPUS[target])
+    text = page.page(found, GPUS[target], json.loads(said.read_text()), ROOT / "docs" / "plots")
+    (ROOT / "docs" / "prediction.md").write_text(text)
+    click.echo("\n".join(line for line in text.splitlines() if line.startswith("| ")))
+
+
+if __name__ == "__main__":
+    main()
