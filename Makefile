@@ -13,10 +13,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu docs docs-check lint format bench bench-gpu versions clean FORCE
+.PHONY: help demo test test-gpu docs docs-check lint format bench bench-gpu bench-gpu-more versions clean FORCE
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  PYTHON=$(PYTHON)  an interpreter, 3.11 or newer'
 	@echo '  VENV=$(VENV)  where the environment goes'
@@ -55,8 +55,14 @@ format: $(VENV)/.weft-dev ## rewrites the sources in the project's style
 bench: $(VENV)/.weft-demo ## weft beside its peers on this CPU, a few minutes
 	$(BIN)/weft bench cpu --device cpu --rounds 5 $(ARGS)
 
-bench-gpu: $(VENV)/.weft-demo ## the core dozen on a GPU, ten minutes
+bench-gpu: $(VENV)/.weft-demo ## the core dozen on a GPU, ten minutes; again: what is missing
 	$(BIN)/weft bench core --device cuda $(ARGS)
+
+bench-gpu-more: $(VENV)/.weft-demo ## then 4k to 1M tokens, what masks cost, and the peers that compile for minutes
+	$(BIN)/weft bench scaling --device cuda --peers weft-triton,flex $(ARGS)
+	$(BIN)/weft bench scaling core --device cuda --peers weft-plan,flex-mask $(ARGS)
+	$(BIN)/weft bench core --device cuda --peers flex-flash $(ARGS)
+	$(BIN)/weft bench core --device cuda --peers flex-tuned $(ARGS)
 
 versions: $(VENV)/.weft-test ## what the tests run with
 	@$(BIN)/python -V

@@ -29,9 +29,11 @@ class ChromeError(Exception):
 
 
 def found() -> str | None:
-    """The browser: WEFT_CHROME if set, else the first on the path."""
+    """The browser: WEFT_CHROME if set, which must be one, else the first on the path."""
     named = os.environ.get("WEFT_CHROME")
-    return shutil.which(named) if named else next((path for name in NAMES if (path := shutil.which(name))), None)
+    if named and not shutil.which(named):
+        raise ChromeError(f"WEFT_CHROME={named} is no program here: name a Chromium, or leave it unset")
+    return next((path for name in (named, *NAMES) if name and (path := shutil.which(name))), None)
 
 
 class Chrome:

@@ -59,11 +59,12 @@ def _thumbnail(acsr: Acsr, path: Path) -> None:
 
 
 def _picture(name: str, pattern: Pattern, at: tuple[int, int]) -> str:
-    text = SHOWN[name]
+    text, which = SHOWN[name], plot.which(pattern, at)
+    drawn = f"Picture and counts are of {which}, counted from 0. " if which else ""
     return f"""
 ![{text}, at {TOKENS} tokens: its terms, and the tiles of its plan]({name}-tiles.svg)
 
-{_which(pattern, at)}Draw it at sizes of your own: `weft show "{text}" --tiles`.
+{drawn}Draw it at sizes of your own: `weft show "{text}" --tiles`.
 {_reference(name)}
 """
 
@@ -77,13 +78,6 @@ def _counts(pattern: Pattern, at: tuple[int, int]) -> str:
 ```
 
 {_table(pattern, at)}"""
-
-
-def _which(pattern: Pattern, at: tuple[int, int]) -> str:
-    """What is drawn and counted, where batch rows or heads differ."""
-    named = zip(("batch row", "head"), at, pattern.extent(), strict=True)
-    said = [f"{name} {index} of {count}, counted from 0" for name, index, count in named if count is not None]
-    return f"Picture and counts are of {', '.join(said)}. " if said else ""
 
 
 def _table(pattern: Pattern, at: tuple[int, int]) -> str:

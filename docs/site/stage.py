@@ -24,8 +24,8 @@ QUOTED = (DOCS / "decisions", ROOT / "benchmarks", ROOT / "DESIGN.md", ROOT / "C
 NAVIGATION = {
     "Learn": ("start", "kernel", "recipes", "patterns/index"),
     "Look up": ("reference/attention", "reference/patterns", "reference/recognition", "reference/plans",
-                "reference/errors", "reference/commands"),
-    "Evidence": ("performance", "honesty", "napkin", "decisions/index"),
+                "reference/napkin", "reference/errors", "reference/commands"),
+    "Evidence": ("performance", "honesty", "prediction", "napkin", "decisions/index"),
     "Project": ("repository/DESIGN", "repository/CHANGELOG"),
 }  # fmt: skip
 

@@ -6,16 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import weft
-from weft.cli import COMMANDS
+from weft.cli import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "docs" / "site"
 sys.path.insert(0, str(SITE))  # the site's scripts import each other by name
 
 import check  # noqa: E402
-from chrome import found  # noqa: E402
+from chrome import ChromeError, found  # noqa: E402
 from pages import PageError, blocks, execute  # noqa: E402
 
 sys.path.remove(str(SITE))
@@ -89,6 +90,15 @@ def test_every_pattern_has_a_page_with_its_picture(site):
         assert [address for tag, address in page.links if tag == "img" and address.endswith(f"{name}-tiles.svg")], name
 
 
+def test_the_reference_has_every_public_name(site):
+    """What `weft`, its exceptions and `weft.napkin`'s derivations offer stands in the reference, with its source."""
+    known = set().union(*(check.parsed(page).ids for page in (site / "reference").glob("*.html")))
+    public = {f"weft.{name}" for name in weft.__all__ if name not in ("errors", "__version__")}
+    public |= {f"weft.errors.{name}" for name, kind in vars(weft.errors).items() if isinstance(kind, type)}
+    public |= {f"weft.napkin.{name}" for name in ("relabel.Derivation", "cost.transfers", "span.Span", "draw.svg")}
+    assert public - known == set()
+
+
 def test_every_link_and_picture_of_the_site(site):
     assert check.linked(site) == []
 
@@ -99,6 +109,15 @@ def test_the_site_in_a_browser(site):
 
 def test_the_site_is_small_enough_to_carry_along(site):
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 12 << 20
+
+
+def test_the_page_of_every_pattern_in_a_browser(tmp_path):
+    """What `weft demo --html` writes: pictures drawn, nothing loaded, nothing said on the console."""
+    pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install 'weft[plot]'")
+    program = browser()
+    done = CliRunner().invoke(main, ["demo", "--html", str(tmp_path / "weft.html")])
+    assert done.exit_code == 0, done.output
+    assert list(check.browsed(tmp_path, program)) == []
 
 
 # ---- the checks ------------------------------------------------------------------------------------------------------
@@ -128,6 +147,12 @@ def test_a_browser_finds_errors_and_pictures_that_are_not_drawn(broken):
     assert "good.svg is not drawn" not in told and "other.html:" not in told
 
 
+def test_a_browser_that_is_named_must_be_there(monkeypatch):
+    monkeypatch.setenv("WEFT_CHROME", "no-such-browser")
+    with pytest.raises(ChromeError, match="WEFT_CHROME=no-such-browser"):
+        found()
+
+
 def test_without_a_browser_it_says_so(broken, tmp_path):
     (broken / "index.html").unlink()
     done = subprocess.run(
@@ -144,6 +169,15 @@ def test_little_code_is_left_out():
     assert len(left) == len(LEFT_OUT)
     for page, reason in left:
         assert any(page == name and reason.startswith(words) for name, words in LEFT_OUT), (page, reason)
+
+
+def test_what_is_left_out_asks_make_for_what_it_has():
+    """The environment that tests run in cannot make itself; that the commands are understood is what can be tried."""
+    lines = [line for p in pages() for b in blocks(p.read_text()) if b.skipped for line in b.body.splitlines()]
+    targets = [line.split()[1] for line in lines if line.startswith("make ")]
+    assert len(targets) >= len(LEFT_OUT)
+    done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_block_has_a_language():

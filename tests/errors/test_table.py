@@ -33,7 +33,7 @@ from weft.errors import (
     WeftError,
 )
 from weft.napkin.builders import attention as attention_diagram
-from weft.napkin.machine import machine
+from weft.napkin.machine import machine, rate
 from weft.napkin.relabel import Derivation
 from weft.napkin.span import Span
 from weft.recognition import load_mask
@@ -47,6 +47,10 @@ NOTHING_TO_REFUSE = {"full", "nothing"}  # take no arguments
 
 # (module, class) that no row reaches -> the tests that do.
 ELSEWHERE = {
+    ("weft.kernels.triton.decode", "UnsupportedKernel"): "tests/torch/test_decode.py",
+    ("weft.runtime.evidence", "OptionError"): "tests/runtime/test_evidence.py",
+    ("weft.runtime.tuner", "OptionError"): "tests/runtime/test_tuner.py",
+    ("weft.runtime.tuner", "UnsupportedError"): "tests/runtime/test_tuner.py",
     ("weft.kernels.triton.launch", "UnsupportedError"): "tests/triton/test_launch.py",  # while a CUDA graph is captured
     ("weft.kernels.triton.tables", "UnsupportedKernel"): "",  # a plan of 2^30 integers: no test is that patient
     ("weft.napkin.execute", "RelabelError"): "tests/napkin/test_relabel.py",
@@ -271,7 +275,7 @@ TABLE = [
     ("napkin: level", RelabelError, ("attic",), lambda: DIAGRAM.group("q", "attic")),
     ("napkin: operation", RelabelError, ("fuse melt",), lambda: DIAGRAM.fuse("melt")),
     ("napkin: machine", RelabelError, ("abacus", "h200"), lambda: machine("abacus")),
-    ("napkin: rate", RelabelError, ("fp32", "h200"), lambda: machine("h200").rate("fp32")),
+    ("napkin: rate", RelabelError, ("fp32", "h200"), lambda: rate(machine("h200"), "fp32")),
     ("napkin: span", RelabelError, ("8 queries and 9 keys", "closed form", "weft plan"),
      lambda: Span(weft.documents([5, 4]).body.relation, 8, 9).total(2)),
     ("napkin: relations", RelabelError, ("1 axes",), lambda: attention_diagram(relations=(None, None))),
@@ -287,10 +291,15 @@ TABLE = [
     ("weft explain: device", OptionError, ("--source", "gpu"), command("explain", "full()", *SMALL, "--source", "dq")),
     ("weft explain: no kernel", UnsupportedKernel, ("--dtype",),
      command("explain", "causal()", *SMALL, "--device", "gpu", "--dtype", "float64", "--source", "dq")),
+    ("weft tune: nothing", OptionError, ("PATTERN, --share FILE and --adopt FILE",), command("tune")),
+    ("weft tune: shape", OptionError, ("sizes are missing", "--shape"), command("tune", "causal()")),
     ("weft recognize: module", InputError, ("nowhere:mask",), command("recognize", "nowhere:mask")),
     ("weft recognize: no function", InputError, ("sys:path",), command("recognize", "sys:path")),
     ("weft napkin: terms", RelabelError, ("strided", "2 affine terms"),
      command("napkin", "attention", "--length", 64, "--pattern", "strided(16)")),
+    ("weft napkin: pattern", OptionError, ("matmul", "--pattern 'causal()'", "attention"),
+     command("napkin", "matmul", "--pattern", "causal()")),
+    ("weft napkin: head dimension", OptionError, ("mlp", "--dim 64"), command("napkin", "mlp", "--dim", 64)),
     ("weft napkin: out", InputError, ("all.svg",),
      command("napkin", "matmul", "--length", 512, "--out", "/nowhere/at/all.svg")),
     ("weft napkin: documents", RelabelError, ("documents([8000, 192])", "without an end", "closed form"),
