@@ -194,8 +194,13 @@ def once(case: Case, n: int, rows: int, seed: int) -> tuple[float, str]:
     return 1e3 * (time.process_time() - begin), found.proof
 
 
-def one_other() -> None:
-    """Recognise a function that is none of the cases, so that a first call meets code that has run in its process."""
+def settle() -> None:
+    """Make a forked process one of its own: until it writes to a page, counting references for one, it shares it with
+    its parent, and the copy would be timed. Then recognise a function that is none of the cases, so that a first call
+    meets code that has run.
+    """
+    gc.get_objects()
+    gc.freeze()
     table = torch.arange(64)
     weft.recognize(lambda q, k: (q // 7 <= k) & (table[q] > 3), size=(64, 64))
 
@@ -203,7 +208,7 @@ def one_other() -> None:
 def measure(job: tuple[str, int, int]) -> Row:
     """What the process of one function does."""
     name, n, rows = job
-    one_other()
+    settle()
     cold, proof = once(CASES[name], n, rows, 0)
     return Row(cold, median(once(CASES[name], n, rows, seed)[0] for seed in range(1, WARM + 1)), proof)
 
@@ -244,7 +249,6 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="append to results/recognition.csv")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    gc.freeze()  # processes that share this memory would copy what a collection looks at
     print(f"{machine()}; commit {commit()}\n{'function':40s}{'tokens':>9s}{'rows':>5s}{'cold ms':>9s}{'warm ms':>9s}")
     found = {}
     for job in jobs(asked.only, asked.tokens, asked.rows):

@@ -33,12 +33,14 @@ class IntTable:
     def __init__(self, values: object) -> None:
         self.array: Ints = np.array(values, dtype=np.int64).reshape(-1)
         self.array.setflags(write=False)
-        self._hash = hash(self.array.tobytes())
+        self._hash: int | None = None  # of a long table it takes time, and most are never asked for it
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, IntTable) and np.array_equal(self.array, other.array)
 
     def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self.array.tobytes())
         return self._hash
 
     def __len__(self) -> int:
@@ -165,7 +167,7 @@ class Steps:
         if len(self.values) != len(self.breaks) + 1:
             raise ValueError("a table of steps needs one value more than it has breaks")
         for table in (self.breaks, self.values):
-            if (np.diff(table.array) < 0).any():
+            if (table.array[1:] < table.array[:-1]).any():
                 raise ValueError("a table of steps must not decrease")
 
     @property

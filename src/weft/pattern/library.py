@@ -249,15 +249,16 @@ def documents(lengths: Any = None, *, ids: Any = None, cu_seqlens: Any = None) -
     if ids is not None:
         return _labelled(integers("documents", "ids", ids, -INF))
     if lengths is not None:
-        ends = np.cumsum(integers("documents", "lengths", lengths).array)
+        each = integers("documents", "lengths", lengths).array
+        ends = np.cumsum(each)
     else:
         bounds = integers("documents", "cu_seqlens", cu_seqlens).array
         if not bounds.size or bounds[0] != 0 or (np.diff(bounds) < 0).any():
             falls = np.flatnonzero(np.diff(bounds) < 0)
             where = f"falls after position {falls[0]}" if falls.size else "does not begin with 0"
             raise PatternError("documents(cu_seqlens=...)", f"the list {where}", "pass [0, n0, n0 + n1, ...]")
-        ends = bounds[1:]
-    return _contiguous(ends[np.diff(ends, prepend=0) > 0])  # they never fall: no length is negative
+        each, ends = np.diff(bounds), bounds[1:]
+    return _contiguous(ends[each > 0])
 
 
 def _contiguous(ends: np.ndarray[Any, np.dtype[np.int64]]) -> Pattern:

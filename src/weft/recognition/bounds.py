@@ -42,9 +42,7 @@ class Documents:
 
     def cut(self, found: Runs) -> Runs:
         """Runs that lie in one document each."""
-        if runs.among(self.first, found.begin).all():
-            return found
-        return found.cut(runs.merged(found.begin, self.first))
+        return found.cut_also(self.first)
 
 
 def below(f: Line, g: Line, c: int, within: Documents | None = None) -> Pattern:

@@ -11,6 +11,7 @@ from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
 
 STRIP = 1 << 17  # entries looked at together
+WORD = 8  # answers looked at together
 
 
 def steps(values: Any, most: int) -> Ints | None:
@@ -47,18 +48,21 @@ def bends(values: Any, dtype: Any, most: int) -> Ints | None:
 def _places(test: Callable[[int, int, NDBool], None], size: int, most: int) -> Ints | None:
     """Where a test holds, which fills in its answers from one place to another; None if in more than `most` places.
 
-    In strips, whose answers stay in a cache: what is as long as the table would cost more than the comparison.
+    In strips, whose answers stay in a cache: what is as long as the table would cost more than the comparison. Few of
+    them are true, so eight are looked at together first.
     """
-    answers = np.empty(max(0, min(STRIP, size)), np.bool_)
+    words = np.zeros(-(-max(1, min(STRIP, size)) // WORD), np.uint64)
+    answers = words.view(np.bool_)
     found, total = [], 0
     for start in range(0, size, STRIP):
         stop = min(start + STRIP, size)
         test(start, stop, answers[: stop - start])
-        (here,) = answers[: stop - start].nonzero()
-        total += here.size
+        answers[stop - start :] = False
+        (some,) = (words != 0).nonzero()
+        word, place = answers.reshape(-1, WORD)[some].nonzero()
+        total += word.size
         if total > most:
             return None
-        if here.size:
-            here += start
-            found.append(here)
+        if word.size:
+            found.append(some[word] * WORD + place + start)
     return np.concatenate(found) if found else np.zeros(0, np.int64)

@@ -26,7 +26,7 @@ from weft.recognition.remember import remembering
 from weft.recognition.result import Recognized
 from weft.recognition.rows import in_rows
 from weft.recognition.tables import Reads, reads
-from weft.recognition.tracer import NeedLengthError, Trace, Traced
+from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Traced
 
 HERE = Path(__file__).parent
 LIBRARIES = {"numpy", "torch"}
@@ -129,7 +129,14 @@ def _bound_to(pattern: Pattern, size: Size, why: str, generalize: bool) -> tuple
 
 def _formulas(asked: Asked, function: Callable[..., Any], trace: Trace) -> np.ndarray:
     """(batch rows, heads) of formulas; one where the first run, for batch row 0 and head 0, looked at neither."""
-    first = _formula(asked, function, trace)
+    try:
+        first = _formula(asked, function, trace)
+    except ReadByRowError as several:
+        together = _together(asked, function, trace, several)
+        if together is not None:
+            return together
+        trace = Trace(trace.m, trace.n, lines=trace.lines, alone=True)
+        first = _formula(asked, function, trace)
     formulas = np.empty([_count(asked, trace.used, name) for name in ("b", "h")], object)
     read, others = reads(trace, trace.at), []
     for index in np.ndindex(*formulas.shape):
@@ -138,22 +145,23 @@ def _formulas(asked: Asked, function: Callable[..., Any], trace: Trace) -> np.nd
             formulas[index] = first
         else:
             others.append(at)
-    for at, formula in zip(others, _of_rows(asked, function, trace, others), strict=True):
+    for at, formula in zip(others, _one_by_one(asked, function, trace, others), strict=True):
         formulas[at["b"], at["h"]] = formula
     return formulas
 
 
-def _of_rows(asked: Asked, function: Callable[..., Any], trace: Trace, rows: list[dict[str, int]]) -> Iterator[Formula]:
-    """The formulas of other rows than that of a finished trace: in one run, where nothing but tables tells them apart.
-
-    Otherwise each row is run, but for those that read what another one has read.
-    """
-    if len(rows) > 1 and trace.only_reads and trace.m and trace.n:
-        with suppress(NoFormError, NeedLengthError, WeftError):
-            run = trace.stacked(tuple(rows))
-            found = in_rows(_formula(asked, function, run), len(rows))
-            return _once_each(run, rows, found)
-    return _one_by_one(asked, function, trace, rows)
+def _together(asked: Asked, function: Callable[..., Any], trace: Trace, several: ReadByRowError) -> np.ndarray | None:
+    """The formulas of all batch rows, or heads, in one run; None where not only tables tell them apart."""
+    count = _count(asked, {several.root: [several.count]}, several.root)
+    rows = [{"b": 0, "h": 0} | {several.root: i} for i in range(count)]
+    with suppress(NoFormError, NeedLengthError, WeftError):
+        run = trace.stacked(tuple(rows))
+        found = list(_once_each(run, rows, in_rows(_formula(asked, function, run), count)))
+        counts = [_count(asked, run.used, name) for name in ("b", "h")]
+        formulas = np.empty(count, object)
+        formulas[:] = found
+        return formulas.reshape(counts) if counts == [count if name == several.root else 1 for name in "bh"] else None
+    return None
 
 
 def _once_each(run: Trace, rows: list[dict[str, int]], found: list[Formula]) -> Iterator[Formula]:
@@ -184,7 +192,7 @@ def _formula(asked: Asked, function: Callable[..., Any], trace: Trace) -> Formul
     """What the function returns for objects that stand for its indices."""
     try:
         found = function(*(trace.argument(name) for name in asked.names))
-    except (NoFormError, NeedLengthError, WeftError):
+    except (NoFormError, NeedLengthError, ReadByRowError, WeftError):
         raise
     except Exception as error:  # whatever the function raises, or Python and the libraries where they meet a tracer
         raise NoFormError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
@@ -199,17 +207,14 @@ def _formula(asked: Asked, function: Callable[..., Any], trace: Trace) -> Formul
 
 
 def _bounded(asked: Asked, trace: Trace, limits: dict[str, int | None]) -> Trace:
-    """The trace again, with the lengths that tables demand."""
+    """The trace again, with the lengths that tables demand; where a size was asked, both: the pattern is bound to it."""
+    if asked.size is not None:
+        return Trace(*asked.size, lines=trace.lines)
     lengths = {"q": trace.m, "k": trace.n}
-    for axis, place in (("q", 0), ("k", 1)):
-        if axis not in limits:
-            continue
-        if asked.size is not None:
-            lengths[axis] = asked.size[place]
-        elif limits[axis] is None:
+    for axis, limit in limits.items():
+        if limit is None:
             raise NoFormError("a table is read by an expression that does not tell its length")
-        else:
-            lengths[axis] = min(x for x in (limits[axis], lengths[axis]) if x is not None)
+        lengths[axis] = min(x for x in (limit, lengths[axis]) if x is not None)
     return Trace(lengths["q"], lengths["k"], lines=trace.lines)
 
 

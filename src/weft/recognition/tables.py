@@ -17,7 +17,16 @@ from weft.recognition.forms import Term
 from weft.recognition.lines import Line
 from weft.recognition.operations import as_table, modest, operation
 from weft.recognition.periodic import LARGEST, LONGEST, BeyondTableError, NoFormError, Piece, tidied
-from weft.recognition.tracer import NOT_COMMON, NeedLengthError, Trace, Traced, UntraceableError, known, note
+from weft.recognition.tracer import (
+    NOT_COMMON,
+    NeedLengthError,
+    ReadByRowError,
+    Trace,
+    Traced,
+    UntraceableError,
+    known,
+    note,
+)  # fmt: skip
 
 BEYOND = "a table of numbers beyond any index"
 SOME = 64  # entries that two reads are compared by before they are on all
@@ -49,7 +58,9 @@ def read(trace: Trace, table: Any, index: Any) -> Any:
     for axis, i in enumerate(at):
         fixed.append(_position(i, table.shape[axis], varying) if isinstance(i, Traced) else i)
     marks = tuple(_root(i) or x for i, x in zip(at, fixed, strict=True))
-    if any(map(_root, at)):
+    roots = [(root, axis) for axis, i in enumerate(at) if (root := _root(i))]
+    if roots:
+        _offer_rows(trace, table, roots)
         trace.reads.append((table, marks))
     if not varying:
         part = table[tuple(fixed)]
@@ -63,6 +74,15 @@ def read(trace: Trace, table: Any, index: Any) -> Any:
     return _looked_up(trace, values, varying, str(values.dtype))
 
 
+def _offer_rows(trace: Trace, table: Any, roots: list[tuple[str, int]]) -> None:
+    """Raise ReadByRowError where one trace could read all rows of a table; those of an expanded one are all alike."""
+    (root, axis), *more = roots
+    lengths = trace.m is not None and trace.n is not None
+    values = as_table(table)
+    if lengths and not (trace.alone or trace.rows or more) and values is not None and values.strides[axis]:
+        raise ReadByRowError(root, values.shape[axis])
+
+
 def _read_in_rows(trace: Trace, table: Any, at: tuple[Any, ...]) -> Any:
     """table[b, x] in a trace of several rows: the rows of the table one after the other, and a place in them; where
     no other index is left, what all rows have in common.
@@ -74,6 +94,8 @@ def _read_in_rows(trace: Trace, table: Any, at: tuple[Any, ...]) -> Any:
     fixed: list[Any] = []
     for axis, i in enumerate(at):
         known_in_rows = _root(i) and trace.varies(i.root)
+        if known_in_rows:
+            trace.used.setdefault(i.root, []).append(values.shape[axis])
         place = [row[i.root] for row in trace.rows] if known_in_rows else i
         fixed.append(_position(i, values.shape[axis], varying) if isinstance(place, Traced) else place)
     trace.reads.append((table, tuple(_root(i) or x for i, x in zip(at, fixed, strict=True))))

@@ -36,6 +36,14 @@ class NeedLengthError(Exception):
         self.limits = limits
 
 
+class ReadByRowError(Exception):
+    """Internal: a table is read by batch row or head (`root`, of so many), which one trace could do for all of them."""
+
+    def __init__(self, root: str, count: int) -> None:
+        super().__init__(root, count)
+        self.root, self.count = root, count
+
+
 @dataclass
 class Trace:
     """One run of a function: the lengths that q and k have (None: any), the batch row and head it is run for, and what
@@ -46,7 +54,8 @@ class Trace:
     the functions that they are; they are held, so that no other table comes to lie there.
 
     rows: batch rows and heads that one run is for, all of them at once: q and k then run over the indices of the first
-    one, of the second one, ..., and m and n are the lengths of all of them.
+    one, of the second one, ..., and m and n are the lengths of all of them. alone: whether a run for one of them stays
+    one where a table is read by them.
     """
 
     m: int | None = None
@@ -57,10 +66,11 @@ class Trace:
     only_reads: bool = True
     lines: dict[tuple[Any, ...], tuple[Any, Line]] = field(default_factory=dict)
     rows: tuple[dict[str, int], ...] = ()
+    alone: bool = False
 
     def run_for(self, at: dict[str, int]) -> Trace:
         """The trace of another batch row and head."""
-        return Trace(self.m, self.n, at, lines=self.lines)
+        return Trace(self.m, self.n, at, lines=self.lines, alone=True)
 
     def stacked(self, rows: tuple[dict[str, int], ...]) -> Trace:
         """The trace of several batch rows and heads, where both lengths are known."""
