@@ -207,7 +207,7 @@ def _formula(asked: Asked, function: Callable[..., Any], trace: Trace) -> Formul
 
 
 def _bounded(asked: Asked, trace: Trace, limits: dict[str, int | None]) -> Trace:
-    """The trace again, with the lengths that tables demand; where a size was asked, both: the pattern is bound to it."""
+    """The trace again, with the lengths that tables demand; both of a size that was asked, which binds the pattern."""
     if asked.size is not None:
         return Trace(*asked.size, lines=trace.lines)
     lengths = {"q": trace.m, "k": trace.n}

@@ -80,8 +80,11 @@ class Runs:
             return self
         at, begin = at[new], places[new]
         value = self.value[at - 1] + self.slope[at - 1] * (begin - self.begin[at - 1])
-        more = zip((self.begin, self.value, self.slope), (begin, value, self.slope[at - 1]), strict=True)
-        return Runs(*(np.insert(old, at, extra) for old, extra in more), self.stop)
+        inserted = [
+            np.insert(old, at, new)
+            for old, new in ((self.begin, begin), (self.value, value), (self.slope, self.slope[at - 1]))
+        ]
+        return Runs(inserted[0], inserted[1], inserted[2], self.stop)
 
     def within(self, start: int, stop: int) -> Runs:
         if (start, stop) == (self.begin[0], self.stop):
