@@ -8,7 +8,7 @@ import weft
 from weft.napkin.formulas import attention_memory
 from weft.planning.attention_plan import count_heads, plan_attention
 from weft.planning.candidates import holds, legal, menu, resident, usual
-from weft.planning.choice import candidate, ranked
+from weft.planning.choice import MOST_APART, WORTH, candidate, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, converting, cost, moved, read, waiting
 from weft.planning.problem import Problem
 from weft.planning.rates import Rates, measured, rates
@@ -182,6 +182,52 @@ def test_two_kernels_make_the_backward_where_one_is_predicted_slower():
     assert plan_attention(weft.causal(), problem(d=128, dtype="float32"), cheap).in_one is None
 
 
+# ---- heads that differ -----------------------------------------------------------------------------------------------
+STRIDED = weft.causal() & weft.strided(64)
+UNLIKE = weft.per_head([STRIDED] * 16 + [weft.causal()] * 16)
+
+
+def test_unlike_heads_run_apart_where_that_costs_less():
+    """Strided heads take two launches that add in memory; dense ones beside them would add as well."""
+    whole = problem(d=128, heads=32)
+    plan = plan_attention(UNLIKE, whole, GPU)
+    rows = rows_of(plan, "forward")
+    (usual_tiling,) = menu("forward", whole)
+    together = candidate("forward", rows, whole, GPU, usual_tiling)
+    apart = unlike_apart("forward", rows, whole, GPU, (usual_tiling,))
+    assert [share.pack for share in plan.forward] == [0, 1]
+    assert plan.candidate("forward").cost == apart.cost
+    assert apart.cost.seconds < WORTH * together.cost.seconds
+    assert apart.cost.launches == together.cost.launches + GPU.launch_seconds
+    assert sum(work.tiles for work in apart.works) == sum(work.tiles for work in together.works)
+    assert not all(work.merged for work in apart.works)
+    assert all(work.merged for work in together.works)
+    plan.verify()
+
+
+def test_packs_take_tilings_of_their_own():
+    """Short runs and long ones, D=128: dQ has two tilings to choose from. Gradients are added in one tensor."""
+    plan = plan_attention(UNLIKE, problem(d=128, heads=32), GPU)
+    found = unlike_apart("dq", rows_of(plan, "dq"), plan.problem, GPU, menu("dq", plan.problem))
+    assert set(found.tilings) == set(menu("dq", plan.problem))
+    alone = [
+        candidate("dq", [row], plan.problem, GPU, t).cost
+        for row, (t, _) in zip(rows_of(plan, "dq"), found.ways, strict=True)
+    ]
+    assert found.cost.loads == alone[0].loads  # tensors are counted once
+    assert found.cost.merging > sum(one.merging for one in alone[:1])
+
+
+def test_alike_heads_stay_together():
+    alike = weft.per_head([weft.causal() & weft.window(left=100 + i) for i in range(8)])
+    plan = plan_attention(alike, problem(), GPU)
+    for direction in DIRECTIONS:
+        assert {share.pack for share in plan.towards(direction)} == {0}
+    many = weft.per_head([weft.causal() & weft.strided(20 + i) for i in range(MOST_APART + 1)] + [weft.causal()])
+    plan = plan_attention(many, problem(heads=MOST_APART + 2), GPU)
+    assert {share.pack for share in plan.forward} == {0}
+
+
 # ---- words -----------------------------------------------------------------------------------------------------------
 def test_an_explanation_says_what_bounds_it_and_what_was_rejected():
     said = plan_attention(WINDOW, problem(), GPU).explain()
@@ -191,6 +237,12 @@ def test_an_explanation_says_what_bounds_it_and_what_was_rejected():
     assert said.count("legal: ") >= 12
     assert said.splitlines()[-1].startswith("backward  two kernels, ")
     assert "tuned, or asked for" in plan_attention(WINDOW, problem(), GPU, (("dq", Tiling(64, 32, 4, 2)),)).explain()
+
+
+def test_an_explanation_tells_packs():
+    said = plan_attention(UNLIKE, problem(d=128, heads=32), GPU).explain()
+    assert "\nforward   unlike heads apart, in 2 packs: " in said
+    assert "\n  offered: unlike heads apart" in said  # weighed for dQ, and not worth it
 
 
 def test_a_cost_names_its_bound():

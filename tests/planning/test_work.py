@@ -29,9 +29,12 @@ def both(pattern, problem, transposed, split):
     """(works, waves) of one direction."""
     plan = plan_attention(pattern, problem, GPU)
     shares = plan.transposed if transposed else plan.forward
-    counted = works([(share.plan, count_heads(share.heads)) for share in shares], slots_of(GPU), split)
+    counted = []
+    for pack in dict.fromkeys(share.pack for share in shares):
+        mine = [(share.plan, count_heads(share.heads)) for share in shares if share.pack == pack]
+        counted += works(mine, slots_of(GPU), split)
     slots = slots_of(GPU) if split else None
-    return counted, plan_waves([(share.plan, share.heads) for share in shares], problem, transposed, slots)
+    return counted, plan_waves(shares, problem, transposed, slots)
 
 
 def check(pattern, problem):

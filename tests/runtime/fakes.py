@@ -55,12 +55,12 @@ class FakeBackend:
             self.open -= 1
 
     def prepare(self, direction, plans):
-        self.prepared += [(direction, dict(plan.fixed)[direction]) for plan in plans]
+        self.prepared += [(direction, plan.candidate(direction).tilings[0]) for plan in plans]
 
     def times(self, direction, plans, until, rounds=2):
         if self.interrupt_after is not None and len(self.asked) >= self.interrupt_after:
             raise KeyboardInterrupt
-        tilings = [dict(plan.fixed)[direction] for plan in plans]
+        tilings = [plan.candidate(direction).tilings[0] for plan in plans]
         self.asked.append((direction, tilings, until > time.monotonic(), rounds))
         return [self._time(direction, tiling) for tiling in tilings]
 

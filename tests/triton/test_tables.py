@@ -30,13 +30,15 @@ SMALL = Tiling(16, 8, 4, 1)  # many tiles in few tokens
 SHAPES = (None, SMALL)  # None: the shapes that kernels have
 
 
-def waves_of(pattern, problem, shape, transposed):
-    """The waves of one direction as `weft.kernels.triton.run` makes them, of tiles of another shape if one is named."""
+def waves_of(pattern, problem, shape, transposed, packs=1):
+    """The waves of one direction as `weft.kernels.triton.run` makes them, of tiles of another shape if one is named;
+    distinct heads dealt out into so many packs.
+    """
     plan = plan_attention(pattern, problem, GPU)
     found = []
-    for share in plan.transposed if transposed else plan.forward:
+    for number, share in enumerate(plan.transposed if transposed else plan.forward):
         tiles = share.plan if shape is None else plan_for_device(share.plan.acsr, problem, GPU, shape)
-        found.append((tiles, share.heads))
+        found.append(replace(share, plan=tiles, pack=number % packs))
     return plan_waves(found, problem, transposed)
 
 
@@ -61,12 +63,12 @@ def coverage(waves, problem, transposed):
     return count.swapaxes(2, 3) if transposed else count, written
 
 
-def check_tables(pattern, problem, shape):
+def check_tables(pattern, problem, shape, packs=1):
     live = np.broadcast_to(
         pattern.to_dense(problem.m, problem.n), (problem.batch, problem.q_heads, problem.m, problem.n)
     )
     for transposed in (False, True):
-        waves = waves_of(pattern, problem, shape, transposed)
+        waves = waves_of(pattern, problem, shape, transposed, packs)
         count, written = coverage(waves, problem, transposed)
         what = f"{pattern} {problem}, {'transposed' if transposed else 'forward'}"
         wrong = np.argwhere(count != live)
@@ -126,8 +128,8 @@ def test_heads_of_a_group_that_are_no_neighbours():
 
 
 @laws
-@given(per_row_patterns(), st.integers(0, 70), st.integers(1, 2))
-def test_random_patterns_of_heads_and_rows(pattern, length, group):
+@given(per_row_patterns(), st.integers(0, 70), st.integers(1, 2), st.integers(1, 3))
+def test_random_patterns_of_heads_and_rows(pattern, length, group, packs):
     """Two heads and three batch rows, of which some share plans."""
     problem = problem_at(length, length, 3, (2, 2 // group))
-    check_tables(pattern, problem, SMALL)
+    check_tables(pattern, problem, SMALL, packs)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from weft.planning.attention_plan import AttentionPlan, count_heads
 from weft.planning.candidates import in_one, menu
-from weft.planning.choice import Candidate, Rows, candidate, rank_of, ranked
+from weft.planning.choice import Candidate, Rows, candidate, rank_of, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, adding
 from weft.planning.tiling import DIRECTIONS, Direction
 from weft.target import Gpu
@@ -37,18 +37,28 @@ def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[
         return
     rows = _rows(plan, direction)
     offered = menu(direction, plan.problem, rank_of(rows), gpu)
-    why = f"cheapest of {len(offered)} offered" if len(offered) > 1 else "the one offered"
+    apart = unlike_apart(direction, rows, plan.problem, gpu, offered)
+    count = len(offered) + (apart is not None)
+    why = f"cheapest of {count} offered" if count > 1 else "the one offered"
     if direction in dict(plan.fixed):
         why = "tuned, or asked for"
-    yield f"{direction:<9} {taken.tiling}: {_ms(taken.cost.seconds)} predicted on {gpu.name}, {why}"
+    yield f"{direction:<9} {_named(taken)}: {_ms(taken.cost.seconds)} predicted on {gpu.name}, {why}"
     yield f"  {_counted(taken)}"
     yield f"  {_bound(taken.cost)}"
     yield f"  {_causes(taken.cost)}"
-    others = [one for one in ranked(direction, rows, plan.problem, gpu) if one.tiling != taken.tiling]
+    others = ranked(direction, rows, plan.problem, gpu) + ([] if apart is None else [apart])
+    others = sorted((one for one in others if one.ways != taken.ways), key=lambda one: one.cost.seconds)
     for one in others[:SHOWN]:
-        yield f"  {'offered' if one.tiling in offered else 'legal'}: {one.tiling}: {_against(one.cost, taken.cost)}"
+        known = one is apart or one.tilings[0] in offered
+        yield f"  {'offered' if known else 'legal'}: {_named(one)}: {_against(one.cost, taken.cost)}"
     if len(others) > SHOWN:
         yield f"  and {len(others) - SHOWN} more, the worst {_ms(others[-1].cost.seconds)}"
+
+
+def _named(one: Candidate) -> str:
+    if len(one.tilings) == 1:
+        return str(one.tilings[0])
+    return f"unlike heads apart, in {len(one.tilings)} packs: {'; '.join(map(str, one.tilings))}"
 
 
 def _rows(plan: AttentionPlan, direction: Direction) -> Rows:
@@ -66,7 +76,7 @@ def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
     if tiling is None:
         return f"backward  two kernels, {_ms(seconds)}: one that makes dQ beside dK and dV has too few registers"
     found = candidate("dkdv", rows, plan.problem, gpu, tiling)
-    sums = adding(found.works, plan.problem, tiling, gpu)
+    sums = adding(found.works, plan.problem, tiling.cols, gpu)
     other = f"{_ms(found.cost.seconds + sums)}, of these {_ms(sums)} for sums of dQ in memory"
     if plan.in_one is None:
         return f"backward  two kernels, {_ms(seconds)}; rejected: one of {tiling}: {other}"

@@ -14,7 +14,7 @@ from weft.acsr.format import Acsr
 from weft.acsr.interpret import Reals, Scoring
 from weft.errors import InputError, VerificationError
 from weft.pattern.algebra import Pattern
-from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, candidate, plan_rows
+from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, packed, plan_rows
 from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan
 from weft.planning.tiling import Direction
@@ -32,12 +32,15 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """A TilePlan and the heads that it serves; `batch` and `head` are one of them."""
+    """A TilePlan and the heads that it serves; `batch` and `head` are one of them. pack: shares of one run side by side
+    on a GPU where they can; packs follow each other.
+    """
 
     plan: TilePlan
     heads: tuple[Heads, ...]
     batch: int
     head: int
+    pack: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +59,8 @@ class AttentionPlan:
     def queries(self) -> tuple[Share, ...]:
         """The rows of queries once more, for dQ; the forward plans themselves where nothing differs."""
         found = self._planned("dq", [share.plan.acsr for share in self.forward])
-        same = all(one.plan.tiling == other.plan.tiling for one, other in zip(found, self.forward, strict=True))
+        both = zip(found, self.forward, strict=True)
+        same = all((a.plan.tiling, a.pack) == (b.plan.tiling, b.pack) for a, b in both)
         return self.forward if same else found
 
     @cached_property
@@ -76,22 +80,22 @@ class AttentionPlan:
         plans = backward_in_one(rows, self.problem, self.target, two)
         if plans is None:
             return None
-        return tuple(replace(share, plan=plan) for share, plan in zip(self.forward, plans, strict=True))
+        return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, plans, strict=True))
 
     def candidate(self, direction: Direction) -> Candidate:
         """What a GPU computes with in one direction, and its cost."""
         assert isinstance(self.target, Gpu)
         shares = self.towards(direction)
-        tiling = shares[0].plan.tiling
-        assert tiling is not None  # a plan for a GPU has one
-        return candidate(direction, self._rows([s.plan.acsr for s in shares]), self.problem, self.target, tiling)
+        ways = [(share.plan.tiling, share.pack) for share in shares if share.plan.tiling is not None]
+        return packed(direction, self._rows([s.plan.acsr for s in shares]), self.problem, self.target, ways)
 
     def _rows(self, acsrs: list[Acsr]) -> Rows:
         return [(acsr, count_heads(share.heads)) for acsr, share in zip(acsrs, self.forward, strict=True)]
 
     def _planned(self, direction: Direction, acsrs: list[Acsr]) -> tuple[Share, ...]:
-        plans = plan_rows(direction, self._rows(acsrs), self.problem, self.target, self.fixed)
-        return tuple(replace(share, plan=plan) for share, plan in zip(self.forward, plans, strict=True))
+        found = plan_rows(direction, self._rows(acsrs), self.problem, self.target, self.fixed)
+        pairs = zip(self.forward, found, strict=True)
+        return tuple(replace(share, plan=plan, pack=pack) for share, (plan, pack) in pairs)
 
     def towards(self, direction: Direction) -> tuple[Share, ...]:
         """What the kernels of one direction walk."""
@@ -184,9 +188,9 @@ def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CP
     rows = [(pattern.acsr(problem.m, problem.n, *first), count_heads(heads)) for first, heads in found.items()]
     shares = []
     plans = plan_rows("forward", rows, problem, target, fixed)
-    for (first, heads), (acsr, _), tiles in zip(found.items(), rows, plans, strict=True):
+    for (first, heads), (acsr, _), (tiles, pack) in zip(found.items(), rows, plans, strict=True):
         # rows that were planned before under another pattern's name keep that plan
-        shares.append(Share(tiles if tiles.acsr is acsr else replace(tiles, acsr=acsr), tuple(heads), *first))
+        shares.append(Share(tiles if tiles.acsr is acsr else replace(tiles, acsr=acsr), tuple(heads), *first, pack))
     return AttentionPlan(pattern, problem, target, tuple(shares), fixed)
 
 

@@ -1,8 +1,9 @@
-"""Rows -> candidates -> cost -> choice: one tiling for all heads of a call and each direction.
+"""Rows -> candidates -> cost -> choice, for each direction of a call.
 
 On a CPU every Acsr is planned alone; boxes are its only candidates (`weft.planning.planner`). On a GPU a call chooses
 from a short menu, so that a structure has few kernels, whatever lengths come; a tuner may measure all that are legal,
-and asks for the best one by name (`Fixed`).
+and asks for the best one by name (`Fixed`). Heads that differ run side by side under one tiling, or unlike ones apart,
+each under its own: kernels that are best alone need not be best together (GOLDYLOC, arXiv 2409.02227).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TypeAlias
 
 from weft.acsr.format import Acsr
 from weft.planning.candidates import in_one, legal, menu
-from weft.planning.cost import Cost, adding, converting, cost
+from weft.planning.cost import Cost, adding, converting, cost, in_turn
 from weft.planning.device import plan_for_device
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
@@ -24,27 +25,45 @@ from weft.target import Gpu, Target
 
 Rows: TypeAlias = Sequence[tuple[Acsr, int]]  # of every distinct head, and how many heads share them
 Fixed: TypeAlias = tuple[tuple[Direction, Tiling], ...]  # tilings that somebody asked for
+Way: TypeAlias = tuple[Tiling, int]  # how rows are computed: their tiling, and the number of their pack
+MOST_APART = 8  # distinct heads up to which they are looked at one by one
+WORTH = 0.97  # what heads apart may take at most of what they take together: predictions are off by a few percent
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One way to compute all rows of one direction, and what it is predicted to take."""
+    """One way to compute all rows of one direction, and what it is predicted to take.
 
-    tiling: Tiling
+    ways: of each of the rows; those of one pack have one tiling and run side by side where they can, packs follow each
+    other.
+    """
+
+    ways: tuple[Way, ...]
     plans: tuple[TilePlan, ...]
     works: tuple[Work, ...]
     cost: Cost
 
+    @property
+    def tilings(self) -> tuple[Tiling, ...]:
+        """One for each pack."""
+        return tuple(tiling for _, tiling in sorted({number: tiling for tiling, number in self.ways}.items()))
 
-def plan_rows(direction: Direction, rows: Rows, problem: Problem, target: Target | Gpu, fixed: Fixed) -> list[TilePlan]:
-    """The plans of one direction, in the order of rows."""
+
+def plan_rows(
+    direction: Direction, rows: Rows, problem: Problem, target: Target | Gpu, fixed: Fixed
+) -> list[tuple[TilePlan, int]]:
+    """(plan, pack) of one direction, in the order of rows."""
     if not isinstance(target, Gpu):
-        return [plan_tiles(acsr, problem, target) for acsr, _ in rows]
+        return [(plan_tiles(acsr, problem, target), 0) for acsr, _ in rows]
     asked = dict(fixed).get(direction)
-    tilings = [asked] if asked else menu(direction, problem, rank_of(rows), target)
-    if len(tilings) == 1:
-        return [plan_for_device(acsr, problem, target, tilings[0]) for acsr, _ in rows]
-    return list(ranked(direction, rows, problem, target, tilings)[0].plans)
+    tilings = (asked,) if asked else menu(direction, problem, rank_of(rows), target)
+    if len(tilings) == 1 and (asked or len(rows) == 1):
+        return [(plan_for_device(acsr, problem, target, tilings[0]), 0) for acsr, _ in rows]
+    found = ranked(direction, rows, problem, target, tilings)[0]
+    other = None if asked else unlike_apart(direction, rows, problem, target, tilings)
+    worth = other is not None and other.cost.seconds < WORTH * found.cost.seconds
+    best = other if other is not None and worth else found
+    return [(plan, pack) for plan, (_, pack) in zip(best.plans, best.ways, strict=True)]
 
 
 def ranked(
@@ -59,13 +78,40 @@ def ranked(
 
 
 def candidate(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu, tiling: Tiling) -> Candidate:
-    """The plans under one tiling and their cost; dK and dV as they are computed where the order of sums is free."""
-    plans = tuple(plan_for_device(acsr, problem, gpu, tiling) for acsr, _ in rows)
-    shares = [(plan, heads) for plan, (_, heads) in zip(plans, rows, strict=True)]
-    done = works(shares, slots_of(gpu), split=direction == "dkdv")
-    found = cost(done, direction, problem, tiling, gpu)
+    """All rows as one pack."""
+    return packed(direction, rows, problem, gpu, [(tiling, 0)] * len(rows))
+
+
+def packed(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu, ways: Sequence[Way]) -> Candidate:
+    """The plans of rows and their cost; dK and dV as they are computed where the order of sums is free."""
+    plans = tuple(
+        plan_for_device(acsr, problem, gpu, tiling) for (acsr, _), (tiling, _) in zip(rows, ways, strict=True)
+    )
+    packs: dict[Way, tuple[Work, ...]] = {}
+    for way in dict.fromkeys(ways):
+        shares = [(p, heads) for p, (_, heads), own in zip(plans, rows, ways, strict=True) if own == way]
+        packs[way] = works(shares, slots_of(gpu), split=direction == "dkdv")
+    done = tuple(work for pack in packs.values() for work in pack)
+    if direction != "forward" and any(work.merged for work in done):  # one tensor of gradients, in float32, for all
+        packs = {way: tuple(replace(work, merged=True) for work in pack) for way, pack in packs.items()}
+    found = in_turn([cost(pack, direction, problem, way[0], gpu) for way, pack in packs.items()])
     after = converting(done, direction, problem, gpu)
-    return Candidate(tiling, plans, done, replace(found, merging=found.merging + after))
+    return Candidate(tuple(ways), plans, done, replace(found, merging=found.merging + after))
+
+
+def unlike_apart(
+    direction: Direction, rows: Rows, problem: Problem, gpu: Gpu, tilings: Sequence[Tiling]
+) -> Candidate | None:
+    """Rows apart that alone would take another tiling, or other code, each under its own; None if all are alike."""
+    if not 1 < len(rows) <= MOST_APART:
+        return None
+    packs: dict[tuple[Tiling, frozenset[tuple[str, bool]]], int] = {}
+    ways = []
+    for row in rows:
+        alone = ranked(direction, [row], problem, gpu, tilings)[0]
+        alike = alone.tilings[0], frozenset((work.kind, work.merged) for work in alone.works)
+        ways.append((alike[0], packs.setdefault(alike, len(packs))))
+    return packed(direction, rows, problem, gpu, ways) if len(packs) > 1 else None
 
 
 def backward_in_one(
@@ -78,11 +124,11 @@ def backward_in_one(
     if tiling is None:
         return None
     # As many sums as of tiles so high; a kernel that makes dQ too is no faster than one that does not.
-    share = keys.tiling.rows / tiling.rows
-    if share * adding(keys.works, problem, keys.tiling, gpu) > queries.cost.seconds:
+    rows_of, cols_of = (min(getattr(one, side) for one in keys.tilings) for side in ("rows", "cols"))
+    if rows_of / tiling.rows * adding(keys.works, problem, cols_of, gpu) > queries.cost.seconds:
         return None
     found = candidate("dkdv", rows, problem, gpu, tiling)
-    whole = found.cost.seconds + adding(found.works, problem, tiling, gpu)
+    whole = found.cost.seconds + adding(found.works, problem, tiling.cols, gpu)
     return found.plans if whole < queries.cost.seconds + keys.cost.seconds else None
 
 

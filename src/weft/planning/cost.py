@@ -9,7 +9,7 @@ that is full. The rest is counting: programs, tiles with and without an edge, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import floor
 
 from weft.napkin.formulas import attention_transfers
@@ -78,6 +78,12 @@ def cost(works: Sequence[Work], direction: Direction, problem: Problem, tiling: 
     return Cost(starts, edges, full, uneven, added, len(works) * gpu.launch_seconds, *floors)
 
 
+def in_turn(costs: Sequence[Cost]) -> Cost:
+    """Of parts that follow each other; each of them counts the loads of all tensors."""
+    sums = {field.name: sum(float(getattr(one, field.name)) for one in costs) for field in fields(Cost)}
+    return Cost(**sums | {"loads": max(one.loads for one in costs)})
+
+
 def merging(work: Work, direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     """Seconds for sums in float32 that a wave finds, adds to and leaves, and that began as zeros."""
     channels = {"forward": problem.dv, "dq": problem.d, "dkdv": problem.d + problem.dv}[direction]
@@ -94,11 +100,11 @@ def converting(works: Sequence[Work], direction: Direction, problem: Problem, gp
     return (4 + DTYPES[p.dtype]) * channels * rows / gpu.bandwidth
 
 
-def adding(works: Sequence[Work], problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
+def adding(works: Sequence[Work], problem: Problem, cols: int, gpu: Gpu) -> float:
     """Seconds that sums of dQ take where programs of keys add to them in float32: a tile adds a row for each of its
     columns, and the sums are cleared, read and converted.
     """
-    added = 4 * problem.d * sum(work.tiles for work in works) * tiling.cols
+    added = 4 * problem.d * sum(work.tiles for work in works) * cols
     converted = (4 + 4 + DTYPES[problem.dtype]) * problem.d * problem.batch * problem.q_heads * problem.m
     return added / (ADDED * gpu.l2_bandwidth) + converted / gpu.bandwidth
 

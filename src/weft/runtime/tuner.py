@@ -195,9 +195,9 @@ class Search:
         return list(dict.fromkeys([self.untuned, *shapes(able, SHAPES)]))
 
     def plans(self, tilings: list[Tiling]) -> list[AttentionPlan]:
-        """The whole plan under each tiling of this direction."""
-        return [plan_attention(self.plan.pattern, self.plan.problem, self.plan.target, ((self.direction, one),))
-                for one in tilings]  # fmt: skip
+        """The whole plan under each tiling of this direction; the untuned one as it is, which may have several."""
+        asked = [() if one == self.untuned else ((self.direction, one),) for one in tilings]
+        return [plan_attention(self.plan.pattern, self.plan.problem, self.plan.target, fixed) for fixed in asked]
 
     def _new(self, tilings: list[Tiling]) -> list[Tiling]:
         return [tiling for tiling in tilings if tiling not in self.measured]
@@ -244,7 +244,9 @@ def clearly_faster(one: Timing, other: Timing | None) -> bool:
 
 
 def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[Tiling, float]]:
-    """(what a call computes with if nothing is known, predicted seconds of all candidates, the best first)"""
+    """(what a call computes with if nothing is known, predicted seconds of all candidates, the best first); of a plan
+    that has several tilings the first one stands for all.
+    """
     shares, problem, gpu = plan.towards(direction), plan.problem, plan.target
     rows = [(share.plan.acsr, count_heads(share.heads)) for share in shares]
     rank, untuned = rank_of(rows), shares[0].plan.tiling
@@ -253,8 +255,9 @@ def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[
         for one, limit in product(tuple(found), LIMITS):
             if holds(direction, problem, one).registers <= limit:  # others would spill, and are not predicted to
                 found[replace(one, registers=limit)] = None
-    order = ranked(direction, rows, problem, gpu, found)
-    return untuned, {one.tiling: one.cost.seconds for one in order}
+    order = {one.tilings[0]: one.cost.seconds for one in ranked(direction, rows, problem, gpu, found)}
+    order[untuned] = plan.candidate(direction).cost.seconds
+    return untuned, dict(sorted(order.items(), key=lambda one: one[1]))
 
 
 def shape(tiling: Tiling) -> tuple[int, int, int]:

@@ -17,8 +17,7 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     `plan_waves`. q, k and v are taken to be contiguous, and so aligned wherever head dimensions allow it.
     """
     problem, transposed = plan.problem, direction == "dkdv"
-    shares = [(share.plan, share.heads) for share in plan.towards(direction)]
-    waves = plan_waves(shares, problem, transposed, slots_of(plan.target) if split else None)
+    waves = plan_waves(plan.towards(direction), problem, transposed, slots_of(plan.target) if split else None)
     aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))
     grouped = transposed and problem.group != 1
     spec = KernelSpec(direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped)

@@ -160,7 +160,7 @@ def loaded(
     shares: tuple[Share, ...], problem: Problem, transposed: bool, device: torch.device, slots: int | None = None
 ) -> Loaded:
     """The tables of one direction, put on the device once; transposed: they walk keys; slots: see `plan_waves`."""
-    found = plan_waves([(share.plan, share.heads) for share in shares], problem, transposed, slots)
+    found = plan_waves(shares, problem, transposed, slots)
     return Loaded(found, tuple((w, torch.from_numpy(w.words).to(device)) for w in found.waves))
 
 

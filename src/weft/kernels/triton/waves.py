@@ -7,7 +7,7 @@ merged; which ones these are is found on the rows themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK
 from weft.kernels.triton.tables import Kind, LaunchTables, Place, Words, block_tables, launch_tables
 from weft.pattern.relation import NDBool
-from weft.planning.attention_plan import Heads
+from weft.planning.attention_plan import Heads, Share
 from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan
 from weft.planning.work import most_of
@@ -71,33 +71,43 @@ class Waves:
         return any(wave.merges for wave in self.waves)
 
 
-def plan_waves(
-    plans: Sequence[tuple[TilePlan, tuple[Heads, ...]]], problem: Problem, transposed: bool, slots: int | None = None
-) -> Waves:
-    """The waves of tile plans, each with the heads that share it; transposed: rows are keys.
+def plan_waves(shares: Sequence[Share], problem: Problem, transposed: bool, slots: int | None = None) -> Waves:
+    """The waves of shares; transposed: rows are keys.
 
     slots: tiles that the GPU computes at a time; those that visit far more than a fair share are then cut into several
     items, whose results are added in no fixed order.
     """
-    entries = []
-    most = most_of([(plan, _members(heads)) for plan, heads in plans], slots) if slots else None
-    for plan, heads in plans:
-        rounds = _rounds(head_rows(heads, problem.group, transposed), 2 if transposed else 3)
-        for tables, rows in _launches(plan, most):
-            entries += [Entry(tables, listed, rows, owners) for listed, owners in rounds]
-    sorted_entries: list[list[Entry]] = []
-    for entry in entries:
-        place = next((w for w in sorted_entries if _fits(entry, w)), None)
-        if place is None:
-            sorted_entries.append([entry])
-        else:
-            place.append(entry)
+    found: list[list[Entry]] = []
+    for pack in dict.fromkeys(share.pack for share in shares):
+        found += _side_by_side(_entries([s for s in shares if s.pack == pack], problem, transposed, slots))
     waves = []
-    for one in sorted_entries:
-        others = [entry for w in sorted_entries if w is not one for entry in w]
+    for one in found:
+        others = [entry for w in found if w is not one for entry in w]
         waves.append(_wave(one, one[0].tables.split or any(a.meets(b) for a in one for b in others)))
     heads = problem.batch * (problem.kv_heads if transposed else problem.q_heads)
-    return Waves(tuple(waves), _covers(entries, heads))
+    return Waves(tuple(waves), _covers([entry for one in found for entry in one], heads))
+
+
+def _entries(shares: Sequence[Share], problem: Problem, transposed: bool, slots: int | None) -> Iterator[Entry]:
+    """The launches of one pack."""
+    most = most_of([(share.plan, _members(share.heads)) for share in shares], slots) if slots else None
+    for share in shares:
+        rounds = _rounds(head_rows(share.heads, problem.group, transposed), 2 if transposed else 3)
+        for tables, rows in _launches(share.plan, most):
+            for listed, owners in rounds:
+                yield Entry(tables, listed, rows, owners)
+
+
+def _side_by_side(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Entries of one kind together that write no row twice."""
+    found: list[list[Entry]] = []
+    for entry in entries:
+        place = next((wave for wave in found if _fits(entry, wave)), None)
+        if place is None:
+            found.append([entry])
+        else:
+            place.append(entry)
+    return found
 
 
 def _rounds(heads: Words, width: int) -> list[tuple[Words, frozenset[tuple[int, ...]]]]:
