@@ -106,6 +106,15 @@ def test_sources_are_programs(pattern, direction):
         assert name.startswith(f"{direction}_bfloat16_32_") and "def kernel(" in source
 
 
+def test_sources_of_rows():
+    """A step of decoding goes by rows, and its shares are merged."""
+    shape = ("--shape", "1,32,1,128", "--kv-heads", "8", "--keys", "100000", "--device", "gpu")
+    said = json.loads(run("explain", 'causal(align="bottom-right")', *shape, "--source", "forward", "--json").output)
+    assert [name.split("_")[0] for name in said["sources"]] == ["rows", "merge"]
+    assert all("def kernel(" in source for source in said["sources"].values())
+    assert "but taken is: by rows" in said["explanation"]
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_sources_are_those_that_attention_launches(pattern, monkeypatch):
     torch = pytest.importorskip("torch")

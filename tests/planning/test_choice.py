@@ -6,6 +6,7 @@ import pytest
 
 import weft
 from weft.napkin.formulas import attention_memory
+from weft.planning import row_choice
 from weft.planning.attention_plan import count_heads, plan_attention
 from weft.planning.candidates import holds, legal, menu, resident, usual
 from weft.planning.choice import MOST_APART, WORTH, candidate, ranked, unlike_apart
@@ -15,6 +16,7 @@ from weft.planning.rates import Rates, measured, rates
 from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.planning.work import Work
 from weft.target import GPU, GPUS
+from weft.testing import workloads
 
 WINDOW = weft.causal() & weft.window(left=1023)
 
@@ -226,6 +228,59 @@ def test_alike_heads_stay_together():
     many = weft.per_head([weft.causal() & weft.strided(20 + i) for i in range(MOST_APART + 1)] + [weft.causal()])
     plan = plan_attention(many, problem(heads=MOST_APART + 2), GPU)
     assert {share.pack for share in plan.forward} == {0}
+
+
+# ---- rows or tiles ---------------------------------------------------------------------------------------------------
+END = "bottom-right"
+
+
+def few(m=1, n=1 << 17, batch=1):
+    """A step of decoding, or as many queries."""
+    return Problem(batch, 32, 8, m, n, 128, 128, "bfloat16", "cuda")
+
+
+@pytest.mark.parametrize("m,batch", [(1, 1), (1, 16), (16, 1)])
+def test_few_queries_against_many_keys_go_by_rows(m, batch):
+    plan = plan_attention(weft.causal(align=END), few(m, batch=batch), GPU)
+    tiles = plan.candidate("forward")
+    assert plan.by_rows is not None
+    assert plan.by_rows.cost.seconds < row_choice.WORTH * tiles.cost.seconds
+    assert plan.by_rows.shape.programs * plan.by_rows.shape.splits > GPU.processors
+    keys = batch * 8 * few().n * 2 * 128 * 2
+    assert plan.by_rows.cost.seconds > keys / GPU.bandwidth  # never faster than reading them
+    assert f"but taken is: by rows, {plan.by_rows.shape.rows} in a program, keys in" in plan.explain()
+
+
+def test_a_step_of_decoding_takes_what_was_measured():
+    """131 us, and 1.9 ms for a batch of 16, on an H200 (benchmarks/notes/triton.md)."""
+    for batch, seconds in ((1, 131e-6), (16, 1.9e-3)):
+        plan = plan_attention(weft.causal(align=END), few(batch=batch), GPU)
+        assert plan.by_rows.cost.seconds == pytest.approx(seconds, rel=0.15)
+
+
+@pytest.mark.parametrize("name", [w.name for w in workloads.WORKLOADS.values() if "core" in w.tags])
+def test_the_core_dozen_goes_by_tiles(name):
+    w = workloads.WORKLOADS[name]
+    plan = plan_attention(w.make(), Problem(w.batch, w.q_heads, w.kv_heads, w.m, w.n, w.d, w.dv, w.dtype, "cuda"), GPU)
+    assert plan.by_rows is None
+
+
+def test_rows_that_have_no_formula_go_by_tiles_and_it_says_why():
+    plan = plan_attention(weft.random_blocks(64, 3, seed=1), problem(1024, heads=1), GPU)
+    assert plan.by_rows is None
+    assert "rejected: by rows: some of it is listed block by block" in plan.explain()
+
+
+def test_what_is_asked_for_goes_by_tiles():
+    asked = (("forward", Tiling(64, 64, 4, 3)),)
+    assert plan_attention(weft.causal(align=END), few(), GPU, asked).by_rows is None
+
+
+def test_scores_in_memory_are_never_less():
+    """The reuse ratio of the two: dense attention at D=64 of 8,192 tokens would write and read 64 times its tensors."""
+    said = plan_attention(weft.full(), problem(heads=1), GPU).explain()
+    (line,) = [line for line in said.splitlines() if "kernels of their own" in line]
+    assert f"{1 + 4 * 2 * 8192**2 / moved('forward', problem(heads=1)):.3g} times" in line
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from weft.pattern.bounds import IntTable, Stair, Steps
 from weft.pattern.leaves import Affine
 from weft.pattern.relation import Relation, Residue
 from weft.planning.problem import Problem
-from weft.planning.rowwise import LEAST_CAPACITY, RowWork, decode_plan, row_plan, rowwise_work, why_unsteady
+from weft.planning.rowwise import LEAST_CAPACITY, decode_plan, row_plan, why_unsteady
 from weft.testing import strategies
 from weft.testing.cases import CASES, At
 
@@ -196,9 +196,3 @@ NO_ROWS = {
 def test_plans_without_rows(name):
     pattern, m, why = NO_ROWS[name]
     assert why in row_plan(planned(pattern, m))
-
-
-def test_work():
-    acsr = (weft.causal() & weft.window(left=3)).acsr(100)
-    pairs = 1 + 2 + 3 + 97 * 4
-    assert rowwise_work(acsr, problem(heads=(4, 2))) == RowWork(pairs, 100, pairs * 32 * 2 // 2)

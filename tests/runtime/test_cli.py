@@ -52,6 +52,13 @@ def test_the_table(card):
     assert lines[-1] == "  1.50 times as fast as the untuned choice"
 
 
+def test_a_forward_by_rows():
+    shape = ("--shape", "1,32,1,64", "--kv-heads", "8", "--keys", "65536", "--budget", "0")
+    lines = run('causal(align="bottom-right")', *shape).splitlines()
+    assert lines[2:5] == ["", "forward", "  goes by rows, which have no tilings: nothing was measured"]
+    assert json.loads(run('causal(align="bottom-right")', *shape, "--json"))["by_rows"]
+
+
 def test_json():
     said = json.loads(run(PATTERN, *SHAPE, "--json"))
     assert said["card"] == CARD.name and not said["interrupted"] and said["kept"]

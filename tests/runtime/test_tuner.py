@@ -11,6 +11,7 @@ from weft.errors import OptionError, UnsupportedError
 from weft.kernels.backend import CpuBackend, Timing
 from weft.planning.attention_plan import plan_attention
 from weft.planning.candidates import holds
+from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.runtime import evidence, tuner
 from weft.runtime.evidence import Decision, Measured
@@ -279,6 +280,16 @@ def test_where_nothing_can_be_tuned(backend, problem, says):
 def test_a_pattern_without_pairs():
     with pytest.raises(OptionError, match="no query sees a key"):
         tune(weft.nothing(), PROBLEM, FakeBackend())
+
+
+def test_a_forward_by_rows_has_nothing_to_tune():
+    pattern = weft.causal(align="bottom-right")
+    step = Problem(1, 32, 8, 1, 1 << 16, 64, 64, "bfloat16", "cuda")
+    report = tune(pattern, step, FakeBackend(), Budget(3600, 3), ("forward", "dq"))
+    assert report.by_rows and [one.direction for one in report.directions] == ["dq"]
+    with pytest.raises(OptionError, match="goes by rows"):
+        tune(pattern, step, FakeBackend(), LARGE, ("forward",))
+    assert not forward(FakeBackend()).by_rows
 
 
 def test_where_nothing_is_kept(monkeypatch):

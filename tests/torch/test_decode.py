@@ -12,10 +12,12 @@ import torch
 import weft
 from weft.errors import AlignmentError, InputError, OptionError, UnsupportedError, UnsupportedKernel
 from weft.kernels.options import Modifiers
+from weft.planning import row_choice
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.rowwise import LEAST_CAPACITY
 from weft.recognition.pieces import steps
+from weft.runtime import pipeline
 from weft.settings import interpreted
 from weft.target import GPU
 from weft.testing.refusals import refuse
@@ -129,7 +131,7 @@ def test_pairwise(row):
     tensors = [place(x) for place, x in zip(LAYOUTS[row["layout"]], tensors, strict=True)]
     rows = {"sinks": normal((4,), random), "alibi_slopes": torch.tensor([0.5, 0.25, 0.0, 0.0625])}
     options = {name: rows.get(name, x) for name, x in OPTIONS[row["options"]].items()}
-    with mock.patch("weft.kernels.triton.decode.FILLED", row["filled"]):
+    with mock.patch("weft.planning.row_choice.FILLED", row["filled"]):
         out, _ = check(tensors, PATTERNS[row["pattern"]].aligned(END), **options)
     assert out.dtype == row["dtype"]
 
@@ -344,6 +346,33 @@ def test_few_rows(name):
     )
     for quantity, x, a, b in zip(("out", "lse"), got, truth, plain, strict=True):
         assert_close(quantity, x.cpu(), a, b)
+
+
+@pytest.mark.parametrize("name", FEW_ROWS)
+def test_a_plan_that_takes_rows_has_a_backward_by_tiles(name, monkeypatch):
+    """As `weft.attention` runs it, with gradients; at such sizes a plan takes tiles unless it has to take rows."""
+    pattern, m, n = FEW_ROWS[name]
+    monkeypatch.setattr(row_choice, "WORTH", 1e9)
+    pipeline.compiled.cache_clear()
+    pipeline.arrived.cache_clear()
+    tensors = [x.to(DEVICE).requires_grad_() for x in qkv(m, n, batch=1, heads=(4, 2), dims=(16, 24))]
+    from weft.kernels.triton import decode as kernels
+
+    with mock.patch.object(kernels, "forward", wraps=kernels.forward) as by_rows:
+        out, lse = weft.attention(*tensors, pattern, return_lse=True, backend="triton")
+    pipeline.compiled.cache_clear()
+    pipeline.arrived.cache_clear()
+    assert by_rows.call_count == 1
+    live = torch.from_numpy(pattern.to_dense(m, n)).expand(1, 4, m, n)
+    d_out = normal(out.shape, generator(name), torch.float32).to(DEVICE)
+    got = (out, lse, *torch.autograd.grad(out, tensors, d_out))
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        given = [x.detach().cpu().to(dtype).requires_grad_() for x in tensors]
+        dense_out, dense_lse = dense.attention(*given, live, {"scale": 0.25})
+        results.append((dense_out, dense_lse, *torch.autograd.grad(dense_out, given, d_out.cpu().to(dtype))))
+    for quantity, x, a, b in zip(("out", "lse", "dq", "dk", "dv"), got, *results, strict=True):
+        assert_close(quantity, x.detach().cpu(), a.detach(), b.detach())
 
 
 def test_rows_without_a_formula_are_refused():

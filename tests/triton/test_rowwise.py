@@ -12,9 +12,11 @@ import torch
 import weft
 from weft.errors import UnsupportedError
 from weft.kernels.triton import decode, launch, source
-from weft.kernels.triton.decode import Numbers, merging, prepare_step, row_spec, source_of
+from weft.kernels.triton.decode import prepare_step, source_of
+from weft.kernels.triton.row_spec import Numbers, merging, row_spec
 from weft.kernels.triton.source import compile_for
 from weft.planning.problem import Problem
+from weft.planning.row_choice import shape_of
 from weft.planning.rowwise import decode_plan
 from weft.settings import interpreted
 from weft.testing.refusals import refuse
@@ -49,7 +51,8 @@ class Call:
 
     def specs(self):
         """Shares, all keys in one share, and the merge of shares."""
-        spec = row_spec(self.plan(), self.aligned, self.numbers())
+        spec = row_spec(self.plan(), shape_of(self.plan(), 132), self.aligned, self.numbers())
+        spec = replace(spec, split=True)
         return [spec, replace(spec, split=False), merging(spec)]
 
 

@@ -35,8 +35,9 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     """The source of each kernel that a plan launches in one direction, by name: see `configure.specs_of`."""
+    from weft.kernels.triton import emit, rowwise
     from weft.kernels.triton.configure import specs_of
-    from weft.kernels.triton.emit import emit
+    from weft.kernels.triton.row_spec import specs_of as specs_of_rows
 
     problem = plan.problem
     if problem.dtype not in WIDTHS or max(problem.d, problem.dv) > MAX_DIM:
@@ -45,4 +46,6 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
             f"kernels are generated for {', '.join(WIDTHS)} and head dimensions up to {MAX_DIM}",
             "pass --dtype bfloat16, or a smaller head dimension",
         )
-    return {spec.name: emit(spec) for spec in specs_of(plan, direction)}
+    if direction == "forward" and plan.by_rows is not None:
+        return {spec.name: rowwise.emit(spec) for spec in specs_of_rows(plan.by_rows)}
+    return {spec.name: emit.emit(spec) for spec in specs_of(plan, direction)}

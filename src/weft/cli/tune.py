@@ -115,6 +115,7 @@ def facts_of(report: Report) -> dict[str, Any]:
         "card": report.card.name,
         "interrupted": report.interrupted,
         "kept": report.kept,
+        "by_rows": report.by_rows,
         "directions": {one.direction: _direction(one) for one in report.directions},
     }
 
@@ -142,6 +143,8 @@ def _ordered(one: Tuned) -> list[Measured]:
 # ---- words -----------------------------------------------------------------------------------------------------------
 def _report(title: str, report: Report) -> str:
     lines = [title, f"on {report.card.name}"]
+    if report.by_rows:
+        lines += ["", "forward", "  goes by rows, which have no tilings: nothing was measured"]
     for one in report.directions:
         lines += ["", *_table(one), _gain(one)]
     if report.interrupted:

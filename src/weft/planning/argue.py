@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from weft.napkin.formulas import naive_attention_transfers
 from weft.planning.attention_plan import AttentionPlan, count_heads
 from weft.planning.candidates import in_one, menu
 from weft.planning.choice import Candidate, Rows, candidate, rank_of, ranked, unlike_apart
-from weft.planning.cost import FLOORS, Cost, adding
+from weft.planning.cost import FLOORS, Cost, adding, moved
+from weft.planning.problem import DTYPES
 from weft.planning.tiling import DIRECTIONS, Direction
 from weft.target import Gpu
 
@@ -24,9 +26,12 @@ WORDS = {
 
 
 def argue(plan: AttentionPlan, gpu: Gpu) -> Iterator[str]:
-    """Lines on the tilings of all directions, for a plan whose target is this GPU."""
+    """Lines on the kernels of all directions, for a plan whose target is this GPU."""
     for direction in DIRECTIONS:
         yield from _direction(plan, gpu, direction)
+        if direction == "forward" and plan.nnz:
+            yield _rows_or_tiles(plan)
+            yield _fused(plan, gpu)
     yield _backward(plan, gpu)
 
 
@@ -53,6 +58,35 @@ def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[
         yield f"  {'offered' if known else 'legal'}: {_named(one)}: {_against(one.cost, taken.cost)}"
     if len(others) > SHOWN:
         yield f"  and {len(others) - SHOWN} more, the worst {_ms(others[-1].cost.seconds)}"
+
+
+def _rows_or_tiles(plan: AttentionPlan) -> str:
+    """Whether the forward is computed by rows instead."""
+    found, tiles = plan.as_rows(), plan.candidate("forward").cost.seconds
+    if isinstance(found, str):
+        return f"  rejected: by rows: {found}"
+    shape = found.shape
+    how = f"by rows, {shape.rows} in a program, {_shares(shape.splits)}: {_ms(found.cost.seconds)}"
+    if plan.by_rows is not None:
+        return f"  but taken is: {how}; tiles leave the GPU idle, or have more rows than queries"
+    over = found.cost.seconds / tiles - 1
+    return f"  rejected: {how}, {over:+.0%}" + ", within what it may be off by" * (over < 0)
+
+
+def _shares(splits: int) -> str:
+    return f"keys in {splits} shares" if splits > 1 else "keys not split"
+
+
+def _fused(plan: AttentionPlan, gpu: Gpu) -> str:
+    """What a kernel for each operation would move beside all tensors: the scores of live pairs, written and read before
+    and after the soft maximum (`weft.napkin.formulas.naive_attention_transfers`).
+    """
+    p = plan.problem
+    rows = p.batch * p.q_heads * p.m
+    scores = naive_attention_transfers(d=0, v=0, nbytes=DTYPES[p.dtype], q=rows, x=plan.nnz / rows)
+    more, ratio = _ms(scores / gpu.bandwidth), 1 + scores / moved("forward", p)
+    what = "products and soft maximum as kernels of their own"
+    return f"  rejected: {what}: {more} more for scores in memory, {ratio:.3g} times the bytes of one kernel"
 
 
 def _named(one: Candidate) -> str:

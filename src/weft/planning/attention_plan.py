@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product as cartesian
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan
 from weft.planning.tiling import Direction
 from weft.target import CPU, Gpu, Target
+
+if TYPE_CHECKING:  # it plans rows of an AttentionPlan
+    from weft.planning.row_choice import ByRows
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,28 @@ class AttentionPlan:
         if plans is None:
             return None
         return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, plans, strict=True))
+
+    @cached_property
+    def by_rows(self) -> ByRows | None:
+        """The forward by rows; None where tiles are about as fast, were asked for, or rows have no formula."""
+        if not isinstance(self.target, Gpu) or "forward" in dict(self.fixed):
+            return None
+        from weft.planning import row_choice
+
+        tiles = self.candidate("forward")
+        if not tiles.works or row_choice.fills(tiles, self.problem, self.target):
+            return None
+        found = self.as_rows()
+        return None if isinstance(found, str) or not row_choice.worth_it(found, tiles) else found
+
+    def as_rows(self) -> ByRows | str:
+        """The forward by rows on its GPU, chosen or not, or why there is none."""
+        from weft.planning.row_choice import by_rows
+        from weft.planning.rowwise import row_plan
+
+        assert isinstance(self.target, Gpu)
+        found = row_plan(self)
+        return found if isinstance(found, str) else by_rows(found, self.target)
 
     def candidate(self, direction: Direction) -> Candidate:
         """What a GPU computes with in one direction, and its cost."""

@@ -17,7 +17,7 @@ from math import lcm
 import numpy as np
 
 from weft.acsr import terms as algebra
-from weft.acsr.format import MAX_TERMS, Acsr, Term
+from weft.acsr.format import MAX_TERMS, Term
 from weft.acsr.terms import NotAffineError
 from weft.pattern.algebra import And, Call, Not, Or, Pattern, Shift
 from weft.pattern.bounds import Bound, Stair, Steps
@@ -25,7 +25,7 @@ from weft.pattern.leaves import Affine, Chosen, PerBatch, PerHead
 from weft.pattern.relation import Relation
 from weft.planning.attention_plan import AttentionPlan, Heads, check_extent, distinct_heads
 from weft.planning.device import FAR, is_narrow
-from weft.planning.problem import DTYPES, Problem
+from weft.planning.problem import Problem
 
 LEAST_CAPACITY = 1 << 16  # so that a sequence that begins short is planned once
 MOST_BOUNDS = 4  # on either side of a term
@@ -122,23 +122,6 @@ def row_plan(plan: AttentionPlan) -> RowPlan | str:
         except NotAffineError as reason:
             return str(reason)
     return RowPlan(plan.pattern, plan.problem, tuple(shares), steady=False)
-
-
-@dataclass(frozen=True)
-class RowWork:
-    """What a row-wise kernel does for one query head: live pairs, rows, and bytes of keys and values that it asks for
-    if no two programs share any (those of a program's rows are read once).
-    """
-
-    pairs: int
-    rows: int
-    nbytes: int
-
-
-def rowwise_work(acsr: Acsr, problem: Problem) -> RowWork:
-    """The work of the rows of an Acsr; the query heads of a group read their keys together."""
-    width = (problem.d + problem.dv) * DTYPES[problem.dtype]
-    return RowWork(acsr.nnz, acsr.m, acsr.nnz * width // problem.group)
 
 
 def decode_plan(pattern: Pattern, problem: Problem) -> RowPlan | str:

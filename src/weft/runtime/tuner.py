@@ -77,12 +77,15 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Report:
-    """directions: those that were measured at all. kept: whether the store has all of it."""
+    """directions: those that were measured at all. kept: whether the store has all of it. by_rows: whether the forward
+    was asked for and goes by rows, which have no tilings.
+    """
 
     card: Card
     directions: tuple[Tuned, ...]
     interrupted: bool
     kept: bool
+    by_rows: bool = False
 
 
 def tune(
@@ -103,6 +106,11 @@ def tune(
     plan = plan_attention(pattern, problem, card.gpu)
     if not plan.nnz:
         raise OptionError(asked, "no query sees a key, so no kernel has work", "tune a problem that is computed")
+    by_rows = "forward" in directions and plan.by_rows is not None
+    if by_rows:
+        directions = tuple(one for one in directions if one != "forward")
+    if not directions:
+        raise OptionError(asked, "its forward goes by rows, which have no tilings", "tune its backward: dq and dkdv")
     notes = _Notes(pattern, problem, backend, card)
     searches = [Search(direction, plan, notes.known, show) for direction in directions]
     until, found, interrupted = time.monotonic() + budget.seconds, [], False
@@ -121,7 +129,7 @@ def tune(
                     found += decided
     except KeyboardInterrupt:
         interrupted = True
-    return Report(card, tuple(found), interrupted, notes.kept)
+    return Report(card, tuple(found), interrupted, notes.kept, by_rows)
 
 
 def card_of(asked: str, problem: Problem, backend: Backend) -> Card:

@@ -111,7 +111,8 @@ def _step(tensors: Tensors, mask: Pattern, rows: Rows, options: tuple[Any, ...])
     plan = decode_plan(mask, problem)
     if isinstance(plan, str):
         return None
-    from weft.kernels.triton.decode import Numbers, prepare_step
+    from weft.kernels.triton.decode import prepare_step
+    from weft.kernels.triton.row_spec import Numbers
 
     strides = {name: x.stride() for name, x in zip("QKV", tensors, strict=True)}
     aligned = not any(x.data_ptr() & 15 for x in tensors)

@@ -9,40 +9,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from weft.errors import UnsupportedKernel
 from weft.kernels.options import Modifiers, rows_in_order_of
 from weft.kernels.triton import launch as launches
-from weft.kernels.triton.launch import Launch, Made, capturing, gpu_of, launch, on, refuse_capture
-from weft.kernels.triton.rowwise import GROWING, RowSpec, bounds_of, emit, row_tables
+from weft.kernels.triton.launch import Launch, Made, capturing, dense_rows, gpu_of, launch, on, refuse_capture
+from weft.kernels.triton.row_spec import GROWING, Numbers, RowSpec, merging, row_spec
+from weft.kernels.triton.rowwise import emit, row_tables
 from weft.kernels.triton.source import POINTERS, Source, kernel_of
-from weft.pattern.bounds import Stair
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import DTYPES, Problem
+from weft.planning.row_choice import shape_of
 from weft.planning.rowwise import RowPlan, row_plan
-from weft.settings import interpreted
 
 Strides = tuple[int, ...]
 WIDE = ("Work", "Lse", "Sinks", "Slopes")  # always float32
 ALIGNED = ("Work", "Lse", "Tables")  # weft's own; sinks and slopes are a user's
-FILLED = 2  # programs that a processor is given at once
-MOST_SPLITS = 256
 IMAGINED = 4  # processors of Triton's interpreter
-
-
-class Numbers(NamedTuple):
-    """The options that a kernel is made for or told."""
-
-    scale: float
-    softcap: float | None
-    alibi: bool
-    sinks: bool
-    beside: int = 0  # see `Step`
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,17 +84,9 @@ class Step:
             launches.CAPTURED.add(self)
         pointers = [x.data_ptr() for x in tensors]
         stream, hooked = launches._stream_of()(self.gpu), launches._hooked()
-        _put(self.rows, stream, hooked, (*pointers, *self.rows.rest, *growing))
+        launches.put(self.rows, stream, hooked, (*pointers, *self.rows.rest, *growing))
         if merge is not None:
-            _put(merge, stream, hooked, (*pointers[3:7], *merge.rest))
-
-
-def _put(one: Launch, stream: int, hooked: bool, values: tuple[Any, ...]) -> None:
-    """One launch, as `launch.run` does it."""
-    if one.start is None or hooked:
-        one.kernel[one.grid](*values, stream=stream)
-    else:
-        one.start(*one.grid, stream, *one.handles, *values)
+            launches.put(merge, stream, hooked, (*pointers[3:7], *merge.rest))
 
 
 # ---- problems with few rows ------------------------------------------------------------------------------------------
@@ -128,7 +108,7 @@ def forward(
 def _of_plan(
     plan: AttentionPlan, strides: tuple[Strides, ...], aligned: bool, numbers: Numbers, device: torch.device
 ) -> Step:
-    found = row_plan(plan)
+    found = row_plan(plan) if plan.by_rows is None else plan.by_rows.plan
     if isinstance(found, str):
         raise UnsupportedKernel(
             f"attention by rows under {plan.pattern}", found, "use the kernels of tiles: weft.attention chooses them"
@@ -145,25 +125,22 @@ def prepare_step(
     refuse_capture(f"decoding of {problem}", gpu)
     made = _made(problem, strides["Q"])
     known = {**strides, "Out": made[1]}
-    spec = row_spec(plan, aligned and _dense(known, DTYPES[problem.dtype]), numbers)
-    together = min(problem.group, spec.rows)
-    words, members_at, members = row_tables(plan, together)
-    in_lane = -(-problem.m // plan.lanes)
-    span = min(in_lane, spec.rows // together)
-    groups = plan.lanes * -(-in_lane // span)
-    splits = _splits(members * groups, plan.longest(spec.cols), device)
-    spec = replace(spec, split=splits > 1)
+    shape = shape_of(plan, _processors(device))
+    spec = row_spec(plan, shape, aligned and dense_rows(known, DTYPES[problem.dtype]), numbers)
+    words, members_at, members = row_tables(plan, shape.heads)
+    groups, splits = shape.programs // max(1, members), shape.splits
     lse = problem.batch, problem.q_heads, problem.m
     rows = problem.batch * problem.q_heads * problem.m
     sums = -(-rows * splits // 4) * 4  # the sums of values come after the lses, on 16 bytes
     tables = torch.from_numpy(words).to(device)
     values: dict[str, Any] = {
-        "members_at": members_at, "groups": groups, "lanes": plan.lanes, "span": span, "splits": splits, "m": problem.m,
-        "all_heads": problem.q_heads, "sums": sums, "scale": numbers.scale, "softcap": numbers.softcap or 0.0,
+        "members_at": members_at, "groups": groups, "lanes": plan.lanes, "span": shape.span, "splits": splits,
+        "m": problem.m, "all_heads": problem.q_heads, "sums": sums,
+        "scale": numbers.scale, "softcap": numbers.softcap or 0.0,
         "Tables": tables if gpu is None else tables.data_ptr(),
     }  # fmt: skip
     with on(gpu):
-        first = _launch(spec, (members * groups, splits, 1), device, values, known)
+        first = _launch(spec, (shape.programs, splits, 1), device, values, known)
         merge = _launch(merging(spec), (rows, 1, 1), device, values, known) if spec.split else None
     work = sums + rows * splits * problem.dv if spec.split else 0
     return Step(plan.capacity, plan.steady, numbers.beside, first, merge, made, lse, work, device, gpu, tables)
@@ -175,51 +152,8 @@ def _made(problem: Problem, stride: Strides) -> Made:
     return tuple(out.shape), out.stride(), out.dtype
 
 
-def _dense(known: Mapping[str, Strides], width: int) -> bool:
-    """Rows are dense, and every row begins on 16 bytes if the first does; width: bytes of an element."""
-    per = 16 // width
-    return all(s[3] == 1 and not (s[0] % per or s[1] % per or s[2] % per) for s in known.values())
-
-
-def row_spec(plan: RowPlan, aligned: bool, numbers: Numbers) -> RowSpec:
-    """The row-wise kernel of a plan; whether it splits is decided later."""
-    problem = plan.problem
-    most, cols = _largest(problem)
-    heads = min(problem.group, most)
-    tokens = min(-(-problem.m // plan.lanes), most // heads)
-    rows = max(16, 1 << (heads * tokens - 1).bit_length())
-    step_functions = any(not isinstance(b, Stair) for r in plan.relations for b in r.lower + r.upper)
-    return RowSpec(
-        problem.dtype, problem.d, problem.dv, rows, cols, bounds_of(plan), step_functions, aligned,
-        several=any(len(s.relations) != 1 for s in plan.shares),
-        softcap=numbers.softcap is not None, alibi=numbers.alibi, sinks=numbers.sinks,
-        upcast=problem.dtype != "float32" and interpreted(),
-        warps=8 if rows == 64 or problem.dtype == "float32" else 4,
-        stages=2 if problem.dtype == "float32" and max(problem.d, problem.dv) > 128 else 3,
-    )  # fmt: skip
-
-
-def _largest(problem: Problem) -> tuple[int, int]:
-    """(rows of a program at most, keys of a tile): what registers hold, and shared memory two or three times over."""
-    wide = max(problem.d, problem.dv)
-    if problem.dtype == "float32":
-        return 16, 32 if wide <= 128 else 16
-    return (64, 64) if wide <= 128 else (32, 32)
-
-
-def merging(spec: RowSpec) -> RowSpec:
-    """The kernel that merges what another one leaves; it knows nothing of keys."""
-    return RowSpec(
-        spec.dtype, spec.d, spec.dv, 16, 16, aligned=spec.aligned, sinks=spec.sinks, merge=True, warps=4, stages=1
-    )
-
-
-def _splits(programs: int, tiles: int, device: torch.device) -> int:
-    """Shares that fill the machine, if rows are as long as `tiles` of keys."""
-    processors = IMAGINED
-    if device.type != "cpu":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(FILLED * processors // max(1, programs), tiles, MOST_SPLITS))
+def _processors(device: torch.device) -> int:
+    return IMAGINED if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def source_of(spec: RowSpec) -> Source:

@@ -7,11 +7,10 @@ The side of a tile that stays is called rows ("mine"), the side that is walked c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from textwrap import indent
 
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
-from weft.kernels.triton.fragments import Fragments, indented
+from weft.kernels.triton.fragments import Fragments, indented, module
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import HEAD, PART, axis_words
 from weft.planning.problem import DTYPES
@@ -62,26 +61,13 @@ def unit(spec: KernelSpec) -> int:
 
 def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
-    body = "\n".join(_kernel(spec))
-    names = "".join(f"    {line}\n" for line in _wrapped(arguments(spec)))
-    return (
-        f'"""{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."""\n\n'
-        "import triton\nimport triton.language as tl\n\n"
+    helpers = (
         "from weft.kernels.triton.device import (\n"
         "    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,\n"
-        ")\n\n\n"
-        f"@triton.jit\ndef kernel(\n{names}):\n{indent(body, '    ')}\n"
+        ")\n\n"
     )
-
-
-def _wrapped(names: tuple[str, ...]) -> Iterator[str]:
-    line = ""
-    for name in names:
-        if len(line) + len(name) > 100:
-            yield line.rstrip()
-            line = ""
-        line += f"{name}, "
-    yield line.rstrip()
+    about = f"{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."
+    return module(about, helpers, arguments(spec), _kernel(spec))
 
 
 # ---- the whole -----------------------------------------------------------------------------------------------------

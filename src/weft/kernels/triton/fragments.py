@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from weft.kernels.triton.spec import KernelSpec, chunks
 from weft.planning.device import FAR, PLACES
 
 LOG2E = 1.4426950408889634  # scores are scaled by it, so that exp2 serves for exp
+LN2 = 0.6931471805599453  # back again
 # What a pair that must not be seen gets, and what is below every score that is seen: scores are scaled in between, by
 # 1e-10 or more (`KernelSpec.rescaled`). Not infinity, which times 0 is not a number.
 PENALTY, NOTHING = -1e38, -1e25
@@ -17,6 +18,26 @@ def indented(lines: Iterator[str]) -> Iterator[str]:
     """The lines of a block."""
     for line in lines:
         yield "    " + line if line else line
+
+
+def module(about: str, helpers: str, arguments: Sequence[str], body: Iterator[str]) -> str:
+    """The source of a module with one kernel, `kernel`. helpers: imports of what the body calls, blank lines after."""
+    names = "".join(f"    {line}\n" for line in _wrapped(arguments))
+    lines = "\n".join(indented(body))
+    return (
+        f'"""{about}"""\n\nimport triton\nimport triton.language as tl\n\n{helpers}\n'
+        f"@triton.jit\ndef kernel(\n{names}):\n{lines}\n"
+    )
+
+
+def _wrapped(names: Sequence[str]) -> Iterator[str]:
+    line = ""
+    for name in names:
+        if len(line) + len(name) > 100:
+            yield line.rstrip()
+            line = ""
+        line += f"{name}, "
+    yield line.rstrip()
 
 
 class Fragments:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -85,11 +85,23 @@ def _run(gpu: int, calls: Sequence[tuple[Prepared, Sequence[torch.Tensor]]]) -> 
     for call, tensors in calls:
         # Addresses: of a tensor, Triton would ask its address, and then the driver whether the GPU can see it.
         pointers = [x.data_ptr() for x in tensors]
-        for kernel, grid, rest, start, handles in call.launches:
-            if start is None or hooked:
-                kernel[grid](*pointers, *rest, stream=stream)
-            else:
-                start(*grid, stream, *handles, *pointers, *rest)
+        for one in call.launches:
+            put(one, stream, hooked, (*pointers, *one.rest))
+
+
+def put(one: Launch, stream: int, hooked: bool, values: tuple[Any, ...]) -> None:
+    """Put a launch with all its arguments on a stream of the current device."""
+    kernel, grid, _, start, handles = one
+    if start is None or hooked:
+        kernel[grid](*values, stream=stream)
+    else:
+        start(*grid, stream, *handles, *values)
+
+
+def dense_rows(strides: Mapping[str, tuple[int, ...]], width: int) -> bool:
+    """Whether rows are dense, and every row begins on 16 bytes if the first does; width: bytes of an element."""
+    per = 16 // width
+    return all(s[3] == 1 and not (s[0] % per or s[1] % per or s[2] % per) for s in strides.values())
 
 
 def gpu_of(device: torch.device) -> int | None:

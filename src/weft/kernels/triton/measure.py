@@ -98,8 +98,8 @@ def _how(problem: Problem) -> run.Modifiers:
 
 
 def _prepared(direction: Direction, plan: AttentionPlan, tensors: tuple[torch.Tensor, ...]) -> Prepared:
-    numbers = run._Numbers.of(_how(plan.problem), plan.problem)
-    return run._prepared(direction, plan, run._lie(tensors), numbers, tensors[0].device, direction == "dkdv")
+    numbers = run.Numbers.of(_how(plan.problem), plan.problem)
+    return run.prepared(direction, plan, run.lie_of(tensors), numbers, tensors[0].device, direction == "dkdv")
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------

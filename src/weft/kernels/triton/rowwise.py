@@ -8,112 +8,30 @@ where there are several shares, a second kernel (`_merge`) joins them by lse.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from textwrap import indent
 
 import numpy as np
 
+from weft.kernels.triton.fragments import LN2, LOG2E, module
+from weft.kernels.triton.row_spec import RowSpec, bounds_of
 from weft.kernels.triton.spec import chunks
 from weft.kernels.triton.tables import NO_LOWER, NO_UPPER, Writer
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import Relation
 from weft.planning.attention_plan import Heads
 from weft.planning.device import FAR
-from weft.planning.problem import DTYPES
 from weft.planning.rowwise import RowPlan
 
-LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 MEMBER = 6  # integers of a member: batch row, key/value head, first query head, query heads, terms, where they are
-# Last arguments, 32-bit integers that grow step by step: from a query to the row of a term, and to the key beside it
-# (for distances); the number of keys.
-GROWING = ("shift", "beside", "length")
 BLOCK = 16  # splits that the merge takes together
-
-
-@dataclass(frozen=True)
-class RowSpec:
-    """One generated row-wise kernel.
-
-    rows: of a program, a power of two from 16 on. cols: keys of a tile. bounds: on either side of a term. tables: some
-    bound is a step function. aligned: as of `KernelSpec`. several: terms are walked in a loop. split: shares are left
-    to a merge, or are merged (`merge`).
-    """
-
-    dtype: str
-    d: int
-    dv: int
-    rows: int
-    cols: int
-    bounds: int = 2
-    tables: bool = False
-    aligned: bool = True
-    several: bool = False
-    split: bool = True
-    softcap: bool = False
-    alibi: bool = False
-    sinks: bool = False
-    upcast: bool = False  # see KernelSpec
-    merge: bool = False
-    warps: int = 4
-    stages: int = 3
-
-    @property
-    def name(self) -> str:
-        """A short readable name; the content decides, not the name."""
-        dims = f"{self.d}" if self.d == self.dv else f"{self.d}x{self.dv}"
-        words = ("tables", "several", "split", "softcap", "alibi", "sinks")
-        options = "".join(f"_{x}" for x in words if getattr(self, x)) + "_any" * (not self.aligned)
-        kind = "merge" if self.merge else "rows"
-        return f"{kind}_{self.dtype}_{dims}_{self.rows}x{self.cols}{options}"
-
-    @property
-    def unit(self) -> int:
-        """Elements that strides count in: 16 bytes where rows are aligned."""
-        return 16 // DTYPES[self.dtype] if self.aligned else 1
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """Arguments that are tensors, first of all."""
-        return (
-            ("Work", "Out", "Lse", "Sinks") if self.merge else ("Q", "K", "V", "Work", "Out", "Lse", "Sinks", "Slopes")
-        )
-
-    @property
-    def strided(self) -> tuple[str, ...]:
-        """Tensors whose strides are told, in elements or units."""
-        return ("Out",) if self.merge else ("Q", "K", "V", "Out")
-
-    @property
-    def integers(self) -> tuple[str, ...]:
-        """Arguments that are 32-bit integers."""
-        return ("splits", "all_heads", "m") + (() if self.merge else ("members_at", "groups", "lanes", "span"))
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """All arguments in order."""
-        parts = ("batch", "head", "row") if self.aligned else ("batch", "head", "row", "dim")
-        strides = ["sums", *(f"{x}_{part}" for x in self.strided for part in parts)]
-        more = () if self.merge else ("Tables", "scale", "softcap", *GROWING)
-        return (*self.tensors, *self.integers, *strides, *more)
 
 
 def emit(spec: RowSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
-    body = "\n".join(_merge(spec) if spec.merge else _rows(spec))
-    names = "".join(f"    {line}\n" for line in _wrapped(spec.arguments))
     helpers = "" if spec.merge else (
         "from weft.kernels.triton.device import tanh\nfrom weft.kernels.triton.row_device import row_run, share\n\n"
     )  # fmt: skip
-    return (
-        f'"""{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."""\n\n'
-        f"import triton\nimport triton.language as tl\n\n{helpers}"
-        f"\n@triton.jit\ndef kernel(\n{names}):\n{indent(body, '    ')}\n"
-    )
-
-
-def _wrapped(names: Sequence[str]) -> Iterator[str]:
-    for at in range(0, len(names), 8):
-        yield ", ".join(names[at : at + 8]) + ","
+    about = f"{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."
+    return module(about, helpers, spec.arguments, _merge(spec) if spec.merge else _rows(spec))
 
 
 # ---- one share of a few rows -----------------------------------------------------------------------------------------
@@ -354,12 +272,6 @@ def row_tables(plan: RowPlan, heads_together: int) -> tuple[Ints, int, int]:
         members += [(*head, len(share.relations), at) for head in heads]
     at = words.put(members)
     return words.all(), at, len(members)
-
-
-def bounds_of(plan: RowPlan) -> int:
-    """Bounds on either side of every record: 2, or 4 where some term needs more."""
-    most = max((max(len(r.lower), len(r.upper)) for r in plan.relations), default=0)
-    return 2 if most <= 2 else 4
 
 
 def _members(found: Sequence[Heads], group: int, together: int) -> Iterator[tuple[int, int, int, int]]:

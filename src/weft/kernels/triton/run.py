@@ -1,7 +1,7 @@
 """Entry points of the Triton backend, with the signatures of `weft.kernels.cpu.run`.
 
 What a call needs beside its tensors follows from the plan, the strides and the options. It is prepared once, found by
-one key (`_prepared`), and run by passing pointers: a call costs the host microseconds, and many calls are as short.
+one key (`prepared`), and run by passing pointers: a call costs the host microseconds, and many calls are as short.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
+from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import wave_spec
 from weft.kernels.triton.emit import TENSORS, tensors
-from weft.kernels.triton.launch import Launch, Made, Prepared, gpu_of, launch, on, refuse_capture, run
+from weft.kernels.triton.launch import Launch, Made, Prepared, dense_rows, gpu_of, launch, on, refuse_capture, run
 from weft.kernels.triton.load import arguments, kernel_of, unit
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
@@ -29,7 +30,7 @@ from weft.planning.work import slots_of
 from weft.settings import interpreted
 
 Tensors = tuple[torch.Tensor, ...]
-Lie = tuple[tuple[tuple[int, ...], ...], bool]  # see `_lie`
+Lie = tuple[tuple[tuple[int, ...], ...], bool]  # see `lie_of`
 SMALLEST = 1e-10  # scale that joins the exponential; below it, masks and sums of scores would leave float32
 GRID = 65535  # programs along the second axis of a grid
 LIKE = {"Out": "Q", "DQ": "Q", "DK": "K", "DV": "V"}  # what is written, and whose memory order it takes
@@ -44,8 +45,10 @@ def forward(
     with_lse: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse), as `weft.kernels.cpu.run.forward`, and lse even if it is not wanted: kernels write it."""
-    numbers = _Numbers.of(how, plan.problem, sinks=sinks is not None)
-    found = _prepared("forward", plan, _lie(qkv), numbers, qkv[0].device)
+    if plan.by_rows is not None:
+        return decode.forward(qkv, plan, how, sinks)
+    numbers = Numbers.of(how, plan.problem, sinks=sinks is not None)
+    found = prepared("forward", plan, lie_of(qkv), numbers, qkv[0].device)
     out, lse = found.empty()
     if not found.complete:
         out.zero_()
@@ -74,13 +77,13 @@ def backward(
     """
     out, d_out, lse, d_lse = rows
     with_dq = not deterministic and (plan.in_one is not None if one_kernel is None else one_kernel)
-    numbers = _Numbers.of(how, plan.problem, lse_gradient=d_lse is not None, with_dq=with_dq)
-    lie = _lie((*saved, out, d_out))
+    numbers = Numbers.of(how, plan.problem, lse_gradient=d_lse is not None, with_dq=with_dq)
+    lie = lie_of((*saved, out, d_out))
     if numbers.with_dq:
         queries = prepared_rows(plan.problem, lie, numbers, d_out.device)
     else:
-        queries = _prepared("dq", plan, lie, numbers, d_out.device)
-    keys = _prepared("dkdv", plan, lie, numbers, d_out.device, not deterministic)
+        queries = prepared("dq", plan, lie, numbers, d_out.device)
+    keys = prepared("dkdv", plan, lie, numbers, d_out.device, not deterministic)
     (dq, delta, *more), (dk, dv) = queries.empty(), keys.empty()
     stats = more[0] if more else delta
     lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
@@ -111,7 +114,7 @@ def _wide(x: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     return like if x is None else x.to(torch.float32)
 
 
-def _lie(tensors: Tensors) -> Lie:
+def lie_of(tensors: Tensors) -> Lie:
     """How tensors lie in memory: their strides, and whether each begins on 16 bytes."""
     bits = 0
     for x in tensors:
@@ -119,7 +122,7 @@ def _lie(tensors: Tensors) -> Lie:
     return tuple([x.stride() for x in tensors]), not bits & 15
 
 
-class _Numbers(NamedTuple):
+class Numbers(NamedTuple):
     """The options that a kernel is made for or told."""
 
     shift: int
@@ -132,9 +135,9 @@ class _Numbers(NamedTuple):
     with_dq: bool = False
 
     @staticmethod
-    def of(how: Modifiers, problem: Problem, **rest: bool) -> _Numbers:
+    def of(how: Modifiers, problem: Problem, **rest: bool) -> Numbers:
         tf32 = problem.dtype == "float32" and tf32_wanted()
-        return _Numbers(how.shift, how.scale, how.softcap, how.alibi is not None, tf32, **rest)
+        return Numbers(how.shift, how.scale, how.softcap, how.alibi is not None, tf32, **rest)
 
 
 def tf32_wanted() -> bool:
@@ -166,8 +169,8 @@ def loaded(
 
 # ---- prepared launches -----------------------------------------------------------------------------------------------
 @lru_cache(maxsize=512)
-def _prepared(
-    direction: Direction, plan: AttentionPlan, lie: Lie, numbers: _Numbers, device: torch.device, split: bool = False
+def prepared(
+    direction: Direction, plan: AttentionPlan, lie: Lie, numbers: Numbers, device: torch.device, split: bool = False
 ) -> Prepared:
     """The launches of one direction; lie: of q, k, v and, backward, out and d_out."""
     gpu, problem = gpu_of(device), plan.problem
@@ -184,7 +187,7 @@ def _prepared(
     made = {name: _made(name, known, dtype, problem) for name in TENSORS[direction] if name in LIKE.keys() - known}
     known |= {name: stride for name, (_, stride, _) in made.items()}
     numbers = numbers._replace(sinks=numbers.sinks and complete)
-    spec = _spec(direction, problem, lie[1] and _dense(known, DTYPES[problem.dtype]), numbers)
+    spec = _spec(direction, problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
     if direction == "forward":
         made["Lse"] = _rows(problem, torch.float32)
     elif direction == "dq":
@@ -195,14 +198,14 @@ def _prepared(
 
 
 @lru_cache(maxsize=512)
-def prepared_rows(problem: Problem, lie: Lie, numbers: _Numbers, device: torch.device) -> Prepared:
-    """The launch that makes what dK and dV subtract, and zeros for dQ; lie: as of `_prepared`."""
+def prepared_rows(problem: Problem, lie: Lie, numbers: Numbers, device: torch.device) -> Prepared:
+    """The launch that makes what dK and dV subtract, and zeros for dQ; lie: as of `prepared`."""
     gpu = gpu_of(device)
     refuse_capture(f"attention on {problem}", gpu)
     known = _known(lie)
     made = {"DQ": _made("DQ", known, torch.float32, problem)}
     known["DQ"] = made["DQ"][1]
-    spec = _spec("delta", problem, lie[1] and _dense(known, DTYPES[problem.dtype]), numbers)
+    spec = _spec("delta", problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
     spec = replace(spec, rows=32 if max(problem.d, problem.dv) > 128 else 64, warps=4)
     values = {"all_heads": problem.q_heads, "my_length": problem.m, "scale": numbers.scale}
     grid = (problem.batch * problem.q_heads * -(-problem.m // spec.rows), 1, 1)
@@ -238,13 +241,7 @@ def _made(name: str, known: Mapping[str, tuple[int, ...]], dtype: torch.dtype, p
     return tuple(made.shape), made.stride(), dtype
 
 
-def _dense(known: Mapping[str, tuple[int, ...]], width: int) -> bool:
-    """Rows are dense, and every row begins on 16 bytes if the first does; width: bytes of an element."""
-    per = 16 // width
-    return all(s[3] == 1 and not (s[0] % per or s[1] % per or s[2] % per) for s in known.values())
-
-
-def _spec(direction: Direction | Literal["delta"], problem: Problem, aligned: bool, numbers: _Numbers) -> KernelSpec:
+def _spec(direction: Direction | Literal["delta"], problem: Problem, aligned: bool, numbers: Numbers) -> KernelSpec:
     """All but what a wave adds."""
     return KernelSpec(
         direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, softcap=numbers.softcap is not None,
@@ -256,7 +253,7 @@ def _spec(direction: Direction | Literal["delta"], problem: Problem, aligned: bo
 
 
 def _launches(
-    spec: KernelSpec, tables: Loaded, strides: Mapping[str, tuple[int, ...]], problem: Problem, numbers: _Numbers
+    spec: KernelSpec, tables: Loaded, strides: Mapping[str, tuple[int, ...]], problem: Problem, numbers: Numbers
 ) -> list[Launch]:
     """All waves, one after the other."""
     found = []
