@@ -177,11 +177,18 @@ def test_dq_shares_the_forward_plan_where_nothing_differs():
 def test_two_kernels_make_the_backward_where_one_is_predicted_slower():
     """On an H200 always; a card on which sums in memory cost next to nothing takes one."""
     assert plan_attention(WINDOW, problem(d=128), GPU).in_one is None
-    cheap = replace(GPU, l2_bandwidth=1e18, bandwidth=1e18)
+    cheap = replace(GPU, l2_bandwidth=1e18, bandwidth=1e18, launch_seconds=0)
     plan = plan_attention(weft.causal(), problem(d=128), cheap)
     assert plan.in_one is not None
     plan.verify()
     assert plan_attention(weft.causal(), problem(d=128, dtype="float32"), cheap).in_one is None
+
+
+@pytest.mark.parametrize("tokens", [64, 512, 4096])
+def test_short_backwards_take_two_kernels(tokens):
+    """One kernel needs launches before and after it, which alone take longer than the second of two."""
+    for d in (64, 128):
+        assert plan_attention(WINDOW, problem(tokens, d=d), GPU).in_one is None
 
 
 # ---- heads that differ -----------------------------------------------------------------------------------------------

@@ -102,11 +102,13 @@ def converting(works: Sequence[Work], direction: Direction, problem: Problem, gp
 
 def adding(works: Sequence[Work], problem: Problem, cols: int, gpu: Gpu) -> float:
     """Seconds that sums of dQ take where programs of keys add to them in float32: a tile adds a row for each of its
-    columns, and the sums are cleared, read and converted.
+    columns; before, a launch clears the sums and makes delta; after, another reads and converts them.
     """
+    width = DTYPES[problem.dtype]
     added = 4 * problem.d * sum(work.tiles for work in works) * cols
-    converted = (4 + 4 + DTYPES[problem.dtype]) * problem.d * problem.batch * problem.q_heads * problem.m
-    return added / (ADDED * gpu.l2_bandwidth) + converted / gpu.bandwidth
+    of_row = (4 + 4 + width) * problem.d + 2 * width * problem.dv
+    around = of_row * problem.batch * problem.q_heads * problem.m
+    return added / (ADDED * gpu.l2_bandwidth) + around / gpu.bandwidth + 2 * gpu.launch_seconds
 
 
 def waiting(work: Work, rate: Rates, side_by_side: int, gpu: Gpu) -> float:
