@@ -9,7 +9,7 @@ from weft.napkin.formulas import attention_memory
 from weft.planning import row_choice
 from weft.planning.attention_plan import count_heads, plan_attention
 from weft.planning.candidates import holds, legal, menu, resident, usual
-from weft.planning.choice import MOST_APART, WORTH, candidate, ranked, unlike_apart
+from weft.planning.choice import MOST, WORTH, candidate, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, converting, cost, moved, read, waiting
 from weft.planning.problem import Problem
 from weft.planning.rates import Rates, measured, rates
@@ -232,8 +232,8 @@ def test_alike_heads_stay_together():
     plan = plan_attention(alike, problem(), GPU)
     for direction in DIRECTIONS:
         assert {share.pack for share in plan.towards(direction)} == {0}
-    many = weft.per_head([weft.causal() & weft.strided(20 + i) for i in range(MOST_APART + 1)] + [weft.causal()])
-    plan = plan_attention(many, problem(heads=MOST_APART + 2), GPU)
+    many = weft.per_head([weft.causal() & weft.strided(20 + i) for i in range(MOST + 1)] + [weft.causal()])
+    plan = plan_attention(many, problem(heads=MOST + 2), GPU)
     assert {share.pack for share in plan.forward} == {0}
 
 

@@ -352,7 +352,8 @@ def test_few_rows(name):
 def test_a_plan_that_takes_rows_has_a_backward_by_tiles(name, monkeypatch):
     """As `weft.attention` runs it, with gradients; at such sizes a plan takes tiles unless it has to take rows."""
     pattern, m, n = FEW_ROWS[name]
-    monkeypatch.setattr(row_choice, "WORTH", 1e9)
+    monkeypatch.setattr(row_choice, "worth_it", lambda *_: True)
+    monkeypatch.setattr(row_choice, "may_gain", lambda *_: True)
     pipeline.compiled.cache_clear()
     pipeline.arrived.cache_clear()
     tensors = [x.to(DEVICE).requires_grad_() for x in qkv(m, n, batch=1, heads=(4, 2), dims=(16, 24))]

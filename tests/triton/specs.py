@@ -9,7 +9,8 @@ import torch
 
 import weft
 from weft.kernels.options import Modifiers
-from weft.kernels.triton import run
+from weft.kernels.triton import decode, run
+from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
@@ -42,7 +43,9 @@ class Call:
 
 @contextmanager
 def launches():
-    """A list of the KernelSpecs that are launched meanwhile, one for each launch; nothing runs."""
+    """A list of what is launched meanwhile, one for each launch: a KernelSpec, or the source of a row-wise kernel;
+    nothing runs.
+    """
     found = []
     run.prepared_rows.cache_clear()  # found again by a problem, not by a plan
 
@@ -53,13 +56,18 @@ def launches():
         def __getitem__(self, grid):
             return lambda *values: found.append(self.spec)
 
-    with mock.patch.object(run, "kernel_of", Kernel):
+    with mock.patch.object(run, "kernel_of", Kernel), mock.patch.object(decode, "kernel_of", Kernel):
         yield found
     run.prepared_rows.cache_clear()
 
 
 def specs_of(call):
     """The KernelSpecs of one call, forward and backward, in the order of their launches."""
+    return [spec for spec in launched(call) if isinstance(spec, KernelSpec)]
+
+
+def launched(call):
+    """What one call launches, row-wise kernels included."""
     fixed = (("dkdv", tiling_with_dq(call)),) if call.one_kernel else ()
     plan = plan_attention(call.pattern, call.problem(), GPU, fixed)
     tensors = [_tensor(shape, call) for shape in _shapes(call)]

@@ -1,14 +1,17 @@
 """A kernel is compiled for a structure, not for a size: other lengths, windows, splits and batches find it compiled."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
 import weft
+from weft.kernels.triton import decode
+from weft.kernels.triton.source import Source
 from weft.planning.candidates import menu
 from weft.testing.cases import parts
 
-from .specs import Call, specs_of, square
+from .specs import Call, launched, specs_of, square
 
 LENGTHS = (1, 63, 64, 200, 1000, 4096, 5001)
 SPLITS = ((1,), (1, 1), (5, 0, 3, 9), (1,) * 40, tuple(range(1, 60)))
@@ -96,6 +99,16 @@ def test_kernels_of_one_structure_where_one_makes_all_gradients(name):
         here = [spec.name for spec in found if spec.direction == "dkdv" and spec.split == split]
         assert len(here) <= MOST.get(name, 1), here
     assert all(spec.with_dq for spec in found if spec.direction != "forward")
+
+
+def test_few_queries_add_two_kernels():
+    """Where many keys are split: one for shares of rows, and one that merges them, whatever the lengths."""
+    names = set()
+    for m, n in ((64, 5000), (64, 6001), (60, 9000), (50, 100_000)):
+        with mock.patch.object(decode, "IMAGINED", 132):  # processors
+            calls = launched(Call(weft.causal(align="bottom-right"), m, n))
+        names |= {one.name for one in calls if isinstance(one, Source)}
+    assert [name.split("_")[0] for name in sorted(names)] == ["merge", "rows"]
 
 
 def test_twelve_kernels_at_most():

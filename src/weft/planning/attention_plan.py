@@ -93,10 +93,10 @@ class AttentionPlan:
         from weft.planning import row_choice
 
         tiles = self.candidate("forward")
-        if not tiles.works or row_choice.fills(tiles, self.problem, self.target):
+        if not row_choice.may_gain(tiles, self.problem, self.target):
             return None
         found = self.as_rows()
-        return None if isinstance(found, str) or not row_choice.worth_it(found, tiles) else found
+        return None if isinstance(found, str) or not row_choice.worth_it(found, tiles, self.target) else found
 
     def as_rows(self) -> ByRows | str:
         """The forward by rows on its GPU, chosen or not, or why there is none."""

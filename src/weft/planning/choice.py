@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from weft.acsr.format import Acsr
 from weft.planning.candidates import in_one, legal, menu
-from weft.planning.cost import Cost, adding, converting, cost, in_turn
+from weft.planning.cost import Cost, adding, converting, cost, in_memory, in_turn
 from weft.planning.device import plan_for_device
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
@@ -26,7 +26,7 @@ from weft.target import Gpu, Target
 Rows: TypeAlias = Sequence[tuple[Acsr, int]]  # of every distinct head, and how many heads share them
 Fixed: TypeAlias = tuple[tuple[Direction, Tiling], ...]  # tilings that somebody asked for
 Way: TypeAlias = tuple[Tiling, int]  # how rows are computed: their tiling, and the number of their pack
-MOST_APART = 8  # distinct heads up to which they are looked at one by one
+MOST = 4  # distinct heads that are looked at; of more of them, as many say what all take
 # What one kernel for the backward may take of what two take: its prediction is off by a tenth (docs/decisions/0008).
 IN_ONE = 0.85
 WORTH = 0.97  # what heads apart may take at most of what they take together: predictions are off by a few percent
@@ -59,13 +59,17 @@ def plan_rows(
         return [(plan_tiles(acsr, problem, target), 0) for acsr, _ in rows]
     asked = dict(fixed).get(direction)
     tilings = (asked,) if asked else menu(direction, problem, rank_of(rows), target)
-    if len(tilings) == 1 and (asked or len(rows) == 1):
-        return [(plan_for_device(acsr, problem, target, tilings[0]), 0) for acsr, _ in rows]
-    found = ranked(direction, rows, problem, target, tilings)[0]
-    other = None if asked else unlike_apart(direction, rows, problem, target, tilings)
-    worth = other is not None and other.cost.seconds < WORTH * found.cost.seconds
-    best = other if other is not None and worth else found
-    return [(plan, pack) for plan, (_, pack) in zip(best.plans, best.ways, strict=True)]
+    if 1 < len(rows) <= MOST and not asked:
+        best = ranked(direction, rows, problem, target, tilings)[0]
+        other = unlike_apart(direction, rows, problem, target, tilings)
+        if other is not None and other.cost.seconds < WORTH * best.cost.seconds:
+            best = other
+        return [(plan, pack) for plan, (_, pack) in zip(best.plans, best.ways, strict=True)]
+    tiling = tilings[0]
+    if len(tilings) > 1:
+        some = [rows[i * len(rows) // MOST] for i in range(MOST)] if len(rows) > MOST else rows
+        tiling = ranked(direction, some, problem, target, tilings)[0].tilings[0]
+    return [(plan_for_device(acsr, problem, target, tiling), 0) for acsr, _ in rows]
 
 
 def ranked(
@@ -89,23 +93,24 @@ def packed(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu, ways: S
     plans = tuple(
         plan_for_device(acsr, problem, gpu, tiling) for (acsr, _), (tiling, _) in zip(rows, ways, strict=True)
     )
-    packs: dict[Way, tuple[Work, ...]] = {}
-    for way in dict.fromkeys(ways):
-        shares = [(p, heads) for p, (_, heads), own in zip(plans, rows, ways, strict=True) if own == way]
-        packs[way] = works(shares, slots_of(gpu), split=direction == "dkdv")
-    done = tuple(work for pack in packs.values() for work in pack)
-    if direction != "forward" and any(work.merged for work in done):  # one tensor of gradients, in float32, for all
-        packs = {way: tuple(replace(work, merged=True) for work in pack) for way, pack in packs.items()}
-    found = in_turn([cost(pack, direction, problem, way[0], gpu) for way, pack in packs.items()])
-    after = converting(done, direction, problem, gpu)
-    return Candidate(tuple(ways), plans, done, replace(found, merging=found.merging + after))
+    packs = {way: [i for i, own in enumerate(ways) if own == way] for way in dict.fromkeys(ways)}
+    done = {
+        way: works([(plans[i], rows[i][1]) for i in members], slots_of(gpu), split=direction == "dkdv")
+        for way, members in packs.items()
+    }
+    every = tuple(work for pack in done.values() for work in pack)
+    found = in_turn(
+        [cost(in_memory(pack, direction, every), direction, problem, way[0], gpu) for way, pack in done.items()]
+    )
+    after = converting(every, direction, problem, gpu)
+    return Candidate(tuple(ways), plans, every, replace(found, merging=found.merging + after))
 
 
 def unlike_apart(
     direction: Direction, rows: Rows, problem: Problem, gpu: Gpu, tilings: Sequence[Tiling]
 ) -> Candidate | None:
     """Rows apart that alone would take another tiling, or other code, each under its own; None if all are alike."""
-    if not 1 < len(rows) <= MOST_APART:
+    if not 1 < len(rows) <= MOST:
         return None
     packs: dict[tuple[Tiling, frozenset[tuple[str, bool]]], int] = {}
     ways = []

@@ -9,7 +9,7 @@ that is full. The rest is counting: programs, tiles with and without an edge, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import floor
 
 from weft.napkin.formulas import attention_transfers
@@ -65,6 +65,7 @@ class Cost:
 
 def cost(works: Sequence[Work], direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> Cost:
     """The prediction for the waves of one direction."""
+    works = in_memory(works, direction, works)
     side_by_side = resident(direction, problem, tiling, gpu)
     known = [rates(work.kind, direction, problem, tiling, gpu) for work in works]
     even, uneven = [], 0.0
@@ -76,6 +77,13 @@ def cost(works: Sequence[Work], direction: Direction, problem: Problem, tiling: 
     added = sum(merging(work, direction, problem, tiling, gpu) for work in works)
     floors = _floors(works, direction, problem, tiling, gpu)
     return Cost(starts, edges, full, uneven, added, len(works) * gpu.launch_seconds, *floors)
+
+
+def in_memory(works: Sequence[Work], direction: Direction, all_works: Sequence[Work]) -> Sequence[Work]:
+    """Works as they add in memory: gradients are one tensor, in float32 for all waves if it is for one of them."""
+    if direction == "forward" or not any(work.merged for work in all_works):
+        return works
+    return [replace(work, merged=True) for work in works]
 
 
 def in_turn(costs: Sequence[Cost]) -> Cost:

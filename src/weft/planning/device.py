@@ -15,7 +15,7 @@ from weft.pattern.bounds import Stair
 from weft.planning.planner import Group, _group_lanes, _grouped, left_out
 from weft.planning.problem import Problem
 from weft.planning.relayout import Lanes
-from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
+from weft.planning.tiles import AxisPlan, Launch, Part, TileBounds, TilePlan, axis_plan, block_launch, tile_bounds
 from weft.planning.tiling import Tiling
 from weft.target import Gpu
 
@@ -66,7 +66,7 @@ def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[Launch, int]:
     counted = _counted(acsr, group)
     terms, lanes, rank = counted.terms, counted.lanes, counted.terms[0].rank
     best: tuple[int, tuple[int, ...], list[tuple[int, ...]]] | None = None
-    for box in _boxes(tiling.rows, [int(one[0].rows.max(initial=1)) for one in lanes]):
+    for box in _boxes(tiling.rows, tuple(int(one[0].rows.max(initial=1)) for one in lanes)):
         keys = [counted.best_keys(i, box, tiling.cols) for i in range(len(terms))]
         total = sum(counted.tiles(i, box, key) for i, key in enumerate(keys))
         if best is None or total < best[0]:
@@ -98,19 +98,24 @@ class _Counted:
 
     def __init__(self, terms: list[Term], lanes: list[list[Lanes]]) -> None:
         self.terms, self.lanes = terms, lanes
+        self.bounds: dict[tuple[int, int, int], TileBounds] = {}
         self.runs: dict[tuple[int, int, int], AxisPlan] = {}
         self.sums: dict[tuple[int, int, int, int], int] = {}
 
     def plan(self, term: int, axis: int, rows: int, cols: int) -> AxisPlan:
-        one = self.terms[term]
-        return axis_plan(one.axes[axis], one.k.shape[axis], self.lanes[axis][term], rows, cols)
+        """The runs of one axis; the last one made for a box of queries is kept."""
+        key, one = (term, axis, rows), self.terms[term]
+        relation, n, lanes = one.axes[axis], one.k.shape[axis], self.lanes[axis][term]
+        if key not in self.bounds:
+            self.bounds[key] = tile_bounds(relation, n, lanes, rows)
+        if key not in self.runs or self.runs[key].block_k != cols:
+            self.runs[key] = axis_plan(relation, n, lanes, rows, cols, self.bounds[key])
+        return self.runs[key]
 
     def steps(self, term: int, axis: int, rows: int, cols: int) -> int:
         """Tiles of keys over all tiles of rows of one axis."""
         key = (term, axis, rows)
-        if key not in self.runs:
-            self.runs[key] = self.plan(*key, cols)
-        return self.runs[key].steps(cols)
+        return (self.runs.get(key) or self.plan(*key, cols)).steps(cols)
 
     def best_keys(self, term: int, box: tuple[int, ...], cols: int) -> tuple[int, ...]:
         """The box of `cols` keys that needs the fewest tiles."""
@@ -128,8 +133,13 @@ class _Counted:
         return total
 
 
-def _boxes(size: int, shape: list[int] | tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+@lru_cache(maxsize=256)
+def _boxes(size: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Boxes of `size` tokens, powers of two on every axis; no side is twice as long as its axis, if that can be."""
+    return tuple(_sides(size, shape))
+
+
+def _sides(size: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     if len(shape) == 1:
         yield (size,)
         return
@@ -142,13 +152,13 @@ def _boxes(size: int, shape: list[int] | tuple[int, ...]) -> Iterator[tuple[int,
                 yield (side, *others)
 
 
-def _key_boxes(size: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+@lru_cache(maxsize=256)
+def _key_boxes(size: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Boxes of keys, of PLACES coordinates at most."""
     if len(shape) == 1:
-        yield (size,)
-        return
-    fitting, others = ([x for x in _boxes(size, one) if sum(x) <= PLACES] for one in (shape, [size] * len(shape)))
-    yield from fitting or others
+        return ((size,),)
+    fitting, others = (tuple(x for x in _boxes(size, one) if sum(x) <= PLACES) for one in (shape, (size,) * len(shape)))
+    return fitting or others
 
 
 def longest_tile(launch: Launch) -> int:

@@ -37,7 +37,7 @@ def rates(kind: Kind, direction: Direction, problem: Problem, tiling: Tiling, gp
     """Those of one kernel on one card."""
     tile, start = floor_of(direction, problem, tiling, gpu)
     wide = max(problem.d, problem.dv)
-    near = _nearest(kind, direction, wide, tiling, _known(gpu) if DTYPES[problem.dtype] == 2 else {})
+    near = _nearest(kind, direction, wide, tiling, _known(gpu)) if DTYPES[problem.dtype] == 2 else None
     if near is None:
         return Rates(start * SLOWDOWN["start"], tile * SLOWDOWN["edge"], tile * SLOWDOWN["full"])
     key, known = near
@@ -60,20 +60,21 @@ def floor_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -
     return tile, rows / (gpu.bandwidth / gpu.processors / gpu.clock)
 
 
-def _known(gpu: Gpu) -> dict[Key, Rates]:
-    """The table of the card, or of one with the same processors."""
-    return measured(gpu.name) or measured(
-        next((x.name for x in GPUS.values() if x.architecture == gpu.architecture), "")
-    )
+def _known(gpu: Gpu) -> str:
+    """The card whose table it is: its own, or one with the same processors; "" where there is none."""
+    alike = next((x.name for x in GPUS.values() if x.architecture == gpu.architecture), "")
+    return gpu.name if measured(gpu.name) else alike
 
 
-def _nearest(
-    kind: Kind, direction: Direction, wide: int, tiling: Tiling, table: dict[Key, Rates]
-) -> tuple[Key, Rates] | None:
-    """The measured rates that are most alike: of the same direction, best of the same kind, width and tiling."""
-    exact = table.get((wide, direction, kind, tiling))
-    if exact is not None:
-        return (wide, direction, kind, tiling), exact
+@lru_cache(maxsize=1024)
+def _nearest(kind: Kind, direction: Direction, wide: int, tiling: Tiling, card: str) -> tuple[Key, Rates] | None:
+    """The measured rates that are most alike: of the same direction, best of the same kind, width and tiling. The
+    remainder's blocks are walked as several terms are.
+    """
+    kind, table = "several" if kind == "blocks" else kind, measured(card)
+    exact = wide, direction, kind, tiling
+    if exact in table:
+        return exact, table[exact]
     found = [(key, rate) for key, rate in table.items() if key[1] == direction]
     return min(found, key=lambda one: _unlike(one[0], kind, wide, tiling), default=None)
 
@@ -82,7 +83,7 @@ def _unlike(key: Key, kind: Kind, wide: int, tiling: Tiling) -> tuple[float, ...
     d, _, of, t = key
     shape = abs(t.rows - tiling.rows) + abs(t.cols - tiling.cols) + 8 * abs(t.warps - tiling.warps)
     rest = abs(t.stages - tiling.stages) + (t.apart != tiling.apart) + (t.registers != tiling.registers)
-    return abs(d - wide), of != (kind if kind != "blocks" else "several"), shape, rest
+    return abs(d - wide), of != kind, shape, rest
 
 
 @cache

@@ -108,13 +108,20 @@ def by_rows(plan: RowPlan, gpu: Gpu) -> ByRows:
     )
 
 
-def worth_it(rows: ByRows, tiles: Candidate) -> bool:
-    """Whether rows are predicted to be faster by more than their prediction may be off."""
-    return rows.cost.seconds < WORTH * tiles.cost.seconds
+def worth_it(rows: ByRows, tiles: Candidate, gpu: Gpu) -> bool:
+    """Whether rows are predicted to be faster by more than their prediction may be off, and by what is worth compiling
+    them for.
+    """
+    saved = tiles.cost.seconds - rows.cost.seconds
+    return rows.cost.seconds < WORTH * tiles.cost.seconds and saved > 2 * gpu.launch_seconds
 
 
-def fills(tiles: Candidate, problem: Problem, gpu: Gpu) -> bool:
-    """Whether tiles are full of queries and give every processor all that it has room for: rows are no faster then."""
+def may_gain(tiles: Candidate, problem: Problem, gpu: Gpu) -> bool:
+    """Whether rows can be faster: tiles are not full of queries, or leave room on some processor. Not for float32,
+    whose tiles were not measured, and may be multiplied in tf32.
+    """
+    programs = sum(work.programs for work in tiles.works)
+    if not programs or problem.dtype == "float32":
+        return False
     room = min(resident("forward", problem, tiling, gpu) for tiling in tiles.tilings)
-    enough = sum(work.programs for work in tiles.works) >= gpu.processors * room
-    return enough and problem.m >= max(tiling.rows for tiling in tiles.tilings)
+    return programs < gpu.processors * room or problem.m < max(tiling.rows for tiling in tiles.tilings)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product as cartesian
 from math import prod
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -258,11 +258,21 @@ def tile_heights(rows: Ints, block: int, tiles: int) -> Ints:
     return np.clip(rows[:, None] - block * np.arange(tiles, dtype=np.int64), 0, block)
 
 
-def axis_plan(relation: Relation, n: int, lanes: Lanes, block_q: int, block_k: int) -> AxisPlan:
-    """Runs of one axis from the first and last row of every tile: monotone bounds make these two rows enough."""
+class TileBounds(NamedTuple):
+    """Positions of the keys of every tile of rows of one axis: those of some row are [start, stop), those of all rows
+    [inner_start, inner_stop). (lanes, tiles) each, or one column for all tiles.
+    """
+
+    start: Ints
+    stop: Ints
+    inner_start: Ints
+    inner_stop: Ints
+
+
+def tile_bounds(relation: Relation, n: int, lanes: Lanes, block_q: int) -> TileBounds:
+    """From the first and last row of every tile: monotone bounds make these two rows enough."""
     tiles = -(-int(lanes.rows.max(initial=0)) // block_q)
     which = np.arange(len(lanes))[:, None]
-    shape = (len(lanes), tiles)
     if _rows_alike(relation, n, lanes, block_q):  # then a lane is like one tile
         first, last = np.zeros((1, 1), np.int64), lanes.rows[:, None] - 1
         exists = np.ones((1, 1), np.bool_)
@@ -272,7 +282,17 @@ def axis_plan(relation: Relation, n: int, lanes: Lanes, block_q: int, block_k: i
         last = np.minimum(first + block_q, lanes.rows[:, None]) - 1
     start, inner_stop = lanes.bounds(relation, n, which, np.minimum(first, last))
     inner_start, stop = lanes.bounds(relation, n, which, last)
-    stop = np.where(exists, np.maximum(stop, start), start)
+    return TileBounds(start, np.where(exists, np.maximum(stop, start), start), inner_start, inner_stop)
+
+
+def axis_plan(
+    relation: Relation, n: int, lanes: Lanes, block_q: int, block_k: int, bounds: TileBounds | None = None
+) -> AxisPlan:  # fmt: skip
+    """Runs of one axis; bounds: those of its tiles of `block_q` rows, if somebody has them."""
+    if bounds is None:
+        bounds = tile_bounds(relation, n, lanes, block_q)
+    start, stop, inner_start, inner_stop = bounds
+    tiles = -(-int(lanes.rows.max(initial=0)) // block_q)
     count = -((start - stop) // block_k)
     left = np.clip(-((start - inner_start) // block_k), 0, count)
     inside = np.where(inner_stop >= stop, count - left, (inner_stop - start) // block_k - left)
@@ -285,6 +305,7 @@ def axis_plan(relation: Relation, n: int, lanes: Lanes, block_q: int, block_k: i
         left = left + before
     if lanes.out[0].size:
         full = np.where(lanes.tiles_cut(block_q, tiles), 0, full)
+    shape = len(lanes), tiles
     tables = (_compact(np.where(stop > start, x, 0), shape) for x in (start, stop, left, full))
     return AxisPlan(relation, n, block_q, block_k, lanes, *tables)
 
