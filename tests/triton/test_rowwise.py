@@ -18,6 +18,7 @@ from weft.kernels.triton.source import compile_for
 from weft.planning.problem import Problem
 from weft.planning.row_choice import shape_of
 from weft.planning.rowwise import decode_plan
+from weft.recognition.pieces import steps
 from weft.settings import interpreted
 from weft.testing.refusals import refuse
 
@@ -66,6 +67,7 @@ CALLS = {
     "two terms": Call(weft.strided(64)),
     "many bounds": Call(BAND & weft.padding(400, rows=True) & weft.causal(offset=-2), dims=(80, 96)),
     "rows anywhere": Call(dims=(33, 40), aligned=False, dtype="float16"),
+    "step functions": Call(steps("before", [2, 150, 2000, 4900], [3, 4, 400, 1700, 4800]), m=16),
     "float32": Call(dtype="float32"),
     "float32, 256": Call(dims=(256, 256), dtype="float32", heads=(64, 1), m=4),
 }
