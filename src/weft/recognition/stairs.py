@@ -11,6 +11,8 @@ import numpy as np
 
 from weft.pattern.bounds import INF, Bound, Ints, IntTable, Stair, Steps
 
+FEW = 32  # places that a formula is tried on first
+
 
 def simplest(least: Ints, most: Ints, n: int, rows: tuple[Ints, Ints] | None = None) -> Bound:
     """A stair if one fits, else the table with the fewest steps. rows: the first and the last row that each place of
@@ -18,12 +20,15 @@ def simplest(least: Ints, most: Ints, n: int, rows: tuple[Ints, Ints] | None = N
     """
     if rows is None:
         rows = (np.arange(least.size, dtype=np.int64),) * 2
+    first, last = rows
+    few = slice(None, None, max(1, least.size // FEW))  # what fits all places fits these
     for source in (most, least):
-        for stair in _formulas(source, rows[0]):
-            fitted = _clipped(stair, (least, most), n, rows)
-            if fitted:
-                return fitted
-    return _table(least, most, rows[0])
+        for stair in _formulas(source, first):
+            if _clipped(stair, (least[few], most[few]), n, (first[few], last[few])):
+                fitted = _clipped(stair, (least, most), n, rows)
+                if fitted:
+                    return fitted
+    return _table(least, most, first)
 
 
 def _clipped(stair: Stair, limits: tuple[Ints, Ints], n: int, rows: tuple[Ints, Ints]) -> Stair | None:
