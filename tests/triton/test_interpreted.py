@@ -15,8 +15,8 @@ import torch
 from weft.settings import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFORMANCE, TRAPS, POISON, ONE_KERNEL = (
-    f"tests/kernels/test_{name}.py::test" for name in ("conformance", "traps", "poison", "one_kernel")
+CONFORMANCE, TRAPS, POISON, ONE_KERNEL, PACKS = (
+    f"tests/kernels/test_{name}.py::test" for name in ("conformance", "traps", "poison", "one_kernel", "packs")
 )
 CHOSEN = {
     "every pattern, option and layout": [f"{CONFORMANCE}_rows_meet_every_value", f"{CONFORMANCE}_pairwise"],
@@ -30,6 +30,7 @@ CHOSEN = {
         f"{POISON}_in_keys_that_no_query_sees[residue classes-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees[before a window-dtype0-triton]",
     ],
+    "unlike heads apart": [f"{PACKS}_unlike_heads"],
     "gradients of one kernel": [
         f"{ONE_KERNEL}_several_tiles",
         f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",

@@ -16,7 +16,7 @@ from weft.kernels.backend import Card
 from weft.target import GPUS, Gpu
 
 # Modules that neither make nor start the kernels that are tuned.
-APART = ("__init__", "card", "measure", "decode", "rowwise", "row_device")
+APART = ("__init__", "card", "measure", "decode", "row_spec", "rowwise", "row_device")
 
 
 def at_hand() -> Card | None:
