@@ -37,8 +37,9 @@ class Documents:
         return Line(tuple(runs.pieces_of(Runs.steps(self.first, np.arange(self.first.size), self.stop))))
 
     def of(self, tokens: Ints) -> Ints:
-        """The document of each token."""
-        return np.searchsorted(self.first, tokens, side="right") - 1
+        """The document of each of some sorted tokens."""
+        begin = np.append(np.searchsorted(tokens, self.first), tokens.size)
+        return np.repeat(np.arange(self.first.size), begin[1:] - begin[:-1])
 
     def cut(self, found: Runs) -> Runs:
         """Runs that lie in one document each."""

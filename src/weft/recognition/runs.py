@@ -281,8 +281,7 @@ def _of_slopes(values: Any, lo: int, most: int) -> Runs | None:
 def _without_pairs(runs: Runs) -> Runs:
     """Two unlike values are no slope: so the 0 and 1 of conditions never rise."""
     pair = (runs.lengths == 2) & (runs.slope != 0)
-    begin = np.sort(np.concatenate([runs.begin, runs.begin[pair] + 1]))
-    cut = runs.cut(begin)
+    cut = runs.cut_also(runs.begin[pair] + 1)
     return Runs(cut.begin, cut.value, np.where(cut.lengths == 1, 0, cut.slope), cut.stop).joined()
 
 
@@ -361,10 +360,11 @@ def composed(outer: Sequence[Piece], inner: Runs) -> list[Piece] | None:
     counts = 1 + behind - first  # its own begin, and where it reaches another run of the outer function
     run, turn = np.repeat(np.arange(counts.size), counts), _counted(counts)
     slope, begin, value = (x[run] for x in (inner.slope, inner.begin, inner.value))
-    edge = table.begin[np.where(turn > 0, np.where(slope > 0, first[run] + turn - 1, behind[run] - turn), 0)]
-    ahead = np.where(turn > 0, np.where(slope > 0, edge - value, value - edge + 1), 0)
+    down = slope < 0
+    place = np.where(down, behind[run] - turn, first[run] + turn) - 1  # the run of the outer function
+    edge = table.begin[np.minimum(place + down, table.begin.size - 1)]  # where it is reached, or left behind
+    ahead = np.where(turn > 0, np.where(down, value - edge + 1, edge - value), 0)
     at = value + slope * ahead
-    place = table.place(at)
     made = table.value[place] + table.slope[place] * (at - table.begin[place])
     return pieces_of(Runs(begin + ahead, made, table.slope[place] * slope, inner.stop))
 
