@@ -14,7 +14,7 @@ from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
-from weft.target import GPU
+from weft.target import GPU, GPUS
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,15 @@ def launches():
     run.prepared_rows.cache_clear()
 
 
-def specs_of(call):
-    """The KernelSpecs of one call, forward and backward, in the order of their launches."""
-    return [spec for spec in launched(call) if isinstance(spec, KernelSpec)]
+def specs_of(call, gpu=GPU):
+    """The KernelSpecs of one call on a card, forward and backward, in the order of their launches."""
+    return [spec for spec in launched(call, gpu) if isinstance(spec, KernelSpec)]
 
 
-def launched(call):
+def launched(call, gpu=GPU):
     """What one call launches, row-wise kernels included."""
     fixed = (("dkdv", tiling_with_dq(call)),) if call.one_kernel else ()
-    plan = plan_attention(call.pattern, call.problem(), GPU, fixed)
+    plan = plan_attention(call.pattern, call.problem(), gpu, fixed)
     tensors = [_tensor(shape, call) for shape in _shapes(call)]
     q, k, v, d_out, lse = tensors
     group = call.heads[0] // call.heads[1]
@@ -102,10 +102,11 @@ def tiling_with_dq(call):
 DIRECTIONS = {"forward": ("forward",), "dq": ("dq",), "keys": ("dkdv",), "one kernel": ("delta", "dkdv")}
 
 
-def specs_towards(call, direction):
-    """The distinct KernelSpecs of one of DIRECTIONS."""
+def specs_towards(call, direction, target="sm_90"):
+    """The distinct KernelSpecs of one of DIRECTIONS, as planned for a card of that architecture."""
     call = replace(call, one_kernel=direction == "one kernel")
-    return list(dict.fromkeys(spec for spec in specs_of(call) if spec.direction in DIRECTIONS[direction]))
+    gpu = next(gpu for gpu in GPUS.values() if gpu.architecture == target)
+    return list(dict.fromkeys(spec for spec in specs_of(call, gpu) if spec.direction in DIRECTIONS[direction]))
 
 
 def _shapes(call):

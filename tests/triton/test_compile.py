@@ -23,8 +23,9 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and co
 SLOW = ("window, 64", "window, 256", "window, 256, float32")  # like others, and long to compile
 SPILLED = Path(__file__).with_name("spilled.json")  # bytes of local memory of a thread, as it is today; 0 if absent
 
-# (direction, call) whose innermost loops spill on sm_90
-INSIDE = {("keys", "random blocks")} | {
+# (direction, call) whose innermost loops spill on sm_90. 64 x 64 tiles of keys at D=256 are the fastest all the same,
+# and so they are at D=80 without options (benchmarks/notes/triton.md).
+INSIDE = {("keys", call) for call in ("random blocks", "window, 256", "window, softcap, alibi, sinks")} | {
     ("one kernel", call) for call in ("random blocks", "listed tokens", "dilation by head")
 }
 
@@ -57,7 +58,7 @@ def compiled(request, tmp_path_factory):
     def start(case):
         if case not in started:
             target, direction, call = case
-            started[case] = pool.submit(compile_one, target, specs_towards(CALLS[call], direction))
+            started[case] = pool.submit(compile_one, target, specs_towards(CALLS[call], direction, target))
         return started[case]
 
     with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(2, get_context("spawn")) as pool:
@@ -75,7 +76,7 @@ def test_compiles_and_fits(case, compiled):
     target, direction, call = case
     found = compiled(case)
     assert found
-    for spec, taken in zip(specs_towards(CALLS[call], direction), found, strict=True):
+    for spec, taken in zip(specs_towards(CALLS[call], direction, target), found, strict=True):
         assert taken.shared <= SHARED[target] * 1024, f"{spec.name} takes {taken.shared} bytes of shared memory"
         asked = spec.registers if target.startswith("sm") else 0  # AMD's compiler takes no such wish
         assert taken.registers <= (asked or REGISTERS[target]), spec.name
