@@ -8,7 +8,7 @@ import weft
 from weft.napkin.formulas import attention_memory
 from weft.planning import row_choice
 from weft.planning.attention_plan import count_heads, plan_attention
-from weft.planning.candidates import holds, legal, menu, resident, usual
+from weft.planning.candidates import holds, legal, menu, resident, shared_of, usual
 from weft.planning.choice import MOST, WORTH, candidate, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, converting, cost, moved, read, waiting
 from weft.planning.problem import Problem
@@ -42,6 +42,20 @@ def test_what_is_legal_fits_the_card_and_holds_what_is_offered(gpu, direction):
             others = [t for t in found if t not in offered]
             assert all(holds(direction, problem(d=d), t).shared <= gpu.shared for t in others)
             assert all(resident(direction, problem(d=d), t, gpu) >= 1 for t in found)
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=list(GPUS))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_is_offered_fits_the_card(gpu, dtype):
+    """The usual tiling where there is room for it, else a smaller one; at every head dimension."""
+    for direction in DIRECTIONS:
+        for rank in (1, 2, 3):
+            for d in (8, 64, 96, 128, 192, 256):
+                whole = problem(d=d, dtype=dtype)
+                offered = menu(direction, whole, rank, gpu)
+                assert all(shared_of(direction, whole, tiling, gpu) <= gpu.shared for tiling in offered)
+                usual_one = usual(direction, whole, rank)
+                assert offered[0] == usual_one or shared_of(direction, whole, usual_one, gpu) > gpu.shared
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

@@ -15,7 +15,8 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-SHARED = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "gfx942": 64}  # KB that one block may have
+SMALL = GPUTarget("cuda", 89, 32)  # an RTX 4090
+SHARED = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "gfx942": 64}  # KB that one block may have
 REGISTERS = {"sm_80": 255, "sm_90": 255, "sm_100": 255, "gfx942": 512}  # that one thread may have
 
 

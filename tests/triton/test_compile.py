@@ -15,7 +15,7 @@ import triton
 from weft.kernels.triton.load import compile_for
 from weft.settings import interpreted
 
-from .resources import REGISTERS, SHARED, TARGETS, resources
+from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources
 from .specs import CALLS, DIRECTIONS, has_room_for_dq, specs_towards
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
@@ -65,7 +65,7 @@ def compiled(request, tmp_path_factory):
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))  # what is measured is compiled here
         if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers are told of each other's tests too
             for item in request.session.items:
-                if item.path == request.path:
+                if item.path == request.path and "case" in item.callspec.params:
                     start(item.callspec.params["case"])
         yield lambda case: start(case).result()
         pool.shutdown(cancel_futures=True)
@@ -94,6 +94,15 @@ def check_spilled(case, spilled):
             f"{case} spills {spilled} bytes a thread, and {table.get(case, 0)} before. If that is worth it: "
             "WEFT_GOLDEN=write pytest tests/triton/test_compile.py -m 'wide or not wide'"
         )
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("direction", ["forward", "dq", "keys"])
+@pytest.mark.parametrize("call", ["window, 256", "window, float32", "window, 256, float32", "2-D"])
+def test_a_small_card_has_room(call, direction, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for spec in specs_towards(CALLS[call], direction, "sm_89"):
+        assert compile_for(spec, SMALL).metadata.shared <= SHARED["sm_89"] * 1024, spec.name
 
 
 ON_HOPPER = [param for param in cases() if param.values[0][0] == "sm_90"]

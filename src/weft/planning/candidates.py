@@ -12,9 +12,13 @@ from weft.target import GPU, Gpu
 
 THREADS = 32  # of a warp
 MOST_REGISTERS = 255  # of a thread
-# On sm_100 products take both factors from shared memory, scores and their gradients too: of the backward, up to 1.38
-# times as much is compiled (Triton 3.7.1).
-STAGED = 1.4
+# Of what is counted (`holds`), the most that Triton 3.7.1 compiled, D=64 to 256: rows of queries stay in registers; on
+# sm_100 products take both factors from shared memory, gradients of scores too; AMD's kernels hold one chunk.
+COMPILED: dict[Direction, float] = {"forward": 0.8, "dq": 0.82, "dkdv": 0.94}
+BLACKWELL: dict[Direction, float] = {"forward": 1.01, "dq": 1.4, "dkdv": 1.4}
+AMD, FLOAT32 = 0.5, 0.82
+# For cards without room for the usual tiling, the largest that fits.
+SMALLER = (Tiling(64, 32, 8, 2), Tiling(32, 32, 4, 2), Tiling(32, 16, 4, 2), Tiling(16, 16, 4, 1))
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,26 @@ def menu(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) 
     """What a call chooses from: the usual tiling, and one more where that one is not good at short runs or at long.
 
     Every entry is a kernel more that a structure may compile; the forward needs none. A card without room for the usual
-    one gets a small one.
+    one gets a smaller one.
     """
-    first, wide, line = usual(direction, problem, rank), max(problem.d, problem.dv), rank == 1
-    if wide > 128 and shared_of(direction, problem, first, gpu) > gpu.shared:
-        return (Tiling(64, 32, 8, 2),)
-    if problem.dtype == "float32" or direction == "forward":
-        return (first,)
+
+    def fits(tiling: Tiling) -> bool:
+        return shared_of(direction, problem, tiling, gpu) <= gpu.shared
+
+    first = usual(direction, problem, rank)
+    if not fits(first):
+        return (next(filter(fits, SMALLER), SMALLER[-1]),)
+    more = None if problem.dtype == "float32" else _second(direction, max(problem.d, problem.dv), rank == 1)
+    return (first,) if more is None or not fits(more) else (first, more)
+
+
+def _second(direction: Direction, wide: int, line: bool) -> Tiling | None:
+    """What is offered beside the usual tiling; None where that one is good throughout."""
+    if direction == "forward":
+        return None
     if wide <= 64:
-        return first, Tiling(64, 32 if direction == "dq" else 64, 4, 3, apart=line)
-    many = 96 < wide <= 128 and direction == "dq" and line
-    return (first, Tiling(128, 64, 8, 3, apart=True)) if many else (first,)
+        return Tiling(64, 32 if direction == "dq" else 64, 4, 3, apart=line)
+    return Tiling(128, 64, 8, 3, apart=True) if direction == "dq" and line and 96 < wide <= 128 else None
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:
@@ -75,8 +88,8 @@ def legal(direction: Direction, problem: Problem, rank: int, gpu: Gpu) -> tuple[
     """Every tiling that the card has room for, and what is offered; no axis is apart on grids."""
     found = dict.fromkeys(menu(direction, problem, rank, gpu))
     for tiling in _all(direction, rank):
-        fits = shared_of(direction, problem, tiling, gpu) <= gpu.shared
-        if fits and holds(direction, problem, tiling).registers <= MOST_REGISTERS:
+        held = holds(direction, problem, tiling)
+        if held.shared <= gpu.shared and held.registers <= MOST_REGISTERS:
             found[tiling] = None
     return tuple(found)
 
@@ -104,9 +117,14 @@ def holds(direction: Direction, problem: Problem, tiling: Tiling) -> Held:
 
 
 def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
-    """Bytes of shared memory that a program takes on a card, about."""
-    staged = STAGED if gpu.architecture == "sm_100" and direction != "forward" else 1.0
-    return staged * holds(direction, problem, tiling).shared
+    """The most bytes of shared memory that a program of a tiling was seen to take on such cards."""
+    if gpu.architecture.startswith("gfx"):
+        share = AMD
+    elif DTYPES[problem.dtype] == 4:
+        share = FLOAT32
+    else:
+        share = (BLACKWELL if gpu.architecture == "sm_100" else COMPILED)[direction]
+    return share * holds(direction, problem, tiling).shared
 
 
 def resident(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
@@ -114,5 +132,4 @@ def resident(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -
     held, threads = holds(direction, problem, tiling), THREADS * tiling.warps
     registers = tiling.registers or min(MOST_REGISTERS, held.registers)
     by_registers = gpu.registers // (4 * registers * threads)
-    shared = max(1, int(shared_of(direction, problem, tiling, gpu)))
-    return max(1, min(gpu.shared // shared, by_registers, 2048 // threads))
+    return max(1, min(gpu.shared // max(1, held.shared), by_registers, 2048 // threads))
