@@ -196,6 +196,7 @@ def test_two_kernels_make_the_backward_where_one_is_predicted_slower():
     assert plan.in_one is not None
     plan.verify()
     assert plan_attention(weft.causal(), problem(d=128, dtype="float32"), cheap).in_one is None
+    assert plan_attention(weft.causal(), problem(d=128), replace(cheap, shared=99 << 10)).in_one is None  # no room
 
 
 @pytest.mark.parametrize("tokens", [64, 512, 4096])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from weft.acsr.format import Acsr
-from weft.planning.candidates import in_one, legal, menu
+from weft.planning.candidates import in_one, legal, menu, shared_of
 from weft.planning.cost import Cost, adding, converting, cost, in_memory, in_turn
 from weft.planning.device import plan_for_device
 from weft.planning.planner import plan_tiles
@@ -128,7 +128,7 @@ def backward_in_one(
     and that of dK and dV; rows: of keys.
     """
     tiling, (queries, keys) = in_one(problem, rank_of(rows)), two
-    if tiling is None:
+    if tiling is None or shared_of("dkdv", problem, tiling, gpu) > gpu.shared:
         return None
     # As many sums as of tiles so high; a kernel that makes dQ too is no faster than one that does not.
     rows_of, cols_of = (min(getattr(one, side) for one in keys.tilings) for side in ("rows", "cols"))
