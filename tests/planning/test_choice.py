@@ -316,6 +316,11 @@ def test_an_explanation_says_what_bounds_it_and_what_was_rejected():
     assert "tuned, or asked for" in plan_attention(WINDOW, problem(), GPU, (("dq", Tiling(64, 32, 4, 2)),)).explain()
 
 
+def test_an_explanation_says_what_a_card_has_no_room_for():
+    said = plan_attention(WINDOW, problem(d=128), GPUS["rtx4090"]).explain().splitlines()[-1]
+    assert said.endswith("the card's shared memory is too small")
+
+
 def test_an_explanation_tells_packs():
     said = plan_attention(UNLIKE, problem(d=128, heads=32), GPU).explain()
     assert "\nforward   unlike heads apart, in 2 packs: " in said

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from weft.napkin.formulas import naive_attention_transfers
 from weft.planning.attention_plan import AttentionPlan, count_heads
-from weft.planning.candidates import in_one, menu
+from weft.planning.candidates import in_one, menu, shared_of
 from weft.planning.choice import Candidate, Rows, candidate, rank_of, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, adding, moved
 from weft.planning.problem import DTYPES
@@ -109,6 +109,8 @@ def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
     tiling = in_one(plan.problem, rank_of(rows))
     if tiling is None:
         return f"backward  two kernels, {_ms(seconds)}: one that makes dQ beside dK and dV has too few registers"
+    if shared_of("dkdv", plan.problem, tiling, gpu) > gpu.shared:
+        return f"backward  two kernels, {_ms(seconds)}: for one of {tiling} the card's shared memory is too small"
     found = candidate("dkdv", rows, plan.problem, gpu, tiling)
     sums = adding(found.works, plan.problem, tiling.cols, gpu)
     other = f"{_ms(found.cost.seconds + sums)}, of these {_ms(sums)} for sums of dQ in memory"
