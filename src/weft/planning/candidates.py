@@ -12,7 +12,7 @@ from weft.target import GPU, Gpu
 
 THREADS = 32  # of a warp
 MOST_REGISTERS = 255  # of a thread
-# Of what is counted (`holds`), the most that Triton 3.6 and 3.7 compile, D=64 to 256: rows of queries stay in registers;
+# Of what is counted, the most that Triton 3.6 and 3.7 compile, D=64 to 256. Rows of queries stay in registers;
 # on sm_100 products take both factors from shared memory, gradients of scores too; AMD's kernels hold one chunk.
 COMPILED: dict[Direction, float] = {"forward": 0.8, "dq": 0.82, "dkdv": 0.94}
 BLACKWELL: dict[Direction, float] = {"forward": 1.01, "dq": 1.4, "dkdv": 1.4}
