@@ -281,10 +281,11 @@ def test_a_step_of_decoding_takes_what_was_measured():
 
 
 @pytest.mark.parametrize("name", [w.name for w in workloads.WORKLOADS.values() if "core" in w.tags])
-def test_the_core_dozen_goes_by_tiles(name):
+def test_the_core_dozen_goes_by_tiles_and_takes_two_kernels_back(name):
     w = workloads.WORKLOADS[name]
     plan = plan_attention(w.make(), Problem(w.batch, w.q_heads, w.kv_heads, w.m, w.n, w.d, w.dv, w.dtype, "cuda"), GPU)
     assert plan.by_rows is None
+    assert plan.in_one is None
 
 
 def test_rows_that_have_no_formula_go_by_tiles_and_it_says_why():

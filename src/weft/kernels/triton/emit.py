@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
-from weft.kernels.triton.fragments import Fragments, indented, module
+from weft.kernels.triton.fragments import Fragments, in_elements, indented, module
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import HEAD, PART, axis_words
 from weft.planning.problem import DTYPES
@@ -72,7 +72,7 @@ def emit(spec: KernelSpec) -> str:
 
 # ---- the whole -----------------------------------------------------------------------------------------------------
 def _kernel(spec: KernelSpec) -> Iterator[str]:
-    yield from _strides(spec)
+    yield from in_elements(strided(spec), unit(spec))
     if spec.direction == "delta":
         yield from RowSums(spec).rows()
         return
@@ -89,14 +89,6 @@ def _kernel(spec: KernelSpec) -> Iterator[str]:
     else:
         yield from _part(spec, fragments)
     yield from fragments.finish()
-
-
-def _strides(spec: KernelSpec) -> Iterator[str]:
-    if unit(spec) == 1:
-        return
-    yield f"# strides come in units of 16 bytes, {unit(spec)} elements: rows are aligned"
-    for x in strided(spec):
-        yield "; ".join(f"{x}_{part} = {x}_{part} * {unit(spec)}" for part in _stride_names(spec))
 
 
 def _where_am_i(spec: KernelSpec) -> Iterator[str]:

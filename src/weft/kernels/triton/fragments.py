@@ -30,6 +30,14 @@ def module(about: str, helpers: str, arguments: Sequence[str], body: Iterator[st
     )
 
 
+def in_elements(tensors: Sequence[str], unit: int) -> Iterator[str]:
+    """Strides as elements, where they are told in units of so many."""
+    if unit > 1:
+        yield f"# strides come in units of 16 bytes, {unit} elements: rows are aligned"
+        for x in tensors:
+            yield "; ".join(f"{x}_{part} = {x}_{part} * {unit}" for part in ("batch", "head", "row"))
+
+
 def _wrapped(names: Sequence[str]) -> Iterator[str]:
     line = ""
     for name in names:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from weft.kernels.triton.fragments import LN2, LOG2E, module
+from weft.kernels.triton.fragments import LN2, LOG2E, in_elements, module
 from weft.kernels.triton.row_spec import RowSpec, bounds_of
 from weft.kernels.triton.spec import chunks
 from weft.kernels.triton.tables import NO_LOWER, NO_UPPER, Writer
@@ -36,7 +36,7 @@ def emit(spec: RowSpec) -> str:
 
 # ---- one share of a few rows -----------------------------------------------------------------------------------------
 def _rows(spec: RowSpec) -> Iterator[str]:
-    yield from _strides(spec)
+    yield from in_elements(spec.strided, spec.unit)
     yield from _where_am_i(spec)
     yield from _columns(spec)
     yield "q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head + row.to(tl.int64) * Q_row"
@@ -59,13 +59,6 @@ def _rows(spec: RowSpec) -> Iterator[str]:
         yield "for j in range(end - begin):"
         yield from _indented(_tile(spec))
     yield from _finish(spec)
-
-
-def _strides(spec: RowSpec) -> Iterator[str]:
-    if spec.unit > 1:
-        yield f"# strides come in units of 16 bytes, {spec.unit} elements: rows are aligned"
-        for x in spec.strided:
-            yield "; ".join(f"{x}_{part} = {x}_{part} * {spec.unit}" for part in ("batch", "head", "row"))
 
 
 def _where_am_i(spec: RowSpec) -> Iterator[str]:
@@ -210,23 +203,25 @@ def _store(spec: RowSpec, at: str, spread: str, mask: str) -> Iterator[str]:
 # ---- all shares of one row -------------------------------------------------------------------------------------------
 def _merge(spec: RowSpec) -> Iterator[str]:
     """One program for each row; shares are taken BLOCK at a time. A share of no key has an lse only."""
-    yield from _strides(spec)
+    yield from in_elements(spec.strided, spec.unit)
     yield "number = tl.program_id(0).to(tl.int64)"
     yield "row, batch = number % m, number // m // all_heads"
     yield "head = number // m % all_heads"
     yield from _columns(spec)
+    each = (
+        f"for s in range(0, splits, {BLOCK}):",
+        '    share_lse = tl.load(Work + number * splits + s + b, mask=s + b < splits, other=float("-inf"))',
+    )
     yield f"b = tl.arange(0, {BLOCK})"
     yield f'tops = tl.full(({BLOCK},), float("-inf"), tl.float32)'
-    yield f"for s in range(0, splits, {BLOCK}):"
-    yield '    share_lse = tl.load(Work + number * splits + s + b, mask=s + b < splits, other=float("-inf"))'
+    yield from each
     yield "    tops = tl.maximum(tops, share_lse)"
     yield "largest = tl.max(tops, 0)"
     yield 'safe = tl.where(largest == float("-inf"), 0.0, largest)'
     yield f"weights = tl.zeros(({BLOCK},), tl.float32)"
     for n, (_, width, _) in enumerate(chunks(spec.dv)):
         yield f"sum_{n} = tl.zeros(({BLOCK}, {width}), tl.float32)"
-    yield f"for s in range(0, splits, {BLOCK}):"
-    yield '    share_lse = tl.load(Work + number * splits + s + b, mask=s + b < splits, other=float("-inf"))'
+    yield from each
     yield "    weight = tl.exp2(share_lse - safe)"
     yield "    weights += weight"
     for n, (_, width, live) in enumerate(chunks(spec.dv)):
