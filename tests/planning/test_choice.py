@@ -261,7 +261,7 @@ def few(m=1, n=1 << 17, batch=1):
     return Problem(batch, 32, 8, m, n, 128, 128, "bfloat16", "cuda")
 
 
-@pytest.mark.parametrize("m,batch", [(1, 1), (1, 16), (16, 1)])
+@pytest.mark.parametrize("m,batch", [(1, 1), (1, 16), (16, 1), (64, 1)])
 def test_few_queries_against_many_keys_go_by_rows(m, batch):
     plan = plan_attention(weft.causal(align=END), few(m, batch=batch), GPU)
     tiles = plan.candidate("forward")

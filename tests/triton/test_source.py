@@ -19,6 +19,7 @@ CHOSEN = {
     "forward_window": ("window", "forward", 0),
     "dq_documents": ("documents", "dq", 0),
     "keys_2d": ("2-D", "keys", 0),
+    "keys_longformer": ("longformer", "keys", 0),
     "forward_blocks": ("random blocks", "forward", 0),
     "delta_window": ("window", "one kernel", 0),
     "keys_with_dq": ("window", "one kernel", 1),

@@ -139,7 +139,7 @@ def _my_rows(spec: KernelSpec) -> Iterator[str]:
 
 
 def _part(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
-    """One part: bounds of my rows, the columns of one box, and the walk over all boxes."""
+    """One part: the columns of one box, bounds of my rows, and the walk over all boxes."""
     R = spec.rank
     part = " + part" if spec.several else ""
     yield f"here = Tables + parts_at{part and f'{part} * {PART + axis_words(R) * R}'}"
@@ -162,12 +162,29 @@ def _part(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
     for a in reversed(range(R)):  # how far a box is from the next one along each axis, in tokens
         scale = "".join(f" * length_{b}" for b in range(a + 1, R))
         yield f"pace_{a} = (step_{a} << log_{a}){scale}" if R > 1 else f"pace_0 = step_0 * {spec.cols}"
+    if spec.few_edges:
+        yield from _edges_if_any(spec, fragments)
+        return
     yield from fragments.per_part()
     yield from fragments.per_head(_walk(spec, fragments))
 
 
+def _edges_if_any(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
+    """Bounds only where a tile of the part needs them: they take as long as a tile or two."""
+    yield from fragments.per_part()
+    if not spec.apart:
+        yield "low_0, high_0 = tl.zeros_like(r), tl.zeros_like(r)"
+    yield "if boxes_0 > full_0 - left_0:  # some tile has an edge"
+    yield from indented(_bounds(spec, 0))
+    if spec.apart:
+        yield from indented(fragments.per_head(_walk_edges(spec, fragments)))
+        yield from fragments.per_head(_walk_full(spec, fragments))
+    else:
+        yield from fragments.per_head(_walk(spec, fragments))
+
+
 def _axis(spec: KernelSpec, a: int) -> Iterator[str]:
-    """The run of columns along one axis, and the bounds of my rows on it as positions in the run."""
+    """The run of columns along one axis, and the bounds of my rows on it."""
     R, at = spec.rank, PART + axis_words(spec.rank) * a
     yield f"first_{a} = tl.load(run + {4 * a})"
     yield f"count_{a} = tl.load(run + {4 * a + 1})"
@@ -179,20 +196,28 @@ def _axis(spec: KernelSpec, a: int) -> Iterator[str]:
         if a:
             yield f"rest_c = rest_c >> log_{a}"
         yield f"boxes_{a} = (count_{a} + (1 << log_{a}) - 1) >> log_{a}"
-        yield f"bounds = Tables + tl.load(here + {at + 3}) + 2 * i_{a}"
-        yield f"low = tl.load(bounds, mask=valid_{a}, other=0)"
-        yield f"high = tl.load(bounds + 1, mask=valid_{a}, other=0)"
     else:
         yield "left_0 = tl.load(run + 2)"
         yield "full_0 = left_0 + tl.load(run + 3)"
         yield "c_0 = c"
         yield f"boxes_0 = (count_0 + {spec.cols - 1}) // {spec.cols}"
-        if spec.formula:
-            yield f"low = lower_formula(here + {at + 4}, i_0)"
-            yield f"high = upper_formula(here + {at + 20}, i_0, length_0)"
-        else:
-            yield f"low = lower_table(Tables, here + {at + 4}, i_0, item)"
-            yield f"high = upper_table(Tables, here + {at + 6}, i_0, item, length_0)"
+    if not spec.few_edges:
+        yield from _bounds(spec, a)
+
+
+def _bounds(spec: KernelSpec, a: int) -> Iterator[str]:
+    """The bounds of my rows along one axis, as positions in the run."""
+    R, at = spec.rank, PART + axis_words(spec.rank) * a
+    if R > 1:
+        yield f"bounds = Tables + tl.load(here + {at + 3}) + 2 * i_{a}"
+        yield f"low = tl.load(bounds, mask=valid_{a}, other=0)"
+        yield f"high = tl.load(bounds + 1, mask=valid_{a}, other=0)"
+    elif spec.formula:
+        yield f"low = lower_formula(here + {at + 4}, i_0)"
+        yield f"high = upper_formula(here + {at + 20}, i_0, length_0)"
+    else:
+        yield f"low = lower_table(Tables, here + {at + 4}, i_0, item)"
+        yield f"high = upper_table(Tables, here + {at + 6}, i_0, item, length_0)"
     if spec.listed and R == 1:
         yield "low_0, high_0 = low, high  # (rows,) coordinates"
     else:
@@ -201,21 +226,28 @@ def _axis(spec: KernelSpec, a: int) -> Iterator[str]:
 
 
 def _walk(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
-    if spec.apart and spec.rank == 1:
-        yield "for j in range(boxes_0 - full_0 + left_0):  # tiles with an edge"
-        yield "    j_0 = tl.where(j < left_0, j, j + full_0 - left_0)"
-        yield from indented(fragments.step("edge"))
-        yield "for j_0 in range(left_0, full_0):  # full tiles"
-        yield from indented(fragments.step("full"))
-        return
-    if spec.rank == 1:
+    if spec.rank > 1:
+        yield from (f"j_{a} = 0" for a in range(spec.rank))
+        yield "for box in range(" + " * ".join(f"boxes_{a}" for a in range(spec.rank)) + "):"
+        yield from indented(fragments.step())
+        yield from indented(_carry(spec.rank))
+    elif spec.apart:
+        yield from _walk_edges(spec, fragments)
+        yield from _walk_full(spec, fragments)
+    else:
         yield "for j_0 in range(boxes_0):"
         yield from indented(fragments.step())
-        return
-    yield from (f"j_{a} = 0" for a in range(spec.rank))
-    yield "for box in range(" + " * ".join(f"boxes_{a}" for a in range(spec.rank)) + "):"
-    yield from indented(fragments.step())
-    yield from indented(_carry(spec.rank))
+
+
+def _walk_edges(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
+    yield "for j in range(boxes_0 - full_0 + left_0):  # tiles with an edge"
+    yield "    j_0 = tl.where(j < left_0, j, j + full_0 - left_0)"
+    yield from indented(fragments.step("edge"))
+
+
+def _walk_full(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
+    yield "for j_0 in range(left_0, full_0):  # full tiles"
+    yield from indented(fragments.step("full"))
 
 
 def _carry(rank: int) -> Iterator[str]:

@@ -88,6 +88,11 @@ class KernelSpec:
         return self.direction == "dkdv"
 
     @property
+    def few_edges(self) -> bool:
+        """Whether bounds are for tiles with an edge alone, and some of the terms may have none: tokens that see all."""
+        return self.several and self.rank == 1 and not self.with_dq
+
+    @property
     def folded(self) -> bool:
         """Whether dK and dV subtract lse and delta inside their products: see `backward.KeyGradient.folded`."""
         return self.linear and self.dtype != "float32"

@@ -1,0 +1,128 @@
+"""dkdv_bfloat16_64_1d_64x32_several_grouped: emitted by weft; 4 warps, 3 stages."""
+
+import triton
+import triton.language as tl
+
+from weft.kernels.triton.device import (
+    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,
+)
+
+
+@triton.jit
+def kernel(
+    Q, K, V, DOut, Lse, Delta, Stats, DK, DV, Slopes, Tables, record, parts, parts_at, items_at,
+    heads_at, first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch,
+    K_head, K_row, V_batch, V_head, V_row, DOut_batch, DOut_head, DOut_row, DK_batch, DK_head, DK_row,
+    DV_batch, DV_head, DV_row, scale, softcap,
+):
+    # strides come in units of 16 bytes, 8 elements: rows are aligned
+    Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
+    K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
+    V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
+    DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
+    DK_batch = DK_batch * 8; DK_head = DK_head * 8; DK_row = DK_row * 8
+    DV_batch = DV_batch * 8; DV_head = DV_head * 8; DV_row = DV_row * 8
+    # which tile of which head: head by head, or where some tiles far outlast the rest, these first
+    item = first_item + tl.program_id(1)
+    member = Tables + heads_at + 10 * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))
+    batch = tl.load(member).to(tl.int64)
+    kv_head = tl.load(member + 1).to(tl.int64)
+    first_head, group = tl.load(member + 2), tl.load(member + 3)
+    mine = Tables + items_at + item * record
+    # my rows: coordinates i_a on every axis, and tokens
+    r = tl.arange(0, 64)
+    valid = r >= 0
+    rest = r
+    r_0 = rest
+    i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
+    valid_0 = r_0 < tl.load(mine + 1)
+    valid &= valid_0
+    token_r = tl.load(Tables) + i_0  # (rows,)
+    d_0 = 0 + tl.arange(0, 64)
+    dv_0 = 0 + tl.arange(0, 64)
+    k_rows = K + batch * K_batch + kv_head * K_head + token_r.to(tl.int64) * K_row
+    k_0 = tl.load(k_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 64
+    v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row
+    v_0 = tl.load(v_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 64
+    scale2 = scale * 1.4426950408889634
+    stat = tl.arange(0, 16)
+    of_lse = tl.where((stat < 8)[None, :] & (r >= 0)[:, None], 1.0, 0.0).to(tl.bfloat16)
+    of_delta = tl.where((stat >= 8)[None, :] & (r >= 0)[:, None], 1.0, 0.0).to(tl.bfloat16)
+    dk_0 = tl.zeros((64, 64), tl.float32)
+    dv_sum_0 = tl.zeros((64, 64), tl.float32)
+    for part in range(parts):
+        here = Tables + parts_at + part * 40
+        run = mine + 2 + part * 4
+        c = tl.arange(0, 32)
+        rest_c = c
+        first_0 = tl.load(run + 0)
+        count_0 = tl.load(run + 1)
+        step_0 = tl.load(here + 4)
+        length_0 = tl.load(here + 6)
+        left_0 = tl.load(run + 2)
+        full_0 = left_0 + tl.load(run + 3)
+        c_0 = c
+        boxes_0 = (count_0 + 31) // 32
+        base = tl.load(here) + first_0  # the first token
+        token_c = c_0 * step_0  # (cols,) tokens of a box
+        pace_0 = step_0 * 32
+        q_off = (token_c * Q_row.to(tl.int32))[:, None]
+        o_off = (token_c * DOut_row.to(tl.int32))[:, None]
+        if boxes_0 > full_0 - left_0:  # some tile has an edge
+            low = lower_formula(here + 8, i_0)
+            high = upper_formula(here + 24, i_0, length_0)
+            low_0 = positions(low, first_0, step_0)  # (rows,)
+            high_0 = positions(high, first_0, step_0)
+            for one in range(group):
+                head = first_head + one
+                q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head
+                o_at = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head
+                row_at = (batch * all_heads + head) * their_length
+                for j in range(boxes_0 - full_0 + left_0):  # tiles with an edge
+                    j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
+                    there = c < count_0 - j_0 * 32
+                    at = base + j_0 * pace_0
+                    q_box, q_inside = q_at + at.to(tl.int64) * Q_row, q_off
+                    q_0 = tl.load(q_box + (q_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64
+                    stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
+                    stats = tl.load(stats_at, mask=there[:, None], other=0.0)  # (cols, 16)
+                    s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats)))
+                    p = tl.exp2(s * scale2)  # (rows, cols)
+                    from_0, to_0 = low_0 - j_0 * 32, high_0 - j_0 * 32
+                    live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
+                    p = tl.where(live, p, 0.0)
+                    o_box, o_inside = o_at + at.to(tl.int64) * DOut_row, o_off
+                    do_0 = tl.load(o_box + (o_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 64
+                    weights = p.to(do_0.dtype)
+                    dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
+                    ds = p * tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))
+                    ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees
+                    ds = ds.to(q_0.dtype)
+                    dk_0 = tl.dot(ds, q_0, dk_0)
+        for one in range(group):
+            head = first_head + one
+            q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head
+            o_at = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head
+            row_at = (batch * all_heads + head) * their_length
+            for j_0 in range(left_0, full_0):  # full tiles
+                at = base + j_0 * pace_0
+                q_box, q_inside = q_at + at.to(tl.int64) * Q_row, q_off
+                q_0 = tl.load(q_box + (q_inside + d_0[None, :]))  # 64
+                stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
+                stats = tl.load(stats_at)  # (cols, 16)
+                s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats)))
+                p = tl.exp2(s * scale2)  # (rows, cols)
+                o_box, o_inside = o_at + at.to(tl.int64) * DOut_row, o_off
+                do_0 = tl.load(o_box + (o_inside + dv_0[None, :]))  # 64
+                weights = p.to(do_0.dtype)
+                dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
+                ds = p * tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))
+                ds = ds.to(q_0.dtype)
+                dk_0 = tl.dot(ds, q_0, dk_0)
+    dk_rows = DK + batch * DK_batch + kv_head * DK_head + token_r.to(tl.int64) * DK_row
+    dv_rows = DV + batch * DV_batch + kv_head * DV_head + token_r.to(tl.int64) * DV_row
+    dk_0 = dk_0 * scale
+    dk_0 = dk_0.to(DK.dtype.element_ty)
+    tl.store(dk_rows[:, None] + d_0[None, :], dk_0, mask=valid[:, None])
+    dv_sum_0 = dv_sum_0.to(DV.dtype.element_ty)
+    tl.store(dv_rows[:, None] + dv_0[None, :], dv_sum_0, mask=valid[:, None])
