@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from math import inf, nan
 from typing import Any, NamedTuple
 from unittest import mock
 
-from planning import RESULTS, append, provenance
+from planning import RESULTS, append
 
 import weft
 from weft.pattern.algebra import Pattern
@@ -29,8 +30,8 @@ from weft.planning.problem import Problem
 from weft.target import GPU, Gpu
 
 COLUMNS = (
-    "date", "machine", "python", "torch", "commit", "what", "case", "direction", "taken", "predicted", "measured",
-    "first_us", "second_us",
+    "date", "machine", "driver", "python", "torch", "triton", "commit", "what", "case", "direction", "taken",
+    "predicted", "measured", "first_us", "second_us",
 )  # fmt: skip
 END = "bottom-right"
 
@@ -189,6 +190,14 @@ def row_of(case: Case, direction: str, gpu: Gpu, predict: bool) -> Row:
     return Row(chosen, predicted[0] / predicted[1], measured[0] / measured[1], *(1e6 * x for x in measured))
 
 
+def origin() -> dict[str, str]:
+    """The first columns of every row."""
+    from weft.bench.origin import commit, machine
+
+    found = machine("cuda") | {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"), "commit": commit()}
+    return {name: found[name] for name in COLUMNS if name in found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Choices beside tilings, predicted and measured")
     parser.add_argument("--only", default="", help="cases with this text in their name")
@@ -210,7 +219,7 @@ def main() -> None:
             said |= {name: round(x, 3) for name, x in row._asdict().items() if name != "taken"}
             rows.append(said)
     if asked.record:
-        append(RESULTS / "choices.csv", COLUMNS, [provenance("torch") | said for said in rows])
+        append(RESULTS / "choices.csv", COLUMNS, [origin() | said for said in rows])
 
 
 if __name__ == "__main__":
