@@ -10,7 +10,8 @@ import numpy as np
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
 
-STRIP = 1 << 17  # entries looked at together
+STRIP = 1 << 19  # answers that are made before they are looked at
+BLOCK = 1 << 17  # entries subtracted together
 WORD = 8  # answers looked at together
 
 
@@ -28,12 +29,14 @@ def bends(values: Any, dtype: Any, most: int) -> Ints | None:
     """Where runs of one slope begin: at the index after a step unlike the step before it, and after that not at once
     again, since a jump is a step unlike both of its neighbours.
     """
-    rises = np.empty(min(STRIP, values.size) + 1, dtype)
+    rises = np.empty(min(BLOCK, values.size) + 1, dtype)
 
     def unlike(start: int, stop: int, out: NDBool) -> None:
-        step = rises[: stop - start + 1]
-        np.subtract(values[start + 1 : stop + 2], values[start : stop + 1], out=step, dtype=dtype)
-        np.not_equal(step[1:], step[:-1], out=out)
+        for at in range(start, stop, BLOCK):
+            end = min(at + BLOCK, stop)
+            step = rises[: end - at + 1]
+            np.subtract(values[at + 1 : end + 2], values[at : end + 1], out=step, dtype=dtype)
+            np.not_equal(step[1:], step[:-1], out=out[at - start : end - start])
 
     found = _places(unlike, values.size - 2, 2 * most)
     if found is None:
@@ -53,16 +56,17 @@ def _places(test: Callable[[int, int, NDBool], None], size: int, most: int) -> I
     """
     words = np.zeros(-(-max(1, min(STRIP, size)) // WORD), np.uint64)
     answers = words.view(np.bool_)
+    by_word = answers.reshape(-1, WORD)
     found, total = [], 0
     for start in range(0, size, STRIP):
         stop = min(start + STRIP, size)
         test(start, stop, answers[: stop - start])
         answers[stop - start :] = False
         (some,) = (words != 0).nonzero()
-        word, place = answers.reshape(-1, WORD)[some].nonzero()
-        total += word.size
+        (at,) = by_word[some].reshape(-1).nonzero()
+        total += at.size
         if total > most:
             return None
-        if word.size:
-            found.append(some[word] * WORD + place + start)
+        if at.size:
+            found.append(some[at // WORD] * WORD + at % WORD + start)
     return np.concatenate(found) if found else np.zeros(0, np.int64)
