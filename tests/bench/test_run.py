@@ -1,6 +1,11 @@
 """The worker and its parent: every kind of peer gets its row, whatever another one does."""
 
 import csv
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +61,40 @@ def test_a_peer_that_hangs_is_given_up(bench):
     bench.limit = 3
     made = bench.run([WORKLOAD], ["right", "hang"], "fwd")
     assert statuses(made) == {("fwd", "right"): rows.OK, ("fwd", "hang"): rows.TIMED_OUT}
+
+
+KILLED = """
+import sys, time
+from weft.bench.run import Process
+process = Process({"workload": sys.argv[1], "entries": [["fwd", "hang"]], "device": "cpu", "rounds": 1,
+                   "peers": "fakes"}, 60)
+assert next(process.events())["event"] == "start"
+print(process.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_nothing_outlives_a_benchmark_that_is_killed(monkeypatch):
+    """Else a peer that hangs would stay on the device, beside whatever is measured next."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    with subprocess.Popen([sys.executable, "-c", KILLED, WORKLOAD], stdout=subprocess.PIPE, text=True) as bench:
+        worker = int(bench.stdout.readline())
+        bench.kill()
+    for _ in range(200):
+        if not is_running(worker):
+            return
+        time.sleep(0.05)
+    os.killpg(worker, signal.SIGKILL)
+    pytest.fail("the worker is still running ten seconds later")
+
+
+def is_running(pid):
+    """Whether a process is there, and no zombie that nobody asked for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_finished_rows_are_kept_and_not_repeated(bench):

@@ -52,7 +52,7 @@ class Process:
         self.reader.start()
         assert self.process.stdin is not None
         with suppress(BrokenPipeError), self.process.stdin as stdin:  # if it is gone, `events` says so
-            stdin.write(json.dumps(request) + "\n")
+            stdin.write(json.dumps(request | {"parent": os.getpid()}) + "\n")
 
     def _read(self) -> None:
         assert self.process.stdout is not None

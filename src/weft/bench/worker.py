@@ -16,7 +16,9 @@ import gc
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from functools import cache
 from importlib import import_module
@@ -220,11 +222,23 @@ class Worker:
         return {"event": event, "direction": direction, "peer": name}
 
 
+def end_with(parent: int) -> None:
+    """Wait for the end of the process that asked, then end at once, with what was started here: else a benchmark that
+    is killed leaves a peer on the device, beside whatever is measured next.
+    """
+    while os.getppid() == parent:
+        time.sleep(1)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
 def main() -> None:
     """Standard output is for the events alone: what libraries print goes to standard error."""
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     request = json.loads(sys.stdin.readline())
+    threading.Thread(target=end_with, args=(request.get("parent", os.getppid()),), daemon=True).start()
     Worker(request, lambda event: events.write(json.dumps(event) + "\n")).run()
 
 
