@@ -3,8 +3,9 @@
     WORKLOADS["causal_window_1024"].make()  ->  causal() & window(left=1023)
     WORKLOADS["causal_window_1024"].small() ->  the same at a few hundred tokens
 
-Tags: core (the dozen that every result page shows), causal, grid, decode, model (taken from a published model),
-scaling (one mask at growing lengths), quoted (others have published figures for it), stof, cpu (small, float32).
+Tags: core (the dozen that every result page shows), decoder (keys of the past only), grid, decode (a few queries),
+model (taken from a published model), scaling (one mask at growing lengths), quoted (others have published figures for
+it), stof, cpu (small, float32).
 """
 
 from __future__ import annotations
@@ -140,16 +141,16 @@ def _core() -> Iterable[Workload]:
     documents = Documents((1000, 3000, 500, 7000, 2000, 1500, 900, 484))
     yield square("dense", (1, 16, 16384, 128), Full(), "core")
     yield square("dense_d64", (4, 12, 16384, 64), Full(), "core")
-    yield square("causal", (1, 16, 16384, 128), Band(), "core causal")
-    yield square("causal_window_1024", (1, 16, 32768, 128), Band(1023), "core causal")
+    yield square("causal", (1, 16, 16384, 128), Band(), "core decoder")
+    yield square("causal_window_1024", (1, 16, 32768, 128), Band(1023), "core decoder")
     yield square("window_pm256", (4, 12, 16384, 64), near, "core")
     yield square("longformer_w512_g64", (4, 12, 16384, 64), Longformer(256, 64), "core")
     yield square("dilated_w512_d4", (4, 12, 16384, 64), Band(1024, 1024, 4), "core")
-    yield square("strided_l128_s128", (1, 16, 16384, 64), Strided(128, 128), "core causal")
-    yield square("chunk_2048_causal", (1, 16, 32768, 128), Chunks(2048), "core causal")
+    yield square("strided_l128_s128", (1, 16, 16384, 64), Strided(128, 128), "core decoder")
+    yield square("chunk_2048_causal", (1, 16, 32768, 128), Chunks(2048), "core decoder")
     yield square("na2d_128x128_k21", (1, 16, 128), Neighborhood((128, 128), (21, 21)), "core grid")
     yield square("na3d_30x48x80_k18x24x24", (1, 24, 128), Neighborhood((30, 48, 80), (18, 24, 24)), "core grid quoted")
-    yield square("document_causal", (1, 16, 128), documents, "core causal")
+    yield square("document_causal", (1, 16, 128), documents, "core decoder")
 
 
 # A quarter of the bytes of each module of Python 3.11's asyncio, in alphabetical order, the last one cut so that they
@@ -159,27 +160,27 @@ FILES = (297, 835, 18703, 501, 2217, 661, 278, 850, 7106, 438, 601, 3553, 4753, 
 
 def _models() -> Iterable[Workload]:
     """Language models: sizes from their published configurations."""
-    yield square("mistral_window_4096", (1, 32, 8, 32768, 128), Band(4095), "model causal", source="Mistral 7B")
-    yield square("gemma3_local_1024", (1, 16, 8, 16384, 256), Band(1023), "model causal", source="Gemma 3 12B, 5 of 6")
-    yield square("gemma3_global", (1, 16, 8, 16384, 256), Band(), "model causal", source="Gemma 3 12B, 1 of 6")
-    yield square("llama4_chunk_8192", (1, 40, 8, 32768, 128), Chunks(8192), "model causal", source="Llama 4 Scout")
+    yield square("mistral_window_4096", (1, 32, 8, 32768, 128), Band(4095), "model decoder", source="Mistral 7B")
+    yield square("gemma3_local_1024", (1, 16, 8, 16384, 256), Band(1023), "model decoder", source="Gemma 3 12B, 5 of 6")
+    yield square("gemma3_global", (1, 16, 8, 16384, 256), Band(), "model decoder", source="Gemma 3 12B, 1 of 6")
+    yield square("llama4_chunk_8192", (1, 40, 8, 32768, 128), Chunks(8192), "model decoder", source="Llama 4 Scout")
     yield square(
-        "gpt_oss_window_128", (1, 64, 8, 16384, 64), Band(127), "model causal", sinks=True, source="gpt-oss-120b"
+        "gpt_oss_window_128", (1, 64, 8, 16384, 64), Band(127), "model decoder", sinks=True, source="gpt-oss-120b"
     )
     yield square("longformer_base_4096", (8, 12, 4096, 64), Longformer(256, 1), "model", source="Longformer base")
     yield square("bigbird_base_4096", (8, 12, 4096, 64), BigBird(), "model", source="BigBird base, ITC")
     yield square(
-        "sparse_transformer_strided", (1, 8, 12288, 64), SparseTransformer(128, 8), "model causal",
+        "sparse_transformer_strided", (1, 8, 12288, 64), SparseTransformer(128, 8), "model decoder",
         source="arXiv 1904.10509",
     )  # fmt: skip
     yield square(
-        "sparse_transformer_fixed", (1, 8, 12288, 64), SparseTransformer(128, 8, 32), "model causal",
+        "sparse_transformer_fixed", (1, 8, 12288, 64), SparseTransformer(128, 8, 32), "model decoder",
         source="arXiv 1904.10509, enwik8",
     )  # fmt: skip
-    yield square("packed_files_64k", (1, 16, 128), Documents(FILES), "causal", source="lengths of real files")
+    yield square("packed_files_64k", (1, 16, 128), Documents(FILES), "decoder", source="lengths of real files")
     yield square("prefix_lm_2048", (1, 16, 8192, 128), Prefix(2048), "")
     share = Documents((2048, *(768,) * 8), shared=True)
-    yield square("share_question", (1, 16, 128), share, "causal", source="one question, eight answers")
+    yield square("share_question", (1, 16, 128), share, "decoder", source="one question, eight answers")
     yield square("mixed_dilation", (4, 12, 16384, 64), Dilations(64, (1,) * 3 + (2,) * 3 + (4,) * 3 + (8,) * 3), "")
 
 
@@ -212,7 +213,7 @@ def _grids() -> Iterable[Workload]:
 def _decode() -> Iterable[Workload]:
     """A few new queries against a long cache, heads as in Llama 3 8B."""
     for name, m, mask in (("decode_128k", 1, Band()), ("decode_window_4096", 1, Band(4095)), ("verify_8", 8, Band())):
-        yield Workload(name, 8, 32, 8, m, 131072, 128, mask, tags=("decode", "causal"), source="Llama 3 8B heads")
+        yield Workload(name, 8, 32, 8, m, 131072, 128, mask, tags=("decode", "decoder"), source="Llama 3 8B heads")
 
 
 def _stof() -> Iterable[Workload]:
@@ -227,7 +228,7 @@ def _stof() -> Iterable[Workload]:
 def _scaling() -> Iterable[Workload]:
     for power in range(12, 21):
         size = f"{1 << power - 10}k" if power < 20 else "1m"
-        yield square(f"scaling_{size}", (1, 8, 1 << power, 128), Band(1023), "scaling causal")
+        yield square(f"scaling_{size}", (1, 8, 1 << power, 128), Band(1023), "scaling decoder")
 
 
 def _cpu() -> Iterable[Workload]:
