@@ -127,7 +127,7 @@ def test_capacity(n):
 
 LEFT_OUT = {
     "blocks": (weft.causal(align=END) & ~weft.blocks(64, [(0, 0)]), "made for given lengths"),
-    "listed keys": (weft.global_tokens([1, 5, 70], rows=False), "list"),
+    "listed keys": (weft.global_tokens([x * x for x in range(1, 36)], rows=False), "a list, in 35 runs"),
     "classes": (~weft.dilated(9, 0, 1000, align=END), "too many"),
     "integers": (weft.periodic_keys(1 << 15) & weft.dilated(1, 0, (1 << 15) + 1, align=END), "too large"),
     "bounds": (
@@ -141,6 +141,23 @@ LEFT_OUT = {
 def test_what_is_planned_for_each_length(name):
     pattern, why = LEFT_OUT[name]
     assert why in decode_plan(pattern, problem())
+
+
+LISTED = {
+    "keys": weft.global_tokens([1, 5, 6, 7, 70], rows=False),
+    "other keys": weft.causal() & ~weft.global_tokens([0, 5, 6, 99], rows=False),
+    "keys and queries": weft.global_tokens([1, 98, 99]),
+    "beside a window": weft.causal() & (weft.window(left=9) | weft.global_tokens([1, 50, 90, 300], rows=False)),
+    "none": weft.causal() | weft.global_tokens([]),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_a_few_listed_tokens_are_terms(name):
+    pattern = LISTED[name].aligned(END)
+    plan = decode_plan(pattern, problem(2, 50))
+    for n in (8, 60, 100, 400):
+        assert np.array_equal(rows_of(plan, 2, n)[0, 0], pattern.to_dense(2, n))
 
 
 def test_step_functions_are_rows_too():

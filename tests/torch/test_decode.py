@@ -45,6 +45,8 @@ PATTERNS = {
     "sinks of a stream": weft.causal() & (weft.window(left=63) | weft.prefix(4)),
     "many bounds": weft.causal() & weft.window(left=70) & weft.padding(290, rows=True) & weft.causal(offset=-2),
     "step functions": steps("before", [2, 150, 200, 290], [3, 4, 40, 170, 260]),
+    "listed keys": weft.causal() & (weft.window(left=40) | weft.global_tokens([0, 3, 4, 150], rows=False)),
+    "listed tokens": weft.causal() & (weft.window(left=9) | weft.global_tokens([0, 3, 4, 69])),
     "no key": weft.causal() & weft.prefix(0),
     "heads": weft.per_head([weft.causal(), weft.strided(8), weft.nothing(), weft.prefix(20)]),
     "batch rows": weft.per_batch([weft.causal(), weft.causal() & weft.window(left=9)]),
@@ -243,7 +245,7 @@ def test_another_mask_of_the_same_id_is_another():
 # ---- who goes the ordinary way ---------------------------------------------------------------------------------------
 ORDINARY = {
     "an unsteady pattern": (weft.causal(align="top-left"), 2, 40, {}),
-    "listed tokens": (weft.global_tokens([1, 5, 20], align=END), 2, 40, {}),
+    "many listed tokens": (weft.global_tokens([x * x for x in range(20)], align=END), 2, 400, {}),
     "documents": (weft.documents([9, 7]) & weft.causal(), 16, 16, {}),
     "many queries": (PATTERN, 17, 40, {}),
     "more queries than keys": (PATTERN, 9, 5, {}),

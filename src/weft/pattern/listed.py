@@ -64,6 +64,16 @@ class Listed:
     def moved(self, by: int) -> Listed:
         return Listed(IntTable(self.tokens.array + by), self.kept) if by and len(self.tokens) else self
 
+    def runs(self, stop: int) -> tuple[Ints, Ints]:
+        """First token of each run of consecutive ones below `stop`, and the token after its last."""
+        tokens = self.within(0, stop).tokens.array
+        apart = np.append(True, tokens[1:] - tokens[:-1] != 1)[: tokens.size]
+        first, after = tokens[apart], tokens[np.roll(apart, -1)] + 1
+        if self.kept:
+            return first, after
+        first, after = np.append(0, after), np.append(first, stop)
+        return first[first < after], after[first < after]
+
     def enlarged(self, block: int) -> Listed:
         """The tokens of these blocks of `block` tokens."""
         tokens = self.tokens.array[:, None] * block + np.arange(block)

@@ -179,7 +179,7 @@ def _lowered(pattern: Pattern, size: int) -> list[Term]:
     if isinstance(pattern, Affine):
         return [Term.flat(pattern.relation, size, size)]
     if isinstance(pattern, Chosen):
-        raise NotAffineError("it has tokens given by a list")
+        return _listed(pattern, size)
     assert isinstance(pattern, (And, Or, Not, Shift))  # no other is steady, and heads were told apart
     parts = [_lowered(part, size) for part in pattern.parts]
     if isinstance(pattern, And):
@@ -189,6 +189,19 @@ def _lowered(pattern: Pattern, size: int) -> list[Term]:
     terms = [term for part in parts for term in part]
     by = pattern.k if isinstance(pattern, Shift) else 0
     return [piece for term in terms for piece in algebra.moved(term, (0, size, size), (by, size, size))]
+
+
+def _listed(pattern: Chosen, size: int) -> list[Term]:
+    """A few listed tokens as a term for each run of consecutive ones."""
+    first, after = pattern.tokens.runs(size)
+    if first.size > MAX_TERMS:
+        raise NotAffineError(f"it has tokens given by a list, in {first.size} runs where {MAX_TERMS} are the most")
+    found = []
+    for a, b in zip(first.tolist(), after.tolist(), strict=True):
+        make = Stair.threshold if pattern.of_rows else Stair.constant
+        lower, upper = (b, a) if pattern.of_rows else (a, b)  # a threshold above the keys of a row leaves it out
+        found.append(Term.flat(Relation((make(lower),), (make(upper),)), size, size))
+    return found
 
 
 def _complement(terms: list[Term], size: int) -> list[Term]:

@@ -90,7 +90,7 @@ class KernelSpec:
     @property
     def few_edges(self) -> bool:
         """Whether bounds are for tiles with an edge alone, and some of the terms may have none: tokens that see all."""
-        return self.several and self.rank == 1 and not self.with_dq
+        return self.several and self.rank == 1 and not (self.listed or self.with_dq)
 
     @property
     def folded(self) -> bool:
