@@ -96,7 +96,7 @@ def legal(direction: Direction, problem: Problem, rank: int, gpu: Gpu) -> tuple[
 
 def _all(direction: Direction, rank: int) -> Iterator[Tiling]:
     forward = direction == "forward"
-    low = ((32, 4),) if rank == 2 or not forward else ()
+    low = ((32, 4),) if rank > 1 or not forward else ()
     # wide tiles: forward alone has the registers, and a box of 128 keys on two axes has more than PLACES coordinates
     wide = (128,) if forward and rank != 2 else ()
     for (rows, warps), cols, stages in cartesian((*low, (64, 4), (64, 8), (128, 8)), (32, 64, *wide), (2, 3, 4)):
