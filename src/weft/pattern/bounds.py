@@ -31,7 +31,17 @@ class IntTable:
     __slots__ = ("_hash", "array")
 
     def __init__(self, values: object) -> None:
-        self.array: Ints = np.array(values, dtype=np.int64).reshape(-1)
+        self._take(np.array(values, dtype=np.int64).reshape(-1))
+
+    @staticmethod
+    def taking(values: Ints) -> IntTable:
+        """A vector that nobody else will write to, as it is: a copy is new memory, which costs more than the rest."""
+        found = object.__new__(IntTable)
+        found._take(values)
+        return found
+
+    def _take(self, values: Ints) -> None:
+        self.array: Ints = values
         self.array.setflags(write=False)
         self._hash: int | None = None  # of a long table it takes time, and most are never asked for it
 

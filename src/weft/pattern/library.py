@@ -258,17 +258,17 @@ def documents(lengths: Any = None, *, ids: Any = None, cu_seqlens: Any = None) -
             where = f"falls after position {falls[0]}" if falls.size else "does not begin with 0"
             raise PatternError("documents(cu_seqlens=...)", f"the list {where}", "pass [0, n0, n0 + n1, ...]")
         each, ends = np.diff(bounds), bounds[1:]
-    return _contiguous(ends[each > 0])
+    some = each > 0
+    return _contiguous(ends if some.all() else ends[some])
 
 
 def _contiguous(ends: np.ndarray[Any, np.dtype[np.int64]]) -> Pattern:
     """Documents that end before the tokens `ends` (strictly increasing)."""
     if not ends.size:
         return Affine(Relation(), length=0)
-    starts = np.concatenate([[0], ends[:-1]])
-    breaks = IntTable(ends[:-1])
-    relation = Relation((Steps(breaks, IntTable(starts)),), (Steps(breaks, IntTable(ends)),))
-    return Affine(relation, length=int(ends[-1]))
+    edges = np.append(0, ends)
+    breaks, first, after = (IntTable.taking(one) for one in (edges[1:-1], edges[:-1], edges[1:]))
+    return Affine(Relation((Steps(breaks, first),), (Steps(breaks, after),)), length=int(edges[-1]))
 
 
 def _labelled(ids: IntTable) -> Pattern:

@@ -88,7 +88,7 @@ def conjunction(parts: tuple[Formula, ...], size: Size, within: Within = None) -
             failed.append(part)
             reason = reason or error
     if inside and not finer:
-        said.insert(0, lib.documents(inside.ends - inside.first))
+        said.insert(0, lib.documents(IntTable.taking(inside.ends - inside.first)))
     if reason is not None:
         try:
             return on_grid(parts, failed, size, said)
@@ -244,7 +244,7 @@ def _named_documents(labels: Line, within: Within) -> Pattern:
         label = rank + (int(rank.max(initial=0)) + 1) * within.of(found.begin)
         found = Runs.steps(found.begin, label, found.stop).joined()
     if runs.distinct(found.value):
-        return lib.documents(found.lengths)
+        return lib.documents(IntTable.taking(found.lengths))
     where = np.unique(found.value, return_inverse=True)[1]
     return lib.documents(ids=np.repeat(where.reshape(-1), found.lengths))
 
