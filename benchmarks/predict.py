@@ -41,9 +41,11 @@ def main() -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--target", default="h200", type=click.Choice(list(GPUS)))
 @click.option("--seed", help="Of the problems that are judged.  [default: the commit of the rates]")
-def _measure(which: str, out: Path, target: str, seed: str | None) -> None:
+@click.option("--only", multiple=True, help="Problems with this text in their name.")
+def _measure(which: str, out: Path, target: str, seed: str | None, only: tuple[str, ...]) -> None:
     """Time every candidate of every problem."""
     cases = fitted() if which == "fitted" else core() + drawn(seed or commit_of_rates())
+    cases = [case for case in cases if not only or any(text in case.text for text in only)]
     began = time.monotonic()
     with out.open("w") as file:
         for row in measure(cases, GPUS[target], lambda said: click.echo(f"{time.monotonic() - began:.0f} s  {said}")):
@@ -130,14 +132,22 @@ def predicted(row: Row, works, known, gpu) -> float:
 @click.option("--device", default="one NVIDIA H200")
 @click.option("--versions", default="")
 @click.option("--seed", default="")
-def _judge(raw: Path | None, target: str, device: str, versions: str, seed: str) -> None:
+@click.option("--add", is_flag=True, help="Replace the rows of RAW's problems only.")
+def _judge(raw: Path | None, target: str, device: str, versions: str, seed: str, add: bool) -> None:
     """Rewrite docs/prediction.md; with RAW, what `measure judged` wrote, replace the committed rows first."""
     from prediction import page
     from prediction import rows as table
 
     results = ROOT / "benchmarks" / "results"
     rows, said = results / f"prediction-{target}.csv", results / f"prediction-{target}.json"
-    if raw is not None:
+    if raw is not None and add:
+        new = read(raw)
+        again = {row.case for row in new}
+        table.write(rows, [*[row for row in table.read(rows) if row.case not in again], *new])
+        facts = json.loads(said.read_text())
+        facts["versions"] += f"; {len(again)} problems again: {versions}"
+        said.write_text(json.dumps(facts, indent=1) + "\n")
+    elif raw is not None:
         table.write(rows, read(raw))
         facts = {"file": rows.name, "device": device, "versions": versions, "seed": seed or commit_of_rates(),
                  "drawn": str(JUDGED)}  # fmt: skip
