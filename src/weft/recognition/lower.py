@@ -194,6 +194,8 @@ def _diagonal(part: Pair, within: Within) -> Line | None:
     if total is None:
         return None
     for scale in (1, -1):
+        if runs.straight_between(part.f.pieces, -scale, within.first):
+            return _unscaled(part.test, scale, total)
         if runs.changes_often(part.f.pieces, scale, within.first.size):
             continue
         gap = part.f + Line.index(part.f.lo, part.f.hi, scale)
@@ -226,7 +228,10 @@ def _labels(part: Pair, size: Size) -> Line | None:
         return None
     gap = f.gap(-g)
     wanted = gap is not None and _only(part.test)
-    return f if wanted and int(part.test.at(np.array([gap]))[0]) else None
+    if not wanted or not int(part.test.at(np.array([gap]))[0]):
+        return None
+    first, last = f.at(np.array([f.lo, f.hi - 1]))
+    return f if first <= last else g  # equal to it but for the sign, and sooner in order
 
 
 def _only(test: Line) -> bool:

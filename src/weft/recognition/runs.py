@@ -330,6 +330,14 @@ def constant_between(pieces: Sequence[Piece], edges: Ints) -> bool:
     return not changes_often(pieces, 0, edges.size) and bool(among(stepped(pieces).begin[1:], edges).all())
 
 
+def straight_between(pieces: Sequence[Piece], slope: int, edges: Ints) -> bool:
+    """Whether pieces are one table of runs that all have a slope, and begin at some of these indices only."""
+    if len(pieces) > 1 or not isinstance(pieces[0], Ragged):
+        return False
+    runs = pieces[0].runs
+    return bool(((runs.slope == slope) | (runs.lengths == 1)).all()) and bool(among(runs.begin[1:], edges).all())
+
+
 # ---- together and one after the other -------------------------------------------------------------------------------
 def joined(pieces: Sequence[Piece], start: int, stop: int, rule: Callable[..., Any]) -> list[Piece] | None:
     """The rule on the values and slopes of several pieces, run by run; None where one of them is no table of runs, or

@@ -61,7 +61,7 @@ def read(trace: Trace, table: Any, index: Any) -> Any:
     roots = [(root, axis) for axis, i in enumerate(at) if (root := _root(i))]
     if roots:
         _offer_rows(trace, table, roots)
-        trace.reads.append((table, marks))
+        _note_read(trace, table, marks)
     if not varying:
         part = table[tuple(fixed)]
         return part.view(Watched) if isinstance(part, np.ndarray) else part
@@ -98,7 +98,7 @@ def _read_in_rows(trace: Trace, table: Any, at: tuple[Any, ...]) -> Any:
             trace.used.setdefault(i.root, []).append(values.shape[axis])
         place = [row[i.root] for row in trace.rows] if known_in_rows else i
         fixed.append(_position(i, values.shape[axis], varying) if isinstance(place, Traced) else place)
-    trace.reads.append((table, tuple(_root(i) or x for i, x in zip(at, fixed, strict=True))))
+    _note_read(trace, table, tuple(_root(i) or x for i, x in zip(at, fixed, strict=True)))
     if not varying:
         common = values[tuple(fixed)]
         if common.ndim != 1 or (values.dtype == np.bool_ and (common != common[0]).any()):
@@ -113,6 +113,17 @@ def _read_in_rows(trace: Trace, table: Any, at: tuple[Any, ...]) -> Any:
     if what not in trace.lines:
         trace.lines[what] = table, _function(_in_rows(values, fixed).reshape(-1))
     return _looked_up_in_rows(trace, trace.lines[what][1], varying[0], str(values.dtype))
+
+
+def _note_read(trace: Trace, table: Any, marks: tuple[Any, ...]) -> None:
+    """Queries and keys often read one table alike, which is one read."""
+    if not any(other is table and _same_place(known, marks) for other, known in trace.reads):
+        trace.reads.append((table, marks))
+
+
+def _same_place(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Whether two plain indices are equal; those with lists or arrays in them are not looked into."""
+    return all(isinstance(x, (str, int, slice)) for x in a + b) and a == b
 
 
 def _in_rows(values: Any, fixed: list[Any]) -> Any:
