@@ -17,7 +17,7 @@ COLUMNS = (
 # Statuses. Only rows that are OK are compared by speed; the others say what happened.
 OK, WRONG, DIFFERENT = "ok", "wrong", "different mask"
 REFUSED, FAILED, CRASHED, TIMED_OUT = "refused", "error", "crashed", "timed out"
-DISTURBED = "other processes kept"  # in the message of an OK row of a busy CPU
+DISTURBED = "other processes kept"  # in the message of an OK row of a busy CPU, or of a GPU that is shared
 
 Row = dict[str, str]
 RESULTS = Path("benchmarks/results")

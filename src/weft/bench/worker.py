@@ -164,13 +164,13 @@ class Worker:
         truth = cache(lambda: Truth(tensors))
         prepared = [self._prepared(way, peer, tensors, truth) for way, peer in self.request["entries"]]
         entries = [entry for entry in prepared if entry is not None]
-        disturbance = Disturbance()
+        disturbance = Disturbance(tensors.device)
         for number in range(self.request["rounds"]):
             for entry in list(entries):
                 self.tell(self._about("round", entry.direction, entry.peer.name) | {"round": number + 1})
                 if not self._guarded(entry.direction, entry.peer, entry.calls.round):
                     entries.remove(entry)
-        said = disturbance.message() if tensors.device == "cpu" else ""
+        said = disturbance.message()
         for entry in entries:
             row = entry.row()
             row["message"] = "; ".join(part for part in (row["message"], said) if part)

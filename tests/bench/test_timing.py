@@ -1,0 +1,35 @@
+"""What other processes do on the device that is measured."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+from weft.bench import rows
+from weft.bench.timing import Disturbance
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    "free,said",
+    [
+        ((80, 80), ""),  # of 140 GiB torch holds 59, and its libraries one
+        ((80, 70), f"{rows.DISTURBED} 11.0 GiB of the GPU"),
+        ((70, 80), f"{rows.DISTURBED} 11.0 GiB of the GPU"),  # gone before the end
+    ],
+)
+def test_memory_that_another_process_holds_is_told(free, said):
+    with (
+        mock.patch.object(torch.cuda, "mem_get_info", side_effect=[(x * GIB, 140 * GIB) for x in free]),
+        mock.patch.object(torch.cuda, "memory_reserved", lambda: 59 * GIB),
+    ):
+        assert Disturbance("cuda").message() == said
+
+
+def test_a_busy_cpu_is_told():
+    """Wall, busy over all cores and for this process: seconds."""
+    with mock.patch.object(Disturbance, "_now", side_effect=[(0.0, 10.0, 1.0), (10.0, 25.0, 11.0)]):
+        assert Disturbance("cpu").message() == f"{rows.DISTURBED} 0.5 cores busy"
+    with mock.patch.object(Disturbance, "_now", side_effect=[(0.0, 10.0, 1.0), (10.0, 20.5, 11.0)]):
+        assert Disturbance("cpu").message() == ""
