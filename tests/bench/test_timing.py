@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.bench import rows
-from weft.bench.timing import Disturbance
+from weft.bench.timing import BusyCores, HeldMemory
 
 GIB = 1 << 30
 
@@ -24,12 +24,12 @@ def test_memory_that_another_process_holds_is_told(free, said):
         mock.patch.object(torch.cuda, "mem_get_info", side_effect=[(x * GIB, 140 * GIB) for x in free]),
         mock.patch.object(torch.cuda, "memory_reserved", lambda: 59 * GIB),
     ):
-        assert Disturbance("cuda").message() == said
+        assert HeldMemory().message() == said
 
 
 def test_a_busy_cpu_is_told():
     """Wall, busy over all cores and for this process: seconds."""
-    with mock.patch.object(Disturbance, "_now", side_effect=[(0.0, 10.0, 1.0), (10.0, 25.0, 11.0)]):
-        assert Disturbance("cpu").message() == f"{rows.DISTURBED} 0.5 cores busy"
-    with mock.patch.object(Disturbance, "_now", side_effect=[(0.0, 10.0, 1.0), (10.0, 20.5, 11.0)]):
-        assert Disturbance("cpu").message() == ""
+    with mock.patch.object(BusyCores, "_now", side_effect=[(0.0, 10.0, 1.0), (10.0, 25.0, 11.0)]):
+        assert BusyCores().message() == f"{rows.DISTURBED} 0.5 cores busy"
+    with mock.patch.object(BusyCores, "_now", side_effect=[(0.0, 10.0, 1.0), (10.0, 20.5, 11.0)]):
+        assert BusyCores().message() == ""

@@ -21,7 +21,7 @@ from weft.bench import rows
 ROUND = 2e-3  # seconds of calls in one round, at least
 MOST = 50  # calls in one round, at most
 CALM = 0.1  # cores that other processes may keep busy without being mentioned
-ALONE = 2.0  # GiB of a GPU outside torch's memory that libraries may take: contexts and code
+ALONE = 2.0  # GiB of a GPU outside torch's memory that libraries may take, contexts and code: an estimate
 SPIN_HERTZ = 2e9  # of torch.cuda._sleep's cycles, about
 
 
@@ -93,31 +93,17 @@ class Calls:
             torch.cuda.synchronize()
 
 
-class Disturbance:
-    """What other processes do on a device ("cpu" or "cuda") from when it was made: how many cores they keep busy, where
-    the system tells (Linux); how much of a GPU's memory they hold, since what they compute there nobody tells.
-    """
+class BusyCores:
+    """How many cores other processes kept busy since it was made, where the system tells (Linux)."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self.begin = self._now()
-        self.held = self._held()
 
     def message(self) -> str:
-        """What a row says about it, empty for a quiet machine."""
-        if self.device == "cuda":
-            held = max(self.held, self._held())
-            return f"{rows.DISTURBED} {held:.1f} GiB of the GPU" if held > ALONE else ""
+        """What a row of a CPU says about it, empty for a quiet machine."""
         wall, busy, own = (after - before for before, after in zip(self.begin, self._now(), strict=True))
         cores = max(0.0, busy - own) / max(wall, 1e-9)
         return f"{rows.DISTURBED} {cores:.1f} cores busy" if cores > CALM else ""
-
-    def _held(self) -> float:
-        """GiB of the GPU that are neither free nor torch's own."""
-        if self.device != "cuda":
-            return 0.0
-        free, total = torch.cuda.mem_get_info()
-        return float(total - free - torch.cuda.memory_reserved()) / (1 << 30)
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
@@ -127,3 +113,21 @@ class Disturbance:
             user, nice, system, _, _, irq, soft = map(int, stat.read_text().split()[1:8])
             busy = (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
         return time.perf_counter(), busy, sum(os.times()[:4])
+
+
+class HeldMemory:
+    """How much of a GPU's memory other processes held, when it was made or later: what they compute nobody tells."""
+
+    def __init__(self) -> None:
+        self.begin = self._now()
+
+    def message(self) -> str:
+        """What a row of a GPU says about it, empty if nobody else is there."""
+        held = max(self.begin, self._now())
+        return f"{rows.DISTURBED} {held:.1f} GiB of the GPU" if held > ALONE else ""
+
+    @staticmethod
+    def _now() -> float:
+        """GiB that are neither free nor torch's own."""
+        free, total = torch.cuda.mem_get_info()
+        return float(total - free - torch.cuda.memory_reserved()) / (1 << 30)

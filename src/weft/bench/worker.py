@@ -32,7 +32,7 @@ from weft.bench.check import Truth, Verdict
 from weft.bench.inputs import Tensors
 from weft.bench.origin import machine
 from weft.bench.peers.base import ATTENTION, PLAN, Peer, Prepared
-from weft.bench.timing import Calls, Disturbance
+from weft.bench.timing import BusyCores, Calls, HeldMemory
 from weft.errors import UnsupportedError
 from weft.testing.workloads import Workload, named
 
@@ -164,7 +164,7 @@ class Worker:
         truth = cache(lambda: Truth(tensors))
         prepared = [self._prepared(way, peer, tensors, truth) for way, peer in self.request["entries"]]
         entries = [entry for entry in prepared if entry is not None]
-        disturbance = Disturbance(tensors.device)
+        disturbance = HeldMemory() if tensors.device == "cuda" else BusyCores()
         for number in range(self.request["rounds"]):
             for entry in list(entries):
                 self.tell(self._about("round", entry.direction, entry.peer.name) | {"round": number + 1})

@@ -320,8 +320,7 @@ def global_tokens(tokens: Any, rows: bool = True, columns: bool = True, align: A
     else:
         run = (0, integer("global_tokens", "tokens", tokens, 0), Residue())
     start, stop, residue = run
-    by_rows = Relation((Stair.threshold(stop),), (Stair.threshold(start),), rows=residue)
-    by_columns = Relation((Stair.constant(start),), (Stair.constant(stop),), keys=residue)
+    by_rows, by_columns = (Relation.span(start, stop, of_rows, residue) for of_rows in (True, False))
     parts = [affine("global_tokens", align, by_rows)] * rows + [Affine(by_columns)] * columns
     return reduce(or_, parts)
 

@@ -76,6 +76,13 @@ class Relation:
     keys: Residue = ANY
     diagonal: Residue = ANY
 
+    @staticmethod
+    def span(first: int, after: int, of_rows: bool, residue: Residue = ANY) -> Relation:
+        """Queries (`of_rows`) or keys from `first` on and before `after`, those of a residue class."""
+        if of_rows:  # a threshold above all keys, or below them, leaves a query out
+            return Relation((Stair.threshold(after),), (Stair.threshold(first),), rows=residue)
+        return Relation((Stair.constant(first),), (Stair.constant(after),), keys=residue)
+
     # ---- meaning -------------------------------------------------------------------------------------------------
     def contains(self, i: Ints, k: Ints) -> NDBool:
         """True where query i may see key k; i and k broadcast."""

@@ -196,12 +196,8 @@ def _listed(pattern: Chosen, size: int) -> list[Term]:
     first, after = pattern.tokens.runs(size)
     if first.size > MAX_TERMS:
         raise NotAffineError(f"it has tokens given by a list, in {first.size} runs where {MAX_TERMS} are the most")
-    found = []
-    for a, b in zip(first.tolist(), after.tolist(), strict=True):
-        make = Stair.threshold if pattern.of_rows else Stair.constant
-        lower, upper = (b, a) if pattern.of_rows else (a, b)  # a threshold above the keys of a row leaves it out
-        found.append(Term.flat(Relation((make(lower),), (make(upper),)), size, size))
-    return found
+    spans = (Relation.span(a, b, pattern.of_rows) for a, b in zip(first.tolist(), after.tolist(), strict=True))
+    return [Term.flat(span, size, size) for span in spans]
 
 
 def _complement(terms: list[Term], size: int) -> list[Term]:

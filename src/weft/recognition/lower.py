@@ -194,14 +194,18 @@ def _diagonal(part: Pair, within: Within) -> Line | None:
     if total is None:
         return None
     for scale in (1, -1):
-        if runs.straight_between(part.f.pieces, -scale, within.first):
-            return _unscaled(part.test, scale, total)
-        if runs.changes_often(part.f.pieces, scale, within.first.size):
-            continue
-        gap = part.f + Line.index(part.f.lo, part.f.hi, scale)
-        if runs.constant_between(gap.pieces, within.first):
+        if _constant_inside(part.f, scale, within):
             return _unscaled(part.test, scale, total)
     return None
+
+
+def _constant_inside(f: Line, scale: int, within: Documents) -> bool:
+    """Whether f(x) + scale * x is constant in each document; added up only where slopes alone do not tell."""
+    if runs.straight_between(f.pieces, -scale, within.first):
+        return True
+    if runs.changes_often(f.pieces, scale, within.first.size):
+        return False
+    return runs.constant_between((f + Line.index(f.lo, f.hi, scale)).pieces, within.first)
 
 
 @remembered

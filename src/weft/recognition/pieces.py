@@ -62,10 +62,9 @@ def _tooth(function: str, numbers: tuple[int, int, int], align: Align) -> Patter
     first, last, step = numbers
     at = Residue(step, first)
     if function == "keys":
-        return Affine(Relation((Stair.constant(first),), (Stair.constant(last + 1),), keys=at))
+        return Affine(Relation.span(first, last + 1, of_rows=False, residue=at))
     if function == "queries":
-        rows = Relation((Stair.threshold(last + 1),), (Stair.threshold(first),), rows=at)
-        return Affine(rows, positional=True, align=align)
+        return Affine(Relation.span(first, last + 1, of_rows=True, residue=at), positional=True, align=align)
     return Affine(Relation((Stair(base=first),), (Stair(base=last + 1),), diagonal=at), positional=True, align=align)
 
 

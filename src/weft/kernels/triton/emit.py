@@ -170,7 +170,7 @@ def _part(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
 
 
 def _edges_if_any(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
-    """Bounds only where a tile of the part needs them: they take as long as a tile or two."""
+    """Bounds, and a walk over edges, only where a tile of the part has one (benchmarks/notes/triton.md)."""
     yield from fragments.per_part()
     if not spec.apart:
         yield "low_0, high_0 = tl.zeros_like(r), tl.zeros_like(r)"

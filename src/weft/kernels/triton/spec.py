@@ -89,7 +89,10 @@ class KernelSpec:
 
     @property
     def few_edges(self) -> bool:
-        """Whether bounds are for tiles with an edge alone, and some of the terms may have none: tokens that see all."""
+        """Whether bounds are for tiles with an edge alone, and some of the terms may have none: tokens that see all.
+
+        Not for listed tokens, whose dK and dV would then spill inside their loops (sm_90).
+        """
         return self.several and self.rank == 1 and not (self.listed or self.with_dq)
 
     @property
