@@ -67,23 +67,27 @@ def commit_of_rates() -> str:
 @click.argument("rows", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
 @click.option("--target", default="h200", type=click.Choice(list(GPUS)))
 @click.option("--versions", default="", help="Of what the rows were measured with.")
-def _fit(rows: tuple[Path, ...], target: str, versions: str) -> None:
+@click.option("--add", is_flag=True, help="Keep the rates of kernels that ROWS lack.")
+def _fit(rows: tuple[Path, ...], target: str, versions: str, add: bool) -> None:
     """Three numbers for each head dimension, direction, kind and tiling: start, edge, full."""
-    gpu = GPUS[target]
+    gpu, path = GPUS[target], TABLES / f"{target}.json"
     groups = defaultdict(list)
     for row in (row for path in rows for row in read(path) if row.seconds):
         groups[row.case.d, row.direction, row.tiling].append((row, works_of(row, gpu)))
-    table = []
+    table = {}
+    if add:
+        known = json.loads(path.read_text())
+        table = {json.dumps(line[:4]): line for line in known["rates"]}
+        versions = "; ".join(dict.fromkeys([*known["versions"].split("; "), versions]))
     for (d, direction, tiling), found in sorted(groups.items(), key=str):
         t = tiling
         shape = [t.rows, t.cols, t.warps, t.stages, t.registers, t.apart]
         for kind, clocks in solve(found, gpu).items():
-            table.append(
-                [d, direction, kind, shape, [round(float(x), 1) for x in (clocks.start, clocks.edge, clocks.full)]]
-            )
-    path = TABLES / f"{target}.json"
+            key = [d, direction, kind, shape]
+            numbers = [round(float(x), 1) for x in (clocks.start, clocks.edge, clocks.full)]
+            table[json.dumps(key)] = [*key, numbers]
     path.parent.mkdir(exist_ok=True)
-    lines = ",\n".join(json.dumps(line, separators=(",", ":")) for line in table)
+    lines = ",\n".join(json.dumps(line, separators=(",", ":")) for line in table.values())
     path.write_text(f'{{"target": "{target}", "versions": "{versions}",\n"rates": [\n{lines}\n]}}\n')
     click.echo(f"{len(table)} kernels, {path.stat().st_size} bytes")
 

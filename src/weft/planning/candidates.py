@@ -72,7 +72,7 @@ def _second(direction: Direction, wide: int, line: bool) -> Tiling | None:
     if direction == "forward":
         return None
     if wide <= 64:
-        return Tiling(64, 32 if direction == "dq" else 64, 4, 3, apart=line)
+        return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
     return Tiling(128, 64, 8, 3, apart=True) if direction == "dq" and line and 96 < wide <= 128 else None
 
 

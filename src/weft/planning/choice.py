@@ -95,7 +95,7 @@ def packed(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu, ways: S
     )
     packs = {way: [i for i, own in enumerate(ways) if own == way] for way in dict.fromkeys(ways)}
     done = {
-        way: works([(plans[i], rows[i][1]) for i in members], slots_of(gpu), split=direction == "dkdv")
+        way: works([(plans[i], rows[i][1]) for i in members], slots_of(gpu), direction == "dkdv")
         for way, members in packs.items()
     }
     every = tuple(work for pack in done.values() for work in pack)

@@ -25,6 +25,7 @@ Visits: TypeAlias = list[tuple[int, NDBool | None]]  # of plans by number, the r
 # Axes (0: the remainder), whether all bounds are formulas, whether tokens are listed: what a kernel's code depends on.
 Code: TypeAlias = tuple[int, bool, bool]
 GRIDS: dict[int, Kind] = {2: "plane", 3: "space"}
+FEW = 0.25  # share of all rows that other waves may visit where one joins what they leave
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Work:
     """One wave, over all heads. kind: what its kernel's code depends on. programs: tiles of the side that stays.
 
     edge, full: tiles of pairs with and without a mask. most: (edge, full) of the longest program. merged: some row is
-    visited by another wave too, so that results are added in memory.
+    visited by another wave too, so that results are added in memory; not where those are few, and one wave joins them.
+    split: some tiles are cut into several programs.
     """
 
     kind: Kind
@@ -41,15 +43,18 @@ class Work:
     full: int
     most: tuple[int, int]
     merged: bool = False
+    split: bool = False
 
     @property
     def tiles(self) -> int:
         return self.edge + self.full
 
 
-def works(plans: Sequence[tuple[TilePlan, int]], slots: int, split: bool = False) -> tuple[Work, ...]:
-    """The waves of plans, each with the number of its heads. slots: programs that run at a time; split: see `most`."""
-    limit = most_of(plans, slots) if split else None
+def works(plans: Sequence[tuple[TilePlan, int]], slots: int, of_keys: bool = False) -> tuple[Work, ...]:
+    """The waves of plans, each with the number of its heads. slots: programs that run at a time. of_keys: keys stay,
+    for which see `most_of` and `Work.merged`.
+    """
+    limit = most_of(plans, slots) if of_keys else None
     waves: list[tuple[Code, Work, Visits]] = []
     for number, (plan, heads) in enumerate(plans):
         for code, work, rows in _launches(plan, limit):
@@ -60,7 +65,23 @@ def works(plans: Sequence[tuple[TilePlan, int]], slots: int, split: bool = False
                     break
             else:
                 waves.append((code, here, [(number, rows)]))
+    if of_keys and any(
+        not work.split and _joins(met, [m for _, _, m in waves if m is not met], len(plans)) for _, work, met in waves
+    ):
+        return tuple(work for _, work, _ in waves)
     return tuple(replace(w, merged=any(met is not m and _meet(met, m) for _, _, m in waves)) for _, w, met in waves)
+
+
+def _joins(met: Visits, others: Sequence[Visits], plans: int) -> bool:
+    """Whether a wave visits every row, and others few."""
+    theirs = [rows for other in others for _, rows in other]
+    few = [rows for rows in theirs if rows is not None]
+    if not few or len(few) < len(theirs) or np.any(few, axis=0).mean() > FEW:
+        return False
+    seen: dict[int, NDBool] = {}
+    for number, rows in met:
+        seen[number] = np.ones_like(few[0]) if rows is None else seen.get(number, False) | rows
+    return len(seen) == plans and all(rows.all() for rows in seen.values())
 
 
 def _meet(some: Visits, others: Visits) -> bool:
@@ -83,7 +104,8 @@ def most_of(plans: Sequence[tuple[TilePlan, int]], slots: int) -> int | None:
 def _together(a: Work, b: Work) -> Work:
     """Both as one launch: on one axis a kernel for several terms walks a single one too."""
     kind: Kind = a.kind if a.kind == b.kind else "several"
-    return Work(kind, a.programs + b.programs, a.edge + b.edge, a.full + b.full, max(a.most, b.most, key=sum))
+    most = max(a.most, b.most, key=sum)
+    return Work(kind, a.programs + b.programs, a.edge + b.edge, a.full + b.full, most, split=a.split or b.split)
 
 
 @lru_cache(maxsize=256)  # a plan is looked at alone, beside others, and once it is chosen
@@ -113,7 +135,7 @@ def _work(launch: Launch, limit: int | None) -> Work:
         programs += int((-(-tiles // limit) - 1)[tiles > limit].sum())
         most = limit * most[0] // sum(most), limit * most[1] // sum(most)
     kind: Kind = "several" if len(launch.parts) > 1 else "formula" if _code(launch)[1] else "table"
-    return Work(kind, programs, int((tiles - full).sum()), int(full.sum()), most)
+    return Work(kind, programs, int((tiles - full).sum()), int(full.sum()), most, split=programs > launch.tiles)
 
 
 def _code(launch: Launch) -> Code:

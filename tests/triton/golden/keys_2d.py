@@ -126,13 +126,14 @@ def kernel(
             out = tl.where(seen, 0.0, -1e+38).to(tl.bfloat16)
             stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
             stats = tl.load(stats_at, mask=there[:, None], other=0.0)  # (cols, 16)
-            s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats), tl.dot(out, tl.trans(hot))))
-            p = tl.exp2(s * scale2)  # (rows, cols)
             o_box, o_inside = o_at + at.to(tl.int64) * DOut_row, o_off
             do_0 = tl.load(o_box + (o_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 128
+            s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats), tl.dot(out, tl.trans(hot))))
+            dp = tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))
+            p = tl.exp2(s * scale2)  # (rows, cols)
             weights = p.to(do_0.dtype)
             dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
-            ds = p * tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))
+            ds = p * dp
             ds = ds.to(q_0.dtype)
             dk_0 = tl.dot(ds, q_0, dk_0)
             # the next box, last axis first

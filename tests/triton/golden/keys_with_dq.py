@@ -97,7 +97,7 @@ def kernel(
             do_0 = tl.load(o_box + (o_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 128
             weights = p.to(do_0.dtype)
             dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
-            ds = p * tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))
+            ds = p * (tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats))))
             ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees
             ds = tl.where(wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite
             ds = ds.to(q_0.dtype)
@@ -118,7 +118,7 @@ def kernel(
             do_0 = tl.load(o_box + (o_inside + dv_0[None, :]))  # 128
             weights = p.to(do_0.dtype)
             dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
-            ds = p * tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))
+            ds = p * (tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats))))
             ds = tl.where(wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite
             ds = ds.to(q_0.dtype)
             dk_0 = tl.dot(ds, q_0, dk_0)

@@ -12,11 +12,19 @@ STATS = 16  # numbers of bfloat16 for each query: its lse and delta in three eac
 class Gradient(Fragments):
     """What both backward kernels share: p and ds of one tile, recomputed from lse."""
 
-    def scores(self, raw: str, lse: str, kind: str) -> Iterator[str]:
-        """p (rows, cols) of a tile; raw: its products, lse: in units of log2, as it broadcasts; empty: already off."""
-        yield from self.score(raw, transposed=self.spec.of_keys)
+    def scores(self, raw: str, lse: str, kind: str, dp: str = "") -> Iterator[str]:
+        """p (rows, cols) of a tile; raw: its products, lse: in units of log2, as it broadcasts; empty: already off.
+
+        dp: the other products, where they are asked for before anything is made of the first.
+        """
+        products, *rest = self.score(raw, transposed=self.spec.of_keys)
+        yield products
+        if dp:
+            yield f"dp = {dp}"
+        yield from rest
         yield f"p = tl.exp2({self.exponent}{lse and f' - {lse}'})  # (rows, cols)"
-        yield from self.mask_edge("p", "0.0", kind)
+        both = dp and self.spec.rank < 2  # dp: whatever lies in a key that no query sees
+        yield from self.mask_edge(("p", "dp") if both else ("p",), "0.0", kind)
 
     def keep(self, name: str, tensor: str, rows: str, kind: str) -> Iterator[str]:
         """Store a gradient, added to what an earlier launch left, float32, where launches meet the same rows."""
@@ -190,10 +198,7 @@ class KeyGradient(Gradient):
         yield from self.load_tile("q", "Q", "q", kind)
         yield from self.penalties()
         yield from self.folded(kind) if self.spec.folded else self.beside(kind)
-        yield from self.slope_of_cap()
-        if self.spec.rank < 2:
-            lines = ["ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"]
-            yield from self.at_edges(lines, kind)
+        yield from self.together(kind) if self.products_first else self.in_turn(kind)
         if self.for_queries:
             yield "ds = tl.where(wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite"
         yield "ds = ds.to(q_0.dtype)"
@@ -201,39 +206,69 @@ class KeyGradient(Gradient):
         if self.spec.with_dq:
             yield from self.add_to_dq(kind)
 
+    @property
+    def products_first(self) -> bool:
+        """Whether p and dp are made together: both products first, and one mask. Where registers suffice on sm_90."""
+        return max(self.spec.d, self.spec.dv) <= 128 and not (self.spec.with_dq or self.spec.listed)
+
+    def together(self, kind: str) -> Iterator[str]:
+        """ds of a tile, and dV with it."""
+        scores, lse, dp = self.taken_off if self.spec.folded else self.left_on
+        yield from self.load_tile("do", "DOut", "o", kind)
+        yield from self.scores(scores, lse, kind, dp)
+        yield from self.add_to_dv()
+        yield "ds = p * dp"
+        yield from self.slope_of_cap()
+
+    def in_turn(self, kind: str) -> Iterator[str]:
+        """The same, dp after all that needs p alone."""
+        scores, lse, dp = self.taken_off if self.spec.folded else self.left_on
+        yield from self.scores(scores, lse, kind)
+        yield from self.load_tile("do", "DOut", "o", kind)
+        yield from self.add_to_dv()
+        yield f"ds = p * ({dp})"
+        yield from self.slope_of_cap()
+        if self.spec.rank < 2:
+            unseen = "ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"
+            yield from self.at_edges([unseen], kind)
+
+    def add_to_dv(self) -> Iterator[str]:
+        yield "weights = p.to(do_0.dtype)"
+        yield from self.accumulate("dv_sum", "weights", "do", self.dv)
+
     def folded(self, kind: str) -> Iterator[str]:
-        """p and ds with lse and delta taken off inside the products, where they need no registers and no instructions.
+        """What p and dp subtract inside their products, where that needs no registers and no instructions.
 
         Stats (B, Hq, M, STATS) holds -lse / scale and -delta, each as a sum of three numbers of bfloat16.
         """
         rows = self.of_their_rows(kind, "[:, None]")
         yield f"stats_at = Stats + (row_at + at) * {STATS} + ({rows[0]} * {STATS} + stat[None, :])"
         yield f"stats = tl.load(stats_at{rows[1]}){self.upcast}  # (cols, {STATS})"
-        yield from self.scores(self.products("k", "q", "tl.dot(of_lse, tl.trans(stats){})"), "", kind)
-        yield from self.add_to_dv(kind)
-        yield f"ds = p * {self.dot('v', 'do', self.dv, 'tl.dot(of_delta, tl.trans(stats))')}"
+
+    @property
+    def taken_off(self) -> tuple[str, str, str]:
+        """Scores, lse as it broadcasts, and dp, where `folded` takes lse and delta off."""
+        scores = self.products("k", "q", "tl.dot(of_lse, tl.trans(stats){})")
+        return scores, "", self.dot("v", "do", self.dv, "tl.dot(of_delta, tl.trans(stats))")
 
     def beside(self, kind: str) -> Iterator[str]:
-        """The same with lse and delta loaded as rows (cols,)."""
+        """The same as rows (cols,), subtracted after the products."""
         token, there = self.of_their_rows(kind, "")
         yield f"lse = tl.load(Lse + (row_at + at) + {token}{there}) * {LOG2E}"
         if self.spec.rank > 1:  # elsewhere p is masked after this
             yield 'lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key'
-        yield from self.scores(self.products("k", "q"), "lse[None, :]", kind)
-        yield from self.add_to_dv(kind)
         yield f"delta = tl.load(Delta + (row_at + at) + {token}{there})"
-        yield f"ds = p * ({self.dot('v', 'do', self.dv)} - delta[None, :])"
+
+    @property
+    def left_on(self) -> tuple[str, str, str]:
+        """Scores, lse as it broadcasts, and dp, with what `beside` loads."""
+        return self.products("k", "q"), "lse[None, :]", f"{self.dot('v', 'do', self.dv)} - delta[None, :]"
 
     def of_their_rows(self, kind: str, shape: str) -> tuple[str, str]:
         """(offsets of the queries of a tile from its first one, the mask of a load of them)"""
         token = "(token - at)" if self.spec.listed else "token_c"
         there = "" if kind == "full" and not self.spec.listed else f", mask=there{shape}, other=0.0"
         return token + shape, there
-
-    def add_to_dv(self, kind: str) -> Iterator[str]:
-        yield from self.load_tile("do", "DOut", "o", kind)
-        yield "weights = p.to(do_0.dtype)"
-        yield from self.accumulate("dv_sum", "weights", "do", self.dv)
 
     def add_to_dq(self, kind: str) -> Iterator[str]:
         """DQ += ds^T K, transposed: a tensor core's instruction takes 64 rows, so dims rather than a tile's columns."""
@@ -252,8 +287,25 @@ class KeyGradient(Gradient):
             yield "# whatever lies in a key that no query sees (a test for each pair would be one in every tile)"
             for name, dims in (("dk", self.d), ("dv_sum", self.dv)):
                 yield from (f"{name}_{n} = tl.where(is_seen[:, None], {name}_{n}, 0.0)" for n in range(len(dims)))
-        yield "dk_rows = DK + batch * DK_batch + kv_head * DK_head + token_r.to(tl.int64) * DK_row"
-        yield "dv_rows = DV + batch * DV_batch + kv_head * DV_head + token_r.to(tl.int64) * DV_row"
+        yield f"dk_rows = {self.my_rows('DK', 'DK')}"
+        yield f"dv_rows = {self.my_rows('DV', 'DV')}"
         yield from (f"dk_{n} = dk_{n} * scale" for n in range(len(self.d)))
+        if self.spec.joins:
+            yield from self.join()
         yield from self.keep("dk", "DK", "dk_rows", "d")
         yield from self.keep("dv_sum", "DV", "dv_rows", "dv")
+
+    @staticmethod
+    def my_rows(where: str, like: str) -> str:
+        """Pointers to the tile's rows of `where`, which lies in memory as `like` does."""
+        return f"{where} + batch * {like}_batch + kv_head * {like}_head + token_r.to(tl.int64) * {like}_row"
+
+    def join(self) -> Iterator[str]:
+        """Add what other launches left, in float32, of the rows that they visit."""
+        yield "met = valid & (tl.load(Met + token_r, mask=valid, other=0) != 0)"
+        for name, tensor, dims, column in (("dk", "DK", self.d, "d"), ("dv_sum", "DV", self.dv, "dv")):
+            yield f"left_rows = {self.my_rows(tensor + 'Sum', tensor)}"
+            for n, (_, width, live) in enumerate(dims):
+                inside = f" & {column}_live_{n}" if live < width else ""
+                at = self.pointer(tensor, "left_rows", f"{column}_{n}")
+                yield f"{name}_{n} += tl.load({at}, mask=met[:, None]{inside}, other=0.0)"

@@ -34,6 +34,6 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     crowded = not aligned or wave.kind.listed or wave.kind.rank == 3
     return replace(
         spec, **kind, **asdict(tiling) | ({"registers": 0} if crowded else {}), aligned=aligned,
-        several=wave.several, packed=wave.place is None,
-        accumulate=wave.merges if spec.direction == "forward" else waves.merges,
+        several=wave.several, packed=wave.place is None, joins=wave.joins,
+        accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip

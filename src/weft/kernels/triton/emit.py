@@ -32,9 +32,12 @@ PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "a
 FLOATS = ("scale", "softcap")
 
 
+JOINED = ("DKSum", "DVSum", "Met")  # what other launches left, and of which rows
+
+
 def tensors(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the tensors among the kernel's arguments, which come first."""
-    return TENSORS[spec.direction] + ("DQ",) * (spec.with_dq and spec.of_keys)
+    return TENSORS[spec.direction] + ("DQ",) * (spec.with_dq and spec.of_keys) + JOINED * spec.joins
 
 
 def strided(spec: KernelSpec) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class Forward(KeyWalk):
         yield from self.load_tile("k", "K", "k", kind)
         yield from self.penalties()
         yield from self.score(self.products("q", "k"))
-        yield from self.mask_edge("s", 'float("-inf")', kind)
+        yield from self.mask_edge(("s",), 'float("-inf")', kind)
         yield from self.online_softmax()
         yield from self.load_tile("v", "V", "v", kind)
         yield from (f"acc_{n} = acc_{n} * kept[:, None]" for n in range(len(self.dv)))

@@ -226,19 +226,23 @@ class Fragments:
             start = more.format(start and f", {start}")
         return self.dot(mine, theirs, self.d, start)
 
-    def mask_edge(self, score: str, dead: str, kind: str) -> Iterator[str]:
-        """Pairs outside the bounds of their row become `dead`; on grids they are so already."""
+    def mask_edge(self, names: tuple[str, ...], dead: str, kind: str) -> Iterator[str]:
+        """Pairs outside the bounds of their row become `dead` in all of `names`; on grids they are so already."""
         spec = self.spec
         if kind == "full":
             return
+
+        def masked(live: str) -> list[str]:
+            return [f"{name} = tl.where({live}, {name}, {dead})" for name in names]
+
         if spec.rank == 0:
             yield "place = tl.load(places + block)"
             yield "if place >= 0:"
             yield "    word_0 = tl.load(bits + place * 128 + 2 * r)"
             yield "    word_1 = tl.load(bits + place * 128 + 2 * r + 1)"
             yield "    word = tl.where((c < 32)[None, :], word_0[:, None], word_1[:, None])"
-            yield f"    {score} = tl.where(((word >> (c & 31)[None, :]) & 1) != 0, {score}, {dead})"
-            yield f"{score} = tl.where(there[None, :], {score}, {dead})"
+            yield from indented(iter(masked("((word >> (c & 31)[None, :]) & 1) != 0")))
+            yield from masked("there[None, :]")
             return
         lines, live = self.live_on_axis() if spec.rank == 1 else ([], [])
         if spec.listed:
@@ -246,7 +250,7 @@ class Fragments:
             live += ["(row_is_out[:, None] == 0)", "(col_is_out[None, :] == 0)"]
         if live:
             lines += [f"live {'&=' if n else '='} {' & '.join(live[n : n + 2])}" for n in range(0, len(live), 2)]
-            yield from self.at_edges([*lines, f"{score} = tl.where(live, {score}, {dead})"], kind)
+            yield from self.at_edges([*lines, *masked("live")], kind)
 
     def at_edges(self, lines: list[str], kind: str) -> Iterator[str]:
         """What is done in tiles with an edge only; on grids most have one."""

@@ -16,6 +16,7 @@ from triton.runtime import driver
 from weft.errors import UnsupportedError
 
 DIRECT = ("3.6.", "3.7.")  # Triton's versions whose CompiledKernel.run takes what `_run` gives it
+Tensors = Sequence[torch.Tensor]
 Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # sizes, strides, type
 
 
@@ -48,7 +49,8 @@ class Prepared:
 
     made: what they write. complete: every row is written once, by one launch; else what is written begins as nothing.
     merges: launches meet the same rows. gpu: its number, None under Triton's interpreter. tables: kept alive, because
-    the launches know their addresses.
+    the launches know their addresses. before: what goes before these, whose results they join; met: of which rows (M,),
+    as int8 for the launches and as indices.
     """
 
     launches: tuple[Launch, ...]
@@ -58,10 +60,21 @@ class Prepared:
     complete: bool = True
     merges: bool = False
     tables: Any = None
+    before: Prepared | None = None
+    met: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def empty(self) -> list[torch.Tensor]:
         """What is written, uninitialised."""
         return [torch.empty_strided(size, stride, dtype=dtype, device=self.device) for size, stride, dtype in self.made]
+
+
+def gradient_calls(found: Prepared, given: Tensors, written: Tensors, rest: Tensors) -> list[tuple[Prepared, Tensors]]:
+    """What `run` launches for a gradient of keys: given, written and the rest, in the order of `emit.tensors`."""
+    if found.before is None or found.met is None:
+        return [(found, (*given, *written, *rest))]
+    mask, rows = found.met
+    left = [one.index_fill_(2, rows, 0) for one in found.before.empty()]
+    return [(found.before, (*given, *left, *rest)), (found, (*given, *written, *rest, *left, mask))]
 
 
 def run(*calls: tuple[Prepared, Sequence[torch.Tensor]]) -> None:

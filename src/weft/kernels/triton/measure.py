@@ -25,7 +25,7 @@ from triton.runtime import driver
 from weft.kernels.backend import Timing
 from weft.kernels.triton import load, run
 from weft.kernels.triton.configure import specs_of
-from weft.kernels.triton.launch import Prepared
+from weft.kernels.triton.launch import Prepared, gradient_calls
 from weft.kernels.triton.launch import run as launch
 from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
@@ -71,15 +71,19 @@ class Subject:
         elif direction == "dq":
             tensors = (*lie, self.lse, self.lse, *written[:2], *(written[2:] or written[1:]), self.lse)
         else:
-            tensors = (*kept, self.d_out, self.lse, delta, *(more or [delta]), *written, self.lse)
-        clear = () if prepared.complete else tuple(written)
+            given = (*kept, self.d_out, self.lse, delta, *(more or [delta]))
+            return lambda: launch(*gradient_calls(prepared, given, _cleared(prepared, written), (self.lse,)))
 
         def step() -> None:
-            for one in clear:
-                one.zero_()
+            _cleared(prepared, written)
             launch((prepared, tensors))
 
         return step
+
+
+def _cleared(prepared: Prepared, written: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What is written, as the launches want to find it."""
+    return written if prepared.complete else [one.zero_() for one in written]
 
 
 def _sizes(p: Problem) -> Iterator[tuple[int, int, int]]:

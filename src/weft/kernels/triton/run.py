@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
@@ -18,7 +20,18 @@ from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import wave_spec
 from weft.kernels.triton.emit import TENSORS, tensors
-from weft.kernels.triton.launch import Launch, Made, Prepared, dense_rows, gpu_of, launch, on, refuse_capture, run
+from weft.kernels.triton.launch import (
+    Launch,
+    Made,
+    Prepared,
+    dense_rows,
+    gpu_of,
+    gradient_calls,
+    launch,
+    on,
+    refuse_capture,
+    run,
+)
 from weft.kernels.triton.load import arguments, kernel_of, unit
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
@@ -94,13 +107,15 @@ def backward(
     if not keys.complete:
         dk.zero_(), dv.zero_()
     slopes = _wide(how.alibi, delta)
-    of_rows, of_keys = (out, d_out, lse, d_lse, dq, delta, stats), (*saved, d_out, lse, delta, stats, dk, dv, slopes)
+    of_rows = (out, d_out, lse, d_lse, dq, delta, stats)
+    more = (slopes, dq) if numbers.with_dq else (slopes,)
+    of_keys = gradient_calls(keys, (*saved, d_out, lse, delta, stats), (dk, dv), more)
     dtype = saved[0].dtype  # sums of several launches are in float32
     if numbers.with_dq:
-        run((queries, of_rows), (keys, (*of_keys, dq)))
+        run((queries, of_rows), *of_keys)
         dq = torch.mul(dq, how.scale, out=torch.empty_like(dq, dtype=dtype))
     else:
-        run((queries, (*saved, *of_rows, slopes)), (keys, of_keys))
+        run((queries, (*saved, *of_rows, slopes)), *of_keys)
     return (
         dq.to(dtype) if queries.merges else dq,
         dk.to(dtype) if keys.merges else dk,
@@ -156,6 +171,7 @@ class Loaded:
 
     plan: Waves
     waves: tuple[tuple[Wave, torch.Tensor], ...]
+    met: tuple[torch.Tensor, torch.Tensor] | None
 
 
 @lru_cache(maxsize=128)
@@ -164,7 +180,11 @@ def loaded(
 ) -> Loaded:
     """The tables of one direction, put on the device once; transposed: they walk keys; slots: see `plan_waves`."""
     found = plan_waves(shares, problem, transposed, slots)
-    return Loaded(found, tuple((w, torch.from_numpy(w.words).to(device)) for w in found.waves))
+    waves = tuple((w, torch.from_numpy(w.words).to(device)) for w in found.waves)
+    if found.met is None:
+        return Loaded(found, waves, None)
+    mask = torch.from_numpy(found.met.astype(np.int8)).to(device)
+    return Loaded(found, waves, (mask, mask.nonzero()[:, 0]))
 
 
 # ---- prepared launches -----------------------------------------------------------------------------------------------
@@ -178,7 +198,8 @@ def prepared(
     slots = slots_of(plan.target) if split else None
     shares = (plan.in_one if numbers.with_dq else None) or plan.towards(direction)
     tables = loaded(shares, problem, direction == "dkdv", device, slots)
-    merges = tables.plan.merges
+    joins = tables.plan.met is not None
+    merges = tables.plan.merges and not joins
     complete = tables.plan.covers and not merges
     dtype = torch.float32 if merges and direction != "forward" else getattr(torch, problem.dtype)
     known = _known(lie)
@@ -193,8 +214,12 @@ def prepared(
     elif direction == "dq":
         made |= _row_numbers(spec, problem)
     with on(gpu):
-        launches = tuple(_launches(spec, tables, known, problem, numbers))
-    return Prepared(launches, tuple(made.values()), device, gpu, complete, merges, tables)
+        waves = _launches(spec, tables, known, problem, numbers)
+    if not joins:
+        return Prepared(tuple(chain(*waves)), tuple(made.values()), device, gpu, complete, merges, tables)
+    wide = tuple((size, stride, torch.float32) for size, stride, _ in made.values())
+    before = Prepared(tuple(chain(*waves[:-1])), wide, device, gpu, False, True, tables)
+    return Prepared(tuple(waves[-1]), tuple(made.values()), device, gpu, True, False, tables, before, tables.met)
 
 
 @lru_cache(maxsize=512)
@@ -254,8 +279,8 @@ def _spec(direction: Direction | Literal["delta"], problem: Problem, aligned: bo
 
 def _launches(
     spec: KernelSpec, tables: Loaded, strides: Mapping[str, tuple[int, ...]], problem: Problem, numbers: Numbers
-) -> list[Launch]:
-    """All waves, one after the other."""
+) -> list[list[Launch]]:
+    """Of all waves, one after the other."""
     found = []
     mine, theirs = (problem.n, problem.m) if spec.of_keys else (problem.m, problem.n)
     widest = max(stride[2] for stride in strides.values())
@@ -268,9 +293,9 @@ def _launches(
             "shift": numbers.shift, "scale": numbers.scale, "softcap": numbers.softcap or 0.0,
             "Tables": words if gpu_of(words.device) is None else words.data_ptr(),
         }  # fmt: skip
-        for first in range(0, wave.items, GRID):
-            here = values | {"first_item": first}
-            found.append(_launch(one, _grid(wave, first), words.device, here, strides))
+        firsts = range(0, wave.items, GRID)
+        launches = [(_grid(wave, first), values | {"first_item": first}) for first in firsts]
+        found.append([_launch(one, grid, words.device, here, strides) for grid, here in launches])
     return found
 
 

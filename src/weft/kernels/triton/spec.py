@@ -20,9 +20,9 @@ class KernelSpec:
     tile walks several terms. grouped: not one query head for each head of keys, so that "dkdv" walks them. split:
     several items add to the same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32, from
     the zeros that "delta" leaves. packed: several launches in one, so that a program first reads which is its own.
-    accumulate: results are added to what came before, in float32. lse_gradient: there is one. rescaled: the scale is
-    not clearly above zero, so scores are multiplied by it before their largest is taken. tf32: products of float32 keep
-    10 bits of its mantissa.
+    accumulate: results are added to what came before, in float32. joins: to few of them, and what came before lies
+    elsewhere. lse_gradient: there is one. rescaled: the scale is not clearly above zero, so scores are multiplied by it
+    before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa.
     """
 
     direction: Direction | Literal["delta"]
@@ -41,6 +41,7 @@ class KernelSpec:
     with_dq: bool = False
     packed: bool = False
     accumulate: bool = False
+    joins: bool = False
     lse_gradient: bool = False
     softcap: bool = False
     alibi: bool = False
@@ -69,6 +70,7 @@ class KernelSpec:
                 "with_dq",
                 "packed",
                 "accumulate",
+                "joins",
                 "lse_gradient",
                 "softcap",
                 "alibi",

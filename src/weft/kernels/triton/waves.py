@@ -8,7 +8,7 @@ merged; which ones these are is found on the rows themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from weft.pattern.relation import NDBool
 from weft.planning.attention_plan import Heads, Share
 from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan
-from weft.planning.work import most_of
+from weft.planning.work import FEW, most_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,8 @@ class Wave:
     """Launches of one kind as one launch of a kernel: members x items.
 
     words: the tables, with the members from `heads_at` on. place: of the only launch, None where several are packed.
-    merges: some row is visited by another wave too.
+    merges: some row is visited by another wave too. joins: it visits every row once and comes last, and adds what the
+    others left for the few rows that these visit.
     """
 
     words: Words
@@ -57,14 +58,18 @@ class Wave:
     place: Place | None
     merges: bool
     span: int
+    joins: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Waves:
-    """All waves of one direction. covers: every row of every head is visited."""
+    """All waves of one direction. covers: every row of every head is visited. met: where the last wave joins others,
+    the rows that these visit.
+    """
 
     waves: tuple[Wave, ...]
     covers: bool
+    met: NDBool | None = None
 
     @property
     def merges(self) -> bool:
@@ -85,7 +90,21 @@ def plan_waves(shares: Sequence[Share], problem: Problem, transposed: bool, slot
         others = [entry for w in found if w is not one for entry in w]
         waves.append(_wave(one, one[0].tables.split or any(a.meets(b) for a in one for b in others)))
     heads = problem.batch * (problem.kv_heads if transposed else problem.q_heads)
-    return Waves(tuple(waves), _covers([entry for one in found for entry in one], heads))
+    last = next((i for i, one in enumerate(found) if transposed and _joins(found, one, heads)), None)
+    covers = _covers([entry for one in found for entry in one], heads)
+    if last is None:
+        return Waves(tuple(waves), covers)
+    waves.append(replace(waves.pop(last), joins=True))
+    met = np.any([entry.rows for i, one in enumerate(found) if i != last for entry in one], axis=0)
+    return Waves(tuple(waves), covers, met)
+
+
+def _joins(found: list[list[Entry]], one: list[Entry], heads: int) -> bool:
+    """Whether a wave visits every row once, and others few."""
+    others = [entry.rows for other in found if other is not one for entry in other]
+    if not others or one[0].tables.split or np.any(others, axis=0).mean() > FEW:
+        return False
+    return _covers(one, heads)
 
 
 def _entries(shares: Sequence[Share], problem: Problem, transposed: bool, slots: int | None) -> Iterator[Entry]:
