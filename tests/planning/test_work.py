@@ -121,5 +121,17 @@ def test_a_split_program_is_no_longer_the_longest():
     assert sum(work.programs for work in cut) > sum(work.programs for work in whole)
 
 
+def test_few_rows_of_other_launches_are_joined():
+    """As the kernels do: one key in 128 is in a launch of its own, and every key in the other; or all in both."""
+    problem = Problem(1, 4, 4, 16384, 16384, 64, 64, "bfloat16", "cuda")
+    near = weft.window(left=127)
+    few, waves = both(weft.causal() & (near | weft.periodic_keys(128)), problem, True, True)
+    assert [work.merged for work in few] == [False] * 2
+    assert waves.met.nonzero()[0].tolist() == list(range(127, 16384, 128))
+    all_of_both, waves = both(weft.causal() & (near | weft.strided(128)), problem, True, True)
+    assert [work.merged for work in all_of_both] == [True] * 2
+    assert waves.met is None
+
+
 def test_a_cpu_has_one_slot():
     assert slots_of(CPU) == 1

@@ -15,8 +15,9 @@ import torch
 from weft.settings import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFORMANCE, TRAPS, POISON, ONE_KERNEL, PACKS = (
-    f"tests/kernels/test_{name}.py::test" for name in ("conformance", "traps", "poison", "one_kernel", "packs")
+CONFORMANCE, TRAPS, POISON, ONE_KERNEL, PACKS, JOINED = (
+    f"tests/kernels/test_{name}.py::test"
+    for name in ("conformance", "traps", "poison", "one_kernel", "packs", "joined")
 )
 CHOSEN = {
     "every pattern, option and layout": [f"{CONFORMANCE}_rows_meet_every_value", f"{CONFORMANCE}_pairwise"],
@@ -31,6 +32,7 @@ CHOSEN = {
         f"{POISON}_in_keys_that_no_query_sees[before a window-dtype0-triton]",
     ],
     "unlike heads apart": [f"{PACKS}_unlike_heads"],
+    "launches of keys joined": [f"{JOINED}_gradients", f"{JOINED}_only_what_is_met_is_read"],
     "gradients of one kernel": [
         f"{ONE_KERNEL}_several_tiles",
         f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",

@@ -29,9 +29,10 @@ Written by `weft bench --report` from the rows in [benchmarks/results](../benchm
 [honesty.md](honesty.md) says how the figures are measured, what they do not say, and where weft loses.
 
 **Useful work only**: 2 (D + Dv) operations for a live pair and head forward, 2 (3 D + 2 Dv) backward; masked or padded
-pairs count nothing. The backward is timed alone. Times are medians; peers take turns in one process per problem, but
-for flex-flash and flex-tuned, which are measured by themselves. *weft* is its fastest backend, the *ratio* how many
-times as fast as the fastest peer it is; a dagger marks a ratio of rows from two commits."""
+pairs count nothing. The backward is timed alone. Times are medians; peers take turns in one process per problem, and
+flex-flash and flex-tuned, which compile long, in another beside weft. Of several rows the latest counts. *weft* is its
+fastest backend, the *ratio* how many times as fast as the fastest peer it is; a dagger marks a ratio of rows from two
+commits."""
 
 
 def write(results: Path, docs: Path) -> list[Path]:

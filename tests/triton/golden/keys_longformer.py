@@ -86,18 +86,17 @@ def kernel(
                     q_0 = tl.load(q_box + (q_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64
                     stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
                     stats = tl.load(stats_at, mask=there[:, None], other=0.0)  # (cols, 16)
-                    o_box, o_inside = o_at + at.to(tl.int64) * DOut_row, o_off
-                    do_0 = tl.load(o_box + (o_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 64
                     s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats)))
-                    dp = tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))
                     p = tl.exp2(s * scale2)  # (rows, cols)
                     from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
                     live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
                     p = tl.where(live, p, 0.0)
-                    dp = tl.where(live, dp, 0.0)
+                    o_box, o_inside = o_at + at.to(tl.int64) * DOut_row, o_off
+                    do_0 = tl.load(o_box + (o_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 64
                     weights = p.to(do_0.dtype)
                     dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
-                    ds = p * dp
+                    ds = p * (tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats))))
+                    ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees
                     ds = ds.to(q_0.dtype)
                     dk_0 = tl.dot(ds, q_0, dk_0)
         for one in range(group):
@@ -111,14 +110,13 @@ def kernel(
                 q_0 = tl.load(q_box + (q_inside + d_0[None, :]))  # 64
                 stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
                 stats = tl.load(stats_at)  # (cols, 16)
+                s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats)))
+                p = tl.exp2(s * scale2)  # (rows, cols)
                 o_box, o_inside = o_at + at.to(tl.int64) * DOut_row, o_off
                 do_0 = tl.load(o_box + (o_inside + dv_0[None, :]))  # 64
-                s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats)))
-                dp = tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))
-                p = tl.exp2(s * scale2)  # (rows, cols)
                 weights = p.to(do_0.dtype)
                 dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
-                ds = p * dp
+                ds = p * (tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats))))
                 ds = ds.to(q_0.dtype)
                 dk_0 = tl.dot(ds, q_0, dk_0)
     dk_rows = DK + batch * DK_batch + kv_head * DK_head + token_r.to(tl.int64) * DK_row

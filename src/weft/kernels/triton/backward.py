@@ -209,7 +209,9 @@ class KeyGradient(Gradient):
     @property
     def products_first(self) -> bool:
         """Whether p and dp are made together: both products first, and one mask. Where registers suffice on sm_90."""
-        return max(self.spec.d, self.spec.dv) <= 128 and not (self.spec.with_dq or self.spec.listed)
+        spec = self.spec
+        crowded = spec.with_dq or spec.listed or (spec.several and spec.grouped)
+        return max(spec.d, spec.dv) <= 128 and not crowded
 
     def together(self, kind: str) -> Iterator[str]:
         """ds of a tile, and dV with it."""

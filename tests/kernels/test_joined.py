@@ -1,0 +1,62 @@
+"""Gradients of keys where one launch visits all of them and others few: it adds what these leave in float32."""
+
+from math import nan
+from unittest import mock
+
+import pytest
+import torch
+
+import weft
+from weft.kernels.triton.launch import Prepared
+from weft.kernels.triton.waves import plan_waves
+from weft.planning.attention_plan import plan_attention
+from weft.planning.problem import Problem
+from weft.target import GPU
+
+from .compare import BACKENDS, Case, check, generator, qkv
+
+pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="other backends launch nothing")
+
+NEAR = weft.window(left=15)
+PATTERNS = {
+    "one in sixteen": weft.causal() & (NEAR | weft.periodic_keys(16)),
+    "of some heads": weft.per_head([weft.causal(), NEAR | weft.periodic_keys(16)] * 2),
+    "of some batch rows": weft.per_batch([NEAR | weft.periodic_keys(16, phase=3), weft.causal()]),
+}
+
+
+def case_of(name, dims, kv_heads, deterministic=True, dtype=torch.float32):
+    tensors = qkv(generator(f"joined {name}"), (130, 130), dtype, (4, kv_heads), dims)
+    return Case(PATTERNS[name], tensors, backend="triton", deterministic=deterministic)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_one_launch_joins_others(name):
+    """What the tests below are about, where heads do not share keys."""
+    problem = Problem(2, 4, 4, 130, 130, 16, 16, "float32", "cuda")
+    waves = plan_waves(plan_attention(PATTERNS[name], problem, GPU).transposed, problem, True)
+    assert [wave.joins for wave in waves.waves] == [False] * (len(waves.waves) - 1) + [True]
+    assert 0 < waves.met.sum() < 130 / 4
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_gradients(name, kv_heads, deterministic):
+    check(case_of(name, (16, 16), kv_heads, deterministic))
+
+
+@pytest.mark.parametrize("dims", [(24, 40), (17, 9)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_other_dtypes(dims, dtype):
+    check(case_of("one in sixteen", dims, 2, dtype=dtype))
+
+
+def test_only_what_is_met_is_read():
+    """The sums of all other rows are never set."""
+    empty = Prepared.empty
+    case = case_of("one in sixteen", (16, 16), 2)
+    before = case.weft()
+    with mock.patch.object(Prepared, "empty", lambda self: [x.fill_(nan) for x in empty(self)]):
+        after = case.weft()
+    assert all(torch.equal(before[name], after[name]) for name in before)
