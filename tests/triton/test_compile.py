@@ -25,7 +25,7 @@ SPILLED = Path(__file__).with_name("spilled.json")  # bytes of local memory of a
 
 # (direction, call) whose innermost loops spill on sm_90. 64 x 64 tiles of keys at D=256 are the fastest all the same,
 # and so they are at D=80 without options (benchmarks/notes/triton.md).
-INSIDE = {("keys", call) for call in ("window, 256", "window, softcap, alibi, sinks")} | {
+INSIDE = {("keys", call) for call in ("random blocks", "window, 256", "window, softcap, alibi, sinks")} | {
     ("one kernel", call) for call in ("random blocks", "listed tokens", "dilation by head")
 }
 

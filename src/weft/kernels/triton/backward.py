@@ -23,7 +23,7 @@ class Gradient(Fragments):
             yield f"dp = {dp}"
         yield from rest
         yield f"p = tl.exp2({self.exponent}{lse and f' - {lse}'})  # (rows, cols)"
-        both = dp and self.spec.rank < 2  # dp: whatever lies in a key that no query sees
+        both = dp and self.spec.rank == 1  # dp: whatever lies in a key that no query sees
         yield from self.mask_edge(("p", "dp") if both else ("p",), "0.0", kind)
 
     def keep(self, name: str, tensor: str, rows: str, kind: str) -> Iterator[str]:
@@ -208,9 +208,9 @@ class KeyGradient(Gradient):
 
     @property
     def products_first(self) -> bool:
-        """Whether p and dp are made together: both products first, and one mask. Where registers suffice on sm_90."""
+        """Whether p and dp are made together: both products first, and one mask. Where registers suffice."""
         spec = self.spec
-        crowded = spec.with_dq or spec.listed or (spec.several and spec.grouped)
+        crowded = spec.rank == 0 or spec.with_dq or spec.listed or (spec.several and spec.grouped)
         return max(spec.d, spec.dv) <= 128 and not crowded
 
     def together(self, kind: str) -> Iterator[str]:
