@@ -111,14 +111,26 @@ UNSEEN = {
 @pytest.mark.parametrize("dtype", [WIDEST, torch.bfloat16])
 @pytest.mark.parametrize("name", UNSEEN)
 def test_in_keys_that_no_query_sees(name, dtype, backend):
+    _check_unseen_keys(name, dtype, backend, {})
+
+
+@on_every_backend
+@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"alibi_slopes": torch.ones(4)}], ids=["softcap", "alibi"])
+@pytest.mark.parametrize("name", ["padding", "before a window", "residue classes", "empty blocks"])
+def test_in_keys_that_no_query_sees_with_options(name, options, backend):
+    _check_unseen_keys(name, torch.float32, backend, options)
+
+
+def _check_unseen_keys(name, dtype, backend, options):
     pattern, m, n, unseen = UNSEEN[name]
-    clean = Case(pattern, qkv(generator(name), (m, n), dtype), backend=backend)
+    clean = Case(pattern, qkv(generator(name), (m, n), dtype), options=options, backend=backend)
     q, k, v = (x.clone() for x in clean.tensors)
     for batch, keys in unseen:
         assert not clean.live[batch][..., keys].any()
         k[batch][..., keys, :] = torch.nan
         v[batch][..., keys, :] = torch.nan
-    same_results(Case(pattern, [q, k, v], live=clean.live, backend=backend).weft(), clean.weft())
+    poisoned = Case(pattern, [q, k, v], live=clean.live, options=options, backend=backend)
+    same_results(poisoned.weft(), clean.weft())
 
 
 @on_every_backend

@@ -30,6 +30,8 @@ CHOSEN = {
         f"{POISON}_in_everything_that_is_padding",
         f"{POISON}_in_keys_that_no_query_sees[residue classes-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees[before a window-dtype0-triton]",
+        f"{POISON}_in_keys_that_no_query_sees_with_options[before a window-softcap-triton]",
+        f"{POISON}_in_keys_that_no_query_sees_with_options[padding-alibi-triton]",
     ],
     "unlike heads apart": [f"{PACKS}_unlike_heads"],
     "launches of keys joined": [f"{JOINED}_gradients", f"{JOINED}_only_what_is_met_is_read"],

@@ -211,16 +211,15 @@ class KeyGradient(Gradient):
         """Whether p and dp are made together: both products first, and one mask. Where registers suffice."""
         spec = self.spec
         crowded = spec.rank == 0 or spec.with_dq or spec.listed or (spec.several and spec.grouped)
-        return max(spec.d, spec.dv) <= 128 and not crowded
+        return spec.folded and max(spec.d, spec.dv) <= 128 and not crowded
 
     def together(self, kind: str) -> Iterator[str]:
         """ds of a tile, and dV with it."""
-        scores, lse, dp = self.taken_off if self.spec.folded else self.left_on
+        scores, lse, dp = self.taken_off
         yield from self.load_tile("do", "DOut", "o", kind)
         yield from self.scores(scores, lse, kind, dp)
         yield from self.add_to_dv()
         yield "ds = p * dp"
-        yield from self.slope_of_cap()
 
     def in_turn(self, kind: str) -> Iterator[str]:
         """The same, dp after all that needs p alone."""
@@ -228,6 +227,9 @@ class KeyGradient(Gradient):
         yield from self.scores(scores, lse, kind)
         yield from self.load_tile("do", "DOut", "o", kind)
         yield from self.add_to_dv()
+        if not self.spec.folded:
+            token, there = self.of_their_rows(kind, "")
+            yield f"delta = tl.load(Delta + (row_at + at) + {token}{there})"
         yield f"ds = p * ({dp})"
         yield from self.slope_of_cap()
         if self.spec.rank < 2:
@@ -254,16 +256,15 @@ class KeyGradient(Gradient):
         return scores, "", self.dot("v", "do", self.dv, "tl.dot(of_delta, tl.trans(stats))")
 
     def beside(self, kind: str) -> Iterator[str]:
-        """The same as rows (cols,), subtracted after the products."""
+        """lse as a row (cols,), subtracted after the products, as delta will be."""
         token, there = self.of_their_rows(kind, "")
         yield f"lse = tl.load(Lse + (row_at + at) + {token}{there}) * {LOG2E}"
         if self.spec.rank > 1:  # elsewhere p is masked after this
             yield 'lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key'
-        yield f"delta = tl.load(Delta + (row_at + at) + {token}{there})"
 
     @property
     def left_on(self) -> tuple[str, str, str]:
-        """Scores, lse as it broadcasts, and dp, with what `beside` loads."""
+        """The same where lse and delta are rows (cols,)."""
         return self.products("k", "q"), "lse[None, :]", f"{self.dot('v', 'do', self.dv)} - delta[None, :]"
 
     def of_their_rows(self, kind: str, shape: str) -> tuple[str, str]:
