@@ -25,7 +25,7 @@ Visits: TypeAlias = list[tuple[int, NDBool | None]]  # of plans by number, the r
 # Axes (0: the remainder), whether all bounds are formulas, whether tokens are listed: what a kernel's code depends on.
 Code: TypeAlias = tuple[int, bool, bool]
 GRIDS: dict[int, Kind] = {2: "plane", 3: "space"}
-FEW = 0.25  # share of all rows that other waves may visit where one joins what they leave
+FEW = 0.25  # share of all rows that other waves may visit where one joins what they leave: see `are_few`
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,18 @@ def works(plans: Sequence[tuple[TilePlan, int]], slots: int, of_keys: bool = Fal
 def _joins(met: Visits, others: Sequence[Visits], plans: int) -> bool:
     """Whether a wave visits every row, and others few."""
     theirs = [rows for other in others for _, rows in other]
-    few = [rows for rows in theirs if rows is not None]
-    if not few or len(few) < len(theirs) or np.any(few, axis=0).mean() > FEW:
+    some = [rows for rows in theirs if rows is not None]
+    if len(some) < len(theirs) or not are_few(some):
         return False
     seen: dict[int, NDBool] = {}
     for number, rows in met:
-        seen[number] = np.ones_like(few[0]) if rows is None else seen.get(number, False) | rows
+        seen[number] = np.ones_like(some[0]) if rows is None else seen.get(number, False) | rows
     return len(seen) == plans and all(rows.all() for rows in seen.values())
+
+
+def are_few(visited: Sequence[NDBool]) -> bool:
+    """Whether waves visit some rows, and few of all: another one may then join what they leave."""
+    return bool(visited) and float(np.any(visited, axis=0).mean()) <= FEW
 
 
 def _meet(some: Visits, others: Visits) -> bool:

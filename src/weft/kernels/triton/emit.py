@@ -21,6 +21,7 @@ TENSORS = {
     "dkdv": ("Q", "K", "V", "DOut", "Lse", "Delta", "Stats", "DK", "DV", "Slopes"),
     "delta": ("Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats"),
 }
+JOINED = ("DKSum", "DVSum", "Met")  # what other launches left, and of which rows
 STRIDED = {
     "forward": ("Q", "K", "V", "Out"),
     "dq": ("Q", "K", "V", "Out", "DOut", "DQ"),
@@ -30,9 +31,6 @@ STRIDED = {
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
 FLOATS = ("scale", "softcap")
-
-
-JOINED = ("DKSum", "DVSum", "Met")  # what other launches left, and of which rows
 
 
 def tensors(spec: KernelSpec) -> tuple[str, ...]:

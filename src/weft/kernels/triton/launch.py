@@ -77,7 +77,7 @@ def gradient_calls(found: Prepared, given: Tensors, written: Tensors, rest: Tens
     return [(found.before, (*given, *left, *rest)), (found, (*given, *written, *rest, *left, mask))]
 
 
-def run(*calls: tuple[Prepared, Sequence[torch.Tensor]]) -> None:
+def run(*calls: tuple[Prepared, Tensors]) -> None:
     """Launch on the current stream, one after the other; tensors of one device, in the order of `emit.TENSORS`."""
     gpu = calls[0][0].gpu
     if gpu is None:
@@ -91,7 +91,7 @@ def run(*calls: tuple[Prepared, Sequence[torch.Tensor]]) -> None:
             _run(gpu, calls)
 
 
-def _run(gpu: int, calls: Sequence[tuple[Prepared, Sequence[torch.Tensor]]]) -> None:
+def _run(gpu: int, calls: Sequence[tuple[Prepared, Tensors]]) -> None:
     if capturing(gpu):
         CAPTURED.update(call for call, _ in calls)
     stream, hooked = _stream_of()(gpu), _hooked()

@@ -19,7 +19,7 @@ from weft.pattern.relation import NDBool
 from weft.planning.attention_plan import Heads, Share
 from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan
-from weft.planning.work import FEW, most_of
+from weft.planning.work import are_few, most_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +102,7 @@ def plan_waves(shares: Sequence[Share], problem: Problem, transposed: bool, slot
 def _joins(found: list[list[Entry]], one: list[Entry], heads: int) -> bool:
     """Whether a wave visits every row once, and others few."""
     others = [entry.rows for other in found if other is not one for entry in other]
-    if not others or one[0].tables.split or np.any(others, axis=0).mean() > FEW:
-        return False
-    return _covers(one, heads)
+    return not one[0].tables.split and are_few(others) and _covers(one, heads)
 
 
 def _entries(shares: Sequence[Share], problem: Problem, transposed: bool, slots: int | None) -> Iterator[Entry]:
