@@ -54,7 +54,7 @@ def test_what_is_offered_fits_the_card(gpu, dtype):
                 whole = problem(d=d, dtype=dtype)
                 offered = menu(direction, whole, rank, gpu)
                 assert all(shared_of(direction, whole, tiling, gpu) <= gpu.shared for tiling in offered)
-                usual_one = usual(direction, whole, rank)
+                usual_one = usual(direction, whole, rank, gpu)
                 assert offered[0] == usual_one or shared_of(direction, whole, usual_one, gpu) > gpu.shared
 
 

@@ -8,7 +8,7 @@ from itertools import product as cartesian
 
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction, Tiling
-from weft.target import GPU, Gpu
+from weft.target import GPU, Gpu, Target
 
 THREADS = 32  # of a warp
 MOST_REGISTERS = 255  # of a thread
@@ -17,6 +17,7 @@ MOST_REGISTERS = 255  # of a thread
 COMPILED: dict[Direction, float] = {"forward": 0.8, "dq": 0.82, "dkdv": 0.94}
 BLACKWELL: dict[Direction, float] = {"forward": 1.01, "dq": 1.4, "dkdv": 1.4}
 AMD, FLOAT32 = 0.5, 0.82
+HELD = range(65, 129)  # head dimensions whose gradients hold factors in registers, where products take them there
 # For cards without room for the usual tiling, the largest that fits.
 SMALLER = (Tiling(64, 32, 8, 2), Tiling(32, 32, 4, 2), Tiling(32, 16, 4, 2), Tiling(16, 16, 4, 1))
 
@@ -29,7 +30,13 @@ class Held:
     registers: int
 
 
-def usual(direction: Direction, problem: Problem, rank: int = 1) -> Tiling:
+def held(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
+    """Whether a gradient holds in registers what it multiplies every tile with: on cards that multiply from there."""
+    hopper = isinstance(gpu, Gpu) and gpu.architecture == "sm_90"
+    return hopper and direction != "forward" and DTYPES[problem.dtype] == 2 and max(problem.d, problem.dv) < HELD.stop
+
+
+def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) -> Tiling:
     """What was measured best at these head dimensions on an H200 (benchmarks/notes/triton.md)."""
     wide, forward, line = max(problem.d, problem.dv), direction == "forward", rank == 1
     if problem.dtype == "float32":
@@ -40,6 +47,8 @@ def usual(direction: Direction, problem: Problem, rank: int = 1) -> Tiling:
     if wide <= 96:
         return Tiling(64, 64, 4, 3, apart=not forward)
     if wide <= 128:
+        if direction == "dq" and held(direction, problem, gpu):
+            return Tiling(64, 64 if line else 32, 4, 3, apart=True)
         # two stages where three would leave room for one block on a processor only
         two = direction == "dq" or (forward and not line)
         return Tiling(64, 32 if direction == "dkdv" else 64, 4, 2 if two else 3, apart=not forward)
@@ -60,20 +69,23 @@ def menu(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) 
     def fits(tiling: Tiling) -> bool:
         return shared_of(direction, problem, tiling, gpu) <= gpu.shared
 
-    first = usual(direction, problem, rank)
+    first = usual(direction, problem, rank, gpu)
     if not fits(first):
         return (next(filter(fits, SMALLER), SMALLER[-1]),)
-    more = None if problem.dtype == "float32" else _second(direction, max(problem.d, problem.dv), rank == 1)
+    more = None if problem.dtype == "float32" else _second(direction, problem, rank == 1, gpu)
     return (first,) if more is None or not fits(more) else (first, more)
 
 
-def _second(direction: Direction, wide: int, line: bool) -> Tiling | None:
+def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Tiling | None:
     """What is offered beside the usual tiling; None where that one is good throughout."""
+    wide = max(problem.d, problem.dv)
     if direction == "forward":
         return None
     if wide <= 64:
         return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
-    return Tiling(128, 64, 8, 3, apart=True) if direction == "dq" and line and 96 < wide <= 128 else None
+    # where queries are held, tiles of 64 of them are the faster ones on a line
+    long = direction == "dq" and 96 < wide <= 128 and line != held(direction, problem, gpu)
+    return Tiling(128, 64, 8, 3, apart=line) if long else None
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:
@@ -88,8 +100,8 @@ def legal(direction: Direction, problem: Problem, rank: int, gpu: Gpu) -> tuple[
     """Every tiling that the card has room for, and what is offered; no axis is apart on grids."""
     found = dict.fromkeys(menu(direction, problem, rank, gpu))
     for tiling in _all(direction, rank):
-        held = holds(direction, problem, tiling)
-        if held.shared <= gpu.shared and held.registers <= MOST_REGISTERS:
+        takes = holds(direction, problem, tiling, gpu)
+        if takes.shared <= gpu.shared and takes.registers <= MOST_REGISTERS:
             found[tiling] = None
     return tuple(found)
 
@@ -105,15 +117,22 @@ def _all(direction: Direction, rank: int) -> Iterator[Tiling]:
             yield Tiling(rows, cols, warps, stages, apart=forward)
 
 
-def holds(direction: Direction, problem: Problem, tiling: Tiling) -> Held:
+def holds(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu = GPU) -> Held:
     """Tiles of both sides in shared memory; sums in float32, and the scores of one tile, in registers."""
     width, channels = DTYPES[problem.dtype], problem.d + problem.dv
     walked = tiling.stages * tiling.cols * channels * width
     stays = tiling.rows * (problem.d if direction == "forward" else channels) * width
+    if _queries_held(direction, problem, gpu):
+        stays = tiling.rows * problem.dv * width
     sums = {"forward": problem.dv, "dq": problem.d, "dkdv": channels}[direction]
     scores = tiling.cols * (1 if direction == "forward" else 2)
     threads = THREADS * tiling.warps
     return Held(walked + stays, 48 + tiling.rows * (sums + scores) // threads)
+
+
+def _queries_held(direction: Direction, problem: Problem, gpu: Gpu) -> bool:
+    """Whether queries stay in registers, and at most their gradients in shared memory."""
+    return direction == "dq" and held(direction, problem, gpu) and max(problem.d, problem.dv) in HELD
 
 
 def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
@@ -124,12 +143,12 @@ def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) 
         share = FLOAT32
     else:
         share = (BLACKWELL if gpu.architecture == "sm_100" else COMPILED)[direction]
-    return share * holds(direction, problem, tiling).shared
+    return (1.0 if _queries_held(direction, problem, gpu) else share) * holds(direction, problem, tiling, gpu).shared
 
 
 def resident(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
     """Programs that one processor runs side by side, at least one."""
-    held, threads = holds(direction, problem, tiling), THREADS * tiling.warps
-    registers = tiling.registers or min(MOST_REGISTERS, held.registers)
+    takes, threads = holds(direction, problem, tiling, gpu), THREADS * tiling.warps
+    registers = tiling.registers or min(MOST_REGISTERS, takes.registers)
     by_registers = gpu.registers // (4 * registers * threads)
-    return max(1, min(gpu.shared // max(1, held.shared), by_registers, 2048 // threads))
+    return max(1, min(gpu.shared // max(1, takes.shared), by_registers, 2048 // threads))

@@ -1,4 +1,4 @@
-"""dq_bfloat16_128_1d_64x64_table: emitted by weft; 4 warps, 2 stages."""
+"""dq_bfloat16_128_1d_64x64_held_table: emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl
@@ -64,6 +64,7 @@ def kernel(
     tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])
     lse = lse * 1.4426950408889634
     scale2 = scale * 1.4426950408889634
+    q_0 = (tl.dot(tl.zeros((64, 16), q_0.dtype), tl.zeros((16, 128), q_0.dtype)) + q_0).to(q_0.dtype)
     dq_0 = tl.zeros((64, 128), tl.float32)
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head

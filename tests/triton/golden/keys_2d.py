@@ -1,4 +1,4 @@
-"""dkdv_bfloat16_128_2d_64x32_grouped: emitted by weft; 4 warps, 3 stages."""
+"""dkdv_bfloat16_128_2d_64x32_grouped_held: emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl
@@ -103,6 +103,9 @@ def kernel(
     ends = tl.where(of_1[None, :], high_1[:, None] + (after_1 - place)[None, :], ends)
     hot = tl.where(of_1[None, :] & (c_1[:, None] == (place - after_1)[None, :]), 1.0, hot)
     hot = hot.to(tl.bfloat16)
+    nothing = tl.dot(tl.zeros((64, 16), tl.bfloat16), tl.zeros((16, 16), tl.bfloat16)).to(tl.int32)
+    begins += nothing
+    ends += nothing
     pace_1 = (step_1 << log_1)
     pace_0 = (step_0 << log_0) * length_1
     is_seen |= (low_0 < high_0) & (low_1 < high_1)

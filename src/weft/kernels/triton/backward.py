@@ -39,6 +39,13 @@ class Gradient(Fragments):
         if not self.spec.split:
             yield from self.store(name, tensor, rows, "valid", kind)
 
+    def hold(self, name: str, dims: tuple[tuple[int, int, int], ...]) -> Iterator[str]:
+        """A factor that stays, laid out as products leave their results: they take it from there."""
+        if self.spec.held and name in self.spec.factors:
+            for n, (_, width, _) in enumerate(dims):
+                one = f"{name}_{n}"
+                yield f"{one} = ({self.nothing(width, f'{one}.dtype')} + {one}).to({one}.dtype)"
+
     def slope_of_cap(self) -> Iterator[str]:
         if self.spec.softcap:
             yield "ds = ds * (1.0 - capped * capped)"
@@ -105,6 +112,8 @@ class QueryGradient(Gradient, KeyWalk):
         yield from self.scale_of()
         if self.spec.alibi:
             yield f"slope = tl.load(Slopes + head) * {LOG2E}"
+        yield from self.hold("q", self.d)
+        yield from self.hold("do", self.dv)
 
     def start(self) -> Iterator[str]:
         yield from self.zeros("dq", self.d)
@@ -136,6 +145,7 @@ class KeyGradient(Gradient):
         yield "k_rows = K + batch * K_batch + kv_head * K_head + token_r.to(tl.int64) * K_row"
         if not self.for_queries:
             yield from self.load("k", "K", "k_rows", "valid", "d")
+            yield from self.hold("k", self.d)
         yield "v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row"
         if not self.for_queries:
             yield from self.load("v", "V", "v_rows", "valid", "dv")

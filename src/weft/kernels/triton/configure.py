@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.candidates import held
 from weft.planning.problem import DTYPES
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
@@ -20,7 +21,10 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     waves = plan_waves(plan.towards(direction), problem, transposed, slots_of(plan.target) if split else None)
     aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))
     grouped = transposed and problem.group != 1
-    spec = KernelSpec(direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped)
+    spec = KernelSpec(
+        direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped,
+        held=held(direction, problem, plan.target),
+    )  # fmt: skip
     widest = max(problem.d, problem.dv)
     return tuple(dict.fromkeys(wave_spec(spec, wave, waves, widest) for wave in waves.waves))
 
@@ -32,8 +36,9 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     aligned = spec.aligned and wave.span * widest < 1 << 31
     # what addresses and masks need there does not fit into fewer
     crowded = not aligned or wave.kind.listed or wave.kind.rank == 3
-    return replace(
+    one = replace(
         spec, **kind, **asdict(tiling) | ({"registers": 0} if crowded else {}), aligned=aligned,
         several=wave.several, packed=wave.place is None, joins=wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
+    return replace(one, held=one.held and (one.rank > 1 or bool(one.factors)))

@@ -156,6 +156,14 @@ class Fragments:
         for n, (_, width, _) in enumerate(dims):
             yield f"{name}_{n} = tl.zeros(({self.spec.rows}, {width}), tl.float32)"
 
+    def nothing(self, width: int, dtype: str) -> str:
+        """Zeros (rows, width) of float32 that Triton lays out as it does results of products.
+
+        What is added to them is laid out so once, outside the loop over tiles; a product with it on the left then takes
+        it from registers instead of reading it from shared memory in each tile (benchmarks/notes/triton.md).
+        """
+        return f"tl.dot(tl.zeros(({self.spec.rows}, 16), {dtype}), tl.zeros((16, {width}), {dtype}))"
+
     # -- the geometry of one step
     def locate(self, kind: str) -> Iterator[str]:
         """there (cols,): whether a column exists; at: the first token of the box."""
@@ -201,6 +209,10 @@ class Fragments:
             yield f"ends = tl.where(of_{a}[None, :], high_{a}[:, None] + (after_{a} - place)[None, :], ends)"
             yield f"hot = tl.where(of_{a}[None, :] & (c_{a}[:, None] == (place - after_{a})[None, :]), 1.0, hot)"
         yield f"hot = hot.to({self.small})"
+        if self.spec.held:
+            yield f"nothing = {self.nothing(PLACES, self.small)}.to(tl.int32)"
+            yield "begins += nothing"
+            yield "ends += nothing"
 
     def penalties(self) -> Iterator[str]:
         """out (rows, places): what a coordinate of this box adds to the scores of a row that does not see it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from weft.planning.candidates import HELD
 from weft.planning.tiling import Direction
 
 
@@ -21,7 +22,8 @@ class KernelSpec:
     several items add to the same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32, from
     the zeros that "delta" leaves. packed: several launches in one, so that a program first reads which is its own.
     accumulate: results are added to what came before, in float32. joins: to few of them, and what came before lies
-    elsewhere. lse_gradient: there is one. rescaled: the scale is not clearly above zero, so scores are multiplied by it
+    elsewhere. lse_gradient: there is one. held: what a gradient's products take in every tile stays in registers, for
+    cards whose products read it there. rescaled: the scale is not clearly above zero, so scores are multiplied by it
     before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa.
     """
 
@@ -43,6 +45,7 @@ class KernelSpec:
     accumulate: bool = False
     joins: bool = False
     lse_gradient: bool = False
+    held: bool = False
     softcap: bool = False
     alibi: bool = False
     sinks: bool = False
@@ -72,6 +75,7 @@ class KernelSpec:
                 "accumulate",
                 "joins",
                 "lse_gradient",
+                "held",
                 "softcap",
                 "alibi",
                 "sinks",
@@ -88,6 +92,17 @@ class KernelSpec:
     def of_keys(self) -> bool:
         """Whether keys stay and queries are walked."""
         return self.direction == "dkdv"
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """Of the rows that stay, those that are held where `held`: as many as there are registers for (sm_90)."""
+        wide = max(self.d, self.dv)
+        if self.rank == 0 or not self.aligned or wide not in HELD:
+            return ()
+        if self.direction == "dq":
+            return ("q", "do") if self.formula and not (self.several or self.listed) else ("q",)
+        room = self.rank == 1 and wide > 96 and self.folded and not (self.several or self.listed or self.with_dq)
+        return ("k",) if self.of_keys and room else ()
 
     @property
     def few_edges(self) -> bool:
