@@ -28,6 +28,7 @@ from prediction.problems import JUDGED, core, drawn, fitted  # noqa: E402
 from weft.planning.candidates import resident  # noqa: E402
 from weft.planning.cost import merging, waiting  # noqa: E402
 from weft.planning.rates import TABLES, Rates  # noqa: E402
+from weft.planning.tiling import DIRECTIONS, Direction  # noqa: E402
 from weft.target import GPUS  # noqa: E402
 
 
@@ -42,13 +43,20 @@ def main() -> None:
 @click.option("--target", default="h200", type=click.Choice(list(GPUS)))
 @click.option("--seed", help="Of the problems that are judged.  [default: the commit of the rates]")
 @click.option("--only", multiple=True, help="Problems with this text in their name.")
-def _measure(which: str, out: Path, target: str, seed: str | None, only: tuple[str, ...]) -> None:
+@click.option("--direction", "directions", multiple=True, type=click.Choice(DIRECTIONS), help="Some kernels only.")
+def _measure(
+    which: str, out: Path, target: str, seed: str | None, only: tuple[str, ...], directions: tuple[Direction, ...]
+) -> None:
     """Time every candidate of every problem."""
     cases = fitted() if which == "fitted" else core() + drawn(seed or commit_of_rates())
     cases = [case for case in cases if not only or any(text in case.text for text in only)]
     began = time.monotonic()
+
+    def say(what: str) -> None:
+        click.echo(f"{time.monotonic() - began:.0f} s  {what}")
+
     with out.open("w") as file:
-        for row in measure(cases, GPUS[target], lambda said: click.echo(f"{time.monotonic() - began:.0f} s  {said}")):
+        for row in measure(cases, GPUS[target], say, directions or DIRECTIONS):
             file.write(row.text + "\n")
 
 

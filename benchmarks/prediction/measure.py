@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -62,11 +62,13 @@ def candidates(case: Case, gpu: Gpu) -> dict[Direction, list[Tiling]]:
     return found
 
 
-def measure(cases: Iterable[Case], gpu: Gpu, show: Callable[[str], None]) -> Iterator[Row]:
+def measure(
+    cases: Iterable[Case], gpu: Gpu, show: Callable[[str], None], ways: Sequence[Direction] = DIRECTIONS
+) -> Iterator[Row]:
     """All rows, case by case, after all kernels were compiled."""
     from weft.kernels.triton import measure as device
 
-    wanted = {case: candidates(case, gpu) for case in cases}
+    wanted = {case: {way: some for way, some in candidates(case, gpu).items() if way in ways} for case in cases}
     plans = {}
     specs = {}
     for case, directions in wanted.items():

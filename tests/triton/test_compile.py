@@ -13,6 +13,7 @@ import pytest
 import triton
 
 from weft.kernels.triton.load import compile_for
+from weft.kernels.triton.spec import chunks
 from weft.settings import interpreted
 
 from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources
@@ -113,3 +114,16 @@ def test_innermost_loops_do_not_spill(case, compiled, request):
     if case[1:] in INSIDE:
         request.applymarker(pytest.mark.xfail(raises=AssertionError, strict=True, reason="registers do not suffice"))
     assert [taken.inside for taken in compiled(case) if taken.inside] == []
+
+
+@pytest.mark.parametrize("case", [case for case in ON_HOPPER if case.values[0][1] in ("dq", "keys")])
+def test_what_is_held_is_read_from_registers(case, compiled):
+    """Of the rows that stay, the loops over tiles read from shared memory what is not held, and nothing else."""
+    _, direction, call = case
+    for spec, taken in zip(specs_towards(CALLS[call], direction), compiled(case), strict=True):
+        if spec.dtype == "float32":  # whose products are no instructions of that kind
+            continue
+        sizes = {"q": spec.d, "do": spec.dv} if direction == "dq" else {"k": spec.d, "v": spec.dv}
+        rest = [size for name, size in sizes.items() if not (spec.held and name in spec.factors)]
+        wanted = sum(width // 16 for size in rest for _, width, _ in chunks(size))
+        assert set(taken.read) == {wanted}, spec.name
