@@ -121,7 +121,7 @@ def test_what_is_held_is_read_from_registers(case, compiled):
     """Of the rows that stay, the loops over tiles read from shared memory what is not held, and nothing else."""
     _, direction, call = case
     for spec, taken in zip(specs_towards(CALLS[call], direction), compiled(case), strict=True):
-        if spec.dtype == "float32":  # whose products are no instructions of that kind
+        if spec.dtype == "float32" or spec.rows * 4 != spec.warps * 64:  # other instructions, or more of them
             continue
         sizes = {"q": spec.d, "do": spec.dv} if direction == "dq" else {"k": spec.d, "v": spec.dv}
         rest = [size for name, size in sizes.items() if not (spec.held and name in spec.factors)]

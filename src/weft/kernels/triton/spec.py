@@ -101,7 +101,8 @@ class KernelSpec:
             return ()
         if self.direction == "dq":
             return ("q", "do") if self.formula and not (self.several or self.listed) else ("q",)
-        room = self.rank == 1 and wide > 96 and self.folded and not (self.several or self.listed or self.with_dq)
+        crowded = self.several or self.listed or self.packed or self.with_dq or (self.grouped and not self.formula)
+        room = self.rank == 1 and wide > 96 and self.folded and not crowded
         return ("k",) if self.of_keys and room else ()
 
     @property
