@@ -144,25 +144,21 @@ def predicted(row: Row, works, known, gpu) -> float:
 @click.option("--device", default="one NVIDIA H200")
 @click.option("--versions", default="")
 @click.option("--seed", default="")
-@click.option("--add", is_flag=True, help="Replace the rows of RAW's problems only.")
-def _judge(raw: Path | None, target: str, device: str, versions: str, seed: str, add: bool) -> None:
-    """Rewrite docs/prediction.md; with RAW, what `measure judged` wrote, replace the committed rows first."""
+def _judge(raw: Path | None, target: str, device: str, versions: str, seed: str) -> None:
+    """Rewrite docs/prediction.md; with RAW, what `measure judged` wrote, replace the rows of its kernels first."""
     from prediction import page
     from prediction import rows as table
 
     results = ROOT / "benchmarks" / "results"
     rows, said = results / f"prediction-{target}.csv", results / f"prediction-{target}.json"
-    if raw is not None and add:
+    if raw is not None:
         new = read(raw)
-        again = {row.case for row in new}
-        table.write(rows, [*[row for row in table.read(rows) if row.case not in again], *new])
-        facts = json.loads(said.read_text())
-        facts["versions"] += f"; {len(again)} problems again: {versions}"
-        said.write_text(json.dumps(facts, indent=1) + "\n")
-    elif raw is not None:
-        table.write(rows, read(raw))
-        facts = {"file": rows.name, "device": device, "versions": versions, "seed": seed or commit_of_rates(),
-                 "drawn": str(JUDGED)}  # fmt: skip
+        again = {row.direction for row in new}
+        kept = [row for row in table.read(rows) if row.direction not in again] if rows.exists() else []
+        table.write(rows, [*kept, *new])
+        facts = json.loads(said.read_text()) if said.exists() else {"kernels": {}}
+        facts |= {"file": rows.name, "device": device, "drawn": str(JUDGED)}
+        facts["kernels"] |= {way: {"seed": seed or commit_of_rates(), "versions": versions} for way in sorted(again)}
         said.write_text(json.dumps(facts, indent=1) + "\n")
     found = table.judged(table.read(rows), GPUS[target])
     text = page.page(found, GPUS[target], json.loads(said.read_text()), ROOT / "docs" / "plots")

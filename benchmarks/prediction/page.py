@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -20,16 +21,20 @@ PLACES = 40  # in a factor of ten, of which each has one dot at most: the pictur
 WAYS = {"forward": "forward", "dq": "dQ", "dkdv": "dK and dV", "backward": "backward, both kernels"}
 
 
-def page(found: Sequence[Judged], gpu: Gpu, facts: dict[str, str], folder: Path) -> str:
-    """The text; the plots are drawn into `folder`, as the page names them."""
+def page(found: Sequence[Judged], gpu: Gpu, facts: dict[str, Any], folder: Path) -> str:
+    """The text; the plots are drawn into `folder`, as the page names them. facts: the file and the device of the rows,
+    how many problems are `drawn`, and for each of the `kernels` the seed and the versions.
+    """
     _draw(found, folder / f"prediction-{gpu.name}.svg")
     _roofline(found, gpu, folder / f"prediction-{gpu.name}-roofline.svg")
     candidates = [len(one.measured) for one in found if one.direction != "backward"]
     bar = f"{BARS['median']:.0%} | {BARS['p90']:.0%} | {BARS['rank']} | {BARS['choice']} ({BARS['worst']})"
     table = [*(_line(way, [one for one in found if one.direction == way]) for way in WAYS), f"| bar | | {bar} |"]
+    kernels = facts["kernels"]
+    seeds = [f"| {WAYS[way]} | `{kernels[way]['seed']}` | {kernels[way]['versions']} |" for way in kernels]
     return TEMPLATE.read_text().format(
-        **facts, name=gpu.name, fewest=min(candidates), most=max(candidates), table="\n".join(table),
-        core="\n".join(_core(found)), worst="\n".join(_worst(found)),
+        **facts, seeds="\n".join(seeds), name=gpu.name, fewest=min(candidates), most=max(candidates),
+        table="\n".join(table), core="\n".join(_core(found)), worst="\n".join(_worst(found)),
     )  # fmt: skip
 
 
