@@ -30,8 +30,8 @@ def page(found: Sequence[Judged], gpu: Gpu, facts: dict[str, Any], folder: Path)
     candidates = [len(one.measured) for one in found if one.direction != "backward"]
     bar = f"{BARS['median']:.0%} | {BARS['p90']:.0%} | {BARS['rank']} | {BARS['choice']} ({BARS['worst']})"
     table = [*(_line(way, [one for one in found if one.direction == way]) for way in WAYS), f"| bar | | {bar} |"]
-    kernels = facts["kernels"]
-    seeds = [f"| {WAYS[way]} | `{kernels[way]['seed']}` | {kernels[way]['versions']} |" for way in kernels]
+    kernels = [(way, facts["kernels"][way]) for way in WAYS if way in facts["kernels"]]
+    seeds = [f"| {WAYS[way]} | `{said['seed']}` | {said['versions']} |" for way, said in kernels]
     return TEMPLATE.read_text().format(
         **facts, seeds="\n".join(seeds), name=gpu.name, fewest=min(candidates), most=max(candidates),
         table="\n".join(table), core="\n".join(_core(found)), worst="\n".join(_worst(found)),

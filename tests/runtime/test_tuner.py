@@ -10,7 +10,7 @@ import weft
 from weft.errors import OptionError, UnsupportedError
 from weft.kernels.backend import CpuBackend, Timing
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import holds
+from weft.planning.candidates import footprint
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.runtime import evidence, tuner
@@ -42,7 +42,7 @@ def test_candidates_hold_the_untuned_choice_and_limits_of_registers(direction):
     assert untuned == PLAN.towards(direction)[0].plan.tiling and untuned in predicted
     assert list(predicted.values()) == sorted(predicted.values())
     assert {one.registers for one in predicted} >= {0, *tuner.LIMITS}
-    assert all(holds(direction, PROBLEM, one).registers <= one.registers for one in predicted if one.registers)
+    assert all(footprint(direction, PROBLEM, one).registers <= one.registers for one in predicted if one.registers)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SMALLER = (Tiling(64, 32, 8, 2), Tiling(32, 32, 4, 2), Tiling(32, 16, 4, 2), Til
 
 
 @dataclass(frozen=True)
-class Held:
+class Footprint:
     """What a tiling holds: bytes of shared memory, registers of a thread; estimates before anything is compiled."""
 
     shared: int
@@ -83,9 +83,9 @@ def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Til
         return None
     if wide <= 64:
         return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
-    # where queries are held, tiles of 64 of them are the faster ones on a line
-    long = direction == "dq" and 96 < wide <= 128 and line != held(direction, problem, gpu)
-    return Tiling(128, 64, 8, 3, apart=line) if long else None
+    # where queries are held, tiles of 64 of them are the faster ones throughout
+    long = direction == "dq" and line and 96 < wide <= 128 and not held(direction, problem, gpu)
+    return Tiling(128, 64, 8, 3, apart=True) if long else None
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:
@@ -100,7 +100,7 @@ def legal(direction: Direction, problem: Problem, rank: int, gpu: Gpu) -> tuple[
     """Every tiling that the card has room for, and what is offered; no axis is apart on grids."""
     found = dict.fromkeys(menu(direction, problem, rank, gpu))
     for tiling in _all(direction, rank):
-        takes = holds(direction, problem, tiling, gpu)
+        takes = footprint(direction, problem, tiling, gpu)
         if takes.shared <= gpu.shared and takes.registers <= MOST_REGISTERS:
             found[tiling] = None
     return tuple(found)
@@ -117,7 +117,7 @@ def _all(direction: Direction, rank: int) -> Iterator[Tiling]:
             yield Tiling(rows, cols, warps, stages, apart=forward)
 
 
-def holds(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu = GPU) -> Held:
+def footprint(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu = GPU) -> Footprint:
     """Tiles of both sides in shared memory; sums in float32, and the scores of one tile, in registers."""
     width, channels = DTYPES[problem.dtype], problem.d + problem.dv
     walked = tiling.stages * tiling.cols * channels * width
@@ -127,7 +127,7 @@ def holds(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu = GPU
     sums = {"forward": problem.dv, "dq": problem.d, "dkdv": channels}[direction]
     scores = tiling.cols * (1 if direction == "forward" else 2)
     threads = THREADS * tiling.warps
-    return Held(walked + stays, 48 + tiling.rows * (sums + scores) // threads)
+    return Footprint(walked + stays, 48 + tiling.rows * (sums + scores) // threads)
 
 
 def _queries_held(direction: Direction, problem: Problem, gpu: Gpu) -> bool:
@@ -137,18 +137,20 @@ def _queries_held(direction: Direction, problem: Problem, gpu: Gpu) -> bool:
 
 def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     """The most bytes of shared memory that a program of a tiling was seen to take on such cards."""
-    if gpu.architecture.startswith("gfx"):
+    if _queries_held(direction, problem, gpu):
+        share = 1.0
+    elif gpu.architecture.startswith("gfx"):
         share = AMD
     elif DTYPES[problem.dtype] == 4:
         share = FLOAT32
     else:
         share = (BLACKWELL if gpu.architecture == "sm_100" else COMPILED)[direction]
-    return (1.0 if _queries_held(direction, problem, gpu) else share) * holds(direction, problem, tiling, gpu).shared
+    return share * footprint(direction, problem, tiling, gpu).shared
 
 
 def resident(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> int:
     """Programs that one processor runs side by side, at least one."""
-    takes, threads = holds(direction, problem, tiling, gpu), THREADS * tiling.warps
+    takes, threads = footprint(direction, problem, tiling, gpu), THREADS * tiling.warps
     registers = tiling.registers or min(MOST_REGISTERS, takes.registers)
     by_registers = gpu.registers // (4 * registers * threads)
     return max(1, min(gpu.shared // max(1, takes.shared), by_registers, 2048 // threads))

@@ -21,7 +21,7 @@ from weft.errors import OptionError, UnsupportedError
 from weft.kernels.backend import Backend, Card, Meter, Timing
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan, count_heads, plan_attention
-from weft.planning.candidates import holds, legal
+from weft.planning.candidates import footprint, legal
 from weft.planning.choice import rank_of, ranked
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS, Direction, Tiling
@@ -261,7 +261,8 @@ def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[
     found = dict.fromkeys([untuned, *legal(direction, problem, rank, gpu)])
     if rank < 3 and gpu.architecture.startswith("sm"):  # elsewhere kernels take no limit: see `configure`, `load`
         for one, limit in product(tuple(found), LIMITS):
-            if holds(direction, problem, one).registers <= limit:  # others would spill, and are not predicted to
+            # others would spill, and are not predicted to
+            if footprint(direction, problem, one, gpu).registers <= limit:
                 found[replace(one, registers=limit)] = None
     order = {one.tilings[0]: one.cost.seconds for one in ranked(direction, rows, problem, gpu, found)}
     order[untuned] = plan.candidate(direction).cost.seconds
