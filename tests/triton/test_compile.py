@@ -25,7 +25,7 @@ SLOW = ("window, 64", "window, 256", "window, 256, float32")  # like others, and
 SPILLED = Path(__file__).with_name("spilled.json")  # bytes of local memory of a thread, as it is today; 0 if absent
 
 # (direction, call) whose innermost loops spill on sm_90. 64 x 64 tiles of keys at D=256 are the fastest all the same,
-# and so they are at D=80 without options (benchmarks/notes/triton.md). Compilers differ in the kernel for all gradients.
+# and so they are at D=80 without options (benchmarks/notes/triton.md). Versions differ in the kernel for all gradients.
 CROWDED = {
     (3, 6): ("random blocks", "listed tokens", "rows anywhere", "window, softcap, alibi, sinks"),
     (3, 7): ("random blocks", "listed tokens", "dilation by head"),

@@ -41,4 +41,5 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
         several=wave.several, packed=wave.place is None, joins=wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
-    return replace(one, held=one.held and (one.rank > 1 or bool(one.factors)))
+    masks = one.rank > 1 and not one.with_dq  # where dQ needs their registers
+    return replace(one, held=one.held and (masks or bool(one.factors)))
