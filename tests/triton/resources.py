@@ -24,7 +24,8 @@ REGISTERS = {"sm_80": 255, "sm_90": 255, "sm_100": 255, "gfx942": 512}  # that o
 class Resources:
     """registers: of a thread. spilled: bytes of local memory of a thread. shared: bytes of a block. inside: loads and
     stores of local memory in innermost loops. read: for each of these that multiplies, the instructions (64 rows x 16
-    channels) that read their first factor from shared memory.
+    channels) that read their first factor from shared memory. waits: waits for products over products, in the loop
+    where it is most; about 1 where the assembler runs them one by one, since it was not sure of their registers.
     """
 
     registers: int
@@ -32,10 +33,11 @@ class Resources:
     shared: int
     inside: int = 0
     read: tuple[int, ...] = ()
+    waits: float = 0.0
 
 
 def resources(kernel, target):
-    """Resources of what `compile_for` returned, for a key of TARGETS; `inside` and `read` for sm_90 only."""
+    """Resources of what `compile_for` returned, for a key of TARGETS; what is said of loops for sm_90 only."""
     shared = kernel.metadata.shared
     if target.startswith("gfx"):
         text = kernel.asm["amdgcn"]
@@ -48,7 +50,8 @@ def resources(kernel, target):
         code = _output(knobs.nvidia.nvdisasm.path, "-c", file.name) if target == "sm_90" else ""
     loops = innermost(code)
     spills = sum(len(re.findall(r"\b(?:LDL|STL)\b", loop)) for loop in loops)
-    return Resources(_number(r"REG:(\d+)", usage), _number(r"STACK:(\d+)", usage), shared, spills, reads(loops))
+    registers, stack = _number(r"REG:(\d+)", usage), _number(r"STACK:(\d+)", usage)
+    return Resources(registers, stack, shared, spills, reads(loops), waits(loops))
 
 
 def _number(pattern, text):
@@ -72,3 +75,8 @@ def innermost(code):
 def reads(loops):
     """Of each loop with products: how many have their first factor in shared memory (`HGMMA sum, gdesc, ...`)."""
     return tuple(len(re.findall(r"HGMMA\S+ R\d+, gdesc", loop)) for loop in loops if "HGMMA" in loop)
+
+
+def waits(loops):
+    """See `Resources.waits`."""
+    return max((loop.count("WARPGROUP.DEPBAR") / loop.count("HGMMA") for loop in loops if "HGMMA" in loop), default=0.0)
