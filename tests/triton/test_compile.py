@@ -31,8 +31,10 @@ CROWDED = {
     (3, 7): ("random blocks", "listed tokens", "dilation by head"),
 }
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
-INSIDE = {("keys", call) for call in ("random blocks", "window, 256", "window, softcap, alibi, sinks")} | {
-    ("one kernel", call) for call in CROWDED.get(VERSION, CROWDED[3, 7])
+INSIDE = {
+    ("forward", "2-D, ungrouped"),  # with 128 registers, which are the faster ones for all that
+    *(("keys", call) for call in ("random blocks", "window, 256", "window, softcap, alibi, sinks")),
+    *(("one kernel", call) for call in CROWDED.get(VERSION, CROWDED[3, 7])),
 }
 
 
@@ -136,5 +138,5 @@ def test_what_is_held_is_read_from_registers(case, compiled):
 
 @pytest.mark.parametrize("case", ON_HOPPER)
 def test_products_are_not_serialised(case, compiled):
-    """At D=64 that costs a fifth to a third of dK, dV and dQ on grids (benchmarks/notes/triton.md)."""
+    """On grids at D=64 that cost up to a third of dK and dV, and a quarter of dQ (benchmarks/notes/triton.md)."""
     assert all(taken.waits < 0.7 for taken in compiled(case))
