@@ -15,9 +15,9 @@ import torch
 from weft.settings import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFORMANCE, TRAPS, POISON, ONE_KERNEL, PACKS, JOINED = (
+CONFORMANCE, TRAPS, POISON, ONE_KERNEL, PACKS, JOINED, TILINGS = (
     f"tests/kernels/test_{name}.py::test"
-    for name in ("conformance", "traps", "poison", "one_kernel", "packs", "joined")
+    for name in ("conformance", "traps", "poison", "one_kernel", "packs", "joined", "tilings")
 )
 CHOSEN = {
     "every pattern, option and layout": [f"{CONFORMANCE}_rows_meet_every_value", f"{CONFORMANCE}_pairwise"],
@@ -35,6 +35,12 @@ CHOSEN = {
     ],
     "unlike heads apart": [f"{PACKS}_unlike_heads"],
     "launches of keys joined": [f"{JOINED}_gradients", f"{JOINED}_only_what_is_met_is_read"],
+    "tilings that a tuner may choose": [
+        f"{TILINGS}_tilings[{kind}-{direction}-128-drawn]"
+        for kind, direction in zip(
+            ("formula", "table", "several", "plane", "space"), ("dkdv", "dq", "forward", "dq", "dkdv"), strict=True
+        )
+    ],
     "gradients of one kernel": [
         f"{ONE_KERNEL}_several_tiles",
         f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",

@@ -1,0 +1,73 @@
+"""Every tiling that a tuner may choose computes the same: one direction under it, the others as a call chooses."""
+
+import random
+
+import pytest
+import torch
+from triton.runtime.errors import OutOfResources
+
+import weft
+from weft.kernels.options import Modifiers
+from weft.kernels.triton import run
+from weft.kernels.triton.card import at_hand
+from weft.planning.attention_plan import plan_attention
+from weft.planning.candidates import legal, menu
+from weft.planning.problem import Problem
+from weft.planning.tiling import DIRECTIONS
+from weft.target import GPU
+from weft.testing.tolerance import assert_close
+
+from .compare import BACKENDS, FEW, Case, generator, qkv
+
+pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="other backends have one tiling")
+
+# kind of kernel: a pattern with it, its tokens, and its axes
+KINDS = {
+    "formula": (weft.causal() & weft.window(left=100), 330, 1),
+    "table": (weft.documents([70, 0, 1, 159, 100]) & weft.causal(), 330, 1),
+    "several": (weft.longformer(50, global_tokens=20), 330, 1),
+    "plane": (weft.neighborhood((15, 22), (5, 7)), 330, 2),
+    "space": (weft.neighborhood((5, 8, 8), (3, 5, 3)), 320, 3),
+}
+DRAWN = 1 if FEW else 5  # beside what is offered; `wide`: all
+
+
+def tilings(kind, direction, problem, everything):
+    """What is offered, and others by chance."""
+    gpu, rank = at_hand().gpu if at_hand() else GPU, KINDS[kind][2]
+    offered = menu(direction, problem, rank, gpu)
+    others = [tiling for tiling in legal(direction, problem, rank, gpu) if tiling not in offered]
+    dice = random.Random(f"{kind} {direction} {problem.d}")
+    return [*offered, *(others if everything else dice.sample(others, DRAWN))]
+
+
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.wide)], ids=["drawn", "every"])
+@pytest.mark.parametrize("d", [128] if FEW else [64, 128])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_tilings(kind, direction, d, everything):
+    pattern, tokens, _ = KINDS[kind]
+    heads = (2, 2) if direction == "forward" else (4, 2)
+    case = Case(pattern, qkv(generator(f"{kind} {d}"), (tokens, tokens), torch.bfloat16, heads, (d, d), 1))
+    truth, plain = case.dense(torch.float64), case.dense(torch.bfloat16)
+    problem = Problem(1, *heads, tokens, tokens, d, d, "bfloat16", "cuda")
+    computed = 0
+    for tiling in tilings(kind, direction, problem, everything):
+        try:
+            found = under(pattern, problem, ((direction, tiling),), case)
+        except OutOfResources:  # an estimate was wrong: tuners pass over it
+            continue
+        computed += 1
+        for name, x in found.items():
+            assert_close(f"{tiling}: {name}", x, truth[name], plain[name])
+    assert computed > 1
+
+
+def under(pattern, problem, fixed, case):
+    """{name: tensor} of the results with fixed tilings, on the CPU."""
+    plan = plan_attention(pattern, problem, at_hand().gpu if at_hand() else GPU, fixed)
+    q, k, v, d_out, d_lse = (x.to(BACKENDS["triton"]) for x in (*case.tensors, *case.seeds()))
+    how = Modifiers(problem.d**-0.5)
+    out, lse = run.forward((q, k, v), plan, how)
+    dq, dk, dv, _ = run.backward((q, k, v), (out, d_out, lse, d_lse), plan, how)
+    return {name: x.cpu() for name, x in {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}.items()}
