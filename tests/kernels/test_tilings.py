@@ -11,9 +11,10 @@ from weft.kernels.options import Modifiers
 from weft.kernels.triton import run
 from weft.kernels.triton.card import at_hand
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import legal, menu
+from weft.planning.candidates import menu
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
+from weft.runtime import tuner
 from weft.target import GPU
 from weft.testing.tolerance import assert_close
 
@@ -30,13 +31,15 @@ KINDS = {
     "space": (weft.neighborhood((5, 8, 8), (3, 5, 3)), 320, 3),
 }
 DRAWN = 1 if FEW else 5  # beside what is offered; `wide`: all
+CARD = at_hand().gpu if at_hand() else GPU
 
 
 def tilings(kind, direction, problem, everything):
     """What is offered, and others by chance."""
-    gpu, rank = at_hand().gpu if at_hand() else GPU, KINDS[kind][2]
-    offered = menu(direction, problem, rank, gpu)
-    others = [tiling for tiling in legal(direction, problem, rank, gpu) if tiling not in offered]
+    pattern, _, rank = KINDS[kind]
+    offered = menu(direction, problem, rank, CARD)
+    _, predicted = tuner.candidates(direction, plan_attention(pattern, problem, CARD))
+    others = [tiling for tiling in predicted if tiling not in offered]
     dice = random.Random(f"{kind} {direction} {problem.d}")
     return [*offered, *(others if everything else dice.sample(others, DRAWN))]
 
@@ -65,7 +68,7 @@ def test_tilings(kind, direction, d, everything):
 
 def under(pattern, problem, fixed, case):
     """{name: tensor} of the results with fixed tilings, on the CPU."""
-    plan = plan_attention(pattern, problem, at_hand().gpu if at_hand() else GPU, fixed)
+    plan = plan_attention(pattern, problem, CARD, fixed)
     q, k, v, d_out, d_lse = (x.to(BACKENDS["triton"]) for x in (*case.tensors, *case.seeds()))
     how = Modifiers(problem.d**-0.5)
     out, lse = run.forward((q, k, v), plan, how)

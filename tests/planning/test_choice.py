@@ -40,7 +40,7 @@ def test_what_is_legal_fits_the_card_and_holds_what_is_offered(gpu, direction):
             assert set(offered) <= set(found)
             assert len(set(found)) == len(found)
             others = [t for t in found if t not in offered]
-            assert all(footprint(direction, problem(d=d), t).shared <= gpu.shared for t in others)
+            assert all(footprint(direction, problem(d=d), t, gpu).shared <= gpu.shared for t in others)
             assert all(resident(direction, problem(d=d), t, gpu) >= 1 for t in found)
 
 
@@ -127,7 +127,7 @@ def test_what_a_forward_tile_holds_is_the_napkin_s_memory():
     for tiling in legal("forward", problem(), 1, GPU):
         chunk = tiling.stages * tiling.cols
         whole = attention_memory(d=64, v=64, g_q=tiling.rows, s_x=chunk, nbytes=2)
-        assert footprint("forward", problem(), tiling).shared == whole - 2 * 64 * tiling.rows
+        assert footprint("forward", problem(), tiling, GPU).shared == whole - 2 * 64 * tiling.rows
 
 
 def test_bytes_read_of_a_dense_forward():

@@ -131,7 +131,7 @@ def test_what_is_held_is_read_from_registers(case, compiled):
         if spec.dtype == "float32" or spec.rows * 4 != spec.warps * 64:  # other instructions, or more of them
             continue
         sizes = {"q": spec.d, "do": spec.dv} if direction == "dq" else {"k": spec.d, "v": spec.dv}
-        rest = [size for name, size in sizes.items() if not (spec.held and name in spec.factors)]
+        rest = [size for name, size in sizes.items() if name not in spec.factors]
         wanted = sum(width // 16 for size in rest for _, width, _ in chunks(size))
         assert set(taken.read) == {wanted}, spec.name
 

@@ -47,7 +47,7 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
     if wide <= 96:
         return Tiling(64, 64, 4, 3, apart=not forward)
     if wide <= 128:
-        if direction == "dq" and held(direction, problem, gpu):
+        if _queries_held(direction, problem, gpu):
             return Tiling(64, 64 if line else 32, 4, 3, apart=True)
         # two stages where three would leave room for one block on a processor only
         two = direction == "dq" or (forward and not line)
@@ -84,7 +84,7 @@ def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Til
     if wide <= 64:
         return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
     # where queries are held, tiles of 64 of them are the faster ones throughout
-    long = direction == "dq" and line and 96 < wide <= 128 and not held(direction, problem, gpu)
+    long = direction == "dq" and line and 96 < wide <= 128 and not _queries_held(direction, problem, gpu)
     return Tiling(128, 64, 8, 3, apart=True) if long else None
 
 
@@ -117,17 +117,17 @@ def _all(direction: Direction, rank: int) -> Iterator[Tiling]:
             yield Tiling(rows, cols, warps, stages, apart=forward)
 
 
-def footprint(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu = GPU) -> Footprint:
+def footprint(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> Footprint:
     """Tiles of both sides in shared memory; sums in float32, and the scores of one tile, in registers."""
     width, channels = DTYPES[problem.dtype], problem.d + problem.dv
     walked = tiling.stages * tiling.cols * channels * width
-    stays = tiling.rows * (problem.d if direction == "forward" else channels) * width
+    mine = {"forward": problem.d, "dq": channels, "dkdv": channels}[direction]
     if _queries_held(direction, problem, gpu):
-        stays = tiling.rows * problem.dv * width
+        mine -= problem.d
     sums = {"forward": problem.dv, "dq": problem.d, "dkdv": channels}[direction]
     scores = tiling.cols * (1 if direction == "forward" else 2)
     threads = THREADS * tiling.warps
-    return Footprint(walked + stays, 48 + tiling.rows * (sums + scores) // threads)
+    return Footprint(walked + tiling.rows * mine * width, 48 + tiling.rows * (sums + scores) // threads)
 
 
 def _queries_held(direction: Direction, problem: Problem, gpu: Gpu) -> bool:

@@ -41,7 +41,7 @@ class Gradient(Fragments):
 
     def hold(self, name: str, dims: tuple[tuple[int, int, int], ...]) -> Iterator[str]:
         """A factor that stays, laid out as products leave their results: they take it from there."""
-        if self.spec.held and name in self.spec.factors:
+        if name in self.spec.factors:
             for n, (_, width, _) in enumerate(dims):
                 one = f"{name}_{n}"
                 yield f"{one} = ({self.nothing(width, f'{one}.dtype')} + {one}).to({one}.dtype)"

@@ -95,9 +95,9 @@ class KernelSpec:
 
     @property
     def factors(self) -> tuple[str, ...]:
-        """Of the rows that stay, those that are held where `held`: as many as there are registers for (sm_90)."""
+        """Of the rows that stay, those that are held: as many as there are registers for (sm_90)."""
         wide = max(self.d, self.dv)
-        if self.rank == 0 or not self.aligned or wide not in HELD:
+        if not self.held or self.rank == 0 or not self.aligned or wide not in HELD:
             return ()
         if self.direction == "dq":
             return ("q", "do") if self.formula and not (self.several or self.listed) else ("q",)
