@@ -36,6 +36,11 @@ def held(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
     return hopper and direction != "forward" and DTYPES[problem.dtype] == 2 and max(problem.d, problem.dv) < HELD.stop
 
 
+def one_maximum(direction: Direction, gpu: Target | Gpu) -> bool:
+    """Whether a forward takes one maximum off a row's scores; on sm_100 Triton 3.6 and 3.7 do not compile it."""
+    return direction == "forward" and not (isinstance(gpu, Gpu) and gpu.architecture == "sm_100")
+
+
 def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) -> Tiling:
     """What was measured best at these head dimensions on an H200 (benchmarks/notes/triton.md)."""
     wide, forward, line = max(problem.d, problem.dv), direction == "forward", rank == 1

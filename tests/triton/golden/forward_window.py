@@ -1,4 +1,4 @@
-"""forward_bfloat16_128_1d_64x64: emitted by weft; 4 warps, 3 stages."""
+"""forward_bfloat16_128_1d_64x64_one_maximum: emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl
@@ -44,6 +44,7 @@ def kernel(
     acc_0 = tl.zeros((64, 128), tl.float32)
     largest = tl.full((64,), float("-inf"), tl.float32)
     total = tl.zeros((64,), tl.float32)
+    taken = tl.zeros_like(total)
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head
     here = Tables + parts_at
@@ -77,17 +78,65 @@ def kernel(
             from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
             live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
             s = tl.where(live, s, float("-inf"))
-        new = tl.maximum(largest, tl.max(s, 1) * scale2)
-        safe = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2(s * scale2 - safe[:, None])  # (rows, cols)
-        kept = tl.exp2(largest - safe)
-        total = total * kept + tl.sum(p, 1)
-        largest = new
+        if (j_0 <= left_0) | (left_0 == full_0):  # some rows may have seen no key yet
+            largest = tl.where(largest == float("-inf"), tl.max(s, 1) * scale2, largest)
+            taken = tl.where(largest == float("-inf"), 0.0, largest)
+        p = tl.exp2(s * scale2 - taken[:, None])  # (rows, cols)
+        total += tl.sum(p, 1)
         v_box, v_inside = v_at + at.to(tl.int64) * V_row, ((near * step_0) * V_row.to(tl.int32))[:, None]
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
-        acc_0 = acc_0 * kept[:, None]
         p = p.to(v_0.dtype)
         acc_0 = tl.dot(p, v_0, acc_0)
+    wild = total > 1.8446744073709552e+19
+    wild |= tl.sum(acc_0 * 0.0, 1) != 0.0  # infinite, or not a number
+    if tl.max(wild.to(tl.int32), 0) != 0:
+        acc_0 = tl.zeros((64, 128), tl.float32)
+        largest = tl.full((64,), float("-inf"), tl.float32)
+        total = tl.zeros((64,), tl.float32)
+        k_at = K + batch * K_batch + kv_head * K_head
+        v_at = V + batch * V_batch + kv_head * V_head
+        here = Tables + parts_at
+        run = mine + 2
+        c = tl.arange(0, 64)
+        rest_c = c
+        first_0 = tl.load(run + 0)
+        count_0 = tl.load(run + 1)
+        step_0 = tl.load(here + 4)
+        length_0 = tl.load(here + 6)
+        left_0 = tl.load(run + 2)
+        full_0 = left_0 + tl.load(run + 3)
+        c_0 = c
+        boxes_0 = (count_0 + 63) // 64
+        low = lower_formula(here + 8, i_0)
+        high = upper_formula(here + 24, i_0, length_0)
+        low_0 = positions(low, first_0, step_0)  # (rows,)
+        high_0 = positions(high, first_0, step_0)
+        base = tl.load(here) + first_0  # the first token
+        token_c = c_0 * step_0  # (cols,) tokens of a box
+        pace_0 = step_0 * 64
+        k_off = (token_c * K_row.to(tl.int32))[:, None]
+        v_off = (token_c * V_row.to(tl.int32))[:, None]
+        for j_0 in range(boxes_0):
+            near = tl.minimum(c, count_0 - 1 - j_0 * 64)
+            at = base + j_0 * pace_0
+            k_box, k_inside = k_at + at.to(tl.int64) * K_row, ((near * step_0) * K_row.to(tl.int32))[:, None]
+            k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
+            s = tl.dot(q_0, tl.trans(k_0))
+            if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge
+                from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
+                live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
+                s = tl.where(live, s, float("-inf"))
+            new = tl.maximum(largest, tl.max(s, 1) * scale2)
+            safe = tl.where(new == float("-inf"), 0.0, new)
+            p = tl.exp2(s * scale2 - safe[:, None])  # (rows, cols)
+            kept = tl.exp2(largest - safe)
+            total = total * kept + tl.sum(p, 1)
+            largest = new
+            v_box, v_inside = v_at + at.to(tl.int64) * V_row, ((near * step_0) * V_row.to(tl.int32))[:, None]
+            v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
+            acc_0 = acc_0 * kept[:, None]
+            p = p.to(v_0.dtype)
+            acc_0 = tl.dot(p, v_0, acc_0)
     top = tl.where(largest == float("-inf"), 0.0, largest)
     inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
     acc_0 = acc_0 * inverse[:, None]

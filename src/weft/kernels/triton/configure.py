@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.candidates import held
+from weft.planning.candidates import held, one_maximum
 from weft.planning.problem import DTYPES
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
@@ -23,7 +23,7 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     grouped = transposed and problem.group != 1
     spec = KernelSpec(
         direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped,
-        held=held(direction, problem, plan.target),
+        held=held(direction, problem, plan.target), one_maximum=one_maximum(direction, plan.target),
     )  # fmt: skip
     widest = max(problem.d, problem.dv)
     return tuple(dict.fromkeys(wave_spec(spec, wave, waves, widest) for wave in waves.waves))
@@ -42,4 +42,6 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     masks = one.rank > 1 and not one.with_dq  # where dQ needs their registers
-    return replace(one, held=one.held and (masks or bool(one.factors)))
+    # the tile that all rows see is one of a line's; lists leave columns out of it
+    known = one.rank == 1 and not one.listed
+    return replace(one, held=one.held and (masks or bool(one.factors)), one_maximum=one.one_maximum and known)

@@ -82,6 +82,14 @@ def _kernel(spec: KernelSpec) -> Iterator[str]:
     yield from _my_rows(spec)
     yield from fragments.load_mine()
     yield from fragments.start()
+    yield from _parts(spec, fragments)
+    if isinstance(fragments, Forward):
+        yield from fragments.again(lambda: _parts(spec, fragments))
+    yield from fragments.finish()
+
+
+def _parts(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
+    """The walk over all columns."""
     if spec.rank == 0:
         yield from _walk_blocks(spec, fragments)
     elif spec.several:
@@ -89,7 +97,6 @@ def _kernel(spec: KernelSpec) -> Iterator[str]:
         yield from indented(_part(spec, fragments))
     else:
         yield from _part(spec, fragments)
-    yield from fragments.finish()
 
 
 def _where_am_i(spec: KernelSpec) -> Iterator[str]:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 
-from weft.kernels.triton.fragments import LOG2E, NOTHING, KeyWalk
+from weft.kernels.triton.fragments import LOG2E, NOTHING, KeyWalk, indented
+from weft.kernels.triton.spec import KernelSpec
+
+# How large a sum of exponentials may become, with 1 for the first score: weights are kept in the dtype of v.
+MOST = {"float16": 2.0**14, "bfloat16": 2.0**64, "float32": 2.0**64}
 
 
 class Forward(KeyWalk):
-    """Out = softmax(scores) V by the online form, Lse its logarithm."""
+    """Out = softmax(scores) V, Lse its logarithm.
+
+    By the online form, or a shorter one: what is taken off a row's scores is their largest in the first tile where it
+    sees a key, whatever follows, so that no other tile waits for a maximum and no sum is scaled. Where a sum then
+    exceeds `MOST`, or what it weighs is not finite, the tile of queries is computed again by the online form.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        super().__init__(spec)
+        self.online = not spec.one_maximum
 
     def load_mine(self) -> Iterator[str]:
         yield from self.columns(self.d, "d")
@@ -25,7 +39,21 @@ class Forward(KeyWalk):
         yield from self.zeros("acc", self.dv)
         yield f'largest = tl.full(({self.spec.rows},), float("-inf"), tl.float32)'
         yield f"total = tl.zeros(({self.spec.rows},), tl.float32)"
+        if not self.online:
+            yield "taken = tl.zeros_like(total)"
         yield from self.keys_of_head()
+
+    def again(self, walk: Callable[[], Iterator[str]]) -> Iterator[str]:
+        """The walk once more by the online form, where that is needed."""
+        if self.online:
+            return
+        yield f"wild = total > {MOST[self.spec.dtype]}"
+        for n in range(len(self.dv)):
+            yield f"wild |= tl.sum(acc_{n} * 0.0, 1) != 0.0  # infinite, or not a number"
+        yield "if tl.max(wild.to(tl.int32), 0) != 0:"
+        self.online = True
+        yield from indented(chain(self.start(), walk()))
+        self.online = False
 
     def step(self, kind: str = "either") -> Iterator[str]:
         yield from self.locate(kind)
@@ -33,11 +61,29 @@ class Forward(KeyWalk):
         yield from self.penalties()
         yield from self.score(self.products("q", "k"))
         yield from self.mask_edge(("s",), 'float("-inf")', kind)
-        yield from self.online_softmax()
+        yield from self.online_softmax() if self.online else self.softmax(kind)
         yield from self.load_tile("v", "V", "v", kind)
-        yield from (f"acc_{n} = acc_{n} * kept[:, None]" for n in range(len(self.dv)))
+        if self.online:
+            yield from (f"acc_{n} = acc_{n} * kept[:, None]" for n in range(len(self.dv)))
         yield "p = p.to(v_0.dtype)"
         yield from self.accumulate("acc", "p", "v", self.dv)
+
+    def softmax(self, kind: str) -> Iterator[str]:
+        """largest and taken, which is finite, are in units of log2 and rounded once.
+
+        All rows see the first full tile; so they have seen a key by then, or there is none such.
+        """
+        scale = " * scale2" if self.spec.linear else ""
+        first = {
+            "either": "(j_0 <= left_0) | (left_0 == full_0)",
+            "edge": "j >= 0",
+            "full": "j_0 == left_0",
+        }[kind]
+        yield f"if {first}:  # some rows may have seen no key yet"
+        yield f"    largest = tl.where({self.unseen('largest')}, tl.max(s, 1){scale}, largest)"
+        yield f"    taken = tl.where({self.unseen('largest')}, 0.0, largest)"
+        yield f"p = tl.exp2({self.exponent} - taken[:, None])  # (rows, cols)"
+        yield "total += tl.sum(p, 1)"
 
     def online_softmax(self) -> Iterator[str]:
         """largest and safe are in units of log2 and rounded once: an unchanged one gives kept = 1 exactly."""

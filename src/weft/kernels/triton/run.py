@@ -37,7 +37,7 @@ from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan, Share
-from weft.planning.candidates import held
+from weft.planning.candidates import held, one_maximum
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
@@ -210,7 +210,7 @@ def prepared(
     known |= {name: stride for name, (_, stride, _) in made.items()}
     numbers = numbers._replace(sinks=numbers.sinks and complete)
     spec = _spec(direction, problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
-    spec = replace(spec, held=held(direction, problem, plan.target))
+    spec = replace(spec, held=held(direction, problem, plan.target), one_maximum=one_maximum(direction, plan.target))
     if direction == "forward":
         made["Lse"] = _rows(problem, torch.float32)
     elif direction == "dq":

@@ -23,8 +23,9 @@ class KernelSpec:
     the zeros that "delta" leaves. packed: several launches in one, so that a program first reads which is its own.
     accumulate: results are added to what came before, in float32. joins: to few of them, and what came before lies
     elsewhere. lse_gradient: there is one. held: what a gradient's products take in every tile stays in registers, for
-    cards whose products read it there. rescaled: the scale is not clearly above zero, so scores are multiplied by it
-    before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa.
+    cards whose products read it there. one_maximum: the short form of `forward.Forward`. rescaled: the scale is
+    not clearly above zero, so scores are multiplied by it before their largest is taken. tf32: products of float32 keep
+    10 bits of its mantissa.
     """
 
     direction: Direction | Literal["delta"]
@@ -46,6 +47,7 @@ class KernelSpec:
     joins: bool = False
     lse_gradient: bool = False
     held: bool = False
+    one_maximum: bool = False
     softcap: bool = False
     alibi: bool = False
     sinks: bool = False
@@ -76,6 +78,7 @@ class KernelSpec:
                 "joins",
                 "lse_gradient",
                 "held",
+                "one_maximum",
                 "softcap",
                 "alibi",
                 "sinks",

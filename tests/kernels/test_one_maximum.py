@@ -1,0 +1,74 @@
+"""The forward that takes one maximum off a row's scores: scores and values for which that would not do."""
+
+from unittest import mock
+
+import pytest
+import torch
+
+import weft
+from weft.kernels.triton import load, run
+from weft.kernels.triton.forward import Forward
+
+from .compare import BACKENDS, Case, check, generator, qkv
+
+pytestmark = [
+    pytest.mark.skipif("triton" not in BACKENDS, reason="other backends have another soft maximum"),
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value)"),  # of numpy, with which kernels are interpreted
+]
+
+TOKENS = 300
+PATTERNS = {
+    "window": weft.causal() & weft.window(left=150),
+    "documents": weft.documents([70, 0, 1, 129, 100]) & weft.causal(),
+    "global tokens": weft.longformer(80, global_tokens=20),
+}
+
+
+def scores(steps):
+    """q, k, v whose scores are about `steps`, one for each third of the keys."""
+    q, k, v = qkv(generator("one maximum"), (TOKENS, TOKENS), torch.float32, (2, 2), (16, 16), 1)
+    q[..., 0] = 4.0  # the scale is 1 / 4
+    k[..., 0] = torch.tensor(steps).repeat_interleave(TOKENS // 3)
+    return [q, k, v]
+
+
+def case_of(name, steps, dtype=torch.float32, values=1.0):
+    q, k, v = scores(steps)
+    return Case(PATTERNS[name], [x.to(dtype) for x in (q, k, v * values)], backend="triton")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("steps", [(0.0, 8.0, 16.0), (0.0, 40.0, 90.0), (90.0, 0.0, -90.0), (-200.0, 0.0, 200.0)])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_scores_that_grow_and_fall(name, steps, dtype):
+    check(case_of(name, steps, dtype))
+
+
+@pytest.mark.parametrize("values", [1e-30, 1e30])
+def test_values_beside_scores_that_grow(values):
+    """With weights of 2 ** 50, sums of such values are not finite, though the result is."""
+    case = case_of("window", (0.0, 17.0, 35.0), values=values)
+    got, truth = case.weft()["out"].double(), case.dense(torch.float64)["out"]
+    torch.testing.assert_close(got / values, truth / values, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_usual_scores_take_the_short_way(name, dtype):
+    """The second walk is never taken: emitted as one that would show, it does not."""
+
+    def shown(self, walk):
+        for line in again(self, walk):
+            yield line
+            if line.startswith("if "):
+                yield "    total += float('nan')"
+                return
+
+    again = Forward.again
+    for cached in (run.prepared, load.source_of):
+        cached.cache_clear()
+    with mock.patch.object(Forward, "again", shown):
+        got = case_of(name, (0.0, 1.0, 2.0), dtype).weft()["out"]
+    for cached in (run.prepared, load.source_of):
+        cached.cache_clear()
+    assert got.isfinite().all()
