@@ -88,9 +88,11 @@ def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Til
         return None
     if wide <= 64:
         return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
-    # where queries are held, tiles of 64 of them are the faster ones throughout
-    long = direction == "dq" and line and 96 < wide <= 128 and not _queries_held(direction, problem, gpu)
-    return Tiling(128, 64, 8, 3, apart=True) if long else None
+    if not line or not 96 < wide <= 128:
+        return None
+    if held(direction, problem, gpu):
+        return Tiling(64, 32, 4, 3)  # for short runs
+    return Tiling(128, 64, 8, 3, apart=True) if direction == "dq" else None
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:
