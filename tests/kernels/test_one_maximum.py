@@ -72,3 +72,15 @@ def test_usual_scores_take_the_short_way(name, dtype):
     for cached in (run.prepared, load.source_of):
         cached.cache_clear()
     assert got.isfinite().all()
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_rows_beside_one_that_goes_again(name):
+    """Their bits are what they were."""
+    plain, one = case_of(name, (0.0, 1.0, 2.0)), case_of(name, (0.0, 1.0, 2.0))
+    one.tensors[0][:, :, 140] *= 50.0  # 50 above the first score
+    first, second, truth = plain.weft(), one.weft(), one.dense(torch.float64)
+    others = torch.arange(TOKENS) != 140
+    for what in ("out", "lse"):
+        assert torch.equal(first[what][:, :, others], second[what][:, :, others]), what
+        torch.testing.assert_close(second[what][:, :, 140].double(), truth[what][:, :, 140], atol=1e-4, rtol=1e-5)

@@ -89,7 +89,17 @@ def kernel(
         acc_0 = tl.dot(p, v_0, acc_0)
     wild = total > 1.8446744073709552e+19
     wild |= tl.sum(acc_0 * 0.0, 1) != 0.0  # infinite, or not a number
-    if tl.max(wild.to(tl.int32), 0) != 0:
+    done = valid & ~wild
+    top = tl.where(largest == float("-inf"), 0.0, largest)
+    inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
+    acc_0 = acc_0 * inverse[:, None]
+    lse = tl.where(total == 0, float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)
+    lse_at = Lse + (batch * all_heads + head) * my_length + token_r
+    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
+    tl.store(lse_at, lse, mask=done)
+    acc_0 = acc_0.to(Out.dtype.element_ty)
+    tl.store(out_rows[:, None] + dv_0[None, :], acc_0, mask=done[:, None])
+    if tl.max((valid & wild).to(tl.int32), 0) != 0:
         acc_0 = tl.zeros((64, 128), tl.float32)
         largest = tl.full((64,), float("-inf"), tl.float32)
         total = tl.zeros((64,), tl.float32)
@@ -137,12 +147,13 @@ def kernel(
             acc_0 = acc_0 * kept[:, None]
             p = p.to(v_0.dtype)
             acc_0 = tl.dot(p, v_0, acc_0)
-    top = tl.where(largest == float("-inf"), 0.0, largest)
-    inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
-    acc_0 = acc_0 * inverse[:, None]
-    lse = tl.where(total == 0, float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)
-    lse_at = Lse + (batch * all_heads + head) * my_length + token_r
-    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
-    tl.store(lse_at, lse, mask=valid)
-    acc_0 = acc_0.to(Out.dtype.element_ty)
-    tl.store(out_rows[:, None] + dv_0[None, :], acc_0, mask=valid[:, None])
+        done = valid & wild
+        top = tl.where(largest == float("-inf"), 0.0, largest)
+        inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
+        acc_0 = acc_0 * inverse[:, None]
+        lse = tl.where(total == 0, float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)
+        lse_at = Lse + (batch * all_heads + head) * my_length + token_r
+        out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
+        tl.store(lse_at, lse, mask=done)
+        acc_0 = acc_0.to(Out.dtype.element_ty)
+        tl.store(out_rows[:, None] + dv_0[None, :], acc_0, mask=done[:, None])

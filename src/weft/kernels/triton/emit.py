@@ -83,9 +83,9 @@ def _kernel(spec: KernelSpec) -> Iterator[str]:
     yield from fragments.load_mine()
     yield from fragments.start()
     yield from _parts(spec, fragments)
+    yield from fragments.finish()
     if isinstance(fragments, Forward):
         yield from fragments.again(lambda: _parts(spec, fragments))
-    yield from fragments.finish()
 
 
 def _parts(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:

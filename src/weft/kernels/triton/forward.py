@@ -16,8 +16,8 @@ class Forward(KeyWalk):
     """Out = softmax(scores) V, Lse its logarithm.
 
     By the online form, or a shorter one: what is taken off a row's scores is their largest in the first tile where it
-    sees a key, whatever follows, so that no other tile waits for a maximum and no sum is scaled. Where a sum then
-    exceeds `MOST`, or what it weighs is not finite, the tile of queries is computed again by the online form.
+    sees a key, whatever follows, so that no other tile waits for a maximum and no sum is scaled. Rows whose sum then
+    exceeds `MOST`, or weighs what is not finite, are computed again by the online form: a row's bits are its own.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
@@ -44,15 +44,12 @@ class Forward(KeyWalk):
         yield from self.keys_of_head()
 
     def again(self, walk: Callable[[], Iterator[str]]) -> Iterator[str]:
-        """The walk once more by the online form, where that is needed."""
+        """The walk once more by the online form, for rows that need it."""
         if self.online:
             return
-        yield f"wild = total > {MOST[self.spec.dtype]}"
-        for n in range(len(self.dv)):
-            yield f"wild |= tl.sum(acc_{n} * 0.0, 1) != 0.0  # infinite, or not a number"
-        yield "if tl.max(wild.to(tl.int32), 0) != 0:"
+        yield "if tl.max((valid & wild).to(tl.int32), 0) != 0:"
         self.online = True
-        yield from indented(chain(self.start(), walk()))
+        yield from indented(chain(self.start(), walk(), ["done = valid & wild"], self.finish()))
         self.online = False
 
     def step(self, kind: str = "either") -> Iterator[str]:
@@ -101,6 +98,12 @@ class Forward(KeyWalk):
 
     def finish(self) -> Iterator[str]:
         spec = self.spec
+        if not self.online:
+            yield f"wild = total > {MOST[spec.dtype]}"
+            for n in range(len(self.dv)):
+                yield f"wild |= tl.sum(acc_{n} * 0.0, 1) != 0.0  # infinite, or not a number"
+            yield "done = valid & ~wild"
+        done = "done" if spec.one_maximum else "valid"
         yield f"top = tl.where({self.unseen('largest')}, 0.0, largest)"
         if spec.sinks:
             yield "# the sink joins the sum and has no value"
@@ -119,15 +122,15 @@ class Forward(KeyWalk):
         yield "lse_at = Lse + (batch * all_heads + head) * my_length + token_r"
         yield "out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row"
         if spec.accumulate:
-            yield from self.merge()
-        yield "tl.store(lse_at, lse, mask=valid)"
-        yield from self.store("acc", "Out", "out_rows", "valid", "dv")
+            yield from self.merge(done)
+        yield f"tl.store(lse_at, lse, mask={done})"
+        yield from self.store("acc", "Out", "out_rows", done, "dv")
 
-    def merge(self) -> Iterator[str]:
+    def merge(self, done: str) -> Iterator[str]:
         """With what earlier launches left in Sum (B, Hq, M, Dv) and Lse: both are over disjoint keys."""
         yield "# merged by lse with what earlier launches left, in float32"
         yield f"sum_rows = Sum + ((batch * all_heads + head) * my_length + token_r.to(tl.int64)) * {self.spec.dv}"
-        yield 'old = tl.load(lse_at, mask=valid, other=float("-inf"))'
+        yield f'old = tl.load(lse_at, mask={done}, other=float("-inf"))'
         yield "above = tl.maximum(lse, old)"
         yield 'above = tl.where(above == float("-inf"), 0.0, above)'
         yield "mine_w, old_w = tl.exp(lse - above), tl.exp(old - above)"
@@ -136,7 +139,7 @@ class Forward(KeyWalk):
         for n, (_, width, live) in enumerate(self.dv):
             inside = f" & dv_live_{n}" if live < width else ""
             yield f"sum_at = sum_rows[:, None] + dv_{n}[None, :]"
-            yield f"was = tl.load(sum_at, mask=valid[:, None]{inside}, other=0.0)"
+            yield f"was = tl.load(sum_at, mask={done}[:, None]{inside}, other=0.0)"
             yield f"acc_{n} = (acc_{n} * mine_w[:, None] + was * old_w[:, None]) * inverse[:, None]"
-            yield f"tl.store(sum_at, acc_{n}, mask=valid[:, None]{inside})"
+            yield f"tl.store(sum_at, acc_{n}, mask={done}[:, None]{inside})"
         yield 'lse = tl.where(both == 0, float("-inf"), above + tl.log(both))'
