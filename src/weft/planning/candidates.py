@@ -67,8 +67,7 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
 def menu(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) -> tuple[Tiling, ...]:
     """What a call chooses from: the usual tiling, and one more where that one is not good at short runs or at long.
 
-    Every entry is a kernel more that a structure may compile; the forward needs none. A card without room for the usual
-    one gets a smaller one.
+    Every entry is a kernel more that a structure may compile. A card without room for the usual one gets a smaller one.
     """
 
     def fits(tiling: Tiling) -> bool:
@@ -85,7 +84,7 @@ def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Til
     """What is offered beside the usual tiling; None where that one is good throughout."""
     wide = max(problem.d, problem.dv)
     if direction == "forward":
-        return None
+        return Tiling(64, 64, 4, 3) if line and wide <= 64 else None  # no limit of registers, for long runs
     if wide <= 64:
         return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
     if not line or not 96 < wide <= 128:
