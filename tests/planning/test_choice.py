@@ -6,7 +6,6 @@ import pytest
 
 import weft
 from weft.napkin.formulas import attention_memory
-from weft.planning import row_choice
 from weft.planning.attention_plan import count_heads, plan_attention
 from weft.planning.candidates import footprint, legal, menu, resident, shared_of, usual
 from weft.planning.choice import MOST, WORTH, candidate, ranked, unlike_apart
@@ -266,7 +265,7 @@ def test_few_queries_against_many_keys_go_by_rows(m, batch):
     plan = plan_attention(weft.causal(align=END), few(m, batch=batch), GPU)
     tiles = plan.candidate("forward")
     assert plan.by_rows is not None
-    assert plan.by_rows.cost.seconds < row_choice.WORTH * tiles.cost.seconds
+    assert plan.by_rows.cost.seconds < tiles.cost.seconds
     assert plan.by_rows.shape.programs * plan.by_rows.shape.splits > GPU.processors
     keys = batch * 8 * few().n * 2 * 128 * 2
     assert plan.by_rows.cost.seconds > keys / GPU.bandwidth  # never faster than reading them
