@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from weft.bench.figures import PLANNERS, Machine, is_weft
+from weft.bench.figures import CEILINGS, PLANNERS, Machine, is_weft
 from weft.bench.rows import Row
 from weft.errors import UnsupportedError
 from weft.testing.workloads import WORKLOADS
@@ -41,7 +41,7 @@ def draw(machine: Machine, folder: Path) -> Iterator[Path]:
         series = _series(machine, of_plans)
         if any(len(points) > 1 for points in series.values()):
             with _figure(folder / f"{machine.slug}-{title}.svg", (8, 4.5)) as axes:
-                _growth(axes, series, title)
+                _growth(axes, series, title, _colours(machine))
             yield folder / f"{machine.slug}-{title}.svg"
 
 
@@ -60,9 +60,16 @@ def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
         figure.savefig(path, metadata={"Date": None})
 
 
-def _colours(peers: list[str]) -> dict[str, str]:
+def _colours(machine: Machine) -> dict[str, str]:
+    """Of peers by name, the same in every plot of a machine."""
+    peers = sorted({peer for _, _, peer in machine.latest} - set(CEILINGS))
     others = [peer for peer in peers if not peer.startswith("weft-")]
     return dict.fromkeys(peers, WEFT) | {peer: COLOURS[i % len(COLOURS)] for i, peer in enumerate(others)}
+
+
+def _times(x: float, _: int) -> str:
+    """A power of two in few characters."""
+    return f"{x:g}" if x >= 1 else f"1/{1 / x:g}"
 
 
 def _baseline(machine: Machine, problems: list[str], direction: str) -> str:
@@ -80,7 +87,7 @@ def _speeds(axes: Any, machine: Machine, problems: list[str], direction: str, ba
     shown = [name for name in problems if baseline in timed[name]]
     peers = sorted({peer for name in shown for peer in timed[name]}, key=lambda peer: (not is_weft(peer), peer))
     peers.remove(baseline)
-    colours = _colours(peers)
+    colours = _colours(machine)
     present = [[peer for peer in peers if peer in timed[name]] for name in shown]
     height = 0.84 / max(1, *(len(some) for some in present))
     for peer in peers:
@@ -92,7 +99,7 @@ def _speeds(axes: Any, machine: Machine, problems: list[str], direction: str, ba
     axes.invert_yaxis()
     axes.axvline(1, color=WEFT, linewidth=0.8)
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_formatter(_times)
     axes.set_xlabel(f"speed relative to {baseline}")
     axes.set_title(f"{machine.name}: {'forward' if direction == 'fwd' else 'backward'}")
     if peers:
@@ -148,9 +155,7 @@ def _series(machine: Machine, of_plans: bool) -> dict[str, list[tuple[int, float
     return found
 
 
-def _growth(axes: Any, series: dict[str, list[tuple[int, float]]], title: str) -> None:
-    peers = list(dict.fromkeys(label.split()[0] for label in series))
-    colours = _colours(peers)
+def _growth(axes: Any, series: dict[str, list[tuple[int, float]]], title: str, colours: dict[str, str]) -> None:
     for label, points in series.items():
         backward = label.endswith(" bwd")
         colour = colours[label.split()[0]]
@@ -161,7 +166,7 @@ def _growth(axes: Any, series: dict[str, list[tuple[int, float]]], title: str) -
     axes.set_yscale("log")
     _number(axes.yaxis)
     tokens = sorted({n for points in series.values() for n, _ in points})
-    axes.set_xticks(tokens, [f"{n >> 10}k" for n in tokens])
+    axes.set_xticks(tokens, [f"{n >> 20}M" if n >= 1 << 20 else f"{n >> 10}k" for n in tokens])
     axes.set_xlabel("tokens")
     axes.set_ylabel("milliseconds")
     what = "time of a call" if title == "scaling" else "making the mask or the plan, once compiled"
