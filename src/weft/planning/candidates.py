@@ -36,9 +36,12 @@ def held(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
     return hopper and direction != "forward" and DTYPES[problem.dtype] == 2 and max(problem.d, problem.dv) < HELD.stop
 
 
-def one_maximum(direction: Direction, gpu: Target | Gpu) -> bool:
-    """Whether a forward takes one maximum off a row's scores; on sm_100 Triton 3.6 and 3.7 do not compile it."""
-    return direction == "forward" and not (isinstance(gpu, Gpu) and gpu.architecture == "sm_100")
+def one_maximum(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
+    """Whether a forward takes one maximum off a row's scores. Not in float16, whose weights end at 2^16: scores may
+    grow beyond that. On sm_100 Triton 3.6 and 3.7 do not compile it.
+    """
+    blackwell = isinstance(gpu, Gpu) and gpu.architecture == "sm_100"
+    return direction == "forward" and problem.dtype != "float16" and not blackwell
 
 
 def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) -> Tiling:

@@ -23,7 +23,7 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     grouped = transposed and problem.group != 1
     spec = KernelSpec(
         direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped,
-        held=held(direction, problem, plan.target), one_maximum=one_maximum(direction, plan.target),
+        held=held(direction, problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target),
     )  # fmt: skip
     widest = max(problem.d, problem.dv)
     return tuple(dict.fromkeys(wave_spec(spec, wave, waves, widest) for wave in waves.waves))
