@@ -72,7 +72,7 @@ class Forward(KeyWalk):
         scale = " * scale2" if self.spec.linear else ""
         first = {
             "either": "(j_0 <= left_0) | (left_0 == full_0)",
-            "edge": "j >= 0",
+            "edge": "j >= 0",  # always
             "full": "j_0 == left_0",
         }[kind]
         yield f"if {first}:  # some rows may have seen no key yet"
