@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 
 from weft.kernels.triton.emit import emit
 
@@ -88,3 +89,12 @@ def test_full_tiles_have_no_mask(name):
     for loop in found:
         if loop not in masked:
             assert "tl.where" not in ast.unparse(loop).replace("tl.where(new ==", "").replace("tl.where(wanted[", "")
+
+
+def test_scores_that_may_grow_along_a_row_keep_the_online_form():
+    def forwards(call):
+        return {spec.one_maximum for spec in specs_towards(call, "forward", "sm_90")}
+
+    assert forwards(CALLS["window"]) == {True}
+    assert forwards(CALLS["window, softcap, alibi, sinks"]) == {False}
+    assert forwards(replace(CALLS["window"], dtype=torch.float16)) == {False}
