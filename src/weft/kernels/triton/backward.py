@@ -57,6 +57,7 @@ class Gradient(Fragments):
     def row_numbers(self) -> Iterator[str]:
         """lse and delta = rowsum(dO * O), less the gradient of lse where there is one; both are left for dK and dV."""
         yield from self.load("do", "DOut", "o_rows", "valid", "dv")
+        yield from self.hold("do", self.dv)
         yield "out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row"
         yield from self.load("o", "Out", "out_rows", "valid", "dv")
         yield "row = (batch * all_heads + head) * my_length + token_r"
@@ -107,13 +108,12 @@ class QueryGradient(Gradient, KeyWalk):
         yield "q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + token_r.to(tl.int64) * Q_row"
         yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
         yield from self.load("q", "Q", "q_rows", "valid", "d")
+        yield from self.hold("q", self.d)
         yield from self.row_numbers()
         yield f"lse = lse * {LOG2E}"
         yield from self.scale_of()
         if self.spec.alibi:
             yield f"slope = tl.load(Slopes + head) * {LOG2E}"
-        yield from self.hold("q", self.d)
-        yield from self.hold("do", self.dv)
 
     def start(self) -> Iterator[str]:
         yield from self.zeros("dq", self.d)
