@@ -21,6 +21,8 @@ PATTERNS = {
     "window": weft.causal() & weft.window(left=150),
     "documents": weft.documents([70, 0, 1, 129, 100]) & weft.causal(),
     "global tokens": weft.longformer(80, global_tokens=20),
+    "plane": weft.neighborhood((15, 20), (9, 7)),
+    "space": weft.neighborhood((5, 6, 10), (3, 5, 7)),
 }
 
 

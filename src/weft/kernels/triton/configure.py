@@ -42,6 +42,6 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     masks = one.rank > 1 and not one.with_dq  # where dQ needs their registers
-    # the tile that all rows see is one of a line's; lists leave columns out of it, ALiBi makes later scores far larger
-    known = one.rank == 1 and not (one.listed or one.alibi)
+    # lists leave columns out of what a tile is known to see, ALiBi makes later scores far larger
+    known = one.rank > 0 and not (one.listed or one.alibi)
     return replace(one, held=one.held and (masks or bool(one.factors)), one_maximum=one.one_maximum and known)

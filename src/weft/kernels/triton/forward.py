@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from weft.kernels.triton.fragments import LOG2E, NOTHING, KeyWalk, indented
+from weft.kernels.triton.fragments import FAR, LOG2E, NOTHING, KeyWalk, indented
 from weft.kernels.triton.spec import KernelSpec
 
 MOST = 2.0**64  # how large a sum of exponentials may become, with 1 for the largest of the first scores
@@ -42,6 +42,20 @@ class Forward(KeyWalk):
             yield "taken = tl.zeros_like(total)"
         yield from self.keys_of_head()
 
+    def places(self) -> Iterator[str]:
+        yield from super().places()
+        if self.online:
+            return
+        yield "# the first box with a key that all rows see, of many; where there is none, maxima are taken throughout"
+        ranks = range(self.spec.rank)
+        for a in ranks:
+            yield f"last_{a} = tl.maximum(tl.max(tl.where(valid_{a}, low_{a}, 0), 0), 0)"
+            yield f"met_{a} = last_{a} < tl.min(tl.where(valid_{a}, high_{a}, {FAR}), 0)"
+        place = "last_0 >> log_0"
+        for a in ranks[1:]:
+            place = f"({place}) * boxes_{a} + (last_{a} >> log_{a})"
+        yield f"met = tl.where({' & '.join(f'met_{a}' for a in ranks)}, {place}, {FAR})"
+
     def again(self, walk: Callable[[], Iterator[str]]) -> Iterator[str]:
         """The walk once more by the online form, for rows that need it."""
         if self.online:
@@ -67,11 +81,11 @@ class Forward(KeyWalk):
     def softmax(self, kind: str) -> Iterator[str]:
         """largest and taken, which is finite, are in units of log2 and rounded once.
 
-        All rows see the first full tile; so they have seen a key by then, or there is none such.
+        All rows see the first full tile of a line; so they have seen a key by then, or there is none such.
         """
         scale = " * scale2" if self.spec.linear else ""
         first = {
-            "either": "(j_0 <= left_0) | (left_0 == full_0)",
+            "either": "(j_0 <= left_0) | (left_0 == full_0)" if self.spec.rank == 1 else "box <= met",
             "edge": "j >= 0",  # always
             "full": "j_0 == left_0",
         }[kind]
