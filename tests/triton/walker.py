@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 
 from weft.kernels.triton.device import BOUND
-from weft.kernels.triton.tables import HEAD, PART, axis_words
+from weft.kernels.triton.tables import HEAD, PART, PLAIN, axis_words
 
 
 @dataclass
@@ -151,8 +151,9 @@ class Tables:
             found = self.words[self.words[here + 3] + 2 * np.where(valid, i, 0)[:, None] + np.arange(2)]
             return found.T
         if self.kind.formula:
-            low = [self.stair(here + 4 + 8 * b, i) for b in range(2)]
-            high = [self.stair(here + 20 + 8 * b, i) for b in range(2)]
+            stairs = range(1 if self.words[here + 5] == PLAIN else 2)
+            low = [self.stair(here + 4 + 8 * b, i) for b in stairs]
+            high = [self.stair(here + 20 + 8 * b, i) for b in stairs]
         else:
             low, high = (self.listed_bounds(here + 4 + 2 * side, i, item) for side in range(2))
         zero = np.zeros_like(i)
@@ -165,7 +166,8 @@ class Tables:
 
     def stair(self, record, i):
         rise, run, shift, base, out_lo, out_hi, in_lo, in_hi = (int(x) for x in self.words[record : record + 8])
-        value = narrow(narrow(towards_zero(narrow(i + shift), run) * rise) + base)
+        steps = i if run == PLAIN else towards_zero(narrow(i + shift), run)
+        value = narrow(narrow(steps * rise) + base)
         value = np.where(i < in_lo, -(1 << 30), np.clip(value, out_lo, out_hi))
         return np.where(i >= in_hi, 1 << 30, value)
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.triton.device import (
-    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,
+    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
 )
 
 
@@ -43,6 +43,7 @@ def kernel(
     q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + token_r.to(tl.int64) * Q_row
     o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row
     q_0 = tl.load(q_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    q_0 = (tl.dot(tl.zeros((64, 16), q_0.dtype), tl.zeros((16, 128), q_0.dtype)) + q_0).to(q_0.dtype)
     do_0 = tl.load(o_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
     o_0 = tl.load(out_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
@@ -64,7 +65,6 @@ def kernel(
     tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])
     lse = lse * 1.4426950408889634
     scale2 = scale * 1.4426950408889634
-    q_0 = (tl.dot(tl.zeros((64, 16), q_0.dtype), tl.zeros((16, 128), q_0.dtype)) + q_0).to(q_0.dtype)
     dq_0 = tl.zeros((64, 128), tl.float32)
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head

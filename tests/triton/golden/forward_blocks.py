@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.triton.device import (
-    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,
+    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
 )
 
 

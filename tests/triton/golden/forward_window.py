@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.triton.device import (
-    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,
+    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
 )
 
 
@@ -59,8 +59,7 @@ def kernel(
     full_0 = left_0 + tl.load(run + 3)
     c_0 = c
     boxes_0 = (count_0 + 63) // 64
-    low = lower_formula(here + 8, i_0)
-    high = upper_formula(here + 24, i_0, length_0)
+    low, high = formulas(here + 8, i_0, length_0)
     low_0 = positions(low, first_0, step_0)  # (rows,)
     high_0 = positions(high, first_0, step_0)
     base = tl.load(here) + first_0  # the first token
@@ -117,8 +116,7 @@ def kernel(
         full_0 = left_0 + tl.load(run + 3)
         c_0 = c
         boxes_0 = (count_0 + 63) // 64
-        low = lower_formula(here + 8, i_0)
-        high = upper_formula(here + 24, i_0, length_0)
+        low, high = formulas(here + 8, i_0, length_0)
         low_0 = positions(low, first_0, step_0)  # (rows,)
         high_0 = positions(high, first_0, step_0)
         base = tl.load(here) + first_0  # the first token

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.triton.device import (
-    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,
+    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
 )
 
 
@@ -69,8 +69,7 @@ def kernel(
         q_off = (token_c * Q_row.to(tl.int32))[:, None]
         o_off = (token_c * DOut_row.to(tl.int32))[:, None]
         if boxes_0 > full_0 - left_0:  # some tile has an edge
-            low = lower_formula(here + 8, i_0)
-            high = upper_formula(here + 24, i_0, length_0)
+            low, high = formulas(here + 8, i_0, length_0)
             low_0 = positions(low, first_0, step_0)  # (rows,)
             high_0 = positions(high, first_0, step_0)
             for one in range(group):

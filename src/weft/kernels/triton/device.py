@@ -1,7 +1,8 @@
 """What every emitted kernel calls: bounds of rows, read from the tables of a plan. Functions of Triton, inlined.
 
-`lower_formula` and `upper_formula` read two staircases of eight integers (`weft.pattern.bounds.Stair`) at known places,
-so all loads start together. `lower_table` and `upper_table` walk lists of any length; a record of theirs is BOUND
+`formulas` reads four staircases of eight integers (`weft.pattern.bounds.Stair`) at known places, so all loads start
+together; where two of them are clipped lines and the others say nothing, as windows and causal masks have them, ten
+integers. `lower_table` and `upper_table` walk lists of any length; a record of theirs is BOUND
 integers, 0 and a staircase, or 1 and three places in the tables: the breaks and values of a step function (`Steps`),
 and for each tile the first and last value that it needs.
 """
@@ -41,15 +42,20 @@ def steps(tables, record, i, item):
 
 
 @triton.jit
-def lower_formula(record, i):
-    """The larger of two staircases, (rows,)."""
-    return tl.maximum(tl.maximum(stair(record, i), stair(record + 8, i)), 0)
+def line(record, i):
+    """clip(rise * i + base): a staircase whose steps are one index wide."""
+    value = i * tl.load(record) + tl.load(record + 3)
+    return tl.minimum(tl.maximum(value, tl.load(record + 4)), tl.load(record + 5))
 
 
 @triton.jit
-def upper_formula(record, i, length):
-    """The smaller of two staircases, (rows,), and of the length of the axis."""
-    return tl.minimum(tl.minimum(stair(record, i), stair(record + 8, i)), length)
+def formulas(record, i, length):
+    """The larger of two staircases, (rows,), and the smaller of two more, within 0 and the length of the axis."""
+    low, high = line(record, i), line(record + 16, i)
+    if tl.load(record + 1) != 0:  # not lines alone
+        low = tl.maximum(stair(record, i), stair(record + 8, i))
+        high = tl.minimum(stair(record + 16, i), stair(record + 24, i))
+    return tl.maximum(low, 0), tl.minimum(high, length)
 
 
 @triton.jit

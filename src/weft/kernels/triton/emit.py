@@ -64,7 +64,7 @@ def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     helpers = (
         "from weft.kernels.triton.device import (\n"
-        "    in_three, is_out, lower_formula, lower_table, positions, tanh, upper_formula, upper_table,\n"
+        "    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,\n"
         ")\n\n"
     )
     about = f"{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."
@@ -221,8 +221,7 @@ def _bounds(spec: KernelSpec, a: int) -> Iterator[str]:
         yield f"low = tl.load(bounds, mask=valid_{a}, other=0)"
         yield f"high = tl.load(bounds + 1, mask=valid_{a}, other=0)"
     elif spec.formula:
-        yield f"low = lower_formula(here + {at + 4}, i_0)"
-        yield f"high = upper_formula(here + {at + 20}, i_0, length_0)"
+        yield f"low, high = formulas(here + {at + 4}, i_0, length_0)"
     else:
         yield f"low = lower_table(Tables, here + {at + 4}, i_0, item)"
         yield f"high = upper_table(Tables, here + {at + 6}, i_0, item, length_0)"

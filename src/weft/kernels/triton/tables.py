@@ -43,6 +43,7 @@ AXIS, BOUNDS = 4, 32
 HEAD = 10
 NO_LOWER = (1, 1, 0, 0, 0, 0, -FAR, FAR)  # staircases that say nothing: never above 0, never below FAR
 NO_UPPER = (1, 1, 0, 0, FAR, FAR, -FAR, FAR)
+PLAIN = 0  # the run of the first staircase where each side is one without steps or thresholds
 
 
 @dataclass(frozen=True)
@@ -284,12 +285,18 @@ def _bounds_of(axis: AxisPlan, m: int) -> Ints:
 
 
 def _formulas(axis: AxisPlan) -> list[tuple[int, ...]]:
-    """Two staircases on either side."""
+    """Two staircases on either side, marked where the second ones say nothing and the first are clipped lines."""
     found = []
     for bounds, nothing in ((axis.relation.lower, NO_LOWER), (axis.relation.upper, NO_UPPER)):
         stairs = [_stair(bound) for bound in bounds if isinstance(bound, Stair)]
         found += stairs + [nothing] * (2 - len(stairs))
-    return found
+    plain = found[1] == NO_LOWER and found[3] == NO_UPPER and _is_line(found[0]) and _is_line(found[2])
+    return [(found[0][0], PLAIN, *found[0][2:]), *found[1:]] if plain else found
+
+
+def _is_line(stair: tuple[int, ...]) -> bool:
+    """Whether a staircase has steps of one index and no thresholds."""
+    return stair[1] == 1 and stair[6] <= -FAR and stair[7] >= FAR
 
 
 def _stair(b: Stair) -> tuple[int, ...]:
