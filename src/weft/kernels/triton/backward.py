@@ -46,6 +46,11 @@ class Gradient(Fragments):
                 one = f"{name}_{n}"
                 yield f"{one} = ({self.nothing(width, f'{one}.dtype')} + {one}).to({one}.dtype)"
 
+    @property
+    def holds_early(self) -> bool:
+        """Whether factors are held before other rows are read: on grids registers are worth more than the wait."""
+        return self.spec.rank > 1
+
     def slope_of_cap(self) -> Iterator[str]:
         if self.spec.softcap:
             yield "ds = ds * (1.0 - capped * capped)"
@@ -54,19 +59,25 @@ class Gradient(Fragments):
         if self.spec.linear:
             yield f"scale2 = scale * {LOG2E}"
 
-    def row_numbers(self) -> Iterator[str]:
-        """lse and delta = rowsum(dO * O), less the gradient of lse where there is one; both are left for dK and dV."""
+    def load_rows(self) -> Iterator[str]:
+        """What `row_numbers` needs."""
+        yield "row = (batch * all_heads + head) * my_length + token_r"
+        yield "lse = tl.load(Lse + row, mask=valid, other=0.0)"
+        if self.spec.lse_gradient:
+            yield "dlse = tl.load(DLse + row, mask=valid, other=0.0)"
         yield from self.load("do", "DOut", "o_rows", "valid", "dv")
-        yield from self.hold("do", self.dv)
+        if self.holds_early:
+            yield from self.hold("do", self.dv)
         yield "out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row"
         yield from self.load("o", "Out", "out_rows", "valid", "dv")
-        yield "row = (batch * all_heads + head) * my_length + token_r"
+
+    def row_numbers(self) -> Iterator[str]:
+        """lse and delta = rowsum(dO * O), less the gradient of lse where there is one; both are left for dK and dV."""
         for n in range(len(self.dv)):
             yield f"delta {'+=' if n else '='} tl.sum(o_{n}.to(tl.float32) * do_{n}.to(tl.float32), 1)  # (rows,)"
         if self.spec.lse_gradient:
-            yield "delta -= tl.load(DLse + row, mask=valid, other=0.0)"
+            yield "delta -= dlse"
         yield "tl.store(Delta + row, delta, mask=valid)"
-        yield "lse = tl.load(Lse + row, mask=valid, other=0.0)"
         yield 'lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key'
         if self.spec.folded:
             yield "# as sums of three: what dK and dV take from their products (a multiple of it)"
@@ -93,6 +104,7 @@ class RowSums(Gradient):
         yield from self.columns(self.d, "d")
         yield from self.columns(self.dv, "dv")
         yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
+        yield from self.load_rows()
         yield from self.row_numbers()
         yield "dq_rows = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head + token_r.to(tl.int64) * DQ_row"
         yield from self.zeros("dq", self.d)
@@ -108,14 +120,19 @@ class QueryGradient(Gradient, KeyWalk):
         yield "q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + token_r.to(tl.int64) * Q_row"
         yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
         yield from self.load("q", "Q", "q_rows", "valid", "d")
-        yield from self.hold("q", self.d)
-        yield from self.row_numbers()
-        yield f"lse = lse * {LOG2E}"
+        if self.holds_early:
+            yield from self.hold("q", self.d)
+        yield from self.load_rows()
         yield from self.scale_of()
         if self.spec.alibi:
             yield f"slope = tl.load(Slopes + head) * {LOG2E}"
 
     def start(self) -> Iterator[str]:
+        if not self.holds_early:
+            yield from self.hold("q", self.d)
+            yield from self.hold("do", self.dv)
+        yield from self.row_numbers()
+        yield f"lse = lse * {LOG2E}"
         yield from self.zeros("dq", self.d)
         yield from self.keys_of_head()
 

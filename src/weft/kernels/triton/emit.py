@@ -6,7 +6,7 @@ The side of a tile that stays is called rows ("mine"), the side that is walked c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
@@ -81,7 +81,6 @@ def _kernel(spec: KernelSpec) -> Iterator[str]:
     yield from _where_am_i(spec)
     yield from _my_rows(spec)
     yield from fragments.load_mine()
-    yield from fragments.start()
     yield from _parts(spec, fragments)
     yield from fragments.finish()
     if isinstance(fragments, Forward):
@@ -89,7 +88,15 @@ def _kernel(spec: KernelSpec) -> Iterator[str]:
 
 
 def _parts(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
-    """The walk over all columns."""
+    """The beginning, which waits for my rows, and the walk over all columns.
+
+    Of a single line all is read before anything waits (benchmarks/notes/triton.md); a grid's bounds would take the
+    registers of what is held.
+    """
+    if spec.rank == 1 and not spec.several:
+        yield from _part(spec, fragments, fragments.start())
+        return
+    yield from fragments.start()
     if spec.rank == 0:
         yield from _walk_blocks(spec, fragments)
     elif spec.several:
@@ -146,8 +153,8 @@ def _my_rows(spec: KernelSpec) -> Iterator[str]:
     yield f"token_r = tl.load(Tables) + {token}  # (rows,)"
 
 
-def _part(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
-    """One part: the columns of one box, bounds of my rows, and the walk over all boxes."""
+def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> Iterator[str]:
+    """One part: the columns of one box, bounds of my rows, and the walk over all boxes. start: before it."""
     R = spec.rank
     part = " + part" if spec.several else ""
     yield f"here = Tables + parts_at{part and f'{part} * {PART + axis_words(R) * R}'}"
@@ -162,6 +169,7 @@ def _part(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
         inside = f"({inside}) * length_{a} + c_{a} * step_{a}"
     yield f"base = tl.load(here) + {base}  # the first token"
     yield f"token_c = {inside}  # (cols,) tokens of a box"
+    yield from start
     if R > 1:
         yield from fragments.places()
     if spec.listed:

@@ -62,7 +62,7 @@ class Forward(KeyWalk):
             return
         yield "if tl.max((valid & wild).to(tl.int32), 0) != 0:"
         self.online = True
-        yield from indented(chain(self.start(), walk(), ["done = valid & wild"], self.finish()))
+        yield from indented(chain(walk(), ["done = valid & wild"], self.finish()))
         self.online = False
 
     def step(self, kind: str = "either") -> Iterator[str]:
