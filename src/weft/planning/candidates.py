@@ -90,11 +90,11 @@ def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Til
         return Tiling(64, 64, 4, 3) if line and wide <= 64 else None  # no limit of registers, for long runs
     if wide <= 64:
         return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
-    if not line or not 96 < wide <= 128:
+    if not 96 < wide <= 128:
         return None
     if held(direction, problem, gpu):
-        return Tiling(64, 32, 4, 3)  # for short runs
-    return Tiling(128, 64, 8, 3, apart=True) if direction == "dq" else None
+        return Tiling(64, 32, 4, 3) if line else Tiling(128, 64, 8, 3)  # for short runs; for long ones
+    return Tiling(128, 64, 8, 3, apart=True) if line and direction == "dq" else None
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:

@@ -25,13 +25,13 @@ def kernel(
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
     o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row
+    row = (batch * all_heads + head) * my_length + token_r
+    lse = tl.load(Lse + row, mask=valid, other=0.0)
     do_0 = tl.load(o_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
     o_0 = tl.load(out_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
-    row = (batch * all_heads + head) * my_length + token_r
     delta = tl.sum(o_0.to(tl.float32) * do_0.to(tl.float32), 1)  # (rows,)
     tl.store(Delta + row, delta, mask=valid)
-    lse = tl.load(Lse + row, mask=valid, other=0.0)
     lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key
     # as sums of three: what dK and dV take from their products (a multiple of it)
     of_lse, of_delta = in_three(-lse / scale), in_three(-delta)

@@ -43,31 +43,12 @@ def kernel(
     q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + token_r.to(tl.int64) * Q_row
     o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row
     q_0 = tl.load(q_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 128
-    q_0 = (tl.dot(tl.zeros((64, 16), q_0.dtype), tl.zeros((16, 128), q_0.dtype)) + q_0).to(q_0.dtype)
+    row = (batch * all_heads + head) * my_length + token_r
+    lse = tl.load(Lse + row, mask=valid, other=0.0)
     do_0 = tl.load(o_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
     o_0 = tl.load(out_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
-    row = (batch * all_heads + head) * my_length + token_r
-    delta = tl.sum(o_0.to(tl.float32) * do_0.to(tl.float32), 1)  # (rows,)
-    tl.store(Delta + row, delta, mask=valid)
-    lse = tl.load(Lse + row, mask=valid, other=0.0)
-    lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key
-    # as sums of three: what dK and dV take from their products (a multiple of it)
-    of_lse, of_delta = in_three(-lse / scale), in_three(-delta)
-    stat = tl.arange(0, 16)[None, :]
-    stats = tl.zeros((64, 16), tl.float32)
-    stats = tl.where(stat == 0, of_lse[0][:, None], stats)
-    stats = tl.where(stat == 8, of_delta[0][:, None], stats)
-    stats = tl.where(stat == 1, of_lse[1][:, None], stats)
-    stats = tl.where(stat == 9, of_delta[1][:, None], stats)
-    stats = tl.where(stat == 2, of_lse[2][:, None], stats)
-    stats = tl.where(stat == 10, of_delta[2][:, None], stats)
-    tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])
-    lse = lse * 1.4426950408889634
     scale2 = scale * 1.4426950408889634
-    dq_0 = tl.zeros((64, 128), tl.float32)
-    k_at = K + batch * K_batch + kv_head * K_head
-    v_at = V + batch * V_batch + kv_head * V_head
     here = Tables + parts_at
     run = mine + 2
     c = tl.arange(0, 64)
@@ -86,6 +67,25 @@ def kernel(
     high_0 = positions(high, first_0, step_0)
     base = tl.load(here) + first_0  # the first token
     token_c = c_0 * step_0  # (cols,) tokens of a box
+    q_0 = (tl.dot(tl.zeros((64, 16), q_0.dtype), tl.zeros((16, 128), q_0.dtype)) + q_0).to(q_0.dtype)
+    delta = tl.sum(o_0.to(tl.float32) * do_0.to(tl.float32), 1)  # (rows,)
+    tl.store(Delta + row, delta, mask=valid)
+    lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key
+    # as sums of three: what dK and dV take from their products (a multiple of it)
+    of_lse, of_delta = in_three(-lse / scale), in_three(-delta)
+    stat = tl.arange(0, 16)[None, :]
+    stats = tl.zeros((64, 16), tl.float32)
+    stats = tl.where(stat == 0, of_lse[0][:, None], stats)
+    stats = tl.where(stat == 8, of_delta[0][:, None], stats)
+    stats = tl.where(stat == 1, of_lse[1][:, None], stats)
+    stats = tl.where(stat == 9, of_delta[1][:, None], stats)
+    stats = tl.where(stat == 2, of_lse[2][:, None], stats)
+    stats = tl.where(stat == 10, of_delta[2][:, None], stats)
+    tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])
+    lse = lse * 1.4426950408889634
+    dq_0 = tl.zeros((64, 128), tl.float32)
+    k_at = K + batch * K_batch + kv_head * K_head
+    v_at = V + batch * V_batch + kv_head * V_head
     pace_0 = step_0 * 64
     k_off = (token_c * K_row.to(tl.int32))[:, None]
     v_off = (token_c * V_row.to(tl.int32))[:, None]

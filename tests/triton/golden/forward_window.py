@@ -41,12 +41,6 @@ def kernel(
     q_rows = q_at + token_r.to(tl.int64) * Q_row
     q_0 = tl.load(q_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 128
     scale2 = scale * 1.4426950408889634
-    acc_0 = tl.zeros((64, 128), tl.float32)
-    largest = tl.full((64,), float("-inf"), tl.float32)
-    total = tl.zeros((64,), tl.float32)
-    taken = tl.zeros_like(total)
-    k_at = K + batch * K_batch + kv_head * K_head
-    v_at = V + batch * V_batch + kv_head * V_head
     here = Tables + parts_at
     run = mine + 2
     c = tl.arange(0, 64)
@@ -64,6 +58,12 @@ def kernel(
     high_0 = positions(high, first_0, step_0)
     base = tl.load(here) + first_0  # the first token
     token_c = c_0 * step_0  # (cols,) tokens of a box
+    acc_0 = tl.zeros((64, 128), tl.float32)
+    largest = tl.full((64,), float("-inf"), tl.float32)
+    total = tl.zeros((64,), tl.float32)
+    taken = tl.zeros_like(total)
+    k_at = K + batch * K_batch + kv_head * K_head
+    v_at = V + batch * V_batch + kv_head * V_head
     pace_0 = step_0 * 64
     k_off = (token_c * K_row.to(tl.int32))[:, None]
     v_off = (token_c * V_row.to(tl.int32))[:, None]
@@ -99,11 +99,6 @@ def kernel(
     acc_0 = acc_0.to(Out.dtype.element_ty)
     tl.store(out_rows[:, None] + dv_0[None, :], acc_0, mask=done[:, None])
     if tl.max((valid & wild).to(tl.int32), 0) != 0:
-        acc_0 = tl.zeros((64, 128), tl.float32)
-        largest = tl.full((64,), float("-inf"), tl.float32)
-        total = tl.zeros((64,), tl.float32)
-        k_at = K + batch * K_batch + kv_head * K_head
-        v_at = V + batch * V_batch + kv_head * V_head
         here = Tables + parts_at
         run = mine + 2
         c = tl.arange(0, 64)
@@ -121,6 +116,11 @@ def kernel(
         high_0 = positions(high, first_0, step_0)
         base = tl.load(here) + first_0  # the first token
         token_c = c_0 * step_0  # (cols,) tokens of a box
+        acc_0 = tl.zeros((64, 128), tl.float32)
+        largest = tl.full((64,), float("-inf"), tl.float32)
+        total = tl.zeros((64,), tl.float32)
+        k_at = K + batch * K_batch + kv_head * K_head
+        v_at = V + batch * V_batch + kv_head * V_head
         pace_0 = step_0 * 64
         k_off = (token_c * K_row.to(tl.int32))[:, None]
         v_off = (token_c * V_row.to(tl.int32))[:, None]

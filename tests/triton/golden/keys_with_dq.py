@@ -47,8 +47,6 @@ def kernel(
     stat = tl.arange(0, 16)
     of_lse = tl.where((stat < 8)[None, :] & (r >= 0)[:, None], 1.0, 0.0).to(tl.bfloat16)
     of_delta = tl.where((stat >= 8)[None, :] & (r >= 0)[:, None], 1.0, 0.0).to(tl.bfloat16)
-    dk_0 = tl.zeros((128, 128), tl.float32)
-    dv_sum_0 = tl.zeros((128, 128), tl.float32)
     here = Tables + parts_at
     run = mine + 2
     c = tl.arange(0, 32)
@@ -66,6 +64,8 @@ def kernel(
     high_0 = positions(high, first_0, step_0)
     base = tl.load(here) + first_0  # the first token
     token_c = c_0 * step_0  # (cols,) tokens of a box
+    dk_0 = tl.zeros((128, 128), tl.float32)
+    dv_sum_0 = tl.zeros((128, 128), tl.float32)
     pace_0 = step_0 * 32
     q_off = (token_c * Q_row.to(tl.int32))[:, None]
     o_off = (token_c * DOut_row.to(tl.int32))[:, None]
