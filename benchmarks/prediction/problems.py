@@ -79,6 +79,8 @@ _FITTED = (
     ("documents([4000, 4000, 192])", 16, 8192),
     ("longformer(256, global_tokens=64)", 16, 8192),
     ("longformer(512, global_tokens=16)", 16, 16384),
+    ("longformer(384, global_tokens=32)", 48, 16384),  # many programs beside those of the tokens that all see
+    ("longformer(200, global_tokens=100)", 32, 16384),
     ("causal() & (strided(64) | window(left=63))", 16, 8192),
     ("causal() & (strided(128) | window(left=127))", 16, 16384),
     ("causal() & (window(left=1023) | global_tokens(4))", 16, 16384),
