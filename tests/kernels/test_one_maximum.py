@@ -24,18 +24,19 @@ PATTERNS = {
     "plane": weft.neighborhood((15, 20), (9, 7)),
     "space": weft.neighborhood((5, 6, 10), (3, 5, 7)),
 }
+GRIDS = ("plane", "space")
 
 
-def scores(steps):
+def scores(steps, d):
     """q, k, v whose scores are about `steps`, one for each third of the keys."""
-    q, k, v = qkv(generator("one maximum"), (TOKENS, TOKENS), torch.float32, (2, 2), (16, 16), 1)
-    q[..., 0] = 4.0  # the scale is 1 / 4
+    q, k, v = qkv(generator("one maximum"), (TOKENS, TOKENS), torch.float32, (2, 2), (d, d), 1)
+    q[..., 0] = d**0.5  # as much as the scale takes off
     k[..., 0] = torch.tensor(steps).repeat_interleave(TOKENS // 3)
     return [q, k, v]
 
 
 def case_of(name, steps, dtype=torch.float32, values=1.0):
-    q, k, v = scores(steps)
+    q, k, v = scores(steps, 80 if name in GRIDS else 16)  # grids take one maximum from 65 on
     return Case(PATTERNS[name], [x.to(dtype) for x in (q, k, v * values)], backend="triton")
 
 

@@ -15,9 +15,9 @@ import torch
 from weft.settings import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFORMANCE, TRAPS, POISON, ONE_KERNEL, PACKS, JOINED, TILINGS = (
+CONFORMANCE, TRAPS, POISON, ONE_KERNEL, ONE_MAXIMUM, PACKS, JOINED, TILINGS = (
     f"tests/kernels/test_{name}.py::test"
-    for name in ("conformance", "traps", "poison", "one_kernel", "packs", "joined", "tilings")
+    for name in ("conformance", "traps", "poison", "one_kernel", "one_maximum", "packs", "joined", "tilings")
 )
 CHOSEN = {
     "every pattern, option and layout": [f"{CONFORMANCE}_rows_meet_every_value", f"{CONFORMANCE}_pairwise"],
@@ -32,6 +32,9 @@ CHOSEN = {
         f"{POISON}_in_keys_that_no_query_sees[before a window-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees_with_options[before a window-softcap-triton]",
         f"{POISON}_in_keys_that_no_query_sees_with_options[padding-alibi-triton]",
+    ],
+    "rows that one maximum does not suit": [
+        f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[{name}]" for name in ("window", "plane", "space")
     ],
     "unlike heads apart": [f"{PACKS}_unlike_heads"],
     "launches of keys joined": [f"{JOINED}_gradients", f"{JOINED}_only_what_is_met_is_read"],
