@@ -60,3 +60,19 @@ def test_only_what_is_met_is_read():
     with mock.patch.object(Prepared, "empty", lambda self: [x.fill_(nan) for x in empty(self)]):
         after = case.weft()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    "pattern", [weft.causal() & (NEAR | weft.strided(100)), weft.bigbird(32)], ids=["strided", "bigbird"]
+)
+def test_launches_that_meet_all_rows_read_nothing_unset(pattern):
+    """What they sum begins as nothing; all else they write before anything reads it."""
+    empty = Prepared.empty
+    problem = Problem(2, 4, 4, 260, 260, 16, 16, "float32", "cuda")
+    for direction in ("forward", "dq"):
+        waves = plan_waves(plan_attention(pattern, problem, GPU).towards(direction), problem, False)
+        assert waves.covers
+        assert waves.merges
+    case = Case(pattern, qkv(generator("launches"), (260, 260), torch.float32), backend="triton")
+    with mock.patch.object(Prepared, "empty", lambda self: [x.fill_(nan) for x in empty(self)]):
+        check(case)

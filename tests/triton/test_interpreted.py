@@ -37,7 +37,11 @@ CHOSEN = {
         f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[{name}]" for name in ("window", "plane", "space")
     ],
     "unlike heads apart": [f"{PACKS}_unlike_heads"],
-    "launches of keys joined": [f"{JOINED}_gradients", f"{JOINED}_only_what_is_met_is_read"],
+    "launches of keys joined": [
+        f"{JOINED}_gradients",
+        f"{JOINED}_only_what_is_met_is_read",
+        f"{JOINED}_launches_that_meet_all_rows_read_nothing_unset[strided]",
+    ],
     "tilings that a tuner may choose": [
         f"{TILINGS}_tilings[{kind}-{direction}-128-drawn]"
         for kind, direction in zip(

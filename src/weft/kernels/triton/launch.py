@@ -47,8 +47,8 @@ def launch(kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...], gpu: 
 class Prepared:
     """The launches of one direction, one after the other, for tensors that lie in one way.
 
-    made: what they write. complete: every row is written once, by one launch; else what is written begins as nothing.
-    merges: launches meet the same rows. gpu: its number, None under Triton's interpreter. tables: kept alive, because
+    made: what they write. covers: every row is written, others begin as nothing. merges: launches meet the same rows,
+    and what they sum begins as nothing. gpu: its number, None under Triton's interpreter. tables: kept alive, because
     the launches know their addresses. before: what goes before these, whose results they join; met: of which rows (M,),
     as int8 for the launches and as indices.
     """
@@ -57,11 +57,16 @@ class Prepared:
     made: tuple[Made, ...]
     device: torch.device
     gpu: int | None
-    complete: bool = True
+    covers: bool = True
     merges: bool = False
     tables: Any = None
     before: Prepared | None = None
     met: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row is written once, by one launch."""
+        return self.covers and not self.merges
 
     def empty(self) -> list[torch.Tensor]:
         """What is written, uninitialised."""

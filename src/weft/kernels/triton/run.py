@@ -64,8 +64,9 @@ def forward(
     numbers = Numbers.of(how, plan.problem, sinks=sinks is not None)
     found = prepared("forward", plan, lie_of(qkv), numbers, qkv[0].device)
     out, lse = found.empty()
-    if not found.complete:
+    if not found.covers:
         out.zero_()
+    if not found.complete:
         lse.fill_(-torch.inf)
     fused = sinks if found.complete else None
     # what launches that meet the same rows leave for each other
@@ -102,7 +103,9 @@ def backward(
     stats = more[0] if more else delta
     lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
     if not queries.complete:
-        dq.zero_(), stats.zero_(), delta.zero_()
+        dq.zero_()
+    if not queries.covers:
+        stats.zero_(), delta.zero_()
         if numbers.lse_gradient:
             delta -= d_lse
     if not keys.complete:
@@ -201,14 +204,14 @@ def prepared(
     tables = loaded(shares, problem, direction == "dkdv", device, slots)
     joins = tables.plan.met is not None
     merges = tables.plan.merges and not joins
-    complete = tables.plan.covers and not merges
+    covers = tables.plan.covers
     dtype = torch.float32 if merges and direction != "forward" else getattr(torch, problem.dtype)
     known = _known(lie)
     if direction == "dkdv" and numbers.with_dq:
         known["DQ"] = _made("DQ", known, torch.float32, problem)[1]
     made = {name: _made(name, known, dtype, problem) for name in TENSORS[direction] if name in LIKE.keys() - known}
     known |= {name: stride for name, (_, stride, _) in made.items()}
-    numbers = numbers._replace(sinks=numbers.sinks and complete)
+    numbers = numbers._replace(sinks=numbers.sinks and covers and not merges)
     spec = _spec(direction, problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
     spec = replace(
         spec, held=held(direction, problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target)
@@ -220,7 +223,7 @@ def prepared(
     with on(gpu):
         waves = _launches(spec, tables, known, problem, numbers)
     if not joins:
-        return Prepared(tuple(chain(*waves)), tuple(made.values()), device, gpu, complete, merges, tables)
+        return Prepared(tuple(chain(*waves)), tuple(made.values()), device, gpu, covers, merges, tables)
     wide = tuple((size, stride, torch.float32) for size, stride, _ in made.values())
     before = Prepared(tuple(chain(*waves[:-1])), wide, device, gpu, False, True, tables)
     return Prepared(tuple(waves[-1]), tuple(made.values()), device, gpu, True, False, tables, before, tables.met)
