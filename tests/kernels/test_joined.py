@@ -1,4 +1,4 @@
-"""Gradients of keys where one launch visits all of them and others few: it adds what these leave in float32."""
+"""Launches that meet the same rows; where one visits all keys and others few, it adds what these leave in float32."""
 
 from math import nan
 from unittest import mock

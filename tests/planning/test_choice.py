@@ -67,6 +67,15 @@ def test_a_tuner_has_two_dozen_candidates_and_a_call_two(d, rank):
         assert set(offered) <= set(legal(direction, problem(d=d), rank, GPU))
 
 
+def test_wide_tiles_of_grids_are_not_offered_for_keys_of_grouped_heads():
+    """They would spill inside their loop (tests/triton/test_compile.py looks at others)."""
+    grouped = replace(problem(d=128), kv_heads=2)
+    wide = Tiling(128, 64, 8, 3)
+    assert wide in menu("dkdv", problem(d=128), 3)
+    assert wide not in menu("dkdv", grouped, 3)
+    assert wide in menu("dq", grouped, 3)
+
+
 # ---- cost ------------------------------------------------------------------------------------------------------------
 def test_more_work_takes_longer():
     tiling = usual("forward", problem())

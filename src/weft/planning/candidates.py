@@ -93,7 +93,10 @@ def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Til
     if not 96 < wide <= 128:
         return None
     if held(direction, problem, gpu):
-        return Tiling(64, 32, 4, 3) if line else Tiling(128, 64, 8, 3)  # for short runs; for long ones
+        if line:
+            return Tiling(64, 32, 4, 3)  # for short runs
+        # for long ones; a walk over the heads of a group would spill in its loop, and was not measured
+        return Tiling(128, 64, 8, 3) if direction == "dq" or problem.group == 1 else None
     return Tiling(128, 64, 8, 3, apart=True) if line and direction == "dq" else None
 
 

@@ -7,10 +7,14 @@ from dataclasses import asdict, replace
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.candidates import HELD, held, one_maximum
+from weft.planning.candidates import held, one_maximum
 from weft.planning.problem import DTYPES
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
+
+# Head dimensions at which a forward on a grid takes one maximum: 7 to 9 % faster at 128; at 64 the registers of the
+# second walk cost up to 17 % (benchmarks/notes/triton.md). Others were not measured.
+GRIDS_TAKE_ONE = range(65, 129)
 
 
 def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> tuple[KernelSpec, ...]:
@@ -48,7 +52,5 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
 
 
 def _grid_takes_one(spec: KernelSpec) -> bool:
-    """Whether the forward on a grid takes one maximum: 7 to 9 % faster; up to D=64 the second walk's registers cost
-    up to 17 % (benchmarks/notes/triton.md).
-    """
-    return spec.rank > 1 and max(spec.d, spec.dv) in HELD
+    """Whether the forward on a grid takes one maximum."""
+    return spec.rank > 1 and max(spec.d, spec.dv) in GRIDS_TAKE_ONE

@@ -47,10 +47,10 @@ def launch(kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...], gpu: 
 class Prepared:
     """The launches of one direction, one after the other, for tensors that lie in one way.
 
-    made: what they write. covers: every row is written, others begin as nothing. merges: launches meet the same rows,
-    and what they sum begins as nothing. gpu: its number, None under Triton's interpreter. tables: kept alive, because
-    the launches know their addresses. before: what goes before these, whose results they join; met: of which rows (M,),
-    as int8 for the launches and as indices.
+    made: what they write. covers: every row is written; where not, all begin as nothing. merges: launches meet the
+    same rows, and what they sum begins as nothing. gpu: its number, None under Triton's interpreter. tables: kept
+    alive, because the launches know their addresses. before: what goes before these, whose results they join; met: of
+    which rows (M,), as int8 for the launches and as indices.
     """
 
     launches: tuple[Launch, ...]
