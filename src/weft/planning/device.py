@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from math import prod
+from typing import TypeAlias
+
+import numpy as np
 
 from weft.acsr.format import Acsr, Term
-from weft.pattern.bounds import Stair
+from weft.pattern.bounds import Ints, Stair
 from weft.planning.planner import Group, _group_lanes, _grouped, left_out
 from weft.planning.problem import Problem
 from weft.planning.relayout import Lanes
@@ -83,7 +86,7 @@ def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[Launch, int]:
         )
         for i, (number, term) in enumerate(zip(group.terms, terms, strict=True))
     )
-    return Launch(terms[0].q, box, parts), total
+    return Launch(terms[0].q, box, tuple(sorted(parts, key=_is_whole))), total
 
 
 @lru_cache(maxsize=64)
@@ -176,6 +179,59 @@ def tiles_of(plan: TilePlan) -> int:
 
 
 # ---- what the code of a kernel depends on ---------------------------------------------------------------------------
+def tiles_on_line(axis: AxisPlan) -> tuple[Ints, Ints]:
+    """(tiles of keys, full ones) of every tile of rows of a single axis."""
+    exists = axis.heights > 0
+    count = axis.widths
+    left = axis.left.astype(np.int64)
+    whole = np.maximum(count // axis.block_k - left, 0)  # a tile that ends early needs a mask
+    return (-(-count // axis.block_k))[exists], np.minimum(axis.full, whole)[exists]
+
+
+def _is_whole(part: Part) -> bool:
+    """Whether all tiles of a part are full, on one axis: such parts come last."""
+    if len(part.axes) > 1:
+        return False
+    tiles, full = tiles_on_line(part.axes[0])
+    return bool((tiles == full).all())
+
+
+Run: TypeAlias = tuple[Ints, Ints]  # (first token, tokens) of every tile of rows
+
+
+def more_run(launch: Launch) -> Run | None:
+    """What all parts but the first visit, where that is one run of full tiles at the step of the first, as of tokens
+    that all see: kernels walk it after the full tiles of the first part, in the same loop. None where it is not.
+    """
+    if len(launch.box) > 1 or len(launch.parts) == 1 or any(map(is_listed, launch.parts)):
+        return None
+    first, *others = launch.parts
+    step = first.axes[0].lanes.k_step
+    if any(part.axes[0].lanes.k_step != step or not _is_whole(part) for part in others):
+        return None
+    found: Run | None = _run(others[0])
+    for part in others[1:]:
+        found = found and _chained(found, _run(part), step)
+    return found
+
+
+def _run(part: Part) -> Run:
+    axis = part.axes[0]
+    exists, lanes = axis.heights > 0, axis.lanes
+    first = part.k.origin + lanes.k_first[:, None] + lanes.k_step * axis.start.astype(np.int64)
+    return first[exists], axis.widths[exists]
+
+
+def _chained(a: Run, b: Run, step: int) -> Run | None:
+    """Two runs as one, where one ends as the other begins, or is empty."""
+    (first, count), (second, more) = a, b
+    touch = (first + count * step == second) | (second + more * step == first)
+    if not (touch | (count == 0) | (more == 0)).all():
+        return None
+    begin = np.where(count == 0, second, np.where(more == 0, first, np.minimum(first, second)))
+    return begin, count + more
+
+
 def is_formula(axis: AxisPlan, m: int) -> bool:
     """Whether the bounds of m rows are formulas: two staircases a side at most, within 32 bits, and no list."""
     both = axis.relation.lower, axis.relation.upper

@@ -13,10 +13,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.planning.device import is_formula, is_listed, longest_tile, tiles_of
-from weft.planning.tiles import AxisPlan, Launch, TilePlan
+from weft.planning.device import is_formula, is_listed, longest_tile, more_run, tiles_of, tiles_on_line
+from weft.planning.tiles import Launch, TilePlan
 from weft.target import Gpu, Target
 
 # One axis: bounds that are formulas, or tables; several terms. Grids of two and three axes. Blocks of the remainder.
@@ -133,13 +132,14 @@ def _work(launch: Launch, limit: int | None) -> Work:
     if len(launch.box) > 1:
         edge = sum(prod(axis.steps(axis.block_k) for axis in part.axes) for part in launch.parts)
         return Work(GRIDS[len(launch.box)], launch.tiles, edge, 0, (longest_tile(launch), 0))
-    tiles, full = np.sum([_line(part.axes[0]) for part in launch.parts], axis=0)
+    tiles, full = np.sum([tiles_on_line(part.axes[0]) for part in launch.parts], axis=0)
     at = int(np.argmax(tiles))
     programs, most = launch.tiles, (int(tiles[at] - full[at]), int(full[at]))
     if limit is not None and sum(most) > limit:
         programs += int((-(-tiles // limit) - 1)[tiles > limit].sum())
         most = limit * most[0] // sum(most), limit * most[1] // sum(most)
-    kind: Kind = "several" if len(launch.parts) > 1 else "formula" if _code(launch)[1] else "table"
+    several = len(launch.parts) > 1 and more_run(launch) is None
+    kind: Kind = "several" if several else "formula" if _code(launch)[1] else "table"
     return Work(kind, programs, int((tiles - full).sum()), int(full.sum()), most, split=programs > launch.tiles)
 
 
@@ -151,12 +151,3 @@ def _code(launch: Launch) -> Code:
         rank > 1 or all(is_formula(part.axes[0], m) for part in launch.parts),
         any(map(is_listed, launch.parts)),
     )
-
-
-def _line(axis: AxisPlan) -> tuple[Ints, Ints]:
-    """(tiles of keys, full ones) of every tile of rows of a single axis."""
-    exists = axis.heights > 0
-    count = axis.widths
-    left = axis.left.astype(np.int64)
-    whole = np.maximum(count // axis.block_k - left, 0)  # a tile that ends early needs a mask
-    return (-(-count // axis.block_k))[exists], np.minimum(axis.full, whole)[exists]

@@ -40,9 +40,10 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     aligned = spec.aligned and wave.span * widest < 1 << 31
     # what addresses and masks need there does not fit into fewer
     crowded = not aligned or wave.kind.listed or wave.kind.rank == 3
+    several = wave.several or (wave.more and spec.with_dq)
     one = replace(
         spec, **kind, **asdict(tiling) | ({"registers": 0} if crowded else {}), aligned=aligned,
-        several=wave.several, packed=wave.place is None, joins=wave.joins,
+        several=several, more=wave.more and not several, packed=wave.place is None, joins=wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     masks = one.rank > 1 and not one.with_dq  # where dQ needs their registers

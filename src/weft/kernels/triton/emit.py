@@ -163,6 +163,8 @@ def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> 
     yield "rest_c = c"
     for a in reversed(range(R)):
         yield from _axis(spec, a)
+    if spec.more:
+        yield from _more_terms()
     base, inside = "first_0", "c_0 * step_0"
     for a in range(1, R):
         base = f"({base}) * length_{a} + first_{a}"
@@ -178,11 +180,21 @@ def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> 
     for a in reversed(range(R)):  # how far a box is from the next one along each axis, in tokens
         scale = "".join(f" * length_{b}" for b in range(a + 1, R))
         yield f"pace_{a} = (step_{a} << log_{a}){scale}" if R > 1 else f"pace_0 = step_0 * {spec.cols}"
+    if spec.more:
+        yield f"more -= {fragments.before_more} * pace_0"
     if spec.few_edges:
         yield from _edges_if_any(spec, fragments)
         return
     yield from fragments.per_part()
     yield from fragments.per_head(_walk(spec, fragments))
+
+
+def _more_terms() -> Iterator[str]:
+    """Full tiles of another term, where the launch has one, and its first token."""
+    words = PART + axis_words(1)
+    there = "mask=parts > 1, other=0"
+    yield f"more_0 = tl.load(run + 7, {there})  # full tiles of another term"
+    yield f"more = tl.load(here + {words}, {there}) + tl.load(run + 4, {there})"
 
 
 def _edges_if_any(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
@@ -250,7 +262,7 @@ def _walk(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
         yield from _walk_edges(spec, fragments)
         yield from _walk_full(spec, fragments)
     else:
-        yield "for j_0 in range(boxes_0):"
+        yield f"for j_0 in range(boxes_0{' + more_0' * spec.more}):"
         yield from indented(fragments.step())
 
 
@@ -261,7 +273,7 @@ def _walk_edges(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
 
 
 def _walk_full(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
-    yield "for j_0 in range(left_0, full_0):  # full tiles"
+    yield f"for j_0 in range(left_0, full_0{' + more_0' * spec.more}):  # full tiles"
     yield from indented(fragments.step("full"))
 
 

@@ -173,11 +173,16 @@ class Fragments:
             yield "there = c < their_length - at"
         elif spec.rank == 1:
             if kind != "full" or spec.listed:
+                count = "count_0"
+                if spec.more and kind == "either":
+                    yield f"count = tl.where(j_0 < boxes_0, count_0, (j_0 + 1) * {spec.cols})"
+                    count = "count"
                 if self.clamped(kind):
-                    yield f"near = tl.minimum(c, count_0 - 1 - j_0 * {spec.cols})"
+                    yield f"near = tl.minimum(c, {count} - 1 - j_0 * {spec.cols})"
                 else:
-                    yield f"there = c < count_0 - j_0 * {spec.cols}"
-            yield "at = base + j_0 * pace_0"
+                    yield f"there = c < {count} - j_0 * {spec.cols}"
+            base = f"tl.where(j_0 < {self.before_more}, base, more)" if spec.more and kind != "edge" else "base"
+            yield f"at = {base} + j_0 * pace_0"
             if spec.listed:
                 yield f"place = first_0 + step_0 * (j_0 * {spec.cols} + c)"
                 yield "coordinate = place"
@@ -191,6 +196,11 @@ class Fragments:
             yield "at = base + " + " + ".join(f"j_{a} * pace_{a}" for a in range(spec.rank))
         if spec.alibi or spec.listed:
             yield "token = at + token_c"
+
+    @property
+    def before_more(self) -> str:
+        """How many tiles of the first term a walk counts before those of another."""
+        return "full_0" if self.spec.apart else "boxes_0"
 
     def places(self) -> Iterator[str]:
         """What masks a box on a grid by a matrix product: its coordinates on all axes have PLACES places."""
@@ -271,7 +281,8 @@ class Fragments:
         if kind == "edge" or self.spec.rank != 1:
             yield from lines
             return
-        yield "if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge"
+        after = "((j_0 >= full_0) & (j_0 < boxes_0))" if self.spec.more else "(j_0 >= full_0)"
+        yield f"if (j_0 < left_0) | {after}:  # a tile with an edge"
         yield from indented(iter(lines))
 
     def live_on_axis(self) -> tuple[list[str], list[str]]:

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.pattern.bounds import Bound, Ints, Stair
-from weft.planning.device import FAR, is_formula, is_listed
+from weft.pattern.relation import Relation
+from weft.planning.device import FAR, Run, is_formula, is_listed, more_run
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
 from weft.planning.tiling import Tiling
 
@@ -71,7 +72,7 @@ class LaunchTables:
     """One launch. words: everything but the members. rank: axes (0: the remainder). work: tiles visited by each item.
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last column
-    of a tile, at most.
+    of a tile, at most. more: see `weft.planning.device.more_run`.
     """
 
     words: Words
@@ -83,6 +84,12 @@ class LaunchTables:
     listed: bool = False
     split: bool = False
     span: int = BLOCK
+    more: bool = False
+
+    @property
+    def several(self) -> bool:
+        """Whether kernels walk one part after the other."""
+        return self.place.parts > 1 and not self.more
 
     @property
     def items(self) -> int:
@@ -128,9 +135,11 @@ class Writer:
 # ---- terms ---------------------------------------------------------------------------------------------------------
 def launch_tables(launch: Launch, tiling: Tiling, most: int | None = None) -> LaunchTables:
     """The tables of one launch, whose boxes have that many tokens. Items visit about `most` tiles or fewer."""
-    rank = len(launch.box)
+    rank, more = len(launch.box), more_run(launch)
     slots = [axis_slots(launch, axis) for axis in range(rank)]
     work = launch_work(launch, slots)
+    if more is not None:
+        launch = replace(launch, parts=(launch.parts[0], _seen_by_all(launch.parts[1])))
     pieces, piece = _pieces(work[schedule(work)], most)
     order = np.repeat(schedule(work), pieces)
     chosen = np.indices([lane.size for lane, _ in slots]).reshape(rank, -1)[:, order]
@@ -150,6 +159,8 @@ def launch_tables(launch: Launch, tiling: Tiling, most: int | None = None) -> La
                 out.put(_formulas(axis) if formula else _lists(axis, lists, rest_at, (slots[a], chosen[a])))
     words = np.concatenate([out.all(), lists.all()])
     items = _items(launch, slots, chosen)
+    if more is not None:
+        _put_more(items, launch.parts[1], more, chosen[0])
     split = bool((pieces > 1).any())
     if split:
         _cut(items, launch, piece, np.repeat(pieces, pieces))
@@ -165,7 +176,21 @@ def launch_tables(launch: Launch, tiling: Tiling, most: int | None = None) -> La
         listed,
         split,
         _span(launch),
+        more is not None,
     )
+
+
+def _seen_by_all(part: Part) -> Part:
+    """A part on one axis without bounds, as runs of full tiles need none."""
+    (axis,) = part.axes
+    return replace(part, axes=(replace(axis, relation=Relation()),))
+
+
+def _put_more(items: Words, part: Part, more: Run, order: Ints) -> None:
+    """The run of full tiles of every item, as the second part's, in place."""
+    first, count = (x[order] for x in more)
+    tiles = count // part.axes[0].block_k
+    items[:, 6:10] = np.stack([np.where(count > 0, first - part.k.origin, 0), count, 0 * tiles, tiles], axis=1)
 
 
 def _pieces(work: Ints, most: int | None) -> tuple[Ints, Ints]:

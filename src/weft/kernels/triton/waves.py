@@ -55,6 +55,7 @@ class Wave:
     items: int
     skewed: bool
     several: bool
+    more: bool
     place: Place | None
     merges: bool
     span: int
@@ -180,11 +181,12 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
         members.append(np.concatenate([entry.heads, np.broadcast_to(rest, (len(entry.heads), rest.size))], axis=1))
     joined: NDArray[np.int32] = np.concatenate(members)
     only = found[0].tables if len(found) == 1 else None
+    tables = [entry.tables for entry in found]
     return Wave(
         np.concatenate([*(entry.tables.words for entry in found), joined.reshape(-1)]),
         found[0].tables.kind, int(bases[-1]), len(joined), max(entry.tables.items for entry in found),
-        only is None or only.skewed, any(entry.tables.place.parts > 1 for entry in found), only and only.place, merges,
-        max(entry.tables.span for entry in found),
+        only is None or only.skewed, any(t.several for t in tables), any(t.more for t in tables), only and only.place,
+        merges, max(t.span for t in tables),
     )  # fmt: skip
 
 
