@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import weft
+from weft.kernels.triton import waves
 from weft.kernels.triton.launch import Prepared
 from weft.kernels.triton.waves import plan_waves
 from weft.planning.attention_plan import plan_attention
@@ -76,3 +77,21 @@ def test_launches_that_meet_all_rows_read_nothing_unset(pattern):
     case = Case(pattern, qkv(generator("launches"), (260, 260), torch.float32), backend="triton")
     with mock.patch.object(Prepared, "empty", lambda self: [x.fill_(nan) for x in empty(self)]):
         check(case)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("tokens", [20, 64])
+def test_long_tiles_leave_shares_to_a_launch_of_their_own(tokens, kv_heads):
+    """Keys that all see, where programs visit no more than six tiles: the window's launch joins what others sum."""
+    pattern, empty = weft.longformer(30 + kv_heads, global_tokens=tokens), Prepared.empty  # looked at nowhere else
+    case = Case(pattern, qkv(generator("long"), (330, 330), torch.float32, (4, kv_heads)), backend="triton")
+    case.deterministic = False
+    problem = Problem(2, 4, kv_heads, 330, 330, 16, 16, "float32", "cuda")
+    with mock.patch.object(waves, "most_of", lambda plans, slots: 6):
+        found = plan_waves(plan_attention(pattern, problem, GPU).transposed, problem, True, 1)
+        assert [(wave.kind.split, wave.joins) for wave in found.waves] == [(True, False), (False, True)]
+        with (
+            mock.patch.object(Case, "weft", Case._weft),  # by two kernels
+            mock.patch.object(Prepared, "empty", lambda self: [x.fill_(nan) for x in empty(self)]),
+        ):
+            check(case)

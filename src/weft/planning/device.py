@@ -15,6 +15,7 @@ import numpy as np
 
 from weft.acsr.format import Acsr, Term
 from weft.pattern.bounds import Ints, Stair
+from weft.pattern.relation import NDBool
 from weft.planning.planner import Group, _group_lanes, _grouped, left_out
 from weft.planning.problem import Problem
 from weft.planning.relayout import Lanes
@@ -212,6 +213,16 @@ def more_run(launch: Launch) -> Run | None:
     found: Run | None = _run(others[0])
     for part in others[1:]:
         found = found and _chained(found, _run(part), step)
+    return found
+
+
+def rows_of_tiles(launch: Launch, m: int, some: NDBool) -> NDBool | None:
+    """Which of m rows are of some tiles of a launch on one axis, in the order of `Launch.walk_tiles`; None on grids."""
+    if len(launch.box) > 1:
+        return None
+    found = np.zeros(m, np.bool_)
+    for number in np.flatnonzero(some).tolist():
+        found[launch.tile_queries((launch.grid[0][number],))] = True
     return found
 
 

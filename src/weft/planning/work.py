@@ -13,8 +13,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.planning.device import is_formula, is_listed, longest_tile, more_run, tiles_of, tiles_on_line
+from weft.planning.device import is_formula, is_listed, longest_tile, more_run, rows_of_tiles, tiles_of, tiles_on_line
 from weft.planning.tiles import Launch, TilePlan
 from weft.target import Gpu, Target
 
@@ -59,7 +60,7 @@ def works(plans: Sequence[tuple[TilePlan, int]], slots: int, of_keys: bool = Fal
         for code, work, rows in _launches(plan, limit):
             here = replace(work, programs=work.programs * heads, edge=work.edge * heads, full=work.full * heads)
             for i, (other, wave, met) in enumerate(waves):
-                if other == code and not _meet(met, [(number, rows)]):
+                if other == code and wave.split == work.split and not _meet(met, [(number, rows)]):
                     waves[i] = code, _together(wave, here), [*met, (number, rows)]
                     break
             else:
@@ -116,11 +117,12 @@ def _together(a: Work, b: Work) -> Work:
 def _launches(plan: TilePlan, limit: int | None) -> list[tuple[Code, Work, NDBool | None]]:
     """(code, work of one head, rows visited, None for all) of every launch; the remainder last."""
     alone = len(plan.launches) == 1  # who meets nobody need not know where
-    found = [
-        (_code(launch), _work(launch, limit), None if alone else launch.rows(plan.acsr.m))
-        for launch in plan.launches
-        if launch.tiles
-    ]
+    found: list[tuple[Code, Work, NDBool | None]] = []
+    for launch in plan.launches:
+        if launch.tiles:
+            first, rest, some = _works(launch, plan.acsr.m, limit)
+            code, rows = _code(launch), None if alone and rest is None else launch.rows(plan.acsr.m)
+            found += [(code, first, rows)] + ([] if rest is None else [(code, rest, some)])
     if plan.blocks is not None:
         counts = np.diff(plan.blocks.first)
         most = int(counts.max(initial=0)), 0
@@ -128,19 +130,35 @@ def _launches(plan: TilePlan, limit: int | None) -> list[tuple[Code, Work, NDBoo
     return found
 
 
-def _work(launch: Launch, limit: int | None) -> Work:
+def _works(launch: Launch, m: int, limit: int | None) -> tuple[Work, Work | None, NDBool | None]:
+    """The work of a launch; where few rows visit more than the limit, what they visit beyond it, and which they are."""
     if len(launch.box) > 1:
         edge = sum(prod(axis.steps(axis.block_k) for axis in part.axes) for part in launch.parts)
-        return Work(GRIDS[len(launch.box)], launch.tiles, edge, 0, (longest_tile(launch), 0))
+        return Work(GRIDS[len(launch.box)], launch.tiles, edge, 0, (longest_tile(launch), 0)), None, None
     tiles, full = np.sum([tiles_on_line(part.axes[0]) for part in launch.parts], axis=0)
-    at = int(np.argmax(tiles))
-    programs, most = launch.tiles, (int(tiles[at] - full[at]), int(full[at]))
-    if limit is not None and sum(most) > limit:
-        programs += int((-(-tiles // limit) - 1)[tiles > limit].sum())
-        most = limit * most[0] // sum(most), limit * most[1] // sum(most)
+    kind, edge = _kind(launch), tiles - full
+    if limit is None or not (tiles > limit).any():
+        return _work(kind, tiles.size, edge, full), None, None
+    of = np.maximum(-(-tiles // limit), 1)
+    some = rows_of_tiles(launch, m, of > 1)
+    if some is None or not are_few([some]) or (of > 1).all():
+        return replace(_work(kind, int(of.sum()), edge, full, of), split=True), None, None
+    first = edge // of, full // of
+    rest = replace(_work(kind, int((of - 1).sum()), edge - first[0], full - first[1], of - 1), split=True)
+    return _work(kind, tiles.size, *first), rest, some
+
+
+def _work(kind: Kind, programs: int, edge: Ints, full: Ints, of: Ints | int = 1) -> Work:
+    """edge, full: tiles of every tile of rows; of: how many programs share them, 0 for none."""
+    at = int(np.argmax((edge + full) / np.maximum(of, 1)))
+    share = int(np.broadcast_to(np.maximum(of, 1), edge.shape)[at])
+    most = int(edge[at]) // share, int(full[at]) // share
+    return Work(kind, programs, int(edge.sum()), int(full.sum()), most)
+
+
+def _kind(launch: Launch) -> Kind:
     several = len(launch.parts) > 1 and more_run(launch) is None
-    kind: Kind = "several" if several else "formula" if _code(launch)[1] else "table"
-    return Work(kind, programs, int((tiles - full).sum()), int(full.sum()), most, split=programs > launch.tiles)
+    return "several" if several else "formula" if _code(launch)[1] else "table"
 
 
 def _code(launch: Launch) -> Code:

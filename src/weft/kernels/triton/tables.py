@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.pattern.bounds import Bound, Ints, Stair
-from weft.pattern.relation import Relation
-from weft.planning.device import FAR, Run, is_formula, is_listed, more_run
+from weft.pattern.relation import NDBool, Relation
+from weft.planning.device import FAR, Run, is_formula, is_listed, more_run, rows_of_tiles
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
 from weft.planning.tiling import Tiling
+from weft.planning.work import are_few
 
 Words = NDArray[np.int32]
 Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
@@ -133,15 +134,41 @@ class Writer:
 
 
 # ---- terms ---------------------------------------------------------------------------------------------------------
-def launch_tables(launch: Launch, tiling: Tiling, most: int | None = None) -> LaunchTables:
-    """The tables of one launch, whose boxes have that many tokens. Items visit about `most` tiles or fewer."""
-    rank, more = len(launch.box), more_run(launch)
+class Shares(NamedTuple):
+    """Items: tiles of rows in their order, which share of its tiles of columns each has, and of how many."""
+
+    order: Ints
+    share: Ints
+    of: Ints
+
+
+def launch_tables(launch: Launch, tiling: Tiling, m: int, most: int | None) -> list[tuple[LaunchTables, NDBool]]:
+    """(tables, which of m rows are visited) of one launch, whose boxes have that many tokens.
+
+    Items visit about `most` tiles or fewer: where some tiles of rows would visit more, and have few of all rows, their
+    other shares are a launch of their own, whose sums the first then joins.
+    """
+    slots = [axis_slots(launch, axis) for axis in range(len(launch.box))]
+    work, rows = launch_work(launch, slots), launch.rows(m)
+    order = schedule(work)
+    of, share = _pieces(work[order], most)
+    shares = Shares(np.repeat(order, of), share, np.repeat(of, of))
+    later = share > 0
+    if not later.any():
+        return [(_tables(launch, tiling, work, shares, False), rows)]
+    some = rows_of_tiles(launch, m, work > (most or 0))
+    if some is None or not are_few([some]) or (work > (most or 0)).all():
+        return [(_tables(launch, tiling, work, shares, True), rows)]
+    first, others = (Shares(*(x[which] for x in shares)) for which in (~later, later))
+    return [(_tables(launch, tiling, work, first, False), rows), (_tables(launch, tiling, work, others, True), some)]
+
+
+def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: bool) -> LaunchTables:
+    """split: several items may have rows in common."""
+    rank, more, order = len(launch.box), more_run(launch), shares.order
     slots = [axis_slots(launch, axis) for axis in range(rank)]
-    work = launch_work(launch, slots)
     if more is not None:
         launch = replace(launch, parts=(launch.parts[0], _seen_by_all(launch.parts[1])))
-    pieces, piece = _pieces(work[schedule(work)], most)
-    order = np.repeat(schedule(work), pieces)
     chosen = np.indices([lane.size for lane, _ in slots]).reshape(rank, -1)[:, order]
     both = [(axis, m) for part in launch.parts for axis, m in zip(part.axes, launch.q.shape, strict=True)]
     formula, listed = rank > 1 or all(is_formula(axis, m) for axis, m in both), any(map(is_listed, launch.parts))
@@ -161,9 +188,8 @@ def launch_tables(launch: Launch, tiling: Tiling, most: int | None = None) -> La
     items = _items(launch, slots, chosen)
     if more is not None:
         _put_more(items, launch.parts[1], more, chosen[0])
-    split = bool((pieces > 1).any())
-    if split:
-        _cut(items, launch, piece, np.repeat(pieces, pieces))
+    if (shares.of > 1).any():
+        _cut(items, launch, shares.share, shares.of)
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
     return LaunchTables(
@@ -171,7 +197,7 @@ def launch_tables(launch: Launch, tiling: Tiling, most: int | None = None) -> La
         rank,
         tiling,
         place,
-        work[order] // np.repeat(pieces, pieces),
+        work[order] // shares.of,
         formula,
         listed,
         split,

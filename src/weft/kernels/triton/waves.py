@@ -150,7 +150,7 @@ def _launches(plan: TilePlan, most: int | None) -> Iterable[tuple[LaunchTables, 
     m = plan.acsr.m
     for launch in plan.launches:
         if launch.tiles:
-            yield launch_tables(launch, plan.tiling, most), launch.rows(m)
+            yield from launch_tables(launch, plan.tiling, m, most)
     if plan.blocks is not None:
         rows = np.zeros(-(-m // BLOCK) * BLOCK, np.bool_)
         rows.reshape(-1, BLOCK)[plan.blocks.rows] = True
