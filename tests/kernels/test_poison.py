@@ -103,6 +103,10 @@ UNSEEN = {
     "empty blocks": (
         weft.blocks(64, [(0, 2), (1, 2), (2, 0)]), 190, 190, [(slice(None), slice(64, 128))],
     ),
+    "rows of a grid": (weft.neighborhood([10, 9], [5, 5]) & weft.prefix(45), 90, 90, [(slice(None), slice(45, None))]),
+    "columns of a grid": (
+        weft.neighborhood([16, 16], [5, 5]) & weft.prefix(96), 256, 256, [(slice(None), slice(96, None))],
+    ),
     "nothing": (weft.nothing(), 70, 70, [(slice(None), slice(None))]),
 }  # fmt: skip
 

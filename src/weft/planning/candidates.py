@@ -30,10 +30,10 @@ class Footprint:
     registers: int
 
 
-def held(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
-    """Whether a gradient holds in registers what it multiplies every tile with: on cards that multiply from there."""
+def held(problem: Problem, gpu: Target | Gpu) -> bool:
+    """Whether kernels hold in registers what they multiply every tile with: on cards that multiply from there."""
     hopper = isinstance(gpu, Gpu) and gpu.architecture == "sm_90"
-    return hopper and direction != "forward" and DTYPES[problem.dtype] == 2 and max(problem.d, problem.dv) < HELD.stop
+    return hopper and DTYPES[problem.dtype] == 2 and max(problem.d, problem.dv) < HELD.stop
 
 
 def one_maximum(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
@@ -87,12 +87,12 @@ def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Til
     """What is offered beside the usual tiling; None where that one is good throughout."""
     wide = max(problem.d, problem.dv)
     if direction == "forward":
-        return Tiling(64, 64, 4, 3) if line and wide <= 64 else None  # no limit of registers, for long runs
+        return Tiling(64, 64, 4, 3, 128, apart=True) if line and wide <= 64 else None  # not for short runs
     if wide <= 64:
         return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
     if not 96 < wide <= 128:
         return None
-    if held(direction, problem, gpu):
+    if held(problem, gpu):
         if line:
             return Tiling(64, 32, 4, 3)  # for short runs
         # for long ones; a walk over the heads of a group would spill in its loop, and was not measured
@@ -144,7 +144,7 @@ def footprint(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) 
 
 def _queries_held(direction: Direction, problem: Problem, gpu: Gpu) -> bool:
     """Whether queries stay in registers, and at most their gradients in shared memory."""
-    return direction == "dq" and held(direction, problem, gpu) and max(problem.d, problem.dv) in HELD
+    return direction == "dq" and held(problem, gpu) and max(problem.d, problem.dv) in HELD
 
 
 def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:

@@ -297,7 +297,7 @@ class KeyGradient(Gradient):
     def of_their_rows(self, kind: str, shape: str) -> tuple[str, str]:
         """(offsets of the queries of a tile from its first one, the mask of a load of them)"""
         token = "(token - at)" if self.spec.listed else "token_c"
-        there = "" if kind == "full" and not self.spec.listed else f", mask=there{shape}, other=0.0"
+        there = f", mask=there{shape}, other=0.0" if self.ragged(kind) else ""
         return token + shape, there
 
     def add_to_dq(self, kind: str) -> Iterator[str]:
@@ -306,7 +306,7 @@ class KeyGradient(Gradient):
         inside = "(token.to(tl.int64) * DQ_row)[None, :]" if listed else "dq_off"
         yield "dq_box = dq_at" + ("" if listed else " + at.to(tl.int64) * DQ_row")
         for n, (_, width, live) in enumerate(self.d):
-            masks = ["there[None, :]"] * (kind != "full" or listed) + [f"tl.trans(d_live_{n})"] * (live < width)
+            masks = ["there[None, :]"] * self.ragged(kind) + [f"tl.trans(d_live_{n})"] * (live < width)
             mask = f", mask={' & '.join(masks)}" if masks else ""
             yield f"dq = tl.dot(tl.trans(k_{n}), ds{self.precision})  # ({width}, cols)"
             yield f"dq_place = dq_box + ({inside} + d_{n}[:, None]{dim})"

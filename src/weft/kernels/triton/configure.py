@@ -27,7 +27,7 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     grouped = transposed and problem.group != 1
     spec = KernelSpec(
         direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped,
-        held=held(direction, problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target),
+        held=held(problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target),
     )  # fmt: skip
     widest = max(problem.d, problem.dv)
     return tuple(dict.fromkeys(wave_spec(spec, wave, waves, widest) for wave in waves.waves))
@@ -43,10 +43,11 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     several = wave.several or (wave.more and spec.with_dq)
     one = replace(
         spec, **kind, **asdict(tiling) | ({"registers": 0} if crowded else {}), aligned=aligned,
-        several=several, more=wave.more and not several, packed=wave.place is None, joins=wave.joins,
+        several=several, more=wave.more and not several, whole=wave.whole, packed=wave.place is None, joins=wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
-    masks = one.rank > 1 and not one.with_dq  # where dQ needs their registers
+    room = one.whole and _grid_takes_one(one) if one.direction == "forward" else not one.with_dq
+    masks = one.rank > 1 and room
     # lists leave columns out of what a tile is known to see, ALiBi makes later scores far larger
     known = (one.rank == 1 or _grid_takes_one(one)) and not (one.listed or one.alibi)
     return replace(one, held=one.held and (masks or bool(one.factors)), one_maximum=one.one_maximum and known)

@@ -85,6 +85,10 @@ class Fragments:
         """
         return self.spec.rank == 1 and kind != "full" and not self.spec.listed and not self.spec.of_keys
 
+    def ragged(self, kind: str) -> bool:
+        """Whether some columns of a tile may not exist."""
+        return self.spec.listed or not (kind == "full" or self.spec.whole)
+
     def load_tile(self, target: str, tensor: str, at: str, kind: str) -> Iterator[str]:
         """(cols, d) of the box: one pointer and the offsets of a tile, which are the same for all boxes of a part."""
         dims, column = (self.d, "d") if target in ("q", "k") else (self.dv, "dv")
@@ -97,7 +101,7 @@ class Fragments:
                 inside = f"((near * step_0){self.wide} * {tensor}_row{self.narrow})[:, None]"
             yield f"{at}_box, {at}_inside = {at}_at + at.to(tl.int64) * {tensor}_row, {inside}"
         for n, (_, width, live) in enumerate(dims):
-            mask = "there[:, None]" if (kind != "full" or self.spec.listed) and not self.clamped(kind) else ""
+            mask = "there[:, None]" if self.ragged(kind) and not self.clamped(kind) else ""
             if live < width and mask:
                 yield f"inside = {mask} & {column}_live_{n}"
                 mask = "inside"
@@ -191,7 +195,7 @@ class Fragments:
                 yield "token = tl.load(here) + coordinate"
                 return
         else:
-            for a in range(spec.rank):
+            for a in range(spec.rank if self.ragged(kind) else 0):
                 yield f"there {'&=' if a else '='} c_{a} < count_{a} - (j_{a} << log_{a})"
             yield "at = base + " + " + ".join(f"j_{a} * pace_{a}" for a in range(spec.rank))
         if spec.alibi or spec.listed:

@@ -213,9 +213,7 @@ def prepared(
     known |= {name: stride for name, (_, stride, _) in made.items()}
     numbers = numbers._replace(sinks=numbers.sinks and covers and not merges)
     spec = _spec(direction, problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
-    spec = replace(
-        spec, held=held(direction, problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target)
-    )
+    spec = replace(spec, held=held(problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target))
     if direction == "forward":
         made["Lse"] = _rows(problem, torch.float32)
     elif direction == "dq":

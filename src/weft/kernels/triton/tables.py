@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
+from weft.kernels.triton.boxes import whole_boxes
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import NDBool, Relation
 from weft.planning.device import FAR, Run, is_formula, is_listed, more_run, rows_of_tiles
@@ -73,7 +74,7 @@ class LaunchTables:
     """One launch. words: everything but the members. rank: axes (0: the remainder). work: tiles visited by each item.
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last column
-    of a tile, at most. more: see `weft.planning.device.more_run`.
+    of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`.
     """
 
     words: Words
@@ -86,6 +87,7 @@ class LaunchTables:
     split: bool = False
     span: int = BLOCK
     more: bool = False
+    whole: bool = False
 
     @property
     def several(self) -> bool:
@@ -166,6 +168,8 @@ def launch_tables(launch: Launch, tiling: Tiling, m: int, most: int | None) -> l
 def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: bool) -> LaunchTables:
     """split: several items may have rows in common."""
     rank, more, order = len(launch.box), more_run(launch), shares.order
+    whole = whole_boxes(launch)
+    launch = whole or launch
     slots = [axis_slots(launch, axis) for axis in range(rank)]
     if more is not None:
         launch = replace(launch, parts=(launch.parts[0], _seen_by_all(launch.parts[1])))
@@ -203,6 +207,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         split,
         _span(launch),
         more is not None,
+        whole is not None,
     )
 
 

@@ -45,7 +45,7 @@ class Wave:
 
     words: the tables, with the members from `heads_at` on. place: of the only launch, None where several are packed.
     merges: some row is visited by another wave too. joins: it visits every row once and comes last, and adds what the
-    others left for the few rows that these visit.
+    others left for the few rows that these visit. whole: every column of every box exists.
     """
 
     words: Words
@@ -59,6 +59,7 @@ class Wave:
     place: Place | None
     merges: bool
     span: int
+    whole: bool
     joins: bool = False
 
 
@@ -186,7 +187,7 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
         np.concatenate([*(entry.tables.words for entry in found), joined.reshape(-1)]),
         found[0].tables.kind, int(bases[-1]), len(joined), max(entry.tables.items for entry in found),
         only is None or only.skewed, any(t.several for t in tables), any(t.more for t in tables), only and only.place,
-        merges, max(t.span for t in tables),
+        merges, max(t.span for t in tables), all(t.whole for t in tables),
     )  # fmt: skip
 
 
