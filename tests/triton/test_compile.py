@@ -33,7 +33,6 @@ CROWDED = {
 }
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 INSIDE = {
-    ("forward", "2-D, ungrouped"),  # with 128 registers, which are the faster ones for all that
     *(("keys", call) for call in ("random blocks", "window, 256", "window, softcap, alibi, sinks")),
     *(("one kernel", call) for call in CROWDED.get(VERSION, CROWDED[3, 7])),
 }
