@@ -187,12 +187,13 @@ def test_what_is_asked_for_is_taken_and_covers_the_same_pairs():
     asked = Tiling(128, 32, 8, 2)
     plan = plan_attention(WINDOW, problem(1000), GPU, (("dq", asked),))
     assert plan.queries[0].plan.tiling == asked
-    assert plan.forward[0].plan.tiling == usual("forward", problem())
+    assert plan.forward[0].plan.tiling in menu("forward", problem())
     plan.verify()
 
 
 def test_dq_shares_the_forward_plan_where_nothing_differs():
-    same = plan_attention(WINDOW, problem(1000), GPU, (("dq", usual("forward", problem())),))
+    forward = plan_attention(WINDOW, problem(1000), GPU).forward[0].plan.tiling
+    same = plan_attention(WINDOW, problem(1000), GPU, (("dq", forward),))
     assert same.queries is same.forward
 
 
