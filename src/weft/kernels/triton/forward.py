@@ -67,8 +67,8 @@ class Forward(KeyWalk):
 
     def step(self, kind: str = "either") -> Iterator[str]:
         yield from self.locate(kind)
+        yield from self.masks()
         yield from self.load_tile("k", "K", "k", kind)
-        yield from self.penalties()
         yield from self.score(self.products("q", "k"))
         yield from self.mask_edge(("s",), 'float("-inf")', kind)
         yield from self.online_softmax() if self.online else self.softmax(kind)
@@ -77,6 +77,16 @@ class Forward(KeyWalk):
             yield from (f"acc_{n} = acc_{n} * kept[:, None]" for n in range(len(self.dv)))
         yield "p = p.to(v_0.dtype)"
         yield from self.accumulate("acc", "p", "v", self.dv)
+
+    def masks(self) -> Iterator[str]:
+        """The penalties of a box, made while its keys are under way."""
+        if self.spec.rank > 1:
+            yield from self.penalties()
+            yield f"masks = {super().penalty}"
+
+    @property
+    def penalty(self) -> str:
+        return "masks"
 
     def softmax(self, kind: str) -> Iterator[str]:
         """largest and taken, which is finite, are in units of log2 and rounded once.
