@@ -25,6 +25,7 @@ Visits: TypeAlias = list[tuple[int, NDBool | None]]  # of plans by number, the r
 # Axes (0: the remainder), whether all bounds are formulas, whether tokens are listed: what a kernel's code depends on.
 Code: TypeAlias = tuple[int, bool, bool]
 GRIDS: dict[int, Kind] = {2: "plane", 3: "space"}
+LEAST = 32  # tiles that a program may visit at any rate: see `most_of`
 FEW = 0.25  # share of all rows that other waves may visit where one joins what they leave: see `are_few`
 
 
@@ -103,7 +104,16 @@ def most_of(plans: Sequence[tuple[TilePlan, int]], slots: int) -> int | None:
     """What a program may visit, None if none takes longer than the whole would on a busy GPU."""
     total = sum(tiles_of(plan) * heads for plan, heads in plans)
     longest = max((longest_tile(launch) for plan, _ in plans for launch in plan.launches), default=0)
-    return max(32, total // (2 * slots)) if longest > max(64, total // slots) else None
+    return max(LEAST, total // (2 * slots)) if longest > max(64, total // slots) else None
+
+
+def rows_apart(launch: Launch, m: int, tiles: Ints, limit: int) -> NDBool | None:
+    """Which of m rows visit more than `limit` tiles, where shares of theirs are left to a launch of its own; None where
+    not. It spares the other rows sums in float32: they are most, and the whole takes far longer than that launch.
+    """
+    long = tiles > limit
+    some = None if limit <= LEAST or long.all() else rows_of_tiles(launch, m, long)
+    return some if some is not None and are_few([some]) else None
 
 
 def _together(a: Work, b: Work) -> Work:
@@ -140,8 +150,8 @@ def _works(launch: Launch, m: int, limit: int | None) -> tuple[Work, Work | None
     if limit is None or not (tiles > limit).any():
         return _work(kind, tiles.size, edge, full), None, None
     of = np.maximum(-(-tiles // limit), 1)
-    some = rows_of_tiles(launch, m, of > 1)
-    if some is None or not are_few([some]) or (of > 1).all():
+    some = rows_apart(launch, m, tiles, limit)
+    if some is None:
         return replace(_work(kind, int(of.sum()), edge, full, of), split=True), None, None
     first = edge // of, full // of
     rest = replace(_work(kind, int((of - 1).sum()), edge - first[0], full - first[1], of - 1), split=True)

@@ -27,10 +27,10 @@ from weft.errors import UnsupportedKernel
 from weft.kernels.triton.boxes import whole_boxes
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import NDBool, Relation
-from weft.planning.device import FAR, Run, is_formula, is_listed, more_run, rows_of_tiles
+from weft.planning.device import FAR, Run, is_formula, is_listed, more_run
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
 from weft.planning.tiling import Tiling
-from weft.planning.work import are_few
+from weft.planning.work import rows_apart
 
 Words = NDArray[np.int32]
 Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
@@ -158,8 +158,8 @@ def launch_tables(launch: Launch, tiling: Tiling, m: int, most: int | None) -> l
     later = share > 0
     if not later.any():
         return [(_tables(launch, tiling, work, shares, False), rows)]
-    some = rows_of_tiles(launch, m, work > (most or 0))
-    if some is None or not are_few([some]) or (work > (most or 0)).all():
+    some = rows_apart(launch, m, work, most or 0)
+    if some is None:
         return [(_tables(launch, tiling, work, shares, True), rows)]
     first, others = (Shares(*(x[which] for x in shares)) for which in (~later, later))
     return [(_tables(launch, tiling, work, first, False), rows), (_tables(launch, tiling, work, others, True), some)]
