@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import torch
 from triton.backends.compiler import GPUTarget
 
 import weft
@@ -101,7 +102,8 @@ def test_what_a_meter_answers(monkeypatch):
     tilings = [Tiling(64, 64, 4, stages) for stages in (1, 2, 3, 4)]
     plans = [plan_attention(weft.causal(), PROBLEM, GPU, (("dkdv", tiling),)) for tiling in tilings]
     specs = [measure.specs_of(plan, "dkdv", True) for plan in plans]
-    calls = {plan: lambda: None for plan in plans[:1]}
+    right = [torch.tensor([1.0, -3.0, -torch.inf])]
+    calls = {plan: lambda: right for plan in plans[:1]}
 
     class Subject:
         def call(self, direction, plan):
@@ -111,6 +113,7 @@ def test_what_a_meter_answers(monkeypatch):
 
     meter = measure.DeviceMeter.__new__(measure.DeviceMeter)
     meter.compilers, meter._subject = Compiled(specs[1], specs[2]), Subject()
+    meter.plan, meter.meant = plans[0], {}
     timed = Timing(2.0, 1.0, 3.0)
     monkeypatch.setattr(
         measure, "timings_of", lambda found, rounds: [timed] * (found == [*calls.values()] and rounds == 4)
@@ -120,6 +123,44 @@ def test_what_a_meter_answers(monkeypatch):
     assert found == [timed, "no room", None, "RuntimeError: it cannot be loaded"]
     meter.prepare("dkdv", plans)
     assert meter.compilers.asked == [spec for some in specs for spec in some]
+
+
+def test_what_computes_something_else_is_not_measured(monkeypatch):
+    """As kernels do that were translated wrongly. Nobody is compared with an untuned choice that cannot run."""
+    monkeypatch.setattr(measure.torch.cuda, "synchronize", lambda: None)
+    other = plan_attention(weft.causal(), PROBLEM, GPU, (("dq", Tiling(32, 32, 4, 2)),))
+    usual = plan_attention(weft.causal(), PROBLEM, GPU)
+    computed = {other: [torch.tensor([1.0, 2.0])]}
+
+    class Subject:
+        def call(self, direction, plan):
+            return lambda: computed[plan]
+
+    def answer():
+        meter = measure.DeviceMeter.__new__(measure.DeviceMeter)
+        meter._subject, meter.plan, meter.meant = Subject(), usual, {}
+        return meter._call("dq", other)
+
+    assert callable(answer())
+    computed[usual] = [torch.tensor([1.0, 2.01])]
+    assert callable(answer())
+    computed[usual] = [torch.tensor([1.0, 2.1])]
+    assert answer() == "it computes something else than the untuned choice"
+
+
+@pytest.mark.parametrize(
+    "found,same",
+    [
+        ([1.0, -3.0, -torch.inf], True),
+        ([1.08, -3.08, -torch.inf], True),
+        ([1.1, -3.0, -torch.inf], False),
+        ([1.0, -3.0, torch.nan], False),
+        ([1.0, torch.inf, -torch.inf], False),
+        ([1.0, -3.0, 7.0], False),
+    ],
+)
+def test_alike(found, same):
+    assert measure.alike([torch.tensor(found)], [torch.tensor([1.0, -3.0, -torch.inf])]) == same
 
 
 def test_quartiles():

@@ -16,7 +16,7 @@ from math import inf
 from multiprocessing import get_context
 from multiprocessing.pool import AsyncResult
 from statistics import quantiles
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -34,7 +34,11 @@ from weft.planning.tiling import Direction
 
 FLUSHED = 1 << 28  # bytes written to empty the cache
 ENOUGH = 0.02  # seconds of calls
+ALIKE = 0.03  # of the largest result, how far tilings may be apart in it: they round sums and weights otherwise
 PATIENCE = 300.0  # seconds after which a kernel counts as one that cannot be compiled
+
+
+Call: TypeAlias = Callable[[], list[torch.Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +63,15 @@ class Subject:
         launch((prepared, (q, k, v, out, d_out, lse, lse, *made[:2], *(made[2:] or made[1:]), lse)))
         return Subject(q, k, v, d_out, out, lse, made)
 
-    def call(self, direction: Direction, plan: AttentionPlan) -> Callable[[], None]:
-        """What launches one direction as a call would, into memory that is written again each time."""
+    def call(self, direction: Direction, plan: AttentionPlan) -> Call:
+        """What launches one direction as a call would, into memory that is written again each time; returns that: out
+        and lse, dq, or dk and dv, in float32 where launches add to them.
+        """
         kept = (self.q, self.k, self.v)
         lie = kept if direction == "forward" else (*kept, self.out, self.d_out)
         prepared = _prepared(direction, plan, lie)
         written, (_, delta, *more) = prepared.empty(), self.made
+        results = written[: 1 if direction == "dq" else 2]
         if direction == "forward":
             total = torch.zeros_like(written[0], dtype=torch.float32) if prepared.merges else self.lse
             tensors = (*kept, *written, total, self.lse, self.lse)
@@ -72,13 +79,19 @@ class Subject:
             tensors = (*lie, self.lse, self.lse, *written[:2], *(written[2:] or written[1:]), self.lse)
         else:
             given = (*kept, self.d_out, self.lse, delta, *(more or [delta]))
-            return lambda: launch(*gradient_calls(prepared, given, _cleared(prepared, written), (self.lse,)))
 
-        def step() -> None:
+            def keys() -> list[torch.Tensor]:
+                launch(*gradient_calls(prepared, given, _cleared(prepared, written), (self.lse,)))
+                return results
+
+            return keys
+
+        def queries() -> list[torch.Tensor]:
             _cleared(prepared, written)
             launch((prepared, tensors))
+            return results
 
-        return step
+        return queries
 
 
 def _cleared(prepared: Prepared, written: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -107,12 +120,12 @@ def _prepared(direction: Direction, plan: AttentionPlan, tensors: tuple[torch.Te
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
-def seconds_of(calls: list[Callable[[], None]], rounds: int = 2) -> list[float]:
+def seconds_of(calls: list[Call], rounds: int = 2) -> list[float]:
     """Median seconds of each call on the device; they take turns."""
     return [timing.seconds for timing in timings_of(calls, rounds)]
 
 
-def timings_of(calls: list[Callable[[], None]], rounds: int = 2) -> list[Timing]:
+def timings_of(calls: list[Call], rounds: int = 2) -> list[Timing]:
     """Medians and quartiles of each call on the device; they take turns."""
     trash = torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
     often = []
@@ -132,7 +145,7 @@ def timing_of(seconds: Sequence[float]) -> Timing:
     return Timing(middle, low, high)
 
 
-def _timed(call: Callable[[], None], times: int, trash: torch.Tensor) -> list[float]:
+def _timed(call: Call, times: int, trash: torch.Tensor) -> list[float]:
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
     for begin, end in pairs:
         trash.zero_()
@@ -206,6 +219,7 @@ class DeviceMeter:
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
+        self.meant: dict[Direction, list[torch.Tensor]] = {}
         self.compilers = Compilers(driver.active.get_current_target())
 
     def __enter__(self) -> DeviceMeter:
@@ -238,15 +252,37 @@ class DeviceMeter:
         timed = iter(timings_of(calls, rounds) if calls else ())
         return [next(timed) if callable(one) else one for one in found]
 
-    def _call(self, direction: Direction, plan: AttentionPlan) -> Callable[[], None] | str:
-        """What launches it; why it cannot be loaded: Triton says so of too much shared memory when it loads."""
+    def _call(self, direction: Direction, plan: AttentionPlan) -> Call | str:
+        """What launches it; why it cannot be loaded: Triton says so of too much shared memory when it loads. Or that it
+        is wrong: assemblers do translate kernels wrongly (benchmarks/notes/triton.md), and tests know what is offered.
+        """
         try:
             call = self._subject.call(direction, plan)
-            call()
+            found = call()
             torch.cuda.synchronize()
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        return call
+        return call if alike(found, self._meant(direction)) else "it computes something else than the untuned choice"
+
+    def _meant(self, direction: Direction) -> list[torch.Tensor]:
+        """What the untuned choice computes; nothing where it cannot run."""
+        if direction not in self.meant:
+            try:
+                self.meant[direction] = [one.clone() for one in self._subject.call(direction, self.plan)()]
+                torch.cuda.synchronize()
+            except Exception:
+                self.meant[direction] = []
+        return self.meant[direction]
+
+
+def alike(found: Sequence[torch.Tensor], meant: Sequence[torch.Tensor]) -> bool:
+    """Whether results are what they are meant to be, but for rounding."""
+    for one, other in zip(found, meant, strict=False):
+        a, b = one.float(), other.float()
+        most = torch.where(b.isfinite(), b.abs(), 0.0).max()
+        if not ((a == b) | ((a - b).abs() <= ALIKE * most)).all():
+            return False
+    return True
 
 
 def _specs(direction: Direction, plan: AttentionPlan) -> tuple[KernelSpec, ...]:
