@@ -23,8 +23,8 @@ class KernelSpec:
     split: several items add to the same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32,
     from the zeros that "delta" leaves. packed: several launches in one, so that a program first reads which is its own.
     accumulate: results are added to what came before, in float32. joins: to few of them, and what came before lies
-    elsewhere. lse_gradient: there is one. held: what a gradient's products take in every tile stays in registers, for
-    cards whose products read it there. one_maximum: the short form of `forward.Forward`. rescaled: the scale is not
+    elsewhere. lse_gradient: there is one. held: what products take in every tile stays in registers, for cards whose
+    products read it there. one_maximum: the short form of `forward.Forward`. rescaled: the scale is not
     clearly above zero, so scores are multiplied by it before their largest is taken. tf32: products of float32 keep 10
     bits of its mantissa.
     """
