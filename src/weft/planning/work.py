@@ -109,7 +109,7 @@ def most_of(plans: Sequence[tuple[TilePlan, int]], slots: int) -> int | None:
 
 def rows_apart(launch: Launch, m: int, tiles: Ints, limit: int) -> NDBool | None:
     """Which of m rows visit more than `limit` tiles, where shares of theirs are left to a launch of its own; None where
-    not. It spares the other rows sums in float32: they are most, and the whole takes far longer than that launch.
+    not. It spares the other rows sums in float32: they are most, and the whole takes twice as long or more.
     """
     long = tiles > limit
     some = None if limit <= LEAST or long.all() else rows_of_tiles(launch, m, long)

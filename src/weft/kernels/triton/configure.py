@@ -12,8 +12,8 @@ from weft.planning.problem import DTYPES
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
 
-# Head dimensions at which a forward on a grid takes one maximum: 7 to 9 % faster at 128; at 64 the registers of the
-# second walk cost up to 17 % (benchmarks/notes/triton.md). Others were not measured.
+# Head dimensions at which a forward on a grid takes one maximum, 7 to 9 % faster at 128, and holds the bounds of its
+# masks; at 64 the registers of the second walk cost up to 17 % (benchmarks/notes/triton.md). Others were not measured.
 GRIDS_TAKE_ONE = range(65, 129)
 
 

@@ -190,7 +190,7 @@ def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> 
 
 
 def _more_terms() -> Iterator[str]:
-    """Full tiles of another term, where the launch has one, and its first token."""
+    """The run of full tiles of other terms, where the launch has one, and its first token."""
     words = PART + axis_words(1)
     there = "mask=parts > 1, other=0"
     yield f"more_0 = tl.load(run + 7, {there})  # full tiles of another term"
