@@ -15,10 +15,12 @@ import torch
 from weft.settings import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFORMANCE, TRAPS, POISON, ONE_KERNEL, ONE_MAXIMUM, PACKS, JOINED, TILINGS = (
+CONFORMANCE, TRAPS, POISON, ONE_KERNEL, ONE_MAXIMUM, PACKS, JOINED, SEEN_BY_ALL, TILINGS = (
     f"tests/kernels/test_{name}.py::test"
-    for name in ("conformance", "traps", "poison", "one_kernel", "one_maximum", "packs", "joined", "tilings")
-)
+    for name in (
+        "conformance", "traps", "poison", "one_kernel", "one_maximum", "packs", "joined", "seen_by_all", "tilings",
+    )
+)  # fmt: skip
 CHOSEN = {
     "every pattern, option and layout": [f"{CONFORMANCE}_rows_meet_every_value", f"{CONFORMANCE}_pairwise"],
     "heads, scales and empty rows": [
@@ -30,6 +32,7 @@ CHOSEN = {
         f"{POISON}_in_everything_that_is_padding",
         f"{POISON}_in_keys_that_no_query_sees[residue classes-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees[before a window-dtype0-triton]",
+        f"{POISON}_in_keys_that_no_query_sees[columns of a grid-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees_with_options[before a window-softcap-triton]",
         f"{POISON}_in_keys_that_no_query_sees_with_options[padding-alibi-triton]",
     ],
@@ -41,7 +44,9 @@ CHOSEN = {
         f"{JOINED}_gradients",
         f"{JOINED}_only_what_is_met_is_read",
         f"{JOINED}_launches_that_meet_all_rows_read_nothing_unset[strided]",
+        f"{JOINED}_long_tiles_leave_shares_to_a_launch_of_their_own[64-2]",
     ],
+    "tokens that all see": [f"{SEEN_BY_ALL}_results[{name}-4-True]" for name in ("longformer", "of a causal window")],
     "tilings that a tuner may choose": [
         f"{TILINGS}_tilings[{kind}-{direction}-128-drawn]"
         for kind, direction in zip(

@@ -183,10 +183,7 @@ def tiles_of(plan: TilePlan) -> int:
 def tiles_on_line(axis: AxisPlan) -> tuple[Ints, Ints]:
     """(tiles of keys, full ones) of every tile of rows of a single axis."""
     exists = axis.heights > 0
-    count = axis.widths
-    left = axis.left.astype(np.int64)
-    whole = np.maximum(count // axis.block_k - left, 0)  # a tile that ends early needs a mask
-    return (-(-count // axis.block_k))[exists], np.minimum(axis.full, whole)[exists]
+    return (-(-axis.widths // axis.block_k))[exists], axis.unmasked[exists]
 
 
 def _is_whole(part: Part) -> bool:

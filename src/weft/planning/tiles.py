@@ -61,6 +61,11 @@ class AxisPlan:
         """Keys visited by each tile of rows."""
         return self.stop.astype(np.int64) - self.start
 
+    @property
+    def unmasked(self) -> Ints:
+        """Full tiles of each tile of rows, but for one that ends early, which needs a mask."""
+        return np.minimum(self.full, np.maximum(self.widths // self.block_k - self.left, 0))
+
     def steps(self, most: int) -> int:
         """Pieces of at most `most` keys over all tiles."""
         if self.alike:

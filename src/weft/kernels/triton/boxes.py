@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from weft.pattern.bounds import Ints
-from weft.pattern.relation import NDBool
 from weft.planning.device import is_listed
 from weft.planning.tiles import AxisPlan, Launch
 
@@ -34,22 +33,18 @@ def _moved(axis: AxisPlan) -> AxisPlan | None:
     widths = -(-runs // axis.block_k) * axis.block_k
     length = -((lanes.k_first - axis.n) // lanes.k_step)  # positions of each lane
     start = np.where(runs > 0, np.minimum(axis.start, length[:, None] - widths), 0)
-    if (start < 0).any() or not _seen(axis, length).all():
+    if (start < 0).any() or not _is_seen(axis, length):
         return None
     none = np.zeros_like(start, np.int8)
     return replace(axis, start=start, stop=start + widths, left=none, full=none)
 
 
-def _seen(axis: AxisPlan, length: Ints) -> NDBool:
-    """Whether some row sees a position, (lanes, positions); True beyond the last one of a lane."""
-    count, most = len(axis.lanes), int(length.max(initial=0))
-    which, row = np.arange(count)[:, None], np.arange(int(axis.lanes.rows.max(initial=0)))[None, :]
-    exists = row < axis.lanes.rows[:, None]
-    low, high = axis.lanes.bounds(axis.relation, axis.n, which, np.where(exists, row, 0))
-    some = exists & (low < high)
-    change = np.zeros((count, most + 1), np.int64)
-    lane = np.broadcast_to(which, some.shape)[some]
-    np.add.at(change, (lane, np.minimum(low[some], most)), 1)
-    np.add.at(change, (lane, np.minimum(high[some], most)), -1)
-    seen = np.cumsum(change, axis=1)[:, :most] > 0
-    return seen | (np.arange(most) >= length[:, None])
+def _is_seen(axis: AxisPlan, length: Ints) -> bool:
+    """Whether some row of its lane sees each of so many positions: no row begins beyond where those before it end."""
+    lanes = axis.lanes
+    which, row = np.arange(len(lanes))[:, None], np.arange(int(lanes.rows.max(initial=0)))[None, :]
+    low, high = lanes.bounds(axis.relation, axis.n, which, np.minimum(row, lanes.rows[:, None] - 1))
+    live = (low < high) & (row < lanes.rows[:, None])
+    ends = np.maximum.accumulate(np.where(live, high, 0), axis=1)
+    before = np.pad(ends, ((0, 0), (1, 0)))[:, :-1]
+    return bool((np.where(live, low, 0) <= before).all() and (ends.max(axis=1, initial=0) >= length).all())

@@ -329,9 +329,7 @@ def _runs(axis: AxisPlan, slot: Slots) -> tuple[Ints, ...]:
     """(first key, keys, tiles before the full ones, full tiles) of every tile of one axis."""
     count = axis.widths[slot]
     first = axis.lanes.k_first[slot[0]] + axis.lanes.k_step * axis.start[slot].astype(np.int64)
-    left = axis.left[slot].astype(np.int64)
-    whole = np.maximum(count // axis.block_k - left, 0)  # a tile that ends early needs a mask
-    return np.where(count > 0, first, 0), count, left, np.minimum(axis.full[slot], whole)
+    return np.where(count > 0, first, 0), count, axis.left[slot].astype(np.int64), axis.unmasked[slot]
 
 
 # ---- bounds --------------------------------------------------------------------------------------------------------
