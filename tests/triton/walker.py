@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 
 from weft.kernels.triton.device import BOUND
-from weft.kernels.triton.tables import HEAD, PART, PLAIN, axis_words
+from weft.kernels.triton.tables import HEAD, PART, axis_words
 
 
 @dataclass
@@ -31,7 +31,7 @@ def walk_wave(wave, lengths):
     """Every tile of every member of a wave. lengths: of the side of rows and of the side of columns."""
     for member in range(wave.members):
         owner, base, items, place = member_of(wave, member)
-        tables = Tables(wave.words[base:], wave.kind, place)
+        tables = Tables(wave.words[base:], wave.kind, place, wave.lines)
         for item in range(items):
             visit = tables.blocks if wave.kind.rank == 0 else tables.boxes
             yield Tile(owner, *visit(item, lengths))
@@ -58,10 +58,10 @@ def towards_zero(x, by):
 
 
 class Tables:
-    """The tables of one launch."""
+    """The tables of one launch. lines: as of its wave."""
 
-    def __init__(self, words, kind, place):
-        self.words, self.kind = words.astype(np.int64), kind
+    def __init__(self, words, kind, place, lines):
+        self.words, self.kind, self.lines = words.astype(np.int64), kind, lines
         self.record, self.parts, self.parts_at, self.items_at = place
 
     def blocks(self, item, lengths):
@@ -151,9 +151,10 @@ class Tables:
             found = self.words[self.words[here + 3] + 2 * np.where(valid, i, 0)[:, None] + np.arange(2)]
             return found.T
         if self.kind.formula:
-            stairs = range(1 if self.words[here + 5] == PLAIN else 2)
-            low = [self.stair(here + 4 + 8 * b, i) for b in stairs]
-            high = [self.stair(here + 20 + 8 * b, i) for b in stairs]
+            kind = self.line if self.lines else self.stair
+            stairs = range(1 if self.lines else 2)
+            low = [kind(here + 4 + 8 * b, i) for b in stairs]
+            high = [kind(here + 20 + 8 * b, i) for b in stairs]
         else:
             low, high = (self.listed_bounds(here + 4 + 2 * side, i, item) for side in range(2))
         zero = np.zeros_like(i)
@@ -164,10 +165,13 @@ class Tables:
         records = [first + b * BOUND.value for b in range(count)]
         return [(self.steps(r + 1, i, item) if self.words[r] else self.stair(r + 1, i)) for r in records]
 
+    def line(self, record, i):
+        rise, _, _, base, out_lo, out_hi, _, _ = (int(x) for x in self.words[record : record + 8])
+        return np.clip(narrow(narrow(i * rise) + base), out_lo, out_hi)
+
     def stair(self, record, i):
         rise, run, shift, base, out_lo, out_hi, in_lo, in_hi = (int(x) for x in self.words[record : record + 8])
-        steps = i if run == PLAIN else towards_zero(narrow(i + shift), run)
-        value = narrow(narrow(steps * rise) + base)
+        value = narrow(narrow(towards_zero(narrow(i + shift), run) * rise) + base)
         value = np.where(i < in_lo, -(1 << 30), np.clip(value, out_lo, out_hi))
         return np.where(i >= in_hi, 1 << 30, value)
 

@@ -40,10 +40,12 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     aligned = spec.aligned and wave.span * widest < 1 << 31
     # what addresses and masks need there does not fit into fewer
     crowded = not aligned or wave.kind.listed or wave.kind.rank == 3
-    several = wave.several or (wave.more and spec.with_dq)
+    both = wave.both and wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
+    several = (wave.several and not both) or (wave.more and spec.with_dq)
+    limits = ({"registers": 0} if crowded else {}) | ({"apart": False} if both else {})
     one = replace(
-        spec, **kind, **asdict(tiling) | ({"registers": 0} if crowded else {}), aligned=aligned,
-        several=several, more=wave.more and not several, whole=wave.whole, packed=wave.place is None, joins=wave.joins,
+        spec, **kind, **asdict(tiling) | limits, aligned=aligned, lines=wave.lines, several=several, both=both,
+        more=wave.more and not several, whole=wave.whole, packed=wave.place is None, joins=wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     room = one.whole and _grid_takes_one(one) if one.direction == "forward" else not one.with_dq

@@ -1,8 +1,8 @@
 """What every emitted kernel calls: bounds of rows, read from the tables of a plan. Functions of Triton, inlined.
 
-`formulas` reads four staircases of eight integers (`weft.pattern.bounds.Stair`) at known places, so all loads start
-together; where two of them are clipped lines and the others say nothing, as windows and causal masks have them, ten
-integers. `lower_table` and `upper_table` walk lists of any length; a record of theirs is BOUND
+`stairs` reads four staircases of eight integers (`weft.pattern.bounds.Stair`) at known places, so all loads start
+together; `lines` eight integers of two of them, where these are clipped lines and the others say nothing, as windows
+and causal masks have them. `lower_table` and `upper_table` walk lists of any length; a record of theirs is BOUND
 integers, 0 and a staircase, or 1 and three places in the tables: the breaks and values of a step function (`Steps`),
 and for each tile the first and last value that it needs.
 """
@@ -49,12 +49,16 @@ def line(record, i):
 
 
 @triton.jit
-def formulas(record, i, length):
+def lines(record, i, length):
+    """`stairs` where the first on either side is a line, and the second says nothing."""
+    return tl.maximum(line(record, i), 0), tl.minimum(line(record + 16, i), length)
+
+
+@triton.jit
+def stairs(record, i, length):
     """The larger of two staircases, (rows,), and the smaller of two more, within 0 and the length of the axis."""
-    low, high = line(record, i), line(record + 16, i)
-    if tl.load(record + 1) != 0:  # not lines alone
-        low = tl.maximum(stair(record, i), stair(record + 8, i))
-        high = tl.minimum(stair(record + 16, i), stair(record + 24, i))
+    low = tl.maximum(stair(record, i), stair(record + 8, i))
+    high = tl.minimum(stair(record + 16, i), stair(record + 24, i))
     return tl.maximum(low, 0), tl.minimum(high, length)
 
 

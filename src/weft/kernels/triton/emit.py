@@ -64,7 +64,7 @@ def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     helpers = (
         "from weft.kernels.triton.device import (\n"
-        "    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,\n"
+        "    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,\n"
         ")\n\n"
     )
     about = f"{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."
@@ -161,7 +161,7 @@ def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> 
     yield f"run = mine + {2 * R}{part and f'{part} * {4 * R}'}"
     yield f"c = tl.arange(0, {spec.cols})"
     yield "rest_c = c"
-    for a in reversed(range(R)):
+    for a in reversed(range(R + spec.both)):  # of two terms the second one's line as if it were another axis
         yield from _axis(spec, a)
     if spec.more:
         yield from _more_terms()
@@ -171,6 +171,8 @@ def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> 
         inside = f"({inside}) * length_{a} + c_{a} * step_{a}"
     yield f"base = tl.load(here) + {base}  # the first token"
     yield f"token_c = {inside}  # (cols,) tokens of a box"
+    if spec.both:
+        yield f"base_1 = tl.load(here + {_axis_at(1, 1) - PART}) + first_1"
     yield from start
     if R > 1:
         yield from fragments.places()
@@ -213,7 +215,7 @@ def _edges_if_any(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
 
 def _axis(spec: KernelSpec, a: int) -> Iterator[str]:
     """The run of columns along one axis, and the bounds of my rows on it."""
-    R, at = spec.rank, PART + axis_words(spec.rank) * a
+    R, at = spec.rank, _axis_at(spec.rank, a)
     yield f"first_{a} = tl.load(run + {4 * a})"
     yield f"count_{a} = tl.load(run + {4 * a + 1})"
     yield f"step_{a} = tl.load(here + {at})"
@@ -225,26 +227,31 @@ def _axis(spec: KernelSpec, a: int) -> Iterator[str]:
             yield f"rest_c = rest_c >> log_{a}"
         yield f"boxes_{a} = (count_{a} + (1 << log_{a}) - 1) >> log_{a}"
     else:
-        yield "left_0 = tl.load(run + 2)"
-        yield "full_0 = left_0 + tl.load(run + 3)"
-        yield "c_0 = c"
-        yield f"boxes_0 = (count_0 + {spec.cols - 1}) // {spec.cols}"
+        yield f"left_{a} = tl.load(run + {4 * a + 2})"
+        yield f"full_{a} = left_{a} + tl.load(run + {4 * a + 3})"
+        yield f"c_{a} = c"
+        yield f"boxes_{a} = (count_{a} + {spec.cols - 1}) // {spec.cols}"
     if not spec.few_edges:
         yield from _bounds(spec, a)
 
 
+def _axis_at(rank: int, a: int) -> int:
+    """Where a part has the numbers of an axis; of a line the a-th part has those of its only one."""
+    return PART + axis_words(rank) * a + (PART * a if rank == 1 else 0)
+
+
 def _bounds(spec: KernelSpec, a: int) -> Iterator[str]:
     """The bounds of my rows along one axis, as positions in the run."""
-    R, at = spec.rank, PART + axis_words(spec.rank) * a
+    R, at = spec.rank, _axis_at(spec.rank, a)
     if R > 1:
         yield f"bounds = Tables + tl.load(here + {at + 3}) + 2 * i_{a}"
         yield f"low = tl.load(bounds, mask=valid_{a}, other=0)"
         yield f"high = tl.load(bounds + 1, mask=valid_{a}, other=0)"
     elif spec.formula:
-        yield f"low, high = formulas(here + {at + 4}, i_0, length_0)"
+        yield f"low, high = {'lines' if spec.lines else 'stairs'}(here + {at + 4}, i_0, length_{a})"
     else:
         yield f"low = lower_table(Tables, here + {at + 4}, i_0, item)"
-        yield f"high = upper_table(Tables, here + {at + 6}, i_0, item, length_0)"
+        yield f"high = upper_table(Tables, here + {at + 6}, i_0, item, length_{a})"
     if spec.listed and R == 1:
         yield "low_0, high_0 = low, high  # (rows,) coordinates"
     else:
@@ -261,9 +268,20 @@ def _walk(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
     elif spec.apart:
         yield from _walk_edges(spec, fragments)
         yield from _walk_full(spec, fragments)
+    elif spec.both:
+        yield "for j in range(boxes_0 + boxes_1):"
+        yield from indented(_which_term())
+        yield from indented(fragments.step())
     else:
         yield f"for j_0 in range(boxes_0{' + more_0' * spec.more}):"
         yield from indented(fragments.step())
+
+
+def _which_term() -> Iterator[str]:
+    yield "second = j >= boxes_0  # a tile of the second term"
+    yield "j_0 = tl.where(second, j - boxes_0, j)"
+    for name in ("count", "step", "left", "full", "low", "high"):
+        yield f"{name}_j = tl.where(second, {name}_1, {name}_0)"
 
 
 def _walk_edges(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:

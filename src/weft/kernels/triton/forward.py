@@ -94,8 +94,9 @@ class Forward(KeyWalk):
         All rows see the first full tile of a line; so they have seen a key by then, or there is none such.
         """
         scale = " * scale2" if self.spec.linear else ""
+        number = "j" if self.spec.both else "j_0"
         first = {
-            "either": "(j_0 <= left_0) | (left_0 == full_0)" if self.spec.rank == 1 else "box <= met",
+            "either": f"({number} <= left_0) | (left_0 == full_0)" if self.spec.rank == 1 else "box <= met",
             "edge": "j >= 0",  # always
             "full": "j_0 == left_0",
         }[kind]

@@ -98,7 +98,7 @@ class Fragments:
         else:
             inside = f"{at}_off"
             if self.clamped(kind):
-                inside = f"((near * step_0){self.wide} * {tensor}_row{self.narrow})[:, None]"
+                inside = f"((near * {self.of_term('step')}){self.wide} * {tensor}_row{self.narrow})[:, None]"
             yield f"{at}_box, {at}_inside = {at}_at + at.to(tl.int64) * {tensor}_row, {inside}"
         for n, (_, width, live) in enumerate(dims):
             mask = "there[:, None]" if self.ragged(kind) and not self.clamped(kind) else ""
@@ -177,7 +177,7 @@ class Fragments:
             yield "there = c < their_length - at"
         elif spec.rank == 1:
             if kind != "full" or spec.listed:
-                count = "count_0"
+                count = self.of_term("count")
                 if spec.more and kind == "either":
                     yield f"count = tl.where(j_0 < boxes_0, count_0, (j_0 + 1) * {spec.cols})"
                     count = "count"
@@ -185,8 +185,12 @@ class Fragments:
                     yield f"near = tl.minimum(c, {count} - 1 - j_0 * {spec.cols})"
                 else:
                     yield f"there = c < {count} - j_0 * {spec.cols}"
-            base = f"tl.where(j_0 < {self.before_more}, base, more)" if spec.more and kind != "edge" else "base"
-            yield f"at = {base} + j_0 * pace_0"
+            base, pace = "base", "pace_0"
+            if spec.both:
+                base, pace = "tl.where(second, base_1, base)", f"(step_j * {spec.cols})"
+            elif spec.more and kind != "edge":
+                base = f"tl.where(j_0 < {self.before_more}, base, more)"
+            yield f"at = {base} + j_0 * {pace}"
             if spec.listed:
                 yield f"place = first_0 + step_0 * (j_0 * {spec.cols} + c)"
                 yield "coordinate = place"
@@ -199,7 +203,11 @@ class Fragments:
                 yield f"there {'&=' if a else '='} c_{a} < count_{a} - (j_{a} << log_{a})"
             yield "at = base + " + " + ".join(f"j_{a} * pace_{a}" for a in range(spec.rank))
         if spec.alibi or spec.listed:
-            yield "token = at + token_c"
+            yield "token = at + " + ("c * step_j" if spec.both else "token_c")
+
+    def of_term(self, name: str) -> str:
+        """A number of the term that a tile on a line is of: of the only one, or of either of two."""
+        return f"{name}_{'j' if self.spec.both else 0}"
 
     @property
     def before_more(self) -> str:
@@ -285,8 +293,9 @@ class Fragments:
         if kind == "edge" or self.spec.rank != 1:
             yield from lines
             return
-        after = "((j_0 >= full_0) & (j_0 < boxes_0))" if self.spec.more else "(j_0 >= full_0)"
-        yield f"if (j_0 < left_0) | {after}:  # a tile with an edge"
+        left, full = self.of_term("left"), self.of_term("full")
+        after = f"((j_0 >= {full}) & (j_0 < boxes_0))" if self.spec.more else f"(j_0 >= {full})"
+        yield f"if (j_0 < {left}) | {after}:  # a tile with an edge"
         yield from indented(iter(lines))
 
     def live_on_axis(self) -> tuple[list[str], list[str]]:
@@ -295,7 +304,7 @@ class Fragments:
             between = ["(coordinate[None, :] >= low_0[:, None])", "(coordinate[None, :] < high_0[:, None])"]
             return [], ["there[None, :]", *between]
         begin = f"j_0 * {self.spec.cols}"
-        lines = [f"from_0, to_0 = low_0 - {begin}, high_0 - {begin}"]
+        lines = [f"from_0, to_0 = {self.of_term('low')} - {begin}, {self.of_term('high')} - {begin}"]
         return lines, ["(c[None, :] >= from_0[:, None])", "(c[None, :] < to_0[:, None])"]
 
     # -- scores
@@ -327,6 +336,8 @@ class KeyWalk(Fragments):
         yield "v_at = V + batch * V_batch + kv_head * V_head"
 
     def per_part(self) -> Iterator[str]:
+        if self.spec.both:  # steps differ
+            return
         yield f"k_off = (token_c{self.wide} * K_row{self.narrow})[:, None]"
         yield f"v_off = (token_c{self.wide} * V_row{self.narrow})[:, None]"
 

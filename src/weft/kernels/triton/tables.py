@@ -46,7 +46,6 @@ AXIS, BOUNDS = 4, 32
 HEAD = 10
 NO_LOWER = (1, 1, 0, 0, 0, 0, -FAR, FAR)  # staircases that say nothing: never above 0, never below FAR
 NO_UPPER = (1, 1, 0, 0, FAR, FAR, -FAR, FAR)
-PLAIN = 0  # the run of the first staircase where each side is one without steps or thresholds
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ class LaunchTables:
     """One launch. words: everything but the members. rank: axes (0: the remainder). work: tiles visited by each item.
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last column
-    of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`.
+    of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines: every
+    bound is one clipped line.
     """
 
     words: Words
@@ -88,6 +88,7 @@ class LaunchTables:
     span: int = BLOCK
     more: bool = False
     whole: bool = False
+    lines: bool = False
 
     @property
     def several(self) -> bool:
@@ -208,6 +209,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         _span(launch),
         more is not None,
         whole is not None,
+        formula and rank == 1 and all(_are_lines(_formulas(part.axes[0])) for part in launch.parts),
     )
 
 
@@ -339,18 +341,18 @@ def _bounds_of(axis: AxisPlan, m: int) -> Ints:
 
 
 def _formulas(axis: AxisPlan) -> list[tuple[int, ...]]:
-    """Two staircases on either side, marked where the second ones say nothing and the first are clipped lines."""
+    """Two staircases on either side."""
     found = []
     for bounds, nothing in ((axis.relation.lower, NO_LOWER), (axis.relation.upper, NO_UPPER)):
         stairs = [_stair(bound) for bound in bounds if isinstance(bound, Stair)]
         found += stairs + [nothing] * (2 - len(stairs))
-    plain = found[1] == NO_LOWER and found[3] == NO_UPPER and _is_line(found[0]) and _is_line(found[2])
-    return [(found[0][0], PLAIN, *found[0][2:]), *found[1:]] if plain else found
+    return found
 
 
-def _is_line(stair: tuple[int, ...]) -> bool:
-    """Whether a staircase has steps of one index and no thresholds."""
-    return stair[1] == 1 and stair[6] <= -FAR and stair[7] >= FAR
+def _are_lines(stairs: list[tuple[int, ...]]) -> bool:
+    """Whether the first on either side has steps of one index and no thresholds, and the second says nothing."""
+    plain = all(run == 1 and in_lo <= -FAR and in_hi >= FAR for _, run, *_, in_lo, in_hi in stairs[::2])
+    return plain and stairs[1::2] == [NO_LOWER, NO_UPPER]
 
 
 def _stair(b: Stair) -> tuple[int, ...]:
