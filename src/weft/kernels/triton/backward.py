@@ -173,6 +173,10 @@ class KeyGradient(Gradient):
                 yield f"{name} = tl.where(({those})[None, :] & (r >= 0)[:, None], 1.0, 0.0).to({self.small})"
 
     def start(self) -> Iterator[str]:
+        if self.spec.chained and not self.spec.joins:
+            yield "gdc_wait()  # for all that the launch before this one leaves"
+        if self.spec.chained and self.spec.accumulate:
+            yield "gdc_launch_dependents()"
         yield from self.zeros("dk", self.d)
         yield from self.zeros("dv_sum", self.dv)
         if self.spec.rank > 1:
@@ -333,6 +337,10 @@ class KeyGradient(Gradient):
     def join(self) -> Iterator[str]:
         """Add what other launches left, in float32, of the rows that they visit."""
         yield "met = valid & (tl.load(Met + token_r, mask=valid, other=0) != 0)"
+        if self.spec.chained:
+            yield "# the launches before waited for that of dQ; some program waits for them, or this might end first"
+            yield "if (tl.max(met.to(tl.int32), 0) != 0) | (tl.program_id(1) == 0):"
+            yield "    gdc_wait()"
         for name, tensor, dims, column in (("dk", "DK", self.d, "d"), ("dv_sum", "DV", self.dv, "dv")):
             yield f"left_rows = {self.my_rows(tensor + 'Sum', tensor)}"
             for n, (_, width, live) in enumerate(dims):

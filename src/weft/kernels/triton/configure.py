@@ -11,10 +11,18 @@ from weft.planning.candidates import held, one_maximum
 from weft.planning.problem import DTYPES
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
+from weft.settings import interpreted
+from weft.target import Gpu, Target
 
 # Head dimensions at which a forward on a grid takes one maximum, 7 to 9 % faster at 128, and holds the bounds of its
 # masks; at 64 the registers of the second walk cost up to 17 % (benchmarks/notes/triton.md). Others were not measured.
 GRIDS_TAKE_ONE = range(65, 129)
+
+
+def chained(direction: str, target: Target | Gpu) -> bool:
+    """Whether launches of the backward overlap: on NVIDIA's cards from sm_90 on, where they run."""
+    new = isinstance(target, Gpu) and target.architecture in ("sm_90", "sm_100")
+    return new and direction != "forward" and not interpreted()
 
 
 def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> tuple[KernelSpec, ...]:
@@ -28,6 +36,7 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     spec = KernelSpec(
         direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped,
         held=held(problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target),
+        chained=chained(direction, plan.target),
     )  # fmt: skip
     widest = max(problem.d, problem.dv)
     return tuple(dict.fromkeys(wave_spec(spec, wave, waves, widest) for wave in waves.waves))

@@ -67,6 +67,8 @@ def emit(spec: KernelSpec) -> str:
         "    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,\n"
         ")\n\n"
     )
+    if spec.chained:
+        helpers = f"from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n\n{helpers}"
     about = f"{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."
     return module(about, helpers, arguments(spec), _kernel(spec))
 
@@ -74,6 +76,8 @@ def emit(spec: KernelSpec) -> str:
 # ---- the whole -----------------------------------------------------------------------------------------------------
 def _kernel(spec: KernelSpec) -> Iterator[str]:
     yield from in_elements(strided(spec), unit(spec))
+    if spec.chained and not spec.of_keys:
+        yield "gdc_launch_dependents()  # that of dK and dV may begin where this one leaves room"
     if spec.direction == "delta":
         yield from RowSums(spec).rows()
         return

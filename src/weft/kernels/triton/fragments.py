@@ -278,6 +278,9 @@ class Fragments:
             yield from indented(iter(masked("((word >> (c & 31)[None, :]) & 1) != 0")))
             yield from masked("there[None, :]")
             return
+        if spec.both:
+            yield from self.mask_sides(masked("live"))
+            return
         lines, live = self.live_on_axis() if spec.rank == 1 else ([], [])
         if spec.listed:
             lines.append("col_is_out = is_out(Tables, cols_out, token)")
@@ -286,6 +289,16 @@ class Fragments:
             lines += [f"live {'&=' if n else '='} {' & '.join(live[n : n + 2])}" for n in range(0, len(live), 2)]
             yield from self.at_edges([*lines, *masked("live")], kind)
 
+    def mask_sides(self, masked: list[str]) -> Iterator[str]:
+        """Beside full tiles, which all rows see, one side alone cuts a tile: low bounds before, high ones after.
+
+        For runs of few tiles; in long ones the second branch costs more than it saves (benchmarks/notes/triton.md).
+        """
+        for bound, sign, where in (("low", ">=", "j_0 < left_j"), ("high", "<", "j_0 >= full_j")):
+            yield f"if ({where}) | (left_j == full_j):  # {bound} bounds cut the tile"
+            yield f"    live = c[None, :] {sign} ({bound}_j - j_0 * {self.spec.cols})[:, None]"
+            yield from indented(iter(masked))
+
     def at_edges(self, lines: list[str], kind: str) -> Iterator[str]:
         """What is done in tiles with an edge only; on grids most have one."""
         if kind == "full":
@@ -293,9 +306,8 @@ class Fragments:
         if kind == "edge" or self.spec.rank != 1:
             yield from lines
             return
-        left, full = self.of_term("left"), self.of_term("full")
-        after = f"((j_0 >= {full}) & (j_0 < boxes_0))" if self.spec.more else f"(j_0 >= {full})"
-        yield f"if (j_0 < {left}) | {after}:  # a tile with an edge"
+        after = "((j_0 >= full_0) & (j_0 < boxes_0))" if self.spec.more else "(j_0 >= full_0)"
+        yield f"if (j_0 < left_0) | {after}:  # a tile with an edge"
         yield from indented(iter(lines))
 
     def live_on_axis(self) -> tuple[list[str], list[str]]:
@@ -304,7 +316,7 @@ class Fragments:
             between = ["(coordinate[None, :] >= low_0[:, None])", "(coordinate[None, :] < high_0[:, None])"]
             return [], ["there[None, :]", *between]
         begin = f"j_0 * {self.spec.cols}"
-        lines = [f"from_0, to_0 = {self.of_term('low')} - {begin}, {self.of_term('high')} - {begin}"]
+        lines = [f"from_0, to_0 = low_0 - {begin}, high_0 - {begin}"]
         return lines, ["(c[None, :] >= from_0[:, None])", "(c[None, :] < to_0[:, None])"]
 
     # -- scores

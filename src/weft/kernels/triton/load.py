@@ -29,7 +29,8 @@ def source_of(spec: KernelSpec) -> Source:
         if kind[0] == "*" and (spec.aligned or name == "Tables") and name not in THEIRS
     )  # fmt: skip
     said = json.dumps(asdict(spec), indent=1)
-    return Source(spec.name, emit(spec), types, aligned, spec.warps, spec.stages, spec.registers, said)
+    early = spec.chained and spec.of_keys  # the first of a chain follows launches that are not ours
+    return Source(spec.name, emit(spec), types, aligned, spec.warps, spec.stages, spec.registers, said, early)
 
 
 def signature(spec: KernelSpec) -> dict[str, str]:

@@ -18,7 +18,7 @@ import torch
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
 from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
-from weft.kernels.triton.configure import wave_spec
+from weft.kernels.triton.configure import chained, wave_spec
 from weft.kernels.triton.emit import TENSORS, tensors
 from weft.kernels.triton.launch import (
     Launch,
@@ -95,7 +95,7 @@ def backward(
     numbers = Numbers.of(how, plan.problem, lse_gradient=d_lse is not None, with_dq=with_dq)
     lie = lie_of((*saved, out, d_out))
     if numbers.with_dq:
-        queries = prepared_rows(plan.problem, lie, numbers, d_out.device)
+        queries = prepared_rows(plan.problem, lie, numbers, d_out.device, chained("delta", plan.target))
     else:
         queries = prepared("dq", plan, lie, numbers, d_out.device)
     keys = prepared("dkdv", plan, lie, numbers, d_out.device, not deterministic)
@@ -213,7 +213,10 @@ def prepared(
     known |= {name: stride for name, (_, stride, _) in made.items()}
     numbers = numbers._replace(sinks=numbers.sinks and covers and not merges)
     spec = _spec(direction, problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
-    spec = replace(spec, held=held(problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target))
+    spec = replace(
+        spec, held=held(problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target),
+        chained=chained(direction, plan.target),
+    )  # fmt: skip
     if direction == "forward":
         made["Lse"] = _rows(problem, torch.float32)
     elif direction == "dq":
@@ -228,15 +231,15 @@ def prepared(
 
 
 @lru_cache(maxsize=512)
-def prepared_rows(problem: Problem, lie: Lie, numbers: Numbers, device: torch.device) -> Prepared:
-    """The launch that makes what dK and dV subtract, and zeros for dQ; lie: as of `prepared`."""
+def prepared_rows(problem: Problem, lie: Lie, numbers: Numbers, device: torch.device, chain: bool) -> Prepared:
+    """The launch that makes what dK and dV subtract, and zeros for dQ; lie: as of `prepared`; chain: it begins one."""
     gpu = gpu_of(device)
     refuse_capture(f"attention on {problem}", gpu)
     known = _known(lie)
     made = {"DQ": _made("DQ", known, torch.float32, problem)}
     known["DQ"] = made["DQ"][1]
     spec = _spec("delta", problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
-    spec = replace(spec, rows=32 if max(problem.d, problem.dv) > 128 else 64, warps=4)
+    spec = replace(spec, rows=32 if max(problem.d, problem.dv) > 128 else 64, warps=4, chained=chain)
     values = {"all_heads": problem.q_heads, "my_length": problem.m, "scale": numbers.scale}
     grid = (problem.batch * problem.q_heads * -(-problem.m // spec.rows), 1, 1)
     with on(gpu):

@@ -37,7 +37,7 @@ POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 class Source:
     """A module with one kernel, `kernel`. types: of its arguments, in order. aligned: pointers that are multiples of 16
     bytes, by place. registers: the most that a thread may use, 0: what the compiler takes. spec: what it was emitted
-    from, as JSON for people.
+    from, as JSON for people. early: a launch of it may begin while the one before it ends.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Source:
     stages: int
     registers: int = 0
     spec: str = ""
+    early: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -75,6 +76,8 @@ def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
     options = {"num_warps": source.warps, "num_stages": stages, "enable_fp_fusion": True}
     if source.registers and not amd:
         options["maxnreg"] = source.registers
+    if source.early:
+        options["launch_pdl"] = True
     return options
 
 

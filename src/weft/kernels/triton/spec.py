@@ -26,7 +26,9 @@ class KernelSpec:
     are added to what came before, in float32. joins: to few of them, and what came before lies elsewhere. lse_gradient:
     there is one. held: what products take in every tile stays in registers, for cards whose products read it there.
     one_maximum: the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are
-    multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa.
+    multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of
+    a chain of launches each begins while the one before it ends (programmatic dependent launch), and waits for that
+    before it reads what that left.
     """
 
     direction: Direction | Literal["delta"]
@@ -58,6 +60,7 @@ class KernelSpec:
     sinks: bool = False
     rescaled: bool = False
     tf32: bool = False
+    chained: bool = False
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
@@ -92,6 +95,7 @@ class KernelSpec:
                 "sinks",
                 "rescaled",
                 "tf32",
+                "chained",
             )
             if getattr(self, x)
         )
