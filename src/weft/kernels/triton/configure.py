@@ -53,7 +53,7 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     several = (wave.several and not both) or (wave.more and spec.with_dq)
     limits = ({"registers": 0} if crowded else {}) | ({"apart": False} if both else {})
     one = replace(
-        spec, **kind, **asdict(tiling) | limits, aligned=aligned, lines=wave.lines, several=several, both=both,
+        spec, **kind, **asdict(tiling) | limits, aligned=aligned, several=several, both=both, lines=wave.lines and not several,
         more=wave.more and not several, whole=wave.whole, packed=wave.place is None, joins=wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip

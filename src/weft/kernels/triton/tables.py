@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton.boxes import whole_boxes
+from weft.kernels.triton.lines import as_lines
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import NDBool, Relation
 from weft.planning.device import FAR, Run, is_formula, is_listed, more_run
@@ -73,8 +74,8 @@ class LaunchTables:
     """One launch. words: everything but the members. rank: axes (0: the remainder). work: tiles visited by each item.
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last column
-    of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines: every
-    bound is one clipped line.
+    of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines: see
+    `weft.kernels.triton.lines`.
     """
 
     words: Words
@@ -177,6 +178,8 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     chosen = np.indices([lane.size for lane, _ in slots]).reshape(rank, -1)[:, order]
     both = [(axis, m) for part in launch.parts for axis, m in zip(part.axes, launch.q.shape, strict=True)]
     formula, listed = rank > 1 or all(is_formula(axis, m) for axis, m in both), any(map(is_listed, launch.parts))
+    lines = as_lines(launch) if formula and rank == 1 else None
+    launch = lines or launch
     out, lists = Writer(), Writer()
     rest_at = 2 + 3 * rank + (PART + axis_words(rank) * rank) * len(launch.parts)  # header and parts come before lists
     out.put([launch.q.origin, _queries_at(launch, lists, rest_at)])
@@ -209,7 +212,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         _span(launch),
         more is not None,
         whole is not None,
-        formula and rank == 1 and all(_are_lines(_formulas(part.axes[0])) for part in launch.parts),
+        lines is not None,
     )
 
 
@@ -347,12 +350,6 @@ def _formulas(axis: AxisPlan) -> list[tuple[int, ...]]:
         stairs = [_stair(bound) for bound in bounds if isinstance(bound, Stair)]
         found += stairs + [nothing] * (2 - len(stairs))
     return found
-
-
-def _are_lines(stairs: list[tuple[int, ...]]) -> bool:
-    """Whether the first on either side has steps of one index and no thresholds, and the second says nothing."""
-    plain = all(run == 1 and in_lo <= -FAR and in_hi >= FAR for _, run, *_, in_lo, in_hi in stairs[::2])
-    return plain and stairs[1::2] == [NO_LOWER, NO_UPPER]
 
 
 def _stair(b: Stair) -> tuple[int, ...]:
