@@ -53,8 +53,8 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     several = (wave.several and not both) or (wave.more and spec.with_dq)
     limits = ({"registers": 0} if crowded else {}) | ({"apart": False} if both else {})
     one = replace(
-        spec, **kind, **asdict(tiling) | limits, aligned=aligned, several=several, both=both, lines=wave.lines and not several,
-        more=wave.more and not several, whole=wave.whole, packed=wave.place is None, joins=wave.joins,
+        spec, **kind, **asdict(tiling) | limits, aligned=aligned, lines=wave.lines and not several, several=several,
+        both=both, more=wave.more and not several, whole=wave.whole, packed=wave.place is None, joins=wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     room = one.whole and _grid_takes_one(one) if one.direction == "forward" else not one.with_dq
