@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.kernels.triton.fragments import LOG2E, Fragments, KeyWalk, indented
+from weft.kernels.triton.fragments import LOG2E, Fragments, KeyWalk, indented, within_length
 
 STATS = 16  # numbers of bfloat16 for each query: its lse and delta in three each, and what a product needs beside
 
@@ -62,14 +62,14 @@ class Gradient(Fragments):
     def load_rows(self) -> Iterator[str]:
         """What `row_numbers` needs."""
         yield "row = (batch * all_heads + head) * my_length + token_r"
-        yield "lse = tl.load(Lse + row, mask=valid, other=0.0)"
+        yield "lse = tl.load(Lse + row)"
         if self.spec.lse_gradient:
-            yield "dlse = tl.load(DLse + row, mask=valid, other=0.0)"
-        yield from self.load("do", "DOut", "o_rows", "valid", "dv")
+            yield "dlse = tl.load(DLse + row)"
+        yield from self.load("do", "DOut", "o_rows", "", "dv")
         if self.holds_early:
             yield from self.hold("do", self.dv)
         yield "out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row"
-        yield from self.load("o", "Out", "out_rows", "valid", "dv")
+        yield from self.load("o", "Out", "out_rows", "", "dv")
 
     def row_numbers(self) -> Iterator[str]:
         """lse and delta = rowsum(dO * O), less the gradient of lse where there is one; both are left for dK and dV."""
@@ -100,7 +100,7 @@ class RowSums(Gradient):
         yield "pair = tl.program_id(0) // blocks"
         yield "batch, head = (pair // all_heads).to(tl.int64), pair % all_heads"
         yield f"token_r = tl.program_id(0) % blocks * {rows} + tl.arange(0, {rows})  # (rows,)"
-        yield "valid = token_r < my_length"
+        yield from within_length()
         yield from self.columns(self.d, "d")
         yield from self.columns(self.dv, "dv")
         yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
@@ -119,7 +119,7 @@ class QueryGradient(Gradient, KeyWalk):
         yield from self.columns(self.dv, "dv")
         yield "q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + token_r.to(tl.int64) * Q_row"
         yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
-        yield from self.load("q", "Q", "q_rows", "valid", "d")
+        yield from self.load("q", "Q", "q_rows", "", "d")
         if self.holds_early:
             yield from self.hold("q", self.d)
         yield from self.load_rows()
@@ -161,11 +161,11 @@ class KeyGradient(Gradient):
         yield from self.columns(self.dv, "dv")
         yield "k_rows = K + batch * K_batch + kv_head * K_head + token_r.to(tl.int64) * K_row"
         if not self.for_queries:
-            yield from self.load("k", "K", "k_rows", "valid", "d")
+            yield from self.load("k", "K", "k_rows", "", "d")
             yield from self.hold("k", self.d)
         yield "v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row"
         if not self.for_queries:
-            yield from self.load("v", "V", "v_rows", "valid", "dv")
+            yield from self.load("v", "V", "v_rows", "", "dv")
         yield from self.scale_of()
         if self.spec.folded:
             yield f"stat = tl.arange(0, {STATS})"
@@ -204,7 +204,7 @@ class KeyGradient(Gradient):
         if spec.listed:
             yield "wanted &= row_is_out == 0"
         yield from self.load("k", "K", "k_rows", "wanted", "d")
-        yield from self.load("v", "V", "v_rows", "wanted" if spec.rank > 1 else "valid", "dv")
+        yield from self.load("v", "V", "v_rows", "wanted" if spec.rank > 1 else "", "dv")
 
     def per_head(self, walk: Iterator[str]) -> Iterator[str]:
         def inner() -> Iterator[str]:
@@ -336,7 +336,7 @@ class KeyGradient(Gradient):
 
     def join(self) -> Iterator[str]:
         """Add what other launches left, in float32, of the rows that they visit."""
-        yield "met = valid & (tl.load(Met + token_r, mask=valid, other=0) != 0)"
+        yield "met = valid & (tl.load(Met + token_r) != 0)"
         if self.spec.chained:
             yield "# the launches before waited for that of dQ; some program waits for them, or this might end first"
             yield "if (tl.max(met.to(tl.int32), 0) != 0) | (tl.program_id(1) == 0):"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
-from weft.kernels.triton.fragments import Fragments, in_elements, indented, module
+from weft.kernels.triton.fragments import Fragments, in_elements, indented, module, within_length
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import HEAD, PART, axis_words
 from weft.planning.problem import DTYPES
@@ -130,11 +130,11 @@ def _where_am_i(spec: KernelSpec) -> Iterator[str]:
 
 
 def _my_rows(spec: KernelSpec) -> Iterator[str]:
-    yield "# my rows: coordinates i_a on every axis, and tokens"
+    yield "# my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again"
     yield f"r = tl.arange(0, {spec.rows})"
     if spec.rank == 0:
         yield f"token_r = tl.load(mine) * {spec.rows} + r  # (rows,)"
-        yield "valid = token_r < my_length"
+        yield from within_length()
         return
     yield "valid = r >= 0"
     yield "rest = r"
@@ -145,12 +145,13 @@ def _my_rows(spec: KernelSpec) -> Iterator[str]:
             yield f"rest = rest >> {box}"
         else:
             yield f"r_{a} = rest"
+        yield f"rows_{a} = tl.load(mine + {2 * a + 1})"
+        yield f"valid &= r_{a} < rows_{a}"
+        yield f"r_{a} = tl.minimum(r_{a}, rows_{a} - 1)"
         yield f"i_{a} = tl.load(mine + {2 * a}) + tl.load(Tables + {3 + 3 * a}) * r_{a}"
-        yield f"valid_{a} = r_{a} < tl.load(mine + {2 * a + 1})"
-        yield f"valid &= valid_{a}"
     if spec.listed and spec.rank == 1:
         yield "if tl.load(Tables + 1) != 0:  # listed queries"
-        yield "    i_0 = tl.load(Tables + tl.load(Tables + 1) + i_0, mask=valid, other=0)"
+        yield "    i_0 = tl.load(Tables + tl.load(Tables + 1) + i_0)"
     token = "i_0"
     for a in range(1, spec.rank):
         token = f"({token}) * tl.load(Tables + {4 + 3 * a}) + i_{a}"
@@ -249,8 +250,7 @@ def _bounds(spec: KernelSpec, a: int) -> Iterator[str]:
     R, at = spec.rank, _axis_at(spec.rank, a)
     if R > 1:
         yield f"bounds = Tables + tl.load(here + {at + 3}) + 2 * i_{a}"
-        yield f"low = tl.load(bounds, mask=valid_{a}, other=0)"
-        yield f"high = tl.load(bounds + 1, mask=valid_{a}, other=0)"
+        yield "low, high = tl.load(bounds), tl.load(bounds + 1)"
     elif spec.formula:
         yield f"low, high = {'lines' if spec.lines else 'stairs'}(here + {at + 4}, i_0, length_{a})"
     else:

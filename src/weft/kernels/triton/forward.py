@@ -28,7 +28,7 @@ class Forward(KeyWalk):
         yield from self.columns(self.dv, "dv")
         yield "q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head"
         yield "q_rows = q_at + token_r.to(tl.int64) * Q_row"
-        yield from self.load("q", "Q", "q_rows", "valid", "d")
+        yield from self.load("q", "Q", "q_rows", "", "d")
         if self.spec.linear:
             yield f"scale2 = scale * {LOG2E}"
         if self.spec.alibi:
@@ -49,8 +49,8 @@ class Forward(KeyWalk):
         yield "# the first box with a key that all rows see, of many; where there is none, maxima are taken throughout"
         ranks = range(self.spec.rank)
         for a in ranks:
-            yield f"last_{a} = tl.maximum(tl.max(tl.where(valid_{a}, low_{a}, 0), 0), 0)"
-            yield f"met_{a} = last_{a} < tl.min(tl.where(valid_{a}, high_{a}, {FAR}), 0)"
+            yield f"last_{a} = tl.maximum(tl.max(low_{a}, 0), 0)"
+            yield f"met_{a} = last_{a} < tl.min(high_{a}, 0)"
         place = "last_0 >> log_0"
         for a in ranks[1:]:
             place = f"({place}) * boxes_{a} + (last_{a} >> log_{a})"

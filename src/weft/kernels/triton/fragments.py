@@ -38,6 +38,12 @@ def in_elements(tensors: Sequence[str], unit: int) -> Iterator[str]:
             yield "; ".join(f"{x}_{part} = {x}_{part} * {unit}" for part in ("batch", "head", "row"))
 
 
+def within_length() -> Iterator[str]:
+    """Which rows of a block exist; for the others the last one stands."""
+    yield "valid = token_r < my_length"
+    yield "token_r = tl.minimum(token_r, my_length - 1)"
+
+
 def _wrapped(names: Sequence[str]) -> Iterator[str]:
     line = ""
     for name in names:
