@@ -15,10 +15,11 @@ import torch
 from weft.settings import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFORMANCE, TRAPS, POISON, ONE_KERNEL, ONE_MAXIMUM, PACKS, JOINED, SEEN_BY_ALL, TILINGS = (
+CONFORMANCE, TRAPS, POISON, ONE_KERNEL, ONE_MAXIMUM, PACKS, JOINED, SEEN_BY_ALL, TERMS, TILINGS = (
     f"tests/kernels/test_{name}.py::test"
     for name in (
-        "conformance", "traps", "poison", "one_kernel", "one_maximum", "packs", "joined", "seen_by_all", "tilings",
+        "conformance", "traps", "poison", "one_kernel", "one_maximum", "packs", "joined", "seen_by_all", "terms",
+        "tilings",
     )
 )  # fmt: skip
 CHOSEN = {
@@ -47,6 +48,9 @@ CHOSEN = {
         f"{JOINED}_long_tiles_leave_shares_to_a_launch_of_their_own[64-2]",
     ],
     "tokens that all see": [f"{SEEN_BY_ALL}_results[{name}-4-True]" for name in ("longformer", "of a causal window")],
+    "terms in one loop": [
+        f"{TERMS}_results[{name}-4]" for name in ("no tile is full", "both sides", "of some batch rows")
+    ],
     "tilings that a tuner may choose": [
         f"{TILINGS}_tilings[{kind}-{direction}-128-drawn]"
         for kind, direction in zip(

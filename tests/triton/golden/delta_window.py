@@ -1,10 +1,12 @@
-"""delta_bfloat16_128_rows_64_with_dq: emitted by weft; 4 warps, 3 stages."""
+"""delta_bfloat16_128_rows_64_with_dq_chained: emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl
 
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
 from weft.kernels.triton.device import (
-    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
+    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,
 )
 
 
@@ -17,19 +19,21 @@ def kernel(
     Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
     DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
     DQ_batch = DQ_batch * 8; DQ_head = DQ_head * 8; DQ_row = DQ_row * 8
+    gdc_launch_dependents()  # that of dK and dV may begin where this one leaves room
     blocks = (my_length + 63) // 64
     pair = tl.program_id(0) // blocks
     batch, head = (pair // all_heads).to(tl.int64), pair % all_heads
     token_r = tl.program_id(0) % blocks * 64 + tl.arange(0, 64)  # (rows,)
     valid = token_r < my_length
+    token_r = tl.minimum(token_r, my_length - 1)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
     o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row
     row = (batch * all_heads + head) * my_length + token_r
-    lse = tl.load(Lse + row, mask=valid, other=0.0)
-    do_0 = tl.load(o_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    lse = tl.load(Lse + row)
+    do_0 = tl.load(o_rows[:, None] + dv_0[None, :])  # 128
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
-    o_0 = tl.load(out_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    o_0 = tl.load(out_rows[:, None] + dv_0[None, :])  # 128
     delta = tl.sum(o_0.to(tl.float32) * do_0.to(tl.float32), 1)  # (rows,)
     tl.store(Delta + row, delta, mask=valid)
     lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key

@@ -1,10 +1,12 @@
-"""dq_bfloat16_128_1d_64x64_held_table: emitted by weft; 4 warps, 3 stages."""
+"""dq_bfloat16_128_1d_64x64_held_chained_table: emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl
 
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
 from weft.kernels.triton.device import (
-    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
+    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,
 )
 
 
@@ -22,6 +24,7 @@ def kernel(
     Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
     DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
     DQ_batch = DQ_batch * 8; DQ_head = DQ_head * 8; DQ_row = DQ_row * 8
+    gdc_launch_dependents()  # that of dK and dV may begin where this one leaves room
     # which tile of which head: head by head, or where some tiles far outlast the rest, these first
     item = first_item + tl.program_id(1)
     member = Tables + heads_at + 10 * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))
@@ -29,25 +32,26 @@ def kernel(
     kv_head = tl.load(member + 1).to(tl.int64)
     head = tl.load(member + 2)
     mine = Tables + items_at + item * record
-    # my rows: coordinates i_a on every axis, and tokens
+    # my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again
     r = tl.arange(0, 64)
     valid = r >= 0
     rest = r
     r_0 = rest
+    rows_0 = tl.load(mine + 1)
+    valid &= r_0 < rows_0
+    r_0 = tl.minimum(r_0, rows_0 - 1)
     i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
-    valid_0 = r_0 < tl.load(mine + 1)
-    valid &= valid_0
     token_r = tl.load(Tables) + i_0  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
     q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + token_r.to(tl.int64) * Q_row
     o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row
-    q_0 = tl.load(q_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    q_0 = tl.load(q_rows[:, None] + d_0[None, :])  # 128
     row = (batch * all_heads + head) * my_length + token_r
-    lse = tl.load(Lse + row, mask=valid, other=0.0)
-    do_0 = tl.load(o_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    lse = tl.load(Lse + row)
+    do_0 = tl.load(o_rows[:, None] + dv_0[None, :])  # 128
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
-    o_0 = tl.load(out_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    o_0 = tl.load(out_rows[:, None] + dv_0[None, :])  # 128
     scale2 = scale * 1.4426950408889634
     here = Tables + parts_at
     run = mine + 2

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.triton.device import (
-    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
+    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,
 )
 
 
@@ -26,18 +26,19 @@ def kernel(
     kv_head = tl.load(member + 1).to(tl.int64)
     head = tl.load(member + 2)
     mine = Tables + items_at + item * record
-    # my rows: coordinates i_a on every axis, and tokens
+    # my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again
     r = tl.arange(0, 64)
     token_r = tl.load(mine) * 64 + r  # (rows,)
     valid = token_r < my_length
+    token_r = tl.minimum(token_r, my_length - 1)
     d_0 = 0 + tl.arange(0, 64)
     d_1 = 64 + tl.arange(0, 32)
     dv_0 = 0 + tl.arange(0, 64)
     dv_1 = 64 + tl.arange(0, 32)
     q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head
     q_rows = q_at + token_r.to(tl.int64) * Q_row
-    q_0 = tl.load(q_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 64
-    q_1 = tl.load(q_rows[:, None] + d_1[None, :], mask=valid[:, None], other=0.0)  # 32
+    q_0 = tl.load(q_rows[:, None] + d_0[None, :])  # 64
+    q_1 = tl.load(q_rows[:, None] + d_1[None, :])  # 32
     scale2 = scale * 1.4426950408889634
     acc_0 = tl.zeros((64, 64), tl.float32)
     acc_1 = tl.zeros((64, 32), tl.float32)

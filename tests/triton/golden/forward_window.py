@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.triton.device import (
-    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
+    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,
 )
 
 
@@ -26,20 +26,21 @@ def kernel(
     kv_head = tl.load(member + 1).to(tl.int64)
     head = tl.load(member + 2)
     mine = Tables + items_at + item * record
-    # my rows: coordinates i_a on every axis, and tokens
+    # my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again
     r = tl.arange(0, 64)
     valid = r >= 0
     rest = r
     r_0 = rest
+    rows_0 = tl.load(mine + 1)
+    valid &= r_0 < rows_0
+    r_0 = tl.minimum(r_0, rows_0 - 1)
     i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
-    valid_0 = r_0 < tl.load(mine + 1)
-    valid &= valid_0
     token_r = tl.load(Tables) + i_0  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
     q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head
     q_rows = q_at + token_r.to(tl.int64) * Q_row
-    q_0 = tl.load(q_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    q_0 = tl.load(q_rows[:, None] + d_0[None, :])  # 128
     scale2 = scale * 1.4426950408889634
     here = Tables + parts_at
     run = mine + 2
@@ -53,7 +54,7 @@ def kernel(
     full_0 = left_0 + tl.load(run + 3)
     c_0 = c
     boxes_0 = (count_0 + 63) // 64
-    low, high = formulas(here + 8, i_0, length_0)
+    low, high = lines(here + 8, i_0, length_0)
     low_0 = positions(low, first_0, step_0)  # (rows,)
     high_0 = positions(high, first_0, step_0)
     base = tl.load(here) + first_0  # the first token
@@ -111,7 +112,7 @@ def kernel(
         full_0 = left_0 + tl.load(run + 3)
         c_0 = c
         boxes_0 = (count_0 + 63) // 64
-        low, high = formulas(here + 8, i_0, length_0)
+        low, high = lines(here + 8, i_0, length_0)
         low_0 = positions(low, first_0, step_0)  # (rows,)
         high_0 = positions(high, first_0, step_0)
         base = tl.load(here) + first_0  # the first token

@@ -1,10 +1,12 @@
-"""dkdv_bfloat16_128_2d_64x32_whole_grouped_held: emitted by weft; 4 warps, 3 stages."""
+"""dkdv_bfloat16_128_2d_64x32_whole_grouped_held_chained: emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl
 
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
 from weft.kernels.triton.device import (
-    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
+    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,
 )
 
 
@@ -29,30 +31,33 @@ def kernel(
     kv_head = tl.load(member + 1).to(tl.int64)
     first_head, group = tl.load(member + 2), tl.load(member + 3)
     mine = Tables + items_at + item * record
-    # my rows: coordinates i_a on every axis, and tokens
+    # my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again
     r = tl.arange(0, 64)
     valid = r >= 0
     rest = r
     r_1 = rest & ((1 << tl.load(Tables + 5)) - 1)
     rest = rest >> tl.load(Tables + 5)
+    rows_1 = tl.load(mine + 3)
+    valid &= r_1 < rows_1
+    r_1 = tl.minimum(r_1, rows_1 - 1)
     i_1 = tl.load(mine + 2) + tl.load(Tables + 6) * r_1
-    valid_1 = r_1 < tl.load(mine + 3)
-    valid &= valid_1
     r_0 = rest
+    rows_0 = tl.load(mine + 1)
+    valid &= r_0 < rows_0
+    r_0 = tl.minimum(r_0, rows_0 - 1)
     i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
-    valid_0 = r_0 < tl.load(mine + 1)
-    valid &= valid_0
     token_r = tl.load(Tables) + (i_0) * tl.load(Tables + 7) + i_1  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
     k_rows = K + batch * K_batch + kv_head * K_head + token_r.to(tl.int64) * K_row
-    k_0 = tl.load(k_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    k_0 = tl.load(k_rows[:, None] + d_0[None, :])  # 128
     v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row
-    v_0 = tl.load(v_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    v_0 = tl.load(v_rows[:, None] + dv_0[None, :])  # 128
     scale2 = scale * 1.4426950408889634
     stat = tl.arange(0, 16)
     of_lse = tl.where((stat < 8)[None, :] & (r >= 0)[:, None], 1.0, 0.0).to(tl.bfloat16)
     of_delta = tl.where((stat >= 8)[None, :] & (r >= 0)[:, None], 1.0, 0.0).to(tl.bfloat16)
+    gdc_wait()  # for all that the launch before this one leaves
     dk_0 = tl.zeros((64, 128), tl.float32)
     dv_sum_0 = tl.zeros((64, 128), tl.float32)
     is_seen = r < 0
@@ -69,8 +74,7 @@ def kernel(
     rest_c = rest_c >> log_1
     boxes_1 = (count_1 + (1 << log_1) - 1) >> log_1
     bounds = Tables + tl.load(here + 11) + 2 * i_1
-    low = tl.load(bounds, mask=valid_1, other=0)
-    high = tl.load(bounds + 1, mask=valid_1, other=0)
+    low, high = tl.load(bounds), tl.load(bounds + 1)
     low_1 = positions(low, first_1, step_1)  # (rows,)
     high_1 = positions(high, first_1, step_1)
     first_0 = tl.load(run + 0)
@@ -81,8 +85,7 @@ def kernel(
     c_0 = rest_c
     boxes_0 = (count_0 + (1 << log_0) - 1) >> log_0
     bounds = Tables + tl.load(here + 7) + 2 * i_0
-    low = tl.load(bounds, mask=valid_0, other=0)
-    high = tl.load(bounds + 1, mask=valid_0, other=0)
+    low, high = tl.load(bounds), tl.load(bounds + 1)
     low_0 = positions(low, first_0, step_0)  # (rows,)
     high_0 = positions(high, first_0, step_0)
     base = tl.load(here) + (first_0) * length_1 + first_1  # the first token

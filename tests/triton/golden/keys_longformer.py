@@ -1,10 +1,12 @@
-"""dkdv_bfloat16_64_1d_64x64_several_grouped: emitted by weft; 4 warps, 3 stages."""
+"""dkdv_bfloat16_64_1d_64x64_several_grouped_chained: emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl
 
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
 from weft.kernels.triton.device import (
-    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
+    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,
 )
 
 
@@ -29,25 +31,27 @@ def kernel(
     kv_head = tl.load(member + 1).to(tl.int64)
     first_head, group = tl.load(member + 2), tl.load(member + 3)
     mine = Tables + items_at + item * record
-    # my rows: coordinates i_a on every axis, and tokens
+    # my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again
     r = tl.arange(0, 64)
     valid = r >= 0
     rest = r
     r_0 = rest
+    rows_0 = tl.load(mine + 1)
+    valid &= r_0 < rows_0
+    r_0 = tl.minimum(r_0, rows_0 - 1)
     i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
-    valid_0 = r_0 < tl.load(mine + 1)
-    valid &= valid_0
     token_r = tl.load(Tables) + i_0  # (rows,)
     d_0 = 0 + tl.arange(0, 64)
     dv_0 = 0 + tl.arange(0, 64)
     k_rows = K + batch * K_batch + kv_head * K_head + token_r.to(tl.int64) * K_row
-    k_0 = tl.load(k_rows[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 64
+    k_0 = tl.load(k_rows[:, None] + d_0[None, :])  # 64
     v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row
-    v_0 = tl.load(v_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 64
+    v_0 = tl.load(v_rows[:, None] + dv_0[None, :])  # 64
     scale2 = scale * 1.4426950408889634
     stat = tl.arange(0, 16)
     of_lse = tl.where((stat < 8)[None, :] & (r >= 0)[:, None], 1.0, 0.0).to(tl.bfloat16)
     of_delta = tl.where((stat >= 8)[None, :] & (r >= 0)[:, None], 1.0, 0.0).to(tl.bfloat16)
+    gdc_wait()  # for all that the launch before this one leaves
     dk_0 = tl.zeros((64, 64), tl.float32)
     dv_sum_0 = tl.zeros((64, 64), tl.float32)
     for part in range(parts):
@@ -69,7 +73,7 @@ def kernel(
         q_off = (token_c * Q_row.to(tl.int32))[:, None]
         o_off = (token_c * DOut_row.to(tl.int32))[:, None]
         if boxes_0 > full_0 - left_0:  # some tile has an edge
-            low, high = formulas(here + 8, i_0, length_0)
+            low, high = stairs(here + 8, i_0, length_0)
             low_0 = positions(low, first_0, step_0)  # (rows,)
             high_0 = positions(high, first_0, step_0)
             for one in range(group):

@@ -1,10 +1,12 @@
-"""dkdv_bfloat16_128_1d_128x32_grouped_with_dq: emitted by weft; 8 warps, 2 stages."""
+"""dkdv_bfloat16_128_1d_128x32_grouped_with_dq_chained: emitted by weft; 8 warps, 2 stages."""
 
 import triton
 import triton.language as tl
 
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
 from weft.kernels.triton.device import (
-    formulas, in_three, is_out, lower_table, positions, tanh, upper_table,
+    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,
 )
 
 
@@ -30,14 +32,15 @@ def kernel(
     kv_head = tl.load(member + 1).to(tl.int64)
     first_head, group = tl.load(member + 2), tl.load(member + 3)
     mine = Tables + items_at + item * record
-    # my rows: coordinates i_a on every axis, and tokens
+    # my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again
     r = tl.arange(0, 128)
     valid = r >= 0
     rest = r
     r_0 = rest
+    rows_0 = tl.load(mine + 1)
+    valid &= r_0 < rows_0
+    r_0 = tl.minimum(r_0, rows_0 - 1)
     i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
-    valid_0 = r_0 < tl.load(mine + 1)
-    valid &= valid_0
     token_r = tl.load(Tables) + i_0  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
@@ -59,11 +62,12 @@ def kernel(
     full_0 = left_0 + tl.load(run + 3)
     c_0 = c
     boxes_0 = (count_0 + 31) // 32
-    low, high = formulas(here + 8, i_0, length_0)
+    low, high = lines(here + 8, i_0, length_0)
     low_0 = positions(low, first_0, step_0)  # (rows,)
     high_0 = positions(high, first_0, step_0)
     base = tl.load(here) + first_0  # the first token
     token_c = c_0 * step_0  # (cols,) tokens of a box
+    gdc_wait()  # for all that the launch before this one leaves
     dk_0 = tl.zeros((128, 128), tl.float32)
     dv_sum_0 = tl.zeros((128, 128), tl.float32)
     pace_0 = step_0 * 32
@@ -72,7 +76,7 @@ def kernel(
     dq_off = (token_c * DQ_row.to(tl.int32))[None, :]
     wanted = valid & (low_0 < high_0)
     k_0 = tl.load(k_rows[:, None] + d_0[None, :], mask=wanted[:, None], other=0.0)  # 128
-    v_0 = tl.load(v_rows[:, None] + dv_0[None, :], mask=valid[:, None], other=0.0)  # 128
+    v_0 = tl.load(v_rows[:, None] + dv_0[None, :])  # 128
     for one in range(group):
         head = first_head + one
         q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head

@@ -17,6 +17,7 @@ from weft.target import Gpu, Target
 # Head dimensions at which a forward on a grid takes one maximum, 7 to 9 % faster at 128, and holds the bounds of its
 # masks; at 64 the registers of the second walk cost up to 17 % (benchmarks/notes/triton.md). Others were not measured.
 GRIDS_TAKE_ONE = range(65, 129)
+MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
 
 
 def chained(direction: str, target: Target | Gpu) -> bool:
@@ -49,12 +50,12 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     aligned = spec.aligned and wave.span * widest < 1 << 31
     # what addresses and masks need there does not fit into fewer
     crowded = not aligned or wave.kind.listed or wave.kind.rank == 3
-    both = wave.both and wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
-    several = (wave.several and not both) or (wave.more and spec.with_dq)
-    limits = ({"registers": 0} if crowded else {}) | ({"apart": False} if both else {})
+    terms = 1 if spec.of_keys or wave.kind.listed or wave.terms > MOST_TERMS else wave.terms
+    several = (wave.several and terms == 1) or (wave.more and spec.with_dq)
+    limits = ({"registers": 0} if crowded else {}) | ({"apart": False} if terms > 1 else {})
     one = replace(
         spec, **kind, **asdict(tiling) | limits, aligned=aligned, lines=wave.lines and not several, several=several,
-        both=both, more=wave.more and not several, whole=wave.whole, packed=wave.place is None, joins=wave.joins,
+        terms=terms, more=wave.more and not several, whole=wave.whole, packed=wave.place is None, joins=wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     room = one.whole and _grid_takes_one(one) if one.direction == "forward" else not one.with_dq

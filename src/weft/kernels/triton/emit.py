@@ -6,7 +6,7 @@ The side of a tile that stays is called rows ("mine"), the side that is walked c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
@@ -166,7 +166,7 @@ def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> 
     yield f"run = mine + {2 * R}{part and f'{part} * {4 * R}'}"
     yield f"c = tl.arange(0, {spec.cols})"
     yield "rest_c = c"
-    for a in reversed(range(R + spec.both)):  # of two terms the second one's line as if it were another axis
+    for a in reversed(range(max(R, spec.terms))):  # of several terms each has a line, as if it were another axis
         yield from _axis(spec, a)
     if spec.more:
         yield from _more_terms()
@@ -176,8 +176,8 @@ def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> 
         inside = f"({inside}) * length_{a} + c_{a} * step_{a}"
     yield f"base = tl.load(here) + {base}  # the first token"
     yield f"token_c = {inside}  # (cols,) tokens of a box"
-    if spec.both:
-        yield f"base_1 = tl.load(here + {_axis_at(1, 1) - PART}) + first_1"
+    for a in range(1, spec.terms):
+        yield f"base_{a} = tl.load(here + {_axis_at(1, a) - PART}) + first_{a}"
     yield from start
     if R > 1:
         yield from fragments.places()
@@ -272,20 +272,33 @@ def _walk(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
     elif spec.apart:
         yield from _walk_edges(spec, fragments)
         yield from _walk_full(spec, fragments)
-    elif spec.both:
-        yield "for j in range(boxes_0 + boxes_1):"
-        yield from indented(_which_term())
+    elif spec.terms > 1:
+        yield f"for j in range({' + '.join(f'boxes_{a}' for a in range(spec.terms))}):"
+        yield from indented(_which_term(spec.terms))
         yield from indented(fragments.step())
     else:
         yield f"for j_0 in range(boxes_0{' + more_0' * spec.more}):"
         yield from indented(fragments.step())
 
 
-def _which_term() -> Iterator[str]:
-    yield "second = j >= boxes_0  # a tile of the second term"
-    yield "j_0 = tl.where(second, j - boxes_0, j)"
+def _which_term(terms: int) -> Iterator[str]:
+    """The numbers of the term that tile j is of, which is the j_0-th of it."""
+    places = ["j"]
+    for a in range(1, terms):
+        before = " + ".join(f"boxes_{b}" for b in range(a))
+        yield f"of_{a} = j >= {before}  # of term {a}, or of one after it"
+        places.append(f"j - ({before})" if a > 1 else f"j - {before}")
+
+    def chosen(each: Sequence[str]) -> str:
+        text = each[0]
+        for a in range(1, terms):
+            text = f"tl.where(of_{a}, {each[a]}, {text})"
+        return text
+
+    yield f"j_0 = {chosen(places)}"
     for name in ("count", "step", "left", "full", "low", "high"):
-        yield f"{name}_j = tl.where(second, {name}_1, {name}_0)"
+        yield f"{name}_j = {chosen([f'{name}_{a}' for a in range(terms)])}"
+    yield f"base_j = {chosen(['base', *(f'base_{a}' for a in range(1, terms))])}"
 
 
 def _walk_edges(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:

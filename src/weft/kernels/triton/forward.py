@@ -94,7 +94,7 @@ class Forward(KeyWalk):
         All rows see the first full tile of a line; so they have seen a key by then, or there is none such.
         """
         scale = " * scale2" if self.spec.linear else ""
-        number = "j" if self.spec.both else "j_0"
+        number = "j" if self.spec.terms > 1 else "j_0"
         first = {
             "either": f"({number} <= left_0) | (left_0 == full_0)" if self.spec.rank == 1 else "box <= met",
             "edge": "j >= 0",  # always

@@ -192,8 +192,8 @@ class Fragments:
                 else:
                     yield f"there = c < {count} - j_0 * {spec.cols}"
             base, pace = "base", "pace_0"
-            if spec.both:
-                base, pace = "tl.where(second, base_1, base)", f"(step_j * {spec.cols})"
+            if spec.terms > 1:
+                base, pace = "base_j", f"(step_j * {spec.cols})"
             elif spec.more and kind != "edge":
                 base = f"tl.where(j_0 < {self.before_more}, base, more)"
             yield f"at = {base} + j_0 * {pace}"
@@ -209,11 +209,11 @@ class Fragments:
                 yield f"there {'&=' if a else '='} c_{a} < count_{a} - (j_{a} << log_{a})"
             yield "at = base + " + " + ".join(f"j_{a} * pace_{a}" for a in range(spec.rank))
         if spec.alibi or spec.listed:
-            yield "token = at + " + ("c * step_j" if spec.both else "token_c")
+            yield "token = at + " + ("c * step_j" if spec.terms > 1 else "token_c")
 
     def of_term(self, name: str) -> str:
-        """A number of the term that a tile on a line is of: of the only one, or of either of two."""
-        return f"{name}_{'j' if self.spec.both else 0}"
+        """A number of the term that a tile on a line is of: of the only one, or of the j-th tile's."""
+        return f"{name}_{'j' if self.spec.terms > 1 else 0}"
 
     @property
     def before_more(self) -> str:
@@ -284,7 +284,7 @@ class Fragments:
             yield from indented(iter(masked("((word >> (c & 31)[None, :]) & 1) != 0")))
             yield from masked("there[None, :]")
             return
-        if spec.both:
+        if spec.terms > 1:
             yield from self.mask_sides(masked("live"))
             return
         lines, live = self.live_on_axis() if spec.rank == 1 else ([], [])
@@ -354,7 +354,7 @@ class KeyWalk(Fragments):
         yield "v_at = V + batch * V_batch + kv_head * V_head"
 
     def per_part(self) -> Iterator[str]:
-        if self.spec.both:  # steps differ
+        if self.spec.terms > 1:  # steps differ
             return
         yield f"k_off = (token_c{self.wide} * K_row{self.narrow})[:, None]"
         yield f"v_off = (token_c{self.wide} * V_row{self.narrow})[:, None]"

@@ -17,18 +17,18 @@ class KernelSpec:
     dtype: of q, k and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the
     remainder. rows x cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16
     bytes and are dense, and no tile spans 2^31 elements. formula: every bound is one of at most two staircases, or a
-    grid's; else lists are walked. lines: and of one term, or of both, one clipped line a side. listed: queries or keys
-    are gathered through a table, or left out by one. several: a tile walks several terms, one after the other. both:
-    two in one loop. more: one, and in the same loop one run of full tiles of others after its own. whole: every column
-    of a box on a grid exists. grouped: not one query head for each head of keys, so that "dkdv" walks them. split:
-    several items add to the same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32, from
-    the zeros that "delta" leaves. packed: several launches in one, so that a program first reads which is its own.
-    accumulate: results are added to what came before, in float32. joins: to few of them, and what came before lies
-    elsewhere. lse_gradient: there is one. held: what products take in every tile stays in registers, for cards whose
-    products read it there. one_maximum: the short form of `forward.Forward`. rescaled: the scale is not clearly above
-    zero, so scores are multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its
-    mantissa. chained: of a chain of launches each begins while the one before it ends (programmatic dependent launch),
-    and waits for that before it reads what that left.
+    grid's; else lists are walked. lines: one clipped line a side. listed: queries or keys are gathered through a table,
+    or left out by one. several: a tile walks several terms, one after the other. terms: so many in one loop. more: one,
+    and in the same loop one run of full tiles of others after its own. whole: every column of a box on a grid exists.
+    grouped: not one query head for each head of keys, so that "dkdv" walks them. split: several items add to the same
+    rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32, from the zeros that "delta" leaves.
+    packed: several launches in one, so that a program first reads which is its own. accumulate: results are added to
+    what came before, in float32. joins: to few of them, and what came before lies elsewhere. lse_gradient: there is
+    one. held: what products take in every tile stays in registers, for cards whose products read it there. one_maximum:
+    the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are multiplied by it
+    before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of a chain of
+    launches each begins while the one before it ends (programmatic dependent launch), and waits for that before it
+    reads what that left.
     """
 
     direction: Direction | Literal["delta"]
@@ -43,7 +43,7 @@ class KernelSpec:
     lines: bool = False
     listed: bool = False
     several: bool = False
-    both: bool = False
+    terms: int = 1
     more: bool = False
     whole: bool = False
     grouped: bool = False
@@ -78,7 +78,6 @@ class KernelSpec:
             for x in (
                 "listed",
                 "several",
-                "both",
                 "more",
                 "whole",
                 "grouped",
@@ -99,6 +98,7 @@ class KernelSpec:
             )
             if getattr(self, x)
         )
+        options = f"_{self.terms}_terms" * (self.terms > 1) + options
         return f"{self.direction}_{self.dtype}_{dims}_{tile}{options}" + (
             "_any" * (not self.aligned) + "_table" * (not self.formula and self.rank > 0)
         )
