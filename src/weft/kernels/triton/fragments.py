@@ -284,7 +284,7 @@ class Fragments:
             yield from indented(iter(masked("((word >> (c & 31)[None, :]) & 1) != 0")))
             yield from masked("there[None, :]")
             return
-        if spec.terms > 1:
+        if spec.terms > 1 or (kind == "edge" and spec.direction == "forward"):
             yield from self.mask_sides(masked("live"))
             return
         lines, live = self.live_on_axis() if spec.rank == 1 else ([], [])
@@ -298,11 +298,12 @@ class Fragments:
     def mask_sides(self, masked: list[str]) -> Iterator[str]:
         """Beside full tiles, which all rows see, one side alone cuts a tile: low bounds before, high ones after.
 
-        For runs of few tiles; in long ones the second branch costs more than it saves (benchmarks/notes/triton.md).
+        Where many tiles are full, and in dQ, a second branch costs more than it saves (benchmarks/notes/triton.md).
         """
-        for bound, sign, where in (("low", ">=", "j_0 < left_j"), ("high", "<", "j_0 >= full_j")):
-            yield f"if ({where}) | (left_j == full_j):  # {bound} bounds cut the tile"
-            yield f"    live = c[None, :] {sign} ({bound}_j - j_0 * {self.spec.cols})[:, None]"
+        left, full = self.of_term("left"), self.of_term("full")
+        for bound, sign, where in (("low", ">=", f"j_0 < {left}"), ("high", "<", f"j_0 >= {full}")):
+            yield f"if ({where}) | ({left} == {full}):  # {bound} bounds cut the tile"
+            yield f"    live = c[None, :] {sign} ({self.of_term(bound)} - j_0 * {self.spec.cols})[:, None]"
             yield from indented(iter(masked))
 
     def at_edges(self, lines: list[str], kind: str) -> Iterator[str]:
