@@ -21,6 +21,7 @@ PATTERNS = {
     "no tile is full": weft.causal() & (weft.window(left=3) | weft.periodic_keys(40)),
     "both sides": weft.window(20, 60) | weft.periodic_keys(11),
     "lists of bounds": weft.documents([40, 3, 57, 230]) | weft.periodic_keys(16),
+    "fewer terms beside it": weft.longformer(50, global_tokens=16),
     "of some heads": weft.per_head([weft.causal() & (NEAR | weft.periodic_keys(9)), weft.causal()] * 2),
     "of some batch rows": weft.per_batch([weft.causal() & (NEAR | weft.prefix(4)), NEAR | weft.periodic_keys(30)]),
 }
@@ -39,7 +40,14 @@ def case_of(name, dtype=torch.float32, kv_heads=4, dims=(16, 16), **options):
 @pytest.mark.parametrize("direction", ["forward", "dq"])
 @pytest.mark.parametrize(
     ("name", "terms"),
-    [("every ninth key", 2), ("first keys", 2), ("no tile is full", 2), ("both sides", 3), ("lists of bounds", 3)],
+    [
+        ("every ninth key", 2),
+        ("first keys", 2),
+        ("no tile is full", 2),
+        ("both sides", 3),
+        ("lists of bounds", 3),
+        ("fewer terms beside it", 2),
+    ],
 )
 def test_what_the_tests_below_are_about(name, terms, direction):
     problem = Problem(2, 4, 4, TOKENS, TOKENS, 16, 16, "float32", "cuda")

@@ -63,8 +63,8 @@ def kernel(
     length_0 = tl.load(here + 6)
     left_0 = tl.load(run + 2)
     full_0 = left_0 + tl.load(run + 3)
-    c_0 = c
     boxes_0 = (count_0 + 63) // 64
+    c_0 = c
     low = lower_table(Tables, here + 8, i_0, item)
     high = upper_table(Tables, here + 10, i_0, item, length_0)
     low_0 = positions(low, first_0, step_0)  # (rows,)

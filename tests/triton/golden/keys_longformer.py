@@ -65,8 +65,8 @@ def kernel(
         length_0 = tl.load(here + 6)
         left_0 = tl.load(run + 2)
         full_0 = left_0 + tl.load(run + 3)
-        c_0 = c
         boxes_0 = (count_0 + 63) // 64
+        c_0 = c
         base = tl.load(here) + first_0  # the first token
         token_c = c_0 * step_0  # (cols,) tokens of a box
         pace_0 = step_0 * 64

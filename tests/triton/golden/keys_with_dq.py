@@ -60,8 +60,8 @@ def kernel(
     length_0 = tl.load(here + 6)
     left_0 = tl.load(run + 2)
     full_0 = left_0 + tl.load(run + 3)
-    c_0 = c
     boxes_0 = (count_0 + 31) // 32
+    c_0 = c
     low, high = lines(here + 8, i_0, length_0)
     low_0 = positions(low, first_0, step_0)  # (rows,)
     high_0 = positions(high, first_0, step_0)

@@ -51,7 +51,7 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     # what addresses and masks need there does not fit into fewer
     crowded = not aligned or wave.kind.listed or wave.kind.rank == 3
     single = wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
-    terms = wave.terms if single and wave.terms <= MOST_TERMS else 1
+    terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
     several = (wave.several and terms == 1) or (wave.more and spec.with_dq)
     limits = ({"registers": 0} if crowded else {}) | ({"apart": False} if terms > 1 else {})
     one = replace(

@@ -166,8 +166,10 @@ def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> 
     yield f"run = mine + {2 * R}{part and f'{part} * {4 * R}'}"
     yield f"c = tl.arange(0, {spec.cols})"
     yield "rest_c = c"
-    for a in reversed(range(max(R, spec.terms))):  # of several terms each has a line, as if it were another axis
+    for a in reversed(range(R)):
         yield from _axis(spec, a)
+    for term in range(1, spec.terms):
+        yield from _further_term(spec, term)
     if spec.more:
         yield from _more_terms()
     base, inside = "first_0", "c_0 * step_0"
@@ -176,8 +178,6 @@ def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> 
         inside = f"({inside}) * length_{a} + c_{a} * step_{a}"
     yield f"base = tl.load(here) + {base}  # the first token"
     yield f"token_c = {inside}  # (cols,) tokens of a box"
-    for a in range(1, spec.terms):
-        yield f"base_{a} = tl.load(here + {_axis_at(1, a) - PART}) + first_{a}"
     yield from start
     if R > 1:
         yield from fragments.places()
@@ -218,13 +218,16 @@ def _edges_if_any(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
         yield from fragments.per_head(_walk(spec, fragments))
 
 
-def _axis(spec: KernelSpec, a: int) -> Iterator[str]:
-    """The run of columns along one axis, and the bounds of my rows on it."""
-    R, at = spec.rank, _axis_at(spec.rank, a)
-    yield f"first_{a} = tl.load(run + {4 * a})"
-    yield f"count_{a} = tl.load(run + {4 * a + 1})"
-    yield f"step_{a} = tl.load(here + {at})"
-    yield f"length_{a} = tl.load(here + {at + 2})"
+def _axis(spec: KernelSpec, a: int, term: int = 0) -> Iterator[str]:
+    """The run of columns along one axis, and the bounds of my rows on it; of a line also those of further terms."""
+    R, at, n = spec.rank, PART + axis_words(spec.rank) * a, term or a
+    here, run = (f"{x}_{term}" if term else x for x in ("here", "run"))
+    yield f"first_{n} = tl.load({run} + {4 * a})"
+    yield f"count_{n} = tl.load({run} + {4 * a + 1})"
+    if term and spec.packed:
+        yield f"count_{n} = tl.where(parts > {term}, count_{n}, 0)"
+    yield f"step_{n} = tl.load({here} + {at})"
+    yield f"length_{n} = tl.load({here} + {at + 2})"
     if R > 1:
         yield f"log_{a} = tl.load(here + {at + 1})"
         yield f"c_{a} = rest_c & ((1 << log_{a}) - 1)" if a else f"c_{a} = rest_c"
@@ -232,35 +235,40 @@ def _axis(spec: KernelSpec, a: int) -> Iterator[str]:
             yield f"rest_c = rest_c >> log_{a}"
         yield f"boxes_{a} = (count_{a} + (1 << log_{a}) - 1) >> log_{a}"
     else:
-        yield f"left_{a} = tl.load(run + {4 * a + 2})"
-        yield f"full_{a} = left_{a} + tl.load(run + {4 * a + 3})"
-        yield f"c_{a} = c"
-        yield f"boxes_{a} = (count_{a} + {spec.cols - 1}) // {spec.cols}"
+        yield f"left_{n} = tl.load({run} + 2)"
+        yield f"full_{n} = left_{n} + tl.load({run} + 3)"
+        yield f"boxes_{n} = (count_{n} + {spec.cols - 1}) // {spec.cols}"
+        if not term:
+            yield "c_0 = c"
     if not spec.few_edges:
-        yield from _bounds(spec, a)
+        yield from _bounds(spec, a, term)
 
 
-def _axis_at(rank: int, a: int) -> int:
-    """Where a part has the numbers of an axis; of a line the a-th part has those of its only one."""
-    return PART + axis_words(rank) * a + (PART * a if rank == 1 else 0)
+def _further_term(spec: KernelSpec, term: int) -> Iterator[str]:
+    """A term that is walked after the first; of launches side by side some may have fewer, and read the first's."""
+    for name, words in (("here", (PART + axis_words(1)) * term), ("run", 4 * term)):
+        yield f"{name}_{term} = {name} + {f'tl.where(parts > {term}, {words}, 0)' if spec.packed else words}"
+    yield from _axis(spec, 0, term)
+    yield f"base_{term} = tl.load(here_{term}) + first_{term}"
 
 
-def _bounds(spec: KernelSpec, a: int) -> Iterator[str]:
+def _bounds(spec: KernelSpec, a: int, term: int = 0) -> Iterator[str]:
     """The bounds of my rows along one axis, as positions in the run."""
-    R, at = spec.rank, _axis_at(spec.rank, a)
+    R, at, n = spec.rank, PART + axis_words(spec.rank) * a, term or a
+    here = f"here_{term}" if term else "here"
     if R > 1:
         yield f"bounds = Tables + tl.load(here + {at + 3}) + 2 * i_{a}"
         yield "low, high = tl.load(bounds), tl.load(bounds + 1)"
     elif spec.formula:
-        yield f"low, high = {'lines' if spec.lines else 'stairs'}(here + {at + 4}, i_0, length_{a})"
+        yield f"low, high = {'lines' if spec.lines else 'stairs'}({here} + {at + 4}, i_0, length_{n})"
     else:
-        yield f"low = lower_table(Tables, here + {at + 4}, i_0, item)"
-        yield f"high = upper_table(Tables, here + {at + 6}, i_0, item, length_{a})"
+        yield f"low = lower_table(Tables, {here} + {at + 4}, i_0, item)"
+        yield f"high = upper_table(Tables, {here} + {at + 6}, i_0, item, length_{n})"
     if spec.listed and R == 1:
         yield "low_0, high_0 = low, high  # (rows,) coordinates"
     else:
-        yield f"low_{a} = positions(low, first_{a}, step_{a})  # (rows,)"
-        yield f"high_{a} = positions(high, first_{a}, step_{a})"
+        yield f"low_{n} = positions(low, first_{n}, step_{n})  # (rows,)"
+        yield f"high_{n} = positions(high, first_{n}, step_{n})"
 
 
 def _walk(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:

@@ -45,8 +45,8 @@ class Wave:
 
     words: the tables, with the members from `heads_at` on. place: of the only launch, None where several are packed.
     merges: some row is visited by another wave too. joins: it visits every row once and comes last, and adds what the
-    others left for the few rows that these visit. whole: every column of every box exists. terms: how many every tile
-    walks, 1 where not all walk as many. lines: every bound is a clipped line.
+    others left for the few rows that these visit. whole: every column of every box exists. terms: the most of one
+    launch. lines: every bound is a clipped line.
     """
 
     words: Words
@@ -190,16 +190,10 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
         np.concatenate([*(entry.tables.words for entry in found), joined.reshape(-1)]),
         found[0].tables.kind, int(bases[-1]), len(joined), max(entry.tables.items for entry in found),
         only is None or only.skewed, several=any(t.several for t in tables),
-        terms=_terms(tables), more=any(t.more for t in tables),
+        terms=max(t.place.parts for t in tables), more=any(t.more for t in tables),
         place=only and only.place, merges=merges, span=max(t.span for t in tables),
         whole=all(t.whole for t in tables), lines=all(t.lines for t in tables),
     )  # fmt: skip
-
-
-def _terms(tables: Sequence[LaunchTables]) -> int:
-    """Terms of each launch, if they have as many."""
-    first, *others = {t.place.parts if t.several else 1 for t in tables}
-    return 1 if others else first
 
 
 def head_rows(heads: tuple[Heads, ...], group: int, transposed: bool) -> Words:
