@@ -161,7 +161,8 @@ class KeyGradient(Gradient):
         yield from self.columns(self.dv, "dv")
         yield "k_rows = K + batch * K_batch + kv_head * K_head + token_r.to(tl.int64) * K_row"
         if not self.for_queries:
-            yield from self.load("k", "K", "k_rows", "", "d")
+            mask = "valid" if self.spec.with_dq else ""  # what joins sums over keys joins them once
+            yield from self.load("k", "K", "k_rows", mask, "d")
             yield from self.hold("k", self.d)
         yield "v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row"
         if not self.for_queries:

@@ -52,11 +52,12 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     crowded = not aligned or wave.kind.listed or wave.kind.rank == 3
     single = wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
     terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
-    several = (wave.several and terms == 1) or (wave.more and spec.with_dq)
+    several = terms == 1 and (wave.several or (wave.more and spec.with_dq))
     limits = ({"registers": 0} if crowded else {}) | ({"apart": False} if terms > 1 else {})
     one = replace(
         spec, **kind, **asdict(tiling) | limits, aligned=aligned, lines=wave.lines and not several, several=several,
-        terms=terms, more=wave.more and not several, whole=wave.whole, packed=wave.place is None, joins=wave.joins,
+        terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
+        joins=wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     room = one.whole and _grid_takes_one(one) if one.direction == "forward" else not one.with_dq

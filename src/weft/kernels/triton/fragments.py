@@ -284,7 +284,7 @@ class Fragments:
             yield from indented(iter(masked("((word >> (c & 31)[None, :]) & 1) != 0")))
             yield from masked("there[None, :]")
             return
-        if spec.terms > 1 or (kind == "edge" and spec.direction == "forward"):
+        if spec.terms > 1 or (kind == "edge" and spec.direction == "forward" and not spec.listed):
             yield from self.mask_sides(masked("live"))
             return
         lines, live = self.live_on_axis() if spec.rank == 1 else ([], [])
