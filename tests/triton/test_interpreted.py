@@ -47,7 +47,9 @@ CHOSEN = {
         f"{JOINED}_launches_that_meet_all_rows_read_nothing_unset[strided]",
         f"{JOINED}_long_tiles_leave_shares_to_a_launch_of_their_own[64-2]",
     ],
-    "tokens that all see": [f"{SEEN_BY_ALL}_results[{name}-4-True]" for name in ("longformer", "of a causal window")],
+    "tokens that all see": [
+        f"{SEEN_BY_ALL}_results[{name}-4-True]" for name in ("longformer", "of a causal window", "of some heads")
+    ],
     "terms in one loop": [
         f"{TERMS}_results[{name}-4]" for name in ("no tile is full", "both sides", "of some batch rows")
     ],
@@ -56,7 +58,8 @@ CHOSEN = {
         for kind, direction in zip(
             ("formula", "table", "several", "plane", "space"), ("dkdv", "dq", "forward", "dq", "dkdv"), strict=True
         )
-    ],
+    ]
+    + [f"{TILINGS}_edges_apart_in_the_forward"],
     "gradients of one kernel": [
         f"{ONE_KERNEL}_several_tiles",
         f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",
