@@ -12,6 +12,7 @@ from weft.kernels.options import Modifiers
 from weft.kernels.triton import decode, run
 from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import plan_attention
+from weft.planning.device import plan_for_device
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
 from weft.target import GPU, GPUS
@@ -81,6 +82,17 @@ def launched(call, gpu=GPU):
         rows = d_out, d_out, lse[..., 0].float(), None
         run.backward((q, k, v), rows, plan, how, not call.one_kernel, call.one_kernel)
     return found
+
+
+SMALL = Tiling(16, 8, 4, 1)  # many tiles in few tokens
+
+
+def small_launches(pattern, tokens, transposed=False):
+    """The planner's launches of one direction of a square pattern, in tiles of SMALL."""
+    problem = Problem(1, 1, 1, tokens, tokens, 64, 64, "bfloat16", "cuda")
+    plan = plan_attention(pattern, problem, GPU)
+    shares = plan.transposed if transposed else plan.forward
+    return [x for share in shares for x in plan_for_device(share.plan.acsr, problem, GPU, SMALL).launches]
 
 
 def has_room_for_dq(call):

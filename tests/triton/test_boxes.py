@@ -14,13 +14,11 @@ from weft.kernels.triton.boxes import whole_boxes
 from weft.kernels.triton.configure import specs_of
 from weft.pattern.bounds import Stair
 from weft.planning.attention_plan import plan_attention
-from weft.planning.device import plan_for_device
-from weft.planning.problem import Problem
-from weft.planning.tiling import Tiling
 from weft.target import GPU
 from weft.testing.workloads import named
 
-SMALL = Tiling(16, 8, 4, 1)
+from .specs import small_launches
+
 laws = settings(max_examples=60, deadline=None, derandomize=bool(os.environ.get("CI")))
 
 
@@ -34,11 +32,7 @@ def neighborhoods(draw):
 
 
 def launches(shape, size, transposed=False, **options):
-    pattern, tokens = weft.neighborhood(shape, size, **options), prod(shape)
-    problem = Problem(1, 1, 1, tokens, tokens, 64, 64, "bfloat16", "cuda")
-    plan = plan_attention(pattern, problem, GPU)
-    shares = plan.transposed if transposed else plan.forward
-    return [x for share in shares for x in plan_for_device(share.plan.acsr, problem, GPU, SMALL).launches]
+    return small_launches(weft.neighborhood(shape, size, **options), prod(shape), transposed)
 
 
 @laws

@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 
 import weft
 from weft.kernels.triton.lines import as_lines
-from weft.planning.attention_plan import plan_attention
-from weft.planning.device import plan_for_device
-from weft.planning.problem import Problem
-from weft.planning.tiling import Tiling
-from weft.target import GPU
+
+from .specs import small_launches
 
 TOKENS = 200
-SMALL = Tiling(16, 8, 4, 1)
 laws = settings(max_examples=60, deadline=None, derandomize=bool(os.environ.get("CI")))
 sizes = st.integers(0, 250)
 
@@ -39,19 +35,12 @@ def patterns(draw):
     return weft.causal() & found if draw(st.booleans()) else found
 
 
-def launches(pattern, transposed=False):
-    problem = Problem(1, 1, 1, TOKENS, TOKENS, 64, 64, "bfloat16", "cuda")
-    plan = plan_attention(pattern, problem, GPU)
-    shares = plan.transposed if transposed else plan.forward
-    return [x for share in shares for x in plan_for_device(share.plan.acsr, problem, GPU, SMALL).launches]
-
-
 @laws
 @given(patterns(), st.booleans())
 def test_the_same_rows_see_the_same_keys(pattern, transposed):
-    for launch in launches(pattern, transposed):
-        straight = as_lines(launch)
-        for part, other in zip(launch.parts, straight.parts if straight else (), strict=bool(straight)):
+    launches = small_launches(pattern, TOKENS, transposed)
+    for launch, straight in ((x, as_lines(x)) for x in launches if as_lines(x) is not None):
+        for part, other in zip(launch.parts, straight.parts, strict=True):
             (axis,), (new,) = part.axes, other.axes
             for bound in (*new.relation.lower, *new.relation.upper):
                 assert bound.run == 1
@@ -80,4 +69,4 @@ def test_the_same_rows_see_the_same_keys(pattern, transposed):
     ids=["window", "dilated", "longformer", "periodic", "chunks", "documents"],
 )
 def test_which_are_lines(pattern, lines, transposed):
-    assert {as_lines(launch) is not None for launch in launches(pattern, transposed)} == {lines}
+    assert {as_lines(launch) is not None for launch in small_launches(pattern, TOKENS, transposed)} == {lines}

@@ -26,6 +26,15 @@ def chained(direction: str, target: Target | Gpu) -> bool:
     return new and direction != "forward" and not interpreted()
 
 
+def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> KernelSpec:
+    """With what the card that is planned for allows."""
+    problem, target = plan.problem, plan.target
+    return replace(
+        spec, held=held(problem, target), one_maximum=one_maximum(direction, problem, target),
+        chained=chained(direction, target),
+    )  # fmt: skip
+
+
 def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> tuple[KernelSpec, ...]:
     """The kernels of one direction of a plan, without softcap, ALiBi, sinks and a gradient of lse; split: see
     `plan_waves`. q, k and v are taken to be contiguous, and so aligned wherever head dimensions allow it.
@@ -34,11 +43,8 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     waves = plan_waves(plan.towards(direction), problem, transposed, slots_of(plan.target) if split else None)
     aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))
     grouped = transposed and problem.group != 1
-    spec = KernelSpec(
-        direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped,
-        held=held(problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target),
-        chained=chained(direction, plan.target),
-    )  # fmt: skip
+    spec = KernelSpec(direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped)
+    spec = for_card(spec, direction, plan)
     widest = max(problem.d, problem.dv)
     return tuple(dict.fromkeys(wave_spec(spec, wave, waves, widest) for wave in waves.waves))
 

@@ -284,7 +284,7 @@ class Fragments:
             yield from indented(iter(masked("((word >> (c & 31)[None, :]) & 1) != 0")))
             yield from masked("there[None, :]")
             return
-        if spec.terms > 1 or (kind == "edge" and spec.direction == "forward" and not spec.listed):
+        if self.by_side(kind):
             yield from self.mask_sides(masked("live"))
             return
         lines, live = self.live_on_axis() if spec.rank == 1 else ([], [])
@@ -295,11 +295,14 @@ class Fragments:
             lines += [f"live {'&=' if n else '='} {' & '.join(live[n : n + 2])}" for n in range(0, len(live), 2)]
             yield from self.at_edges([*lines, *masked("live")], kind)
 
-    def mask_sides(self, masked: list[str]) -> Iterator[str]:
-        """Beside full tiles, which all rows see, one side alone cuts a tile: low bounds before, high ones after.
-
-        Where many tiles are full, and in dQ, a second branch costs more than it saves (benchmarks/notes/triton.md).
+    def by_side(self, kind: str) -> bool:
+        """Whether a tile beside full ones is masked by the side that cuts it alone: in loops over several terms, and
+        the forward's over edges. Elsewhere a second branch cost more than it saved (benchmarks/notes/triton.md).
         """
+        return self.spec.terms > 1 or (kind == "edge" and self.spec.direction == "forward" and not self.spec.listed)
+
+    def mask_sides(self, masked: list[str]) -> Iterator[str]:
+        """Beside full tiles, which all rows see, one side alone cuts a tile: low bounds before, high ones after."""
         left, full = self.of_term("left"), self.of_term("full")
         for bound, sign, where in (("low", ">=", f"j_0 < {left}"), ("high", "<", f"j_0 >= {full}")):
             yield f"if ({where}) | ({left} == {full}):  # {bound} bounds cut the tile"

@@ -27,10 +27,15 @@ def as_lines(launch: Launch) -> Launch | None:
     return replace(launch, parts=tuple(parts))
 
 
+def unbounded(axis: AxisPlan) -> AxisPlan:
+    """An axis without bounds, as one needs none whose tiles are all full."""
+    return replace(axis, relation=replace(axis.relation, lower=(), upper=()))
+
+
 def _straight(axis: AxisPlan) -> AxisPlan | None:
     tiles, full = tiles_on_line(axis)
     if (tiles == full).all():
-        return replace(axis, relation=replace(axis.relation, lower=(), upper=()))
+        return unbounded(axis)
     lower, upper = _merged(axis.relation.lower, True), _merged(axis.relation.upper, False)
     if lower is None or upper is None:
         return None

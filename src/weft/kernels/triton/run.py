@@ -18,7 +18,7 @@ import torch
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
 from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
-from weft.kernels.triton.configure import chained, wave_spec
+from weft.kernels.triton.configure import chained, for_card, wave_spec
 from weft.kernels.triton.emit import TENSORS, tensors
 from weft.kernels.triton.launch import (
     Launch,
@@ -37,7 +37,6 @@ from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan, Share
-from weft.planning.candidates import held, one_maximum
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
@@ -213,10 +212,7 @@ def prepared(
     known |= {name: stride for name, (_, stride, _) in made.items()}
     numbers = numbers._replace(sinks=numbers.sinks and covers and not merges)
     spec = _spec(direction, problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
-    spec = replace(
-        spec, held=held(problem, plan.target), one_maximum=one_maximum(direction, problem, plan.target),
-        chained=chained(direction, plan.target),
-    )  # fmt: skip
+    spec = for_card(spec, direction, plan)
     if direction == "forward":
         made["Lse"] = _rows(problem, torch.float32)
     elif direction == "dq":

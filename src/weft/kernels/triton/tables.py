@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton.boxes import whole_boxes
-from weft.kernels.triton.lines import as_lines
+from weft.kernels.triton.lines import as_lines, unbounded
 from weft.pattern.bounds import Bound, Ints, Stair
-from weft.pattern.relation import NDBool, Relation
+from weft.pattern.relation import NDBool
 from weft.planning.device import FAR, Run, is_formula, is_listed, more_run
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
 from weft.planning.tiling import Tiling
@@ -174,7 +174,8 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     launch = whole or launch
     slots = [axis_slots(launch, axis) for axis in range(rank)]
     if more is not None:
-        launch = replace(launch, parts=(launch.parts[0], _seen_by_all(launch.parts[1])))
+        first, second = launch.parts[:2]  # which stands for all others
+        launch = replace(launch, parts=(first, replace(second, axes=(unbounded(second.axes[0]),))))
     chosen = np.indices([lane.size for lane, _ in slots]).reshape(rank, -1)[:, order]
     both = [(axis, m) for part in launch.parts for axis, m in zip(part.axes, launch.q.shape, strict=True)]
     formula, listed = rank > 1 or all(is_formula(axis, m) for axis, m in both), any(map(is_listed, launch.parts))
@@ -214,12 +215,6 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         whole is not None,
         lines is not None,
     )
-
-
-def _seen_by_all(part: Part) -> Part:
-    """A part on one axis without bounds, as runs of full tiles need none."""
-    (axis,) = part.axes
-    return replace(part, axes=(replace(axis, relation=Relation()),))
 
 
 def _put_more(items: Words, part: Part, more: Run, order: Ints) -> None:
