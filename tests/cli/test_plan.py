@@ -134,7 +134,7 @@ def test_sources_are_those_that_attention_launches(pattern, monkeypatch):
     monkeypatch.setattr(kernels, "kernel_of", kernel_of)
     kernels.forward((q, k, v), made, Modifiers(0.1, None, None))
     rows = torch.zeros(2, 2, 300)
-    kernels.backward((q, k, v), (out, out, rows, None), made, Modifiers(0.1, None, None))
+    kernels.backward((q, k, v), (out, out, rows, None), made, Modifiers(0.1, None, None), with_delta=False)
     for direction in ("forward", "dq", "dkdv"):
         said = run("explain", pattern, *SHAPE, "--device", "gpu", "--source", direction, "--json").output
         meant = {emit(spec) for spec in launched if spec.direction == direction}

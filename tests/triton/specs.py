@@ -77,10 +77,10 @@ def launched(call, gpu=GPU):
     alibi = torch.ones(call.heads[1], group) if call.options.get("alibi") else None
     how = Modifiers(call.options.get("scale", 0.1), call.options.get("softcap"), alibi)
     sinks = torch.zeros(call.heads[0]) if call.options.get("sinks") else None
-    with launches() as found:
+    with launches() as found, mock.patch.object(run, "in_one_kernel", lambda plan: call.one_kernel):
         run.forward((q, k, v), plan, how, sinks)
         rows = d_out, d_out, lse[..., 0].float(), None
-        run.backward((q, k, v), rows, plan, how, not call.one_kernel, call.one_kernel)
+        run.backward((q, k, v), rows, plan, how, not call.one_kernel, sinks is not None)
     return found
 
 

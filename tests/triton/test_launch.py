@@ -207,8 +207,8 @@ def test_prepared_once():
 def test_dq_of_the_kernel_of_keys_only_where_order_is_free(one_kernel, deterministic):
     plan = plan_attention(weft.causal(), Problem(1, 2, 2, 100, 100, 64, 64, "bfloat16", "cuda"), GPU)
     q, k, v = (torch.zeros(1, 2, 100, 64, dtype=torch.bfloat16) for _ in range(3))
-    with launches() as found:
-        run.backward((q, k, v), (q, q, q[..., 0].float(), None), plan, Modifiers(0.1), deterministic, one_kernel)
+    with launches() as found, mock.patch.object(run, "in_one_kernel", lambda plan: one_kernel):
+        run.backward((q, k, v), (q, q, q[..., 0].float(), None), plan, Modifiers(0.1), deterministic)
     together = one_kernel and not deterministic
     assert [(spec.direction, spec.with_dq) for spec in found] == [
         ("delta" if together else "dq", together),
@@ -220,6 +220,6 @@ def test_rows_of_keys_may_be_several_items_of_one_kernel():
     """A few keys that thousands of queries see."""
     plan = plan_attention(weft.prefix(9), Problem(1, 2, 2, 2300, 20, 8, 8, "float32", "cuda"), GPU)
     q, k = torch.zeros(1, 2, 2300, 8), torch.zeros(1, 2, 20, 8)
-    with launches() as found:
-        run.backward((q, k, k), (q, q, q[..., 0], None), plan, Modifiers(0.1), False, True)
+    with launches() as found, mock.patch.object(run, "in_one_kernel", lambda plan: True):
+        run.backward((q, k, k), (q, q, q[..., 0], None), plan, Modifiers(0.1), False)
     assert [(spec.split, spec.with_dq) for spec in found] == [(False, True), (True, True)]

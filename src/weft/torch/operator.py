@@ -141,7 +141,8 @@ def gradients(
     """(dq, dk, dv, dsinks), None without sinks. given: dout, dlse; saved: q, k, v, out, lse, sinks."""
     (dout, dlse), (q, k, v, out, lse, sinks) = given, saved
     dout = torch.zeros_like(out) if dout is None else dout
-    *found, delta = kernels.backward((q, k, v), (out, dout, lse, dlse), plan, how, deterministic)
+    wanted = sinks is not None
+    *found, delta = kernels.backward((q, k, v), (out, dout, lse, dlse), plan, how, deterministic, wanted)
     return *found, None if sinks is None else _sink_gradient(sinks, lse, delta)
 
 

@@ -54,6 +54,7 @@ def backward(
     plan: AttentionPlan,
     how: Modifiers,
     deterministic: bool = True,
+    with_delta: bool = True,
 ) -> Tensors:
     """(dq, dk, dv, delta), always the same bits; delta (B, Hq, M) = rowsum(d_out * out) - d_lse, as it accumulates.
 

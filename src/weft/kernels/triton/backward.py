@@ -72,12 +72,13 @@ class Gradient(Fragments):
         yield from self.load("o", "Out", "out_rows", "", "dv")
 
     def row_numbers(self) -> Iterator[str]:
-        """lse and delta = rowsum(dO * O), less the gradient of lse where there is one; both are left for dK and dV."""
+        """lse and delta = rowsum(dO * O), less the gradient of lse where there is one, also as dK and dV take them."""
         for n in range(len(self.dv)):
             yield f"delta {'+=' if n else '='} tl.sum(o_{n}.to(tl.float32) * do_{n}.to(tl.float32), 1)  # (rows,)"
         if self.spec.lse_gradient:
             yield "delta -= dlse"
-        yield "tl.store(Delta + row, delta, mask=valid)"
+        if self.spec.leaves_delta:
+            yield "tl.store(Delta + row, delta, mask=valid)"
         yield 'lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key'
         if self.spec.folded:
             yield "# as sums of three: what dK and dV take from their products (a multiple of it)"
@@ -91,7 +92,7 @@ class Gradient(Fragments):
 
 
 class RowSums(Gradient):
-    """Delta and Stats of a block of queries, and zeros that a walk over keys adds their dQ to."""
+    """What `Gradient.row_numbers` leaves of a block of queries, and zeros that a walk over keys adds their dQ to."""
 
     def rows(self) -> Iterator[str]:
         """The whole kernel: blocks of one head, then of the next."""
@@ -163,7 +164,6 @@ class KeyGradient(Gradient):
         if not self.for_queries:
             mask = "valid" if self.spec.with_dq else ""  # what joins sums over keys joins them once
             yield from self.load("k", "K", "k_rows", mask, "d")
-            yield from self.hold("k", self.d)
         yield "v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row"
         if not self.for_queries:
             yield from self.load("v", "V", "v_rows", "", "dv")
@@ -178,6 +178,7 @@ class KeyGradient(Gradient):
             yield "gdc_wait()  # for all that the launch before this one leaves"
         if self.spec.chained and self.spec.accumulate:
             yield "gdc_launch_dependents()"
+        yield from self.hold("k", self.d)
         yield from self.zeros("dk", self.d)
         yield from self.zeros("dv_sum", self.dv)
         if self.spec.rank > 1:

@@ -53,7 +53,7 @@ class Subject:
     d_out: torch.Tensor
     out: torch.Tensor
     lse: torch.Tensor
-    made: tuple[torch.Tensor, ...]  # by dQ, for dK and dV: dq, delta, stats
+    made: tuple[torch.Tensor, ...]  # by dQ: dq, and for dK and dV delta or stats
 
     @staticmethod
     def of(plan: AttentionPlan) -> Subject:
@@ -62,7 +62,7 @@ class Subject:
         out, lse = run.forward((q, k, v), plan, _how(plan.problem))
         prepared = _prepared("dq", plan, (q, k, v, out, d_out))
         made = tuple(prepared.empty())
-        launch((prepared, (q, k, v, out, d_out, lse, lse, *made[:2], *(made[2:] or made[1:]), lse)))
+        launch((prepared, (q, k, v, out, d_out, lse, lse, made[0], made[1], made[-1], lse)))
         return Subject(q, k, v, d_out, out, lse, made)
 
     def call(self, direction: Direction, plan: AttentionPlan) -> Call:
@@ -72,15 +72,15 @@ class Subject:
         kept = (self.q, self.k, self.v)
         lie = kept if direction == "forward" else (*kept, self.out, self.d_out)
         prepared = _prepared(direction, plan, lie)
-        written, (_, delta, *more) = prepared.empty(), self.made
+        written, of_rows = prepared.empty(), (self.made[1], self.made[-1])
         results = written[: 1 if direction == "dq" else 2]
         if direction == "forward":
             total = torch.zeros_like(written[0], dtype=torch.float32) if prepared.merges else self.lse
             tensors = (*kept, *written, total, self.lse, self.lse)
         elif direction == "dq":
-            tensors = (*lie, self.lse, self.lse, *written[:2], *(written[2:] or written[1:]), self.lse)
+            tensors = (*lie, self.lse, self.lse, *written[:2], written[-1], self.lse)
         else:
-            given = (*kept, self.d_out, self.lse, delta, *(more or [delta]))
+            given = (*kept, self.d_out, self.lse, *of_rows)
 
             def keys() -> list[torch.Tensor]:
                 launch(*gradient_calls(prepared, given, _cleared(prepared, written), (self.lse,)))

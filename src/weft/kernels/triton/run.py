@@ -82,30 +82,30 @@ def backward(
     plan: AttentionPlan,
     how: Modifiers,
     deterministic: bool = True,
-    one_kernel: bool | None = None,
+    with_delta: bool = True,
 ) -> Tensors:
-    """(dq, dk, dv, delta), as `weft.kernels.cpu.run.backward`: two kernels, the same bits every time if deterministic.
+    """(dq, dk, dv, delta), as `weft.kernels.cpu.run.backward`; delta is anything if it is not wanted.
 
-    That of dq makes delta on its way, and `Stats` for the other (see `backward.KeyGradient`). one_kernel: unless
-    deterministic, the other adds to dq as well, and the first only makes delta and `Stats`; None: as the plan says.
+    Two kernels, the same bits every time if deterministic: that of dq makes what the other needs on its way, `Stats` or
+    delta (see `backward.KeyGradient`). Unless deterministic, the other may add to dq too: see `in_one_kernel`.
     """
     out, d_out, lse, d_lse = rows
-    with_dq = not deterministic and (plan.in_one is not None if one_kernel is None else one_kernel)
-    numbers = Numbers.of(how, plan.problem, lse_gradient=d_lse is not None, with_dq=with_dq)
+    with_dq = not deterministic and in_one_kernel(plan)
+    numbers = Numbers.of(how, plan.problem, lse_gradient=d_lse is not None, with_dq=with_dq, with_delta=with_delta)
     lie = lie_of((*saved, out, d_out))
     if numbers.with_dq:
         queries = prepared_rows(plan.problem, lie, numbers, d_out.device, chained("delta", plan.target))
     else:
         queries = prepared("dq", plan, lie, numbers, d_out.device)
     keys = prepared("dkdv", plan, lie, numbers, d_out.device, not deterministic)
-    (dq, delta, *more), (dk, dv) = queries.empty(), keys.empty()
-    stats = more[0] if more else delta
+    (dq, *made), (dk, dv) = queries.empty(), keys.empty()
+    delta, stats = made[0], made[-1]  # where there is one of them, it stands for the other, which nobody looks at
     lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
     if not queries.complete:
         dq.zero_()
     if not queries.covers:
         stats.zero_(), delta.zero_()
-        if numbers.lse_gradient:
+        if numbers.lse_gradient and with_delta:
             delta -= d_lse
     if not keys.complete:
         dk.zero_(), dv.zero_()
@@ -125,6 +125,11 @@ def backward(
         dv.to(dtype) if keys.merges else dv,
         delta,
     )
+
+
+def in_one_kernel(plan: AttentionPlan) -> bool:
+    """Whether the kernel that walks keys makes dQ too, where the order of sums is free."""
+    return plan.in_one is not None
 
 
 def _wide(x: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
@@ -151,6 +156,7 @@ class Numbers(NamedTuple):
     sinks: bool = False
     lse_gradient: bool = False
     with_dq: bool = False
+    with_delta: bool = False
 
     @staticmethod
     def of(how: Modifiers, problem: Problem, **rest: bool) -> Numbers:
@@ -249,8 +255,8 @@ def _known(lie: Lie) -> dict[str, tuple[int, ...]]:
 
 
 def _row_numbers(spec: KernelSpec, problem: Problem) -> dict[str, Made]:
-    """What dK and dV subtract."""
-    found = {"Delta": _rows(problem, torch.float32)}
+    """What dK and dV subtract, and what is wanted beside."""
+    found = {"Delta": _rows(problem, torch.float32)} if spec.leaves_delta else {}
     return found | ({"Stats": _rows(problem, torch.bfloat16, STATS)} if spec.folded else {})
 
 
@@ -277,6 +283,7 @@ def _spec(direction: Direction | Literal["delta"], problem: Problem, aligned: bo
         alibi=numbers.alibi, sinks=numbers.sinks, rescaled=numbers.scale < SMALLEST,
         grouped=direction == "dkdv" and problem.group != 1, with_dq=numbers.with_dq, tf32=numbers.tf32,
         lse_gradient=direction in ("dq", "delta") and numbers.lse_gradient,
+        with_delta=direction in ("dq", "delta") and numbers.with_delta,
         upcast=problem.dtype != "float32" and interpreted(),
     )  # fmt: skip
 

@@ -8,6 +8,9 @@ from typing import Literal
 from weft.planning.candidates import HELD
 from weft.planning.tiling import Direction
 
+# Head dimensions at which dK and dV have the registers to hold keys; of 49 to 64 they are 64 wide.
+KEYS_HELD = (*range(49, 65), *range(97, 129))
+
 
 @dataclass(frozen=True)
 class KernelSpec:
@@ -20,13 +23,14 @@ class KernelSpec:
     grid's; else lists are walked. lines: one clipped line a side. listed: queries or keys are gathered through a table,
     or left out by one. several: a tile walks several terms, one after the other. terms: so many in one loop. more: one,
     and in the same loop one run of full tiles of others after its own. whole: every column of a box on a grid exists.
-    grouped: not one query head for each head of keys, so that "dkdv" walks them. split: several items add to the same
-    rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32, from the zeros that "delta" leaves.
-    packed: several launches in one, so that a program first reads which is its own. accumulate: results are added to
-    what came before, in float32. joins: to few of them, and what came before lies elsewhere. lse_gradient: there is
-    one. held: what products take in every tile stays in registers, for cards whose products read it there. one_maximum:
-    the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are multiplied by it
-    before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of a chain of
+    grouped: not one query head for each head of keys, so that "dkdv" walks them. split: several items add to the
+    same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32, from the zeros that "delta"
+    leaves. packed: several launches in one, so that a program first reads which is its own. accumulate: results are
+    added to what came before, in float32. joins: to few of them, and what came before lies elsewhere. lse_gradient:
+    there is one. with_delta: what dK and dV have in Stats is left in Delta too, which the gradient of sinks takes.
+    held: what products take in every tile stays in registers, for cards whose products read it there. one_maximum:
+    the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are multiplied by
+    it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of a chain of
     launches each begins while the one before it ends (programmatic dependent launch), and waits for that before it
     reads what that left.
     """
@@ -53,6 +57,7 @@ class KernelSpec:
     accumulate: bool = False
     joins: bool = False
     lse_gradient: bool = False
+    with_delta: bool = False
     held: bool = False
     one_maximum: bool = False
     softcap: bool = False
@@ -87,6 +92,7 @@ class KernelSpec:
                 "accumulate",
                 "joins",
                 "lse_gradient",
+                "with_delta",
                 "held",
                 "one_maximum",
                 "softcap",
@@ -112,12 +118,12 @@ class KernelSpec:
     def factors(self) -> tuple[str, ...]:
         """Of the rows that stay, those that are held: as many as there are registers for (sm_90)."""
         wide = max(self.d, self.dv)
-        if not self.held or self.rank == 0 or not self.aligned or wide not in HELD:
+        if not self.held or self.rank == 0 or not self.aligned:
             return ()
-        if self.direction == "dq":
+        if self.direction == "dq" and wide in HELD:
             return ("q", "do") if self.formula and not (self.several or self.listed) else ("q",)
         crowded = self.several or self.listed or self.packed or self.with_dq or (self.grouped and not self.formula)
-        room = self.rank == 1 and wide > 96 and self.folded and not crowded
+        room = self.rank == 1 and wide in KEYS_HELD and self.folded and not crowded
         return ("k",) if self.of_keys and room else ()
 
     @property
@@ -132,6 +138,11 @@ class KernelSpec:
     def folded(self) -> bool:
         """Whether dK and dV subtract lse and delta inside their products: see `backward.KeyGradient.folded`."""
         return self.linear and self.dtype != "float32"
+
+    @property
+    def leaves_delta(self) -> bool:
+        """Whether Delta is written: dK and dV read it where Stats do not hold it."""
+        return self.with_delta or not self.folded
 
     @property
     def linear(self) -> bool:
