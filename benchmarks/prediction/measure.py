@@ -12,7 +12,8 @@ from typing import Any
 
 from prediction.problems import Case
 from weft.planning.attention_plan import AttentionPlan, count_heads, plan_attention
-from weft.planning.candidates import legal, menu
+from weft.planning.candidates import legal
+from weft.planning.choice import offered, rank_of
 from weft.planning.tiling import DIRECTIONS, Direction, Tiling
 from weft.planning.work import Work, slots_of, works
 from weft.target import Gpu
@@ -52,13 +53,13 @@ def candidates(case: Case, gpu: Gpu) -> dict[Direction, list[Tiling]]:
     """What is measured of a case: what is offered and, drawn by chance, as many others as MEASURED leaves."""
     pattern, problem = case.make(), case.problem
     plan = plan_attention(pattern, problem, gpu)
-    rank = max((term.rank for share in plan.forward for term in share.plan.acsr.terms), default=1)
     found = {}
     for direction in DIRECTIONS:
-        offered = menu(direction, problem, rank, gpu)
-        others = [tiling for tiling in legal(direction, problem, rank, gpu) if tiling not in offered]
+        rows = [(share.plan.acsr, 1) for share in plan.towards(direction)]
+        menu = offered(direction, rows, problem, gpu)
+        others = [tiling for tiling in legal(direction, problem, rank_of(rows), gpu) if tiling not in menu]
         dice = random.Random(f"{case.text} {direction}")
-        found[direction] = [*offered, *dice.sample(others, min(len(others), MEASURED - len(offered)))]
+        found[direction] = [*menu, *dice.sample(others, min(len(others), MEASURED - len(menu)))]
     return found
 
 

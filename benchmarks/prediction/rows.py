@@ -12,8 +12,7 @@ import numpy as np
 
 from prediction.measure import Row, works_of
 from prediction.problems import Case
-from weft.planning.candidates import menu
-from weft.planning.choice import rank_of
+from weft.planning.choice import offered
 from weft.planning.cost import Cost, converting, cost
 from weft.planning.tiling import DIRECTIONS, Direction, Tiling
 from weft.target import Gpu
@@ -90,13 +89,13 @@ def judged(rows: Iterable[Row], gpu: Gpu) -> list[Judged]:
 def _judged(case: Case, way: Direction, rows: list[Row], gpu: Gpu) -> Judged:
     costs = tuple(cost(works_of(row, gpu), way, case.problem, row.tiling, gpu) for row in rows)
     acsr = case.make().acsr(case.tokens, case.tokens)
-    offered = menu(way, case.problem, rank_of([(acsr, 1)]), gpu)
+    menu = offered(way, [(acsr, 1)], case.problem, gpu)
     measured = np.array([row.seconds for row in rows])
     # a choice counts the conversion of sums too, which follows the kernels that were timed
     after = [converting(works_of(row, gpu), way, case.problem, gpu) for row in rows]
-    taken = min((i for i, row in enumerate(rows) if row.tiling in offered), key=lambda i: costs[i].seconds + after[i])
+    taken = min((i for i, row in enumerate(rows) if row.tiling in menu), key=lambda i: costs[i].seconds + after[i])
     return Judged(case, way, np.array([one.seconds for one in costs]), measured,
-                  np.array([row.tiling in offered for row in rows]), taken, costs)  # fmt: skip
+                  np.array([row.tiling in menu for row in rows]), taken, costs)  # fmt: skip
 
 
 def _together(case: Case, dq: Judged, dkdv: Judged) -> Judged:

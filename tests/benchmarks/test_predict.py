@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from weft.planning.candidates import menu
 from weft.planning.rates import Rates
 from weft.planning.tiling import Tiling
 from weft.target import GPU
@@ -90,7 +91,7 @@ def test_rows_of_a_kernel_replace_its_rows_alone(predict, timed, tmp_path, monke
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
     (tmp_path / "docs").mkdir()
     kernels = ("forward", "dq", "dkdv")
-    tilings = {way: [*table.menu(way, timed[0].case.problem), Tiling(32, 64, 4, 2)] for way in kernels}
+    tilings = {way: [*menu(way, timed[0].case.problem), Tiling(32, 64, 4, 2)] for way in kernels}
 
     def judge(seed, *ways):
         rows = (row for way in ways for tiling in tilings[way] for row in as_predicted(way, tiling))

@@ -11,7 +11,7 @@ from weft.kernels.options import Modifiers
 from weft.kernels.triton import run
 from weft.kernels.triton.card import at_hand
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import menu
+from weft.planning.choice import offered
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime import tuner
@@ -22,27 +22,32 @@ from .compare import BACKENDS, FEW, Case, generator, qkv
 
 pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="other backends have one tiling")
 
-# kind of kernel: a pattern with it, its tokens, and its axes
+# kind of kernel: a pattern with it, and its tokens
 KINDS = {
-    "formula": (weft.causal() & weft.window(left=100), 330, 1),
-    "table": (weft.documents([70, 0, 1, 159, 100]) & weft.causal(), 330, 1),
-    "several": (weft.longformer(50, global_tokens=20), 330, 1),
-    "listed": (weft.window(8, 8) | weft.global_tokens([0, 77, 150, 301]), 330, 1),
-    "plane": (weft.neighborhood((15, 22), (5, 7)), 330, 2),
-    "space": (weft.neighborhood((5, 8, 8), (3, 5, 3)), 320, 3),
+    "formula": (weft.causal() & weft.window(left=100), 330),
+    "table": (weft.documents([70, 0, 1, 159, 100]) & weft.causal(), 330),
+    "several": (weft.longformer(50, global_tokens=20), 330),
+    "listed": (weft.window(8, 8) | weft.global_tokens([0, 77, 150, 301]), 330),
+    "plane": (weft.neighborhood((15, 22), (5, 7)), 330),
+    "space": (weft.neighborhood((5, 8, 8), (3, 5, 3)), 320),
 }
 DRAWN = 1 if FEW else 5  # beside what is offered; `wide`: all
 CARD = at_hand().gpu if at_hand() else GPU
 
 
+def menu_of(kind, direction, problem):
+    """What is offered."""
+    rows = [(KINDS[kind][0].acsr(problem.m, problem.n), 1)]
+    return offered(direction, rows, problem, CARD)
+
+
 def tilings(kind, direction, problem, everything):
     """What is offered, and others by chance."""
-    pattern, _, rank = KINDS[kind]
-    offered = menu(direction, problem, rank, CARD)
-    _, predicted = tuner.candidates(direction, plan_attention(pattern, problem, CARD))
-    others = [tiling for tiling in predicted if tiling not in offered]
+    menu = menu_of(kind, direction, problem)
+    _, predicted = tuner.candidates(direction, plan_attention(KINDS[kind][0], problem, CARD))
+    others = [tiling for tiling in predicted if tiling not in menu]
     dice = random.Random(f"{kind} {direction} {problem.d}")
-    return [*offered, *(others if everything else dice.sample(others, DRAWN))]
+    return [*menu, *(others if everything else dice.sample(others, DRAWN))]
 
 
 @pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.wide)], ids=["drawn", "every"])
@@ -58,13 +63,13 @@ def test_tilings(kind, direction, d, everything):
 def test_edges_apart_in_the_forward(kind):
     """What is offered for long runs, and so not chosen for tests as short as these."""
     case, problem = case_of(kind, "forward", 64)
-    apart = [tiling for tiling in menu("forward", problem, 1, CARD) if tiling.apart]
-    assert computed_alike(case, problem, "forward", apart) == 1
+    apart = [tiling for tiling in menu_of(kind, "forward", problem) if tiling.apart]
+    assert computed_alike(case, problem, "forward", apart) == (1 if kind == "table" else 2)
 
 
 def case_of(kind, direction, d):
     """The tensors of a kind, and its problem; heads share keys where these have gradients."""
-    pattern, tokens, _ = KINDS[kind]
+    pattern, tokens = KINDS[kind]
     heads = (2, 2) if direction == "forward" else (4, 2)
     case = Case(pattern, qkv(generator(f"{kind} {d}"), (tokens, tokens), torch.bfloat16, heads, (d, d), 1))
     return case, Problem(1, *heads, tokens, tokens, d, d, "bfloat16", "cuda")

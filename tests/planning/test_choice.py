@@ -35,7 +35,7 @@ def test_what_is_legal_fits_the_card_and_holds_what_is_offered(gpu, direction):
     for d in (64, 128, 256):
         for rank in (1, 2, 3):
             found = legal(direction, problem(d=d), rank, gpu)
-            offered = menu(direction, problem(d=d), rank, gpu)
+            offered = menu(direction, problem(d=d), rank, gpu, several=True)
             assert set(offered) <= set(found)
             assert len(set(found)) == len(found)
             others = [t for t in found if t not in offered]
@@ -51,7 +51,7 @@ def test_what_is_offered_fits_the_card(gpu, dtype):
         for rank in (1, 2, 3):
             for d in (8, 64, 96, 128, 192, 256):
                 whole = problem(d=d, dtype=dtype)
-                offered = menu(direction, whole, rank, gpu)
+                offered = menu(direction, whole, rank, gpu, several=True)
                 assert all(shared_of(direction, whole, tiling, gpu) <= gpu.shared for tiling in offered)
                 usual_one = usual(direction, whole, rank, gpu)
                 assert offered[0] == usual_one or shared_of(direction, whole, usual_one, gpu) > gpu.shared
@@ -65,6 +65,19 @@ def test_a_tuner_has_two_dozen_candidates_and_a_call_two(d, rank):
         offered = menu(direction, problem(d=d), rank)
         assert 1 <= len(offered) <= 2
         assert set(offered) <= set(legal(direction, problem(d=d), rank, GPU))
+
+
+def test_rows_of_several_terms_may_take_wide_tiles():
+    """Where few rows that see all outlast the others; not in a problem that fills the card anyhow."""
+    small, large = Problem(1, 12, 12, 24639, 24639, 64, 64), Problem(4, 12, 12, 16384, 16384, 64, 64)
+    small, large = (replace(one, dtype="bfloat16", device="cuda") for one in (small, large))
+    wide = Tiling(64, 128, 4, 3, apart=True)
+    assert wide in menu("forward", small, several=True)
+    assert wide not in menu("forward", small)
+    assert wide not in menu("forward", replace(small, d=128, dv=128), several=True)
+    assert plan_attention(weft.longformer(85, global_tokens=109), small, GPU).candidate("forward").tilings == (wide,)
+    chosen = plan_attention(weft.longformer(512, global_tokens=64), large, GPU).candidate("forward").tilings
+    assert chosen and wide not in chosen
 
 
 def test_wide_tiles_of_grids_are_not_offered_for_keys_of_grouped_heads():

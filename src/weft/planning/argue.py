@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from weft.napkin.formulas import naive_attention_transfers
 from weft.planning.attention_plan import AttentionPlan, count_heads
-from weft.planning.candidates import in_one, menu, shared_of
-from weft.planning.choice import Candidate, Rows, candidate, rank_of, ranked, unlike_apart
+from weft.planning.candidates import in_one, shared_of
+from weft.planning.choice import Candidate, Rows, candidate, offered, rank_of, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, adding, moved
 from weft.planning.problem import DTYPES
 from weft.planning.tiling import DIRECTIONS, Direction
@@ -41,9 +41,9 @@ def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[
         yield f"{direction:<9} nothing to compute"
         return
     rows = _rows(plan, direction)
-    offered = menu(direction, plan.problem, rank_of(rows), gpu)
-    apart = unlike_apart(direction, rows, plan.problem, gpu, offered)
-    count = len(offered) + (apart is not None)
+    menu = offered(direction, rows, plan.problem, gpu)
+    apart = unlike_apart(direction, rows, plan.problem, gpu, menu)
+    count = len(menu) + (apart is not None)
     why = f"cheapest of {count} offered" if count > 1 else "the one offered"
     if direction in dict(plan.fixed):
         why = "tuned, or asked for"
@@ -54,7 +54,7 @@ def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[
     others = ranked(direction, rows, plan.problem, gpu) + ([] if apart is None else [apart])
     others = sorted((one for one in others if one.ways != taken.ways), key=lambda one: one.cost.seconds)
     for one in others[:SHOWN]:
-        known = one is apart or one.tilings[0] in offered
+        known = one is apart or one.tilings[0] in menu
         yield f"  {'offered' if known else 'legal'}: {_named(one)}: {_against(one.cost, taken.cost)}"
     if len(others) > SHOWN:
         yield f"  and {len(others) - SHOWN} more, the worst {_ms(others[-1].cost.seconds)}"

@@ -67,10 +67,14 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
     return Tiling(128, 32, 8, 3 if forward or line else 2, apart=line and not forward)
 
 
-def menu(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) -> tuple[Tiling, ...]:
+def menu(
+    direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU, several: bool = False
+) -> tuple[Tiling, ...]:
     """What a call chooses from: the usual tiling, and one more where that one is not good at short runs or at long.
 
-    Every entry is a kernel more that a structure may compile. A card without room for the usual one gets a smaller one.
+    several: of rows of several terms, as tokens that all see are one: in a small problem the few rows that see all may
+    outlast the others, and wide tiles are fewer in turn. Every entry is a kernel more that a structure may compile. A
+    card without room for the usual one gets a smaller one.
     """
 
     def fits(tiling: Tiling) -> bool:
@@ -79,8 +83,11 @@ def menu(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) 
     first = usual(direction, problem, rank, gpu)
     if not fits(first):
         return (next(filter(fits, SMALLER), SMALLER[-1]),)
-    more = None if problem.dtype == "float32" else _second(direction, problem, rank == 1, gpu)
-    return (first,) if more is None or not fits(more) else (first, more)
+    if problem.dtype == "float32":
+        return (first,)
+    wide = several and direction == "forward" and rank == 1 and max(problem.d, problem.dv) <= 64
+    more = (_second(direction, problem, rank == 1, gpu), Tiling(64, 128, 4, 3, apart=True) if wide else None)
+    return (first, *(one for one in more if one is not None and fits(one)))
 
 
 def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Tiling | None:
@@ -110,7 +117,7 @@ def in_one(problem: Problem, rank: int) -> Tiling | None:
 
 def legal(direction: Direction, problem: Problem, rank: int, gpu: Gpu) -> tuple[Tiling, ...]:
     """Every tiling that the card has room for, and what is offered; no axis is apart on grids."""
-    found = dict.fromkeys(menu(direction, problem, rank, gpu))
+    found = dict.fromkeys(menu(direction, problem, rank, gpu, several=True))
     for tiling in _all(direction, rank):
         takes = footprint(direction, problem, tiling, gpu)
         if takes.shared <= gpu.shared and takes.registers <= MOST_REGISTERS:

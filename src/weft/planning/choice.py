@@ -58,7 +58,7 @@ def plan_rows(
     if not isinstance(target, Gpu):
         return [(plan_tiles(acsr, problem, target), 0) for acsr, _ in rows]
     asked = dict(fixed).get(direction)
-    tilings = (asked,) if asked else menu(direction, problem, rank_of(rows), target)
+    tilings = (asked,) if asked else offered(direction, rows, problem, target)
     if 1 < len(rows) <= MOST and not asked:
         best = ranked(direction, rows, problem, target, tilings)[0]
         other = unlike_apart(direction, rows, problem, target, tilings)
@@ -137,6 +137,11 @@ def backward_in_one(
     found = candidate("dkdv", rows, problem, gpu, tiling)
     whole = found.cost.seconds + adding(found.works, problem, tiling.cols, gpu)
     return found.plans if whole < IN_ONE * (queries.cost.seconds + keys.cost.seconds) else None
+
+
+def offered(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
+    """What a call with such rows chooses from: see `menu`."""
+    return menu(direction, problem, rank_of(rows), gpu, any(len(acsr.terms) > 1 for acsr, _ in rows))
 
 
 def rank_of(rows: Rows) -> int:
