@@ -64,7 +64,7 @@ def test_edges_apart_in_the_forward(kind):
     """What is offered for long runs, and so not chosen for tests as short as these."""
     case, problem = case_of(kind, "forward", 64)
     apart = [tiling for tiling in menu_of(kind, "forward", problem) if tiling.apart]
-    assert computed_alike(case, problem, "forward", apart) == (1 if kind == "table" else 2)
+    assert computed_alike(case, problem, "forward", apart) == (2 if kind == "several" else 1)
 
 
 def case_of(kind, direction, d):

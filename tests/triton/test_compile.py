@@ -13,9 +13,15 @@ from pathlib import Path
 import pytest
 import triton
 
+import weft
+from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.load import compile_for
 from weft.kernels.triton.spec import chunks
+from weft.planning.attention_plan import plan_attention
+from weft.planning.choice import offered
+from weft.planning.problem import Problem
 from weft.settings import interpreted
+from weft.target import GPUS
 
 from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources
 from .specs import CALLS, DIRECTIONS, has_room_for_dq, specs_towards
@@ -144,6 +150,23 @@ def test_wide_tiles_of_grids_keep_their_loops_free(direction):
     taken = resources(compile_for(wide, TARGETS["sm_90"]), "sm_90")
     assert taken.waits < 0.7
     assert taken.inside <= {"dq": 0, "keys": 6}[direction]  # faster all the same (benchmarks/notes/triton.md)
+
+
+@pytest.mark.parametrize(
+    "target", ["sm_90", *(pytest.param(x, marks=pytest.mark.wide) for x in TARGETS if x != "sm_90")]
+)
+@pytest.mark.parametrize("pattern", [weft.longformer(85, global_tokens=9), weft.causal() & weft.strided(64)], ids=str)
+def test_wide_tiles_of_several_terms(pattern, target):
+    """The third tiling of such forwards, which problems as small as these do not choose."""
+    problem = Problem(1, 2, 2, 300, 300, 64, 64, "bfloat16", "cuda")
+    gpu = next(gpu for gpu in GPUS.values() if gpu.architecture == target)
+    rows = [(pattern.acsr(300, 300), 2)]
+    wide = offered("forward", rows, problem, gpu)[-1]
+    assert wide.cols == 128
+    for spec in specs_of(plan_attention(pattern, problem, gpu, (("forward", wide),)), "forward"):
+        taken = resources(compile_for(spec, TARGETS[target]), target)
+        assert taken.inside == 0
+        assert taken.waits < 0.7
 
 
 @pytest.mark.parametrize("case", ON_HOPPER)

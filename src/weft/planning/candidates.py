@@ -73,8 +73,8 @@ def menu(
     """What a call chooses from: the usual tiling, and one more where that one is not good at short runs or at long.
 
     several: of rows of several terms, as tokens that all see are one: in a small problem the few rows that see all may
-    outlast the others, and wide tiles are fewer in turn. Every entry is a kernel more that a structure may compile. A
-    card without room for the usual one gets a smaller one.
+    outlast the others, and wide tiles are fewer in turn; none of listed tokens, whose kernel spills in its loop.
+    Every entry is a kernel more that a structure may compile. A card without room for the usual one gets a smaller one.
     """
 
     def fits(tiling: Tiling) -> bool:

@@ -141,7 +141,10 @@ def backward_in_one(
 
 def offered(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
     """What a call with such rows chooses from: see `menu`."""
-    return menu(direction, problem, rank_of(rows), gpu, any(len(acsr.terms) > 1 for acsr, _ in rows))
+    several = any(len(acsr.terms) > 1 for acsr, _ in rows)
+    terms = [term for acsr, _ in rows for term in acsr.terms]
+    listed = any(not (term.rows.is_every and term.keys.is_every) for term in terms)
+    return menu(direction, problem, rank_of(rows), gpu, several and not listed)
 
 
 def rank_of(rows: Rows) -> int:
