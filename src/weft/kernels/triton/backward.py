@@ -265,9 +265,9 @@ class KeyGradient(Gradient):
             yield f"delta = tl.load(Delta + (row_at + at) + {token}{there})"
         yield f"ds = p * ({dp})"
         yield from self.slope_of_cap()
-        if self.spec.rank < 2:
-            unseen = "ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"
-            yield from self.at_edges([unseen], kind)
+        if self.spec.rank < 2 and kind != "full":
+            # in no branch of its own: with one, dK and dV of listed tokens came out wrong (benchmarks/notes/triton.md)
+            yield "ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"
 
     def add_to_dv(self) -> Iterator[str]:
         yield "weights = p.to(do_0.dtype)"
