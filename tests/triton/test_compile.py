@@ -23,7 +23,7 @@ from weft.planning.problem import Problem
 from weft.settings import interpreted
 from weft.target import GPUS
 
-from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources
+from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources, spoiled
 from .specs import CALLS, DIRECTIONS, has_room_for_dq, specs_towards
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
@@ -94,6 +94,7 @@ def test_compiles_and_fits(case, compiled):
         assert taken.shared <= SHARED[target] * 1024, f"{spec.name} takes {taken.shared} bytes of shared memory"
         asked = spec.registers if target.startswith("sm") else 0  # AMD's compiler takes no such wish
         assert taken.registers <= (asked or REGISTERS[target]), spec.name
+        assert not taken.spoiled, spec.name
     check_spilled("-".join(case), max(taken.spilled for taken in found))
 
 
@@ -167,6 +168,13 @@ def test_wide_tiles_of_several_terms(pattern, target):
         taken = resources(compile_for(spec, TARGETS[target]), target)
         assert taken.inside == 0
         assert taken.waits < 0.7
+
+
+@pytest.mark.parametrize("factor, wrong", [(2147483648, True), (2, False)])
+def test_what_llvm_spoils_is_recognised(factor, wrong):
+    """Of a kernel that was wrong: tid & 3, doubled, beside (tid >> 2) << 31, of which more than 32 bits were kept."""
+    line = f"mul.wide.u32 \t%rd200, %r12, {factor};"
+    assert spoiled(f"shl.b64 \t%rd202, %rd201, 33;\n{line}\nor.b64 \t%rd203, %rd200, %rd202;") == (line,) * wrong
 
 
 @pytest.mark.parametrize("case", ON_HOPPER)

@@ -58,7 +58,8 @@ def backward(
 ) -> Tensors:
     """(dq, dk, dv, delta), always the same bits; delta (B, Hq, M) = rowsum(d_out * out) - d_lse, as it accumulates.
 
-    saved: q, k, v. rows: out and d_out (B, Hq, M, Dv), lse (B, Hq, M) and its gradient, if there is one.
+    saved: q, k, v. rows: out and d_out (B, Hq, M, Dv), lse (B, Hq, M) and its gradient, if there is one. with_delta: it
+    is made in any case here.
     """
     q, k, v = saved
     out, d_out, lse, d_lse = rows

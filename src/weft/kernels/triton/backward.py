@@ -266,7 +266,7 @@ class KeyGradient(Gradient):
         yield f"ds = p * ({dp})"
         yield from self.slope_of_cap()
         if self.spec.rank < 2 and kind != "full":
-            # in no branch of its own: with one, dK and dV of listed tokens came out wrong (benchmarks/notes/triton.md)
+            # in no branch of its own: with one, LLVM spoiled masks of listed tokens (benchmarks/notes/triton.md)
             yield "ds = tl.where(p == 0, 0.0, ds)  # whatever lies in a key that no query sees"
 
     def add_to_dv(self) -> Iterator[str]:
