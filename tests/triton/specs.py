@@ -117,8 +117,12 @@ DIRECTIONS = {"forward": ("forward",), "dq": ("dq",), "keys": ("dkdv",), "one ke
 def specs_towards(call, direction, target="sm_90"):
     """The distinct KernelSpecs of one of DIRECTIONS, as planned for a card of that architecture."""
     call = replace(call, one_kernel=direction == "one kernel")
-    gpu = next(gpu for gpu in GPUS.values() if gpu.architecture == target)
-    return list(dict.fromkeys(spec for spec in specs_of(call, gpu) if spec.direction in DIRECTIONS[direction]))
+    return list(dict.fromkeys(spec for spec in specs_of(call, card(target)) if spec.direction in DIRECTIONS[direction]))
+
+
+def card(architecture):
+    """One of that architecture."""
+    return next(gpu for gpu in GPUS.values() if gpu.architecture == architecture)
 
 
 def _shapes(call):

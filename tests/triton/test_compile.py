@@ -21,10 +21,9 @@ from weft.planning.attention_plan import plan_attention
 from weft.planning.choice import offered
 from weft.planning.problem import Problem
 from weft.settings import interpreted
-from weft.target import GPUS
 
 from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources, spoiled
-from .specs import CALLS, DIRECTIONS, has_room_for_dq, specs_towards
+from .specs import CALLS, DIRECTIONS, card, has_room_for_dq, specs_towards
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
@@ -160,7 +159,7 @@ def test_wide_tiles_of_grids_keep_their_loops_free(direction):
 def test_wide_tiles_of_several_terms(pattern, target):
     """The third tiling of such forwards, which problems as small as these do not choose."""
     problem = Problem(1, 2, 2, 300, 300, 64, 64, "bfloat16", "cuda")
-    gpu = next(gpu for gpu in GPUS.values() if gpu.architecture == target)
+    gpu = card(target)
     rows = [(pattern.acsr(300, 300), 2)]
     wide = offered("forward", rows, problem, gpu)[-1]
     assert wide.cols == 128

@@ -310,10 +310,8 @@ class Fragments:
             yield from indented(iter(masked))
 
     def at_edges(self, lines: list[str], kind: str) -> Iterator[str]:
-        """What is done in tiles with an edge only; on grids most have one."""
-        if kind == "full":
-            return
-        if kind == "edge" or self.spec.rank != 1:
+        """What is done in tiles with an edge only, of a loop over others too."""
+        if kind == "edge":
             yield from lines
             return
         after = "((j_0 >= full_0) & (j_0 < boxes_0))" if self.spec.more else "(j_0 >= full_0)"
