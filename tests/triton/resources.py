@@ -26,7 +26,6 @@ class Resources:
     stores of local memory in innermost loops. read: for each of these that multiplies, the instructions (64 rows x 16
     channels) that read their first factor from shared memory. waits: waits for products over products, in the loop
     where it is most; about 1 where the assembler runs them one by one, since it was not sure of their registers.
-    spoiled: see `spoiled`.
     """
 
     registers: int
@@ -35,7 +34,6 @@ class Resources:
     inside: int = 0
     read: tuple[int, ...] = ()
     waits: float = 0.0
-    spoiled: tuple[str, ...] = ()
 
 
 def resources(kernel, target):
@@ -53,17 +51,7 @@ def resources(kernel, target):
     loops = innermost(code)
     spills = sum(len(re.findall(r"\b(?:LDL|STL)\b", loop)) for loop in loops)
     registers, stack = _number(r"REG:(\d+)", usage), _number(r"STACK:(\d+)", usage)
-    return Resources(registers, stack, shared, spills, reads(loops), waits(loops), spoiled(kernel.asm["ptx"]))
-
-
-def spoiled(ptx):
-    """Wide products by 2^24 and more; no address needs one.
-
-    LLVM (in Triton 3.6.0) makes them of a shift in the one of two lanes that nobody reads, as if it could not overflow;
-    what overflows spoils the other lane, and numbers of columns with it (benchmarks/notes/triton.md, tenth round).
-    """
-    found = re.finditer(r"mul\.wide\.[us]32\s[^;]*?(\d+);", ptx)
-    return tuple(one[0] for one in found if int(one[1]) >= 1 << 24)
+    return Resources(registers, stack, shared, spills, reads(loops), waits(loops))
 
 
 def _number(pattern, text):

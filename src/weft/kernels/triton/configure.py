@@ -8,7 +8,7 @@ from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.candidates import held, one_maximum
-from weft.planning.problem import DTYPES
+from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
 from weft.settings import interpreted
@@ -26,12 +26,18 @@ def chained(direction: str, target: Target | Gpu) -> bool:
     return new and direction != "forward" and not interpreted()
 
 
+def fast_log(direction: str, problem: Problem, target: Target | Gpu) -> bool:
+    """Whether forwards take logarithms by NVIDIA's own instruction: where they run, and not in full float32."""
+    nvidia = isinstance(target, Gpu) and target.architecture.startswith("sm_")
+    return nvidia and direction == "forward" and problem.dtype != "float32" and not interpreted()
+
+
 def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> KernelSpec:
     """With what the card that is planned for allows."""
     problem, target = plan.problem, plan.target
     return replace(
         spec, held=held(problem, target), one_maximum=one_maximum(direction, problem, target),
-        chained=chained(direction, target),
+        chained=chained(direction, target), fast_log=fast_log(direction, problem, target),
     )  # fmt: skip
 
 

@@ -69,6 +69,8 @@ def emit(spec: KernelSpec) -> str:
     )
     if spec.chained:
         helpers = f"from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n\n{helpers}"
+    if spec.fast_log:
+        helpers = f"from triton.language.extra.cuda import libdevice\n\n{helpers}"
     about = f"{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."
     return module(about, helpers, arguments(spec), _kernel(spec))
 

@@ -140,7 +140,8 @@ class Forward(KeyWalk):
             yield "top = above"
         yield "inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN"
         yield from (f"acc_{n} = acc_{n} * inverse[:, None]" for n in range(len(self.dv)))
-        yield 'lse = tl.where(total == 0, float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)'
+        log2 = "libdevice.fast_log2f" if spec.fast_log else "tl.log2"
+        yield f'lse = tl.where(total == 0, float("-inf"), (top + {log2}(total)) * 0.6931471805599453)'
         if spec.sinks:
             yield "lse = tl.where(alone, tl.load(Sinks + head), lse)  # exactly"
         yield "lse_at = Lse + (batch * all_heads + head) * my_length + token_r"

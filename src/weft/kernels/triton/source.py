@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import re
 import sys
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -26,6 +27,7 @@ from triton.compiler import ASTSource, CompiledKernel
 from triton.compiler.compiler import make_backend
 
 from weft import store
+from weft.errors import UnsupportedKernel
 from weft.kernels.triton import device as helpers
 from weft.kernels.triton import row_device as row_helpers
 from weft.settings import interpreted
@@ -82,8 +84,26 @@ def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
 
 
 def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
-    """The kernel, compiled; needs no GPU."""
-    return triton.compile(_described(source), target=target, options=_options(source, target))
+    """The kernel, compiled; needs no GPU. Raises UnsupportedKernel where that went wrong without a word."""
+    kernel = triton.compile(_described(source), target=target, options=_options(source, target))
+    found = spoiled(kernel.asm.get("ptx", ""))
+    if found:
+        raise UnsupportedKernel(
+            f"the kernel {source.name} for {target.arch}",
+            f"Triton {triton.__version__} translated it wrongly: {found[0]} multiplies what should be shifted",
+            "use another version of Triton, and report this kernel",
+        )
+    return kernel
+
+
+def spoiled(ptx: str) -> tuple[str, ...]:
+    """Wide products by 2^24 and more, of a kernel in PTX; no address needs one.
+
+    LLVM (in Triton 3.6.0) makes them of a shift in the one of two lanes that nobody reads, as if it could not overflow;
+    what overflows spoils the other lane, and numbers of columns with it (benchmarks/notes/triton.md, tenth round).
+    """
+    found = re.finditer(r"mul\.wide\.[us]32\s[^;]*?(\d+);", ptx)
+    return tuple(one[0] for one in found if int(one[1]) >= 1 << 24)
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------

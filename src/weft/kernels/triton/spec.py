@@ -32,7 +32,7 @@ class KernelSpec:
     the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are multiplied by
     it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of a chain of
     launches each begins while the one before it ends (programmatic dependent launch), and waits for that before it
-    reads what that left.
+    reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22.
     """
 
     direction: Direction | Literal["delta"]
@@ -66,6 +66,7 @@ class KernelSpec:
     rescaled: bool = False
     tf32: bool = False
     chained: bool = False
+    fast_log: bool = False
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
