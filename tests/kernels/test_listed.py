@@ -14,7 +14,11 @@ from .compare import BACKENDS, FEW, Case, check, generator, qkv
 pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="of this backend's kernels")
 
 TOKENS = 330
-BESIDE = {"window": weft.window(8, 8), "causal window": weft.causal() & weft.window(left=50)}
+BESIDE = {
+    "window": weft.window(8, 8),
+    "causal window": weft.causal() & weft.window(left=50),
+    "grid": weft.neighborhood((15, 22), (5, 7)),
+}
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])

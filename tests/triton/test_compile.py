@@ -26,7 +26,7 @@ from weft.planning.problem import Problem
 from weft.settings import interpreted
 
 from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources
-from .specs import CALLS, DIRECTIONS, card, has_room_for_dq, specs_towards
+from .specs import CALLS, DIRECTIONS, card, has_room_for_dq, specs_towards, square
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
@@ -169,6 +169,16 @@ def test_wide_tiles_of_several_terms(pattern, target):
         taken = resources(compile_for(spec, TARGETS[target]), target)
         assert taken.inside == 0
         assert taken.waits < 0.7
+
+
+@pytest.mark.parametrize("direction", ["forward", "dq", "keys"])
+def test_listed_tokens_beside_a_grid(direction):
+    """Fast they need not be: products may be serialised, and registers spilled."""
+    call = square(weft.neighborhood((32, 40), (9, 11)) | weft.global_tokens([0, 77, 500]), length=1280)
+    specs = specs_towards(call, direction)
+    assert any(spec.listed and spec.rank == 2 for spec in specs)
+    for spec in specs:
+        assert resources(compile_for(spec, TARGETS["sm_90"]), "sm_90").shared <= SHARED["sm_90"] * 1024
 
 
 @pytest.mark.parametrize("factor, wrong", [(2147483648, True), (2, False)])

@@ -310,8 +310,8 @@ class Fragments:
             yield from indented(iter(masked))
 
     def at_edges(self, lines: list[str], kind: str) -> Iterator[str]:
-        """What is done in tiles with an edge only, of a loop over others too."""
-        if kind == "edge":
+        """What is done in tiles with an edge only, of a loop over others too; on grids, where lists ask it, in all."""
+        if kind == "edge" or self.spec.rank != 1:
             yield from lines
             return
         after = "((j_0 >= full_0) & (j_0 < boxes_0))" if self.spec.more else "(j_0 >= full_0)"
