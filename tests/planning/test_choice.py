@@ -71,7 +71,7 @@ def test_rows_of_several_terms_may_take_wide_tiles():
     """Where few rows that see all outlast the others; not in a problem that fills the card anyhow."""
     small, large = Problem(1, 12, 12, 24639, 24639, 64, 64), Problem(4, 12, 12, 16384, 16384, 64, 64)
     small, large = (replace(one, dtype="bfloat16", device="cuda") for one in (small, large))
-    wide = Tiling(64, 128, 4, 3, apart=True)
+    wide = Tiling(64, 128, 4, 3)
     assert wide in menu("forward", small, several=True)
     assert wide not in menu("forward", small)
     assert wide not in menu("forward", replace(small, d=128, dv=128), several=True)

@@ -65,7 +65,7 @@ def compares_bounds(node):
 
 def is_edge_branch(statement):
     """Whether a statement of a loop is a branch that full tiles do not take."""
-    return isinstance(statement, ast.If) and "left_" in ast.unparse(statement.test)
+    return isinstance(statement, ast.If) and any(side in ast.unparse(statement.test) for side in ("left_", "full_"))
 
 
 def chooses_term(statement):

@@ -86,7 +86,7 @@ def menu(
     if problem.dtype == "float32":
         return (first,)
     wide = several and direction == "forward" and rank == 1 and max(problem.d, problem.dv) <= 64
-    more = (_second(direction, problem, rank == 1, gpu), Tiling(64, 128, 4, 3, apart=True) if wide else None)
+    more = (_second(direction, problem, rank == 1, gpu), Tiling(64, 128, 4, 3) if wide else None)
     return (first, *(one for one in more if one is not None and fits(one)))
 
 
@@ -94,7 +94,7 @@ def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Til
     """What is offered beside the usual tiling; None where that one is good throughout."""
     wide = max(problem.d, problem.dv)
     if direction == "forward":
-        return Tiling(64, 64, 4, 3, 128, apart=True) if line and wide <= 64 else None  # not for short runs
+        return None
     if wide <= 64:
         return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
     if not 96 < wide <= 128:
@@ -132,8 +132,8 @@ def _all(direction: Direction, rank: int) -> Iterator[Tiling]:
     wide = (128,) if forward and rank != 2 else ()
     for (rows, warps), cols, stages in cartesian((*low, (64, 4), (64, 8), (128, 8)), (32, 64, *wide), (2, 3, 4)):
         yield Tiling(rows, cols, warps, stages, apart=rank == 1 and not forward)
-        if rank == 1 and stages == 3:
-            yield Tiling(rows, cols, warps, stages, apart=forward)
+        if rank == 1 and stages == 3 and not forward:
+            yield Tiling(rows, cols, warps, stages)
 
 
 def footprint(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> Footprint:

@@ -13,8 +13,9 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "dq", "dkdv")
 class Tiling:
     """rows of the side that stays x cols of the side that is walked, powers of two; by so many warps.
 
-    stages: loads in flight. registers: the most that a thread may use, 0: what the compiler takes. apart: on one axis,
-    tiles with an edge in a loop of their own before the full ones; else one loop with a branch around the mask.
+    stages: loads in flight. registers: the most that a thread may use, 0: what the compiler takes. apart: of gradients
+    on one axis, tiles with an edge in a loop of their own before the full ones; else one loop with a branch around the
+    mask, as every forward has.
     """
 
     rows: int

@@ -68,7 +68,7 @@ def kernel(
             s = tl.where(((word >> (c & 31)[None, :]) & 1) != 0, s, float("-inf"))
         s = tl.where(there[None, :], s, float("-inf"))
         new = tl.maximum(largest, tl.max(s, 1) * scale2)
-        safe = tl.where(new == float("-inf"), 0.0, new)
+        safe = tl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
         p = tl.exp2(s * scale2 - safe[:, None])  # (rows, cols)
         kept = tl.exp2(largest - safe)
         total = total * kept + tl.sum(p, 1)
@@ -81,11 +81,10 @@ def kernel(
         p = p.to(v_0.dtype)
         acc_0 = tl.dot(p, v_0, acc_0)
         acc_1 = tl.dot(p, v_1, acc_1)
-    top = tl.where(largest == float("-inf"), 0.0, largest)
     inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
     acc_0 = acc_0 * inverse[:, None]
     acc_1 = acc_1 * inverse[:, None]
-    lse = tl.where(total == 0, float("-inf"), (top + libdevice.fast_log2f(total)) * 0.6931471805599453)
+    lse = tl.where(total == 0, float("-inf"), (largest + libdevice.fast_log2f(total)) * 0.6931471805599453)
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
     tl.store(lse_at, lse, mask=valid)

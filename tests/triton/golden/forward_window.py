@@ -62,9 +62,8 @@ def kernel(
     base = tl.load(here) + first_0  # the first token
     token_c = c_0 * step_0  # (cols,) tokens of a box
     acc_0 = tl.zeros((64, 128), tl.float32)
-    largest = tl.full((64,), float("-inf"), tl.float32)
+    taken = tl.full((64,), -3e+38, tl.float32)
     total = tl.zeros((64,), tl.float32)
-    taken = tl.zeros_like(total)
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head
     pace_0 = step_0 * 64
@@ -81,8 +80,7 @@ def kernel(
             live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
             s = tl.where(live, s, float("-inf"))
         if (j_0 <= left_0) | (left_0 == full_0):  # some rows may have seen no key yet
-            largest = tl.where(largest == float("-inf"), tl.max(s, 1) * scale2, largest)
-            taken = tl.where(largest == float("-inf"), 0.0, largest)
+            taken = tl.where(taken == -3e+38, tl.maximum(tl.max(s, 1) * scale2, -3e+38), taken)
         p = tl.exp2(s * scale2 - taken[:, None])  # (rows, cols)
         total += tl.sum(p, 1)
         v_box, v_inside = v_at + at.to(tl.int64) * V_row, ((near * step_0) * V_row.to(tl.int32))[:, None]
@@ -92,10 +90,9 @@ def kernel(
     wild = total > 1.8446744073709552e+19
     wild |= tl.sum(acc_0 * 0.0, 1) != 0.0  # infinite, or not a number
     done = valid & ~wild
-    top = tl.where(largest == float("-inf"), 0.0, largest)
     inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
     acc_0 = acc_0 * inverse[:, None]
-    lse = tl.where(total == 0, float("-inf"), (top + libdevice.fast_log2f(total)) * 0.6931471805599453)
+    lse = tl.where(total == 0, float("-inf"), (taken + libdevice.fast_log2f(total)) * 0.6931471805599453)
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
     tl.store(lse_at, lse, mask=done)
@@ -138,7 +135,7 @@ def kernel(
                 live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
                 s = tl.where(live, s, float("-inf"))
             new = tl.maximum(largest, tl.max(s, 1) * scale2)
-            safe = tl.where(new == float("-inf"), 0.0, new)
+            safe = tl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
             p = tl.exp2(s * scale2 - safe[:, None])  # (rows, cols)
             kept = tl.exp2(largest - safe)
             total = total * kept + tl.sum(p, 1)
@@ -149,10 +146,9 @@ def kernel(
             p = p.to(v_0.dtype)
             acc_0 = tl.dot(p, v_0, acc_0)
         done = valid & wild
-        top = tl.where(largest == float("-inf"), 0.0, largest)
         inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
         acc_0 = acc_0 * inverse[:, None]
-        lse = tl.where(total == 0, float("-inf"), (top + libdevice.fast_log2f(total)) * 0.6931471805599453)
+        lse = tl.where(total == 0, float("-inf"), (largest + libdevice.fast_log2f(total)) * 0.6931471805599453)
         lse_at = Lse + (batch * all_heads + head) * my_length + token_r
         out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
         tl.store(lse_at, lse, mask=done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.triton.spec import NARROW, KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.candidates import held, one_maximum
@@ -32,12 +32,21 @@ def fast_log(direction: str, problem: Problem, target: Target | Gpu) -> bool:
     return nvidia and direction == "forward" and problem.dtype != "float32" and not interpreted()
 
 
+def partial(direction: str, problem: Problem, target: Target | Gpu) -> bool:
+    """Whether a forward's threads sum apart: where several share a row of a product, on NVIDIA's cards before sm_100.
+    Not at wider heads, whose kernels Triton then translates to slower ones (benchmarks/notes/triton.md).
+    """
+    shared = isinstance(target, Gpu) and target.architecture in ("sm_80", "sm_89", "sm_90")
+    return shared and direction == "forward" and max(problem.d, problem.dv) <= NARROW
+
+
 def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> KernelSpec:
     """With what the card that is planned for allows."""
     problem, target = plan.problem, plan.target
     return replace(
         spec, held=held(problem, target), one_maximum=one_maximum(direction, problem, target),
         chained=chained(direction, target), fast_log=fast_log(direction, problem, target),
+        partial=partial(direction, problem, target),
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from weft.kernels.triton.fragments import FAR, LOG2E, NOTHING, KeyWalk, indented
 from weft.kernels.triton.spec import KernelSpec
 
 MOST = 2.0**64  # how large a sum of exponentials may become, with 1 for the largest of the first scores
+LOWEST = -3e38  # below every finite score
+SHARERS = 4  # threads that share a row of a product; each has two of every eight columns
 
 
 class Forward(KeyWalk):
@@ -36,10 +38,12 @@ class Forward(KeyWalk):
 
     def start(self) -> Iterator[str]:
         yield from self.zeros("acc", self.dv)
-        yield f'largest = tl.full(({self.spec.rows},), float("-inf"), tl.float32)'
-        yield f"total = tl.zeros(({self.spec.rows},), tl.float32)"
-        if not self.online:
-            yield "taken = tl.zeros_like(total)"
+        rows, parts = self.spec.rows, f" {SHARERS}" if self.spec.partial else ""
+        if self.online:
+            yield f'largest = tl.full(({rows},), float("-inf"), tl.float32)'
+        else:
+            yield f"taken = tl.full(({rows},), {self.nothing_seen}, tl.float32)"
+        yield f"total = tl.zeros(({rows},{parts}), tl.float32)"
         yield from self.keys_of_head()
 
     def places(self) -> Iterator[str]:
@@ -71,7 +75,7 @@ class Forward(KeyWalk):
         yield from self.load_tile("k", "K", "k", kind)
         yield from self.score(self.products("q", "k"))
         yield from self.mask_edge(("s",), 'float("-inf")', kind)
-        yield from self.online_softmax() if self.online else self.softmax(kind)
+        yield from self.online_softmax() if self.online else self.softmax()
         yield from self.load_tile("v", "V", "v", kind)
         if self.online:
             yield from (f"acc_{n} = acc_{n} * kept[:, None]" for n in range(len(self.dv)))
@@ -88,60 +92,71 @@ class Forward(KeyWalk):
     def penalty(self) -> str:
         return "masks"
 
-    def softmax(self, kind: str) -> Iterator[str]:
-        """largest and taken, which is finite, are in units of log2 and rounded once.
+    def softmax(self) -> Iterator[str]:
+        """taken, which is finite, is in units of log2 and rounded once.
 
         All rows see the first full tile of a line; so they have seen a key by then, or there is none such.
         """
         scale = " * scale2" if self.spec.linear else ""
         number = "j" if self.spec.terms > 1 else "j_0"
-        first = {
-            "either": f"({number} <= left_0) | (left_0 == full_0)" if self.spec.rank == 1 else "box <= met",
-            "edge": "j >= 0",  # always
-            "full": "j_0 == left_0",
-        }[kind]
+        first = f"({number} <= left_0) | (left_0 == full_0)" if self.spec.rank == 1 else "box <= met"
+        lowest = self.nothing_seen
         yield f"if {first}:  # some rows may have seen no key yet"
-        yield f"    largest = tl.where({self.unseen('largest')}, tl.max(s, 1){scale}, largest)"
-        yield f"    taken = tl.where({self.unseen('largest')}, 0.0, largest)"
+        yield f"    taken = tl.where(taken == {lowest}, tl.maximum(tl.max(s, 1){scale}, {lowest}), taken)"
         yield f"p = tl.exp2({self.exponent} - taken[:, None])  # (rows, cols)"
-        yield "total += tl.sum(p, 1)"
+        yield f"total += {self.row_sum}"
+
+    @property
+    def nothing_seen(self) -> float:
+        """What is taken off the scores of a row that has seen no key: it leaves those of its masked pairs at -inf, or
+        nearly so.
+        """
+        return NOTHING if self.spec.rank > 1 else LOWEST
+
+    @property
+    def row_sum(self) -> str:
+        """The sum of p (rows,), or its parts (rows, SHARERS), which threads have without asking each other."""
+        if not self.spec.partial:
+            return "tl.sum(p, 1)"
+        shape = self.spec.rows, self.spec.cols // (2 * SHARERS), SHARERS, 2
+        return f"tl.sum(tl.sum(tl.reshape(p, {shape}), 3), 1)"
 
     def online_softmax(self) -> Iterator[str]:
         """largest and safe are in units of log2 and rounded once: an unchanged one gives kept = 1 exactly."""
         scale = " * scale2" if self.spec.linear else ""
         yield f"new = tl.maximum(largest, tl.max(s, 1){scale})"
-        yield f"safe = tl.where({self.unseen('new')}, 0.0, new)"
+        unseen = f"new < {NOTHING}" if self.spec.rank > 1 else 'new == float("-inf")'
+        yield f"safe = tl.where({unseen}, 0.0, new)  # of rows that have seen no key yet"
         yield f"p = tl.exp2({self.exponent} - safe[:, None])  # (rows, cols)"
         yield "kept = tl.exp2(largest - safe)"
-        yield "total = total * kept + tl.sum(p, 1)"
+        kept = "kept[:, None]" if self.spec.partial else "kept"
+        yield f"total = total * {kept} + {self.row_sum}"
         yield "largest = new"
-
-    def unseen(self, largest: str) -> str:
-        """Whether a row has seen no key yet."""
-        return f"{largest} < {NOTHING}" if self.spec.rank > 1 else f'{largest} == float("-inf")'
 
     def finish(self) -> Iterator[str]:
         spec = self.spec
+        if spec.partial:
+            yield "total = tl.sum(total, 1)"
         if not self.online:
             yield f"wild = total > {MOST}"
             for n in range(len(self.dv)):
                 yield f"wild |= tl.sum(acc_{n} * 0.0, 1) != 0.0  # infinite, or not a number"
             yield "done = valid & ~wild"
         done = "done" if spec.one_maximum else "valid"
-        yield f"top = tl.where({self.unseen('largest')}, 0.0, largest)"
+        top = "largest" if self.online else "taken"
         if spec.sinks:
             yield "# the sink joins the sum and has no value"
             yield "alone = total == 0"
             yield f"sink = tl.load(Sinks + head) * {LOG2E}"
-            yield f"above = tl.maximum(tl.where({self.unseen('largest')}, float('-inf'), top), sink)"
-            yield "less = tl.where(alone, 0.0, tl.exp2(top - above))"
+            yield f"above = tl.maximum({top}, sink)"
+            yield f"less = tl.where(alone, 0.0, tl.exp2({top} - above))"
             yield "total = total * less + tl.exp2(sink - above)"
             yield from (f"acc_{n} = acc_{n} * less[:, None]" for n in range(len(self.dv)))
-            yield "top = above"
+            top = "above"
         yield "inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN"
         yield from (f"acc_{n} = acc_{n} * inverse[:, None]" for n in range(len(self.dv)))
         log2 = "libdevice.fast_log2f" if spec.fast_log else "tl.log2"
-        yield f'lse = tl.where(total == 0, float("-inf"), (top + {log2}(total)) * 0.6931471805599453)'
+        yield f'lse = tl.where(total == 0, float("-inf"), ({top} + {log2}(total)) * 0.6931471805599453)'
         if spec.sinks:
             yield "lse = tl.where(alone, tl.load(Sinks + head), lse)  # exactly"
         yield "lse_at = Lse + (batch * all_heads + head) * my_length + token_r"

@@ -284,7 +284,7 @@ class Fragments:
             yield from indented(iter(masked("((word >> (c & 31)[None, :]) & 1) != 0")))
             yield from masked("there[None, :]")
             return
-        if self.by_side(kind):
+        if self.by_side:
             yield from self.mask_sides(masked("live"))
             return
         lines, live = self.live_on_axis() if spec.rank == 1 else ([], [])
@@ -295,17 +295,21 @@ class Fragments:
             lines += [f"live {'&=' if n else '='} {' & '.join(live[n : n + 2])}" for n in range(0, len(live), 2)]
             yield from self.at_edges([*lines, *masked("live")], kind)
 
-    def by_side(self, kind: str) -> bool:
+    @property
+    def by_side(self) -> bool:
         """Whether a tile beside full ones is masked by the side that cuts it alone: in loops over several terms, and
-        the forward's over edges. Elsewhere a second branch cost more than it saved (benchmarks/notes/triton.md).
+        the forward's at narrow heads. Elsewhere a second branch cost more than it saved (benchmarks/notes/triton.md).
         """
-        return self.spec.terms > 1 or (kind == "edge" and self.spec.direction == "forward" and not self.spec.listed)
+        spec = self.spec
+        return spec.terms > 1 or (spec.direction == "forward" and spec.rank == 1 and spec.narrow and not spec.listed)
 
     def mask_sides(self, masked: list[str]) -> Iterator[str]:
         """Beside full tiles, which all rows see, one side alone cuts a tile: low bounds before, high ones after."""
         left, full = self.of_term("left"), self.of_term("full")
-        for bound, sign, where in (("low", ">=", f"j_0 < {left}"), ("high", "<", f"j_0 >= {full}")):
-            yield f"if ({where}) | ({left} == {full}):  # {bound} bounds cut the tile"
+        for bound, sign, beside in (("low", ">=", f"j_0 < {left}"), ("high", "<", f"j_0 >= {full}")):
+            where = f"({beside}) | ({left} == {full})"  # computed here, not once before: Triton's code is worse then
+            where = f"({where}) & (j_0 < boxes_0)" if self.spec.more else where
+            yield f"if {where}:  # {bound} bounds cut the tile"
             yield f"    live = c[None, :] {sign} ({self.of_term(bound)} - j_0 * {self.spec.cols})[:, None]"
             yield from indented(iter(masked))
 

@@ -8,6 +8,7 @@ from typing import Literal
 from weft.planning.candidates import HELD
 from weft.planning.tiling import Direction
 
+NARROW = 64
 # Head dimensions at which dK and dV have the registers to hold keys; of 49 to 64 they are 64 wide.
 KEYS_HELD = (*range(49, 65), *range(97, 129))
 
@@ -32,7 +33,8 @@ class KernelSpec:
     the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are multiplied by
     it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of a chain of
     launches each begins while the one before it ends (programmatic dependent launch), and waits for that before it
-    reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22.
+    reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22. partial: sums of
+    rows stay in parts until the end, one of each thread that has a part of the row.
     """
 
     direction: Direction | Literal["delta"]
@@ -67,6 +69,7 @@ class KernelSpec:
     tf32: bool = False
     chained: bool = False
     fast_log: bool = False
+    partial: bool = False
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
@@ -126,6 +129,11 @@ class KernelSpec:
         crowded = self.several or self.listed or self.packed or self.with_dq or (self.grouped and not self.formula)
         room = self.rank == 1 and wide in KEYS_HELD and self.folded and not crowded
         return ("k",) if self.of_keys and room else ()
+
+    @property
+    def narrow(self) -> bool:
+        """Whether heads leave a forward's programs so few instructions and registers that each counts."""
+        return max(self.d, self.dv) <= NARROW
 
     @property
     def few_edges(self) -> bool:
