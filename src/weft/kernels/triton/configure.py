@@ -37,7 +37,8 @@ def partial(direction: str, problem: Problem, target: Target | Gpu) -> bool:
     Not at wider heads, whose kernels Triton then translates to slower ones (benchmarks/notes/triton.md).
     """
     shared = isinstance(target, Gpu) and target.architecture in ("sm_80", "sm_89", "sm_90")
-    return shared and direction == "forward" and max(problem.d, problem.dv) <= NARROW
+    narrow = problem.dtype != "float32" and max(problem.d, problem.dv) <= NARROW
+    return shared and direction == "forward" and narrow
 
 
 def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> KernelSpec:
