@@ -52,6 +52,7 @@ ELSEWHERE = {
     ("weft.runtime.tuner", "OptionError"): "tests/runtime/test_tuner.py",
     ("weft.runtime.tuner", "UnsupportedError"): "tests/runtime/test_tuner.py",
     ("weft.kernels.triton.launch", "UnsupportedError"): "tests/triton/test_launch.py",  # while a CUDA graph is captured
+    ("weft.kernels.triton.source", "UnsupportedKernel"): "tests/triton/test_compile.py",
     ("weft.kernels.triton.tables", "UnsupportedKernel"): "",  # a plan of 2^30 integers: no test is that patient
     ("weft.napkin.execute", "RelabelError"): "tests/napkin/test_relabel.py",
     ("weft.napkin.hierarchy", "RelabelError"): "tests/napkin/test_hierarchy.py",
@@ -291,6 +292,9 @@ TABLE = [
     ("weft explain: device", OptionError, ("--source", "gpu"), command("explain", "full()", *SMALL, "--source", "dq")),
     ("weft explain: no kernel", UnsupportedKernel, ("--dtype",),
      command("explain", "causal()", *SMALL, "--device", "gpu", "--dtype", "float64", "--source", "dq")),
+    ("weft explain: no room", UnsupportedKernel, ("blocks of 64 x 64", "bytes", "rtx4090", "head dimension"),
+     command("explain", "random_blocks(64, 2, seed=1)", "--shape", "1,1,256,256", "--device", "gpu",
+             "--dtype", "float32", "--target", "rtx4090")),
     ("weft tune: nothing", OptionError, ("PATTERN, --share FILE and --adopt FILE",), command("tune")),
     ("weft tune: shape", OptionError, ("sizes are missing", "--shape"), command("tune", "causal()")),
     ("weft recognize: module", InputError, ("nowhere:mask",), command("recognize", "nowhere:mask")),

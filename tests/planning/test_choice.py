@@ -5,9 +5,20 @@ from dataclasses import replace
 import pytest
 
 import weft
+from weft.acsr.format import BLOCK
+from weft.errors import UnsupportedKernel
 from weft.napkin.formulas import attention_memory
 from weft.planning.attention_plan import count_heads, plan_attention
-from weft.planning.candidates import footprint, legal, menu, resident, shared_of, usual
+from weft.planning.candidates import (
+    footprint,
+    legal,
+    menu,
+    of_blocks,
+    resident,
+    shared_of,
+    shared_of_blocks,
+    usual,
+)
 from weft.planning.choice import MOST, WORTH, candidate, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, converting, cost, moved, read, waiting
 from weft.planning.problem import Problem
@@ -16,6 +27,7 @@ from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.planning.work import Work
 from weft.target import GPU, GPUS
 from weft.testing import workloads
+from weft.testing.refusals import refuse
 
 WINDOW = weft.causal() & weft.window(left=1023)
 
@@ -87,6 +99,61 @@ def test_wide_tiles_of_grids_are_not_offered_for_keys_of_grouped_heads():
     assert wide in menu("dkdv", problem(d=128), 3)
     assert wide not in menu("dkdv", grouped, 3)
     assert wide in menu("dq", grouped, 3)
+
+
+# ---- the remainder ---------------------------------------------------------------------------------------------------
+BLOCKS = weft.random_blocks(64, 2, seed=1)
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=list(GPUS))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_remainder_takes_as_many_stages_as_fit(gpu, dtype):
+    for direction in DIRECTIONS:
+        for d in (16, 64, 80, 96, 128, 160, 192, 256):
+            whole = problem(d=d, dtype=dtype)
+            tiling = menu(direction, whole, 1, gpu)[0]
+            found = of_blocks(direction, whole, tiling, gpu)
+            if found is None:
+                assert shared_of_blocks(direction, whole, 1, gpu) > gpu.shared
+                continue
+            assert (found.rows, found.cols, found.warps) == (BLOCK, BLOCK, tiling.warps)
+            assert shared_of_blocks(direction, whole, found.stages, gpu) <= gpu.shared
+            if found.stages < tiling.stages:
+                more = shared_of_blocks(direction, whole, found.stages + 1, gpu, tf32=dtype == "float32")
+                assert more > gpu.shared
+
+
+@pytest.mark.parametrize("d", [16, 64, 96, 128])
+def test_up_to_128_channels_the_remainder_keeps_all_stages(d):
+    for direction in DIRECTIONS:
+        for rank in (1, 2, 3):
+            for tiling in legal(direction, problem(d=d), rank, GPU):
+                found = of_blocks(direction, problem(d=d), tiling, GPU)
+                assert found == replace(tiling, rows=BLOCK, cols=BLOCK)
+
+
+def test_a_remainder_without_room_is_refused():
+    """Where the forward has none, when it is planned."""
+    asked = ("attention on", "blocks of 64 x 64", "for forward", "bytes", "rtx4090 has 101376", "16-bit")
+    refuse(lambda: plan_attention(BLOCKS, problem(128, 256, 1, "float32"), GPUS["rtx4090"]), UnsupportedKernel, asked)
+
+
+def test_gradients_of_a_remainder_without_room_are_refused_alone():
+    """When they are asked for; the forward is planned, and what is said of the plan says so."""
+    plan = plan_attention(BLOCKS, problem(128, 256, 1, "float32"), GPU)
+    words = ("gradients of attention on", "for dq", "h200 has 232448", "forward alone", "smaller head dimension")
+    for direction in ("dq", "dkdv"):
+        refuse(lambda direction=direction: plan.check_room(direction), UnsupportedKernel, words)
+    assert "dkdv      cannot run: the pattern has pairs that no affine term covers" in plan.explain()
+    assert plan.in_one is None
+    plan.verify()
+
+
+def test_gradients_that_have_no_room_in_tf32_are_refused_in_it():
+    plan = plan_attention(BLOCKS, problem(128, 192, 1, "float32"), GPU)
+    plan.check_room("dq")
+    words = ("in tf32", "set_float32_matmul_precision")
+    refuse(lambda: plan.check_room("dq", tf32=True), UnsupportedKernel, words)
 
 
 # ---- cost ------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 import triton
 
 import weft
@@ -19,14 +20,15 @@ from weft.errors import UnsupportedKernel
 from weft.kernels.triton import source
 from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.load import compile_for
-from weft.kernels.triton.spec import chunks
 from weft.planning.attention_plan import plan_attention
+from weft.planning.candidates import shared_of_blocks
 from weft.planning.choice import offered
 from weft.planning.problem import Problem
+from weft.planning.tiling import chunks
 from weft.settings import interpreted
 
 from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources
-from .specs import CALLS, DIRECTIONS, card, has_room_for_dq, specs_towards, square
+from .specs import CALLS, DIRECTIONS, Call, card, has_room_for_dq, specs_towards, square
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
@@ -179,6 +181,25 @@ def test_listed_tokens_beside_a_grid(direction):
     assert any(spec.listed and spec.rank == 2 for spec in specs)
     for spec in specs:
         assert resources(compile_for(spec, TARGETS["sm_90"]), "sm_90").shared <= SHARED["sm_90"] * 1024
+
+
+BLOCKS_AT_256 = [
+    ("sm_90", torch.bfloat16, "forward"), ("sm_90", torch.bfloat16, "dq"), ("sm_90", torch.bfloat16, "dkdv"),
+    ("sm_80", torch.bfloat16, "dq"), ("sm_80", torch.bfloat16, "dkdv"), ("sm_89", torch.bfloat16, "forward"),
+    ("sm_90", torch.float32, "forward"),
+    pytest.param("sm_80", torch.float32, "forward", marks=pytest.mark.wide),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target, dtype, direction", BLOCKS_AT_256)
+def test_the_remainder_has_room_at_256_channels(target, dtype, direction):
+    """With fewer stages than its lines have, where these take too much."""
+    call, gpu = Call(weft.random_blocks(64, 3, seed=1), dims=(256, 256), dtype=dtype), card(target)
+    (spec,) = specs_of(plan_attention(call.pattern, call.problem(), gpu), direction)
+    assert spec.rank == 0
+    shared = compile_for(spec, SMALL if target == "sm_89" else TARGETS[target]).metadata.shared
+    counted = shared_of_blocks(direction, call.problem(), spec.stages, gpu)
+    assert shared <= counted <= SHARED[target] * 1024
 
 
 @pytest.mark.parametrize("factor, wrong", [(2147483648, True), (2, False)])

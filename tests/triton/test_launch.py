@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 import weft
-from weft.errors import UnsupportedError
+from weft.errors import UnsupportedError, UnsupportedKernel
 from weft.kernels.options import Modifiers
 from weft.kernels.triton import launch, load, run
 from weft.kernels.triton.emit import TENSORS
@@ -21,7 +21,7 @@ from weft.settings import interpreted
 from weft.target import GPU
 from weft.testing.refusals import refuse
 
-from .specs import launches
+from .specs import Call, launches
 
 GRID, STREAM = (3, 2, 1), 5
 CPU = torch.device("cpu")
@@ -223,3 +223,16 @@ def test_rows_of_keys_may_be_several_items_of_one_kernel():
     with launches() as found, mock.patch.object(run, "in_one_kernel", lambda plan: True):
         run.backward((q, k, k), (q, q, q[..., 0], None), plan, Modifiers(0.1), False)
     assert [(spec.split, spec.with_dq) for spec in found] == [(False, True), (True, True)]
+
+
+def test_gradients_without_room_launch_nothing():
+    """Of blocks of pairs at D=256 in float32, whose forward has room on an H200."""
+    call = Call(weft.random_blocks(64, 3, seed=1), 200, 200, (256, 256), torch.float32)
+    plan = plan_attention(call.pattern, call.problem(), GPU)
+    q, k, v, out = (torch.zeros(2, heads, 200, 256) for heads in (4, 2, 2, 4))
+    with launches() as found:
+        run.forward((q, k, v), plan, Modifiers(0.1))
+        assert [spec.direction for spec in found] == ["forward"]
+        rows = out, out, out[..., 0].contiguous(), None
+        refuse(lambda: run.backward((q, k, v), rows, plan, Modifiers(0.1)), UnsupportedKernel, ("gradients of",))
+        assert [spec.direction for spec in found] == ["forward"]

@@ -37,7 +37,9 @@ def waves_of(pattern, problem, shape, transposed, packs=1):
     plan = plan_attention(pattern, problem, GPU)
     found = []
     for number, share in enumerate(plan.transposed if transposed else plan.forward):
-        tiles = share.plan if shape is None else plan_for_device(share.plan.acsr, problem, GPU, shape)
+        tiles = share.plan
+        if shape is not None:
+            tiles = replace(plan_for_device(tiles.acsr, problem, GPU, shape), of_blocks=tiles.of_blocks)
         found.append(replace(share, plan=tiles, pack=number % packs))
     return plan_waves(found, problem, transposed)
 

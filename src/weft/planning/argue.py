@@ -40,6 +40,10 @@ def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[
     if not taken.works:
         yield f"{direction:<9} nothing to compute"
         return
+    wrong = plan.no_room(direction)
+    if wrong:
+        yield f"{direction:<9} cannot run: {wrong}"
+        return
     rows = _rows(plan, direction)
     menu = offered(direction, rows, plan.problem, gpu)
     apart = unlike_apart(direction, rows, plan.problem, gpu, menu)
@@ -104,6 +108,8 @@ def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
     two = plan.candidate("dq"), plan.candidate("dkdv")
     if not two[0].works:
         return "backward  nothing to compute"
+    if plan.no_room("dq") or plan.no_room("dkdv"):
+        return "backward  cannot run"
     seconds = sum(one.cost.seconds for one in two)
     rows = _rows(plan, "dkdv")
     tiling = in_one(plan.problem, rank_of(rows))

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.acsr.format import Acsr
+from weft.acsr.format import BLOCK, Acsr
 from weft.acsr.interpret import Reals, Scoring
-from weft.errors import InputError, VerificationError
+from weft.errors import InputError, UnsupportedKernel, VerificationError
 from weft.pattern.algebra import Pattern
+from weft.planning.candidates import shared_of_blocks
 from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, packed, plan_rows
-from weft.planning.problem import Problem
+from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiles import TilePlan
-from weft.planning.tiling import Direction
+from weft.planning.tiling import DIRECTIONS, Direction
 from weft.target import CPU, Gpu, Target
 
 if TYPE_CHECKING:  # it plans rows of an AttentionPlan
@@ -63,7 +64,9 @@ class AttentionPlan:
         """The rows of queries once more, for dQ; the forward plans themselves where nothing differs."""
         found = self._planned("dq", [share.plan.acsr for share in self.forward])
         both = zip(found, self.forward, strict=True)
-        same = all((a.plan.tiling, a.pack) == (b.plan.tiling, b.pack) for a, b in both)
+        same = all(
+            (a.plan.tiling, a.plan.of_blocks, a.pack) == (b.plan.tiling, b.plan.of_blocks, b.pack) for a, b in both
+        )
         return self.forward if same else found
 
     @cached_property
@@ -127,6 +130,38 @@ class AttentionPlan:
         if direction == "forward":
             return self.forward
         return self.queries if direction == "dq" else self.transposed
+
+    def no_room(self, direction: Direction, tf32: bool = False) -> str:
+        """Why the remainder has no kernel of one direction on the GPU that is planned for; "" where it has."""
+        if not isinstance(self.target, Gpu):
+            return ""
+        plans = [share.plan for share in self.towards(direction) if share.plan.blocks is not None]
+        stages = [1 if plan.of_blocks is None else plan.of_blocks.stages for plan in plans]
+        room, name = self.target.shared, self.target.name
+        takes = [shared_of_blocks(direction, self.problem, one, self.target, tf32) for one in stages]
+        if max(takes, default=0) <= room:
+            return ""
+        return (
+            f"the pattern has pairs that no affine term covers, in blocks of {BLOCK} x {BLOCK}; their "
+            f"kernel for {direction} takes up to {max(takes)} bytes of shared memory, and {name} has {room}"
+        )
+
+    def check_room(self, direction: Direction, tf32: bool = False) -> None:
+        """Raise UnsupportedKernel where the forward, or a kernel of the gradients, has no room on the card."""
+        forward = direction == "forward"
+        wrong = [self.no_room(one, tf32) for one in DIRECTIONS if (one == "forward") == forward]
+        if not any(wrong):
+            return
+        cures = ["a smaller head dimension", "a pattern of affine terms alone"]
+        if DTYPES[self.problem.dtype] > 2:
+            cures.insert(0, "a 16-bit type")
+        if tf32:
+            cures.insert(0, 'torch.set_float32_matmul_precision("highest")')
+        raise UnsupportedKernel(
+            f"{'' if forward else 'gradients of '}attention on {self.problem}{' in tf32' if tf32 else ''}",
+            next(filter(None, wrong)) + ("" if forward else " (the forward alone has room)"),
+            f"use {', '.join(cures[:-1])} or {cures[-1]}",
+        )
 
     @property
     def nnz(self) -> int:
@@ -204,7 +239,8 @@ class AttentionPlan:
 
 
 def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CPU, fixed: Fixed = ()) -> AttentionPlan:
-    """Pattern -> Acsr -> TilePlan for every distinct head; raises what `Pattern.check` raises.
+    """Pattern -> Acsr -> TilePlan for every distinct head; raises what `Pattern.check` raises, and
+    UnsupportedKernel where a GPU has no room for the forward of a remainder (`AttentionPlan.check_room`).
 
     fixed: for some directions on a GPU the tiling, instead of what the cost model would choose.
     """
@@ -216,7 +252,9 @@ def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CP
     for (first, heads), (acsr, _), (tiles, pack) in zip(found.items(), rows, plans, strict=True):
         # rows that were planned before under another pattern's name keep that plan
         shares.append(Share(tiles if tiles.acsr is acsr else replace(tiles, acsr=acsr), tuple(heads), *first, pack))
-    return AttentionPlan(pattern, problem, target, tuple(shares), fixed)
+    plan = AttentionPlan(pattern, problem, target, tuple(shares), fixed)
+    plan.check_room("forward")
+    return plan
 
 
 def check_extent(pattern: Pattern, problem: Problem) -> None:

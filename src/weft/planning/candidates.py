@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product as cartesian
 
+from weft.acsr.format import BLOCK
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.tiling import Direction, Tiling
+from weft.planning.tiling import Direction, Tiling, chunks
 from weft.target import GPU, Gpu, Target
 
 THREADS = 32  # of a warp
@@ -17,6 +18,10 @@ MOST_REGISTERS = 255  # of a thread
 COMPILED: dict[Direction, float] = {"forward": 0.8, "dq": 0.82, "dkdv": 0.94}
 BLACKWELL: dict[Direction, float] = {"forward": 1.01, "dq": 1.4, "dkdv": 1.4}
 AMD, FLOAT32 = 0.5, 0.82
+# Of what a program of the remainder holds beside its rows and those that it walks: blocks of pairs, at the most.
+ONE_PAIR, PAIRS_WITH_DQ = 1.1, 6.0
+PAIRS: dict[Direction, float] = {"forward": ONE_PAIR, "dq": ONE_PAIR, "dkdv": 3.1}
+AMD_ALONE = 1 << 16  # bytes of a tensor that AMD's kernels hold at a time, at the most
 HELD = range(65, 129)  # head dimensions whose gradients hold factors in registers, where products take them there
 # For cards without room for the usual tiling, the largest that fits.
 SMALLER = (Tiling(64, 32, 8, 2), Tiling(32, 32, 4, 2), Tiling(32, 16, 4, 2), Tiling(16, 16, 4, 1))
@@ -165,6 +170,49 @@ def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) 
     else:
         share = (BLACKWELL if gpu.architecture == "sm_100" else COMPILED)[direction]
     return share * footprint(direction, problem, tiling, gpu).shared
+
+
+# ---- the remainder ---------------------------------------------------------------------------------------------------
+def of_blocks(
+    direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu, with_dq: bool = False
+) -> Tiling | None:  # fmt: skip
+    """The tiling of the remainder beside one of lines: as many of its stages as fit; None where a single one does not.
+
+    Of float32 as many as fit in tf32 too, which callers choose later, unless a single one does not. with_dq: of the
+    kernel that makes dQ beside dK and dV.
+    """
+    for tf32, stages in cartesian((True, False), range(tiling.stages, 0, -1)):
+        if shared_of_blocks(direction, problem, stages, gpu, tf32, with_dq) <= gpu.shared:
+            return replace(tiling, rows=BLOCK, cols=BLOCK, stages=stages)
+    return None
+
+
+def shared_of_blocks(
+    direction: Direction, problem: Problem, stages: int, gpu: Gpu, tf32: bool = False, with_dq: bool = False
+) -> int:
+    """The most bytes of shared memory that a program of the remainder was seen to take, by Triton 3.6 and 3.7, D=16 to
+    256: its rows, a block of columns for each stage, and pairs. tf32: of float32, products in tf32.
+
+    Where products read both factors from shared memory every stage is there, on sm_100 one more for gradients;
+    elsewhere the last one is in registers. A single stage waits for one tensor after the other. AMD's kernels hold one.
+    """
+    if gpu.architecture.startswith("gfx") and stages == 1:
+        return AMD_ALONE
+    width, gradient, blackwell = DTYPES[problem.dtype], direction != "forward", gpu.architecture == "sm_100"
+    d, dv = (sum(size for _, size, _ in chunks(one)) for one in (problem.d, problem.dv))
+    if blackwell and width == 2:  # each of two chunks as wide as the first
+        d, dv = (max(16, 1 << (one - 1).bit_length()) for one in (d, dv))
+    both, larger = d + dv, max(d, dv)
+    mine, pairs = both if gradient else d, PAIRS_WITH_DQ if with_dq else PAIRS[direction] if width == 2 else ONE_PAIR
+    if gpu.architecture.startswith("gfx"):
+        mine, walked = 0, both
+    elif gpu.architecture in ("sm_90", "sm_100") and (width == 2 or tf32):
+        walked = (stages + (blackwell and gradient)) * both if stages > 1 else larger + gradient * both
+    else:
+        walked = max((stages - 1) * both, both if gradient else larger)
+        wide = d >= 128 and len(chunks(problem.d)) == 1 and (width == 2 or tf32)
+        pairs = pairs if with_dq else PAIRS[direction] if wide else ONE_PAIR
+    return int(BLOCK * width * (mine + walked + pairs * BLOCK))
 
 
 def resident(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> int:

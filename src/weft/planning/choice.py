@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from weft.acsr.format import Acsr
-from weft.planning.candidates import in_one, legal, menu, shared_of
+from weft.planning.candidates import in_one, legal, menu, of_blocks, shared_of
 from weft.planning.cost import Cost, adding, converting, cost, in_memory, in_turn
 from weft.planning.device import plan_for_device
 from weft.planning.planner import plan_tiles
@@ -57,6 +57,14 @@ def plan_rows(
     """(plan, pack) of one direction, in the order of rows."""
     if not isinstance(target, Gpu):
         return [(plan_tiles(acsr, problem, target), 0) for acsr, _ in rows]
+    found = _chosen(direction, rows, problem, target, fixed)
+    return [(_with_blocks(direction, plan, problem, target), pack) for plan, pack in found]
+
+
+def _chosen(
+    direction: Direction, rows: Rows, problem: Problem, target: Gpu, fixed: Fixed
+) -> list[tuple[TilePlan, int]]:  # fmt: skip
+    """The same on a GPU, without a tiling of the remainder."""
     asked = dict(fixed).get(direction)
     tilings = (asked,) if asked else offered(direction, rows, problem, target)
     if 1 < len(rows) <= MOST and not asked:
@@ -70,6 +78,15 @@ def plan_rows(
         some = [rows[i * len(rows) // MOST] for i in range(MOST)] if len(rows) > MOST else rows
         tiling = ranked(direction, some, problem, target, tilings)[0].tilings[0]
     return [(plan_for_device(acsr, problem, target, tiling), 0) for acsr, _ in rows]
+
+
+def _with_blocks(
+    direction: Direction, plan: TilePlan, problem: Problem, gpu: Gpu, with_dq: bool = False
+) -> TilePlan:  # fmt: skip
+    """With a tiling of its remainder, if it has one; see `of_blocks`."""
+    if plan.blocks is None or plan.tiling is None:
+        return plan
+    return replace(plan, of_blocks=of_blocks(direction, problem, plan.tiling, gpu, with_dq))
 
 
 def ranked(
@@ -135,8 +152,11 @@ def backward_in_one(
     if rows_of / tiling.rows * adding(keys.works, problem, cols_of, gpu) > queries.cost.seconds:
         return None
     found = candidate("dkdv", rows, problem, gpu, tiling)
+    plans = tuple(_with_blocks("dkdv", plan, problem, gpu, with_dq=True) for plan in found.plans)
+    if any(plan.blocks is not None and plan.of_blocks is None for plan in plans):
+        return None
     whole = found.cost.seconds + adding(found.works, problem, tiling.cols, gpu)
-    return found.plans if whole < IN_ONE * (queries.cost.seconds + keys.cost.seconds) else None
+    return plans if whole < IN_ONE * (queries.cost.seconds + keys.cost.seconds) else None
 
 
 def offered(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:

@@ -205,7 +205,7 @@ class BlockLaunch:
 @dataclass(frozen=True, eq=False)
 class TilePlan:
     """How one Acsr is computed: launches, whose outputs are merged by lse where they share rows; on a GPU by kernels of
-    one tiling.
+    one tiling, the remainder's by one of its own (`of_blocks`, None where its blocks do not fit into the card).
     """
 
     acsr: Acsr
@@ -213,6 +213,7 @@ class TilePlan:
     blocks: BlockLaunch | None
     report: tuple[str, ...] = ()
     tiling: Tiling | None = None
+    of_blocks: Tiling | None = None
 
     @property
     def nbytes(self) -> int:

@@ -55,6 +55,7 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     """The kernels of one direction of a plan, without softcap, ALiBi, sinks and a gradient of lse; split: see
     `plan_waves`. q, k and v are taken to be contiguous, and so aligned wherever head dimensions allow it.
     """
+    plan.check_room(direction)
     problem, transposed = plan.problem, direction == "dkdv"
     waves = plan_waves(plan.towards(direction), problem, transposed, slots_of(plan.target) if split else None)
     aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))

@@ -13,13 +13,13 @@ import numpy as np
 
 from weft.kernels.triton.fragments import LN2, LOG2E, in_elements, module
 from weft.kernels.triton.row_spec import RowSpec, bounds_of
-from weft.kernels.triton.spec import chunks
 from weft.kernels.triton.tables import NO_LOWER, NO_UPPER, Writer
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import Relation
 from weft.planning.attention_plan import Heads
 from weft.planning.device import FAR
 from weft.planning.rowwise import RowPlan
+from weft.planning.tiling import chunks
 
 MEMBER = 6  # integers of a member: batch row, key/value head, first query head, query heads, terms, where they are
 BLOCK = 16  # splits that the merge takes together

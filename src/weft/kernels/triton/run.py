@@ -203,6 +203,7 @@ def prepared(
 ) -> Prepared:
     """The launches of one direction; lie: of q, k, v and, backward, out and d_out."""
     gpu, problem = gpu_of(device), plan.problem
+    plan.check_room(direction, numbers.tf32)
     refuse_capture(f"attention on {problem}", gpu)
     slots = slots_of(plan.target) if split else None
     shares = (plan.in_one if numbers.with_dq else None) or plan.towards(direction)

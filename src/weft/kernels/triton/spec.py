@@ -157,19 +157,3 @@ class KernelSpec:
     def linear(self) -> bool:
         """Scores are scale * (q . k) and nothing else, so the scale joins the exponential's subtraction."""
         return not (self.softcap or self.alibi or self.rescaled)
-
-
-def chunks(size: int) -> tuple[tuple[int, int, int], ...]:
-    """A head dimension as (first, width, live) of powers of two that a matrix product takes: 80 is 64 + 16.
-
-    Widths are at least 16; in the last one `live` columns exist and the others read as zero. No more than two, and a
-    second one only if it saves a quarter of the whole.
-    """
-    whole = max(16, 1 << (size - 1).bit_length())
-    if size == whole:
-        return ((0, whole, whole),)
-    first = whole // 2
-    rest = max(16, 1 << (size - first - 1).bit_length()) if size > first else 0
-    if first >= 16 and rest and first + rest <= whole * 3 // 4:
-        return (0, first, first), (first, rest, size - first)
-    return ((0, whole, size),)

@@ -384,8 +384,9 @@ def _spans(breaks: Ints, axis: AxisPlan, slot: Slots, chosen: Ints) -> Ints:
 # ---- the remainder ------------------------------------------------------------------------------------------
 def block_tables(plan: TilePlan) -> LaunchTables:
     """The remainder: items (row of blocks, first, last), columns, places of bits, and bits of rows as two words."""
-    blocks, remainder = plan.blocks, plan.acsr.remainder
+    blocks, remainder, tiling = plan.blocks, plan.acsr.remainder, plan.of_blocks
     assert isinstance(blocks, BlockLaunch)
+    assert tiling is not None, "AttentionPlan.check_room comes before"
     count = np.diff(blocks.first).astype(np.int64)
     order = schedule(count)
     bits = np.unpackbits(remainder.bits, axis=2)  # (partial blocks, BLOCK, BLOCK)
@@ -396,7 +397,6 @@ def block_tables(plan: TilePlan) -> LaunchTables:
     places = [out.put(x) for x in (remainder.cols, remainder.bit_index)]
     data = np.concatenate([out.all(), words])
     data[header : header + 3] = [*places, out.size]
-    tiling = replace(plan.tiling, rows=BLOCK, cols=BLOCK)
     return LaunchTables(_checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
 
 
