@@ -9,15 +9,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 import triton
 
 import weft
-from weft.errors import UnsupportedKernel
-from weft.kernels.triton import source
 from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.load import compile_for
 from weft.planning.attention_plan import plan_attention
@@ -200,24 +197,6 @@ def test_the_remainder_has_room_at_256_channels(target, dtype, direction):
     shared = compile_for(spec, SMALL if target == "sm_89" else TARGETS[target]).metadata.shared
     counted = shared_of_blocks(direction, call.problem(), spec.stages, gpu)
     assert shared <= counted <= SHARED[target] * 1024
-
-
-@pytest.mark.parametrize("factor, wrong", [(2147483648, True), (2, False)])
-def test_what_llvm_spoils_is_recognised(factor, wrong):
-    """Of a kernel that was wrong: tid & 3, doubled, beside (tid >> 2) << 31, of which more than 32 bits were kept."""
-    line = f"mul.wide.u32 \t%rd200, %r12, {factor};"
-    found = source.spoiled(f"shl.b64 \t%rd202, %rd201, 33;\n{line}\nor.b64 \t%rd203, %rd200, %rd202;")
-    assert found == (line,) * wrong
-
-
-def test_what_llvm_spoiled_is_refused():
-    spec = specs_towards(CALLS["window"], "forward")[0]
-    made = mock.Mock(asm={"ptx": "mul.wide.u32 \t%rd200, %r12, 2147483648;"})
-    with (
-        mock.patch.object(triton, "compile", return_value=made),
-        pytest.raises(UnsupportedKernel, match="wrongly"),
-    ):
-        compile_for(spec, TARGETS["sm_90"])
 
 
 @pytest.mark.parametrize("case", ON_HOPPER)

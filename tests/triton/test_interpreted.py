@@ -59,7 +59,7 @@ CHOSEN = {
             ("formula", "table", "several", "plane", "space"), ("dkdv", "dq", "forward", "dq", "dkdv"), strict=True
         )
     ]
-    + [f"{TILINGS}_edges_apart_in_the_forward"],
+    + [f"{TILINGS}_wide_tiles_of_several_terms"],
     "gradients of one kernel": [
         f"{ONE_KERNEL}_several_tiles",
         f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import linecache
-import re
 import sys
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -30,6 +29,7 @@ from weft import store
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton import device as helpers
 from weft.kernels.triton import row_device as row_helpers
+from weft.kernels.triton import translated
 from weft.settings import interpreted
 
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
@@ -86,24 +86,14 @@ def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
 def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU. Raises UnsupportedKernel where that went wrong without a word."""
     kernel = triton.compile(_described(source), target=target, options=_options(source, target))
-    found = spoiled(kernel.asm.get("ptx", ""))
-    if found:
+    wrong = translated.mistake(kernel, target)
+    if wrong:
         raise UnsupportedKernel(
             f"the kernel {source.name} for {target.arch}",
-            f"Triton {triton.__version__} translated it wrongly: {found[0]} multiplies what should be shifted",
+            f"Triton {triton.__version__} translated it wrongly: {wrong}",
             "use another version of Triton, and report this kernel",
         )
     return kernel
-
-
-def spoiled(ptx: str) -> tuple[str, ...]:
-    """Wide products by 2^24 and more, of a kernel in PTX; no address needs one.
-
-    LLVM (in Triton 3.6.0) makes them of a shift in the one of two lanes that nobody reads, as if it could not overflow;
-    what overflows spoils the other lane, and numbers of columns with it (benchmarks/notes/triton.md, tenth round).
-    """
-    found = re.finditer(r"mul\.wide\.[us]32\s[^;]*?(\d+);", ptx)
-    return tuple(one[0] for one in found if int(one[1]) >= 1 << 24)
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------
@@ -145,9 +135,11 @@ def key_of(source: Source, target: GPUTarget) -> str:
 
 @cache
 def _toolchain() -> tuple[str | int, ...]:
-    """What tells one compiler from another: our helpers, Triton's version, and when its library was written."""
+    """What tells one compiler from another: our helpers and what we refuse, Triton's version, and when its library was
+    written.
+    """
     library = Path(libtriton.__file__).stat()
-    ours = "".join(Path(module.__file__ or "").read_text() for module in (helpers, row_helpers))
+    ours = "".join(Path(module.__file__ or "").read_text() for module in (helpers, row_helpers, translated))
     return ours, triton.__version__, library.st_size, library.st_mtime_ns
 
 
