@@ -1,5 +1,6 @@
 """What LLVM and ptxas are known to make of a right source, recognised and refused; no GPU is needed."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -10,10 +11,8 @@ from weft.errors import UnsupportedKernel
 from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.load import source_of
 from weft.kernels.triton.source import compile_for
-from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.translated import overwritten, spoiled
 from weft.planning.attention_plan import plan_attention
-from weft.planning.tiling import Tiling
 from weft.settings import interpreted
 from weft.target import GPU
 
@@ -88,17 +87,12 @@ def test_factors_that_the_loop_makes_are_its_own():
     assert not overwritten(LOOP.format(inside=made))
 
 
-@pytest.mark.parametrize("edges_apart", [True, False])
-def test_overwritten_keys_are_refused(edges_apart):
-    """Held in one loop over 64 columns at D=64, where no kernel of weft's holds them any more."""
-    tiling = Tiling(64, 64, 4, 3, apart=edges_apart)
-    plan = plan_attention(GRID_AND_TOKEN.pattern, GRID_AND_TOKEN.problem(), GPU, (("dkdv", tiling),))
+def test_overwritten_keys_are_refused():
+    """Of a line beside a grid, held at D=64 in one loop over tiles with an edge and without."""
+    plan = plan_attention(GRID_AND_TOKEN.pattern, GRID_AND_TOKEN.problem(), GPU)
     (spec,) = (one for one in specs_of(plan, "dkdv") if one.lines)
-    assert bool(spec.factors) == edges_apart
-    with mock.patch.object(KernelSpec, "factors", ("k",)):
-        held = source_of.__wrapped__(spec)
-    if edges_apart:
-        compile_for(held, TARGETS["sm_90"])
-    else:
-        with pytest.raises(UnsupportedKernel, match="overwrites a factor of HGMMA"):
-            compile_for(held, TARGETS["sm_90"])
+    assert spec.apart
+    assert spec.factors == ("k",)
+    compile_for(source_of(spec), TARGETS["sm_90"])
+    with pytest.raises(UnsupportedKernel, match="overwrites a factor of HGMMA"):
+        compile_for(source_of(replace(spec, apart=False)), TARGETS["sm_90"])

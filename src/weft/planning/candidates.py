@@ -41,6 +41,13 @@ def held(problem: Problem, gpu: Target | Gpu) -> bool:
     return hopper and DTYPES[problem.dtype] == 2 and max(problem.d, problem.dv) < HELD.stop
 
 
+def always_apart(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
+    """Whether edges of a line have loops of their own beside a grid too: with masks in the loop of all tiles, ptxas
+    runs the products of dK and dV at narrow heads one by one, and loses keys that are held (sm_90).
+    """
+    return direction == "dkdv" and held(problem, gpu) and max(problem.d, problem.dv) <= 64
+
+
 def one_maximum(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
     """Whether a forward takes one maximum off a row's scores. Not in float16, whose weights end at 2^16: scores may
     grow beyond that. On sm_100 Triton 3.6 and 3.7 do not compile it.
@@ -123,21 +130,21 @@ def in_one(problem: Problem, rank: int) -> Tiling | None:
 def legal(direction: Direction, problem: Problem, rank: int, gpu: Gpu) -> tuple[Tiling, ...]:
     """Every tiling that the card has room for, and what is offered; no axis is apart on grids."""
     found = dict.fromkeys(menu(direction, problem, rank, gpu, several=True))
-    for tiling in _all(direction, rank):
+    for tiling in _all(direction, rank, always_apart(direction, problem, gpu)):
         takes = footprint(direction, problem, tiling, gpu)
         if takes.shared <= gpu.shared and takes.registers <= MOST_REGISTERS:
             found[tiling] = None
     return tuple(found)
 
 
-def _all(direction: Direction, rank: int) -> Iterator[Tiling]:
+def _all(direction: Direction, rank: int, apart: bool) -> Iterator[Tiling]:
     forward = direction == "forward"
     low = ((32, 4),) if rank > 1 or not forward else ()
     # wide tiles: forward alone has the registers, and a box of 128 keys on two axes has more than PLACES coordinates
     wide = (128,) if forward and rank != 2 else ()
     for (rows, warps), cols, stages in cartesian((*low, (64, 4), (64, 8), (128, 8)), (32, 64, *wide), (2, 3, 4)):
         yield Tiling(rows, cols, warps, stages, apart=rank == 1 and not forward)
-        if rank == 1 and stages == 3 and not forward:
+        if rank == 1 and stages == 3 and not (forward or apart):
             yield Tiling(rows, cols, warps, stages)
 
 

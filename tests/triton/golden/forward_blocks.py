@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from triton.language.extra.cuda import libdevice
-
 from weft.kernels.triton.device import (
     in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,
 )
@@ -84,7 +82,7 @@ def kernel(
     inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
     acc_0 = acc_0 * inverse[:, None]
     acc_1 = acc_1 * inverse[:, None]
-    lse = tl.where(total == 0, float("-inf"), (largest + libdevice.fast_log2f(total)) * 0.6931471805599453)
+    lse = tl.where(total == 0, float("-inf"), (largest + tl.log2(total)) * 0.6931471805599453)
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
     tl.store(lse_at, lse, mask=valid)

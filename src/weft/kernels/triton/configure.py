@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from weft.kernels.triton.spec import NARROW, KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.candidates import held, one_maximum
+from weft.planning.candidates import always_apart, held, one_maximum
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
@@ -27,9 +27,10 @@ def chained(direction: str, target: Target | Gpu) -> bool:
 
 
 def fast_log(direction: str, problem: Problem, target: Target | Gpu) -> bool:
-    """Whether forwards take logarithms by NVIDIA's own instruction: where they run, and not in full float32."""
+    """Whether forwards may take logarithms by NVIDIA's own instruction: where they run, and not in full float32."""
     nvidia = isinstance(target, Gpu) and target.architecture.startswith("sm_")
-    return nvidia and direction == "forward" and problem.dtype != "float32" and not interpreted()
+    known = problem.dtype != "float32" and max(problem.d, problem.dv) < GRIDS_TAKE_ONE.stop  # wider: see `wave_spec`
+    return nvidia and direction == "forward" and known and not interpreted()
 
 
 def partial(direction: str, problem: Problem, target: Target | Gpu) -> bool:
@@ -47,7 +48,7 @@ def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> Ker
     return replace(
         spec, held=held(problem, target), one_maximum=one_maximum(direction, problem, target),
         chained=chained(direction, target), fast_log=fast_log(direction, problem, target),
-        partial=partial(direction, problem, target),
+        partial=partial(direction, problem, target), apart=always_apart(direction, problem, target),
     )  # fmt: skip
 
 
@@ -76,7 +77,11 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     single = wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
     terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
     several = terms == 1 and (wave.several or (wave.more and spec.with_dq))
-    limits = ({"registers": 0} if crowded else {}) | ({"apart": False} if terms > 1 else {})
+    limits: dict[str, int] = {"registers": 0} if crowded else {}
+    if terms > 1:
+        limits["apart"] = False
+    elif spec.apart and wave.kind.rank == 1:
+        limits["apart"] = True
     one = replace(
         spec, **kind, **asdict(tiling) | limits, aligned=aligned, lines=wave.lines and not several, several=several,
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
@@ -87,7 +92,12 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     masks = one.rank > 1 and room
     # lists leave columns out of what a tile is known to see, ALiBi makes later scores far larger
     known = (one.rank == 1 or _grid_takes_one(one)) and not (one.listed or one.alibi)
-    return replace(one, held=one.held and (masks or bool(one.factors)), one_maximum=one.one_maximum and known)
+    takes_one = one.one_maximum and known
+    # where the maximum runs along, or bounds are listed, either has ptxas run products one by one
+    return replace(
+        one, held=one.held and (masks or bool(one.factors)), one_maximum=takes_one, partial=one.partial and takes_one,
+        fast_log=one.fast_log and takes_one and one.formula,
+    )  # fmt: skip
 
 
 def _grid_takes_one(spec: KernelSpec) -> bool:

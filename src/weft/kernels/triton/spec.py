@@ -127,7 +127,6 @@ class KernelSpec:
         if self.direction == "dq" and wide in HELD:
             return ("q", "do") if self.formula and not (self.several or self.listed) else ("q",)
         crowded = self.several or self.listed or self.packed or self.with_dq or (self.grouped and not self.formula)
-        crowded |= self.narrow and self.cols > 32 and not self.apart  # see `translated.overwritten`
         room = self.rank == 1 and wide in KEYS_HELD and self.folded and not crowded
         return ("k",) if self.of_keys and room else ()
 
