@@ -25,7 +25,7 @@ from weft.planning.tiling import chunks
 from weft.settings import interpreted
 
 from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources
-from .specs import CALLS, DIRECTIONS, Call, card, has_room_for_dq, specs_towards, square
+from .specs import BAND, CALLS, DIRECTIONS, Call, card, has_room_for_dq, specs_towards, square
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
@@ -203,3 +203,14 @@ def test_the_remainder_has_room_at_256_channels(target, dtype, direction):
 def test_products_are_not_serialised(case, compiled):
     """On grids at D=64 that cost up to a third of dK and dV, and a quarter of dQ (benchmarks/notes/triton.md)."""
     assert all(taken.waits < 0.7 for taken in compiled(case))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [Call(BAND, dtype=torch.float16), Call(weft.documents([300, 0, 200, 500]) & weft.causal())],
+    ids=["running maximum", "bounds from tables"],
+)
+def test_narrow_forwards_are_not_serialised(call):
+    """As they were with sums in parts, and with NVIDIA's own logarithm (Triton 3.6.0)."""
+    (spec,) = specs_towards(call, "forward")
+    assert resources(compile_for(spec, TARGETS["sm_90"]), "sm_90").waits < 0.7
