@@ -1,0 +1,101 @@
+"""Weft's kernels as a GPU would be given them, run here: the real planner, the real entry points, the PTX of Triton."""
+
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+
+from weft.kernels.triton import decode, run, source, translated
+from weft.kernels.triton.load import source_of
+
+from .launch import Kernel, launch
+from .memory import Global
+from .parse import parse
+from .threads import EAGER, Order
+
+
+@lru_cache
+def text_of(given, arch):
+    """(PTX, bytes of shared memory) of a Source for sm_<arch>; without machine code, which takes half of the time, so
+    that nobody else may find the kernel in Triton's cache.
+    """
+    with (
+        TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
+        mock.patch.object(CUDABackend, "make_cubin", lambda *_, **__: b"none"),
+        mock.patch.object(translated, "disassembled", lambda cubin: ""),
+    ):
+        kernel = source.compile_for(given, GPUTarget("cuda", arch, 32))
+    return kernel.asm["ptx"], kernel.metadata.shared
+
+
+@lru_cache
+def kernel_of(text, shared):
+    return Kernel(parse(text), shared)
+
+
+def storage(x):
+    whole = x.untyped_storage()
+    return whole.data_ptr(), whole.nbytes()
+
+
+@dataclass(frozen=True)
+class Way:
+    """How launches are run: of what was compiled for sm_<arch>, in an order. change(name, PTX): another PTX."""
+
+    arch: int = 90
+    order: Order = EAGER
+    change: Callable[[str, str], str] = lambda name, text: text
+
+
+@contextmanager
+def emulated(way):
+    """Launches run here meanwhile, and new tensors are not numbers; yields the names of the kernels as they run."""
+    names, strict = [], torch.are_deterministic_algorithms_enabled()
+
+    def kernel(spec, device):
+        """What `weft.kernels.triton.source.kernel_of` returns, for its own Source or what it would be emitted from."""
+        given = spec if isinstance(spec, source.Source) else source_of(spec)
+        return Launched(given, way, names)
+
+    with mock.patch.object(run, "kernel_of", kernel), mock.patch.object(decode, "kernel_of", kernel):
+        torch.use_deterministic_algorithms(True)  # which fills them
+        _forget()
+        try:
+            yield names
+        finally:
+            _forget()
+            torch.use_deterministic_algorithms(strict)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A kernel that is launched as Triton's are."""
+
+    given: source.Source
+    way: Way
+    names: list[str]
+
+    def __getitem__(self, grid):
+        return lambda *values: self._launch(grid, values)
+
+    def _launch(self, grid, values):
+        text, shared = text_of(self.given, self.way.arch)
+        kernel = kernel_of(self.way.change(self.given.name, text), shared)
+        memory = Global([storage(x) for x in values if isinstance(x, torch.Tensor)])
+        plain = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in values]
+        launch(kernel, grid, plain, memory, self.way.order)
+        self.names.append(self.given.name)
+
+
+def _forget():
+    """Launches are kept by plan and problem, and would be found again."""
+    for kept in (run.prepared, run.prepared_rows, decode._of_plan):
+        kept.cache_clear()
