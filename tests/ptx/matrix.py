@@ -233,12 +233,14 @@ def _check_alike(group, work):
 
 
 def _check_registers(group, work):
-    """Raise unless they are written, and no other product under way has them; those that add to the same sums may."""
+    """Raise if a product under way has them; those that add to the same sums may follow each other."""
     same = any(other.sums == work.sums for other in group.products.all())
-    for name, role in work.held().items():
-        held = group.held.get(name)
-        if (held != role and held) or (role == held == "sum" and not same):
-            raise Fault(f"{name} is a {held} of another product, which is not waited for")
+    for name in work.factors:
+        if name in work.sums or group.held.get(name) == "sum":
+            raise Fault(f"{name} is a factor, and a sum of a product that is not waited for")
+    for name in work.sums:
+        if group.held.get(name) == "factor" or (name in group.held and not same):
+            raise Fault(f"{name} is a {group.held[name]} of another product, which is not waited for")
 
 
 @TABLE.does("wgmma.fence", modifiers="sync aligned")
