@@ -14,7 +14,7 @@ from .table import Table
 from .threads import EAGER, WARP, Group
 
 TABLE = Table(scalar.TABLE, moves.TABLE, matrix.TABLE)
-ROWS = 4096  # threads of one team at most: enough to hide numpy's own time, few enough to stay in a CPU's caches
+ROWS = 16384  # threads of one team at most: enough to hide numpy's own time, few enough to stay in a CPU's caches
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,17 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Instruction:
-    """`@!guard opcode operands;` parts: the opcode at its dots. operands: as text; {a, b} is a list.
-    line: in the text of the program, from 1.
+    """`@!guard opcode operands;` parts: the opcode at its dots; kind: the last one, its type. operands: as text; {a, b}
+    is a list. line: in the text of the program, from 1.
     """
 
     guard: str
     negated: bool
     opcode: str
     parts: tuple[str, ...]
+    kind: str
     operands: tuple
     line: int
-
-    @property
-    def kind(self):
-        """The type that it ends with."""
-        return self.parts[-1]
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,7 +106,8 @@ def _instruction(text, number):
     if found:
         negated, guard, text = found[1] == "!", found[2], found[3]
     opcode, *rest = text.split(None, 1)
-    return Instruction(guard, negated, opcode, tuple(opcode.split(".")), _operands("".join(rest)), number)
+    parts = tuple(opcode.split("."))
+    return Instruction(guard, negated, opcode, parts, parts[-1], _operands("".join(rest)), number)
 
 
 def _operands(text):

@@ -1,9 +1,9 @@
 """Problems, computed by weft's kernels as `run.emulated` runs them, and held to the tolerance policy."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
-from tests.kernels.compare import one_kernel
+from tests.kernels.compare import Case, generator, normal, one_kernel, qkv
 from tests.triton.specs import card
 
 from weft.kernels.options import Modifiers
@@ -11,6 +11,56 @@ from weft.kernels.triton import run
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.testing.tolerance import assert_close
+
+from .run import emulated
+from .threads import EAGER, Order
+
+# After EAGER: as different from it, and from each other, as hardware may be.
+ORDERS = {
+    "late, warps reversed": Order(late_copies=True, late_products=True, warps=tuple(reversed(range(32)))),
+    "products late, warps in order": Order(late_products=True, warps=tuple(range(32))),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of attention on so many tokens. options: names of those that are given. more: as of `Case`."""
+
+    pattern: object
+    tokens: int = 150
+    dims: tuple[int, int] = (64, 64)
+    dtype: torch.dtype = torch.bfloat16
+    heads: tuple[int, int] = (4, 2)
+    options: tuple[str, ...] = ()
+    more: dict = field(default_factory=dict)
+
+    def case(self):
+        random = generator(f"{self.pattern}")
+        tensors = qkv(random, (self.tokens, self.tokens), self.dtype, self.heads, self.dims, 1)
+        known = {
+            "softcap": 2.0,
+            "sinks": normal(self.heads[:1], random, torch.float32),
+            "alibi_slopes": torch.rand(self.heads[0], generator=random),
+        }
+        options = {name: known[name] for name in self.options}
+        return Case(self.pattern, tensors, options=options, backend="triton", **self.more)
+
+
+def check_in_every_order(case, way, tf32=False, backward=True):
+    """Raise unless weft computes what dense attention does, and the same bits whatever is done early or late; sums of
+    atomics in any order are only to be right. Returns the names of the kernels.
+    """
+    with emulated(replace(way, order=EAGER)) as names:
+        found = results(case, way.arch, backward)
+    check(case, found, tf32)
+    for order in ORDERS.values():
+        with emulated(replace(way, order=order)):
+            again = results(case, way.arch, backward)
+        if not case.deterministic:
+            check(case, {"dq": again.pop("dq")}, tf32)
+        for name, x in again.items():
+            assert torch.equal(x, found[name]), f"{name} is another one in {order}"
+    return names
 
 
 def results(case, arch=90, backward=True, fixed=()):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .formats import type_of, unsigned
+from .formats import TYPES, bits_of, type_of, unsigned
 from .memory import BASE
 from .parse import Fault
 
@@ -91,21 +91,19 @@ class Group:
     # ---- operands ----------------------------------------------------------------------------------------------------
     def get(self, text, kind):
         """(threads,) of an operand, in the type of an instruction such as f32, b64 or pred; never to be written to."""
-        wanted, found = type_of(kind), self.raw(text, kind)
-        if found.dtype == wanted:
+        found, wanted = self.raw(text, kind), TYPES.get(kind)
+        if found.dtype is wanted:
             return found
-        if found.itemsize != wanted.itemsize or (wanted.kind == "b") != (found.dtype.kind == "b"):
+        if wanted is None or found.itemsize != wanted.itemsize or (wanted.kind == "b") != (found.dtype.kind == "b"):
             raise Fault(f"{text} is of {8 * found.itemsize} bits, and is wanted as {kind}")
         return found.view(wanted)
 
     def raw(self, text, kind):
         """As `get`, of the type that it was last written as; a number is as `kind` says."""
-        found = self.registers.get(text)
-        if found is None:
-            return self._constant(text, kind)
         if self.held and self.held.get(text) == "sum":
             raise Fault(f"{text} is read before the product that adds to it is waited for")
-        return found
+        found = self.registers.get(text)
+        return self._constant(text, kind) if found is None else found
 
     def _constant(self, text, kind):
         if (text, kind) not in self.constants:
@@ -127,13 +125,10 @@ class Group:
         if text[:2] in ("0f", "0d"):
             return np.array(int(text[2:], 16), "u4" if text[1] == "f" else "u8")
         try:
-            number = int(text, 0)
+            number = int(text.removesuffix("U"), 0)
         except ValueError:
             raise Fault(f"the operand {text} is not known") from None
-        wanted = type_of(kind)
-        return (
-            np.bool_(number) if kind == "pred" else np.array(number % (1 << 8 * wanted.itemsize), f"u{wanted.itemsize}")
-        )
+        return np.bool_(number) if kind == "pred" else np.array(number % (1 << bits_of(kind)), f"u{bits_of(kind) // 8}")
 
     def _special(self, name, axis):
         team = self.team
@@ -162,11 +157,8 @@ class Group:
         if active is not None:
             old = self.registers.get(name)
             old = np.full(self.size, ~wanted.type(0), wanted) if old is None else old
-            value = (
-                np.where(active, value, old)
-                if value.dtype == old.dtype
-                else np.where(active, unsigned(value), unsigned(old))
-            )
+            value, old = (value, old) if value.dtype == old.dtype else (unsigned(value), unsigned(old))
+            value = np.where(active, value, old)
         self.registers[name] = value
 
     def address(self, text, shared):

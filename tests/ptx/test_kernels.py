@@ -1,0 +1,57 @@
+"""Weft's kernels as Triton compiled them for a GPU, run on the CPU: right, and the same bits whatever is done early.
+
+What runs here went through LLVM, which Triton's own interpreter, of sources, does not meet; ptxas and what comes after
+it are met by GPUs alone (and by `weft.kernels.triton.translated`).
+"""
+
+import pytest
+import torch
+
+import weft
+from weft.settings import interpreted
+
+from .problems import Call, check_in_every_order
+from .run import Way
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+BAND = weft.causal() & weft.window(left=50)
+CALLS = {
+    "causal window": Call(BAND),
+    "grid and a token": Call(weft.neighborhood((15, 22), (5, 7)) | weft.global_tokens([99]), 330),
+    "documents": Call(weft.documents([40, 0, 70, 40]) & weft.causal(), dims=(128, 128)),
+    "random blocks": Call(weft.random_blocks(64, 2, seed=1), 256),
+    "listed tokens": Call(weft.window(8, 8) | weft.global_tokens([0, 77, 140, 141])),
+    "options": Call(BAND, dims=(80, 80), options=("softcap", "sinks", "alibi_slopes")),
+    "float16": Call(BAND, dims=(64, 48), dtype=torch.float16),
+    "float32": Call(BAND, 100, (32, 32), torch.float32),
+    "one kernel": Call(BAND, more={"deterministic": False}),
+    "two terms": Call(weft.longformer(20, global_tokens=9)),
+    "dilated by head": Call(weft.per_head([weft.dilated(5, 5, step) for step in (1, 2, 3, 3)])),
+    "dense": Call(weft.full(), dims=(128, 128)),
+    "256 channels": Call(BAND, 100, (256, 256), heads=(2, 1)),
+}
+# What the default run has; the grid with one listed token was once computed wrongly on an H200.
+CHOSEN = {
+    90: ("causal window", "grid and a token", "random blocks", "options", "one kernel"),
+    80: ("causal window",),
+}
+
+
+def cases():
+    for arch, chosen in CHOSEN.items():
+        for name in CALLS:
+            yield pytest.param(name, arch, id=f"{name}-sm_{arch}", marks=() if name in chosen else pytest.mark.wide)
+
+
+@pytest.mark.parametrize(("name", "arch"), cases())
+def test_right_in_every_order(name, arch):
+    names = check_in_every_order(CALLS[name].case(), Way(arch))
+    assert {one.partition("_")[0] for one in names} >= {"forward", "dkdv"}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("arch", CHOSEN)
+def test_tf32(arch, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    check_in_every_order(Call(BAND, 100, (32, 32), torch.float32).case(), Way(arch), tf32=True)
