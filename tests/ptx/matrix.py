@@ -245,7 +245,7 @@ def _check_registers(group, work):
 
 @TABLE.does("wgmma.fence", modifiers="sync aligned")
 def _fence(group, instruction, active):
-    """Order between registers and products: here they have one anyway."""
+    """Registers and products have an order here anyway. That LLVM writes some registers after it is left to ptxas."""
 
 
 @TABLE.does("wgmma.commit_group", modifiers="sync aligned")

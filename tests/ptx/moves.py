@@ -217,12 +217,3 @@ def _vote(group, instruction, active):
     else:
         found = values.all(1) if "all" in instruction.parts else values.any(1)
     group.put(instruction.operands[0], np.repeat(found, WARP))
-
-
-@TABLE.does("elect.sync")
-def _elect(group, instruction, active):
-    """The first lane of each warp."""
-    name, elected = instruction.operands[0].split("|")
-    lane = group.thread % WARP
-    group.put(name, np.zeros(group.size, np.uint32), active)
-    group.put(elected, lane == 0, active)

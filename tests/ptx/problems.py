@@ -63,12 +63,12 @@ def check_in_every_order(case, way, tf32=False, backward=True):
     return names
 
 
-def results(case, arch=90, backward=True, fixed=()):
+def results(case, arch=90, backward=True):
     """{name: tensor} as `Case.weft`, by the entry points of the Triton backend; sinks have no gradient here."""
     if not case.deterministic:
         with one_kernel():
-            return results(replace(case, deterministic=True), arch, backward, fixed)
-    plan, how, sinks = _planned(case, arch, fixed)
+            return results(replace(case, deterministic=True), arch, backward)
+    plan, how, sinks = planned(case, arch)
     out, lse = run.forward(tuple(case.tensors), plan, how, sinks)
     if not backward:
         return {"out": out, "lse": lse}
@@ -78,11 +78,12 @@ def results(case, arch=90, backward=True, fixed=()):
     return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 
 
-def _planned(case, arch, fixed):
+def planned(case, arch):
+    """(plan, Modifiers, sinks)."""
     q, k, v = case.tensors
     sizes = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]
     problem = Problem(*sizes, str(q.dtype).removeprefix("torch."), "cuda")
-    plan = plan_attention(case.pattern, problem, card(f"sm_{arch}"), fixed)
+    plan = plan_attention(case.pattern, problem, card(f"sm_{arch}"))
     slopes, options = case.options.get("alibi_slopes"), case.options
     alibi = None if slopes is None else slopes.float().reshape(k.shape[1], -1)
     scale = options.get("scale", q.shape[3] ** -0.5)

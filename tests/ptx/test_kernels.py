@@ -6,12 +6,15 @@ it are met by GPUs alone (and by `weft.kernels.triton.translated`).
 
 import pytest
 import torch
+from tests.kernels.compare import Case, generator, qkv
 
 import weft
+from weft.kernels.triton import decode
 from weft.settings import interpreted
 
-from .problems import Call, check_in_every_order
-from .run import Way
+from .problems import ORDERS, Call, check, check_in_every_order, planned
+from .run import Way, emulated
+from .threads import EAGER
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
@@ -55,3 +58,19 @@ def test_right_in_every_order(name, arch):
 def test_tf32(arch, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
     check_in_every_order(Call(BAND, 100, (32, 32), torch.float32).case(), Way(arch), tf32=True)
+
+
+@pytest.mark.parametrize("arch", [90, pytest.param(80, marks=pytest.mark.wide)])
+def test_few_queries_by_rows(arch):
+    """Equal shares of many keys, and their merge."""
+    pattern, random = (weft.causal() & weft.window(left=200)).aligned("bottom-right"), generator("rows")
+    case = Case(pattern, qkv(random, (3, 300), torch.bfloat16, (4, 2), (64, 64), 1), backend="triton")
+    found = {}
+    for order in (EAGER, *ORDERS.values()):
+        with emulated(Way(arch, order)) as names:
+            plan, how, sinks = planned(case, arch)
+            out, lse = decode.forward(tuple(case.tensors), plan, how, sinks)
+        assert len(names) == 2
+        check(case, {"out": out, "lse": lse})
+        assert torch.equal(found.setdefault("out", out), out)
+        assert torch.equal(found.setdefault("lse", lse), lse)
