@@ -11,9 +11,10 @@ CHUNK = 16  # bytes of the widest access of one thread, which is aligned to its 
 
 
 class Global:
-    """The storages of tensors, each (address, bytes); whatever lies outside of them is a Fault."""
+    """The storages of tensors, each (address, bytes) from a multiple of CHUNK on; what lies outside is a Fault."""
 
     def __init__(self, storages):
+        assert all(address % CHUNK == 0 for address, size in storages if size)
         known = sorted({(address, size) for address, size in storages if size})
         self.starts = np.array([address for address, _ in known], np.uint64)
         self.ends = np.array([address + size for address, size in known], np.uint64)

@@ -55,13 +55,12 @@ class UnderWay:
         self.asked = []
 
     def wait(self, left, group):
-        """All committed ones but the last `left` groups are done afterwards; returns these."""
+        """All committed ones but the last `left` groups are done afterwards."""
         count = max(0, len(self.committed) - left)
         found = [work for some in self.committed[:count] for work in some]
         self.committed = self.committed[count:]
         for work in found if self.late else ():
             work.do(group)
-        return found
 
     def all(self):
         return [work for some in (*self.committed, self.asked) for work in some]
