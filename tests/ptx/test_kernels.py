@@ -4,12 +4,14 @@ What runs here went through LLVM, which Triton's own interpreter, of sources, do
 it are met by GPUs alone (and by `weft.kernels.triton.translated`).
 """
 
+from unittest import mock
+
 import pytest
 import torch
 from tests.kernels.compare import Case, generator, qkv
 
 import weft
-from weft.kernels.triton import decode
+from weft.kernels.triton import decode, run
 from weft.settings import interpreted
 
 from .problems import ORDERS, Call, check, check_in_every_order, planned
@@ -55,9 +57,9 @@ def test_right_in_every_order(name, arch):
 
 @pytest.mark.wide
 @pytest.mark.parametrize("arch", CHOSEN)
-def test_tf32(arch, monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-    check_in_every_order(Call(BAND, 100, (32, 32), torch.float32).case(), Way(arch), tf32=True)
+def test_tf32(arch):
+    with mock.patch.object(run, "tf32_wanted", lambda: True):
+        check_in_every_order(Call(BAND, 100, (32, 32), torch.float32).case(), Way(arch), tf32=True)
 
 
 @pytest.mark.parametrize("arch", [90, pytest.param(80, marks=pytest.mark.wide)])
