@@ -14,6 +14,7 @@ from .table import Table
 from .threads import EAGER, WARP, Group
 
 TABLE = Table(scalar.TABLE, moves.TABLE, matrix.TABLE)
+FILL = 0x3F  # makes finite numbers: a forward that meets others computes a row again, and rightly
 ROWS = 16384  # threads of one team at most: enough to hide numpy's own time, few enough to stay in a CPU's caches
 
 
@@ -23,7 +24,7 @@ class Kernel:
 
     program: object
     shared: int
-    fill: int = 0xFF
+    fill: int = FILL
 
 
 class Team:

@@ -66,7 +66,7 @@ class Shared:
 
     PASSED = 255
 
-    def __init__(self, blocks, size, fill=0xFF):
+    def __init__(self, blocks, size, fill):
         self.size = size
         self.pitch = -(-(BASE + size) // BASE) * BASE  # from one block to the next
         self.bytes = np.full(blocks * self.pitch, fill, np.uint8)

@@ -207,10 +207,14 @@ def test_products_are_not_serialised(case, compiled):
 
 @pytest.mark.parametrize(
     "call",
-    [Call(BAND, dtype=torch.float16), Call(weft.documents([300, 0, 200, 500]) & weft.causal())],
-    ids=["running maximum", "bounds from tables"],
+    [
+        Call(BAND, dtype=torch.float16),
+        Call(weft.documents([300, 0, 200, 500]) & weft.causal()),
+        square(weft.neighborhood((15, 22), (5, 7)), length=330, dims=(128, 128)),
+    ],
+    ids=["running maximum", "bounds from tables", "boxes that are cut"],
 )
-def test_narrow_forwards_are_not_serialised(call):
+def test_other_forwards_are_not_serialised(call):
     """As they were with sums in parts, and with NVIDIA's own logarithm (Triton 3.6.0)."""
     (spec,) = specs_towards(call, "forward")
     assert resources(compile_for(spec, TARGETS["sm_90"]), "sm_90").waits < 0.7

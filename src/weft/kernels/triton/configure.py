@@ -93,10 +93,12 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     # lists leave columns out of what a tile is known to see, ALiBi makes later scores far larger
     known = (one.rank == 1 or _grid_takes_one(one)) and not (one.listed or one.alibi)
     takes_one = one.one_maximum and known
-    # where the maximum runs along, or bounds are listed, either has ptxas run products one by one
+    # where the maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
+    # listed, and where boxes on a grid are cut
+    short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(
         one, held=one.held and (masks or bool(one.factors)), one_maximum=takes_one, partial=one.partial and takes_one,
-        fast_log=one.fast_log and takes_one and one.formula,
+        fast_log=short and takes_one,
     )  # fmt: skip
 
 
