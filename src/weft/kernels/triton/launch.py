@@ -16,6 +16,8 @@ from triton.runtime import driver
 from weft.errors import UnsupportedError
 
 DIRECT = ("3.6.", "3.7.")  # Triton's versions whose CompiledKernel.run takes what `_run` gives it
+# A tensor on the current GPU by its sizes, strides and type, past the dispatcher, as inductor's code makes its own.
+EMPTY = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 Tensors = Sequence[torch.Tensor]
 Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # sizes, strides, type
 
@@ -70,6 +72,8 @@ class Prepared:
 
     def empty(self) -> list[torch.Tensor]:
         """What is written, uninitialised."""
+        if EMPTY is not None and self.gpu is not None and self.gpu == torch.cuda.current_device():
+            return [EMPTY(*one) for one in self.made]
         return [torch.empty_strided(size, stride, dtype=dtype, device=self.device) for size, stride, dtype in self.made]
 
 

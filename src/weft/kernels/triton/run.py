@@ -92,12 +92,7 @@ def backward(
     out, d_out, lse, d_lse = rows
     with_dq = not deterministic and in_one_kernel(plan)
     numbers = Numbers.of(how, plan.problem, lse_gradient=d_lse is not None, with_dq=with_dq, with_delta=with_delta)
-    lie = lie_of((*saved, out, d_out))
-    if numbers.with_dq:
-        queries = prepared_rows(plan.problem, lie, numbers, d_out.device, chained("delta", plan.target))
-    else:
-        queries = prepared("dq", plan, lie, numbers, d_out.device)
-    keys = prepared("dkdv", plan, lie, numbers, d_out.device, not deterministic)
+    queries, keys = prepared_gradients(plan, lie_of((*saved, out, d_out)), numbers, d_out.device, deterministic)
     (dq, *made), (dk, dv) = queries.empty(), keys.empty()
     delta, stats = made[0], made[-1]  # where there is one of them, it stands for the other, which nobody looks at
     lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
@@ -231,6 +226,18 @@ def prepared(
     wide = tuple((size, stride, torch.float32) for size, stride, _ in made.values())
     before = Prepared(tuple(chain(*waves[:-1])), wide, device, gpu, False, True, tables)
     return Prepared(tuple(waves[-1]), tuple(made.values()), device, gpu, True, False, tables, before, tables.met)
+
+
+@lru_cache(maxsize=512)
+def prepared_gradients(
+    plan: AttentionPlan, lie: Lie, numbers: Numbers, device: torch.device, deterministic: bool
+) -> tuple[Prepared, Prepared]:
+    """What makes dq, or what it begins with, and what makes dk and dv: found by one key, because a lookup is 2 us."""
+    if numbers.with_dq:
+        queries = prepared_rows(plan.problem, lie, numbers, device, chained("delta", plan.target))
+    else:
+        queries = prepared("dq", plan, lie, numbers, device)
+    return queries, prepared("dkdv", plan, lie, numbers, device, not deterministic)
 
 
 @lru_cache(maxsize=512)
