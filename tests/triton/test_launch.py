@@ -102,6 +102,24 @@ def test_another_device_is_entered():
     assert other.calls[0][4] == STREAM + 1
 
 
+@pytest.mark.parametrize("current, past", [(0, True), (1, False)])
+def test_what_is_written_is_allocated_past_the_dispatcher(current, past):
+    """On the current GPU alone: that way takes no device."""
+    made = ((2, 3), (3, 1), torch.float32)
+    one = launch.Prepared((), (made,), torch.device("cuda", 0), 0)
+    with (
+        gpu(current),
+        mock.patch.object(launch, "EMPTY") as short,
+        mock.patch.object(torch, "empty_strided") as usual,
+    ):
+        found = one.empty()
+    assert found == [(short if past else usual).return_value]
+    if past:
+        short.assert_called_once_with(*made)
+    else:
+        usual.assert_called_once_with(*made[:2], dtype=made[2], device=one.device)
+
+
 @pytest.mark.skipif(interpreted(), reason="nothing is compiled")
 def test_triton_is_called_as_it_calls_itself():
     """The installed Triton: what kernel[grid] would hand to its launcher, less the hooks."""

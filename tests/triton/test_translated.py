@@ -13,6 +13,7 @@ from weft.kernels.triton.load import source_of
 from weft.kernels.triton.source import compile_for
 from weft.kernels.triton.translated import overwritten, spoiled
 from weft.planning.attention_plan import plan_attention
+from weft.planning.tiling import Tiling
 from weft.settings import interpreted
 from weft.target import GPU
 
@@ -89,7 +90,8 @@ def test_factors_that_the_loop_makes_are_its_own():
 
 def test_overwritten_keys_are_refused():
     """Of a line beside a grid, held at D=64 in one loop over tiles with an edge and without."""
-    plan = plan_attention(GRID_AND_TOKEN.pattern, GRID_AND_TOKEN.problem(), GPU)
+    tiling = Tiling(64, 64, 4, 3)
+    plan = plan_attention(GRID_AND_TOKEN.pattern, GRID_AND_TOKEN.problem(), GPU, (("dkdv", tiling),))
     (spec,) = (one for one in specs_of(plan, "dkdv") if one.lines)
     assert spec.apart
     assert spec.factors == ("k",)

@@ -97,16 +97,24 @@ def menu(
         return (next(filter(fits, SMALLER), SMALLER[-1]),)
     if problem.dtype == "float32":
         return (first,)
-    wide = several and direction == "forward" and rank == 1 and max(problem.d, problem.dv) <= 64
-    more = (_second(direction, problem, rank == 1, gpu), Tiling(64, 128, 4, 3) if wide else None)
-    return (first, *(one for one in more if one is not None and fits(one)))
+    if direction == "forward":
+        more = _second_forward(problem, several, gpu) if rank == 1 else None
+    else:
+        more = _second(direction, problem, rank == 1, gpu)
+    return (first,) if more is None or not fits(more) else (first, more)
+
+
+def _second_forward(problem: Problem, several: bool, gpu: Gpu) -> Tiling | None:
+    """What a forward on a line is offered beside the usual tiling."""
+    wide = max(problem.d, problem.dv)
+    if wide <= 64:
+        return Tiling(64, 128, 4, 3) if several else None
+    return Tiling(64, 32, 4, 3) if 96 < wide <= 128 and held(problem, gpu) else None  # for short runs
 
 
 def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Tiling | None:
-    """What is offered beside the usual tiling; None where that one is good throughout."""
+    """What a gradient is offered beside the usual tiling; None where that one is good throughout."""
     wide = max(problem.d, problem.dv)
-    if direction == "forward":
-        return None
     if wide <= 64:
         return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
     if not 96 < wide <= 128:
@@ -114,8 +122,10 @@ def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Til
     if held(problem, gpu):
         if line:
             return Tiling(64, 32, 4, 3)  # for short runs
+        if direction == "dq":
+            return Tiling(64, 64, 4, 3)
         # for long ones; a walk over the heads of a group would spill in its loop, and was not measured
-        return Tiling(128, 64, 8, 3) if direction == "dq" or problem.group == 1 else None
+        return Tiling(128, 64, 8, 3) if problem.group == 1 else None
     return Tiling(128, 64, 8, 3, apart=True) if line and direction == "dq" else None
 
 
