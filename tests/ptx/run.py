@@ -97,5 +97,5 @@ class Launched:
 
 def _forget():
     """Launches are kept by plan and problem, and would be found again."""
-    for kept in (run.prepared, run.prepared_rows, decode._of_plan):
+    for kept in (run.prepared, run.prepared_rows, run.prepared_gradients, decode._of_plan):
         kept.cache_clear()
