@@ -1,14 +1,31 @@
-"""What other processes do on the device that is measured."""
+"""What a call costs the host, and what other processes do on the device that is measured."""
 
+import time
+from itertools import chain, repeat
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
 from weft.bench import rows
-from weft.bench.timing import BusyCores, HeldMemory
+from weft.bench.timing import BusyCores, Calls, HeldMemory
 
 GIB = 1 << 30
+
+
+def test_the_host_time_is_of_warm_calls():
+    """Not of the first ones, which compile and allocate."""
+    seconds = chain([0.05] * 3, repeat(0.0))
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda end: 1.0)
+    with (
+        mock.patch.object(torch.cuda, "synchronize"),
+        mock.patch.object(torch.cuda, "_sleep"),
+        mock.patch.object(torch.cuda, "Event", lambda enable_timing: event),
+    ):
+        calls = Calls([lambda: time.sleep(next(seconds))], "cuda")
+    assert 0 < calls.host < 0.01
+    assert calls.each == 2  # rounds of 2 ms, of calls that take the device one
 
 
 @pytest.mark.parametrize(

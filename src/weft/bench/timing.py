@@ -23,6 +23,8 @@ MOST = 50  # calls in one round, at most
 CALM = 0.1  # cores that other processes may keep busy without being mentioned
 ALONE = 2.0  # GiB of a GPU outside torch's memory that libraries may take, contexts and code: an estimate
 SPIN_HERTZ = 2e9  # of torch.cuda._sleep's cycles, about
+QUEUED = 8  # calls that are queued before the host waits: far fewer launches than a queue takes
+HOST = 0.1  # seconds of calls whose host time is taken, about
 
 
 class Calls:
@@ -61,18 +63,17 @@ class Calls:
         return 1e-3 * median(self._on_gpu(2) if self.device == "cuda" else self._on_cpu(1))
 
     def _host_seconds(self) -> float:
-        """Of a call that is queued and not waited for; 0 on a CPU, where every call is waited for."""
-        found = []
-        for _ in range(3 if self.device == "cuda" else 0):
-            begin = time.perf_counter()
-            self.call()
-            found.append(time.perf_counter() - begin)
-        self._synchronize()
-        return median(found) if found else 0.0
+        """Of a warm call that is queued and not waited for; 0 on a CPU, where every call is waited for."""
+        found: list[float] = []
+        end = time.perf_counter() + HOST
+        while self.device == "cuda" and not (found and time.perf_counter() > end):
+            found += self._on_cpu(QUEUED)
+            self._synchronize()
+        return 1e-3 * median(found) if found else 0.0
 
     def _on_gpu(self, calls: int) -> list[float]:
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
-        torch.cuda._sleep(int(min(0.02, 1.5 * self.host * calls + 1e-4) * SPIN_HERTZ))
+        torch.cuda._sleep(int(min(0.02, 2 * self.host * calls + 1e-4) * SPIN_HERTZ))
         for begin, end in events:
             begin.record()
             self.call()
