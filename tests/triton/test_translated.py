@@ -82,6 +82,36 @@ def test_factors_that_a_loop_overwrites_are_recognised(inside, wrong):
     assert found == ("HGMMA.64x64x16.F32.BF16 R24, R156, gdesc[UR12], R24, gsb0",) * wrong
 
 
+# Of a kernel that was right: the factor gives its registers to something else, and comes back from the stack.
+SPILLED = """
+        /*00e0*/                   F2FP.BF16.F32.PACK_AB R157, R27, R26 ;
+        /*00f0*/                   MOV R8, R157 ;
+        /*00f8*/                   STL.64 [R1+0x148], R156 ;
+"""
+BACK = """
+        /*0190*/                   F2FP.BF16.F32.PACK_AB R156, R40, R39 ;
+        /*0198*/                   STS [R171], R156 ;
+        /*01a0*/                   {other}
+        /*01a8*/                   LDL.LU.64 R156, [R1+{place}] ;
+"""
+
+
+@pytest.mark.parametrize(
+    "other, place, wrong",
+    [
+        ("STL [R1+0x150], R40", "0x148", False),
+        ("STL [R1+0x14c], R8", "0x148", False),
+        ("STL [R1+0x14c], R40", "0x148", True),
+        ("@P2 STL.64 [R1+0x148], R40", "0x148", True),
+        ("STL.64 [R1+0x140], R40", "0x140", True),
+    ],
+)
+def test_a_factor_may_come_back_from_the_stack(other, place, wrong):
+    inside = BACK.format(other=f"{other} ;", place=place)
+    code = LOOP.format(inside=inside).replace(".L_x_5:", f"{SPILLED}.L_x_5:", 1)
+    assert bool(overwritten(code)) == wrong
+
+
 def test_factors_that_the_loop_makes_are_its_own():
     """Of probabilities, which every tile makes anew."""
     made = "        /*0190*/                   F2FP.BF16.F32.PACK_AB R152, R40, R39 ;"

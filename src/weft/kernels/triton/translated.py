@@ -23,7 +23,11 @@ LABEL = re.compile(r"(\.L_x_\d+):")
 INSTRUCTION = re.compile(r"(?:@(!?U?P\w+) +)?([A-Z][\w.]*) *(.*?) *;")
 PREDICATE = re.compile(r"!?U?PT?\d*$")
 WITHOUT_RESULT = ("ST", "RED", "WARPSYNC", "R2UR", "PLOP3", "BRX")
-COPY = re.compile(r"(?:R\d+, |R\d+, RZ, RZ, )R(\d+)$")
+COPIES = ("MOV", "IMAD.MOV", "STL")
+COPY = re.compile(r"(?:R\d+, |R\d+, RZ, RZ, |\[R1\S*\], )R(\d+)$")
+SPILLED = re.compile(r"\[R1(?:\+(0x[0-9a-f]+))?\]")  # on the stack, where ptxas keeps what registers do not hold
+STACK = 1 << 16  # words of the stack are numbered from here, after all registers
+SPILLS = {"STL": 1, "STL.64": 2, "STL.128": 4}
 WIDTHS = {".128": 4, ".64": 2, ".WIDE": 2, "CS2R": 2}
 
 
@@ -83,7 +87,7 @@ def disassembled(cubin: bytes) -> str:
 # ---- machine code ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Instruction:
-    """guard: its predicate or ""; to: where it may jump, an index; writes: registers."""
+    """guard: its predicate or ""; to: where it may jump, an index; writes: registers, or words of the stack."""
 
     guard: str
     opcode: str
@@ -105,15 +109,18 @@ class Instruction:
         found = re.match(r"R\d+, R(\d+),", self.operands) if self.opcode.startswith("HGMMA") else None
         return range(int(found[1]), int(found[1]) + FACTOR) if found else range(0)
 
-    @property
-    def copied(self) -> int | None:
-        """The register that this is a copy of."""
-        found = COPY.match(self.operands) if self.opcode.startswith(("MOV", "IMAD.MOV")) else None
-        return int(found[1]) if found else None
+    def copied(self, register: int) -> int | None:
+        """What the register or word that this writes is a copy of."""
+        if self.opcode.startswith("LDL"):
+            first = _word(self.operands)
+        else:
+            found = COPY.match(self.operands) if self.opcode.startswith(COPIES) else None
+            first = int(found[1]) if found else None
+        return None if first is None else first + register - self.writes.start
 
 
 def _makers(at: int, register: int, before: list[list[int]], program: list[Instruction]) -> Iterator[int]:
-    """The instructions that a register's number may come from, through copies."""
+    """The instructions that a register's number may come from, through copies and the stack."""
     seen, ahead = set(), [(one, register) for one in before[at]]
     while ahead:
         here, wanted = ahead.pop()
@@ -122,10 +129,11 @@ def _makers(at: int, register: int, before: list[list[int]], program: list[Instr
         seen.add((here, wanted))
         one = program[here]
         if wanted in one.writes:
-            if one.copied is None:
+            source = one.copied(wanted)
+            if source is None:
                 yield here
             else:
-                ahead += [(earlier, one.copied) for earlier in before[here]]
+                ahead += [(earlier, source) for earlier in before[here]]
             if not one.guard:
                 continue
         ahead += [(earlier, wanted) for earlier in before[here]]
@@ -151,8 +159,17 @@ def _jump(instruction: tuple[str, str, str], labels: dict[str, int]) -> int | No
     return labels[target[0]] if target else None
 
 
+def _word(operands: str) -> int | None:
+    """The number of a word on the stack, at a known place."""
+    found = SPILLED.search(operands)
+    return STACK + int(found[1] or "0", 16) // 4 if found else None
+
+
 def _writes(opcode: str, operands: str) -> range:
-    """The registers that an instruction writes."""
+    """The registers that an instruction writes, or words of the stack."""
+    word = _word(operands) if opcode in SPILLS else None
+    if word is not None:
+        return range(word, word + SPILLS[opcode])
     first = next((one for one in map(str.strip, operands.split(",")) if not PREDICATE.match(one)), "")
     found = re.fullmatch(r"R(\d+)(?:\.reuse)?", first)
     if not found or "SETP" in opcode or opcode.startswith(WITHOUT_RESULT):
