@@ -66,10 +66,18 @@ def test_wide_tiles_of_several_terms():
     assert computed_alike(case, problem, "forward", wide) == 1
 
 
-def case_of(kind, direction, d):
+@pytest.mark.parametrize("kind", ["formula", "table", "several"])
+def test_tiles_of_keys_that_are_one_head_s(kind):
+    """Of 128 channels more are offered than where heads share keys."""
+    case, problem = case_of(kind, "dkdv", 128, (2, 2))
+    menu = menu_of(kind, "dkdv", problem)
+    assert computed_alike(case, problem, "dkdv", menu) == len(menu)
+
+
+def case_of(kind, direction, d, heads=None):
     """The tensors of a kind, and its problem; heads share keys where these have gradients."""
     pattern, tokens = KINDS[kind]
-    heads = (2, 2) if direction == "forward" else (4, 2)
+    heads = heads or ((2, 2) if direction == "forward" else (4, 2))
     case = Case(pattern, qkv(generator(f"{kind} {d}"), (tokens, tokens), torch.bfloat16, heads, (d, d), 1))
     return case, Problem(1, *heads, tokens, tokens, d, d, "bfloat16", "cuda")
 

@@ -82,7 +82,7 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
 def menu(
     direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU, several: bool = False
 ) -> tuple[Tiling, ...]:
-    """What a call chooses from: the usual tiling, and one more where that one is not good at short runs or at long.
+    """What a call chooses from: the usual tiling, and others where that one is not good at short runs or at long.
 
     several: of rows of several terms, as tokens that all see are one: in a small problem the few rows that see all may
     outlast the others, and wide tiles are fewer in turn; none of listed tokens, whose kernel spills in its loop.
@@ -98,35 +98,34 @@ def menu(
     if problem.dtype == "float32":
         return (first,)
     if direction == "forward":
-        more = _second_forward(problem, several, gpu) if rank == 1 else None
+        more = _other_forwards(problem, several, gpu) if rank == 1 else ()
     else:
-        more = _second(direction, problem, rank == 1, gpu)
-    return (first,) if more is None or not fits(more) else (first, more)
+        more = _other_gradients(direction, problem, rank == 1, gpu)
+    return (first, *filter(fits, more))
 
 
-def _second_forward(problem: Problem, several: bool, gpu: Gpu) -> Tiling | None:
+def _other_forwards(problem: Problem, several: bool, gpu: Gpu) -> tuple[Tiling, ...]:
     """What a forward on a line is offered beside the usual tiling."""
     wide = max(problem.d, problem.dv)
     if wide <= 64:
-        return Tiling(64, 128, 4, 3) if several else None
-    return Tiling(64, 32, 4, 3) if 96 < wide <= 128 and held(problem, gpu) else None  # for short runs
+        return (Tiling(64, 128, 4, 3),) if several else ()
+    return (Tiling(64, 32, 4, 3),) if 96 < wide <= 128 and held(problem, gpu) else ()  # for short runs
 
 
-def _second(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> Tiling | None:
-    """What a gradient is offered beside the usual tiling; None where that one is good throughout."""
+def _other_gradients(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> tuple[Tiling, ...]:
+    """What a gradient is offered beside the usual tiling; nothing where that one is good throughout."""
     wide = max(problem.d, problem.dv)
     if wide <= 64:
-        return Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line)
+        return (Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line),)
     if not 96 < wide <= 128:
-        return None
-    if held(problem, gpu):
-        if line:
-            return Tiling(64, 32, 4, 3)  # for short runs
-        if direction == "dq":
-            return Tiling(64, 64, 4, 3)
-        # for long ones; a walk over the heads of a group would spill in its loop, and was not measured
-        return Tiling(128, 64, 8, 3) if problem.group == 1 else None
-    return Tiling(128, 64, 8, 3, apart=True) if line and direction == "dq" else None
+        return ()
+    if not held(problem, gpu):
+        return (Tiling(128, 64, 8, 3, apart=True),) if line and direction == "dq" else ()
+    short_runs, long_runs = Tiling(64, 32, 4, 3), Tiling(128, 64, 8, 3)
+    if direction == "dq":
+        return (short_runs if line else Tiling(64, 64, 4, 3),)
+    # a walk over the heads of a group would spill more in its loop, and was not measured
+    return (short_runs,) * line + (long_runs,) * (problem.group == 1)
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:
