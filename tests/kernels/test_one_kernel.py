@@ -61,6 +61,12 @@ def test_poison_in_keys_that_no_query_sees(name, dtype):
         assert_close(quantity, x, truth[quantity], plain[quantity])
 
 
+def test_blocks_beyond_the_last_key_where_scores_are_low():
+    """Weights that a row's lse makes infinite for a key of zeros, which only rounds the tile off."""
+    q, k, v = qkv(generator("low"), (100, 100), heads=(1, 1), batch=1)
+    check(one(weft.random_blocks(64, 2, seed=3), [0.1 * q + 6, 0.1 * k - 6, v]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_poison_in_a_box_that_one_query_sees_in_part(dtype):
     """A grid's keys beyond its neighbourhoods, in the same boxes as seen ones."""

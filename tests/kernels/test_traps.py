@@ -5,7 +5,7 @@ import torch
 
 import weft
 
-from .compare import BACKENDS, Case, check, generator, qkv
+from .compare import BACKENDS, Case, check, generator, qkv, wide
 
 
 def mask(formula, m, n):
@@ -121,6 +121,66 @@ def test_rows_with_no_live_key(sinks, backend):
     ):  # fmt: skip
         options = {"sinks": torch.tensor([1.5, -40.0], dtype=torch.float64)} if sinks else {}
         check_formula(pattern, formula, (75, 75), backend, options=options)
+
+
+@on_every_backend
+@pytest.mark.parametrize("slopes", [None, torch.tensor([0.5, 0.03])], ids=["plain", "alibi"])
+def test_a_sink_that_says_nothing(slopes, backend):
+    """A sink of -inf joins no sum, and beside no key the row is empty."""
+    device, options = BACKENDS[backend], {"backend": backend, "return_lse": True}
+    if slopes is not None:
+        options["alibi_slopes"] = slopes.to(device)
+    leaves = [x.to(device).requires_grad_() for x in qkv(generator("nothing"), (70, 70), heads=(2, 2))]
+    sinks = torch.tensor([-torch.inf, 0.5], device=device, dtype=wide(leaves[0].dtype)).requires_grad_()
+    found = {}
+    for name, some in (("with", {"sinks": sinks}), ("without", {})):
+        out, lse = weft.attention(*leaves, weft.causal(offset=-5), **options, **some)
+        found[name] = [x[:, 0] for x in (out, lse, *torch.autograd.grad(out.square().sum(), leaves, retain_graph=True))]
+        if some:
+            dsinks = torch.autograd.grad(out.square().sum(), sinks)[0]
+            assert dsinks[0] == 0 > dsinks[1]
+            assert (lse[:, 1, :5] == 0.5).all()
+    for mine, other in zip(*found.values(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@on_every_backend
+@pytest.mark.parametrize("places", [lambda x: torch.stack([x, -x], 1)[:, 0], lambda x: x[:1].expand(2)])
+def test_sinks_and_slopes_lie_anywhere(places, backend):
+    """As a column of a table, or one number for all heads."""
+    one = torch.tensor([1.5, -0.5], dtype=torch.float32)
+    options = {"sinks": places(one), "alibi_slopes": places(one.abs())}
+    tensors = qkv(generator("places"), (70, 70), heads=(2, 1))
+    pattern = weft.window(left=20, right=3)
+    device = BACKENDS[backend]
+    with torch.no_grad():
+        found = [
+            weft.attention(
+                *(x.to(device) for x in tensors), pattern, backend=backend, return_lse=True,
+                **{name: make(x.to(device)) for name, x in options.items()},
+            )
+            for make in (torch.Tensor.contiguous, lambda x: x)
+        ]  # fmt: skip
+    for mine, other in zip(*found, strict=True):
+        assert torch.equal(mine, other)
+
+
+FOUR_AXES = (weft.causal(), weft.full(), weft.window(left=1, right=1), weft.window(left=0, right=2))
+
+
+@on_every_backend
+def test_a_grid_of_four_axes(backend):
+    """Of which other libraries have three at most."""
+    check(Case(weft.product(FOUR_AXES, (3, 4, 5, 2)), qkv(generator("axes"), (120, 120)), backend=backend))
+
+
+@on_every_backend
+def test_stairs_beyond_32_bits(backend):
+    """A row's bound is computed in 32 bits on a GPU; what lies beyond the keys is all keys, or none."""
+    steep = weft.recognize(lambda q, k: k < (1 << 20) * (q + 1)).pattern
+    check_formula(steep, lambda q, k: (q >= 0) & (k >= 0), (2200, 70), backend)
+    wide_chunk = weft.chunks(1 << 31, align="bottom-right")
+    check_formula(wide_chunk, lambda q, k: (q >= 67) & (k >= 0), (130, 63), backend)
 
 
 @on_every_backend

@@ -152,6 +152,14 @@ def test_more_heads_than_a_program_holds():
     check(tensors, weft.causal(align=END) & weft.window(left=20, align=END))
 
 
+@pytest.mark.parametrize("places", [lambda x: torch.stack([x, -x], 1)[:, 0], lambda x: x[:1].expand(4)])
+def test_sinks_and_slopes_lie_anywhere(places):
+    """As a column of a table, or one number for all heads."""
+    rows = {"sinks": torch.tensor([1.5, -0.5, 0.0, 2.0]), "alibi_slopes": torch.tensor([0.5, 0.25, 0.0, 0.0625])}
+    tensors = qkv(1, 90, batch=1, heads=(4, 2), dims=(16, 16))
+    check(tensors, weft.causal(align=END), **{name: places(x) for name, x in rows.items()})
+
+
 def test_keys_that_no_query_sees_are_not_read():
     pattern = (weft.causal() & (weft.window(left=63) | weft.prefix(5))).aligned(END)
     tensors = qkv(1, 300, batch=1, dims=(16, 16))

@@ -9,6 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import weft
+from weft.kernels.triton import run
+from weft.kernels.triton.configure import wave_spec
+from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.waves import plan_waves
 from weft.planning.attention_plan import plan_attention
 from weft.planning.device import plan_for_device
@@ -139,3 +142,20 @@ def test_random_patterns_of_heads_and_rows(pattern, length, group, packs):
     """Two heads and three batch rows, of which some share plans."""
     problem = problem_at(length, length, 3, (2, 2 // group))
     check_tables(pattern, problem, SMALL, packs)
+
+
+@pytest.mark.parametrize("pattern", [weft.causal(), weft.longformer(9, global_tokens=2)], ids=["alone", "skewed"])
+def test_more_heads_than_the_third_axis_of_a_grid_has(pattern):
+    """Of many small windows: a grid has 65,535 programs along its second and third axis."""
+    (wave,) = waves_of(pattern, problem_at(64, 64, 4096, (17, 17)), None, False).waves
+    together, tiles, after = run._grid(wave, 0)
+    assert (together * after, tiles) == (wave.members, wave.items)
+    assert wave.members >= 4096 * 17 > run.GRID >= max(tiles, after)
+
+
+@pytest.mark.parametrize("span, fits", [((1 << 27) - 1, True), (1 << 27, False)])
+def test_offsets_of_rows_of_numbers_are_32_bits_where_that_is_enough(span, fits):
+    """Stats has 16 numbers for each query, more than queries of 8 channels."""
+    waves = waves_of(weft.dilated(9, 9, 3), problem_at(64, 64), None, True)
+    spec = KernelSpec("dkdv", "bfloat16", 8, 8, 1, 0, 0)
+    assert wave_spec(spec, replace(waves.waves[0], span=span), waves, 8).aligned == fits

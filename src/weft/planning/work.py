@@ -19,12 +19,11 @@ from weft.planning.device import is_formula, is_listed, longest_tile, more_run, 
 from weft.planning.tiles import Launch, TilePlan
 from weft.target import Gpu, Target
 
-# One axis: bounds that are formulas, or tables; several terms. Grids of two and three axes. Blocks of the remainder.
+# One axis: bounds that are formulas, or tables; several terms. Grids of two axes, and of more. Blocks of the remainder.
 Kind = Literal["formula", "table", "several", "plane", "space", "blocks"]
 Visits: TypeAlias = list[tuple[int, NDBool | None]]  # of plans by number, the rows; None: all
 # Axes (0: the remainder), whether all bounds are formulas, whether tokens are listed: what a kernel's code depends on.
 Code: TypeAlias = tuple[int, bool, bool]
-GRIDS: dict[int, Kind] = {2: "plane", 3: "space"}
 LEAST = 32  # tiles that a program may visit at any rate: see `most_of`
 FEW = 0.25  # share of all rows that other waves may visit where one joins what they leave: see `are_few`
 
@@ -144,9 +143,10 @@ def _works(launch: Launch, m: int, limit: int | None) -> tuple[Work, Work | None
     """The work of a launch; where few rows visit more than the limit, what they visit beyond it, and which they are."""
     if len(launch.box) > 1:
         edge = sum(prod(axis.steps(axis.block_k) for axis in part.axes) for part in launch.parts)
-        return Work(GRIDS[len(launch.box)], launch.tiles, edge, 0, (longest_tile(launch), 0)), None, None
+        kind: Kind = "plane" if len(launch.box) == 2 else "space"
+        return Work(kind, launch.tiles, edge, 0, (longest_tile(launch), 0)), None, None
     tiles, full = np.sum([tiles_on_line(part.axes[0]) for part in launch.parts], axis=0)
-    kind, edge = _kind(launch), tiles - full
+    kind, edge = _on_line(launch), tiles - full
     if limit is None or not (tiles > limit).any():
         return _work(kind, tiles.size, edge, full), None, None
     of = np.maximum(-(-tiles // limit), 1)
@@ -166,7 +166,7 @@ def _work(kind: Kind, programs: int, edge: Ints, full: Ints, of: Ints | int = 1)
     return Work(kind, programs, int(edge.sum()), int(full.sum()), most)
 
 
-def _kind(launch: Launch) -> Kind:
+def _on_line(launch: Launch) -> Kind:
     several = len(launch.parts) > 1 and more_run(launch) is None
     return "several" if several else "formula" if _code(launch)[1] else "table"
 

@@ -232,8 +232,9 @@ class KeyGradient(Gradient):
         yield from self.penalties()
         yield from self.folded(kind) if self.spec.folded else self.beside(kind)
         yield from self.together(kind) if self.products_first else self.in_turn(kind)
-        if self.for_queries:
-            yield "ds = tl.where(wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite"
+        if self.spec.with_dq:
+            wanted = "wanted" if self.for_queries else "valid"
+            yield f"ds = tl.where({wanted}[:, None], ds, 0.0)  # of unseen keys it may be infinite"
         yield "ds = ds.to(q_0.dtype)"
         yield from self.accumulate("dk", "ds", "q", self.d)
         if self.spec.with_dq:
@@ -279,7 +280,7 @@ class KeyGradient(Gradient):
         Stats (B, Hq, M, STATS) holds -lse / scale and -delta, each as a sum of three numbers of bfloat16.
         """
         rows = self.of_their_rows(kind, "[:, None]")
-        yield f"stats_at = Stats + (row_at + at) * {STATS} + ({rows[0]} * {STATS} + stat[None, :])"
+        yield f"stats_at = Stats + (row_at + at) * {STATS} + ({rows[0]}{self.wide} * {STATS} + stat[None, :])"
         yield f"stats = tl.load(stats_at{rows[1]}){self.upcast}  # (cols, {STATS})"
 
     @property

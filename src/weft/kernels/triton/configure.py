@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.spec import NARROW, KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
@@ -71,9 +72,9 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     """The spec of one wave; spec: all that waves share. widest: stride of rows, elements."""
     kind = wave.kind._asdict()
     tiling = kind.pop("tiling")
-    aligned = spec.aligned and wave.span * widest < 1 << 31
+    aligned = spec.aligned and wave.span * max(widest, STATS) < 1 << 31
     # what addresses and masks need there does not fit into fewer
-    crowded = not aligned or wave.kind.listed or wave.kind.rank == 3
+    crowded = not aligned or wave.kind.listed or wave.kind.rank > 2
     single = wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
     terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
     several = terms == 1 and (wave.several or (wave.more and spec.with_dq))

@@ -62,8 +62,8 @@ class Step:
         out = torch.empty_strided(size, stride, dtype=dtype, device=self.device)
         lse = torch.empty(self.lse, dtype=torch.float32, device=self.device)
         work = torch.empty(self.work, dtype=torch.float32, device=self.device) if self.work else lse
-        sinks = lse if sinks is None else sinks.to(torch.float32)
-        slopes = lse if slopes is None else slopes.to(torch.float32)
+        sinks = lse if sinks is None else sinks.to(torch.float32).contiguous()
+        slopes = lse if slopes is None else slopes.to(torch.float32).contiguous()
         if self.gpu is None or self.gpu == torch.cuda.current_device():
             self._start((*tensors, work, out, lse, sinks, slopes))
         else:

@@ -149,6 +149,8 @@ class Forward(KeyWalk):
             yield "alone = total == 0"
             yield f"sink = tl.load(Sinks + head) * {LOG2E}"
             yield f"above = tl.maximum({top}, sink)"
+            if self.online:
+                yield 'above = tl.where(above == float("-inf"), 0.0, above)  # neither keys nor a sink'
             yield f"less = tl.where(alone, 0.0, tl.exp2({top} - above))"
             yield "total = total * less + tl.exp2(sink - above)"
             yield from (f"acc_{n} = acc_{n} * less[:, None]" for n in range(len(self.dv)))

@@ -45,7 +45,7 @@ from weft.settings import interpreted
 Tensors = tuple[torch.Tensor, ...]
 Lie = tuple[tuple[tuple[int, ...], ...], bool]  # see `lie_of`
 SMALLEST = 1e-10  # scale that joins the exponential; below it, masks and sums of scores would leave float32
-GRID = 65535  # programs along the second axis of a grid
+GRID = 65535  # programs along the second and the third axis of a grid, at most
 LIKE = {"Out": "Q", "DQ": "Q", "DK": "K", "DV": "V"}  # what is written, and whose memory order it takes
 
 
@@ -128,8 +128,8 @@ def in_one_kernel(plan: AttentionPlan) -> bool:
 
 
 def _wide(x: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """x in float32; any tensor where a kernel does not look at it."""
-    return like if x is None else x.to(torch.float32)
+    """x in float32, one number after the other; any tensor where a kernel does not look at it."""
+    return like if x is None else x.to(torch.float32).contiguous()
 
 
 def lie_of(tensors: Tensors) -> Lie:
@@ -319,8 +319,10 @@ def _launches(
 
 
 def _grid(wave: Wave, first: int) -> tuple[int, int, int]:
-    """Heads that go side by side, tiles, and heads one after the other: the tiles of a head read the same keys."""
-    together = wave.members if wave.skewed else 1
+    """Heads that go side by side, tiles, and heads one after the other: the tiles of a head read the same keys. More
+    heads than the third axis has room for go side by side too.
+    """
+    together = wave.members if wave.skewed or wave.members > GRID else 1
     return together, min(GRID, wave.items - first), wave.members // together
 
 

@@ -26,9 +26,9 @@ from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton.boxes import whole_boxes
 from weft.kernels.triton.lines import as_lines, unbounded
-from weft.pattern.bounds import Bound, Ints, Stair
+from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
-from weft.planning.device import FAR, Run, is_formula, is_listed, more_run
+from weft.planning.device import FAR, Run, is_formula, is_listed, is_narrow, more_run
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.work import rows_apart
@@ -192,7 +192,8 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
             bounds_at = rest_at + lists.put(_bounds_of(axis, launch.q.shape[a])) if rank > 1 else 0
             out.put([axis.lanes.k_step, _log2(axis.block_k), part.k.shape[a], bounds_at])
             if rank == 1:
-                out.put(_formulas(axis) if formula else _lists(axis, lists, rest_at, (slots[a], chosen[a])))
+                rows = launch.q.shape[a]
+                out.put(_formulas(axis) if formula else _lists(axis, rows, (lists, rest_at), (slots[a], chosen[a])))
     words = np.concatenate([out.all(), lists.all()])
     items = _items(launch, slots, chosen)
     if more is not None:
@@ -353,11 +354,20 @@ def _stair(b: Stair) -> tuple[int, ...]:
     return b.rise, b.run, b.shift, b.base, b.out_lo, b.out_hi, b.in_lo, b.in_hi
 
 
-def _lists(axis: AxisPlan, listed: Writer, base: int, where: tuple[Slots, Ints]) -> list[int]:
-    """(place, length) of the lists of lower and upper bounds, filled up to the length of formulas."""
-    both = axis.relation.lower, axis.relation.upper
-    found = [x for bounds in both for x in _bounds(listed, base, bounds, (axis, *where))]
+def _lists(axis: AxisPlan, m: int, listed: tuple[Writer, int], where: tuple[Slots, Ints]) -> list[int]:
+    """(place, length) of the lists of lower and upper bounds of m rows, filled up to the length of formulas."""
+    both = ([_in_words(x, m, axis.n) for x in bounds] for bounds in (axis.relation.lower, axis.relation.upper))
+    found = [x for bounds in both for x in _bounds(*listed, bounds, (axis, *where))]
     return found + [0] * (BOUNDS - len(found))
+
+
+def _in_words(bound: Bound, m: int, n: int) -> Bound:
+    """A bound that is computed in 32 bits: as steps, up to m rows and n keys, where a staircase would overflow."""
+    if not isinstance(bound, Stair) or bound.is_constant or is_narrow(bound, m):
+        return bound
+    values = np.clip(bound(np.arange(m)), 0, n)
+    breaks = 1 + np.flatnonzero(np.diff(values))
+    return Steps(IntTable(breaks), IntTable(values[np.concatenate([[0], breaks])]))
 
 
 def _bounds(out: Writer, base: int, bounds: Sequence[Bound], where: tuple[AxisPlan, Slots, Ints]) -> tuple[int, int]:
