@@ -1,5 +1,6 @@
 """Mask functions: what they come out as, held against the functions themselves on every pair."""
 
+import copy
 import inspect
 from functools import partial, reduce
 from operator import and_
@@ -82,6 +83,7 @@ def test_evaluated_where_the_trace_ends(name):
         recognize(given.function)
 
 
+IDS_OF_TORCH = torch.arange(80) // 7
 SPELLED = [
     (lambda q, k: q >= k, weft.causal()),
     (lambda q, k: (q >= k) & (q - k < 1024), weft.window(left=1023, right=0)),
@@ -111,6 +113,12 @@ SPELLED = [
     (lambda q, k: q.new_ones((), dtype=torch.bool) & (k <= q).to("cpu"), weft.causal()),
     (lambda q, k: torch.zeros_like(q, dtype=torch.bool) | (k <= q).bool(), weft.causal()),
     (lambda q, k: (~q + ~k) % 2 == 0, None),
+    (lambda q, k: (q >= k).where(q < 20, k < 10), None),
+    (lambda q, k: torch.tensor(True).where(q < 20, k < 10), None),
+    (lambda q, k: (q - k).where(q > 9, 5) < 5, None),
+    (lambda q, k: (q >= k).to(q.dtype) + (q - k < 5).to(q.dtype) == 2, weft.window(left=4, right=0)),
+    (lambda q, k: (q >= k).type_as(IDS_OF_TORCH) + (q - k < 5).to(IDS_OF_TORCH) == 2, weft.window(left=4, right=0)),
+    (lambda q, k: torch.max(q, k).min(k + 3) == k, None),
     (lambda q, k: True, weft.full()),
     (lambda q, k: q < 0, weft.nothing()),
 ]
@@ -128,6 +136,42 @@ def test_operations(place, size):
     assert (found.pattern.acsr(*size).to_dense() == mask).all()
     if expected is not None:
         assert found.pattern == (expected if size[0] == size[1] else expected.aligned("top-left"))
+
+
+def on_arrays(function, *size):
+    return np.broadcast_to(function(*(np.array(x) for x in np.ogrid[tuple(map(slice, size))])), size)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "q", np.int64, np.dtype("int32"), int])
+def test_dtypes_by_every_name(dtype):
+    function = lambda q, k: (q >= k).astype(dtype) + (q - k < 5).astype(dtype=dtype) == 2  # noqa: E731
+    found = recognize(function)
+    assert found.pattern == weft.window(left=4, right=0, align="top-left")
+    assert (found.pattern.to_dense(30, 40) == on_arrays(function, 30, 40)).all()
+
+
+@pytest.mark.parametrize("name", ["uint8", "float32", "S1", "cpu"])
+def test_dtypes_that_may_not_hold_an_index_end_the_trace(name):
+    function = lambda q, k: q.astype(name) >= k.astype(name)  # noqa: E731
+    with pytest.raises(InputError, match=r"conversion|astype"):
+        recognize(function)
+    if name == "uint8":
+        assert (recognize(function, size=300).pattern.to_dense(300) == on_arrays(function, 300, 300)).all()
+
+
+@pytest.mark.parametrize("function", [
+    lambda q, k: q.new_ones(size=(3,), dtype=torch.bool), lambda q, k: np.full_like(q, 1, dtype=bool, shape=(3,)),
+    lambda q, k: q.to("torch.FloatTensor") >= k, lambda q, k: np.max(q, 0) >= k, lambda q, k: q.max(0)[0] >= k,
+    lambda q, k: np.clip(q, None, None) >= k,
+])  # fmt: skip
+def test_what_would_be_read_as_something_else_ends_the_trace(function):
+    with pytest.raises(InputError, match="tracing ended"):
+        recognize(function)
+
+
+def test_values_are_not_copied_behind_the_trace():
+    with pytest.raises(InputError, match="a copy"):
+        recognize(lambda b, h, q, k: q >= k + copy.deepcopy(b), batch=2)
 
 
 def test_neighborhoods_have_their_name():
@@ -221,9 +265,110 @@ def test_a_table_that_only_some_heads_read():
     assert (found.pattern.to_dense(20)[0, 1] == (np.arange(20) < 5)[:, None]).all()
 
 
+FIRST, WIDTHS = np.array([True, False]), np.array([3, 9, 27])
+
+
+def window_of_some_rows(b, h, q, k):
+    if FIRST[b]:
+        return q >= k
+    return (q - k < WIDTHS[h]) & (q >= k)
+
+
+def causal_in_one_place(b, h, q, k):
+    return q >= k if b == 1 and h == 2 else q == k
+
+
+def late(b, h, q, k):
+    """Neither of the first queries tells heads apart."""
+    if q < 10:
+        return k <= q
+    return q - k < (5 if h == 0 else 20)
+
+
+def late_in_one_row(b, h, q, k):
+    if q < 10 or b != 1:
+        return k <= q
+    return q - k < int(WIDTHS[h])
+
+
+def late_beside_arrays(b, h, q, k):
+    """Strips of many queries look at h, and the first query alone does not."""
+    return k <= q + (q > 0) * h if (q > 0).any() else k <= q
+
+
+def late_into_a_tensor(b, h, q, k):
+    """A real tensor that h is added to, which ends any trace."""
+    q, k = torch.as_tensor(q), torch.as_tensor(k)
+    least = torch.zeros_like(k)
+    least += h
+    return (k >= least) & (q * k % 3 < 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "proof"),
+    [(window_of_some_rows, "symbolic"), (causal_in_one_place, "symbolic"),
+     (late_into_a_tensor, "evaluated at (32, 32)"), (late, "evaluated at (32, 32)"),
+     (late_in_one_row, "evaluated at (32, 32)"), (late_beside_arrays, "evaluated at (32, 32)")],
+)  # fmt: skip
+def test_rows_and_heads_read_after_a_branch(function, proof):
+    found = recognize(function, size=(32, 32), batch=2, heads=3)
+    mask = np.array([[[[bool(function(*map(np.int64, (b, h, q, k)))) for k in range(32)] for q in range(32)]
+                      for h in range(3)] for b in range(2)])  # fmt: skip
+    assert found.proof == proof
+    assert (np.broadcast_to(found.pattern.to_dense(32), mask.shape) == mask).all()
+
+
+def test_rows_and_heads_read_after_a_branch_are_counted_by_their_tables():
+    assert recognize(window_of_some_rows).pattern.extent() == (2, 3)
+    for function in (causal_in_one_place, late, late_beside_arrays):
+        with pytest.raises(InputError, match=r"depends on [bh][\s\S]*pass (batch|heads)="):
+            recognize(function, size=(32, 32))
+
+
+def test_what_is_handed_on_is_not_read():
+    inner = lambda h, q, k: (q * k % 7 < 6) & (k <= q)  # noqa: E731
+    found = recognize(lambda b, h, q, k: inner(h, q, k), size=(20, 20))
+    assert found.proof == "evaluated at (20, 20)"
+    assert (found.pattern.to_dense(20) == inner(0, *np.ogrid[:20, :20])).all()
+
+
 def test_alike_heads_are_one():
     found = recognize(lambda b, h, q, k: k <= q + h // 8, heads=8, size=(16, 16))
     assert found.pattern == weft.causal()
+
+
+ENDS = np.array([0, 7, 7, 20, 45])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("numpys", "given"), [
+    (True, lambda side: {"side": side}), (False, lambda side: {"side": side}),
+    (False, lambda side: {"right": side == "right"}), (False, lambda side: {"right": side == "right", "side": None}),
+    (False, lambda side: {"right": side == "right", "out_int32": True}),
+])  # fmt: skip
+def test_searchsorted(side, numpys, given):
+    search, ends = (np.searchsorted, ENDS) if numpys else (torch.searchsorted, torch.from_numpy(ENDS))
+    found = recognize(lambda q, k: search(ends, q, **given(side)) == search(ends, k, **given(side)))
+    q, k = (np.searchsorted(ENDS, x, side=side) for x in np.ogrid[:60, :60])
+    assert found.proof == "symbolic"
+    assert (found.pattern.to_dense(60) == (q == k)).all()
+
+
+@pytest.mark.parametrize("function", [
+    lambda q, k: np.searchsorted(ENDS, q, sorter=np.arange(5)[::-1]) <= k,
+    lambda q, k: np.searchsorted(ENDS, q, "left", np.arange(5)) <= k,
+    lambda q, k: torch.searchsorted(torch.from_numpy(ENDS), q, sorter=torch.arange(5)) <= k,
+    lambda q, k: np.searchsorted(ENDS, q, side="between") <= k,
+])  # fmt: skip
+def test_searchsorted_by_another_order_ends_the_trace(function):
+    with pytest.raises(InputError, match="searchsorted"):
+        recognize(function)
+
+
+def test_searchsorted_of_a_batch_row():
+    found = recognize(lambda b, h, q, k: q >= k + np.searchsorted(ENDS, 7 * b), batch=3)
+    expected = np.stack([np.tri(30, 30, -int(np.searchsorted(ENDS, 7 * b)), dtype=np.bool_) for b in range(3)])
+    assert (found.pattern.to_dense(30) == expected[:, None]).all()
 
 
 def test_narrow_tables_do_not_wrap_unnoticed():

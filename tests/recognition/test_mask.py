@@ -1,5 +1,6 @@
 """recognize_mask: results that must come back, sizes that must be kept to, heads and batch rows, bad input."""
 
+import mmap
 import pickle
 import tracemalloc
 
@@ -180,6 +181,25 @@ def test_torch_tensor():
 
 
 @pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda mask: mask.to("meta"), "meta device"),
+        (lambda mask: mask.to_sparse(), "sparse_coo[\\s\\S]*to_dense"),
+    ],
+)
+def test_tensors_without_values_to_read(make, says):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match=says):
+        recognize_mask(make(torch.ones(4, 4, dtype=torch.bool)))
+
+
+def test_tensors_that_are_traced():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match="cannot be read"):
+        torch.func.vmap(lambda mask: mask.any() & bool(recognize_mask(mask)))(torch.ones(2, 4, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
     ("mask", "says"),
     [
         (np.zeros((4, 4)), "float64"),
@@ -269,6 +289,30 @@ def test_noise_in_a_file_is_listed(tmp_path):
 def test_empty_mask_in_a_file(tmp_path):
     np.save(tmp_path / "mask.npy", np.zeros((0, 7), np.bool_))
     assert load_mask(tmp_path / "mask.npy").shape == (0, 7)
+
+
+def lone_view(path):
+    """A private mapping that numpy did not make."""
+    with path.open("rb") as file:
+        mask = np.load(path, mmap_mode="r")
+        private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return np.frombuffer(private, np.bool_, mask.size, mask.offset).reshape(mask.shape)
+
+
+@pytest.mark.parametrize("shape", [(5096, 5096), (60, 60)], ids=str)
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("kind", ["c", "r+", "frombuffer"])
+def test_edits_of_a_mapped_mask_are_kept(tmp_path, shape, frozen, kind):
+    np.save(tmp_path / "mask.npy", np.tri(*shape, dtype=np.bool_))
+    path = tmp_path / "mask.npy"
+    mask = lone_view(path) if kind == "frombuffer" else np.load(path, mmap_mode=kind)
+    mask[5], mask[-1] = True, False
+    before = np.array(mask)
+    if frozen:
+        mask.setflags(write=False)
+    found = recognize_mask(mask[:])
+    assert (mask == before).all()
+    assert (raster(found.pattern, *shape).dense() == before).all()
 
 
 class Trap:

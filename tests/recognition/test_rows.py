@@ -173,3 +173,19 @@ def test_cut(kept, data):
     parts = cut(line, count)
     assert [(part.lo, part.hi) for part in parts] == [(0, length)] * count
     assert np.array_equal(np.concatenate([part.all() for part in parts]), line.all())
+
+
+def test_a_number_of_each_row_changes_under_one_name():
+    """numpy's numbers are never changed in place."""
+    shifts, starts = np.array([4, 0, 9]), np.array([0, 3, 1])
+
+    def function(b, h, q, k):
+        shift = before = shifts[b]
+        shift += k
+        return (shift <= q) & (k >= starts[b]) & (k >= before)
+
+    found = recognize(function, size=(20, 20))
+    q, k = np.ogrid[:20, :20]
+    mask = [(shifts[b] + k <= q) & (k >= max(starts[b], shifts[b])) for b in range(3)]
+    assert found.proof == "symbolic"
+    assert (found.pattern.to_dense(20) == np.stack(mask)[:, None]).all()

@@ -16,7 +16,7 @@ import numpy as np
 from weft.errors import InputError
 from weft.recognition.bitrows import BitRows, width
 from weft.recognition.capture import name_of
-from weft.recognition.tracer import Trace
+from weft.recognition.tracer import Trace, Traced
 
 PAIRS_A_STRIP = 1 << 21  # pairs evaluated at once: 16 MiB for each number that the function makes of a pair
 MAX_SINGLE = 1 << 24  # pairs that are asked one by one
@@ -51,8 +51,8 @@ def _every_manner() -> list[Manner]:
     return [Manner(torch, single) for single, torch in product((False, True), libraries)]
 
 
-def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], m: int, n: int) -> BitRows:
-    """The function on every pair, for one batch row and head.
+def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], m: int, n: int) -> BitRows:
+    """The function on every pair, for one batch row and head: numbers, or traced values that tell when they are used.
 
     The manners that answer on a few pairs are tried in turn: what numpy and torch make of each other depends on sizes
     (a tensor of one element is an integer to numpy, and a comparison of numpy with a tensor comes back as numbers).
@@ -74,7 +74,7 @@ def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, 
 
 
 def _agreed(
-    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], found: BitRows, asked: Manner
+    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], found: BitRows, asked: Manner
 ) -> None:
     """Raise if another manner, arrays or single numbers of either library, answers otherwise at some pairs."""
     for manner in _every_manner():
@@ -102,7 +102,7 @@ def _samples(length: int, most: int) -> np.ndarray:
 
 
 def _rows(
-    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], size: tuple[int, int], manner: Manner
+    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], size: tuple[int, int], manner: Manner
 ) -> BitRows:
     """A strip of rows at a time."""
     m, n = size
@@ -126,7 +126,7 @@ def _raised(function: Callable[..., Any], error: Exception) -> InputError:
     )
 
 
-def _manners(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], m: int, n: int) -> list[Manner]:
+def _manners(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], m: int, n: int) -> list[Manner]:
     """The manners in which the function answers on a few pairs, pair by pair only if no other is; its own error if
     there is none.
     """
@@ -162,33 +162,34 @@ def used_by(function: Callable[..., Any], names: tuple[str, ...]) -> dict[str, l
 
 
 def _block(
-    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, int], pairs: tuple[Any, Any], manner: Manner
+    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], pairs: tuple[Any, Any], manner: Manner
 ) -> np.ndarray:
     """(rows, keys) booleans."""
     q, k = pairs
     if not manner.single:
-        return _answer(function, names, {**{x: np.asarray(at[x]) for x in "bh"}, "q": q, "k": k}, manner)
+        return _answer(function, names, {**at, "q": q, "k": k}, manner)
     out = np.empty((q.shape[0], k.shape[1]), np.bool_)
     for i, j in np.ndindex(*out.shape):
-        given = {**{x: np.asarray(at[x]) for x in "bh"}, "q": np.asarray(q[i, 0]), "k": np.asarray(k[0, j])}
+        given = {**at, "q": np.asarray(q[i, 0]), "k": np.asarray(k[0, j])}
         out[i, j] = _answer(function, names, given, manner)[()]
     return out
 
 
 def _answer(function: Callable[..., Any], names: tuple[str, ...], given: dict[str, Any], manner: Manner) -> np.ndarray:
     """What the function returns, checked: booleans, for every pair, and its arguments as they were."""
-    arguments = {name: manner.values(given[name]) for name in names}
+    values = {name: np.asarray(x) for name, x in given.items() if not isinstance(x, Traced)}
+    arguments = {name: manner.values(values[name]) if name in values else given[name] for name in names}
     with manner.context():
         result = function(*arguments.values())
     for name, value in arguments.items():
-        if not np.array_equal(np.asarray(value), given[name]):
+        if name in values and not np.array_equal(np.asarray(value), values[name]):
             raise InputError(
                 _asked(function), f"it changes its argument {name} in place", "write `x = x + 1`, not `x += 1`"
             )
     result = np.asarray(result)
     if result.dtype != np.bool_:
         raise InputError(*not_boolean(function, f"values of {result.dtype}"))
-    shape = np.broadcast_shapes(given["q"].shape, given["k"].shape)
+    shape = np.broadcast_shapes(values["q"].shape, values["k"].shape)
     try:
         return np.broadcast_to(result, shape)
     except ValueError:

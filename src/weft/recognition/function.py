@@ -15,6 +15,7 @@ import numpy as np
 from weft.errors import InputError, WeftError
 from weft.pattern.algebra import Pattern
 from weft.recognition import conversions, names, pieces, tables
+from weft.recognition.bitrows import BitRows
 from weft.recognition.capture import indices, name_of, watched
 from weft.recognition.evaluate import not_boolean, rows_of, used_by
 from weft.recognition.forms import Always, Formula
@@ -26,13 +27,14 @@ from weft.recognition.remember import remembering
 from weft.recognition.result import Recognized
 from weft.recognition.rows import in_rows
 from weft.recognition.tables import Reads, reads
-from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Traced
+from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Traced, note
 
 HERE = Path(__file__).parent
 LIBRARIES = {"numpy", "torch"}
 KNOWN = (conversions, tables)  # imported for the operations that they enter
 MAX_TERMS = 4096  # conjunctions that a closed form may fall into
 RETRIES = 8  # tables of different lengths that are met one after the other
+Run = tuple[Trace, Reads | None, Formula]  # finished, with what it read and what came of it
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _bound_to(pattern: Pattern, size: Size, why: str, generalize: bool) -> tuple
 
 
 def _formulas(asked: Asked, function: Callable[..., Any], trace: Trace) -> np.ndarray:
-    """(batch rows, heads) of formulas; one where the first run, for batch row 0 and head 0, looked at neither."""
+    """(batch rows, heads) of formulas; one where no run looked at either."""
     try:
         first = _formula(asked, function, trace)
     except ReadByRowError as several:
@@ -137,17 +139,29 @@ def _formulas(asked: Asked, function: Callable[..., Any], trace: Trace) -> np.nd
             return together
         trace = Trace(trace.m, trace.n, lines=trace.lines, alone=True)
         first = _formula(asked, function, trace)
-    formulas = np.empty([_count(asked, trace.used, name) for name in ("b", "h")], object)
-    read, others = reads(trace, trace.at), []
-    for index in np.ndindex(*formulas.shape):
-        at = dict(zip("bh", index, strict=True))
-        if trace.at == at or (read is not None and read.same(reads(trace, at))):
-            formulas[index] = first
-        else:
-            others.append(at)
-    for at, formula in zip(others, _one_by_one(asked, function, trace, others), strict=True):
-        formulas[at["b"], at["h"]] = formula
-    return formulas
+    return _each(asked, function, [(trace, reads(trace, trace.at), first)])
+
+
+def _each(asked: Asked, function: Callable[..., Any], done: list[Run]) -> np.ndarray:
+    """The formulas of all batch rows and heads, after a first run. Any later run may be the first to look at h."""
+    used: dict[str, list[int]] = {}
+    _enter(used, done[0][0].used)
+    while True:
+        formulas, before = np.empty(_counts(asked, used), object), len(done)
+        for index in np.ndindex(*formulas.shape):
+            formulas[index] = _of_row(asked, function, done, dict(zip("bh", index, strict=True)))
+        new = [_enter(used, run.used) for run, _, _ in done[before:]]
+        if not any(new):
+            return formulas
+
+
+def _enter(used: dict[str, list[int]], more: dict[str, list[int]]) -> bool:
+    """Add what else was looked at; whether any of it is new."""
+    fresh = {name: set(lengths).difference(used.get(name, ())) for name, lengths in more.items()}
+    new = any(lengths or name not in used for name, lengths in fresh.items())
+    for name, lengths in fresh.items():
+        used.setdefault(name, []).extend(lengths)
+    return new
 
 
 def _together(asked: Asked, function: Callable[..., Any], trace: Trace, several: ReadByRowError) -> np.ndarray | None:
@@ -157,7 +171,7 @@ def _together(asked: Asked, function: Callable[..., Any], trace: Trace, several:
     with suppress(NoFormError, NeedLengthError, WeftError):
         run = trace.stacked(tuple(rows))
         found = list(_once_each(run, rows, in_rows(_formula(asked, function, run), count)))
-        counts = [_count(asked, run.used, name) for name in ("b", "h")]
+        counts = _counts(asked, run.used)
         formulas = np.empty(count, object)
         formulas[:] = found
         return formulas.reshape(counts) if counts == [count if name == several.root else 1 for name in "bh"] else None
@@ -175,17 +189,15 @@ def _once_each(run: Trace, rows: list[dict[str, int]], found: list[Formula]) -> 
         yield formula if same is None else same
 
 
-def _one_by_one(
-    asked: Asked, function: Callable[..., Any], trace: Trace, rows: list[dict[str, int]]
-) -> Iterator[Formula]:
-    done: list[tuple[Trace, Reads | None, Formula]] = []
-    for at in rows:
-        same = [formula for run, read, formula in done if read is not None and read.same(reads(run, at))]
-        if not same:
-            run = trace.run_for(at)
-            same = [_formula(asked, function, run)]
-            done.append((run, reads(run, at), same[0]))
-        yield same[0]
+def _of_row(asked: Asked, function: Callable[..., Any], done: list[Run], at: dict[str, int]) -> Formula:
+    """The formula of one batch row and head, by a run of its own unless one that is done read the same."""
+    for run, read, formula in done:
+        if run.at == at or (read is not None and read.same(reads(run, at))):
+            return formula
+    run = done[0][0].run_for(at)
+    formula = _formula(asked, function, run)
+    done.append((run, reads(run, at), formula))
+    return formula
 
 
 def _formula(asked: Asked, function: Callable[..., Any], trace: Trace) -> Formula:
@@ -197,6 +209,7 @@ def _formula(asked: Asked, function: Callable[..., Any], trace: Trace) -> Formul
     except Exception as error:  # whatever the function raises, or Python and the libraries where they meet a tracer
         raise NoFormError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
     if isinstance(found, Traced):
+        note(found)
         if isinstance(found.form, tuple):
             raise InputError(*not_boolean(asked.function, "numbers"))
         return found.form
@@ -224,6 +237,10 @@ def _lengths(asked: Asked, trace: Trace) -> Size:
         return Size(*asked.size)
     m, n = trace.m, trace.n
     return Size(n if m is None else m, m if n is None else n)
+
+
+def _counts(asked: Asked, used: dict[str, list[int]]) -> list[int]:
+    return [_count(asked, used, name) for name in ("b", "h")]
 
 
 def _count(asked: Asked, used: dict[str, list[int]], name: str) -> int:
@@ -258,10 +275,39 @@ def _evaluated(asked: Asked, reason: str, generalize: bool) -> Recognized:
     """The function at the size asked for, as packed bits, described as masks are."""
     assert asked.size is not None  # the caller has seen to that
     used = used_by(watched(asked.function), asked.names)
-    counts = [_count(asked, used, name) if name in asked.names else 1 for name in ("b", "h")]
-    slices = (
-        rows_of(asked.function, asked.names, dict(zip("bh", at, strict=True)), *asked.size)
-        for at in np.ndindex(*counts)
-    )
-    found = described(slices, (*counts, *asked.size), generalize=generalize)
-    return replace(found, why=f"{reason}\n         {found.why}")
+    while True:
+        counts = _counts(asked, used)
+        try:
+            found = described(_slices(asked, used, counts), (*counts, *asked.size), generalize=generalize)
+        except LookedAtError as late:
+            _enter(used, late.used)
+        else:
+            return replace(found, why=f"{reason}\n         {found.why}")
+
+
+class LookedAtError(Exception):
+    """Internal: a batch row or a head matters after all; `used` as in Trace."""
+
+    def __init__(self, used: dict[str, list[int]]) -> None:
+        super().__init__(str(used))
+        self.used = used
+
+
+def _slices(asked: Asked, used: dict[str, list[int]], counts: list[int]) -> Iterator[BitRows]:
+    """Every batch row and head. What no pair looked at so far is a traced value, which tells when one does."""
+    assert asked.size is not None  # the caller has seen to that
+    for index in np.ndindex(*counts):
+        at: dict[str, Any] = dict(zip("bh", index, strict=True))
+        trace = Trace()
+        unseen = {name: trace.argument(name) for name in asked.names if name in at and name not in used}
+        try:
+            rows = rows_of(asked.function, asked.names, {**at, **unseen}, *asked.size)
+        except InputError:
+            if not unseen:
+                raise
+            if not trace.used:
+                rows_of(asked.function, asked.names, at, *asked.size)  # says what is wrong, if something is
+            raise LookedAtError(trace.used or {name: [] for name in unseen}) from None
+        if trace.used:
+            raise LookedAtError(trace.used)
+        yield rows

@@ -28,18 +28,32 @@ SHARE = 16  # a corner is at most this part of the mask, and what is written of 
 
 
 def mapping(mask: Any) -> Any:
-    """The mapped file under an array; None if there is none, or it cannot be told to let pages go."""
+    """The mapped file under an array; None if there is none."""
     base = mask
     while isinstance(base, np.ndarray):
         base = base.base
-    return base if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") else None
+    return base if isinstance(base, mmap.mmap) else None
+
+
+def _let_go(mask: Any) -> None:
+    """Give the pages that were read back, but not those that may hold changes that no file has: a writable mapping is
+    taken for a copy on write unless numpy made it and says that it is none.
+    """
+    safe, base = False, mask
+    while isinstance(base, np.ndarray):
+        safe |= isinstance(base, np.memmap) and base.mode in ("r+", "w+")
+        base = base.base
+    with memoryview(base) as view:
+        safe |= view.readonly
+    if safe and hasattr(mmap, "MADV_DONTNEED"):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def packed_strips(mask: Any) -> Iterator[tuple[int, int, BitRows]]:
-    """(first, last + 1, rows) of a mapped mask; read pages are given back, since they count as this process's."""
+    """(first, last + 1, rows) of a mapped mask; read pages are let go, since they count as this process's."""
     for a, b in strips(*mask.shape):
         yield a, b, BitRows.pack(mask[a:b])
-        mapping(mask).madvise(mmap.MADV_DONTNEED)
+        _let_go(mask)
 
 
 def packed(mask: Any) -> BitRows:

@@ -68,7 +68,7 @@ def as_array(mask: Any) -> Any:
     asked = f"recognize_mask of a {type(mask).__name__}"
     if hasattr(mask, "detach") and hasattr(mask, "cpu"):
         _require_bool(asked, str(mask.dtype) == "torch.bool", mask.dtype)
-        mask = mask.detach().cpu().numpy()
+        mask = _read(asked, mask)
     if not isinstance(mask, np.ndarray):
         raise InputError(asked, "it is neither a numpy array nor a torch tensor", "pass np.asarray(mask, dtype=bool)")
     _require_bool(asked, mask.dtype == np.bool_, mask.dtype)
@@ -79,6 +79,18 @@ def as_array(mask: Any) -> Any:
     if 0 in mask.shape[:-2]:
         raise InputError(asked, f"its shape {mask.shape} has no head or no batch row", "pass at least one of each")
     return mask
+
+
+def _read(asked: str, mask: Any) -> Any:
+    """The values of a torch tensor."""
+    if mask.is_meta:
+        raise InputError(asked, "it is on the meta device and has no values", "make it on the CPU or a GPU")
+    if str(mask.layout) != "torch.strided":
+        raise InputError(asked, f"its layout is {mask.layout}", "pass mask.to_dense()")
+    try:
+        return mask.detach().cpu().numpy()
+    except (RuntimeError, TypeError) as error:  # of a subclass, or of what torch.compile and torch.func trace
+        raise InputError(asked, f"its values cannot be read: {error}", "pass a plain dense tensor") from error
 
 
 def _require_bool(asked: str, is_bool: bool, dtype: Any) -> None:

@@ -12,27 +12,55 @@ from weft.recognition import forms
 from weft.recognition.forms import NEGATIVE, ZERO, Number
 from weft.recognition.lines import Line
 from weft.recognition.periodic import LARGEST
-from weft.recognition.tracer import Trace, Traced, UntraceableError, beside, condition, known, note, number
+from weft.recognition.tracer import Trace, Traced, UntraceableError, beside, condition, flat, known, note, number
 
 LIMITS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(1 << 15), (1 << 15) - 1),
           "uint16": (0, (1 << 16) - 1), "int32": (-(1 << 31), (1 << 31) - 1), "uint32": (0, (1 << 32) - 1)}  # fmt: skip
+AUGMENTED = {f"__i{name}__" for name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow", "matmul",
+                                         "and", "or", "xor", "lshift", "rshift")}  # fmt: skip
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 
 
 def perform(trace: Trace, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """The operation of that name; UntraceableError if there is none, or not with these arguments."""
+    in_place = name in AUGMENTED or (name.endswith("_") and not name.startswith("__"))
+    try:
+        if "out" in options:
+            raise UntraceableError(f"`{name}` with out=")
+        return (_changed if in_place else _result)(trace, name, args, options)
+    except UntraceableError:
+        _look_at(args, options)
+        raise
+
+
+def _changed(trace: Trace, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Traced:
+    """The first operand, which is from now on what comes of the operation, in the dtype that it has."""
+    x = args[0]
+    if not isinstance(x, Traced):  # later reads of a real array would not see the change
+        raise UntraceableError(f"`{name}` on what depends on no index")
+    x.forbid_change()
+    found = _result(trace, name, args, options)
+    if x.is_condition and not found.is_condition:
+        raise UntraceableError(f"`{name}`, which writes numbers into a condition")
+    return x.become(found if found.dtype == x.dtype else cast(trace, found, x.dtype))
+
+
+def _result(trace: Trace, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     plain = name.strip("_")
-    function = OPERATIONS.get(plain) or OPERATIONS.get(plain.removeprefix("i")) if name.startswith("__") else None
-    function = function or OPERATIONS.get(plain)
+    function = OPERATIONS.get(plain.removeprefix("i") if name in AUGMENTED else plain)
     if function is None:
-        for x in args:
-            if isinstance(x, Traced):
-                note(x)
         raise UntraceableError(f"`{name}`")
     try:
         return function(trace, *args, **options)
     except TypeError as error:
         raise UntraceableError(f"`{name}` with these arguments ({error})") from None
+
+
+def _look_at(args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """What an operation could not be done with still matters."""
+    for x in flat((*args, *options.values())):
+        if isinstance(x, Traced):
+            note(x)
 
 
 def operation(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -110,6 +138,19 @@ def _fitting(trace: Trace, form: Number, *values: Traced) -> Traced:
     return Traced(trace, form, dtype)
 
 
+def cast(trace: Trace, x: Traced, dtype: str) -> Traced:
+    """A copy in another dtype, if it fits."""
+    if dtype == "bool":
+        return Traced(trace, condition(x), "bool")
+    if dtype != "int64" and dtype not in LIMITS:
+        raise UntraceableError(f"a conversion to {dtype}")
+    low, high = LIMITS.get(dtype, (-INF, INF))
+    form = number(x)
+    if any(value.extent[0] < low or value.extent[1] > high for _, value in form):
+        raise UntraceableError(f"a conversion to {dtype} of what may not fit")
+    return Traced(trace, form, dtype)
+
+
 # ---- arithmetic -----------------------------------------------------------------------------------------------------
 @operation("add", "radd")
 def _add(trace: Trace, x: Any, y: Any) -> Traced:
@@ -140,7 +181,7 @@ def _mul(trace: Trace, x: Any, y: Any) -> Traced:
         return _and(trace, x, y)
     for a, b in ((x, y), (y, x)):
         if a.is_condition:  # c * y is y where c holds, else 0
-            return Traced(trace, forms.where(condition(a), number(b), trace.constant(0)), b.dtype)
+            return Traced(trace, forms.where(condition(a), number(b), trace.constant(0)), b.dtype or "int64")
     return _fitting(trace, forms.each(number(x), number(y), forms.multiplied), x, y)
 
 
@@ -149,9 +190,31 @@ def _neg(trace: Trace, x: Any) -> Traced:
     return _sub(trace, 0, x)
 
 
-@operation("positive", "clone", "contiguous", "detach", "copy")
+@operation("contiguous", "detach")
 def _same(trace: Trace, x: Any) -> Traced:
+    """The same memory, so what changes it in place changes x."""
     return operand(trace, x)
+
+
+@operation("clone", "copy")
+def _copy(trace: Trace, x: Any) -> Traced:
+    x = operand(trace, x)
+    return Traced(trace, x.form, x.dtype)
+
+
+@operation("positive")
+def _positive(trace: Trace, x: Any) -> Traced:
+    """Of torch it is x itself, of numpy a copy."""
+    x = operand(trace, x)
+    return twin(x, _copy(trace, x))
+
+
+def twin(x: Traced, copy: Traced) -> Traced:
+    """The copy, which may also be x itself."""
+    x.twins = x.twins or [x]
+    x.twins.append(copy)
+    copy.twins = x.twins
+    return copy
 
 
 @operation("floor_divide", "floordiv")
@@ -159,7 +222,7 @@ def _floor_divide(trace: Trace, x: Any, y: Any) -> Traced:
     """x // c; for c < 0 it is (-x) // -c."""
     (x, _), c = together(trace, x, y), _divisor(trace, y)
     form = number(x) if c > 0 else number(_neg(trace, x))
-    return Traced(trace, forms.mapped(Line.floor(abs(c)), form), x.dtype)
+    return Traced(trace, forms.mapped(Line.floor(abs(c)), form), x.dtype or "int64")
 
 
 @operation("rfloordiv")
@@ -172,7 +235,7 @@ def _remainder(trace: Trace, x: Any, y: Any) -> Traced:
     """x % c, of the sign of c; for c < 0 it is -((-x) % -c)."""
     (x, _), c = together(trace, x, y), _divisor(trace, y)
     form = forms.mapped(Line.modulo(abs(c)), number(x) if c > 0 else number(_neg(trace, x)))
-    found = Traced(trace, form, x.dtype)
+    found = Traced(trace, form, x.dtype or "int64")
     return found if c > 0 else _neg(trace, found)
 
 
@@ -218,14 +281,31 @@ def _abs(trace: Trace, x: Any) -> Traced:
     return _where(trace, _lt(trace, x, 0), _neg(trace, x), x)
 
 
-@operation("minimum", "min", "fmin")
+@operation("minimum", "fmin")
 def _minimum(trace: Trace, x: Any, y: Any) -> Traced:
     return _where(trace, _lt(trace, x, y), x, y)
 
 
-@operation("maximum", "max", "fmax")
+@operation("maximum", "fmax")
 def _maximum(trace: Trace, x: Any, y: Any) -> Traced:
     return _where(trace, _lt(trace, x, y), y, x)
+
+
+@operation("min")
+def _min(trace: Trace, x: Any, y: Any) -> Traced:
+    return _minimum(trace, x, _no_axis(y))
+
+
+@operation("max")
+def _max(trace: Trace, x: Any, y: Any) -> Traced:
+    return _maximum(trace, x, _no_axis(y))
+
+
+def _no_axis(y: Any) -> Any:
+    """The second operand of torch.min and torch.max; a plain number there is an axis."""
+    if isinstance(y, (int, np.integer)):
+        raise UntraceableError("a reduction along an axis")
+    return y
 
 
 @operation("clamp", "clip")
@@ -235,6 +315,8 @@ def _clamp(trace: Trace, x: Any, low: Any = None, high: Any = None, **options: A
     if len(names) > 4:
         raise UntraceableError("`clip` with these arguments")
     low, high = (names[a] if names[a] is not None else names[b] for a, b in (("min", "a_min"), ("max", "a_max")))
+    if low is None and high is None:
+        raise UntraceableError("`clamp` without bounds")
     x = operand(trace, x)
     x = x if low is None else _maximum(trace, x, low)
     return x if high is None else _minimum(trace, x, high)

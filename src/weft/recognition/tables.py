@@ -15,7 +15,7 @@ from weft.pattern.bounds import INF
 from weft.recognition import forms, runs
 from weft.recognition.forms import Term
 from weft.recognition.lines import Line
-from weft.recognition.operations import as_table, modest, operation
+from weft.recognition.operations import as_table, cast, modest, operand, operation
 from weft.recognition.periodic import LARGEST, LONGEST, BeyondTableError, NoFormError, Piece, tidied
 from weft.recognition.tracer import (
     NOT_COMMON,
@@ -26,6 +26,7 @@ from weft.recognition.tracer import (
     UntraceableError,
     known,
     note,
+    number,
 )  # fmt: skip
 
 BEYOND = "a table of numbers beyond any index"
@@ -188,8 +189,8 @@ def _alike(a: Any, b: Any) -> bool:
 
 def _position(index: Traced, length: int, varying: list[Term]) -> Any:
     """The number that an index is, or a slice, with the index entered in `varying`."""
-    if index.is_condition:
-        raise UntraceableError("an index that is a condition")
+    if index.is_condition or index.lost:
+        raise UntraceableError("an index that is a condition" if index.is_condition else "an index that is not known")
     value = known(index)
     if value is not None:
         note(index, length)
@@ -286,19 +287,23 @@ def _take(trace: Trace, table: Any, index: Any, *args: Any, **options: Any) -> A
 
 
 @operation("searchsorted")
-def _searchsorted(trace: Trace, table: Any, x: Any, side: str = "left", right: bool = False, **_: Any) -> Any:
+def _searchsorted(trace: Trace, table: Any, x: Any, side: Any = None, sorter: Any = None, **options: Any) -> Any:
     """How many entries of a sorted table lie below x (left), or not above it (right)."""
+    right, narrow = (bool(options.pop(name, False)) for name in ("right", "out_int32"))
+    if options or sorter is not None or side not in (None, "left", "right") or (right and side == "left"):
+        raise UntraceableError("`searchsorted` with these arguments")
     values = as_table(table)
     if values is None or values.ndim != 1 or not isinstance(x, Traced) or (np.diff(values) < 0).any():
         raise UntraceableError("`searchsorted` in what is not a sorted row of integers")
-    steps = _steps(values.astype(np.int64), "right" if right else side)
-    assert isinstance(x.form, tuple)
-    return Traced(trace, forms.mapped(steps, x.form), "int64")
+    steps = _steps(values.astype(np.int64), "right" if right or side == "right" else "left")
+    found = Traced(trace, forms.mapped(steps, number(operand(trace, x))), "int64")
+    return cast(trace, found, "int32") if narrow else found
 
 
 @operation("bucketize")
-def _bucketize(trace: Trace, x: Any, table: Any, right: bool = False, **_: Any) -> Any:
-    return _searchsorted(trace, table, x, right=right)
+def _bucketize(trace: Trace, x: Any, table: Any, **options: Any) -> Any:
+    """torch's name for `searchsorted` with its operands exchanged."""
+    return _searchsorted(trace, table, x, **options)
 
 
 def _steps(values: Any, side: str) -> Line:

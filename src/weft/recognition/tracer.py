@@ -132,14 +132,6 @@ def _operator(name: str, *, reflected: bool = False) -> Callable[..., Any]:
     return call
 
 
-def _in_place(name: str) -> Callable[..., Any]:
-    def call(self: Traced, other: Any) -> Any:
-        self.forbid_change()
-        return self.operate(name, (self, other), {})
-
-    return call
-
-
 def _ended(what: str) -> Callable[..., Any]:
     def call(self: Traced, *_: Any) -> Any:
         raise UntraceableError(what)
@@ -151,9 +143,11 @@ class Traced:
     """A number or a condition over pairs. root: "q", "k", "b" or "h" for an argument of the function itself.
 
     in_rows: in a trace of several rows a number that each of them has; it becomes a function of an index beside one.
+    twins: values that are one object with it in one library and copies of it in another. lost: whether a twin was
+    changed, so that nobody knows what this is.
     """
 
-    __slots__ = ("dtype", "form", "in_rows", "root", "trace")
+    __slots__ = ("dtype", "form", "in_rows", "lost", "root", "trace", "twins")
     device = "cpu"
     shape: tuple[int, ...] = ()
     ndim = 0
@@ -161,6 +155,8 @@ class Traced:
     def __init__(self, trace: Trace, form: Number | Formula, dtype: str, root: str = "") -> None:
         self.trace, self.form, self.dtype, self.root = trace, form, dtype, root
         self.in_rows: Ints | None = None
+        self.twins: list[Traced] = []
+        self.lost = False
 
     @property
     def is_condition(self) -> bool:
@@ -173,25 +169,37 @@ class Traced:
         return perform(self.trace, name, args, options)
 
     def forbid_change(self) -> None:
-        """Raise if this is an argument of the function."""
+        """Raise if this is an argument of the function, or may be one, or is a plain number to each of several rows."""
         if self.root:
             raise InputError(
                 "recognize(function)", f"the function changes its argument {ROOTS[self.root]} in place",
                 "write `x = x + 1`, not `x += 1`: whoever calls the function still needs its arguments",
             )  # fmt: skip
+        if any(twin.root for twin in self.twins):
+            raise UntraceableError("a change in place of what may be an argument")
+        if self.in_rows is not None:
+            raise UntraceableError(NOT_COMMON)
+
+    def become(self, found: Traced) -> Traced:
+        """Have another value from now on, as every other name of this object has."""
+        for twin in self.twins:
+            twin.lost = twin is not self
+        self.form, self.in_rows = found.form, found.in_rows
+        return self
 
     # ---- Python --------------------------------------------------------------------------------------------------
-    __add__, __radd__, __iadd__ = _operator("add"), _operator("add", reflected=True), _in_place("add")
-    __sub__, __rsub__, __isub__ = _operator("sub"), _operator("sub", reflected=True), _in_place("sub")
-    __mul__, __rmul__, __imul__ = _operator("mul"), _operator("mul", reflected=True), _in_place("mul")
+    __add__, __radd__, __iadd__ = _operator("add"), _operator("add", reflected=True), _operator("__iadd__")
+    __sub__, __rsub__, __isub__ = _operator("sub"), _operator("sub", reflected=True), _operator("__isub__")
+    __mul__, __rmul__, __imul__ = _operator("mul"), _operator("mul", reflected=True), _operator("__imul__")
     __floordiv__, __rfloordiv__ = _operator("floor_divide"), _operator("floor_divide", reflected=True)
     __mod__, __rmod__ = _operator("remainder"), _operator("remainder", reflected=True)
     __truediv__, __rtruediv__ = _operator("div"), _operator("div", reflected=True)
-    __ifloordiv__, __imod__ = _in_place("floor_divide"), _in_place("remainder")
-    __and__, __rand__, __iand__ = _operator("bitwise_and"), _operator("bitwise_and"), _in_place("bitwise_and")
-    __or__, __ror__, __ior__ = _operator("bitwise_or"), _operator("bitwise_or"), _in_place("bitwise_or")
-    __xor__, __rxor__, __ixor__ = _operator("bitwise_xor"), _operator("bitwise_xor"), _in_place("bitwise_xor")
+    __ifloordiv__, __imod__, __itruediv__ = _operator("__ifloordiv__"), _operator("__imod__"), _operator("__itruediv__")
+    __and__, __rand__, __iand__ = _operator("bitwise_and"), _operator("bitwise_and"), _operator("__iand__")
+    __or__, __ror__, __ior__ = _operator("bitwise_or"), _operator("bitwise_or"), _operator("__ior__")
+    __xor__, __rxor__, __ixor__ = _operator("bitwise_xor"), _operator("bitwise_xor"), _operator("__ixor__")
     __rshift__, __lshift__ = _operator("right_shift"), _operator("left_shift")
+    __irshift__, __ilshift__ = _operator("__irshift__"), _operator("__ilshift__")
     __lt__, __le__, __gt__, __ge__ = _operator("lt"), _operator("le"), _operator("gt"), _operator("ge")
     __eq__, __ne__ = _operator("eq"), _operator("ne")
     __hash__ = None  # type: ignore[assignment]
@@ -199,6 +207,7 @@ class Traced:
     __len__ = __iter__ = _ended("an iteration over it")
     __pow__ = __rpow__ = _ended("a power")
     __array__ = _ended("a conversion to a numpy array")
+    __reduce_ex__ = _ended("a copy by the module copy")
 
     def __bool__(self) -> bool:
         return bool(self._plain("a branch on its value (`if`, `and`, `or`, `not`, or a chained comparison)"))
@@ -220,7 +229,7 @@ class Traced:
         return self.operate("neg", (self,), {})
 
     def __pos__(self) -> Any:
-        return self
+        return self.operate("positive", (self,), {})
 
     def __abs__(self) -> Any:
         return self.operate("abs", (self,), {})
@@ -240,17 +249,15 @@ class Traced:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name.endswith("_"):
-            self.forbid_change()
 
         def method(*args: Any, **options: Any) -> Any:
-            return self.operate(name.rstrip("_"), (self, *args), options)
+            return self.operate(name, _of_method(name, self, args), options)
 
         return method
 
     # ---- numpy and torch -----------------------------------------------------------------------------------------
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Any:
-        if method != "__call__" or "out" in options:
+        if method != "__call__":
             raise UntraceableError(f"numpy.{ufunc.__name__}.{method}")
         return self.operate(ufunc.__name__, args, options)
 
@@ -259,17 +266,22 @@ class Traced:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        traced = next(x for x in _flat((*args, *(kwargs or {}).values())) if isinstance(x, Traced))
+        traced = next(x for x in flat((*args, *(kwargs or {}).values())) if isinstance(x, Traced))
         name = getattr(function, "__name__", str(function))
-        if name.endswith("_") and not name.endswith("__") and isinstance(args[0], Traced):
-            args[0].forbid_change()
+        if hasattr(function, "__objclass__"):  # a method of tensors
+            args = _of_method(name, args[0], args[1:])
         return traced.operate(name, tuple(args), dict(kwargs or {}))
 
 
-def _flat(values: Any) -> Any:
+def _of_method(name: str, owner: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The operands of a method as the function of its name takes them: x.where(test, y) is where(test, x, y)."""
+    return (*args[:1], owner, *args[1:]) if name == "where" else (owner, *args)
+
+
+def flat(values: Any) -> Any:
     for value in values:
         if isinstance(value, (tuple, list)):
-            yield from _flat(value)
+            yield from flat(value)
         else:
             yield value
 
@@ -317,6 +329,8 @@ def _on_axis(x: Traced, axis: str) -> Traced:
 
 def note(x: Traced, length: int | None = None) -> None:
     """Remember that the batch row or the head matters, and the length of a table that it indexes."""
+    if x.lost:
+        raise UntraceableError("a value that was changed in place under another name, or was not")
     if x.in_rows is not None:
         raise UntraceableError(NOT_COMMON)
     if x.root in ("b", "h"):
