@@ -19,7 +19,7 @@ from weft.planning.candidates import (
     shared_of_blocks,
     usual,
 )
-from weft.planning.choice import MOST, WORTH, candidate, ranked, unlike_apart
+from weft.planning.choice import MOST, WORTH, candidate, offered, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, converting, cost, moved, read, waiting
 from weft.planning.problem import Problem
 from weft.planning.rates import Rates, measured, rates
@@ -47,7 +47,7 @@ def test_what_is_legal_fits_the_card_and_holds_what_is_offered(gpu, direction):
     for d in (64, 128, 256):
         for rank in (1, 2, 3):
             found = legal(direction, problem(d=d), rank, gpu)
-            offered = menu(direction, problem(d=d), rank, gpu, several=True)
+            offered = menu(direction, problem(d=d), rank, gpu, several=True, plain=True)
             assert set(offered) <= set(found)
             assert len(set(found)) == len(found)
             others = [t for t in found if t not in offered]
@@ -63,7 +63,7 @@ def test_what_is_offered_fits_the_card(gpu, dtype):
         for rank in (1, 2, 3):
             for d in (8, 64, 96, 128, 192, 256):
                 whole = problem(d=d, dtype=dtype)
-                offered = menu(direction, whole, rank, gpu, several=True)
+                offered = menu(direction, whole, rank, gpu, several=True, plain=True)
                 assert all(shared_of(direction, whole, tiling, gpu) <= gpu.shared for tiling in offered)
                 usual_one = usual(direction, whole, rank, gpu)
                 assert offered[0] == usual_one or shared_of(direction, whole, usual_one, gpu) > gpu.shared
@@ -74,19 +74,27 @@ def test_what_is_offered_fits_the_card(gpu, dtype):
 def test_a_tuner_has_two_dozen_candidates_and_a_call_three(d, rank):
     for direction in DIRECTIONS:
         assert len(legal(direction, problem(d=d), rank, GPU)) >= 24
-        offered = menu(direction, problem(d=d), rank)
-        assert 1 <= len(offered) <= 3
-        assert set(offered) <= set(legal(direction, problem(d=d), rank, GPU))
+        some = menu(direction, problem(d=d), rank, plain=True)
+        assert 1 <= len(some) <= 3
+        assert set(some) <= set(legal(direction, problem(d=d), rank, GPU))
 
 
 def test_long_runs_of_128_channels_may_take_wide_tiles_of_keys():
     """Not where the heads of a group are walked, which would spill more, nor for narrow heads or other cards."""
     own = Problem(1, 8, 8, 16384, 16384, 128, 128, "bfloat16", "cuda")
     wide = Tiling(128, 64, 8, 3)
-    assert wide in menu("dkdv", own)
-    assert wide not in menu("dkdv", replace(own, kv_heads=2))
-    assert wide not in menu("dkdv", replace(own, d=64, dv=64))
-    assert wide not in menu("dkdv", own, gpu=GPUS["a100"])
+    assert wide in menu("dkdv", own, plain=True)
+    assert wide not in menu("dkdv", replace(own, kv_heads=2), plain=True)
+    assert wide not in menu("dkdv", replace(own, d=64, dv=64), plain=True)
+    assert wide not in menu("dkdv", own, gpu=GPUS["a100"], plain=True)
+    for pattern, plain in (
+        (weft.causal() & weft.window(left=900), True),
+        (weft.longformer(900, global_tokens=9), False),
+        (weft.causal() & weft.documents([9000, 7384]), False),
+        (weft.causal() & weft.global_tokens([5, 99], rows=False), False),
+    ):
+        rows = [(share.plan.acsr, 1) for share in plan_attention(pattern, own, GPU).transposed]
+        assert (wide in offered("dkdv", rows, own, GPU)) == plain
 
 
 def test_rows_of_several_terms_may_take_wide_tiles():

@@ -80,12 +80,13 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
 
 
 def menu(
-    direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU, several: bool = False
+    direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU, several: bool = False, plain: bool = False
 ) -> tuple[Tiling, ...]:
     """What a call chooses from: the usual tiling, and others where that one is not good at short runs or at long.
 
     several: of rows of several terms, as tokens that all see are one: in a small problem the few rows that see all may
-    outlast the others, and wide tiles are fewer in turn; none of listed tokens, whose kernel spills in its loop.
+    outlast the others, and wide tiles are fewer in turn; none of listed tokens, whose kernel spills in its loop. plain:
+    of rows of one term on a line, whose bounds are formulas: of others wide tiles of keys were hardly measured.
     Every entry is a kernel more that a structure may compile. A card without room for the usual one gets a smaller one.
     """
 
@@ -100,7 +101,7 @@ def menu(
     if direction == "forward":
         more = _other_forwards(problem, several, gpu) if rank == 1 else ()
     else:
-        more = _other_gradients(direction, problem, rank == 1, gpu)
+        more = _other_gradients(direction, problem, gpu, rank == 1, plain)
     return (first, *filter(fits, more))
 
 
@@ -112,7 +113,9 @@ def _other_forwards(problem: Problem, several: bool, gpu: Gpu) -> tuple[Tiling, 
     return (Tiling(64, 32, 4, 3),) if 96 < wide <= 128 and held(problem, gpu) else ()  # for short runs
 
 
-def _other_gradients(direction: Direction, problem: Problem, line: bool, gpu: Gpu) -> tuple[Tiling, ...]:
+def _other_gradients(
+    direction: Direction, problem: Problem, gpu: Gpu, line: bool, plain: bool
+) -> tuple[Tiling, ...]:  # fmt: skip
     """What a gradient is offered beside the usual tiling; nothing where that one is good throughout."""
     wide = max(problem.d, problem.dv)
     if wide <= 64:
@@ -125,7 +128,7 @@ def _other_gradients(direction: Direction, problem: Problem, line: bool, gpu: Gp
     if direction == "dq":
         return (short_runs if line else Tiling(64, 64, 4, 3),)
     # a walk over the heads of a group would spill more in its loop, and was not measured
-    return (short_runs,) * line + (long_runs,) * (problem.group == 1)
+    return (short_runs,) * line + (long_runs,) * (problem.group == 1 and (plain or not line))
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:
@@ -138,7 +141,7 @@ def in_one(problem: Problem, rank: int) -> Tiling | None:
 
 def legal(direction: Direction, problem: Problem, rank: int, gpu: Gpu) -> tuple[Tiling, ...]:
     """Every tiling that the card has room for, and what is offered; no axis is apart on grids."""
-    found = dict.fromkeys(menu(direction, problem, rank, gpu, several=True))
+    found = dict.fromkeys(menu(direction, problem, rank, gpu, several=True, plain=True))
     for tiling in _all(direction, rank, always_apart(direction, problem, gpu)):
         takes = footprint(direction, problem, tiling, gpu)
         if takes.shared <= gpu.shared and takes.registers <= MOST_REGISTERS:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from weft.acsr.format import Acsr
+from weft.pattern.bounds import Stair
 from weft.planning.candidates import in_one, legal, menu, of_blocks, shared_of
 from weft.planning.cost import Cost, adding, converting, cost, in_memory, in_turn
 from weft.planning.device import plan_for_device
@@ -164,7 +165,9 @@ def offered(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu) -> tup
     several = any(len(acsr.terms) > 1 for acsr, _ in rows)
     terms = [term for acsr, _ in rows for term in acsr.terms]
     listed = any(not (term.rows.is_every and term.keys.is_every) for term in terms)
-    return menu(direction, problem, rank_of(rows), gpu, several and not listed)
+    bounds = [bound for term in terms for axis in term.axes for bound in (*axis.lower, *axis.upper)]
+    plain = not (several or listed) and all(isinstance(bound, Stair) for bound in bounds)
+    return menu(direction, problem, rank_of(rows), gpu, several and not listed, plain)
 
 
 def rank_of(rows: Rows) -> int:
