@@ -63,6 +63,15 @@ def test_a_foreign_file_ends_with_2(tmp_path):
     assert out.read_text() == "a,b\n"
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv/more.csv", "nowhere/rows.csv"])
+def test_a_file_that_cannot_be_added_to_ends_with_2_before_anything_runs(name, tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b"\x93NUMPY")
+    done = run("causal.small", "--device", "cpu", "--out", str(tmp_path / name))
+    assert done.exit_code == 2
+    assert "left as it is" in done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["rows.csv"]
+
+
 def test_the_list_names_workloads_and_peers():
     listed = run("--list", "--device", "cpu").stdout
     assert "na3d_30x48x80_k18x24x24" in listed

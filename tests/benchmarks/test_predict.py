@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from weft.planning.candidates import menu
 from weft.planning.rates import Rates
 from weft.planning.tiling import Tiling
-from weft.target import GPU
+from weft.target import GPU, GPUS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KNOWN = {"formula": Rates(2000.0, 900.0, 600.0), "table": Rates(3500.0, 800.0, 700.0)}
@@ -26,6 +26,17 @@ PATTERNS = (
     ("documents([100, 3000, 50, 946]) & causal()", 4096),
     ("documents([2000, 2000, 4192])", 8192),
 )
+
+
+def test_the_page_is_what_its_rows_say_now(predict, tmp_path):
+    """Choices are those of today's rates and of what is offered: `python benchmarks/predict.py judge` writes it."""
+    from prediction import page, rows
+
+    results, gpu = BENCHMARKS / "results", GPUS["h200"]
+    found = rows.judged(rows.read(results / "prediction-h200.csv"), gpu)
+    facts = json.loads((results / "prediction-h200.json").read_text())
+    text = page.page(found, gpu, facts, tmp_path)
+    assert text == (BENCHMARKS.parent / "docs" / "prediction.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -87,6 +87,12 @@ def test_it_says_what_attention_would_refuse():
     assert plan("causal()", "--shape", "1,1,0,8", "--verify").exit_code == 0
 
 
+@pytest.mark.parametrize("command", ["plan", "explain"])
+def test_what_cannot_run_is_said(command):
+    done = run(command, "causal()", *SHAPE, "--device", "gpu", "--dtype", "float64")
+    assert "cannot run it: float64 is not a type it computes in" in done.output
+
+
 def test_explain_is_the_plans_own_text():
     options = {"shape": (2, 2, 300, 32), "keys": None, "kv_heads": None, "dv": None, "dtype": None, "device": "cpu"}
     done = run("explain", "longformer(30, 4)", *SHAPE)

@@ -62,6 +62,7 @@ def test_json_of_what_has_no_closed_form():
         (("attention", "--pattern", "strided("), "never closed"),
         (("attention", "--pattern", "documents([8000, 192])"), "no closed form"),
         (("attention", "--dim", 1 << 16), "even q by 16, x by 16 hold"),
+        (("attention", "--length", 1000), "axis q has 1000, no multiple of 16"),
         (("attention", "--out", "/nowhere/at/all.svg"), "No such file"),
         (("sorting",), "sorting"),
         (("attention", "--target", "abacus"), "abacus"),

@@ -33,14 +33,32 @@ def read(path: Path) -> list[Row]:
     """All rows, none if there is no file. A file with other columns is refused."""
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise OptionError(
-                f"benchmark rows in {path}", f"its columns are {', '.join(reader.fieldnames or ['none'])}",
-                "name another file with --out, or move this one away; it is left as it is",
-            )  # fmt: skip
-        return list(reader)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns, found = tuple(reader.fieldnames or ()), list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as wrong:
+        raise _foreign(path, f"it cannot be read: {wrong}") from None
+    if columns != COLUMNS:
+        raise _foreign(path, f"its columns are {', '.join(columns) or 'none'}")
+    return found
+
+
+def check(path: Path) -> None:
+    """Raise OptionError unless rows may be added to a file, which may not be there yet, in a folder that is."""
+    read(path)
+    there = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as wrong:
+        raise _foreign(path, f"it cannot be written: {wrong.strerror}") from None
+    if not there:
+        path.unlink()
+
+
+def _foreign(path: Path, wrong: str) -> OptionError:
+    cure = "name another file with --out, or move this one away; it is left as it is"
+    return OptionError(f"benchmark rows in {path}", wrong, cure)
 
 
 def is_ours(path: Path) -> bool:

@@ -41,7 +41,7 @@ def command(names: tuple[str, ...], listed: bool, report: bool, **options: Any) 
 def _measure(names: tuple[str, ...], **options: Any) -> None:
     chosen = select.workloads(names)
     if options["out"]:
-        rows.read(options["out"])  # a foreign file is refused before anything runs
+        rows.check(options["out"])  # refused before anything runs
     machine = probe(options["device"] or "")
     chosen = chosen or select.workloads(["core" if machine.device == "cuda" else "cpu"])
     wanted = [name for name in options["peers"].split(",") if name]

@@ -26,11 +26,13 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
     if source and options["device"] != "gpu":
         raise OptionError(f"--source {source} --device cpu", "kernels are generated for GPUs only", "add --device gpu")
     plan = planned(pattern, options)
+    facts = facts_of(plan, False)
+    notes = [f"note      attention cannot run it: {why}" for why in facts["reasons_against"]]
     sources = sources_of(plan, source) if source else {}
     if as_json:
-        click.echo(json.dumps({**facts_of(plan, False), "explanation": plan.explain(), "sources": sources}, indent=2))
+        click.echo(json.dumps({**facts, "explanation": plan.explain(), "sources": sources}, indent=2))
     else:
-        click.echo("\n\n".join(sources.values()) if source else plan.explain())
+        click.echo("\n\n".join(sources.values()) if source else "\n".join([plan.explain(), *notes]))
 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:

@@ -289,6 +289,10 @@ def best_sizes(
         if best is None or rank < best[0]:
             best = rank, Sizes(sizes, sent, held)
     if best is None:
+        for axis in (axes[p.axis] for p in cuts):
+            if axis.size is not None and axis.size % axis.divisor:
+                wrong = f"axis {axis.name} has {axis.size}, no multiple of {axis.divisor}, of which its pieces are"
+                raise RelabelError(asked, wrong, f"pass a length that is a multiple of {axis.divisor}")
         least = {p.symbol: axes[p.axis].divisor for p in cuts}
         worst = max(limits, key=lambda at: costs[at](**known, **least) / limits[at])
         smallest = ", ".join(f"{p.axis} by {least[p.symbol]}" for p in cuts)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from weft.napkin.formulas import naive_attention_transfers
 from weft.planning.attention_plan import AttentionPlan, count_heads
 from weft.planning.candidates import in_one, shared_of
-from weft.planning.choice import Candidate, Rows, candidate, offered, rank_of, ranked, unlike_apart
+from weft.planning.choice import IN_ONE, Candidate, Rows, candidate, offered, rank_of, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, adding, moved
 from weft.planning.problem import DTYPES
 from weft.planning.tiling import DIRECTIONS, Direction
@@ -48,7 +48,8 @@ def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[
     menu = offered(direction, rows, plan.problem, gpu)
     apart = unlike_apart(direction, rows, plan.problem, gpu, menu)
     count = len(menu) + (apart is not None)
-    why = f"cheapest of {count} offered" if count > 1 else "the one offered"
+    cheapest = "cheapest" if apart is None or apart.cost.seconds >= taken.cost.seconds else "one"
+    why = f"{cheapest} of {count} offered" if count > 1 else "the one offered"
     if direction in dict(plan.fixed):
         why = "tuned, or asked for"
     yield f"{direction:<9} {_named(taken)}: {_ms(taken.cost.seconds)} predicted on {gpu.name}, {why}"
@@ -121,7 +122,9 @@ def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
     sums = adding(found.works, plan.problem, tiling.cols, gpu)
     other = f"{_ms(found.cost.seconds + sums)}, of these {_ms(sums)} for sums of dQ in memory"
     if plan.in_one is None:
-        return f"backward  two kernels, {_ms(seconds)}; rejected: one of {tiling}: {other}"
+        return (
+            f"backward  two kernels, {_ms(seconds)}; rejected: one of {tiling}: {other}; it is taken at {IN_ONE} of two"
+        )
     return f"backward  one kernel of {tiling} unless sums must come in order: {other}; two: {_ms(seconds)}"
 
 

@@ -76,8 +76,8 @@ class AttentionPlan:
 
     @cached_property
     def in_one(self) -> tuple[Share, ...] | None:
-        """Tiles of keys for a backward in one kernel, which is not deterministic; None where two are predicted to be
-        faster, or one would not fit.
+        """Tiles of keys for a backward in one kernel, which is not deterministic; None unless one is predicted to be
+        clearly faster than two, and fits.
         """
         if not isinstance(self.target, Gpu) or self.fixed:
             return None
