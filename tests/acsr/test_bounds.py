@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.pattern.bounds import INF, IntTable, Stair, Steps
-from weft.pattern.relation import Relation, Residue
+from weft.pattern.relation import LONG, Relation, Residue
 
 # Under CI the examples are always the same; elsewhere every run draws new ones.
 laws = settings(max_examples=150, deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -270,6 +270,55 @@ def test_tidied_keeps_the_pairs_of_the_rectangle(relation, m, n):
     tidied = relation.tidied(m, n)
     np.testing.assert_array_equal(pairs(tidied, TOKENS[:m], TOKENS[:n]), pairs(relation, TOKENS[:m], TOKENS[:n]))
     assert tidied.conditions <= relation.conditions and tidied.nbytes <= relation.nbytes
+
+
+far_residues = st.builds(Residue, st.integers(1, 60) | st.integers(LONG - 1, 1 << 90), st.integers(-40, 1 << 90))
+
+
+@laws
+@given(relations, st.tuples(far_residues, far_residues, far_residues), lengths, lengths)
+def test_bounded_keeps_the_pairs_of_the_rectangle_and_no_long_step(relation, drawn, m, n):
+    rows, keys, diagonal = drawn
+    i, k = TOKENS[:m, None], TOKENS[None, :n]
+    apart = (i.astype(object), k.astype(object), (k - i).astype(object))  # Python's integers have no end
+    obeyed = [x % r.step == r.phase for x, r in zip(apart, drawn, strict=True)]
+    expected = pairs(replace(relation, rows=Residue(), keys=Residue(), diagonal=Residue()), TOKENS[:m], TOKENS[:n])
+    for one in obeyed:
+        expected &= one.astype(bool)
+    bounded = replace(relation, rows=rows, keys=keys, diagonal=diagonal).bounded(m, n)
+    np.testing.assert_array_equal(pairs(bounded, TOKENS[:m], TOKENS[:n]), expected)
+    for kept, drawn_one in zip((bounded.rows, bounded.keys, bounded.diagonal), drawn, strict=True):
+        assert kept == (drawn_one if drawn_one.step < LONG else Residue())
+
+
+def test_long_steps_are_kept_where_several_multiples_are_inside():
+    relation = Relation(rows=Residue(LONG, 1), keys=Residue(LONG + 9, 2), diagonal=Residue(2 * LONG, 3))
+    assert relation.bounded(LONG + 1, LONG + 10) == relation
+    only = Relation((Stair(base=3),), (Stair(base=4),), relation.rows, relation.keys)
+    assert relation.bounded(LONG + 1, LONG - 1).diagonal == Residue()
+    assert replace(relation, keys=Residue()).bounded(LONG + 1, LONG - 1) == replace(only, keys=Residue())
+
+
+# Steps of 2**31 tokens on either side: what `bounded` leaves of any.
+@pytest.mark.parametrize(
+    ("keys", "diagonal"),
+    [
+        (Residue((1 << 31) - 1, 5), Residue((1 << 32) - 5, 7)),
+        (Residue((1 << 31) - 2, 1 << 30), Residue((1 << 32) - 2, (1 << 32) - 4)),
+        (Residue(1 << 31, 77), Residue((1 << 32) - 1, 1 << 31)),
+        *((Residue((1 << 31) - more, 0), Residue((1 << 32) - 5, (1 << 32) - 6)) for more in (1, 3, 19, 61)),
+        (Residue(6, 5), Residue(60013 * 60017, 3)),
+        (Residue(59999, 59998), Residue(60013 * 60017, 60013)),
+    ],
+    ids=str,
+)
+def test_classes_of_long_steps_are_exact(keys, diagonal):
+    rows = np.array([0, 1, 2, 59999, (1 << 30) + 1, (1 << 31) - 1], np.int64)
+    step, phase, some = Relation(keys=keys, diagonal=diagonal).key_classes(rows)
+    for i, first, found in zip(rows.tolist(), phase.tolist(), some.tolist(), strict=True):
+        both = keys.meet(diagonal.moved(i))
+        assert found == (both is not None)
+        assert both is None or (both.step, both.phase) == (step, first)
 
 
 @laws

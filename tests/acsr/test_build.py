@@ -51,6 +51,14 @@ def test_terms_beyond_all_that_can_be_kept_are_spilled_unlooked_at():
     assert set(kept) | set(spilled) == set(apart)
 
 
+def test_many_spilled_terms_are_joined_without_a_second_look():
+    count, length = 60, 16  # 3600 cells, of which all but a few terms go to the remainder
+    cells = [[weft.causal() if i == j else j < i for j in range(count)] for i in range(count)]
+    rows = weft.segments([length] * count, cells).acsr(count * length)
+    assert len(rows.terms) == MAX_TERMS and len(rows.remainder)
+    np.testing.assert_array_equal(rows.to_dense(), np.tri(count * length, dtype=bool))
+
+
 AXES = {
     "listed": weft.global_tokens([0, 5]),
     "only keys, apart": weft.global_tokens([1, 4, 7], rows=False),

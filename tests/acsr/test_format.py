@@ -2,6 +2,8 @@
 
 import os
 from dataclasses import replace
+from functools import reduce
+from operator import and_, or_
 
 import numpy as np
 import pytest
@@ -182,6 +184,43 @@ def test_every_expression_owns_each_pair_once(problem):
     assert acsr.notes or not len(acsr.remainder) or any(name in str(pattern) for name in ("blocks", "bigbird"))
 
 
+# Steps that leave 64 bits where they meet, and tokens out of one class of them.
+FAR = 2**31
+LONG_STEPS = {
+    "dilated": weft.dilated(1, 1, 60013) & weft.dilated(1, 1, 60017) & weft.dilated(1, 1, 59999)
+    & weft.dilated(1, 1, 59981) & weft.periodic_keys(7, 3),
+    "periodic": weft.periodic_keys(FAR - 1, 5) & weft.periodic_keys(FAR - 3, 5) & weft.periodic_keys(FAR - 5, 5),
+    "periodic, nowhere": weft.periodic_keys(FAR - 1, 5) & weft.periodic_keys(FAR - 3, 6) & weft.periodic_keys(FAR, 5),
+    "both": weft.periodic_keys(FAR - 1, 5) & weft.periodic_keys(FAR - 3, 5) & weft.dilated(1, 1, FAR),
+    "two": weft.periodic_keys(FAR - 1, 5) & weft.dilated(1, 1, FAR - 3),
+    "complement": ~(weft.periodic_keys(FAR - 1, 5) & weft.dilated(1, 1, FAR - 3)),
+    "union": (weft.periodic_keys(FAR - 1, 5) & weft.dilated(1, 1, FAR - 3)) | weft.periodic_keys(FAR - 3, 5)
+    | weft.dilated(1, 1, FAR - 5),
+    "shifted": (weft.periodic_keys(FAR - 1, 5) & weft.dilated(1, 1, FAR - 3)).shift(3, 7),
+    "listed": weft.periodic_keys(FAR - 1, 5) & weft.dilated(1, 1, FAR - 3)
+    & weft.global_tokens([1, 5, 40], rows=False),
+    "left out": weft.periodic_keys(6, 5) & weft.dilated(1, 1, FAR) & ~weft.global_tokens([1, 11, 40], columns=False),
+    "strided": reduce(and_, map(weft.strided, (41, 43, 47, 53, 59, 61))) & weft.fixed(67),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LONG_STEPS)
+@pytest.mark.parametrize("n", [1, 6, 64, 130])
+def test_steps_far_beyond_the_sequence(name, n):
+    check(LONG_STEPS[name], n)
+
+
+@pytest.mark.parametrize("step", [5, 6, 9, 13, 17, 23])
+def test_steps_whose_product_is_far_beyond_the_sequence_lose_no_pair(step):
+    steps = (60013, 60017, 59999)  # of which no two distances but 0 are multiples
+    pattern = reduce(and_, (weft.dilated(1, 1, x) for x in steps)) & weft.periodic_keys(step)
+    acsr = pattern.acsr(120_000)
+    live = np.arange(step - 1, 120_000, step)
+    assert acsr.nnz == live.size and pattern.contains(live, live, 120_000).all()
+    for row in (0, step - 2, step - 1, live[-1], 119_999):
+        assert acsr.columns(row).tolist() == ([row] if row % step == step - 1 else [])
+
+
 # --- the remainder --------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +237,39 @@ def test_bits_round_trip_and_transpose(m, n, density, seed):
     assert acsr.nnz == acsr.transpose().nnz == int(dense.sum())
     again = Blocks.of_remainder(acsr.remainder, m, n)
     np.testing.assert_array_equal(again.contains(np.arange(m)[:, None], np.arange(n)[None, :]), dense)
+
+
+@laws
+@given(st.integers(1, 150), st.integers(1, 150), st.integers(2, 5), st.integers(0, 1000))
+def test_joined_blocks_have_the_pairs_of_any(m, n, count, seed):
+    """Parts of one block that make it full together, blocks of one side alone, full ones over partial ones."""
+    owner = np.random.default_rng(seed).integers(0, count + 1, (m, n))
+    owner[: m // 2] %= count  # where some part has every pair
+    masks = [(owner == part) | (part == 1) * (np.arange(n) < n // 3) for part in range(count)]
+    first, *others = [Blocks.scan(lambda q, k, mask=mask: mask[q, k], m, n, "a test") for mask in masks]
+    joined = first.join(*others)
+    expected = np.logical_or.reduce(masks)
+    np.testing.assert_array_equal(Acsr(m, n, (), joined.remainder()).to_dense(), expected)
+    scanned = Blocks.scan(lambda q, k: expected[q, k], m, n, "a test")
+    assert joined.remainder() == scanned.remainder(), "a full block carries bits"
+    assert not len(Blocks.none(m, n).join(Blocks.none(m, n))) and first.join().remainder() == first.remainder()
+
+
+def test_joining_looks_at_no_pair(monkeypatch):
+    parts = [weft.blocks(24, [(i, i), (0, i)]).body for i in range(1, 9)]
+    first, *others = [Blocks.of_list(part, 300, 300) for part in parts]
+    whole = Blocks.of_list(weft.blocks(64, [(0, 0), (1, 1)]).body, 300, 300)
+    monkeypatch.setattr(Blocks, "evaluated", None)
+    joined = first.join(*others, whole).join(whole)
+    monkeypatch.undo()
+    pattern = reduce(or_, (weft.blocks(24, [(i, i), (0, i)]) for i in range(1, 9))) | weft.blocks(64, [(0, 0), (1, 1)])
+    np.testing.assert_array_equal(Acsr(300, 300, (), joined.remainder()).to_dense(), pattern.to_dense(300))
+
+
+@pytest.mark.parametrize("block", [99, 100, 101, 128, 20_001, 1 << 20, FAR, (FAR, 7), (7, FAR), (64, FAR), (101, 99)])
+def test_blocks_larger_than_the_sequence_cost_what_is_inside(block):
+    acsr = check(weft.blocks(block, [(0, 0), (0, 2), (3, 0), (FAR, 1)]), 100, 90)
+    assert len(acsr.remainder) <= 4
 
 
 def test_full_blocks_carry_no_bits():

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 import weft
 from weft.errors import (
@@ -111,6 +112,18 @@ def rows(*table):
     ("bigbird-window", lambda: weft.bigbird(window=-3), PatternError, ("bigbird", "window", "-3")),
     ("bigbird-global", lambda: weft.bigbird(global_blocks=-1), PatternError, ("bigbird", "global_blocks", "-1")),
     ("bigbird-random", lambda: weft.bigbird(random=-1), PatternError, ("bigbird", "random", "-1")),
+    ("bigbird-seed", lambda: weft.bigbird(seed=-1), PatternError, ("bigbird", "seed", "-1")),
+    ("global-rows-none", lambda: weft.global_tokens(4, rows=None), PatternError, ("global_tokens", "rows", "None")),
+    ("global-rows-text", lambda: weft.global_tokens(4, rows="x"), PatternError, ("global_tokens", "rows", "'x'")),
+    (
+        "global-rows-number",
+        lambda: weft.global_tokens(4, rows=-1, columns=False),
+        PatternError,
+        ("global_tokens", "rows", "-1"),
+    ),
+    ("global-columns", lambda: weft.global_tokens([4, 9], columns=2), PatternError, ("global_tokens", "columns", "2")),
+    ("padding-rows", lambda: weft.padding(3, rows="no"), PatternError, ("padding", "rows", "'no'")),
+    ("padding-rows-none", lambda: weft.padding([3, 4], rows=None), PatternError, ("padding", "rows", "None")),
     ("align", lambda: weft.causal(align="centre"), PatternError, ("align", "centre", "top-left", "bottom-right")),
     ("aligned", lambda: weft.causal().aligned("left"), PatternError, ("align", "left", "top-left", "bottom-right")),
     ("per_head-none", lambda: weft.per_head([]), PatternError, ("per_head",)),
@@ -160,6 +173,12 @@ def test_wrong_neighborhoods(call, error, words):
     ("float-ids", lambda: weft.documents(ids=[0.5, 1.0]), PatternError, ("documents", "ids")),
     ("square-lengths", lambda: weft.documents(np.ones((2, 2), dtype=int)), PatternError, ("documents",)),
     ("int", lambda: weft.documents(8), PatternError, ("documents", "8")),
+    ("beyond-64-bits", lambda: weft.documents([2**64, 1]), PatternError, ("documents", "lengths", "64 bits")),
+    ("bounds-beyond-64-bits", lambda: weft.documents(cu_seqlens=[0, 2**64]), PatternError, ("cu_seqlens", "64 bits")),
+    ("ids-beyond-64-bits", lambda: weft.documents(ids=[1, -(2**64)]), PatternError, ("documents", "ids", "64 bits")),
+    ("far", lambda: weft.documents([1, 2**62, 2**62]), PatternError, ("lengths[1]", str(2**62), "2**31")),
+    ("far-bounds", lambda: weft.documents(cu_seqlens=[0, 2**40]), PatternError, ("cu_seqlens[1]", "2**31")),
+    ("far-together", lambda: weft.documents([2**31, 1]), PatternError, ("lengths", str(2**31 + 1), "2**31")),
 )
 def test_wrong_documents(call, error, words):
     refuse(call, error, words)
@@ -243,9 +262,41 @@ def test_sizes_are_integers(place, value):
     refuse(sizes_of(value)[place], PatternError, (*words, str(value)))
 
 
+@pytest.mark.parametrize("two", (np.int32(2), np.array(2), torch.tensor(2)), ids=repr)
 @pytest.mark.parametrize("place", sizes_of(0))
-def test_numpy_integers_are_integers(place):
-    sizes_of(np.int32(2))[place]()
+def test_integers_of_numpy_and_torch_are_integers(place, two):
+    assert str(sizes_of(two)[place]()) == str(sizes_of(2)[place]())
+
+
+@pytest.mark.parametrize("value", (np.array(2.5), torch.tensor(2.5), torch.tensor(True), np.float32(2.5)), ids=repr)
+@pytest.mark.parametrize("place", ("window-left", "documents", "neighborhood-size", "shift-q", "acsr"))
+def test_other_values_of_numpy_and_torch_are_not(place, value):
+    refuse(sizes_of(value)[place], PatternError, (str(value.item()),))
+
+
+@pytest.mark.parametrize("place", ("padding-row", "prefix-row", "global_tokens-index", "segments", "shift-q", "acsr"))
+@pytest.mark.parametrize("value", (2**31 + 1, 2**62, 2**64, 2**70))
+def test_integers_beyond_any_sequence(place, value):
+    refuse(sizes_of(value)[place], PatternError, (place.split("-")[0] if place != "acsr" else "m=",))
+
+
+def test_heads_are_integers_of_numpy_and_torch_too():
+    pattern = weft.per_head([weft.full(), weft.causal()])
+    for head in (np.int8(1), np.array(1), torch.tensor(1)):
+        assert pattern.acsr(4, head=head).nnz == 10 and not pattern.contains(0, 3, 4, head=head)
+
+
+def test_ids_are_any_integers_of_64_bits():
+    ids = [2**62, -(2**40), 2**62, 2**63 - 1]
+    np.testing.assert_array_equal(weft.documents(ids=ids).to_dense(4), np.equal.outer(ids, ids))
+
+
+def test_flags_of_numpy_are_flags():
+    assert weft.global_tokens(4, rows=np.False_) == weft.global_tokens(4, rows=False)
+    assert weft.padding(3, rows=np.True_) == weft.padding(3, rows=True)
+    for flags in (np.True_, np.array(True), (np.True_, True), np.array([True, True])):
+        of_numpy, expected = (weft.neighborhood((4, 4), 3, causal=x) for x in (flags, True))
+        np.testing.assert_array_equal(of_numpy.to_dense(16), expected.to_dense(16))
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -292,6 +343,8 @@ def test_lengths_that_are_none(m, n, door):
     ("head", lambda p: p.acsr(8, head=2), WeftError, ("head", "2")),
     ("negative-head", lambda p: p.acsr(8, head=-1), WeftError, ("head", "-1")),
     ("contains", lambda p: p.contains(0, 0, 8, 8, head=5), WeftError, ("head", "5", "2")),
+    ("text-head", lambda p: p.acsr(8, head="a"), PatternError, ("head", "'a'", "integer")),
+    ("half-head", lambda p: p.acsr(8, head=1.5), PatternError, ("head", "1.5", "integer")),
 )
 def test_wrong_head(call, error, words):
     refuse(lambda: call(weft.per_head([weft.causal(), weft.full()])), error, words)
@@ -313,6 +366,24 @@ def test_unlike_numbers_of_heads():
     refuse(lambda: (two & three).to_dense(4), WeftError, ("head", "2", "3"))
     rows_two, rows_three = weft.prefix([1, 2]), weft.prefix([1, 2, 3])
     refuse(lambda: (rows_two | rows_three).to_dense(4), WeftError, ("batch", "2", "3"))
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("choose,name", [(weft.per_head, "heads"), (weft.per_batch, "batch rows")])
+@pytest.mark.parametrize("inner", [1, 3])
+def test_unlike_numbers_inside_each_other(choose, name, inner, door):
+    pattern = choose([weft.full(), choose([weft.causal()] * inner)])
+    refuse(partial(DOORS[door], pattern, 4, 4), PatternError, (f"per_{name.split()[0][:4]}", name, "2", str(inner)))
+
+
+@pytest.mark.parametrize("choose", [weft.per_head, weft.per_batch])
+def test_like_numbers_inside_each_other(choose):
+    """Each sees its own part of its part."""
+    pattern = choose([weft.full(), choose([weft.full(), weft.causal()])])
+    expected = [weft.full().to_dense(4), weft.causal().to_dense(4)]
+    np.testing.assert_array_equal(pattern.to_dense(4).reshape(2, 4, 4), expected)
+    found = [pattern.acsr(4, **{"head" if choose is weft.per_head else "batch": i}).to_dense() for i in range(2)]
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("name", ("causal", "and", "not", "per_head"))

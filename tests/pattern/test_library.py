@@ -318,6 +318,10 @@ def test_bigbird(length, block, width, global_blocks, random, seed):
     same_everywhere(pattern, expected)
 
 
+def test_bigbird_of_more_blocks_than_any_sequence_has():
+    np.testing.assert_array_equal(weft.bigbird(block=2**31, global_blocks=2**31).acsr(70).to_dense(), True)
+
+
 def test_bigbird_defaults():
     scatter = weft.random_blocks(64, 3, seed=0).to_dense(700)
     expected = o.dense(lambda q, k: o.bigbird(q, k, 700, 64, 3, 1, scatter), 700)

@@ -49,6 +49,19 @@ def test_by_class(listed, step, lo, length):
         assert classes.last(one, low, high).tolist() == [inside[-1] if inside else low[0] - 1]
 
 
+@pytest.mark.parametrize("step", [(1 << 31) - 1, 1 << 31, (1 << 34) + 3, 1 << 62])
+def test_by_class_of_long_steps(step):
+    """From 2**31 on a class has one token at most, and most classes have none."""
+    listed = np.array([0, 5, 59_998, (1 << 31) - 2])
+    classes = ByClass.of(listed, step)
+    phase = np.array([0, 5, 6, 59_998, (1 << 31) - 2, 1 << 31, (1 << 33) + 5, (1 << 62) - 1]) % step
+    lo, hi = np.zeros_like(phase), np.full_like(phase, (1 << 31) - 1)
+    expected = [int((listed % step == x).sum()) for x in phase]
+    assert classes.count(phase, lo, hi).tolist() == expected
+    first = [x if some else (1 << 31) - 1 for x, some in zip(phase.tolist(), expected, strict=True)]
+    assert classes.first(phase, lo, hi).tolist() == first
+
+
 @pytest.mark.parametrize("align", ["top-left", "bottom-right"])
 def test_global_tokens_are_cut_and_aligned(align):
     listed = [0, 7, 19, 20, 29, 64]

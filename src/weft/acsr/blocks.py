@@ -80,11 +80,13 @@ class Blocks:
         rows, cols = listed.rows.array, listed.cols.array
         inside = (rows * listed.block_q < m) & (cols * listed.block_k < n)
         rows, cols = rows[inside], cols[inside]
-        if listed.block_q % BLOCK == 0 and listed.block_k % BLOCK == 0:
+        # A block that reaches the end, as only the first of its side does, costs what is inside alone.
+        high, wide = (x if x < end else _width(end) * BLOCK for x, end in ((listed.block_q, m), (listed.block_k, n)))
+        if high % BLOCK == 0 and wide % BLOCK == 0:
             none = Blocks.none(m, n)
-            codes = _subdivided(rows, cols, (listed.block_q // BLOCK, listed.block_k // BLOCK), m, n)
+            codes = _subdivided(rows, cols, (high // BLOCK, wide // BLOCK), m, n)
             return Blocks(m, n, codes, none.partial, none.bits)
-        codes = _covering(rows * listed.block_q, cols * listed.block_k, (listed.block_q, listed.block_k), m, n)
+        codes = _covering(rows * high, cols * wide, (high, wide), m, n)
         return Blocks.evaluated(codes, lambda q, k: listed.holds(q, k, _at(m, n)), m, n)
 
     @staticmethod
@@ -133,15 +135,21 @@ class Blocks:
         """The pairs for which `predicate` holds as well."""
         return Blocks.evaluated(self.codes, lambda q, k: self.contains(q, k) & predicate(q, k), self.m, self.n)
 
-    def join(self, other: Blocks) -> Blocks:
-        """The pairs in either."""
-        if not len(self) or not len(other):
-            return self if len(self) else other
-        full = _sorted(self.full, other.full)
-        loose = _sorted(self.partial, other.partial)
-        loose = loose[~_member(loose, full)]
-        mixed = Blocks.evaluated(loose, lambda q, k: self.contains(q, k) | other.contains(q, k), self.m, self.n)
-        return Blocks(self.m, self.n, _sorted(full, mixed.full), mixed.partial, mixed.bits)
+    def join(self, *others: Blocks) -> Blocks:
+        """The pairs in any; bits are joined as they are, and no pair is looked at."""
+        some = [x for x in (self, *others) if len(x)]
+        if len(some) < 2:
+            return some[0] if some else self
+        full = _sorted(*(x.full for x in some))
+        codes, bits = np.concatenate([x.partial for x in some]), np.concatenate([x.bits for x in some])
+        order = np.argsort(codes, kind="stable")
+        order = order[~_member(codes[order], full)]
+        first = np.flatnonzero(np.diff(codes[order], prepend=-1))
+        codes, bits = codes[order][first], np.bitwise_or.reduceat(bits[order], first)
+        q, k = (x[:, None] * BLOCK + OFFSETS for x in np.divmod(codes, _width(self.n)))
+        inside = (q < self.m)[:, :, None] * np.packbits(k < self.n, axis=1)[:, None, :]
+        whole = (bits == inside).all(axis=(1, 2))
+        return Blocks(self.m, self.n, _sorted(full, codes[whole]), codes[~whole], bits[~whole])
 
     def moved(self, dq: int, dk: int, m: int, n: int) -> Blocks:
         """The pairs moved by (dq, dk) into an m x n mask."""

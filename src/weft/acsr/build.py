@@ -50,9 +50,7 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
         kept, spilled = kept[:MAX_TERMS], [*spilled, *kept[MAX_TERMS:]]
     elif spilled:
         union.notes.append(f"{len(spilled)} terms overlap others in a way that is not affine and went to the remainder")
-    blocks = union.blocks or Blocks.none(m, n)
-    for reached in Blocks.of_terms(spilled, m, n):
-        blocks = blocks.join(reached)
+    blocks = (union.blocks or Blocks.none(m, n)).join(*Blocks.of_terms(spilled, m, n))
     return Acsr(m, n, tuple(kept), blocks.without(kept).remainder(), label, tuple(dict.fromkeys(union.notes)))
 
 

@@ -63,6 +63,8 @@ class Term:
     def __post_init__(self) -> None:
         if self.rank > 1 and (self.rows.kept or self.keys.kept):
             raise ValueError(f"a term of {self.rank} axes cannot be restricted to a list of tokens")
+        sized = zip(self.axes, self.q.shape, self.k.shape, strict=True)
+        object.__setattr__(self, "axes", tuple(axis.bounded(m, n) for axis, m, n in sized))
 
     @staticmethod
     def flat(relation: Relation, m: int, n: int, rows: Listed = EVERY, keys: Listed = EVERY) -> Term:

@@ -17,6 +17,7 @@ import numpy as np
 from weft.errors import PatternError
 from weft.pattern import crossing
 from weft.pattern.bounds import PRINTED, Ints
+from weft.pattern.listed import SPAN
 from weft.pattern.relation import NDBool
 
 if TYPE_CHECKING:
@@ -40,12 +41,21 @@ class Where:
 class Pattern:
     """Base of all patterns: the operators, and the questions one may ask.
 
-    structure and numbers are what crosses into a compiled graph; see `weft.pattern.crossing`.
+    structure and numbers are what crosses into a compiled graph, tensor the same numbers where torch is there: see
+    `weft.pattern.crossing`.
     """
 
     __slots__ = ()
     structure: str
     numbers: Ints
+    tensor: Any
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "tensor"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        crossing.keep(self)
 
     # ---- algebra -------------------------------------------------------------------------------------------------
     def __and__(self, other: Pattern) -> Pattern:
@@ -125,7 +135,7 @@ class Pattern:
         from weft.acsr.build import build  # the floor above; a method here because users look for it here
 
         m, n = self._sizes(m, n, batch, head)
-        return build(self, m, n, batch, head)
+        return build(self, m, n, int(batch), int(head))
 
     def draw(self, m: int, n: int | None = None, width: int = 48) -> str:
         """The pattern at (m, n) in block characters, at most `width` columns; shades show density."""
@@ -323,14 +333,18 @@ def _crossed(pattern: Pattern, name: str, args: list[tuple[str, Any]]) -> None:
         structure, numbers = crossing.cross(name, args)
     except crossing.Bare:
         return
-    object.__setattr__(pattern, "structure", structure)
-    object.__setattr__(pattern, "numbers", numbers)
+    pattern.__dict__.update(structure=structure, numbers=numbers)
+    crossing.keep(pattern)
 
 
-def common_extent(parts: tuple[Pattern, ...], asked: object) -> tuple[int | None, int | None]:
-    """(batch rows, heads) of patterns used together; they must agree where they tell rows or heads apart."""
+def common_extent(
+    parts: tuple[Pattern, ...], asked: object, own: tuple[int | None, int | None] = (None, None)
+) -> tuple[int | None, int | None]:
+    """(batch rows, heads) of patterns used together, and of what holds them (`own`); they must agree where they tell
+    rows or heads apart.
+    """
     found: list[int | None] = []
-    extents = [part.extent() for part in parts]
+    extents = [own, *(part.extent() for part in parts)]
     for which, name in enumerate(("batch rows", "heads")):
         sizes = {size for extent in extents if (size := extent[which]) is not None}
         if len(sizes) > 1:
@@ -366,11 +380,22 @@ def _aligned_arg(value: Any, align: Align) -> Any:
     return tuple(_aligned_arg(v, align) for v in value) if isinstance(value, tuple) else value
 
 
+def scalar(value: Any) -> Any:
+    """A number of numpy, or an array or a tensor without axes, as Python's own."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
 def _integer(value: Any, function: str, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    value = scalar(value)
+    if isinstance(value, bool) or not isinstance(value, int):
         raise PatternError(
             f"{function}({name}={value!r})", f"{name} must be an integer, not {type(value).__name__}", "pass an int"
         )
+    if abs(value) > SPAN:
+        raise PatternError(
+            f"{function}({name}={value})", f"{name} is beyond any sequence (2**31 tokens)",
+            f"pass {name} within 2**31",
+        )  # fmt: skip
     return int(value)
 
 
@@ -381,7 +406,8 @@ def _length(value: Any, name: str) -> int:
     return length
 
 
-def _below(index: int, size: int | None, name: str, pattern: Pattern) -> None:
+def _below(index: Any, size: int | None, name: str, pattern: Pattern) -> None:
+    index = _integer(index, "pattern at", name)
     if index < 0 or (size is not None and index >= size):
         raise PatternError(
             f"{name} {index} of {pattern}",

@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.errors import PatternError
 from weft.pattern import crossing
-from weft.pattern.algebra import Call, Pattern
+from weft.pattern.algebra import Call, Pattern, scalar
 from weft.pattern.bounds import IntTable
 
 P = ParamSpec("P")
@@ -65,18 +65,23 @@ def function(name: str) -> Callable[..., Pattern]:
 
 
 def freeze(value: Any, function: str, name: str) -> Any:
-    """An argument as an immutable value: numpy integers as int, vectors of integers as IntTable, lists as tuples."""
+    """An argument as an immutable value: scalars as Python's, vectors of integers as IntTable, lists as tuples."""
+    value = scalar(value)
     if value is None or isinstance(value, (str, bool, int, Pattern, IntTable)):
         return value
-    if isinstance(value, np.integer):
-        return int(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim == 1 and value.size:
         return IntTable(value)
     if isinstance(value, Iterable):
         items = list(value.tolist() if hasattr(value, "tolist") else value)
-        kinds = set(map(type, items))
-        if kinds and all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
-            return IntTable(items)
+        if (kinds := set(map(type, items))) != {int}:
+            items = list(map(scalar, items))
+            kinds = set(map(type, items))
+        if kinds and all(issubclass(kind, int) and kind is not bool for kind in kinds):
+            try:
+                return IntTable(items)
+            except OverflowError:
+                asked = f"{function}({name}=...)"
+                raise PatternError(asked, "an integer in it exceeds 64 bits", "pass smaller ones") from None
         return tuple(freeze(x, function, f"{name}[{at}]") for at, x in enumerate(items))
     raise PatternError(
         f"{function}({name}={value!r})", f"{type(value).__name__} is neither an integer nor a list of integers",
@@ -100,16 +105,21 @@ def integer(function: str, name: str, value: Any, least: int | None = None, far:
 
 
 def integers(function: str, name: str, value: Any, least: int = 0) -> IntTable:
-    """`value` as a vector of integers of at least `least`."""
+    """`value` as a vector of integers of at least `least`; where that is no less than 0 they count tokens, up to
+    LARGEST.
+    """
     if isinstance(value, tuple) and not value:
         value = IntTable([])
     if not isinstance(value, IntTable):
         raise PatternError(f"{function}({name}={value!r})", f"{name} must be a list of integers", "pass a flat list")
-    if len(value) and int(value.array.min()) < least:
-        where = int(value.array.argmin())
+    few = value.array < least
+    wrong = few | (value.array > LARGEST) if least >= 0 else few
+    if wrong.any():
+        where = int(wrong.argmax())
+        limit = f"least allowed is {least}" if few[where] else "largest allowed is 2**31"
         raise PatternError(
-            f"{function}({name}=...)", f"{name}[{where}] is {int(value.array[where])}, the least allowed is {least}",
-            f"pass {name} of {least} or more",
+            f"{function}({name}=...)", f"{name}[{where}] is {int(value.array[where])}, the {limit}",
+            f"pass {name} of {least} or more" if few[where] else f"pass {name} of 2**31 or less",
         )  # fmt: skip
     return value
 
@@ -145,7 +155,9 @@ def flags(function: str, name: str, value: Any, rank: int) -> tuple[bool, ...]:
     items = (value,) * rank if isinstance(value, bool) else value
     if not isinstance(items, tuple) or len(items) != rank or not all(isinstance(x, bool) for x in items):
         raise PatternError(
-            f"{function}({name}={value!r})", f"one True or False for each of {rank} axes is needed", "pass a bool"
+            f"{function}({name}={value!r})",
+            f"one True or False for each of {rank} axes is needed" if rank > 1 else "it is neither True nor False",
+            "pass a bool",
         )
     return items
 

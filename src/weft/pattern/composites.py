@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.errors import PatternError
 from weft.pattern.algebra import Align, Pattern
-from weft.pattern.arguments import axes, flags, integer, integers, library
+from weft.pattern.arguments import LARGEST, axes, flags, integer, integers, library
 from weft.pattern.arguments import patterns as _patterns
 from weft.pattern.bounds import IntTable, Stair
 from weft.pattern.leaves import Affine, BlockList, PerBatch, PerHead, Product, Segments, Sized
@@ -96,9 +96,9 @@ def bigbird(
 
     Source: Zaheer et al. 2020, arXiv 2007.14062 (internal transformer construction).
     """
-    names = {"block": (block, 1), "window": (window, 0), "global_blocks": (global_blocks, 0), "random": (random, 0)}
-    for name, (value, least) in names.items():
-        integer("bigbird", name, value, least)
+    counts = {"window": window, "global_blocks": global_blocks, "random": random, "seed": seed}
+    for name, value in {"block": block, **counts}.items():
+        integer("bigbird", name, value, int(name == "block"))
     half = window // 2 * block
     band = Relation((Stair(block, block, base=-half),), (Stair(block, block, base=half + block),))
     pattern = (
@@ -106,7 +106,8 @@ def bigbird(
     )
     if global_blocks:
         ends = Sized(_last_blocks, (block, global_blocks), positional=True, align=align)
-        pattern = pattern | _global_tokens(block * global_blocks, align=align) | ends  # type: ignore[assignment]
+        first = min(block * global_blocks, LARGEST)  # all tokens of any sequence
+        pattern = pattern | _global_tokens(first, align=align) | ends  # type: ignore[assignment]
     return pattern | random_blocks(block, random, seed) if random else pattern
 
 

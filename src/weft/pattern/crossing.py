@@ -21,7 +21,9 @@ from weft.errors import InputError
 
 ROWS = ("pairs",)  # arguments that are lists of short tables, and are spelled so when they are empty too
 integers: tuple[type, ...] = (int,)  # weft.torch adds torch.SymInt
-tracer: Any = None  # set by weft.torch: is_compiling(), record(own, tables), column(values), call(name, args)
+tracer: Any = (
+    None  # set by weft.torch: is_compiling(), record(own, tables), column(values), call(name, args), tensor_of
+)
 
 
 class Bare(TypeError):
@@ -41,6 +43,14 @@ def record(own: list[int], tables: list[Any]) -> Any:
     out = np.zeros(size + (13 - size) % 16, np.int64)  # owns its data and is no view: Dynamo needs that
     out[:size] = np.concatenate([np.array([len(out), *own], np.int64), *tables])
     return out
+
+
+def keep(pattern: Any) -> None:
+    """Give a pattern its integers as a tensor, where torch is there: the arrays of a compiled graph fail torch's own
+    guards in inference mode.
+    """
+    if tracer is not None and not tracing() and "numbers" in pattern.__dict__:
+        pattern.__dict__["tensor"] = tracer.tensor_of(pattern.numbers)
 
 
 def column(values: Any) -> Any:
@@ -104,7 +114,7 @@ def decode(structure: str, numbers: bytes) -> Any:
     if not len(values) or values[0] != len(values):
         raise InputError(
             f"read the pattern {structure} from a graph", f"its record of {len(values)} integers is damaged",
-            "make the graph anew (strict export loses arrays of modules: use strict=False)",
+            "make the graph anew, of a pattern that was made after torch was imported",
         )  # fmt: skip
     return _Reader(values).pattern(ast.parse(structure, mode="eval").body)
 

@@ -276,7 +276,7 @@ class PerHead(Operator):
         return PerHead(parts)
 
     def extent(self) -> tuple[int | None, int | None]:
-        return common_extent(self.parts, "per_head")[0], len(self.parts)
+        return common_extent(self.parts, f"per_head of {len(self.parts)} patterns", (None, len(self.parts)))
 
     def at(self, batch: int, head: int) -> Pattern:
         return self.parts[head].at(batch, head)
@@ -295,7 +295,7 @@ class PerBatch(Operator):
         return PerBatch(parts)
 
     def extent(self) -> tuple[int | None, int | None]:
-        return len(self.parts), common_extent(self.parts, "per_batch")[1]
+        return common_extent(self.parts, f"per_batch of {len(self.parts)} patterns", (len(self.parts), None))
 
     def at(self, batch: int, head: int) -> Pattern:
         return self.parts[batch].at(batch, head)

@@ -18,7 +18,7 @@ import numpy as np
 
 from weft.errors import PatternError
 from weft.pattern.algebra import Align, Pattern
-from weft.pattern.arguments import axes, choice, integer, integers, library
+from weft.pattern.arguments import LARGEST, axes, choice, flags, integer, integers, library
 from weft.pattern.bounds import INF, IntTable, Stair, Steps
 from weft.pattern.leaves import Affine, BlockList, Chosen, Labels, PerBatch, PerHead, Product, Segments, Sized
 from weft.pattern.listed import Listed
@@ -251,6 +251,11 @@ def documents(lengths: Any = None, *, ids: Any = None, cu_seqlens: Any = None) -
     if lengths is not None:
         each = integers("documents", "lengths", lengths).array
         ends = np.cumsum(each)
+        if each.size and ends[-1] > LARGEST:
+            raise PatternError(
+                "documents(lengths=...)", f"they have {ends[-1]} tokens together, beyond any sequence (2**31 tokens)",
+                "pass lengths that add up to 2**31 or less",
+            )  # fmt: skip
     else:
         bounds = integers("documents", "cu_seqlens", cu_seqlens).array
         if not bounds.size or bounds[0] != 0 or (np.diff(bounds) < 0).any():
@@ -280,6 +285,7 @@ def _labelled(ids: IntTable) -> Pattern:
 @library
 def padding(lengths: Any, rows: bool = False, align: Align = None) -> Pattern:
     """k < lengths[b] in batch row b; with rows=True also q < lengths[b]. An int serves every batch row."""
+    (rows,) = flags("padding", "rows", rows, 1)
     return _per_row("padding", "lengths", lengths, lambda length: _padded(length, rows, align))
 
 
@@ -308,6 +314,7 @@ def _per_row(function: str, name: str, value: Any, one: Any) -> Pattern:
 @library
 def global_tokens(tokens: Any, rows: bool = True, columns: bool = True, align: Align = None) -> Pattern:
     """rows and q in tokens, or columns and k in tokens. tokens: an int n for the first n, or a list of indices."""
+    (rows,), (columns,) = (flags("global_tokens", *flag, 1) for flag in (("rows", rows), ("columns", columns)))
     if not (rows or columns):
         raise PatternError("global_tokens(rows=False, columns=False)", "it would be empty", "use nothing()")
     if isinstance(tokens, (IntTable, tuple)):

@@ -106,8 +106,8 @@ class ByClass:
         return self.tokens % self.step * SPAN + self.tokens
 
     def rank(self, phase: Ints, x: Ints) -> Ints:
-        """The place of the first token that is not below x in the residue class `phase`."""
-        return np.searchsorted(self.order, phase * SPAN + np.clip(x, 0, SPAN - 1))
+        """The place of the first token that is not below x in the residue class `phase`; from SPAN on all have none."""
+        return np.searchsorted(self.order, np.minimum(phase, SPAN) * SPAN + np.clip(x, 0, SPAN - 1))
 
     def count(self, phase: Ints, lo: Ints, hi: Ints) -> Ints:
         """How many tokens lo <= x < hi are in the residue class `phase`."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,7 @@ class Residue:
 
 NDBool = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 ANY = Residue()
+LONG = 1 << 16  # tokens of a step, of which two multiply to 32 bits
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class Relation:
         stride = diagonal.step // common
         gap = (i + diagonal.phase) % diagonal.step - keys.phase
         inverse = pow(keys.step // common, -1, stride) if stride > 1 else 0
+        inverse -= stride * (2 * inverse > stride)  # the nearer to zero, so that products stay inside 64 bits
         phase = keys.phase + keys.step * ((gap // common * inverse) % stride)
         return keys.step * stride, phase, gap % common == 0
 
@@ -159,9 +162,14 @@ class Relation:
         if any(r is None for r in residues):
             return None
         rows, keys, diagonal = (r for r in residues if r is not None)
+        both = self._within_bounds(other)
+        return Relation(both.lower, both.upper, rows, keys, diagonal)
+
+    def _within_bounds(self, other: Relation) -> Relation:
+        """The pairs of self that obey the bounds of `other`."""
         lower = _tightest(self.lower + other.lower, largest=True)
         upper = _tightest(self.upper + other.upper, largest=False)
-        return Relation(lower, upper, rows, keys, diagonal)
+        return Relation(lower, upper, self.rows, self.keys, self.diagonal)
 
     def minus(self, other: Relation) -> Iterator[Relation]:
         """Disjoint relations whose union is the pairs in self and not in other (some may be empty): the j-th keeps the
@@ -209,15 +217,29 @@ class Relation:
             lower=(Stair.constant(keys[0]), Stair.threshold(rows[1])),
             upper=(Stair.constant(keys[1]), Stair.threshold(rows[0])),
         )
-        meet = self.meet(box)
-        assert meet is not None  # a box has no congruences
-        return meet
+        return self._within_bounds(box)
 
     def tidied(self, m: int, n: int) -> Relation:
         """The same pairs of 0 <= i < m, 0 <= k < n without the bounds that all of them satisfy."""
         lower = tuple(b for b in self.lower if not (isinstance(b, Stair) and b.is_threshold and b.in_lo >= m))
         upper = tuple(b for b in self.upper if not (isinstance(b, Stair) and b.is_constant and b.out_lo >= n))
         return replace(self, lower=_tightest(lower, largest=True), upper=_tightest(upper, largest=False))
+
+    def bounded(self, m: int, n: int) -> Relation:
+        """The same pairs of 0 <= i < m, 0 <= k < n; bounds say what a long step leaves one token or one distance of.
+
+        So steps stay below the lengths, however many congruences have met; those below LONG stay as they are written.
+        """
+        found = self
+        for name, first, after in (("rows", 0, m), ("keys", 0, n), ("diagonal", -m, n)):
+            residue = getattr(self, name)
+            if residue.step >= max(LONG, after - first):
+                at = min(first + (residue.phase - first) % residue.step, after)
+                band = Relation((Stair(base=at),), (Stair(base=at + 1),))
+                only = band if name == "diagonal" else Relation.span(at, at + 1, of_rows=name == "rows")
+                free: dict[str, Any] = {name: ANY}
+                found = replace(found._within_bounds(only), **free)
+        return found
 
     @property
     def conditions(self) -> int:

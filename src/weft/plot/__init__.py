@@ -55,7 +55,7 @@ def pattern_figure(
 
     The plan is the one for 8 batch rows of 8 heads with D = 64 in float32. note: a few words that follow the sizes.
     """
-    n = m if n is None else n
+    m, n = _sizes(pattern, m, n, at)
     if m * n > LIMIT:
         raise OptionError(
             f"a picture of {m} x {n} tokens",
@@ -81,6 +81,14 @@ def pattern_figure(
     return figure
 
 
+def _sizes(pattern: Pattern, m: int, n: int | None, at: tuple[int, int]) -> tuple[int, int]:
+    """The lengths of a picture, n defaulting to m, that has something to show of the batch row and the head, `at`."""
+    m, n = pattern._sizes(m, n, *at)
+    if m * n == 0:
+        raise OptionError(f"a picture of {m} x {n} tokens", "it has no pair", "pass lengths of 1 or more")
+    return m, n
+
+
 def which(pattern: Pattern, at: tuple[int, int]) -> str:
     """The batch row and the head, `at`, in words; of those that the pattern does not tell apart, nothing."""
     named = zip(("batch row", "head"), at, pattern.extent(), strict=True)
@@ -94,7 +102,7 @@ def planned(one: Pattern, m: int, n: int) -> TilePlan:
 
 def term_figure(pattern: Pattern, m: int, n: int | None = None, at: tuple[int, int] = (0, 0)) -> Figure:
     """The pattern at (m, n) tokens by the terms of one batch row and head, `at`; by density beyond LIMIT pairs."""
-    n = m if n is None else n
+    m, n = _sizes(pattern, m, n, at)
     acsr = pattern.acsr(m, n, *at)
     cells = (m, n) if m * n <= LIMIT else (DENSE, DENSE)
     terms = owned(acsr, *cells)
