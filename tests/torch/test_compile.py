@@ -4,6 +4,8 @@ Every count comes with a comparison: a graph that is compiled once and repeats t
 one that is compiled again.
 """
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -338,6 +340,22 @@ def test_training_in_one_graph(inside, layout):
             torch.testing.assert_close(got, expected)
         counts.append(counter.frame_count)
     assert len(set(counts)) == 1, counts
+
+
+@pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
+def test_inference_mode(first):
+    """Whose guards torch fails for arrays (2.13); after another mode and before, and of patterns that were copied."""
+    compiled = torch.compile(weft.attention, backend="aot_eager", fullgraph=True)
+    tensors = qkv(40)
+    masks = weft.window(3, 0), copy.deepcopy(weft.window(9, 0)), pickle.loads(pickle.dumps(weft.window(5, 0)))
+    for mode in (first, torch.inference_mode, torch.no_grad):
+        for mask in masks:
+            with mode():
+                found = compiled(*tensors, mask)
+            torch.testing.assert_close(found, weft.attention(*tensors, mask))
+    module = torch.compile(SparseAttention(masks[0]), backend="aot_eager", fullgraph=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(module(*tensors), weft.attention(*tensors, masks[0]))
 
 
 def test_training_is_compiled_once_not_twice():

@@ -68,7 +68,8 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
         call = call or eager.prepare(key, problem_of(q, k, v), mask, Options(*chosen))
         out, lse = eager.attend(call, (q, k, v), rows, deterministic, return_lse)
     else:
-        numbers = as_tensor(mask.numbers)
+        # never both: a graph would take the array, whose guards fail in inference mode, for one of its inputs
+        numbers = mask.tensor if hasattr(mask, "tensor") else as_tensor(mask.numbers)
         out, lse = torch.ops.weft.attention(q, k, v, mask.structure, numbers, *chosen, return_lse)
     return (out, lse) if return_lse else out
 

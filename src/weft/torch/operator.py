@@ -46,6 +46,12 @@ class Tracer:
     is_compiling = staticmethod(torch.compiler.is_compiling)
 
     @staticmethod
+    def tensor_of(numbers: Any) -> Tensor:
+        """The record of a pattern made outside a graph."""
+        with torch.inference_mode(False):
+            return torch.from_numpy(numbers)
+
+    @staticmethod
     def record(own: list[Any], tables: list[Any]) -> Tensor:
         """One record of a pattern, made when the graph runs."""
         tables = [as_tensor(t) for t in tables]

@@ -72,7 +72,7 @@ class Prepared:
 
     def empty(self) -> list[torch.Tensor]:
         """What is written, uninitialised."""
-        if EMPTY is not None and self.gpu is not None and self.gpu == torch.cuda.current_device():
+        if EMPTY is not None and self.device.type == "cuda" and self.gpu == torch.cuda.current_device():
             return [EMPTY(*one) for one in self.made]
         return [torch.empty_strided(size, stride, dtype=dtype, device=self.device) for size, stride, dtype in self.made]
 
