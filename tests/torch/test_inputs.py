@@ -52,6 +52,8 @@ def rows(*table):
     ("integers", call(Q.long(), K.long(), V.long()), InputError, ("int64", "float32")),
     ("bools", call(Q > 0, K > 0, V > 0), InputError, ("bool", "float32")),
     ("complex", call(*(x.to(torch.complex64) for x in (Q, K, V))), InputError, ("complex64", "float32")),
+    ("sparse", call(q=Q.to_sparse()), InputError, ("q is torch.sparse_coo", "strides")),
+    ("nested", call(q=torch.nested.nested_tensor([Q[0], Q[1]])), InputError, ("q is nested", "padded")),
     (
         "a dtype of no backend",
         call(*(x.to(torch.float8_e4m3fn) for x in (Q, K, V))),
@@ -119,6 +121,11 @@ def test_masks(asked, error, words):
     ("softcap inf", call(softcap=float("inf")), OptionError, ("softcap=inf", "finite")),
     ("sinks, heads", call(sinks=torch.zeros(2)), OptionError, ("sinks", "(2,)", "4 query heads", "(4,)")),
     ("sinks, rank", call(sinks=torch.zeros(4, 1)), OptionError, ("sinks", "(4, 1)", "(4,)")),
+    ("sinks, sparse", call(sinks=torch.zeros(4).to_sparse()), OptionError, ("sinks", "without strides")),
+    ("sinks, complex", call(sinks=torch.zeros(4, dtype=torch.complex64)), OptionError, ("sinks", "complex64", "real")),
+    ("scale beyond float32", call(scale=1e39), OptionError, ("scale=1e+39", "finite", "1e+38")),
+    ("scale beyond float64", call(scale=10**400), OptionError, ("scale=1000", "finite")),
+    ("softcap beyond float32", call(softcap=1e39), OptionError, ("softcap=1e+39", "finite")),
     ("sinks, list", call(sinks=[0.0] * 4), OptionError, ("sinks", "list", "(4,)")),
     ("sinks, device", call(sinks=torch.zeros(4, device="meta")), OptionError, ("sinks", "meta", "cpu")),
     ("slopes, heads", call(alibi_slopes=torch.zeros(8)), OptionError, ("alibi_slopes", "(8,)", "(4,)")),
@@ -189,6 +196,7 @@ def test_plan_and_explain_refuse_the_same(function):
     refuse(lambda: function(CAUSAL, Q[0], K, V), InputError, ("q has 3 dimensions",))
     refuse(lambda: function(None, Q, K, V), InputError, ("mask", "None"))
     refuse(lambda: function(CAUSAL, Q, K, V, backend="cuda"), OptionError, ("backend='cuda'",))
+    refuse(lambda: function(CAUSAL, Q, K, V, backend=["cpu"]), OptionError, ("backend=['cpu']",))
     refuse(lambda: function(weft.per_head([CAUSAL] * 3), Q, K, V), InputError, ("3 heads",))
 
 

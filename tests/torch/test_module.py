@@ -135,6 +135,12 @@ def test_heads_that_do_not_match_are_named_when_it_runs():
     refuse(lambda: module(*qkv(20)), InputError, ("per_head", "3 heads", "4"))
 
 
+def test_a_parameter_stays_itself():
+    """Frozen, or shared with another module."""
+    sinks = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
+    assert SparseAttention(PATTERN, sinks=sinks).sinks is sinks
+
+
 # ---- torch.export ----------------------------------------------------------------------------------------------------
 def exported(module, x, **options):
     """The module after export, save and load."""
@@ -182,6 +188,10 @@ def test_export_of_a_pattern_made_inside(strict):
         (torch.ones(3), {}, "mask=Tensor"),
         (weft.causal(), {"scale": float("nan")}, "scale=nan"),
         (weft.causal(), {"softcap": -1.0}, "softcap=-1.0"),
+        (weft.causal(), {"sinks": [0.0, 0.0]}, "sinks=list"),
+        (weft.causal(), {"sinks": torch.zeros(2, dtype=torch.int64)}, "floating"),
+        (weft.causal(), {"alibi_slopes": [0.0, 0.0]}, "alibi_slopes=list"),
+        (weft.causal(), {"backend": 3}, "backend=3"),
     ],
 )
 def test_what_can_be_seen_wrong_is_refused_when_the_module_is_made(pattern, options, said):

@@ -115,6 +115,7 @@ def plan(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto
     """The plan that `attention(q, k, v, mask)` would run: `.verify()`, `.interpret(q, k, v)`, `.explain()`, `str()`."""
     check_mask(mask, "plan")
     check_tensors(q, k, v)
+    check_choices(backend, None)
     return compiled(mask, problem_of(q, k, v), backend)[0]
 
 

@@ -55,7 +55,7 @@ def key_of(tensors: Any, mask: Pattern, rows: Any, options: tuple[Any, ...]) -> 
         if q.shape[2] > MOST_QUERIES or not (q.is_cuda or (q.is_cpu and _interpreted())):
             return None
         (_, _, m, _), (*kb, n, kd), (*vb, vn, vd) = q.shape, k.shape, v.shape
-    except (AttributeError, IndexError, ValueError):  # a check will name it
+    except (AttributeError, IndexError, ValueError, RuntimeError):  # a check will name it
         return None
     if not (0 < m <= n == vn) or is_watched() or not (is_plain(q) and is_plain(k) and is_plain(v)):
         return None

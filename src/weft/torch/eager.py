@@ -29,6 +29,7 @@ from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
 from weft.runtime.pipeline import compiled
+from weft.torch.inputs import is_dense
 from weft.torch.operator import Options, as_tensor, gradients, modifiers
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -99,7 +100,7 @@ def is_watched() -> bool:
 
 def is_plain(x: Any) -> bool:
     """Whether x is a tensor that is what lies in its memory."""
-    return type(x) in PLAIN and not (x.is_neg() or x._is_zerotensor())
+    return type(x) in PLAIN and is_dense(x) and not (x.is_neg() or x._is_zerotensor())
 
 
 def find(key: Any) -> Call | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from torch import SymFloat, SymInt, Tensor
+from torch import SymFloat, SymInt, Tensor, strided
 
 from weft.errors import InputError, OptionError, UnsupportedError
 from weft.planning.problem import Problem
+
+LARGEST = 1e38  # of a number that kernels multiply by, in float32
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -16,6 +17,8 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _wrong(f"{name} is {type(x).__name__}, not a tensor", "pass torch tensors")
+        if not is_dense(x):
+            _wrong(f"{name} is {'nested' if x.is_nested else x.layout}", "pass tensors with strides, padded if need be")
         if x.dim() != 4:
             _wrong(f"{name} has {x.dim()} dimensions", "pass q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv)")
     for name, x in (("k", k), ("v", v)):
@@ -30,6 +33,11 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         _wrong(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly", "make Hq a multiple of Hkv")
     if q.shape[3] == 0 or v.shape[3] == 0:
         _wrong("a head dimension is 0", "pass head dimensions of 1 or more")
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether a tensor lies in memory by strides."""
+    return x.layout is strided and not x.is_nested
 
 
 def _check_alike(q: Tensor, name: str, x: Tensor) -> None:
@@ -48,9 +56,10 @@ def check_options(q: Tensor, options: dict[str, Any]) -> None:
         x = options[name]
         if x is None:
             continue
-        if not isinstance(x, Tensor) or x.dim() != 1 or x.shape[0] != q.shape[1]:
-            found = _shape(x) if isinstance(x, Tensor) else type(x).__name__
-            _option(f"{name}={found}", f"there are {q.shape[1]} query heads", f"pass {name} of shape ({q.shape[1]},)")
+        check_row(name, x, q.shape[1])
+        if x.shape[0] != q.shape[1]:
+            wrong = f"there are {q.shape[1]} query heads"
+            _option(f"{name}={_shape(x)}", wrong, f"pass {name} of shape ({q.shape[1]},)")
         if x.device != q.device:
             _option(f"{name} on {x.device}", f"q is on {q.device}", "move it there")
     slopes = options["alibi_slopes"]
@@ -60,13 +69,26 @@ def check_options(q: Tensor, options: dict[str, Any]) -> None:
         )
 
 
+def check_row(name: str, x: Any, heads: int | str = "Hq") -> None:
+    """Sinks or slopes: a tensor with one real number for each query head."""
+    cure = f"pass {name} as a tensor of shape ({heads},)"
+    if not isinstance(x, Tensor):
+        _option(f"{name}={type(x).__name__}", "it is no tensor", cure)
+    if not is_dense(x) or x.dim() != 1:
+        _option(f"{name}={_shape(x) if is_dense(x) else 'a tensor without strides'}", "it is no vector", cure)
+    if x.is_complex():
+        _option(f"{name} of {x.dtype}", "scores are real", cure)
+
+
 def check_numbers(options: dict[str, Any]) -> None:
-    """scale finite, softcap positive, no dropout; absent ones are None."""
+    """scale within LARGEST, softcap positive and within it, no dropout; absent ones are None."""
     scale, softcap, dropout = (_number(name, options.get(name)) for name in ("scale", "softcap", "dropout"))
-    if scale is not None and not -math.inf < scale < math.inf:  # false for nan; works for torch's symbolic floats
-        _option(f"scale={scale}", "the scale is not a finite number", "pass a finite scale, or None for D ** -0.5")
-    if softcap is not None and not 0 < softcap < math.inf:
-        _option(f"softcap={softcap}", "a soft cap is a positive finite number", "pass softcap > 0, or None for none")
+    if scale is not None and not -LARGEST <= scale <= LARGEST:  # false for nan; works for torch's symbolic floats
+        wrong = f"the scale is not a finite number within {LARGEST}"
+        _option(f"scale={scale}", wrong, "pass a smaller scale, or None for D ** -0.5")
+    if softcap is not None and not 0 < softcap <= LARGEST:
+        wrong = f"a soft cap is a positive finite number, up to {LARGEST}"
+        _option(f"softcap={softcap}", wrong, "pass softcap > 0, or None for none")
     if dropout:
         raise UnsupportedError(
             f"attention(dropout={dropout})", "attention dropout is not implemented", "pass dropout=0.0, or drop outputs"

@@ -10,13 +10,13 @@ from torch import Tensor
 from weft.errors import OptionError
 from weft.pattern.algebra import Pattern
 from weft.torch.attention import attention, check_mask
-from weft.torch.inputs import check_numbers
+from weft.torch.inputs import check_choices, check_numbers, check_row
 
 OPTIONS = ("scale", "softcap", "alibi_slopes", "return_lse", "backend", "deterministic")
 
 
 class SparseAttention(torch.nn.Module):
-    """`attention` with a pattern and options kept; no parameters unless sinks are given, which become one.
+    """`attention` with a pattern and options kept; no parameters unless sinks are given, which are one or become one.
 
     Deep-copies, pickles and exports: the pattern is an immutable value, and `pattern` may be assigned anew at any time.
     options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, as for `attention`; what can be
@@ -32,10 +32,14 @@ class SparseAttention(torch.nn.Module):
             )
         check_mask(pattern)
         check_numbers(options)
+        check_choices(options.get("backend", "auto"), options.get("deterministic"))
         slopes = options.pop("alibi_slopes", None)
+        for name, x in (("sinks", sinks), ("alibi_slopes", slopes)):
+            if x is not None:
+                check_row(name, x)
         self.pattern, self.options = pattern, options
         self.register_buffer("alibi_slopes", slopes)
-        self.sinks = None if sinks is None else torch.nn.Parameter(sinks)
+        self.sinks = sinks if sinks is None or isinstance(sinks, torch.nn.Parameter) else _parameter(sinks)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv) -> (B, Hq, M, Dv); see `attention`."""
@@ -44,3 +48,11 @@ class SparseAttention(torch.nn.Module):
     def extra_repr(self) -> str:
         """The pattern, and the options that were given."""
         return ", ".join([str(self.pattern), *(f"{key}={value}" for key, value in self.options.items())])
+
+
+def _parameter(sinks: Tensor) -> torch.nn.Parameter:
+    if not sinks.is_floating_point():
+        raise OptionError(
+            f"SparseAttention(sinks={sinks.dtype})", "a parameter is of a floating dtype", "pass sinks.float()"
+        )
+    return torch.nn.Parameter(sinks)
