@@ -12,7 +12,7 @@ import torch
 import weft
 from weft.errors import AlignmentError, InputError, OptionError, UnsupportedError, UnsupportedKernel
 from weft.kernels.options import Modifiers
-from weft.planning import row_choice
+from weft.planning import row_choice, rowwise
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.rowwise import LEAST_CAPACITY
@@ -194,6 +194,16 @@ def test_one_plan_and_one_kernel_for_all_lengths():
     assert planned.call_count == 1
     assert [call.args[0].name.split("_")[0] for call in made.call_args_list] == ["rows", "merge"]
     assert len(decode._found) == 1
+
+
+def test_a_cache_that_is_concatenated_is_planned_once():
+    """Its strides are others at every length, and so is the step; its rows and its tables are the same."""
+    q, keys, values = qkv(1, 40, batch=1, dims=(16, 16))
+    pattern = (weft.causal() & weft.window(left=29)).aligned(END)
+    with mock.patch.object(rowwise, "steady_relations", wraps=rowwise.steady_relations) as planned:
+        for n in (33, 34, 40):
+            check([q, *(x[:, :, :n].contiguous() for x in (keys, values))], pattern)
+    assert planned.call_count == 1
 
 
 def test_growing_past_the_capacity_plans_once_more():

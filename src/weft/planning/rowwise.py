@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from math import lcm
 
 import numpy as np
@@ -135,15 +135,20 @@ def decode_plan(pattern: Pattern, problem: Problem) -> RowPlan | str:
     why = why_unsteady(pattern)
     if why is not None:
         return why
-    capacity = max(LEAST_CAPACITY, 1 << (problem.n - 1).bit_length())
+    return _up_to(pattern, replace(problem, n=max(LEAST_CAPACITY, 1 << (problem.n - 1).bit_length())))
+
+
+@lru_cache(maxsize=256)  # a cache that is concatenated has other strides at every N, and another step
+def _up_to(pattern: Pattern, problem: Problem) -> RowPlan | str:
+    """The rows of a steady pattern at every N up to the problem's; or why it has to be planned for each N."""
     shares = []
     for (batch, head), heads in distinct_heads(pattern, problem).items():
         try:
-            relations = steady_relations(pattern.at(batch, head), capacity)
+            relations = steady_relations(pattern.at(batch, head), problem.n)
         except NotAffineError as reason:
             return str(reason)
         shares.append(RowShare(relations, tuple(heads)))
-    return RowPlan(pattern, replace(problem, n=capacity), tuple(shares), steady=True)
+    return RowPlan(pattern, problem, tuple(shares), steady=True)
 
 
 # ---- rows of a steady pattern ----------------------------------------------------------------------------------------

@@ -127,12 +127,11 @@ def prepare_step(
     known = {**strides, "Out": made[1]}
     shape = shape_of(plan, _processors(device))
     spec = row_spec(plan, shape, aligned and dense_rows(known, DTYPES[problem.dtype]), numbers)
-    words, members_at, members = row_tables(plan, shape.heads)
+    tables, members_at, members = _tables(plan, shape.heads, device)
     groups, splits = shape.programs // max(1, members), shape.splits
     lse = problem.batch, problem.q_heads, problem.m
     rows = problem.batch * problem.q_heads * problem.m
     sums = -(-rows * splits // 4) * 4  # the sums of values come after the lses, on 16 bytes
-    tables = torch.from_numpy(words).to(device)
     values: dict[str, Any] = {
         "members_at": members_at, "groups": groups, "lanes": plan.lanes, "span": shape.span, "splits": splits,
         "m": problem.m, "all_heads": problem.q_heads, "sums": sums,
@@ -146,6 +145,13 @@ def prepare_step(
     return Step(plan.capacity, plan.steady, numbers.beside, first, merge, made, lse, work, device, gpu, tables)
 
 
+@lru_cache(maxsize=256)
+def _tables(plan: RowPlan, heads: int, device: torch.device) -> tuple[torch.Tensor, int, int]:
+    """`row_tables` on the device."""
+    words, members_at, members = row_tables(plan, heads)
+    return torch.from_numpy(words).to(device), members_at, members
+
+
 def _made(problem: Problem, stride: Strides) -> Made:
     like = torch.empty_strided((problem.batch, problem.q_heads, problem.m, problem.d), stride, device="meta")
     out = rows_in_order_of(like, problem.dv, getattr(torch, problem.dtype))
@@ -156,6 +162,7 @@ def _processors(device: torch.device) -> int:
     return IMAGINED if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@lru_cache(maxsize=256)
 def source_of(spec: RowSpec) -> Source:
     """The emitted source with the types of its arguments; integers have a declared width and are never specialised."""
     types = {}
