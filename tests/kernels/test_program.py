@@ -1,14 +1,19 @@
 """The CPU's program: its runs of tiles visit what the pattern says, however they are cut into batches."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 
 import weft
+from weft.kernels.cpu import run
 from weft.kernels.cpu.program import Box, program
 from weft.kernels.cpu.scores import IN_A_STRIP, TOGETHER, Batch, Strip, Workspace, schedule
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
+
+from .compare import generator, qkv
 
 PATTERNS = [
     (weft.window(40, 40), 500),
@@ -77,3 +82,13 @@ def test_a_view_of_a_run_is_what_its_tokens_say():
     x = torch.randn(2, 150, 5)
     assert torch.equal(boxes.of(x, 1).reshape(3, 2, 12, 5), x[:, boxes.tokens()].transpose(0, 1))
     assert torch.equal(boxes.part(1, 3).of(x, 1), boxes.of(x, 1)[1:])
+
+
+def test_programs_of_many_heads_are_made_once():
+    """However many differ: with one more than were kept, taken in turn, none would ever be found again."""
+    pattern = weft.per_head([weft.window(left=i) for i in range(40)])
+    leaves = [x.requires_grad_() for x in qkv(generator("heads"), (50, 50), torch.float32, heads=(40, 40), batch=1)]
+    with mock.patch.object(run, "program", side_effect=program) as made:
+        for _ in range(2):
+            weft.attention(*leaves, pattern, backend="cpu").sum().backward()
+    assert made.call_count == 40

@@ -7,10 +7,11 @@ one tensor, so a window of any length needs a handful of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -188,6 +189,7 @@ class Program:
     alike: tuple[tuple[Tile, ...], ...]
     merges: bool
     covers: bool
+    schedules: dict[int, Any] = field(default_factory=dict)  # of so many heads: see `scores.schedule`
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +201,6 @@ class _Draft:
     alive: np.ndarray | None
 
 
-@lru_cache(maxsize=32)
 def program(plan: TilePlan, dtype: torch.dtype) -> Program:
     """The program of a plan with masks of `dtype`."""
     masks = Masks(dtype)

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
 from weft.kernels.cpu.backward import Gradients, Saved
 from weft.kernels.cpu.backward import backward as run_backward
 from weft.kernels.cpu.forward import forward as run_forward
-from weft.kernels.cpu.program import program
+from weft.kernels.cpu.program import Program, program
 from weft.kernels.cpu.scores import Workspace
 from weft.kernels.options import ACCUMULATE, Modifiers, join_sinks, rows_in_order_of
 from weft.planning.attention_plan import AttentionPlan, Heads
@@ -31,7 +32,7 @@ def forward(
     (B, Hq, M) in the dtype of accumulation, or (B, Hq, 0) if it is not wanted. sinks, how.alibi: (Hq,) or None."""
     q, k, v = tensors
     dtype = ACCUMULATE[q.dtype]
-    programs = [program(share.plan, dtype) for share in plan.forward]
+    programs = programs_of(plan, dtype)
     joined = sinks is not None or any(one.merges for one in programs)
     out = rows_in_order_of(q, v.shape[3], dtype if joined else q.dtype)
     lse = torch.empty((*q.shape[:2], q.shape[2] if with_lse or joined else 0), dtype=dtype)
@@ -68,18 +69,25 @@ def backward(
     if d_lse is not None:
         delta.sub_(d_lse)
     dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype) for x in (q, k, v))
-    covered = all(program(share.plan, dtype).covers for share in plan.forward)
+    programs = programs_of(plan, dtype)
+    covered = all(one.covers for one in programs)
     for x in (dk, dv) if covered else (dq, dk, dv):
         x.zero_()
     work = Workspace(dtype)
-    for share in plan.forward:
+    for share, one in zip(plan.forward, programs, strict=True):
         for heads in share.heads:
             for many, few, local in _folded((q, d_out, lse, delta, dq), (k, v, dk, dv), heads, how):
                 q_, d_out_, lse_, delta_, dq_ = many
                 k_, v_, dk_, dv_ = few
                 what = Saved(q_, k_, v_, lse_, d_out_, delta_)
-                run_backward(what, Gradients(dq_, dk_, dv_), program(share.plan, dtype), local, work)
+                run_backward(what, Gradients(dq_, dk_, dv_), one, local, work)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), delta
+
+
+@lru_cache(maxsize=32)
+def programs_of(plan: AttentionPlan, dtype: torch.dtype) -> tuple[Program, ...]:
+    """The programs of a plan, one for each of its distinct heads; of 32 plans, however many heads they tell apart."""
+    return tuple(program(share.plan, dtype) for share in plan.forward)
 
 
 def _folded(many: Tensors, few: Tensors, heads: Heads, how: Modifiers) -> Iterator[tuple[Tensors, Tensors, Modifiers]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import compress
 from math import prod
 
@@ -161,11 +161,20 @@ class Strip(Batch):
         return staged.as_strided(view.shape, (pace * width, width, 1))
 
 
-@lru_cache(maxsize=32)
-def schedule(program: Program, heads: int) -> tuple[tuple[Strip, ...], tuple[Batch, ...]]:
+Schedule = tuple[tuple[Strip, ...], tuple[Batch, ...]]
+
+
+def schedule(program: Program, heads: int) -> Schedule:
     """What to compute together: strips, one head at a time, and batches, all heads at once. As many tiles of one shape
-    as keep their scores within IN_A_STRIP or TOGETHER.
+    as keep their scores within IN_A_STRIP or TOGETHER. Kept with the program.
     """
+    if heads not in program.schedules:
+        program.schedules[heads] = _scheduled(program, heads)
+    found: Schedule = program.schedules[heads]
+    return found
+
+
+def _scheduled(program: Program, heads: int) -> Schedule:
     strips: list[Strip] = []
     batches: list[Batch] = []
     for runs in program.alike:
