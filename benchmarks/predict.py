@@ -1,8 +1,8 @@
 """Rates of a GPU's kernels fitted, and predictions judged: `python benchmarks/predict.py --help`.
 
     measure fitted|judged OUT   time kernels on the GPU at hand (about four minutes each on 16 cores)
-    fit ROWS...                 rates from the rows of `measure fitted`, to src/weft/planning/measured/
-    judge ROWS...               predicted beside measured: errors, rank correlations, first choices; a page and plots
+    fit [RAW...]                rates from the rows of `measure fitted`, to src/weft/planning/measured/
+    judge [RAW]                 predicted beside measured: errors, rank correlations, first choices; a page and plots
 
 Problems that are judged are drawn by a seed: the hash of the commit that last changed the rates.
 """
@@ -72,32 +72,39 @@ def commit_of_rates() -> str:
 
 # ---- fit -------------------------------------------------------------------------------------------------------------
 @main.command("fit")
-@click.argument("rows", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
+@click.argument("raw", type=click.Path(path_type=Path, exists=True), nargs=-1)
 @click.option("--target", default="h200", type=click.Choice(list(GPUS)))
-@click.option("--versions", default="", help="Of what the rows were measured with.")
-@click.option("--add", is_flag=True, help="Keep the rates of kernels that ROWS lack.")
-def _fit(rows: tuple[Path, ...], target: str, versions: str, add: bool) -> None:
-    """Three numbers for each head dimension, direction, kind and tiling: start, edge, full."""
-    gpu, path = GPUS[target], TABLES / f"{target}.json"
+@click.option("--versions", help="Of what RAW was measured with.  [default: as before]")
+def _fit(raw: tuple[Path, ...], target: str, versions: str | None) -> None:
+    """Three numbers for each head dimension, direction, kind and tiling: start, edge, full.
+
+    RAW, what `measure fitted` wrote, joins the rows that are kept first; of a kernel of a problem the last time counts.
+    """
+    from prediction import rows as table
+
+    gpu, rates = GPUS[target], TABLES / f"{target}.json"
+    kept = ROOT / "benchmarks" / "results" / f"rates-{target}.csv"
+    rows = [*(table.read(kept) if kept.exists() else ()), *(row for path in raw for row in read(path))]
+    table.write(kept, {(row.case, row.direction, row.tiling): row for row in rows}.values())
+    if versions is None:
+        versions = json.loads(rates.read_text())["versions"]
+    lines = ",\n".join(json.dumps(line, separators=(",", ":")) for line in _fitted(table.read(kept), gpu))
+    rates.parent.mkdir(exist_ok=True)
+    rates.write_text(f'{{"target": "{target}", "versions": "{versions}",\n"rates": [\n{lines}\n]}}\n')
+    click.echo(f"{lines.count(chr(10)) + 1} kernels, {rates.stat().st_size} bytes")
+
+
+def _fitted(rows, gpu):
+    """Lines of a table of rates."""
     groups = defaultdict(list)
-    for row in (row for path in rows for row in read(path) if row.seconds):
-        groups[row.case.d, row.direction, row.tiling].append((row, works_of(row, gpu)))
-    table = {}
-    if add:
-        known = json.loads(path.read_text())
-        table = {json.dumps(line[:4]): line for line in known["rates"]}
-        versions = "; ".join(dict.fromkeys([*known["versions"].split("; "), versions]))
+    for row in rows:
+        if row.seconds:
+            groups[row.case.d, row.direction, row.tiling].append((row, works_of(row, gpu)))
     for (d, direction, tiling), found in sorted(groups.items(), key=str):
         t = tiling
         shape = [t.rows, t.cols, t.warps, t.stages, t.registers, t.apart]
         for kind, clocks in solve(found, gpu).items():
-            key = [d, direction, kind, shape]
-            numbers = [round(float(x), 1) for x in (clocks.start, clocks.edge, clocks.full)]
-            table[json.dumps(key)] = [*key, numbers]
-    path.parent.mkdir(exist_ok=True)
-    lines = ",\n".join(json.dumps(line, separators=(",", ":")) for line in table.values())
-    path.write_text(f'{{"target": "{target}", "versions": "{versions}",\n"rates": [\n{lines}\n]}}\n')
-    click.echo(f"{len(table)} kernels, {path.stat().st_size} bytes")
+            yield [d, direction, kind, shape, [round(float(x), 1) for x in (clocks.start, clocks.edge, clocks.full)]]
 
 
 def solve(found, gpu):

@@ -61,19 +61,23 @@ def fitted() -> list[Case]:
 _FITTED = (
     ("full()", 16, 2048),
     ("full()", 8, 8192),
+    ("full()", 12, 16384),
     ("causal()", 16, 2048),
     ("causal()", 16, 8192),
     ("causal()", 4, 16384),
+    ("causal()", 12, 20480),
     ("causal() & window(left=63)", 16, 16384),
     ("causal() & window(left=255)", 16, 16384),
     ("causal() & window(left=1000)", 16, 16384),
     ("causal() & window(left=1000)", 8, 4096),
     ("causal() & window(left=4095)", 16, 16384),
+    ("causal() & window(left=1500)", 16, 32768),
     ("window(left=100, right=100)", 16, 16384),
     ("window(left=700, right=700)", 16, 8192),
     ("dilated(left=800, right=800, step=4)", 16, 16384),
     ("chunks(500) & causal()", 16, 16384),
     ("chunks(2048)", 16, 16384),
+    ("chunks(3000) & causal()", 16, 32768),
     ("documents([1000, 3000, 500, 7000, 2000, 1500, 900, 484]) & causal()", 16, 16384),
     ("documents([" + ", ".join(["300", "100", "50", "600"] * 8) + "]) & causal()", 16, 8400),
     ("documents([4000, 4000, 192])", 16, 8192),
@@ -92,6 +96,7 @@ _FITTED = (
     ("neighborhood((16, 24, 32), (5, 9, 9))", 16, 12288),
     ("neighborhood((16, 32, 32), (8, 16, 16))", 16, 16384),
     ("neighborhood((24, 32, 32), (7, 7, 15))", 8, 24576),
+    ("neighborhood((24, 40, 48), (12, 16, 20))", 12, 46080),
 )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from weft.planning.candidates import menu
-from weft.planning.rates import Rates
+from weft.planning.rates import Rates, measured
 from weft.planning.tiling import Tiling
 from weft.target import GPU, GPUS
 
@@ -71,20 +72,48 @@ def test_rates_are_found_again(predict, timed):
         assert found[kind].full == pytest.approx(rate.full, rel=0.1)
 
 
-def test_fit_writes_a_table_and_keeps_what_rows_lack(predict, timed, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "TABLES", tmp_path)
-    rows, table = tmp_path / "rows", tmp_path / "h200.json"
-    other = [128, "dq", "formula", [64, 64, 4, 3, 0, True], [1.0, 2.0, 3.0]]
-    table.write_text(json.dumps({"target": "h200", "versions": "before", "rates": [other]}))
-    rows.write_text("".join(row.text + "\n" for row in timed))
-    ran = CliRunner().invoke(predict.main, ["fit", str(rows), "--add", "--versions", "now"], catch_exceptions=False)
-    assert ran.exit_code == 0, ran.output
-    said = json.loads(table.read_text())
-    assert said["versions"] == "before; now"
-    assert other in said["rates"]
-    assert {tuple(line[:3]) for line in said["rates"]} == {
-        (64, "forward", "formula"), (64, "forward", "table"), (128, "dq", "formula")
-    }  # fmt: skip
+def test_fit_keeps_the_rows_that_it_fits(predict, timed, tmp_path, monkeypatch):
+    """Of a kernel of a problem the last time that was measured; without new rows the same rates come again."""
+    from prediction import rows
+
+    monkeypatch.setattr(predict, "TABLES", tmp_path / "measured")
+    monkeypatch.setattr(predict, "ROOT", tmp_path)
+    kept, table = tmp_path / "benchmarks" / "results" / "rates-h200.csv", tmp_path / "measured" / "h200.json"
+    kept.parent.mkdir(parents=True)
+    rows.write(kept, [replace(timed[0], seconds=1.0), replace(timed[0], tiling=Tiling(64, 32, 4, 3))])
+    raw = tmp_path / "raw"
+    raw.write_text("".join(row.text + "\n" for row in timed))
+
+    def fit(*given):
+        ran = CliRunner().invoke(predict.main, ["fit", *given], catch_exceptions=False)
+        assert ran.exit_code == 0, ran.output
+        return table.read_text()
+
+    first = fit(str(raw), "--versions", "now")
+    said = json.loads(first)
+    assert said["versions"] == "now"
+    assert {tuple(line[:3]) for line in said["rates"]} == {(64, "forward", "formula"), (64, "forward", "table")}
+    assert next(row.seconds for row in rows.read(kept)) == pytest.approx(timed[0].seconds, rel=1e-3)
+    assert len(list(rows.read(kept))) == len(timed) + 1
+    assert fit() == first
+
+
+def test_the_rates_predict_what_their_rows_do(predict):
+    """Fitted again, every thirtieth kernel is predicted alike: `python benchmarks/predict.py fit` writes the rates."""
+    from prediction import rows
+
+    gpu, groups = GPUS["h200"], defaultdict(list)
+    for row in rows.read(BENCHMARKS / "results" / "rates-h200.csv"):
+        if row.seconds:
+            groups[row.case.d, row.direction, row.tiling].append(row)
+    for d, direction, tiling in sorted(groups, key=str)[::30]:
+        found = [(row, predict.works_of(row, gpu)) for row in groups[d, direction, tiling]]
+        again = predict.solve(found, gpu)
+        known = {kind: measured("h200")[d, direction, kind, tiling] for kind in again}
+        for row, works in found:
+            if {work.kind for work in works} <= set(again):
+                one, other = (predict.predicted(row, works, rates, gpu) for rates in (again, known))
+                assert one == pytest.approx(other, rel=0.01), row.text
 
 
 def test_rows_of_a_kernel_replace_its_rows_alone(predict, timed, tmp_path, monkeypatch):

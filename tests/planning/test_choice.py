@@ -47,7 +47,7 @@ def test_what_is_legal_fits_the_card_and_holds_what_is_offered(gpu, direction):
     for d in (64, 128, 256):
         for rank in (1, 2, 3):
             found = legal(direction, problem(d=d), rank, gpu)
-            offered = menu(direction, problem(d=d), rank, gpu, several=True, plain=True)
+            offered = menu(direction, problem(d=d), rank, gpu, "several")
             assert set(offered) <= set(found)
             assert len(set(found)) == len(found)
             others = [t for t in found if t not in offered]
@@ -63,7 +63,7 @@ def test_what_is_offered_fits_the_card(gpu, dtype):
         for rank in (1, 2, 3):
             for d in (8, 64, 96, 128, 192, 256):
                 whole = problem(d=d, dtype=dtype)
-                offered = menu(direction, whole, rank, gpu, several=True, plain=True)
+                offered = menu(direction, whole, rank, gpu, "several")
                 assert all(shared_of(direction, whole, tiling, gpu) <= gpu.shared for tiling in offered)
                 usual_one = usual(direction, whole, rank, gpu)
                 assert offered[0] == usual_one or shared_of(direction, whole, usual_one, gpu) > gpu.shared
@@ -74,27 +74,23 @@ def test_what_is_offered_fits_the_card(gpu, dtype):
 def test_a_tuner_has_two_dozen_candidates_and_a_call_three(d, rank):
     for direction in DIRECTIONS:
         assert len(legal(direction, problem(d=d), rank, GPU)) >= 24
-        some = menu(direction, problem(d=d), rank, plain=True)
+        some = menu(direction, problem(d=d), rank)
         assert 1 <= len(some) <= 3
         assert set(some) <= set(legal(direction, problem(d=d), rank, GPU))
 
 
-def test_long_runs_of_128_channels_may_take_wide_tiles_of_keys():
-    """Not where the heads of a group are walked, which would spill more, nor for narrow heads or other cards."""
+def test_queries_of_128_channels_choose_by_what_they_see():
+    """On lines of one term between two kernels of one shape; of several, or of listed tokens, a narrower one."""
     own = Problem(1, 8, 8, 16384, 16384, 128, 128, "bfloat16", "cuda")
-    wide = Tiling(128, 64, 8, 3)
-    assert wide in menu("dkdv", own, plain=True)
-    assert wide not in menu("dkdv", replace(own, kv_heads=2), plain=True)
-    assert wide not in menu("dkdv", replace(own, d=64, dv=64), plain=True)
-    assert wide not in menu("dkdv", own, gpu=GPUS["a100"], plain=True)
-    for pattern, plain in (
-        (weft.causal() & weft.window(left=900), True),
-        (weft.longformer(900, global_tokens=9), False),
-        (weft.causal() & weft.documents([9000, 7384]), False),
-        (weft.causal() & weft.global_tokens([5, 99], rows=False), False),
+    narrow, loop = Tiling(64, 32, 4, 3), Tiling(64, 64, 4, 3)
+    for pattern, expected in (
+        (weft.causal() & weft.window(left=900), loop),
+        (weft.causal() & weft.documents([9000, 7384]), loop),
+        (weft.longformer(900, global_tokens=9), narrow),
+        (weft.causal() & weft.global_tokens([5, 99], rows=False), narrow),
     ):
-        rows = [(share.plan.acsr, 1) for share in plan_attention(pattern, own, GPU).transposed]
-        assert (wide in offered("dkdv", rows, own, GPU)) == plain
+        rows = rows_of(plan_attention(pattern, own, GPU), "dq")
+        assert offered("dq", rows, own, GPU) == (usual("dq", own), expected)
 
 
 def test_rows_of_several_terms_may_take_wide_tiles():
@@ -102,9 +98,9 @@ def test_rows_of_several_terms_may_take_wide_tiles():
     small, large = Problem(1, 12, 12, 24639, 24639, 64, 64), Problem(4, 12, 12, 16384, 16384, 64, 64)
     small, large = (replace(one, dtype="bfloat16", device="cuda") for one in (small, large))
     wide = Tiling(64, 128, 4, 3)
-    assert wide in menu("forward", small, several=True)
+    assert wide in menu("forward", small, terms="several")
     assert wide not in menu("forward", small)
-    assert wide not in menu("forward", replace(small, d=128, dv=128), several=True)
+    assert wide not in menu("forward", replace(small, d=128, dv=128), terms="several")
     assert plan_attention(weft.longformer(85, global_tokens=109), small, GPU).candidate("forward").tilings == (wide,)
     chosen = plan_attention(weft.longformer(512, global_tokens=64), large, GPU).candidate("forward").tilings
     assert chosen and wide not in chosen

@@ -88,7 +88,7 @@ def test_kernels_of_one_structure(name):
     for direction in ("forward", "dq", "dkdv"):
         here = [spec.name for spec in found if spec.direction == direction]
         assert here, f"nothing is launched for {direction}"
-        choices = len(menu(direction, STRUCTURES[name][0].problem(), several=True))
+        choices = len(menu(direction, STRUCTURES[name][0].problem(), terms="several"))
         assert len(here) <= choices * MOST.get(name, 1), here
 
 

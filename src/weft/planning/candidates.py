@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product as cartesian
+from typing import Literal, get_args
 
 from weft.acsr.format import BLOCK
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction, Tiling, chunks
 from weft.target import GPU, Gpu, Target
 
+# The terms of rows: of any of them several; lists of tokens in any; else one.
+Terms = Literal["one", "several", "listed"]
 THREADS = 32  # of a warp
 MOST_REGISTERS = 255  # of a thread
 # Of what is counted, the most that Triton 3.6 and 3.7 compile, D=64 to 256. Rows of queries stay in registers;
@@ -80,13 +83,10 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
 
 
 def menu(
-    direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU, several: bool = False, plain: bool = False
-) -> tuple[Tiling, ...]:
+    direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU, terms: Terms = "one"
+) -> tuple[Tiling, ...]:  # fmt: skip
     """What a call chooses from: the usual tiling, and others where that one is not good at short runs or at long.
 
-    several: of rows of several terms, as tokens that all see are one: in a small problem the few rows that see all may
-    outlast the others, and wide tiles are fewer in turn; none of listed tokens, whose kernel spills in its loop. plain:
-    of rows of one term on a line, whose bounds are formulas: of others wide tiles of keys were hardly measured.
     Every entry is a kernel more that a structure may compile. A card without room for the usual one gets a smaller one.
     """
 
@@ -98,37 +98,47 @@ def menu(
         return (next(filter(fits, SMALLER), SMALLER[-1]),)
     if problem.dtype == "float32":
         return (first,)
-    if direction == "forward":
-        more = _other_forwards(problem, several, gpu) if rank == 1 else ()
-    else:
-        more = _other_gradients(direction, problem, gpu, rank == 1, plain)
-    return (first, *filter(fits, more))
+    others = {"forward": _other_forwards, "dq": _others_of_queries, "dkdv": _others_of_keys}[direction]
+    return (first, *filter(fits, others(problem, gpu, rank == 1, terms)))
 
 
-def _other_forwards(problem: Problem, several: bool, gpu: Gpu) -> tuple[Tiling, ...]:
-    """What a forward on a line is offered beside the usual tiling."""
+def _other_forwards(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
+    """What a forward is offered beside the usual tiling.
+
+    Of several terms, as tokens that all see are one: in a small problem the few rows that see all may outlast the
+    others, and wide tiles are fewer in turn; none of listed tokens, whose kernel spills in its loop.
+    """
     wide = max(problem.d, problem.dv)
     if wide <= 64:
-        return (Tiling(64, 128, 4, 3),) if several else ()
-    return (Tiling(64, 32, 4, 3),) if 96 < wide <= 128 and held(problem, gpu) else ()  # for short runs
+        return (Tiling(64, 128, 4, 3),) * (line and terms == "several")
+    return (Tiling(64, 32, 4, 3),) * (line and 96 < wide <= 128 and held(problem, gpu))  # for short runs
 
 
-def _other_gradients(
-    direction: Direction, problem: Problem, gpu: Gpu, line: bool, plain: bool
-) -> tuple[Tiling, ...]:  # fmt: skip
-    """What a gradient is offered beside the usual tiling; nothing where that one is good throughout."""
+def _others_of_queries(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
+    """What dQ is offered: narrow tiles for short runs; of several terms, whose longest program may outlast the others,
+    more of them under way.
+    """
     wide = max(problem.d, problem.dv)
     if wide <= 64:
-        return (Tiling(64, 32, 4, 3, 128, apart=line) if direction == "dq" else Tiling(64, 64, 4, 3, apart=line),)
+        longest = (Tiling(64, 64, 4, 4, apart=True),) * (line and terms == "several")
+        return Tiling(64, 32, 4, 3, 128, apart=line), *longest
     if not 96 < wide <= 128:
         return ()
     if not held(problem, gpu):
-        return (Tiling(128, 64, 8, 3, apart=True),) if line and direction == "dq" else ()
-    short_runs, long_runs = Tiling(64, 32, 4, 3), Tiling(128, 64, 8, 3)
-    if direction == "dq":
-        return (short_runs if line else Tiling(64, 64, 4, 3),)
-    # a walk over the heads of a group would spill more in its loop, and was not measured
-    return (short_runs,) * line + (long_runs,) * (problem.group == 1 and (plain or not line))
+        return (Tiling(128, 64, 8, 3, apart=True),) * line
+    return (Tiling(64, 64, 4, 3) if terms == "one" or not line else Tiling(64, 32, 4, 3),)
+
+
+def _others_of_keys(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
+    """What dK and dV are offered. Wide tiles on grids alone: on lines they take 0.93 to 1.18 of the time, which rates
+    do not tell (benchmarks/notes/triton.md); nor where heads share keys, whose walk would spill in its loop.
+    """
+    wide = max(problem.d, problem.dv)
+    if wide <= 64:
+        return (Tiling(64, 64, 4, 3, apart=line),)
+    if not (96 < wide <= 128 and held(problem, gpu)):
+        return ()
+    return (Tiling(64, 32, 4, 3),) if line else (Tiling(128, 64, 8, 3),) * (problem.group == 1)
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:
@@ -141,7 +151,7 @@ def in_one(problem: Problem, rank: int) -> Tiling | None:
 
 def legal(direction: Direction, problem: Problem, rank: int, gpu: Gpu) -> tuple[Tiling, ...]:
     """Every tiling that the card has room for, and what is offered; no axis is apart on grids."""
-    found = dict.fromkeys(menu(direction, problem, rank, gpu, several=True, plain=True))
+    found = dict.fromkeys(one for terms in get_args(Terms) for one in menu(direction, problem, rank, gpu, terms))
     for tiling in _all(direction, rank, always_apart(direction, problem, gpu)):
         takes = footprint(direction, problem, tiling, gpu)
         if takes.shared <= gpu.shared and takes.registers <= MOST_REGISTERS:

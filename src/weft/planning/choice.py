@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from weft.acsr.format import Acsr
-from weft.pattern.bounds import Stair
-from weft.planning.candidates import in_one, legal, menu, of_blocks, shared_of
+from weft.planning.candidates import Terms, in_one, legal, menu, of_blocks, shared_of
 from weft.planning.cost import Cost, adding, converting, cost, in_memory, in_turn
 from weft.planning.device import plan_for_device
 from weft.planning.planner import plan_tiles
@@ -162,12 +161,14 @@ def backward_in_one(
 
 def offered(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
     """What a call with such rows chooses from: see `menu`."""
-    several = any(len(acsr.terms) > 1 for acsr, _ in rows)
+    return menu(direction, problem, rank_of(rows), gpu, _terms_of(rows))
+
+
+def _terms_of(rows: Rows) -> Terms:
     terms = [term for acsr, _ in rows for term in acsr.terms]
-    listed = any(not (term.rows.is_every and term.keys.is_every) for term in terms)
-    bounds = [bound for term in terms for axis in term.axes for bound in (*axis.lower, *axis.upper)]
-    plain = not (several or listed) and all(isinstance(bound, Stair) for bound in bounds)
-    return menu(direction, problem, rank_of(rows), gpu, several and not listed, plain)
+    if not all(term.rows.is_every and term.keys.is_every for term in terms):
+        return "listed"
+    return "several" if any(len(acsr.terms) > 1 for acsr, _ in rows) else "one"
 
 
 def rank_of(rows: Rows) -> int:
