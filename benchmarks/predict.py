@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from prediction.measure import Row, measure, read, works_of  # noqa: E402
-from prediction.problems import JUDGED, core, drawn, fitted  # noqa: E402
+from prediction.problems import core, drawn, fitted  # noqa: E402
 
 from weft.planning.candidates import resident  # noqa: E402
 from weft.planning.cost import merging, waiting  # noqa: E402
@@ -164,7 +164,7 @@ def _judge(raw: Path | None, target: str, device: str, versions: str, seed: str)
         kept = [row for row in table.read(rows) if row.direction not in again] if rows.exists() else []
         table.write(rows, [*kept, *new])
         facts = json.loads(said.read_text()) if said.exists() else {"kernels": {}}
-        facts |= {"file": rows.name, "device": device, "drawn": str(JUDGED)}
+        facts |= {"file": rows.name, "device": device}
         facts["kernels"] |= {way: {"seed": seed or commit_of_rates(), "versions": versions} for way in sorted(again)}
         said.write_text(json.dumps(facts, indent=1) + "\n")
     found = table.judged(table.read(rows), GPUS[target])

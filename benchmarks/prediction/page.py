@@ -23,17 +23,18 @@ WAYS = {"forward": "forward", "dq": "dQ", "dkdv": "dK and dV", "backward": "back
 
 def page(found: Sequence[Judged], gpu: Gpu, facts: dict[str, Any], folder: Path) -> str:
     """The text; the plots are drawn into `folder`, as the page names them. facts: the file and the device of the rows,
-    how many problems are `drawn`, and for each of the `kernels` the seed and the versions.
+    and for each of the `kernels` the seed and the versions.
     """
     _draw(found, folder / f"prediction-{gpu.name}.svg")
     _roofline(found, gpu, folder / f"prediction-{gpu.name}-roofline.svg")
+    drawn = len({one.case for one in found} - set(core()))
     candidates = [len(one.measured) for one in found if one.direction != "backward"]
     bar = f"{BARS['median']:.0%} | {BARS['p90']:.0%} | {BARS['rank']} | {BARS['choice']} ({BARS['worst']})"
     table = [*(_line(way, [one for one in found if one.direction == way]) for way in WAYS), f"| bar | | {bar} |"]
     kernels = [(way, facts["kernels"][way]) for way in WAYS if way in facts["kernels"]]
     seeds = [f"| {WAYS[way]} | `{said['seed']}` | {said['versions']} |" for way, said in kernels]
     return TEMPLATE.read_text().format(
-        **facts, seeds="\n".join(seeds), name=gpu.name, fewest=min(candidates), most=max(candidates),
+        **facts, drawn=drawn, seeds="\n".join(seeds), name=gpu.name, fewest=min(candidates), most=max(candidates),
         table="\n".join(table), core="\n".join(_core(found)), worst="\n".join(_worst(found)),
     )  # fmt: skip
 
