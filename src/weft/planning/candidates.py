@@ -130,7 +130,7 @@ def _others_of_queries(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> 
 
 
 def _others_of_keys(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
-    """What dK and dV are offered. Wide tiles on grids alone: on lines they take 0.93 to 1.18 of the time, which rates
+    """What dK and dV are offered. Wide tiles on grids alone: on lines they take 0.93 to 1.39 of the time, which rates
     do not tell (benchmarks/notes/triton.md); nor where heads share keys, whose walk would spill in its loop.
     """
     wide = max(problem.d, problem.dv)
