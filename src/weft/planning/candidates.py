@@ -131,11 +131,12 @@ def _others_of_queries(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> 
 
 def _others_of_keys(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
     """What dK and dV are offered. Wide tiles on grids alone: on lines they take 0.93 to 1.39 of the time, which rates
-    do not tell (benchmarks/notes/triton.md); nor where heads share keys, whose walk would spill in its loop.
+    do not tell, and over several terms up to D=64 nearly always more (benchmarks/notes/triton.md); nor where heads
+    share keys, whose walk would spill in its loop.
     """
     wide = max(problem.d, problem.dv)
     if wide <= 64:
-        return (Tiling(64, 64, 4, 3, apart=line),)
+        return (Tiling(64, 64, 4, 3, apart=line),) * (not line or terms != "several")
     if not (96 < wide <= 128 and held(problem, gpu)):
         return ()
     return (Tiling(64, 32, 4, 3),) if line else (Tiling(128, 64, 8, 3),) * (problem.group == 1)
