@@ -64,8 +64,8 @@ def _replaced(value: Any, seen: dict[int, Any]) -> Any:
     elif isinstance(value, types.FunctionType):
         made = _copied(value, seen)
     elif isinstance(value, types.MethodType):
-        owner, function = _replaced(value.__self__, seen), _replaced(value.__func__, seen)
-        if (owner, function) != (value.__self__, value.__func__):
+        owner, function = _owner(value.__self__, seen), _replaced(value.__func__, seen)
+        if owner is not value.__self__ or function is not value.__func__:
             made = types.MethodType(function, owner)
     elif isinstance(value, functools.partial):
         made = _partial(value, seen)
@@ -77,6 +77,15 @@ def _replaced(value: Any, seen: dict[int, Any]) -> Any:
         made = _object(value, seen)
     seen[id(value)] = made
     return made
+
+
+def _owner(value: Any, seen: dict[int, Any]) -> Any:
+    """What a method belongs to, which need not be callable itself."""
+    if isinstance(value, type) or not hasattr(value, "__dict__") or id(value) in seen:
+        return _replaced(value, seen)
+    seen[id(value)] = value
+    seen[id(value)] = _object(value, seen)
+    return seen[id(value)]
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -92,7 +101,8 @@ def _partial(value: functools.partial[Any], seen: dict[int, Any]) -> Any:
 def _object(value: Any, seen: dict[int, Any]) -> Any:
     """A callable object with its arrays replaced, where it has any and can be copied so."""
     fresh = {key: _replaced(x, seen) for key, x in vars(value).items()}
-    if all(x is vars(value)[key] for key, x in fresh.items()):
+    own = any("__new__" in vars(one) for one in type(value).__mro__[:-1])  # which nobody can make without its arguments
+    if own or all(x is vars(value)[key] for key, x in fresh.items()):
         return value
     made = object.__new__(type(value))
     made.__dict__.update(fresh)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from weft.recognition.operations import LIMITS, cast, operand, operation, twin
-from weft.recognition.tracer import Trace, Traced, UntraceableError
+from weft.recognition.tracer import Dtype, Trace, Traced, UntraceableError
 
 TORCH = {"device", "non_blocking", "memory_format", "layout", "requires_grad", "pin_memory"}  # change no value
 NUMPY = {"order", "subok", "casting"}
@@ -21,7 +21,7 @@ def _to(trace: Trace, x: Any, *args: Any, copy: bool = False, **options: Any) ->
     if not args and not name:
         raise UntraceableError("a conversion to nothing")
     x = operand(trace, x)
-    return cast(trace, x, name or x.dtype) if copy else _converted(trace, x, name or x.dtype)
+    return cast(trace, x, name or x.kind) if copy else _converted(trace, x, name or x.kind)
 
 
 @operation("astype")
@@ -36,10 +36,10 @@ def _astype(trace: Trace, x: Any, dtype: Any, *args: Any, copy: bool = True, **o
 
 def _converted(trace: Trace, x: Traced, dtype: str) -> Traced:
     """x itself if that is its dtype. A value said to have a narrow one may have a wider one, so that nobody knows."""
-    if dtype == x.dtype and dtype not in LIMITS:
+    if dtype == x.kind and dtype not in LIMITS:
         return x
     found = cast(trace, x, dtype)
-    return twin(x, found) if x.dtype in LIMITS and dtype != "bool" else found
+    return twin(x, found) if x.kind in LIMITS and dtype != "bool" else found
 
 
 def _asked(values: tuple[Any, ...]) -> str:
@@ -54,8 +54,8 @@ def _require_known(options: dict[str, Any], known: set[str]) -> None:
 
 def _dtype_name(value: Any) -> str:
     """ "bool", "int64", ... for a dtype of torch or numpy, its name, or what has one; "" for what is no dtype."""
-    if isinstance(value, Traced):
-        return value.dtype
+    if isinstance(value, (Traced, Dtype)):
+        return value.kind
     text = value if isinstance(value, str) else str(getattr(value, "dtype", value))
     if text.startswith("torch."):
         return text.removeprefix("torch.")
@@ -90,7 +90,7 @@ def _filled(trace: Trace, x: Any, *args: Any, dtype: Any = None, **options: Any)
     if any(tuple(s) for s in size):
         raise UntraceableError("a new array with axes")
     x = operand(trace, x)
-    return cast(trace, operand(trace, value), x.dtype if dtype is None else _dtype_name(dtype))
+    return cast(trace, operand(trace, value), x.kind if dtype is None else _dtype_name(dtype))
 
 
 @operation("new_ones", "ones_like")

@@ -45,7 +45,7 @@ class Manner:
         return nullcontext() if self.torch or "torch" not in sys.modules else _tensors()[1]()
 
 
-def _every_manner() -> list[Manner]:
+def every_manner() -> list[Manner]:
     """Arrays first, those of torch first where it is loaded."""
     libraries = [True, False] if "torch" in sys.modules else [False]
     return [Manner(torch, single) for single, torch in product((False, True), libraries)]
@@ -77,13 +77,13 @@ def _agreed(
     function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], found: BitRows, asked: Manner
 ) -> None:
     """Raise if another manner, arrays or single numbers of either library, answers otherwise at some pairs."""
-    for manner in _every_manner():
+    for manner in every_manner():
         q, k = (_samples(length, SAMPLES[manner.single]) for length in (found.m, found.n))
         mine = found.dense(q)[:, k]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what is not used
-                other = _block(function, names, at, (q[:, None], k[None]), manner)
+                other = block(function, names, at, (q[:, None], k[None]), manner)
         except Exception:  # it does not work in this manner, which nobody needs
             continue
         if (other != mine).any():
@@ -116,7 +116,7 @@ def _rows(
     step = max(1, PAIRS_A_STRIP // max(1, n))
     for first in range(0, m, step):
         queries = np.arange(first, min(first + step, m), dtype=np.int64)[:, None]
-        words[first : first + step] = BitRows.pack(_block(function, names, at, (queries, keys), manner)).words
+        words[first : first + step] = BitRows.pack(block(function, names, at, (queries, keys), manner)).words
     return BitRows(words, n)
 
 
@@ -133,13 +133,13 @@ def _manners(function: Callable[..., Any], names: tuple[str, ...], at: dict[str,
     q, k = np.arange(min(m, 2), dtype=np.int64)[:, None], np.arange(min(n, 3), dtype=np.int64)[None]
     failures: list[Exception] = []
     found: list[Manner] = []
-    for manner in _every_manner():
+    for manner in every_manner():
         if manner.single and found and not found[0].single:
             return found
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what does not work and is not used
-                _block(function, names, at, (q, k), manner)
+                block(function, names, at, (q, k), manner)
             found.append(manner)
         except Exception as error:  # whatever the function raises
             failures.append(error)
@@ -161,7 +161,7 @@ def used_by(function: Callable[..., Any], names: tuple[str, ...]) -> dict[str, l
     return trace.used
 
 
-def _block(
+def block(
     function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], pairs: tuple[Any, Any], manner: Manner
 ) -> np.ndarray:
     """(rows, keys) booleans."""

@@ -18,6 +18,7 @@ from weft.recognition import conversions, names, pieces, tables
 from weft.recognition.bitrows import BitRows
 from weft.recognition.capture import indices, name_of, watched
 from weft.recognition.evaluate import not_boolean, rows_of, used_by
+from weft.recognition.executed import otherwise
 from weft.recognition.forms import Always, Formula
 from weft.recognition.lower import Size, lower
 from weft.recognition.mask import described, spread
@@ -26,7 +27,7 @@ from weft.recognition.periodic import NoFormError
 from weft.recognition.remember import remembering
 from weft.recognition.result import Recognized
 from weft.recognition.rows import in_rows
-from weft.recognition.tables import Reads, reads
+from weft.recognition.tables import Reads, reads, same_kind
 from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Traced, note
 
 HERE = Path(__file__).parent
@@ -34,7 +35,7 @@ LIBRARIES = {"numpy", "torch"}
 KNOWN = (conversions, tables)  # imported for the operations that they enter
 MAX_TERMS = 4096  # conjunctions that a closed form may fall into
 RETRIES = 8  # tables of different lengths that are met one after the other
-Run = tuple[Trace, Reads | None, Formula]  # finished, with what it read and what came of it
+KINDS = 16  # kinds of reads that rows and heads are found again by
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ def recognize_function(
 
     The function is called with objects that stand for int64 indices. What it makes of them is rewritten by identities,
     which proves the pattern at every length; a function that reads a table proves the lengths of the table only, and
-    its pattern raises LengthError at others unless generalize=True. Where the trace ends the function is evaluated
-    at size=(M, N). batch, heads: how many batch rows and heads there are, if the function tells them apart.
+    its pattern raises LengthError at others unless generalize=True. The function is also executed at some pairs, and
+    what it answers otherwise there is no closed form. Where the trace ends it is evaluated at size=(M, N). The pattern
+    keeps what tables say now; recognize again what changes. batch, heads: how many batch rows and heads there are, if
+    the function tells them apart.
     """
     asked = Asked(function, indices(function), _checked_size(function, size), batch, heads)
     for name, count in (("batch", batch), ("heads", heads)):
@@ -115,6 +118,10 @@ def _symbolic(asked: Asked, generalize: bool) -> Recognized:
         raise NoFormError(f"it falls into up to {most} terms")
     pattern = spread(list(patterns), which)
     pattern = pattern if size.square else pattern.aligned("top-left")
+    batch, heads = (which.shape[i] if name in asked.names else 1 for i, name in enumerate("bh"))
+    unlike = otherwise(asked.function, asked.names, pattern, (size.m, size.n), (batch, heads))
+    if unlike:
+        raise NoFormError(f"{unlike}, and traced otherwise")
     why = f"closed form, by rewriting what {name_of(asked.function)} computes"
     if trace.m is not None or trace.n is not None:
         pattern, why = _bound_to(pattern, size, why, generalize)
@@ -139,18 +146,62 @@ def _formulas(asked: Asked, function: Callable[..., Any], trace: Trace) -> np.nd
             return together
         trace = Trace(trace.m, trace.n, lines=trace.lines, alone=True)
         first = _formula(asked, function, trace)
-    return _each(asked, function, [(trace, reads(trace, trace.at), first)])
+    return _each(asked, function, trace, first)
 
 
-def _each(asked: Asked, function: Callable[..., Any], done: list[Run]) -> np.ndarray:
+class Done:
+    """The formulas of finished runs, found again by batch row and head, or by what a run for them would read.
+
+    Runs that read the same tables at the same places are of one kind. Only some kinds are looked through: a function
+    that makes its tables anew has one for each run.
+    """
+
+    def __init__(self) -> None:
+        self.runs: list[Trace] = []
+        self.at: dict[tuple[int, ...], Formula] = {}
+        self.kinds: list[tuple[Trace, dict[bytes, list[tuple[Reads, Formula]]]]] = []
+
+    def add(self, run: Trace, formula: Formula) -> Formula:
+        self.runs.append(run)
+        self.at[tuple(run.at.values())] = formula
+        read = reads(run, run.at)
+        if read is not None:
+            known = next((known for first, known in self.kinds if same_kind(first, run)), None)
+            if known is None:
+                known = {}
+                self.kinds += [(run, known)] if len(self.kinds) < KINDS else []
+            known.setdefault(read.some, []).append((read, formula))
+        return formula
+
+    def find(self, at: dict[str, int]) -> Formula | None:
+        """The formula of a batch row and head; None if nothing done is known to be the same."""
+        found = self.at.get(tuple(at.values()))
+        for first, known in self.kinds if found is None else ():
+            read = reads(first, at)
+            alike = () if read is None else known.get(read.some, ())
+            found = next((formula for other, formula in alike if other.same(read)), None)
+            if found is not None:
+                self.at[tuple(at.values())] = found
+                break
+        return found
+
+
+def _each(asked: Asked, function: Callable[..., Any], first: Trace, formula: Formula) -> np.ndarray:
     """The formulas of all batch rows and heads, after a first run. Any later run may be the first to look at h."""
     used: dict[str, list[int]] = {}
-    _enter(used, done[0][0].used)
+    _enter(used, first.used)
+    done = Done()
+    done.add(first, formula)
     while True:
-        formulas, before = np.empty(_counts(asked, used), object), len(done)
+        formulas, before = np.empty(_counts(asked, used), object), len(done.runs)
         for index in np.ndindex(*formulas.shape):
-            formulas[index] = _of_row(asked, function, done, dict(zip("bh", index, strict=True)))
-        new = [_enter(used, run.used) for run, _, _ in done[before:]]
+            at = dict(zip("bh", index, strict=True))
+            found = done.find(at)
+            if found is None:
+                run = first.run_for(at)
+                found = done.add(run, _formula(asked, function, run))
+            formulas[index] = found
+        new = [_enter(used, run.used) for run in done.runs[before:]]
         if not any(new):
             return formulas
 
@@ -187,17 +238,6 @@ def _once_each(run: Trace, rows: list[dict[str, int]], found: list[Formula]) -> 
         if same is None and read is not None:
             done.append((read, formula))
         yield formula if same is None else same
-
-
-def _of_row(asked: Asked, function: Callable[..., Any], done: list[Run], at: dict[str, int]) -> Formula:
-    """The formula of one batch row and head, by a run of its own unless one that is done read the same."""
-    for run, read, formula in done:
-        if run.at == at or (read is not None and read.same(reads(run, at))):
-            return formula
-    run = done[0][0].run_for(at)
-    formula = _formula(asked, function, run)
-    done.append((run, reads(run, at), formula))
-    return formula
 
 
 def _formula(asked: Asked, function: Callable[..., Any], trace: Trace) -> Formula:
@@ -293,6 +333,19 @@ class LookedAtError(Exception):
         self.used = used
 
 
+def _needed(asked: Asked, at: dict[str, Any], unseen: dict[str, Traced]) -> dict[str, list[int]]:
+    """Which of b and h the function needs as numbers, where it fails without and does not tell."""
+    assert asked.size is not None  # the caller has seen to that
+    rows_of(asked.function, asked.names, at, *asked.size)  # says what is wrong, if something else is
+    found: dict[str, list[int]] = {}
+    for name, value in unseen.items():
+        try:
+            rows_of(asked.function, asked.names, {**at, name: value}, *asked.size)
+        except InputError:
+            found[name] = []
+    return found or {name: [] for name in unseen}
+
+
 def _slices(asked: Asked, used: dict[str, list[int]], counts: list[int]) -> Iterator[BitRows]:
     """Every batch row and head. What no pair looked at so far is a traced value, which tells when one does."""
     assert asked.size is not None  # the caller has seen to that
@@ -305,9 +358,7 @@ def _slices(asked: Asked, used: dict[str, list[int]], counts: list[int]) -> Iter
         except InputError:
             if not unseen:
                 raise
-            if not trace.used:
-                rows_of(asked.function, asked.names, at, *asked.size)  # says what is wrong, if something is
-            raise LookedAtError(trace.used or {name: [] for name in unseen}) from None
+            raise LookedAtError(trace.used or _needed(asked, at, unseen)) from None
         if trace.used:
             raise LookedAtError(trace.used)
         yield rows

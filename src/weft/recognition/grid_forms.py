@@ -9,6 +9,7 @@ from math import lcm
 
 import numpy as np
 
+from weft.errors import LengthError
 from weft.pattern import algebra as ops
 from weft.pattern import composites
 from weft.pattern import library as lib
@@ -16,7 +17,7 @@ from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF
 from weft.pattern.leaves import Affine
 from weft.pattern.relation import Relation
-from weft.recognition import forms, grids, spell
+from weft.recognition import forms, grids, pieces, spell
 from weft.recognition.bitrows import BitRows
 from weft.recognition.folds import folded
 from weft.recognition.forms import All, Always, Atom, Cell, Formula, Side, Some
@@ -132,7 +133,7 @@ def _product(rows: tuple[Formula, ...], places: tuple[Formula, ...], width: int,
     outer_size = Size(size.m // width, size.n // width)  # type: ignore[operator]
     if outer_size == Size(1, 1):  # a single row: only its places are left to tell apart
         alone = forms.truth(forms.both(*rows), np.zeros(1, np.int64), np.zeros(1, np.int64))
-        return inner if alone[0] else lib.nothing()
+        return _of_one_row(inner if alone[0] else lib.nothing(), width)
     outer = _axis(tuple(_cut(part, outer_size) for part in rows), outer_size)
     axes, shape = [outer], [outer_size.m]
     if isinstance(inner, ops.Call) and inner.name in ("product", "neighborhood"):
@@ -143,6 +144,15 @@ def _product(rows: tuple[Formula, ...], places: tuple[Formula, ...], width: int,
     if size.square and all(isinstance(axis, ops.Call) and axis.name == "neighborhood" for axis in axes):
         return grids.neighborhood([a for axis in axes for a in grids.axes_in(dict(axis.args))])  # type: ignore[attr-defined]
     return composites.product(axes, shape, None if size.square else [outer_size.n, *shape[1:]])
+
+
+def _of_one_row(inner: Pattern, width: int) -> Pattern:
+    """The pattern of a grid's only row, for its length alone: more tokens would have more rows."""
+    try:
+        inner.check(2 * width, 2 * width, "")
+    except LengthError:  # it says so itself
+        return inner
+    return pieces.sized(inner, width, width)
 
 
 def _axes_of(inner: ops.Call) -> tuple[list[Pattern], list[int]]:
@@ -175,6 +185,7 @@ def _axis(parts: tuple[Formula, ...], size: Size) -> Pattern:
         if max(size.m or 0, size.n or 0) > MAX_AXIS:
             raise
         return _searched(formula, size)
+    found = pieces.unsized(found, size.m or 0, size.n or 0)  # an axis has no other lengths
     axis = _neighbors(found, size.m or 0) if size.square else None
     return grids.neighborhood([axis]) if axis else found
 

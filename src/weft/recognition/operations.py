@@ -15,7 +15,8 @@ from weft.recognition.periodic import LARGEST
 from weft.recognition.tracer import Trace, Traced, UntraceableError, beside, condition, flat, known, note, number
 
 LIMITS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(1 << 15), (1 << 15) - 1),
-          "uint16": (0, (1 << 16) - 1), "int32": (-(1 << 31), (1 << 31) - 1), "uint32": (0, (1 << 32) - 1)}  # fmt: skip
+          "uint16": (0, (1 << 16) - 1), "int32": (-(1 << 31), (1 << 31) - 1), "uint32": (0, (1 << 32) - 1),
+          "uint64": (0, INF)}  # fmt: skip
 AUGMENTED = {f"__i{name}__" for name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow", "matmul",
                                          "and", "or", "xor", "lshift", "rshift")}  # fmt: skip
 OPERATIONS: dict[str, Callable[..., Any]] = {}
@@ -42,18 +43,23 @@ def _changed(trace: Trace, name: str, args: tuple[Any, ...], options: dict[str, 
     found = _result(trace, name, args, options)
     if x.is_condition and not found.is_condition:
         raise UntraceableError(f"`{name}`, which writes numbers into a condition")
-    return x.become(found if found.dtype == x.dtype else cast(trace, found, x.dtype))
+    return x.become(found if found.kind == x.kind else cast(trace, found, x.kind))
 
 
 def _result(trace: Trace, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    plain = name.strip("_")
-    function = OPERATIONS.get(plain.removeprefix("i") if name in AUGMENTED else plain)
+    function = function_of(name)
     if function is None:
         raise UntraceableError(f"`{name}`")
     try:
         return function(trace, *args, **options)
     except TypeError as error:
         raise UntraceableError(f"`{name}` with these arguments ({error})") from None
+
+
+def function_of(name: str) -> Callable[..., Any] | None:
+    """The operation that a function or a method of that name is, in place or not."""
+    plain = name.strip("_")
+    return OPERATIONS.get(plain.removeprefix("i") if name in AUGMENTED else plain)
 
 
 def _look_at(args: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -121,9 +127,9 @@ def together(trace: Trace, *values: Any) -> list[Traced]:
 
 def _dtype(values: tuple[Traced, ...]) -> str:
     """The narrowest dtype the result may have. torch and numpy may take a wider one; what fits here fits there."""
-    if any(x.dtype == "int64" and known(x) is None for x in values):
+    if any(x.kind == "int64" and known(x) is None for x in values):
         return "int64"
-    narrow = [x.dtype for x in values if x.dtype in LIMITS]
+    narrow = [x.kind for x in values if x.kind in LIMITS]
     return min(narrow, key=lambda name: LIMITS[name][1]) if narrow else "int64"
 
 
@@ -181,7 +187,7 @@ def _mul(trace: Trace, x: Any, y: Any) -> Traced:
         return _and(trace, x, y)
     for a, b in ((x, y), (y, x)):
         if a.is_condition:  # c * y is y where c holds, else 0
-            return Traced(trace, forms.where(condition(a), number(b), trace.constant(0)), b.dtype or "int64")
+            return Traced(trace, forms.where(condition(a), number(b), trace.constant(0)), b.kind or "int64")
     return _fitting(trace, forms.each(number(x), number(y), forms.multiplied), x, y)
 
 
@@ -199,7 +205,7 @@ def _same(trace: Trace, x: Any) -> Traced:
 @operation("clone", "copy")
 def _copy(trace: Trace, x: Any) -> Traced:
     x = operand(trace, x)
-    return Traced(trace, x.form, x.dtype)
+    return Traced(trace, x.form, x.kind)
 
 
 @operation("positive")
@@ -222,7 +228,7 @@ def _floor_divide(trace: Trace, x: Any, y: Any) -> Traced:
     """x // c; for c < 0 it is (-x) // -c."""
     (x, _), c = together(trace, x, y), _divisor(trace, y)
     form = number(x) if c > 0 else number(_neg(trace, x))
-    return Traced(trace, forms.mapped(Line.floor(abs(c)), form), x.dtype or "int64")
+    return Traced(trace, forms.mapped(Line.floor(abs(c)), form), _of_division(x))
 
 
 @operation("rfloordiv")
@@ -235,7 +241,7 @@ def _remainder(trace: Trace, x: Any, y: Any) -> Traced:
     """x % c, of the sign of c; for c < 0 it is -((-x) % -c)."""
     (x, _), c = together(trace, x, y), _divisor(trace, y)
     form = forms.mapped(Line.modulo(abs(c)), number(x) if c > 0 else number(_neg(trace, x)))
-    found = Traced(trace, form, x.dtype or "int64")
+    found = Traced(trace, form, _of_division(x))
     return found if c > 0 else _neg(trace, found)
 
 
@@ -252,10 +258,18 @@ def _div(trace: Trace, x: Any, y: Any, rounding_mode: Any = None) -> Traced:
 
 
 def _divisor(trace: Trace, y: Any) -> int:
-    c = known(operand(trace, y))
+    y = operand(trace, y)
+    c = known(y)
+    if y.is_condition:  # its result is narrower in one library than in another
+        raise UntraceableError("a division by a condition")
     if not c:
         raise UntraceableError("a division by 0" if c == 0 else "a division by what is not the same for all pairs")
     return c
+
+
+def _of_division(x: Traced) -> str:
+    """The dtype of x // c and x % c, which is a number where x is a condition too."""
+    return "int64" if x.is_condition else x.kind or "int64"
 
 
 @operation("right_shift", "bitwise_right_shift", "rshift")
@@ -275,10 +289,20 @@ def _bits(trace: Trace, y: Any) -> int:
     return count
 
 
+@operation("pow", "power")
+def _pow(trace: Trace, x: Any, y: Any) -> Traced:
+    """Of numbers that are the same for all pairs, such as 2 ** h."""
+    x, y = together(trace, x, y)
+    base, exponent = known(x), known(y)
+    if base is None or exponent is None or not 0 <= exponent < 64 or x.is_condition or y.is_condition:
+        raise UntraceableError("a power")
+    return _fitting(trace, trace.constant(modest(base**exponent)), x, y)
+
+
 @operation("abs", "absolute")
 def _abs(trace: Trace, x: Any) -> Traced:
     x = operand(trace, x)
-    return _where(trace, _lt(trace, x, 0), _neg(trace, x), x)
+    return _copy(trace, x) if x.is_condition else _where(trace, _lt(trace, x, 0), _neg(trace, x), x)
 
 
 @operation("minimum", "fmin")

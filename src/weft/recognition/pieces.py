@@ -18,7 +18,7 @@ from weft.acsr.blocks import Blocks
 from weft.acsr.format import Term
 from weft.acsr.terms import NotAffineError
 from weft.errors import LengthError, PatternError
-from weft.pattern.algebra import Align, Operator, Pattern, Where
+from weft.pattern.algebra import Align, Call, Operator, Pattern, Where
 from weft.pattern.arguments import axes, choice, integer, integers, library
 from weft.pattern.bounds import INF, Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.leaves import Affine, Leaf, Product
@@ -275,6 +275,14 @@ class OnlyAt(Operator):
 def sized(pattern: Pattern, m: int, n: int) -> Pattern:
     """`pattern`, to be used at m queries and n keys only; any other lengths raise LengthError."""
     return OnlyAt(pattern, integer("sized", "m", m, 0), integer("sized", "n", n, 0))
+
+
+def unsized(pattern: Pattern, m: int, n: int) -> Pattern:
+    """What `sized(pattern, m, n)` was made of, for those who know the lengths; any other pattern as it is."""
+    if not (isinstance(pattern, Call) and pattern.name == "sized"):
+        return pattern
+    inner: Pattern = dict(pattern.args)["pattern"]
+    return inner if pattern == sized(inner, m, n) else pattern
 
 
 @build.lower.register

@@ -122,6 +122,12 @@ def _note_read(trace: Trace, table: Any, marks: tuple[Any, ...]) -> None:
         trace.reads.append((table, marks))
 
 
+def same_kind(a: Trace, b: Trace) -> bool:
+    """Whether two runs read the same tables, in the same order and at the same places."""
+    pairs = zip(a.reads, b.reads, strict=False)
+    return len(a.reads) == len(b.reads) and all(x is y and _same_place(i, j) for (x, i), (y, j) in pairs)
+
+
 def _same_place(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
     """Whether two plain indices are equal; those with lists or arrays in them are not looked into."""
     return all(isinstance(x, (str, int, slice)) for x in a + b) and a == b
@@ -293,7 +299,7 @@ def _searchsorted(trace: Trace, table: Any, x: Any, side: Any = None, sorter: An
     if options or sorter is not None or side not in (None, "left", "right") or (right and side == "left"):
         raise UntraceableError("`searchsorted` with these arguments")
     values = as_table(table)
-    if values is None or values.ndim != 1 or not isinstance(x, Traced) or (np.diff(values) < 0).any():
+    if values is None or values.ndim != 1 or not isinstance(x, Traced) or (values[1:] < values[:-1]).any():
         raise UntraceableError("`searchsorted` in what is not a sorted row of integers")
     steps = _steps(values.astype(np.int64), "right" if right or side == "right" else "left")
     found = Traced(trace, forms.mapped(steps, number(operand(trace, x))), "int64")

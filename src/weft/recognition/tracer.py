@@ -6,6 +6,7 @@ nothing is imported. What it does not know ends the trace by an error that names
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -139,28 +140,63 @@ def _ended(what: str) -> Callable[..., Any]:
     return call
 
 
+class Dtype(str):
+    """What a function sees as x.dtype: equal to the dtypes, of torch and of numpy, that `kind` is the name of. A value
+    said to have a narrow one may have a wider one, so that nobody knows.
+    """
+
+    @property
+    def kind(self) -> str:
+        return self[:]
+
+    def __eq__(self, other: object) -> bool:
+        if self.kind not in ("int64", "bool"):
+            raise UntraceableError("a comparison of dtypes")
+        if str(other).startswith("torch."):
+            return str(other) == f"torch.{self.kind}"
+        try:
+            return bool(np.dtype(self.kind) == other)
+        except TypeError:  # what numpy takes for no dtype
+            return False
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        raise UntraceableError("a dtype as a key")
+
+
 class Traced:
-    """A number or a condition over pairs. root: "q", "k", "b" or "h" for an argument of the function itself.
+    """A number or a condition over pairs. kind: the name of its dtype, "" for an int of Python. root: "q", "k", "b" or
+    "h" for an argument of the function itself.
 
     in_rows: in a trace of several rows a number that each of them has; it becomes a function of an index beside one.
     twins: values that are one object with it in one library and copies of it in another. lost: whether a twin was
     changed, so that nobody knows what this is.
     """
 
-    __slots__ = ("dtype", "form", "in_rows", "lost", "root", "trace", "twins")
-    device = "cpu"
+    __slots__ = ("form", "in_rows", "kind", "lost", "root", "trace", "twins")
     shape: tuple[int, ...] = ()
     ndim = 0
 
-    def __init__(self, trace: Trace, form: Number | Formula, dtype: str, root: str = "") -> None:
-        self.trace, self.form, self.dtype, self.root = trace, form, dtype, root
+    def __init__(self, trace: Trace, form: Number | Formula, kind: str, root: str = "") -> None:
+        self.trace, self.form, self.kind, self.root = trace, form, kind, root
         self.in_rows: Ints | None = None
         self.twins: list[Traced] = []
         self.lost = False
 
     @property
     def is_condition(self) -> bool:
-        return self.dtype == "bool"
+        return self.kind == "bool"
+
+    @property
+    def dtype(self) -> Dtype:
+        return Dtype(self.kind)
+
+    @property
+    def device(self) -> Any:
+        torch = sys.modules.get("torch")
+        return torch.device("cpu") if torch else "cpu"
 
     def operate(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """One operation, whoever asked for it."""
@@ -198,14 +234,15 @@ class Traced:
     __and__, __rand__, __iand__ = _operator("bitwise_and"), _operator("bitwise_and"), _operator("__iand__")
     __or__, __ror__, __ior__ = _operator("bitwise_or"), _operator("bitwise_or"), _operator("__ior__")
     __xor__, __rxor__, __ixor__ = _operator("bitwise_xor"), _operator("bitwise_xor"), _operator("__ixor__")
-    __rshift__, __lshift__ = _operator("right_shift"), _operator("left_shift")
+    __rshift__, __rrshift__ = _operator("right_shift"), _operator("right_shift", reflected=True)
+    __lshift__, __rlshift__ = _operator("left_shift"), _operator("left_shift", reflected=True)
     __irshift__, __ilshift__ = _operator("__irshift__"), _operator("__ilshift__")
     __lt__, __le__, __gt__, __ge__ = _operator("lt"), _operator("le"), _operator("gt"), _operator("ge")
     __eq__, __ne__ = _operator("eq"), _operator("ne")
     __hash__ = None  # type: ignore[assignment]
     __float__ = _ended("its value as a float")
     __len__ = __iter__ = _ended("an iteration over it")
-    __pow__ = __rpow__ = _ended("a power")
+    __pow__, __rpow__ = _operator("pow"), _operator("pow", reflected=True)
     __array__ = _ended("a conversion to a numpy array")
     __reduce_ex__ = _ended("a copy by the module copy")
 
@@ -216,6 +253,9 @@ class Traced:
         return self._plain("its value as a plain number (int(), range(), a list index)")
 
     __int__ = __index__
+
+    def item(self) -> int:
+        return self._plain("its value as a plain number (item())")
 
     def _plain(self, use: str) -> int:
         """Its value, which a batch row or a head has in every trace, and what depends on q or k has not."""
@@ -247,8 +287,14 @@ class Traced:
         raise UntraceableError("an assignment to a part of it")
 
     def __getattr__(self, name: str) -> Any:
+        """A method; anything else would be taken for true, or for something that arrays have."""
+        from weft.recognition.operations import function_of
+
         if name.startswith("__"):
             raise AttributeError(name)
+        if function_of(name) is None:
+            note(self)
+            raise UntraceableError(f"`{name}`")
 
         def method(*args: Any, **options: Any) -> Any:
             return self.operate(name, _of_method(name, self, args), options)
@@ -315,7 +361,7 @@ def beside(values: Sequence[Any]) -> list[Any]:
     if all(x.in_rows is None for x in traced):
         return list(values)
     axes = {a for x in traced if isinstance(x.form, tuple) for _, term in x.form for a in term.axis}
-    if not axes or any(x.dtype != "int64" for x in traced):
+    if not axes or any(x.kind != "int64" for x in traced):
         raise UntraceableError(NOT_COMMON)
     return [_on_axis(x, max(axes)) if isinstance(x, Traced) and x.in_rows is not None else x for x in values]
 
@@ -324,7 +370,7 @@ def _on_axis(x: Traced, axis: str) -> Traced:
     """A number of each row as a function of one index."""
     assert x.in_rows is not None  # the caller has seen to that
     x.trace.only_reads &= not x.root
-    return Traced(x.trace, x.trace.on_axis(axis, x.trace.by_row(axis, x.in_rows)), x.dtype)
+    return Traced(x.trace, x.trace.on_axis(axis, x.trace.by_row(axis, x.in_rows)), x.kind)
 
 
 def note(x: Traced, length: int | None = None) -> None:
