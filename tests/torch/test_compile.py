@@ -272,6 +272,30 @@ def test_a_pattern_made_inside_of_a_length_and_one_from_outside():
     assert counter.frame_count == 1
 
 
+def test_a_pattern_from_outside_comes_first():
+    outside = weft.prefix(3)
+    compiled = torch.compile(lambda q, k, v, a: attend(q, k, v, outside | weft.window(left=a)), fullgraph=True,
+                             backend="eager")  # fmt: skip
+    assert torch.equal(compiled(*qkv(20), 2), weft.attention(*qkv(20), outside | weft.window(left=2)))
+
+
+def test_a_pattern_made_inside_and_used_after_the_graph():
+    """Behind a break of the graph, or given away by the function."""
+
+    def broken(q, k, v, a):
+        mask = weft.window(left=a) & weft.causal()
+        torch._dynamo.graph_break()
+        return weft.attention(q, k, v, mask)
+
+    x, expected = qkv(20), weft.window(left=3) & weft.causal()
+    out = weft.attention(*x, expected)
+    assert torch.equal(torch.compile(broken, backend="eager")(*x, 3), out)
+    given = torch.compile(lambda a: weft.window(left=a), backend="eager")(3)
+    for mask in (given & weft.causal(), weft.causal() & given):
+        assert torch.equal(weft.attention(*x, mask), out)
+    assert str(weft.plan(given & weft.causal(), *x)) == str(weft.plan(expected, *x))
+
+
 def test_complement_inside_is_refused():
     """Dynamo does not trace `~` on an object; it says so, and the cure is to write that part outside."""
     compiled = torch.compile(lambda q, k, v: attend(q, k, v, ~weft.window(left=3)), backend="eager", fullgraph=True)

@@ -1,9 +1,12 @@
 """The registered operators: torch's own checks of them, and what is refused by name."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import weft
 from weft.errors import UnsupportedError
@@ -85,6 +88,34 @@ def test_fake_tensors_have_the_shapes_and_strides_of_real_ones(layout, with_lse)
         fakes = OPS.attention(*arguments([mode.from_tensor(x) for x in real], MASK, with_lse))
     for fake, true in zip(fakes, outputs, strict=True):
         assert (fake.shape, fake.stride(), fake.dtype) == (true.shape, true.stride(), true.dtype)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in their mode", "outside of it"])
+def test_attention_of_fake_tensors(inside):
+    """The numbers of a pattern are real, as constants are, and become fake beside them; gradients are fake too."""
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(x).requires_grad_() for x in qkv(9)]
+    with mode if inside else nullcontext():
+        out = weft.attention(*fakes, MASK)
+        gradients = torch.autograd.grad(out.sum(), fakes)
+    for fake, x in zip((out, *gradients), (fakes[0], *fakes), strict=True):
+        assert isinstance(fake, FakeTensor) and fake.shape == x.shape
+
+
+def test_a_pattern_made_beside_fake_tensors_is_a_real_one():
+    with FakeTensorMode():
+        mask = weft.causal() & weft.window(left=2)
+    compiled = torch.compile(lambda q, k, v: weft.attention(q, k, v, mask), fullgraph=True, backend="eager")
+    expected = weft.attention(*qkv(9), weft.causal() & weft.window(left=2))
+    assert torch.equal(compiled(*qkv(9)), expected)
+    assert torch.equal(weft.attention(*qkv(9), mask), expected)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx(mode):
+    x = qkv(9)
+    traced = make_fx(lambda q, k, v: weft.attention(q, k, v, MASK), tracing_mode=mode)(*x)
+    assert torch.equal(traced(*x), weft.attention(*x, MASK))
 
 
 def test_the_record_is_read_when_the_operator_runs():

@@ -50,7 +50,9 @@ def keep(pattern: Any) -> None:
     guards in inference mode.
     """
     if tracer is not None and not tracing() and "numbers" in pattern.__dict__:
-        pattern.__dict__["tensor"] = tracer.tensor_of(pattern.numbers)
+        found = tracer.tensor_of(pattern.numbers)
+        if found is not None:
+            pattern.__dict__["tensor"] = found
 
 
 def column(values: Any) -> Any:

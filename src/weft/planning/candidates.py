@@ -12,7 +12,7 @@ from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction, Tiling, chunks
 from weft.target import GPU, Gpu, Target
 
-# The terms of rows: of any of them several; lists of tokens in any; else one.
+# What terms rows have: lists of tokens in some; several in some; else one.
 Terms = Literal["one", "several", "listed"]
 THREADS = 32  # of a warp
 MOST_REGISTERS = 255  # of a thread
@@ -115,8 +115,8 @@ def _other_forwards(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tup
 
 
 def _others_of_queries(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
-    """What dQ is offered: narrow tiles for short runs; of several terms, whose longest program may outlast the others,
-    more of them under way.
+    """What dQ is offered: narrow tiles for short runs; over several terms, where few rows that see all may outlast the
+    others, a stage more.
     """
     wide = max(problem.d, problem.dv)
     if wide <= 64:
@@ -130,9 +130,9 @@ def _others_of_queries(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> 
 
 
 def _others_of_keys(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
-    """What dK and dV are offered. Wide tiles on grids alone: on lines they take 0.93 to 1.39 of the time, which rates
-    do not tell, and over several terms up to D=64 nearly always more (benchmarks/notes/triton.md); nor where heads
-    share keys, whose walk would spill in its loop.
+    """What dK and dV are offered: up to D=64 square tiles, which over several terms nearly always take longer. At D=128
+    wide tiles on grids alone: on lines they take 0.93 to 1.39 of the time, which rates do not tell; and not where heads
+    share keys, whose walk would spill in its loop (benchmarks/notes/triton.md).
     """
     wide = max(problem.d, problem.dv)
     if wide <= 64:

@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.errors import InputError, WeftError
 from weft.pattern.algebra import Pattern
-from weft.recognition import conversions, names, pieces, tables
+from weft.recognition import conversions, extremes, names, pieces, tables
 from weft.recognition.bitrows import BitRows
 from weft.recognition.capture import indices, name_of, watched
 from weft.recognition.evaluate import not_boolean, rows_of, used_by
@@ -32,7 +32,7 @@ from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Trac
 
 HERE = Path(__file__).parent
 LIBRARIES = {"numpy", "torch"}
-KNOWN = (conversions, tables)  # imported for the operations that they enter
+KNOWN = (conversions, extremes, tables)  # imported for the operations that they enter
 MAX_TERMS = 4096  # conjunctions that a closed form may fall into
 RETRIES = 8  # tables of different lengths that are met one after the other
 KINDS = 16  # kinds of reads that rows and heads are found again by

@@ -302,62 +302,11 @@ def _pow(trace: Trace, x: Any, y: Any) -> Traced:
 @operation("abs", "absolute")
 def _abs(trace: Trace, x: Any) -> Traced:
     x = operand(trace, x)
-    return _copy(trace, x) if x.is_condition else _where(trace, _lt(trace, x, 0), _neg(trace, x), x)
-
-
-@operation("minimum", "fmin")
-def _minimum(trace: Trace, x: Any, y: Any) -> Traced:
-    return _where(trace, _lt(trace, x, y), x, y)
-
-
-@operation("maximum", "fmax")
-def _maximum(trace: Trace, x: Any, y: Any) -> Traced:
-    return _where(trace, _lt(trace, x, y), y, x)
-
-
-@operation("min")
-def _min(trace: Trace, x: Any, y: Any) -> Traced:
-    return _minimum(trace, x, _no_axis(y))
-
-
-@operation("max")
-def _max(trace: Trace, x: Any, y: Any) -> Traced:
-    return _maximum(trace, x, _no_axis(y))
-
-
-def _no_axis(y: Any) -> Any:
-    """The second operand of torch.min and torch.max; a plain number there is an axis."""
-    if isinstance(y, (int, np.integer)):
-        raise UntraceableError("a reduction along an axis")
-    return y
-
-
-@operation("clamp", "clip")
-def _clamp(trace: Trace, x: Any, low: Any = None, high: Any = None, **options: Any) -> Traced:
-    """min(max(x, low), high), as torch and numpy both have it."""
-    names = {"min": low, "max": high, "a_min": None, "a_max": None, **options}
-    if len(names) > 4:
-        raise UntraceableError("`clip` with these arguments")
-    low, high = (names[a] if names[a] is not None else names[b] for a, b in (("min", "a_min"), ("max", "a_max")))
-    if low is None and high is None:
-        raise UntraceableError("`clamp` without bounds")
-    x = operand(trace, x)
-    x = x if low is None else _maximum(trace, x, low)
-    return x if high is None else _minimum(trace, x, high)
-
-
-@operation("clamp_min")
-def _clamp_min(trace: Trace, x: Any, low: Any) -> Traced:
-    return _clamp(trace, x, low)
-
-
-@operation("clamp_max")
-def _clamp_max(trace: Trace, x: Any, high: Any) -> Traced:
-    return _clamp(trace, x, None, high)
+    return _copy(trace, x) if x.is_condition else where(trace, less(trace, x, 0), _neg(trace, x), x)
 
 
 @operation("where")
-def _where(trace: Trace, test: Any, x: Any, y: Any) -> Traced:
+def where(trace: Trace, test: Any, x: Any, y: Any) -> Traced:
     test, (x, y) = operand(trace, test), together(trace, x, y)
     if not test.is_condition:
         raise UntraceableError("`where` on numbers")
@@ -373,7 +322,7 @@ def _compared(trace: Trace, x: Any, y: Any, test: Line) -> Traced:
 
 
 @operation("lt", "less")
-def _lt(trace: Trace, x: Any, y: Any) -> Traced:
+def less(trace: Trace, x: Any, y: Any) -> Traced:
     return _compared(trace, x, y, NEGATIVE)
 
 
@@ -384,7 +333,7 @@ def _le(trace: Trace, x: Any, y: Any) -> Traced:
 
 @operation("gt", "greater")
 def _gt(trace: Trace, x: Any, y: Any) -> Traced:
-    return _lt(trace, y, x)
+    return less(trace, y, x)
 
 
 @operation("ge", "greater_equal")

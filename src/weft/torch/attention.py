@@ -13,7 +13,7 @@ from weft.planning.attention_plan import AttentionPlan
 from weft.runtime.pipeline import compiled
 from weft.torch import decode, eager
 from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
-from weft.torch.operator import Options, Written, as_tensor
+from weft.torch.operator import Options, Written, numbers_of
 
 # Asked once: torch 2.11 cannot trace the question.
 AUTOCAST = frozenset(t for t in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(t))
@@ -53,6 +53,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     q, k, v = _autocast(q, k, v)
     rows, given = (sinks, alibi_slopes), (scale, softcap, dropout, backend, deterministic)
     compiling = torch.compiler.is_compiling()
+    mask = mask if compiling else _made(mask)
     step = None if compiling else _decoding((q, k, v), mask, rows, given)
     if step is not None:
         out, lse = step((q, k, v), *rows)
@@ -68,9 +69,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
         call = call or eager.prepare(key, problem_of(q, k, v), mask, Options(*chosen))
         out, lse = eager.attend(call, (q, k, v), rows, deterministic, return_lse)
     else:
-        # never both: a graph would take the array, whose guards fail in inference mode, for one of its inputs
-        numbers = mask.tensor if hasattr(mask, "tensor") else as_tensor(mask.numbers)
-        out, lse = torch.ops.weft.attention(q, k, v, mask.structure, numbers, *chosen, return_lse)
+        out, lse = torch.ops.weft.attention(q, k, v, mask.structure, numbers_of(mask, q), *chosen, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -114,6 +113,7 @@ def _is_cast(x: Any) -> bool:
 def plan(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto") -> AttentionPlan:
     """The plan that `attention(q, k, v, mask)` would run: `.verify()`, `.interpret(q, k, v)`, `.explain()`, `str()`."""
     check_mask(mask, "plan")
+    mask = _made(mask)
     check_tensors(q, k, v)
     check_choices(backend, None)
     return compiled(mask, problem_of(q, k, v), backend)[0]
@@ -123,6 +123,11 @@ def explain(mask: Pattern, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "a
     """The pattern drawn, the bytes of its format, the plan and its predicted time, as text."""
     check_mask(mask, "explain")
     return plan(mask, q, k, v, backend=backend).explain()
+
+
+def _made(mask: Any) -> Any:
+    """A mask; one that a compiled function wrote down and gave away as the pattern it is."""
+    return mask.pattern() if isinstance(mask, Written) else mask
 
 
 def check_mask(mask: Any, function: str = "attention") -> None:

@@ -8,11 +8,15 @@ torch.library.register_autograd answers forward-mode differentiation with silent
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from weft.errors import AlignmentError, UnsupportedError
@@ -46,8 +50,10 @@ class Tracer:
     is_compiling = staticmethod(torch.compiler.is_compiling)
 
     @staticmethod
-    def tensor_of(numbers: Any) -> Tensor:
-        """The record of a pattern made outside a graph."""
+    def tensor_of(numbers: Any) -> Tensor | None:
+        """The record of a pattern made outside a graph; none of a mode, whose tensors may be fake."""
+        if _len_torch_dispatch_stack():
+            return None
         with torch.inference_mode(False):
             return torch.from_numpy(numbers)
 
@@ -80,6 +86,12 @@ class Written:
     def __or__(self, other: object) -> Written:
         return Written("or_", [("", self), ("", other)])
 
+    def __rand__(self, other: object) -> Written:
+        return Written("and_", [("", other), ("", self)])
+
+    def __ror__(self, other: object) -> Written:
+        return Written("or_", [("", other), ("", self)])
+
     def __invert__(self) -> Written:
         return Written("invert", [("", self)])
 
@@ -91,6 +103,11 @@ class Written:
         """See `Pattern.aligned`."""
         return Written("aligned", [("", self), ("align", align)])
 
+    def pattern(self) -> Pattern:
+        """The pattern itself, for code outside of the graph that was given this."""
+        found: Pattern = crossing.decode(self.structure, np.asarray(self.numbers).tobytes())
+        return found
+
 
 crossing.tracer = Tracer
 crossing.integers = (int, torch.SymInt)  # non-strict export hands real SymInts to the library
@@ -99,6 +116,16 @@ crossing.integers = (int, torch.SymInt)  # non-strict export hands real SymInts 
 def as_tensor(numbers: Any) -> Tensor:
     """Numbers as the operator takes them. Under torch.compile an ndarray becomes an input of the graph."""
     return numbers if isinstance(numbers, Tensor) else torch.from_numpy(numbers)
+
+
+def numbers_of(mask: Pattern | Written, q: Tensor) -> Tensor:
+    """Those of a pattern as the operator takes them beside q, which may be fake: then they are, as constants become."""
+    # never both: a graph would take the array, whose guards fail in inference mode, for one of its inputs
+    numbers = mask.tensor if hasattr(mask, "tensor") else as_tensor(mask.numbers)
+    if torch.compiler.is_compiling():
+        return numbers
+    with q.fake_mode if isinstance(q, FakeTensor) and not _len_torch_dispatch_stack() else nullcontext():
+        return torch.ops.aten.lift_fresh_copy(numbers)
 
 
 def _record(own: list[int], tables: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""dkdv_bfloat16_64_1d_64x64_several_grouped_chained: emitted by weft; 4 warps, 3 stages."""
+"""dkdv_bfloat16_64_1d_64x32_several_grouped_chained: emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl
@@ -57,7 +57,7 @@ def kernel(
     for part in range(parts):
         here = Tables + parts_at + part * 40
         run = mine + 2 + part * 4
-        c = tl.arange(0, 64)
+        c = tl.arange(0, 32)
         rest_c = c
         first_0 = tl.load(run + 0)
         count_0 = tl.load(run + 1)
@@ -65,11 +65,11 @@ def kernel(
         length_0 = tl.load(here + 6)
         left_0 = tl.load(run + 2)
         full_0 = left_0 + tl.load(run + 3)
-        boxes_0 = (count_0 + 63) // 64
+        boxes_0 = (count_0 + 31) // 32
         c_0 = c
         base = tl.load(here) + first_0  # the first token
         token_c = c_0 * step_0  # (cols,) tokens of a box
-        pace_0 = step_0 * 64
+        pace_0 = step_0 * 32
         q_off = (token_c * Q_row.to(tl.int32))[:, None]
         o_off = (token_c * DOut_row.to(tl.int32))[:, None]
         if boxes_0 > full_0 - left_0:  # some tile has an edge
@@ -83,7 +83,7 @@ def kernel(
                 row_at = (batch * all_heads + head) * their_length
                 for j in range(boxes_0 - full_0 + left_0):  # tiles with an edge
                     j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
-                    there = c < count_0 - j_0 * 64
+                    there = c < count_0 - j_0 * 32
                     at = base + j_0 * pace_0
                     q_box, q_inside = q_at + at.to(tl.int64) * Q_row, q_off
                     q_0 = tl.load(q_box + (q_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64
@@ -91,7 +91,7 @@ def kernel(
                     stats = tl.load(stats_at, mask=there[:, None], other=0.0)  # (cols, 16)
                     s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats)))
                     p = tl.exp2(s * scale2)  # (rows, cols)
-                    from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
+                    from_0, to_0 = low_0 - j_0 * 32, high_0 - j_0 * 32
                     live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
                     p = tl.where(live, p, 0.0)
                     o_box, o_inside = o_at + at.to(tl.int64) * DOut_row, o_off
