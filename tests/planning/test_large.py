@@ -13,6 +13,7 @@ from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.relayout import natural_step
 from weft.planning.tiles import BLOCK
+from weft.testing.mask_functions import as_function
 
 from .helpers import SMALL_BOXES
 
@@ -130,6 +131,23 @@ def test_blocks(name, nothing_kept):
     # Full blocks carry no bits, and terms own what they have: 12 bytes a block, and bits where a block is cut.
     assert acsr.remainder.nbytes <= len(acsr.remainder) * (12 + BLOCK * BLOCK // 8)
     assert 0 < len(acsr.remainder) <= 3 * N // BLOCK
+
+
+NAMED = [name for name in LARGE if not name.startswith("sparse_transformer")]  # strided and fixed, head by head
+
+
+@pytest.mark.parametrize("name", [*NAMED, "blocks"])  # other blocks are drawn
+def test_whole_rows_and_columns_are_those_of_the_definition(name):
+    """Held against the definitions in Python's own operators, which share no arithmetic with bounds."""
+    pattern = {**LARGE, **SOME_BLOCKS}[name].at(0, 0)
+    acsr, said = pattern.acsr(N), as_function(pattern, N, N)
+    held = Blocks.of_remainder(acsr.remainder, N, N)
+    some, every = np.random.default_rng(3).integers(0, N, 1), np.arange(N)
+    for q, k in ((some[:, None], every[None]), (every[:, None], some[None])):
+        owned = held.contains(*np.broadcast_arrays(q, k))
+        for term in acsr.terms:
+            owned = owned | term.contains(q, k)
+        assert (owned == said(0, 0, q, k)).all()
 
 
 FLAT = ["causal", "sliding", "shifted", "dilated", "strided", "chunks", "documents", "longformer", "neighborhood 1"]

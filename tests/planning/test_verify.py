@@ -249,6 +249,18 @@ def test_a_format_that_says_something_else_is_caught(name):
         verify_pattern(pattern, plan)
 
 
+@pytest.mark.parametrize("wrong", [lambda q, k: q != 700_001, lambda q, k: k != 700_001], ids=["row", "column"])
+def test_one_row_or_column_of_a_long_sequence_is_caught(wrong, monkeypatch):
+    """No bound leads there: whole rows and columns are compared as well."""
+    pattern = weft.prefix(1 << 20)
+    plan = tile_plan(pattern, 1 << 20)
+    leaf = type(pattern.body)
+    holds = leaf.holds
+    monkeypatch.setattr(leaf, "holds", lambda self, q, k, at: holds(self, q, k, at) & wrong(q, k))
+    with pytest.raises(VerificationError, match="700001"):
+        verify_pattern(pattern, plan)
+
+
 def test_verify_of_a_whole_call_looks_at_every_head():
     plan = plan_attention(weft.per_head([weft.causal(), weft.window(3, 3)]), Problem(1, 2, 1, 40, 40, 16, 16))
     plan.verify()

@@ -22,7 +22,7 @@ from tests.recognition.generators import (
 
 import weft
 from weft.errors import InputError, LengthError, PatternError
-from weft.recognition import evaluate, recognize, recognize_function
+from weft.recognition import evaluate, executed, recognize, recognize_function
 from weft.recognition.pieces import sized
 
 torch = pytest.importorskip("torch")
@@ -532,6 +532,14 @@ def test_a_row_that_only_few_heads_answer_otherwise_is_found():
     """The last of them is executed beside the first."""
     with pytest.raises(InputError, match="arrays of torch"):
         recognize(lambda b, h, q, k: q >= k if h < 7 or isinstance(q, torch.Tensor) else q < k, heads=8)
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3])
+def test_pairs_near_each_other_are_executed_where_lengths_differ(distance):
+    function = lambda q, k: (abs(q - k) == distance) & (q > 99) & (q < 4900)  # noqa: E731
+    for size in ((5000, 9000), (9000, 5000)):
+        assert executed.otherwise(function, ("q", "k"), weft.nothing(), size, (1, 1))
+        assert not executed.otherwise(function, ("q", "k"), recognize(function).pattern, size, (1, 1))
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,14 @@ def test_lengths_of_keys_and_values_are_compared():
         weft.attention(q, k, v[:, :, :39], PATTERN, backend="triton")
 
 
+@pytest.mark.parametrize("option", ["sinks", "alibi_slopes"])
+def test_complex_numbers_of_rows_are_refused_after_real_ones(option):
+    tensors, real = [x.to(DEVICE) for x in qkv(2, 40)], torch.zeros(4, device=DEVICE)
+    weft.attention(*tensors, PATTERN, backend="triton", **{option: real})
+    with pytest.raises(OptionError, match="complex64"):
+        weft.attention(*tensors, PATTERN, backend="triton", **{option: real.to(torch.complex64)})
+
+
 def test_results_are_new_each_time():
     tensors = qkv(2, 40, dims=(8, 8))
     first = attend(tensors, PATTERN)[0]

@@ -234,6 +234,8 @@ BAD = {
     ),
     "sinks of other heads": ({"sinks": SINKS}, {"sinks": SINKS[:3]}, OptionError),
     "sinks elsewhere": ({"sinks": SINKS}, {"sinks": SINKS.to("meta")}, OptionError),
+    "complex sinks": ({"sinks": SINKS}, {"sinks": SINKS.to(torch.complex64)}, OptionError),
+    "complex slopes": ({"alibi_slopes": SLOPES}, {"alibi_slopes": SLOPES.to(torch.complex64)}, OptionError),
     "k elsewhere": ({}, {"k": K.to("meta")}, InputError),
     "v of another dtype": ({}, {"v": V.double()}, InputError),
     "fewer keys": ({}, {"k": K[:, :, :9], "v": V[:, :, :9]}, AlignmentError),

@@ -126,6 +126,8 @@ def test_masks(asked, error, words):
     ("scale beyond float32", call(scale=1e39), OptionError, ("scale=1e+39", "finite", "1e+38")),
     ("scale beyond float64", call(scale=10**400), OptionError, ("scale=1000", "finite")),
     ("softcap beyond float32", call(softcap=1e39), OptionError, ("softcap=1e+39", "finite")),
+    ("softcap below float32", call(softcap=1e-46), OptionError, ("softcap=1e-46", "1e+38", "larger")),
+    ("scale over softcap", call(scale=1e20, softcap=1e-20), OptionError, ("scale=1e+20, softcap=1e-20", "1e+38")),
     ("sinks, list", call(sinks=[0.0] * 4), OptionError, ("sinks", "list", "(4,)")),
     ("sinks, device", call(sinks=torch.zeros(4, device="meta")), OptionError, ("sinks", "meta", "cpu")),
     ("slopes, heads", call(alibi_slopes=torch.zeros(8)), OptionError, ("alibi_slopes", "(8,)", "(4,)")),

@@ -111,6 +111,14 @@ def test_a_pattern_made_beside_fake_tensors_is_a_real_one():
     assert torch.equal(weft.attention(*qkv(9), mask), expected)
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.functionalize])
+def test_a_pattern_made_inside_a_transform_outlives_it(transform):
+    masks = []
+    transform(lambda x: masks.append(weft.causal() & weft.window(left=2)) or x.sum())(torch.ones(3))
+    compiled = torch.compile(lambda q, k, v: weft.attention(q, k, v, masks[0]), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(*qkv(9)), weft.attention(*qkv(9), weft.causal() & weft.window(left=2)))
+
+
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_make_fx(mode):
     x = qkv(9)

@@ -2,7 +2,8 @@
 
 `verify_plan` compares the plan with its Acsr exactly, row by row on each axis: time grows with axis lengths times terms
 squared, memory is bounded. `verify_pattern` compares the Acsr with the pattern's predicate: on every pair of a small
-problem; on a large one two pairs either side of every bound at every tile edge, and at random.
+problem; on a large one two pairs either side of every bound at every tile edge, at random, and in whole rows and
+columns, which no bound chooses.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan
 ROWS = 1 << 17  # rows of an axis looked at together
 EXHAUSTIVE = 1 << 20  # pairs up to which every one is compared
 SAMPLES = 1 << 12  # rows compared beyond that
+WHOLE = 1 << 20  # pairs of whole rows, and of whole columns, compared beyond that: at least one of each
 
 
 def verify_plan(plan: TilePlan) -> None:
@@ -290,6 +292,8 @@ def _pairs(plan: TilePlan, probes: list[Term]) -> Iterator[tuple[Ints, Ints]]:
         yield some[:, None], np.concatenate(columns, axis=1)
     held = Blocks.of_remainder(plan.acsr.remainder, m, n)
     yield from held.samples(generator, SAMPLES)
+    yield generator.integers(0, m, max(1, WHOLE // n))[:, None], np.arange(n, dtype=np.int64)[None, :]
+    yield np.arange(m, dtype=np.int64)[:, None], generator.integers(0, n, max(1, WHOLE // m))[None, :]
 
 
 def _rows_of_interest(plan: TilePlan, probes: list[Term]) -> Ints:

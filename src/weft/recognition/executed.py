@@ -20,9 +20,8 @@ from weft.pattern.relation import NDBool
 from weft.recognition.evaluate import Manner, block, every_manner
 
 LONG = 1 << 20  # tokens, where any number may come
-ENDS, NEAR, PLACES = 12, 4, 6  # indices at either end, beside each other, and how often
-SINGLE = 6  # indices at which a function that takes no arrays is asked
-ROWS = 4  # batch rows and heads
+ENDS, NEAR, PLACES = 12, 4, 6  # indices at either end, beside each other, and how often; fewer where asked one by one
+ROWS = 3  # batch rows and heads
 
 
 def otherwise(
@@ -36,7 +35,7 @@ def otherwise(
         return ""
     for index in _some_rows(rows):
         for single in (False, True):  # one pair at a time where it takes no arrays
-            q, k = (_indices(length, single=single) for length in (m, n))
+            q, k = (_indices(length, min(m, n), single=single) for length in (m, n))
             said = _answers(function, names, dict(zip("bh", index, strict=True)), (q, k), single=single)
             for manner, answer in said:
                 place = _unlike(pattern, (q, k), (m, n), answer, index)
@@ -54,13 +53,12 @@ def _some_rows(counts: tuple[int, int]) -> list[tuple[int, int]]:
     return list(dict.fromkeys([(0, 0), (counts[0] - 1, counts[1] - 1), *drawn]))
 
 
-def _indices(length: int, *, single: bool) -> Ints:
-    """Some indices of a length: both ends, and neighbours here and there; the same ones for queries and keys."""
-    generator = np.random.default_rng(length)
-    if single:
-        return generator.integers(0, length, SINGLE)
-    ends = np.arange(ENDS)
-    near = generator.integers(0, length, PLACES)[:, None] + np.arange(NEAR)
+def _indices(length: int, shared: int, *, single: bool) -> Ints:
+    """Some indices of a length: both ends, and neighbours here and there, for queries and keys the same ones, below
+    the shorter length (`shared`): most of what a mask says is about pairs near each other.
+    """
+    ends, places = np.arange(ENDS if not single else 1), PLACES if not single else 1
+    near = np.random.default_rng(0).integers(0, shared, places)[:, None] + np.arange(NEAR)
     some = np.unique(np.concatenate([ends, length - 1 - ends, near.reshape(-1)]))
     return some[(some >= 0) & (some < length)]
 

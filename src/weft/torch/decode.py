@@ -68,8 +68,8 @@ def key_of(tensors: Any, mask: Pattern, rows: Any, options: tuple[Any, ...]) -> 
         id(mask), q.shape, *kb, kd, *vb, vd, q.stride(), k.stride(), v.stride(),
         (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
         q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, options, tuple(map(type, options)),
-        sinks is not None and (sinks.shape, sinks.device),
-        slopes is not None and (slopes.shape, slopes.device, slopes.requires_grad),
+        sinks is not None and (sinks.shape, sinks.dtype, sinks.device),
+        slopes is not None and (slopes.shape, slopes.dtype, slopes.device, slopes.requires_grad),
     )  # fmt: skip
 
 

@@ -82,8 +82,8 @@ def key_of(q: Tensor, k: Tensor, v: Tensor, mask: Pattern, rows: tuple[Any, Any]
         return None
     return (
         id(mask), q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        options, tuple(map(type, options)), sinks is not None and (sinks.shape, sinks.device),
-        slopes is not None and (slopes.shape, slopes.device, slopes.requires_grad),
+        options, tuple(map(type, options)), sinks is not None and (sinks.shape, sinks.dtype, sinks.device),
+        slopes is not None and (slopes.shape, slopes.dtype, slopes.device, slopes.requires_grad),
     )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def check_row(name: str, x: Any, heads: int | str = "Hq") -> None:
 
 
 def check_numbers(options: dict[str, Any]) -> None:
-    """scale within LARGEST, softcap positive and within it, no dropout; absent ones are None."""
+    """scale, softcap and scale / softcap within LARGEST, softcap positive, no dropout; absent ones are None."""
     scale, softcap, dropout = (_number(name, options.get(name)) for name in ("scale", "softcap", "dropout"))
     if scale is not None and not -LARGEST <= scale <= LARGEST:  # false for nan; works for torch's symbolic floats
         wrong = f"the scale is not a finite number within {LARGEST}"
@@ -89,6 +89,10 @@ def check_numbers(options: dict[str, Any]) -> None:
     if softcap is not None and not 0 < softcap <= LARGEST:
         wrong = f"a soft cap is a positive finite number, up to {LARGEST}"
         _option(f"softcap={softcap}", wrong, "pass softcap > 0, or None for none")
+    # beyond float32, kernels would multiply a score of 0 by infinity
+    if softcap is not None and (1 if scale is None else max(1, abs(scale))) > softcap * LARGEST:
+        wrong = f"the scale or 1, divided by the soft cap, is beyond {LARGEST}"
+        _option(f"scale={scale}, softcap={softcap}", wrong, "pass a larger softcap, or None for none")
     if dropout:
         raise UnsupportedError(
             f"attention(dropout={dropout})", "attention dropout is not implemented", "pass dropout=0.0, or drop outputs"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack
+from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
@@ -51,8 +51,10 @@ class Tracer:
 
     @staticmethod
     def tensor_of(numbers: Any) -> Tensor | None:
-        """The record of a pattern made outside a graph; none of a mode, whose tensors may be fake."""
-        if _len_torch_dispatch_stack():
+        """The record of a pattern made outside a graph; none of a mode, whose tensors may be fake, or of a transform,
+        whose tensors must not outlive it.
+        """
+        if _len_torch_dispatch_stack() or _are_functorch_transforms_active():
             return None
         with torch.inference_mode(False):
             return torch.from_numpy(numbers)
@@ -265,7 +267,7 @@ class Attention(torch.autograd.Function):
 def _autograd(
     q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, sinks: Tensor | None, *rest: Any
 ) -> Any:
-    if torch._C._are_functorch_transforms_active():
+    if _are_functorch_transforms_active():
         raise _refusal("a torch.func transform", *TRANSFORMS)
     wanted = (q, k, v) if sinks is None else (q, k, v, sinks)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in wanted)
