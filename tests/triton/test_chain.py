@@ -10,7 +10,7 @@ from .specs import CALLS, DIRECTIONS, has_room_for_dq, specs_towards
 pytestmark = pytest.mark.skipif(interpreted(), reason="launches follow each other there")
 
 WAITS, BEGINS = "gdc_wait()", "gdc_launch_dependents()"
-SUMS = ("DKSum +", "DVSum +")  # of the launches of keys before
+SUMS = ("_left[:, None] +",)  # of the launches of keys before
 LEFT = (*SUMS, "Stats +", "Delta +", "atomic_add")  # and of that of queries; or what it sets to zero, and others add to
 
 

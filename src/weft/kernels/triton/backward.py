@@ -324,29 +324,34 @@ class KeyGradient(Gradient):
             yield "# whatever lies in a key that no query sees (a test for each pair would be one in every tile)"
             for name, dims in (("dk", self.d), ("dv_sum", self.dv)):
                 yield from (f"{name}_{n} = tl.where(is_seen[:, None], {name}_{n}, 0.0)" for n in range(len(dims)))
-        yield f"dk_rows = {self.my_rows('DK', 'DK')}"
-        yield f"dv_rows = {self.my_rows('DV', 'DV')}"
+        few = self.spec.few
+        if not few:
+            yield f"dk_rows = {self.my_rows('DK')}"
+            yield f"dv_rows = {self.my_rows('DV')}"
         yield from (f"dk_{n} = dk_{n} * scale" for n in range(len(self.d)))
+        if few or self.spec.joins:
+            yield "slot = tl.load(Slots + token_r)  # (rows,) of Sums, where dV follows dK"
+            yield f"dk_left = {self.my_rows('Sums', 'slot')}"
+            yield f"dv_left = dk_left + {self.spec.d}"
         if self.spec.joins:
             yield from self.join()
-        yield from self.keep("dk", "DK", "dk_rows", "d")
-        yield from self.keep("dv_sum", "DV", "dv_rows", "dv")
+        yield from self.keep("dk", *(("Sums", "dk_left") if few else ("DK", "dk_rows")), "d")
+        yield from self.keep("dv_sum", *(("Sums", "dv_left") if few else ("DV", "dv_rows")), "dv")
 
     @staticmethod
-    def my_rows(where: str, like: str) -> str:
-        """Pointers to the tile's rows of `where`, which lies in memory as `like` does."""
-        return f"{where} + batch * {like}_batch + kv_head * {like}_head + token_r.to(tl.int64) * {like}_row"
+    def my_rows(tensor: str, row: str = "token_r") -> str:
+        """Pointers to the tile's rows of a tensor."""
+        return f"{tensor} + batch * {tensor}_batch + kv_head * {tensor}_head + {row}.to(tl.int64) * {tensor}_row"
 
     def join(self) -> Iterator[str]:
-        """Add what other launches left, in float32, of the rows that they visit."""
-        yield "met = valid & (tl.load(Met + token_r) != 0)"
+        """Add what other launches left, in float32, of the keys that they visit."""
+        yield "met = valid & (slot >= 0)"
         if self.spec.chained:
             yield "# the launches before waited for that of dQ; some program waits for them, or this might end first"
             yield "if (tl.max(met.to(tl.int32), 0) != 0) | (tl.program_id(1) == 0):"
             yield "    gdc_wait()"
-        for name, tensor, dims, column in (("dk", "DK", self.d, "d"), ("dv_sum", "DV", self.dv, "dv")):
-            yield f"left_rows = {self.my_rows(tensor + 'Sum', tensor)}"
+        for name, left, dims, column in (("dk", "dk_left", self.d, "d"), ("dv_sum", "dv_left", self.dv, "dv")):
             for n, (_, width, live) in enumerate(dims):
                 inside = f" & {column}_live_{n}" if live < width else ""
-                at = self.pointer(tensor, "left_rows", f"{column}_{n}")
+                at = self.pointer("Sums", left, f"{column}_{n}")
                 yield f"{name}_{n} += tl.load({at}, mask=met[:, None]{inside}, other=0.0)"

@@ -86,7 +86,7 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     one = replace(
         spec, **kind, **asdict(tiling) | limits, aligned=aligned, lines=wave.lines and not several, several=several,
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
-        joins=wave.joins,
+        joins=wave.joins, few=waves.met is not None and not wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     room = one.whole and _grid_takes_one(one) if one.direction == "forward" else not one.with_dq

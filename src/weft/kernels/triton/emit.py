@@ -21,7 +21,7 @@ TENSORS = {
     "dkdv": ("Q", "K", "V", "DOut", "Lse", "Delta", "Stats", "DK", "DV", "Slopes"),
     "delta": ("Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats"),
 }
-JOINED = ("DKSum", "DVSum", "Met")  # what other launches left, and of which rows
+JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
 STRIDED = {
     "forward": ("Q", "K", "V", "Out"),
     "dq": ("Q", "K", "V", "Out", "DOut", "DQ"),
@@ -35,12 +35,14 @@ FLOATS = ("scale", "softcap")
 
 def tensors(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the tensors among the kernel's arguments, which come first."""
-    return TENSORS[spec.direction] + ("DQ",) * (spec.with_dq and spec.of_keys) + JOINED * spec.joins
+    usual = tuple(x for x in TENSORS[spec.direction] if not (spec.few and x in ("DK", "DV")))
+    return usual + ("DQ",) * (spec.with_dq and spec.of_keys) + JOINED * (spec.joins or spec.few)
 
 
 def strided(spec: KernelSpec) -> tuple[str, ...]:
     """Those of them that may lie anyhow."""
-    return STRIDED[spec.direction] + ("DQ",) * (spec.with_dq and spec.of_keys)
+    known = (*STRIDED[spec.direction], *JOINED[:1], *(("DQ",) * spec.of_keys))
+    return tuple(x for x in dict.fromkeys(known) if x in tensors(spec))
 
 
 def arguments(spec: KernelSpec) -> tuple[str, ...]:

@@ -51,8 +51,8 @@ class Prepared:
 
     made: what they write. covers: every row is written; where not, all begin as nothing. merges: launches meet the
     same rows, and what they sum begins as nothing. gpu: its number, None under Triton's interpreter. tables: kept
-    alive, because the launches know their addresses. before: what goes before these, whose results they join; met: of
-    which rows (M,), as int8 for the launches and as indices.
+    alive, because the launches know their addresses. before: what goes before these, and leaves sums of few keys for
+    them; slots (N,), int32: which row of these sums is a key's, negative for none.
     """
 
     launches: tuple[Launch, ...]
@@ -63,7 +63,7 @@ class Prepared:
     merges: bool = False
     tables: Any = None
     before: Prepared | None = None
-    met: tuple[torch.Tensor, torch.Tensor] | None = None
+    slots: torch.Tensor | None = None
 
     @property
     def complete(self) -> bool:
@@ -79,11 +79,11 @@ class Prepared:
 
 def gradient_calls(found: Prepared, given: Tensors, written: Tensors, rest: Tensors) -> list[tuple[Prepared, Tensors]]:
     """What `run` launches for a gradient of keys: given, written and the rest, in the order of `emit.tensors`."""
-    if found.before is None or found.met is None:
+    if found.before is None or found.slots is None:
         return [(found, (*given, *written, *rest))]
-    mask, rows = found.met
-    left = [one.index_fill_(2, rows, 0) for one in found.before.empty()]
-    return [(found.before, (*given, *left, *rest)), (found, (*given, *written, *rest, *left, mask))]
+    (sums,) = found.before.empty()
+    left = (sums.zero_(), found.slots)
+    return [(found.before, (*given, *rest, *left)), (found, (*given, *written, *rest, *left))]
 
 
 def run(*calls: tuple[Prepared, Tensors]) -> None:

@@ -17,7 +17,7 @@ from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.spec import KernelSpec
 
 THEIRS = ("DLse", "Sinks", "Slopes")  # used where they lie, wherever that is
-WIDE = ("Lse", "DLse", "Delta", "Sum", "Sinks", "Slopes", "DKSum", "DVSum")  # always float32
+WIDE = ("Lse", "DLse", "Delta", "Sum", "Sinks", "Slopes", "Sums")  # always float32
 
 
 @lru_cache(maxsize=256)
@@ -41,8 +41,8 @@ def signature(spec: KernelSpec) -> dict[str, str]:
             kinds[name] = "*i32"
         elif name == "Stats":
             kinds[name] = "*bf16"
-        elif name == "Met":
-            kinds[name] = "*i8"
+        elif name == "Slots":
+            kinds[name] = "*i32"
         elif name in tensors(spec):
             summed = spec.accumulate and name in ("DQ", "DK", "DV")
             wide = name in WIDE or summed or (spec.with_dq and name == "DQ")

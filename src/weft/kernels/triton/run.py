@@ -171,11 +171,11 @@ def tf32_wanted() -> bool:
 # ---- tables on the device --------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """The waves of one direction, their tables on the device."""
+    """The waves of one direction, their tables on the device; slots: see `Prepared`."""
 
     plan: Waves
     waves: tuple[tuple[Wave, torch.Tensor], ...]
-    met: tuple[torch.Tensor, torch.Tensor] | None
+    slots: torch.Tensor | None
 
 
 @lru_cache(maxsize=128)
@@ -187,8 +187,8 @@ def loaded(
     waves = tuple((w, torch.from_numpy(w.words).to(device)) for w in found.waves)
     if found.met is None:
         return Loaded(found, waves, None)
-    mask = torch.from_numpy(found.met.astype(np.int8)).to(device)
-    return Loaded(found, waves, (mask, mask.nonzero()[:, 0]))
+    slots = np.where(found.met, np.cumsum(found.met) - 1, -1)
+    return Loaded(found, waves, torch.from_numpy(slots.astype(np.int32)).to(device))
 
 
 # ---- prepared launches -----------------------------------------------------------------------------------------------
@@ -211,7 +211,8 @@ def prepared(
     if direction == "dkdv" and numbers.with_dq:
         known["DQ"] = _made("DQ", known, torch.float32, problem)[1]
     made = {name: _made(name, known, dtype, problem) for name in TENSORS[direction] if name in LIKE.keys() - known}
-    known |= {name: stride for name, (_, stride, _) in made.items()}
+    sums = _few(problem, tables.plan)
+    known |= {name: stride for name, (_, stride, _) in (made | sums).items()}
     numbers = numbers._replace(sinks=numbers.sinks and covers and not merges)
     spec = _spec(direction, problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
     spec = for_card(spec, direction, plan)
@@ -223,9 +224,8 @@ def prepared(
         waves = _launches(spec, tables, known, problem, numbers)
     if not joins:
         return Prepared(tuple(chain(*waves)), tuple(made.values()), device, gpu, covers, merges, tables)
-    wide = tuple((size, stride, torch.float32) for size, stride, _ in made.values())
-    before = Prepared(tuple(chain(*waves[:-1])), wide, device, gpu, False, True, tables)
-    return Prepared(tuple(waves[-1]), tuple(made.values()), device, gpu, True, False, tables, before, tables.met)
+    before = Prepared(tuple(chain(*waves[:-1])), tuple(sums.values()), device, gpu, False, True, tables)
+    return Prepared(tuple(waves[-1]), tuple(made.values()), device, gpu, True, False, tables, before, tables.slots)
 
 
 @lru_cache(maxsize=512)
@@ -266,6 +266,15 @@ def _row_numbers(spec: KernelSpec, problem: Problem) -> dict[str, Made]:
     """What dK and dV subtract, and what is wanted beside."""
     found = {"Delta": _rows(problem, torch.float32)} if spec.leaves_delta else {}
     return found | ({"Stats": _rows(problem, torch.bfloat16, STATS)} if spec.folded else {})
+
+
+def _few(problem: Problem, plan: Waves) -> dict[str, Made]:
+    """Sums of dK and dV, side by side, for the keys whose sums one wave joins."""
+    if plan.met is None:
+        return {}
+    rows, width = int(plan.met.sum()), problem.d + problem.dv
+    size = (problem.batch, problem.kv_heads, rows, width)
+    return {"Sums": (size, (problem.kv_heads * rows * width, rows * width, width, 1), torch.float32)}
 
 
 def _rows(problem: Problem, dtype: torch.dtype, width: int = 1) -> Made:

@@ -27,8 +27,8 @@ class KernelSpec:
     grouped: not one query head for each head of keys, so that "dkdv" walks them. split: several items add to the
     same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32, from the zeros that "delta"
     leaves. packed: several launches in one, so that a program first reads which is its own. accumulate: results are
-    added to what came before, in float32. joins: to few of them, and what came before lies elsewhere. lse_gradient:
-    there is one. with_delta: what dK and dV have in Stats is left in Delta too, which the gradient of sinks takes.
+    added to what came before, in float32. few: of few keys, in `Sums`, which has a row for each of these alone. joins:
+    what others left there is added to results. lse_gradient: there is one. with_delta: what dK and dV have in Stats is left in Delta too, which the gradient of sinks takes.
     held: what products take in every tile stays in registers, for cards whose products read it there. one_maximum:
     the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are multiplied by
     it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of a chain of
@@ -57,6 +57,7 @@ class KernelSpec:
     with_dq: bool = False
     packed: bool = False
     accumulate: bool = False
+    few: bool = False
     joins: bool = False
     lse_gradient: bool = False
     with_delta: bool = False
@@ -94,6 +95,7 @@ class KernelSpec:
                 "with_dq",
                 "packed",
                 "accumulate",
+                "few",
                 "joins",
                 "lse_gradient",
                 "with_delta",
