@@ -46,15 +46,27 @@ def _worth_joining(
 ) -> tuple[Group, Group, Group, tuple[Launch, int]] | None:
     for a, (first, count_a) in chosen.items():
         for b, (second, count_b) in chosen.items():
-            if a is b or first.q != second.q or a.terms >= b.terms or not a.meets(b):
+            if a is b or first.q != second.q or a.terms >= b.terms:
                 continue
-            joined = a.with_(b)
+            joined, meet = a.with_(b), a.meets(b)
+            if not (meet or _follow(a, b, tiling.rows)):
+                continue
             if max(joined.steps) > 64 * min(*a.steps, *b.steps):
                 continue
             launch = _best(acsr, joined, tiling)
-            if launch[1] < count_a + count_b + merge(a, b):
+            if meet and launch[1] < count_a + count_b + merge(a, b):
+                return a, b, joined, launch
+            if not meet and launch[1] <= count_a + count_b and more_run(launch[0]) is not None:
                 return a, b, joined, launch
     return None
+
+
+def _follow(a: Group, b: Group, rows: int) -> bool:
+    """Whether, on a line, the rows of one group follow those of the other, where one tile ends and another begins."""
+    if a.listed != b.listed or a.steps != b.steps or len(a.rows) > 1:
+        return False
+    (first, end), (begin, _) = sorted((a.rows[0], b.rows[0]))
+    return end == begin and (end - first) % (rows * a.steps[0]) == 0
 
 
 def _merge(problem: Problem, gpu: Gpu, tiling: Tiling, a: Group, b: Group) -> int:

@@ -197,7 +197,9 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
 
 
 def head_rows(heads: tuple[Heads, ...], group: int, transposed: bool) -> Words:
-    """(heads, 4): the query heads that share a plan, or where keys stay, the key/value heads."""
+    """(heads, 4): the query heads that share a plan, or where keys stay, the key/value heads, last ones first: dQ went
+    before, and what it read last is still in the cache.
+    """
     found = []
     for one in heads:
         for batch in range(*one.batch):
@@ -207,4 +209,4 @@ def head_rows(heads: tuple[Heads, ...], group: int, transposed: bool) -> Words:
                     found.append((batch, kv, first, last - first))
                 else:
                     found += [(batch, kv, head, 1) for head in range(first, last)]
-    return np.array(found, np.int32).reshape(-1, 4)
+    return np.array(found[::-1] if transposed else found, np.int32).reshape(-1, 4)
