@@ -20,6 +20,8 @@ import click
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
+# Where fits begin: start, edge over full, full. From one of them alone some end where nothing near is better.
+FIRST = ([3000.0, 1.2, 500.0], [3000.0, 1.2, 1500.0], [1000.0, 1.1, 300.0])
 sys.path.insert(0, str(ROOT / "src"))
 
 from prediction.measure import Row, measure, read, works_of  # noqa: E402
@@ -119,9 +121,11 @@ def solve(found, gpu):
         known = {kind: _rates(logs[3 * i : 3 * i + 3]) for i, kind in enumerate(kinds)}
         return [np.log(predicted(row, works, known, gpu) / row.seconds) for row, works in found]
 
-    first = np.log([3000.0, 1.2, 500.0] * len(kinds))
     bounds = np.log([1.0, 0.9, 1.0] * len(kinds)), np.log([1e6, 10.0, 1e6] * len(kinds))
-    best = least_squares(errors, first, loss="soft_l1", f_scale=0.1, bounds=bounds).x
+    ends = [
+        least_squares(errors, np.log(first * len(kinds)), loss="soft_l1", f_scale=0.1, bounds=bounds) for first in FIRST
+    ]
+    best = min(ends, key=lambda end: round(float(end.cost), 9)).x
     return {kind: _rates(best[3 * i : 3 * i + 3]) for i, kind in enumerate(kinds)}
 
 

@@ -80,17 +80,19 @@ def test_a_tuner_has_two_dozen_candidates_and_a_call_three(d, rank):
 
 
 def test_queries_of_128_channels_choose_by_what_they_see():
-    """On lines of one term between two kernels of one shape; of several, or of listed tokens, a narrower one."""
+    """On lines of one term between two kernels of one shape; of several, or of listed tokens, a narrower one; of several
+    one with a stage more too.
+    """
     own = Problem(1, 8, 8, 16384, 16384, 128, 128, "bfloat16", "cuda")
-    narrow, loop = Tiling(64, 32, 4, 3), Tiling(64, 64, 4, 3)
+    narrow, loop, deep = Tiling(64, 32, 4, 3), Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 4, apart=True)
     for pattern, expected in (
-        (weft.causal() & weft.window(left=900), loop),
-        (weft.causal() & weft.documents([9000, 7384]), loop),
-        (weft.longformer(900, global_tokens=9), narrow),
-        (weft.causal() & weft.global_tokens([5, 99], rows=False), narrow),
+        (weft.causal() & weft.window(left=900), (loop,)),
+        (weft.causal() & weft.documents([9000, 7384]), (loop,)),
+        (weft.longformer(900, global_tokens=9), (narrow, deep)),
+        (weft.causal() & weft.global_tokens([5, 99], rows=False), (narrow,)),
     ):
         rows = rows_of(plan_attention(pattern, own, GPU), "dq")
-        assert offered("dq", rows, own, GPU) == (usual("dq", own), expected)
+        assert offered("dq", rows, own, GPU) == (usual("dq", own), *expected)
 
 
 def test_rows_of_several_terms_may_take_wide_tiles():

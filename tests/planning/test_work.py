@@ -7,8 +7,10 @@ from hypothesis import HealthCheck, example, given, settings
 import weft
 from weft.kernels.triton.waves import plan_waves
 from weft.planning.attention_plan import count_heads, plan_attention
+from weft.planning.cost import waiting
 from weft.planning.problem import Problem
-from weft.planning.work import slots_of, works
+from weft.planning.rates import Rates
+from weft.planning.work import Work, slots_of, works
 from weft.target import CPU, GPU
 from weft.testing.strategies import problems
 
@@ -135,3 +137,18 @@ def test_few_rows_of_other_launches_are_joined():
 
 def test_a_cpu_has_one_slot():
     assert slots_of(CPU) == 1
+
+
+def test_short_programs_leave_room_for_the_last_round():
+    """400 programs on 396 places wait less if 40 of them are short, and a lone long one has a processor for itself."""
+    rate = Rates(1000.0, 100.0, 100.0)
+
+    def waits(programs, most, least, tiles):
+        return waiting(Work("formula", programs, 0, tiles, (0, most), (0, least)), rate, 3, GPU)
+
+    alike, some_short = waits(400, 20, 20, 400 * 20), waits(400, 20, 5, 360 * 20 + 40 * 5)
+    assert GPU.processors == 132
+    assert 0 < some_short < alike / 2
+    assert waits(396, 20, 20, 396 * 20) == 0
+    alone = waits(1, 100, 100, 100)
+    assert 1.6 * 11_000 < alone + 11_000 / 132 < 1.7 * 11_000

@@ -103,15 +103,18 @@ def menu(
 
 
 def _other_forwards(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
-    """What a forward is offered beside the usual tiling.
+    """What a forward is offered beside the usual tiling: narrow tiles for short runs.
 
     Of several terms, as tokens that all see are one: in a small problem the few rows that see all may outlast the
-    others, and wide tiles are fewer in turn; none of listed tokens, whose kernel spills in its loop.
+    others, and wide tiles are fewer in turn, or a stage more is worth more than programs side by side; none of listed
+    tokens, whose kernel spills in its loop.
     """
-    wide = max(problem.d, problem.dv)
+    wide, several = max(problem.d, problem.dv), line and terms == "several"
     if wide <= 64:
-        return (Tiling(64, 128, 4, 3),) * (line and terms == "several")
-    return (Tiling(64, 32, 4, 3),) * (line and 96 < wide <= 128 and held(problem, gpu))  # for short runs
+        return (Tiling(64, 128, 4, 3), Tiling(64, 128, 4, 4)) * several + (Tiling(64, 32, 4, 3),) * (not line)
+    if not (96 < wide <= 128 and held(problem, gpu)):
+        return ()
+    return (Tiling(64, 32, 4, 3),) + (Tiling(64, 64, 4, 4),) * several
 
 
 def _others_of_queries(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
@@ -126,17 +129,20 @@ def _others_of_queries(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> 
         return ()
     if not held(problem, gpu):
         return (Tiling(128, 64, 8, 3, apart=True),) * line
-    return (Tiling(64, 64, 4, 3) if terms == "one" or not line else Tiling(64, 32, 4, 3),)
+    if terms == "one" or not line:
+        return (Tiling(64, 64, 4, 3),)
+    return (Tiling(64, 32, 4, 3),) + (Tiling(64, 64, 4, 4, apart=True),) * (terms == "several")
 
 
 def _others_of_keys(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
-    """What dK and dV are offered: up to D=64 square tiles, which over several terms nearly always take longer. At D=128
-    wide tiles on grids alone: on lines they take 0.93 to 1.39 of the time, which rates do not tell; and not where heads
-    share keys, whose walk would spill in its loop (benchmarks/notes/triton.md).
+    """What dK and dV are offered: up to D=64 square tiles; over several terms, where these nearly always take longer,
+    as many registers as a thread likes, for few long programs. At D=128 wide tiles on grids alone: on lines they take
+    0.93 to 1.39 of the time, which rates do not tell; and not where heads share keys, whose walk would spill in its
+    loop (benchmarks/notes/triton.md).
     """
     wide = max(problem.d, problem.dv)
     if wide <= 64:
-        return (Tiling(64, 64, 4, 3, apart=line),) * (not line or terms != "several")
+        return (Tiling(64, 32, 4, 3, apart=True) if line and terms == "several" else Tiling(64, 64, 4, 3, apart=line),)
     if not (96 < wide <= 128 and held(problem, gpu)):
         return ()
     return (Tiling(64, 32, 4, 3),) if line else (Tiling(128, 64, 8, 3),) * (problem.group == 1)

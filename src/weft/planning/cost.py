@@ -24,7 +24,7 @@ from weft.target import Gpu
 ROUND = 0.55
 # Where lengths differ, processors end apart: by this share of a mean program's time.
 UNEVEN = 0.25
-ALONE = 0.9  # the time of the longest program, of what it takes on a processor that is full
+ALONE = 0.55  # the time of a program alone on a processor, of what it takes beside as many others as fit
 ADDED = 0.32  # bytes a second of sums in the second-level cache, of those that it reads (benchmarks/notes/triton.md)
 PRODUCTS = {"forward": (1, 1), "dq": (2, 1), "dkdv": (2, 2)}  # of a tile, over D and over Dv
 
@@ -120,19 +120,35 @@ def adding(works: Sequence[Work], problem: Problem, cols: int, gpu: Gpu) -> floa
 
 
 def waiting(work: Work, rate: Rates, side_by_side: int, gpu: Gpu) -> float:
-    """Clocks beyond an even share of the work, until the last program ends."""
+    """Clocks beyond an even share of the work, until the last program ends.
+
+    The longest program shares a processor for as long as there is other work, and then has one for itself.
+    """
     if not work.programs:
         return 0.0
     whole = work.programs * rate.start + work.edge * rate.edge + work.full * rate.full
     mean = whole / work.programs
     longest = max(mean, rate.start + work.most[0] * rate.edge + work.most[1] * rate.full)
+    shortest = min(mean, rate.start + work.least[0] * rate.edge + work.least[1] * rate.full)
+    leftover = _leftover(work, (longest, mean, shortest), side_by_side, gpu)
+    spread = side_by_side * mean * (leftover + (1 - mean / longest) * UNEVEN)
+    alone = max(ALONE, 1 / side_by_side) * (side_by_side * longest - whole / gpu.processors)
+    return max(spread, alone)
+
+
+def _leftover(work: Work, lengths: tuple[float, float, float], side_by_side: int, gpu: Gpu) -> float:
+    """What the last round takes beyond its programs' share, in rounds; lengths: the longest, the mean, the shortest.
+
+    Short programs leave room for it before the long ones of a round end, so it takes nothing where there are clearly
+    more of them than programs left; how many there are is known if each is either the longest or the shortest.
+    """
+    longest, mean, shortest = lengths
     rounds = work.programs / (gpu.processors * side_by_side)
     part = rounds - floor(rounds)
-    lockstep = max(part, ROUND) - part if part else 0.0
-    alike = mean / longest
-    spread = side_by_side * mean * (alike * lockstep + (1 - alike) * UNEVEN)
-    alone = ALONE * side_by_side * longest * max(min(rounds, 1.0), ROUND)
-    return max(spread, alone - whole / gpu.processors)
+    differ = longest - shortest > 1e-6 * longest  # beyond what rounding leaves of equal lengths
+    short = (longest - mean) / (longest - shortest) if differ and rounds > 1 else 0.0
+    waits = min(1.0, max(0.0, 2 * part / short - 1.5)) if short else 1.0
+    return waits * mean / longest * max(0.0, ROUND - part) if part else 0.0
 
 
 def _floors(

@@ -182,6 +182,14 @@ def longest_tile(launch: Launch) -> int:
     return sum(prod(int((-(-axis.widths // axis.block_k)).max(initial=0)) for axis in p.axes) for p in launch.parts)
 
 
+def shortest_tile(launch: Launch) -> int:
+    """Tiles of keys that one tile of queries visits at least (a lower bound on grids)."""
+    return sum(
+        prod(int((-(-axis.widths // axis.block_k))[axis.heights > 0].min(initial=1 << 30)) for axis in p.axes)
+        for p in launch.parts
+    )
+
+
 def tiles_of(plan: TilePlan) -> int:
     """Tiles that a plan computes, the remainder's blocks included."""
     total = len(plan.acsr.remainder)

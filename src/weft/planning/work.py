@@ -15,7 +15,16 @@ import numpy as np
 
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.planning.device import is_formula, is_listed, longest_tile, more_run, rows_of_tiles, tiles_of, tiles_on_line
+from weft.planning.device import (
+    is_formula,
+    is_listed,
+    longest_tile,
+    more_run,
+    rows_of_tiles,
+    shortest_tile,
+    tiles_of,
+    tiles_on_line,
+)  # fmt: skip
 from weft.planning.tiles import Launch, TilePlan
 from weft.target import Gpu, Target
 
@@ -32,9 +41,9 @@ FEW = 0.25  # share of all rows that other waves may visit where one joins what 
 class Work:
     """One wave, over all heads. kind: what its kernel's code depends on. programs: tiles of the side that stays.
 
-    edge, full: tiles of pairs with and without a mask. most: (edge, full) of the longest program. merged: some row is
-    visited by another wave too, so that results are added in memory; not where those are few, and one wave joins them.
-    split: some tiles are cut into several programs.
+    edge, full: tiles of pairs with and without a mask. most, least: (edge, full) of the longest program and of the
+    shortest. merged: some row is visited by another wave too, so that results are added in memory; not where those are
+    few, and one wave joins them. split: some tiles are cut into several programs.
     """
 
     kind: Kind
@@ -42,6 +51,7 @@ class Work:
     edge: int
     full: int
     most: tuple[int, int]
+    least: tuple[int, int] = (0, 0)
     merged: bool = False
     split: bool = False
 
@@ -118,8 +128,8 @@ def rows_apart(launch: Launch, m: int, tiles: Ints, limit: int) -> NDBool | None
 def _together(a: Work, b: Work) -> Work:
     """Both as one launch: on one axis a kernel for several terms walks a single one too."""
     kind: Kind = a.kind if a.kind == b.kind else "several"
-    most = max(a.most, b.most, key=sum)
-    return Work(kind, a.programs + b.programs, a.edge + b.edge, a.full + b.full, most, split=a.split or b.split)
+    most, least = max(a.most, b.most, key=sum), min(a.least, b.least, key=sum)
+    return Work(kind, a.programs + b.programs, a.edge + b.edge, a.full + b.full, most, least, split=a.split or b.split)
 
 
 @lru_cache(maxsize=256)  # a plan is looked at alone, beside others, and once it is chosen
@@ -134,8 +144,9 @@ def _launches(plan: TilePlan, limit: int | None) -> list[tuple[Code, Work, NDBoo
             found += [(code, first, rows)] + ([] if rest is None else [(code, rest, some)])
     if plan.blocks is not None:
         counts = np.diff(plan.blocks.first)
-        most = int(counts.max(initial=0)), 0
-        found.append(((0, False, False), Work("blocks", plan.blocks.tiles, int(counts.sum()), 0, most), None))
+        most, least = int(counts.max(initial=0)), int(counts.min()) if counts.size else 0
+        work = Work("blocks", plan.blocks.tiles, int(counts.sum()), 0, (most, 0), (least, 0))
+        found.append(((0, False, False), work, None))
     return found
 
 
@@ -144,7 +155,7 @@ def _works(launch: Launch, m: int, limit: int | None) -> tuple[Work, Work | None
     if len(launch.box) > 1:
         edge = sum(prod(axis.steps(axis.block_k) for axis in part.axes) for part in launch.parts)
         kind: Kind = "plane" if len(launch.box) == 2 else "space"
-        return Work(kind, launch.tiles, edge, 0, (longest_tile(launch), 0)), None, None
+        return Work(kind, launch.tiles, edge, 0, (longest_tile(launch), 0), (shortest_tile(launch), 0)), None, None
     tiles, full = np.sum([tiles_on_line(part.axes[0]) for part in launch.parts], axis=0)
     kind, edge = _on_line(launch), tiles - full
     if limit is None or not (tiles > limit).any():
@@ -160,10 +171,11 @@ def _works(launch: Launch, m: int, limit: int | None) -> tuple[Work, Work | None
 
 def _work(kind: Kind, programs: int, edge: Ints, full: Ints, of: Ints | int = 1) -> Work:
     """edge, full: tiles of every tile of rows; of: how many programs share them, 0 for none."""
-    at = int(np.argmax((edge + full) / np.maximum(of, 1)))
-    share = int(np.broadcast_to(np.maximum(of, 1), edge.shape)[at])
-    most = int(edge[at]) // share, int(full[at]) // share
-    return Work(kind, programs, int(edge.sum()), int(full.sum()), most)
+    shares = np.broadcast_to(np.maximum(of, 1), edge.shape)
+    lengths = np.where(np.broadcast_to(of, edge.shape) > 0, (edge + full) / shares, np.nan)
+    ends = np.nanargmax(lengths), np.nanargmin(lengths)
+    most, least = ((int(edge[at] // shares[at]), int(full[at] // shares[at])) for at in ends)
+    return Work(kind, programs, int(edge.sum()), int(full.sum()), most, least)
 
 
 def _on_line(launch: Launch) -> Kind:

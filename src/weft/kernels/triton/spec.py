@@ -28,13 +28,14 @@ class KernelSpec:
     same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32, from the zeros that "delta"
     leaves. packed: several launches in one, so that a program first reads which is its own. accumulate: results are
     added to what came before, in float32. few: of few keys, in `Sums`, which has a row for each of these alone. joins:
-    what others left there is added to results. lse_gradient: there is one. with_delta: what dK and dV have in Stats is left in Delta too, which the gradient of sinks takes.
-    held: what products take in every tile stays in registers, for cards whose products read it there. one_maximum:
-    the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are multiplied by
-    it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of a chain of
-    launches each begins while the one before it ends (programmatic dependent launch), and waits for that before it
-    reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22. partial: sums of
-    rows stay in parts until the end, one of each thread that has a part of the row.
+    what others left there is added to results. lse_gradient: there is one. with_delta: what dK and dV have in Stats is
+    left in Delta too, which the gradient of sinks takes. held: what products take in every tile stays in registers, for
+    cards whose products read it there. one_maximum: the short form of `forward.Forward`. rescaled: the scale is not
+    clearly above zero, so scores are multiplied by it before their largest is taken. tf32: products of float32 keep 10
+    bits of its mantissa. chained: of a chain of launches each begins while the one before it ends (programmatic
+    dependent launch), and waits for that before it reads what that left. fast_log: logarithms of sums are NVIDIA's own
+    instruction, right to 2^-22. partial: sums of rows stay in parts until the end, one of each thread that has a part
+    of the row.
     """
 
     direction: Direction | Literal["delta"]
