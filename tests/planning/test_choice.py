@@ -80,8 +80,8 @@ def test_a_tuner_has_two_dozen_candidates_and_a_call_three(d, rank):
 
 
 def test_queries_of_128_channels_choose_by_what_they_see():
-    """On lines of one term between two kernels of one shape; of several, or of listed tokens, a narrower one; of several
-    one with a stage more too.
+    """On lines of one term between two kernels of one shape; of several, or of listed tokens, a narrower one; of
+    several one with a stage more too.
     """
     own = Problem(1, 8, 8, 16384, 16384, 128, 128, "bfloat16", "cuda")
     narrow, loop, deep = Tiling(64, 32, 4, 3), Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 4, apart=True)
