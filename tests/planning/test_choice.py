@@ -69,6 +69,18 @@ def test_what_is_offered_fits_the_card(gpu, dtype):
                 assert offered[0] == usual_one or shared_of(direction, whole, usual_one, gpu) > gpu.shared
 
 
+@pytest.mark.parametrize("card", ["a100", "rtx4090"])
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("direction", ["dq", "dkdv"])
+def test_gradients_of_grids_keep_to_narrow_tiles_where_others_spill(direction, rank, card):
+    """Where rates of another card would choose square ones: see `spilled.json` of tests/triton for what it saves."""
+    narrow = Tiling(64, 32, 4, 3, apart=True)
+    assert menu(direction, problem(d=64), rank, GPUS[card]) == (narrow,)
+    assert len(menu(direction, problem(d=128), rank, GPUS[card])) == 1
+    assert narrow not in menu(direction, problem(d=64), 1, GPUS[card])
+    assert narrow not in menu(direction, problem(d=64), rank, GPU)
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("d", [64, 128])
 def test_a_tuner_has_two_dozen_candidates_and_a_call_three(d, rank):

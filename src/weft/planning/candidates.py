@@ -59,6 +59,13 @@ def one_maximum(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bo
     return direction == "forward" and problem.dtype != "float16" and not blackwell
 
 
+def _narrow_on_grids(direction: Direction, gpu: Gpu) -> bool:
+    """Whether gradients keep to narrow tiles on grids, up to D=64 without a limit of registers: where products take
+    both factors and their sums from registers. Others spill up to 4,240 bytes a thread there (counted, not timed).
+    """
+    return direction != "forward" and gpu.architecture in ("sm_80", "sm_89")
+
+
 def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) -> Tiling:
     """What was measured best at these head dimensions on an H200 (benchmarks/notes/triton.md)."""
     wide, forward, line = max(problem.d, problem.dv), direction == "forward", rank == 1
@@ -66,6 +73,8 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
         rows = 32 if wide > 128 else 64
         return Tiling(rows, 32, 4 if forward else 8, 2)
     if wide <= 64:
+        if not line and _narrow_on_grids(direction, gpu):
+            return Tiling(64, 32, 4, 3, apart=True)
         return Tiling(64, 32 if direction == "dkdv" else 64, 4, 3, 128 if forward else 168, apart=not forward)
     if wide <= 96:
         return Tiling(64, 64, 4, 3, apart=not forward)
@@ -97,6 +106,8 @@ def menu(
     if not fits(first):
         return (next(filter(fits, SMALLER), SMALLER[-1]),)
     if problem.dtype == "float32":
+        return (first,)
+    if rank > 1 and _narrow_on_grids(direction, gpu):
         return (first,)
     others = {"forward": _other_forwards, "dq": _others_of_queries, "dkdv": _others_of_keys}[direction]
     return (first, *filter(fits, others(problem, gpu, rank == 1, terms)))
