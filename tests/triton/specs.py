@@ -155,6 +155,8 @@ CALLS = {
     "window": Call(BAND, dims=(128, 128)),
     "window, 64": Call(BAND),
     "window, 256": Call(BAND, m=4000, n=4000, dims=(256, 256)),  # fewer tokens are computed by rows
+    "window, 192x128": Call(BAND, m=4000, n=4000, dims=(192, 128)),
+    "window, 192": Call(BAND, m=4000, n=4000, dims=(192, 192)),
     "window, float32": Call(BAND, dims=(128, 128), dtype=torch.float32),
     "window, 256, float32": Call(BAND, dims=(256, 256), dtype=torch.float32),
     "window, softcap, alibi, sinks": Call(BAND, dims=(80, 80), options={"softcap": 5.0, "alibi": True, "sinks": True}),

@@ -29,18 +29,19 @@ from .specs import BAND, CALLS, DIRECTIONS, Call, card, has_room_for_dq, specs_t
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
-SLOW = ("window, 64", "window, 256", "window, 256, float32")  # like others, and long to compile
+# like others, and long to compile
+SLOW = ("window, 64", "window, 192x128", "window, 192", "window, 256", "window, 256, float32")
 SPILLED = Path(__file__).with_name("spilled.json")  # bytes of local memory of a thread, as it is today; 0 if absent
 
-# (direction, call) whose innermost loops spill on sm_90. 64 x 64 tiles of keys at D=256 are the fastest all the same,
-# and so they are at D=80 without options (benchmarks/notes/triton.md). Versions differ in the kernel for all gradients.
+# (direction, call) whose innermost loops spill on sm_90. Wide tiles of keys at D=192 are the fastest all the same, and
+# so they are at D=80 without options (benchmarks/notes/triton.md). Versions differ in the kernel for all gradients.
 CROWDED = {
     (3, 6): ("random blocks", "listed tokens", "rows anywhere", "window, softcap, alibi, sinks"),
     (3, 7): ("random blocks", "listed tokens", "dilation by head"),
 }
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 INSIDE = {
-    *(("keys", call) for call in ("random blocks", "window, 256", "window, softcap, alibi, sinks")),
+    *(("keys", call) for call in ("random blocks", "window, 192x128", "window, 192", "window, softcap, alibi, sinks")),
     *(("one kernel", call) for call in CROWDED.get(VERSION, CROWDED[3, 7])),
 }
 
@@ -138,7 +139,7 @@ def test_what_is_held_is_read_from_registers(case, compiled):
         if spec.dtype == "float32" or spec.rows * 4 != spec.warps * 64:  # other instructions, or more of them
             continue
         sizes = {"q": spec.d, "do": spec.dv} if direction == "dq" else {"k": spec.d, "v": spec.dv}
-        rest = [size for name, size in sizes.items() if name not in spec.factors]
+        rest = [size for name, size in sizes.items() if name not in spec.factors and (name, spec.makes) != ("v", "dv")]
         wanted = sum(width // 16 for size in rest for _, width, _ in chunks(size))
         assert set(taken.read) == {wanted}, spec.name
 
@@ -200,11 +201,11 @@ BLOCKS_AT_256 = [
 def test_the_remainder_has_room_at_256_channels(target, dtype, direction):
     """With fewer stages than its lines have, where these take too much."""
     call, gpu = Call(weft.random_blocks(64, 3, seed=1), dims=(256, 256), dtype=dtype), card(target)
-    (spec,) = specs_of(plan_attention(call.pattern, call.problem(), gpu), direction)
-    assert spec.rank == 0
-    shared = compile_for(spec, SMALL if target == "sm_89" else TARGETS[target]).metadata.shared
-    counted = shared_of_blocks(direction, call.problem(), spec.stages, gpu)
-    assert shared <= counted <= SHARED[target] * 1024
+    for spec in specs_of(plan_attention(call.pattern, call.problem(), gpu), direction):
+        assert spec.rank == 0
+        shared = compile_for(spec, SMALL if target == "sm_89" else TARGETS[target]).metadata.shared
+        counted = shared_of_blocks(direction, call.problem(), spec.stages, gpu)
+        assert shared <= counted <= SHARED[target] * 1024
 
 
 @pytest.mark.parametrize("case", ON_HOPPER)

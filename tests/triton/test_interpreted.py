@@ -15,11 +15,11 @@ import torch
 from weft.settings import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFORMANCE, TRAPS, POISON, ONE_KERNEL, ONE_MAXIMUM, PACKS, JOINED, SEEN_BY_ALL, TERMS, TILINGS = (
+CONFORMANCE, TRAPS, POISON, ONE_KERNEL, ONE_MAXIMUM, PACKS, JOINED, SEEN_BY_ALL, TERMS, TILINGS, HALVES = (
     f"tests/kernels/test_{name}.py::test"
     for name in (
         "conformance", "traps", "poison", "one_kernel", "one_maximum", "packs", "joined", "seen_by_all", "terms",
-        "tilings",
+        "tilings", "halves",
     )
 )  # fmt: skip
 CHOSEN = {
@@ -50,6 +50,10 @@ CHOSEN = {
         f"{JOINED}_only_what_is_met_is_read",
         f"{JOINED}_launches_that_meet_all_rows_read_nothing_unset[strided]",
         f"{JOINED}_long_tiles_leave_shares_to_a_launch_of_their_own[64-2]",
+    ],
+    "launches of dV and of dK": [
+        *(f"{HALVES}_gradients[{name}-dims0]" for name in ("window", "several", "joined", "plane")),
+        f"{HALVES}_options[softcap]",
     ],
     "tokens that all see": [
         f"{SEEN_BY_ALL}_results[{name}-4-True]" for name in ("longformer", "of a causal window", "of some heads")

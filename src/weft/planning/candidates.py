@@ -26,6 +26,27 @@ ONE_PAIR, PAIRS_WITH_DQ = 1.1, 6.0
 PAIRS: dict[Direction, float] = {"forward": ONE_PAIR, "dq": ONE_PAIR, "dkdv": 3.1}
 AMD_ALONE = 1 << 16  # bytes of a tensor that AMD's kernels hold at a time, at the most
 HELD = range(65, 129)  # head dimensions whose gradients hold factors in registers, where products take them there
+HALVED = 320  # D + Dv
+# Beyond 128 head dimensions, by D + Dv up to so many and whether on lines: timed at D=160, 192 (Dv=128 too) and 256;
+# forwards and dQ of grids as they are elsewhere.
+WIDE_ELSEWHERE: dict[tuple[Direction, bool], Tiling] = {
+    ("forward", True): Tiling(128, 64, 8, 2), ("forward", False): Tiling(128, 32, 8, 3),
+    ("dq", True): Tiling(128, 32, 8, 3, apart=True), ("dq", False): Tiling(128, 32, 8, 2),
+    ("dkdv", True): Tiling(64, 64, 8, 2, apart=True), ("dkdv", False): Tiling(64, 64, 8, 2),
+}  # fmt: skip
+WIDE: dict[int, dict[tuple[Direction, bool], Tiling]] = {
+    HALVED: WIDE_ELSEWHERE | {
+        ("forward", True): Tiling(128, 64, 8, 3), ("dq", True): Tiling(128, 64, 8, 3, apart=True),
+        ("dkdv", True): Tiling(128, 32, 8, 3, apart=True), ("dkdv", False): Tiling(64, 32, 4, 3),
+    },
+    384: WIDE_ELSEWHERE | {
+        ("forward", True): Tiling(128, 64, 8, 3), ("dq", True): Tiling(128, 64, 8, 2, apart=True),
+        ("dkdv", True): Tiling(128, 64, 8, 2, apart=True), ("dkdv", False): Tiling(64, 32, 4, 2),
+    },
+    512: WIDE_ELSEWHERE | {
+        ("dkdv", True): Tiling(128, 32, 8, 3, apart=True), ("dkdv", False): Tiling(32, 64, 4, 2),
+    },
+}  # fmt: skip
 # For cards without room for the usual tiling, the largest that fits.
 SMALLER = (Tiling(64, 32, 8, 2), Tiling(32, 32, 4, 2), Tiling(32, 16, 4, 2), Tiling(16, 16, 4, 1))
 
@@ -40,8 +61,11 @@ class Footprint:
 
 def held(problem: Problem, gpu: Target | Gpu) -> bool:
     """Whether kernels hold in registers what they multiply every tile with: on cards that multiply from there."""
-    hopper = isinstance(gpu, Gpu) and gpu.architecture == "sm_90"
-    return hopper and DTYPES[problem.dtype] == 2 and max(problem.d, problem.dv) < HELD.stop
+    return _hopper(gpu) and DTYPES[problem.dtype] == 2 and max(problem.d, problem.dv) < HELD.stop
+
+
+def _hopper(gpu: Target | Gpu) -> bool:
+    return isinstance(gpu, Gpu) and gpu.architecture == "sm_90"
 
 
 def always_apart(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
@@ -59,11 +83,23 @@ def one_maximum(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bo
     return direction == "forward" and problem.dtype != "float16" and not blackwell
 
 
-def _narrow_on_grids(direction: Direction, gpu: Gpu) -> bool:
-    """Whether gradients keep to narrow tiles on grids, up to D=64 without a limit of registers: where products take
-    both factors and their sums from registers. Others spill up to 4,240 bytes a thread there (counted, not timed).
+def in_halves(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
+    """Whether dV and dK are made by a launch each: where D + Dv is beyond HALVED, threads have no registers for both
+    sums, and five products at full speed take less than four that spill (timed on sm_90 alone). Not in float32.
     """
-    return direction != "forward" and gpu.architecture in ("sm_80", "sm_89")
+    return direction == "dkdv" and _hopper(gpu) and DTYPES[problem.dtype] == 2 and problem.d + problem.dv > HALVED
+
+
+def _narrow_on_grids(direction: Direction, gpu: Gpu) -> bool:
+    """Whether gradients keep to narrow tiles on grids, up to D=64 without a limit of registers. Others spill up to
+    4,240 bytes a thread there (counted, not timed).
+    """
+    return direction != "forward" and _from_registers(gpu)
+
+
+def _from_registers(gpu: Gpu) -> bool:
+    """Whether products take both factors and their sums from registers, on NVIDIA's cards."""
+    return gpu.architecture in ("sm_80", "sm_89")
 
 
 def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU) -> Tiling:
@@ -84,11 +120,10 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
         # two stages where three would leave room for one block on a processor only
         two = direction == "dq" or (forward and not line)
         return Tiling(64, 32 if direction == "dkdv" else 64, 4, 2 if two else 3, apart=not forward)
-    if direction == "dkdv":
-        return Tiling(64, 64, 8, 2, apart=line)
-    if forward and line:
-        return Tiling(128, 64, 8, 2)
-    return Tiling(128, 32, 8, 3 if forward or line else 2, apart=line and not forward)
+    if direction == "dkdv" and _from_registers(gpu):  # others spill up to 9,232 bytes a thread (counted, not timed)
+        return Tiling(32, 32, 4, 2, apart=line)
+    size = min(both for both in WIDE if problem.d + problem.dv <= both)
+    return (WIDE[size] if _hopper(gpu) else WIDE_ELSEWHERE)[direction, line]
 
 
 def menu(
@@ -196,6 +231,8 @@ def footprint(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) 
     if _queries_held(direction, problem, gpu):
         mine -= problem.d
     sums = {"forward": problem.dv, "dq": problem.d, "dkdv": channels}[direction]
+    if in_halves(direction, problem, gpu):
+        sums = max(problem.d, problem.dv)
     scores = tiling.cols * (1 if direction == "forward" else 2)
     threads = THREADS * tiling.warps
     return Footprint(walked + tiling.rows * mine * width, 48 + tiling.rows * (sums + scores) // threads)
@@ -208,6 +245,12 @@ def _queries_held(direction: Direction, problem: Problem, gpu: Gpu) -> bool:
 
 def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     """The most bytes of shared memory that a program of a tiling was seen to take on such cards."""
+    blackwell = gpu.architecture == "sm_100"
+    if blackwell and DTYPES[problem.dtype] == 2:  # rows as wide as a power of two
+        problem = replace(problem, d=_padded(problem.d), dv=_padded(problem.dv))
+    takes = footprint(direction, problem, tiling, gpu).shared
+    if in_halves(direction, problem, gpu):
+        return takes + 32 * tiling.stages * tiling.cols  # Stats beside queries and dO
     if _queries_held(direction, problem, gpu):
         share = 1.0
     elif gpu.architecture.startswith("gfx"):
@@ -215,8 +258,13 @@ def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) 
     elif DTYPES[problem.dtype] == 4:
         share = FLOAT32
     else:
-        share = (BLACKWELL if gpu.architecture == "sm_100" else COMPILED)[direction]
-    return share * footprint(direction, problem, tiling, gpu).shared
+        share = (BLACKWELL if blackwell else COMPILED)[direction]
+    return share * takes
+
+
+def _padded(size: int) -> int:
+    """Channels of what is in one or two chunks, each of two as wide as the first."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 # ---- the remainder ---------------------------------------------------------------------------------------------------
@@ -247,8 +295,8 @@ def shared_of_blocks(
         return AMD_ALONE
     width, gradient, blackwell = DTYPES[problem.dtype], direction != "forward", gpu.architecture == "sm_100"
     d, dv = (sum(size for _, size, _ in chunks(one)) for one in (problem.d, problem.dv))
-    if blackwell and width == 2:  # each of two chunks as wide as the first
-        d, dv = (max(16, 1 << (one - 1).bit_length()) for one in (d, dv))
+    if blackwell and width == 2:
+        d, dv = _padded(d), _padded(dv)
     both, larger = d + dv, max(d, dv)
     mine, pairs = both if gradient else d, PAIRS_WITH_DQ if with_dq else PAIRS[direction] if width == 2 else ONE_PAIR
     if gpu.architecture.startswith("gfx"):

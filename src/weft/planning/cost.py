@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from math import floor
 
 from weft.napkin.formulas import attention_transfers
-from weft.planning.candidates import resident
+from weft.planning.candidates import in_halves, resident
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.rates import Rates, rates
 from weft.planning.tiling import Direction, Tiling
@@ -27,6 +27,7 @@ UNEVEN = 0.25
 ALONE = 0.55  # the time of a program alone on a processor, of what it takes beside as many others as fit
 ADDED = 0.32  # bytes a second of sums in the second-level cache, of those that it reads (benchmarks/notes/triton.md)
 PRODUCTS = {"forward": (1, 1), "dq": (2, 1), "dkdv": (2, 2)}  # of a tile, over D and over Dv
+HALVES = (3, 2)  # of dV and of dK, which both make scores
 
 
 FLOORS = ("products", "exponentials", "reads", "loads")
@@ -76,7 +77,13 @@ def cost(works: Sequence[Work], direction: Direction, problem: Problem, tiling: 
     starts, edges, full = (sum(one[i] for one in even) for i in range(3))
     added = sum(merging(work, direction, problem, tiling, gpu) for work in works)
     floors = _floors(works, direction, problem, tiling, gpu)
-    return Cost(starts, edges, full, uneven, added, len(works) * gpu.launch_seconds, *floors)
+    launches = len(works) * _passes(direction, problem, gpu)
+    return Cost(starts, edges, full, uneven, added, launches * gpu.launch_seconds, *floors)
+
+
+def _passes(direction: Direction, problem: Problem, gpu: Gpu) -> int:
+    """Launches of a wave, each of which reads all that it walks."""
+    return 2 if in_halves(direction, problem, gpu) else 1
 
 
 def in_memory(works: Sequence[Work], direction: Direction, all_works: Sequence[Work]) -> Sequence[Work]:
@@ -155,12 +162,13 @@ def _floors(
     works: Sequence[Work], direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu
 ) -> tuple[float, float, float, float]:
     """Seconds of FLOORS."""
-    tiles, over = sum(work.tiles for work in works), PRODUCTS[direction]
+    passes, tiles = _passes(direction, problem, gpu), sum(work.tiles for work in works)
+    over = HALVES if passes > 1 else PRODUCTS[direction]
     pairs = tiles * tiling.rows * tiling.cols
     rate = dict(gpu.flops)["fp16"] if DTYPES[problem.dtype] == 2 else gpu.fma_flops
     products = 2 * pairs * (over[0] * problem.d + over[1] * problem.dv) / rate
     exponentials = pairs / (gpu.processors * gpu.exponentials * gpu.clock)
-    cached = sum(read(work, direction, problem, tiling) for work in works)
+    cached = passes * sum(read(work, direction, problem, tiling) for work in works)
     return products, exponentials, cached / gpu.l2_bandwidth, moved(direction, problem) / gpu.bandwidth
 
 

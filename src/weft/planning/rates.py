@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
+from weft.planning.candidates import in_halves
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.work import Kind
@@ -52,7 +53,7 @@ def floor_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -
     """Clocks of a tile, at the least: products and, as they overlap badly inside a program, half the exponentials;
     and of a program's beginning and end: its own rows read and written.
     """
-    count = {"forward": 1, "dq": 1.5, "dkdv": 2}[direction]
+    count = {"forward": 1, "dq": 1.5, "dkdv": 2.5 if in_halves(direction, problem, gpu) else 2}[direction]
     pairs = tiling.rows * tiling.cols
     per_clock = MMA_PER_CLOCK[gpu.architecture] if DTYPES[problem.dtype] == 2 else gpu.fma16
     tile = 2 * pairs * count * (problem.d + problem.dv) / per_clock + pairs / gpu.exponentials / 2

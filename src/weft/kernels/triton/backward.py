@@ -155,7 +155,19 @@ class QueryGradient(Gradient, KeyWalk):
 
 
 class KeyGradient(Gradient):
-    """dK = scale * sum of ds^T Q and dV = sum of p^T dO for a tile of keys, over queries and the heads of a group."""
+    """dK = scale * sum of ds^T Q and dV = sum of p^T dO for a tile of keys, over queries and the heads of a group; or
+    one of them, where a thread has no registers for both sums.
+    """
+
+    @property
+    def sums(self) -> tuple[tuple[str, str, tuple[tuple[int, int, int], ...], str], ...]:
+        """(name, tensor, chunks, column) of what is made."""
+        both = ("dk", "DK", self.d, "d"), ("dv_sum", "DV", self.dv, "dv")
+        return both if self.spec.makes == "both" else both[:1] if self.spec.makes == "dk" else both[1:]
+
+    @property
+    def makes_dk(self) -> bool:
+        return self.spec.makes != "dv"
 
     def load_mine(self) -> Iterator[str]:
         yield from self.columns(self.d, "d")
@@ -164,13 +176,14 @@ class KeyGradient(Gradient):
         if not self.for_queries:
             mask = "valid" if self.spec.with_dq else ""  # what joins sums over keys joins them once
             yield from self.load("k", "K", "k_rows", mask, "d")
-        yield "v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row"
-        if not self.for_queries:
-            yield from self.load("v", "V", "v_rows", "", "dv")
+        if self.makes_dk:
+            yield "v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row"
+            if not self.for_queries:
+                yield from self.load("v", "V", "v_rows", "", "dv")
         yield from self.scale_of()
         if self.spec.folded:
             yield f"stat = tl.arange(0, {STATS})"
-            for name, those in (("of_lse", "stat < 8"), ("of_delta", "stat >= 8")):
+            for name, those in (("of_lse", "stat < 8"), ("of_delta", "stat >= 8"))[: 1 + self.makes_dk]:
                 yield f"{name} = tl.where(({those})[None, :] & (r >= 0)[:, None], 1.0, 0.0).to({self.small})"
 
     def start(self) -> Iterator[str]:
@@ -179,8 +192,8 @@ class KeyGradient(Gradient):
         if self.spec.chained and self.spec.accumulate:
             yield "gdc_launch_dependents()"
         yield from self.hold("k", self.d)
-        yield from self.zeros("dk", self.d)
-        yield from self.zeros("dv_sum", self.dv)
+        for name, _, dims, _ in self.sums:
+            yield from self.zeros(name, dims)
         if self.spec.rank > 1:
             yield "is_seen = r < 0"
 
@@ -235,8 +248,9 @@ class KeyGradient(Gradient):
         if self.spec.with_dq:
             wanted = "wanted" if self.for_queries else "valid"
             yield f"ds = tl.where({wanted}[:, None], ds, 0.0)  # of unseen keys it may be infinite"
-        yield "ds = ds.to(q_0.dtype)"
-        yield from self.accumulate("dk", "ds", "q", self.d)
+        if self.makes_dk:
+            yield "ds = ds.to(q_0.dtype)"
+            yield from self.accumulate("dk", "ds", "q", self.d)
         if self.spec.with_dq:
             yield from self.add_to_dq(kind)
 
@@ -260,7 +274,13 @@ class KeyGradient(Gradient):
         scores, lse, dp = self.taken_off if self.spec.folded else self.left_on
         yield from self.scores(scores, lse, kind)
         yield from self.load_tile("do", "DOut", "o", kind)
-        yield from self.add_to_dv()
+        if self.spec.makes != "dk":
+            yield from self.add_to_dv()
+        if self.makes_dk:
+            yield from self._ds(dp, kind)
+
+    def _ds(self, dp: str, kind: str) -> Iterator[str]:
+        """ds of a tile from its p."""
         if not self.spec.folded:
             token, there = self.of_their_rows(kind, "")
             yield f"delta = tl.load(Delta + (row_at + at) + {token}{there})"
@@ -322,21 +342,22 @@ class KeyGradient(Gradient):
     def finish(self) -> Iterator[str]:
         if self.spec.rank > 1:
             yield "# whatever lies in a key that no query sees (a test for each pair would be one in every tile)"
-            for name, dims in (("dk", self.d), ("dv_sum", self.dv)):
+            for name, _, dims, _ in self.sums:
                 yield from (f"{name}_{n} = tl.where(is_seen[:, None], {name}_{n}, 0.0)" for n in range(len(dims)))
         few = self.spec.few
         if not few:
-            yield f"dk_rows = {self.my_rows('DK')}"
-            yield f"dv_rows = {self.my_rows('DV')}"
-        yield from (f"dk_{n} = dk_{n} * scale" for n in range(len(self.d)))
+            yield from (f"{tensor.lower()}_rows = {self.my_rows(tensor)}" for _, tensor, _, _ in self.sums)
+        if self.makes_dk:
+            yield from (f"dk_{n} = dk_{n} * scale" for n in range(len(self.d)))
         if few or self.spec.joins:
             yield "slot = tl.load(Slots + token_r)  # (rows,) of Sums, where dV follows dK"
             yield f"dk_left = {self.my_rows('Sums', 'slot')}"
             yield f"dv_left = dk_left + {self.spec.d}"
         if self.spec.joins:
             yield from self.join()
-        yield from self.keep("dk", *(("Sums", "dk_left") if few else ("DK", "dk_rows")), "d")
-        yield from self.keep("dv_sum", *(("Sums", "dv_left") if few else ("DV", "dv_rows")), "dv")
+        for name, tensor, _, column in self.sums:
+            where = ("Sums", f"{tensor.lower()}_left") if few else (tensor, f"{tensor.lower()}_rows")
+            yield from self.keep(name, *where, column)
 
     @staticmethod
     def my_rows(tensor: str, row: str = "token_r") -> str:
@@ -350,8 +371,8 @@ class KeyGradient(Gradient):
             yield "# the launches before waited for that of dQ; some program waits for them, or this might end first"
             yield "if (tl.max(met.to(tl.int32), 0) != 0) | (tl.program_id(1) == 0):"
             yield "    gdc_wait()"
-        for name, left, dims, column in (("dk", "dk_left", self.d, "d"), ("dv_sum", "dv_left", self.dv, "dv")):
+        for name, tensor, dims, column in self.sums:
             for n, (_, width, live) in enumerate(dims):
                 inside = f" & {column}_live_{n}" if live < width else ""
-                at = self.pointer("Sums", left, f"{column}_{n}")
+                at = self.pointer("Sums", f"{tensor.lower()}_left", f"{column}_{n}")
                 yield f"{name}_{n} += tl.load({at}, mask=met[:, None]{inside}, other=0.0)"

@@ -8,7 +8,7 @@ from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.spec import NARROW, KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.candidates import always_apart, held, one_maximum
+from weft.planning.candidates import always_apart, held, in_halves, one_maximum
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
@@ -50,6 +50,7 @@ def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> Ker
         spec, held=held(problem, target), one_maximum=one_maximum(direction, problem, target),
         chained=chained(direction, target), fast_log=fast_log(direction, problem, target),
         partial=partial(direction, problem, target), apart=always_apart(direction, problem, target),
+        makes="dv" if in_halves(direction, problem, target) and not spec.with_dq else "both",
     )  # fmt: skip
 
 
@@ -65,11 +66,16 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     spec = KernelSpec(direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped)
     spec = for_card(spec, direction, plan)
     widest = max(problem.d, problem.dv)
-    return tuple(dict.fromkeys(wave_spec(spec, wave, waves, widest) for wave in waves.waves))
+    return tuple(dict.fromkeys(one for wave in waves.waves for one in wave_specs(spec, wave, waves, widest)))
 
 
-def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> KernelSpec:
-    """The spec of one wave; spec: all that waves share. widest: stride of rows, elements."""
+def wave_specs(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> tuple[KernelSpec, ...]:
+    """The specs of one wave's launches; spec: all that waves share. widest: stride of rows, elements."""
+    one = _wave_spec(spec, wave, waves, widest)
+    return (one,) if one.makes == "both" else (one, replace(one, makes="dk"))
+
+
+def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> KernelSpec:
     kind = wave.kind._asdict()
     tiling = kind.pop("tiling")
     aligned = spec.aligned and wave.span * max(widest, STATS) < 1 << 31
@@ -79,6 +85,8 @@ def wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kernel
     terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
     several = terms == 1 and (wave.several or (wave.more and spec.with_dq))
     limits: dict[str, int] = {"registers": 0} if crowded else {}
+    if spec.makes != "both" and not wave.kind.formula:
+        limits["stages"] = min(tiling.stages, 2)  # bounds from tables need what the third leaves not free
     if terms > 1:
         limits["apart"] = False
     elif spec.apart and wave.kind.rank == 1:

@@ -18,7 +18,7 @@ import torch
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
 from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
-from weft.kernels.triton.configure import chained, for_card, wave_spec
+from weft.kernels.triton.configure import chained, for_card, wave_specs
 from weft.kernels.triton.emit import TENSORS, tensors
 from weft.kernels.triton.launch import (
     Launch,
@@ -314,7 +314,6 @@ def _launches(
     widest = max(stride[2] for stride in strides.values())
     for wave, words in tables.waves:
         place = wave.place or Place(0, 0, 0, 0)
-        one = wave_spec(spec, wave, tables.plan, widest)
         values = {
             "record": place.record, "parts": place.parts, "parts_at": place.parts_at, "items_at": place.items_at,
             "heads_at": wave.heads_at, "all_heads": problem.q_heads, "my_length": mine, "their_length": theirs,
@@ -323,7 +322,8 @@ def _launches(
         }  # fmt: skip
         firsts = range(0, wave.items, GRID)
         launches = [(_grid(wave, first), values | {"first_item": first}) for first in firsts]
-        found.append([_launch(one, grid, words.device, here, strides) for grid, here in launches])
+        ones = wave_specs(spec, wave, tables.plan, widest)
+        found.append([_launch(one, grid, words.device, here, strides) for one in ones for grid, here in launches])
     return found
 
 
