@@ -14,6 +14,7 @@ from weft.planning.problem import Problem
 from weft.testing.workloads import WORKLOADS
 
 DIMS = (64, 128)
+OTHERS = (96, 160, 192, 256)  # head dimensions at which lines of one term are fitted
 JUDGED = 60
 
 
@@ -55,7 +56,8 @@ def core() -> list[Case]:
 
 def fitted() -> list[Case]:
     """Problems of every structure, from short to long runs, few to many programs."""
-    return [Case(pattern, 1, heads, tokens, d) for d in DIMS for pattern, heads, tokens in _FITTED]
+    sizes = [(d, some) for d in DIMS for some in _FITTED] + [(d, some) for d in OTHERS for some in _LINES]
+    return [Case(pattern, 1, heads, tokens, d) for d, (pattern, heads, tokens) in sizes]
 
 
 _FITTED = (
@@ -103,6 +105,19 @@ _FITTED = (
     ("neighborhood((16, 32, 32), (8, 16, 16))", 16, 16384),
     ("neighborhood((24, 32, 32), (7, 7, 15))", 8, 24576),
     ("neighborhood((24, 40, 48), (12, 16, 20))", 12, 46080),
+)
+
+
+_LINES = (  # kept times have some of these at each head dimension
+    ("full()", 8, 4096),
+    ("causal()", 16, 4096),
+    ("causal()", 16, 16384),
+    ("causal()", 4, 8192),
+    ("causal() & window(left=255)", 16, 8192),
+    ("causal() & window(left=1000)", 16, 8192),
+    ("window(left=100, right=100)", 16, 8192),
+    ("window(left=700, right=700)", 8, 8192),
+    ("chunks(1000) & causal()", 8, 8192),
 )
 
 

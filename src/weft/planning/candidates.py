@@ -144,6 +144,9 @@ def menu(
         return (first,)
     if rank > 1 and _narrow_on_grids(direction, gpu):
         return (first,)
+    if max(problem.d, problem.dv) > 128:
+        short = rank == 1 and terms == "one" and _hopper(gpu)
+        return (first, *filter(fits, _others_of_wide(direction, problem) if short else ()))
     others = {"forward": _other_forwards, "dq": _others_of_queries, "dkdv": _others_of_keys}[direction]
     return (first, *filter(fits, others(problem, gpu, rank == 1, terms)))
 
@@ -158,8 +161,10 @@ def _other_forwards(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tup
     wide, several = max(problem.d, problem.dv), line and terms == "several"
     if wide <= 64:
         return (Tiling(64, 128, 4, 3), Tiling(64, 128, 4, 4)) * several + (Tiling(64, 32, 4, 3),) * (not line)
-    if not (96 < wide <= 128 and held(problem, gpu)):
+    if not held(problem, gpu):
         return ()
+    if wide <= 96:
+        return (Tiling(64, 32, 4, 3),) * (line and terms == "one")
     return (Tiling(64, 32, 4, 3),) + (Tiling(64, 64, 4, 4),) * several
 
 
@@ -192,6 +197,14 @@ def _others_of_keys(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tup
     if not (96 < wide <= 128 and held(problem, gpu)):
         return ()
     return (Tiling(64, 32, 4, 3),) if line else (Tiling(128, 64, 8, 3),) * (problem.group == 1)
+
+
+def _others_of_wide(direction: Direction, problem: Problem) -> tuple[Tiling, ...]:
+    """Beyond 128 head dimensions narrow tiles for short runs, timed where WIDE was."""
+    both = problem.d + problem.dv
+    if direction == "forward":
+        return (Tiling(64, 32, 4, 3 if both <= 384 else 2),)
+    return (Tiling(64, 32, 4, 3 if both <= HALVED else 2, apart=True),) * (both <= 384)
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:
