@@ -72,6 +72,17 @@ def test_no_line_is_wider_than_asked(run, size, width):
     assert len(lines) <= max(16, width)
 
 
+@pytest.mark.parametrize("text", ["causal() & (window(left=127) | periodic_keys(step=128))", "strided(128)"])
+def test_no_live_cell_is_blank(run, text):
+    done = run(text, "--size", "16384", "--width", "80")
+    lines = picture(done.output)
+    q, k = (np.arange(1, len(x) + 1) * 16384 // len(x) for x in (lines, lines[0]))
+    first = np.append(0, k[:-1])  # key of each cell
+    np.testing.assert_array_equal(np.array([list(line) for line in lines]) != " ", first < q[:, None])
+    said = json.loads(run(text, "--size", "16384", "--width", "80", "--json").output)
+    np.testing.assert_array_equal(np.array(said["density"]) > 0, np.tri(80, dtype=bool))
+
+
 def test_its_own_size_is_the_default(run):
     for text, size in [
         ("documents([3, 4, 5])", 12), ("documents(ids=[1, 2, 1])", 3), ("neighborhood((4, 6), 3)", 24),

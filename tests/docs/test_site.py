@@ -249,6 +249,8 @@ def test_the_first_picture_of_the_readme_tells_the_truth():
     picture = next(blocks((ROOT / "README.md").read_text())).body
     text, _, _ = picture.partition(" at 256 tokens")
     pattern = eval(f"weft.{text}")
+    drawn = [line.split("|")[1] for line in picture.splitlines() if "|" in line]
+    assert drawn == pattern.draw(256, width=len(drawn[0]) // 2).split("\n")[: len(drawn)]
     terms = [f"{term.nnz:,} pairs" for term in pattern.acsr(256).terms]
     assert [line.rpartition("  ")[2].strip() for line in picture.splitlines() if " pairs" in line] == terms
     assert f"{pattern.acsr(256).nbytes} bytes" in picture and pattern.acsr(1_000_000).nbytes == pattern.acsr(256).nbytes

@@ -447,6 +447,13 @@ def test_an_explanation_says_what_bounds_it_and_what_was_rejected():
     assert "tuned, or asked for" in plan_attention(WINDOW, problem(), GPU, (("dq", Tiling(64, 32, 4, 2)),)).explain()
 
 
+def test_an_explanation_draws_every_head():
+    parts = [weft.causal() & (weft.window(left=127) | weft.periodic_keys(128)), weft.chunks(3000)]
+    said = plan_attention(weft.per_head(parts), problem(tokens=16384, heads=2)).explain()
+    drawn = [line[5:-1] for line in said.splitlines() if line.startswith("    |")]
+    assert drawn == [line for part in parts for line in part.draw(16384, width=24).split("\n")]
+
+
 def test_an_explanation_says_what_a_card_has_no_room_for():
     said = plan_attention(WINDOW, problem(d=128), GPUS["rtx4090"]).explain().splitlines()[-1]
     assert said.endswith("the card's shared memory is too small")

@@ -147,7 +147,7 @@ def _facts(asked: Asked, acsr: Acsr, width: int, options: dict[str, Any]) -> dic
         "pairs": acsr.nnz, "share": acsr.nnz / (asked.m * asked.n), "nbytes": acsr.nbytes,
         "terms": [{"pairs": term.nnz, "nbytes": term.nbytes, "axes": term.rank} for term in acsr.terms],
         "remainder": {"blocks": len(acsr.remainder), "nbytes": acsr.remainder.nbytes}, "notes": list(acsr.notes),
-        "density": owned(acsr, width, width).share.round(4).tolist(),
+        "density": owned(acsr, width, width).share.tolist(),
     }  # fmt: skip
     if options["tiles"]:
         facts["tiles"] = [

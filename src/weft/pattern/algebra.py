@@ -138,10 +138,16 @@ class Pattern:
         return build(self, m, n, int(batch), int(head))
 
     def draw(self, m: int, n: int | None = None, width: int = 48) -> str:
-        """The pattern at (m, n) in block characters, at most `width` columns; shades show density."""
-        from weft.pattern.draw import draw_pattern
+        """The pattern at (m, n) in block characters, at most `width` columns, two characters each; queries run down,
+        keys to the right. Head 0 of batch row 0.
 
-        return draw_pattern(self, *self._sizes(m, n), width)
+        Shades show the share of live pairs, which are counted: a cell is blank only if none of its pairs is live, and
+        solid only if all are. Raises what `acsr` raises.
+        """
+        from weft.acsr.picture import owned  # a floor above, as in `acsr`
+        from weft.pattern.draw import drawn
+
+        return drawn(owned(self.acsr(m, n), width, width).share)
 
     def _sizes(self, m: Any, n: Any, batch: int = 0, head: int = 0) -> tuple[int, int]:
         """(m, n) checked, n defaulting to m; and that batch row and head exist."""

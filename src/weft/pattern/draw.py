@@ -12,11 +12,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Ints
 
 SHADES = " ░▒▓█"
-PROBES = 8  # rows and columns looked at in each cell
 
 Paint: TypeAlias = Callable[[str, int, int], str]  # characters, kind of their ink, kind of their ground -> text
 
@@ -26,16 +24,9 @@ def plain(text: str, ink: int, ground: int) -> str:
     return text
 
 
-def draw_pattern(pattern: Pattern, m: int, n: int, width: int) -> str:
-    """At most `width` columns, two characters each; queries run down, keys to the right. Head 0 of batch row 0."""
-    return "\n".join("".join(SHADES[shade] * 2 for shade in row) for row in shades(density(pattern, m, n, width)))
-
-
-def density(pattern: Pattern, m: int, n: int, width: int) -> np.ndarray:
-    """Share of live pairs in each cell of a picture of at most width x width cells, PROBES x PROBES a cell."""
-    rows, cols = probes(m, width), probes(n, width)
-    live = pattern.contains(rows.reshape(-1)[:, None], cols.reshape(-1)[None, :], m, n)
-    return live.reshape(*rows.shape, *cols.shape).mean(axis=(1, 3))
+def drawn(share: np.ndarray) -> str:
+    """Two characters a cell, which is about a square, by the share of it that is live."""
+    return "\n".join("".join(SHADES[shade] * 2 for shade in row) for row in shades(share))
 
 
 def shades(share: np.ndarray) -> np.ndarray:
@@ -44,20 +35,22 @@ def shades(share: np.ndarray) -> np.ndarray:
     return np.where(share <= 0, 0, np.where(share >= 1, len(SHADES) - 1, np.minimum(middle, len(SHADES) - 2)))
 
 
-def probes(length: int, cells: int) -> Ints:
-    """(cells, probes): the indices looked at in each cell; of each index one where there are no more than cells."""
+def edges(length: int, cells: int) -> Ints:
+    """Where `cells` even cells, or as many as there are tokens, begin, and the end of the last."""
     count = min(length, cells)
-    edges = np.linspace(0, length, count + 1)
-    steps = (np.arange(PROBES) + 0.5) / PROBES if length > cells else np.zeros(1)
-    found = edges[:-1, None] + steps[None, :] * np.diff(edges)[:, None]
-    return np.minimum(found.astype(np.int64), max(0, length - 1))
+    return np.arange(count + 1, dtype=np.int64) * length // max(1, count)
 
 
 def commonest(kinds: np.ndarray, rows: int, cols: int) -> np.ndarray:
-    """The commonest kind in each cell of a picture of at most rows x cols cells of kinds (height, width)."""
-    q, k = (probes(length, cells) for length, cells in zip(kinds.shape, (rows, cols), strict=True))
-    seen = kinds[np.ix_(q.reshape(-1), k.reshape(-1))].reshape(*q.shape, *k.shape)
-    return np.stack([(seen == kind).sum(axis=(1, 3)) for kind in range(int(kinds.max(initial=0)) + 1)]).argmax(axis=0)
+    """The commonest kind but 0 in each cell of a picture of at most rows x cols cells of kinds (height, width); 0 only
+    where nothing else is.
+    """
+    q, k = (edges(length, cells)[:-1] for length, cells in zip(kinds.shape, (rows, cols), strict=True))
+    counts = [
+        np.add.reduceat(np.add.reduceat(kinds == kind, k, axis=1, dtype=np.int64), q, axis=0)
+        for kind in range(1, int(kinds.max(initial=0)) + 1)
+    ]
+    return np.stack([np.zeros((q.size, k.size), np.int64), *counts]).argmax(axis=0)
 
 
 # ---- lines of text -----------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weft.pattern.draw import draw_pattern
+from weft.acsr.picture import owned
+from weft.pattern.draw import drawn
 from weft.planning.argue import argue
 from weft.planning.attention_plan import AttentionPlan, Share
 from weft.target import Gpu
@@ -34,10 +35,9 @@ def _flops(plan: AttentionPlan) -> str:
 
 
 def _share(share: Share, plan: AttentionPlan) -> list[str]:
-    pattern = plan.pattern.at(share.batch, share.head)
     acsr = share.plan.acsr
-    drawn = draw_pattern(pattern, acsr.m, acsr.n, 24) if acsr.m and acsr.n else ""
-    text = [f"heads     {_heads(share)}", *(f"    |{row}|" for row in drawn.splitlines())]
+    picture = drawn(owned(acsr, 24, 24).share) if acsr.m and acsr.n else ""
+    text = [f"heads     {_heads(share)}", *(f"    |{row}|" for row in picture.splitlines())]
     text += [str(acsr), str(share.plan)]
     text += [f"  predicted {line}" if line.startswith("launch") else f"  chosen: {line}" for line in share.plan.report]
     return text
