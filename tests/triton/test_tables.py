@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import weft
 from weft.kernels.triton import run
-from weft.kernels.triton.configure import wave_spec
+from weft.kernels.triton.configure import wave_specs
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.waves import plan_waves
 from weft.planning.attention_plan import plan_attention
@@ -158,4 +158,5 @@ def test_offsets_of_rows_of_numbers_are_32_bits_where_that_is_enough(span, fits)
     """Stats has 16 numbers for each query, more than queries of 8 channels."""
     waves = waves_of(weft.dilated(9, 9, 3), problem_at(64, 64), None, True)
     spec = KernelSpec("dkdv", "bfloat16", 8, 8, 1, 0, 0)
-    assert wave_spec(spec, replace(waves.waves[0], span=span), waves, 8).aligned == fits
+    (found,) = wave_specs(spec, replace(waves.waves[0], span=span), waves, 8)
+    assert found.aligned == fits

@@ -112,8 +112,9 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
         if not line and _narrow_on_grids(direction, gpu):
             return Tiling(64, 32, 4, 3, apart=True)
         return Tiling(64, 32 if direction == "dkdv" else 64, 4, 3, 128 if forward else 168, apart=not forward)
-    if wide <= 96:
-        return Tiling(64, 64, 4, 3, apart=not forward)
+    if wide <= 96:  # where heads share keys, products in wide tiles are run one by one, or sums spill in the loop
+        narrow = direction == "dkdv" and problem.group > 1
+        return Tiling(64, 32 if narrow else 64, 4, 3, apart=not forward)
     if wide <= 128:
         if _queries_held(direction, problem, gpu):
             return Tiling(64, 64 if line else 32, 4, 3, apart=True)
@@ -122,7 +123,7 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
         return Tiling(64, 32 if direction == "dkdv" else 64, 4, 2 if two else 3, apart=not forward)
     if direction == "dkdv" and _from_registers(gpu):  # others spill up to 9,232 bytes a thread (counted, not timed)
         return Tiling(32, 32, 4, 2, apart=line)
-    size = min(both for both in WIDE if problem.d + problem.dv <= both)
+    size = min((both for both in WIDE if problem.d + problem.dv <= both), default=max(WIDE))
     return (WIDE[size] if _hopper(gpu) else WIDE_ELSEWHERE)[direction, line]
 
 

@@ -56,7 +56,6 @@ def kernel(
     here = Tables + parts_at
     run = mine + 2
     c = tl.arange(0, 64)
-    rest_c = c
     first_0 = tl.load(run + 0)
     count_0 = tl.load(run + 1)
     step_0 = tl.load(here + 4)

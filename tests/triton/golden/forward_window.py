@@ -47,7 +47,6 @@ def kernel(
     here = Tables + parts_at
     run = mine + 2
     c = tl.arange(0, 64)
-    rest_c = c
     first_0 = tl.load(run + 0)
     count_0 = tl.load(run + 1)
     step_0 = tl.load(here + 4)
@@ -55,20 +54,16 @@ def kernel(
     left_0 = tl.load(run + 2)
     full_0 = left_0 + tl.load(run + 3)
     boxes_0 = (count_0 + 63) // 64
-    c_0 = c
     low, high = lines(here + 8, i_0, length_0)
     low_0 = positions(low, first_0, step_0)  # (rows,)
     high_0 = positions(high, first_0, step_0)
     base = tl.load(here) + first_0  # the first token
-    token_c = c_0 * step_0  # (cols,) tokens of a box
     acc_0 = tl.zeros((64, 128), tl.float32)
     taken = tl.full((64,), -3e+38, tl.float32)
     total = tl.zeros((64,), tl.float32)
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head
     pace_0 = step_0 * 64
-    k_off = (token_c * K_row.to(tl.int32))[:, None]
-    v_off = (token_c * V_row.to(tl.int32))[:, None]
     for j_0 in range(boxes_0):
         near = tl.minimum(c, count_0 - 1 - j_0 * 64)
         at = base + j_0 * pace_0
@@ -102,7 +97,6 @@ def kernel(
         here = Tables + parts_at
         run = mine + 2
         c = tl.arange(0, 64)
-        rest_c = c
         first_0 = tl.load(run + 0)
         count_0 = tl.load(run + 1)
         step_0 = tl.load(here + 4)
@@ -110,20 +104,16 @@ def kernel(
         left_0 = tl.load(run + 2)
         full_0 = left_0 + tl.load(run + 3)
         boxes_0 = (count_0 + 63) // 64
-        c_0 = c
         low, high = lines(here + 8, i_0, length_0)
         low_0 = positions(low, first_0, step_0)  # (rows,)
         high_0 = positions(high, first_0, step_0)
         base = tl.load(here) + first_0  # the first token
-        token_c = c_0 * step_0  # (cols,) tokens of a box
         acc_0 = tl.zeros((64, 128), tl.float32)
         largest = tl.full((64,), float("-inf"), tl.float32)
         total = tl.zeros((64,), tl.float32)
         k_at = K + batch * K_batch + kv_head * K_head
         v_at = V + batch * V_batch + kv_head * V_head
         pace_0 = step_0 * 64
-        k_off = (token_c * K_row.to(tl.int32))[:, None]
-        v_off = (token_c * V_row.to(tl.int32))[:, None]
         for j_0 in range(boxes_0):
             near = tl.minimum(c, count_0 - 1 - j_0 * 64)
             at = base + j_0 * pace_0

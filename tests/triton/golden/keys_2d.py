@@ -80,7 +80,6 @@ def kernel(
     first_0 = tl.load(run + 0)
     count_0 = tl.load(run + 1)
     step_0 = tl.load(here + 4)
-    length_0 = tl.load(here + 6)
     log_0 = tl.load(here + 5)
     c_0 = rest_c
     boxes_0 = (count_0 + (1 << log_0) - 1) >> log_0

@@ -58,7 +58,6 @@ def kernel(
         here = Tables + parts_at + part * 40
         run = mine + 2 + part * 4
         c = tl.arange(0, 32)
-        rest_c = c
         first_0 = tl.load(run + 0)
         count_0 = tl.load(run + 1)
         step_0 = tl.load(here + 4)

@@ -6,6 +6,7 @@ The side of a tile that stays is called rows ("mine"), the side that is walked c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
@@ -31,6 +32,7 @@ STRIDED = {
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
 FLOATS = ("scale", "softcap")
+WORD, ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"^\s*(\w+) = (?!.*;)")
 
 
 def tensors(spec: KernelSpec) -> tuple[str, ...]:
@@ -74,7 +76,22 @@ def emit(spec: KernelSpec) -> str:
     if spec.fast_log:
         helpers = f"from triton.language.extra.cuda import libdevice\n\n{helpers}"
     about = f"{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."
-    return module(about, helpers, arguments(spec), _kernel(spec))
+    return module(about, helpers, arguments(spec), _needed(_kernel(spec)))
+
+
+def _needed(lines: Iterable[str]) -> list[str]:
+    """Without assignments to names that nobody reads: fragments name what some kernel wants of them. What comes first
+    in a block stays.
+    """
+    kept = list(lines)
+    while True:
+        read = {word for line in kept for word in WORD.findall(ASSIGNED.sub("", line.partition("#")[0]))}
+        begun = [True, *(line.endswith(":") for line in kept)]
+        names = [None if first else ASSIGNED.match(line) for line, first in zip(kept, begun, strict=False)]
+        rest = [line for line, name in zip(kept, names, strict=True) if name is None or name[1] in read]
+        if len(rest) == len(kept):
+            return kept
+        kept = rest
 
 
 # ---- the whole -----------------------------------------------------------------------------------------------------
