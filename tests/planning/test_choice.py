@@ -79,6 +79,12 @@ def test_short_runs_take_narrow_tiles_at_other_head_dimensions(d):
     assert len(menu("forward", problem(d=d), 2, GPU)) == len(menu("forward", problem(d=d), 1, GPU, "several")) == 1
 
 
+def test_two_launches_are_said():
+    said = plan_attention(WINDOW, problem(d=256), GPU).explain()
+    assert said.count("as many again: dV first, then dK") == 1
+    assert "as many again" not in plan_attention(WINDOW, problem(d=128), GPU).explain()
+
+
 def test_heads_that_share_keys_take_narrow_tiles_of_queries():
     """At 65 to 96 head dimensions: 0.68 to 0.87 of the time at D=96, 0.71 to 1.02 at D=80."""
     for d, cols in ((80, 32), (96, 32), (128, 32), (64, 32)):

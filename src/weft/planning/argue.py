@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from weft.napkin.formulas import naive_attention_transfers
 from weft.planning.attention_plan import AttentionPlan, count_heads
-from weft.planning.candidates import in_one, shared_of
+from weft.planning.candidates import in_halves, in_one, shared_of
 from weft.planning.choice import IN_ONE, Candidate, Rows, candidate, offered, rank_of, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, adding, moved
 from weft.planning.problem import DTYPES
@@ -54,6 +54,8 @@ def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[
         why = "tuned, or asked for"
     yield f"{direction:<9} {_named(taken)}: {_ms(taken.cost.seconds)} predicted on {gpu.name}, {why}"
     yield f"  {_counted(taken)}"
+    if in_halves(direction, plan.problem, gpu):
+        yield "  as many again: dV first, then dK, because no thread has registers for both sums"
     yield f"  {_bound(taken.cost)}"
     yield f"  {_causes(taken.cost)}"
     others = ranked(direction, rows, plan.problem, gpu) + ([] if apart is None else [apart])
