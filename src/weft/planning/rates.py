@@ -69,8 +69,9 @@ def _known(gpu: Gpu) -> str:
 
 @lru_cache(maxsize=1024)
 def _nearest(kind: Kind, direction: Direction, wide: int, tiling: Tiling, card: str) -> tuple[Key, Rates] | None:
-    """The measured rates that are most alike: of the same direction, best of the same kind, then width, then tiling; at
-    some widths only lines of one term were measured. The remainder's blocks are walked as several terms are.
+    """The measured rates that are most alike: of the same direction, best of as many axes, then of the same width, kind
+    and tiling; at some widths only lines of one term were measured. The remainder's blocks are walked as several terms
+    are.
     """
     kind, table = "several" if kind == "blocks" else kind, measured(card)
     exact = wide, direction, kind, tiling
@@ -82,9 +83,11 @@ def _nearest(kind: Kind, direction: Direction, wide: int, tiling: Tiling, card: 
 
 def _unlike(key: Key, kind: Kind, wide: int, tiling: Tiling) -> tuple[float, ...]:
     d, _, of, t = key
+    grids = ("plane", "space")
+    axes = of != kind and (of in grids or kind in grids)
     shape = abs(t.rows - tiling.rows) + abs(t.cols - tiling.cols) + 8 * abs(t.warps - tiling.warps)
     rest = abs(t.stages - tiling.stages) + (t.apart != tiling.apart) + (t.registers != tiling.registers)
-    return of != kind, abs(d - wide), shape, rest
+    return axes, abs(d - wide), of != kind, shape, rest
 
 
 @cache
