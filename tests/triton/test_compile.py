@@ -121,6 +121,19 @@ def test_a_small_card_has_room(call, direction, tmp_path, monkeypatch):
         assert compile_for(spec, SMALL).metadata.shared <= SHARED["sm_89"] * 1024, spec.name
 
 
+@pytest.mark.wide
+@pytest.mark.parametrize("target", ["sm_80", "sm_89", "sm_90", "sm_100"])
+@pytest.mark.parametrize("direction", ["forward", "dq", "keys"])
+@pytest.mark.parametrize("d", [160, 192, 224])
+def test_other_head_dimensions_have_room(d, direction, target, tmp_path, monkeypatch):
+    """Dimensions in two chunks, and in one that is wider than they are, on lines and on grids."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for call in (Call(BAND, m=4000, n=4000, dims=(d, d)), replace(CALLS["2-D"], dims=(d, d))):
+        for spec in specs_towards(call, direction, target):
+            shared = compile_for(spec, SMALL if target == "sm_89" else TARGETS[target]).metadata.shared
+            assert shared <= SHARED[target] * 1024, spec.name
+
+
 ON_HOPPER = [param for param in cases() if param.values[0][0] == "sm_90"]
 
 

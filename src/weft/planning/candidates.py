@@ -18,7 +18,7 @@ THREADS = 32  # of a warp
 MOST_REGISTERS = 255  # of a thread
 # Of what is counted, the most that Triton 3.6 and 3.7 compile, D=64 to 256. Rows of queries stay in registers;
 # on sm_100 products take both factors from shared memory, gradients of scores too; AMD's kernels hold one chunk.
-COMPILED: dict[Direction, float] = {"forward": 0.8, "dq": 0.82, "dkdv": 0.94}
+COMPILED: dict[Direction, float] = {"forward": 0.86, "dq": 0.9, "dkdv": 0.94}
 BLACKWELL: dict[Direction, float] = {"forward": 1.01, "dq": 1.4, "dkdv": 1.4}
 AMD, FLOAT32 = 0.5, 0.82
 # Of what a program of the remainder holds beside its rows and those that it walks: blocks of pairs, at the most.
@@ -259,10 +259,7 @@ def _queries_held(direction: Direction, problem: Problem, gpu: Gpu) -> bool:
 
 def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     """The most bytes of shared memory that a program of a tiling was seen to take on such cards."""
-    blackwell = gpu.architecture == "sm_100"
-    if blackwell and DTYPES[problem.dtype] == 2:  # rows as wide as a power of two
-        problem = replace(problem, d=_padded(problem.d), dv=_padded(problem.dv))
-    takes = footprint(direction, problem, tiling, gpu).shared
+    takes = footprint(direction, _laid_out(problem, gpu), tiling, gpu).shared
     if in_halves(direction, problem, gpu):
         return takes + 32 * tiling.stages * tiling.cols  # Stats beside queries and dO
     if _queries_held(direction, problem, gpu):
@@ -272,13 +269,16 @@ def shared_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) 
     elif DTYPES[problem.dtype] == 4:
         share = FLOAT32
     else:
-        share = (BLACKWELL if blackwell else COMPILED)[direction]
+        share = (BLACKWELL if gpu.architecture == "sm_100" else COMPILED)[direction]
     return share * takes
 
 
-def _padded(size: int) -> int:
-    """Channels of what is in one or two chunks, each of two as wide as the first."""
-    return max(16, 1 << (size - 1).bit_length())
+def _laid_out(problem: Problem, gpu: Gpu) -> Problem:
+    """With head dimensions as wide as their chunks are laid out: in 16 bits on sm_100 each of two as the first."""
+    d, dv = (sum(width for _, width, _ in chunks(size)) for size in (problem.d, problem.dv))
+    if gpu.architecture == "sm_100" and DTYPES[problem.dtype] == 2:
+        d, dv = (max(16, 1 << (size - 1).bit_length()) for size in (d, dv))
+    return replace(problem, d=d, dv=dv)
 
 
 # ---- the remainder ---------------------------------------------------------------------------------------------------
@@ -308,10 +308,8 @@ def shared_of_blocks(
     if gpu.architecture.startswith("gfx") and stages == 1:
         return AMD_ALONE
     width, gradient, blackwell = DTYPES[problem.dtype], direction != "forward", gpu.architecture == "sm_100"
-    d, dv = (sum(size for _, size, _ in chunks(one)) for one in (problem.d, problem.dv))
-    if blackwell and width == 2:
-        d, dv = _padded(d), _padded(dv)
-    both, larger = d + dv, max(d, dv)
+    laid_out = _laid_out(problem, gpu)
+    d, both, larger = laid_out.d, laid_out.d + laid_out.dv, max(laid_out.d, laid_out.dv)
     mine, pairs = both if gradient else d, PAIRS_WITH_DQ if with_dq else PAIRS[direction] if width == 2 else ONE_PAIR
     if gpu.architecture.startswith("gfx"):
         mine, walked = 0, both
