@@ -86,3 +86,11 @@ def test_the_version():
 def test_an_unknown_command():
     done = CliRunner().invoke(main, ["shwo"])
     assert done.exit_code == 2 and "shwo" in done.output
+
+
+@pytest.mark.parametrize("asked", [("bench", "--limit"), ("tune", "causal()", "--budget")])
+def test_seconds_are_numbers(asked):
+    for value in ("nan", "-1"):
+        done = CliRunner().invoke(main, [*asked, value])
+        assert done.exit_code == 2
+        assert value in done.output

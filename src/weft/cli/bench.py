@@ -11,6 +11,7 @@ import click
 
 from weft.bench import rows, select
 from weft.bench.run import DIRECTIONS, Bench, Machine, probe
+from weft.cli.parse import Seconds
 from weft.testing.workloads import WORKLOADS
 
 
@@ -20,7 +21,7 @@ from weft.testing.workloads import WORKLOADS
 @click.option("--direction", type=click.Choice(list(DIRECTIONS)), default="both", show_default=True)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="[default: cuda if there is a GPU]")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Each of 2 ms of calls or one.")
-@click.option("--limit", type=click.FloatRange(1), default=180.0, show_default=True,
+@click.option("--limit", type=Seconds(1), default=180.0, show_default=True,
               help="Seconds without word before a peer is given up.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path),
               help="[default: benchmarks/results/DEVICE.csv]")  # fmt: skip

@@ -263,3 +263,15 @@ class Numbers(click.ParamType):
         if max(map(len, words)) > 10 or max(map(int, words)) >= 1 << 31:
             self.fail(f"{value!r} has a number of more than 31 bits", param, ctx)
         return tuple(int(word) for word in words)
+
+
+class Seconds(click.FloatRange):
+    """Seconds from `min` on; not what is no number, which is in every range."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if found != found:
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return found

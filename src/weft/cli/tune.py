@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import weft
-from weft.cli.parse import parse
+from weft.cli.parse import Seconds, parse
 from weft.cli.plan import backend_of, problem_of, problem_options
 from weft.errors import OptionError
 from weft.kernels.backend import Timing, choose
@@ -32,7 +32,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.argument("pattern", required=False)
 @problem_options(device="gpu", required=False)
 @click.option("--direction", type=click.Choice([*DIRECTIONS, "all"]), default="all", show_default=True)
-@click.option("--budget", type=click.FloatRange(0), default=Budget.seconds, show_default=True, metavar="SECONDS",
+@click.option("--budget", type=Seconds(0), default=Budget.seconds, show_default=True, metavar="SECONDS",
               help="Of all directions together; what was begun is finished.")  # fmt: skip
 @click.option("--share", type=FILE, help="Write this card's evidence to a file instead.")
 @click.option("--adopt", type=FILE, help="Take the evidence of such a file instead.")
