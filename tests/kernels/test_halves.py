@@ -44,7 +44,7 @@ def test_others_take_one(dims):
     assert made(Problem(1, 2, 2, 70, 70, *dims, "bfloat16", "cuda")) == ["both"]
 
 
-def test_float32_takes_one():
+def test_float32_takes_none():
     assert made(Problem(1, 2, 2, 70, 70, 256, 256, "float32", "cuda")) == ["both"]
 
 

@@ -5,16 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import weft
 from weft.kernels.triton import run
 from weft.kernels.triton.configure import wave_specs
 from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.triton.tables import reciprocal
 from weft.kernels.triton.waves import plan_waves
 from weft.planning.attention_plan import plan_attention
-from weft.planning.device import plan_for_device
+from weft.planning.device import FAR, plan_for_device
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
 from weft.target import GPU
@@ -160,3 +161,15 @@ def test_offsets_of_rows_of_numbers_are_32_bits_where_that_is_enough(span, fits)
     spec = KernelSpec("dkdv", "bfloat16", 8, 8, 1, 0, 0)
     (found,) = wave_specs(spec, replace(waves.waves[0], span=span), waves, 8)
     assert found.aligned == fits
+
+
+@given(st.integers(1, FAR), st.integers(0, 2**31 - 1))
+@example(step=1, x=2**31 - 1)
+@example(step=FAR, x=2**31 - 1)
+@example(step=3, x=2**31 - 1)
+def test_a_reciprocal_divides_exactly(step, x):
+    """As `device.positions` does: by the high half of a product of 32 bits by 32."""
+    inverse, digits = reciprocal(step)
+    assert inverse < 1 << 32
+    assert 0 <= digits < 32
+    assert (2 * x * inverse >> 32) >> digits == x // step

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 
 from weft.kernels.triton.device import BOUND
-from weft.kernels.triton.tables import HEAD, PART, axis_words
+from weft.kernels.triton.tables import AXIS, HEAD, PART, axis_words
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Tables:
                 mask = inside & (at >= low[:, None]) & (at < high[:, None])
             else:
                 at = place
-                start, stop = (positions(bound, first, step) - j * box for bound in (low, high))
+                start, stop = (self.positions(here, bound, first) - j * box for bound in (low, high))
                 mask = (c >= start[:, None]) & (c < stop[:, None])
             assert not mask[valid][:, ~inside].any(), "a key beyond the run is live"
             is_full = left <= j < left + full
@@ -153,12 +153,17 @@ class Tables:
         if self.kind.formula:
             kind = self.line if self.lines else self.stair
             stairs = range(1 if self.lines else 2)
-            low = [kind(here + 4 + 8 * b, i) for b in stairs]
-            high = [kind(here + 20 + 8 * b, i) for b in stairs]
+            low = [kind(here + AXIS + 8 * b, i) for b in stairs]
+            high = [kind(here + AXIS + 16 + 8 * b, i) for b in stairs]
         else:
-            low, high = (self.listed_bounds(here + 4 + 2 * side, i, item) for side in range(2))
+            low, high = (self.listed_bounds(here + AXIS + 2 * side, i, item) for side in range(2))
         zero = np.zeros_like(i)
         return np.maximum.reduce([zero, *low]), np.minimum.reduce([zero + length, *high])
+
+    def positions(self, here, bound, first):
+        step, inverse, digits = (int(self.words[here + i]) for i in (0, 4, 5))
+        beyond = np.maximum(narrow(bound - first + step - 1), 0).astype(np.uint64)
+        return (2 * beyond * np.uint64(inverse % (1 << 32)) >> np.uint64(32 + digits)).astype(np.int64)
 
     def listed_bounds(self, listed, i, item):
         first, count = (int(x) for x in self.words[listed : listed + 2])
@@ -189,10 +194,6 @@ class Tables:
             return np.zeros(tokens.shape, bool)
         word = np.minimum(tokens // 32, self.words[place - 1])
         return (self.words[place + word] >> (tokens % 32)) & 1 != 0
-
-
-def positions(bound, first, step):
-    return narrow(towards_zero(bound - first + (step - 1 if step != 1 else 0), step))
 
 
 def row_major(at, lengths):

@@ -75,9 +75,9 @@ def always_apart(direction: Direction, problem: Problem, gpu: Target | Gpu) -> b
     return direction == "dkdv" and held(problem, gpu) and max(problem.d, problem.dv) <= 64
 
 
-def one_maximum(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
-    """Whether a forward takes one maximum off a row's scores. Not in float16, whose weights end at 2^16: scores may
-    grow beyond that. On sm_100 Triton 3.6 and 3.7 do not compile it.
+def no_maximum(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
+    """Whether a forward takes no maximum off scores. Not in float16, whose weights end at 2^16. On sm_100 Triton 3.6
+    and 3.7 do not compile it.
     """
     blackwell = isinstance(gpu, Gpu) and gpu.architecture == "sm_100"
     return direction == "forward" and problem.dtype != "float16" and not blackwell
@@ -153,7 +153,7 @@ def menu(
 
 
 def _other_forwards(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
-    """What a forward is offered beside the usual tiling: narrow tiles for short runs.
+    """What a forward is offered beside the usual tiling: narrow tiles for short runs; up to D=64 edges apart for long.
 
     Of several terms, as tokens that all see are one: in a small problem the few rows that see all may outlast the
     others, and wide tiles are fewer in turn, or a stage more is worth more than programs side by side; none of listed
@@ -161,7 +161,8 @@ def _other_forwards(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tup
     """
     wide, several = max(problem.d, problem.dv), line and terms == "several"
     if wide <= 64:
-        return (Tiling(64, 128, 4, 3), Tiling(64, 128, 4, 4)) * several + (Tiling(64, 32, 4, 3),) * (not line)
+        apart = (Tiling(64, 64, 4, 3, 128, apart=True),) * (line and terms == "one")
+        return apart + (Tiling(64, 128, 4, 3), Tiling(64, 128, 4, 4)) * several + (Tiling(64, 32, 4, 3),) * (not line)
     if not held(problem, gpu):
         return ()
     if wide <= 96:

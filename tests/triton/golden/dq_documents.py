@@ -64,10 +64,11 @@ def kernel(
     full_0 = left_0 + tl.load(run + 3)
     boxes_0 = (count_0 + 63) // 64
     c_0 = c
-    low = lower_table(Tables, here + 8, i_0, item)
-    high = upper_table(Tables, here + 10, i_0, item, length_0)
-    low_0 = positions(low, first_0, step_0)  # (rows,)
-    high_0 = positions(high, first_0, step_0)
+    low = lower_table(Tables, here + 10, i_0, item)
+    high = upper_table(Tables, here + 12, i_0, item, length_0)
+    reciprocal, digits = tl.load(here + 8), tl.load(here + 9)  # of the step
+    low_0 = positions(low, first_0, step_0, reciprocal, digits)  # (rows,)
+    high_0 = positions(high, first_0, step_0, reciprocal, digits)
     base = tl.load(here) + first_0  # the first token
     token_c = c_0 * step_0  # (cols,) tokens of a box
     q_0 = (tl.dot(tl.zeros((64, 16), q_0.dtype), tl.zeros((16, 128), q_0.dtype)) + q_0).to(q_0.dtype)

@@ -1,4 +1,4 @@
-"""forward_bfloat16_128_1d_64x64_one_maximum: emitted by weft; 4 warps, 3 stages."""
+"""forward_bfloat16_128_1d_64x64_no_maximum: emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl
@@ -54,12 +54,12 @@ def kernel(
     left_0 = tl.load(run + 2)
     full_0 = left_0 + tl.load(run + 3)
     boxes_0 = (count_0 + 63) // 64
-    low, high = lines(here + 8, i_0, length_0)
-    low_0 = positions(low, first_0, step_0)  # (rows,)
-    high_0 = positions(high, first_0, step_0)
+    low, high = lines(here + 10, i_0, length_0)
+    reciprocal, digits = tl.load(here + 8), tl.load(here + 9)  # of the step
+    low_0 = positions(low, first_0, step_0, reciprocal, digits)  # (rows,)
+    high_0 = positions(high, first_0, step_0, reciprocal, digits)
     base = tl.load(here) + first_0  # the first token
     acc_0 = tl.zeros((64, 128), tl.float32)
-    taken = tl.full((64,), -3e+38, tl.float32)
     total = tl.zeros((64,), tl.float32)
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head
@@ -74,20 +74,18 @@ def kernel(
             from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
             live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
             s = tl.where(live, s, float("-inf"))
-        if (j_0 <= left_0) | (left_0 == full_0):  # some rows may have seen no key yet
-            taken = tl.where(taken == -3e+38, tl.maximum(tl.max(s, 1) * scale2, -3e+38), taken)
-        p = tl.exp2(s * scale2 - taken[:, None])  # (rows, cols)
+        p = tl.exp2(s * scale2)  # (rows, cols)
         total += tl.sum(p, 1)
         v_box, v_inside = v_at + at.to(tl.int64) * V_row, ((near * step_0) * V_row.to(tl.int32))[:, None]
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         p = p.to(v_0.dtype)
         acc_0 = tl.dot(p, v_0, acc_0)
-    wild = total > 1.8446744073709552e+19
+    wild = (total > 1.329227995784916e+36) | (total < 3.552713678800501e-15)
     wild |= tl.sum(acc_0 * 0.0, 1) != 0.0  # infinite, or not a number
     done = valid & ~wild
     inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
     acc_0 = acc_0 * inverse[:, None]
-    lse = tl.where(total == 0, float("-inf"), (taken + libdevice.fast_log2f(total)) * 0.6931471805599453)
+    lse = tl.where(total == 0, float("-inf"), libdevice.fast_log2f(total) * 0.6931471805599453)
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
     out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
     tl.store(lse_at, lse, mask=done)
@@ -104,9 +102,10 @@ def kernel(
         left_0 = tl.load(run + 2)
         full_0 = left_0 + tl.load(run + 3)
         boxes_0 = (count_0 + 63) // 64
-        low, high = lines(here + 8, i_0, length_0)
-        low_0 = positions(low, first_0, step_0)  # (rows,)
-        high_0 = positions(high, first_0, step_0)
+        low, high = lines(here + 10, i_0, length_0)
+        reciprocal, digits = tl.load(here + 8), tl.load(here + 9)  # of the step
+        low_0 = positions(low, first_0, step_0, reciprocal, digits)  # (rows,)
+        high_0 = positions(high, first_0, step_0, reciprocal, digits)
         base = tl.load(here) + first_0  # the first token
         acc_0 = tl.zeros((64, 128), tl.float32)
         largest = tl.full((64,), float("-inf"), tl.float32)
@@ -114,6 +113,10 @@ def kernel(
         k_at = K + batch * K_batch + kv_head * K_head
         v_at = V + batch * V_batch + kv_head * V_head
         pace_0 = step_0 * 64
+        sees = low_0 < tl.minimum(high_0, count_0)
+        sees |= full_0 > left_0  # all rows see the keys of such tiles
+        again = tl.max((valid & wild & sees).to(tl.int32), 0)  # 0 or 1
+        boxes_0 = boxes_0 * again
         for j_0 in range(boxes_0):
             near = tl.minimum(c, count_0 - 1 - j_0 * 64)
             at = base + j_0 * pace_0

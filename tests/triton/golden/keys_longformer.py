@@ -55,7 +55,7 @@ def kernel(
     dk_0 = tl.zeros((64, 64), tl.float32)
     dv_sum_0 = tl.zeros((64, 64), tl.float32)
     for part in range(parts):
-        here = Tables + parts_at + part * 40
+        here = Tables + parts_at + part * 42
         run = mine + 2 + part * 4
         c = tl.arange(0, 32)
         first_0 = tl.load(run + 0)
@@ -71,10 +71,12 @@ def kernel(
         pace_0 = step_0 * 32
         q_off = (token_c * Q_row.to(tl.int32))[:, None]
         o_off = (token_c * DOut_row.to(tl.int32))[:, None]
+        low_0, high_0 = tl.zeros_like(r), tl.zeros_like(r)
         if boxes_0 > full_0 - left_0:  # some tile has an edge
-            low, high = stairs(here + 8, i_0, length_0)
-            low_0 = positions(low, first_0, step_0)  # (rows,)
-            high_0 = positions(high, first_0, step_0)
+            low, high = stairs(here + 10, i_0, length_0)
+            reciprocal, digits = tl.load(here + 8), tl.load(here + 9)  # of the step
+            low_0 = positions(low, first_0, step_0, reciprocal, digits)  # (rows,)
+            high_0 = positions(high, first_0, step_0, reciprocal, digits)
             for one in range(group):
                 head = first_head + one
                 q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head

@@ -61,9 +61,10 @@ def kernel(
     full_0 = left_0 + tl.load(run + 3)
     boxes_0 = (count_0 + 31) // 32
     c_0 = c
-    low, high = lines(here + 8, i_0, length_0)
-    low_0 = positions(low, first_0, step_0)  # (rows,)
-    high_0 = positions(high, first_0, step_0)
+    low, high = lines(here + 10, i_0, length_0)
+    reciprocal, digits = tl.load(here + 8), tl.load(here + 9)  # of the step
+    low_0 = positions(low, first_0, step_0, reciprocal, digits)  # (rows,)
+    high_0 = positions(high, first_0, step_0, reciprocal, digits)
     base = tl.load(here) + first_0  # the first token
     token_c = c_0 * step_0  # (cols,) tokens of a box
     gdc_wait()  # for all that the launch before this one leaves

@@ -8,16 +8,16 @@ from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.spec import NARROW, KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.candidates import always_apart, held, in_halves, one_maximum
+from weft.planning.candidates import always_apart, held, in_halves, no_maximum
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu, Target
 
-# Head dimensions at which a forward on a grid takes one maximum, 7 to 9 % faster at 128, and holds the bounds of its
+# Head dimensions at which a forward on a grid takes no maximum, 7 to 9 % faster at 128, and holds the bounds of its
 # masks; at 64 the registers of the second walk cost up to 17 % (benchmarks/notes/triton.md). Others were not measured.
-GRIDS_TAKE_ONE = range(65, 129)
+GRIDS_TAKE_NONE = range(65, 129)
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
 
 
@@ -30,7 +30,7 @@ def chained(direction: str, target: Target | Gpu) -> bool:
 def fast_log(direction: str, problem: Problem, target: Target | Gpu) -> bool:
     """Whether forwards may take logarithms by NVIDIA's own instruction: where they run, and not in full float32."""
     nvidia = isinstance(target, Gpu) and target.architecture.startswith("sm_")
-    known = problem.dtype != "float32" and max(problem.d, problem.dv) < GRIDS_TAKE_ONE.stop  # wider: see `wave_spec`
+    known = problem.dtype != "float32" and max(problem.d, problem.dv) < GRIDS_TAKE_NONE.stop  # wider: see `wave_spec`
     return nvidia and direction == "forward" and known and not interpreted()
 
 
@@ -47,7 +47,7 @@ def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> Ker
     """With what the card that is planned for allows."""
     problem, target = plan.problem, plan.target
     return replace(
-        spec, held=held(problem, target), one_maximum=one_maximum(direction, problem, target),
+        spec, held=held(problem, target), no_maximum=no_maximum(direction, problem, target),
         chained=chained(direction, target), fast_log=fast_log(direction, problem, target),
         partial=partial(direction, problem, target), apart=always_apart(direction, problem, target),
         makes="dv" if in_halves(direction, problem, target) and not spec.with_dq else "both",
@@ -97,20 +97,20 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kerne
         joins=wave.joins, few=waves.met is not None and not wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
-    room = one.whole and _grid_takes_one(one) if one.direction == "forward" else not one.with_dq
+    room = one.whole and _grid_takes_none(one) if one.direction == "forward" else not one.with_dq
     masks = one.rank > 1 and room
-    # lists leave columns out of what a tile is known to see, ALiBi makes later scores far larger
-    known = (one.rank == 1 or _grid_takes_one(one)) and not (one.listed or one.alibi)
-    takes_one = one.one_maximum and known
-    # where the maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
+    # with lists its second walk spills in its loop, and ALiBi takes far keys' scores below what sums may be
+    known = (one.rank == 1 or _grid_takes_none(one)) and not (one.listed or one.alibi)
+    takes_none = one.no_maximum and known
+    # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
     # listed, and where boxes on a grid are cut
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(
-        one, held=one.held and (masks or bool(one.factors)), one_maximum=takes_one, partial=one.partial and takes_one,
-        fast_log=short and takes_one,
+        one, held=one.held and (masks or bool(one.factors)), no_maximum=takes_none, partial=one.partial and takes_none,
+        fast_log=short and takes_none,
     )  # fmt: skip
 
 
-def _grid_takes_one(spec: KernelSpec) -> bool:
-    """Whether the forward on a grid takes one maximum."""
-    return spec.rank > 1 and max(spec.d, spec.dv) in GRIDS_TAKE_ONE
+def _grid_takes_none(spec: KernelSpec) -> bool:
+    """Whether the forward on a grid takes no maximum."""
+    return spec.rank > 1 and max(spec.d, spec.dv) in GRIDS_TAKE_NONE

@@ -91,12 +91,10 @@ def upper_table(tables, listed, i, item, length):
 
 
 @triton.jit
-def positions(bound, first, step):
-    """Keys before `bound` among first, first + step, ...; 0 or less if there are none."""
-    found = bound - first
-    if step != 1:
-        found = (found + step - 1) // step
-    return found
+def positions(bound, first, step, inverse, digits):
+    """Keys before `bound` among first, first + step, ...; inverse, digits: `tables.reciprocal` of the step."""
+    beyond = tl.maximum(bound - first + (step - 1), 0).to(tl.uint32)
+    return (tl.umulhi(beyond * 2, inverse.to(tl.uint32)) >> digits.to(tl.uint32)).to(tl.int32)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, in_elements, indented, module, within_length
 from weft.kernels.triton.spec import KernelSpec
-from weft.kernels.triton.tables import HEAD, PART, axis_words
+from weft.kernels.triton.tables import AXIS, HEAD, PART, axis_words
 from weft.planning.problem import DTYPES
 
 TENSORS = {
@@ -213,6 +213,7 @@ def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> 
     if spec.few_edges:
         yield from _edges_if_any(spec, fragments)
         return
+    yield from fragments.look()
     yield from fragments.per_part()
     yield from fragments.per_head(_walk(spec, fragments))
 
@@ -228,15 +229,13 @@ def _more_terms() -> Iterator[str]:
 def _edges_if_any(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
     """Bounds, and a walk over edges, only where a tile of the part has one (benchmarks/notes/triton.md)."""
     yield from fragments.per_part()
-    if not spec.apart:
-        yield "low_0, high_0 = tl.zeros_like(r), tl.zeros_like(r)"
+    yield "low_0, high_0 = tl.zeros_like(r), tl.zeros_like(r)"
     yield "if boxes_0 > full_0 - left_0:  # some tile has an edge"
     yield from indented(_bounds(spec, 0))
     if spec.apart:
         yield from indented(fragments.per_head(_walk_edges(spec, fragments)))
-        yield from fragments.per_head(_walk_full(spec, fragments))
-    else:
-        yield from fragments.per_head(_walk(spec, fragments))
+    yield from fragments.look()
+    yield from fragments.per_head((_walk_full if spec.apart else _walk)(spec, fragments))
 
 
 def _axis(spec: KernelSpec, a: int, term: int = 0) -> Iterator[str]:
@@ -281,15 +280,16 @@ def _bounds(spec: KernelSpec, a: int, term: int = 0) -> Iterator[str]:
         yield f"bounds = Tables + tl.load(here + {at + 3}) + 2 * i_{a}"
         yield "low, high = tl.load(bounds), tl.load(bounds + 1)"
     elif spec.formula:
-        yield f"low, high = {'lines' if spec.lines else 'stairs'}({here} + {at + 4}, i_0, length_{n})"
+        yield f"low, high = {'lines' if spec.lines else 'stairs'}({here} + {at + AXIS}, i_0, length_{n})"
     else:
-        yield f"low = lower_table(Tables, {here} + {at + 4}, i_0, item)"
-        yield f"high = upper_table(Tables, {here} + {at + 6}, i_0, item, length_{n})"
+        yield f"low = lower_table(Tables, {here} + {at + AXIS}, i_0, item)"
+        yield f"high = upper_table(Tables, {here} + {at + AXIS + 2}, i_0, item, length_{n})"
     if spec.listed and R == 1:
         yield "low_0, high_0 = low, high  # (rows,) coordinates"
     else:
-        yield f"low_{n} = positions(low, first_{n}, step_{n})  # (rows,)"
-        yield f"high_{n} = positions(high, first_{n}, step_{n})"
+        yield f"reciprocal, digits = tl.load({here} + {at + 4}), tl.load({here} + {at + 5})  # of the step"
+        yield f"low_{n} = positions(low, first_{n}, step_{n}, reciprocal, digits)  # (rows,)"
+        yield f"high_{n} = positions(high, first_{n}, step_{n}, reciprocal, digits)"
 
 
 def _walk(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from weft.kernels.triton.fragments import FAR, LOG2E, NOTHING, KeyWalk, indented
+from weft.kernels.triton.fragments import LN2, LOG2E, NOTHING, KeyWalk, indented
 from weft.kernels.triton.spec import KernelSpec
 
-MOST = 2.0**64  # how large a sum of exponentials may become, with 1 for the largest of the first scores
-LOWEST = -3e38  # below every finite score
+# What a row's sum of exponentials may be without a maximum: below, scores as far below the largest as they can matter
+# would count as 0, and products with small values be none; above, sums of large values would not be finite.
+LEAST, MOST = 2.0**-48, 2.0**120
 SHARERS = 4  # threads that share a row of a product; each has two of every eight columns
 
 
 class Forward(KeyWalk):
     """Out = softmax(scores) V, Lse its logarithm.
 
-    By the online form, or a shorter one: what is taken off a row's scores is their largest in the first tile where it
-    sees a key, whatever follows, so that no other tile waits for a maximum and no sum is scaled. Rows whose sum then
-    exceeds `MOST`, or weighs what is not finite, are computed again by the online form: a row's bits are its own.
+    By the online form, or a shorter one, as on the CPU (docs/decisions/0004): nothing is taken off scores, so that no
+    tile waits for a maximum and no sum is scaled. Rows whose sum then leaves `LEAST` to `MOST`, or weighs what is not
+    finite, are computed again by the online form: a row's bits are its own.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
         super().__init__(spec)
-        self.online = not spec.one_maximum
+        self.online = not spec.no_maximum
 
     def load_mine(self) -> Iterator[str]:
         yield from self.columns(self.d, "d")
@@ -41,24 +42,25 @@ class Forward(KeyWalk):
         rows, parts = self.spec.rows, f" {SHARERS}" if self.spec.partial else ""
         if self.online:
             yield f'largest = tl.full(({rows},), float("-inf"), tl.float32)'
-        else:
-            yield f"taken = tl.full(({rows},), {self.nothing_seen}, tl.float32)"
         yield f"total = tl.zeros(({rows},{parts}), tl.float32)"
         yield from self.keys_of_head()
 
-    def places(self) -> Iterator[str]:
-        yield from super().places()
-        if self.online:
+    def look(self) -> Iterator[str]:
+        """The second walk leaves out a part where no row that needs it sees a key: without keys sums are 0 as well."""
+        spec = self.spec
+        if not (self.online and spec.no_maximum):
             return
-        yield "# the first box with a key that all rows see, of many; where there is none, maxima are taken throughout"
-        ranks = range(self.spec.rank)
-        for a in ranks:
-            yield f"last_{a} = tl.maximum(tl.max(low_{a}, 0), 0)"
-            yield f"met_{a} = last_{a} < tl.min(high_{a}, 0)"
-        place = "last_0 >> log_0"
-        for a in ranks[1:]:
-            place = f"({place}) * boxes_{a} + (last_{a} >> log_{a})"
-        yield f"met = tl.where({' & '.join(f'met_{a}' for a in ranks)}, {place}, {FAR})"
+        for n in range(max(spec.rank, spec.terms)):
+            sign = "" if n == 0 else "&" if spec.rank > 1 else "|"
+            yield f"sees {sign}= low_{n} < tl.minimum(high_{n}, count_{n})"
+        for n in range(spec.terms if spec.rank == 1 else 0):
+            yield f"sees |= full_{n} > left_{n}  # all rows see the keys of such tiles"
+        if spec.more:
+            yield "sees |= more_0 > 0"
+        yield "again = tl.max((valid & wild & sees).to(tl.int32), 0)  # 0 or 1"
+        counts = ["boxes_0"] if spec.rank > 1 else [f"boxes_{n}" for n in range(spec.terms)]
+        for count in counts + ["left_0", "full_0"] * spec.apart + ["more_0"] * spec.more:
+            yield f"{count} = {count} * again"
 
     def again(self, walk: Callable[[], Iterator[str]]) -> Iterator[str]:
         """The walk once more by the online form, for rows that need it."""
@@ -93,25 +95,8 @@ class Forward(KeyWalk):
         return "masks"
 
     def softmax(self) -> Iterator[str]:
-        """taken, which is finite, is in units of log2 and rounded once.
-
-        All rows see the first full tile of a line; so they have seen a key by then, or there is none such.
-        """
-        scale = " * scale2" if self.spec.linear else ""
-        number = "j" if self.spec.terms > 1 else "j_0"
-        first = f"({number} <= left_0) | (left_0 == full_0)" if self.spec.rank == 1 else "box <= met"
-        lowest = self.nothing_seen
-        yield f"if {first}:  # some rows may have seen no key yet"
-        yield f"    taken = tl.where(taken == {lowest}, tl.maximum(tl.max(s, 1){scale}, {lowest}), taken)"
-        yield f"p = tl.exp2({self.exponent} - taken[:, None])  # (rows, cols)"
+        yield f"p = tl.exp2({self.exponent})  # (rows, cols)"
         yield f"total += {self.row_sum}"
-
-    @property
-    def nothing_seen(self) -> float:
-        """What is taken off the scores of a row that has seen no key: it leaves those of its masked pairs at -inf, or
-        nearly so.
-        """
-        return NOTHING if self.spec.rank > 1 else LOWEST
 
     @property
     def row_sum(self) -> str:
@@ -138,12 +123,12 @@ class Forward(KeyWalk):
         if spec.partial:
             yield "total = tl.sum(total, 1)"
         if not self.online:
-            yield f"wild = total > {MOST}"
+            yield f"wild = (total > {MOST}) | (total < {LEAST})"
             for n in range(len(self.dv)):
                 yield f"wild |= tl.sum(acc_{n} * 0.0, 1) != 0.0  # infinite, or not a number"
             yield "done = valid & ~wild"
-        done = "done" if spec.one_maximum else "valid"
-        top = "largest" if self.online else "taken"
+        done = "done" if spec.no_maximum else "valid"
+        top = "largest" if self.online else "0.0"
         if spec.sinks:
             yield "# the sink joins the sum and has no value"
             yield "alone = total == 0"
@@ -158,7 +143,8 @@ class Forward(KeyWalk):
         yield "inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN"
         yield from (f"acc_{n} = acc_{n} * inverse[:, None]" for n in range(len(self.dv)))
         log2 = "libdevice.fast_log2f" if spec.fast_log else "tl.log2"
-        yield f'lse = tl.where(total == 0, float("-inf"), ({top} + {log2}(total)) * 0.6931471805599453)'
+        log = f"{log2}(total)" if top == "0.0" else f"({top} + {log2}(total))"
+        yield f'lse = tl.where(total == 0, float("-inf"), {log} * {LN2})'
         if spec.sinks:
             yield "lse = tl.where(alone, tl.load(Sinks + head), lse)  # exactly"
         yield "lse_at = Lse + (batch * all_heads + head) * my_length + token_r"

@@ -62,6 +62,10 @@ class Fragments:
         self.spec = spec
         self.d, self.dv = chunks(spec.d), chunks(spec.dv)
 
+    def look(self) -> Iterator[str]:
+        """What a walk asks of the bounds of a part before it begins."""
+        return iter(())
+
     # -- loads
     def columns(self, dims: tuple[tuple[int, int, int], ...], name: str) -> Iterator[str]:
         """Index vectors of the chunks of a head dimension, and which columns of a padded one exist, (1, d)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.kernels.triton.device import positions, stair
+from weft.kernels.triton.device import stair
 
 CLASSES = tl.constexpr(10)
 BOUND = tl.constexpr(9)
@@ -57,6 +57,15 @@ def class_of(record, i):
     gap = (i + diagonal_phase) % diagonal_step - key_phase + step
     phase = key_phase + key_step * ((gap // common).to(tl.int64) * inverse % stride).to(tl.int32)
     return step, phase, gap % common == 0
+
+
+@triton.jit
+def positions(bound, first, step):
+    """Keys before `bound` among first, first + step, ...; 0 or less if there are none."""
+    found = bound - first
+    if step != 1:  # a division takes some twenty instructions
+        found = (found + step - 1) // step
+    return found
 
 
 @triton.jit

@@ -30,7 +30,7 @@ class KernelSpec:
     what came before, in float32. makes: of dK and dV, where each has a launch of its own. few: of few keys, in `Sums`,
     which has a row for each of these alone. joins: what others left there is added to results. lse_gradient: there is
     one. with_delta: what dK and dV have in Stats is left in Delta too, which the gradient of sinks takes. held: what
-    products take in every tile stays in registers, for cards whose products read it there. one_maximum: the short form
+    products take in every tile stays in registers, for cards whose products read it there. no_maximum: the short form
     of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are multiplied by it before their
     largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of a chain of launches each
     begins while the one before it ends (programmatic dependent launch), and waits for that before it reads what that
@@ -64,7 +64,7 @@ class KernelSpec:
     lse_gradient: bool = False
     with_delta: bool = False
     held: bool = False
-    one_maximum: bool = False
+    no_maximum: bool = False
     softcap: bool = False
     alibi: bool = False
     sinks: bool = False
@@ -102,7 +102,7 @@ class KernelSpec:
                 "lse_gradient",
                 "with_delta",
                 "held",
-                "one_maximum",
+                "no_maximum",
                 "softcap",
                 "alibi",
                 "sinks",

@@ -38,10 +38,10 @@ Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
 # Integers of a part: origin of the key grid; places of the list of keys, of the queries left out and of the keys left
 # out, one bit a token; 0 for none.
 PART = 4
-# Integers of a part's axis: step of keys, log2 of the box, length of the grid, and on a grid the place of the bounds of
-# every coordinate. On a single axis, which may be long: two lower and two upper staircases, or the places and lengths
-# of two lists.
-AXIS, BOUNDS = 4, 32
+# Integers of a part's axis: step of keys, log2 of the box, length of the grid, on a grid the place of the bounds of
+# every coordinate, and the reciprocal of the step. On a single axis, which may be long: two lower and two upper
+# staircases, or the places and lengths of two lists.
+AXIS, BOUNDS = 6, 32
 # Of a member: batch row, key/value head, (first) query head, number of query heads; then where the launch's tables
 # begin, its items, and the four numbers of `Place`.
 HEAD = 10
@@ -191,6 +191,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         for a, axis in enumerate(part.axes):
             bounds_at = rest_at + lists.put(_bounds_of(axis, launch.q.shape[a])) if rank > 1 else 0
             out.put([axis.lanes.k_step, _log2(axis.block_k), part.k.shape[a], bounds_at])
+            out.put_words(np.array(reciprocal(axis.lanes.k_step), np.uint32).view(np.int32))
             if rank == 1:
                 rows = launch.q.shape[a]
                 out.put(_formulas(axis) if formula else _lists(axis, rows, (lists, rest_at), (slots[a], chosen[a])))
@@ -275,6 +276,16 @@ def _bits(tokens: Ints) -> Words:
     bits = np.zeros((count + 1) * 32, np.uint8)
     bits[tokens] = 1
     return np.concatenate([np.array([count], np.int32), np.packbits(bits, bitorder="little").view(np.int32)])
+
+
+def reciprocal(step: int) -> tuple[int, int]:
+    """(inverse, digits): x // step == (2 * x * inverse) >> (32 + digits), for 0 <= x < 2^31; an inverse has 32 bits.
+
+    Rounded up, as long as what that adds to a quotient cannot reach the next one: T. Granlund, P. L. Montgomery,
+    Division by invariant integers using multiplication, 1994.
+    """
+    digits = (step - 1).bit_length()
+    return -(-(1 << (31 + digits)) // step), digits
 
 
 def _log2(size: int) -> int:
