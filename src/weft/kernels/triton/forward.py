@@ -128,7 +128,7 @@ class Forward(KeyWalk):
                 yield f"wild |= tl.sum(acc_{n} * 0.0, 1) != 0.0  # infinite, or not a number"
             yield "done = valid & ~wild"
         done = "done" if spec.no_maximum else "valid"
-        top = "largest" if self.online else "0.0"
+        top = "largest" if self.online else "tl.zeros_like(total)"
         if spec.sinks:
             yield "# the sink joins the sum and has no value"
             yield "alone = total == 0"
@@ -143,7 +143,7 @@ class Forward(KeyWalk):
         yield "inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN"
         yield from (f"acc_{n} = acc_{n} * inverse[:, None]" for n in range(len(self.dv)))
         log2 = "libdevice.fast_log2f" if spec.fast_log else "tl.log2"
-        log = f"{log2}(total)" if top == "0.0" else f"({top} + {log2}(total))"
+        log = f"({top} + {log2}(total))" if self.online or spec.sinks else f"{log2}(total)"
         yield f'lse = tl.where(total == 0, float("-inf"), {log} * {LN2})'
         if spec.sinks:
             yield "lse = tl.where(alone, tl.load(Sinks + head), lse)  # exactly"
