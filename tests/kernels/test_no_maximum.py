@@ -8,6 +8,7 @@ import torch
 import weft
 from weft.kernels.triton import load, run
 from weft.kernels.triton.forward import Forward
+from weft.settings import interpreted
 
 from .compare import BACKENDS, Case, check, generator, qkv
 
@@ -107,3 +108,11 @@ def test_rows_beside_one_that_goes_again(name):
     for what in ("out", "lse"):
         assert torch.equal(first[what][:, :, others], second[what][:, :, others]), what
         torch.testing.assert_close(second[what][:, :, 140].double(), truth[what][:, :, 140], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.skipif(interpreted(), reason="the interpreter cuts float32 off to bfloat16, and does not round it")
+def test_a_row_of_one_key_has_its_value():
+    """Exactly: values are weighed by what the rounded exponentials sum to."""
+    q, k, v = case_of("window", (0.0, 5.0, -9.0), torch.bfloat16).tensors
+    case = Case(weft.window(left=0, right=0), [q, k, v], backend="triton")
+    assert torch.equal(case.weft()["out"], v)

@@ -14,7 +14,7 @@ import weft
 from weft.kernels.triton import decode, run
 from weft.settings import interpreted
 
-from .problems import ORDERS, Call, check, check_in_every_order, planned
+from .problems import ORDERS, Call, check, check_in_every_order, planned, results
 from .run import Way, emulated
 from .threads import EAGER
 
@@ -54,6 +54,14 @@ def cases():
 def test_right_in_every_order(name, arch):
     names = check_in_every_order(CALLS[name].case(), Way(arch))
     assert {one.partition("_")[0] for one in names} >= {"forward", "dkdv"}
+
+
+@pytest.mark.parametrize("arch", CHOSEN)
+def test_a_row_of_one_key_has_its_value(arch):
+    """Exactly, though no maximum is taken off its score: values are weighed by sums of rounded exponentials."""
+    case = Call(weft.window(left=0, right=0), heads=(2, 2)).case()
+    with emulated(Way(arch)):
+        assert torch.equal(results(case, arch, backward=False)["out"], case.tensors[2])
 
 
 @pytest.mark.wide

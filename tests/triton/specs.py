@@ -159,6 +159,7 @@ CALLS = {
     "window, 192": Call(BAND, m=4000, n=4000, dims=(192, 192)),
     "window, float32": Call(BAND, dims=(128, 128), dtype=torch.float32),
     "window, 256, float32": Call(BAND, dims=(256, 256), dtype=torch.float32),
+    "window, sinks": Call(BAND, options={"sinks": True}),
     "window, softcap, alibi, sinks": Call(BAND, dims=(80, 80), options={"softcap": 5.0, "alibi": True, "sinks": True}),
     "window, scale below 0": Call(BAND, dims=(16, 96), options={"scale": -1.0}, dtype=torch.float16),
     "rows anywhere": Call(BAND, dims=(33, 40), dense=False, dtype=torch.float16),

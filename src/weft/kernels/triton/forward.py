@@ -11,6 +11,7 @@ from weft.kernels.triton.spec import KernelSpec
 # What a row's sum of exponentials may be without a maximum: below, scores as far below the largest as they can matter
 # would count as 0, and products with small values be none; above, sums of large values would not be finite.
 LEAST, MOST = 2.0**-48, 2.0**120
+ONES = 8  # the fewest columns of a product
 SHARERS = 4  # threads that share a row of a product; each has two of every eight columns
 
 
@@ -43,6 +44,9 @@ class Forward(KeyWalk):
         if self.online:
             yield f'largest = tl.full(({rows},), float("-inf"), tl.float32)'
         yield f"total = tl.zeros(({rows},{parts}), tl.float32)"
+        if self.rounds:
+            yield f"weights = tl.zeros(({rows}, {ONES}), tl.float32)"
+            yield f"ones = tl.full(({self.spec.cols}, {ONES}), 1.0, {self.small})"
         yield from self.keys_of_head()
 
     def look(self) -> Iterator[str]:
@@ -82,6 +86,8 @@ class Forward(KeyWalk):
         if self.online:
             yield from (f"acc_{n} = acc_{n} * kept[:, None]" for n in range(len(self.dv)))
         yield "p = p.to(v_0.dtype)"
+        if self.rounds:
+            yield "weights = tl.dot(p, ones, weights)"
         yield from self.accumulate("acc", "p", "v", self.dv)
 
     def masks(self) -> Iterator[str]:
@@ -93,6 +99,13 @@ class Forward(KeyWalk):
     @property
     def penalty(self) -> str:
         return "masks"
+
+    @property
+    def rounds(self) -> bool:
+        """Whether values are weighed by sums of rounded exponentials: without a maximum the largest is not 1, so that a
+        row of one key would not have its value exactly. lse is of the exact ones.
+        """
+        return not self.online and self.spec.dtype != "float32"
 
     def softmax(self) -> Iterator[str]:
         yield f"p = tl.exp2({self.exponent})  # (rows, cols)"
@@ -127,6 +140,8 @@ class Forward(KeyWalk):
             for n in range(len(self.dv)):
                 yield f"wild |= tl.sum(acc_{n} * 0.0, 1) != 0.0  # infinite, or not a number"
             yield "done = valid & ~wild"
+        if self.rounds:
+            yield f"weight = tl.sum(weights, 1) * {1 / ONES}"
         done = "done" if spec.no_maximum else "valid"
         top = "largest" if self.online else "tl.zeros_like(total)"
         if spec.sinks:
@@ -137,10 +152,11 @@ class Forward(KeyWalk):
             if self.online:
                 yield 'above = tl.where(above == float("-inf"), 0.0, above)  # neither keys nor a sink'
             yield f"less = tl.where(alone, 0.0, tl.exp2({top} - above))"
-            yield "total = total * less + tl.exp2(sink - above)"
+            for name in ("total", "weight")[: 1 + self.rounds]:
+                yield f"{name} = {name} * less + tl.exp2(sink - above)"
             yield from (f"acc_{n} = acc_{n} * less[:, None]" for n in range(len(self.dv)))
             top = "above"
-        yield "inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN"
+        yield f"inverse = tl.where(total == 0, 0.0, 1.0 / {'weight' if self.rounds else 'total'})  # NaN stays NaN"
         yield from (f"acc_{n} = acc_{n} * inverse[:, None]" for n in range(len(self.dv)))
         log2 = "libdevice.fast_log2f" if spec.fast_log else "tl.log2"
         log = f"({top} + {log2}(total))" if self.online or spec.sinks else f"{log2}(total)"
