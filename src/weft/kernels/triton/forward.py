@@ -11,7 +11,6 @@ from weft.kernels.triton.spec import KernelSpec
 # What a row's sum of exponentials may be without a maximum: below, scores as far below the largest as they can matter
 # would count as 0, and products with small values be none; above, sums of large values would not be finite.
 LEAST, MOST = 2.0**-48, 2.0**120
-ONES = 8  # the fewest columns of a product
 SHARERS = 4  # threads that share a row of a product; each has two of every eight columns
 
 
@@ -45,8 +44,8 @@ class Forward(KeyWalk):
             yield f'largest = tl.full(({rows},), float("-inf"), tl.float32)'
         yield f"total = tl.zeros(({rows},{parts}), tl.float32)"
         if self.rounds:
-            yield f"weights = tl.zeros(({rows}, {ONES}), tl.float32)"
-            yield f"ones = tl.full(({self.spec.cols}, {ONES}), 1.0, {self.small})"
+            yield f"weights = tl.zeros(({rows}, {self.spec.fewest}), tl.float32)"
+            yield f"ones = tl.full(({self.spec.cols}, {self.spec.fewest}), 1.0, {self.small})"
         yield from self.keys_of_head()
 
     def look(self) -> Iterator[str]:
@@ -141,7 +140,7 @@ class Forward(KeyWalk):
                 yield f"wild |= tl.sum(acc_{n} * 0.0, 1) != 0.0  # infinite, or not a number"
             yield "done = valid & ~wild"
         if self.rounds:
-            yield f"weight = tl.sum(weights, 1) * {1 / ONES}"
+            yield f"weight = tl.sum(weights, 1) * {1 / spec.fewest}"
         done = "done" if spec.no_maximum else "valid"
         top = "largest" if self.online else "tl.zeros_like(total)"
         if spec.sinks:
