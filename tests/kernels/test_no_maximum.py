@@ -42,9 +42,7 @@ def case_of(name, steps, dtype=torch.float32, values=1.0):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "steps", [(0.0, 8.0, 16.0), (0.0, 40.0, 90.0), (90.0, 0.0, -90.0), (-30.0, -40.0, -90.0), (-200.0, 0.0, 200.0)]
-)
+@pytest.mark.parametrize("steps", [(0.0, 40.0, 90.0), (90.0, 0.0, -90.0), (-30.0, -40.0, -90.0), (-200.0, 0.0, 200.0)])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_scores_that_grow_and_fall(name, steps, dtype):
     check(case_of(name, steps, dtype))
@@ -82,7 +80,6 @@ def walks_again(case):
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_usual_scores_take_the_short_way(name, dtype):
-    assert not walks_again(case_of(name, (0.0, 1.0, 2.0), dtype))
     assert not walks_again(case_of(name, (-20.0, 0.0, 60.0), dtype))
     assert walks_again(case_of(name, (0.0, 0.0, 90.0), dtype))
 
