@@ -27,7 +27,7 @@ def page(found: Sequence[Judged], gpu: Gpu, facts: dict[str, Any], folder: Path)
     """
     _draw(found, folder / f"prediction-{gpu.name}.svg")
     _roofline(found, gpu, folder / f"prediction-{gpu.name}-roofline.svg")
-    drawn = len({one.case for one in found} - set(core()))
+    drawn = max(len({one.case for one in found if one.direction == way} - set(core())) for way in WAYS)
     candidates = [len(one.measured) for one in found if one.direction != "backward"]
     bar = f"{BARS['median']:.0%} | {BARS['p90']:.0%} | {BARS['rank']} | {BARS['choice']} ({BARS['worst']})"
     table = [*(_line(way, [one for one in found if one.direction == way]) for way in WAYS), f"| bar | | {bar} |"]

@@ -102,7 +102,7 @@ def test_full_tiles_have_no_mask(name):
             assert "tl.where" not in text
 
 
-def test_scores_that_may_grow_along_a_row_keep_the_online_form():
+def test_alibi_and_float16_keep_the_online_form():
     def forwards(call):
         return {spec.no_maximum for spec in specs_towards(call, "forward", "sm_90")}
 

@@ -21,7 +21,7 @@ from weft.target import Gpu
 FILLED = 2  # programs that a processor is given at once
 MOST_SPLITS = 256
 # Tiles without a mask that one by rows counts as, whose keys are all gathered and masked: 763 us for 64 queries against
-# 131,072 keys on an H200.
+# 131,072 keys on an H200 (benchmarks/results/choices.csv).
 MASKED = 1.3
 STREAMED = 0.85  # of the bandwidth, what keys that are read once reach on an H200 (benchmarks/notes/triton.md)
 
@@ -110,8 +110,9 @@ def by_rows(plan: RowPlan, gpu: Gpu) -> ByRows:
 
 
 def worth_it(rows: ByRows, tiles: Candidate, gpu: Gpu) -> bool:
-    """Whether rows are predicted to be faster by what is worth compiling them for. On an H200 they gain 1.1 to 1.5
-    times what is predicted, and are even with tiles where they are predicted to lose (benchmarks/results/choices.csv).
+    """Whether rows are predicted to be faster by what is worth compiling them for. On an H200 they gained 1.1 to 1.5
+    times what was predicted then, and were even with tiles where they were predicted to lose
+    (benchmarks/results/choices.csv).
     """
     return tiles.cost.seconds - rows.cost.seconds > 2 * gpu.launch_seconds
 

@@ -15,8 +15,9 @@ from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu, Target
 
-# Head dimensions at which a forward on a grid takes no maximum, 7 to 9 % faster at 128, and holds the bounds of its
-# masks; at 64 the registers of the second walk cost up to 17 % (benchmarks/notes/triton.md). Others were not measured.
+# Head dimensions at which a forward on a grid takes no maximum, and holds the bounds of its masks. With one maximum,
+# from the first tile, it was 7 to 9 % faster at 128, and at 64 the registers of the second walk cost up to 17 %
+# (benchmarks/notes/triton.md). Others were not measured.
 GRIDS_TAKE_NONE = range(65, 129)
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
 
@@ -100,7 +101,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kerne
     )  # fmt: skip
     room = one.whole and _grid_takes_none(one) if one.direction == "forward" else not one.with_dq
     masks = one.rank > 1 and room
-    # with lists its second walk spills in its loop, and ALiBi takes far keys' scores below what sums may be
+    # with lists both walks spill far more (compiled, not timed); ALiBi takes far keys' scores below what sums may be
     known = (one.rank == 1 or _grid_takes_none(one)) and not (one.listed or one.alibi)
     takes_none = one.no_maximum and known
     # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
