@@ -109,9 +109,25 @@ def test_rows_beside_one_that_goes_again(name):
         torch.testing.assert_close(second[what][:, :, 140].double(), truth[what][:, :, 140], atol=1e-4, rtol=1e-5)
 
 
+ALONE = {
+    "itself": (weft.window(left=0, right=0), 64),
+    "the first of a causal row": (weft.causal(), 128),
+    "the first of a document": (weft.documents([1, 99, 1, 49]) & weft.causal(), 64),
+    "a lone document": (weft.documents([1, 99, 1, 49]), 128),
+    "the first of every fifth": (weft.dilated(4, 0, step=5), 64),
+    "several terms": (weft.strided(30), 64),
+    "a corner of a plane": (weft.neighborhood((10, 15), size=(3, 3), causal=True), 96),
+}
+
+
 @pytest.mark.skipif(interpreted(), reason="the interpreter cuts float32 off to bfloat16, and does not round it")
-def test_a_row_of_one_key_has_its_value():
-    """Exactly: values are weighed by what the rounded exponentials sum to."""
-    q, k, v = case_of("window", (0.0, 5.0, -9.0), torch.bfloat16).tensors
-    case = Case(weft.window(left=0, right=0), [q, k, v], backend="triton")
-    assert torch.equal(case.weft()["out"], v)
+@pytest.mark.parametrize("name", ALONE)
+def test_a_row_of_one_key_has_its_value(name):
+    """Exactly: what its only weight is rounded to is what its value is divided by."""
+    pattern, d = ALONE[name]
+    q, k, v = qkv(generator("alone"), (150, 150), torch.bfloat16, (2, 2), (d, d), 1)
+    seen = torch.from_numpy(pattern.to_dense(150))
+    alone = (seen.sum(1) == 1).nonzero().flatten()
+    assert len(alone)
+    out = Case(pattern, [q, k, v], backend="triton").weft()["out"]
+    assert torch.equal(out[:, :, alone], v[:, :, seen[alone].int().argmax(1)])

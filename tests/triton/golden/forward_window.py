@@ -61,8 +61,6 @@ def kernel(
     base = tl.load(here) + first_0  # the first token
     acc_0 = tl.zeros((64, 128), tl.float32)
     total = tl.zeros((64,), tl.float32)
-    weights = tl.zeros((64, 8), tl.float32)
-    ones = tl.full((64, 8), 1.0, tl.bfloat16)
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head
     pace_0 = step_0 * 64
@@ -81,12 +79,13 @@ def kernel(
         v_box, v_inside = v_at + at.to(tl.int64) * V_row, ((near * step_0) * V_row.to(tl.int32))[:, None]
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         p = p.to(v_0.dtype)
-        weights = tl.dot(p, ones, weights)
         acc_0 = tl.dot(p, v_0, acc_0)
     wild = (total > 1.329227995784916e+36) | (total < 3.552713678800501e-15)
     wild |= tl.sum(acc_0 * 0.0, 1) != 0.0  # infinite, or not a number
     done = valid & ~wild
-    weight = tl.sum(weights, 1) * 0.125
+    keys = high_0 - low_0
+    # a row's only weight, rounded as its value met it: divided by that, the value is exact
+    weight = tl.where(keys == 1, total.to(tl.bfloat16).to(tl.float32), total)
     inverse = tl.where(total == 0, 0.0, 1.0 / weight)  # NaN stays NaN
     acc_0 = acc_0 * inverse[:, None]
     lse = tl.where(total == 0, float("-inf"), libdevice.fast_log2f(total) * 0.6931471805599453)
@@ -96,16 +95,6 @@ def kernel(
     acc_0 = acc_0.to(Out.dtype.element_ty)
     tl.store(out_rows[:, None] + dv_0[None, :], acc_0, mask=done[:, None])
     if tl.max((valid & wild).to(tl.int32), 0) != 0:
-        # my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again
-        r = tl.arange(0, 64)
-        valid = r >= 0
-        rest = r
-        r_0 = rest
-        rows_0 = tl.load(mine + 1, volatile=True)
-        valid &= r_0 < rows_0
-        r_0 = tl.minimum(r_0, rows_0 - 1)
-        i_0 = tl.load(mine + 0, volatile=True) + tl.load(Tables + 3) * r_0
-        token_r = tl.load(Tables) + i_0  # (rows,)
         here = Tables + parts_at
         run = mine + 2
         c = tl.arange(0, 64)

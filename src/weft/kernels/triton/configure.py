@@ -51,7 +51,6 @@ def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> Ker
         spec, held=held(problem, target), no_maximum=no_maximum(direction, problem, target),
         chained=chained(direction, target), fast_log=fast_log(direction, problem, target),
         partial=partial(direction, problem, target), apart=always_apart(direction, problem, target),
-        fewest=16 if isinstance(target, Gpu) and target.architecture.startswith("gfx") else 8,
         makes="dv" if in_halves(direction, problem, target) and not spec.with_dq else "both",
     )  # fmt: skip
 

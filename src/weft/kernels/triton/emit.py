@@ -108,9 +108,12 @@ def _kernel(spec: KernelSpec) -> Iterator[str]:
     yield from _my_rows(spec)
     yield from fragments.load_mine()
     yield from _parts(spec, fragments)
+    if isinstance(fragments, Forward) and fragments.bounds_again:
+        yield "# bounds once more: kept from before the loop, they would have ptxas run its products one by one"
+        yield from chain.from_iterable(_bounds(spec, 0, term) for term in range(spec.terms))
     yield from fragments.finish()
     if isinstance(fragments, Forward):
-        yield from fragments.again(lambda: chain(_my_rows(spec, ", volatile=True"), _parts(spec, fragments)))
+        yield from fragments.again(lambda: _parts(spec, fragments))
 
 
 def _parts(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
@@ -151,8 +154,7 @@ def _where_am_i(spec: KernelSpec) -> Iterator[str]:
     yield "mine = Tables + items_at + item * record"
 
 
-def _my_rows(spec: KernelSpec, how: str = "") -> Iterator[str]:
-    """how: an option of loads; volatile ones are not taken for those before, whose rows would be kept until then."""
+def _my_rows(spec: KernelSpec) -> Iterator[str]:
     yield "# my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again"
     yield f"r = tl.arange(0, {spec.rows})"
     if spec.rank == 0:
@@ -168,10 +170,10 @@ def _my_rows(spec: KernelSpec, how: str = "") -> Iterator[str]:
             yield f"rest = rest >> {box}"
         else:
             yield f"r_{a} = rest"
-        yield f"rows_{a} = tl.load(mine + {2 * a + 1}{how})"
+        yield f"rows_{a} = tl.load(mine + {2 * a + 1})"
         yield f"valid &= r_{a} < rows_{a}"
         yield f"r_{a} = tl.minimum(r_{a}, rows_{a} - 1)"
-        yield f"i_{a} = tl.load(mine + {2 * a}{how}) + tl.load(Tables + {3 + 3 * a}) * r_{a}"
+        yield f"i_{a} = tl.load(mine + {2 * a}) + tl.load(Tables + {3 + 3 * a}) * r_{a}"
     if spec.listed and spec.rank == 1:
         yield "if tl.load(Tables + 1) != 0:  # listed queries"
         yield "    i_0 = tl.load(Tables + tl.load(Tables + 1) + i_0)"

@@ -43,14 +43,15 @@ class Forward(KeyWalk):
         if self.online:
             yield f'largest = tl.full(({rows},), float("-inf"), tl.float32)'
         yield f"total = tl.zeros(({rows},{parts}), tl.float32)"
-        if self.rounds:
-            yield f"weights = tl.zeros(({rows}, {self.spec.fewest}), tl.float32)"
-            yield f"ones = tl.full(({self.spec.cols}, {self.spec.fewest}), 1.0, {self.small})"
+        if self.counts_beside:
+            yield f"keys = tl.zeros(({rows},), tl.int32)"
         yield from self.keys_of_head()
 
     def look(self) -> Iterator[str]:
         """The second walk leaves out a part where no row that needs it sees a key: without keys sums are 0 as well."""
         spec = self.spec
+        if self.counts_beside:
+            yield f"keys += {self.keys}"
         if not (self.online and spec.no_maximum):
             return
         for n in range(max(spec.rank, spec.terms)):
@@ -85,8 +86,6 @@ class Forward(KeyWalk):
         if self.online:
             yield from (f"acc_{n} = acc_{n} * kept[:, None]" for n in range(len(self.dv)))
         yield "p = p.to(v_0.dtype)"
-        if self.rounds:
-            yield "weights = tl.dot(p, ones, weights)"
         yield from self.accumulate("acc", "p", "v", self.dv)
 
     def masks(self) -> Iterator[str]:
@@ -101,10 +100,34 @@ class Forward(KeyWalk):
 
     @property
     def rounds(self) -> bool:
-        """Whether values are weighed by sums of rounded exponentials: without a maximum the largest is not 1, so that a
-        row of one key would not have its value exactly. lse is of the exact ones.
+        """Whether weights are rounded that may be a row's only one: the largest is 1 where a maximum is taken off."""
+        return not self.online and self.spec.dtype == "bfloat16" and not self.spec.upcast
+
+    @property
+    def counts_beside(self) -> bool:
+        """Whether a row's keys are counted before its tiles: bounds of a line with one part are there afterwards too,
+        and need no register of their own.
         """
-        return not self.online and self.spec.dtype != "float32"
+        return self.rounds and (self.spec.rank > 1 or self.spec.several)
+
+    @property
+    def bounds_again(self) -> bool:
+        """Whether bounds are read from tables again, to count a row's keys."""
+        return self.rounds and not (self.counts_beside or self.spec.formula)
+
+    @property
+    def keys(self) -> str:
+        """How many keys of a part a row (rows,) sees, by its bounds, which have no more; those of full tiles, which may
+        have no bounds, count twice.
+        """
+        spec = self.spec
+        runs = [f"tl.maximum(tl.minimum(high_{n}, count_{n}) - low_{n}, 0)" for n in range(max(spec.rank, spec.terms))]
+        if spec.rank > 1:
+            return " * ".join(runs)
+        if not (self.counts_beside or spec.terms > 1 or spec.more):
+            return "high_0 - low_0"
+        full = [f"(full_{n} - left_{n})" for n in range(spec.terms)] + ["more_0"] * spec.more
+        return " + ".join(runs + [f"{one} * {spec.cols}" for one in full])
 
     def softmax(self) -> Iterator[str]:
         yield f"p = tl.exp2({self.exponent})  # (rows, cols)"
@@ -140,7 +163,10 @@ class Forward(KeyWalk):
                 yield f"wild |= tl.sum(acc_{n} * 0.0, 1) != 0.0  # infinite, or not a number"
             yield "done = valid & ~wild"
         if self.rounds:
-            yield f"weight = tl.sum(weights, 1) * {1 / spec.fewest}"
+            if not self.counts_beside:
+                yield f"keys = {self.keys}"
+            yield "# a row's only weight, rounded as its value met it: divided by that, the value is exact"
+            yield "weight = tl.where(keys == 1, total.to(tl.bfloat16).to(tl.float32), total)"
         done = "done" if spec.no_maximum else "valid"
         top = "largest" if self.online else "tl.zeros_like(total)"
         if spec.sinks:

@@ -35,7 +35,7 @@ class KernelSpec:
     largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of a chain of launches each
     begins while the one before it ends (programmatic dependent launch), and waits for that before it reads what that
     left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22. partial: sums of rows stay in parts
-    until the end, one of each thread that has a part of the row. fewest: columns of a product that the card makes.
+    until the end, one of each thread that has a part of the row.
     """
 
     direction: Direction | Literal["delta"]
@@ -73,7 +73,6 @@ class KernelSpec:
     chained: bool = False
     fast_log: bool = False
     partial: bool = False
-    fewest: int = 8
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
