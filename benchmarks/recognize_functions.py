@@ -100,7 +100,8 @@ def _packed(inner: Callable[[Rows], Any]) -> Case:
 
     def make(rows: Rows) -> Any:
         ids, places = rows.packed()
-        return masks.packed_sequence_compatibility_function(inner(rows), places, ids)
+        mask = masks.remap_positions_for_packed_sequence(inner(rows), places)
+        return masks.and_masks(mask, masks.packed_sequence_mask_function(ids))
 
     return Case(make)
 

@@ -20,6 +20,13 @@ IMAGES = torch.tensor([[-1] * 5 + [0] * 10 + [-1] * 4 + [1] * 8 + [-1] * 37, [0]
 WINDOW = masks.sliding_window_causal_mask_function(9)
 PADDING = masks.padding_mask_function(PADDED)
 
+
+def packed(function):
+    """`function` of the places in each document, as transformers builds it for packed rows."""
+    places = masks.remap_positions_for_packed_sequence(function, PLACES)
+    return masks.and_masks(places, masks.packed_sequence_mask_function(PACKED))
+
+
 # name -> (function, batch rows, queries)
 GIVEN = {
     "causal": (CAUSAL, 1, N),
@@ -34,15 +41,9 @@ GIVEN = {
     "causal and padding": (masks.and_masks(CAUSAL, PADDING), 3, N),
     "packed": (masks.packed_sequence_mask_function(PACKED), 2, N),
     "packed and causal": (masks.and_masks(CAUSAL, masks.packed_sequence_mask_function(PACKED)), 2, N),
-    "packed positions": (masks.packed_sequence_compatibility_function(CAUSAL, PLACES, PACKED), 2, N),
-    "packed window": (masks.packed_sequence_compatibility_function(WINDOW, PLACES, PACKED), 2, N),
-    "packed chunks": (
-        masks.packed_sequence_compatibility_function(
-            masks.chunked_causal_mask_function(6, torch.tensor([0, 0])), PLACES, PACKED
-        ),
-        2,
-        N,
-    ),
+    "packed positions": (packed(CAUSAL), 2, N),
+    "packed window": (packed(WINDOW), 2, N),
+    "packed chunks": (packed(masks.chunked_causal_mask_function(6, torch.tensor([0, 0]))), 2, N),
     "blockwise": (masks.or_masks(CAUSAL, masks.blockwise_overlay(IMAGES)), 2, N),
     "blockwise and padding": (
         masks.and_masks(masks.or_masks(CAUSAL, masks.blockwise_overlay(IMAGES)), PADDING), 2, N

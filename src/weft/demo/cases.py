@@ -53,9 +53,8 @@ def packed_window(lengths: Sequence[int], window: int):
 
     sizes = torch.tensor(lengths)
     document = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-    place = torch.arange(len(document)) - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    inside = masks.sliding_window_causal_mask_function(window)
-    return masks.packed_sequence_compatibility_function(inside, place[None], document[None])
+    inside = masks.packed_sequence_mask_function(document[None])
+    return masks.and_masks(masks.sliding_window_causal_mask_function(window), inside)
 
 
 def _on_text(lengths: tuple[int, ...]) -> list[Case]:

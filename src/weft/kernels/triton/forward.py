@@ -51,7 +51,7 @@ class Forward(KeyWalk):
         """The second walk leaves out a part where no row that needs it sees a key: without keys sums are 0 as well."""
         spec = self.spec
         if self.counts_beside:
-            yield f"keys += {self.keys}"
+            yield from self.count_keys()
         if not (self.online and spec.no_maximum):
             return
         for n in range(max(spec.rank, spec.terms)):
@@ -105,29 +105,33 @@ class Forward(KeyWalk):
 
     @property
     def counts_beside(self) -> bool:
-        """Whether a row's keys are counted before its tiles: bounds of a line with one part are there afterwards too,
-        and need no register of their own.
+        """Whether a row's keys are counted before its tiles: bounds of a line with one part are there afterwards too
+        where they follow from a formula, and need no register of their own; up to D=64 their table's do, read twice.
         """
-        return self.rounds and (self.spec.rank > 1 or self.spec.several)
+        spec = self.spec
+        return self.rounds and (spec.rank > 1 or spec.several or (spec.narrow and not spec.formula))
 
     @property
     def bounds_again(self) -> bool:
         """Whether bounds are read from tables again, to count a row's keys."""
         return self.rounds and not (self.counts_beside or self.spec.formula)
 
-    @property
-    def keys(self) -> str:
+    def count_keys(self) -> Iterator[str]:
         """How many keys of a part a row (rows,) sees, by its bounds, which have no more; those of full tiles, which may
         have no bounds, count twice.
         """
         spec = self.spec
-        runs = [f"tl.maximum(tl.minimum(high_{n}, count_{n}) - low_{n}, 0)" for n in range(max(spec.rank, spec.terms))]
+        bounds = range(max(spec.rank, spec.terms))
+        counts = [f"tl.maximum(tl.minimum(high_{n}, count_{n}) - low_{n}, 0)" for n in bounds]
         if spec.rank > 1:
-            return " * ".join(runs)
-        if not (self.counts_beside or spec.terms > 1 or spec.more):
-            return "high_0 - low_0"
-        full = [f"(full_{n} - left_{n})" for n in range(spec.terms)] + ["more_0"] * spec.more
-        return " + ".join(runs + [f"{one} * {spec.cols}" for one in full])
+            counts = [" * ".join(counts)]
+        elif self.counts_beside or spec.terms > 1 or spec.more:
+            full = [f"full_{n} - left_{n}" for n in range(spec.terms)] + ["more_0"] * spec.more
+            counts.append(f"({' + '.join(full)}) * {spec.cols}")
+        else:
+            counts = ["high_0 - low_0"]
+        for n, count in enumerate(counts):
+            yield f"keys {'+=' if self.counts_beside or n else '='} {count}"
 
     def softmax(self) -> Iterator[str]:
         yield f"p = tl.exp2({self.exponent})  # (rows, cols)"
@@ -164,7 +168,7 @@ class Forward(KeyWalk):
             yield "done = valid & ~wild"
         if self.rounds:
             if not self.counts_beside:
-                yield f"keys = {self.keys}"
+                yield from self.count_keys()
             yield "# a row's only weight, rounded as its value met it: divided by that, the value is exact"
             yield "weight = tl.where(keys == 1, total.to(tl.bfloat16).to(tl.float32), total)"
         done = "done" if spec.no_maximum else "valid"
