@@ -23,17 +23,20 @@ def kernel(
     blocks = (my_length + 63) // 64
     pair = tl.program_id(0) // blocks
     batch, head = (pair // all_heads).to(tl.int64), pair % all_heads
-    token_r = tl.program_id(0) % blocks * 64 + tl.arange(0, 64)  # (rows,)
-    valid = token_r < my_length
-    token_r = tl.minimum(token_r, my_length - 1)
+    first_r, r = tl.program_id(0) % blocks * 64, tl.arange(0, 64)
+    valid = r < my_length - first_r
+    near_r = tl.minimum(r, my_length - 1 - first_r)
+    token_r = first_r + near_r  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
-    o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row
+    o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head
+    o_rows_in = token_r.to(tl.int64) * DOut_row
     row = (batch * all_heads + head) * my_length + token_r
     lse = tl.load(Lse + row)
-    do_0 = tl.load(o_rows[:, None] + dv_0[None, :])  # 128
-    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
-    o_0 = tl.load(out_rows[:, None] + dv_0[None, :])  # 128
+    do_0 = tl.load(o_rows + (o_rows_in[:, None] + dv_0[None, :]))  # 128
+    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head
+    out_rows_in = token_r.to(tl.int64) * Out_row
+    o_0 = tl.load(out_rows + (out_rows_in[:, None] + dv_0[None, :]))  # 128
     delta = tl.sum(o_0.to(tl.float32) * do_0.to(tl.float32), 1)  # (rows,)
     lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key
     # as sums of three: what dK and dV take from their products (a multiple of it)
@@ -47,7 +50,8 @@ def kernel(
     stats = tl.where(stat == 2, of_lse[2][:, None], stats)
     stats = tl.where(stat == 10, of_delta[2][:, None], stats)
     tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])
-    dq_rows = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head + token_r.to(tl.int64) * DQ_row
+    dq_rows = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head
+    dq_rows_in = token_r.to(tl.int64) * DQ_row
     dq_0 = tl.zeros((64, 128), tl.float32)
     dq_0 = dq_0.to(DQ.dtype.element_ty)
-    tl.store(dq_rows[:, None] + d_0[None, :], dq_0, mask=valid[:, None])
+    tl.store(dq_rows + (dq_rows_in[:, None] + d_0[None, :]), dq_0, mask=valid[:, None])

@@ -28,17 +28,17 @@ def kernel(
     mine = Tables + items_at + item * record
     # my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again
     r = tl.arange(0, 64)
-    token_r = tl.load(mine) * 64 + r  # (rows,)
-    valid = token_r < my_length
-    token_r = tl.minimum(token_r, my_length - 1)
+    first_r = tl.load(mine) * 64
+    near_r = tl.minimum(r, my_length - 1 - first_r)
+    token_r = first_r + near_r  # (rows,)
     d_0 = 0 + tl.arange(0, 64)
     d_1 = 64 + tl.arange(0, 32)
     dv_0 = 0 + tl.arange(0, 64)
     dv_1 = 64 + tl.arange(0, 32)
-    q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head
-    q_rows = q_at + token_r.to(tl.int64) * Q_row
-    q_0 = tl.load(q_rows[:, None] + d_0[None, :])  # 64
-    q_1 = tl.load(q_rows[:, None] + d_1[None, :])  # 32
+    q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head
+    q_rows_in = token_r.to(tl.int64) * Q_row
+    q_0 = tl.load(q_rows + (q_rows_in[:, None] + d_0[None, :]))  # 64
+    q_1 = tl.load(q_rows + (q_rows_in[:, None] + d_1[None, :]))  # 32
     scale2 = scale * 1.4426950408889634
     acc_0 = tl.zeros((64, 64), tl.float32)
     acc_1 = tl.zeros((64, 32), tl.float32)
@@ -60,8 +60,8 @@ def kernel(
         s = tl.dot(q_1, tl.trans(k_1), tl.dot(q_0, tl.trans(k_0)))
         place = tl.load(places + block)
         if place >= 0:
-            word_0 = tl.load(bits + place * 128 + 2 * r)
-            word_1 = tl.load(bits + place * 128 + 2 * r + 1)
+            word_0 = tl.load(bits + place * 128 + 2 * near_r)
+            word_1 = tl.load(bits + place * 128 + 2 * near_r + 1)
             word = tl.where((c < 32)[None, :], word_0[:, None], word_1[:, None])
             s = tl.where(((word >> (c & 31)[None, :]) & 1) != 0, s, float("-inf"))
         s = tl.where(there[None, :], s, float("-inf"))
@@ -84,9 +84,10 @@ def kernel(
     acc_1 = acc_1 * inverse[:, None]
     lse = tl.where(total == 0, float("-inf"), (largest + tl.log2(total)) * 0.6931471805599453)
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
-    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
-    tl.store(lse_at, lse, mask=valid)
+    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head
+    out_rows_in = token_r.to(tl.int64) * Out_row
+    tl.store(lse_at, lse)
     acc_0 = acc_0.to(Out.dtype.element_ty)
-    tl.store(out_rows[:, None] + dv_0[None, :], acc_0, mask=valid[:, None])
+    tl.store(out_rows + (out_rows_in[:, None] + dv_0[None, :]), acc_0)
     acc_1 = acc_1.to(Out.dtype.element_ty)
-    tl.store(out_rows[:, None] + dv_1[None, :], acc_1, mask=valid[:, None])
+    tl.store(out_rows + (out_rows_in[:, None] + dv_1[None, :]), acc_1)

@@ -36,13 +36,17 @@ def kernel(
     rows_0 = tl.load(mine + 1)
     valid &= r_0 < rows_0
     r_0 = tl.minimum(r_0, rows_0 - 1)
-    i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
-    token_r = tl.load(Tables) + i_0  # (rows,)
+    start_0 = tl.load(mine + 0)
+    r_0 = r_0 * tl.load(Tables + 3)
+    i_0 = start_0 + r_0
+    first_r = tl.load(Tables) + start_0
+    near_r = r_0
+    token_r = first_r + near_r  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
-    q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head
-    q_rows = q_at + token_r.to(tl.int64) * Q_row
-    q_0 = tl.load(q_rows[:, None] + d_0[None, :])  # 128
+    q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + first_r.to(tl.int64) * Q_row
+    q_rows_in = near_r * Q_row.to(tl.int32)
+    q_0 = tl.load(q_rows + (q_rows_in[:, None] + d_0[None, :]))  # 128
     scale2 = scale * 1.4426950408889634
     here = Tables + parts_at
     run = mine + 2
@@ -82,7 +86,6 @@ def kernel(
         acc_0 = tl.dot(p, v_0, acc_0)
     wild = (total > 1.329227995784916e+36) | (total < 3.552713678800501e-15)
     wild |= tl.sum(acc_0 * 0.0, 1) != 0.0  # infinite, or not a number
-    done = valid & ~wild
     keys = high_0 - low_0
     # a row's only weight, rounded as its value met it: divided by that, the value is exact
     weight = tl.where(keys == 1, total.to(tl.bfloat16).to(tl.float32), total)
@@ -90,11 +93,12 @@ def kernel(
     acc_0 = acc_0 * inverse[:, None]
     lse = tl.where(total == 0, float("-inf"), libdevice.fast_log2f(total) * 0.6931471805599453)
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
-    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
-    tl.store(lse_at, lse, mask=done)
+    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + first_r.to(tl.int64) * Out_row
+    out_rows_in = near_r * Out_row.to(tl.int32)
+    tl.store(lse_at, lse)
     acc_0 = acc_0.to(Out.dtype.element_ty)
-    tl.store(out_rows[:, None] + dv_0[None, :], acc_0, mask=done[:, None])
-    if tl.max((valid & wild).to(tl.int32), 0) != 0:
+    tl.store(out_rows + (out_rows_in[:, None] + dv_0[None, :]), acc_0)
+    if tl.max(wild.to(tl.int32), 0) != 0:
         here = Tables + parts_at
         run = mine + 2
         c = tl.arange(0, 64)
@@ -118,7 +122,7 @@ def kernel(
         pace_0 = step_0 * 64
         sees = low_0 < tl.minimum(high_0, count_0)
         sees |= full_0 > left_0  # all rows see the keys of such tiles
-        again = tl.max((valid & wild & sees).to(tl.int32), 0)  # 0 or 1
+        again = tl.max((wild & sees).to(tl.int32), 0)  # 0 or 1
         boxes_0 = boxes_0 * again
         for j_0 in range(boxes_0):
             near = tl.minimum(c, count_0 - 1 - j_0 * 64)
@@ -141,12 +145,12 @@ def kernel(
             acc_0 = acc_0 * kept[:, None]
             p = p.to(v_0.dtype)
             acc_0 = tl.dot(p, v_0, acc_0)
-        done = valid & wild
         inverse = tl.where(total == 0, 0.0, 1.0 / total)  # NaN stays NaN
         acc_0 = acc_0 * inverse[:, None]
         lse = tl.where(total == 0, float("-inf"), (largest + libdevice.fast_log2f(total)) * 0.6931471805599453)
         lse_at = Lse + (batch * all_heads + head) * my_length + token_r
-        out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row
-        tl.store(lse_at, lse, mask=done)
+        out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + first_r.to(tl.int64) * Out_row
+        out_rows_in = near_r * Out_row.to(tl.int32)
+        tl.store(lse_at, lse, mask=wild)
         acc_0 = acc_0.to(Out.dtype.element_ty)
-        tl.store(out_rows[:, None] + dv_0[None, :], acc_0, mask=done[:, None])
+        tl.store(out_rows + (out_rows_in[:, None] + dv_0[None, :]), acc_0, mask=wild[:, None])

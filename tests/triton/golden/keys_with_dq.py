@@ -40,12 +40,17 @@ def kernel(
     rows_0 = tl.load(mine + 1)
     valid &= r_0 < rows_0
     r_0 = tl.minimum(r_0, rows_0 - 1)
-    i_0 = tl.load(mine + 0) + tl.load(Tables + 3) * r_0
-    token_r = tl.load(Tables) + i_0  # (rows,)
+    start_0 = tl.load(mine + 0)
+    r_0 = r_0 * tl.load(Tables + 3)
+    i_0 = start_0 + r_0
+    first_r = tl.load(Tables) + start_0
+    near_r = r_0
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
-    k_rows = K + batch * K_batch + kv_head * K_head + token_r.to(tl.int64) * K_row
-    v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row
+    k_rows = K + batch * K_batch + kv_head * K_head + first_r.to(tl.int64) * K_row
+    k_rows_in = near_r * K_row.to(tl.int32)
+    v_rows = V + batch * V_batch + kv_head * V_head + first_r.to(tl.int64) * V_row
+    v_rows_in = near_r * V_row.to(tl.int32)
     scale2 = scale * 1.4426950408889634
     stat = tl.arange(0, 16)
     of_lse = tl.where((stat < 8)[None, :] & (r >= 0)[:, None], 1.0, 0.0).to(tl.bfloat16)
@@ -75,8 +80,8 @@ def kernel(
     o_off = (token_c * DOut_row.to(tl.int32))[:, None]
     dq_off = (token_c * DQ_row.to(tl.int32))[None, :]
     wanted = valid & (low_0 < high_0)
-    k_0 = tl.load(k_rows[:, None] + d_0[None, :], mask=wanted[:, None], other=0.0)  # 128
-    v_0 = tl.load(v_rows[:, None] + dv_0[None, :])  # 128
+    k_0 = tl.load(k_rows + (k_rows_in[:, None] + d_0[None, :]), mask=wanted[:, None], other=0.0)  # 128
+    v_0 = tl.load(v_rows + (v_rows_in[:, None] + dv_0[None, :]))  # 128
     for one in range(group):
         head = first_head + one
         q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head
@@ -129,10 +134,12 @@ def kernel(
             dq = tl.dot(tl.trans(k_0), ds)  # (128, cols)
             dq_place = dq_box + (dq_off + d_0[:, None])
             tl.atomic_add(dq_place, dq, sem="relaxed")
-    dk_rows = DK + batch * DK_batch + kv_head * DK_head + token_r.to(tl.int64) * DK_row
-    dv_rows = DV + batch * DV_batch + kv_head * DV_head + token_r.to(tl.int64) * DV_row
+    dk_rows = DK + batch * DK_batch + kv_head * DK_head + first_r.to(tl.int64) * DK_row
+    dk_rows_in = near_r * DK_row.to(tl.int32)
+    dv_rows = DV + batch * DV_batch + kv_head * DV_head + first_r.to(tl.int64) * DV_row
+    dv_rows_in = near_r * DV_row.to(tl.int32)
     dk_0 = dk_0 * scale
     dk_0 = dk_0.to(DK.dtype.element_ty)
-    tl.store(dk_rows[:, None] + d_0[None, :], dk_0, mask=valid[:, None])
+    tl.store(dk_rows + (dk_rows_in[:, None] + d_0[None, :]), dk_0, mask=valid[:, None])
     dv_sum_0 = dv_sum_0.to(DV.dtype.element_ty)
-    tl.store(dv_rows[:, None] + dv_0[None, :], dv_sum_0, mask=valid[:, None])
+    tl.store(dv_rows + (dv_rows_in[:, None] + dv_0[None, :]), dv_sum_0, mask=valid[:, None])

@@ -68,7 +68,7 @@ class Gradient(Fragments):
         yield from self.load("do", "DOut", "o_rows", "", "dv")
         if self.holds_early:
             yield from self.hold("do", self.dv)
-        yield "out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row"
+        yield from self.my_rows("out_rows", "Out")
         yield from self.load("o", "Out", "out_rows", "", "dv")
 
     def row_numbers(self) -> Iterator[str]:
@@ -100,14 +100,14 @@ class RowSums(Gradient):
         yield f"blocks = (my_length + {rows - 1}) // {rows}"
         yield "pair = tl.program_id(0) // blocks"
         yield "batch, head = (pair // all_heads).to(tl.int64), pair % all_heads"
-        yield f"token_r = tl.program_id(0) % blocks * {rows} + tl.arange(0, {rows})  # (rows,)"
+        yield f"first_r, r = tl.program_id(0) % blocks * {rows}, tl.arange(0, {rows})"
         yield from within_length()
         yield from self.columns(self.d, "d")
         yield from self.columns(self.dv, "dv")
-        yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
+        yield from self.my_rows("o_rows", "DOut")
         yield from self.load_rows()
         yield from self.row_numbers()
-        yield "dq_rows = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head + token_r.to(tl.int64) * DQ_row"
+        yield from self.my_rows("dq_rows", "DQ")
         yield from self.zeros("dq", self.d)
         yield from self.store("dq", "DQ", "dq_rows", "valid", "d")
 
@@ -118,8 +118,8 @@ class QueryGradient(Gradient, KeyWalk):
     def load_mine(self) -> Iterator[str]:
         yield from self.columns(self.d, "d")
         yield from self.columns(self.dv, "dv")
-        yield "q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + token_r.to(tl.int64) * Q_row"
-        yield "o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + token_r.to(tl.int64) * DOut_row"
+        yield from self.my_rows("q_rows", "Q")
+        yield from self.my_rows("o_rows", "DOut")
         yield from self.load("q", "Q", "q_rows", "", "d")
         if self.holds_early:
             yield from self.hold("q", self.d)
@@ -149,7 +149,7 @@ class QueryGradient(Gradient, KeyWalk):
         yield from self.accumulate("dq", "ds", "k", self.d)
 
     def finish(self) -> Iterator[str]:
-        yield "dq_rows = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head + token_r.to(tl.int64) * DQ_row"
+        yield from self.my_rows("dq_rows", "DQ", near=False)
         yield from (f"dq_{n} = dq_{n} * scale" for n in range(len(self.d)))
         yield from self.keep("dq", "DQ", "dq_rows", "d")
 
@@ -172,12 +172,12 @@ class KeyGradient(Gradient):
     def load_mine(self) -> Iterator[str]:
         yield from self.columns(self.d, "d")
         yield from self.columns(self.dv, "dv")
-        yield "k_rows = K + batch * K_batch + kv_head * K_head + token_r.to(tl.int64) * K_row"
+        yield from self.my_rows("k_rows", "K", "kv_head")
         if not self.for_queries:
             mask = "valid" if self.spec.with_dq else ""  # what joins sums over keys joins them once
             yield from self.load("k", "K", "k_rows", mask, "d")
         if self.makes_dk:
-            yield "v_rows = V + batch * V_batch + kv_head * V_head + token_r.to(tl.int64) * V_row"
+            yield from self.my_rows("v_rows", "V", "kv_head")
             if not self.for_queries:
                 yield from self.load("v", "V", "v_rows", "", "dv")
         yield from self.scale_of()
@@ -346,23 +346,21 @@ class KeyGradient(Gradient):
                 yield from (f"{name}_{n} = tl.where(is_seen[:, None], {name}_{n}, 0.0)" for n in range(len(dims)))
         few = self.spec.few
         if not few:
-            yield from (f"{tensor.lower()}_rows = {self.my_rows(tensor)}" for _, tensor, _, _ in self.sums)
+            for _, tensor, _, _ in self.sums:
+                yield from self.my_rows(f"{tensor.lower()}_rows", tensor, "kv_head")
         if self.makes_dk:
             yield from (f"dk_{n} = dk_{n} * scale" for n in range(len(self.d)))
         if few or self.spec.joins:
             yield "slot = tl.load(Slots + token_r)  # (rows,) of Sums, where dV follows dK"
-            yield f"dk_left = {self.my_rows('Sums', 'slot')}"
+            yield "dk_left = Sums + batch * Sums_batch + kv_head * Sums_head"
             yield f"dv_left = dk_left + {self.spec.d}"
+            yield "dk_left_in = slot.to(tl.int64) * Sums_row"
+            yield "dv_left_in = dk_left_in"
         if self.spec.joins:
             yield from self.join()
         for name, tensor, _, column in self.sums:
             where = ("Sums", f"{tensor.lower()}_left") if few else (tensor, f"{tensor.lower()}_rows")
             yield from self.keep(name, *where, column)
-
-    @staticmethod
-    def my_rows(tensor: str, row: str = "token_r") -> str:
-        """Pointers to the tile's rows of a tensor."""
-        return f"{tensor} + batch * {tensor}_batch + kv_head * {tensor}_head + {row}.to(tl.int64) * {tensor}_row"
 
     def join(self) -> Iterator[str]:
         """Add what other launches left, in float32, of the keys that they visit."""

@@ -158,7 +158,7 @@ def _my_rows(spec: KernelSpec) -> Iterator[str]:
     yield "# my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again"
     yield f"r = tl.arange(0, {spec.rows})"
     if spec.rank == 0:
-        yield f"token_r = tl.load(mine) * {spec.rows} + r  # (rows,)"
+        yield f"first_r = tl.load(mine) * {spec.rows}"
         yield from within_length()
         return
     yield "valid = r >= 0"
@@ -173,14 +173,20 @@ def _my_rows(spec: KernelSpec) -> Iterator[str]:
         yield f"rows_{a} = tl.load(mine + {2 * a + 1})"
         yield f"valid &= r_{a} < rows_{a}"
         yield f"r_{a} = tl.minimum(r_{a}, rows_{a} - 1)"
-        yield f"i_{a} = tl.load(mine + {2 * a}) + tl.load(Tables + {3 + 3 * a}) * r_{a}"
+        yield f"start_{a} = tl.load(mine + {2 * a})"
+        yield f"r_{a} = r_{a} * tl.load(Tables + {3 + 3 * a})"
+        yield f"i_{a} = start_{a} + r_{a}"
+    first, near = "start_0", "r_0"
+    for a in range(1, spec.rank):
+        length = f"tl.load(Tables + {4 + 3 * a})"
+        first, near = f"({first}) * {length} + start_{a}", f"({near}) * {length} + r_{a}"
     if spec.listed and spec.rank == 1:
         yield "if tl.load(Tables + 1) != 0:  # listed queries"
         yield "    i_0 = tl.load(Tables + tl.load(Tables + 1) + i_0)"
-    token = "i_0"
-    for a in range(1, spec.rank):
-        token = f"({token}) * tl.load(Tables + {4 + 3 * a}) + i_{a}"
-    yield f"token_r = tl.load(Tables) + {token}  # (rows,)"
+        first, near = "0", "i_0"
+    yield f"first_r = tl.load(Tables) + {first}"
+    yield f"near_r = {near}"
+    yield "token_r = first_r + near_r  # (rows,)"
 
 
 def _part(spec: KernelSpec, fragments: Fragments, start: Iterable[str] = ()) -> Iterator[str]:

@@ -29,8 +29,7 @@ class Forward(KeyWalk):
     def load_mine(self) -> Iterator[str]:
         yield from self.columns(self.d, "d")
         yield from self.columns(self.dv, "dv")
-        yield "q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head"
-        yield "q_rows = q_at + token_r.to(tl.int64) * Q_row"
+        yield from self.my_rows("q_rows", "Q")
         yield from self.load("q", "Q", "q_rows", "", "d")
         if self.spec.linear:
             yield f"scale2 = scale * {LOG2E}"
@@ -61,7 +60,7 @@ class Forward(KeyWalk):
             yield f"sees |= full_{n} > left_{n}  # all rows see the keys of such tiles"
         if spec.more:
             yield "sees |= more_0 > 0"
-        yield "again = tl.max((valid & wild & sees).to(tl.int32), 0)  # 0 or 1"
+        yield "again = tl.max((wild & sees).to(tl.int32), 0)  # 0 or 1"
         counts = ["boxes_0"] if spec.rank > 1 else [f"boxes_{n}" for n in range(spec.terms)]
         for count in counts + ["left_0", "full_0"] * spec.apart + ["more_0"] * spec.more:
             yield f"{count} = {count} * again"
@@ -70,9 +69,9 @@ class Forward(KeyWalk):
         """The walk once more by the online form, for rows that need it."""
         if self.online:
             return
-        yield "if tl.max((valid & wild).to(tl.int32), 0) != 0:"
+        yield "if tl.max(wild.to(tl.int32), 0) != 0:"
         self.online = True
-        yield from indented(chain(walk(), ["done = valid & wild"], self.finish()))
+        yield from indented(chain(walk(), self.finish()))
         self.online = False
 
     def step(self, kind: str = "either") -> Iterator[str]:
@@ -106,10 +105,9 @@ class Forward(KeyWalk):
     @property
     def counts_beside(self) -> bool:
         """Whether a row's keys are counted before its tiles: bounds of a line with one part are there afterwards too
-        where they follow from a formula, and need no register of their own; up to D=64 their table's do, read twice.
+        and need no register of their own.
         """
-        spec = self.spec
-        return self.rounds and (spec.rank > 1 or spec.several or (spec.narrow and not spec.formula))
+        return self.rounds and (self.spec.rank > 1 or self.spec.several)
 
     @property
     def bounds_again(self) -> bool:
@@ -165,13 +163,12 @@ class Forward(KeyWalk):
             yield f"wild = (total > {MOST}) | (total < {LEAST})"
             for n in range(len(self.dv)):
                 yield f"wild |= tl.sum(acc_{n} * 0.0, 1) != 0.0  # infinite, or not a number"
-            yield "done = valid & ~wild"
         if self.rounds:
             if not self.counts_beside:
                 yield from self.count_keys()
             yield "# a row's only weight, rounded as its value met it: divided by that, the value is exact"
             yield "weight = tl.where(keys == 1, total.to(tl.bfloat16).to(tl.float32), total)"
-        done = "done" if spec.no_maximum else "valid"
+        done = self.done
         top = "largest" if self.online else "tl.zeros_like(total)"
         if spec.sinks:
             yield "# the sink joins the sum and has no value"
@@ -193,11 +190,21 @@ class Forward(KeyWalk):
         if spec.sinks:
             yield "lse = tl.where(alone, tl.load(Sinks + head), lse)  # exactly"
         yield "lse_at = Lse + (batch * all_heads + head) * my_length + token_r"
-        yield "out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + token_r.to(tl.int64) * Out_row"
+        yield from self.my_rows("out_rows", "Out")
         if spec.accumulate:
             yield from self.merge(done)
-        yield f"tl.store(lse_at, lse, mask={done})"
+        yield f"tl.store(lse_at, lse{done and f', mask={done}'})"
         yield from self.store("acc", "Out", "out_rows", done, "dv")
+
+    @property
+    def done(self) -> str:
+        """Which rows are stored: of a first walk wild ones as well, which the second stores once more, and those beyond
+        a tile's end, which are what its last row is. Where something is added to rows, each of them once.
+        """
+        stored = ["valid"] * self.spec.accumulate
+        if self.spec.no_maximum and (self.spec.accumulate or self.online):
+            stored.append("wild" if self.online else "~wild")
+        return f"({' & '.join(stored)})" if len(stored) > 1 else "".join(stored)
 
     def merge(self, done: str) -> Iterator[str]:
         """With what earlier launches left in Sum (B, Hq, M, Dv) and Lse: both are over disjoint keys."""

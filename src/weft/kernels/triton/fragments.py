@@ -40,9 +40,10 @@ def in_elements(tensors: Sequence[str], unit: int) -> Iterator[str]:
 
 
 def within_length() -> Iterator[str]:
-    """Which rows of a block exist; for the others the last one stands."""
-    yield "valid = token_r < my_length"
-    yield "token_r = tl.minimum(token_r, my_length - 1)"
+    """Which rows r of a block exist, from its first_r on; for the others the last one stands."""
+    yield "valid = r < my_length - first_r"
+    yield "near_r = tl.minimum(r, my_length - 1 - first_r)"
+    yield "token_r = first_r + near_r  # (rows,)"
 
 
 def _wrapped(names: Sequence[str]) -> Iterator[str]:
@@ -74,9 +75,23 @@ class Fragments:
             if live < width:
                 yield f"{name}_live_{n} = ({name}_{n} < {first + live})[None, :]"
 
+    def my_rows(self, name: str, tensor: str, head: str = "head.to(tl.int64)", near: bool = True) -> Iterator[str]:
+        """name, name_in: my rows of a tensor lie at their sum, (rows,).
+
+        name_in has 32 bits from the first row on where a tile's rows are known to lie so near and it was not slower:
+        on lines, and not where the first row's number would outlast the walk in dQ (benchmarks/notes/triton.md).
+        """
+        spec, at = self.spec, f"{tensor} + batch * {tensor}_batch + {head} * {tensor}_head"
+        if near and spec.aligned and spec.rank == 1 and not spec.listed and spec.direction != "delta":
+            yield f"{name} = {at} + first_r.to(tl.int64) * {tensor}_row"
+            yield f"{name}_in = near_r * {tensor}_row.to(tl.int32)"
+        else:
+            yield f"{name} = {at}"
+            yield f"{name}_in = token_r.to(tl.int64) * {tensor}_row"
+
     def pointer(self, tensor: str, rows: str, column: str) -> str:
         dim = "" if self.spec.aligned else f" * {tensor}_dim"
-        return f"{rows}[:, None] + {column}[None, :]{dim}"
+        return f"{rows} + ({rows}_in[:, None] + {column}[None, :]{dim})"
 
     def load(self, target: str, tensor: str, rows: str, mask: str, kind: str) -> Iterator[str]:
         """(rows, d) in chunks target_0, target_1; dead columns of a padded chunk and masked rows read as 0."""
@@ -123,12 +138,14 @@ class Fragments:
             yield f"{target}_{n} = tl.load({place}{option}){self.upcast}  # {width}"
 
     def store(self, source: str, tensor: str, rows: str, mask: str, kind: str) -> Iterator[str]:
+        """Rows of chunks source_0, source_1, those of the mask, or all."""
         dims, column = (self.d, "d") if kind == "d" else (self.dv, "dv")
         for n, (_, width, live) in enumerate(dims):
-            inside = f" & {column}_live_{n}" if live < width else ""
-            at = self.pointer(tensor, rows, f"{column}_{n}")
+            inside = f"{column}_live_{n}" if live < width else ""
+            where = " & ".join(x for x in (f"{mask}[:, None]" if mask else "", inside) if x)
+            option = f", mask={where}" if where else ""
             yield f"{source}_{n} = {source}_{n}.to({tensor}.dtype.element_ty)"
-            yield f"tl.store({at}, {source}_{n}, mask={mask}[:, None]{inside})"
+            yield f"tl.store({self.pointer(tensor, rows, f'{column}_{n}')}, {source}_{n}{option})"
 
     @property
     def wide(self) -> str:
@@ -283,8 +300,8 @@ class Fragments:
         if spec.rank == 0:
             yield "place = tl.load(places + block)"
             yield "if place >= 0:"
-            yield "    word_0 = tl.load(bits + place * 128 + 2 * r)"
-            yield "    word_1 = tl.load(bits + place * 128 + 2 * r + 1)"
+            yield "    word_0 = tl.load(bits + place * 128 + 2 * near_r)"
+            yield "    word_1 = tl.load(bits + place * 128 + 2 * near_r + 1)"
             yield "    word = tl.where((c < 32)[None, :], word_0[:, None], word_1[:, None])"
             yield from indented(iter(masked("((word >> (c & 31)[None, :]) & 1) != 0")))
             yield from masked("there[None, :]")

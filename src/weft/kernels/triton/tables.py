@@ -73,9 +73,9 @@ class Kind(NamedTuple):
 class LaunchTables:
     """One launch. words: everything but the members. rank: axes (0: the remainder). work: tiles visited by each item.
 
-    split: a tile may be several items, each with some of its columns. span: tokens from the first to the last column
-    of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines: see
-    `weft.kernels.triton.lines`.
+    split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
+    column of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines:
+    see `weft.kernels.triton.lines`.
     """
 
     words: Words
@@ -249,10 +249,11 @@ def _cut(items: Words, launch: Launch, piece: Ints, pieces: Ints) -> None:
 def _span(launch: Launch) -> int:
     found = [1]
     for part in launch.parts:
-        tokens = 0
-        for axis, size in zip(part.axes, part.k.shape, strict=True):
-            tokens = tokens * size + (axis.block_k - 1) * axis.lanes.k_step
-        found.append(tokens + 1)
+        rows = columns = 0
+        for axis, m, n in zip(part.axes, launch.q.shape, part.k.shape, strict=True):
+            rows = rows * m + (axis.block_q - 1) * axis.lanes.q_step
+            columns = columns * n + (axis.block_k - 1) * axis.lanes.k_step
+        found += [rows + 1, columns + 1]
     return max(found)
 
 
