@@ -58,7 +58,7 @@ def test_right_in_every_order(name, arch):
 
 @pytest.mark.parametrize("arch", CHOSEN)
 def test_a_row_of_one_key_has_its_value(arch):
-    """Exactly, though no maximum is taken off its score: values are weighed by sums of rounded exponentials."""
+    """Exactly, though no maximum is taken off its score: it is divided by its weight as that was rounded."""
     case = Call(weft.window(left=0, right=0), heads=(2, 2)).case()
     with emulated(Way(arch)):
         assert torch.equal(results(case, arch, backward=False)["out"], case.tensors[2])
