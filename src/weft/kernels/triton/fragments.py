@@ -97,11 +97,20 @@ class Fragments:
         """(rows, d) in chunks target_0, target_1; dead columns of a padded chunk and masked rows read as 0."""
         dims, column = (self.d, "d") if kind == "d" else (self.dv, "dv")
         for n, (_, width, live) in enumerate(dims):
-            inside = f"{column}_live_{n}" if live < width else ""
-            where = " & ".join(x for x in (f"{mask}[:, None]" if mask else "", inside) if x)
+            live_columns = f"{column}_live_{n}" if live < width else ""
+            name, where = self.both(f"in_{target}", mask and f"{mask}[:, None]", live_columns)
+            yield from name
             option = f", mask={where}, other=0.0" if where else ""
             at = self.pointer(tensor, rows, f"{column}_{n}")
             yield f"{target}_{n} = tl.load({at}{option}){self.upcast}  # {width}"
+
+    @staticmethod
+    def both(name: str, rows: str, columns: str) -> tuple[list[str], str]:
+        """The mask of rows (rows, 1) and of columns (1, d), where there is one: lines that name it, if both, and that.
+
+        A name of its own: Triton gives one that a loop writes again the type that it had before the loop.
+        """
+        return ([f"{name} = {rows} & {columns}"], name) if rows and columns else ([], rows or columns)
 
     def clamped(self, kind: str) -> bool:
         """Whether columns beyond the last one are read as the last one instead of not at all; no row sees either.
@@ -128,12 +137,9 @@ class Fragments:
             yield f"{at}_box, {at}_inside = {at}_at + at.to(tl.int64) * {tensor}_row, {inside}"
         for n, (_, width, live) in enumerate(dims):
             mask = "there[:, None]" if self.ragged(kind) and not self.clamped(kind) else ""
-            if live < width and mask:
-                yield f"inside = {mask} & {column}_live_{n}"
-                mask = "inside"
-            elif live < width:
-                mask = f"{column}_live_{n}"
-            option = f", mask={mask}, other=0.0" if mask else ""
+            name, where = self.both(f"in_{target}", mask, f"{column}_live_{n}" if live < width else "")
+            yield from name
+            option = f", mask={where}, other=0.0" if where else ""
             place = f"{at}_box + ({at}_inside + {column}_{n}[None, :]{dim})"
             yield f"{target}_{n} = tl.load({place}{option}){self.upcast}  # {width}"
 
@@ -141,8 +147,9 @@ class Fragments:
         """Rows of chunks source_0, source_1, those of the mask, or all."""
         dims, column = (self.d, "d") if kind == "d" else (self.dv, "dv")
         for n, (_, width, live) in enumerate(dims):
-            inside = f"{column}_live_{n}" if live < width else ""
-            where = " & ".join(x for x in (f"{mask}[:, None]" if mask else "", inside) if x)
+            live_columns = f"{column}_live_{n}" if live < width else ""
+            name, where = self.both(f"in_{source}", mask and f"{mask}[:, None]", live_columns)
+            yield from name
             option = f", mask={where}" if where else ""
             yield f"{source}_{n} = {source}_{n}.to({tensor}.dtype.element_ty)"
             yield f"tl.store({self.pointer(tensor, rows, f'{column}_{n}')}, {source}_{n}{option})"
