@@ -41,7 +41,7 @@ CROWDED = {
 }
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
 INSIDE = {
-    *(("keys", call) for call in ("random blocks", "window, 192x128", *(("window, 192",) if VERSION > (3, 6) else ()))),
+    *(("keys", call) for call in ("random blocks", "window, 192x128")),
     *(("one kernel", call) for call in CROWDED.get(VERSION, CROWDED[3, 7])),
 }
 

@@ -24,9 +24,9 @@ def kernel(
     pair = tl.program_id(0) // blocks
     batch, head = (pair // all_heads).to(tl.int64), pair % all_heads
     first_r, r = tl.program_id(0) % blocks * 64, tl.arange(0, 64)
-    valid = r < my_length - first_r
-    near_r = tl.minimum(r, my_length - 1 - first_r)
-    token_r = first_r + near_r  # (rows,)
+    token_r = first_r + r
+    valid = token_r < my_length
+    token_r = tl.minimum(token_r, my_length - 1)  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
     o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head

@@ -29,8 +29,9 @@ def kernel(
     # my rows: coordinates i_a on every axis, and tokens; where a tile ends early its last row, again and again
     r = tl.arange(0, 64)
     first_r = tl.load(mine) * 64
-    near_r = tl.minimum(r, my_length - 1 - first_r)
-    token_r = first_r + near_r  # (rows,)
+    token_r = first_r + r
+    token_r = tl.minimum(token_r, my_length - 1)  # (rows,)
+    near_r = token_r - first_r
     d_0 = 0 + tl.arange(0, 64)
     d_1 = 64 + tl.arange(0, 32)
     dv_0 = 0 + tl.arange(0, 64)

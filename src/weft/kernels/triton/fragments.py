@@ -41,9 +41,10 @@ def in_elements(tensors: Sequence[str], unit: int) -> Iterator[str]:
 
 def within_length() -> Iterator[str]:
     """Which rows r of a block exist, from its first_r on; for the others the last one stands."""
-    yield "valid = r < my_length - first_r"
-    yield "near_r = tl.minimum(r, my_length - 1 - first_r)"
-    yield "token_r = first_r + near_r  # (rows,)"
+    yield "token_r = first_r + r"
+    yield "valid = token_r < my_length"
+    yield "token_r = tl.minimum(token_r, my_length - 1)  # (rows,)"
+    yield "near_r = token_r - first_r"
 
 
 def _wrapped(names: Sequence[str]) -> Iterator[str]:
@@ -305,10 +306,12 @@ class Fragments:
             return [f"{name} = tl.where({live}, {name}, {dead})" for name in names]
 
         if spec.rank == 0:
+            # forwards store rows beyond the last one too, as what that is; gradients do not
+            row = "near_r" if spec.direction == "forward" else "r"
             yield "place = tl.load(places + block)"
             yield "if place >= 0:"
-            yield "    word_0 = tl.load(bits + place * 128 + 2 * near_r)"
-            yield "    word_1 = tl.load(bits + place * 128 + 2 * near_r + 1)"
+            yield f"    word_0 = tl.load(bits + place * 128 + 2 * {row})"
+            yield f"    word_1 = tl.load(bits + place * 128 + 2 * {row} + 1)"
             yield "    word = tl.where((c < 32)[None, :], word_0[:, None], word_1[:, None])"
             yield from indented(iter(masked("((word >> (c & 31)[None, :]) & 1) != 0")))
             yield from masked("there[None, :]")
