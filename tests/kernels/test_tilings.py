@@ -7,18 +7,16 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 import weft
-from weft.kernels.options import Modifiers
-from weft.kernels.triton import run
 from weft.kernels.triton.card import at_hand
 from weft.planning.attention_plan import plan_attention
 from weft.planning.choice import offered
-from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime import tuner
 from weft.target import GPU
 from weft.testing.tolerance import assert_close
 
 from .compare import BACKENDS, FEW, Case, generator, qkv
+from .planned import problem_of, results
 
 pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="other backends have one tiling")
 
@@ -41,8 +39,9 @@ def menu_of(kind, direction, problem):
     return offered(direction, rows, problem, CARD)
 
 
-def tilings(kind, direction, problem, everything):
+def tilings(kind, direction, case, everything):
     """What is offered, and others by chance."""
+    problem = problem_of(case)
     menu = menu_of(kind, direction, problem)
     _, predicted = tuner.candidates(direction, plan_attention(KINDS[kind][0], problem, CARD))
     others = [tiling for tiling in predicted if tiling not in menu]
@@ -55,53 +54,42 @@ def tilings(kind, direction, problem, everything):
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tilings(kind, direction, d, everything):
-    case, problem = case_of(kind, direction, d)
-    assert computed_alike(case, problem, direction, tilings(kind, direction, problem, everything)) > 1
+    case = case_of(kind, direction, d)
+    assert computed_alike(case, direction, tilings(kind, direction, case, everything)) > 1
 
 
 def test_wide_tiles_of_several_terms():
     """What is offered where few rows outlast the others, and so not chosen for tests as short as these."""
-    case, problem = case_of("several", "forward", 64)
-    wide = [tiling for tiling in menu_of("several", "forward", problem) if tiling.cols == 128]
-    assert computed_alike(case, problem, "forward", wide) == len(wide) == 2
+    case = case_of("several", "forward", 64)
+    wide = [tiling for tiling in menu_of("several", "forward", problem_of(case)) if tiling.cols == 128]
+    assert computed_alike(case, "forward", wide) == len(wide) == 2
 
 
 @pytest.mark.parametrize("kind", ["plane", "space"])
 def test_tiles_of_keys_that_are_one_head_s(kind):
     """Of 128 channels more are offered than where heads share keys."""
-    case, problem = case_of(kind, "dkdv", 128, (2, 2))
-    menu = menu_of(kind, "dkdv", problem)
-    assert computed_alike(case, problem, "dkdv", menu) == len(menu)
+    case = case_of(kind, "dkdv", 128, (2, 2))
+    menu = menu_of(kind, "dkdv", problem_of(case))
+    assert computed_alike(case, "dkdv", menu) == len(menu)
 
 
 def case_of(kind, direction, d, heads=None):
-    """The tensors of a kind, and its problem; heads share keys where these have gradients."""
+    """The tensors of a kind; heads share keys where these have gradients."""
     pattern, tokens = KINDS[kind]
     heads = heads or ((2, 2) if direction == "forward" else (4, 2))
-    case = Case(pattern, qkv(generator(f"{kind} {d}"), (tokens, tokens), torch.bfloat16, heads, (d, d), 1))
-    return case, Problem(1, *heads, tokens, tokens, d, d, "bfloat16", "cuda")
+    return Case(pattern, qkv(generator(f"{kind} {d}"), (tokens, tokens), torch.bfloat16, heads, (d, d), 1))
 
 
-def computed_alike(case, problem, direction, some):
+def computed_alike(case, direction, some):
     """How many tilings run here; raises AssertionError if one is wrong."""
     truth, plain = case.dense(torch.float64), case.dense(torch.bfloat16)
     computed = 0
     for tiling in some:
         try:
-            found = under(case.pattern, problem, ((direction, tiling),), case)
+            found = results(case, CARD, ((direction, tiling),))
         except OutOfResources:  # an estimate was wrong: tuners pass over it
             continue
         computed += 1
         for name, x in found.items():
             assert_close(f"{tiling}: {name}", x, truth[name], plain[name])
     return computed
-
-
-def under(pattern, problem, fixed, case):
-    """{name: tensor} of the results with fixed tilings, on the CPU."""
-    plan = plan_attention(pattern, problem, CARD, fixed)
-    q, k, v, d_out, d_lse = (x.to(BACKENDS["triton"]) for x in (*case.tensors, *case.seeds()))
-    how = Modifiers(problem.d**-0.5)
-    out, lse = run.forward((q, k, v), plan, how)
-    dq, dk, dv, _ = run.backward((q, k, v), (out, d_out, lse, d_lse), plan, how)
-    return {name: x.cpu() for name, x in {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}.items()}

@@ -3,13 +3,10 @@
 from dataclasses import dataclass, field, replace
 
 import torch
-from tests.kernels.compare import Case, generator, normal, one_kernel, qkv
+from tests.kernels.compare import Case, generator, normal, qkv
+from tests.kernels.planned import results
 from tests.triton.specs import card
 
-from weft.kernels.options import Modifiers
-from weft.kernels.triton import run
-from weft.planning.attention_plan import plan_attention
-from weft.planning.problem import Problem
 from weft.testing.tolerance import assert_close
 
 from .run import emulated
@@ -50,44 +47,18 @@ def check_in_every_order(case, way, tf32=False, backward=True):
     """Raise unless weft computes what dense attention does, and the same bits whatever is done early or late; sums of
     atomics in any order are only to be right. Returns the names of the kernels.
     """
+    gpu = card(f"sm_{way.arch}")
     with emulated(replace(way, order=EAGER)) as names:
-        found = results(case, way.arch, backward)
+        found = results(case, gpu, backward=backward)
     check(case, found, tf32)
     for order in ORDERS.values():
         with emulated(replace(way, order=order)):
-            again = results(case, way.arch, backward)
+            again = results(case, gpu, backward=backward)
         if not case.deterministic:
             check(case, {"dq": again.pop("dq")}, tf32)
         for name, x in again.items():
             assert torch.equal(x, found[name]), f"{name} is another one in {order}"
     return names
-
-
-def results(case, arch=90, backward=True):
-    """{name: tensor} as `Case.weft`, by the entry points of the Triton backend; sinks have no gradient here."""
-    if not case.deterministic:
-        with one_kernel():
-            return results(replace(case, deterministic=True), arch, backward)
-    plan, how, sinks = planned(case, arch)
-    out, lse = run.forward(tuple(case.tensors), plan, how, sinks)
-    if not backward:
-        return {"out": out, "lse": lse}
-    d_out, *d_lse = case.seeds()
-    rows = out, d_out, lse, d_lse[0] if d_lse else None
-    dq, dk, dv, _ = run.backward(tuple(case.tensors), rows, plan, how, True, sinks is not None)
-    return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
-
-
-def planned(case, arch):
-    """(plan, Modifiers, sinks)."""
-    q, k, v = case.tensors
-    sizes = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]
-    problem = Problem(*sizes, str(q.dtype).removeprefix("torch."), "cuda")
-    plan = plan_attention(case.pattern, problem, card(f"sm_{arch}"))
-    slopes, options = case.options.get("alibi_slopes"), case.options
-    alibi = None if slopes is None else slopes.float().reshape(k.shape[1], -1)
-    scale = options.get("scale", q.shape[3] ** -0.5)
-    return plan, Modifiers(scale, options.get("softcap"), alibi, case.shift), options.get("sinks")
 
 
 def check(case, found, tf32=False):

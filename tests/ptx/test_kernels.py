@@ -9,12 +9,14 @@ from unittest import mock
 import pytest
 import torch
 from tests.kernels.compare import Case, generator, qkv
+from tests.kernels.planned import planned, results
+from tests.triton.specs import card
 
 import weft
 from weft.kernels.triton import decode, run
 from weft.settings import interpreted
 
-from .problems import ORDERS, Call, check, check_in_every_order, planned, results
+from .problems import ORDERS, Call, check, check_in_every_order
 from .run import Way, emulated
 from .threads import EAGER
 
@@ -61,7 +63,7 @@ def test_a_row_of_one_key_has_its_value(arch):
     """Exactly, though no maximum is taken off its score: it is divided by its weight as that was rounded."""
     case = Call(weft.window(left=0, right=0), heads=(2, 2)).case()
     with emulated(Way(arch)):
-        assert torch.equal(results(case, arch, backward=False)["out"], case.tensors[2])
+        assert torch.equal(results(case, card(f"sm_{arch}"), backward=False)["out"], case.tensors[2])
 
 
 @pytest.mark.wide
@@ -79,7 +81,7 @@ def test_few_queries_by_rows(arch):
     found = {}
     for order in (EAGER, *ORDERS.values()):
         with emulated(Way(arch, order)) as names:
-            plan, how, sinks = planned(case, arch)
+            plan, how, sinks = planned(case, card(f"sm_{arch}"))
             out, lse = decode.forward(tuple(case.tensors), plan, how, sinks)
         assert len(names) == 2
         check(case, {"out": out, "lse": lse})

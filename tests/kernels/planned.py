@@ -1,0 +1,42 @@
+"""Attention as planned for any card, under any tilings, by the entry points of the Triton backend."""
+
+from dataclasses import replace
+
+from weft.kernels.triton import run
+from weft.planning.attention_plan import plan_attention
+from weft.planning.problem import Problem
+from weft.torch.operator import Options, modifiers
+
+from .compare import BACKENDS, one_kernel
+
+
+def problem_of(case):
+    """The problem of a Case, as the planner sees it on a GPU."""
+    q, k, v = case.tensors
+    sizes = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]
+    return Problem(*sizes, str(q.dtype).removeprefix("torch."), "cuda")
+
+
+def planned(case, gpu, fixed=()):
+    """(plan, Modifiers, sinks); fixed: (direction, Tiling), others as a call chooses."""
+    plan = plan_attention(case.pattern, problem_of(case), gpu, fixed)
+    sinks, slopes, *rest = (case.options.get(name) for name in ("sinks", "alibi_slopes", "scale", "softcap"))
+    return plan, modifiers(plan, Options(sinks, slopes, *rest, "triton", True)), sinks
+
+
+def results(case, gpu, fixed=(), backward=True):
+    """{name: tensor} as `Case.weft`, on the CPU; sinks have no gradient here."""
+    if not case.deterministic:
+        with one_kernel():
+            return results(replace(case, deterministic=True), gpu, fixed, backward)
+    plan, how, sinks = planned(case, gpu, fixed)
+    device = BACKENDS.get("triton", "cpu")
+    tensors, seeds = (tuple(x.to(device) for x in some) for some in (case.tensors, case.seeds()))
+    out, lse = run.forward(tensors, plan, how, None if sinks is None else sinks.to(device))
+    found = {"out": out, "lse": lse}
+    if backward:
+        rows = out, seeds[0], lse, seeds[1] if case.with_lse else None
+        found |= dict(
+            zip(("dq", "dk", "dv"), run.backward(tensors, rows, plan, how, True, sinks is not None), strict=False)
+        )
+    return {name: x.cpu() for name, x in found.items()}
