@@ -168,13 +168,23 @@ $L1:
 
 def test_threads_of_a_group_do_not_part():
     out = np.zeros(128, np.uint32)
-    for register, order, fault in (("%laneid", REVERSED, "of one block part"), ("%tid.x", EAGER, "of one block part")):
-        with pytest.raises(Fault, match=fault):
-            Small(BRANCH.format(register, ""), threads=128).run(out, order=order)
+    for register, order in (("%laneid", REVERSED), ("%tid.x", EAGER)):
+        for between in ("bar.sync 0;", "st.global.b32 [%rd10], %r1;", "bra $L1;"):
+            with pytest.raises(Fault, match=f"of one block part before {between[:3]}"):
+                Small(BRANCH.format(register, between), threads=128).run(out, order=order)
     warp = BRANCH.format("%tid.x", "").replace("%r1, 1;", "%r1, 31;")
     Small(warp, threads=128).run(out, order=REVERSED)
     with pytest.raises(Fault, match="others wait at a barrier"):
         Small(warp.replace("$L1;\n    \n", "$L1;\n    ret;\n"), threads=128).run(out, order=REVERSED)
+
+
+@pytest.mark.parametrize("order", [EAGER, REVERSED])
+def test_but_for_arithmetic_of_their_own(order):
+    """As where a logarithm of libdevice looks for what is infinite."""
+    lines = BRANCH.format("%laneid", "add.s32 %r1, %r1, 100;\n@!%p1 add.s32 %r1, %r1, 7;\n@%p1 mov.u32 %r1, 0;")
+    out = Small(f"{lines} st.global.b32 [%rd10], %r1;", threads=128).run(np.zeros(128, np.uint32), order=order)
+    lanes = np.arange(128) % 32
+    np.testing.assert_array_equal(out, np.where(lanes > 1, lanes, lanes + 107))
 
 
 # Block b goes b times through a loop, with a copy under way, and writes where it stands.

@@ -12,6 +12,7 @@ import numpy as np
 from .formats import TYPES, bits_of, type_of, unsigned
 from .memory import BASE
 from .parse import Fault
+from .scalar import TABLE as ALONE
 
 WARP = 32
 
@@ -205,16 +206,34 @@ class Group:
         return True
 
     def _branch(self, to, active):
-        """Go there; blocks that do not are left where they are, as another group."""
+        """Go there; blocks that do not are left where they are, as another group. Where threads of a block part, those
+        that stay first do what they are alone with.
+        """
         if active is not None:
             taken = active.reshape(-1, self.count)
             if (taken.any(1) != taken.all(1)).any():
-                raise Fault("threads of one block part")
+                self._skip(to, active)
+                return []
             taken = taken[:, 0]
             rest = self._part(~taken)
             vars(self).update(vars(self._part(taken)))
         self.at = to
         return [] if active is None else [rest]
+
+    def _skip(self, to, skipped):
+        """Go there, a few lines on; the other threads do what lies between, which must be arithmetic of their own, as
+        in logarithms of libdevice for what is infinite.
+        """
+        if to < self.at:
+            raise Fault("threads of one block part")
+        for instruction in self.team.program.code[self.at : to]:
+            active = self._active(instruction)
+            try:
+                does = ALONE.of(instruction.opcode)
+            except Fault:
+                raise Fault(f"threads of one block part before {instruction.opcode}") from None
+            does(self, instruction, ~skipped if active is None else active & ~skipped)
+        self.at = to
 
     def _part(self, kept):
         """The group of some of its blocks; kept: (blocks,) of bool."""
