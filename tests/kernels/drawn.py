@@ -35,7 +35,8 @@ from .compare import BACKENDS, Case, check, generator, normal, qkv
 from .layouts import LAYOUTS
 from .planned import planned, results
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Triton's interpreter cuts what it converts to bfloat16 (3.6.0, 3.7.1), which is beyond the policy: not there.
+DTYPES = (torch.float32, torch.float16, *((torch.bfloat16,) * (not interpreted())))
 DIMS = ((16, 16), (64, 64), (33, 33), (80, 17), (16, 40), (96, 96), (128, 128))
 HEADS = ((2, 1), (1, 1), (2, 2), (3, 1))
 OPTIONS = ("scale", "softcap", "sinks", "alibi_slopes")
