@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_any_autocast_enabled
 
 from weft.errors import InputError
 from weft.pattern.algebra import Pattern
@@ -50,9 +51,10 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     no backend can run it. Sources: Dao 2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409
     (ALiBi).
     """
-    q, k, v = _autocast(q, k, v)
-    rows, given = (sinks, alibi_slopes), (scale, softcap, dropout, backend, deterministic)
     compiling = torch.compiler.is_compiling()
+    if compiling or _is_any_autocast_enabled():
+        q, k, v = _autocast(q, k, v)
+    rows, given = (sinks, alibi_slopes), (scale, softcap, dropout, backend, deterministic)
     mask = mask if compiling else _made(mask)
     step = None if compiling else _decoding((q, k, v), mask, rows, given)
     if step is not None:
