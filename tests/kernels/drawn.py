@@ -58,7 +58,7 @@ class OnCard(Case):
 
     def weft(self):
         if not self.ptx:
-            return results(self, self.gpu, self.fixed)
+            return results(self, self.gpu, self.fixed, BACKENDS["triton"])
         with emulated(Way(int(self.gpu.architecture.removeprefix("sm_")))):
             return results(self, self.gpu, self.fixed)
 
@@ -139,6 +139,17 @@ def run(seconds, seed, ptx):
         seeded(f"{seed} {batch}")(each)()
 
 
+def compare(case, usual):
+    """What came of one problem; raises AssertionError, or whatever went wrong."""
+    try:
+        (check if usual else check_forward)(case)
+    except OutOfResources:
+        return "beyond this card"
+    except WeftError as error:
+        return f"refused ({type(error).__name__})"
+    return "right"
+
+
 def check_forward(case):
     """Raise AssertionError unless out and lse are right, and gradients finite."""
     found, truth, plain = case.weft(), case.dense(torch.float64), case.dense(case.tensors[0].dtype)
@@ -152,15 +163,10 @@ def check_forward(case):
 def outcome(case, usual, words):
     """What came of one problem; prints it if it failed."""
     try:
-        (check if usual else check_forward)(case)
-    except OutOfResources:
-        return "beyond this card"
-    except WeftError as error:
-        return f"refused ({type(error).__name__})"
+        return compare(case, usual)
     except Exception:
         print(f"FAILED: {words}\n{traceback.format_exc()}", flush=True)
         return "failed"
-    return "right"
 
 
 def main():

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import torch
+
 from weft.kernels.triton import run
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.torch.operator import Options, modifiers
 
-from .compare import BACKENDS, one_kernel
+from .compare import one_kernel
 
 
 def problem_of(case):
@@ -24,19 +26,18 @@ def planned(case, gpu, fixed=()):
     return plan, modifiers(plan, Options(sinks, slopes, *rest, "triton", True)), sinks
 
 
-def results(case, gpu, fixed=(), backward=True):
-    """{name: tensor} as `Case.weft`, on the CPU; sinks have no gradient here."""
+def results(case, gpu, fixed=(), device="cpu", backward=True):
+    """{name: tensor} as `Case.weft`, on the CPU; device: where it is computed. Sinks have no gradient here."""
     if not case.deterministic:
         with one_kernel():
-            return results(replace(case, deterministic=True), gpu, fixed, backward)
-    plan, how, sinks = planned(case, gpu, fixed)
-    device = BACKENDS.get("triton", "cpu")
+            return results(replace(case, deterministic=True), gpu, fixed, device, backward)
+    options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in case.options.items()}
+    plan, how, sinks = planned(replace(case, options=options), gpu, fixed)
     tensors, seeds = (tuple(x.to(device) for x in some) for some in (case.tensors, case.seeds()))
-    out, lse = run.forward(tensors, plan, how, None if sinks is None else sinks.to(device))
-    found = {"out": out, "lse": lse}
+    out, lse = run.forward(tensors, plan, how, sinks)
+    found = [("out", out), ("lse", lse)]
     if backward:
         rows = out, seeds[0], lse, seeds[1] if case.with_lse else None
-        found |= dict(
-            zip(("dq", "dk", "dv"), run.backward(tensors, rows, plan, how, True, sinks is not None), strict=False)
-        )
-    return {name: x.cpu() for name, x in found.items()}
+        gradients = run.backward(tensors, rows, plan, how, True, sinks is not None)
+        found += zip(("dq", "dk", "dv"), gradients, strict=False)
+    return {name: x.cpu() for name, x in found}

@@ -86,7 +86,7 @@ def computed_alike(case, direction, some):
     computed = 0
     for tiling in some:
         try:
-            found = results(case, CARD, ((direction, tiling),))
+            found = results(case, CARD, ((direction, tiling),), BACKENDS["triton"])
         except OutOfResources:  # an estimate was wrong: tuners pass over it
             continue
         computed += 1
