@@ -30,7 +30,7 @@ demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, r
 	$(BIN)/python -m weft.demo $(ARGS)
 
 test: $(VENV)/.weft-test ## all tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: $(VENV)/.weft-test ## kernels on the GPU of this machine, and compiled for every other
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "torch finds no GPU here"'

@@ -1,0 +1,129 @@
+"""What a warm call costs the host: `weft.attention` and `torch.autograd.grad`, beside an empty function's.
+
+    python benchmarks/host.py [--calls N] [--record]
+
+Medians of N calls, in microseconds, of causal windows over 1,024 tokens, which a GPU computes before the host has said
+what comes next; there torch's own causal attention goes beside. Without a GPU launches do nothing and tensors are the
+CPU's: all that weft and autograd do is done, and the driver's and the allocator's shares are left out. Bars, on a GPU:
+40 for a forward without gradients, 100 for gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from statistics import median
+from unittest import mock
+
+import torch
+from planning import RESULTS, append, machine, provenance
+from torch.nn.functional import scaled_dot_product_attention
+
+import weft
+from weft.kernels.options import Modifiers
+from weft.kernels.triton import launch, run
+from weft.planning.attention_plan import plan_attention
+from weft.target import GPU
+from weft.torch import eager
+from weft.torch.inputs import problem_of
+
+SHAPE, MASK = (1, 4, 1024, 64), weft.causal() & weft.window(left=100)
+CALLS, WARM = 1000, 100
+BARS = {"forward": 40.0, "gradients": 100.0}
+PLAIN = (None, None, 0, "auto", None)  # options of a call that names none
+COLUMNS = ("date", "machine", "python", "torch", "commit", "device", "what", "us")
+
+
+class Nothing:
+    """A kernel that is launched and does nothing."""
+
+    function, packed_metadata = 0, ()
+
+    def __init__(self, spec: object, device: object) -> None:
+        self.run = lambda *values: None
+
+
+class Empty(torch.autograd.Function):
+    """As many tensors and gradients as attention has, and no work."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return q.detach()
+
+    @staticmethod
+    def backward(ctx, dout):
+        return (*ctx.saved_tensors,)
+
+
+def without_a_gpu(stack: ExitStack, tensors: list[torch.Tensor]) -> None:
+    """Calls with these tensors are planned for a GPU, and launch nothing."""
+    for place, name, value in (
+        (run, "kernel_of", Nothing), (run, "gpu_of", lambda device: 0), (run, "on", lambda gpu: nullcontext()),
+        (launch, "capturing", lambda gpu: False), (launch, "_stream_of", lambda: lambda gpu: 0),
+        (torch.cuda, "current_device", lambda: 0),
+    ):  # fmt: skip
+        stack.enter_context(mock.patch.object(place, name, value))
+    plan = plan_attention(MASK, problem_of(*tensors), GPU)
+    call = eager.Call(MASK, "auto", plan, run, Modifiers(SHAPE[3] ** -0.5))
+    key = eager.key_of(*tensors, MASK, (None, None), PLAIN)
+    stack.enter_context(mock.patch.dict(eager._calls, {key: call}))
+
+
+def microseconds(call: Callable[[], object], calls: int) -> float:
+    """Of one call, the median."""
+    times = []
+    for _ in range(WARM + calls):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return 1e6 * median(times[WARM:])
+
+
+def measure(calls: int) -> dict[str, float]:
+    """{what: microseconds}"""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    leaves = [torch.randn(SHAPE, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    seed = torch.randn(SHAPE, device=device, dtype=torch.bfloat16)
+
+    def gradients(out: torch.Tensor) -> float:
+        return microseconds(lambda: torch.autograd.grad(out, leaves, seed, retain_graph=True), calls)
+
+    found = {}
+    with ExitStack() as stack:
+        if device == "cpu":
+            without_a_gpu(stack, leaves)
+        with torch.no_grad():
+            found["forward"] = microseconds(lambda: weft.attention(*leaves, MASK), calls)
+        found["forward, recorded"] = microseconds(lambda: weft.attention(*leaves, MASK), calls)
+        found["gradients"] = gradients(weft.attention(*leaves, MASK))
+        found["gradients of an empty function"] = gradients(Empty.apply(*leaves))
+        if device == "cuda":
+            found["gradients of torch's own"] = gradients(scaled_dot_product_attention(*leaves, is_causal=True))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The host's time of a warm call")
+    parser.add_argument("--calls", type=int, default=CALLS)
+    parser.add_argument("--record", action="store_true", help="append to results/host.csv")
+    asked = parser.parse_args()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none: launches do nothing"
+    print(f"{machine()}; GPU {device}")
+    found = measure(asked.calls)
+    for what, us in found.items():
+        bar = BARS.get(what) if torch.cuda.is_available() else None
+        print(f"{what:34s}{us:8.1f} us" + (f"  {'PASS' if us < bar else 'MISS'} ({bar:g})" if bar else ""))
+    if asked.record:
+        rows = [
+            provenance("torch") | {"device": device, "what": what, "us": round(us, 1)} for what, us in found.items()
+        ]
+        append(RESULTS / "host.csv", COLUMNS, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
