@@ -19,7 +19,6 @@ from statistics import median
 from unittest import mock
 
 import torch
-from planning import RESULTS, append, machine, provenance
 from torch.nn.functional import scaled_dot_product_attention
 
 import weft
@@ -107,6 +106,8 @@ def measure(calls: int) -> dict[str, float]:
 
 
 def main() -> int:
+    from planning import RESULTS, append, machine, provenance  # here, since tests have a package of that name
+
     parser = argparse.ArgumentParser(description="The host's time of a warm call")
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--record", action="store_true", help="append to results/host.csv")
