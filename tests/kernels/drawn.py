@@ -3,7 +3,8 @@
 `python -m tests.kernels.drawn [--seconds S] [--seed SEED] [--ptx]`, from the root of the repository. On a
 GPU its kernels run there; with TRITON_INTERPRET=1 their sources are interpreted, and with `--ptx` what LLVM made of
 them in bfloat16, both as planned for drawn cards; else the CPU's backend is compared. Prints how many were, and every
-problem that failed; exits with 1 if one did.
+problem that failed; exits with 1 if one did. Of some thousands in float32 one may miss the policy by a few per cent: its
+floors are for as much luck as tests of fixed problems have.
 """
 
 import argparse
@@ -43,7 +44,7 @@ OPTIONS = ("scale", "softcap", "sinks", "alibi_slopes")
 # What q is multiplied by, and what is added to every score: sums of exponentials beyond what goes without a maximum.
 # But for the first, only out and lse are held to the policy, which is for data of unit order: gradients are finite.
 USUAL = (1.0, 0.0)
-MAGNITUDES = (USUAL, USUAL, USUAL, (3.0, 0.0), (0.01, 0.0), (1.0, 150.0), (1.0, -150.0))
+MAGNITUDES = (USUAL, USUAL, USUAL, (3.0, 0.0), (0.01, 0.0), (1.0, 100.0), (1.0, -100.0))
 EMULATED = ("sm_80", "sm_90")
 BATCH = 20  # problems of one seed: Hypothesis repeats little among them
 
