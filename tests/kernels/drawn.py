@@ -3,8 +3,8 @@
 `python -m tests.kernels.drawn [--seconds S] [--seed SEED] [--ptx]`, from the root of the repository. On a
 GPU its kernels run there; with TRITON_INTERPRET=1 their sources are interpreted, and with `--ptx` what LLVM made of
 them in bfloat16, both as planned for drawn cards; else the CPU's backend is compared. Prints how many were, and every
-problem that failed; exits with 1 if one did. Of some thousands in float32 one may miss the policy by a few per cent: its
-floors are for as much luck as tests of fixed problems have.
+problem that failed; exits with 1 if one did. Of some thousands in float32 one may miss the policy by a few per cent,
+whose floors are for as much luck as tests of fixed problems have.
 """
 
 import argparse
