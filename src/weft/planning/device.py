@@ -200,8 +200,9 @@ def tiles_of(plan: TilePlan) -> int:
 
 
 # ---- what the code of a kernel depends on ---------------------------------------------------------------------------
+@lru_cache(maxsize=64)  # every question about a launch asks it
 def tiles_on_line(axis: AxisPlan) -> tuple[Ints, Ints]:
-    """(tiles of keys, full ones) of every tile of rows of a single axis."""
+    """(tiles of keys, full ones) of every tile of rows of a single axis; never to be written to."""
     exists = axis.heights > 0
     return (-(-axis.widths // axis.block_k))[exists], axis.unmasked[exists]
 
