@@ -239,8 +239,9 @@ def rows_of_tiles(launch: Launch, m: int, some: NDBool) -> NDBool | None:
     if len(launch.box) > 1:
         return None
     found = np.zeros(m, np.bool_)
-    for number in np.flatnonzero(some).tolist():
-        found[launch.tile_queries((launch.grid[0][number],))] = True
+    slots = np.argwhere(launch.parts[0].axes[0].heights > 0)  # (lane, tile) of each
+    for lane, tile in slots[some].tolist():
+        found[launch.tile_queries(((lane, tile),))] = True
     return found
 
 
