@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from weft.kernels.triton.lines import as_lines
+from weft.kernels.triton.lines import _merged, as_lines
+from weft.pattern.bounds import Stair
+from weft.pattern.relation import Relation
 
 from .specs import small_launches
 
@@ -53,6 +55,32 @@ def test_the_same_rows_see_the_same_keys(pattern, transposed):
                 )
                 found = (low, high) if full else new.row_bounds(lane, tile)
                 assert np.array_equal(found, (low, high))
+
+
+@st.composite
+def stairs(draw):
+    """A clipped line with thresholds, a constant, or a threshold."""
+    place = st.integers(-20, 60)
+    kind = draw(st.sampled_from(("line", "line", "constant", "threshold")))
+    if kind == "constant":
+        return Stair.constant(draw(place))
+    if kind == "threshold":
+        return Stair.threshold(draw(place))
+    low, high = sorted((draw(place), draw(place)))
+    ends = {draw(st.sampled_from(("in_lo", "out_lo"))): low, draw(st.sampled_from(("in_hi", "out_hi"))): high + 1}
+    return Stair(draw(st.integers(1, 3)), 1, draw(place), draw(place), **(ends if draw(st.booleans()) else {}))
+
+
+@settings(laws, max_examples=500)
+@given(st.lists(stairs(), max_size=3), st.booleans())
+def test_one_line_says_the_same_of_the_rows_that_are_named(bounds, lower):
+    found = _merged(bounds, lower)
+    if found is None:
+        return
+    rows = np.arange(max(found.begin, -30), min(found.end, 70))
+    one, other = (Relation(lower=tuple(x)) if lower else Relation(upper=tuple(x)) for x in (bounds, found.line))
+    for x, y in zip(one.interval(rows, 50), other.interval(rows, 50), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,19 +40,33 @@ def _straight(axis: AxisPlan) -> AxisPlan | None:
     lower, upper = _merged(axis.relation.lower, True), _merged(axis.relation.upper, False)
     if lower is None or upper is None:
         return None
-    found = replace(axis, relation=replace(axis.relation, lower=lower, upper=upper))
-    return found if found.relation == axis.relation or _agree(axis, found) else None
+    found = replace(axis, relation=replace(axis.relation, lower=lower.line, upper=upper.line))
+    alike = max(lower.begin, upper.begin), min(lower.end, upper.end)
+    return found if found.relation == axis.relation or _agree(axis, found, alike) else None
 
 
-def _merged(bounds: Sequence[Bound], lower: bool) -> tuple[Stair, ...] | None:
+class _Merged(NamedTuple):
+    """One line at most, and the rows [begin, end) of which it says what all bounds say."""
+
+    line: tuple[Stair, ...]
+    begin: int
+    end: int
+
+
+def _merged(bounds: Sequence[Bound], lower: bool) -> _Merged | None:
     """One line clipped by all constants, thresholds left out; None where there are more lines, or steps."""
     stairs = [bound for bound in bounds if isinstance(bound, Stair)]
     constants = [stair.out_lo for stair in stairs if stair.is_constant]
     lines = [stair for stair in stairs if not (stair.is_constant or stair.is_threshold)]
+    thresholds = [stair.in_lo for stair in stairs if stair.is_threshold and not stair.is_constant]
     if len(stairs) < len(bounds) or len(lines) > 1 or any(line.run > 1 for line in lines):
         return None
+    # A threshold is -inf before its row, +inf from it on: it says nothing before as a lower bound, after as an upper one.
+    begin = max([-INF, *(line.in_lo for line in lines), *([] if lower else thresholds)])
+    end = min([INF, *(line.in_hi for line in lines), *(thresholds if lower else [])])
     if not lines:
-        return (Stair.constant(max(constants) if lower else min(constants)),) if constants else ()
+        line = (Stair.constant(max(constants) if lower else min(constants)),) if constants else ()
+        return _Merged(line, begin, end)
     low, high = lines[0].out_lo, lines[0].out_hi
     if lower:
         low = max([low, *constants])
@@ -59,12 +74,17 @@ def _merged(bounds: Sequence[Bound], lower: bool) -> tuple[Stair, ...] | None:
     else:
         high = min([high, *constants])
         low = min(low, high)
-    return (replace(lines[0], out_lo=low, out_hi=high, in_lo=-INF, in_hi=INF),)
+    return _Merged((replace(lines[0], out_lo=low, out_hi=high, in_lo=-INF, in_hi=INF),), begin, end)
 
 
-def _agree(axis: AxisPlan, other: AxisPlan) -> bool:
-    """Whether both bound the rows of all tiles with a column alike."""
+def _agree(axis: AxisPlan, other: AxisPlan, alike: tuple[int, int]) -> bool:
+    """Whether both bound the rows of all tiles with a column alike; alike: the rows [begin, end) where they do."""
     lane, tile = np.nonzero((axis.heights > 0) & (axis.widths > 0))
+    if axis.lanes.queries is None:  # rows of a tile rise: the others are asked one by one
+        ends = np.stack([tile * axis.block_q, np.minimum((tile + 1) * axis.block_q, axis.lanes.rows[lane]) - 1])
+        first, last = axis.lanes.query_at(lane, ends)
+        beyond = (first < alike[0]) | (last >= alike[1])
+        lane, tile = lane[beyond], tile[beyond]
     row = axis.block_q * tile[:, None] + np.arange(axis.block_q)
     rows = axis.lanes.query_at(lane[:, None], np.minimum(row, axis.lanes.rows[lane, None] - 1))
     first, second = (one.relation.interval(rows, one.n) for one in (axis, other))
