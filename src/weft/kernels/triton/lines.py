@@ -61,7 +61,7 @@ def _merged(bounds: Sequence[Bound], lower: bool) -> _Merged | None:
     thresholds = [stair.in_lo for stair in stairs if stair.is_threshold and not stair.is_constant]
     if len(stairs) < len(bounds) or len(lines) > 1 or any(line.run > 1 for line in lines):
         return None
-    # A threshold is -inf before its row, +inf from it on: it says nothing before as a lower bound, after as an upper one.
+    # a threshold, -inf before its row and +inf from it on, says nothing before as a lower bound, after as an upper one
     begin = max([-INF, *(line.in_lo for line in lines), *([] if lower else thresholds)])
     end = min([INF, *(line.in_hi for line in lines), *(thresholds if lower else [])])
     if not lines:
