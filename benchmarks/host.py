@@ -46,7 +46,7 @@ class Nothing:
 
 
 class Empty(torch.autograd.Function):
-    """As many tensors and gradients as attention has, and no work."""
+    """Three tensors, three gradients, and no work."""
 
     @staticmethod
     def forward(ctx, q, k, v):

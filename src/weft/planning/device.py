@@ -239,9 +239,8 @@ def rows_of_tiles(launch: Launch, m: int, some: NDBool) -> NDBool | None:
     if len(launch.box) > 1:
         return None
     found = np.zeros(m, np.bool_)
-    slots = np.argwhere(launch.parts[0].axes[0].heights > 0)  # (lane, tile) of each
-    for lane, tile in slots[some].tolist():
-        found[launch.tile_queries(((lane, tile),))] = True
+    for slot in np.stack(launch.slots(0), axis=1)[some].tolist():
+        found[launch.tile_queries((slot,))] = True
     return found
 
 

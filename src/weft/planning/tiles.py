@@ -173,6 +173,11 @@ class Launch:
             total += share
         return total
 
+    def slots(self, axis: int) -> tuple[Ints, Ints]:
+        """(lane, tile of rows) of all tiles of one axis, in the order of `walk_tiles`."""
+        lane, tile = np.nonzero(self.parts[0].axes[axis].heights > 0)
+        return lane, tile
+
     def walk_tiles(self) -> Iterator[TileIndex]:
         """Every query tile: for each axis (lane, tile of rows)."""
         return cartesian(*self.grid)

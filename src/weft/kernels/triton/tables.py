@@ -152,7 +152,7 @@ def launch_tables(launch: Launch, tiling: Tiling, m: int, most: int | None) -> l
     Items visit about `most` tiles or fewer: where some tiles of rows would visit more, and have few of all rows, their
     other shares are a launch of their own, whose sums the first then joins.
     """
-    slots = [axis_slots(launch, axis) for axis in range(len(launch.box))]
+    slots = [launch.slots(axis) for axis in range(len(launch.box))]
     work, rows = launch_work(launch, slots), launch.rows(m)
     order = schedule(work)
     of, share = _pieces(work[order], most)
@@ -172,7 +172,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     rank, more, order = len(launch.box), more_run(launch), shares.order
     whole = whole_boxes(launch)
     launch = whole or launch
-    slots = [axis_slots(launch, axis) for axis in range(rank)]
+    slots = [launch.slots(axis) for axis in range(rank)]
     if more is not None:
         first, second = launch.parts[:2]  # which stands for all others
         launch = replace(launch, parts=(first, replace(second, axes=(unbounded(second.axes[0]),))))
@@ -292,12 +292,6 @@ def reciprocal(step: int) -> tuple[int, int]:
 def _log2(size: int) -> int:
     assert size & (size - 1) == 0, "boxes of the Triton backend are powers of two"
     return size.bit_length() - 1
-
-
-def axis_slots(launch: Launch, axis: int) -> Slots:
-    """(lane, tile) of all tiles of one axis, in the order of `Launch.walk_tiles`."""
-    lane, tile = np.nonzero(launch.parts[0].axes[axis].heights > 0)
-    return lane, tile
 
 
 def launch_work(launch: Launch, slots: list[Slots]) -> Ints:
