@@ -27,6 +27,7 @@ PAIRS: dict[Direction, float] = {"forward": ONE_PAIR, "dq": ONE_PAIR, "dkdv": 3.
 AMD_ALONE = 1 << 16  # bytes of a tensor that AMD's kernels hold at a time, at the most
 HELD = range(65, 129)  # head dimensions whose gradients hold factors in registers, where products take them there
 HALVED = 320  # D + Dv
+REGISTERS_OF_FIVE = 96  # registers of a thread, so that a processor runs five programs of four warps side by side
 # Beyond 128 head dimensions, by D + Dv up to so many and whether on lines: timed at D=160, 192 (Dv=128 too) and 256;
 # forwards and dQ of grids as they are elsewhere.
 WIDE_ELSEWHERE: dict[tuple[Direction, bool], Tiling] = {
@@ -177,7 +178,8 @@ def _others_of_queries(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> 
     wide = max(problem.d, problem.dv)
     if wide <= 64:
         longest = (Tiling(64, 64, 4, 4, apart=True),) * (line and terms == "several")
-        return Tiling(64, 32, 4, 3, 128, apart=line), *longest
+        registers = REGISTERS_OF_FIVE if line and terms == "one" and _hopper(gpu) else 128
+        return Tiling(64, 32, 4, 3, registers, apart=line), *longest
     if not 96 < wide <= 128:
         return ()
     if not held(problem, gpu):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from weft.planning.candidates import in_halves
+from weft.planning.candidates import MOST_REGISTERS, in_halves
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.work import Kind
@@ -86,7 +86,8 @@ def _unlike(key: Key, kind: Kind, wide: int, tiling: Tiling) -> tuple[float, ...
     grids = ("plane", "space")
     axes = of != kind and (of in grids or kind in grids)
     shape = abs(t.rows - tiling.rows) + abs(t.cols - tiling.cols) + 8 * abs(t.warps - tiling.warps)
-    rest = abs(t.stages - tiling.stages) + (t.apart != tiling.apart) + (t.registers != tiling.registers)
+    limits = abs((t.registers or MOST_REGISTERS) - (tiling.registers or MOST_REGISTERS)) / MOST_REGISTERS
+    rest = abs(t.stages - tiling.stages) + (t.apart != tiling.apart) + limits
     return axes, abs(d - wide), of != kind, shape, rest
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.kernels.triton.fragments import LOG2E, Fragments, KeyWalk, indented, within_length
+from weft.planning.candidates import REGISTERS_OF_FIVE
 
 STATS = 16  # numbers of bfloat16 for each query: its lse and delta in three each, and what a product needs beside
 
@@ -72,7 +73,7 @@ class Gradient(Fragments):
         yield from self.load("o", "Out", "out_rows", "", "dv")
 
     def row_numbers(self) -> Iterator[str]:
-        """lse and delta = rowsum(dO * O), less the gradient of lse where there is one, also as dK and dV take them."""
+        """lse and delta = rowsum(dO * O), less the gradient of lse where there is one."""
         for n in range(len(self.dv)):
             yield f"delta {'+=' if n else '='} tl.sum(o_{n}.to(tl.float32) * do_{n}.to(tl.float32), 1)  # (rows,)"
         if self.spec.lse_gradient:
@@ -80,6 +81,9 @@ class Gradient(Fragments):
         if self.spec.leaves_delta:
             yield "tl.store(Delta + row, delta, mask=valid)"
         yield 'lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key'
+
+    def leave_stats(self) -> Iterator[str]:
+        """lse and delta as dK and dV take them."""
         if self.spec.folded:
             yield "# as sums of three: what dK and dV take from their products (a multiple of it)"
             yield "of_lse, of_delta = in_three(-lse / scale), in_three(-delta)"
@@ -107,6 +111,7 @@ class RowSums(Gradient):
         yield from self.my_rows("o_rows", "DOut")
         yield from self.load_rows()
         yield from self.row_numbers()
+        yield from self.leave_stats()
         yield from self.my_rows("dq_rows", "DQ")
         yield from self.zeros("dq", self.d)
         yield from self.store("dq", "DQ", "dq_rows", "valid", "d")
@@ -133,7 +138,9 @@ class QueryGradient(Gradient, KeyWalk):
             yield from self.hold("q", self.d)
             yield from self.hold("do", self.dv)
         yield from self.row_numbers()
-        yield f"lse = lse * {LOG2E}"
+        if not self.leaves_last:
+            yield from self.leave_stats()
+        yield f"lse2 = lse * {LOG2E}"
         yield from self.zeros("dq", self.d)
         yield from self.keys_of_head()
 
@@ -142,13 +149,23 @@ class QueryGradient(Gradient, KeyWalk):
         yield from self.load_tile("k", "K", "k", kind)
         yield from self.load_tile("v", "V", "v", kind)
         yield from self.penalties()
-        yield from self.scores(self.products("q", "k"), "lse[:, None]", kind)
+        yield from self.scores(self.products("q", "k"), "lse2[:, None]", kind)
         yield f"ds = p * ({self.dot('do', 'v', self.dv)} - delta[:, None])"
         yield from self.slope_of_cap()
         yield "ds = ds.to(k_0.dtype)"
         yield from self.accumulate("dq", "ds", "k", self.d)
 
+    @property
+    def leaves_last(self) -> bool:
+        """Whether what dK and dV take is made after the walk, before which it would keep the first keys waiting.
+
+        At narrow heads: there it costs no registers that the walk needs (benchmarks/notes/triton.md).
+        """
+        return self.spec.rank == 1 and self.spec.narrow and self.spec.registers != REGISTERS_OF_FIVE
+
     def finish(self) -> Iterator[str]:
+        if self.leaves_last:
+            yield from self.leave_stats()
         yield from self.my_rows("dq_rows", "DQ", near=False)
         yield from (f"dq_{n} = dq_{n} * scale" for n in range(len(self.d)))
         yield from self.keep("dq", "DQ", "dq_rows", "d")
@@ -200,10 +217,10 @@ class KeyGradient(Gradient):
     def per_part(self) -> Iterator[str]:
         if self.spec.rank > 1:
             yield f"is_seen |= {' & '.join(f'(low_{a} < high_{a})' for a in range(self.spec.rank))}"
-        yield f"q_off = (token_c{self.wide} * Q_row{self.narrow})[:, None]"
-        yield f"o_off = (token_c{self.wide} * DOut_row{self.narrow})[:, None]"
+        yield f"q_off = ({self.inside('Q', 'token_c')})[:, None]"
+        yield f"o_off = ({self.inside('DOut', 'token_c')})[:, None]"
         if self.spec.with_dq:
-            yield f"dq_off = (token_c{self.wide} * DQ_row{self.narrow})[None, :]"
+            yield f"dq_off = ({self.inside('DQ', 'token_c')})[None, :]"
         if self.for_queries:
             yield from self.load_seen()
 
@@ -224,11 +241,11 @@ class KeyGradient(Gradient):
     def per_head(self, walk: Iterator[str]) -> Iterator[str]:
         def inner() -> Iterator[str]:
             yield "head = first_head + one" if self.spec.grouped else "head = first_head"
-            yield "q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head"
-            yield "o_at = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head"
+            yield f"q_at = {self.head_of('Q', 'head.to(tl.int64)')}"
+            yield f"o_at = {self.head_of('DOut', 'head.to(tl.int64)')}"
             yield "row_at = (batch * all_heads + head) * their_length"
             if self.spec.with_dq:
-                yield "dq_at = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head"
+                yield f"dq_at = {self.head_of('DQ', 'head.to(tl.int64)')}"
             if self.spec.alibi:
                 yield f"slope = tl.load(Slopes + head) * {LOG2E}"
             yield from walk
@@ -330,8 +347,8 @@ class KeyGradient(Gradient):
     def add_to_dq(self, kind: str) -> Iterator[str]:
         """DQ += ds^T K, transposed: a tensor core's instruction takes 64 rows, so dims rather than a tile's columns."""
         listed, dim = self.spec.listed, "" if self.spec.aligned else " * DQ_dim"
-        inside = "(token.to(tl.int64) * DQ_row)[None, :]" if listed else "dq_off"
-        yield "dq_box = dq_at" + ("" if listed else " + at.to(tl.int64) * DQ_row")
+        inside = f"({self.at_token('DQ', 'token')})[None, :]" if listed else "dq_off"
+        yield "dq_box = dq_at" + ("" if listed else f" + {self.at_token('DQ', 'at')}")
         for n, (_, width, live) in enumerate(self.d):
             masks = ["there[None, :]"] * self.ragged(kind) + [f"tl.trans(d_live_{n})"] * (live < width)
             mask = f", mask={' & '.join(masks)}" if masks else ""
@@ -352,9 +369,9 @@ class KeyGradient(Gradient):
             yield from (f"dk_{n} = dk_{n} * scale" for n in range(len(self.d)))
         if few or self.spec.joins:
             yield "slot = tl.load(Slots + token_r)  # (rows,) of Sums, where dV follows dK"
-            yield "dk_left = Sums + batch * Sums_batch + kv_head * Sums_head"
+            yield f"dk_left = {self.head_of('Sums', 'kv_head')}"
             yield f"dv_left = dk_left + {self.spec.d}"
-            yield "dk_left_in = slot.to(tl.int64) * Sums_row"
+            yield f"dk_left_in = {self.at_token('Sums', 'slot')}"
             yield "dv_left_in = dk_left_in"
         if self.spec.joins:
             yield from self.join()

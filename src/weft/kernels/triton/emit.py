@@ -12,10 +12,9 @@ from itertools import chain
 
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
-from weft.kernels.triton.fragments import Fragments, in_elements, indented, module, within_length
+from weft.kernels.triton.fragments import Fragments, indented, module, within_length
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import AXIS, HEAD, PART, axis_words
-from weft.planning.problem import DTYPES
 
 TENSORS = {
     "forward": ("Q", "K", "V", "Out", "Lse", "Sum", "Sinks", "Slopes"),
@@ -60,11 +59,6 @@ def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
     return ("batch", "head", "row") if spec.aligned else ("batch", "head", "row", "dim")
 
 
-def unit(spec: KernelSpec) -> int:
-    """Elements that strides count in: 16 bytes where rows are aligned."""
-    return 16 // DTYPES[spec.dtype] if spec.aligned else 1
-
-
 def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     helpers = (
@@ -97,7 +91,8 @@ def _needed(lines: Iterable[str]) -> list[str]:
 
 # ---- the whole -----------------------------------------------------------------------------------------------------
 def _kernel(spec: KernelSpec) -> Iterator[str]:
-    yield from in_elements(strided(spec), unit(spec))
+    if spec.aligned:
+        yield f"# strides count in 16 bytes, {spec.unit} elements: rows are aligned"
     if spec.chained and not spec.of_keys:
         yield "gdc_launch_dependents()  # that of dK and dV may begin where this one leaves room"
     if spec.direction == "delta":

@@ -31,14 +31,6 @@ def module(about: str, helpers: str, arguments: Sequence[str], body: Iterator[st
     )
 
 
-def in_elements(tensors: Sequence[str], unit: int) -> Iterator[str]:
-    """Strides as elements, where they are told in units of so many."""
-    if unit > 1:
-        yield f"# strides come in units of 16 bytes, {unit} elements: rows are aligned"
-        for x in tensors:
-            yield "; ".join(f"{x}_{part} = {x}_{part} * {unit}" for part in ("batch", "head", "row"))
-
-
 def within_length() -> Iterator[str]:
     """Which rows r of a block exist, from its first_r on; for the others the last one stands."""
     yield "token_r = first_r + r"
@@ -68,6 +60,30 @@ class Fragments:
         """What a walk asks of the bounds of a part before it begins."""
         return iter(())
 
+    # -- where things lie
+    @property
+    def units(self) -> str:
+        """A factor: the elements that strides count in."""
+        return f" * {self.spec.unit}" if self.spec.aligned else ""
+
+    def head_of(self, tensor: str, head: str, token: str = "") -> str:
+        """Where a head of a tensor begins, or a token of it. head: its number, 64 bits wide."""
+        row = token and f" + {token} * {tensor}_row"
+        return f"{tensor} + (batch * {tensor}_batch + {head} * {tensor}_head{row}){self.units}"
+
+    def at_token(self, tensor: str, token: str) -> str:
+        """How far a token lies from where its head begins; in units that takes no more than 32 bits."""
+        if self.spec.aligned:
+            return f"({token} * {tensor}_row).to(tl.int64){self.units}"
+        return f"{token}.to(tl.int64) * {tensor}_row"
+
+    def inside(self, tensor: str, tokens: str, step: str = "") -> str:
+        """How far so many tokens reach, times a step, inside a tile, where 32 bits suffice if rows are aligned."""
+        if self.spec.aligned:
+            row = f"{tensor}_row{self.units}"
+            return f"{tokens} * ({f'{step} * ({row})' if step else row})"
+        return f"({tokens}{step and f' * {step}'}).to(tl.int64) * {tensor}_row"
+
     # -- loads
     def columns(self, dims: tuple[tuple[int, int, int], ...], name: str) -> Iterator[str]:
         """Index vectors of the chunks of a head dimension, and which columns of a padded one exist, (1, d)."""
@@ -82,13 +98,13 @@ class Fragments:
         name_in has 32 bits from the first row on where a tile's rows are known to lie so near and it was not slower:
         on lines, and not where the first row's number would outlast the walk in dQ (benchmarks/notes/triton.md).
         """
-        spec, at = self.spec, f"{tensor} + batch * {tensor}_batch + {head} * {tensor}_head"
+        spec = self.spec
         if near and spec.aligned and spec.rank == 1 and not spec.listed and spec.direction != "delta":
-            yield f"{name} = {at} + first_r.to(tl.int64) * {tensor}_row"
-            yield f"{name}_in = near_r * {tensor}_row.to(tl.int32)"
+            yield f"{name} = {self.head_of(tensor, head, 'first_r')}"
+            yield f"{name}_in = {self.inside(tensor, 'near_r')}"
         else:
-            yield f"{name} = {at}"
-            yield f"{name}_in = token_r.to(tl.int64) * {tensor}_row"
+            yield f"{name} = {self.head_of(tensor, head)}"
+            yield f"{name}_in = {self.at_token(tensor, 'token_r')}"
 
     def pointer(self, tensor: str, rows: str, column: str) -> str:
         dim = "" if self.spec.aligned else f" * {tensor}_dim"
@@ -130,12 +146,12 @@ class Fragments:
         dims, column = (self.d, "d") if target in ("q", "k") else (self.dv, "dv")
         dim = "" if self.spec.aligned else f" * {tensor}_dim"
         if self.spec.listed:
-            yield f"{at}_box, {at}_inside = {at}_at, (token.to(tl.int64) * {tensor}_row)[:, None]"
+            yield f"{at}_box, {at}_inside = {at}_at, ({self.at_token(tensor, 'token')})[:, None]"
         else:
             inside = f"{at}_off"
             if self.clamped(kind):
-                inside = f"((near * {self.of_term('step')}){self.wide} * {tensor}_row{self.narrow})[:, None]"
-            yield f"{at}_box, {at}_inside = {at}_at + at.to(tl.int64) * {tensor}_row, {inside}"
+                inside = f"({self.inside(tensor, 'near', self.of_term('step'))})[:, None]"
+            yield f"{at}_box, {at}_inside = {at}_at + {self.at_token(tensor, 'at')}, {inside}"
         for n, (_, width, live) in enumerate(dims):
             mask = "there[:, None]" if self.ragged(kind) and not self.clamped(kind) else ""
             name, where = self.both(f"in_{target}", mask, f"{column}_live_{n}" if live < width else "")
@@ -159,10 +175,6 @@ class Fragments:
     def wide(self) -> str:
         """Offsets inside a tile are 32 bits wide where that is known to be enough."""
         return "" if self.spec.aligned else ".to(tl.int64)"
-
-    @property
-    def narrow(self) -> str:
-        return ".to(tl.int32)" if self.spec.aligned else ""
 
     @property
     def upcast(self) -> str:
@@ -388,14 +400,14 @@ class KeyWalk(Fragments):
     """What forward and dQ share: queries stay, and keys and values of one head are walked."""
 
     def keys_of_head(self) -> Iterator[str]:
-        yield "k_at = K + batch * K_batch + kv_head * K_head"
-        yield "v_at = V + batch * V_batch + kv_head * V_head"
+        yield f"k_at = {self.head_of('K', 'kv_head')}"
+        yield f"v_at = {self.head_of('V', 'kv_head')}"
 
     def per_part(self) -> Iterator[str]:
         if self.spec.terms > 1:  # steps differ
             return
-        yield f"k_off = (token_c{self.wide} * K_row{self.narrow})[:, None]"
-        yield f"v_off = (token_c{self.wide} * V_row{self.narrow})[:, None]"
+        yield f"k_off = ({self.inside('K', 'token_c')})[:, None]"
+        yield f"v_off = ({self.inside('V', 'token_c')})[:, None]"
 
     def per_head(self, walk: Iterator[str]) -> Iterator[str]:
         yield from walk

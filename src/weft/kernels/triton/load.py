@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
 from weft.kernels.triton import source
-from weft.kernels.triton.emit import FLOATS, PLAIN, arguments, emit, tensors, unit
+from weft.kernels.triton.emit import FLOATS, PLAIN, arguments, emit, tensors
 from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.spec import KernelSpec
 
@@ -50,7 +50,7 @@ def signature(spec: KernelSpec) -> dict[str, str]:
         elif name in FLOATS:
             kinds[name] = "fp32"
         else:
-            kinds[name] = "i32" if name in PLAIN else "i64"
+            kinds[name] = "i32" if name in PLAIN or spec.aligned else "i64"
     return kinds
 
 
@@ -69,4 +69,4 @@ def kernel_of(spec: KernelSpec, device: torch.device) -> Any:
     return source.kernel_of(source_of(spec), device)
 
 
-__all__ = ["arguments", "compile_for", "kernel_of", "signature", "source_of", "stored", "unit"]
+__all__ = ["arguments", "compile_for", "kernel_of", "signature", "source_of", "stored"]

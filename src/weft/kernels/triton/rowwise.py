@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from weft.kernels.triton.fragments import LN2, LOG2E, in_elements, module
+from weft.kernels.triton.fragments import LN2, LOG2E, module
 from weft.kernels.triton.row_spec import RowSpec, bounds_of
 from weft.kernels.triton.tables import NO_LOWER, NO_UPPER, Writer
 from weft.pattern.bounds import Bound, Ints, Stair
@@ -36,7 +36,7 @@ def emit(spec: RowSpec) -> str:
 
 # ---- one share of a few rows -----------------------------------------------------------------------------------------
 def _rows(spec: RowSpec) -> Iterator[str]:
-    yield from in_elements(spec.strided, spec.unit)
+    yield from _in_elements(spec)
     yield from _where_am_i(spec)
     yield from _columns(spec)
     yield "q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head + row.to(tl.int64) * Q_row"
@@ -74,6 +74,14 @@ def _where_am_i(spec: RowSpec) -> Iterator[str]:
     yield "row, head = row_0 + lanes * (r // heads), first_head + r % heads  # (rows,)"
     yield "valid = (r < span * heads) & (row < m)"
     yield "i_0, i = row_0 + shift, row + shift  # as terms count rows"
+
+
+def _in_elements(spec: RowSpec) -> Iterator[str]:
+    """Strides as elements, where they are told in units of so many."""
+    if spec.unit > 1:
+        yield f"# strides come in units of 16 bytes, {spec.unit} elements: rows are aligned"
+        for x in spec.strided:
+            yield "; ".join(f"{x}_{part} = {x}_{part} * {spec.unit}" for part in ("batch", "head", "row"))
 
 
 def _columns(spec: RowSpec) -> Iterator[str]:
@@ -203,7 +211,7 @@ def _store(spec: RowSpec, at: str, spread: str, mask: str) -> Iterator[str]:
 # ---- all shares of one row -------------------------------------------------------------------------------------------
 def _merge(spec: RowSpec) -> Iterator[str]:
     """One program for each row; shares are taken BLOCK at a time. A share of no key has an lse only."""
-    yield from in_elements(spec.strided, spec.unit)
+    yield from _in_elements(spec)
     yield "number = tl.program_id(0).to(tl.int64)"
     yield "row, batch = number % m, number // m // all_heads"
     yield "head = number // m % all_heads"
