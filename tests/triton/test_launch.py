@@ -138,6 +138,30 @@ def test_triton_is_called_as_it_calls_itself():
     assert mine[9:] == its[9:]
 
 
+# Strides of (2, 4, 1024, 64) in bfloat16: kernels count them, and a head, in 16 bytes and 32 bits; a tile in elements.
+@pytest.mark.parametrize(
+    "strides, counted",
+    [
+        ((262144, 65536, 64, 1), True),
+        (((1 << 34) - 8, 65536, 64, 1), True),
+        ((1 << 34, 65536, 64, 1), False),
+        ((262144, 1 << 34, 64, 1), False),
+        ((262144, 64, (1 << 24) - 8, 1), True),
+        ((262144, 64, 1 << 24, 1), False),
+    ],
+)
+def test_strides_that_32_bits_hold(strides, counted):
+    """Others take kernels for rows anywhere, which count elements in 64 bits."""
+    plan = plan_attention(weft.causal(), Problem(2, 4, 4, 1024, 1024, 64, 64, "bfloat16", "cuda"), GPU)
+    q, k, v = (torch.empty_strided((2, 4, 1024, 64), strides, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    with launches() as found, mock.patch.object(run, "gpu_of", lambda device: None):
+        out, lse = run.forward((q, k, v), plan, Modifiers(0.1))
+        run.backward((q, k, v), (out, out, lse, None), plan, Modifiers(0.1))
+    assert [spec.aligned for spec in found] == [counted] * 3
+    kinds = {kind for spec in found for name, kind in load.signature(spec).items() if name.endswith("_row")}
+    assert kinds == {"i32" if counted else "i64"}
+
+
 # ---- CUDA graphs -----------------------------------------------------------------------------------------------------
 def attention(m=100, backward=True):
     """Forward and backward of a new plan."""

@@ -17,13 +17,7 @@ def kernel(
     K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, DOut_batch, DOut_head, DOut_row,
     DQ_batch, DQ_head, DQ_row, scale, softcap,
 ):
-    # strides come in units of 16 bytes, 8 elements: rows are aligned
-    Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
-    K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
-    V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
-    Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
-    DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
-    DQ_batch = DQ_batch * 8; DQ_head = DQ_head * 8; DQ_row = DQ_row * 8
+    # strides count in 16 bytes, 8 elements: rows are aligned
     gdc_launch_dependents()  # that of dK and dV may begin where this one leaves room
     # which tile of which head: head by head, or where some tiles far outlast the rest, these first
     item = first_item + tl.program_id(1)
@@ -48,16 +42,16 @@ def kernel(
     token_r = first_r + near_r  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
-    q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + first_r.to(tl.int64) * Q_row
-    q_rows_in = near_r * Q_row.to(tl.int32)
-    o_rows = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head + first_r.to(tl.int64) * DOut_row
-    o_rows_in = near_r * DOut_row.to(tl.int32)
+    q_rows = Q + (batch * Q_batch + head.to(tl.int64) * Q_head + first_r * Q_row) * 8
+    q_rows_in = near_r * (Q_row * 8)
+    o_rows = DOut + (batch * DOut_batch + head.to(tl.int64) * DOut_head + first_r * DOut_row) * 8
+    o_rows_in = near_r * (DOut_row * 8)
     q_0 = tl.load(q_rows + (q_rows_in[:, None] + d_0[None, :]))  # 128
     row = (batch * all_heads + head) * my_length + token_r
     lse = tl.load(Lse + row)
     do_0 = tl.load(o_rows + (o_rows_in[:, None] + dv_0[None, :]))  # 128
-    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + first_r.to(tl.int64) * Out_row
-    out_rows_in = near_r * Out_row.to(tl.int32)
+    out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head + first_r * Out_row) * 8
+    out_rows_in = near_r * (Out_row * 8)
     o_0 = tl.load(out_rows + (out_rows_in[:, None] + dv_0[None, :]))  # 128
     scale2 = scale * 1.4426950408889634
     here = Tables + parts_at
@@ -92,23 +86,23 @@ def kernel(
     stats = tl.where(stat == 2, of_lse[2][:, None], stats)
     stats = tl.where(stat == 10, of_delta[2][:, None], stats)
     tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])
-    lse = lse * 1.4426950408889634
+    lse2 = lse * 1.4426950408889634
     dq_0 = tl.zeros((64, 128), tl.float32)
-    k_at = K + batch * K_batch + kv_head * K_head
-    v_at = V + batch * V_batch + kv_head * V_head
+    k_at = K + (batch * K_batch + kv_head * K_head) * 8
+    v_at = V + (batch * V_batch + kv_head * V_head) * 8
     pace_0 = step_0 * 64
-    k_off = (token_c * K_row.to(tl.int32))[:, None]
-    v_off = (token_c * V_row.to(tl.int32))[:, None]
+    k_off = (token_c * (K_row * 8))[:, None]
+    v_off = (token_c * (V_row * 8))[:, None]
     for j in range(boxes_0 - full_0 + left_0):  # tiles with an edge
         j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
         near = tl.minimum(c, count_0 - 1 - j_0 * 64)
         at = base + j_0 * pace_0
-        k_box, k_inside = k_at + at.to(tl.int64) * K_row, ((near * step_0) * K_row.to(tl.int32))[:, None]
+        k_box, k_inside = k_at + (at * K_row).to(tl.int64) * 8, (near * (step_0 * (K_row * 8)))[:, None]
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
-        v_box, v_inside = v_at + at.to(tl.int64) * V_row, ((near * step_0) * V_row.to(tl.int32))[:, None]
+        v_box, v_inside = v_at + (at * V_row).to(tl.int64) * 8, (near * (step_0 * (V_row * 8)))[:, None]
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         s = tl.dot(q_0, tl.trans(k_0))
-        p = tl.exp2(s * scale2 - lse[:, None])  # (rows, cols)
+        p = tl.exp2(s * scale2 - lse2[:, None])  # (rows, cols)
         from_0, to_0 = low_0 - j_0 * 64, high_0 - j_0 * 64
         live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
         p = tl.where(live, p, 0.0)
@@ -117,17 +111,17 @@ def kernel(
         dq_0 = tl.dot(ds, k_0, dq_0)
     for j_0 in range(left_0, full_0):  # full tiles
         at = base + j_0 * pace_0
-        k_box, k_inside = k_at + at.to(tl.int64) * K_row, k_off
+        k_box, k_inside = k_at + (at * K_row).to(tl.int64) * 8, k_off
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
-        v_box, v_inside = v_at + at.to(tl.int64) * V_row, v_off
+        v_box, v_inside = v_at + (at * V_row).to(tl.int64) * 8, v_off
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         s = tl.dot(q_0, tl.trans(k_0))
-        p = tl.exp2(s * scale2 - lse[:, None])  # (rows, cols)
+        p = tl.exp2(s * scale2 - lse2[:, None])  # (rows, cols)
         ds = p * (tl.dot(do_0, tl.trans(v_0)) - delta[:, None])
         ds = ds.to(k_0.dtype)
         dq_0 = tl.dot(ds, k_0, dq_0)
-    dq_rows = DQ + batch * DQ_batch + head.to(tl.int64) * DQ_head
-    dq_rows_in = token_r.to(tl.int64) * DQ_row
+    dq_rows = DQ + (batch * DQ_batch + head.to(tl.int64) * DQ_head) * 8
+    dq_rows_in = (token_r * DQ_row).to(tl.int64) * 8
     dq_0 = dq_0 * scale
     dq_0 = dq_0.to(DQ.dtype.element_ty)
     tl.store(dq_rows + (dq_rows_in[:, None] + d_0[None, :]), dq_0, mask=valid[:, None])

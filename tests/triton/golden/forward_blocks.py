@@ -14,11 +14,7 @@ def kernel(
     first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head,
     K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap,
 ):
-    # strides come in units of 16 bytes, 8 elements: rows are aligned
-    Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
-    K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
-    V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
-    Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
+    # strides count in 16 bytes, 8 elements: rows are aligned
     # which tile of which head: head by head, or where some tiles far outlast the rest, these first
     item = first_item + tl.program_id(1)
     member = Tables + heads_at + 10 * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))
@@ -36,8 +32,8 @@ def kernel(
     d_1 = 64 + tl.arange(0, 32)
     dv_0 = 0 + tl.arange(0, 64)
     dv_1 = 64 + tl.arange(0, 32)
-    q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head
-    q_rows_in = token_r.to(tl.int64) * Q_row
+    q_rows = Q + (batch * Q_batch + head.to(tl.int64) * Q_head) * 8
+    q_rows_in = (token_r * Q_row).to(tl.int64) * 8
     q_0 = tl.load(q_rows + (q_rows_in[:, None] + d_0[None, :]))  # 64
     q_1 = tl.load(q_rows + (q_rows_in[:, None] + d_1[None, :]))  # 32
     scale2 = scale * 1.4426950408889634
@@ -45,17 +41,17 @@ def kernel(
     acc_1 = tl.zeros((64, 32), tl.float32)
     largest = tl.full((64,), float("-inf"), tl.float32)
     total = tl.zeros((64,), tl.float32)
-    k_at = K + batch * K_batch + kv_head * K_head
-    v_at = V + batch * V_batch + kv_head * V_head
+    k_at = K + (batch * K_batch + kv_head * K_head) * 8
+    v_at = V + (batch * V_batch + kv_head * V_head) * 8
     columns, places, bits = Tables + tl.load(Tables), Tables + tl.load(Tables + 1), Tables + tl.load(Tables + 2)
     c = tl.arange(0, 64)
     token_c = c
-    k_off = (token_c * K_row.to(tl.int32))[:, None]
-    v_off = (token_c * V_row.to(tl.int32))[:, None]
+    k_off = (token_c * (K_row * 8))[:, None]
+    v_off = (token_c * (V_row * 8))[:, None]
     for block in range(tl.load(mine + 1), tl.load(mine + 2)):
         at = tl.load(columns + block) * 64
         there = c < their_length - at
-        k_box, k_inside = k_at + at.to(tl.int64) * K_row, k_off
+        k_box, k_inside = k_at + (at * K_row).to(tl.int64) * 8, k_off
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64
         k_1 = tl.load(k_box + (k_inside + d_1[None, :]), mask=there[:, None], other=0.0)  # 32
         s = tl.dot(q_1, tl.trans(k_1), tl.dot(q_0, tl.trans(k_0)))
@@ -72,7 +68,7 @@ def kernel(
         kept = tl.exp2(largest - safe)
         total = total * kept + tl.sum(p, 1)
         largest = new
-        v_box, v_inside = v_at + at.to(tl.int64) * V_row, v_off
+        v_box, v_inside = v_at + (at * V_row).to(tl.int64) * 8, v_off
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 64
         v_1 = tl.load(v_box + (v_inside + dv_1[None, :]), mask=there[:, None], other=0.0)  # 32
         acc_0 = acc_0 * kept[:, None]
@@ -85,8 +81,8 @@ def kernel(
     acc_1 = acc_1 * inverse[:, None]
     lse = tl.where(total == 0, float("-inf"), (largest + tl.log2(total)) * 0.6931471805599453)
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
-    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head
-    out_rows_in = token_r.to(tl.int64) * Out_row
+    out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head) * 8
+    out_rows_in = (token_r * Out_row).to(tl.int64) * 8
     tl.store(lse_at, lse)
     acc_0 = acc_0.to(Out.dtype.element_ty)
     tl.store(out_rows + (out_rows_in[:, None] + dv_0[None, :]), acc_0)

@@ -16,11 +16,7 @@ def kernel(
     first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head,
     K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap,
 ):
-    # strides come in units of 16 bytes, 8 elements: rows are aligned
-    Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
-    K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
-    V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
-    Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
+    # strides count in 16 bytes, 8 elements: rows are aligned
     # which tile of which head: head by head, or where some tiles far outlast the rest, these first
     item = first_item + tl.program_id(1)
     member = Tables + heads_at + 10 * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))
@@ -44,8 +40,8 @@ def kernel(
     token_r = first_r + near_r  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
-    q_rows = Q + batch * Q_batch + head.to(tl.int64) * Q_head + first_r.to(tl.int64) * Q_row
-    q_rows_in = near_r * Q_row.to(tl.int32)
+    q_rows = Q + (batch * Q_batch + head.to(tl.int64) * Q_head + first_r * Q_row) * 8
+    q_rows_in = near_r * (Q_row * 8)
     q_0 = tl.load(q_rows + (q_rows_in[:, None] + d_0[None, :]))  # 128
     scale2 = scale * 1.4426950408889634
     here = Tables + parts_at
@@ -65,13 +61,13 @@ def kernel(
     base = tl.load(here) + first_0  # the first token
     acc_0 = tl.zeros((64, 128), tl.float32)
     total = tl.zeros((64,), tl.float32)
-    k_at = K + batch * K_batch + kv_head * K_head
-    v_at = V + batch * V_batch + kv_head * V_head
+    k_at = K + (batch * K_batch + kv_head * K_head) * 8
+    v_at = V + (batch * V_batch + kv_head * V_head) * 8
     pace_0 = step_0 * 64
     for j_0 in range(boxes_0):
         near = tl.minimum(c, count_0 - 1 - j_0 * 64)
         at = base + j_0 * pace_0
-        k_box, k_inside = k_at + at.to(tl.int64) * K_row, ((near * step_0) * K_row.to(tl.int32))[:, None]
+        k_box, k_inside = k_at + (at * K_row).to(tl.int64) * 8, (near * (step_0 * (K_row * 8)))[:, None]
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
         s = tl.dot(q_0, tl.trans(k_0))
         if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge
@@ -80,7 +76,7 @@ def kernel(
             s = tl.where(live, s, float("-inf"))
         p = tl.exp2(s * scale2)  # (rows, cols)
         total += tl.sum(p, 1)
-        v_box, v_inside = v_at + at.to(tl.int64) * V_row, ((near * step_0) * V_row.to(tl.int32))[:, None]
+        v_box, v_inside = v_at + (at * V_row).to(tl.int64) * 8, (near * (step_0 * (V_row * 8)))[:, None]
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         p = p.to(v_0.dtype)
         acc_0 = tl.dot(p, v_0, acc_0)
@@ -93,8 +89,8 @@ def kernel(
     acc_0 = acc_0 * inverse[:, None]
     lse = tl.where(total == 0, float("-inf"), libdevice.fast_log2f(total) * 0.6931471805599453)
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
-    out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + first_r.to(tl.int64) * Out_row
-    out_rows_in = near_r * Out_row.to(tl.int32)
+    out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head + first_r * Out_row) * 8
+    out_rows_in = near_r * (Out_row * 8)
     tl.store(lse_at, lse)
     acc_0 = acc_0.to(Out.dtype.element_ty)
     tl.store(out_rows + (out_rows_in[:, None] + dv_0[None, :]), acc_0)
@@ -117,8 +113,8 @@ def kernel(
         acc_0 = tl.zeros((64, 128), tl.float32)
         largest = tl.full((64,), float("-inf"), tl.float32)
         total = tl.zeros((64,), tl.float32)
-        k_at = K + batch * K_batch + kv_head * K_head
-        v_at = V + batch * V_batch + kv_head * V_head
+        k_at = K + (batch * K_batch + kv_head * K_head) * 8
+        v_at = V + (batch * V_batch + kv_head * V_head) * 8
         pace_0 = step_0 * 64
         sees = low_0 < tl.minimum(high_0, count_0)
         sees |= full_0 > left_0  # all rows see the keys of such tiles
@@ -127,7 +123,7 @@ def kernel(
         for j_0 in range(boxes_0):
             near = tl.minimum(c, count_0 - 1 - j_0 * 64)
             at = base + j_0 * pace_0
-            k_box, k_inside = k_at + at.to(tl.int64) * K_row, ((near * step_0) * K_row.to(tl.int32))[:, None]
+            k_box, k_inside = k_at + (at * K_row).to(tl.int64) * 8, (near * (step_0 * (K_row * 8)))[:, None]
             k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
             s = tl.dot(q_0, tl.trans(k_0))
             if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge
@@ -140,7 +136,7 @@ def kernel(
             kept = tl.exp2(largest - safe)
             total = total * kept + tl.sum(p, 1)
             largest = new
-            v_box, v_inside = v_at + at.to(tl.int64) * V_row, ((near * step_0) * V_row.to(tl.int32))[:, None]
+            v_box, v_inside = v_at + (at * V_row).to(tl.int64) * 8, (near * (step_0 * (V_row * 8)))[:, None]
             v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
             acc_0 = acc_0 * kept[:, None]
             p = p.to(v_0.dtype)
@@ -149,8 +145,8 @@ def kernel(
         acc_0 = acc_0 * inverse[:, None]
         lse = tl.where(total == 0, float("-inf"), (largest + libdevice.fast_log2f(total)) * 0.6931471805599453)
         lse_at = Lse + (batch * all_heads + head) * my_length + token_r
-        out_rows = Out + batch * Out_batch + head.to(tl.int64) * Out_head + first_r.to(tl.int64) * Out_row
-        out_rows_in = near_r * Out_row.to(tl.int32)
+        out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head + first_r * Out_row) * 8
+        out_rows_in = near_r * (Out_row * 8)
         tl.store(lse_at, lse, mask=wild)
         acc_0 = acc_0.to(Out.dtype.element_ty)
         tl.store(out_rows + (out_rows_in[:, None] + dv_0[None, :]), acc_0, mask=wild[:, None])

@@ -17,13 +17,7 @@ def kernel(
     K_head, K_row, V_batch, V_head, V_row, DOut_batch, DOut_head, DOut_row, DK_batch, DK_head, DK_row,
     DV_batch, DV_head, DV_row, scale, softcap,
 ):
-    # strides come in units of 16 bytes, 8 elements: rows are aligned
-    Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
-    K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
-    V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
-    DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
-    DK_batch = DK_batch * 8; DK_head = DK_head * 8; DK_row = DK_row * 8
-    DV_batch = DV_batch * 8; DV_head = DV_head * 8; DV_row = DV_row * 8
+    # strides count in 16 bytes, 8 elements: rows are aligned
     # which tile of which head: head by head, or where some tiles far outlast the rest, these first
     item = first_item + tl.program_id(1)
     member = Tables + heads_at + 10 * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))
@@ -55,11 +49,11 @@ def kernel(
     token_r = first_r + near_r  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
-    k_rows = K + batch * K_batch + kv_head * K_head
-    k_rows_in = token_r.to(tl.int64) * K_row
+    k_rows = K + (batch * K_batch + kv_head * K_head) * 8
+    k_rows_in = (token_r * K_row).to(tl.int64) * 8
     k_0 = tl.load(k_rows + (k_rows_in[:, None] + d_0[None, :]))  # 128
-    v_rows = V + batch * V_batch + kv_head * V_head
-    v_rows_in = token_r.to(tl.int64) * V_row
+    v_rows = V + (batch * V_batch + kv_head * V_head) * 8
+    v_rows_in = (token_r * V_row).to(tl.int64) * 8
     v_0 = tl.load(v_rows + (v_rows_in[:, None] + dv_0[None, :]))  # 128
     scale2 = scale * 1.4426950408889634
     stat = tl.arange(0, 16)
@@ -121,25 +115,25 @@ def kernel(
     pace_1 = (step_1 << log_1)
     pace_0 = (step_0 << log_0) * length_1
     is_seen |= (low_0 < high_0) & (low_1 < high_1)
-    q_off = (token_c * Q_row.to(tl.int32))[:, None]
-    o_off = (token_c * DOut_row.to(tl.int32))[:, None]
+    q_off = (token_c * (Q_row * 8))[:, None]
+    o_off = (token_c * (DOut_row * 8))[:, None]
     for one in range(group):
         head = first_head + one
-        q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head
-        o_at = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head
+        q_at = Q + (batch * Q_batch + head.to(tl.int64) * Q_head) * 8
+        o_at = DOut + (batch * DOut_batch + head.to(tl.int64) * DOut_head) * 8
         row_at = (batch * all_heads + head) * their_length
         j_0 = 0
         j_1 = 0
         for box in range(boxes_0 * boxes_1):
             at = base + j_0 * pace_0 + j_1 * pace_1
-            q_box, q_inside = q_at + at.to(tl.int64) * Q_row, q_off
+            q_box, q_inside = q_at + (at * Q_row).to(tl.int64) * 8, q_off
             q_0 = tl.load(q_box + (q_inside + d_0[None, :]))  # 128
             corner = tl.where(of_0, j_0 << log_0, j_1 << log_1)  # (places,)
             seen = (corner[None, :] >= begins) & (corner[None, :] < ends)
             out = tl.where(seen, 0.0, -1e+38).to(tl.bfloat16)
             stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
             stats = tl.load(stats_at)  # (cols, 16)
-            o_box, o_inside = o_at + at.to(tl.int64) * DOut_row, o_off
+            o_box, o_inside = o_at + (at * DOut_row).to(tl.int64) * 8, o_off
             do_0 = tl.load(o_box + (o_inside + dv_0[None, :]))  # 128
             s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats), tl.dot(out, tl.trans(hot))))
             dp = tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))
@@ -157,10 +151,10 @@ def kernel(
     # whatever lies in a key that no query sees (a test for each pair would be one in every tile)
     dk_0 = tl.where(is_seen[:, None], dk_0, 0.0)
     dv_sum_0 = tl.where(is_seen[:, None], dv_sum_0, 0.0)
-    dk_rows = DK + batch * DK_batch + kv_head * DK_head
-    dk_rows_in = token_r.to(tl.int64) * DK_row
-    dv_rows = DV + batch * DV_batch + kv_head * DV_head
-    dv_rows_in = token_r.to(tl.int64) * DV_row
+    dk_rows = DK + (batch * DK_batch + kv_head * DK_head) * 8
+    dk_rows_in = (token_r * DK_row).to(tl.int64) * 8
+    dv_rows = DV + (batch * DV_batch + kv_head * DV_head) * 8
+    dv_rows_in = (token_r * DV_row).to(tl.int64) * 8
     dk_0 = dk_0 * scale
     dk_0 = dk_0.to(DK.dtype.element_ty)
     tl.store(dk_rows + (dk_rows_in[:, None] + d_0[None, :]), dk_0, mask=valid[:, None])

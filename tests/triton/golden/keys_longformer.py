@@ -17,13 +17,7 @@ def kernel(
     K_head, K_row, V_batch, V_head, V_row, DOut_batch, DOut_head, DOut_row, DK_batch, DK_head, DK_row,
     DV_batch, DV_head, DV_row, scale, softcap,
 ):
-    # strides come in units of 16 bytes, 8 elements: rows are aligned
-    Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
-    K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
-    V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
-    DOut_batch = DOut_batch * 8; DOut_head = DOut_head * 8; DOut_row = DOut_row * 8
-    DK_batch = DK_batch * 8; DK_head = DK_head * 8; DK_row = DK_row * 8
-    DV_batch = DV_batch * 8; DV_head = DV_head * 8; DV_row = DV_row * 8
+    # strides count in 16 bytes, 8 elements: rows are aligned
     # which tile of which head: head by head, or where some tiles far outlast the rest, these first
     item = first_item + tl.program_id(1)
     member = Tables + heads_at + 10 * (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0))
@@ -46,11 +40,11 @@ def kernel(
     near_r = r_0
     d_0 = 0 + tl.arange(0, 64)
     dv_0 = 0 + tl.arange(0, 64)
-    k_rows = K + batch * K_batch + kv_head * K_head + first_r.to(tl.int64) * K_row
-    k_rows_in = near_r * K_row.to(tl.int32)
+    k_rows = K + (batch * K_batch + kv_head * K_head + first_r * K_row) * 8
+    k_rows_in = near_r * (K_row * 8)
     k_0 = tl.load(k_rows + (k_rows_in[:, None] + d_0[None, :]))  # 64
-    v_rows = V + batch * V_batch + kv_head * V_head + first_r.to(tl.int64) * V_row
-    v_rows_in = near_r * V_row.to(tl.int32)
+    v_rows = V + (batch * V_batch + kv_head * V_head + first_r * V_row) * 8
+    v_rows_in = near_r * (V_row * 8)
     v_0 = tl.load(v_rows + (v_rows_in[:, None] + dv_0[None, :]))  # 64
     scale2 = scale * 1.4426950408889634
     stat = tl.arange(0, 16)
@@ -74,8 +68,8 @@ def kernel(
         base = tl.load(here) + first_0  # the first token
         token_c = c_0 * step_0  # (cols,) tokens of a box
         pace_0 = step_0 * 32
-        q_off = (token_c * Q_row.to(tl.int32))[:, None]
-        o_off = (token_c * DOut_row.to(tl.int32))[:, None]
+        q_off = (token_c * (Q_row * 8))[:, None]
+        o_off = (token_c * (DOut_row * 8))[:, None]
         low_0, high_0 = tl.zeros_like(r), tl.zeros_like(r)
         if boxes_0 > full_0 - left_0:  # some tile has an edge
             low, high = stairs(here + 10, i_0, length_0)
@@ -84,14 +78,14 @@ def kernel(
             high_0 = positions(high, first_0, step_0, reciprocal, digits)
             for one in range(group):
                 head = first_head + one
-                q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head
-                o_at = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head
+                q_at = Q + (batch * Q_batch + head.to(tl.int64) * Q_head) * 8
+                o_at = DOut + (batch * DOut_batch + head.to(tl.int64) * DOut_head) * 8
                 row_at = (batch * all_heads + head) * their_length
                 for j in range(boxes_0 - full_0 + left_0):  # tiles with an edge
                     j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
                     there = c < count_0 - j_0 * 32
                     at = base + j_0 * pace_0
-                    q_box, q_inside = q_at + at.to(tl.int64) * Q_row, q_off
+                    q_box, q_inside = q_at + (at * Q_row).to(tl.int64) * 8, q_off
                     q_0 = tl.load(q_box + (q_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64
                     stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
                     stats = tl.load(stats_at, mask=there[:, None], other=0.0)  # (cols, 16)
@@ -100,7 +94,7 @@ def kernel(
                     from_0, to_0 = low_0 - j_0 * 32, high_0 - j_0 * 32
                     live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
                     p = tl.where(live, p, 0.0)
-                    o_box, o_inside = o_at + at.to(tl.int64) * DOut_row, o_off
+                    o_box, o_inside = o_at + (at * DOut_row).to(tl.int64) * 8, o_off
                     do_0 = tl.load(o_box + (o_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 64
                     weights = p.to(do_0.dtype)
                     dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
@@ -110,28 +104,28 @@ def kernel(
                     dk_0 = tl.dot(ds, q_0, dk_0)
         for one in range(group):
             head = first_head + one
-            q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head
-            o_at = DOut + batch * DOut_batch + head.to(tl.int64) * DOut_head
+            q_at = Q + (batch * Q_batch + head.to(tl.int64) * Q_head) * 8
+            o_at = DOut + (batch * DOut_batch + head.to(tl.int64) * DOut_head) * 8
             row_at = (batch * all_heads + head) * their_length
             for j_0 in range(left_0, full_0):  # full tiles
                 at = base + j_0 * pace_0
-                q_box, q_inside = q_at + at.to(tl.int64) * Q_row, q_off
+                q_box, q_inside = q_at + (at * Q_row).to(tl.int64) * 8, q_off
                 q_0 = tl.load(q_box + (q_inside + d_0[None, :]))  # 64
                 stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
                 stats = tl.load(stats_at)  # (cols, 16)
                 s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats)))
                 p = tl.exp2(s * scale2)  # (rows, cols)
-                o_box, o_inside = o_at + at.to(tl.int64) * DOut_row, o_off
+                o_box, o_inside = o_at + (at * DOut_row).to(tl.int64) * 8, o_off
                 do_0 = tl.load(o_box + (o_inside + dv_0[None, :]))  # 64
                 weights = p.to(do_0.dtype)
                 dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
                 ds = p * (tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats))))
                 ds = ds.to(q_0.dtype)
                 dk_0 = tl.dot(ds, q_0, dk_0)
-    dk_rows = DK + batch * DK_batch + kv_head * DK_head + first_r.to(tl.int64) * DK_row
-    dk_rows_in = near_r * DK_row.to(tl.int32)
-    dv_rows = DV + batch * DV_batch + kv_head * DV_head + first_r.to(tl.int64) * DV_row
-    dv_rows_in = near_r * DV_row.to(tl.int32)
+    dk_rows = DK + (batch * DK_batch + kv_head * DK_head + first_r * DK_row) * 8
+    dk_rows_in = near_r * (DK_row * 8)
+    dv_rows = DV + (batch * DV_batch + kv_head * DV_head + first_r * DV_row) * 8
+    dv_rows_in = near_r * (DV_row * 8)
     dk_0 = dk_0 * scale
     dk_0 = dk_0.to(DK.dtype.element_ty)
     tl.store(dk_rows + (dk_rows_in[:, None] + d_0[None, :]), dk_0, mask=valid[:, None])
