@@ -138,22 +138,23 @@ def test_triton_is_called_as_it_calls_itself():
     assert mine[9:] == its[9:]
 
 
-# Strides of (2, 4, 1024, 64) in bfloat16: kernels count them, and a head, in 16 bytes and 32 bits; a tile in elements.
+# Of (2, 4, 256, 64) in bfloat16: kernels count strides in 16 bytes and 32 bits, and places inside a tile in elements.
 @pytest.mark.parametrize(
     "strides, counted",
     [
-        ((262144, 65536, 64, 1), True),
-        (((1 << 34) - 8, 65536, 64, 1), True),
-        ((1 << 34, 65536, 64, 1), False),
-        ((262144, 1 << 34, 64, 1), False),
-        ((262144, 64, (1 << 24) - 8, 1), True),
-        ((262144, 64, 1 << 24, 1), False),
+        ((65536, 16384, 64, 1), True),
+        (((1 << 34) - 8, 16384, 64, 1), True),
+        ((1 << 34, 16384, 64, 1), False),
+        ((65536, (1 << 34) - 8, 64, 1), True),
+        ((65536, 1 << 34, 64, 1), False),
+        ((65536, 64, (1 << 25) - 8, 1), True),
+        ((65536, 64, 1 << 25, 1), False),
     ],
 )
 def test_strides_that_32_bits_hold(strides, counted):
     """Others take kernels for rows anywhere, which count elements in 64 bits."""
-    plan = plan_attention(weft.causal(), Problem(2, 4, 4, 1024, 1024, 64, 64, "bfloat16", "cuda"), GPU)
-    q, k, v = (torch.empty_strided((2, 4, 1024, 64), strides, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    plan = plan_attention(weft.causal(), Problem(2, 4, 4, 256, 256, 64, 64, "bfloat16", "cuda"), GPU)
+    q, k, v = (torch.empty_strided((2, 4, 256, 64), strides, dtype=torch.bfloat16, device="meta") for _ in range(3))
     with launches() as found, mock.patch.object(run, "gpu_of", lambda device: None):
         out, lse = run.forward((q, k, v), plan, Modifiers(0.1))
         run.backward((q, k, v), (out, out, lse, None), plan, Modifiers(0.1))

@@ -27,12 +27,12 @@ def kernel(
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
     o_rows = DOut + (batch * DOut_batch + head.to(tl.int64) * DOut_head) * 8
-    o_rows_in = (token_r * DOut_row).to(tl.int64) * 8
+    o_rows_in = token_r.to(tl.int64) * DOut_row * 8
     row = (batch * all_heads + head) * my_length + token_r
     lse = tl.load(Lse + row)
     do_0 = tl.load(o_rows + (o_rows_in[:, None] + dv_0[None, :]))  # 128
     out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head) * 8
-    out_rows_in = (token_r * Out_row).to(tl.int64) * 8
+    out_rows_in = token_r.to(tl.int64) * Out_row * 8
     o_0 = tl.load(out_rows + (out_rows_in[:, None] + dv_0[None, :]))  # 128
     delta = tl.sum(o_0.to(tl.float32) * do_0.to(tl.float32), 1)  # (rows,)
     lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key
@@ -48,7 +48,7 @@ def kernel(
     stats = tl.where(stat == 10, of_delta[2][:, None], stats)
     tl.store(Stats + row[:, None] * 16 + stat, stats.to(tl.bfloat16), mask=valid[:, None])
     dq_rows = DQ + (batch * DQ_batch + head.to(tl.int64) * DQ_head) * 8
-    dq_rows_in = (token_r * DQ_row).to(tl.int64) * 8
+    dq_rows_in = token_r.to(tl.int64) * DQ_row * 8
     dq_0 = tl.zeros((64, 128), tl.float32)
     dq_0 = dq_0.to(DQ.dtype.element_ty)
     tl.store(dq_rows + (dq_rows_in[:, None] + d_0[None, :]), dq_0, mask=valid[:, None])

@@ -42,15 +42,15 @@ def kernel(
     token_r = first_r + near_r  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
-    q_rows = Q + (batch * Q_batch + head.to(tl.int64) * Q_head + first_r * Q_row) * 8
+    q_rows = Q + (batch * Q_batch + head.to(tl.int64) * Q_head + first_r.to(tl.int64) * Q_row) * 8
     q_rows_in = near_r * (Q_row * 8)
-    o_rows = DOut + (batch * DOut_batch + head.to(tl.int64) * DOut_head + first_r * DOut_row) * 8
+    o_rows = DOut + (batch * DOut_batch + head.to(tl.int64) * DOut_head + first_r.to(tl.int64) * DOut_row) * 8
     o_rows_in = near_r * (DOut_row * 8)
     q_0 = tl.load(q_rows + (q_rows_in[:, None] + d_0[None, :]))  # 128
     row = (batch * all_heads + head) * my_length + token_r
     lse = tl.load(Lse + row)
     do_0 = tl.load(o_rows + (o_rows_in[:, None] + dv_0[None, :]))  # 128
-    out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head + first_r * Out_row) * 8
+    out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head + first_r.to(tl.int64) * Out_row) * 8
     out_rows_in = near_r * (Out_row * 8)
     o_0 = tl.load(out_rows + (out_rows_in[:, None] + dv_0[None, :]))  # 128
     scale2 = scale * 1.4426950408889634
@@ -97,9 +97,9 @@ def kernel(
         j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
         near = tl.minimum(c, count_0 - 1 - j_0 * 64)
         at = base + j_0 * pace_0
-        k_box, k_inside = k_at + (at * K_row).to(tl.int64) * 8, (near * (step_0 * (K_row * 8)))[:, None]
+        k_box, k_inside = k_at + at.to(tl.int64) * K_row * 8, (near * (step_0 * (K_row * 8)))[:, None]
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
-        v_box, v_inside = v_at + (at * V_row).to(tl.int64) * 8, (near * (step_0 * (V_row * 8)))[:, None]
+        v_box, v_inside = v_at + at.to(tl.int64) * V_row * 8, (near * (step_0 * (V_row * 8)))[:, None]
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         s = tl.dot(q_0, tl.trans(k_0))
         p = tl.exp2(s * scale2 - lse2[:, None])  # (rows, cols)
@@ -111,9 +111,9 @@ def kernel(
         dq_0 = tl.dot(ds, k_0, dq_0)
     for j_0 in range(left_0, full_0):  # full tiles
         at = base + j_0 * pace_0
-        k_box, k_inside = k_at + (at * K_row).to(tl.int64) * 8, k_off
+        k_box, k_inside = k_at + at.to(tl.int64) * K_row * 8, k_off
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
-        v_box, v_inside = v_at + (at * V_row).to(tl.int64) * 8, v_off
+        v_box, v_inside = v_at + at.to(tl.int64) * V_row * 8, v_off
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         s = tl.dot(q_0, tl.trans(k_0))
         p = tl.exp2(s * scale2 - lse2[:, None])  # (rows, cols)
@@ -121,7 +121,7 @@ def kernel(
         ds = ds.to(k_0.dtype)
         dq_0 = tl.dot(ds, k_0, dq_0)
     dq_rows = DQ + (batch * DQ_batch + head.to(tl.int64) * DQ_head) * 8
-    dq_rows_in = (token_r * DQ_row).to(tl.int64) * 8
+    dq_rows_in = token_r.to(tl.int64) * DQ_row * 8
     dq_0 = dq_0 * scale
     dq_0 = dq_0.to(DQ.dtype.element_ty)
     tl.store(dq_rows + (dq_rows_in[:, None] + d_0[None, :]), dq_0, mask=valid[:, None])

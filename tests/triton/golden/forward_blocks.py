@@ -33,7 +33,7 @@ def kernel(
     dv_0 = 0 + tl.arange(0, 64)
     dv_1 = 64 + tl.arange(0, 32)
     q_rows = Q + (batch * Q_batch + head.to(tl.int64) * Q_head) * 8
-    q_rows_in = (token_r * Q_row).to(tl.int64) * 8
+    q_rows_in = token_r.to(tl.int64) * Q_row * 8
     q_0 = tl.load(q_rows + (q_rows_in[:, None] + d_0[None, :]))  # 64
     q_1 = tl.load(q_rows + (q_rows_in[:, None] + d_1[None, :]))  # 32
     scale2 = scale * 1.4426950408889634
@@ -51,7 +51,7 @@ def kernel(
     for block in range(tl.load(mine + 1), tl.load(mine + 2)):
         at = tl.load(columns + block) * 64
         there = c < their_length - at
-        k_box, k_inside = k_at + (at * K_row).to(tl.int64) * 8, k_off
+        k_box, k_inside = k_at + at.to(tl.int64) * K_row * 8, k_off
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64
         k_1 = tl.load(k_box + (k_inside + d_1[None, :]), mask=there[:, None], other=0.0)  # 32
         s = tl.dot(q_1, tl.trans(k_1), tl.dot(q_0, tl.trans(k_0)))
@@ -68,7 +68,7 @@ def kernel(
         kept = tl.exp2(largest - safe)
         total = total * kept + tl.sum(p, 1)
         largest = new
-        v_box, v_inside = v_at + (at * V_row).to(tl.int64) * 8, v_off
+        v_box, v_inside = v_at + at.to(tl.int64) * V_row * 8, v_off
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 64
         v_1 = tl.load(v_box + (v_inside + dv_1[None, :]), mask=there[:, None], other=0.0)  # 32
         acc_0 = acc_0 * kept[:, None]
@@ -82,7 +82,7 @@ def kernel(
     lse = tl.where(total == 0, float("-inf"), (largest + tl.log2(total)) * 0.6931471805599453)
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
     out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head) * 8
-    out_rows_in = (token_r * Out_row).to(tl.int64) * 8
+    out_rows_in = token_r.to(tl.int64) * Out_row * 8
     tl.store(lse_at, lse)
     acc_0 = acc_0.to(Out.dtype.element_ty)
     tl.store(out_rows + (out_rows_in[:, None] + dv_0[None, :]), acc_0)

@@ -40,7 +40,7 @@ def kernel(
     token_r = first_r + near_r  # (rows,)
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
-    q_rows = Q + (batch * Q_batch + head.to(tl.int64) * Q_head + first_r * Q_row) * 8
+    q_rows = Q + (batch * Q_batch + head.to(tl.int64) * Q_head + first_r.to(tl.int64) * Q_row) * 8
     q_rows_in = near_r * (Q_row * 8)
     q_0 = tl.load(q_rows + (q_rows_in[:, None] + d_0[None, :]))  # 128
     scale2 = scale * 1.4426950408889634
@@ -67,7 +67,7 @@ def kernel(
     for j_0 in range(boxes_0):
         near = tl.minimum(c, count_0 - 1 - j_0 * 64)
         at = base + j_0 * pace_0
-        k_box, k_inside = k_at + (at * K_row).to(tl.int64) * 8, (near * (step_0 * (K_row * 8)))[:, None]
+        k_box, k_inside = k_at + at.to(tl.int64) * K_row * 8, (near * (step_0 * (K_row * 8)))[:, None]
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
         s = tl.dot(q_0, tl.trans(k_0))
         if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge
@@ -76,7 +76,7 @@ def kernel(
             s = tl.where(live, s, float("-inf"))
         p = tl.exp2(s * scale2)  # (rows, cols)
         total += tl.sum(p, 1)
-        v_box, v_inside = v_at + (at * V_row).to(tl.int64) * 8, (near * (step_0 * (V_row * 8)))[:, None]
+        v_box, v_inside = v_at + at.to(tl.int64) * V_row * 8, (near * (step_0 * (V_row * 8)))[:, None]
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         p = p.to(v_0.dtype)
         acc_0 = tl.dot(p, v_0, acc_0)
@@ -89,7 +89,7 @@ def kernel(
     acc_0 = acc_0 * inverse[:, None]
     lse = tl.where(total == 0, float("-inf"), libdevice.fast_log2f(total) * 0.6931471805599453)
     lse_at = Lse + (batch * all_heads + head) * my_length + token_r
-    out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head + first_r * Out_row) * 8
+    out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head + first_r.to(tl.int64) * Out_row) * 8
     out_rows_in = near_r * (Out_row * 8)
     tl.store(lse_at, lse)
     acc_0 = acc_0.to(Out.dtype.element_ty)
@@ -123,7 +123,7 @@ def kernel(
         for j_0 in range(boxes_0):
             near = tl.minimum(c, count_0 - 1 - j_0 * 64)
             at = base + j_0 * pace_0
-            k_box, k_inside = k_at + (at * K_row).to(tl.int64) * 8, (near * (step_0 * (K_row * 8)))[:, None]
+            k_box, k_inside = k_at + at.to(tl.int64) * K_row * 8, (near * (step_0 * (K_row * 8)))[:, None]
             k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
             s = tl.dot(q_0, tl.trans(k_0))
             if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge
@@ -136,7 +136,7 @@ def kernel(
             kept = tl.exp2(largest - safe)
             total = total * kept + tl.sum(p, 1)
             largest = new
-            v_box, v_inside = v_at + (at * V_row).to(tl.int64) * 8, (near * (step_0 * (V_row * 8)))[:, None]
+            v_box, v_inside = v_at + at.to(tl.int64) * V_row * 8, (near * (step_0 * (V_row * 8)))[:, None]
             v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
             acc_0 = acc_0 * kept[:, None]
             p = p.to(v_0.dtype)
@@ -145,7 +145,7 @@ def kernel(
         acc_0 = acc_0 * inverse[:, None]
         lse = tl.where(total == 0, float("-inf"), (largest + libdevice.fast_log2f(total)) * 0.6931471805599453)
         lse_at = Lse + (batch * all_heads + head) * my_length + token_r
-        out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head + first_r * Out_row) * 8
+        out_rows = Out + (batch * Out_batch + head.to(tl.int64) * Out_head + first_r.to(tl.int64) * Out_row) * 8
         out_rows_in = near_r * (Out_row * 8)
         tl.store(lse_at, lse, mask=wild)
         acc_0 = acc_0.to(Out.dtype.element_ty)

@@ -50,10 +50,10 @@ def kernel(
     d_0 = 0 + tl.arange(0, 128)
     dv_0 = 0 + tl.arange(0, 128)
     k_rows = K + (batch * K_batch + kv_head * K_head) * 8
-    k_rows_in = (token_r * K_row).to(tl.int64) * 8
+    k_rows_in = token_r.to(tl.int64) * K_row * 8
     k_0 = tl.load(k_rows + (k_rows_in[:, None] + d_0[None, :]))  # 128
     v_rows = V + (batch * V_batch + kv_head * V_head) * 8
-    v_rows_in = (token_r * V_row).to(tl.int64) * 8
+    v_rows_in = token_r.to(tl.int64) * V_row * 8
     v_0 = tl.load(v_rows + (v_rows_in[:, None] + dv_0[None, :]))  # 128
     scale2 = scale * 1.4426950408889634
     stat = tl.arange(0, 16)
@@ -126,14 +126,14 @@ def kernel(
         j_1 = 0
         for box in range(boxes_0 * boxes_1):
             at = base + j_0 * pace_0 + j_1 * pace_1
-            q_box, q_inside = q_at + (at * Q_row).to(tl.int64) * 8, q_off
+            q_box, q_inside = q_at + at.to(tl.int64) * Q_row * 8, q_off
             q_0 = tl.load(q_box + (q_inside + d_0[None, :]))  # 128
             corner = tl.where(of_0, j_0 << log_0, j_1 << log_1)  # (places,)
             seen = (corner[None, :] >= begins) & (corner[None, :] < ends)
             out = tl.where(seen, 0.0, -1e+38).to(tl.bfloat16)
             stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
             stats = tl.load(stats_at)  # (cols, 16)
-            o_box, o_inside = o_at + (at * DOut_row).to(tl.int64) * 8, o_off
+            o_box, o_inside = o_at + at.to(tl.int64) * DOut_row * 8, o_off
             do_0 = tl.load(o_box + (o_inside + dv_0[None, :]))  # 128
             s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats), tl.dot(out, tl.trans(hot))))
             dp = tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))
@@ -152,9 +152,9 @@ def kernel(
     dk_0 = tl.where(is_seen[:, None], dk_0, 0.0)
     dv_sum_0 = tl.where(is_seen[:, None], dv_sum_0, 0.0)
     dk_rows = DK + (batch * DK_batch + kv_head * DK_head) * 8
-    dk_rows_in = (token_r * DK_row).to(tl.int64) * 8
+    dk_rows_in = token_r.to(tl.int64) * DK_row * 8
     dv_rows = DV + (batch * DV_batch + kv_head * DV_head) * 8
-    dv_rows_in = (token_r * DV_row).to(tl.int64) * 8
+    dv_rows_in = token_r.to(tl.int64) * DV_row * 8
     dk_0 = dk_0 * scale
     dk_0 = dk_0.to(DK.dtype.element_ty)
     tl.store(dk_rows + (dk_rows_in[:, None] + d_0[None, :]), dk_0, mask=valid[:, None])

@@ -40,10 +40,10 @@ def kernel(
     near_r = r_0
     d_0 = 0 + tl.arange(0, 64)
     dv_0 = 0 + tl.arange(0, 64)
-    k_rows = K + (batch * K_batch + kv_head * K_head + first_r * K_row) * 8
+    k_rows = K + (batch * K_batch + kv_head * K_head + first_r.to(tl.int64) * K_row) * 8
     k_rows_in = near_r * (K_row * 8)
     k_0 = tl.load(k_rows + (k_rows_in[:, None] + d_0[None, :]))  # 64
-    v_rows = V + (batch * V_batch + kv_head * V_head + first_r * V_row) * 8
+    v_rows = V + (batch * V_batch + kv_head * V_head + first_r.to(tl.int64) * V_row) * 8
     v_rows_in = near_r * (V_row * 8)
     v_0 = tl.load(v_rows + (v_rows_in[:, None] + dv_0[None, :]))  # 64
     scale2 = scale * 1.4426950408889634
@@ -85,7 +85,7 @@ def kernel(
                     j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
                     there = c < count_0 - j_0 * 32
                     at = base + j_0 * pace_0
-                    q_box, q_inside = q_at + (at * Q_row).to(tl.int64) * 8, q_off
+                    q_box, q_inside = q_at + at.to(tl.int64) * Q_row * 8, q_off
                     q_0 = tl.load(q_box + (q_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64
                     stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
                     stats = tl.load(stats_at, mask=there[:, None], other=0.0)  # (cols, 16)
@@ -94,7 +94,7 @@ def kernel(
                     from_0, to_0 = low_0 - j_0 * 32, high_0 - j_0 * 32
                     live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
                     p = tl.where(live, p, 0.0)
-                    o_box, o_inside = o_at + (at * DOut_row).to(tl.int64) * 8, o_off
+                    o_box, o_inside = o_at + at.to(tl.int64) * DOut_row * 8, o_off
                     do_0 = tl.load(o_box + (o_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 64
                     weights = p.to(do_0.dtype)
                     dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
@@ -109,22 +109,22 @@ def kernel(
             row_at = (batch * all_heads + head) * their_length
             for j_0 in range(left_0, full_0):  # full tiles
                 at = base + j_0 * pace_0
-                q_box, q_inside = q_at + (at * Q_row).to(tl.int64) * 8, q_off
+                q_box, q_inside = q_at + at.to(tl.int64) * Q_row * 8, q_off
                 q_0 = tl.load(q_box + (q_inside + d_0[None, :]))  # 64
                 stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
                 stats = tl.load(stats_at)  # (cols, 16)
                 s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats)))
                 p = tl.exp2(s * scale2)  # (rows, cols)
-                o_box, o_inside = o_at + (at * DOut_row).to(tl.int64) * 8, o_off
+                o_box, o_inside = o_at + at.to(tl.int64) * DOut_row * 8, o_off
                 do_0 = tl.load(o_box + (o_inside + dv_0[None, :]))  # 64
                 weights = p.to(do_0.dtype)
                 dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
                 ds = p * (tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats))))
                 ds = ds.to(q_0.dtype)
                 dk_0 = tl.dot(ds, q_0, dk_0)
-    dk_rows = DK + (batch * DK_batch + kv_head * DK_head + first_r * DK_row) * 8
+    dk_rows = DK + (batch * DK_batch + kv_head * DK_head + first_r.to(tl.int64) * DK_row) * 8
     dk_rows_in = near_r * (DK_row * 8)
-    dv_rows = DV + (batch * DV_batch + kv_head * DV_head + first_r * DV_row) * 8
+    dv_rows = DV + (batch * DV_batch + kv_head * DV_head + first_r.to(tl.int64) * DV_row) * 8
     dv_rows_in = near_r * (DV_row * 8)
     dk_0 = dk_0 * scale
     dk_0 = dk_0.to(DK.dtype.element_ty)

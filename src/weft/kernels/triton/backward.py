@@ -161,7 +161,8 @@ class QueryGradient(Gradient, KeyWalk):
 
         At narrow heads: there it costs no registers that the walk needs (benchmarks/notes/triton.md).
         """
-        return self.spec.rank == 1 and self.spec.narrow and self.spec.registers != REGISTERS_OF_FIVE
+        spec = self.spec
+        return spec.rank == 1 and spec.narrow and not spec.several and spec.registers != REGISTERS_OF_FIVE
 
     def finish(self) -> Iterator[str]:
         if self.leaves_last:

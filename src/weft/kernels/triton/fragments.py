@@ -68,14 +68,12 @@ class Fragments:
 
     def head_of(self, tensor: str, head: str, token: str = "") -> str:
         """Where a head of a tensor begins, or a token of it. head: its number, 64 bits wide."""
-        row = token and f" + {token} * {tensor}_row"
+        row = token and f" + {token}.to(tl.int64) * {tensor}_row"
         return f"{tensor} + (batch * {tensor}_batch + {head} * {tensor}_head{row}){self.units}"
 
     def at_token(self, tensor: str, token: str) -> str:
-        """How far a token lies from where its head begins; in units that takes no more than 32 bits."""
-        if self.spec.aligned:
-            return f"({token} * {tensor}_row).to(tl.int64){self.units}"
-        return f"{token}.to(tl.int64) * {tensor}_row"
+        """How far a token lies from where its head begins."""
+        return f"{token}.to(tl.int64) * {tensor}_row{self.units}"
 
     def inside(self, tensor: str, tokens: str, step: str = "") -> str:
         """How far so many tokens reach, times a step, inside a tile, where 32 bits suffice if rows are aligned."""

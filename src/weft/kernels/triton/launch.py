@@ -126,9 +126,9 @@ def dense_rows(strides: Mapping[str, tuple[int, ...]], width: int) -> bool:
     return all(s[3] == 1 and not (s[0] % per or s[1] % per or s[2] % per) for s in strides.values())
 
 
-def near_rows(strides: Mapping[str, tuple[int, ...]], tokens: int, width: int) -> bool:
-    """Whether strides and heads of so many tokens stay below 2^31 times 16 bytes; width: of an element."""
-    return all(max(s[0], s[1], s[2] * tokens) * width // 16 < 1 << 31 for s in strides.values())
+def counted(strides: Mapping[str, tuple[int, ...]], width: int) -> bool:
+    """Whether strides stay below 2^31 times 16 bytes; width: of an element."""
+    return all(max(s[:3]) * width // 16 < 1 << 31 for s in strides.values())
 
 
 def gpu_of(device: torch.device) -> int | None:

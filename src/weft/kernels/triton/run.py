@@ -24,11 +24,11 @@ from weft.kernels.triton.launch import (
     Launch,
     Made,
     Prepared,
+    counted,
     dense_rows,
     gpu_of,
     gradient_calls,
     launch,
-    near_rows,
     on,
     refuse_capture,
     run,
@@ -266,7 +266,7 @@ def _known(lie: Lie) -> dict[str, tuple[int, ...]]:
 def _aligned(known: Mapping[str, tuple[int, ...]], problem: Problem) -> bool:
     """Whether tensors that begin on 16 bytes lie as `KernelSpec.aligned` wants it."""
     width = DTYPES[problem.dtype]
-    return dense_rows(known, width) and near_rows(known, max(problem.m, problem.n), width)
+    return dense_rows(known, width) and counted(known, width)
 
 
 def _row_numbers(spec: KernelSpec, problem: Problem) -> dict[str, Made]:

@@ -21,22 +21,22 @@ class KernelSpec:
     direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way; "delta" walks nothing.
     dtype: of q, k and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the
     remainder. rows x cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16
-    bytes and are dense, no tile spans 2^31 elements, and no stride and no head 2^31 times 16 bytes. formula: every
-    bound is one of at most two staircases, or a grid's; else lists are walked. lines: one clipped line a side. listed:
-    queries or keys are gathered through a table, or left out by one. several: a tile walks several terms, one after the
-    other. terms: so many in one loop. more: one, and in the same loop one run of full tiles of others after its own.
-    whole: every column of a box on a grid exists. grouped: not one query head for each head of keys, so that "dkdv"
-    walks them. split: several items add to the same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and
-    in float32, from the zeros that "delta" leaves. packed: several launches in one, so that a program first reads which
-    is its own. accumulate: results are added to what came before, in float32. makes: of dK and dV, where each has a
-    launch of its own. few: of few keys, in `Sums`, which has a row for each of these alone. joins: what others left
-    there is added to results. lse_gradient: there is one. with_delta: what dK and dV have in Stats is left in Delta
-    too, which the gradient of sinks takes. held: what products take in every tile stays in registers, for cards whose
-    products read it there. no_maximum: the short form of `forward.Forward`. rescaled: the scale is not clearly above
-    zero, so scores are multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its
-    mantissa. chained: of a chain of launches each begins while the one before it ends (programmatic dependent launch),
-    and waits for that before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right
-    to 2^-22. partial: sums of rows stay in parts until the end, one of each thread that has a part of the row.
+    bytes and are dense, no tile spans 2^31 elements, and no stride 2^31 times 16 bytes. formula: every bound is one of
+    at most two staircases, or a grid's; else lists are walked. lines: one clipped line a side. listed: queries or keys
+    are gathered through a table, or left out by one. several: a tile walks several terms, one after the other. terms:
+    so many in one loop. more: one, and in the same loop one run of full tiles of others after its own. whole: every
+    column of a box on a grid exists. grouped: not one query head for each head of keys, so that "dkdv" walks them.
+    split: several items add to the same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32,
+    from the zeros that "delta" leaves. packed: several launches in one, so that a program first reads which is its own.
+    accumulate: results are added to what came before, in float32. makes: of dK and dV, where each has a launch of its
+    own. few: of few keys, in `Sums`, which has a row for each of these alone. joins: what others left there is added to
+    results. lse_gradient: there is one. with_delta: what dK and dV have in Stats is left in Delta too, which the
+    gradient of sinks takes. held: what products take in every tile stays in registers, for cards whose products read it
+    there. no_maximum: the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are
+    multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of
+    a chain of launches each begins while the one before it ends (programmatic dependent launch), and waits for that
+    before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22. partial:
+    sums of rows stay in parts until the end, one of each thread that has a part of the row.
     """
 
     direction: Direction | Literal["delta"]
