@@ -36,10 +36,7 @@ SPILLED = Path(__file__).with_name("spilled.json")  # bytes of local memory of a
 # (direction, call) whose innermost loops spill on sm_90, with either version of Triton or with one. Wide tiles of keys
 # at D=192 are the fastest all the same (benchmarks/notes/triton.md).
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
-CROWDED = {
-    (3, 6): (("keys", "window, float32"),),
-    (3, 7): (("one kernel", "dilation by head"),),
-}
+CROWDED = {(3, 6): (("keys", "window, float32"),), (3, 7): ()}
 INSIDE = {
     *(("keys", call) for call in ("random blocks", "window, 192x128")),
     *(("one kernel", call) for call in ("random blocks", "listed tokens", "rows anywhere")),
