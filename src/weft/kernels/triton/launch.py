@@ -18,6 +18,7 @@ from weft.errors import UnsupportedError
 DIRECT = ("3.6.", "3.7.")  # Triton's versions whose CompiledKernel.run takes what `_run` gives it
 # A tensor on the current GPU by its sizes, strides and type, past the dispatcher, as inductor's code makes its own.
 EMPTY = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+ADDRESS = torch.Tensor.data_ptr  # mapped, half the time of a method looked up for each tensor
 Tensors = Sequence[torch.Tensor]
 Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # sizes, strides, type
 
@@ -106,7 +107,7 @@ def _run(gpu: int, calls: Sequence[tuple[Prepared, Tensors]]) -> None:
     stream, hooked = _stream_of()(gpu), _hooked()
     for call, tensors in calls:
         # Addresses: of a tensor, Triton would ask its address, and then the driver whether the GPU can see it.
-        pointers = [x.data_ptr() for x in tensors]
+        pointers = [*map(ADDRESS, tensors)]
         for one in call.launches:
             put(one, stream, hooked, (*pointers, *one.rest))
 
