@@ -97,9 +97,11 @@ def kernel(
         j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
         near = tl.minimum(c, count_0 - 1 - j_0 * 64)
         at = base + j_0 * pace_0
-        k_box, k_inside = k_at + at.to(tl.int64) * K_row * 8, (near * (step_0 * (K_row * 8)))[:, None]
+        k_box = k_at + at.to(tl.int64) * K_row * 8
+        k_inside = (near * (step_0 * (K_row * 8)))[:, None]
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
-        v_box, v_inside = v_at + at.to(tl.int64) * V_row * 8, (near * (step_0 * (V_row * 8)))[:, None]
+        v_box = v_at + at.to(tl.int64) * V_row * 8
+        v_inside = (near * (step_0 * (V_row * 8)))[:, None]
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         s = tl.dot(q_0, tl.trans(k_0))
         p = tl.exp2(s * scale2 - lse2[:, None])  # (rows, cols)
@@ -111,9 +113,11 @@ def kernel(
         dq_0 = tl.dot(ds, k_0, dq_0)
     for j_0 in range(left_0, full_0):  # full tiles
         at = base + j_0 * pace_0
-        k_box, k_inside = k_at + at.to(tl.int64) * K_row * 8, k_off
+        k_box = k_at + at.to(tl.int64) * K_row * 8
+        k_inside = k_off
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
-        v_box, v_inside = v_at + at.to(tl.int64) * V_row * 8, v_off
+        v_box = v_at + at.to(tl.int64) * V_row * 8
+        v_inside = v_off
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         s = tl.dot(q_0, tl.trans(k_0))
         p = tl.exp2(s * scale2 - lse2[:, None])  # (rows, cols)

@@ -51,7 +51,8 @@ def kernel(
     for block in range(tl.load(mine + 1), tl.load(mine + 2)):
         at = tl.load(columns + block) * 64
         there = c < their_length - at
-        k_box, k_inside = k_at + at.to(tl.int64) * K_row * 8, k_off
+        k_box = k_at + at.to(tl.int64) * (K_row.to(tl.int64) * 8)
+        k_inside = k_off
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64
         k_1 = tl.load(k_box + (k_inside + d_1[None, :]), mask=there[:, None], other=0.0)  # 32
         s = tl.dot(q_1, tl.trans(k_1), tl.dot(q_0, tl.trans(k_0)))
@@ -68,7 +69,8 @@ def kernel(
         kept = tl.exp2(largest - safe)
         total = total * kept + tl.sum(p, 1)
         largest = new
-        v_box, v_inside = v_at + at.to(tl.int64) * V_row * 8, v_off
+        v_box = v_at + at.to(tl.int64) * (V_row.to(tl.int64) * 8)
+        v_inside = v_off
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 64
         v_1 = tl.load(v_box + (v_inside + dv_1[None, :]), mask=there[:, None], other=0.0)  # 32
         acc_0 = acc_0 * kept[:, None]

@@ -67,7 +67,8 @@ def kernel(
     for j_0 in range(boxes_0):
         near = tl.minimum(c, count_0 - 1 - j_0 * 64)
         at = base + j_0 * pace_0
-        k_box, k_inside = k_at + at.to(tl.int64) * K_row * 8, (near * (step_0 * (K_row * 8)))[:, None]
+        k_box = k_at + at.to(tl.int64) * (K_row.to(tl.int64) * 8)
+        k_inside = (near * (step_0 * (K_row * 8)))[:, None]
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
         s = tl.dot(q_0, tl.trans(k_0))
         if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge
@@ -76,7 +77,8 @@ def kernel(
             s = tl.where(live, s, float("-inf"))
         p = tl.exp2(s * scale2)  # (rows, cols)
         total += tl.sum(p, 1)
-        v_box, v_inside = v_at + at.to(tl.int64) * V_row * 8, (near * (step_0 * (V_row * 8)))[:, None]
+        v_box = v_at + at.to(tl.int64) * (V_row.to(tl.int64) * 8)
+        v_inside = (near * (step_0 * (V_row * 8)))[:, None]
         v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
         p = p.to(v_0.dtype)
         acc_0 = tl.dot(p, v_0, acc_0)
@@ -123,7 +125,8 @@ def kernel(
         for j_0 in range(boxes_0):
             near = tl.minimum(c, count_0 - 1 - j_0 * 64)
             at = base + j_0 * pace_0
-            k_box, k_inside = k_at + at.to(tl.int64) * K_row * 8, (near * (step_0 * (K_row * 8)))[:, None]
+            k_box = k_at + at.to(tl.int64) * (K_row.to(tl.int64) * 8)
+            k_inside = (near * (step_0 * (K_row * 8)))[:, None]
             k_0 = tl.load(k_box + (k_inside + d_0[None, :]))  # 128
             s = tl.dot(q_0, tl.trans(k_0))
             if (j_0 < left_0) | (j_0 >= full_0):  # a tile with an edge
@@ -136,7 +139,8 @@ def kernel(
             kept = tl.exp2(largest - safe)
             total = total * kept + tl.sum(p, 1)
             largest = new
-            v_box, v_inside = v_at + at.to(tl.int64) * V_row * 8, (near * (step_0 * (V_row * 8)))[:, None]
+            v_box = v_at + at.to(tl.int64) * (V_row.to(tl.int64) * 8)
+            v_inside = (near * (step_0 * (V_row * 8)))[:, None]
             v_0 = tl.load(v_box + (v_inside + dv_0[None, :]))  # 128
             acc_0 = acc_0 * kept[:, None]
             p = p.to(v_0.dtype)

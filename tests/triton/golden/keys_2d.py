@@ -126,14 +126,16 @@ def kernel(
         j_1 = 0
         for box in range(boxes_0 * boxes_1):
             at = base + j_0 * pace_0 + j_1 * pace_1
-            q_box, q_inside = q_at + at.to(tl.int64) * Q_row * 8, q_off
+            q_box = q_at + at.to(tl.int64) * Q_row * 8
+            q_inside = q_off
             q_0 = tl.load(q_box + (q_inside + d_0[None, :]))  # 128
             corner = tl.where(of_0, j_0 << log_0, j_1 << log_1)  # (places,)
             seen = (corner[None, :] >= begins) & (corner[None, :] < ends)
             out = tl.where(seen, 0.0, -1e+38).to(tl.bfloat16)
             stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
             stats = tl.load(stats_at)  # (cols, 16)
-            o_box, o_inside = o_at + at.to(tl.int64) * DOut_row * 8, o_off
+            o_box = o_at + at.to(tl.int64) * DOut_row * 8
+            o_inside = o_off
             do_0 = tl.load(o_box + (o_inside + dv_0[None, :]))  # 128
             s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats), tl.dot(out, tl.trans(hot))))
             dp = tl.dot(v_0, tl.trans(do_0), tl.dot(of_delta, tl.trans(stats)))

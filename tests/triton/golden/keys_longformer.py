@@ -85,7 +85,8 @@ def kernel(
                     j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
                     there = c < count_0 - j_0 * 32
                     at = base + j_0 * pace_0
-                    q_box, q_inside = q_at + at.to(tl.int64) * Q_row * 8, q_off
+                    q_box = q_at + at.to(tl.int64) * (Q_row.to(tl.int64) * 8)
+                    q_inside = q_off
                     q_0 = tl.load(q_box + (q_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64
                     stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
                     stats = tl.load(stats_at, mask=there[:, None], other=0.0)  # (cols, 16)
@@ -94,7 +95,8 @@ def kernel(
                     from_0, to_0 = low_0 - j_0 * 32, high_0 - j_0 * 32
                     live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
                     p = tl.where(live, p, 0.0)
-                    o_box, o_inside = o_at + at.to(tl.int64) * DOut_row * 8, o_off
+                    o_box = o_at + at.to(tl.int64) * (DOut_row.to(tl.int64) * 8)
+                    o_inside = o_off
                     do_0 = tl.load(o_box + (o_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 64
                     weights = p.to(do_0.dtype)
                     dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)
@@ -109,13 +111,15 @@ def kernel(
             row_at = (batch * all_heads + head) * their_length
             for j_0 in range(left_0, full_0):  # full tiles
                 at = base + j_0 * pace_0
-                q_box, q_inside = q_at + at.to(tl.int64) * Q_row * 8, q_off
+                q_box = q_at + at.to(tl.int64) * (Q_row.to(tl.int64) * 8)
+                q_inside = q_off
                 q_0 = tl.load(q_box + (q_inside + d_0[None, :]))  # 64
                 stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
                 stats = tl.load(stats_at)  # (cols, 16)
                 s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats)))
                 p = tl.exp2(s * scale2)  # (rows, cols)
-                o_box, o_inside = o_at + at.to(tl.int64) * DOut_row * 8, o_off
+                o_box = o_at + at.to(tl.int64) * (DOut_row.to(tl.int64) * 8)
+                o_inside = o_off
                 do_0 = tl.load(o_box + (o_inside + dv_0[None, :]))  # 64
                 weights = p.to(do_0.dtype)
                 dv_sum_0 = tl.dot(weights, do_0, dv_sum_0)

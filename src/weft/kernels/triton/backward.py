@@ -349,7 +349,7 @@ class KeyGradient(Gradient):
         """DQ += ds^T K, transposed: a tensor core's instruction takes 64 rows, so dims rather than a tile's columns."""
         listed, dim = self.spec.listed, "" if self.spec.aligned else " * DQ_dim"
         inside = f"({self.at_token('DQ', 'token')})[None, :]" if listed else "dq_off"
-        yield "dq_box = dq_at" + ("" if listed else f" + {self.at_token('DQ', 'at')}")
+        yield "dq_box = dq_at" + ("" if listed else f" + {self.at_tile('DQ')}")
         for n, (_, width, live) in enumerate(self.d):
             masks = ["there[None, :]"] * self.ragged(kind) + [f"tl.trans(d_live_{n})"] * (live < width)
             mask = f", mask={' & '.join(masks)}" if masks else ""

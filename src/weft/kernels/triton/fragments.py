@@ -75,6 +75,16 @@ class Fragments:
         """How far a token lies from where its head begins."""
         return f"{token}.to(tl.int64) * {tensor}_row{self.units}"
 
+    def at_tile(self, tensor: str) -> str:
+        """How far the first token of a tile lies from where its head begins, in a walk.
+
+        Of a line, forwards and dK and dV take fewer instructions a tile where the stride is one of 64 bits before it,
+        dQ and grids more (benchmarks/notes/triton.md).
+        """
+        if self.spec.aligned and self.spec.rank < 2 and self.spec.direction != "dq":
+            return f"at.to(tl.int64) * ({tensor}_row.to(tl.int64){self.units})"
+        return self.at_token(tensor, "at")
+
     def inside(self, tensor: str, tokens: str, step: str = "") -> str:
         """How far so many tokens reach, times a step, inside a tile, where 32 bits suffice if rows are aligned."""
         if self.spec.aligned:
@@ -144,12 +154,14 @@ class Fragments:
         dims, column = (self.d, "d") if target in ("q", "k") else (self.dv, "dv")
         dim = "" if self.spec.aligned else f" * {tensor}_dim"
         if self.spec.listed:
-            yield f"{at}_box, {at}_inside = {at}_at, ({self.at_token(tensor, 'token')})[:, None]"
+            yield f"{at}_box = {at}_at"
+            yield f"{at}_inside = ({self.at_token(tensor, 'token')})[:, None]"
         else:
             inside = f"{at}_off"
             if self.clamped(kind):
                 inside = f"({self.inside(tensor, 'near', self.of_term('step'))})[:, None]"
-            yield f"{at}_box, {at}_inside = {at}_at + {self.at_token(tensor, 'at')}, {inside}"
+            yield f"{at}_box = {at}_at + {self.at_tile(tensor)}"
+            yield f"{at}_inside = {inside}"
         for n, (_, width, live) in enumerate(dims):
             mask = "there[:, None]" if self.ragged(kind) and not self.clamped(kind) else ""
             name, where = self.both(f"in_{target}", mask, f"{column}_live_{n}" if live < width else "")
