@@ -85,7 +85,7 @@ def kernel(
             j_0 = tl.where(j < left_0, j, j + full_0 - left_0)
             there = c < count_0 - j_0 * 32
             at = base + j_0 * pace_0
-            q_box = q_at + at.to(tl.int64) * (Q_row.to(tl.int64) * 8)
+            q_box = q_at + at.to(tl.int64) * Q_row * 8
             q_inside = q_off
             q_0 = tl.load(q_box + (q_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 128
             stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
@@ -95,7 +95,7 @@ def kernel(
             from_0, to_0 = low_0 - j_0 * 32, high_0 - j_0 * 32
             live = (c[None, :] >= from_0[:, None]) & (c[None, :] < to_0[:, None])
             p = tl.where(live, p, 0.0)
-            o_box = o_at + at.to(tl.int64) * (DOut_row.to(tl.int64) * 8)
+            o_box = o_at + at.to(tl.int64) * DOut_row * 8
             o_inside = o_off
             do_0 = tl.load(o_box + (o_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 128
             weights = p.to(do_0.dtype)
@@ -105,20 +105,20 @@ def kernel(
             ds = tl.where(wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite
             ds = ds.to(q_0.dtype)
             dk_0 = tl.dot(ds, q_0, dk_0)
-            dq_box = dq_at + at.to(tl.int64) * (DQ_row.to(tl.int64) * 8)
+            dq_box = dq_at + at.to(tl.int64) * DQ_row * 8
             dq = tl.dot(tl.trans(k_0), ds)  # (128, cols)
             dq_place = dq_box + (dq_off + d_0[:, None])
             tl.atomic_add(dq_place, dq, mask=there[None, :], sem="relaxed")
         for j_0 in range(left_0, full_0):  # full tiles
             at = base + j_0 * pace_0
-            q_box = q_at + at.to(tl.int64) * (Q_row.to(tl.int64) * 8)
+            q_box = q_at + at.to(tl.int64) * Q_row * 8
             q_inside = q_off
             q_0 = tl.load(q_box + (q_inside + d_0[None, :]))  # 128
             stats_at = Stats + (row_at + at) * 16 + (token_c[:, None] * 16 + stat[None, :])
             stats = tl.load(stats_at)  # (cols, 16)
             s = tl.dot(k_0, tl.trans(q_0), tl.dot(of_lse, tl.trans(stats)))
             p = tl.exp2(s * scale2)  # (rows, cols)
-            o_box = o_at + at.to(tl.int64) * (DOut_row.to(tl.int64) * 8)
+            o_box = o_at + at.to(tl.int64) * DOut_row * 8
             o_inside = o_off
             do_0 = tl.load(o_box + (o_inside + dv_0[None, :]))  # 128
             weights = p.to(do_0.dtype)
@@ -127,7 +127,7 @@ def kernel(
             ds = tl.where(wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite
             ds = ds.to(q_0.dtype)
             dk_0 = tl.dot(ds, q_0, dk_0)
-            dq_box = dq_at + at.to(tl.int64) * (DQ_row.to(tl.int64) * 8)
+            dq_box = dq_at + at.to(tl.int64) * DQ_row * 8
             dq = tl.dot(tl.trans(k_0), ds)  # (128, cols)
             dq_place = dq_box + (dq_off + d_0[:, None])
             tl.atomic_add(dq_place, dq, sem="relaxed")

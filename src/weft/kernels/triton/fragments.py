@@ -78,10 +78,11 @@ class Fragments:
     def at_tile(self, tensor: str) -> str:
         """How far the first token of a tile lies from where its head begins, in a walk.
 
-        Of a line, forwards and dK and dV take fewer instructions a tile where the stride is one of 64 bits before it,
-        dQ and grids more (benchmarks/notes/triton.md).
+        Of a line, forwards and dK and dV take fewer instructions a tile where the stride is one of 64 bits before it;
+        dQ and grids take more, or spill (benchmarks/notes/triton.md).
         """
-        if self.spec.aligned and self.spec.rank < 2 and self.spec.direction != "dq":
+        spec = self.spec
+        if spec.aligned and spec.rank < 2 and spec.direction != "dq" and not spec.with_dq:
             return f"at.to(tl.int64) * ({tensor}_row.to(tl.int64){self.units})"
         return self.at_token(tensor, "at")
 
