@@ -18,7 +18,7 @@ import torch
 from weft.errors import UnsupportedKernel
 from weft.kernels.options import Modifiers, rows_in_order_of
 from weft.kernels.triton import launch as launches
-from weft.kernels.triton.launch import Launch, Made, capturing, dense_rows, gpu_of, launch, on, refuse_capture
+from weft.kernels.triton.launch import ADDRESS, Launch, Made, capturing, dense_rows, gpu_of, launch, on, refuse_capture
 from weft.kernels.triton.row_spec import GROWING, Numbers, RowSpec, merging, row_spec
 from weft.kernels.triton.rowwise import emit, row_tables
 from weft.kernels.triton.source import POINTERS, Source, kernel_of
@@ -82,7 +82,7 @@ class Step:
             return
         if capturing(self.gpu):
             launches.CAPTURED.add(self)
-        pointers = [x.data_ptr() for x in tensors]
+        pointers = [*map(ADDRESS, tensors)]
         stream, hooked = launches._stream_of()(self.gpu), launches._hooked()
         launches.put(self.rows, stream, hooked, (*pointers, *self.rows.rest, *growing))
         if merge is not None:

@@ -122,14 +122,11 @@ def put(one: Launch, stream: int, hooked: bool, values: tuple[Any, ...]) -> None
 
 
 def dense_rows(strides: Mapping[str, tuple[int, ...]], width: int) -> bool:
-    """Whether rows are dense, and every row begins on 16 bytes if the first does; width: bytes of an element."""
+    """Whether rows are dense, every row begins on 16 bytes if the first does, and 32 bits count strides in 16 bytes;
+    width: of an element.
+    """
     per = 16 // width
-    return all(s[3] == 1 and not (s[0] % per or s[1] % per or s[2] % per) for s in strides.values())
-
-
-def counted(strides: Mapping[str, tuple[int, ...]], width: int) -> bool:
-    """Whether strides stay below 2^31 times 16 bytes; width: of an element."""
-    return all(max(s[:3]) * width // 16 < 1 << 31 for s in strides.values())
+    return all(s[3] == 1 and not any(x % per or x // per >= 1 << 31 for x in s[:3]) for s in strides.values())
 
 
 def gpu_of(device: torch.device) -> int | None:

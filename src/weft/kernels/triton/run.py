@@ -24,7 +24,6 @@ from weft.kernels.triton.launch import (
     Launch,
     Made,
     Prepared,
-    counted,
     dense_rows,
     gpu_of,
     gradient_calls,
@@ -215,7 +214,7 @@ def prepared(
     sums = _few(problem, tables.plan)
     known |= {name: stride for name, (_, stride, _) in (made | sums).items()}
     numbers = numbers._replace(sinks=numbers.sinks and covers and not merges)
-    spec = _spec(direction, problem, lie[1] and _aligned(known, problem), numbers)
+    spec = _spec(direction, problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
     spec = for_card(spec, direction, plan)
     if direction == "forward":
         made["Lse"] = _rows(problem, torch.float32)
@@ -249,7 +248,7 @@ def prepared_rows(problem: Problem, lie: Lie, numbers: Numbers, device: torch.de
     known = _known(lie)
     made = {"DQ": _made("DQ", known, torch.float32, problem)}
     known["DQ"] = made["DQ"][1]
-    spec = _spec("delta", problem, lie[1] and _aligned(known, problem), numbers)
+    spec = _spec("delta", problem, lie[1] and dense_rows(known, DTYPES[problem.dtype]), numbers)
     spec = replace(spec, rows=32 if max(problem.d, problem.dv) > 128 else 64, warps=4, chained=chain)
     values = {"all_heads": problem.q_heads, "my_length": problem.m, "scale": numbers.scale}
     grid = (problem.batch * problem.q_heads * -(-problem.m // spec.rows), 1, 1)
@@ -261,12 +260,6 @@ def prepared_rows(problem: Problem, lie: Lie, numbers: Numbers, device: torch.de
 def _known(lie: Lie) -> dict[str, tuple[int, ...]]:
     """Strides of what a call is given."""
     return dict(zip(("Q", "K", "V", "Out", "DOut"), lie[0], strict=False))
-
-
-def _aligned(known: Mapping[str, tuple[int, ...]], problem: Problem) -> bool:
-    """Whether tensors that begin on 16 bytes lie as `KernelSpec.aligned` wants it."""
-    width = DTYPES[problem.dtype]
-    return dense_rows(known, width) and counted(known, width)
 
 
 def _row_numbers(spec: KernelSpec, problem: Problem) -> dict[str, Made]:
