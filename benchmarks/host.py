@@ -62,8 +62,8 @@ def without_a_gpu(stack: ExitStack, tensors: list[torch.Tensor]) -> None:
     """Calls with these tensors are planned for a GPU, and launch nothing."""
     for place, name, value in (
         (run, "kernel_of", Nothing), (run, "gpu_of", lambda device: 0), (run, "on", lambda gpu: nullcontext()),
-        (launch, "capturing", lambda gpu: False), (launch, "_stream_of", lambda: lambda gpu: 0),
-        (torch.cuda, "current_device", lambda: 0),
+        (launch, "is_capturing", lambda: False), (launch, "_stream_of", lambda: lambda gpu: 0),
+        (launch, "current_gpu", lambda: 0),
     ):  # fmt: skip
         stack.enter_context(mock.patch.object(place, name, value))
     plan = plan_attention(MASK, problem_of(*tensors), GPU)

@@ -148,7 +148,7 @@ def gpu(capturing=False, processors=132):
         mock.patch.object(decode, "gpu_of", lambda device: 0),
         mock.patch.object(torch.cuda, "current_device", lambda: 0),
         mock.patch.object(torch.cuda, "device", lambda i: mock.MagicMock()),
-        mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: capturing),
+        mock.patch.object(launch, "is_capturing", lambda: capturing),
         mock.patch.object(decode, "IMAGINED", processors),
         mock.patch.object(launch, "_stream_of", lambda: lambda i: STREAM),
     ):

@@ -160,7 +160,7 @@ class Recorded(torch.autograd.Function):
             numbers = as_tensor(call.mask.numbers)
             *found, dsinks = torch.ops.weft.attention_backward(*given, *saved, call.mask.structure, numbers, *options)
         else:
-            how = call.modifiers(slopes)
+            how = call.how if slopes is None else call.modifiers(slopes)
             *found, dsinks = gradients(call.kernels, call.plan, how, given, (*saved, sinks), ctx.deterministic)
         return *found, None if sinks is None else dsinks, None, None, None
 
@@ -169,7 +169,7 @@ def _by_operator(dout: Tensor | None, dlse: Tensor | None) -> bool:
     """Whether gradients go through the operator: under compiled autograd; where a second derivative may be asked for,
     which it refuses; for a batch of gradients (is_grads_batched), which it takes apart.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_watched():
+    if torch.is_grad_enabled() or is_watched() or torch.compiler.is_compiling():
         return True
     return not ((dout is None or _alone(dout)) and (dlse is None or _alone(dlse)))
 

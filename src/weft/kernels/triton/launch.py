@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,9 @@ DIRECT = ("3.6.", "3.7.")  # Triton's versions whose CompiledKernel.run takes wh
 # A tensor on the current GPU by its sizes, strides and type, past the dispatcher, as inductor's code makes its own.
 EMPTY = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 ADDRESS = torch.Tensor.data_ptr  # mapped, half the time of a method looked up for each tensor
+# What torch.cuda's functions of these names come to call. Once there is a tensor on a GPU, there is nothing to set up.
+current_gpu = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 Tensors = Sequence[torch.Tensor]
 Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # sizes, strides, type
 
@@ -27,7 +30,8 @@ class Launch(NamedTuple):
     """A kernel over its grid. rest: its arguments after the tensors of `emit.TENSORS`.
 
     start: what kernel[grid] would come to call, and `handles` between the stream and the arguments; None where only
-    kernel[grid] is known to work. It saves more than half of 3 microseconds a launch (Triton 3.6.0, 3.7.1).
+    kernel[grid] is known to work. It saves more than half of 3 microseconds a launch (Triton 3.6.0, 3.7.1), and where
+    it is the launcher's own C function 1.5 more.
     """
 
     kernel: Any
@@ -42,8 +46,17 @@ def launch(kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...], gpu: 
     if gpu is None or not triton.__version__.startswith(DIRECT):
         return Launch(kernel, grid, rest)
     start = kernel.run  # loads it, and only then there is a function
-    hooks = None, None, None  # what they are told, on entering, on leaving
-    return Launch(kernel, grid, rest, start, (kernel.function, kernel.packed_metadata, *hooks))
+    told = kernel.packed_metadata, None, None, None  # and hooks: what they are told, on entering, on leaving
+    if _is_bare(start):
+        return Launch(kernel, grid, rest, start.launch, (kernel.function, False, start.launch_pdl, None, None, *told))
+    return Launch(kernel, grid, rest, start, (kernel.function, *told))
+
+
+def _is_bare(start: Any) -> bool:
+    """Whether Triton's launcher would ask for no memory beside, and its own C function takes arguments one by one."""
+    wants = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid")
+    known = triton.__version__.startswith("3.6.") and hasattr(start, "launch")
+    return known and not any(getattr(start, name) for name in wants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,23 +79,29 @@ class Prepared:
     before: Prepared | None = None
     slots: torch.Tensor | None = None
 
-    @property
+    @cached_property
     def complete(self) -> bool:
         """Whether every row is written once, by one launch."""
         return self.covers and not self.merges
 
-    def empty(self) -> list[torch.Tensor]:
-        """What is written, uninitialised."""
-        if EMPTY is not None and self.device.type == "cuda" and self.gpu == torch.cuda.current_device():
-            return [EMPTY(*one) for one in self.made]
-        return [torch.empty_strided(size, stride, dtype=dtype, device=self.device) for size, stride, dtype in self.made]
+
+def empty(*calls: Prepared) -> list[torch.Tensor]:
+    """What launches on one device write, uninitialised, one after the other."""
+    device = calls[0].device
+    if EMPTY is not None and device.type == "cuda" and calls[0].gpu == current_gpu():
+        return [EMPTY(*one) for call in calls for one in call.made]
+    return [
+        torch.empty_strided(size, stride, dtype=dtype, device=device)
+        for call in calls
+        for size, stride, dtype in call.made
+    ]
 
 
 def gradient_calls(found: Prepared, given: Tensors, written: Tensors, rest: Tensors) -> list[tuple[Prepared, Tensors]]:
     """What `run` launches for a gradient of keys: given, written and the rest, in the order of `emit.tensors`."""
     if found.before is None or found.slots is None:
         return [(found, (*given, *written, *rest))]
-    (sums,) = found.before.empty()
+    (sums,) = empty(found.before)
     left = (sums.zero_(), found.slots)
     return [(found.before, (*given, *rest, *left)), (found, (*given, *written, *rest, *left))]
 
@@ -94,7 +113,7 @@ def run(*calls: tuple[Prepared, Tensors]) -> None:
         for call, tensors in calls:
             for one in call.launches:
                 one.kernel[one.grid](*tensors, *one.rest)
-    elif gpu == torch.cuda.current_device():
+    elif gpu == current_gpu():
         _run(gpu, calls)
     else:
         with torch.cuda.device(gpu):
@@ -102,7 +121,7 @@ def run(*calls: tuple[Prepared, Tensors]) -> None:
 
 
 def _run(gpu: int, calls: Sequence[tuple[Prepared, Tensors]]) -> None:
-    if capturing(gpu):
+    if is_capturing():
         CAPTURED.update(call for call, _ in calls)
     stream, hooked = _stream_of()(gpu), _hooked()
     for call, tensors in calls:
@@ -158,7 +177,7 @@ CAPTURED: set[Prepared] = set()
 
 def capturing(gpu: int | None) -> bool:
     """Whether launches go into a CUDA graph at present."""
-    return gpu is not None and torch.cuda.is_current_stream_capturing()
+    return gpu is not None and is_capturing()
 
 
 def refuse_capture(what: str, gpu: int | None) -> None:

@@ -25,6 +25,7 @@ from weft.kernels.triton.launch import (
     Made,
     Prepared,
     dense_rows,
+    empty,
     gpu_of,
     gradient_calls,
     launch,
@@ -60,9 +61,9 @@ def forward(
     """(out, lse), as `weft.kernels.cpu.run.forward`, and lse even if it is not wanted: kernels write it."""
     if plan.by_rows is not None:
         return decode.forward(qkv, plan, how, sinks)
-    numbers = Numbers.of(how, plan.problem, sinks=sinks is not None)
+    numbers = Numbers(*asked(how, plan), sinks is not None)
     found = prepared("forward", plan, lie_of(qkv), numbers, qkv[0].device)
-    out, lse = found.empty()
+    out, lse = empty(found)
     if not found.covers:
         out.zero_()
     if not found.complete:
@@ -90,26 +91,25 @@ def backward(
     delta (see `backward.KeyGradient`). Unless deterministic, the other may add to dq too: see `in_one_kernel`.
     """
     out, d_out, lse, d_lse = rows
-    with_dq = not deterministic and in_one_kernel(plan)
-    numbers = Numbers.of(how, plan.problem, lse_gradient=d_lse is not None, with_dq=with_dq, with_delta=with_delta)
-    queries, keys = prepared_gradients(plan, lie_of((*saved, out, d_out)), numbers, d_out.device, deterministic)
-    (dq, *made), (dk, dv) = queries.empty(), keys.empty()
+    lie, wanted = lie_of((*saved, out, d_out)), (d_lse is not None, with_delta, deterministic)
+    queries, keys, with_dq = prepared_gradients(plan, lie, asked(how, plan), wanted, d_out.device)
+    dq, *made, dk, dv = empty(queries, keys)
     delta, stats = made[0], made[-1]  # where there is one of them, it stands for the other, which nobody looks at
     lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
     if not queries.complete:
         dq.zero_()
     if not queries.covers:
         stats.zero_(), delta.zero_()
-        if numbers.lse_gradient and with_delta:
+        if with_delta and rows[3] is not None:
             delta -= d_lse
     if not keys.complete:
         dk.zero_(), dv.zero_()
     slopes = _wide(how.alibi, delta)
     of_rows = (out, d_out, lse, d_lse, dq, delta, stats)
-    more = (slopes, dq) if numbers.with_dq else (slopes,)
+    more = (slopes, dq) if with_dq else (slopes,)
     of_keys = gradient_calls(keys, (*saved, d_out, lse, delta, stats), (dk, dv), more)
     dtype = saved[0].dtype  # sums of several launches are in float32
-    if numbers.with_dq:
+    if with_dq:
         run((queries, of_rows), *of_keys)
         dq = torch.mul(dq, how.scale, out=torch.empty_like(dq, dtype=dtype))
     else:
@@ -153,10 +153,11 @@ class Numbers(NamedTuple):
     with_dq: bool = False
     with_delta: bool = False
 
-    @staticmethod
-    def of(how: Modifiers, problem: Problem, **rest: bool) -> Numbers:
-        tf32 = problem.dtype == "float32" and tf32_wanted()
-        return Numbers(how.shift, how.scale, how.softcap, how.alibi is not None, tf32, **rest)
+
+def asked(how: Modifiers, plan: AttentionPlan) -> tuple[Any, ...]:
+    """What `Numbers` begins with."""
+    tf32 = plan.problem.dtype == "float32" and tf32_wanted()
+    return how.shift, how.scale, how.softcap, how.alibi is not None, tf32
 
 
 def tf32_wanted() -> bool:
@@ -230,14 +231,19 @@ def prepared(
 
 @lru_cache(maxsize=512)
 def prepared_gradients(
-    plan: AttentionPlan, lie: Lie, numbers: Numbers, device: torch.device, deterministic: bool
-) -> tuple[Prepared, Prepared]:
-    """What makes dq, or what it begins with, and what makes dk and dv: found by one key, because a lookup is 2 us."""
-    if numbers.with_dq:
+    plan: AttentionPlan, lie: Lie, how: tuple[Any, ...], wanted: tuple[bool, bool, bool], device: torch.device
+) -> tuple[Prepared, Prepared, bool]:
+    """What makes dq, or what it begins with; what makes dk and dv; whether that makes dq too. All by one key, in plain
+    tuples: a lookup is 2 us. how: `asked`; wanted: a gradient of lse, delta, the same bits every time.
+    """
+    lse_gradient, with_delta, deterministic = wanted
+    with_dq = not deterministic and in_one_kernel(plan)
+    numbers = Numbers(*how, False, lse_gradient, with_dq, with_delta)
+    if with_dq:
         queries = prepared_rows(plan.problem, lie, numbers, device, chained("delta", plan.target))
     else:
         queries = prepared("dq", plan, lie, numbers, device)
-    return queries, prepared("dkdv", plan, lie, numbers, device, not deterministic)
+    return queries, prepared("dkdv", plan, lie, numbers, device, not deterministic), with_dq
 
 
 @lru_cache(maxsize=512)
