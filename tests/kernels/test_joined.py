@@ -59,7 +59,7 @@ def test_only_what_is_met_is_read():
     empty = Prepared.empty
     case = case_of("one in sixteen", (16, 16), 2)
     before = case.weft()
-    with mock.patch.object(Prepared, "empty", lambda self: [x.fill_(nan) for x in empty(self)]):
+    with mock.patch.object(Prepared, "empty", lambda *some: [x.fill_(nan) for x in empty(*some)]):
         after = case.weft()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -76,7 +76,7 @@ def test_launches_that_meet_all_rows_read_nothing_unset(pattern):
         assert waves.covers
         assert waves.merges
     case = Case(pattern, qkv(generator("launches"), (260, 260), torch.float32), backend="triton")
-    with mock.patch.object(Prepared, "empty", lambda self: [x.fill_(nan) for x in empty(self)]):
+    with mock.patch.object(Prepared, "empty", lambda *some: [x.fill_(nan) for x in empty(*some)]):
         check(case)
 
 
@@ -93,6 +93,6 @@ def test_long_tiles_leave_shares_to_a_launch_of_their_own(tokens, kv_heads):
         assert [(wave.kind.split, wave.joins) for wave in found.waves] == [(True, False), (False, True)]
         with (
             mock.patch.object(Case, "weft", Case._weft),  # by two kernels
-            mock.patch.object(Prepared, "empty", lambda self: [x.fill_(nan) for x in empty(self)]),
+            mock.patch.object(Prepared, "empty", lambda *some: [x.fill_(nan) for x in empty(*some)]),
         ):
             check(case)

@@ -370,25 +370,34 @@ class KeyGradient(Gradient):
             yield from (f"dk_{n} = dk_{n} * scale" for n in range(len(self.d)))
         if few or self.spec.joins:
             yield "slot = tl.load(Slots + token_r)  # (rows,) of Sums, where dV follows dK"
-            yield f"dk_left = {self.head_of('Sums', 'kv_head')}"
-            yield f"dv_left = dk_left + {self.spec.d}"
-            yield f"dk_left_in = {self.at_token('Sums', 'slot')}"
-            yield "dv_left_in = dk_left_in"
-        if self.spec.joins:
+        if few:
+            yield from self.places_left()
+        elif self.spec.joins:
             yield from self.join()
         for name, tensor, _, column in self.sums:
             where = ("Sums", f"{tensor.lower()}_left") if few else (tensor, f"{tensor.lower()}_rows")
             yield from self.keep(name, *where, column)
 
+    def places_left(self) -> Iterator[str]:
+        """Where sums of few keys lie."""
+        yield f"dk_left = {self.head_of('Sums', 'kv_head')}"
+        yield f"dv_left = dk_left + {self.spec.d}"
+        yield f"dk_left_in = {self.at_token('Sums', 'slot')}"
+        yield "dv_left_in = dk_left_in"
+
     def join(self) -> Iterator[str]:
-        """Add what other launches left, in float32, of the keys that they visit."""
+        """Add what other launches left, in float32, of the keys that they visit; most tiles have none of these."""
         yield "met = valid & (slot >= 0)"
+        some = "tl.max(met.to(tl.int32), 0) != 0"
         if self.spec.chained:
             yield "# the launches before waited for that of dQ; some program waits for them, or this might end first"
-            yield "if (tl.max(met.to(tl.int32), 0) != 0) | (tl.program_id(1) == 0):"
+            yield f"if ({some}) | (tl.program_id(1) == 0):"
             yield "    gdc_wait()"
+        else:
+            yield f"if {some}:"
+        yield from indented(self.places_left())
         for name, tensor, dims, column in self.sums:
             for n, (_, width, live) in enumerate(dims):
                 inside = f" & {column}_live_{n}" if live < width else ""
                 at = self.pointer("Sums", f"{tensor.lower()}_left", f"{column}_{n}")
-                yield f"{name}_{n} += tl.load({at}, mask=met[:, None]{inside}, other=0.0)"
+                yield f"    {name}_{n} += tl.load({at}, mask=met[:, None]{inside}, other=0.0)"

@@ -84,24 +84,19 @@ class Prepared:
         """Whether every row is written once, by one launch."""
         return self.covers and not self.merges
 
-
-def empty(*calls: Prepared) -> list[torch.Tensor]:
-    """What launches on one device write, uninitialised, one after the other."""
-    device = calls[0].device
-    if EMPTY is not None and device.type == "cuda" and calls[0].gpu == current_gpu():
-        return [EMPTY(*one) for call in calls for one in call.made]
-    return [
-        torch.empty_strided(size, stride, dtype=dtype, device=device)
-        for call in calls
-        for size, stride, dtype in call.made
-    ]
+    def empty(self, *more: Prepared) -> list[torch.Tensor]:
+        """What is written, uninitialised, by these launches and then by more on the same device."""
+        made = [one for launches in (self, *more) for one in launches.made]
+        if EMPTY is not None and self.device.type == "cuda" and self.gpu == current_gpu():
+            return [EMPTY(*one) for one in made]
+        return [torch.empty_strided(size, stride, dtype=dtype, device=self.device) for size, stride, dtype in made]
 
 
 def gradient_calls(found: Prepared, given: Tensors, written: Tensors, rest: Tensors) -> list[tuple[Prepared, Tensors]]:
     """What `run` launches for a gradient of keys: given, written and the rest, in the order of `emit.tensors`."""
     if found.before is None or found.slots is None:
         return [(found, (*given, *written, *rest))]
-    (sums,) = empty(found.before)
+    (sums,) = found.before.empty()
     left = (sums.zero_(), found.slots)
     return [(found.before, (*given, *rest, *left)), (found, (*given, *written, *rest, *left))]
 

@@ -25,7 +25,7 @@ from triton.runtime import driver
 from weft.kernels.backend import Timing
 from weft.kernels.triton import load, run
 from weft.kernels.triton.configure import specs_of
-from weft.kernels.triton.launch import Prepared, empty, gradient_calls
+from weft.kernels.triton.launch import Prepared, gradient_calls
 from weft.kernels.triton.launch import run as launch
 from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
@@ -61,7 +61,7 @@ class Subject:
         q, k, v, d_out = (_random(plan.problem, *size) for size in _sizes(plan.problem))
         out, lse = run.forward((q, k, v), plan, _how(plan.problem))
         prepared = _prepared("dq", plan, (q, k, v, out, d_out))
-        made = tuple(empty(prepared))
+        made = tuple(prepared.empty())
         launch((prepared, (q, k, v, out, d_out, lse, lse, made[0], made[1], made[-1], lse)))
         return Subject(q, k, v, d_out, out, lse, made)
 
@@ -72,7 +72,7 @@ class Subject:
         kept = (self.q, self.k, self.v)
         lie = kept if direction == "forward" else (*kept, self.out, self.d_out)
         prepared = _prepared(direction, plan, lie)
-        written, of_rows = empty(prepared), (self.made[1], self.made[-1])
+        written, of_rows = prepared.empty(), (self.made[1], self.made[-1])
         results = written[: 1 if direction == "dq" else 2]
         if direction == "forward":
             total = torch.zeros_like(written[0], dtype=torch.float32) if prepared.merges else self.lse

@@ -25,7 +25,6 @@ from weft.kernels.triton.launch import (
     Made,
     Prepared,
     dense_rows,
-    empty,
     gpu_of,
     gradient_calls,
     launch,
@@ -63,7 +62,7 @@ def forward(
         return decode.forward(qkv, plan, how, sinks)
     numbers = Numbers(*asked(how, plan), sinks is not None)
     found = prepared("forward", plan, lie_of(qkv), numbers, qkv[0].device)
-    out, lse = empty(found)
+    out, lse = found.empty()
     if not found.covers:
         out.zero_()
     if not found.complete:
@@ -93,7 +92,7 @@ def backward(
     out, d_out, lse, d_lse = rows
     lie, wanted = lie_of((*saved, out, d_out)), (d_lse is not None, with_delta, deterministic)
     queries, keys, with_dq = prepared_gradients(plan, lie, asked(how, plan), wanted, d_out.device)
-    dq, *made, dk, dv = empty(queries, keys)
+    dq, *made, dk, dv = queries.empty(keys)
     delta, stats = made[0], made[-1]  # where there is one of them, it stands for the other, which nobody looks at
     lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
     if not queries.complete:
