@@ -3,10 +3,11 @@
 import re
 from dataclasses import dataclass
 
-PARAMETER = re.compile(r"^\s*\.param\s+\.(\w+)(?:\s+\.ptr[^,\n]*?)?\s+(\w+),?\s*$", re.M)
+PARAMETER = re.compile(r"^\s*\.param\s+(?:\.align \d+ )?\.(\w+)(?:\s+\.ptr[^,\n]*?)?\s+(\w+)(?:\[\d+\])?,?\s*$", re.M)
 DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+(.*)")
 FAMILY = re.compile(r"(%\w+)<(\d+)>")
 LABEL = re.compile(r"(\$?\w+):")
+TARGETS = re.compile(r"(\$?\w+):\s*(\.branchtargets\s.*)", re.S)
 GUARD = re.compile(r"@(!?)(%?\w+)\s+(.*)", re.S)
 
 
@@ -52,7 +53,11 @@ def parse(text):
     registers, code, labels = {}, [], {}
     for number, statement in _statements(body, 1 + head.count("\n")):
         label, declared = LABEL.fullmatch(statement), DECLARED.fullmatch(statement)
-        if label:
+        listed = TARGETS.fullmatch(statement)
+        if listed:  # of a branch to one of many
+            labels[listed[1]] = len(code)
+            code.append(_instruction(listed[2], number))
+        elif label:
             labels[label[1]] = len(code)
         elif declared:
             registers |= dict.fromkeys(_names(declared[2]), declared[1])

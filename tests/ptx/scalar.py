@@ -28,7 +28,7 @@ def _in(group, instruction, count):
 
 
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
-@TABLE.does("mov", "cvta", modifiers="to global")
+@TABLE.does("mov", "cvta", modifiers="to global param")
 def _move(group, instruction, active):
     """Also a register of several parts, taken apart or put together."""
     kind, (to, what) = instruction.kind, instruction.operands

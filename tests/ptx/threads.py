@@ -111,14 +111,16 @@ class Group:
         return self.constants[text, kind]
 
     def _number(self, text, kind):
-        """A special register, the address of shared memory, a number; all bits set for what is not written yet, which
-        LLVM may read where it does not matter.
+        """A special register, the address of shared memory or of a parameter, a number; all bits set for what is not
+        written yet, which LLVM may read where it does not matter.
         """
         if text in self.team.program.registers:
             return ~type_of(self.team.program.registers[text]).type(0)
         known = {"%tid.x": self.thread, "%laneid": self.thread % WARP, "global_smem": np.uint32(BASE)}
         if text in known:
             return known[text]
+        if text in self.team.params:  # where it lies, of one that is no number
+            return self.team.params[text]
         name, _, axis = text.partition(".")
         if axis in ("x", "y", "z") and name in ("%tid", "%ntid", "%ctaid", "%nctaid"):
             return self._special(name, "xyz".index(axis))
@@ -181,7 +183,7 @@ class Group:
                 how = instruction.parts[0]
                 if how == "bra":
                     parted += self._branch(program.labels[instruction.operands[0]], active)
-                elif how in ("ret", "exit", "bar", "barrier") and "warp" not in instruction.parts:
+                elif self._stops(instruction):
                     return self._stop(instruction, active), parted
                 else:
                     (table.get(instruction.opcode) or table.of(instruction.opcode))(self, instruction, active)
@@ -194,6 +196,10 @@ class Group:
             return None
         active = self.get(instruction.guard, "pred") != instruction.negated
         return None if active.all() else active
+
+    def _stops(self, instruction):
+        """Whether the walk stops here."""
+        return instruction.parts[0] in ("ret", "exit", "bar", "barrier") and "warp" not in instruction.parts
 
     def _stop(self, instruction, active):
         """Whether at a barrier, of all threads of a block."""

@@ -1,0 +1,319 @@
+"""Warps that part: groups of them do different things, and tell each other by barriers in shared memory.
+
+One block at a time, of its warps always the first that can go on. What nobody can go on from is a Fault, as are copies
+by tensor descriptors of what was stored without a fence.
+"""
+
+import re
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from . import matrix, moves, scalar
+from .formats import type_of
+from .launch import FILL
+from .memory import Shared
+from .parse import Fault, parse
+from .table import Table
+from .threads import EAGER, WARP, Group, UnderWay
+
+TABLE = Table(scalar.TABLE, moves.TABLE, matrix.TABLE)
+MAPS = 0x7000_0000_0000  # where tensor descriptors lie, among parameters
+LINE = 128  # bytes of a row of a box, swizzled
+
+
+def parsed(text):
+    """The program of a text whose loops that wait all have one label."""
+    count = iter(range(text.count("waitLoop:")))
+    return parse(re.sub(r"waitLoop:(.*?)waitLoop;", lambda x: _numbered(x[1], next(count)), text, flags=re.S))
+
+
+def _numbered(between, number):
+    return f"waitLoop{number}:{between}waitLoop{number};"
+
+
+@dataclass(frozen=True)
+class Map:
+    """A tensor descriptor: of 16-bit numbers, three axes, boxes of one x rows x LINE bytes. x: the array itself."""
+
+    x: np.ndarray
+    rows: int
+
+    def load(self, memory, places):
+        """(rows, LINE) bytes from (innermost, row, outermost) on; beyond the array there are zeros."""
+        found = np.zeros((self.rows, LINE), np.uint8)
+        inside, addresses = self._addresses(places)
+        found[inside] = memory.load(addresses.reshape(-1), 16).reshape(-1, LINE)
+        return found
+
+    def store(self, memory, places, values):
+        inside, addresses = self._addresses(places)
+        memory.store(addresses.reshape(-1), values[inside].reshape(-1, 16))
+
+    def _addresses(self, places):
+        """(rows that exist, addresses of their eights of 16 bytes)"""
+        column, first, outer = places
+        outermost, length, width = self.x.shape
+        if column or width * self.x.itemsize != LINE:
+            raise Fault("only boxes as wide as the tensor are known")
+        rows = first + np.arange(self.rows)
+        inside = (rows >= 0) & (rows < length) & (0 <= outer < outermost)
+        start, (of_outer, of_row, _) = self.x.ctypes.data, self.x.strides
+        at = start + outer * of_outer + rows[inside, None] * of_row + np.arange(0, LINE, 16)
+        return inside, at.astype(np.uint64)
+
+
+def swizzled(start, rows):
+    """(rows, 8) addresses of a box's units of 16 bytes in shared memory."""
+    if start % (8 * LINE):
+        raise Fault("a box lies on no multiple of eight rows")
+    row = np.arange(rows)[:, None]
+    return start + row * LINE + (np.arange(8) ^ row % 8) * 16
+
+
+@dataclass
+class Counter:
+    """A barrier in shared memory: phase after phase, each over once all have arrived and all bytes have come."""
+
+    count: int
+    left: int
+    phase: int = 0
+    bytes: int = 0
+
+    def arrive(self):
+        self.left -= 1
+        if self.left < 0:
+            raise Fault("more arrivals than the barrier counts")
+        self._turn()
+
+    def come(self, count):
+        self.bytes -= count
+        self._turn()
+
+    def _turn(self):
+        if self.left == 0 and self.bytes == 0:
+            self.left, self.phase = self.count, self.phase + 1
+
+    def over(self, parity):
+        """Whether the phase of that parity is, before the present one."""
+        return self.phase % 2 != parity
+
+
+class Warp(Group):
+    """One warp. waits: for what, (kind, number or address, threads or parity); None: for nothing."""
+
+    def __init__(self, block, number):
+        super().__init__(block, WARP * number, WARP)
+        self.waits, self.stores = None, UnderWay(block.order.late_copies)
+
+    def one(self, text, kind):
+        """An operand that is the same in all threads."""
+        found = self.get(text, kind)
+        if (found != found[0]).any():
+            raise Fault(f"{text} differs in a warp")
+        return int(found[0])
+
+    def counter(self, text):
+        address = self.address(text, True)
+        return self.team.counters[int(address[0])]
+
+    def _stops(self, instruction):
+        if instruction.parts[:2] != ("mbarrier", "try_wait"):
+            return super()._stops(instruction)
+        _, where, parity = instruction.operands
+        return not self.counter(where).over(self.one(parity, "u32"))
+
+    def _stop(self, instruction, active):
+        if instruction.parts[0] == "mbarrier":
+            self.at -= 1  # to be asked again
+            self.waits = "counter", self.counter(instruction.operands[1]), self.one(instruction.operands[2], "u32")
+            return True
+        if active is not None:
+            raise Fault("some threads stop here, others do not")
+        if instruction.parts[0] in ("ret", "exit"):
+            return False
+        number, *threads = (self.one(text, "u32") for text in instruction.operands)
+        self.waits = "barrier", number, threads[0] if threads else self.team.program.threads
+        return True
+
+
+class Block:
+    """The warps of one block. maps: address -> Map."""
+
+    def __init__(self, program, place, launched, shared):
+        self.program, self.places = program, np.array([place], np.uint32)
+        self.grid, self.memory, self.params, self.maps, self.order = launched
+        self.shared, self.counters = Shared(1, shared, FILL), {}
+        self.copies = deque()  # that come late
+
+    def run(self):
+        """Who can go on and comes first goes on, to where it stops: the last ones are as slow as they may be."""
+        count = self.program.threads // WARP
+        warps = [Warp(self, i) for i in (self.order.warps or range(count)) if i < count]
+        while warps:
+            warp = next((one for one in warps if self._can_go_on(one, warps)), None)
+            if warp is None:
+                self._come_late(warps)
+                continue
+            warp.waits = None
+            stopped, parted = warp.run(TABLE)
+            assert not parted
+            if not stopped:
+                warps.remove(warp)
+
+    def _can_go_on(self, warp, warps):
+        if warp.waits is None:
+            return True
+        kind, what, how = warp.waits
+        if kind == "counter":
+            return what.over(how)
+        together = [one for one in warps if one.waits == warp.waits]
+        if WARP * len(together) == how:
+            self.shared.barrier()
+            for one in together:
+                one.waits = None
+        return warp.waits is None
+
+    def _come_late(self, warps):
+        """What is under way comes when nobody can go on without it."""
+        if not self.copies:
+            said = ", ".join(f"warp {warp.first // WARP} in {self.program.said(self._at(warp))}" for warp in warps[::4])
+            raise Fault(f"nobody can go on: {said}")
+        self.copies.popleft()()
+
+    def _at(self, warp):
+        return self.program.code[warp.at - (warp.waits[0] == "barrier")]
+
+
+def launch(program, grid, values, given, order=EAGER):
+    """Run all blocks. values: of the parameters, in order, a Map where it is a descriptor; what is left out is 0.
+    given: (memory, bytes of shared memory of a block).
+    """
+    memory, shared = given
+    params, maps = {}, {}
+    values = [*values, *[0] * (len(program.params) - len(values))]
+    for (name, kind), value in zip(program.params, values, strict=True):
+        if isinstance(value, Map):
+            params[name] = np.uint64(MAPS + LINE * len(maps))
+            maps[int(params[name])] = value
+        else:
+            wanted = type_of(kind)
+            params[name] = np.float32(value) if kind == "f32" else wanted.type(int(value) % (1 << 8 * wanted.itemsize))
+    with np.errstate(all="ignore"):
+        for x in range(grid):
+            Block(program, (x, 0, 0), ((grid, 1, 1), memory, params, maps, order), shared).run()
+
+
+# ---- instructions ----------------------------------------------------------------------------------------------------
+def _alone(active):
+    """Raise unless one thread does it."""
+    if active is None or active.sum() != 1:
+        raise Fault("not one thread alone")
+
+
+@TABLE.does("mbarrier.init", modifiers="shared::cta")
+def _init(warp, instruction, active):
+    _alone(active)
+    where, count = instruction.operands
+    warp.team.counters[int(warp.address(where, True)[0])] = Counter(int(count), int(count))
+
+
+@TABLE.does("mbarrier.arrive", modifiers="shared shared::cta")
+def _arrive(warp, instruction, active):
+    _alone(active)
+    warp.counter(instruction.operands[1]).arrive()
+
+
+@TABLE.does("mbarrier.arrive.expect_tx", modifiers="shared shared::cta")
+def _expect(warp, instruction, active):
+    _alone(active)
+    counter = warp.counter(instruction.operands[1])
+    counter.bytes += warp.one(instruction.operands[2], "u32")
+    counter.arrive()
+
+
+@TABLE.does("mbarrier.try_wait", modifiers="parity shared shared::cta")
+def _wait(warp, instruction, active):
+    """It is over: see `Warp._stops`."""
+    warp.put(instruction.operands[0], np.ones(warp.size, bool))
+
+
+@TABLE.does(
+    "cp.async.bulk.tensor", modifiers="3d shared::cluster shared::cta global bulk_group mbarrier::complete_tx::bytes"
+)
+def _move_box(warp, instruction, active):
+    _alone(active)
+    loads = "mbarrier::complete_tx::bytes" in instruction.parts
+    box, place, *counter = instruction.operands if loads else reversed(instruction.operands)
+    name, *places = (text.strip() for text in re.sub(r"[\[\]{}]", "", place).split(","))
+    tensor = warp.team.maps[warp.one(name, "b64")]
+    where = [warp.one(text, "s32") for text in places]
+    units = swizzled(int(warp.address(box, True)[0]), tensor.rows)
+    if loads:
+        _load_box(warp, (tensor, where, units), warp.counter(counter[0]))
+    else:
+        warp.team.shared.check_fenced(np.zeros(1, int), units[None])
+        warp.stores.ask(Written(tensor, where, units), warp)
+
+
+def _load_box(warp, what, counter):
+    (tensor, where, units), block = what, warp.team
+
+    def come():
+        data = tensor.load(block.memory, where).reshape(-1, 16)
+        block.shared.store(np.zeros(units.size, int), units.reshape(-1), data)
+        counter.come(data.size)
+
+    if block.order.late_copies:
+        block.copies.append(come)
+    else:
+        come()
+
+
+@dataclass(frozen=True)
+class Written:
+    """A box on its way from shared to global memory."""
+
+    tensor: Any
+    where: list
+    units: np.ndarray
+
+    def do(self, warp):
+        data = warp.team.shared.load(np.zeros(self.units.size, int), self.units.reshape(-1), 16)
+        self.tensor.store(warp.team.memory, self.where, data.reshape(-1, LINE))
+
+    def part(self, threads):
+        return replace(self)
+
+
+@TABLE.does("cp.async.bulk.commit_group")
+def _commit(warp, instruction, active):
+    warp.stores.commit()
+
+
+@TABLE.does("cp.async.bulk.wait_group", modifiers="read")
+def _wait_for_boxes(warp, instruction, active):
+    warp.stores.wait(int(instruction.operands[0]), warp)
+
+
+@TABLE.does("elect.sync")
+def _elect(warp, instruction, active):
+    """The first lane."""
+    _, name = instruction.operands[0].split("|")
+    warp.put(name, np.arange(warp.size) == 0)
+
+
+@TABLE.does("brx.idx")
+def _branch(warp, instruction, active):
+    program = warp.team.program
+    which, targets = instruction.operands
+    listed = program.code[program.labels[targets]].operands
+    warp.at = program.labels[listed[warp.one(which, "u32")]]
+
+
+@TABLE.does(".branchtargets")
+@TABLE.does("setmaxnreg", modifiers="inc dec sync aligned")
+def _nothing(warp, instruction, active):
+    """A list for the next branch. Who has how many registers is not counted."""
