@@ -92,19 +92,22 @@ def load_keys(k_desc, v_desc, k, v, full, empty, head, first, tiles, i, STAGES: 
 
 # ---- masks -----------------------------------------------------------------------------------------------------------
 @gluon.jit
-def bits_from(x):
-    """Of the sixteen columns that a thread has of a row, 8 * (k // 2) + k % 2, the bits k of those from x on."""
-    x = gl.minimum(gl.maximum(x, 0), 64)
+def bits_from(x, COLUMNS: gl.constexpr):
+    """Of the columns that a thread has of a row, 8 * (k // 2) + k % 2, the bits k of those from x on."""
+    x = gl.minimum(gl.maximum(x, 0), COLUMNS)
     count = 2 * (x >> 3) + gl.minimum(x & 7, 2)
     return gl.inline_asm_elementwise("shl.b32 $0, -1, $1;", "=r,r", [count], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
-def masked(s, low, high, columns):
-    """s (64, 64) where low <= column < high, else -inf; by words of bits, which become predicates seven at a time."""
+def masked(s, low, high, columns, COLUMNS: gl.constexpr):
+    """s (64, COLUMNS) where low <= column < high, else -inf; by words of bits, which become predicates seven at a
+    time.
+    """
     lane = gl.expand_dims(columns & 6, 0)
     bit = gl.expand_dims(1 << (((columns >> 3) << 1) | (columns & 1)), 0)
-    word = bits_from(gl.expand_dims(low, 1) - lane) & ~bits_from(gl.expand_dims(high, 1) - lane)
+    low, high = gl.expand_dims(low, 1) - lane, gl.expand_dims(high, 1) - lane
+    word = bits_from(low, COLUMNS) & ~bits_from(high, COLUMNS)
     word, bit = gl.broadcast(word, bit)
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.s32 p, t, 0; selp.f32 $0, $1, 0fFF800000, p; }",
@@ -122,7 +125,7 @@ def cut(s, j, bounds, columns, TERMS: gl.constexpr):
         high = gl.where(second, high_1, high_0)
         edges = gl.where(second, cut_1, cut_0)
     if (j < (edges & 0xFFFF)) | (j >= (edges >> 16)):
-        s = masked(s, low - j * 64, high - j * 64, columns)
+        s = masked(s, low - j * 64, high - j * 64, columns, 64)
     return s
 
 
@@ -344,6 +347,118 @@ def gradient(C: gl.constexpr, dq_desc, told, WIDE: gl.constexpr, STAGES: gl.cons
     tma.store_wait(0)
 
 
+@gluon.jit
+def produce_keys(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr):
+    """Keys and values of each warp group, two blocks ahead at most; queries, dO and their numbers STAGES tiles ahead."""
+    descs, rows, rings, bars, Table, items, blocks, heads = asked
+    k_desc, v_desc, q_desc, do_desc, stats_desc = descs
+    k, v = rows
+    q, do, stats = rings
+    k_full, k_empty, full, empty = bars
+    n = gl.num_programs(0)
+    head, block = gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+    i = 0
+    t = 0
+    for _ in range(gl.program_id(0), items, n):
+        record = Table + block * 32
+        mine, first, count = gl.load(record), gl.load(record + 1), gl.load(record + 2)
+        for c in gl.static_range(WIDE):
+            place = 2 * c + (t & 1)
+            ready = k_full.index(place)
+            mbarrier.wait(k_empty.index(place), ((t >> 1) & 1) ^ 1)
+            mbarrier.expect(ready, 2 * k_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(k_desc, [head, mine + c * 64, 0], ready, k.index(place))
+            tma.async_copy_global_to_shared(v_desc, [head, mine + c * 64, 0], ready, v.index(place))
+        for s in range(0, count):
+            at = i & (STAGES - 1)
+            ready = full.index(at)
+            mbarrier.wait(empty.index(at), turn(i, STAGES) ^ 1)
+            mbarrier.expect(ready, 2 * q_desc.block_type.nbytes + stats_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(stats_desc, [head, first + s * TILE, 0], ready, stats.index(at))
+            tma.async_copy_global_to_shared(q_desc, [head, first + s * TILE, 0], ready, q.index(at))
+            tma.async_copy_global_to_shared(do_desc, [head, first + s * TILE, 0], ready, do.index(at))
+            i += 1
+        t += 1
+        head, block = after(head, block, n, heads)
+
+
+@gluon.jit
+def gradients(C: gl.constexpr, descs, told, WIDE: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr):
+    """dK and dV of one warp group's keys, over tiles of TILE queries."""
+    D: gl.constexpr = 64
+    dk_desc, dv_desc = descs
+    rows, results, rings, bars, Table, Bounds, items, blocks, heads, scale = told
+    pairs: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, TILE, 16])
+    lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=lies, k_width=2)
+    of_stats: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=pairs, k_width=2)
+    r = gl.arange(0, 64, layout=gl.SliceLayout(1, pairs))
+    columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, pairs))
+    none = gl.zeros([64, TILE], gl.float32, pairs)
+    zero = gl.zeros([64, D], gl.float32, lies)
+    # what adds the numbers of lse, or of delta, to a product
+    stat = gl.expand_dims(gl.arange(0, 16, layout=gl.SliceLayout(0, of_stats)), 0)
+    every = gl.expand_dims(gl.arange(0, 64, layout=gl.SliceLayout(1, of_stats)), 1) >= 0
+    of_lse = gl.where((stat < 8) & every, 1.0, 0.0).to(gl.bfloat16)
+    of_delta = gl.where((stat >= 8) & every, 1.0, 0.0).to(gl.bfloat16)
+    k_rows, v_rows = rows
+    dk_rows, dv_rows = results
+    q, do, stats = rings
+    k_full, k_empty, full, empty = bars
+    dk_result, dv_result = dk_rows.index(C), dv_rows.index(C)
+    scale2 = scale * 1.4426950408889634
+    n = gl.num_programs(0)
+    head, block = gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+    i = 0
+    t = 0
+    first, n_0, _, f_0, l_0, _, _, cut_0, _, low, high, _, _ = own(C, Table, Bounds, block, blocks, r, WIDE, 1)
+    for _ in range(gl.program_id(0), items, n):
+        place = 2 * C + (t & 1)
+        n_0, f_0, l_0 = live(n_0), live(f_0), live(l_0)
+        head_2, block = after(head, block, n, heads)
+        first_2, n_02, _, f_02, l_02, _, _, cut_02, _, low_2, high_2, _, _ = own(
+            C, Table, Bounds, block, blocks, r, WIDE, 1
+        )
+        k, v = k_rows.index(place).reshape([64, D]), v_rows.index(place).reshape([64, D])
+        dk = zero
+        dv = zero
+        mbarrier.wait(k_full.index(place), (t >> 1) & 1)
+        i = skip(f_0, i, full, empty, STAGES)
+        for s in range(f_0, l_0):
+            at = i & (STAGES - 1)
+            mbarrier.wait(full.index(at), turn(i, STAGES))
+            queries, outs = q.index(at).reshape([TILE, D]), do.index(at).reshape([TILE, D])
+            numbers = stats.index(at).reshape([TILE, 16]).permute((1, 0))
+            x = warpgroup_mma(of_lse, numbers, none, use_acc=False, is_async=True)
+            x = warpgroup_mma(k, queries.permute((1, 0)), x, is_async=True)
+            y = warpgroup_mma(of_delta, numbers, none, use_acc=False, is_async=True)
+            y = warpgroup_mma(v, outs.permute((1, 0)), y, is_async=True)
+            x = warpgroup_mma_wait(2, (x,))
+            if (s < (cut_0 & 0xFFFF)) | (s >= (cut_0 >> 16)):
+                x = masked(x, low - s * TILE, high - s * TILE, columns, TILE)
+            p = gl.exp2(x * scale2)
+            y = warpgroup_mma_wait(0, (y,))
+            ds = gl.convert_layout((p * y).to(gl.bfloat16), factor)
+            weights = gl.convert_layout(p.to(gl.bfloat16), factor)
+            more_dv = warpgroup_mma(weights, outs, dv, is_async=True)
+            more_dk = warpgroup_mma(ds, queries, dk, is_async=True)
+            dv, dk = warpgroup_mma_wait(0, (more_dv, more_dk))
+            mbarrier.arrive(empty.index(at), count=1)
+            i += 1
+        mbarrier.arrive(k_empty.index(place), count=1)
+        i = skip(n_0 - l_0, i, full, empty, STAGES)
+        tma.store_wait(0)
+        dk_result.reshape([64, D]).store((dk * scale).to(gl.bfloat16))
+        dv_result.reshape([64, D]).store(dv.to(gl.bfloat16))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(dk_desc, [head, first, 0], dk_result)
+        tma.async_copy_shared_to_global(dv_desc, [head, first, 0], dv_result)
+        first, n_0, f_0, l_0, cut_0, low, high = first_2, n_02, f_02, l_02, cut_02, low_2, high_2
+        head = head_2
+        t += 1
+    tma.store_wait(0)
+
+
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 @gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
@@ -413,6 +528,30 @@ def backward(
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
 
 
+@gluon.jit
+def backward_keys(
+    k_desc, v_desc, q_desc, do_desc, stats_desc, dk_desc, dv_desc, Table, Bounds, items, blocks, heads, scale,
+    WIDE: gl.constexpr, STAGES: gl.constexpr, TILE: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """dK and dV of one term, from the numbers of rows that `backward` leaves."""
+    k, v, dk, dv = tiles(k_desc, 2 * WIDE), tiles(v_desc, 2 * WIDE), tiles(k_desc, WIDE), tiles(v_desc, WIDE)
+    rings = (tiles(q_desc, STAGES), tiles(do_desc, STAGES), tiles(stats_desc, STAGES))
+    bars = (barriers(2 * WIDE, 1), barriers(2 * WIDE, 1), barriers(STAGES, 1), barriers(STAGES, WIDE))
+    descs = (dk_desc, dv_desc)
+    told = ((k, v), (dk, dv), rings, bars, Table, Bounds, items, blocks, heads, scale)
+    asked = ((k_desc, v_desc, q_desc, do_desc, stats_desc), (k, v), rings, bars, Table, items, blocks, heads)
+    if WIDE == 2:
+        gl.warp_specialize([
+            (gradients, (0, descs, told, WIDE, STAGES, TILE)), (gradients, (1, descs, told, WIDE, STAGES, TILE)),
+            (produce_keys, (asked, WIDE, STAGES, TILE)),
+        ], [4, 1], [REGISTERS, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (gradients, (0, descs, told, WIDE, STAGES, TILE)), (gradients, (1, descs, told, WIDE, STAGES, TILE)),
+            (gradients, (2, descs, told, WIDE, STAGES, TILE)), (produce_keys, (asked, WIDE, STAGES, TILE)),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
+
+
 # ---- patterns as tables ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Term:
@@ -436,7 +575,7 @@ def strided(n: int, step: int) -> list[Term]:
     return [*window(n, step - 1, 0), far]
 
 
-def tables(terms: list[Term], n: int, wide: int) -> tuple[np.ndarray, np.ndarray]:
+def tables(terms: list[Term], n: int, wide: int, tile: int = 64) -> tuple[np.ndarray, np.ndarray]:
     """(blocks, WORDS) records and (4, blocks, wide * 64) bounds of rows, from the block's first key on."""
     size = 64 * wide
     blocks = -(-n // size)
@@ -447,67 +586,101 @@ def tables(terms: list[Term], n: int, wide: int) -> tuple[np.ndarray, np.ndarray
             low, high = term.low[first : first + size], term.high[first : first + size]
             start = int(low[high > low].min(initial=n))
             stop = max(start, int(high[high > low].max(initial=0)))
-            records[b, 1 + 2 * t : 3 + 2 * t] = start, -(-(stop - start) // 64)
+            records[b, 1 + 2 * t : 3 + 2 * t] = start, -(-(stop - start) // tile)
             bounds[2 * t, b], bounds[2 * t + 1, b] = low - start, high - start
             for c in range(wide):
                 of = slice(64 * c, 64 * c + 64)
-                begin, end, edges = _edges(low[of] - start, high[of] - start)
                 mine = 8 + 6 * c
-                records[b, [mine + 2 * t, mine + 2 * t + 1, mine + 4 + t]] = begin, end, edges
+                places = [mine + 2 * t, mine + 2 * t + 1, mine + 4 + t]
+                records[b, places] = _edges(low[of] - start, high[of] - start, tile)
     return records, bounds
 
 
-def _edges(low: np.ndarray, high: np.ndarray) -> tuple[int, int, int]:
+def _edges(low: np.ndarray, high: np.ndarray, tile: int) -> tuple[int, int, int]:
     """(first tile, end, tiles that low bounds cut below | those that high bounds cut from << 16) of 64 rows."""
     sees = high > low
     if not sees.any():
         return 0, 0, 0
-    end = -(-int(high[sees].max()) // 64)
-    return int(low[sees].min()) // 64, end, -(-int(low.max()) // 64) | max(0, int(high.min()) // 64) << 16
+    end = -(-int(high[sees].max()) // tile)
+    return int(low[sees].min()) // tile, end, -(-int(low.max()) // tile) | max(0, int(high.min()) // tile) << 16
 
 
 # ---- compiling -------------------------------------------------------------------------------------------------------
-FORMS = [  # kernel, warp groups, stages, registers of each beside the first, of a thread before they specialise
-    (forward, 4, 8, 112, 96), (forward, 3, 8, 160, 128), (backward, 3, 4, 160, 128), (backward, 2, 8, 232, 168),
+@dataclass(frozen=True)
+class Form:
+    """wide: warp groups. registers: of a thread of each but the first; most: before they specialise. tile: of queries,
+    where keys stay.
+    """
+
+    wide: int
+    stages: int
+    registers: int
+    most: int
+    tile: int = 64
+
+    def __str__(self) -> str:
+        return f"{self.wide} warp groups, {self.stages} stages" + f" of {self.tile}" * (self.tile != 64)
+
+    def constants(self, kernel, terms: int) -> dict[str, int]:
+        found = {"WIDE": self.wide, "STAGES": self.stages, "REGISTERS": self.registers}
+        return found | ({"TILE": self.tile} if "TILE" in kernel.arg_names else {"TERMS": terms})
+
+    def box(self, name: str) -> list[int]:
+        """Of a descriptor."""
+        return [1, self.tile if name in ("q_desc", "do_desc", "stats_desc") else 64, 16 if name == "stats_desc" else D]
+
+
+FORMS = [
+    (forward, Form(4, 8, 112, 96)), (forward, Form(3, 8, 160, 128)), (backward, Form(3, 4, 160, 128)),
+    (backward, Form(2, 8, 232, 168)), (backward_keys, Form(2, 4, 232, 168)), (backward_keys, Form(3, 8, 160, 128, 32)),
 ]  # fmt: skip
 KINDS = {"Lse": "*fp32", "Stats": "*bf16", "Table": "*i32", "Bounds": "*i32", "scale": "fp32"}
 
 
-def compiled(kernel, wide: int, stages: int, registers: int, most: int, terms: int):
+def is_box(name: str) -> bool:
+    return name.endswith(("desc", "far"))
+
+
+def layout_of(box: list[int]):
+    return gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16)
+
+
+def compiled(kernel, form: Form, terms: int):
     """The kernel for sm_90; needs no GPU."""
-    layout = gl.NVMMASharedLayout.get_default_for([1, 64, D], gl.bfloat16)
-    constants = {"WIDE": wide, "STAGES": stages, "TERMS": terms, "REGISTERS": registers}
-    names = kernel.arg_names
-    kinds = {
-        name: f"tensordesc<bf16[1, 64, {D}],{layout!r}>" if name.endswith(("desc", "far")) else KINDS.get(name, "i32")
-        for name in names
-    } | dict.fromkeys(constants, "constexpr")
+    constants, names = form.constants(kernel, terms), kernel.arg_names
+    boxes = {name: form.box(name) for name in names if is_box(name)}
+    kinds = {name: KINDS.get(name, "i32") for name in names} | dict.fromkeys(constants, "constexpr")
+    kinds |= {name: f"tensordesc<bf16{box},{layout_of(box)!r}>" for name, box in boxes.items()}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if kinds[name][0] == "*"}
     values = {(names.index(name),): value for name, value in constants.items()}
     source = GluonASTSource(kernel, kinds, values, aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": most})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": form.most})
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------
-def launched(kernel, tensors, terms: list[Term], form: tuple[int, int, int, int], programs: int):
+def launched(kernel, tensors, terms: list[Term], form: Form, programs: int):
     """What launches a kernel; tensors: (heads, tokens, D), or numbers of rows, by the names of its arguments."""
-    wide, stages, registers, most = form
     heads, n, _ = tensors["q_desc"].shape
-    layout = gl.NVMMASharedLayout.get_default_for([1, 64, D], gl.bfloat16)
-    records, bounds = (torch.from_numpy(x).to(tensors["q_desc"].device) for x in tables(terms, n, wide))
+    records, bounds = (torch.from_numpy(x).to(tensors["q_desc"].device) for x in tables(terms, n, form.wide, form.tile))
     far = terms[-1]
     given = dict(tensors)
     for name, of in (("k_far", "k_desc"), ("v_far", "v_desc")):
         given[name] = given[of][:, far.first :: far.step]
-    given = {
-        name: TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 64, D], layout)
-        if name.endswith(("desc", "far")) else x for name, x in given.items()
-    }  # fmt: skip
+    for name in filter(is_box, given):
+        x, box = given[name], form.box(name)
+        given[name] = TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout_of(box))
     numbers = {"items": heads * len(records), "blocks": len(records), "heads": heads, "length": n, "scale": D**-0.5}
     given |= {"Table": records, "Bounds": bounds, **numbers}
     values = [given[name] for name in kernel.arg_names if name in given]
-    constants = {"WIDE": wide, "STAGES": stages, "TERMS": len(terms), "REGISTERS": registers}
-    return lambda: kernel[(programs,)](*values, **constants, num_warps=4, maxnreg=most)
+    return lambda: kernel[(programs,)](*values, **form.constants(kernel, len(terms)), num_warps=4, maxnreg=form.most)
+
+
+CASES = {  # a workload or a pattern, and sizes -> terms of queries, terms of keys where there is one of them
+    "window_pm256 @ 4,12,16384,64": (window(16384, 256, 256), window(16384, 256, 256)),
+    "causal() & window(left=127) @ 1,16,16384,64": (window(16384, 127, 0), window(16384, 0, 127)),
+    "strided_l128_s128 @ 1,16,16384,64": (strided(16384, 128), None),
+}
+WAYS = {"forward": forward, "dq": backward, "dkdv": backward_keys}
 
 
 def compare() -> None:
@@ -519,41 +692,44 @@ def compare() -> None:
     from weft.planning.attention_plan import plan_attention
     from weft.target import GPUS
 
-    gpu = GPUS["h200"]
-    programs = torch.cuda.get_device_properties(0).multi_processor_count
-    for text, terms in (
-        ("window_pm256 @ 4,12,16384,64", window(16384, 256, 256)),
-        ("causal() & window(left=127) @ 1,16,16384,64", window(16384, 127, 0)),
-        ("strided_l128_s128 @ 1,16,16384,64", strided(16384, 128)),
-    ):
+    for text, (queries, keys) in CASES.items():
         case = Case.of(text)
-        plan = plan_attention(case.make(), case.problem, gpu)
+        plan = plan_attention(case.make(), case.problem, GPUS["h200"])
         subject = measure.Subject.of(plan)
-        names = {"q_desc": "q", "k_desc": "k", "v_desc": "v", "o_desc": "out", "do_desc": "d_out"}
-        flat = {name: getattr(subject, of).flatten(0, 1) for name, of in names.items()}
-        lse = subject.lse.flatten(0, 1)
-        for direction, of in (("forward", forward), ("dq", backward)):
-            own_call = subject.call(direction, plan)
-            meant = own_call()[0].flatten(0, 1).float()
-            calls, said = [own_call], ["weft"]
-            for kernel, *form in FORMS:
-                if kernel is not of:
-                    continue
-                result, mine = torch.empty_like(flat["q_desc"]), dict(flat)
-                if of is forward:
-                    mine |= {"out_desc": result, "Lse": torch.empty_like(lse)}
-                else:
-                    stats = torch.empty(*lse.shape, 16, device=lse.device, dtype=torch.bfloat16)
-                    mine |= {"dq_desc": result, "Lse": lse, "Stats": stats}
-                launch = launched(kernel, mine, terms, tuple(form), programs)
-                launch()
-                error = float((result.float() - meant).norm() / meant.norm())
-                calls.append(lambda launch=launch: [launch()])
-                said.append(f"{form[0]} warp groups, {form[1]} stages, off by {error:.0e}")
+        for direction, kernel in WAYS.items():
+            terms = keys if kernel is backward_keys else queries
+            if terms is None:
+                continue
+            own = subject.call(direction, plan)
+            meant = [x.flatten(0, 1).float() for x in own()]
+            calls, said = [own], ["weft"]
+            for form in (form for of, form in FORMS if of is kernel):
+                call, results = _call(kernel, subject, terms, form)
+                errors = [float((x.float() - y).norm() / y.norm()) for x, y in zip(results, meant, strict=False)]
+                calls.append(call)
+                said.append(f"{form}, off by {' and '.join(f'{x:.0e}' for x in errors)}")
             times = measure.timings_of(calls, rounds=6)
             for what, time in zip(said, times, strict=True):
                 over = time.seconds / times[0].seconds
-                print(f"{text:45s}{direction:9s}{time.seconds * 1e6:8.1f} us {over:6.3f}  {what}")
+                print(f"{text:45s}{direction:9s}{time.seconds * 1e6:8.1f} us {over:6.3f}  {what}", flush=True)
+
+
+def _call(kernel, subject, terms: list[Term], form: Form):
+    """(what launches a kernel, what it writes), launched once."""
+    names = {"q_desc": "q", "k_desc": "k", "v_desc": "v", "o_desc": "out", "do_desc": "d_out"}
+    given = {name: getattr(subject, of).flatten(0, 1) for name, of in names.items()}
+    lse, stats = subject.lse.flatten(0, 1), subject.made[-1].flatten(0, 1)
+    if kernel is forward:
+        given |= {"out_desc": torch.empty_like(given["q_desc"]), "Lse": torch.empty_like(lse)}
+    elif kernel is backward:
+        given |= {"dq_desc": torch.empty_like(given["q_desc"]), "Lse": lse, "Stats": torch.empty_like(stats)}
+    else:
+        given |= {"dk_desc": torch.empty_like(given["k_desc"]), "dv_desc": torch.empty_like(given["v_desc"])}
+        given |= {"stats_desc": stats}
+    launch = launched(kernel, given, terms, form, torch.cuda.get_device_properties(0).multi_processor_count)
+    launch()
+    written = [given[name] for name in ("out_desc", "dq_desc", "dk_desc", "dv_desc") if name in given]
+    return lambda: [launch()], written
 
 
 def report() -> None:
@@ -562,12 +738,12 @@ def report() -> None:
     from tests.triton.resources import resources
 
     print("triton", triton.__version__)
-    for kernel, *form in FORMS:
-        for terms in (1, 2):
-            built = compiled(kernel, *form, terms)
+    for kernel, form in FORMS:
+        for terms in (1, 2) if "TERMS" in kernel.arg_names else (1,):
+            built = compiled(kernel, form, terms)
             found = resources(built, "sm_90")
-            print(f"{built.name:9s}{form[0]} warp groups, {form[1]} stages, {terms} terms: {found.registers} registers,"
-                  f" {found.spilled} bytes spilled, {built.metadata.shared / 1024:.1f} KiB")  # fmt: skip
+            print(f"{built.name:14s}{form!s:32s}{terms} terms: {found.registers} registers, {found.spilled} bytes spilled, "
+                  f"{built.metadata.shared / 1024:.1f} KiB")  # fmt: skip
 
 
 if __name__ == "__main__":

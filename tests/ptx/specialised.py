@@ -21,7 +21,7 @@ from .threads import EAGER, WARP, Group, UnderWay
 
 TABLE = Table(scalar.TABLE, moves.TABLE, matrix.TABLE)
 MAPS = 0x7000_0000_0000  # where tensor descriptors lie, among parameters
-LINE = 128  # bytes of a row of a box, swizzled
+MAP = 128  # bytes of one
 
 
 def parsed(text):
@@ -36,16 +36,21 @@ def _numbered(between, number):
 
 @dataclass(frozen=True)
 class Map:
-    """A tensor descriptor: of 16-bit numbers, three axes, boxes of one x rows x LINE bytes. x: the array itself."""
+    """A tensor descriptor: of three axes, boxes of one x rows x all of the last. x: the array itself."""
 
     x: np.ndarray
     rows: int
 
+    @property
+    def width(self):
+        """Bytes of a row."""
+        return self.x.shape[2] * self.x.itemsize
+
     def load(self, memory, places):
-        """(rows, LINE) bytes from (innermost, row, outermost) on; beyond the array there are zeros."""
-        found = np.zeros((self.rows, LINE), np.uint8)
+        """(rows, width) bytes from (innermost, row, outermost) on; beyond the array there are zeros."""
+        found = np.zeros((self.rows, self.width), np.uint8)
         inside, addresses = self._addresses(places)
-        found[inside] = memory.load(addresses.reshape(-1), 16).reshape(-1, LINE)
+        found[inside] = memory.load(addresses.reshape(-1), 16).reshape(-1, self.width)
         return found
 
     def store(self, memory, places, values):
@@ -55,22 +60,24 @@ class Map:
     def _addresses(self, places):
         """(rows that exist, addresses of their eights of 16 bytes)"""
         column, first, outer = places
-        outermost, length, width = self.x.shape
-        if column or width * self.x.itemsize != LINE:
-            raise Fault("only boxes as wide as the tensor are known")
+        outermost, length, _ = self.x.shape
+        if column or self.width not in (32, 64, 128):
+            raise Fault("only boxes as wide as the tensor are known, of 32 to 128 bytes")
         rows = first + np.arange(self.rows)
         inside = (rows >= 0) & (rows < length) & (0 <= outer < outermost)
         start, (of_outer, of_row, _) = self.x.ctypes.data, self.x.strides
-        at = start + outer * of_outer + rows[inside, None] * of_row + np.arange(0, LINE, 16)
+        at = start + outer * of_outer + rows[inside, None] * of_row + np.arange(0, self.width, 16)
         return inside, at.astype(np.uint64)
 
 
-def swizzled(start, rows):
-    """(rows, 8) addresses of a box's units of 16 bytes in shared memory."""
-    if start % (8 * LINE):
-        raise Fault("a box lies on no multiple of eight rows")
-    row = np.arange(rows)[:, None]
-    return start + row * LINE + (np.arange(8) ^ row % 8) * 16
+def swizzled(start, tensor):
+    """(rows, units) addresses of a box's units of 16 bytes in shared memory: in every eight lines of 128 bytes they
+    change places, as far as a row reaches.
+    """
+    if start % 1024:
+        raise Fault("a box does not begin on 1024 bytes")
+    at = np.arange(tensor.rows)[:, None] * tensor.width + np.arange(0, tensor.width, 16)
+    return start + (at ^ ((at >> 7) % 8 * 16 & (tensor.width - 1)))
 
 
 @dataclass
@@ -196,7 +203,7 @@ def launch(program, grid, values, given, order=EAGER):
     values = [*values, *[0] * (len(program.params) - len(values))]
     for (name, kind), value in zip(program.params, values, strict=True):
         if isinstance(value, Map):
-            params[name] = np.uint64(MAPS + LINE * len(maps))
+            params[name] = np.uint64(MAPS + MAP * len(maps))
             maps[int(params[name])] = value
         else:
             wanted = type_of(kind)
@@ -250,7 +257,7 @@ def _move_box(warp, instruction, active):
     name, *places = (text.strip() for text in re.sub(r"[\[\]{}]", "", place).split(","))
     tensor = warp.team.maps[warp.one(name, "b64")]
     where = [warp.one(text, "s32") for text in places]
-    units = swizzled(int(warp.address(box, True)[0]), tensor.rows)
+    units = swizzled(int(warp.address(box, True)[0]), tensor)
     if loads:
         _load_box(warp, (tensor, where, units), warp.counter(counter[0]))
     else:
@@ -282,7 +289,7 @@ class Written:
 
     def do(self, warp):
         data = warp.team.shared.load(np.zeros(self.units.size, int), self.units.reshape(-1), 16)
-        self.tensor.store(warp.team.memory, self.where, data.reshape(-1, LINE))
+        self.tensor.store(warp.team.memory, self.where, data.reshape(self.tensor.rows, -1))
 
     def part(self, threads):
         return replace(self)

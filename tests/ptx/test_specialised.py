@@ -31,14 +31,18 @@ PROGRAMS = 1  # which takes four blocks in turn: groups of warps may then be a w
 LATE = Order(late_copies=True, late_products=True)
 BACKWARDS = Order(warps=tuple(reversed(range(20))))
 ORDERS = {"eager": EAGER, "late": LATE, "warps backwards": BACKWARDS}
-PATTERNS = {"window": (experiment.window(400, 70, 30), 400), "strided": (experiment.strided(448, 32), 448)}
+PATTERNS = {  # terms of queries, of keys, tokens
+    "window": (experiment.window(400, 70, 30), experiment.window(400, 30, 70), 400),
+    "sides": (experiment.window(320, 0, 100), experiment.window(320, 100, 0), 320),
+    "strided": (experiment.strided(448, 32), None, 448),
+}
 
 
 @cache
 def text_of(kernel, form, terms):
     """(PTX, bytes of shared memory) without machine code."""
     with mock.patch.object(CUDABackend, "make_cubin", lambda *_, **__: b"none"):
-        built = experiment.compiled(kernel, *form, terms)
+        built = experiment.compiled(kernel, form, terms)
     return built.asm["ptx"], built.metadata.shared
 
 
@@ -46,50 +50,62 @@ class Problem:
     """Random tensors of a pattern, and what is right."""
 
     def __init__(self, name):
-        self.terms, self.n = PATTERNS[name]
+        self.terms, self.keys, self.n = PATTERNS[name]
         generator = torch.Generator().manual_seed(1)
         make = partial(torch.randn, HEADS, self.n, D, generator=generator)
         self.q, self.k, self.v, self.do = (make().to(torch.bfloat16) for _ in range(4))
-        sees = np.zeros((self.n, self.n), bool)
-        for i, (term, row) in enumerate((term, row) for term in self.terms for row in range(self.n)):
-            keys = term.first + term.step * np.arange(term.low[row], term.high[row])
-            assert not sees[row, keys].any(), i
-            sees[row, keys] = True
         q, k, v, do = (x.double() for x in (self.q, self.k, self.v, self.do))
-        scores = (q @ k.mT * D**-0.5).masked_fill(~torch.from_numpy(sees), -torch.inf)
+        scores = (q @ k.mT * D**-0.5).masked_fill(~dense(self.terms, self.n), -torch.inf)
         weights = scores.softmax(-1)
         self.lse, self.out = scores.logsumexp(-1).float(), (weights @ v).to(torch.bfloat16)
-        delta = (do * self.out.double()).sum(-1)
-        self.dq = (weights * (do @ v.mT - delta[..., None])) @ k * D**-0.5
-        self.delta = delta
+        self.delta = (do * self.out.double()).sum(-1)
+        ds = weights * (do @ v.mT - self.delta[..., None])
+        self.dq, self.dk, self.dv = ds @ k * D**-0.5, ds.mT @ q * D**-0.5, weights.mT @ do
+        self.stats = torch.zeros(HEADS, self.n, 16, dtype=torch.bfloat16)
+        for first, rest in ((0, -self.lse.double() * D**0.5), (8, -self.delta)):
+            for i in range(first, first + 3):
+                self.stats[..., i] = rest
+                rest = rest - self.stats[..., i].double()
 
     def run(self, kernel, form, order, change=lambda text: text):
-        """What a kernel writes: (result, numbers of rows)."""
-        text, shared = text_of(kernel, form, len(self.terms))
-        records, bounds = experiment.tables(self.terms, self.n, form[0])
-        result = torch.full((HEADS, self.n, D), torch.nan, dtype=torch.bfloat16)
-        rows = torch.full((HEADS, self.n), torch.nan) if kernel is experiment.forward else self.lse.clone()
-        stats = torch.full((HEADS, self.n, 16), torch.nan, dtype=torch.bfloat16)
-        far = self.terms[-1]
+        """What a kernel writes: its results, and numbers of rows."""
+        terms = self.keys if kernel is experiment.backward_keys else self.terms
+        text, shared = text_of(kernel, form, len(terms))
+        records, bounds = experiment.tables(terms, self.n, form.wide, form.tile)
+        results = [torch.full((HEADS, self.n, D), torch.nan, dtype=torch.bfloat16) for _ in range(2)]
+        lse = torch.full_like(self.lse, torch.nan) if kernel is experiment.forward else self.lse.clone()
+        stats = self.stats if kernel is experiment.backward_keys else torch.full_like(self.stats, torch.nan)
+        far = terms[-1]
         boxes = {"q_desc": self.q, "k_desc": self.k, "v_desc": self.v, "o_desc": self.out, "do_desc": self.do}
-        boxes |= {"out_desc": result, "dq_desc": result}
+        boxes |= dict.fromkeys(("out_desc", "dq_desc", "dk_desc"), results[0])
+        boxes |= {"dv_desc": results[1], "stats_desc": stats}
         boxes |= {"k_far": self.k[:, far.first :: far.step], "v_far": self.v[:, far.first :: far.step]}
-        known = {"Lse": rows, "Stats": stats, "Table": torch.from_numpy(records), "Bounds": torch.from_numpy(bounds)}
+        known = {"Lse": lse, "Stats": stats, "Table": torch.from_numpy(records), "Bounds": torch.from_numpy(bounds)}
         numbers = {"items": HEADS * len(records), "blocks": len(records), "heads": HEADS, "length": self.n,
                    "scale": D**-0.5}  # fmt: skip
         values = []
         for name in kernel.arg_names:
             if name in boxes:  # a descriptor, and then its sizes and strides
                 x = boxes[name].view(torch.int16).numpy()
-                values += [Map(x, 64), *x.shape, *(stride // 2 for stride in x.strides)]
+                values += [Map(x, form.box(name)[1]), *x.shape, *(stride // 2 for stride in x.strides)]
             elif name in known:
                 values.append(known[name].data_ptr())
             elif name in numbers:
                 values.append(numbers[name])
-        tensors = [*boxes.values(), *known.values()]
-        storages = {(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in tensors}
+        storages = {
+            (x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in (*boxes.values(), *known.values())
+        }
         launch(parsed(change(text)), PROGRAMS, values, (Global(sorted(storages)), shared), order)
-        return result.double(), stats if kernel is experiment.backward else rows
+        return [x.double() for x in results], (lse, stats.double())
+
+
+def dense(terms, n):
+    """Which query sees which key."""
+    sees = torch.zeros(n, n, dtype=torch.bool)
+    for term in terms:
+        for row in range(n):
+            sees[row, term.first + term.step * np.arange(term.low[row], term.high[row])] = True
+    return sees
 
 
 @cache
@@ -101,28 +117,45 @@ def off(found, meant):
     return float((found - meant).norm() / meant.norm())
 
 
+def forms_of(kernel):
+    return [form for of, form in experiment.FORMS if of is kernel]
+
+
+@pytest.mark.parametrize("name", ["window", "sides"])
+def test_terms_of_keys_are_those_of_queries(name):
+    queries, keys, n = PATTERNS[name]
+    assert torch.equal(dense(queries, n), dense(keys, n).T)
+
+
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("wide", [3, 4])
-@pytest.mark.parametrize("name", PATTERNS)
-def test_forward(name, wide, order):
-    form = next(tuple(form) for kernel, *form in experiment.FORMS if kernel is experiment.forward and form[0] == wide)
+@pytest.mark.parametrize("form", forms_of(experiment.forward), ids=str)
+@pytest.mark.parametrize("name", ["window", "strided"])
+def test_forward(name, form, order):
     it = problem(name)
-    out, lse = it.run(experiment.forward, form, ORDERS[order])
+    (out, _), (lse, _) = it.run(experiment.forward, form, ORDERS[order])
     assert off(out, it.out.double()) < 4e-3
     assert (lse - it.lse).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("wide", [2, 3])
-@pytest.mark.parametrize("name", PATTERNS)
-def test_dq(name, wide, order):
-    form = next(tuple(form) for kernel, *form in experiment.FORMS if kernel is experiment.backward and form[0] == wide)
+@pytest.mark.parametrize("form", forms_of(experiment.backward), ids=str)
+@pytest.mark.parametrize("name", ["window", "strided"])
+def test_dq(name, form, order):
     it = problem(name)
-    dq, stats = it.run(experiment.backward, form, ORDERS[order])
+    (dq, _), (_, stats) = it.run(experiment.backward, form, ORDERS[order])
     assert off(dq, it.dq) < 6e-3
-    found = stats.double()
-    torch.testing.assert_close(found[..., :3].sum(-1), -it.lse.double() * D**0.5, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found[..., 8:11].sum(-1), -it.delta, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(stats[..., :3].sum(-1), -it.lse.double() * D**0.5, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(stats[..., 8:11].sum(-1), -it.delta, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("form", forms_of(experiment.backward_keys), ids=str)
+@pytest.mark.parametrize("name", ["window", "sides"])
+def test_dk_and_dv(name, form, order):
+    it = problem(name)
+    (dk, dv), _ = it.run(experiment.backward_keys, form, ORDERS[order])
+    assert off(dk, it.dk) < 6e-3
+    assert off(dv, it.dv) < 6e-3
 
 
 # ---- that this sees what is wrong ------------------------------------------------------------------------------------
@@ -163,10 +196,10 @@ CHANGES = {  # and what is said then
 
 def said_of(change):
     """What is wrong with the forward of a changed text, in the first order that shows it."""
-    it, form = problem("window"), (4, 8, 112, 96)
+    it, (form, _) = problem("window"), forms_of(experiment.forward)
     for order in ORDERS.values():
         try:
-            out, _ = it.run(experiment.forward, form, order, change)
+            (out, _), _ = it.run(experiment.forward, form, order, change)
         except Fault as fault:
             return str(fault)
         if not off(out, it.out.double()) < 4e-3:
