@@ -1,0 +1,1 @@
+"""Gluon kernels of `specialised_warps.py`, whose warp groups specialise."""

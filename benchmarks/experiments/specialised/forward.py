@@ -1,0 +1,196 @@
+# ruff: noqa: PLR0913, SIM113, SIM102 - kernels take as many arguments as they need, and Gluon is not all of Python
+"""The forward: warp groups that have queries."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from specialised.pieces import after, barriers, cut, live, own, parts, produce, skip, tiles, turn
+
+
+@gluon.jit
+def pack(p):
+    """Weights as two of bfloat16 in one integer: carried so from one tile to the next they stay in their registers."""
+    a, b = gl.split(gl.reshape(p, [64, 32, 2]))
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [a, b], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def unpack(x, factor: gl.constexpr):
+    a = x.to(gl.int16).to(gl.bfloat16, bitcast=True)
+    b = (x >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
+    return gl.convert_layout(gl.reshape(gl.join(a, b), [64, 64]), factor)
+
+
+@gluon.jit
+def weigh(s, span, x, bounds, columns, scale2, TERMS: gl.constexpr):
+    """2^score of a group's tile s; span: see `walk`."""
+    m_0, f_0, f_1 = span[0], span[1], span[2]
+    j = gl.where(s >= m_0, s - m_0 + f_1, s + f_0)
+    low_0, high_0, cut_0, low_1, high_1, cut_1 = bounds
+    x = cut(x, j, (s >= m_0, low_0, high_0, cut_0, low_1, high_1, cut_1), columns, TERMS)
+    return gl.exp2(x * scale2)
+
+
+@gluon.jit
+def walk(i, q, rings, bars, span, bounds, columns, zero, scale2, STAGES: gl.constexpr, TERMS: gl.constexpr):
+    """(tiles so far, sums, parts of sums of weights) over a block's tiles. span: a group's tiles of the first term, the
+    first of either, all of its own, those between its terms.
+    """
+    lies: gl.constexpr = zero.type.layout
+    factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=lies, k_width=2)
+    k, v = rings
+    full, empty = bars
+    acc = zero
+    total = parts(zero)
+    for s in range(0, span[3]):
+        if TERMS == 2:
+            if s == span[0]:
+                i = skip(span[4], i, full, empty, STAGES)
+        at = i & (STAGES - 1)
+        mbarrier.wait(full.index(at), turn(i, STAGES))
+        x = warpgroup_mma(q, k.index(at).reshape([64, 64]).permute((1, 0)), zero, use_acc=False, is_async=True)
+        x = warpgroup_mma_wait(0, (x,))
+        p = weigh(s, span, x, bounds, columns, scale2, TERMS)
+        total += parts(p)
+        weights = gl.convert_layout(p.to(gl.bfloat16), factor)
+        y = warpgroup_mma(weights, v.index(at).reshape([64, 64]), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, (y,))
+        mbarrier.arrive(empty.index(at), count=1)
+        i += 1
+    return i, acc, total
+
+
+@gluon.jit
+def walk_ahead(i, q, rings, bars, span, bounds, columns, zero, scale2, STAGES: gl.constexpr, TERMS: gl.constexpr):
+    """The same, the values of a tile beside the exponentials of the next; there is one tile at least."""
+    lies: gl.constexpr = zero.type.layout
+    factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=lies, k_width=2)
+    k, v = rings
+    full, empty = bars
+    acc = zero
+    total = parts(zero)
+    if TERMS == 2:
+        if span[0] == 0:
+            i = skip(span[4], i, full, empty, STAGES)
+    last = i & (STAGES - 1)
+    mbarrier.wait(full.index(last), turn(i, STAGES))
+    x = warpgroup_mma(q, k.index(last).reshape([64, 64]).permute((1, 0)), zero, use_acc=False, is_async=True)
+    x = warpgroup_mma_wait(0, (x,))
+    p = weigh(0, span, x, bounds, columns, scale2, TERMS)
+    total += parts(p)
+    weights = pack(p)
+    i += 1
+    for s in range(1, span[3]):
+        if TERMS == 2:
+            if s == span[0]:
+                i = skip(span[4], i, full, empty, STAGES)
+        at = i & (STAGES - 1)
+        mbarrier.wait(full.index(at), turn(i, STAGES))
+        x = warpgroup_mma(q, k.index(at).reshape([64, 64]).permute((1, 0)), zero, use_acc=False, is_async=True)
+        y = warpgroup_mma(unpack(weights, factor), v.index(last).reshape([64, 64]), acc, is_async=True)
+        x = warpgroup_mma_wait(1, (x,))
+        p = weigh(s, span, x, bounds, columns, scale2, TERMS)
+        total += parts(p)
+        acc = warpgroup_mma_wait(0, (y,))
+        mbarrier.arrive(empty.index(last), count=1)
+        weights = pack(p)
+        last = at
+        i += 1
+    y = warpgroup_mma(unpack(weights, factor), v.index(last).reshape([64, 64]), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, (y,))
+    mbarrier.arrive(empty.index(last), count=1)
+    return i, acc, total
+
+
+@gluon.jit
+def attend(
+    C: gl.constexpr, out_desc, told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, AHEAD: gl.constexpr
+):
+    """out and lse of one warp group's queries, block after block."""
+    rows, results, rings, bars, Lse, Table, Bounds, items, blocks, heads, length, scale = told
+    D: gl.constexpr = 64
+    lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    r = gl.arange(0, 64, layout=gl.SliceLayout(1, lies))
+    columns = gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
+    zero = gl.zeros([64, 64], gl.float32, lies)
+    q_full, q_empty, full, empty = bars
+    result = results.index(C)
+    scale2 = scale * 1.4426950408889634
+    n = gl.num_programs(0)
+    head, block = gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+    i = 0
+    t = 0
+    first, n_0, n_1, f_0, l_0, f_1, l_1, cut_0, cut_1, low_0, high_0, low_1, high_1 = own(
+        C, Table, Bounds, block, blocks, r, WIDE, TERMS
+    )
+    for _ in range(gl.program_id(0), items, n):
+        place = 2 * C + (t & 1)
+        n_0, n_1, f_0, l_0, f_1, l_1 = live(n_0), live(n_1), live(f_0), live(l_0), live(f_1), live(l_1)
+        # the next block's, long before they are needed
+        head_2, block = after(head, block, n, heads)
+        first_2, n_02, n_12, f_02, l_02, f_12, l_12, cut_02, cut_12, low_02, high_02, low_12, high_12 = own(
+            C, Table, Bounds, block, blocks, r, WIDE, TERMS
+        )
+        q = rows.index(place).reshape([64, D])
+        mbarrier.wait(q_full.index(place), (t >> 1) & 1)
+        i = skip(f_0, i, full, empty, STAGES)
+        span = (l_0 - f_0, f_0, f_1, l_0 - f_0 + l_1 - f_1, n_0 - l_0 + f_1)
+        bounds = (low_0, high_0, cut_0, low_1, high_1, cut_1)
+        if AHEAD:
+            i, acc, total = walk_ahead(i, q, rings, (full, empty), span, bounds, columns, zero, scale2, STAGES, TERMS)
+        else:
+            i, acc, total = walk(i, q, rings, (full, empty), span, bounds, columns, zero, scale2, STAGES, TERMS)
+        mbarrier.arrive(q_empty.index(place), count=1)
+        i = skip(gl.where(l_1 > f_1, n_1 - l_1, n_0 - l_0 + n_1), i, full, empty, STAGES)
+        whole = gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, lies))
+        tma.store_wait(0)  # for the result of the block before
+        result.reshape([64, D]).store((acc * gl.expand_dims(1.0 / whole, 1)).to(gl.bfloat16))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(out_desc, [head, first, 0], result)
+        gl.store(Lse + head * length + first + r, gl.log2(whole) * 0.6931471805599453)
+        first, n_0, n_1, f_0, l_0, f_1, l_1 = first_2, n_02, n_12, f_02, l_02, f_12, l_12
+        cut_0, cut_1, low_0, high_0, low_1, high_1 = cut_02, cut_12, low_02, high_02, low_12, high_12
+        head = head_2
+        t += 1
+    tma.store_wait(0)
+
+
+@gluon.jit
+def forward(
+    q_desc, k_desc, v_desc, k_far, v_far, out_desc, Lse, Table, Bounds, items, blocks, heads, length, scale,
+    WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, REGISTERS: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    """k_far, v_far: the keys of the second term, at their step. items: blocks of all heads; length: tokens."""
+    q, results, k, v = tiles(q_desc, 2 * WIDE), tiles(q_desc, WIDE), tiles(k_desc, STAGES), tiles(v_desc, STAGES)
+    q_full, q_empty = barriers(2 * WIDE, 1), barriers(2 * WIDE, 1)
+    full, empty = barriers(STAGES, 1), barriers(STAGES, WIDE)
+    told = (q, results, (k, v), (q_full, q_empty, full, empty), Lse, Table, Bounds, items, blocks, heads, length, scale)
+    descs = (q_desc, k_desc, v_desc, k_far, v_far, q_desc, q_desc)
+    bars = (q_full, q_empty, q_full, q_empty, full, empty)
+    asked = (descs, (q, q, q), (k, v), bars, Table, items, blocks, heads)
+    if WIDE == 3:
+        gl.warp_specialize([
+            (attend, (0, out_desc, told, WIDE, STAGES, TERMS, AHEAD)),
+            (attend, (1, out_desc, told, WIDE, STAGES, TERMS, AHEAD)),
+            (attend, (2, out_desc, told, WIDE, STAGES, TERMS, AHEAD)),
+            (produce, (asked, WIDE, STAGES, TERMS, False)),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (attend, (0, out_desc, told, WIDE, STAGES, TERMS, AHEAD)),
+            (attend, (1, out_desc, told, WIDE, STAGES, TERMS, AHEAD)),
+            (attend, (2, out_desc, told, WIDE, STAGES, TERMS, AHEAD)),
+            (attend, (3, out_desc, told, WIDE, STAGES, TERMS, AHEAD)),
+            (produce, (asked, WIDE, STAGES, TERMS, False)),
+        ], [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, 24])  # fmt: skip

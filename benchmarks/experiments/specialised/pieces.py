@@ -1,0 +1,168 @@
+# ruff: noqa: PLR0913, RUF005, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
+"""What all kernels share: rings of tiles and their barriers, masks, and the one warp that asks for queries' tiles."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+
+@gluon.jit
+def live(x):
+    """x, of which nothing is known: Triton 3.6 drops a carried scalar that only bounds a loop, and keeps its first."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def turn(i, STAGES: gl.constexpr):
+    """How often the ring was full before tile i, as its barriers count: 0 or 1."""
+    return ((i & STAGES) != 0).to(gl.int32)
+
+
+@gluon.jit
+def skip(count, i, full, empty, STAGES: gl.constexpr):
+    """Pass over tiles that others see: waited for too, because who arrives early is counted for the tile before."""
+    for _ in range(0, count):
+        mbarrier.wait(full.index(i & (STAGES - 1)), turn(i, STAGES))
+        mbarrier.arrive(empty.index(i & (STAGES - 1)), count=1)
+        i += 1
+    return i
+
+
+@gluon.jit
+def after(head, block, programs, heads):
+    """The block that a program takes next: the last queries first, which see most, heads side by side."""
+    head += programs % heads
+    block -= programs // heads
+    if head >= heads:
+        head -= heads
+        block -= 1
+    return head, gl.maximum(block, 0)
+
+
+@gluon.jit
+def bits_from(x, COLUMNS: gl.constexpr):
+    """Of the columns that a thread has of a row, 8 * (k // 2) + k % 2, the bits k of those from x on."""
+    x = gl.minimum(gl.maximum(x, 0), COLUMNS)
+    count = 2 * (x >> 3) + gl.minimum(x & 7, 2)
+    return gl.inline_asm_elementwise("shl.b32 $0, -1, $1;", "=r,r", [count], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def masked(s, low, high, columns, COLUMNS: gl.constexpr):
+    """s (64, COLUMNS) where low <= column < high, else -inf; by words of bits, which become predicates seven at a
+    time.
+    """
+    lane = gl.expand_dims(columns & 6, 0)
+    bit = gl.expand_dims(1 << (((columns >> 3) << 1) | (columns & 1)), 0)
+    low, high = gl.expand_dims(low, 1) - lane, gl.expand_dims(high, 1) - lane
+    word = bits_from(low, COLUMNS) & ~bits_from(high, COLUMNS)
+    word, bit = gl.broadcast(word, bit)
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.s32 p, t, 0; selp.f32 $0, $1, 0fFF800000, p; }",
+        "=f,f,r,r", [s, word, bit], dtype=gl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def cut(s, j, bounds, columns, TERMS: gl.constexpr):
+    """s of tile j of the block, masked where a row's bounds cut it; bounds: (of which term, then of each) see `own`."""
+    second, low_0, high_0, cut_0, low_1, high_1, cut_1 = bounds
+    low, high, edges = low_0, high_0, cut_0
+    if TERMS == 2:
+        low = gl.where(second, low_1, low_0)
+        high = gl.where(second, high_1, high_0)
+        edges = gl.where(second, cut_1, cut_0)
+    if (j < (edges & 0xFFFF)) | (j >= (edges >> 16)):
+        s = masked(s, low - j * 64, high - j * 64, columns, 64)
+    return s
+
+
+@gluon.jit
+def parts(p):
+    """Sums of a row in parts, one of each thread that has a part of it."""
+    return gl.sum(gl.sum(gl.reshape(p, [64, 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """So many, each with so many arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for x in gl.static_range(COUNT):
+        mbarrier.init(made.index(x), count=ARRIVALS)
+    return made
+
+
+@gluon.jit
+def tiles(desc, COUNT: gl.constexpr):
+    """Room for so many."""
+    return gl.allocate_shared_memory(gl.bfloat16, [COUNT] + desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
+def own(C: gl.constexpr, Table, Bounds, block, blocks, rows, WIDE: gl.constexpr, TERMS: gl.constexpr):
+    """The numbers of a warp group in a block: its first query; of each term the block's tiles, its first and its end
+    among them, where bounds cut (tiles below the lower half, or from the upper half on), and each row's bounds.
+    """
+    at = Table + block * 32
+    mine = at + 8 + 6 * C
+    size = blocks * (WIDE * 64)
+    of_rows = Bounds + block * (WIDE * 64) + C * 64 + rows
+    low_0, high_0 = gl.load(of_rows), gl.load(of_rows + size)
+    low_1, high_1 = low_0, high_0
+    if TERMS == 2:
+        low_1, high_1 = gl.load(of_rows + 2 * size), gl.load(of_rows + 3 * size)
+    return (
+        gl.load(at) + C * 64, gl.load(at + 2), gl.load(at + 4), gl.load(mine), gl.load(mine + 1), gl.load(mine + 2),
+        gl.load(mine + 3), gl.load(mine + 4), gl.load(mine + 5), low_0, high_0, low_1, high_1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def load_keys(k_desc, v_desc, k, v, full, empty, head, first, tiles, i, STAGES: gl.constexpr):
+    """Ask for the tiles of one term."""
+    for s in range(0, tiles):
+        at = i & (STAGES - 1)
+        mbarrier.wait(empty.index(at), turn(i, STAGES) ^ 1)
+        mbarrier.expect(full.index(at), 2 * k_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_desc, [head, first + s * 64, 0], full.index(at), k.index(at))
+        tma.async_copy_global_to_shared(v_desc, [head, first + s * 64, 0], full.index(at), v.index(at))
+        i += 1
+    return i
+
+
+@gluon.jit
+def produce(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, BACK: gl.constexpr):
+    """Queries of each warp group, two blocks ahead at most, and keys and values, STAGES tiles ahead. BACK: dO and O
+    too, of which O has one place.
+    """
+    descs, rows, rings, bars, Table, items, blocks, heads = asked
+    q_desc, k_desc, v_desc, k_far, v_far, do_desc, o_desc = descs
+    q, do, o = rows
+    k, v = rings
+    q_full, q_empty, o_full, o_empty, full, empty = bars
+    n = gl.num_programs(0)
+    head, block = gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+    i = 0
+    t = 0
+    for _ in range(gl.program_id(0), items, n):
+        at = Table + block * 32
+        first = gl.load(at)
+        for c in gl.static_range(WIDE):
+            place = 2 * c + (t & 1)
+            ready = q_full.index(place)
+            mbarrier.wait(q_empty.index(place), ((t >> 1) & 1) ^ 1)
+            mbarrier.expect(ready, (2 if BACK else 1) * q_desc.block_type.nbytes)
+            if BACK:
+                tma.async_copy_global_to_shared(do_desc, [head, first + c * 64, 0], ready, do.index(place))
+            tma.async_copy_global_to_shared(q_desc, [head, first + c * 64, 0], ready, q.index(place))
+            if BACK:
+                mbarrier.wait(o_empty.index(c), (t & 1) ^ 1)
+                mbarrier.expect(o_full.index(c), o_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(o_desc, [head, first + c * 64, 0], o_full.index(c), o.index(c))
+        i = load_keys(k_desc, v_desc, k, v, full, empty, head, gl.load(at + 1), gl.load(at + 2), i, STAGES)
+        if TERMS == 2:
+            i = load_keys(k_far, v_far, k, v, full, empty, head, gl.load(at + 3), gl.load(at + 4), i, STAGES)
+        t += 1
+        head, block = after(head, block, n, heads)
