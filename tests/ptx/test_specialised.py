@@ -191,7 +191,7 @@ def fewer_bytes(text):
 CHANGES = {  # and what is said then
     "tiles are not given back": (partial(without_every, "mbarrier.arrive.shared::cta"), "nobody can go on"),
     "tiles are passed over at once": (partial(without_waits, r"[^{]{0,400}mbarrier\.arrive\.shared::cta"), "."),
-    "keys are not waited for": (partial(without_waits, r"[^{]{0,900}wgmma\.fence"), "is off"),
+    "keys are not waited for": (partial(without_waits, r"[^{]{0,900}wgmma\.fence"), "is off|more arrivals"),
     "bytes that nobody waits for": (fewer_bytes, "nobody can go on|is off"),
     "no fence before results go": (partial(without_every, "fence.proxy.async"), "without a fence"),
     "results are not waited for": (partial(without_every, "cp.async.bulk.wait_group"), "is off"),
