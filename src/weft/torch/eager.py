@@ -169,7 +169,7 @@ def _by_operator(dout: Tensor | None, dlse: Tensor | None) -> bool:
     """Whether gradients go through the operator: under compiled autograd; where a second derivative may be asked for,
     which it refuses; for a batch of gradients (is_grads_batched), which it takes apart.
     """
-    if torch.is_grad_enabled() or is_watched() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_watched():
         return True
     return not ((dout is None or _alone(dout)) and (dlse is None or _alone(dlse)))
 
