@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from weft.kernels.triton.spec import Strided
 from weft.pattern.bounds import Stair
 from weft.planning.problem import DTYPES
 from weft.planning.row_choice import ByRows, RowShape
@@ -27,7 +28,7 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RowSpec:
+class RowSpec(Strided):
     """One generated row-wise kernel.
 
     rows: of a program, a power of two from 16 on. cols: keys of a tile. bounds: on either side of a term. tables: some
@@ -61,11 +62,6 @@ class RowSpec:
         options = "".join(f"_{x}" for x in words if getattr(self, x)) + "_any" * (not self.aligned)
         kind = "merge" if self.merge else "rows"
         return f"{kind}_{self.dtype}_{dims}_{self.rows}x{self.cols}{options}"
-
-    @property
-    def unit(self) -> int:
-        """Elements that strides count in: 16 bytes where rows are aligned."""
-        return 16 // DTYPES[self.dtype] if self.aligned else 1
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -14,8 +14,20 @@ NARROW = 64
 KEYS_HELD = (*range(49, 65), *range(97, 129))
 
 
+class Strided:
+    """A kernel that is told strides."""
+
+    dtype: str
+    aligned: bool
+
+    @property
+    def unit(self) -> int:
+        """Elements that strides count in: 16 bytes where rows are aligned."""
+        return 16 // DTYPES[self.dtype] if self.aligned else 1
+
+
 @dataclass(frozen=True)
-class KernelSpec:
+class KernelSpec(Strided):
     """One generated kernel.
 
     direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way; "delta" walks nothing.
@@ -118,11 +130,6 @@ class KernelSpec:
         return f"{self.direction}{made}_{self.dtype}_{dims}_{tile}{options}" + (
             "_any" * (not self.aligned) + "_table" * (not self.formula and self.rank > 0)
         )
-
-    @property
-    def unit(self) -> int:
-        """Elements that strides count in: 16 bytes where rows are aligned."""
-        return 16 // DTYPES[self.dtype] if self.aligned else 1
 
     @property
     def of_keys(self) -> bool:
