@@ -8,9 +8,7 @@ of what Triton compiles; on one, each kernel's error and time beside weft's own.
 
 A program lives as long as the launch and takes blocks of WIDE x 64 queries in turn (dK and dV: keys). One warp asks for
 tiles through tensor descriptors, as far ahead as there are stages; each of WIDE groups of four warps has 64 rows of the
-block and passes over those tiles that none of them sees. One or two terms: a window, and keys at a step. No row's
-maximum is taken off, as in the short form of `weft.kernels.triton.forward`, and there is no second walk for rows that
-this is not for.
+block and passes over those tiles that none of them sees. One or two terms: a window, and keys at a step.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ ORDERS = {  # what comes late; the slowest warps are those that need most of wha
     "late": Order(late_copies=True, late_products=True),
     "warps backwards": Order(warps=tuple(reversed(range(20)))),
 }
+LONELY = np.arange(320)  # every third query sees no key, every third one
 PATTERNS = {  # terms of queries, of keys, tokens
+    "few keys": ([experiment.Term(np.minimum(LONELY, 310), np.minimum(LONELY, 310) + LONELY % 3 * 4 // 3)], None, 320),
     "window": (experiment.window(400, 70, 30), experiment.window(400, 30, 70), 400),
     "sides": (experiment.window(320, 0, 100), experiment.window(320, 100, 0), 320),
     "strided": (experiment.strided(448, 32), None, 448),
@@ -50,14 +52,15 @@ def text_of(kernel, form, terms):
 class Problem:
     """Random tensors of a pattern, and what is right."""
 
-    def __init__(self, name):
+    def __init__(self, name, loud):
         self.terms, self.keys, self.n = PATTERNS[name]
         generator = torch.Generator().manual_seed(1)
         make = partial(torch.randn, HEADS, self.n, D, generator=generator)
         self.q, self.k, self.v, self.do = (make().to(torch.bfloat16) for _ in range(4))
+        self.q[:, ::5] *= loud
         q, k, v, do = (x.double() for x in (self.q, self.k, self.v, self.do))
         scores = (q @ k.mT * D**-0.5).masked_fill(~dense(self.terms, self.n), -torch.inf)
-        weights = scores.softmax(-1)
+        weights = scores.softmax(-1).nan_to_num()
         self.lse, self.out = scores.logsumexp(-1).float(), (weights @ v).to(torch.bfloat16)
         self.delta = (do * self.out.double()).sum(-1)
         ds = weights * (do @ v.mT - self.delta[..., None])
@@ -114,8 +117,9 @@ def dense(terms, n):
 
 
 @cache
-def problem(name):
-    return Problem(name)
+def problem(name, loud=1.0):
+    """loud: what every fifth query's scores are multiplied by."""
+    return Problem(name, loud)
 
 
 def off(found, meant):
@@ -140,6 +144,34 @@ def test_forward(name, form, order):
     (out, _), (lse, _) = it.run(experiment.forward, form, ORDERS[order])
     assert off(out, it.out.double()) < 4e-3
     assert (lse - it.lse).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("form", forms_of(experiment.forward)[::3], ids=str)
+@pytest.mark.parametrize("name", ["window", "strided"])
+def test_scores_that_leave_the_range(name, form, order):
+    """Some rows are walked again, and those beside them keep their bits."""
+    it, usual = problem(name, 60.0), problem(name)
+    (out, _), (lse, _) = it.run(experiment.forward, form, ORDERS[order])
+    assert it.lse.abs().max() > 88  # beyond what float32 has exponentials for
+    assert off(out, it.out.double()) < 4e-3
+    torch.testing.assert_close(lse, it.lse, rtol=1e-5, atol=1e-5)
+    rest = torch.arange(it.n) % 5 != 0
+    (before, _), _ = usual.run(experiment.forward, form, ORDERS[order])
+    assert torch.equal(out[:, rest], before[:, rest])
+
+
+@pytest.mark.parametrize("form", [form for form in forms_of(experiment.forward) if not form.ahead], ids=str)
+def test_rows_of_one_key_and_of_none(form):
+    it = problem("few keys")
+    count = (it.terms[0].high - it.terms[0].low).tolist()
+    assert set(count) == {0, 1, 2}
+    (out, _), (lse, _) = it.run(experiment.forward, form, ORDERS["late"])
+    none, one = (torch.tensor([x == y for x in count]) for y in (0, 1))
+    assert (out[:, none] == 0).all()
+    assert (lse[:, none] == -torch.inf).all()
+    assert torch.equal(out[:, one], it.v[:, it.terms[0].low[one.numpy()]].double())
+    assert off(out, it.out.double()) < 4e-3
 
 
 @pytest.mark.parametrize("order", ORDERS)
