@@ -1,6 +1,6 @@
 # ruff: noqa: PLR0913, SIM113, SIM102 - kernels take as many arguments as they need, and Gluon is not all of Python
-"""The forward: warp groups that have queries. It means all that weft's own short form does: rows whose sums leave a range
-are walked again, with the largest score taken off; a row of one key has its value, one of none 0.
+"""The forward: warp groups that have queries. It means all that weft's own short form does: rows whose sums leave a
+range are walked again, with the largest score taken off; a row of one key has its value, one of none 0.
 """
 
 from __future__ import annotations
