@@ -74,7 +74,7 @@ def _wrong(page: Path, tag: str, address: str, site: Path) -> str:
         return ""
     if parts.scheme or parts.netloc:
         return "" if tag == "a" else "is loaded from elsewhere"
-    target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+    target = (page.parent / unquote(parts.path) if parts.path else page).resolve()
     if not target.is_relative_to(site.resolve()) or not target.is_file():
         return "leads nowhere"
     if parts.fragment and target.suffix == ".html" and unquote(parts.fragment) not in parsed(target).ids:
