@@ -4,7 +4,7 @@
 
 Forward, dQ, dK and dV at head dimension 64 in bfloat16 for sm_90, in Gluon (`specialised/`); what came out is in
 docs/decisions/0010-warp-groups-that-specialise.md. Without a Hopper GPU it prints registers, spills and shared memory
-of what Triton compiles; on one, each kernel's error and time beside weft's own.
+of what Triton compiles, and what the assembler serialises; on one, each kernel's error and time beside weft's own.
 
 A program lives as long as the launch and takes blocks of WIDE x 64 queries in turn (dK and dV: keys). One warp asks for
 tiles through tensor descriptors, as far ahead as there are stages; each of WIDE groups of four warps has 64 rows of the
@@ -13,7 +13,9 @@ block and passes over those tiles that none of them sees. One or two terms: a wi
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,7 @@ import triton
 from specialised.forward import forward
 from specialised.keys import backward_keys
 from specialised.queries import backward
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -222,8 +225,17 @@ def _call(kernel, subject, terms: list[Term], form: Form):
     return lambda: [launch()], written
 
 
+def serialised(built) -> bool:
+    """Whether the assembler runs products one by one, as it says (C7510 to C7519)."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(built.asm["ptx"])
+        told = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", path, "-o", path.with_suffix(".o")]
+        return "C751" in subprocess.run(told, capture_output=True, text=True, check=True).stderr
+
+
 def report() -> None:
-    """Registers, spills and shared memory of each form."""
+    """Registers, spills and shared memory of each form, and whether products overlap."""
     sys.path[:0] = [str(ROOT), str(ROOT / "src")]
     from tests.triton.resources import resources
 
@@ -233,7 +245,7 @@ def report() -> None:
             built = compiled(kernel, form, terms)
             found = resources(built, "sm_90")
             print(f"{built.name:14s}{form!s:40s}{terms} terms: {found.registers} registers, {found.spilled} bytes "
-                  f"spilled, {built.metadata.shared / 1024:.1f} KiB")  # fmt: skip
+                  f"spilled, {built.metadata.shared / 1024:.1f} KiB{', serialised' * serialised(built)}")  # fmt: skip
 
 
 if __name__ == "__main__":

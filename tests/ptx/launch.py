@@ -73,12 +73,19 @@ def launch(kernel, grid, values, memory, order=EAGER):
 
 def _parameters(program, values):
     """(name, number of the declared type) of each."""
+    for name, kind, value in paired(program, values):
+        yield name, number_of(kind, value)
+
+
+def paired(program, values):
+    """(name, type, value) of each parameter; those that are left out are 0."""
     values = [*values, *[0] * (len(program.params) - len(values))]
-    for (name, kind), value in zip(program.params, values, strict=True):
-        wanted = type_of(kind)
-        yield (
-            name,
-            np.float32(value)
-            if kind == "f32"
-            else np.array(int(value) % (1 << 8 * wanted.itemsize), f"u{wanted.itemsize}"),
-        )
+    return [(name, kind, value) for (name, kind), value in zip(program.params, values, strict=True)]
+
+
+def number_of(kind, value):
+    """A value as a parameter's type has it."""
+    wanted = type_of(kind)
+    if kind == "f32":
+        return np.float32(value)
+    return np.array(int(value) % (1 << 8 * wanted.itemsize), f"u{wanted.itemsize}")

@@ -8,6 +8,7 @@ DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+(.*)")
 FAMILY = re.compile(r"(%\w+)<(\d+)>")
 LABEL = re.compile(r"(\$?\w+):")
 TARGETS = re.compile(r"(\$?\w+):\s*(\.branchtargets\s.*)", re.S)
+ALONE = re.compile(r"[$%\w.]+")  # a name or an opcode
 GUARD = re.compile(r"@(!?)(%?\w+)\s+(.*)", re.S)
 
 
@@ -51,6 +52,7 @@ def parse(text):
     opened = text.index("{", text.index(".entry"))
     head, body = text[:opened], text[opened + 1 :]
     registers, code, labels = {}, [], {}
+    again = {}  # label -> its name, of the last that is called so: scopes of inline assembly may share one
     for number, statement in _statements(body, 1 + head.count("\n")):
         label, declared = LABEL.fullmatch(statement), DECLARED.fullmatch(statement)
         listed = TARGETS.fullmatch(statement)
@@ -58,11 +60,12 @@ def parse(text):
             labels[listed[1]] = len(code)
             code.append(_instruction(listed[2], number))
         elif label:
-            labels[label[1]] = len(code)
+            again[label[1]] = f"{label[1]}'{len(code)}" if label[1] in labels else label[1]
+            labels[again[label[1]]] = len(code)
         elif declared:
             registers |= dict.fromkeys(_names(declared[2]), declared[1])
         else:
-            code.append(_instruction(statement, number))
+            code.append(_instruction(ALONE.sub(lambda name: again.get(name[0], name[0]), statement), number))
     params = tuple((name, kind) for kind, name in PARAMETER.findall(head))
     threads = int(re.search(r"\.reqntid\s+(\d+)", head)[1])
     return Program(params, registers, tuple(code), labels, threads, text.splitlines())

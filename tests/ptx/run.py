@@ -21,17 +21,22 @@ from .parse import parse
 from .threads import EAGER, Order
 
 
-@lru_cache
-def text_of(given, arch):
-    """(PTX, bytes of shared memory) of a Source for sm_<arch>; without machine code, which takes half of the time, so
-    that nobody else may find the kernel in Triton's cache.
-    """
+@contextmanager
+def without_machine_code():
+    """Triton compiles as far as PTX meanwhile, which takes half of the time; nobody else finds that in its cache."""
     with (
         TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
         mock.patch.object(CUDABackend, "make_cubin", lambda *_, **__: b"none"),
         mock.patch.object(translated, "disassembled", lambda cubin: ""),
     ):
+        yield
+
+
+@lru_cache
+def text_of(given, arch):
+    """(PTX, bytes of shared memory) of a Source for sm_<arch>."""
+    with without_machine_code():
         kernel = source.compile_for(given, GPUTarget("cuda", arch, 32))
     return kernel.asm["ptx"], kernel.metadata.shared
 

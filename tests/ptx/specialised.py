@@ -6,32 +6,21 @@ by tensor descriptors of what was stored without a fence.
 
 import re
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from . import matrix, moves, scalar
-from .formats import type_of
-from .launch import FILL
+from .launch import FILL, number_of, paired
 from .memory import Shared
-from .parse import Fault, parse
+from .parse import Fault
 from .table import Table
 from .threads import EAGER, WARP, Group, UnderWay
 
 TABLE = Table(scalar.TABLE, moves.TABLE, matrix.TABLE)
 MAPS = 0x7000_0000_0000  # where tensor descriptors lie, among parameters
 MAP = 128  # bytes of one
-
-
-def parsed(text):
-    """The program of a text whose loops that wait all have one label."""
-    count = iter(range(text.count("waitLoop:")))
-    return parse(re.sub(r"waitLoop:(.*?)waitLoop;", lambda x: _numbered(x[1], next(count)), text, flags=re.S))
-
-
-def _numbered(between, number):
-    return f"waitLoop{number}:{between}waitLoop{number};"
 
 
 @dataclass(frozen=True)
@@ -137,13 +126,11 @@ class Warp(Group):
             self.at -= 1  # to be asked again
             self.waits = "counter", self.counter(instruction.operands[1]), self.one(instruction.operands[2], "u32")
             return True
-        if active is not None:
-            raise Fault("some threads stop here, others do not")
-        if instruction.parts[0] in ("ret", "exit"):
-            return False
+        return super()._stop(instruction, active)
+
+    def _meet(self, instruction):
         number, *threads = (self.one(text, "u32") for text in instruction.operands)
         self.waits = "barrier", number, threads[0] if threads else self.team.program.threads
-        return True
 
 
 class Block:
@@ -200,14 +187,12 @@ def launch(program, grid, values, given, order=EAGER):
     """
     memory, shared = given
     params, maps = {}, {}
-    values = [*values, *[0] * (len(program.params) - len(values))]
-    for (name, kind), value in zip(program.params, values, strict=True):
+    for name, kind, value in paired(program, values):
         if isinstance(value, Map):
             params[name] = np.uint64(MAPS + MAP * len(maps))
             maps[int(params[name])] = value
         else:
-            wanted = type_of(kind)
-            params[name] = np.float32(value) if kind == "f32" else wanted.type(int(value) % (1 << 8 * wanted.itemsize))
+            params[name] = number_of(kind, value)
     with np.errstate(all="ignore"):
         for x in range(grid):
             Block(program, (x, 0, 0), ((grid, 1, 1), memory, params, maps, order), shared).run()
@@ -290,9 +275,6 @@ class Written:
     def do(self, warp):
         data = warp.team.shared.load(np.zeros(self.units.size, int), self.units.reshape(-1), 16)
         self.tensor.store(warp.team.memory, self.where, data.reshape(self.tensor.rows, -1))
-
-    def part(self, threads):
-        return replace(self)
 
 
 @TABLE.does("cp.async.bulk.commit_group")

@@ -6,18 +6,17 @@ import re
 import sys
 from functools import cache, partial
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from triton.backends.nvidia.compiler import CUDABackend
 
 from weft.settings import interpreted
 
 from .memory import Global
-from .parse import Fault
-from .specialised import Map, launch, parsed
+from .parse import Fault, parse
+from .run import without_machine_code
+from .specialised import Map, launch
 from .test_controls import without
 from .threads import Order
 
@@ -43,8 +42,8 @@ PATTERNS = {  # terms of queries, of keys, tokens
 
 @cache
 def text_of(kernel, form, terms):
-    """(PTX, bytes of shared memory) without machine code."""
-    with mock.patch.object(CUDABackend, "make_cubin", lambda *_, **__: b"none"):
+    """(PTX, bytes of shared memory)"""
+    with without_machine_code():
         built = experiment.compiled(kernel, form, terms)
     return built.asm["ptx"], built.metadata.shared
 
@@ -95,7 +94,7 @@ class Problem:
         storages = {
             (x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in (*boxes.values(), *known.values())
         }
-        launch(parsed(change(text)), PROGRAMS, values, (Global(sorted(storages)), shared), order)
+        launch(parse(change(text)), PROGRAMS, values, (Global(sorted(storages)), shared), order)
         return [x.double() for x in results], (lse, stats.double())
 
 

@@ -207,9 +207,13 @@ class Group:
             raise Fault("some threads stop here, others do not")
         if instruction.parts[0] in ("ret", "exit"):
             return False
+        self._meet(instruction)
+        return True
+
+    def _meet(self, instruction):
+        """At a barrier."""
         if instruction.operands != ("0",) or "sync" not in instruction.parts:
             raise Fault("only barrier 0, of all threads, is known")
-        return True
 
     def _branch(self, to, active):
         """Go there; blocks that do not are left where they are, as another group. Where threads of a block part, those

@@ -146,7 +146,7 @@ def gpu(capturing=False, processors=132):
     with (
         mock.patch.object(decode, "kernel_of", Kernel),
         mock.patch.object(decode, "gpu_of", lambda device: 0),
-        mock.patch.object(torch.cuda, "current_device", lambda: 0),
+        mock.patch.object(launch, "current_gpu", lambda: 0),
         mock.patch.object(torch.cuda, "device", lambda i: mock.MagicMock()),
         mock.patch.object(launch, "is_capturing", lambda: capturing),
         mock.patch.object(decode, "IMAGINED", processors),

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from specialised.pieces import after, barriers, cut, live, own, parts, produce, skip, tiles, turn
+from specialised.pieces import after, barriers, begin, cut, live, own, parts, produce, skip, tiles, turn
 
 
 @gluon.jit
@@ -181,22 +181,19 @@ def attend(
     result = results.index(C)
     scale2 = scale * 1.4426950408889634
     n = gl.num_programs(0)
-    head, block = gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+    head, block = begin(blocks, heads)
     i = 0
     t = 0
     asked = 0
-    first, n_0, n_1, f_0, l_0, f_1, l_1, cut_0, cut_1, low_0, high_0, low_1, high_1 = own(
-        C, Table, Bounds, block, blocks, r, WIDE, TERMS
-    )
+    mine = own(C, Table, Bounds, block, blocks, r, WIDE, TERMS)
     for _ in range(gl.program_id(0), items, n):
         place = 2 * C + (t & 1)
+        first, n_0, n_1, f_0, l_0, f_1, l_1, cut_0, cut_1, low_0, high_0, low_1, high_1 = mine
         n_0, n_1, f_0, l_0, f_1, l_1 = live(n_0), live(n_1), live(f_0), live(l_0), live(f_1), live(l_1)
         record = Table + block * 32
         # the next block's, long before they are needed
         head_2, block = after(head, block, n, heads)
-        first_2, n_02, n_12, f_02, l_02, f_12, l_12, cut_02, cut_12, low_02, high_02, low_12, high_12 = own(
-            C, Table, Bounds, block, blocks, r, WIDE, TERMS
-        )
+        mine = own(C, Table, Bounds, block, blocks, r, WIDE, TERMS)
         q = rows.index(place).reshape([64, D])
         mbarrier.wait(q_full.index(place), (t >> 1) & 1)
         i = skip(f_0, i, full, empty, STAGES)
@@ -234,8 +231,6 @@ def attend(
         fence_async_shared()
         tma.async_copy_shared_to_global(out_desc, [head, first, 0], result)
         gl.store(Lse + head * length + first + r, lse)
-        first, n_0, n_1, f_0, l_0, f_1, l_1 = first_2, n_02, n_12, f_02, l_02, f_12, l_12
-        cut_0, cut_1, low_0, high_0, low_1, high_1 = cut_02, cut_12, low_02, high_02, low_12, high_12
         head = head_2
         t += 1
     tma.store_wait(0)

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from specialised.pieces import after, barriers, live, masked, own, skip, tiles, turn
+from specialised.pieces import after, barriers, begin, live, masked, own, skip, tiles, turn
 
 
 @gluon.jit
@@ -25,7 +25,7 @@ def produce_keys(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TILE: gl.const
     q, do, stats = rings
     k_full, k_empty, full, empty = bars
     n = gl.num_programs(0)
-    head, block = gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+    head, block = begin(blocks, heads)
     i = 0
     t = 0
     for _ in range(gl.program_id(0), items, n):
@@ -77,17 +77,16 @@ def gradients(C: gl.constexpr, descs, told, WIDE: gl.constexpr, STAGES: gl.const
     dk_result, dv_result = dk_rows.index(C), dv_rows.index(C)
     scale2 = scale * 1.4426950408889634
     n = gl.num_programs(0)
-    head, block = gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+    head, block = begin(blocks, heads)
     i = 0
     t = 0
-    first, n_0, _, f_0, l_0, _, _, cut_0, _, low, high, _, _ = own(C, Table, Bounds, block, blocks, r, WIDE, 1)
+    mine = own(C, Table, Bounds, block, blocks, r, WIDE, 1)
     for _ in range(gl.program_id(0), items, n):
         place = 2 * C + (t & 1)
+        first, n_0, _, f_0, l_0, _, _, cut_0, _, low, high, _, _ = mine
         n_0, f_0, l_0 = live(n_0), live(f_0), live(l_0)
         head_2, block = after(head, block, n, heads)
-        first_2, n_02, _, f_02, l_02, _, _, cut_02, _, low_2, high_2, _, _ = own(
-            C, Table, Bounds, block, blocks, r, WIDE, 1
-        )
+        mine = own(C, Table, Bounds, block, blocks, r, WIDE, 1)
         k, v = k_rows.index(place).reshape([64, D]), v_rows.index(place).reshape([64, D])
         dk = zero
         dv = zero
@@ -122,7 +121,6 @@ def gradients(C: gl.constexpr, descs, told, WIDE: gl.constexpr, STAGES: gl.const
         fence_async_shared()
         tma.async_copy_shared_to_global(dk_desc, [head, first, 0], dk_result)
         tma.async_copy_shared_to_global(dv_desc, [head, first, 0], dv_result)
-        first, n_0, f_0, l_0, cut_0, low, high = first_2, n_02, f_02, l_02, cut_02, low_2, high_2
         head = head_2
         t += 1
     tma.store_wait(0)

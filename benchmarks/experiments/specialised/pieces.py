@@ -31,6 +31,12 @@ def skip(count, i, full, empty, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def begin(blocks, heads):
+    """(head, block) that a program takes first."""
+    return gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+
+
+@gluon.jit
 def after(head, block, programs, heads):
     """The block that a program takes next: the last queries first, which see most, heads side by side."""
     head += programs % heads
@@ -143,7 +149,7 @@ def produce(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr
     k, v = rings
     q_full, q_empty, o_full, o_empty, full, empty = bars
     n = gl.num_programs(0)
-    head, block = gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+    head, block = begin(blocks, heads)
     i = 0
     t = 0
     for _ in range(gl.program_id(0), items, n):

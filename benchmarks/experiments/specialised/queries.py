@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from specialised.pieces import after, barriers, cut, live, own, produce, skip, tiles, turn
+from specialised.pieces import after, barriers, begin, cut, live, own, produce, skip, tiles, turn
 
 
 @gluon.jit
@@ -44,7 +44,7 @@ def number(told, WIDE: gl.constexpr):
     of_rows: gl.constexpr = gl.SliceLayout(1, lies)
     r = gl.arange(0, 64, layout=of_rows)
     n = gl.num_programs(0)
-    head, block = gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+    head, block = begin(blocks, heads)
     t = 0
     for _ in range(gl.program_id(0), items, n):
         first = gl.load(Table + block * 32)
@@ -84,21 +84,18 @@ def gradient(
     result = results.index(C)
     scale2 = scale * 1.4426950408889634
     n = gl.num_programs(0)
-    head, block = gl.program_id(0) % heads, blocks - 1 - gl.program_id(0) // heads
+    head, block = begin(blocks, heads)
     i = 0
     t = 0
-    first, n_0, n_1, f_0, l_0, f_1, l_1, cut_0, cut_1, low_0, high_0, low_1, high_1 = own(
-        C, Table, Bounds, block, blocks, r, WIDE, TERMS
-    )
-    lse = gl.load(Lse + head * length + first + r)
+    mine = own(C, Table, Bounds, block, blocks, r, WIDE, TERMS)
+    lse = gl.load(Lse + head * length + mine[0] + r)
     for _ in range(gl.program_id(0), items, n):
         place = 2 * C + (t & 1)
+        first, n_0, n_1, f_0, l_0, f_1, l_1, cut_0, cut_1, low_0, high_0, low_1, high_1 = mine
         n_0, n_1, f_0, l_0, f_1, l_1 = live(n_0), live(n_1), live(f_0), live(l_0), live(f_1), live(l_1)
         head_2, block = after(head, block, n, heads)
-        first_2, n_02, n_12, f_02, l_02, f_12, l_12, cut_02, cut_12, low_02, high_02, low_12, high_12 = own(
-            C, Table, Bounds, block, blocks, r, WIDE, TERMS
-        )
-        lse_2 = gl.load(Lse + head_2 * length + first_2 + r)
+        mine = own(C, Table, Bounds, block, blocks, r, WIDE, TERMS)
+        lse_2 = gl.load(Lse + head_2 * length + mine[0] + r)
         q = q_rows.index(place).reshape([64, D])
         do = do_rows.index(place).reshape([64, D])
         acc = zero
@@ -142,8 +139,6 @@ def gradient(
         result.reshape([64, D]).store((acc * scale).to(gl.bfloat16))
         fence_async_shared()
         tma.async_copy_shared_to_global(dq_desc, [head, first, 0], result)
-        first, n_0, n_1, f_0, l_0, f_1, l_1 = first_2, n_02, n_12, f_02, l_02, f_12, l_12
-        cut_0, cut_1, low_0, high_0, low_1, high_1 = cut_02, cut_12, low_02, high_02, low_12, high_12
         head, lse = head_2, lse_2
         t += 1
     tma.store_wait(0)

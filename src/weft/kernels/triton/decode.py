@@ -64,7 +64,7 @@ class Step:
         work = torch.empty(self.work, dtype=torch.float32, device=self.device) if self.work else lse
         sinks = lse if sinks is None else sinks.to(torch.float32).contiguous()
         slopes = lse if slopes is None else slopes.to(torch.float32).contiguous()
-        if self.gpu is None or self.gpu == torch.cuda.current_device():
+        if self.gpu is None or self.gpu == launches.current_gpu():
             self._start((*tensors, work, out, lse, sinks, slopes))
         else:
             with torch.cuda.device(self.gpu):

@@ -90,7 +90,8 @@ def backward(
     delta (see `backward.KeyGradient`). Unless deterministic, the other may add to dq too: see `in_one_kernel`.
     """
     out, d_out, lse, d_lse = rows
-    lie, wanted = lie_of((*saved, out, d_out)), (d_lse is not None, with_delta, deterministic)
+    lse_gradient = d_lse is not None
+    lie, wanted = lie_of((*saved, out, d_out)), (lse_gradient, with_delta, deterministic)
     queries, keys, with_dq = prepared_gradients(plan, lie, asked(how, plan), wanted, d_out.device)
     dq, *made, dk, dv = queries.empty(keys)
     delta, stats = made[0], made[-1]  # where there is one of them, it stands for the other, which nobody looks at
@@ -99,7 +100,7 @@ def backward(
         dq.zero_()
     if not queries.covers:
         stats.zero_(), delta.zero_()
-        if with_delta and rows[3] is not None:
+        if lse_gradient and with_delta:
             delta -= d_lse
     if not keys.complete:
         dk.zero_(), dv.zero_()
