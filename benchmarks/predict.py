@@ -104,7 +104,7 @@ def _fitted(rows, gpu):
             groups[row.case.d, row.direction, row.tiling].append((row, works_of(row, gpu)))
     for (d, direction, tiling), found in sorted(groups.items(), key=str):
         t = tiling
-        shape = [t.rows, t.cols, t.warps, t.stages, t.registers, t.apart]
+        shape = [t.rows, t.cols, t.warps, t.stages, t.registers, t.apart, *([t.groups] if t.groups else [])]
         for kind, clocks in solve(found, gpu).items():
             yield [d, direction, kind, shape, [round(float(x), 1) for x in (clocks.start, clocks.edge, clocks.full)]]
 
@@ -142,7 +142,7 @@ def predicted(row: Row, works, known, gpu) -> float:
     for work in works:
         rate = known[work.kind]
         whole = work.programs * rate.start + work.edge * rate.edge + work.full * rate.full
-        clocks += whole / gpu.processors + waiting(work, rate, side, gpu)
+        clocks += whole / gpu.processors + waiting(work, rate, side, gpu, row.tiling.groups > 0)
     problem = row.case.problem
     added = sum(merging(work, row.direction, problem, row.tiling, gpu) for work in works)
     return clocks / gpu.clock + added + len(works) * gpu.launch_seconds

@@ -34,8 +34,8 @@ def read(path: Path) -> Iterator[Row]:
     """Back from `write`."""
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
-            numbers = [int(line[name]) for name in COLUMNS[2:-1]]
-            tiling = Tiling(*numbers[:-1], apart=bool(numbers[-1]))
+            numbers = {name: int(line.get(name, 0)) for name in COLUMNS[2:-1]}  # tables from before some are read too
+            tiling = Tiling(**{**numbers, "apart": bool(numbers["apart"])})
             seconds = float(line["microseconds"]) * 1e-6 if line["microseconds"] else None
             way: Direction = next(one for one in DIRECTIONS if one == line["direction"])
             yield Row(Case.of(line["problem"]), way, tiling, seconds)

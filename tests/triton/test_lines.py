@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from weft.kernels.triton.lines import _merged, as_lines
 from weft.pattern.bounds import Stair
 from weft.pattern.relation import Relation
+from weft.planning.lines import _merged, as_lines
 
 from .specs import small_launches
 

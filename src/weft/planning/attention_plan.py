@@ -14,8 +14,9 @@ from weft.acsr.format import BLOCK, Acsr
 from weft.acsr.interpret import Reals, Scoring
 from weft.errors import InputError, UnsupportedKernel, VerificationError
 from weft.pattern.algebra import Pattern
-from weft.planning.candidates import shared_of_blocks
+from weft.planning.candidates import shared_of_blocks, usual
 from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, packed, plan_rows
+from weft.planning.device import plan_for_device
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiles import TilePlan
 from weft.planning.tiling import DIRECTIONS, Direction
@@ -73,6 +74,15 @@ class AttentionPlan:
     def transposed(self) -> tuple[Share, ...]:
         """The same pairs by tiles of keys. On a CPU a plan may be its own transpose: both sides are planned alike."""
         return self._planned("dkdv", [share.plan.acsr.transpose() for share in self.forward])
+
+    @cached_property
+    def keys_in_step(self) -> tuple[Share, ...]:
+        """Tiles of keys where all warps do the same, for calls that have no kernel whose groups specialise."""
+        if not isinstance(self.target, Gpu) or not any(s.plan.tiling and s.plan.tiling.groups for s in self.transposed):
+            return self.transposed
+        tiling = usual("dkdv", self.problem, 1, self.target)
+        plans = [plan_for_device(s.plan.acsr, self.problem, self.target, tiling) for s in self.transposed]
+        return tuple(replace(share, plan=plan) for share, plan in zip(self.transposed, plans, strict=True))
 
     @cached_property
     def in_one(self) -> tuple[Share, ...] | None:

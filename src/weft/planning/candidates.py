@@ -211,6 +211,14 @@ def _others_of_wide(direction: Direction, problem: Problem) -> tuple[Tiling, ...
     return (Tiling(64, 32, 4, 3 if both <= HALVED else 2, apart=True),) * (both <= 384)
 
 
+def in_groups(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
+    """What is offered to one line of one term beside `menu`: warp groups that specialise, where there are such kernels
+    (docs/decisions/0010-warp-groups-that-specialise.md).
+    """
+    fits = (problem.d, problem.dv, problem.group) == (64, 64, 1) and DTYPES[problem.dtype] == 2
+    return Tiling(128, 64, 8, 4, 168, True, 2) if direction == "dkdv" and fits and _hopper(gpu) else None
+
+
 def in_one(problem: Problem, rank: int) -> Tiling | None:
     """Of the kernel that makes dQ beside dK and dV; None where it has too few registers for all of them."""
     wide = max(problem.d, problem.dv)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from weft.acsr.format import Acsr
-from weft.planning.candidates import Terms, in_one, legal, menu, of_blocks, shared_of
+from weft.planning.candidates import Terms, in_groups, in_one, legal, menu, of_blocks, shared_of
 from weft.planning.cost import Cost, adding, converting, cost, in_memory, in_turn
 from weft.planning.device import plan_for_device
+from weft.planning.lines import as_lines
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan
@@ -29,6 +30,7 @@ Way: TypeAlias = tuple[Tiling, int]  # how rows are computed: their tiling, and 
 MOST = 4  # distinct heads that are looked at; of more of them, as many say what all take
 # What one kernel for the backward may take of what two take: its prediction is off by a tenth (docs/decisions/0008).
 IN_ONE = 0.85
+EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 WORTH = 0.97  # what heads apart may take at most of what they take together: predictions are off by a few percent
 
 
@@ -160,8 +162,25 @@ def backward_in_one(
 
 
 def offered(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
-    """What a call with such rows chooses from: see `menu`."""
-    return menu(direction, problem, rank_of(rows), gpu, _terms_of(rows))
+    """What a call with such rows chooses from: see `menu` and `in_groups`."""
+    terms, groups = _terms_of(rows), in_groups(direction, problem, gpu)
+    found = menu(direction, problem, rank_of(rows), gpu, terms)
+    if groups is None or terms != "one" or len(rows) > 1 or not _is_one_line(rows[0], problem, gpu, groups):
+        return found
+    return (*found, groups)
+
+
+def _is_one_line(row: tuple[Acsr, int], problem: Problem, gpu: Gpu, tiling: Tiling) -> bool:
+    """Whether keys of one head are one launch, of one line a side and of programs about as long as each other, since
+    who takes which is fixed.
+    """
+    plan = plan_for_device(row[0], problem, gpu, tiling)
+    if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
+        return False
+    found = works([(plan, row[1])], slots_of(gpu), of_keys=True)
+    if len(found) > 1 or found[0].kind != "formula" or found[0].split or as_lines(plan.launches[0]) is None:
+        return False
+    return sum(found[0].most) * found[0].programs <= EVEN * found[0].tiles
 
 
 def _terms_of(rows: Rows) -> Terms:

@@ -73,7 +73,7 @@ def cost(works: Sequence[Work], direction: Direction, problem: Problem, tiling: 
     for work, rate in zip(works, known, strict=True):
         share = gpu.processors * gpu.clock
         even.append([work.programs * rate.start / share, work.edge * rate.edge / share, work.full * rate.full / share])
-        uneven += waiting(work, rate, side_by_side, gpu) / gpu.clock
+        uneven += waiting(work, rate, side_by_side, gpu, tiling.groups > 0) / gpu.clock
     starts, edges, full = (sum(one[i] for one in even) for i in range(3))
     added = sum(merging(work, direction, problem, tiling, gpu) for work in works)
     floors = _floors(works, direction, problem, tiling, gpu)
@@ -126,8 +126,9 @@ def adding(works: Sequence[Work], problem: Problem, cols: int, gpu: Gpu) -> floa
     return added / (ADDED * gpu.l2_bandwidth) + around / gpu.bandwidth + 2 * gpu.launch_seconds
 
 
-def waiting(work: Work, rate: Rates, side_by_side: int, gpu: Gpu) -> float:
-    """Clocks beyond an even share of the work, until the last program ends.
+def waiting(work: Work, rate: Rates, side_by_side: int, gpu: Gpu, in_turn: bool = False) -> float:
+    """Clocks beyond an even share of the work, until the last program ends; in_turn: one program on each processor
+    takes them in turn, none of which is faster alone.
 
     The longest program shares a processor for as long as there is other work, and then has one for itself.
     """
@@ -137,14 +138,17 @@ def waiting(work: Work, rate: Rates, side_by_side: int, gpu: Gpu) -> float:
     mean = whole / work.programs
     longest = max(mean, rate.start + work.most[0] * rate.edge + work.most[1] * rate.full)
     shortest = min(mean, rate.start + work.least[0] * rate.edge + work.least[1] * rate.full)
-    leftover = _leftover(work, (longest, mean, shortest), side_by_side, gpu)
+    leftover = _leftover(work, (longest, mean, shortest), side_by_side, gpu, 1.0 if in_turn else ROUND)
     spread = side_by_side * mean * (leftover + (1 - mean / longest) * UNEVEN)
     alone = max(ALONE, 1 / side_by_side) * (side_by_side * longest - whole / gpu.processors)
     return max(spread, alone)
 
 
-def _leftover(work: Work, lengths: tuple[float, float, float], side_by_side: int, gpu: Gpu) -> float:
-    """What the last round takes beyond its programs' share, in rounds; lengths: the longest, the mean, the shortest.
+def _leftover(
+    work: Work, lengths: tuple[float, float, float], side_by_side: int, gpu: Gpu, least: float
+) -> float:  # fmt: skip
+    """What the last round takes beyond its programs' share, in rounds; lengths: the longest, the mean, the shortest;
+    least: of a whole round, what few programs take.
 
     Short programs leave room for it before the long ones of a round end, so it takes nothing where there are clearly
     more of them than programs left; how many there are is known if each is either the longest or the shortest.
@@ -155,7 +159,7 @@ def _leftover(work: Work, lengths: tuple[float, float, float], side_by_side: int
     differ = longest - shortest > 1e-6 * longest  # beyond what rounding leaves of equal lengths
     short = (longest - mean) / (longest - shortest) if differ and rounds > 1 else 0.0
     waits = min(1.0, max(0.0, 2 * part / short - 1.5)) if short else 1.0
-    return waits * mean / longest * max(0.0, ROUND - part) if part else 0.0
+    return waits * mean / longest * max(0.0, least - part) if part else 0.0
 
 
 def _floors(

@@ -85,10 +85,11 @@ def _unlike(key: Key, kind: Kind, wide: int, tiling: Tiling) -> tuple[float, ...
     d, _, of, t = key
     grids = ("plane", "space")
     axes = of != kind and (of in grids or kind in grids)
+    groups = (t.groups > 0) != (tiling.groups > 0)  # other code
     shape = abs(t.rows - tiling.rows) + abs(t.cols - tiling.cols) + 8 * abs(t.warps - tiling.warps)
     limits = abs((t.registers or MOST_REGISTERS) - (tiling.registers or MOST_REGISTERS)) / MOST_REGISTERS
     rest = abs(t.stages - tiling.stages) + (t.apart != tiling.apart) + limits
-    return axes, abs(d - wide), of != kind, shape, rest
+    return groups, axes, abs(d - wide), of != kind, shape, rest
 
 
 @cache

@@ -15,7 +15,7 @@ class Tiling:
 
     stages: loads in flight. registers: the most that a thread may use, 0: what the compiler takes. apart: of gradients
     on one axis, tiles with an edge in a loop of their own before the full ones; else one loop with a branch around the
-    mask, as every forward has.
+    mask, as every forward has. groups: warp groups that specialise, on one line; 0: all warps do the same.
     """
 
     rows: int
@@ -24,9 +24,11 @@ class Tiling:
     stages: int
     registers: int = 0
     apart: bool = False
+    groups: int = 0
 
     def __str__(self) -> str:
         options = "".join([f", {self.registers} registers" * bool(self.registers), ", edges apart" * self.apart])
+        options += f", {self.groups} groups" * bool(self.groups)
         return f"{self.rows}x{self.cols}, {self.warps} warps, {self.stages} stages{options}"
 
 

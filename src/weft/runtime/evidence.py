@@ -155,9 +155,9 @@ def _tiling(numbers: Iterable[Any]) -> Tiling:
     """A tiling that can be planned; raises ValueError or TypeError else."""
     found = Tiling(*numbers)
     powers = (found.rows, found.cols, found.warps)
-    whole = all(isinstance(x, int) for x in (*powers, found.stages, found.registers, found.apart))
+    whole = all(isinstance(x, int) for x in (*powers, found.stages, found.registers, found.apart, found.groups))
     shaped = whole and all(0 < x <= 256 and not x & (x - 1) for x in powers) and min(found.rows, found.cols) >= 16
-    if not shaped or found.stages < 1 or found.registers < 0:
+    if not shaped or found.stages < 1 or found.registers < 0 or found.groups < 0:
         raise ValueError(f"{found} is no tiling")
     return found
 

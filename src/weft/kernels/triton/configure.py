@@ -9,6 +9,7 @@ from weft.kernels.triton.spec import NARROW, KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.candidates import always_apart, held, in_halves, no_maximum
+from weft.planning.device import FAR
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
@@ -105,11 +106,20 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kerne
     takes_none = one.no_maximum and known
     # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
     # listed, and where boxes on a grid are cut
+    groups = one.groups if _specialises(one, wave) else 0
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(
         one, held=one.held and (masks or bool(one.factors)), no_maximum=takes_none, partial=one.partial and takes_none,
-        fast_log=short and takes_none,
+        fast_log=short and takes_none, groups=groups,
     )  # fmt: skip
+
+
+def _specialises(spec: KernelSpec, wave: Wave) -> bool:
+    """Whether `weft.kernels.triton.groups` has such a kernel; where not, a tiling of warp groups is one of warps."""
+    known = spec.of_keys and spec.lines and wave.terms == 1 and wave.place is not None and spec.folded
+    plain = not (spec.grouped or spec.split or spec.with_dq or spec.accumulate or spec.few or spec.joins or spec.listed)
+    sizes = (spec.d, spec.dv, spec.rows, spec.cols) == (64, 64, 64 * spec.groups, 64)
+    return known and plain and sizes and spec.aligned and wave.items * wave.members < FAR and not interpreted()
 
 
 def _grid_takes_none(spec: KernelSpec) -> bool:

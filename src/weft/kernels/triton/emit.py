@@ -31,7 +31,9 @@ STRIDED = {
 }
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
+ROUNDS = ("items", "members", "skewed")  # of blocks that programs take in turn
 FLOATS = ("scale", "softcap")
+GROUPS = "from weft.kernels.triton.groups import key_gradients\n\n"
 WORD, ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"^\s*(\w+) = (?!.*;)")
 
 
@@ -52,7 +54,7 @@ def arguments(spec: KernelSpec) -> tuple[str, ...]:
     strides = [f"{x}_{part}" for x in strided(spec) for part in _stride_names(spec)]
     if spec.direction == "delta":
         return (*tensors(spec), "all_heads", "my_length", *strides, "scale")
-    return (*tensors(spec), "Tables", *PLAIN, *strides, *FLOATS)
+    return (*tensors(spec), "Tables", *PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS)
 
 
 def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
@@ -61,6 +63,9 @@ def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
 
 def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
+    if spec.groups:
+        about = f"{spec.name}: emitted by weft; {spec.groups} warp groups that compute, {spec.stages} stages."
+        return module(about, GROUPS, arguments(spec), _in_groups(spec), "gluon")
     helpers = (
         "from weft.kernels.triton.device import (\n"
         "    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,\n"
@@ -72,6 +77,19 @@ def emit(spec: KernelSpec) -> str:
         helpers = f"from triton.language.extra.cuda import libdevice\n\n{helpers}"
     about = f"{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."
     return module(about, helpers, arguments(spec), _needed(_kernel(spec)))
+
+
+def _in_groups(spec: KernelSpec) -> Iterator[str]:
+    """A kernel whose warp groups specialise, of the parts of `weft.kernels.triton.groups`."""
+    for names in (("K", "V"), ("Q", "DOut"), ("DK", "DV")):
+        for name in names:
+            yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"
+    yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
+    yield "lengths = all_heads, their_length"
+    yield "key_gradients("
+    yield "    (k, v), (q, dout, Stats), (dk, dv), tables, lengths, scale,"
+    yield f"    WIDE={spec.groups}, STAGES={spec.stages}, CHAINED={spec.chained},"
+    yield ")"
 
 
 def _needed(lines: Iterable[str]) -> list[str]:

@@ -12,11 +12,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
 from weft.kernels.triton import source
-from weft.kernels.triton.emit import FLOATS, PLAIN, arguments, emit, tensors
+from weft.kernels.triton.emit import FLOATS, PLAIN, ROUNDS, arguments, emit, tensors
 from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.spec import KernelSpec
 
 THEIRS = ("DLse", "Sinks", "Slopes")  # used where they lie, wherever that is
+GROUP_WARPS = 4
 WIDE = ("Lse", "DLse", "Delta", "Sum", "Sinks", "Slopes", "Sums")  # always float32
 
 
@@ -30,7 +31,10 @@ def source_of(spec: KernelSpec) -> Source:
     )  # fmt: skip
     said = json.dumps(asdict(spec), indent=1)
     early = spec.chained and spec.of_keys  # the first of a chain follows launches that are not ours
-    return Source(spec.name, emit(spec), types, aligned, spec.warps, spec.stages, spec.registers, said, early)
+    warps = GROUP_WARPS if spec.groups else spec.warps  # of the first group, which makes the others
+    return Source(
+        spec.name, emit(spec), types, aligned, warps, spec.stages, spec.registers, said, early, bool(spec.groups)
+    )
 
 
 def signature(spec: KernelSpec) -> dict[str, str]:
@@ -50,7 +54,7 @@ def signature(spec: KernelSpec) -> dict[str, str]:
         elif name in FLOATS:
             kinds[name] = "fp32"
         else:
-            kinds[name] = "i32" if name in PLAIN or spec.aligned else "i64"
+            kinds[name] = "i32" if name in (*PLAIN, *ROUNDS) or spec.aligned else "i64"
     return kinds
 
 

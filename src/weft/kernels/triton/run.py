@@ -41,6 +41,7 @@ from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
 from weft.settings import interpreted
+from weft.target import Gpu
 
 Tensors = tuple[torch.Tensor, ...]
 Lie = tuple[tuple[tuple[int, ...], ...], bool]  # see `lie_of`
@@ -202,7 +203,7 @@ def prepared(
     plan.check_room(direction, numbers.tf32)
     refuse_capture(f"attention on {problem}", gpu)
     slots = slots_of(plan.target) if split else None
-    shares = (plan.in_one if numbers.with_dq else None) or plan.towards(direction)
+    shares = (plan.in_one if numbers.with_dq else None) or _shares(direction, plan, lie, numbers)
     tables = loaded(shares, problem, direction == "dkdv", device, slots)
     joins = tables.plan.met is not None
     merges = tables.plan.merges and not joins
@@ -222,11 +223,19 @@ def prepared(
     elif direction == "dq":
         made |= _row_numbers(spec, problem)
     with on(gpu):
-        waves = _launches(spec, tables, known, problem, numbers)
+        waves = _launches(spec, tables, known, plan, numbers)
     if not joins:
         return Prepared(tuple(chain(*waves)), tuple(made.values()), device, gpu, covers, merges, tables)
     before = Prepared(tuple(chain(*waves[:-1])), tuple(sums.values()), device, gpu, False, True, tables)
     return Prepared(tuple(waves[-1]), tuple(made.values()), device, gpu, True, False, tables, before, tables.slots)
+
+
+def _shares(direction: Direction, plan: AttentionPlan, lie: Lie, numbers: Numbers) -> tuple[Share, ...]:
+    """What is walked; in tiles of warp groups only where these may specialise: see `weft.kernels.triton.groups`."""
+    linear = numbers.softcap is None and not numbers.alibi and numbers.scale >= SMALLEST
+    aligned = lie[1] and dense_rows(_known(lie), DTYPES[plan.problem.dtype])
+    usual = direction == "dkdv" and (numbers.with_dq or interpreted() or not (linear and aligned))
+    return plan.keys_in_step if usual else plan.towards(direction)
 
 
 @lru_cache(maxsize=512)
@@ -312,10 +321,10 @@ def _spec(direction: Direction | Literal["delta"], problem: Problem, aligned: bo
 
 
 def _launches(
-    spec: KernelSpec, tables: Loaded, strides: Mapping[str, tuple[int, ...]], problem: Problem, numbers: Numbers
+    spec: KernelSpec, tables: Loaded, strides: Mapping[str, tuple[int, ...]], plan: AttentionPlan, numbers: Numbers
 ) -> list[list[Launch]]:
     """Of all waves, one after the other."""
-    found = []
+    found, problem = [], plan.problem
     mine, theirs = (problem.n, problem.m) if spec.of_keys else (problem.m, problem.n)
     widest = max(stride[2] for stride in strides.values())
     for wave, words in tables.waves:
@@ -326,11 +335,20 @@ def _launches(
             "shift": numbers.shift, "scale": numbers.scale, "softcap": numbers.softcap or 0.0,
             "Tables": words if gpu_of(words.device) is None else words.data_ptr(),
         }  # fmt: skip
-        firsts = range(0, wave.items, GRID)
-        launches = [(_grid(wave, first), values | {"first_item": first}) for first in firsts]
         ones = wave_specs(spec, wave, tables.plan, widest)
+        if ones[0].groups and isinstance(plan.target, Gpu):
+            launches = [_in_rounds(wave, values, plan.target)]
+        else:
+            firsts = range(0, wave.items, GRID)
+            launches = [(_grid(wave, first), values | {"first_item": first}) for first in firsts]
         found.append([_launch(one, grid, words.device, here, strides) for one in ones for grid, here in launches])
     return found
+
+
+def _in_rounds(wave: Wave, values: Mapping[str, Any], gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """A program for each processor, which takes blocks in turn; as `_grid` says, heads side by side or not."""
+    rounds = {"items": wave.items, "members": wave.members, "skewed": int(_grid(wave, 0)[0] > 1)}
+    return (min(gpu.processors, wave.items * wave.members), 1, 1), {**values, **rounds}
 
 
 def _grid(wave: Wave, first: int) -> tuple[int, int, int]:

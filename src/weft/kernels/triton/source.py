@@ -24,10 +24,12 @@ from triton._C import libtriton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.compiler.compiler import make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from weft import store
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton import device as helpers
+from weft.kernels.triton import groups as group_helpers
 from weft.kernels.triton import row_device as row_helpers
 from weft.kernels.triton import translated
 from weft.settings import interpreted
@@ -39,7 +41,8 @@ POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 class Source:
     """A module with one kernel, `kernel`. types: of its arguments, in order. aligned: pointers that are multiples of 16
     bytes, by place. registers: the most that a thread may use, 0: what the compiler takes. spec: what it was emitted
-    from, as JSON for people. early: a launch of it may begin while the one before it ends.
+    from, as JSON for people. early: a launch of it may begin while the one before it ends. gluon: it is written in
+    Triton's dialect of that name.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Source:
     registers: int = 0
     spec: str = ""
     early: bool = False
+    gluon: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -68,7 +72,8 @@ def module_of(source: Source) -> ModuleType:
 def _described(source: Source) -> ASTSource:
     """The kernel as Triton wants it described."""
     attributes = {(i,): [["tt.divisibility", 16]] for i in source.aligned}
-    return ASTSource(module_of(source).kernel, dict(source.types), {}, attributes)
+    language = GluonASTSource if source.gluon else ASTSource
+    return language(module_of(source).kernel, dict(source.types), {}, attributes)
 
 
 def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
@@ -139,7 +144,8 @@ def _toolchain() -> tuple[str | int, ...]:
     written.
     """
     library = Path(libtriton.__file__).stat()
-    ours = "".join(Path(module.__file__ or "").read_text() for module in (helpers, row_helpers, translated))
+    modules = helpers, row_helpers, group_helpers, translated
+    ours = "".join(Path(module.__file__ or "").read_text() for module in modules)
     return ours, triton.__version__, library.st_size, library.st_mtime_ns
 
 

@@ -48,7 +48,8 @@ class KernelSpec(Strided):
     multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of
     a chain of launches each begins while the one before it ends (programmatic dependent launch), and waits for that
     before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22. partial:
-    sums of rows stay in parts until the end, one of each thread that has a part of the row.
+    sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp groups that
+    specialise, see `weft.kernels.triton.groups`; 0: none.
     """
 
     direction: Direction | Literal["delta"]
@@ -87,6 +88,7 @@ class KernelSpec(Strided):
     fast_log: bool = False
     partial: bool = False
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
+    groups: int = 0
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
     stages: int = 3
@@ -125,7 +127,7 @@ class KernelSpec(Strided):
             )
             if getattr(self, x)
         )
-        options = f"_{self.terms}_terms" * (self.terms > 1) + options
+        options = f"_{self.terms}_terms" * (self.terms > 1) + f"_{self.groups}_groups" * bool(self.groups) + options
         made = "" if self.makes == "both" else f"_{self.makes}"
         return f"{self.direction}{made}_{self.dtype}_{dims}_{tile}{options}" + (
             "_any" * (not self.aligned) + "_table" * (not self.formula and self.rank > 0)

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton.boxes import whole_boxes
-from weft.kernels.triton.lines import as_lines, unbounded
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.device import FAR, Run, is_formula, is_listed, is_narrow, more_run
+from weft.planning.lines import as_lines, unbounded
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.work import rows_apart
@@ -75,7 +75,7 @@ class LaunchTables:
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
     column of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines:
-    see `weft.kernels.triton.lines`.
+    see `weft.planning.lines`.
     """
 
     words: Words
