@@ -15,6 +15,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from weft.kernels.triton import decode, run, source, translated
 from weft.kernels.triton.load import source_of
 
+from . import specialised
 from .launch import Kernel, launch
 from .memory import Global
 from .parse import parse
@@ -96,7 +97,10 @@ class Launched:
         kernel = kernel_of(self.way.change(self.given.name, text), shared)
         memory = Global([storage(x) for x in values if isinstance(x, torch.Tensor)])
         plain = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in values]
-        launch(kernel, grid, plain, memory, self.way.order)
+        if self.given.gluon:
+            specialised.launch(kernel.program, grid[0], plain, (memory, shared), self.way.order)
+        else:
+            launch(kernel, grid, plain, memory, self.way.order)
         self.names.append(self.given.name)
 
 

@@ -218,6 +218,24 @@ def _arrive(warp, instruction, active):
     warp.counter(instruction.operands[1]).arrive()
 
 
+@TABLE.does("cp.async.mbarrier.arrive.noinc", modifiers="shared shared::cta")
+def _arrive_with_copies(warp, instruction, active):
+    """Each thread arrives once all copies that it asked for have come."""
+    assert active is None or active.all()
+    copies, counter, block = warp.copies.take(), warp.counter(instruction.operands[0]), warp.team
+
+    def come():
+        for copy in copies if block.order.late_copies else ():
+            copy.do(warp)
+        for _ in range(WARP):
+            counter.arrive()
+
+    if block.order.late_copies:
+        block.copies.append(come)
+    else:
+        come()
+
+
 @TABLE.does("mbarrier.arrive.expect_tx", modifiers="shared shared::cta")
 def _expect(warp, instruction, active):
     _alone(active)

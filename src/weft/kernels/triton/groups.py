@@ -16,7 +16,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -182,6 +181,7 @@ def load(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, CHAINED: gl.constexpr)
             mbarrier.wait(k_empty.index(place), ((t >> 1) & 1) ^ 1)
             copy(k.index(place), k_at, row, K, d)
             copy(v.index(place), v_at, row, V, d)
+            # products see these copies without a fence: as in Triton's own loops, and in CUTLASS's kernels of this kind
             async_copy.mbarrier_arrive(k_full.index(place), increment_count=False)
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats
@@ -290,12 +290,10 @@ def gradients(C: gl.constexpr, told, STAGES: gl.constexpr):
         dk = zero
         dv = zero
         mbarrier.wait(k_full.index(place), (t >> 1) & 1)
-        fence_async_shared()  # what threads copied, products read
         i = skip(begin, i, full, empty, STAGES)
         for s in range(begin, end):
             at = i & (STAGES - 1)
             mbarrier.wait(full.index(at), turn(i, STAGES))
-            fence_async_shared()
             queries, outs = q.index(at), do.index(at)
             of_queries = stats.index(at).permute((1, 0))
             x = warpgroup_mma(of_lse, of_queries, zero, use_acc=False, is_async=True)

@@ -142,7 +142,7 @@ class KernelSpec(Strided):
     def factors(self) -> tuple[str, ...]:
         """Of the rows that stay, those that are held: as many as there are registers for (sm_90)."""
         wide = max(self.d, self.dv)
-        if not self.held or self.rank == 0 or not self.aligned or self.rows != 16 * self.warps:
+        if self.groups or not self.held or self.rank == 0 or not self.aligned or self.rows != 16 * self.warps:
             return ()  # of a tile that warps share by columns no warp can hold its rows
         if self.direction == "dq" and wide in HELD:
             return ("q", "do") if self.formula and not (self.several or self.listed) else ("q",)

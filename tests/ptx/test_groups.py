@@ -1,0 +1,129 @@
+"""dK and dV by warp groups that specialise, as PTX, on cards of few processors, whose programs take several blocks."""
+
+import re
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from tests.kernels.planned import planned, results
+from tests.triton.specs import card
+
+import weft
+from weft.settings import interpreted
+
+from . import problems
+from .parse import Fault
+from .problems import ORDERS, Call, check, check_in_every_order
+from .run import Way, emulated
+from .test_controls import without, without_all
+from .test_specialised import without_every, without_waits
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+PAIRS = (2, 2)  # heads: of queries as many as of keys
+BAND = Call(weft.causal() & weft.window(left=50), 300, heads=PAIRS)
+CALLS = {
+    "causal window": BAND,
+    "float16": replace(BAND, dtype=torch.float16),
+    "window": Call(weft.window(70, 30), 250, heads=PAIRS),
+    "dilated": Call(weft.dilated(30, 30, 3), 768, heads=(1, 1)),
+    "full": Call(weft.full(), 200, heads=(1, 1)),
+}
+GPU = card("sm_90")
+FEW = replace(GPU, processors=1)
+
+
+@pytest.mark.parametrize("processors", [1, 3])
+@pytest.mark.parametrize("name", CALLS)
+def test_right_in_every_order(name, processors):
+    few = replace(GPU, processors=processors)
+    with mock.patch.object(problems, "card", lambda _: few):
+        names = check_in_every_order(CALLS[name].case(), Way(90))
+    assert [one for one in names if "_2_groups_" in one]
+
+
+def test_what_queries_hold_that_see_no_key():
+    """Keys of their own tiles are as they would be without them."""
+    pattern = weft.window(20, 20) & weft.padding([150])
+    case = Call(pattern, 250, heads=(1, 1)).case()
+    q, k, v = case.tensors
+    with emulated(Way(90)) as names:
+        found = results(case, FEW)
+        loud = q.clone()
+        loud[:, :, 192:] = torch.nan
+        again = results(replace(case, tensors=(loud, k, v)), FEW)
+    assert any("_2_groups_" in one for one in names)
+    for name in ("dk", "dv"):
+        assert torch.equal(again[name][:, :, :192], found[name][:, :, :192])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        replace(BAND, options=("softcap",)),
+        replace(BAND, options=("alibi_slopes",)),
+        replace(BAND, heads=(4, 2)),
+        replace(BAND, dims=(128, 128)),
+        replace(BAND, dtype=torch.float32),
+        replace(BAND, pattern=weft.causal()),
+        replace(BAND, pattern=weft.longformer(20, global_tokens=9)),
+        replace(BAND, pattern=weft.per_head([weft.window(9, 9), weft.window(20, 20)])),
+        replace(BAND, pattern=weft.documents([100, 60, 140])),
+    ],
+    ids=["softcap", "alibi", "heads share keys", "128", "float32", "causal", "several", "by head", "documents"],
+)
+def test_elsewhere_all_warps_do_the_same(call):
+    """And never in tiles that only groups are good at."""
+    found = []
+    with mock.patch("weft.kernels.triton.run.kernel_of", lambda spec, _: found.append(spec) or mock.MagicMock()):
+        results(call.case(), FEW)
+    (keys, *_) = [spec for spec in found if spec.of_keys]
+    assert keys.groups == 0
+    assert (keys.rows, keys.cols, keys.warps) != (128, 64, 8)
+
+
+def test_strides_that_are_no_multiples_of_16_bytes():
+    case = BAND.case()
+    plan, how, _ = planned(case, FEW)
+    assert plan.transposed[0].plan.tiling.groups == 2
+    assert plan.keys_in_step[0].plan.tiling.groups == 0
+    odd = tuple(torch.cat([x, x], -1)[..., 1:65] for x in case.tensors)
+    with emulated(Way(90)) as names:
+        found = results(replace(case, tensors=odd), FEW)
+    assert not any("groups" in one for one in names)
+    check(replace(case, tensors=odd), found)
+
+
+# ---- that this sees what is wrong ------------------------------------------------------------------------------------
+CHANGES = {  # and what is said then
+    "tiles are not given back": (partial(without_every, "mbarrier.arrive.shared::cta"), "nobody can go on"),
+    "copies are not waited for": (partial(without_waits, r"[^{]{0,1500}wgmma\.fence"), "is off|more arrivals"),
+    "no wait for products": (partial(without, "wgmma.wait_group"), "before the product .* is waited for"),
+    "nobody says that copies came": (partial(without_all, "cp.async.mbarrier.arrive.noinc"), "nobody can go on"),
+}
+
+
+def said_of(change):
+    """What is wrong with a changed kernel, in the first order that shows it."""
+    case = BAND.case()
+
+    def only(name, text):
+        return change(text) if "groups" in name else text
+
+    for order in ORDERS.values():
+        try:
+            with emulated(Way(90, order, only)):
+                check(case, results(case, FEW))
+        except Fault as fault:
+            return str(fault)
+        except AssertionError:
+            return "it is off"
+    return "nothing"
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_missing_is_seen(name):
+    change, said = CHANGES[name]
+    assert re.search(said, said_of(change))
