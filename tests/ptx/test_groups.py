@@ -86,7 +86,7 @@ def test_elsewhere_all_warps_do_the_same(call):
 
 def test_strides_that_are_no_multiples_of_16_bytes():
     case = BAND.case()
-    plan, how, _ = planned(case, FEW)
+    plan, *_ = planned(case, FEW)
     assert plan.transposed[0].plan.tiling.groups == 2
     assert plan.keys_in_step[0].plan.tiling.groups == 0
     odd = tuple(torch.cat([x, x], -1)[..., 1:65] for x in case.tensors)

@@ -1,7 +1,10 @@
 """Launches of the backward that overlap: who may begin early, and what waits before it reads."""
 
+import inspect
+
 import pytest
 
+from weft.kernels.triton import groups
 from weft.kernels.triton.load import source_of
 from weft.settings import interpreted
 
@@ -31,6 +34,11 @@ def test_who_begins_early(call):
 @pytest.mark.parametrize("call", CALLS)
 def test_nothing_is_read_before_the_wait(call):
     for spec, source in sources(call, "sm_90"):
+        if spec.groups:  # which waits where it loads
+            assert "CHAINED=True" in source.text
+            loads = inspect.getsource(groups.load.fn)
+            assert loads.index(WAITS) < loads.index("Stats +")
+            continue
         before = source.text.split(WAITS)[0]
         assert (before == source.text) == (spec.direction != "dkdv")
         if source.early:

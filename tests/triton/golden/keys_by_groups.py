@@ -19,8 +19,7 @@ def kernel(
     dk = DK, DK_batch, DK_head, DK_row
     dv = DV, DV_batch, DV_head, DV_row
     tables = Tables, record, parts_at, items_at, heads_at, items, members, skewed
-    lengths = all_heads, their_length
     key_gradients(
-        (k, v), (q, dout, Stats), (dk, dv), tables, lengths, scale,
+        (k, v), (q, dout, Stats), (dk, dv), tables, (all_heads, their_length, scale),
         WIDE=2, STAGES=4, CHAINED=True,
     )

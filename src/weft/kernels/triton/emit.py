@@ -85,9 +85,8 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         for name in names:
             yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"
     yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
-    yield "lengths = all_heads, their_length"
     yield "key_gradients("
-    yield "    (k, v), (q, dout, Stats), (dk, dv), tables, lengths, scale,"
+    yield "    (k, v), (q, dout, Stats), (dk, dv), tables, (all_heads, their_length, scale),"
     yield f"    WIDE={spec.groups}, STAGES={spec.stages}, CHAINED={spec.chained},"
     yield ")"
 

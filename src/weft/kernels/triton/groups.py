@@ -151,13 +151,13 @@ def copy(to, at, rows, tensor, d):
 @gluon.jit
 def load(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, CHAINED: gl.constexpr):
     """Keys and values of each group, two blocks ahead at most; queries, dO and their numbers STAGES tiles ahead."""
-    keys, walked, rows, rings, bars, tables, lengths = asked
+    keys, walked, rows, rings, bars, tables, numbers_of = asked
     K, V = keys
     Q, DO, Stats = walked
     k, v = rows
     q, do, stats = rings
     k_full, k_empty, full, empty = bars
-    all_heads, their_length = lengths
+    all_heads, their_length, _ = numbers_of
     lies: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [LOADERS, 1], [1, 0])
     beside: gl.constexpr = gl.BlockedLayout([1, 8], [16, 2], [LOADERS, 1], [1, 0])
     r = gl.arange(0, 64, layout=gl.SliceLayout(1, lies))
@@ -243,6 +243,45 @@ def keep(sums, tensor, place, C: gl.constexpr):
 
 
 @gluon.jit
+def share_of(axis, first_row, r, pace, height, first, count):
+    """Of a group's 64 rows r of a block: (each row's bounds, the first tile that any of them sees and the one after the
+    last, tiles below and from which bounds cut). Lines rise or fall, so that of all rows the first and the last say it.
+    """
+    tiles = (count + TILE - 1) // TILE
+    low, high = bounds(axis, first_row + gl.minimum(r[0] + r[1], height - 1) * pace, first, count)
+    low_0, high_0 = bounds(axis, first_row + gl.minimum(r[1], height - 1) * pace, first, count)
+    low_1, high_1 = bounds(axis, first_row + gl.minimum(r[1] + 63, height - 1) * pace, first, count)
+    end = gl.minimum((gl.maximum(high_0, high_1) + TILE - 1) // TILE, tiles)
+    end = gl.where(height > r[1], end, 0)
+    begin = gl.minimum(gl.minimum(low_0, low_1) // TILE, end)
+    below = (gl.maximum(low_0, low_1) + TILE - 1) // TILE
+    return low, high, begin, end, below, gl.minimum(high_0, high_1) // TILE
+
+
+@gluon.jit
+def pair(s, mine, walked, ones, bounds_of, columns, scale2):
+    """(p, ds) of a group's keys and tile s of queries, float32. mine: K, V; walked: Q, dO, their numbers; ones: what
+    adds the numbers of lse and of delta to a product; bounds_of: see `share_of`.
+    """
+    k, v = mine
+    queries, outs, numbers_of = walked
+    low, high, below, beyond = bounds_of
+    none = gl.zeros([64, 64], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+    x = warpgroup_mma(ones[0], numbers_of, none, use_acc=False, is_async=True)
+    x = warpgroup_mma(k, queries.permute((1, 0)), x, is_async=True)
+    y = warpgroup_mma(ones[1], numbers_of, none, use_acc=False, is_async=True)
+    y = warpgroup_mma(v, outs.permute((1, 0)), y, is_async=True)
+    x = warpgroup_mma_wait(2, (x,))
+    p = gl.exp2(x * scale2)
+    y = warpgroup_mma_wait(0, (y,))
+    if (s < below) | (s >= beyond):
+        words, bit = seen(low - s * TILE, high - s * TILE, columns)
+        p = masked(p, words, bit)
+        y = masked(y, words, bit)  # whatever lies in a key that no query sees
+    return p, p * y
+
+
+@gluon.jit
 def gradients(C: gl.constexpr, told, STAGES: gl.constexpr):
     """dK and dV of one warp group's keys, block after block."""
     written, rows, rings, bars, tables, scale = told
@@ -256,8 +295,8 @@ def gradients(C: gl.constexpr, told, STAGES: gl.constexpr):
     # what adds the numbers of lse, or of delta, to a product
     stat = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, factor)), 0)
     every = gl.expand_dims(gl.arange(0, 64, layout=gl.SliceLayout(1, factor)), 1) >= 0
-    of_lse = gl.where((stat < 8) & every, 1.0, 0.0).to(gl.bfloat16)
-    of_delta = gl.where((stat >= 8) & every, 1.0, 0.0).to(gl.bfloat16)
+    of_lse, of_delta = (stat < 8) & every, (stat >= 8) & every
+    ones = (gl.where(of_lse, 1.0, 0.0).to(gl.bfloat16), gl.where(of_delta, 1.0, 0.0).to(gl.bfloat16))
     k_rows, v_rows = rows
     q, do, stats = rings
     k_full, k_empty, full, empty = bars
@@ -277,16 +316,8 @@ def gradients(C: gl.constexpr, told, STAGES: gl.constexpr):
         height, first, count = live(height), live(first), live(count)
         where = next_block(where, tables)
         mine = numbers(tables, where)  # the next block's, long before they are needed
-        tiles = (count + TILE - 1) // TILE
-        low, high = bounds(axis, start + gl.minimum(r + C * 64, height - 1) * pace, first, count)
-        # lines rise or fall: of all rows the first and the last say what is seen
-        low_0, high_0 = bounds(axis, start + gl.minimum(C * 64, height - 1) * pace, first, count)
-        low_1, high_1 = bounds(axis, start + gl.minimum(C * 64 + 63, height - 1) * pace, first, count)
-        end = gl.minimum((gl.maximum(high_0, high_1) + TILE - 1) // TILE, tiles)
-        end = gl.where(height > C * 64, end, 0)
-        begin = gl.minimum(gl.minimum(low_0, low_1) // TILE, end)
-        cut_below, cut_from = (gl.maximum(low_0, low_1) + TILE - 1) // TILE, gl.minimum(high_0, high_1) // TILE
-        k, v = k_rows.index(place), v_rows.index(place)
+        low, high, begin, end, below, beyond = share_of(axis, start, (r, C * 64), pace, height, first, count)
+        mine_of = (k_rows.index(place), v_rows.index(place))
         dk = zero
         dv = zero
         mbarrier.wait(k_full.index(place), (t >> 1) & 1)
@@ -295,19 +326,9 @@ def gradients(C: gl.constexpr, told, STAGES: gl.constexpr):
             at = i & (STAGES - 1)
             mbarrier.wait(full.index(at), turn(i, STAGES))
             queries, outs = q.index(at), do.index(at)
-            of_queries = stats.index(at).permute((1, 0))
-            x = warpgroup_mma(of_lse, of_queries, zero, use_acc=False, is_async=True)
-            x = warpgroup_mma(k, queries.permute((1, 0)), x, is_async=True)
-            y = warpgroup_mma(of_delta, of_queries, zero, use_acc=False, is_async=True)
-            y = warpgroup_mma(v, outs.permute((1, 0)), y, is_async=True)
-            x = warpgroup_mma_wait(2, (x,))
-            p = gl.exp2(x * scale2)
-            y = warpgroup_mma_wait(0, (y,))
-            if (s < cut_below) | (s >= cut_from):
-                words, bit = seen(low - s * TILE, high - s * TILE, columns)
-                p = masked(p, words, bit)
-                y = masked(y, words, bit)  # whatever lies in a key that no query sees
-            ds = gl.convert_layout((p * y).to(dtype), factor)
+            walked = (queries, outs, stats.index(at).permute((1, 0)))
+            p, ds = pair(s, mine_of, walked, ones, (low, high, below, beyond), columns, scale2)
+            ds = gl.convert_layout(ds.to(dtype), factor)
             weights = gl.convert_layout(p.to(dtype), factor)
             more_dv = warpgroup_mma(weights, outs, dv, is_async=True)
             more_dk = warpgroup_mma(ds, queries, dk, is_async=True)
@@ -315,7 +336,7 @@ def gradients(C: gl.constexpr, told, STAGES: gl.constexpr):
             mbarrier.arrive(empty.index(at), count=1)
             i += 1
         mbarrier.arrive(k_empty.index(place), count=1)
-        i = skip(tiles - end, i, full, empty, STAGES)
+        i = skip((count + TILE - 1) // TILE - end, i, full, empty, STAGES)
         block = (batch, kv_head, origin + start, height, pace)
         keep(dk * scale, DK, block, C)
         keep(dv, DV, block, C)
@@ -324,10 +345,10 @@ def gradients(C: gl.constexpr, told, STAGES: gl.constexpr):
 
 @gluon.jit
 def key_gradients(
-    keys, walked, written, tables, lengths, scale, WIDE: gl.constexpr, STAGES: gl.constexpr, CHAINED: gl.constexpr,
+    keys, walked, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, CHAINED: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one term. keys: K, V; walked: Q, dO and the pointer Stats; written: DK, DV; lengths: (heads of
-    queries, queries).
+    """dK and dV of one term. keys: K, V; walked: Q, dO and the pointer Stats; written: DK, DV; numbers_of: (heads of
+    queries, queries, scale).
     """
     dtype: gl.constexpr = keys[0][0].dtype.element_ty
     rows = room(dtype, 2 * WIDE, 64), room(dtype, 2 * WIDE, 64)
@@ -338,8 +359,8 @@ def key_gradients(
         barriers(STAGES, 32 * LOADERS),
         barriers(STAGES, WIDE),
     )
-    told = (written, rows, rings, bars, tables, scale)
-    asked = (keys, walked, rows, rings, bars, tables, lengths)
+    told = (written, rows, rings, bars, tables, numbers_of[2])
+    asked = (keys, walked, rows, rings, bars, tables, numbers_of)
     gl.static_assert(WIDE == 2)
     gl.warp_specialize([
         (gradients, (0, told, STAGES)), (gradients, (1, told, STAGES)), (load, (asked, WIDE, STAGES, CHAINED)),

@@ -203,8 +203,7 @@ def prepared(
     plan.check_room(direction, numbers.tf32)
     refuse_capture(f"attention on {problem}", gpu)
     slots = slots_of(plan.target) if split else None
-    shares = (plan.in_one if numbers.with_dq else None) or _shares(direction, plan, lie, numbers)
-    tables = loaded(shares, problem, direction == "dkdv", device, slots)
+    tables = _tables(direction, plan, lie, numbers, (device, slots))
     joins = tables.plan.met is not None
     merges = tables.plan.merges and not joins
     covers = tables.plan.covers
@@ -230,12 +229,23 @@ def prepared(
     return Prepared(tuple(waves[-1]), tuple(made.values()), device, gpu, True, False, tables, before, tables.slots)
 
 
-def _shares(direction: Direction, plan: AttentionPlan, lie: Lie, numbers: Numbers) -> tuple[Share, ...]:
-    """What is walked; in tiles of warp groups only where these may specialise: see `weft.kernels.triton.groups`."""
+def _tables(
+    direction: Direction, plan: AttentionPlan, lie: Lie, numbers: Numbers, where: tuple[torch.device, int | None]
+) -> Loaded:  # fmt: skip
+    """The waves of a direction; in tiles of warp groups only where these may specialise (`configure._specialises`).
+    where: the device, and slots.
+    """
+    shares, problem = (plan.in_one if numbers.with_dq else None) or plan.towards(direction), plan.problem
+    found = loaded(shares, problem, direction == "dkdv", *where)
+    if not any(share.plan.tiling and share.plan.tiling.groups for share in shares):
+        return found
     linear = numbers.softcap is None and not numbers.alibi and numbers.scale >= SMALLEST
-    aligned = lie[1] and dense_rows(_known(lie), DTYPES[plan.problem.dtype])
-    usual = direction == "dkdv" and (numbers.with_dq or interpreted() or not (linear and aligned))
-    return plan.keys_in_step if usual else plan.towards(direction)
+    aligned = lie[1] and dense_rows(_known(lie), DTYPES[problem.dtype])
+    widest = max(STATS, *(stride[2] for stride in lie[0]))
+    near = all(wave.span * widest < 1 << 31 for wave, _ in found.waves)
+    if linear and aligned and near and not interpreted():
+        return found
+    return loaded(plan.keys_in_step, problem, True, *where)
 
 
 @lru_cache(maxsize=512)
