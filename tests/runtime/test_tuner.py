@@ -11,6 +11,7 @@ from weft.errors import OptionError, UnsupportedError
 from weft.kernels.backend import CpuBackend, Timing
 from weft.planning.attention_plan import plan_attention
 from weft.planning.candidates import footprint, menu
+from weft.planning.choice import offered
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.runtime import evidence, tuner
@@ -42,7 +43,9 @@ def test_candidates_hold_the_untuned_choice_and_limits_of_registers(direction):
     assert untuned == PLAN.towards(direction)[0].plan.tiling and untuned in predicted
     assert list(predicted.values()) == sorted(predicted.values())
     assert {one.registers for one in predicted} >= {0, *tuner.LIMITS}
-    limited = [one for one in predicted if one.registers and one not in menu(direction, PROBLEM)]  # that was compiled
+    rows = [(share.plan.acsr, 8) for share in PLAN.towards(direction)]
+    compiled = offered(direction, rows, PROBLEM, GPU)
+    limited = [one for one in predicted if one.registers and one not in compiled]
     assert all(footprint(direction, PROBLEM, one, GPU).registers <= one.registers for one in limited)
 
 

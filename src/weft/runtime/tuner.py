@@ -22,7 +22,7 @@ from weft.kernels.backend import Backend, Card, Meter, Timing
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan, count_heads, plan_attention
 from weft.planning.candidates import footprint, legal
-from weft.planning.choice import rank_of, ranked
+from weft.planning.choice import offered, rank_of, ranked
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS, Direction, Tiling
 from weft.runtime import evidence
@@ -258,11 +258,11 @@ def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[
     shares, problem, gpu = plan.towards(direction), plan.problem, plan.target
     rows = [(share.plan.acsr, count_heads(share.heads)) for share in shares]
     rank, untuned = rank_of(rows), shares[0].plan.tiling
-    found = dict.fromkeys([untuned, *legal(direction, problem, rank, gpu)])
+    found = dict.fromkeys([untuned, *offered(direction, rows, problem, gpu), *legal(direction, problem, rank, gpu)])
     if rank < 3 and gpu.architecture.startswith("sm"):  # elsewhere kernels take no limit: see `configure`, `load`
         for one, limit in product(tuple(found), LIMITS):
             # others would spill, and are not predicted to
-            if footprint(direction, problem, one, gpu).registers <= limit:
+            if not one.groups and footprint(direction, problem, one, gpu).registers <= limit:
                 found[replace(one, registers=limit)] = None
     order = {one.tilings[0]: one.cost.seconds for one in ranked(direction, rows, problem, gpu, found)}
     order[untuned] = plan.candidate(direction).cost.seconds

@@ -118,8 +118,10 @@ def _specialises(spec: KernelSpec, wave: Wave) -> bool:
     """Whether `weft.kernels.triton.groups` has such a kernel; where not, a tiling of warp groups is one of warps."""
     known = spec.of_keys and spec.lines and wave.terms == 1 and wave.place is not None and spec.folded
     plain = not (spec.grouped or spec.split or spec.with_dq or spec.accumulate or spec.few or spec.joins or spec.listed)
-    sizes = (spec.d, spec.dv, spec.rows, spec.cols) == (64, 64, 64 * spec.groups, 64)
-    return known and plain and sizes and spec.aligned and wave.items * wave.members < FAR and not interpreted()
+    # registers: of all groups together, who else would wait for more for ever
+    shape = (spec.rows, spec.cols, spec.groups, spec.stages, spec.registers) == (128, 64, 2, 4, 168)
+    sizes = (spec.d, spec.dv) == (64, 64) and shape and wave.items * wave.members < FAR
+    return known and plain and sizes and spec.aligned and not interpreted()
 
 
 def _grid_takes_none(spec: KernelSpec) -> bool:
