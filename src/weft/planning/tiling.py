@@ -27,8 +27,9 @@ class Tiling:
     groups: int = 0
 
     def __str__(self) -> str:
+        if self.groups:
+            return f"{self.rows}x{self.cols}, {self.groups} warp groups that compute, {self.stages} stages"
         options = "".join([f", {self.registers} registers" * bool(self.registers), ", edges apart" * self.apart])
-        options += f", {self.groups} groups" * bool(self.groups)
         return f"{self.rows}x{self.cols}, {self.warps} warps, {self.stages} stages{options}"
 
 
