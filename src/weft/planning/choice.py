@@ -178,7 +178,7 @@ def _is_one_line(row: tuple[Acsr, int], problem: Problem, gpu: Gpu, tiling: Tili
     if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
         return False
     found = works([(plan, row[1])], slots_of(gpu), of_keys=True)
-    if len(found) > 1 or found[0].kind != "formula" or found[0].split or as_lines(plan.launches[0]) is None:
+    if len(found) != 1 or found[0].kind != "formula" or found[0].split or as_lines(plan.launches[0]) is None:
         return False
     return sum(found[0].most) * found[0].programs <= EVEN * found[0].tiles
 

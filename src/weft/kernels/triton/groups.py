@@ -22,11 +22,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
+from weft.kernels.triton import backward, tables
 from weft.kernels.triton.device import positions
 
-# As constants of kernels: elements in 16 bytes, queries of a tile, numbers of a query, integers of a member and of a
-# part before its axes (`weft.kernels.triton.tables`)
-UNIT, TILE, STATS, MEMBER, PART, AXIS = (gl.constexpr(x) for x in (8, 64, 16, 10, 4, 6))
+UNIT, TILE = gl.constexpr(8), gl.constexpr(64)  # elements in 16 bytes; queries of a tile
+STATS, MEMBER, PART, AXIS = (gl.constexpr(x) for x in (backward.STATS, tables.HEAD, tables.PART, tables.AXIS))
 LOG2E = gl.constexpr(1.4426950408889634)
 # Registers of a thread that computes and of one that loads; the first group has what the others leave of 3 x 168.
 COMPUTES, LOADS = gl.constexpr(224), gl.constexpr(56)
