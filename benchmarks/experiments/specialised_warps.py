@@ -22,9 +22,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import triton
-from specialised.forward import forward
-from specialised.keys import backward_keys
-from specialised.queries import backward
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
@@ -32,6 +29,12 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "src")]
+
+from specialised.forward import forward  # noqa: E402
+from specialised.keys import backward_keys  # noqa: E402
+from specialised.queries import backward  # noqa: E402
+
 D = 64
 # Of a block's record: its first row, (first key, tiles) of two terms; from 8 on six numbers of each warp group.
 WORDS = 32
@@ -178,7 +181,7 @@ WAYS = {"forward": forward, "dq": backward, "dkdv": backward_keys}
 
 def compare() -> None:
     """Errors and times beside weft's own kernels on the GPU at hand."""
-    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
+    sys.path[:0] = [str(ROOT / "benchmarks")]
     from prediction.problems import Case
 
     from weft.kernels.triton import measure
@@ -236,7 +239,7 @@ def serialised(built) -> bool:
 
 def report() -> None:
     """Registers, spills and shared memory of each form, and whether products overlap."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+    sys.path[:0] = [str(ROOT)]
     from tests.triton.resources import resources
 
     print("triton", triton.__version__)

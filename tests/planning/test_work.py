@@ -152,3 +152,12 @@ def test_short_programs_leave_room_for_the_last_round():
     assert waits(396, 20, 20, 396 * 20) == 0
     alone = waits(1, 100, 100, 100)
     assert 1.6 * 11_000 < alone + 11_000 / 132 < 1.7 * 11_000
+
+
+def test_programs_that_take_turns_fill_whole_rounds():
+    """One on each processor: a last round of a few takes as long as a full one."""
+    rate, count = Rates(1000.0, 0.0, 100.0), GPU.processors + 60
+    work = Work("formula", count, 0, 10 * count, (0, 10), (0, 10))
+    whole = 2000 * count / GPU.processors + waiting(work, rate, 1, GPU, in_turn=True)
+    assert whole == pytest.approx(2 * 2000)
+    assert whole > 2000 * count / GPU.processors + waiting(work, rate, 1, GPU)

@@ -15,7 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from specialised.pieces import after, barriers, begin, cut, live, own, parts, produce, skip, tiles, turn
+from specialised.pieces import after, begin, cut, own, parts, produce, tiles
+from weft.kernels.triton.groups import barriers, live, skip, turn
 
 
 @gluon.jit

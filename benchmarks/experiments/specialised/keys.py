@@ -13,7 +13,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from specialised.pieces import after, barriers, begin, live, masked, own, skip, tiles, turn
+from specialised.pieces import after, begin, masked, own, tiles
+from weft.kernels.triton.groups import barriers, live, skip, turn
 
 
 @gluon.jit

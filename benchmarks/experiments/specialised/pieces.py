@@ -7,27 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-
-@gluon.jit
-def live(x):
-    """x, of which nothing is known: Triton 3.6 drops a carried scalar that only bounds a loop, and keeps its first."""
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def turn(i, STAGES: gl.constexpr):
-    """How often the ring was full before tile i, as its barriers count: 0 or 1."""
-    return ((i & STAGES) != 0).to(gl.int32)
-
-
-@gluon.jit
-def skip(count, i, full, empty, STAGES: gl.constexpr):
-    """Pass over tiles that others see: waited for too, because who arrives early is counted for the tile before."""
-    for _ in range(0, count):
-        mbarrier.wait(full.index(i & (STAGES - 1)), turn(i, STAGES))
-        mbarrier.arrive(empty.index(i & (STAGES - 1)), count=1)
-        i += 1
-    return i
+from weft.kernels.triton.groups import turn
 
 
 @gluon.jit
@@ -89,15 +69,6 @@ def cut(s, j, bounds, columns, TERMS: gl.constexpr):
 def parts(p):
     """Sums of a row in parts, one of each thread that has a part of it."""
     return gl.sum(gl.sum(gl.reshape(p, [64, 8, 4, 2]), 3), 1)
-
-
-@gluon.jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """So many, each with so many arrivals."""
-    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for x in gl.static_range(COUNT):
-        mbarrier.init(made.index(x), count=ARRIVALS)
-    return made
 
 
 @gluon.jit
