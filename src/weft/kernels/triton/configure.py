@@ -116,11 +116,14 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kerne
 
 def _specialises(spec: KernelSpec, wave: Wave) -> bool:
     """Whether `weft.kernels.triton.groups` has such a kernel; where not, a tiling of warp groups is one of warps."""
-    known = spec.of_keys and spec.lines and wave.terms == 1 and wave.place is not None and spec.folded
-    plain = not (spec.grouped or spec.split or spec.with_dq or spec.accumulate or spec.few or spec.joins or spec.listed)
+    shape = spec.rows, spec.cols, spec.groups, spec.stages, spec.registers
+    forward = spec.direction == "forward"
     # registers: of all groups together, who else would wait for more for ever
-    shape = (spec.rows, spec.cols, spec.groups, spec.stages, spec.registers) == (128, 64, 2, 4, 168)
-    sizes = (spec.d, spec.dv) == (64, 64) and shape and wave.items * wave.members < FAR
+    shapes = ((192, 64, 3, 8, 128), (192, 64, 3, 4, 128), (256, 64, 4, 4, 96)) if forward else ((128, 64, 2, 4, 168),)
+    known = spec.lines and wave.place is not None and wave.terms <= (2 if forward else 1) and not wave.more
+    known &= spec.no_maximum and spec.linear and not spec.sinks if forward else spec.of_keys and spec.folded
+    plain = not (spec.grouped or spec.split or spec.with_dq or spec.accumulate or spec.few or spec.joins or spec.listed)
+    sizes = (spec.d, spec.dv) == (64, 64) and shape in shapes and wave.items * wave.members < FAR
     return known and plain and sizes and spec.aligned and not interpreted()
 
 

@@ -33,7 +33,10 @@ PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "a
          "shift")  # fmt: skip
 ROUNDS = ("items", "members", "skewed")  # of blocks that programs take in turn
 FLOATS = ("scale", "softcap")
-GROUPS = "from weft.kernels.triton.groups import key_gradients\n\n"
+GROUPS = {  # what a kernel whose groups specialise is made of
+    "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
+    "forward": "from weft.kernels.triton.group_queries import attention\n\n",
+}
 WORD, ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"^\s*(\w+) = (?!.*;)")
 
 
@@ -65,7 +68,7 @@ def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     if spec.groups:
         about = f"{spec.name}: emitted by weft; {spec.groups} warp groups that compute, {spec.stages} stages."
-        return module(about, GROUPS, arguments(spec), _in_groups(spec), "gluon")
+        return module(about, GROUPS[spec.direction], arguments(spec), _in_groups(spec), "gluon")
     helpers = (
         "from weft.kernels.triton.device import (\n"
         "    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,\n"
@@ -81,13 +84,17 @@ def emit(spec: KernelSpec) -> str:
 
 def _in_groups(spec: KernelSpec) -> Iterator[str]:
     """A kernel whose warp groups specialise, of the parts of `weft.kernels.triton.groups`."""
-    for names in (("K", "V"), ("Q", "DOut"), ("DK", "DV")):
-        for name in names:
-            yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"
+    for name in strided(spec):
+        yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"
     yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
-    yield "key_gradients("
-    yield "    (k, v), (q, dout, Stats), (dk, dv), tables, (all_heads, their_length, scale),"
-    yield f"    WIDE={spec.groups}, STAGES={spec.stages}, CHAINED={spec.chained},"
+    if spec.direction == "forward":
+        yield "attention("
+        yield "    q, (k, v), (out, Lse), tables, (all_heads, my_length, scale),"
+        yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms},"
+    else:
+        yield "key_gradients("
+        yield "    (k, v), (q, dout, Stats), (dk, dv), tables, (all_heads, their_length, scale),"
+        yield f"    WIDE={spec.groups}, STAGES={spec.stages}, CHAINED={spec.chained},"
     yield ")"
 
 

@@ -29,6 +29,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from weft import store
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton import device as helpers
+from weft.kernels.triton import group_queries as query_helpers
 from weft.kernels.triton import groups as group_helpers
 from weft.kernels.triton import row_device as row_helpers
 from weft.kernels.triton import translated
@@ -55,6 +56,7 @@ class Source:
     spec: str = ""
     early: bool = False
     gluon: bool = False
+    carries: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -91,7 +93,7 @@ def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
 def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU. Raises UnsupportedKernel where that went wrong without a word."""
     kernel = triton.compile(_described(source), target=target, options=_options(source, target))
-    wrong = translated.mistake(kernel, target)
+    wrong = translated.mistake(kernel, target, source.carries)
     if wrong:
         raise UnsupportedKernel(
             f"the kernel {source.name} for {target.arch}",
@@ -144,7 +146,7 @@ def _toolchain() -> tuple[str | int, ...]:
     written.
     """
     library = Path(libtriton.__file__).stat()
-    modules = helpers, row_helpers, group_helpers, translated
+    modules = helpers, row_helpers, group_helpers, query_helpers, translated
     ours = "".join(Path(module.__file__ or "").read_text() for module in modules)
     return ours, triton.__version__, library.st_size, library.st_mtime_ns
 

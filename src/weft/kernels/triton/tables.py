@@ -184,7 +184,8 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     out, lists = Writer(), Writer()
     rest_at = 2 + 3 * rank + (PART + axis_words(rank) * rank) * len(launch.parts)  # header and parts come before lists
     out.put([launch.q.origin, _queries_at(launch, lists, rest_at)])
-    out.put([x for a in range(rank) for x in (_log2(launch.box[a]), launch.lanes[a].q_step, launch.q.shape[a])])
+    logs = [_log2(size) if rank > 1 else 0 for size in launch.box]  # of boxes on grids, which are powers of two
+    out.put([x for a in range(rank) for x in (logs[a], launch.lanes[a].q_step, launch.q.shape[a])])
     parts_at = out.size
     for part in launch.parts:
         out.put([part.k.origin, *_lists_at(part, lists, rest_at)])

@@ -1,0 +1,454 @@
+# ruff: noqa: PLR0913, SIM113, SIM102 - kernels take as many arguments as they need, and Gluon is not all of Python
+"""The forward by warp groups that specialise, for short runs on Hopper: one loads, the others compute. Functions of
+Gluon, inlined into an emitted kernel (docs/decisions/0010-warp-groups-that-specialise.md).
+
+As `weft.kernels.triton.groups`, with queries that stay: each of WIDE groups has 64 of a block. One or two terms, whose
+tiles follow each other. It means all that `forward.Forward` does without a maximum; rows whose sums leave the range are
+marked, and walked again when all blocks are done, so that the code for it is there once, and nowhere between blocks.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from weft.kernels.triton import forward as short
+from weft.kernels.triton import tables as words
+from weft.kernels.triton.groups import (
+    LOADERS,
+    LOG2E,
+    PART,
+    TILE,
+    UNIT,
+    axis_of,
+    barriers,
+    copy,
+    first_block,
+    head_of,
+    keep,
+    live,
+    next_block,
+    numbers,
+    room,
+    seen,
+    share_of,
+    skip,
+    turn,
+)
+
+LN2 = gl.constexpr(0.6931471805599453)
+LEAST, MOST = gl.constexpr(short.LEAST), gl.constexpr(short.MOST)
+TERM = gl.constexpr(words.PART + words.axis_words(1))  # words of a term
+RUN = gl.constexpr(4)  # of an item's run of one
+
+
+# ---- where things are ------------------------------------------------------------------------------------------------
+@gluon.jit
+def far_run(tables, where):
+    """Of a block's second term: (first key, keys)."""
+    Tables, record, _, items_at, _, items, members, skewed = tables
+    near, slow, _, _ = where
+    aside = skewed != 0
+    slow = gl.minimum(slow, gl.where(aside, items, members) - 1)
+    mine = Tables + items_at + record * gl.where(aside, slow, near) + 2 + RUN
+    return gl.load(mine), gl.load(mine + 1)
+
+
+@gluon.jit
+def tiles_of(count):
+    return (count + TILE - 1) // TILE
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+@gluon.jit
+def load_run(i, run, keys, r, d, heads, rings, bars, STAGES: gl.constexpr):
+    """Ask for the tiles of one term. run: (first key, keys, their origin and step); heads: (batch row, head)."""
+    first, count, origin, step = run
+    K, V = keys
+    k, v = rings
+    full, empty = bars
+    k_at, v_at = head_of(K, heads[0], heads[1], origin + first), head_of(V, heads[0], heads[1], origin + first)
+    for j in range(0, tiles_of(count)):
+        at = i & (STAGES - 1)
+        passed = (j * TILE * step).to(gl.int64)
+        row = gl.minimum(r, count - 1 - j * TILE) * step
+        mbarrier.wait(empty.index(at), turn(i, STAGES) ^ 1)
+        copy(k.index(at), k_at + passed * (K[3] * UNIT), row, K, d)
+        copy(v.index(at), v_at + passed * (V[3] * UNIT), row, V, d)
+        async_copy.mbarrier_arrive(full.index(at), increment_count=False)
+        i += 1
+    return i
+
+
+@gluon.jit
+def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr):
+    """Queries of each group, two blocks ahead at most; keys and values STAGES tiles ahead."""
+    queries, keys, rows, rings, bars, tables = asked
+    q_full, q_empty, full, empty = bars
+    lies: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [LOADERS, 1], [1, 0])
+    r = gl.arange(0, 64, layout=gl.SliceLayout(1, lies))
+    d = gl.expand_dims(gl.arange(0, 64, layout=gl.SliceLayout(0, lies)), 0)
+    Tables, parts_at = tables[0], tables[2]
+    here = Tables + parts_at
+    origin, pace = gl.load(Tables), gl.load(Tables + 3)
+    near_origin, near_step = gl.load(here), gl.load(here + PART)
+    far_origin, far_step = near_origin, near_step
+    if TERMS == 2:
+        far_origin, far_step = gl.load(here + TERM), gl.load(here + TERM + PART)
+    i = 0
+    t = 0
+    where = first_block(tables)
+    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
+        batch, kv_head, head, start, height, first, count = numbers(tables, where)
+        far_first, far_count = first, count
+        if TERMS == 2:
+            far_first, far_count = far_run(tables, where)
+        where = next_block(where, tables)
+        q_at = head_of(queries, batch, head, origin + start)
+        for c in gl.static_range(WIDE):
+            place = 2 * c + (t & 1)
+            row = gl.minimum(r + c * 64, height - 1) * pace
+            mbarrier.wait(q_empty.index(place), ((t >> 1) & 1) ^ 1)
+            copy(rows.index(place), q_at, row, queries, d)
+            # products see these copies without a fence: as in Triton's own loops, and in CUTLASS's kernels of this kind
+            async_copy.mbarrier_arrive(q_full.index(place), increment_count=False)
+        heads = (batch, kv_head)
+        i = load_run(i, (first, count, near_origin, near_step), keys, r, d, heads, rings, (full, empty), STAGES)
+        if TERMS == 2:
+            run = (far_first, far_count, far_origin, far_step)
+            i = load_run(i, run, keys, r, d, heads, rings, (full, empty), STAGES)
+        t += 1
+
+
+# ---- computing -------------------------------------------------------------------------------------------------------
+@gluon.jit
+def unseen(x, words, bit):
+    """x where it is seen, else -inf."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.s32 p, t, 0; selp.f32 $0, $1, 0fFF800000, p; }",
+        "=f,f,r,r", [x, words, bit], dtype=gl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def fast_log2(x):
+    """NVIDIA's own instruction, right to 2^-22."""
+    return gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def in_parts(p):
+    """Sums of a row in parts, one of each thread that has a part of it."""
+    return gl.sum(gl.sum(gl.reshape(p, [64, 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def pack(p):
+    """Weights as two of bfloat16 in one integer: carried so from one tile to the next they stay in their registers."""
+    a, b = gl.split(gl.reshape(p, [64, 32, 2]))
+    return gl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [a, b], dtype=gl.int32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def unpack(x, factor: gl.constexpr):
+    a = x.to(gl.int16).to(gl.bfloat16, bitcast=True)
+    b = (x >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
+    return gl.convert_layout(gl.reshape(gl.join(a, b), [64, 64]), factor)
+
+
+@gluon.jit
+def block_of(C: gl.constexpr, axes, at, pace, r, TERMS: gl.constexpr):
+    """Of a group's queries in a block: (which tiles of each term are its own, bounds of rows and where they cut).
+
+    span: tiles of the first term, the first of either, all of its own, those of others between the terms and after all.
+    """
+    start, height, first, count, far_first, far_count = at
+    low, high, begin, end, below, beyond = share_of(axes[0], start, (r, C * 64), pace, height, first, count)
+    n = tiles_of(count)
+    span = (end - begin, begin, begin, end - begin, 0, n - end)
+    bounds = (low, high, below, beyond, low, high, below, beyond)
+    if TERMS == 2:
+        far = share_of(axes[1], start, (r, C * 64), pace, height, far_first, far_count)
+        far_begin, far_end, m = far[2], far[3], tiles_of(far_count)
+        both = far_end > far_begin
+        between = gl.where(both, n - end + far_begin, 0)
+        after = gl.where(both, m - far_end, n - end + m)
+        span = (end - begin, begin, far_begin, end - begin + far_end - far_begin, between, after)
+        bounds = (low, high, below, beyond, far[0], far[1], far[4], far[5])
+    return span, bounds
+
+
+@gluon.jit
+def weigh(s, x, span, bounds, columns, scale2, TERMS: gl.constexpr):
+    """2^score of a group's tile s."""
+    low, high, below, beyond, far_low, far_high, far_below, far_beyond = bounds
+    j = s + span[1]
+    if TERMS == 2:
+        far = s >= span[0]
+        j = gl.where(far, s - span[0] + span[2], j)
+        low, high = gl.where(far, far_low, low), gl.where(far, far_high, high)
+        below, beyond = gl.where(far, far_below, below), gl.where(far, far_beyond, beyond)
+    if (j < below) | (j >= beyond):
+        mask, bit = seen(low - j * TILE, high - j * TILE, columns)
+        x = unseen(x, mask, bit)
+    return gl.exp2(x * scale2)
+
+
+@gluon.jit
+def walk(i, q, rings, bars, span, bounds, columns, zero, scale2, STAGES: gl.constexpr, TERMS: gl.constexpr):
+    """(tiles so far, sums, parts of sums of weights) over a group's tiles, of which there is one at least: the values
+    of a tile beside the exponentials of the next.
+    """
+    lies: gl.constexpr = zero.type.layout
+    factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=lies, k_width=2)
+    k, v = rings
+    full, empty = bars
+    if TERMS == 2:
+        if span[0] == 0:
+            i = skip(span[4], i, full, empty, STAGES)
+    last = i & (STAGES - 1)
+    mbarrier.wait(full.index(last), turn(i, STAGES))
+    x = warpgroup_mma(q, k.index(last).permute((1, 0)), zero, use_acc=False, is_async=True)
+    x = warpgroup_mma_wait(0, (x,))
+    p = weigh(0, x, span, bounds, columns, scale2, TERMS)
+    total = in_parts(p)
+    weights = pack(p)
+    acc = zero
+    i += 1
+    for s in range(1, span[3]):
+        due = True
+        if TERMS == 2:
+            if s == span[0]:
+                if span[4] + 2 > STAGES:  # who holds a tile cannot wait for one that takes its place
+                    y = warpgroup_mma(unpack(weights, factor), v.index(last), acc, is_async=True)
+                    acc = warpgroup_mma_wait(0, (y,))
+                    mbarrier.arrive(empty.index(last), count=1)
+                    weights = weights * 0
+                    last = (i + span[4]) & (STAGES - 1)
+                    due = False
+                i = skip(span[4], i, full, empty, STAGES)
+        at = i & (STAGES - 1)
+        mbarrier.wait(full.index(at), turn(i, STAGES))
+        x = warpgroup_mma(q, k.index(at).permute((1, 0)), zero, use_acc=False, is_async=True)
+        y = warpgroup_mma(unpack(weights, factor), v.index(last), acc, is_async=True)
+        x = warpgroup_mma_wait(1, (x,))
+        p = weigh(s, x, span, bounds, columns, scale2, TERMS)
+        total += in_parts(p)
+        acc = warpgroup_mma_wait(0, (y,))
+        mbarrier.arrive(empty.index(last), count=1, pred=due)
+        weights = pack(p)
+        last = at
+        i += 1
+    y = warpgroup_mma(unpack(weights, factor), v.index(last), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, (y,))
+    mbarrier.arrive(empty.index(last), count=1)
+    return i, acc, total
+
+
+@gluon.jit
+def seen_keys(bounds, TERMS: gl.constexpr):
+    """How many keys each row sees."""
+    keys = gl.maximum(bounds[1] - bounds[0], 0)
+    if TERMS == 2:
+        keys += gl.maximum(bounds[5] - bounds[4], 0)
+    return keys
+
+
+@gluon.jit
+def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
+    """out and lse of one warp group's queries, block after block."""
+    written, rows, rings, flags, bars, tables, numbers_of = told
+    Out, Lse = written
+    all_heads, length, scale = numbers_of
+    lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    of_rows: gl.constexpr = gl.SliceLayout(1, lies)
+    r = gl.arange(0, 64, layout=of_rows)
+    columns = gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
+    zero = gl.zeros([64, 64], gl.float32, lies)
+    none = in_parts(zero)
+    q_full, q_empty, full, empty = bars
+    Tables, parts_at = tables[0], tables[2]
+    here = Tables + parts_at
+    origin, pace = gl.load(Tables), gl.load(Tables + 3)
+    axes = (axis_of(here), axis_of(here + (TERMS - 1) * TERM))
+    scale2 = scale * LOG2E
+    i = 0
+    t = 0
+    marked = gl.zeros([64], gl.int32, of_rows)
+    where = first_block(tables)
+    mine = numbers(tables, where)
+    far = (mine[5], mine[6])
+    if TERMS == 2:
+        far = far_run(tables, where)
+    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
+        place = 2 * C + (t & 1)
+        batch, _, head, start, height, first, count = mine
+        batch, head, start, height, first, count = live(batch), live(head), live(start), live(height), live(first), live(count)
+        far_first, far_count = live(far[0]), live(far[1])
+        where = next_block(where, tables)
+        mine = numbers(tables, where)  # the next block's, long before they are needed
+        far = (mine[5], mine[6])
+        if TERMS == 2:
+            far = far_run(tables, where)
+        span, bounds = block_of(C, axes, (start, height, first, count, far_first, far_count), pace, r, TERMS)
+        q = rows.index(place)
+        mbarrier.wait(q_full.index(place), (t >> 1) & 1)
+        i = skip(span[1], i, full, empty, STAGES)
+        acc = zero
+        total = none
+        if span[3] > 0:
+            i, acc, total = walk(i, q, rings, (full, empty), span, bounds, columns, zero, scale2, STAGES, TERMS)
+        mbarrier.arrive(q_empty.index(place), count=1)
+        i = skip(span[5], i, full, empty, STAGES)
+        whole = gl.convert_layout(gl.sum(total, 1), of_rows)
+        keys = seen_keys(bounds, TERMS)
+        tame = (whole <= MOST) & (whole >= LEAST)
+        tame = tame & (gl.sum(acc * 0.0, 1) == 0.0)  # nothing infinite, and all of it numbers
+        wild = (keys > 0) & (tame == 0)
+        marked = marked | wild.to(gl.int32)
+        # a row's only weight, rounded as its value met it: divided by that, the value is exact
+        weight = gl.where(keys == 1, whole.to(gl.bfloat16).to(gl.float32), whole)
+        inverse = gl.where(keys == 0, 0.0, 1.0 / weight)
+        lse = gl.where(keys == 0, float("-inf"), fast_log2(whole) * LN2)
+        lse = gl.where(wild, float("nan"), lse)
+        row = origin + start + gl.minimum(r + C * 64, height - 1) * pace
+        gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=r + C * 64 < height)
+        keep(acc * gl.expand_dims(inverse, 1), Out, (batch, head, origin + start, height, pace), C)
+        t += 1
+    flags.index(C).store(gl.expand_dims(marked, 1))
+
+
+# ---- rows whose sums left the range ----------------------------------------------------------------------------------
+@gluon.jit
+def fetch(to, tensor, heads, first, count, step):
+    """A tile of rows, by the group that computes, when nothing else runs."""
+    lies: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    r = gl.minimum(gl.arange(0, 64, layout=gl.SliceLayout(1, lies)), count - 1)
+    d = gl.expand_dims(gl.arange(0, 64, layout=gl.SliceLayout(0, lies)), 0)
+    at = head_of(tensor, heads[0], heads[1], first)
+    to.store(gl.load(at + (gl.expand_dims(r * step * (tensor[3] * UNIT), 1) + d)))
+    fence_async_shared()
+
+
+@gluon.jit
+def walk_again(sums, q, keys, room_of, heads, axis, at, columns, scale2):
+    """(sums, sums of weights, largest score) after one term more, online."""
+    acc, total, largest = sums
+    k, v = room_of
+    lies: gl.constexpr = acc.type.layout
+    factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=lies, k_width=2)
+    low, high, first, count, origin, step = at
+    for j in range(0, tiles_of(count)):
+        fetch(k, keys[0], heads, origin + first + j * TILE * step, count - j * TILE, step)
+        fetch(v, keys[1], heads, origin + first + j * TILE * step, count - j * TILE, step)
+        x = warpgroup_mma(q, k.permute((1, 0)), acc * 0.0, use_acc=False, is_async=True)
+        x = warpgroup_mma_wait(0, (x,))
+        mask, bit = seen(low - j * TILE, high - j * TILE, columns)
+        x = unseen(x, mask, bit)
+        new = gl.maximum(largest, gl.max(x, 1) * scale2)
+        safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
+        p = gl.exp2(x * scale2 - gl.expand_dims(safe, 1))
+        kept = gl.exp2(largest - safe)
+        total = total * kept + gl.sum(p, 1)
+        largest = new
+        y = warpgroup_mma(
+            gl.convert_layout(p.to(gl.bfloat16), factor), v, acc * gl.expand_dims(kept, 1), is_async=True
+        )
+        acc = warpgroup_mma_wait(0, (y,))
+    return acc, total, largest
+
+
+@gluon.jit
+def again(queries, keys, written, rows, rings, tables, numbers_of, WIDE: gl.constexpr, TERMS: gl.constexpr):
+    """The rows of a program's blocks that are marked, once more, with the largest score taken off."""
+    Out, Lse = written
+    all_heads, length, scale = numbers_of
+    lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    of_rows: gl.constexpr = gl.SliceLayout(1, lies)
+    r = gl.arange(0, 64, layout=of_rows)
+    columns = gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
+    q, room_of = rows.index(0), (rings[0].index(0), rings[1].index(0))
+    here = tables[0] + tables[2]
+    origin, pace = gl.load(tables[0]), gl.load(tables[0] + 3)
+    scale2 = scale * LOG2E
+    where = first_block(tables)
+    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
+        batch, kv_head, head, start, height, first, count = numbers(tables, where)
+        far_first, far_count = first, count
+        if TERMS == 2:
+            far_first, far_count = far_run(tables, where)
+        where = next_block(where, tables)
+        for c in range(0, WIDE):
+            mine = r + c * 64
+            row = start + gl.minimum(mine, height - 1) * pace
+            lse_at = Lse + (batch.to(gl.int64) * all_heads + head) * length + origin + row
+            before = gl.load(lse_at, mask=mine < height, other=0.0)
+            wild = before != before
+            if gl.max(wild.to(gl.int32), 0) != 0:
+                fetch(q, queries, (batch, head), origin + start + c * 64 * pace, height - c * 64, pace)
+                none = gl.full([64], float("-inf"), gl.float32, of_rows)
+                sums = (gl.zeros([64, 64], gl.float32, lies), gl.zeros([64], gl.float32, of_rows), none)
+                axis = axis_of(here)
+                low, high, _, _, _, _ = share_of(axis, start, (r, c * 64), pace, height, first, count)
+                at = (low, high, first, count, gl.load(here), gl.load(here + PART))
+                sums = walk_again(sums, q, keys, room_of, (batch, kv_head), axis, at, columns, scale2)
+                if TERMS == 2:
+                    axis = axis_of(here + TERM)
+                    low, high, _, _, _, _ = share_of(axis, start, (r, c * 64), pace, height, far_first, far_count)
+                    at = (low, high, far_first, far_count, gl.load(here + TERM), gl.load(here + TERM + PART))
+                    sums = walk_again(sums, q, keys, room_of, (batch, kv_head), axis, at, columns, scale2)
+                acc, total, largest = sums
+                out = acc * gl.expand_dims(1.0 / total, 1)
+                gl.store(lse_at, (largest + gl.log2(total)) * LN2, mask=wild)
+                out_at = head_of(Out, batch, head, origin) + (
+                    gl.expand_dims(row * (Out[3] * UNIT), 1) + gl.expand_dims(columns, 0)
+                )
+                gl.store(out_at, out.to(Out[0].dtype.element_ty), mask=gl.expand_dims(wild, 1))
+
+
+@gluon.jit
+def attention(
+    queries, keys, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr,
+):  # fmt: skip
+    """out and lse. queries: Q; keys: K, V; written: Out and the pointer Lse; numbers_of: (heads of queries, queries,
+    scale).
+    """
+    dtype: gl.constexpr = queries[0].dtype.element_ty
+    rows, rings = room(dtype, 2 * WIDE, 64), (room(dtype, STAGES, 64), room(dtype, STAGES, 64))
+    COMPUTES: gl.constexpr = 160 if WIDE == 3 else 112
+    LOADS: gl.constexpr = 32
+    flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    bars = (
+        barriers(2 * WIDE, 32 * LOADERS),
+        barriers(2 * WIDE, 1),
+        barriers(STAGES, 32 * LOADERS),
+        barriers(STAGES, WIDE),
+    )
+    told = (written, rows, rings, flags, bars, tables, numbers_of)
+    asked = (queries, keys, rows, rings, bars, tables)
+    if WIDE == 3:
+        gl.warp_specialize([
+            (attend, (0, told, STAGES, TERMS)), (attend, (1, told, STAGES, TERMS)), (attend, (2, told, STAGES, TERMS)),
+            (load_blocks, (asked, WIDE, STAGES, TERMS)),
+        ], [4, 4, LOADERS], [COMPUTES, COMPUTES, LOADS])  # fmt: skip
+    else:
+        gl.static_assert(WIDE == 4)
+        gl.warp_specialize([
+            (attend, (0, told, STAGES, TERMS)), (attend, (1, told, STAGES, TERMS)), (attend, (2, told, STAGES, TERMS)),
+            (attend, (3, told, STAGES, TERMS)), (load_blocks, (asked, WIDE, STAGES, TERMS)),
+        ], [4, 4, 4, LOADERS], [COMPUTES, COMPUTES, COMPUTES, LOADS])  # fmt: skip
+    any_marked = 0
+    flat: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [4, 1], [1, 0])
+    for c in gl.static_range(WIDE):
+        any_marked = gl.maximum(any_marked, gl.max(gl.max(flags.index(c).load(flat), 1), 0))
+    if any_marked != 0:
+        again(queries, keys, written, rows, rings, tables, numbers_of, WIDE, TERMS)
