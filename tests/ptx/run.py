@@ -14,6 +14,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from weft.kernels.triton import decode, run, source, translated
 from weft.kernels.triton.load import source_of
+from weft.kernels.triton.reach import Placed
 
 from . import specialised
 from .launch import Kernel, launch
@@ -96,12 +97,19 @@ class Launched:
         text, shared = text_of(self.given, self.way.arch)
         kernel = kernel_of(self.way.change(self.given.name, text), shared)
         memory = Global([storage(x) for x in values if isinstance(x, torch.Tensor)])
-        plain = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in values]
+        plain = [y for x in values for y in _plain(x)]
         if self.given.gluon:
             specialised.launch(kernel.program, grid[0], plain, (memory, shared), self.way.order)
         else:
             launch(kernel, grid, plain, memory, self.way.order)
         self.names.append(self.given.name)
+
+
+def _plain(x):
+    """A value as PTX is given it; a descriptor with its sizes and strides."""
+    if isinstance(x, Placed):
+        return specialised.Map.of(x.address, x.shape, x.strides), *x.shape, *x.strides
+    return (x.data_ptr() if isinstance(x, torch.Tensor) else x,)
 
 
 def _forget():

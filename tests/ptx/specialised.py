@@ -4,6 +4,7 @@ One block at a time, of its warps always the first that can go on. What nobody c
 by tensor descriptors of what was stored without a fence.
 """
 
+import ctypes
 import re
 from collections import deque
 from dataclasses import dataclass
@@ -25,15 +26,25 @@ MAP = 128  # bytes of one
 
 @dataclass(frozen=True)
 class Map:
-    """A tensor descriptor: of three axes, boxes of one x rows x all of the last. x: the array itself."""
+    """A tensor descriptor of elements of 16 bits: boxes of so many rows along one axis and all of the last. x: the
+    array itself. axis: of rows.
+    """
 
     x: np.ndarray
     rows: int
+    axis: int = 1
+
+    @classmethod
+    def of(cls, address, shape, strides):
+        """Of five axes, whose boxes have 64 of the third."""
+        whole = np.ndarray((1,), np.int16, (ctypes.c_char * 2).from_address(address))
+        x = np.lib.stride_tricks.as_strided(whole, shape, [2 * stride for stride in strides])
+        return cls(x, 64, 2)
 
     @property
     def width(self):
         """Bytes of a row."""
-        return self.x.shape[2] * self.x.itemsize
+        return self.x.shape[-1] * self.x.itemsize
 
     def load(self, memory, places):
         """(rows, width) bytes from (innermost, row, outermost) on; beyond the array there are zeros."""
@@ -48,14 +59,18 @@ class Map:
 
     def _addresses(self, places):
         """(rows that exist, addresses of their eights of 16 bytes)"""
-        column, first, outer = places
-        outermost, length, _ = self.x.shape
+        column, *places = places
+        places.reverse()
         if column or self.width not in (32, 64, 128):
             raise Fault("only boxes as wide as the tensor are known, of 32 to 128 bytes")
-        rows = first + np.arange(self.rows)
-        inside = (rows >= 0) & (rows < length) & (0 <= outer < outermost)
-        start, (of_outer, of_row, _) = self.x.ctypes.data, self.x.strides
-        at = start + outer * of_outer + rows[inside, None] * of_row + np.arange(0, self.width, 16)
+        rows = places[self.axis] + np.arange(self.rows)
+        inside = (rows >= 0) & (rows < self.x.shape[self.axis])
+        at = self.x.ctypes.data + rows[:, None] * self.x.strides[self.axis] + np.arange(0, self.width, 16)
+        for axis, place in enumerate(places):
+            if axis != self.axis:
+                inside &= 0 <= place < self.x.shape[axis]
+                at = at + place * self.x.strides[axis]
+        at = at[inside]
         return inside, at.astype(np.uint64)
 
 
@@ -251,7 +266,7 @@ def _wait(warp, instruction, active):
 
 
 @TABLE.does(
-    "cp.async.bulk.tensor", modifiers="3d shared::cluster shared::cta global bulk_group mbarrier::complete_tx::bytes"
+    "cp.async.bulk.tensor", modifiers="3d 5d shared::cluster shared::cta global bulk_group mbarrier::complete_tx::bytes"
 )
 def _move_box(warp, instruction, active):
     _alone(active)

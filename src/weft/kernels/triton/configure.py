@@ -119,12 +119,14 @@ def _specialises(spec: KernelSpec, wave: Wave) -> bool:
     shape = spec.rows, spec.cols, spec.groups, spec.stages, spec.registers
     forward = spec.direction == "forward"
     # registers: of all groups together, who else would wait for more for ever
-    shapes = ((192, 64, 3, 8, 128), (192, 64, 3, 4, 128), (256, 64, 4, 4, 96)) if forward else ((128, 64, 2, 4, 168),)
+    shapes = ((256, 64, 4, 8, 96),) if forward else ((128, 64, 2, 4, 168),)
     known = spec.lines and wave.place is not None and wave.terms <= (2 if forward else 1) and not wave.more
     known &= spec.no_maximum and spec.linear and not spec.sinks if forward else spec.of_keys and spec.folded
     plain = not (spec.grouped or spec.split or spec.with_dq or spec.accumulate or spec.few or spec.joins or spec.listed)
     sizes = (spec.d, spec.dv) == (64, 64) and shape in shapes and wave.items * wave.members < FAR
-    return known and plain and sizes and spec.aligned and not interpreted()
+    if not (known and plain and sizes and spec.aligned) or interpreted():
+        return False
+    return not forward or wave.reaches() is not None
 
 
 def _grid_takes_none(spec: KernelSpec) -> bool:

@@ -13,6 +13,7 @@ from itertools import chain
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented, module, within_length
+from weft.kernels.triton.reach import box_names
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import AXIS, HEAD, PART, axis_words
 
@@ -33,6 +34,7 @@ PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "a
          "shift")  # fmt: skip
 ROUNDS = ("items", "members", "skewed")  # of blocks that programs take in turn
 FLOATS = ("scale", "softcap")
+BASES = ("q_base", "near_base", "far_base")  # tokens that descriptors begin at
 GROUPS = {  # what a kernel whose groups specialise is made of
     "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
     "forward": "from weft.kernels.triton.group_queries import attention\n\n",
@@ -57,7 +59,8 @@ def arguments(spec: KernelSpec) -> tuple[str, ...]:
     strides = [f"{x}_{part}" for x in strided(spec) for part in _stride_names(spec)]
     if spec.direction == "delta":
         return (*tensors(spec), "all_heads", "my_length", *strides, "scale")
-    return (*tensors(spec), "Tables", *PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS)
+    more = (*BASES, *box_names(spec.terms)) if spec.groups and spec.direction == "forward" else ()
+    return (*tensors(spec), "Tables", *PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS, *more)
 
 
 def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
@@ -88,8 +91,10 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"
     yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
     if spec.direction == "forward":
+        near = box_names(1)
         yield "attention("
-        yield "    q, (k, v), (out, Lse), tables, (all_heads, my_length, scale),"
+        yield f"    q, (k, v), ({', '.join((*near, *(box_names(spec.terms)[-2:])))}), (out, Lse), tables,"
+        yield "    (all_heads, my_length, scale), (q_base, near_base, far_base),"
         yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms},"
     else:
         yield "key_gradients("

@@ -3,7 +3,8 @@
 Gluon, inlined into an emitted kernel (docs/decisions/0010-warp-groups-that-specialise.md).
 
 As `weft.kernels.triton.groups`, with queries that stay: each of WIDE groups has 64 of a block. One or two terms, whose
-tiles follow each other. It means all that `forward.Forward` does without a maximum; rows whose sums leave the range are
+tiles follow each other; one warp asks for them by tensor descriptors of (batch row, head, place, lane, channel), where
+tokens are step * place + lane (`weft.kernels.triton.boxes`). It means all that `forward.Forward` does without a maximum; rows whose sums leave the range are
 marked, and walked again when all blocks are done, so that the code for it is there once, and nowhere between blocks.
 """
 
@@ -11,10 +12,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -22,21 +23,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from weft.kernels.triton import forward as short
 from weft.kernels.triton import tables as words
 from weft.kernels.triton.groups import (
-    LOADERS,
     LOG2E,
     PART,
     TILE,
     UNIT,
     axis_of,
     barriers,
-    copy,
     first_block,
     head_of,
     keep,
     live,
     next_block,
     numbers,
-    room,
     seen,
     share_of,
     skip,
@@ -47,6 +45,8 @@ LN2 = gl.constexpr(0.6931471805599453)
 LEAST, MOST = gl.constexpr(short.LEAST), gl.constexpr(short.MOST)
 TERM = gl.constexpr(words.PART + words.axis_words(1))  # words of a term
 RUN = gl.constexpr(4)  # of an item's run of one
+# Registers of a thread that computes and of the warp that loads; the first group has what the others leave of 5 x 96.
+COMPUTES, LOADS = gl.constexpr(112), gl.constexpr(24)
 
 
 # ---- where things are ------------------------------------------------------------------------------------------------
@@ -66,23 +66,37 @@ def tiles_of(count):
     return (count + TILE - 1) // TILE
 
 
+@gluon.jit
+def room_of_boxes(box, COUNT: gl.constexpr):
+    """For so many boxes."""
+    shape: gl.constexpr = box.block_type.shape
+    return gl.allocate_shared_memory(box.dtype, [COUNT, shape[0], shape[1], shape[2], shape[3], shape[4]], box.layout)
+
+
+@gluon.jit
+def matrix(box):
+    """A box (1, 1, 64, 1, 64) as products read it."""
+    return box.reshape([64, 64])
+
+
 # ---- loading ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_run(i, run, keys, r, d, heads, rings, bars, STAGES: gl.constexpr):
-    """Ask for the tiles of one term. run: (first key, keys, their origin and step); heads: (batch row, head)."""
-    first, count, origin, step = run
-    K, V = keys
+def load_run(i, run, boxes, heads, rings, bars, STAGES: gl.constexpr):
+    """Ask for the tiles of one term. run: (first key, keys, their origin, step and the token that boxes begin at)."""
+    first, count, origin, step, base = run
+    k_box, v_box = boxes
     k, v = rings
     full, empty = bars
-    k_at, v_at = head_of(K, heads[0], heads[1], origin + first), head_of(V, heads[0], heads[1], origin + first)
+    token = origin + first - base
+    place = token // step
+    lane = token - place * step
     for j in range(0, tiles_of(count)):
         at = i & (STAGES - 1)
-        passed = (j * TILE * step).to(gl.int64)
-        row = gl.minimum(r, count - 1 - j * TILE) * step
         mbarrier.wait(empty.index(at), turn(i, STAGES) ^ 1)
-        copy(k.index(at), k_at + passed * (K[3] * UNIT), row, K, d)
-        copy(v.index(at), v_at + passed * (V[3] * UNIT), row, V, d)
-        async_copy.mbarrier_arrive(full.index(at), increment_count=False)
+        mbarrier.expect(full.index(at), 2 * k_box.block_type.nbytes)
+        where = [heads[0], heads[1], place + j * TILE, lane, 0]
+        tma.async_copy_global_to_shared(k_box, where, full.index(at), k.index(at))
+        tma.async_copy_global_to_shared(v_box, where, full.index(at), v.index(at))
         i += 1
     return i
 
@@ -90,11 +104,9 @@ def load_run(i, run, keys, r, d, heads, rings, bars, STAGES: gl.constexpr):
 @gluon.jit
 def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr):
     """Queries of each group, two blocks ahead at most; keys and values STAGES tiles ahead."""
-    queries, keys, rows, rings, bars, tables = asked
+    boxes, rows, rings, bars, tables, bases = asked
+    q_box, k_box, v_box, k_far, v_far = boxes
     q_full, q_empty, full, empty = bars
-    lies: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [LOADERS, 1], [1, 0])
-    r = gl.arange(0, 64, layout=gl.SliceLayout(1, lies))
-    d = gl.expand_dims(gl.arange(0, 64, layout=gl.SliceLayout(0, lies)), 0)
     Tables, parts_at = tables[0], tables[2]
     here = Tables + parts_at
     origin, pace = gl.load(Tables), gl.load(Tables + 3)
@@ -106,24 +118,26 @@ def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.const
     t = 0
     where = first_block(tables)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
-        batch, kv_head, head, start, height, first, count = numbers(tables, where)
+        batch, kv_head, head, start, _, first, count = numbers(tables, where)
         far_first, far_count = first, count
         if TERMS == 2:
             far_first, far_count = far_run(tables, where)
         where = next_block(where, tables)
-        q_at = head_of(queries, batch, head, origin + start)
+        token = origin + start - bases[0]
+        place = token // pace
+        lane = token - place * pace
         for c in gl.static_range(WIDE):
-            place = 2 * c + (t & 1)
-            row = gl.minimum(r + c * 64, height - 1) * pace
-            mbarrier.wait(q_empty.index(place), ((t >> 1) & 1) ^ 1)
-            copy(rows.index(place), q_at, row, queries, d)
-            # products see these copies without a fence: as in Triton's own loops, and in CUTLASS's kernels of this kind
-            async_copy.mbarrier_arrive(q_full.index(place), increment_count=False)
+            at = 2 * c + (t & 1)
+            mbarrier.wait(q_empty.index(at), ((t >> 1) & 1) ^ 1)
+            mbarrier.expect(q_full.index(at), q_box.block_type.nbytes)
+            box = [batch, head, place + c * 64, lane, 0]
+            tma.async_copy_global_to_shared(q_box, box, q_full.index(at), rows.index(at))
         heads = (batch, kv_head)
-        i = load_run(i, (first, count, near_origin, near_step), keys, r, d, heads, rings, (full, empty), STAGES)
+        run = (first, count, near_origin, near_step, bases[1])
+        i = load_run(i, run, (k_box, v_box), heads, rings, (full, empty), STAGES)
         if TERMS == 2:
-            run = (far_first, far_count, far_origin, far_step)
-            i = load_run(i, run, keys, r, d, heads, rings, (full, empty), STAGES)
+            run = (far_first, far_count, far_origin, far_step, bases[2])
+            i = load_run(i, run, (k_far, v_far), heads, rings, (full, empty), STAGES)
         t += 1
 
 
@@ -147,22 +161,6 @@ def fast_log2(x):
 def in_parts(p):
     """Sums of a row in parts, one of each thread that has a part of it."""
     return gl.sum(gl.sum(gl.reshape(p, [64, 8, 4, 2]), 3), 1)
-
-
-@gluon.jit
-def pack(p):
-    """Weights as two of bfloat16 in one integer: carried so from one tile to the next they stay in their registers."""
-    a, b = gl.split(gl.reshape(p, [64, 32, 2]))
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [a, b], dtype=gl.int32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def unpack(x, factor: gl.constexpr):
-    a = x.to(gl.int16).to(gl.bfloat16, bitcast=True)
-    b = (x >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
-    return gl.convert_layout(gl.reshape(gl.join(a, b), [64, 64]), factor)
 
 
 @gluon.jit
@@ -205,52 +203,28 @@ def weigh(s, x, span, bounds, columns, scale2, TERMS: gl.constexpr):
 
 @gluon.jit
 def walk(i, q, rings, bars, span, bounds, columns, zero, scale2, STAGES: gl.constexpr, TERMS: gl.constexpr):
-    """(tiles so far, sums, parts of sums of weights) over a group's tiles, of which there is one at least: the values
-    of a tile beside the exponentials of the next.
-    """
+    """(tiles so far, sums, parts of sums of weights) over a group's tiles."""
     lies: gl.constexpr = zero.type.layout
     factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=lies, k_width=2)
     k, v = rings
     full, empty = bars
-    if TERMS == 2:
-        if span[0] == 0:
-            i = skip(span[4], i, full, empty, STAGES)
-    last = i & (STAGES - 1)
-    mbarrier.wait(full.index(last), turn(i, STAGES))
-    x = warpgroup_mma(q, k.index(last).permute((1, 0)), zero, use_acc=False, is_async=True)
-    x = warpgroup_mma_wait(0, (x,))
-    p = weigh(0, x, span, bounds, columns, scale2, TERMS)
-    total = in_parts(p)
-    weights = pack(p)
     acc = zero
-    i += 1
-    for s in range(1, span[3]):
-        due = True
+    total = in_parts(zero)
+    for s in range(0, span[3]):
         if TERMS == 2:
             if s == span[0]:
-                if span[4] + 2 > STAGES:  # who holds a tile cannot wait for one that takes its place
-                    y = warpgroup_mma(unpack(weights, factor), v.index(last), acc, is_async=True)
-                    acc = warpgroup_mma_wait(0, (y,))
-                    mbarrier.arrive(empty.index(last), count=1)
-                    weights = weights * 0
-                    last = (i + span[4]) & (STAGES - 1)
-                    due = False
                 i = skip(span[4], i, full, empty, STAGES)
         at = i & (STAGES - 1)
         mbarrier.wait(full.index(at), turn(i, STAGES))
-        x = warpgroup_mma(q, k.index(at).permute((1, 0)), zero, use_acc=False, is_async=True)
-        y = warpgroup_mma(unpack(weights, factor), v.index(last), acc, is_async=True)
-        x = warpgroup_mma_wait(1, (x,))
+        x = warpgroup_mma(q, matrix(k.index(at)).permute((1, 0)), zero, use_acc=False, is_async=True)
+        x = warpgroup_mma_wait(0, (x,))
         p = weigh(s, x, span, bounds, columns, scale2, TERMS)
         total += in_parts(p)
+        weights = gl.convert_layout(p.to(gl.bfloat16), factor)
+        y = warpgroup_mma(weights, matrix(v.index(at)), acc, is_async=True)
         acc = warpgroup_mma_wait(0, (y,))
-        mbarrier.arrive(empty.index(last), count=1, pred=due)
-        weights = pack(p)
-        last = at
+        mbarrier.arrive(empty.index(at), count=1)
         i += 1
-    y = warpgroup_mma(unpack(weights, factor), v.index(last), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, (y,))
-    mbarrier.arrive(empty.index(last), count=1)
     return i, acc, total
 
 
@@ -274,7 +248,6 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
     r = gl.arange(0, 64, layout=of_rows)
     columns = gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
     zero = gl.zeros([64, 64], gl.float32, lies)
-    none = in_parts(zero)
     q_full, q_empty, full, empty = bars
     Tables, parts_at = tables[0], tables[2]
     here = Tables + parts_at
@@ -300,20 +273,18 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
         if TERMS == 2:
             far = far_run(tables, where)
         span, bounds = block_of(C, axes, (start, height, first, count, far_first, far_count), pace, r, TERMS)
-        q = rows.index(place)
+        q = matrix(rows.index(place))
         mbarrier.wait(q_full.index(place), (t >> 1) & 1)
         i = skip(span[1], i, full, empty, STAGES)
-        acc = zero
-        total = none
-        if span[3] > 0:
-            i, acc, total = walk(i, q, rings, (full, empty), span, bounds, columns, zero, scale2, STAGES, TERMS)
+        i, acc, total = walk(i, q, rings, (full, empty), span, bounds, columns, zero, scale2, STAGES, TERMS)
         mbarrier.arrive(q_empty.index(place), count=1)
         i = skip(span[5], i, full, empty, STAGES)
         whole = gl.convert_layout(gl.sum(total, 1), of_rows)
         keys = seen_keys(bounds, TERMS)
         tame = (whole <= MOST) & (whole >= LEAST)
         tame = tame & (gl.sum(acc * 0.0, 1) == 0.0)  # nothing infinite, and all of it numbers
-        wild = (keys > 0) & (tame == 0)
+        valid = r + C * 64 < height
+        wild = (keys > 0) & (tame == 0) & valid
         marked = marked | wild.to(gl.int32)
         # a row's only weight, rounded as its value met it: divided by that, the value is exact
         weight = gl.where(keys == 1, whole.to(gl.bfloat16).to(gl.float32), whole)
@@ -321,7 +292,7 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
         lse = gl.where(keys == 0, float("-inf"), fast_log2(whole) * LN2)
         lse = gl.where(wild, float("nan"), lse)
         row = origin + start + gl.minimum(r + C * 64, height - 1) * pace
-        gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=r + C * 64 < height)
+        gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=valid)
         keep(acc * gl.expand_dims(inverse, 1), Out, (batch, head, origin + start, height, pace), C)
         t += 1
     flags.index(C).store(gl.expand_dims(marked, 1))
@@ -376,7 +347,7 @@ def again(queries, keys, written, rows, rings, tables, numbers_of, WIDE: gl.cons
     of_rows: gl.constexpr = gl.SliceLayout(1, lies)
     r = gl.arange(0, 64, layout=of_rows)
     columns = gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
-    q, room_of = rows.index(0), (rings[0].index(0), rings[1].index(0))
+    q, room_of = matrix(rows.index(0)), (matrix(rings[0].index(0)), matrix(rings[1].index(0)))
     here = tables[0] + tables[2]
     origin, pace = gl.load(tables[0]), gl.load(tables[0] + 3)
     scale2 = scale * LOG2E
@@ -417,38 +388,25 @@ def again(queries, keys, written, rows, rings, tables, numbers_of, WIDE: gl.cons
 
 @gluon.jit
 def attention(
-    queries, keys, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr,
+    queries, keys, boxes, written, tables, numbers_of, bases, WIDE: gl.constexpr, STAGES: gl.constexpr,
+    TERMS: gl.constexpr,
 ):  # fmt: skip
-    """out and lse. queries: Q; keys: K, V; written: Out and the pointer Lse; numbers_of: (heads of queries, queries,
-    scale).
+    """out and lse. queries: Q; keys: K, V; boxes: descriptors of Q, K, V, and of K and V as the second term walks them;
+    written: Out and the pointer Lse; numbers_of: (heads of queries, queries, scale); bases: tokens that boxes begin at.
     """
-    dtype: gl.constexpr = queries[0].dtype.element_ty
-    rows, rings = room(dtype, 2 * WIDE, 64), (room(dtype, STAGES, 64), room(dtype, STAGES, 64))
-    COMPUTES: gl.constexpr = 160 if WIDE == 3 else 112
-    LOADS: gl.constexpr = 32
+    rows, rings = room_of_boxes(boxes[0], 2 * WIDE), (room_of_boxes(boxes[1], STAGES), room_of_boxes(boxes[2], STAGES))
     flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    bars = (
-        barriers(2 * WIDE, 32 * LOADERS),
-        barriers(2 * WIDE, 1),
-        barriers(STAGES, 32 * LOADERS),
-        barriers(STAGES, WIDE),
-    )
+    bars = barriers(2 * WIDE, 1), barriers(2 * WIDE, 1), barriers(STAGES, 1), barriers(STAGES, WIDE)
     told = (written, rows, rings, flags, bars, tables, numbers_of)
-    asked = (queries, keys, rows, rings, bars, tables)
-    if WIDE == 3:
-        gl.warp_specialize([
-            (attend, (0, told, STAGES, TERMS)), (attend, (1, told, STAGES, TERMS)), (attend, (2, told, STAGES, TERMS)),
-            (load_blocks, (asked, WIDE, STAGES, TERMS)),
-        ], [4, 4, LOADERS], [COMPUTES, COMPUTES, LOADS])  # fmt: skip
-    else:
-        gl.static_assert(WIDE == 4)
-        gl.warp_specialize([
-            (attend, (0, told, STAGES, TERMS)), (attend, (1, told, STAGES, TERMS)), (attend, (2, told, STAGES, TERMS)),
-            (attend, (3, told, STAGES, TERMS)), (load_blocks, (asked, WIDE, STAGES, TERMS)),
-        ], [4, 4, 4, LOADERS], [COMPUTES, COMPUTES, COMPUTES, LOADS])  # fmt: skip
-    any_marked = 0
+    asked = (boxes, rows, rings, bars, tables, bases)
+    gl.static_assert(WIDE == 4)
+    gl.warp_specialize([
+        (attend, (0, told, STAGES, TERMS)), (attend, (1, told, STAGES, TERMS)), (attend, (2, told, STAGES, TERMS)),
+        (attend, (3, told, STAGES, TERMS)), (load_blocks, (asked, WIDE, STAGES, TERMS)),
+    ], [4, 4, 4, 1], [COMPUTES, COMPUTES, COMPUTES, LOADS])  # fmt: skip
     flat: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [4, 1], [1, 0])
+    marked = 0
     for c in gl.static_range(WIDE):
-        any_marked = gl.maximum(any_marked, gl.max(gl.max(flags.index(c).load(flat), 1), 0))
-    if any_marked != 0:
+        marked = gl.maximum(marked, gl.max(gl.max(flags.index(c).load(flat), 1), 0))
+    if marked != 0:
         again(queries, keys, written, rows, rings, tables, numbers_of, WIDE, TERMS)

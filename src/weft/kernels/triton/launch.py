@@ -14,6 +14,7 @@ from triton import knobs
 from triton.runtime import driver
 
 from weft.errors import UnsupportedError
+from weft.kernels.triton.reach import Box, Placed
 
 DIRECT = ("3.6.", "3.7.")  # Triton's versions whose CompiledKernel.run takes what `_run` gives it
 # A tensor on the current GPU by its sizes, strides and type, past the dispatcher, as inductor's code makes its own.
@@ -31,7 +32,7 @@ class Launch(NamedTuple):
 
     start: what kernel[grid] would come to call, and `handles` between the stream and the arguments; None where only
     kernel[grid] is known to work. It saves more than half of 3 microseconds a launch (Triton 3.6.0, 3.7.1), and where
-    it is the launcher's own C function 1.5 more.
+    it is the launcher's own C function 1.5 more. boxes: descriptors, which are the last arguments.
     """
 
     kernel: Any
@@ -39,17 +40,21 @@ class Launch(NamedTuple):
     rest: tuple[Any, ...]
     start: Any = None
     handles: tuple[Any, ...] = ()
+    boxes: tuple[Box, ...] = ()
 
 
-def launch(kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...], gpu: int | None) -> Launch:
+def launch(
+    kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...], gpu: int | None, boxes: tuple[Box, ...] = ()
+) -> Launch:  # fmt: skip
     """A launch; the kernel is loaded on the current device."""
     if gpu is None or not triton.__version__.startswith(DIRECT):
-        return Launch(kernel, grid, rest)
+        return Launch(kernel, grid, rest, boxes=boxes)
     start = kernel.run  # loads it, and only then there is a function
     told = kernel.packed_metadata, None, None, None  # and hooks: what they are told, on entering, on leaving
     if _is_bare(start):
-        return Launch(kernel, grid, rest, start.launch, (kernel.function, False, start.launch_pdl, None, None, *told))
-    return Launch(kernel, grid, rest, start, (kernel.function, *told))
+        handles = kernel.function, False, start.launch_pdl, None, None, *told
+        return Launch(kernel, grid, rest, start.launch, handles, boxes)
+    return Launch(kernel, grid, rest, start, (kernel.function, *told), boxes)
 
 
 def _is_bare(start: Any) -> bool:
@@ -107,7 +112,7 @@ def run(*calls: tuple[Prepared, Tensors]) -> None:
     if gpu is None:
         for call, tensors in calls:
             for one in call.launches:
-                one.kernel[one.grid](*tensors, *one.rest)
+                one.kernel[one.grid](*tensors, *one.rest, *_placed(one, [x.data_ptr() for x in tensors]))
     elif gpu == current_gpu():
         _run(gpu, calls)
     else:
@@ -123,12 +128,17 @@ def _run(gpu: int, calls: Sequence[tuple[Prepared, Tensors]]) -> None:
         # Addresses: of a tensor, Triton would ask its address, and then the driver whether the GPU can see it.
         pointers = [*map(ADDRESS, tensors)]
         for one in call.launches:
-            put(one, stream, hooked, (*pointers, *one.rest))
+            put(one, stream, hooked, (*pointers, *one.rest, *(_placed(one, pointers) if one.boxes else ())))
+
+
+def _placed(one: Launch, addresses: Sequence[int]) -> tuple[Placed, ...]:
+    """A launch's descriptors, of tensors at these addresses."""
+    return tuple([box.at(addresses[box.tensor]) for box in one.boxes])
 
 
 def put(one: Launch, stream: int, hooked: bool, values: tuple[Any, ...]) -> None:
     """Put a launch with all its arguments on a stream of the current device."""
-    kernel, grid, _, start, handles = one
+    kernel, grid, _, start, handles, _ = one
     if start is None or hooked:
         kernel[grid](*values, stream=stream)
     else:

@@ -12,7 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
 from weft.kernels.triton import source
-from weft.kernels.triton.emit import FLOATS, PLAIN, ROUNDS, arguments, emit, tensors
+from weft.kernels.triton.emit import BASES, FLOATS, PLAIN, ROUNDS, arguments, emit, tensors
+from weft.kernels.triton.reach import box_kind, box_names
 from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.spec import KernelSpec
 
@@ -32,16 +33,14 @@ def source_of(spec: KernelSpec) -> Source:
     said = json.dumps(asdict(spec), indent=1)
     early = spec.chained and spec.of_keys  # the first of a chain follows launches that are not ours
     warps = GROUP_WARPS if spec.groups else spec.warps  # of the first group, which makes the others
-    gluon = bool(spec.groups)
     return Source(
-        spec.name, emit(spec), types, aligned, warps, spec.stages, spec.registers, said, early, gluon,
-        carries=gluon and not spec.of_keys,
-    )  # fmt: skip
+        spec.name, emit(spec), types, aligned, warps, spec.stages, spec.registers, said, early, bool(spec.groups)
+    )
 
 
 def signature(spec: KernelSpec) -> dict[str, str]:
     """The type of every argument: integers have a declared width and are never specialised."""
-    kinds = {}
+    kinds, boxes = {}, box_names(spec.terms) if spec.groups else ()
     for name in arguments(spec):
         if name == "Tables":
             kinds[name] = "*i32"
@@ -55,8 +54,10 @@ def signature(spec: KernelSpec) -> dict[str, str]:
             kinds[name] = "*fp32" if wide else POINTERS[spec.dtype]
         elif name in FLOATS:
             kinds[name] = "fp32"
+        elif name in boxes:
+            kinds[name] = box_kind()
         else:
-            kinds[name] = "i32" if name in (*PLAIN, *ROUNDS) or spec.aligned else "i64"
+            kinds[name] = "i32" if name in (*PLAIN, *ROUNDS, *BASES) or spec.aligned else "i64"
     return kinds
 
 

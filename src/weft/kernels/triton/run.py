@@ -19,7 +19,7 @@ from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
 from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import chained, for_card, wave_specs
-from weft.kernels.triton.emit import TENSORS, tensors
+from weft.kernels.triton.emit import BASES, TENSORS, tensors
 from weft.kernels.triton.launch import (
     Launch,
     Made,
@@ -33,6 +33,8 @@ from weft.kernels.triton.launch import (
     run,
 )
 from weft.kernels.triton.load import arguments, kernel_of
+from weft.kernels.triton.reach import Box
+from weft.kernels.triton.reach import boxes as boxes_of
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
@@ -278,7 +280,7 @@ def prepared_rows(problem: Problem, lie: Lie, numbers: Numbers, device: torch.de
     values = {"all_heads": problem.q_heads, "my_length": problem.m, "scale": numbers.scale}
     grid = (problem.batch * problem.q_heads * -(-problem.m // spec.rows), 1, 1)
     with on(gpu):
-        launches = (_launch(spec, grid, device, values, known),)
+        launches = (_launch(spec, grid, (device, ()), values, known),)
     return Prepared(launches, (*made.values(), *_row_numbers(spec, problem).values()), device, gpu)
 
 
@@ -346,18 +348,32 @@ def _launches(
             "Tables": words if gpu_of(words.device) is None else words.data_ptr(),
         }  # fmt: skip
         ones = wave_specs(spec, wave, tables.plan, widest)
+        boxes: tuple[Box, ...] = ()
         if ones[0].groups and isinstance(plan.target, Gpu):
             launches = [_in_rounds(wave, values, plan.target)]
+            if not spec.of_keys:
+                boxes = _boxes(ones[0], wave, strides, problem)
         else:
             firsts = range(0, wave.items, GRID)
             launches = [(_grid(wave, first), values | {"first_item": first}) for first in firsts]
-        found.append([_launch(one, grid, words.device, here, strides) for one in ones for grid, here in launches])
+        where = words.device, boxes
+        found.append([_launch(one, grid, where, here, strides) for one in ones for grid, here in launches])
     return found
+
+
+def _boxes(
+    spec: KernelSpec, wave: Wave, strides: Mapping[str, tuple[int, ...]], problem: Problem
+) -> tuple[Box, ...]:  # fmt: skip
+    """The descriptors of a wave that warp groups compute."""
+    heads = {"Q": problem.q_heads, "K": problem.kv_heads, "V": problem.kv_heads}
+    sizes = {name: (problem.batch, count) for name, count in heads.items()}
+    return boxes_of(wave.reaches() or (), tensors(spec), sizes, strides)
 
 
 def _in_rounds(wave: Wave, values: Mapping[str, Any], gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, Any]]:
     """A program for each processor, which takes blocks in turn; as `_grid` says, heads side by side or not."""
     rounds = {"items": wave.items, "members": wave.members, "skewed": int(_grid(wave, 0)[0] > 1)}
+    rounds |= {name: one.base for name, one in zip(BASES, wave.reaches() or (), strict=False)}
     return (min(gpu.processors, wave.items * wave.members), 1, 1), {**values, **rounds}
 
 
@@ -370,13 +386,15 @@ def _grid(wave: Wave, first: int) -> tuple[int, int, int]:
 
 
 def _launch(
-    spec: KernelSpec, grid: tuple[int, int, int], device: torch.device, values: Mapping[str, Any],
-    strides: Mapping[str, tuple[int, ...]],
+    spec: KernelSpec, grid: tuple[int, int, int], where: tuple[torch.device, tuple[Box, ...]],
+    values: Mapping[str, Any], strides: Mapping[str, tuple[int, ...]],
 ) -> Launch:  # fmt: skip
-    """The kernel of a spec with its integers and strides."""
+    """The kernel of a spec with its integers and strides. where: the device, and descriptors."""
+    device, boxes = where
     per, known = spec.unit, dict(values)
     for name, stride in strides.items():
         known |= {f"{name}_{part}": stride[i] // per for i, part in enumerate(("batch", "head", "row"))}
         known[f"{name}_dim"] = stride[3]
     rest = arguments(spec)[len(tensors(spec)) :]
-    return launch(kernel_of(spec, device), grid, tuple(known.get(name, 0) for name in rest), gpu_of(device))
+    rest = rest[: len(rest) - len(boxes)]  # descriptors come last
+    return launch(kernel_of(spec, device), grid, tuple(known.get(name, 0) for name in rest), gpu_of(device), boxes)

@@ -56,7 +56,6 @@ class Source:
     spec: str = ""
     early: bool = False
     gluon: bool = False
-    carries: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -93,7 +92,7 @@ def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
 def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU. Raises UnsupportedKernel where that went wrong without a word."""
     kernel = triton.compile(_described(source), target=target, options=_options(source, target))
-    wrong = translated.mistake(kernel, target, source.carries)
+    wrong = translated.mistake(kernel, target)
     if wrong:
         raise UnsupportedKernel(
             f"the kernel {source.name} for {target.arch}",

@@ -31,15 +31,13 @@ SPILLS = {"STL": 1, "STL.64": 2, "STL.128": 4}
 WIDTHS = {".128": 4, ".64": 2, ".WIDE": 2, "CS2R": 2}
 
 
-def mistake(kernel: CompiledKernel, target: GPUTarget, carries: bool = False) -> str:
-    """What is wrong with a kernel, "" where nothing is known to be; of machine code where Triton brings nvdisasm.
-    carries: its loops carry factors of products, so that these come from before a loop and from it.
-    """
+def mistake(kernel: CompiledKernel, target: GPUTarget) -> str:
+    """What is wrong with a kernel, "" where nothing is known to be; of machine code where Triton brings nvdisasm."""
     ptx = kernel.asm.get("ptx", "")
     found = spoiled(ptx)
     if found:
         return f"{found[0]} multiplies what should be shifted"
-    if target.arch == HOPPER and "wgmma.mma_async" in ptx and not carries:
+    if target.arch == HOPPER and "wgmma.mma_async" in ptx:
         lost = overwritten(disassembled(kernel.asm["cubin"]))
         if lost:
             return f"the second tile of a loop overwrites a factor of {lost[0]}"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK
+from weft.kernels.triton.reach import Reach, reaches
 from weft.kernels.triton.tables import Kind, LaunchTables, Place, Words, block_tables, launch_tables
 from weft.pattern.relation import NDBool
 from weft.planning.attention_plan import Heads, Share
@@ -64,6 +65,10 @@ class Wave:
     whole: bool
     lines: bool
     joins: bool = False
+
+    def reaches(self) -> tuple[Reach, ...] | None:
+        """What descriptors of queries and of each term's keys reach, see `weft.kernels.triton.reach`."""
+        return None if self.place is None else reaches(self.words, self.place, self.items)
 
 
 @dataclass(frozen=True, eq=False)
