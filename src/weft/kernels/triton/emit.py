@@ -91,9 +91,10 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"
     yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
     if spec.direction == "forward":
-        near = box_names(1)
+        (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
+        far = far_k, far_v
         yield "attention("
-        yield f"    q, (k, v), ({', '.join((*near, *(box_names(spec.terms)[-2:])))}), (out, Lse), tables,"
+        yield f"    q, (k, v), ({', '.join((*near, *far))}), (out, Lse, {box}), tables,"
         yield "    (all_heads, my_length, scale), (q_base, near_base, far_base),"
         yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms},"
     else:

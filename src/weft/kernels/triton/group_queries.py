@@ -31,7 +31,6 @@ from weft.kernels.triton.groups import (
     barriers,
     first_block,
     head_of,
-    keep,
     live,
     next_block,
     numbers,
@@ -51,14 +50,21 @@ COMPUTES, LOADS = gl.constexpr(112), gl.constexpr(24)
 
 # ---- where things are ------------------------------------------------------------------------------------------------
 @gluon.jit
-def far_run(tables, where):
-    """Of a block's second term: (first key, keys)."""
+def runs_of(tables, where, TERMS: gl.constexpr):
+    """Of a block's last term: (first key, keys)."""
     Tables, record, _, items_at, _, items, members, skewed = tables
     near, slow, _, _ = where
     aside = skewed != 0
     slow = gl.minimum(slow, gl.where(aside, items, members) - 1)
-    mine = Tables + items_at + record * gl.where(aside, slow, near) + 2 + RUN
+    mine = Tables + items_at + record * gl.where(aside, slow, near) + 2 + RUN * (TERMS - 1)
     return gl.load(mine), gl.load(mine + 1)
+
+
+@gluon.jit
+def place_of(token, step):
+    """(place, lane) of a token that boxes reach."""
+    place = token // step
+    return place, token - place * step
 
 
 @gluon.jit
@@ -87,9 +93,7 @@ def load_run(i, run, boxes, heads, rings, bars, STAGES: gl.constexpr):
     k_box, v_box = boxes
     k, v = rings
     full, empty = bars
-    token = origin + first - base
-    place = token // step
-    lane = token - place * step
+    place, lane = place_of(origin + first - base, step)
     for j in range(0, tiles_of(count)):
         at = i & (STAGES - 1)
         mbarrier.wait(empty.index(at), turn(i, STAGES) ^ 1)
@@ -117,15 +121,14 @@ def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.const
     i = 0
     t = 0
     where = first_block(tables)
+    mine, far = numbers(tables, where), runs_of(tables, where, TERMS)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
-        batch, kv_head, head, start, _, first, count = numbers(tables, where)
-        far_first, far_count = first, count
-        if TERMS == 2:
-            far_first, far_count = far_run(tables, where)
+        batch, kv_head, head, start, _, first, count = mine
+        batch, kv_head, head, start = live(batch), live(kv_head), live(head), live(start)
+        first, count, far_first, far_count = live(first), live(count), live(far[0]), live(far[1])
         where = next_block(where, tables)
-        token = origin + start - bases[0]
-        place = token // pace
-        lane = token - place * pace
+        mine, far = numbers(tables, where), runs_of(tables, where, TERMS)  # long before they are needed
+        place, lane = place_of(origin + start - bases[0], pace)
         for c in gl.static_range(WIDE):
             at = 2 * c + (t & 1)
             mbarrier.wait(q_empty.index(at), ((t >> 1) & 1) ^ 1)
@@ -238,10 +241,22 @@ def seen_keys(bounds, TERMS: gl.constexpr):
 
 
 @gluon.jit
+def keep_some(result, tensor, place, C: gl.constexpr):
+    """Write those of one group's rows that exist; place: (batch row, head, first row, rows, step)."""
+    batch, head, first, height, pace = place
+    lies: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    r = gl.arange(0, 64, layout=gl.SliceLayout(1, lies)) + C * 64
+    d = gl.expand_dims(gl.arange(0, 64, layout=gl.SliceLayout(0, lies)), 0)
+    at = head_of(tensor, batch, head, first) + (gl.expand_dims(r * pace * (tensor[3] * UNIT), 1) + d)
+    gl.store(at, result.load(lies), mask=gl.expand_dims(r < height, 1))
+
+
+@gluon.jit
 def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
     """out and lse of one warp group's queries, block after block."""
     written, rows, rings, flags, bars, tables, numbers_of = told
-    Out, Lse = written
+    Out, Lse, out_box, results, base = written
+    result = results.index(C)
     all_heads, length, scale = numbers_of
     lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, lies)
@@ -258,20 +273,14 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
     t = 0
     marked = gl.zeros([64], gl.int32, of_rows)
     where = first_block(tables)
-    mine = numbers(tables, where)
-    far = (mine[5], mine[6])
-    if TERMS == 2:
-        far = far_run(tables, where)
+    mine, far = numbers(tables, where), runs_of(tables, where, TERMS)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
         place = 2 * C + (t & 1)
         batch, _, head, start, height, first, count = mine
-        batch, head, start, height, first, count = live(batch), live(head), live(start), live(height), live(first), live(count)
-        far_first, far_count = live(far[0]), live(far[1])
+        batch, head, start, height = live(batch), live(head), live(start), live(height)
+        first, count, far_first, far_count = live(first), live(count), live(far[0]), live(far[1])
         where = next_block(where, tables)
-        mine = numbers(tables, where)  # the next block's, long before they are needed
-        far = (mine[5], mine[6])
-        if TERMS == 2:
-            far = far_run(tables, where)
+        mine, far = numbers(tables, where), runs_of(tables, where, TERMS)  # long before they are needed
         span, bounds = block_of(C, axes, (start, height, first, count, far_first, far_count), pace, r, TERMS)
         q = matrix(rows.index(place))
         mbarrier.wait(q_full.index(place), (t >> 1) & 1)
@@ -293,8 +302,16 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
         lse = gl.where(wild, float("nan"), lse)
         row = origin + start + gl.minimum(r + C * 64, height - 1) * pace
         gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=valid)
-        keep(acc * gl.expand_dims(inverse, 1), Out, (batch, head, origin + start, height, pace), C)
+        tma.store_wait(0)  # for the result of the block before
+        matrix(result).store((acc * gl.expand_dims(inverse, 1)).to(gl.bfloat16))
+        if height >= C * 64 + 64:
+            fence_async_shared()
+            at, lane = place_of(origin + start - base, pace)
+            tma.async_copy_shared_to_global(out_box, [batch, head, at + C * 64, lane, 0], result)
+        else:
+            keep_some(matrix(result), Out, (batch, head, origin + start, height, pace), C)
         t += 1
+    tma.store_wait(0)
     flags.index(C).store(gl.expand_dims(marked, 1))
 
 
@@ -354,9 +371,7 @@ def again(queries, keys, written, rows, rings, tables, numbers_of, WIDE: gl.cons
     where = first_block(tables)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
         batch, kv_head, head, start, height, first, count = numbers(tables, where)
-        far_first, far_count = first, count
-        if TERMS == 2:
-            far_first, far_count = far_run(tables, where)
+        far_first, far_count = runs_of(tables, where, TERMS)
         where = next_block(where, tables)
         for c in range(0, WIDE):
             mine = r + c * 64
@@ -392,12 +407,13 @@ def attention(
     TERMS: gl.constexpr,
 ):  # fmt: skip
     """out and lse. queries: Q; keys: K, V; boxes: descriptors of Q, K, V, and of K and V as the second term walks them;
-    written: Out and the pointer Lse; numbers_of: (heads of queries, queries, scale); bases: tokens that boxes begin at.
+    written: Out, the pointer Lse and a descriptor of Out; numbers_of: (heads of queries, queries, scale); bases: tokens that boxes begin at.
     """
     rows, rings = room_of_boxes(boxes[0], 2 * WIDE), (room_of_boxes(boxes[1], STAGES), room_of_boxes(boxes[2], STAGES))
+    results = room_of_boxes(boxes[0], WIDE)
     flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     bars = barriers(2 * WIDE, 1), barriers(2 * WIDE, 1), barriers(STAGES, 1), barriers(STAGES, WIDE)
-    told = (written, rows, rings, flags, bars, tables, numbers_of)
+    told = ((written[0], written[1], written[2], results, bases[0]), rows, rings, flags, bars, tables, numbers_of)
     asked = (boxes, rows, rings, bars, tables, bases)
     gl.static_assert(WIDE == 4)
     gl.warp_specialize([
@@ -409,4 +425,4 @@ def attention(
     for c in gl.static_range(WIDE):
         marked = gl.maximum(marked, gl.max(gl.max(flags.index(c).load(flat), 1), 0))
     if marked != 0:
-        again(queries, keys, written, rows, rings, tables, numbers_of, WIDE, TERMS)
+        again(queries, keys, (written[0], written[1]), rows, rings, tables, numbers_of, WIDE, TERMS)

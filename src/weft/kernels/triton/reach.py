@@ -17,7 +17,8 @@ from weft.kernels.triton.tables import PART, Place, Words, axis_words
 from weft.pattern.bounds import Ints
 
 TILE, CHANNELS = 64, 64  # places and channels of a box
-FORWARD = (("Q", 0), ("K", 1), ("V", 1), ("K", 2), ("V", 2))  # boxes of a forward: a tensor, and as which side reads it
+# Boxes of a forward: a tensor, and which side's tokens. Of queries Out is written whole, where a tile is.
+FORWARD = (("Out", 0), ("Q", 0), ("K", 1), ("V", 1), ("K", 2), ("V", 2))
 
 
 class Reach(NamedTuple):
@@ -120,7 +121,7 @@ def boxes(
     strides: batch row, head, token, channel, in elements of 16 bits.
     """
     made = []
-    for name, side in FORWARD[: 1 + 2 * (len(found) - 1)]:
+    for name, side in FORWARD[: 2 * len(found)]:
         reach, (batch, head, token, _) = found[side], strides[name]
         shape = (*sizes[name], reach.places, reach.lanes, CHANNELS)
         made.append(Box(
@@ -131,7 +132,7 @@ def boxes(
 
 def box_names(terms: int) -> tuple[str, ...]:
     """Names of the descriptors among a kernel's arguments."""
-    return tuple(f"{name}_{'near' if side < 2 else 'far'}" for name, side in FORWARD[: 1 + 2 * terms])
+    return tuple(f"{name}_{'near' if side < 2 else 'far'}" for name, side in FORWARD[: 2 + 2 * terms])
 
 
 def box_kind() -> str:

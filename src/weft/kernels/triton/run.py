@@ -365,7 +365,7 @@ def _boxes(
     spec: KernelSpec, wave: Wave, strides: Mapping[str, tuple[int, ...]], problem: Problem
 ) -> tuple[Box, ...]:  # fmt: skip
     """The descriptors of a wave that warp groups compute."""
-    heads = {"Q": problem.q_heads, "K": problem.kv_heads, "V": problem.kv_heads}
+    heads = {"Q": problem.q_heads, "Out": problem.q_heads, "K": problem.kv_heads, "V": problem.kv_heads}
     sizes = {name: (problem.batch, count) for name, count in heads.items()}
     return boxes_of(wave.reaches() or (), tensors(spec), sizes, strides)
 
