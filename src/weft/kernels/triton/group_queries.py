@@ -244,6 +244,7 @@ def seen_keys(bounds, TERMS: gl.constexpr):
 def keep_some(result, tensor, place, C: gl.constexpr):
     """Write those of one group's rows that exist; place: (batch row, head, first row, rows, step)."""
     batch, head, first, height, pace = place
+    pace = live(pace)  # so that no address is made before all blocks, and held
     lies: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     r = gl.arange(0, 64, layout=gl.SliceLayout(1, lies)) + C * 64
     d = gl.expand_dims(gl.arange(0, 64, layout=gl.SliceLayout(0, lies)), 0)
@@ -267,7 +268,6 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
     Tables, parts_at = tables[0], tables[2]
     here = Tables + parts_at
     origin, pace = gl.load(Tables), gl.load(Tables + 3)
-    axes = (axis_of(here), axis_of(here + (TERMS - 1) * TERM))
     scale2 = scale * LOG2E
     i = 0
     t = 0
@@ -281,6 +281,7 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
         first, count, far_first, far_count = live(first), live(count), live(far[0]), live(far[1])
         where = next_block(where, tables)
         mine, far = numbers(tables, where), runs_of(tables, where, TERMS)  # long before they are needed
+        axes = (axis_of(here), axis_of(here + (TERMS - 1) * TERM))  # again and again: nothing is held for it meanwhile
         span, bounds = block_of(C, axes, (start, height, first, count, far_first, far_count), pace, r, TERMS)
         q = matrix(rows.index(place))
         mbarrier.wait(q_full.index(place), (t >> 1) & 1)
