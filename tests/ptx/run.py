@@ -13,8 +13,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
 from weft.kernels.triton import decode, run, source, translated
+from weft.kernels.triton.descriptors import Placed
 from weft.kernels.triton.load import source_of
-from weft.kernels.triton.reach import Placed
 
 from . import specialised
 from .launch import Kernel, launch

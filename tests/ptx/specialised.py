@@ -117,7 +117,13 @@ class Warp(Group):
 
     def __init__(self, block, number):
         super().__init__(block, WARP * number, WARP)
-        self.waits, self.stores = None, UnderWay(block.order.late_copies)
+        self.waits, self.stores, self.writes = None, UnderWay(block.order.late_copies), []
+
+    def write(self):
+        """Boxes that were read out of shared memory."""
+        for tensor, where, data in self.writes:
+            tensor.store(self.team.memory, where, data)
+        self.writes = []
 
     def one(self, text, kind):
         """An operand that is the same in all threads."""
@@ -160,7 +166,8 @@ class Block:
     def run(self):
         """Who can go on and comes first goes on, to where it stops: the last ones are as slow as they may be."""
         count = self.program.threads // WARP
-        warps = [Warp(self, i) for i in (self.order.warps or range(count)) if i < count]
+        every = [Warp(self, i) for i in (self.order.warps or range(count)) if i < count]
+        warps = list(every)
         while warps:
             warp = next((one for one in warps if self._can_go_on(one, warps)), None)
             if warp is None:
@@ -171,6 +178,8 @@ class Block:
             assert not parted
             if not stopped:
                 warps.remove(warp)
+        for warp in every:
+            warp.write()
 
     def _can_go_on(self, warp, warps):
         if warp.waits is None:
@@ -306,8 +315,11 @@ class Written:
     units: np.ndarray
 
     def do(self, warp):
+        """Read it; it is written when that is waited for, or when all is over."""
         data = warp.team.shared.load(np.zeros(self.units.size, int), self.units.reshape(-1), 16)
-        self.tensor.store(warp.team.memory, self.where, data.reshape(self.tensor.rows, -1))
+        warp.writes.append((self.tensor, self.where, data.reshape(self.tensor.rows, -1)))
+        if not warp.stores.late:
+            warp.write()
 
 
 @TABLE.does("cp.async.bulk.commit_group")
@@ -318,6 +330,9 @@ def _commit(warp, instruction, active):
 @TABLE.does("cp.async.bulk.wait_group", modifiers="read")
 def _wait_for_boxes(warp, instruction, active):
     warp.stores.wait(int(instruction.operands[0]), warp)
+    if "read" not in instruction.parts:
+        assert not int(instruction.operands[0]), "only all of them are known to be written"
+        warp.write()
 
 
 @TABLE.does("elect.sync")

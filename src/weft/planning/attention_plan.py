@@ -76,13 +76,22 @@ class AttentionPlan:
         return self._planned("dkdv", [share.plan.acsr.transpose() for share in self.forward])
 
     @cached_property
+    def forward_in_step(self) -> tuple[Share, ...]:
+        """Tiles of queries where all warps do the same, for calls that have no kernel whose groups specialise."""
+        return self._in_step("forward")
+
+    @cached_property
     def keys_in_step(self) -> tuple[Share, ...]:
-        """Tiles of keys where all warps do the same, for calls that have no kernel whose groups specialise."""
-        if not isinstance(self.target, Gpu) or not any(s.plan.tiling and s.plan.tiling.groups for s in self.transposed):
-            return self.transposed
-        tiling = usual("dkdv", self.problem, 1, self.target)
-        plans = [plan_for_device(s.plan.acsr, self.problem, self.target, tiling) for s in self.transposed]
-        return tuple(replace(share, plan=plan) for share, plan in zip(self.transposed, plans, strict=True))
+        """The same of keys."""
+        return self._in_step("dkdv")
+
+    def _in_step(self, direction: Direction) -> tuple[Share, ...]:
+        shares = self.towards(direction)
+        if not isinstance(self.target, Gpu) or not any(s.plan.tiling and s.plan.tiling.groups for s in shares):
+            return shares
+        tiling = usual(direction, self.problem, 1, self.target)
+        plans = [plan_for_device(s.plan.acsr, self.problem, self.target, tiling) for s in shares]
+        return tuple(replace(share, plan=plan) for share, plan in zip(shares, plans, strict=True))
 
     @cached_property
     def in_one(self) -> tuple[Share, ...] | None:

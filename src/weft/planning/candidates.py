@@ -48,6 +48,11 @@ WIDE: dict[int, dict[tuple[Direction, bool], Tiling]] = {
         ("dkdv", True): Tiling(128, 32, 8, 3, apart=True), ("dkdv", False): Tiling(32, 64, 4, 2),
     },
 }  # fmt: skip
+IN_GROUPS: dict[Direction, Tiling] = {
+    "forward": Tiling(256, 64, 16, 8, 96, False, 4),
+    "dkdv": Tiling(128, 64, 8, 4, 168, True, 2),
+}
+MOST_IN_GROUPS: dict[Direction, int] = {"forward": 2, "dkdv": 1}  # terms
 # For cards without room for the usual tiling, the largest that fits.
 SMALLER = (Tiling(64, 32, 8, 2), Tiling(32, 32, 4, 2), Tiling(32, 16, 4, 2), Tiling(16, 16, 4, 1))
 
@@ -212,11 +217,14 @@ def _others_of_wide(direction: Direction, problem: Problem) -> tuple[Tiling, ...
 
 
 def in_groups(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
-    """What is offered to one line of one term beside `menu`: warp groups that specialise, where there are such kernels
+    """What is offered to lines beside `menu`: warp groups that specialise, where there are such kernels
     (docs/decisions/0010-warp-groups-that-specialise.md).
     """
-    fits = (problem.d, problem.dv, problem.group) == (64, 64, 1) and DTYPES[problem.dtype] == 2
-    return Tiling(128, 64, 8, 4, 168, True, 2) if direction == "dkdv" and fits and _hopper(gpu) else None
+    if (problem.d, problem.dv) != (64, 64) or not _hopper(gpu):
+        return None
+    if direction == "forward":
+        return IN_GROUPS[direction] if problem.dtype == "bfloat16" else None
+    return IN_GROUPS.get(direction) if problem.group == 1 and DTYPES[problem.dtype] == 2 else None
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from weft.acsr.format import Acsr
-from weft.planning.candidates import Terms, in_groups, in_one, legal, menu, of_blocks, shared_of
+from weft.planning.candidates import MOST_IN_GROUPS, Terms, in_groups, in_one, legal, menu, of_blocks, shared_of
 from weft.planning.cost import Cost, adding, converting, cost, in_memory, in_turn
-from weft.planning.device import plan_for_device
+from weft.planning.device import more_run, plan_for_device
 from weft.planning.lines import as_lines
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
+from weft.planning.reach import reaches
 from weft.planning.tiles import TilePlan
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.work import Work, slots_of, works
@@ -165,22 +166,26 @@ def offered(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu) -> tup
     """What a call with such rows chooses from: see `menu` and `in_groups`."""
     terms, groups = _terms_of(rows), in_groups(direction, problem, gpu)
     found = menu(direction, problem, rank_of(rows), gpu, terms)
-    if groups is None or terms != "one" or len(rows) > 1 or not _is_one_line(rows[0], problem, gpu, groups):
+    if groups is None or terms == "listed" or len(rows) > 1 or not _suits(direction, rows[0], (problem, gpu, groups)):
         return found
     return (*found, groups)
 
 
-def _is_one_line(row: tuple[Acsr, int], problem: Problem, gpu: Gpu, tiling: Tiling) -> bool:
-    """Whether keys of one head are one launch, of one line a side and of programs about as long as each other, since
-    who takes which is fixed.
+def _suits(direction: Direction, row: tuple[Acsr, int], how: tuple[Problem, Gpu, Tiling]) -> bool:
+    """Whether warp groups may compute the rows of one head: one launch, of few terms of one line a side and of programs
+    about as long as each other, since who takes which is fixed; a forward's tokens such as descriptors reach.
     """
-    plan = plan_for_device(row[0], problem, gpu, tiling)
+    problem, gpu, tiling = how
+    plan, of_keys = plan_for_device(row[0], problem, gpu, tiling), direction == "dkdv"
     if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
         return False
-    found = works([(plan, row[1])], slots_of(gpu), of_keys=True)
-    if len(found) != 1 or found[0].kind != "formula" or found[0].split or as_lines(plan.launches[0]) is None:
+    launch = plan.launches[0]
+    found = works([(plan, row[1])], slots_of(gpu), of_keys)
+    simple = len(launch.parts) <= MOST_IN_GROUPS[direction] and more_run(launch) is None
+    if not simple or len(found) != 1 or found[0].kind == "table" or found[0].split or as_lines(launch) is None:
         return False
-    return sum(found[0].most) * found[0].programs <= EVEN * found[0].tiles
+    even = sum(found[0].most) * found[0].programs <= EVEN * found[0].tiles
+    return even and (of_keys or reaches(launch) is not None)
 
 
 def _terms_of(rows: Rows) -> Terms:

@@ -126,7 +126,7 @@ def _specialises(spec: KernelSpec, wave: Wave) -> bool:
     sizes = (spec.d, spec.dv) == (64, 64) and shape in shapes and wave.items * wave.members < FAR
     if not (known and plain and sizes and spec.aligned) or interpreted():
         return False
-    return not forward or wave.reaches() is not None
+    return not forward or wave.reach is not None
 
 
 def _grid_takes_none(spec: KernelSpec) -> bool:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
+from weft.kernels.triton.descriptors import box_names
 from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented, module, within_length
-from weft.kernels.triton.reach import box_names
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import AXIS, HEAD, PART, axis_words
 

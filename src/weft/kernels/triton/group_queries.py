@@ -1,11 +1,12 @@
 # ruff: noqa: PLR0913, SIM113, SIM102 - kernels take as many arguments as they need, and Gluon is not all of Python
-"""The forward by warp groups that specialise, for short runs on Hopper: one loads, the others compute. Functions of
-Gluon, inlined into an emitted kernel (docs/decisions/0010-warp-groups-that-specialise.md).
+"""The forward by warp groups that specialise, on Hopper: one warp loads, four groups compute. Functions of Gluon,
+inlined into an emitted kernel (docs/decisions/0010-warp-groups-that-specialise.md).
 
 As `weft.kernels.triton.groups`, with queries that stay: each of WIDE groups has 64 of a block. One or two terms, whose
 tiles follow each other; one warp asks for them by tensor descriptors of (batch row, head, place, lane, channel), where
-tokens are step * place + lane (`weft.kernels.triton.boxes`). It means all that `forward.Forward` does without a maximum; rows whose sums leave the range are
-marked, and walked again when all blocks are done, so that the code for it is there once, and nowhere between blocks.
+tokens are step * place + lane (`weft.planning.reach`). It means all that `forward.Forward` does without a maximum; rows
+whose sums leave the range are marked, and walked again when all blocks are done, so that the code for it is there once,
+and nowhere between blocks.
 """
 
 from __future__ import annotations
@@ -161,6 +162,14 @@ def fast_log2(x):
 
 
 @gluon.jit
+def written_before(x):
+    """x, once what the bulk engine was asked to write is written: rows that go again are stored by others after it."""
+    return gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def in_parts(p):
     """Sums of a row in parts, one of each thread that has a part of it."""
     return gl.sum(gl.sum(gl.reshape(p, [64, 8, 4, 2]), 3), 1)
@@ -312,8 +321,7 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
         else:
             keep_some(matrix(result), Out, (batch, head, origin + start, height, pace), C)
         t += 1
-    tma.store_wait(0)
-    flags.index(C).store(gl.expand_dims(marked, 1))
+    flags.index(C).store(gl.expand_dims(written_before(marked), 1))
 
 
 # ---- rows whose sums left the range ----------------------------------------------------------------------------------
@@ -349,9 +357,7 @@ def walk_again(sums, q, keys, room_of, heads, axis, at, columns, scale2):
         kept = gl.exp2(largest - safe)
         total = total * kept + gl.sum(p, 1)
         largest = new
-        y = warpgroup_mma(
-            gl.convert_layout(p.to(gl.bfloat16), factor), v, acc * gl.expand_dims(kept, 1), is_async=True
-        )
+        y = warpgroup_mma(gl.convert_layout(p.to(gl.bfloat16), factor), v, acc * gl.expand_dims(kept, 1), is_async=True)
         acc = warpgroup_mma_wait(0, (y,))
     return acc, total, largest
 
@@ -394,12 +400,11 @@ def again(queries, keys, written, rows, rings, tables, numbers_of, WIDE: gl.cons
                     at = (low, high, far_first, far_count, gl.load(here + TERM), gl.load(here + TERM + PART))
                     sums = walk_again(sums, q, keys, room_of, (batch, kv_head), axis, at, columns, scale2)
                 acc, total, largest = sums
-                out = acc * gl.expand_dims(1.0 / total, 1)
-                gl.store(lse_at, (largest + gl.log2(total)) * LN2, mask=wild)
-                out_at = head_of(Out, batch, head, origin) + (
-                    gl.expand_dims(row * (Out[3] * UNIT), 1) + gl.expand_dims(columns, 0)
-                )
-                gl.store(out_at, out.to(Out[0].dtype.element_ty), mask=gl.expand_dims(wild, 1))
+                out = acc * gl.expand_dims(gl.where(total == 0, 0.0, 1.0 / total), 1)
+                lse = gl.where(total == 0, float("-inf"), (largest + gl.log2(total)) * LN2)
+                gl.store(lse_at, lse, mask=wild)
+                at = gl.expand_dims(row * (Out[3] * UNIT), 1) + gl.expand_dims(columns, 0)
+                gl.store(head_of(Out, batch, head, origin) + at, out.to(gl.bfloat16), mask=gl.expand_dims(wild, 1))
 
 
 @gluon.jit
@@ -408,7 +413,8 @@ def attention(
     TERMS: gl.constexpr,
 ):  # fmt: skip
     """out and lse. queries: Q; keys: K, V; boxes: descriptors of Q, K, V, and of K and V as the second term walks them;
-    written: Out, the pointer Lse and a descriptor of Out; numbers_of: (heads of queries, queries, scale); bases: tokens that boxes begin at.
+    written: Out, the pointer Lse and a descriptor of Out; numbers_of: (heads of queries, queries, scale); bases: tokens
+    that boxes begin at.
     """
     rows, rings = room_of_boxes(boxes[0], 2 * WIDE), (room_of_boxes(boxes[1], STAGES), room_of_boxes(boxes[2], STAGES))
     results = room_of_boxes(boxes[0], WIDE)

@@ -14,7 +14,7 @@ from triton import knobs
 from triton.runtime import driver
 
 from weft.errors import UnsupportedError
-from weft.kernels.triton.reach import Box, Placed
+from weft.kernels.triton.descriptors import Box, Placed
 
 DIRECT = ("3.6.", "3.7.")  # Triton's versions whose CompiledKernel.run takes what `_run` gives it
 # A tensor on the current GPU by its sizes, strides and type, past the dispatcher, as inductor's code makes its own.

@@ -12,8 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
 from weft.kernels.triton import source
+from weft.kernels.triton.descriptors import box_kind, box_names
 from weft.kernels.triton.emit import BASES, FLOATS, PLAIN, ROUNDS, arguments, emit, tensors
-from weft.kernels.triton.reach import box_kind, box_names
 from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.spec import KernelSpec
 

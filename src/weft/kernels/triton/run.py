@@ -19,6 +19,8 @@ from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
 from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import chained, for_card, wave_specs
+from weft.kernels.triton.descriptors import Box
+from weft.kernels.triton.descriptors import boxes as boxes_of
 from weft.kernels.triton.emit import BASES, TENSORS, tensors
 from weft.kernels.triton.launch import (
     Launch,
@@ -33,8 +35,6 @@ from weft.kernels.triton.launch import (
     run,
 )
 from weft.kernels.triton.load import arguments, kernel_of
-from weft.kernels.triton.reach import Box
-from weft.kernels.triton.reach import boxes as boxes_of
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
@@ -241,13 +241,15 @@ def _tables(
     found = loaded(shares, problem, direction == "dkdv", *where)
     if not any(share.plan.tiling and share.plan.tiling.groups for share in shares):
         return found
-    linear = numbers.softcap is None and not numbers.alibi and numbers.scale >= SMALLEST
+    linear = numbers.softcap is None and not (numbers.alibi or numbers.sinks) and numbers.scale >= SMALLEST
     aligned = lie[1] and dense_rows(_known(lie), DTYPES[problem.dtype])
     widest = max(STATS, *(stride[2] for stride in lie[0]))
     near = all(wave.span * widest < 1 << 31 for wave, _ in found.waves)
-    if linear and aligned and near and not interpreted():
+    apart = all(all(stride[:3]) for stride in lie[0])  # descriptors of rows that are one are not known to work
+    if linear and aligned and near and apart and not interpreted():
         return found
-    return loaded(plan.keys_in_step, problem, True, *where)
+    in_step = plan.keys_in_step if direction == "dkdv" else plan.forward_in_step
+    return loaded(in_step, problem, direction == "dkdv", *where)
 
 
 @lru_cache(maxsize=512)
@@ -367,13 +369,13 @@ def _boxes(
     """The descriptors of a wave that warp groups compute."""
     heads = {"Q": problem.q_heads, "Out": problem.q_heads, "K": problem.kv_heads, "V": problem.kv_heads}
     sizes = {name: (problem.batch, count) for name, count in heads.items()}
-    return boxes_of(wave.reaches() or (), tensors(spec), sizes, strides)
+    return boxes_of(wave.reach or (), tensors(spec), sizes, strides)
 
 
 def _in_rounds(wave: Wave, values: Mapping[str, Any], gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, Any]]:
     """A program for each processor, which takes blocks in turn; as `_grid` says, heads side by side or not."""
     rounds = {"items": wave.items, "members": wave.members, "skewed": int(_grid(wave, 0)[0] > 1)}
-    rounds |= {name: one.base for name, one in zip(BASES, wave.reaches() or (), strict=False)}
+    rounds |= {name: one.base for name, one in zip(BASES, wave.reach or (), strict=False)}
     return (min(gpu.processors, wave.items * wave.members), 1, 1), {**values, **rounds}
 
 

@@ -29,6 +29,7 @@ from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.device import FAR, Run, is_formula, is_listed, is_narrow, more_run
 from weft.planning.lines import as_lines, unbounded
+from weft.planning.reach import Reach, reaches
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.work import rows_apart
@@ -75,7 +76,7 @@ class LaunchTables:
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
     column of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines:
-    see `weft.planning.lines`.
+    see `weft.planning.lines`. reach: of tiles of warp groups what descriptors reach, see `weft.planning.reach`.
     """
 
     words: Words
@@ -90,6 +91,7 @@ class LaunchTables:
     more: bool = False
     whole: bool = False
     lines: bool = False
+    reach: tuple[Reach, ...] | None = None
 
     @property
     def several(self) -> bool:
@@ -217,6 +219,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         more is not None,
         whole is not None,
         lines is not None,
+        reaches(launch) if tiling.groups and rank == 1 else None,
     )
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK
-from weft.kernels.triton.reach import Reach, reaches
 from weft.kernels.triton.tables import Kind, LaunchTables, Place, Words, block_tables, launch_tables
 from weft.pattern.relation import NDBool
 from weft.planning.attention_plan import Heads, Share
 from weft.planning.problem import Problem
+from weft.planning.reach import Reach
 from weft.planning.tiles import TilePlan
 from weft.planning.work import are_few, most_of
 
@@ -47,7 +47,7 @@ class Wave:
     words: the tables, with the members from `heads_at` on. place: of the only launch, None where several are packed.
     merges: some row is visited by another wave too. joins: it visits every row once and comes last, and adds what the
     others left for the few rows that these visit. whole: every column of every box exists. terms: the most of one
-    launch. lines: every bound is a clipped line.
+    launch. lines: every bound is a clipped line. reach: of the only launch, see `LaunchTables`.
     """
 
     words: Words
@@ -65,10 +65,7 @@ class Wave:
     whole: bool
     lines: bool
     joins: bool = False
-
-    def reaches(self) -> tuple[Reach, ...] | None:
-        """What descriptors of queries and of each term's keys reach, see `weft.kernels.triton.reach`."""
-        return None if self.place is None else reaches(self.words, self.place, self.items)
+    reach: tuple[Reach, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +194,7 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
         only is None or only.skewed, several=any(t.several for t in tables),
         terms=max(t.place.parts for t in tables), more=any(t.more for t in tables),
         place=only and only.place, merges=merges, span=max(t.span for t in tables),
-        whole=all(t.whole for t in tables), lines=all(t.lines for t in tables),
+        whole=all(t.whole for t in tables), lines=all(t.lines for t in tables), reach=only and only.reach,
     )  # fmt: skip
 
 

@@ -1,0 +1,83 @@
+"""Tensor descriptors of a kernel's arguments: what `weft.planning.reach` says, for tensors that lie somehow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.planning.reach import Reach
+
+TILE, CHANNELS = 64, 64  # places and channels of a box
+# Boxes of a forward: a tensor, and which side's tokens. Of queries Out is written whole, where a tile is.
+FORWARD = (("Out", 0), ("Q", 0), ("K", 1), ("V", 1), ("K", 2), ("V", 2))
+
+
+@dataclass(frozen=True)
+class Box:
+    """A descriptor but for its address. tensor: which of a launch's; ahead: bytes before its first token. shape,
+    strides: batch row, head, place, lane, channel, in elements.
+    """
+
+    tensor: int
+    ahead: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def at(self, address: int) -> Placed:
+        return Placed(self, address + self.ahead)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A descriptor as Triton's launchers read it."""
+
+    box: Box
+    address: int
+    padding: str = "zero"
+    round_f32_to_tf32: bool = False
+
+    @property
+    def base(self) -> Placed:
+        return self
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.box.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self.box.strides
+
+
+def boxes(
+    found: tuple[Reach, ...], names: tuple[str, ...], sizes: Mapping[str, tuple[int, int]],
+    strides: Mapping[str, tuple[int, ...]],
+) -> tuple[Box, ...]:  # fmt: skip
+    """Of a forward of so many terms. names: of a launch's tensors, in order; sizes: batch rows and heads of each;
+    strides: batch row, head, token, channel, in elements of 16 bits.
+    """
+    made = []
+    for name, side in FORWARD[: 2 * len(found)]:
+        reach, (batch, head, token, _) = found[side], strides[name]
+        shape = (*sizes[name], reach.places, reach.lanes, CHANNELS)
+        made.append(Box(
+            names.index(name), 2 * reach.base * token, shape, (batch, head, reach.step * token, token, 1)
+        ))  # fmt: skip
+    return tuple(made)
+
+
+def box_names(terms: int) -> tuple[str, ...]:
+    """Names of the descriptors among a kernel's arguments."""
+    return tuple(f"{name}_{'near' if side < 2 else 'far'}" for name, side in FORWARD[: 2 + 2 * terms])
+
+
+def box_kind() -> str:
+    """The type of a descriptor among a kernel's arguments."""
+    from triton.experimental.gluon import language as gl
+
+    shape: Any = [1, 1, TILE, 1, CHANNELS]
+    return f"tensordesc<bf16{shape},{gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)!r}>"

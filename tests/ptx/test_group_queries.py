@@ -1,0 +1,167 @@
+"""The forward by warp groups that specialise, as PTX, on cards of few processors, whose programs take several blocks."""
+
+import re
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from tests.kernels.planned import planned, results
+from tests.triton.specs import card
+
+import weft
+from weft.planning.candidates import IN_GROUPS
+from weft.settings import interpreted
+
+from .parse import Fault
+from .problems import ORDERS, Call, check
+from .run import Way, emulated
+from .test_controls import without, without_all
+from .test_specialised import without_every, without_waits
+from .threads import EAGER
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+FIXED = (("forward", IN_GROUPS["forward"]),)
+BAND = Call(weft.causal() & weft.window(left=50), 300)  # heads share keys; the first query sees one
+CALLS = {
+    "causal window": BAND,
+    "window": Call(weft.window(70, 30), 250, heads=(2, 2)),
+    "dilated": Call(weft.dilated(30, 30, 3), 768, heads=(1, 1)),
+    "two terms": Call(weft.causal() & (weft.periodic_keys(64) | weft.window(left=63)), 600, heads=(2, 1)),
+    "two terms, unlike": Call(weft.causal() & (weft.window(left=40) | weft.global_tokens(4)), 600, heads=(2, 1)),
+    "keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, heads=(2, 1)),
+    "full": Call(weft.full(), 520, heads=(1, 1)),
+}
+
+
+def few(processors):
+    return replace(card("sm_90"), processors=processors)
+
+
+def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
+    """(names of kernels, results) of a forward."""
+    with emulated(Way(90, order, change)) as names:
+        return names, results(case, few(processors), FIXED, backward=False)
+
+
+def loud(case):
+    """Some queries have scores that no sum of weights holds."""
+    q, k, v = case.tensors
+    q = q.clone()
+    q[:, :, 20:25] *= 200.0
+    q[:, :, 140:] *= torch.where(torch.arange(q.shape[2] - 140) % 50 == 0, 200.0, 1.0).to(q.dtype)[:, None]
+    return replace(case, tensors=(q, k, v))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_right_in_every_order(name):
+    """Rows that go again beside rows that do not."""
+    case = loud(CALLS[name].case())
+    names, found = found_in(case)
+    assert [one for one in names if "_4_groups_" in one]
+    check(case, found)
+    for order in ORDERS.values():
+        _, again = found_in(case, order)
+        assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+def test_rows_that_are_not_loud_keep_their_bits():
+    """Whoever takes their block, and whoever else goes again."""
+    case = BAND.case()
+    _, found = found_in(case, processors=3)
+    check(case, found)
+    _, again = found_in(loud(case))
+    rows = [i for i in range(140) if not 20 <= i < 25]
+    assert torch.equal(again["out"][:, :, rows], found["out"][:, :, rows])
+
+
+def test_heads_beside_tokens():
+    """(B, S, H, D) in memory, several batch rows, as descriptors read and write them."""
+    case = replace(BAND, heads=(4, 2)).case()
+    case = replace(
+        case, tensors=tuple(torch.cat([x, 2 * x]).transpose(1, 2).contiguous().transpose(1, 2) for x in case.tensors)
+    )
+    names, found = found_in(case, processors=3)
+    assert [one for one in names if "_4_groups_" in one]
+    check(case, found)
+
+
+@pytest.mark.parametrize("pattern", [weft.window(20, 20), weft.dilated(30, 30, 3)], ids=str)
+def test_what_lies_in_keys_that_no_query_sees(pattern):
+    """Results are as without them."""
+    case = replace(BAND, pattern=pattern & weft.padding([150])).case()
+    names, found = found_in(case)
+    assert [one for one in names if "_4_groups_" in one]
+    q, k, v = (x.clone() for x in case.tensors)
+    for x in (k, v):
+        x[:, :, 150:] = torch.nan
+    _, again = found_in(replace(case, tensors=(q, k, v)))
+    assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        replace(BAND, options=("softcap",)),
+        replace(BAND, options=("alibi_slopes",)),
+        replace(BAND, options=("sinks",)),
+        replace(BAND, pattern=weft.dilated(30, 30, 7)),
+    ],
+    ids=["softcap", "alibi", "sinks", "places beyond the last token"],
+)
+def test_elsewhere_all_warps_do_the_same(call):
+    found = []
+    with mock.patch("weft.kernels.triton.run.kernel_of", lambda spec, _: found.append(spec) or mock.MagicMock()):
+        results(call.case(), few(1), backward=False)
+        if call.options:
+            results(call.case(), few(1), FIXED, backward=False)
+    assert found
+    assert all(spec.groups == 0 and spec.rows < 256 for spec in found)
+
+
+@pytest.mark.parametrize("made", ["odd", "expanded"])
+def test_tensors_that_descriptors_do_not_reach(made):
+    case = BAND.case()
+    if made == "odd":
+        tensors = tuple(torch.cat([x, x], -1)[..., 1:65] for x in case.tensors)
+    else:
+        q, k, v = case.tensors
+        tensors = q, k[:, :1].expand_as(k), v
+    case = replace(case, tensors=tensors)
+    plan, *_ = planned(case, few(1), FIXED)
+    assert plan.forward[0].plan.tiling.groups == 4
+    assert plan.forward_in_step[0].plan.tiling.groups == 0
+    names, found = found_in(case)
+    assert not any("groups" in one for one in names)
+    check(case, found)
+
+
+# ---- that this sees what is wrong ------------------------------------------------------------------------------------
+CHANGES = {  # and what is said then
+    "tiles are not given back": (partial(without_every, "mbarrier.arrive.shared::cta"), "nobody can go on"),
+    "tiles are not waited for": (partial(without_waits, r"[^{]{0,1500}wgmma\.fence"), "is off|more arrivals|counted"),
+    "no wait for products": (partial(without, "wgmma.wait_group"), "before the product .* is waited for"),
+    "results are not fenced": (partial(without_all, "fence.proxy.async"), "fence"),
+    "rows go again before they are written": (lambda text: text.replace("wait_group 0", "wait_group.read 0"), "is off"),
+}
+
+
+def said_of(change):
+    """What is wrong with a changed kernel, in the first order that shows it."""
+    case = loud(BAND.case())
+    for order in ORDERS.values():
+        try:
+            check(case, found_in(case, order, change=lambda _, text: change(text))[1])
+        except Fault as fault:
+            return str(fault)
+        except AssertionError:
+            return "it is off"
+    return "nothing"
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_missing_is_seen(name):
+    change, said = CHANGES[name]
+    assert re.search(said, said_of(change))
