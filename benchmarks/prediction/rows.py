@@ -52,7 +52,9 @@ def carried(rows: Sequence[Row], others: Iterable[Row]) -> Iterator[Row]:
         if row.seconds:
             beside[row.case, row.direction].append(row)
     for (case, direction), found in beside.items():
-        over = [known[case, direction, row.tiling] / row.seconds for row in found if (case, direction, row.tiling) in known]
+        over = [
+            known[case, direction, row.tiling] / row.seconds for row in found if (case, direction, row.tiling) in known
+        ]
         for row in found:
             if over and (case.d, direction, row.tiling) not in kernels:
                 yield replace(row, seconds=row.seconds * float(np.median(over)))

@@ -1,4 +1,4 @@
-"""The forward by warp groups that specialise, as PTX, on cards of few processors, whose programs take several blocks."""
+"""The forward by warp groups that specialise, as PTX, on cards of few processors: programs take several blocks."""
 
 import re
 from dataclasses import replace

@@ -21,6 +21,7 @@ CHOSEN = {
     "dq_documents": ("documents", "dq", 0),
     "keys_2d": ("2-D", "keys", 0),
     "keys_by_groups": ("window, by groups", "keys", 0),
+    "forward_by_groups": ("two terms, by groups", "forward", 0),
     "keys_longformer": ("longformer", "keys", 0),
     "forward_blocks": ("random blocks", "forward", 0),
     "delta_window": ("window", "one kernel", 0),

@@ -12,9 +12,9 @@ def kernel(
     Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, DOut_batch, DOut_head, DOut_row,
     DK_batch, DK_head, DK_row, DV_batch, DV_head, DV_row, scale, softcap,
 ):
+    q = Q, Q_batch, Q_head, Q_row
     k = K, K_batch, K_head, K_row
     v = V, V_batch, V_head, V_row
-    q = Q, Q_batch, Q_head, Q_row
     dout = DOut, DOut_batch, DOut_head, DOut_row
     dk = DK, DK_batch, DK_head, DK_row
     dv = DV, DV_batch, DV_head, DV_row

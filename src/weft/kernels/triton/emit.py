@@ -94,8 +94,8 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
         far = far_k, far_v
         yield "attention("
-        yield f"    q, (k, v), ({', '.join((*near, *far))}), (out, Lse, {box}), tables,"
-        yield "    (all_heads, my_length, scale), (q_base, near_base, far_base),"
+        yield f"    (q, (k, v)), (({', '.join((*near, *far))}), ({', '.join(BASES)})), (out, Lse, {box}),"
+        yield "    tables, (all_heads, my_length, scale),"
         yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms},"
     else:
         yield "key_gradients("

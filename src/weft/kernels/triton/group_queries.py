@@ -214,8 +214,11 @@ def weigh(s, x, span, bounds, columns, scale2, TERMS: gl.constexpr):
 
 
 @gluon.jit
-def walk(i, q, rings, bars, span, bounds, columns, zero, scale2, STAGES: gl.constexpr, TERMS: gl.constexpr):
-    """(tiles so far, sums, parts of sums of weights) over a group's tiles."""
+def walk(i, mine, rings, bars, zero, STAGES: gl.constexpr, TERMS: gl.constexpr):
+    """(tiles so far, sums, parts of sums of weights) over a group's tiles. mine: its queries, see `block_of`, and what
+    makes weights of scores.
+    """
+    q, span, bounds, columns, scale2 = mine
     lies: gl.constexpr = zero.type.layout
     factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=lies, k_width=2)
     k, v = rings
@@ -247,6 +250,19 @@ def seen_keys(bounds, TERMS: gl.constexpr):
     if TERMS == 2:
         keys += gl.maximum(bounds[5] - bounds[4], 0)
     return keys
+
+
+@gluon.jit
+def finished(acc, whole, keys, valid):
+    """(out, lse, which rows go again) of sums, sums of weights and how many keys rows see; such a row's lse is NaN."""
+    tame = (whole <= MOST) & (whole >= LEAST)
+    tame = tame & (gl.sum(acc * 0.0, 1) == 0.0)  # nothing infinite, and all of it numbers
+    wild = (keys > 0) & (tame == 0) & valid
+    # a row's only weight, rounded as its value met it: divided by that, the value is exact
+    weight = gl.where(keys == 1, whole.to(gl.bfloat16).to(gl.float32), whole)
+    inverse = gl.where(keys == 0, 0.0, 1.0 / weight)
+    lse = gl.where(keys == 0, float("-inf"), fast_log2(whole) * LN2)
+    return (acc * gl.expand_dims(inverse, 1)).to(gl.bfloat16), gl.where(wild, float("nan"), lse), wild
 
 
 @gluon.jit
@@ -295,25 +311,17 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
         q = matrix(rows.index(place))
         mbarrier.wait(q_full.index(place), (t >> 1) & 1)
         i = skip(span[1], i, full, empty, STAGES)
-        i, acc, total = walk(i, q, rings, (full, empty), span, bounds, columns, zero, scale2, STAGES, TERMS)
+        mine_of = (q, span, bounds, columns, scale2)
+        i, acc, total = walk(i, mine_of, rings, (full, empty), zero, STAGES, TERMS)
         mbarrier.arrive(q_empty.index(place), count=1)
         i = skip(span[5], i, full, empty, STAGES)
-        whole = gl.convert_layout(gl.sum(total, 1), of_rows)
-        keys = seen_keys(bounds, TERMS)
-        tame = (whole <= MOST) & (whole >= LEAST)
-        tame = tame & (gl.sum(acc * 0.0, 1) == 0.0)  # nothing infinite, and all of it numbers
         valid = r + C * 64 < height
-        wild = (keys > 0) & (tame == 0) & valid
+        out, lse, wild = finished(acc, gl.convert_layout(gl.sum(total, 1), of_rows), seen_keys(bounds, TERMS), valid)
         marked = marked | wild.to(gl.int32)
-        # a row's only weight, rounded as its value met it: divided by that, the value is exact
-        weight = gl.where(keys == 1, whole.to(gl.bfloat16).to(gl.float32), whole)
-        inverse = gl.where(keys == 0, 0.0, 1.0 / weight)
-        lse = gl.where(keys == 0, float("-inf"), fast_log2(whole) * LN2)
-        lse = gl.where(wild, float("nan"), lse)
         row = origin + start + gl.minimum(r + C * 64, height - 1) * pace
         gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=valid)
         tma.store_wait(0)  # for the result of the block before
-        matrix(result).store((acc * gl.expand_dims(inverse, 1)).to(gl.bfloat16))
+        matrix(result).store(out)
         if height >= C * 64 + 64:
             fence_async_shared()
             at, lane = place_of(origin + start - base, pace)
@@ -337,8 +345,9 @@ def fetch(to, tensor, heads, first, count, step):
 
 
 @gluon.jit
-def walk_again(sums, q, keys, room_of, heads, axis, at, columns, scale2):
+def walk_again(sums, mine, keys, room_of, heads, at):
     """(sums, sums of weights, largest score) after one term more, online."""
+    q, columns, scale2 = mine
     acc, total, largest = sums
     k, v = room_of
     lies: gl.constexpr = acc.type.layout
@@ -363,15 +372,18 @@ def walk_again(sums, q, keys, room_of, heads, axis, at, columns, scale2):
 
 
 @gluon.jit
-def again(queries, keys, written, rows, rings, tables, numbers_of, WIDE: gl.constexpr, TERMS: gl.constexpr):
-    """The rows of a program's blocks that are marked, once more, with the largest score taken off."""
+def again(read, written, rooms, tables, numbers_of, WIDE: gl.constexpr, TERMS: gl.constexpr):
+    """The rows of a program's blocks that are marked, once more, with the largest score taken off. rooms: for a tile of
+    queries, of keys and of values.
+    """
+    queries, keys = read
     Out, Lse = written
     all_heads, length, scale = numbers_of
     lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, lies)
     r = gl.arange(0, 64, layout=of_rows)
     columns = gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
-    q, room_of = matrix(rows.index(0)), (matrix(rings[0].index(0)), matrix(rings[1].index(0)))
+    q, room_of = rooms[0], (rooms[1], rooms[2])
     here = tables[0] + tables[2]
     origin, pace = gl.load(tables[0]), gl.load(tables[0] + 3)
     scale2 = scale * LOG2E
@@ -393,12 +405,12 @@ def again(queries, keys, written, rows, rings, tables, numbers_of, WIDE: gl.cons
                 axis = axis_of(here)
                 low, high, _, _, _, _ = share_of(axis, start, (r, c * 64), pace, height, first, count)
                 at = (low, high, first, count, gl.load(here), gl.load(here + PART))
-                sums = walk_again(sums, q, keys, room_of, (batch, kv_head), axis, at, columns, scale2)
+                sums = walk_again(sums, (q, columns, scale2), keys, room_of, (batch, kv_head), at)
                 if TERMS == 2:
                     axis = axis_of(here + TERM)
                     low, high, _, _, _, _ = share_of(axis, start, (r, c * 64), pace, height, far_first, far_count)
                     at = (low, high, far_first, far_count, gl.load(here + TERM), gl.load(here + TERM + PART))
-                    sums = walk_again(sums, q, keys, room_of, (batch, kv_head), axis, at, columns, scale2)
+                    sums = walk_again(sums, (q, columns, scale2), keys, room_of, (batch, kv_head), at)
                 acc, total, largest = sums
                 out = acc * gl.expand_dims(gl.where(total == 0, 0.0, 1.0 / total), 1)
                 lse = gl.where(total == 0, float("-inf"), (largest + gl.log2(total)) * LN2)
@@ -409,13 +421,13 @@ def again(queries, keys, written, rows, rings, tables, numbers_of, WIDE: gl.cons
 
 @gluon.jit
 def attention(
-    queries, keys, boxes, written, tables, numbers_of, bases, WIDE: gl.constexpr, STAGES: gl.constexpr,
-    TERMS: gl.constexpr,
+    read, boxes, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr
 ):  # fmt: skip
-    """out and lse. queries: Q; keys: K, V; boxes: descriptors of Q, K, V, and of K and V as the second term walks them;
-    written: Out, the pointer Lse and a descriptor of Out; numbers_of: (heads of queries, queries, scale); bases: tokens
-    that boxes begin at.
+    """out and lse. read: Q, and K and V; boxes: descriptors of Q, K, V, and of K and V as the second term walks them,
+    and the tokens that these of Q and of each term begin at; written: Out, the pointer Lse and a descriptor of Out;
+    numbers_of: (heads of queries, queries, scale).
     """
+    boxes, bases = boxes
     rows, rings = room_of_boxes(boxes[0], 2 * WIDE), (room_of_boxes(boxes[1], STAGES), room_of_boxes(boxes[2], STAGES))
     results = room_of_boxes(boxes[0], WIDE)
     flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -432,4 +444,5 @@ def attention(
     for c in gl.static_range(WIDE):
         marked = gl.maximum(marked, gl.max(gl.max(flags.index(c).load(flat), 1), 0))
     if marked != 0:
-        again(queries, keys, (written[0], written[1]), rows, rings, tables, numbers_of, WIDE, TERMS)
+        rooms = (matrix(rows.index(0)), matrix(rings[0].index(0)), matrix(rings[1].index(0)))
+        again(read, (written[0], written[1]), rooms, tables, numbers_of, WIDE, TERMS)

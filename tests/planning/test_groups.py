@@ -1,0 +1,105 @@
+"""Which calls are offered warp groups that specialise, and what their descriptors may reach."""
+
+import numpy as np
+import pytest
+
+import weft
+from weft.planning.attention_plan import plan_attention
+from weft.planning.candidates import IN_GROUPS
+from weft.planning.choice import offered
+from weft.planning.device import plan_for_device
+from weft.planning.problem import Problem
+from weft.planning.reach import Reach, reaches
+from weft.target import GPUS
+from weft.testing import workloads
+
+H200, TILING = GPUS["h200"], IN_GROUPS["forward"]
+BAND = weft.causal() & weft.window(left=300)
+
+
+def problem(tokens=8192, heads=(32, 8), d=64, dtype="bfloat16"):
+    return Problem(1, *heads, tokens, tokens, d, d, dtype, "cuda")
+
+
+def offers(pattern, given=None, gpu=H200):
+    given = given or problem()
+    plan = plan_attention(pattern, given, gpu)
+    return offered("forward", [(share.plan.acsr, given.q_heads) for share in plan.forward], given, gpu)
+
+
+@pytest.mark.parametrize("name", ["window_pm256", "dilated_w512_d4", "strided_l128_s128", "dense_d64"])
+def test_long_calls_take_them(name):
+    one = workloads.WORKLOADS[name]
+    sizes = Problem(one.batch, one.q_heads, one.kv_heads, one.m, one.n, one.d, one.dv, "bfloat16", "cuda")
+    plan = plan_attention(one.make(), sizes, H200)
+    assert plan.forward[0].plan.tiling == TILING
+    assert plan.forward_in_step[0].plan.tiling.groups == 0
+    plan.verify()
+
+
+@pytest.mark.parametrize("pattern", [BAND, weft.full(), weft.window(20, 20), weft.dilated(30, 30, 4)], ids=str)
+def test_offered_to_lines(pattern):
+    assert TILING in offers(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "given", "gpu"),
+    [
+        (weft.causal(), None, H200),
+        (weft.documents([3000, 1000, 4192]), None, H200),
+        (weft.dilated(30, 30, 3), None, H200),
+        (weft.per_head([BAND, weft.window(9, 9)] * 16), None, H200),
+        (weft.random_blocks(64, 3), None, H200),
+        (weft.neighborhood((64, 128), (7, 7)), None, H200),
+        (BAND, problem(dtype="float16"), H200),
+        (BAND, problem(dtype="float32"), H200),
+        (BAND, problem(d=128), H200),
+        (BAND, None, GPUS["a100"]),
+        (BAND, None, GPUS["b200"]),
+    ],
+    ids=["uneven", "documents", "lanes that end apart", "by head", "blocks", "grid", "float16", "float32", "128",
+         "a100", "b200"],
+)  # fmt: skip
+def test_not_offered(pattern, given, gpu):
+    assert TILING not in offers(pattern, given, gpu)
+
+
+# ---- reach -----------------------------------------------------------------------------------------------------------
+def tokens_of(reach):
+    places, lanes = np.meshgrid(np.arange(reach.places), np.arange(reach.lanes))
+    return set((reach.base + reach.step * places + lanes).reshape(-1).tolist())
+
+
+def reached(pattern, tokens):
+    """(what is reached of queries, of keys), or None, and the mask."""
+    plan = plan_for_device(pattern.acsr(tokens, tokens), problem(tokens), H200, TILING)
+    (launch,) = plan.launches
+    found = reaches(launch)
+    mask = np.asarray(pattern.to_dense(tokens, tokens)).reshape(tokens, tokens)
+    return found and (tokens_of(found[0]), set().union(*map(tokens_of, found[1:]))), mask
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        BAND,
+        weft.window(20, 20) & weft.padding([333]),
+        weft.dilated(30, 30, 4),
+        weft.window(3, 3).shift(0, 100),
+        weft.causal() & (weft.periodic_keys(64) | weft.window(left=63)),
+        weft.causal() & (weft.window(left=40) | weft.global_tokens(4)),
+    ],
+    ids=str,
+)
+def test_all_that_is_reached_is_seen(pattern):
+    (queries, keys), mask = reached(pattern, 600)
+    assert keys == set(np.flatnonzero(mask.any(0)).tolist())
+    assert queries >= set(np.flatnonzero(mask.any(1)).tolist())
+
+
+def test_lanes_are_an_axis_where_they_divide_the_tokens():
+    found, _ = reached(weft.dilated(30, 30, 4), 600)
+    assert found is not None
+    plan = plan_for_device(weft.dilated(30, 30, 4).acsr(600, 600), problem(600), H200, TILING)
+    assert reaches(plan.launches[0]) == (Reach(0, 4, 4, 150), Reach(0, 4, 4, 150))
+    assert reached(weft.dilated(30, 30, 4), 601)[0] is None
