@@ -155,9 +155,6 @@ CALLS = {
     "window": Call(BAND, dims=(128, 128)),
     "window, 64": Call(BAND),
     "window, by groups": Call(BAND, m=8192, n=8192, heads=(4, 4)),
-    "two terms, by groups": Call(
-        weft.causal() & (weft.window(left=127) | weft.periodic_keys(128)), m=16384, n=16384, heads=(16, 16), batch=1
-    ),
     "window, 256": Call(BAND, m=4000, n=4000, dims=(256, 256)),  # fewer tokens are computed by rows
     "window, 192x128": Call(BAND, m=4000, n=4000, dims=(192, 128)),
     "window, 192": Call(BAND, m=4000, n=4000, dims=(192, 192)),
@@ -175,4 +172,7 @@ CALLS = {
     "2-D": square(weft.neighborhood((32, 40), (9, 11)), length=1280, dims=(128, 128)),
     "2-D, ungrouped": square(weft.neighborhood((32, 40), (9, 11)), length=1280, heads=(4, 4)),
     "3-D": square(weft.neighborhood((8, 12, 16), (3, 5, 5), dilation=(1, 2, 1)), length=1536),
+    "two terms, by groups": Call(
+        weft.causal() & (weft.window(left=127) | weft.periodic_keys(128)), m=16384, n=16384, heads=(16, 16), batch=1
+    ),
 }  # fmt: skip
