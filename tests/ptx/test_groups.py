@@ -11,6 +11,7 @@ from tests.kernels.planned import planned, results
 from tests.triton.specs import card
 
 import weft
+from weft.planning.candidates import IN_GROUPS
 from weft.settings import interpreted
 
 from . import problems
@@ -33,6 +34,12 @@ CALLS = {
 }
 GPU = card("sm_90")
 FEW = replace(GPU, processors=1)
+
+
+@pytest.fixture(autouse=True)
+def _no_other_groups(monkeypatch):
+    """The forward is of the usual kernels here: see test_group_queries."""
+    monkeypatch.delitem(IN_GROUPS, "forward")
 
 
 @pytest.mark.parametrize("processors", [1, 3])

@@ -220,11 +220,10 @@ def in_groups(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None
     """What is offered to lines beside `menu`: warp groups that specialise, where there are such kernels
     (docs/decisions/0010-warp-groups-that-specialise.md).
     """
-    if (problem.d, problem.dv) != (64, 64) or not _hopper(gpu):
-        return None
-    if direction == "forward":
-        return IN_GROUPS[direction] if problem.dtype == "bfloat16" else None
-    return IN_GROUPS.get(direction) if problem.group == 1 and DTYPES[problem.dtype] == 2 else None
+    bfloat16, shared = problem.dtype == "bfloat16", problem.group > 1
+    fits = bfloat16 if direction == "forward" else DTYPES[problem.dtype] == 2 and not shared
+    known = (problem.d, problem.dv) == (64, 64) and fits and _hopper(gpu)
+    return IN_GROUPS.get(direction) if known else None
 
 
 def in_one(problem: Problem, rank: int) -> Tiling | None:
