@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 import weft
+from weft.planning.candidates import IN_GROUPS
 from weft.settings import interpreted
 
 from .parse import Fault
@@ -16,6 +17,13 @@ from .problems import Call, check_in_every_order
 from .run import Way
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+
+@pytest.fixture(autouse=True)
+def _usual_forwards(monkeypatch):
+    """What is changed here is of usual kernels: of warp groups see test_group_queries."""
+    monkeypatch.delitem(IN_GROUPS, "forward")
+
 
 CALL = Call(weft.causal() & weft.window(left=150), 330, heads=(2, 1))  # loops go round a few times
 
