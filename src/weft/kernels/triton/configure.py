@@ -8,7 +8,7 @@ from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.spec import NARROW, KernelSpec
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.candidates import always_apart, held, in_halves, no_maximum
+from weft.planning.candidates import IN_GROUPS, MOST_IN_GROUPS, always_apart, held, in_halves, no_maximum
 from weft.planning.device import FAR
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction
@@ -116,14 +116,14 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kerne
 
 def _specialises(spec: KernelSpec, wave: Wave) -> bool:
     """Whether `weft.kernels.triton.groups` has such a kernel; where not, a tiling of warp groups is one of warps."""
-    shape = spec.rows, spec.cols, spec.groups, spec.stages, spec.registers
-    forward = spec.direction == "forward"
-    # registers: of all groups together, who else would wait for more for ever
-    shapes = ((256, 64, 4, 8, 96),) if forward else ((128, 64, 2, 4, 168),)
-    known = spec.lines and wave.place is not None and wave.terms <= (2 if forward else 1) and not wave.more
+    direction, forward = spec.direction, spec.direction == "forward"
+    # with other registers than it has for all groups together, some would wait for more for ever
+    if direction == "delta" or wave.kind.tiling != IN_GROUPS.get(direction):
+        return False
+    known = spec.lines and wave.place is not None and wave.terms <= MOST_IN_GROUPS[direction] and not wave.more
     known &= spec.no_maximum and spec.linear and not spec.sinks if forward else spec.of_keys and spec.folded
     plain = not (spec.grouped or spec.split or spec.with_dq or spec.accumulate or spec.few or spec.joins or spec.listed)
-    sizes = (spec.d, spec.dv) == (64, 64) and shape in shapes and wave.items * wave.members < FAR
+    sizes = (spec.d, spec.dv) == (64, 64) and wave.items * wave.members < FAR
     if not (known and plain and sizes and spec.aligned) or interpreted():
         return False
     return not forward or wave.reach is not None

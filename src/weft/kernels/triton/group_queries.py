@@ -35,6 +35,7 @@ from weft.kernels.triton.groups import (
     live,
     next_block,
     numbers,
+    places_of,
     seen,
     share_of,
     skip,
@@ -53,12 +54,9 @@ COMPUTES, LOADS = gl.constexpr(112), gl.constexpr(24)
 @gluon.jit
 def runs_of(tables, where, TERMS: gl.constexpr):
     """Of a block's last term: (first key, keys)."""
-    Tables, record, _, items_at, _, items, members, skewed = tables
-    near, slow, _, _ = where
-    aside = skewed != 0
-    slow = gl.minimum(slow, gl.where(aside, items, members) - 1)
-    mine = Tables + items_at + record * gl.where(aside, slow, near) + 2 + RUN * (TERMS - 1)
-    return gl.load(mine), gl.load(mine + 1)
+    _, mine = places_of(tables, where)
+    run = mine + 2 + RUN * (TERMS - 1)
+    return gl.load(run), gl.load(run + 1)
 
 
 @gluon.jit

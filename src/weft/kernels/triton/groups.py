@@ -94,16 +94,22 @@ def next_block(where, tables):
 
 
 @gluon.jit
-def numbers(tables, where):
-    """Of a block, or beyond the last one of some: (batch row, head of keys, of queries, first row, rows, first query,
-    queries).
-    """
+def places_of(tables, where):
+    """Where the numbers of a block's member and of its item are, or beyond the last one those of some."""
     Tables, record, _, items_at, heads_at, items, members, skewed = tables
     near, slow, _, _ = where
     aside = skewed != 0
     slow = gl.minimum(slow, gl.where(aside, items, members) - 1)
     member = Tables + heads_at + MEMBER * gl.where(aside, near, slow)
-    mine = Tables + items_at + record * gl.where(aside, slow, near)
+    return member, Tables + items_at + record * gl.where(aside, slow, near)
+
+
+@gluon.jit
+def numbers(tables, where):
+    """Of a block, see `places_of`: (batch row, head of keys, of queries, first row, rows, first query,
+    queries).
+    """
+    member, mine = places_of(tables, where)
     return (
         gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(mine), gl.load(mine + 1), gl.load(mine + 2),
         gl.load(mine + 3),
