@@ -33,6 +33,7 @@ from weft.kernels.triton.groups import (
     first_block,
     head_of,
     live,
+    masked,
     next_block,
     numbers,
     places_of,
@@ -145,15 +146,6 @@ def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.const
 
 # ---- computing -------------------------------------------------------------------------------------------------------
 @gluon.jit
-def unseen(x, words, bit):
-    """x where it is seen, else -inf."""
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.s32 p, t, 0; selp.f32 $0, $1, 0fFF800000, p; }",
-        "=f,f,r,r", [x, words, bit], dtype=gl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def fast_log2(x):
     """NVIDIA's own instruction, right to 2^-22."""
     return gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
@@ -207,7 +199,7 @@ def weigh(s, x, span, bounds, columns, scale2, TERMS: gl.constexpr):
         below, beyond = gl.where(far, far_below, below), gl.where(far, far_beyond, beyond)
     if (j < below) | (j >= beyond):
         mask, bit = seen(low - j * TILE, high - j * TILE, columns)
-        x = unseen(x, mask, bit)
+        x = masked(x, mask, bit, float("-inf"))
     return gl.exp2(x * scale2)
 
 
@@ -357,7 +349,7 @@ def walk_again(sums, mine, keys, room_of, heads, at):
         x = warpgroup_mma(q, k.permute((1, 0)), acc * 0.0, use_acc=False, is_async=True)
         x = warpgroup_mma_wait(0, (x,))
         mask, bit = seen(low - j * TILE, high - j * TILE, columns)
-        x = unseen(x, mask, bit)
+        x = masked(x, mask, bit, float("-inf"))
         new = gl.maximum(largest, gl.max(x, 1) * scale2)
         safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
         p = gl.exp2(x * scale2 - gl.expand_dims(safe, 1))

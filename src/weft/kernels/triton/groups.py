@@ -228,11 +228,11 @@ def seen(low, high, columns):
 
 
 @gluon.jit
-def masked(x, words, bit):
-    """x where it is seen, else 0."""
+def masked(x, words, bit, other):
+    """x where it is seen, else another number."""
     return gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.s32 p, t, 0; selp.f32 $0, $1, 0f00000000, p; }",
-        "=f,f,r,r", [x, words, bit], dtype=gl.float32, is_pure=True, pack=1,
+        "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.s32 p, t, 0; selp.f32 $0, $1, $4, p; }",
+        "=f,f,r,r,f", [x, words, bit, other], dtype=gl.float32, is_pure=True, pack=1,
     )  # fmt: skip
 
 
@@ -282,8 +282,8 @@ def pair(s, mine, walked, ones, bounds_of, columns, scale2):
     y = warpgroup_mma_wait(0, (y,))
     if (s < below) | (s >= beyond):
         words, bit = seen(low - s * TILE, high - s * TILE, columns)
-        p = masked(p, words, bit)
-        y = masked(y, words, bit)  # whatever lies in a key that no query sees
+        p = masked(p, words, bit, 0.0)
+        y = masked(y, words, bit, 0.0)  # whatever lies in a key that no query sees
     return p, p * y
 
 
