@@ -9,6 +9,7 @@ from tests.triton.specs import card
 
 from weft.testing.tolerance import assert_close
 
+from .parse import Fault
 from .run import emulated
 from .threads import EAGER, Order
 
@@ -59,6 +60,18 @@ def check_in_every_order(case, way, tf32=False, backward=True):
         for name, x in again.items():
             assert torch.equal(x, found[name]), f"{name} is another one in {order}"
     return names
+
+
+def said_of(attempt):
+    """What is wrong with attempt(order), in the first order that shows it."""
+    for order in ORDERS.values():
+        try:
+            attempt(order)
+        except Fault as fault:
+            return str(fault)
+        except AssertionError:
+            return "it is off"
+    return "nothing"
 
 
 def check(case, found, tf32=False):

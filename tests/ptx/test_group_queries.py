@@ -14,8 +14,7 @@ import weft
 from weft.planning.candidates import IN_GROUPS
 from weft.settings import interpreted
 
-from .parse import Fault
-from .problems import ORDERS, Call, check
+from .problems import ORDERS, Call, check, said_of
 from .run import Way, emulated
 from .test_controls import without, without_all
 from .test_specialised import without_every, without_waits
@@ -148,20 +147,13 @@ CHANGES = {  # and what is said then
 }
 
 
-def said_of(change):
-    """What is wrong with a changed kernel, in the first order that shows it."""
+def wrong_with(change):
+    """What is wrong with a changed kernel."""
     case = loud(BAND.case())
-    for order in ORDERS.values():
-        try:
-            check(case, found_in(case, order, change=lambda _, text: change(text))[1])
-        except Fault as fault:
-            return str(fault)
-        except AssertionError:
-            return "it is off"
-    return "nothing"
+    return said_of(lambda order: check(case, found_in(case, order, change=lambda _, text: change(text))[1]))
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_missing_is_seen(name):
     change, said = CHANGES[name]
-    assert re.search(said, said_of(change))
+    assert re.search(said, wrong_with(change))
