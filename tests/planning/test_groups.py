@@ -43,6 +43,16 @@ def test_offered_to_lines(pattern):
 
 
 @pytest.mark.parametrize(
+    ("pattern", "apart"),
+    [(BAND, {True}), (weft.causal(), {True}), (weft.documents([3000, 1000, 4192]), {False, True})],
+    ids=["groups", "causal", "documents"],
+)
+def test_lines_keep_edges_apart_where_they_are_not_by_groups(pattern, apart):
+    """Short runs of lines are theirs, so that a structure of lines has two forwards still."""
+    assert {tiling.apart for tiling in offers(pattern) if tiling != TILING} == apart
+
+
+@pytest.mark.parametrize(
     ("pattern", "given", "gpu"),
     [
         (weft.causal(), None, H200),

@@ -20,7 +20,7 @@ from weft.planning.lines import as_lines
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
 from weft.planning.reach import reaches
-from weft.planning.tiles import TilePlan
+from weft.planning.tiles import Launch, TilePlan
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.work import Work, slots_of, works
 from weft.target import Gpu, Target
@@ -163,26 +163,36 @@ def backward_in_one(
 
 
 def offered(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
-    """What a call with such rows chooses from: see `menu` and `in_groups`."""
+    """What a call with such rows chooses from: see `menu` and `in_groups`.
+
+    Lines that warp groups may compute have no forward of the menu for short runs, which are theirs: of the menu only
+    what keeps edges apart, so that no structure has a kernel more.
+    """
     terms, groups = _terms_of(rows), in_groups(direction, problem, gpu)
     found = menu(direction, problem, rank_of(rows), gpu, terms)
-    if groups is None or terms == "listed" or len(rows) > 1 or not _suits(direction, rows[0], (problem, gpu, groups)):
+    if groups is None or terms == "listed" or len(rows) > 1:
         return found
-    return (*found, groups)
+    plan = plan_for_device(rows[0][0], problem, gpu, groups)
+    if len(plan.launches) != 1 or plan.blocks is not None or not _of_lines(plan.launches[0]):
+        return found
+    found = tuple(tiling for tiling in found if tiling.apart) or found
+    return (*found, groups) if _suits(direction, plan, rows[0][1], gpu) else found
 
 
-def _suits(direction: Direction, row: tuple[Acsr, int], how: tuple[Problem, Gpu, Tiling]) -> bool:
-    """Whether warp groups may compute the rows of one head: one launch, of few terms of one line a side and of programs
-    about as long as each other, since who takes which is fixed; a forward's tokens such as descriptors reach.
+def _of_lines(launch: Launch) -> bool:
+    """Whether it is on one axis, with one clipped line a side at the most."""
+    return len(launch.box) == 1 and as_lines(launch) is not None
+
+
+def _suits(direction: Direction, plan: TilePlan, heads: int, gpu: Gpu) -> bool:
+    """Whether warp groups may compute a launch of lines: of few terms and of programs about as long as each other,
+    since who takes which is fixed; a forward's tokens such as descriptors reach.
     """
-    problem, gpu, tiling = how
-    plan, of_keys = plan_for_device(row[0], problem, gpu, tiling), direction == "dkdv"
-    if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
+    (launch,), of_keys = plan.launches, direction == "dkdv"
+    if len(launch.parts) > MOST_IN_GROUPS[direction] or more_run(launch) is not None:
         return False
-    launch = plan.launches[0]
-    found = works([(plan, row[1])], slots_of(gpu), of_keys)
-    simple = len(launch.parts) <= MOST_IN_GROUPS[direction] and more_run(launch) is None
-    if not simple or len(found) != 1 or found[0].kind == "table" or found[0].split or as_lines(launch) is None:
+    found = works([(plan, heads)], slots_of(gpu), of_keys)
+    if len(found) != 1 or found[0].kind == "table" or found[0].split:
         return False
     even = sum(found[0].most) * found[0].programs <= EVEN * found[0].tiles
     return even and (of_keys or reaches(launch) is not None)
