@@ -46,7 +46,10 @@ CHOSEN = {
     ],
     "unlike heads apart": [f"{PACKS}_unlike_heads"],
     "launches of keys joined": [
-        f"{JOINED}_gradients",
+        *(
+            f"{JOINED}_gradients[{name}]"
+            for name in ("one in sixteen-2-False", "of some heads-4-True", "of some batch rows-2-True")
+        ),
         f"{JOINED}_only_what_is_met_is_read",
         f"{JOINED}_launches_that_meet_all_rows_read_nothing_unset[strided]",
         f"{JOINED}_long_tiles_leave_shares_to_a_launch_of_their_own[64-2]",

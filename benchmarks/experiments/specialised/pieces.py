@@ -1,5 +1,5 @@
 # ruff: noqa: PLR0913, RUF005, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
-"""What all kernels share: rings of tiles and their barriers, masks, and the one warp that asks for queries' tiles."""
+"""Blocks, rings of tiles, masks, and the one warp that asks for tiles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from weft.kernels.triton.groups import turn
+from weft.kernels.triton.groups import masked, seen, turn
 
 
 @gluon.jit
@@ -28,30 +28,6 @@ def after(head, block, programs, heads):
 
 
 @gluon.jit
-def bits_from(x, COLUMNS: gl.constexpr):
-    """Of the columns that a thread has of a row, 8 * (k // 2) + k % 2, the bits k of those from x on."""
-    x = gl.minimum(gl.maximum(x, 0), COLUMNS)
-    count = 2 * (x >> 3) + gl.minimum(x & 7, 2)
-    return gl.inline_asm_elementwise("shl.b32 $0, -1, $1;", "=r,r", [count], dtype=gl.int32, is_pure=True, pack=1)
-
-
-@gluon.jit
-def masked(s, low, high, columns, COLUMNS: gl.constexpr):
-    """s (64, COLUMNS) where low <= column < high, else -inf; by words of bits, which become predicates seven at a
-    time.
-    """
-    lane = gl.expand_dims(columns & 6, 0)
-    bit = gl.expand_dims(1 << (((columns >> 3) << 1) | (columns & 1)), 0)
-    low, high = gl.expand_dims(low, 1) - lane, gl.expand_dims(high, 1) - lane
-    word = bits_from(low, COLUMNS) & ~bits_from(high, COLUMNS)
-    word, bit = gl.broadcast(word, bit)
-    return gl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.s32 p, t, 0; selp.f32 $0, $1, 0fFF800000, p; }",
-        "=f,f,r,r", [s, word, bit], dtype=gl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def cut(s, j, bounds, columns, TERMS: gl.constexpr):
     """s of tile j of the block, masked where a row's bounds cut it; bounds: (of which term, then of each) see `own`."""
     second, low_0, high_0, cut_0, low_1, high_1, cut_1 = bounds
@@ -61,14 +37,9 @@ def cut(s, j, bounds, columns, TERMS: gl.constexpr):
         high = gl.where(second, high_1, high_0)
         edges = gl.where(second, cut_1, cut_0)
     if (j < (edges & 0xFFFF)) | (j >= (edges >> 16)):
-        s = masked(s, low - j * 64, high - j * 64, columns, 64)
+        words, bit = seen(low - j * 64, high - j * 64, columns)
+        s = masked(s, words, bit, float("-inf"))
     return s
-
-
-@gluon.jit
-def parts(p):
-    """Sums of a row in parts, one of each thread that has a part of it."""
-    return gl.sum(gl.sum(gl.reshape(p, [64, 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
@@ -110,9 +81,9 @@ def load_keys(k_desc, v_desc, k, v, full, empty, head, first, tiles, i, STAGES: 
 
 
 @gluon.jit
-def produce(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, BACK: gl.constexpr):
-    """Queries of each warp group, two blocks ahead at most, and keys and values, STAGES tiles ahead. BACK: dO and O
-    too, of which O has one place.
+def produce(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr):
+    """Queries, dO and O of each warp group, two blocks ahead at most, but O, which has one place; keys and values,
+    STAGES tiles ahead.
     """
     descs, rows, rings, bars, Table, items, blocks, heads = asked
     q_desc, k_desc, v_desc, k_far, v_far, do_desc, o_desc = descs
@@ -130,14 +101,12 @@ def produce(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr
             place = 2 * c + (t & 1)
             ready = q_full.index(place)
             mbarrier.wait(q_empty.index(place), ((t >> 1) & 1) ^ 1)
-            mbarrier.expect(ready, (2 if BACK else 1) * q_desc.block_type.nbytes)
-            if BACK:
-                tma.async_copy_global_to_shared(do_desc, [head, first + c * 64, 0], ready, do.index(place))
+            mbarrier.expect(ready, 2 * q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(do_desc, [head, first + c * 64, 0], ready, do.index(place))
             tma.async_copy_global_to_shared(q_desc, [head, first + c * 64, 0], ready, q.index(place))
-            if BACK:
-                mbarrier.wait(o_empty.index(c), (t & 1) ^ 1)
-                mbarrier.expect(o_full.index(c), o_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(o_desc, [head, first + c * 64, 0], o_full.index(c), o.index(c))
+            mbarrier.wait(o_empty.index(c), (t & 1) ^ 1)
+            mbarrier.expect(o_full.index(c), o_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(o_desc, [head, first + c * 64, 0], o_full.index(c), o.index(c))
         i = load_keys(k_desc, v_desc, k, v, full, empty, head, gl.load(at + 1), gl.load(at + 2), i, STAGES)
         if TERMS == 2:
             i = load_keys(k_far, v_far, k, v, full, empty, head, gl.load(at + 3), gl.load(at + 4), i, STAGES)

@@ -151,7 +151,7 @@ def backward(
     length, scale, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, REGISTERS: gl.constexpr,
     APART: gl.constexpr,
 ):  # fmt: skip
-    """As `forward`, for dQ."""
+    """dQ of one or two terms. Table, Bounds: see `specialised_warps.tables`."""
     q, do, o, results = tiles(q_desc, 2 * WIDE), tiles(q_desc, 2 * WIDE), tiles(q_desc, WIDE), tiles(q_desc, WIDE)
     k, v = tiles(k_desc, STAGES), tiles(v_desc, STAGES)
     q_full, q_empty = barriers(2 * WIDE, 1), barriers(2 * WIDE, 2 if APART else 1)
@@ -172,7 +172,7 @@ def backward(
         gl.warp_specialize([
             (gradient, (0, dq_desc, told, WIDE, STAGES, TERMS, True)),
             (gradient, (1, dq_desc, told, WIDE, STAGES, TERMS, True)),
-            (number, (numbered, WIDE)), (produce, (asked, WIDE, STAGES, TERMS, True)),
+            (number, (numbered, WIDE)), (produce, (asked, WIDE, STAGES, TERMS)),
         ], [4, 4, 1], [REGISTERS, 96, 24])  # fmt: skip
     else:
         told = ((q, do, o), results, (k, v), bars, Lse, Stats, Table, Bounds, items, blocks, heads, length, scale)
@@ -180,12 +180,12 @@ def backward(
             gl.warp_specialize([
                 (gradient, (0, dq_desc, told, WIDE, STAGES, TERMS, False)),
                 (gradient, (1, dq_desc, told, WIDE, STAGES, TERMS, False)),
-                (produce, (asked, WIDE, STAGES, TERMS, True)),
+                (produce, (asked, WIDE, STAGES, TERMS)),
             ], [4, 1], [REGISTERS, 24])  # fmt: skip
         else:
             gl.warp_specialize([
                 (gradient, (0, dq_desc, told, WIDE, STAGES, TERMS, False)),
                 (gradient, (1, dq_desc, told, WIDE, STAGES, TERMS, False)),
                 (gradient, (2, dq_desc, told, WIDE, STAGES, TERMS, False)),
-                (produce, (asked, WIDE, STAGES, TERMS, True)),
+                (produce, (asked, WIDE, STAGES, TERMS)),
             ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
