@@ -8,7 +8,7 @@ import weft
 from . import oracles as o
 from .helpers import same_everywhere
 
-LONGEST = 25
+LONGEST = 20
 
 
 def parameters(length):

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and co
 BAND = weft.causal() & weft.window(left=50)
 CALLS = {
     "causal window": Call(BAND),
-    "grid and a token": Call(weft.neighborhood((15, 22), (5, 7)) | weft.global_tokens([99]), 330),
+    "grid and a token": Call(weft.neighborhood((15, 22), (5, 7)) | weft.global_tokens([99]), 330, heads=(2, 1)),
     "documents": Call(weft.documents([40, 0, 70, 40]) & weft.causal(), dims=(128, 128)),
     "random blocks": Call(weft.random_blocks(64, 2, seed=1), 256),
     "listed tokens": Call(weft.window(8, 8) | weft.global_tokens([0, 77, 140, 141])),

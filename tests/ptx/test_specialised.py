@@ -119,7 +119,7 @@ def query_gradient(it, form, order, change=lambda text: text):
 
 
 @pytest.mark.parametrize(("name", "order"), [("window", "late"), ("strided", "warps backwards")])
-@pytest.mark.parametrize("form", specialised_warps.FORMS, ids=str)
+@pytest.mark.parametrize("form", specialised_warps.FORMS[::2], ids=str)
 def test_dq(name, form, order):
     it = problem(name)
     dq, stats = query_gradient(it, form, ORDERS[order])
@@ -160,6 +160,7 @@ def test_one_walk(name, order):
     assert_right(gradients(name, short_windows.FORMS[0], ORDERS[order]), windowed(name))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", short_windows.FORMS[1:], ids=str)
 def test_forms_of_one_walk(form):
     assert_right(gradients("uneven", form, ORDERS["late"]), windowed("uneven"))

@@ -66,9 +66,7 @@ CHOSEN = {
     ],
     "tilings that a tuner may choose": [
         f"{TILINGS}_tilings[{kind}-{direction}-128-drawn]"
-        for kind, direction in zip(
-            ("formula", "table", "several", "plane", "space"), ("dkdv", "dq", "forward", "dq", "dkdv"), strict=True
-        )
+        for kind, direction in zip(("formula", "several", "space"), ("dkdv", "forward", "dq"), strict=True)
     ]
     + [f"{TILINGS}_wide_tiles_of_several_terms"],
     "gradients of one kernel": [
