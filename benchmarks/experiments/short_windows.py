@@ -15,6 +15,8 @@ import triton
 from specialised.one_walk import one_walk
 from specialised_warps import D, descriptor, errors_of, for_hopper, given_by, is_box, on_hopper, report, subject_of
 
+import weft
+
 GROUPS = 3
 NAMES = one_walk.arg_names
 
@@ -46,8 +48,11 @@ def compiled(form: Form):
     return for_hopper(one_walk, {"Lse": "*fp32", "scale": "fp32"}, form.constants(), 128)
 
 
-def numbers(heads: int, length: int, window: tuple[int, int], programs: int) -> dict[str, float]:
-    """Arguments of a window (left, right) over so many heads and tokens; each program has a run or two."""
+def numbers(heads: tuple[int, int], length: int, window: tuple[int, int], programs: int) -> dict[str, float]:
+    """Arguments of a window (left, right) over so many heads of queries, of keys, and tokens; a run for each program
+    where there are as many.
+    """
+    share, heads = heads[0] // heads[1], heads[1]
     left, right = window
     shift = 64 * (GROUPS - 1) - right
     assert shift >= left, "too wide"
@@ -57,24 +62,25 @@ def numbers(heads: int, length: int, window: tuple[int, int], programs: int) -> 
     runs = -(-count // per)
     return {
         "items": heads * runs, "runs": runs, "per": per, "count": count, "shift": shift, "length": length,
-        "left": left, "right": right, "scale": D**-0.5,
+        "share": share, "left": left, "right": right, "scale": D**-0.5,
     }  # fmt: skip
 
 
 def launched(tensors, window: tuple[int, int], form: Form, programs: int):
     """What launches it; tensors: (heads, tokens, D) by the names of its arguments, lse too."""
-    heads, n, _ = tensors["q_desc"].shape
+    heads, n = (tensors["q_desc"].shape[0], tensors["k_desc"].shape[0]), tensors["q_desc"].shape[1]
     given = {name: descriptor(x) if is_box(name) else x for name, x in tensors.items()}
     given |= numbers(heads, n, window, programs)
     values = [given[name] for name in NAMES if name in given]
     return lambda: one_walk[(programs,)](*values, **form.constants(), num_warps=4, maxnreg=128)
 
 
-WINDOWS = {
-    "causal() & window(left=127) @ 1,16,16384,64": (127, 0),
-    "causal() & window(left=127) @ 1,64,8192,64": (127, 0),
-    "window(left=64, right=64) @ 1,16,16384,64": (64, 64),
-}
+CASES = [  # left, right, (heads of queries, of keys), tokens
+    (127, 0, (16, 16), 16384),
+    (127, 0, (64, 64), 8192),
+    (127, 0, (64, 8), 8192),
+    (64, 64, (16, 16), 16384),
+]
 
 
 def compare() -> None:
@@ -82,14 +88,15 @@ def compare() -> None:
     from weft.kernels.triton import measure
 
     programs = torch.cuda.get_device_properties(0).multi_processor_count
-    for text, window in WINDOWS.items():
-        subject, plan = subject_of(text)
+    for left, right, heads, tokens in CASES:
+        text, window = f"{left} before, {right} after, {heads} heads, {tokens} tokens", (left, right)
+        subject, plan = subject_of(weft.window(left, right), heads, tokens)
         queries, keys = (subject.call(direction, plan) for direction in ("dq", "dkdv"))
         meant = [x.flatten(0, 1).float() for x in (queries()[0], *keys()[:2])]
         calls, said = [queries, keys], ["dQ", "dK and dV"]
         for form in FORMS:
             given = given_by(subject)
-            made = {name: torch.empty_like(given["q_desc"]) for name in ("dq_desc", "dk_desc", "dv_desc")}
+            made = {f"d{x}_desc": torch.empty_like(given[f"{x}_desc"]) for x in "qkv"}
             launch = launched(given | made, window, form, programs)
             launch()
             calls.append(lambda launch=launch: [launch()])

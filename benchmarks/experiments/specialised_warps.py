@@ -34,6 +34,9 @@ sys.path[:0] = [str(ROOT / "src")]
 
 from specialised.queries import backward  # noqa: E402
 
+import weft  # noqa: E402
+from weft.testing.workloads import WORKLOADS  # noqa: E402
+
 D = 64
 # Of a block's record: its first row, (first key, tiles) of two terms; from 8 on six numbers of each warp group.
 WORDS = 32
@@ -164,24 +167,22 @@ def launched(tensors, terms: list[Term], form: Form, programs: int):
     return lambda: backward[(programs,)](*values, **form.constants(len(terms)), num_warps=4, maxnreg=form.most)
 
 
-CASES = {  # a workload or a pattern, and sizes
-    "window_pm256 @ 4,12,16384,64": window(16384, 256, 256),
-    "causal() & window(left=127) @ 1,16,16384,64": window(16384, 127, 0),
-    "strided_l128_s128 @ 1,16,16384,64": strided(16384, 128),
+CASES = {  # of 16,384 tokens: a pattern, its terms, heads
+    "window of 256 either side": (weft.window(256, 256), window(16384, 256, 256), 48),
+    "causal window of 128": (weft.causal() & weft.window(left=127), window(16384, 127, 0), 16),
+    "local 128 and every 128th key": (WORKLOADS["strided_l128_s128"].make(), strided(16384, 128), 16),
 }
 
 
-def subject_of(text: str):
-    """(what weft computes of a case on the GPU at hand, its plan)"""
-    sys.path[:0] = [str(ROOT / "benchmarks")]
-    from prediction.problems import Case
-
+def subject_of(pattern, heads: tuple[int, int], tokens: int, batch: int = 1):
+    """(what weft computes of a pattern on the GPU at hand, its plan); heads: of queries, of keys."""
     from weft.kernels.triton import measure
     from weft.planning.attention_plan import plan_attention
+    from weft.planning.problem import Problem
     from weft.target import GPUS
 
-    case = Case.of(text)
-    plan = plan_attention(case.make(), case.problem, GPUS["h200"])
+    problem = Problem(batch, *heads, tokens, tokens, D, D, "bfloat16", "cuda")
+    plan = plan_attention(pattern, problem, GPUS["h200"])
     return measure.Subject.of(plan), plan
 
 
@@ -201,8 +202,8 @@ def compare() -> None:
     from weft.kernels.triton import measure
 
     programs = torch.cuda.get_device_properties(0).multi_processor_count
-    for text, terms in CASES.items():
-        subject, plan = subject_of(text)
+    for text, (pattern, terms, heads) in CASES.items():
+        subject, plan = subject_of(pattern, (heads, heads), 16384)
         own, given = subject.call("dq", plan), given_by(subject)
         meant = [own()[0].flatten(0, 1).float()]
         calls, said = [own], ["weft"]

@@ -42,28 +42,31 @@ def text_of(compiled, *how):
 
 
 class Problem:
-    """Random tensors of terms of queries, and what is right."""
+    """Random tensors of terms of queries, and what is right. share: heads of queries to each of keys."""
 
-    def __init__(self, terms, length):
+    def __init__(self, terms, length, share=1):
         self.terms, self.length = terms, length
         generator = torch.Generator().manual_seed(1)
-        make = partial(torch.randn, HEADS, length, D, generator=generator)
-        self.q, self.k, self.v, self.do = (make().to(torch.bfloat16) for _ in range(4))
-        q, k, v, do = (x.double() for x in (self.q, self.k, self.v, self.do))
+        make = partial(torch.randn, length, D, generator=generator)
+        sizes = {"q": HEADS * share, "k": HEADS, "v": HEADS, "do": HEADS * share}
+        tensors = {
+            name: torch.stack([make() for _ in range(heads)]).to(torch.bfloat16) for name, heads in sizes.items()
+        }
+        self.q, self.k, self.v, self.do = tensors.values()
+        q, k, v, do = (x.double().repeat_interleave(HEADS * share // len(x), 0) for x in tensors.values())
         scores = (q @ k.mT * D**-0.5).masked_fill(~dense(terms, length), -torch.inf)
         weights = scores.softmax(-1).nan_to_num()
         self.lse, self.out = scores.logsumexp(-1).float(), (weights @ v).to(torch.bfloat16)
         self.delta = (do * self.out.double()).sum(-1)
         ds = weights * (do @ v.mT - self.delta[..., None])
-        self.dq, self.dk, self.dv = ds @ k * D**-0.5, ds.mT @ q * D**-0.5, weights.mT @ do
+        self.dq = ds @ k * D**-0.5
+        of_keys = ds.mT @ q * D**-0.5, weights.mT @ do
+        self.dk, self.dv = (x.unflatten(0, (HEADS, share)).sum(1) for x in of_keys)
 
     def run(self, kernel, text, numbers, order, more=()):
         """The results of a kernel, by the names of its arguments. text: see `text_of`; more: tensors beside."""
         given = {"q_desc": self.q, "k_desc": self.k, "v_desc": self.v, "do_desc": self.do, "o_desc": self.out}
-        made = {
-            name: torch.full((HEADS, self.length, D), torch.nan, dtype=torch.bfloat16)
-            for name in ("dq_desc", "dk_desc", "dv_desc")
-        }
+        made = {f"d{x}_desc": torch.full_like(given[f"{x}_desc"], torch.nan) for x in "qkv"}
         given |= {"Lse": self.lse} | made | dict(more)
         values = []
         for name in kernel.arg_names:
@@ -129,23 +132,24 @@ def test_dq(name, form, order):
 
 
 # ---- all gradients in one walk ---------------------------------------------------------------------------------------
-WINDOWS = {  # left, right, tokens, runs of a head
-    "causal": (127, 0, 320, 2),
-    "of some tokens": (64, 64, 200, 1),
-    "uneven": (30, 90, 300, 3),
+WINDOWS = {  # left, right, tokens, runs of a head of keys, heads of queries to it
+    "causal": (127, 0, 320, 2, 1),
+    "of some tokens": (64, 64, 200, 1, 1),
+    "uneven": (30, 90, 300, 3, 1),
+    "heads that share keys": (127, 0, 200, 2, 3),
 }
 
 
 @cache
 def windowed(name):
-    left, right, length, _ = WINDOWS[name]
-    return Problem(specialised_warps.window(length, left, right), length)
+    left, right, length, _, share = WINDOWS[name]
+    return Problem(specialised_warps.window(length, left, right), length, share)
 
 
 def gradients(name, form, order, change=lambda text: text):
-    left, right, length, runs = WINDOWS[name]
+    left, right, length, runs, share = WINDOWS[name]
     text, shared = text_of(short_windows.compiled, form)
-    numbers = short_windows.numbers(HEADS, length, (left, right), HEADS * runs)
+    numbers = short_windows.numbers((HEADS * share, HEADS), length, (left, right), HEADS * runs)
     return windowed(name).run(short_windows.one_walk, (change(text), shared), numbers, order)
 
 

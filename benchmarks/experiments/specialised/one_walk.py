@@ -41,7 +41,7 @@ def over(i, COUNT: gl.constexpr):
 @gluon.jit
 def run_of(item, sizes):
     """(head, first key tile, the one after the last, first query tile) of a run."""
-    runs, per, count, lead, _, _ = sizes
+    runs, per, count, lead, _, _, _ = sizes
     begin = (item % runs) * per
     return item // runs, begin, gl.minimum(begin + per, count), gl.maximum(begin - lead, 0)
 
@@ -78,32 +78,36 @@ def fetch(asked, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr
     q_full, q_empty, k_full, k_empty, o_empty, d_full = bars
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     r = gl.arange(0, 64, layout=flat)
-    _, _, _, lead, shift, length = sizes
+    _, _, _, lead, shift, length, share = sizes
     s = 0
     n = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         head, begin, end, first = run_of(item, sizes)
-        lse = logs(Lse, head, first, length, r)
+        lse = logs(Lse, head * share, first, length, r)
         for i in range(first, end):
-            at = s % QUERIES
-            mbarrier.wait(q_empty.index(at), over(s, QUERIES) ^ 1)
-            mbarrier.wait(o_empty.index(s & 1), ((s >> 1) & 1) ^ 1)
-            mbarrier.expect(q_full.index(at), 3 * q_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(q_desc, [head, i * 64, 0], q_full.index(at), q.index(at))
-            tma.async_copy_global_to_shared(do_desc, [head, i * 64, 0], q_full.index(at), do.index(at))
-            tma.async_copy_global_to_shared(o_desc, [head, i * 64, 0], q_full.index(at), o.index(s & 1))
-            stats.index(2 * at).store(lse)
-            lse = logs(Lse, head, i + 1, length, r)
-            if s > 0:
-                subtract(s - 1, do, o, stats, (q_full, o_empty, d_full), QUERIES)
-            for c in range(gl.maximum(gl.where(i == first, i, i + lead), begin), i + GROUPS):
-                at = n % KEYS
-                mbarrier.wait(k_empty.index(at), over(n, KEYS) ^ 1)
-                mbarrier.expect(k_full.index(at), 2 * k_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(k_desc, [head, c * 64 - shift, 0], k_full.index(at), k.index(at))
-                tma.async_copy_global_to_shared(v_desc, [head, c * 64 - shift, 0], k_full.index(at), v.index(at))
-                n += 1
-            s += 1
+            for h in range(0, share):
+                at = s % QUERIES
+                rows = [head * share + h, i * 64, 0]
+                mbarrier.wait(q_empty.index(at), over(s, QUERIES) ^ 1)
+                mbarrier.wait(o_empty.index(s & 1), ((s >> 1) & 1) ^ 1)
+                mbarrier.expect(q_full.index(at), 3 * q_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(q_desc, rows, q_full.index(at), q.index(at))
+                tma.async_copy_global_to_shared(do_desc, rows, q_full.index(at), do.index(at))
+                tma.async_copy_global_to_shared(o_desc, rows, q_full.index(at), o.index(s & 1))
+                stats.index(2 * at).store(lse)
+                over_head = gl.where(h + 1 < share, 0, 1)
+                lse = logs(Lse, head * share + gl.where(h + 1 < share, h + 1, 0), i + over_head, length, r)
+                if s > 0:
+                    subtract(s - 1, do, o, stats, (q_full, o_empty, d_full), QUERIES)
+                since = gl.maximum(gl.where(i == first, i, i + lead), begin)
+                for c in range(gl.where(h == 0, since, i + GROUPS), i + GROUPS):
+                    at = n % KEYS
+                    mbarrier.wait(k_empty.index(at), over(n, KEYS) ^ 1)
+                    mbarrier.expect(k_full.index(at), 2 * k_desc.block_type.nbytes)
+                    tma.async_copy_global_to_shared(k_desc, [head, c * 64 - shift, 0], k_full.index(at), k.index(at))
+                    tma.async_copy_global_to_shared(v_desc, [head, c * 64 - shift, 0], k_full.index(at), v.index(at))
+                    n += 1
+                s += 1
     if s > 0:
         subtract(s - 1, do, o, stats, (q_full, o_empty, d_full), QUERIES)
 
@@ -113,7 +117,7 @@ def bounds_of(c, r, sizes, window):
     """Of key tile c: (each key's first query, the one after its last, of the tile the first from which all see, and
     the last before which all do).
     """
-    _, _, _, _, shift, length = sizes
+    _, _, _, _, shift, length, _ = sizes
     left, right = window
     first = c * 64 - shift
     key = first + r
@@ -157,24 +161,24 @@ def send(desc, head, row, to, values):
 
 @gluon.jit
 def given_back(due, k_empty):
-    """The memory of a tile whose results were on their way, if there is one; then there is none."""
-    if due >= 0:
+    """Once results were read that are on their way: the memory of a tile, if it has a number. Then none are: -2."""
+    if due >= -1:
         tma.store_wait(0)
+    if due >= 0:
         mbarrier.arrive(k_empty.index(due), count=1)
-    return -1
+    return -2
 
 
 @gluon.jit
-def query_gradient(G: gl.constexpr, n, place, k, scores, bars, zero, GROUPS: gl.constexpr, KEYS: gl.constexpr):
-    """dQ, the n-th, of the tiles of keys from `place` on, which begin with this group's."""
+def query_gradient(n, i, place, k, scores, bars, zero, GROUPS: gl.constexpr, KEYS: gl.constexpr):
+    """dQ, the n-th, of query tile i, which sees the tiles of keys from `place` on."""
     k_full, s_full, s_empty = bars
     half = n & 1
     mbarrier.wait(s_full.index(half), (n >> 1) & 1)
     dq = zero
     for t in gl.static_range(GROUPS):
-        if t > 0:
-            mbarrier.wait(k_full.index((place + t) % KEYS), over(place + t, KEYS))
-        of_tile = scores.index(half * GROUPS + (G + t) % GROUPS)
+        mbarrier.wait(k_full.index((place + t) % KEYS), over(place + t, KEYS))
+        of_tile = scores.index(half * GROUPS + (i + t) % GROUPS)
         dq = warpgroup_mma(of_tile.permute((1, 0)), matrix(k.index((place + t) % KEYS)), dq, is_async=True)
     dq = warpgroup_mma_wait(0, (dq,))
     mbarrier.arrive(s_empty.index(half), count=1)
@@ -182,8 +186,15 @@ def query_gradient(G: gl.constexpr, n, place, k, scores, bars, zero, GROUPS: gl.
 
 
 @gluon.jit
+def made(n, s_empty):
+    """Wait for the n-th dQ, if there is one."""
+    if n >= 0:
+        mbarrier.wait(s_empty.index(n & 1), (n >> 1) & 1)
+
+
+@gluon.jit
 def gradients(G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr):
-    """One warp group: dK and dV of every GROUPS-th key tile, dQ of every GROUPS-th query tile."""
+    """One warp group: dK and dV of every GROUPS-th key tile, every GROUPS-th dQ."""
     descs, rings, stats, scores, bars, sizes, items, window, scale = told
     dq_desc, dk_desc, dv_desc = descs
     q, do, k, v = rings
@@ -193,19 +204,21 @@ def gradients(G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, Q
     r = gl.arange(0, 64, layout=gl.SliceLayout(1, lies))
     columns = gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
     zero = gl.zeros([64, 64], gl.float32, lies)
-    _, _, _, lead, shift, _ = sizes
+    _, _, _, lead, shift, _, share = sizes
     scale2 = scale * LOG2E
     s = 0  # query tiles of the ring
     n = 0  # dQ's
     base = 0  # key tiles of the ring before this run
-    due = -1  # a tile whose results are on their way
+    due = -2  # results on their way, see `given_back`
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         head, begin, end, first = run_of(item, sizes)
         head, begin, end, first = live(head), live(begin), live(end), live(first)
         c = first + (G + GROUPS - first % GROUPS) % GROUPS
         dk = zero
         dv = zero
-        for i in range(first, end):
+        i = first
+        h = 0  # of the heads that share keys, walked one after the other
+        for _ in range(first * share, end * share):
             at = s % QUERIES
             place = base + c - begin
             mine = place % KEYS
@@ -214,49 +227,57 @@ def gradients(G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, Q
                 mbarrier.wait(k_full.index(mine), over(place, KEYS))
                 walked = matrix(q.index(at)), matrix(do.index(at))
                 of_rows = stats.index(2 * at), stats.index(2 * at + 1), d_full.index(at), over(s, QUERIES)
+                of_keys = matrix(k.index(mine)), matrix(v.index(mine))
                 bounds = bounds_of(c, r, sizes, window)
-                p, ds = pair(
-                    i, (matrix(k.index(mine)), matrix(v.index(mine))), walked, of_rows, bounds, columns, scale2
-                )
+                p, ds = pair(i, of_keys, walked, of_rows, bounds, columns, scale2)
                 more_dv = warpgroup_mma(gl.convert_layout(p.to(gl.bfloat16), factor), walked[1], dv, is_async=True)
                 ds = ds.to(gl.bfloat16)
                 due = given_back(due, k_empty)
                 if i >= begin:
-                    half = n & 1
-                    mbarrier.wait(s_empty.index(half), ((n >> 1) & 1) ^ 1)
-                    scores.index(half * GROUPS + G).store(ds)
+                    made(n - 2, s_empty)
+                    scores.index((n & 1) * GROUPS + G).store(ds)
                     fence_async_shared()
-                    mbarrier.arrive(s_full.index(half), count=1)
+                    mbarrier.arrive(s_full.index(n & 1), count=1)
                 more_dk = warpgroup_mma(gl.convert_layout(ds, factor), walked[0], dk, is_async=True)
                 dv, dk = warpgroup_mma_wait(0, (more_dv, more_dk))
             mbarrier.arrive(q_empty.index(at), count=1)
-            if (i == c) & (i >= begin):
-                dq = query_gradient(G, n, place, k, scores, (k_full, s_full, s_empty), zero, GROUPS, KEYS)
-                send(dq_desc, head, i * 64, scores.index((n & 1) * GROUPS + G), (dq * scale).to(gl.bfloat16))
-                if n > 0:  # the dQ before, which another group makes of this tile's keys
-                    mbarrier.wait(s_empty.index((n - 1) & 1), ((n - 1) >> 1) & 1)
-                send(dk_desc, head, c * 64 - shift, matrix(k.index(mine)), (dk * scale).to(gl.bfloat16))
-                send(dv_desc, head, c * 64 - shift, matrix(v.index(mine)), dv.to(gl.bfloat16))
-                due = mine
-                dk = zero
-                dv = zero
-            c += gl.where(i == c, GROUPS, 0)
-            n += gl.where(i >= begin, 1, 0)
+            if i >= begin:
+                if n % GROUPS == G:
+                    dq = query_gradient(
+                        n, i, base + i - begin, k, scores, (k_full, s_full, s_empty), zero, GROUPS, KEYS
+                    )
+                    dq = (dq * scale).to(gl.bfloat16)
+                    send(dq_desc, head * share + h, i * 64, scores.index((n & 1) * GROUPS + G), dq)
+                    due = -1
+                n += 1
             s += 1
+            h += 1
+            if h == share:
+                if (i == c) & (i >= begin):
+                    made(n - 2, s_empty)  # by other groups, of this tile's keys
+                    made(n - 1, s_empty)
+                    send(dk_desc, head, c * 64 - shift, matrix(k.index(mine)), (dk * scale).to(gl.bfloat16))
+                    send(dv_desc, head, c * 64 - shift, matrix(v.index(mine)), dv.to(gl.bfloat16))
+                    due = mine
+                    dk = zero
+                    dv = zero
+                c += gl.where(i == c, GROUPS, 0)
+                i += 1
+                h = 0
         due = given_back(due, k_empty)
         base += end - begin + lead
         if c < end + lead:  # a tile of the next run
-            mbarrier.wait(s_empty.index((n - 1) & 1), ((n - 1) >> 1) & 1)
+            made(n - 1, s_empty)
             mbarrier.arrive(k_empty.index((base - lead + c - end) % KEYS), count=1)
 
 
 @gluon.jit
 def one_walk(
     q_desc, k_desc, v_desc, do_desc, o_desc, dq_desc, dk_desc, dv_desc, Lse, items, runs, per, count, shift, length,
-    left, right, scale, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, REGISTERS: gl.constexpr,
+    share, left, right, scale, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, REGISTERS: gl.constexpr,
     LOADS: gl.constexpr,
 ):  # fmt: skip
-    """count: key tiles of a head, of which a run has `per`."""
+    """count: key tiles of a head, of which a run has `per`; share: heads of queries to each."""
     q, do, k, v = tiles(q_desc, QUERIES), tiles(do_desc, QUERIES), tiles(k_desc, KEYS), tiles(v_desc, KEYS)
     o = tiles(o_desc, 2)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16)
@@ -267,7 +288,7 @@ def one_walk(
     k_full, k_empty = barriers(KEYS, 1), barriers(KEYS, 1)
     o_empty, d_full = barriers(2, 1), barriers(QUERIES, 1)
     s_full, s_empty = barriers(2, GROUPS), barriers(2, 1)
-    sizes = (runs, per, count, GROUPS - 1, shift, length)
+    sizes = (runs, per, count, GROUPS - 1, shift, length, share)
     descs = (q_desc, k_desc, v_desc, do_desc, o_desc)
     bars = (q_full, q_empty, k_full, k_empty, o_empty, d_full)
     asked = (descs, Lse, (q, do, k, v, o), stats, bars, sizes, items)
