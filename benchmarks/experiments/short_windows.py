@@ -16,6 +16,7 @@ from specialised.one_walk import one_walk
 from specialised_warps import D, descriptor, errors_of, for_hopper, given_by, is_box, on_hopper, report, subject_of
 
 import weft
+from weft.testing.workloads import WORKLOADS
 
 GROUPS = 3
 NAMES = one_walk.arg_names
@@ -23,29 +24,33 @@ NAMES = one_walk.arg_names
 
 @dataclass(frozen=True)
 class Form:
-    """Tiles of keys and of queries under way; registers of a thread that computes and of one that loads."""
+    """Tiles of keys and of queries under way; registers of a thread that computes and of one that loads; whether dQ is
+    added to what another launch left.
+    """
 
     keys: int = 5
     queries: int = 4
     registers: int = 160
     loads: int = 32
+    joins: bool = False
 
     def __str__(self) -> str:
-        return f"{self.keys} and {self.queries} stages, {self.registers} and {self.loads} registers"
+        more = ", joins" * self.joins
+        return f"{self.keys} and {self.queries} stages, {self.registers} and {self.loads} registers{more}"
 
     def constants(self) -> dict[str, int]:
         return {
             "GROUPS": GROUPS, "KEYS": self.keys, "QUERIES": self.queries, "REGISTERS": self.registers,
-            "LOADS": self.loads,
+            "LOADS": self.loads, "JOINS": self.joins,
         }  # fmt: skip
 
 
-FORMS = [Form(), Form(6, 3), Form(4, 4), Form(4, 3), Form(5, 4, 152, 56)]
+FORMS = [Form(), Form(6, 3), Form(4, 4), Form(4, 3), Form(5, 4, 152, 56), Form(joins=True)]
 
 
 def compiled(form: Form):
     """The kernel for sm_90; needs no GPU."""
-    return for_hopper(one_walk, {"Lse": "*fp32", "scale": "fp32"}, form.constants(), 128)
+    return for_hopper(one_walk, {"Lse": "*fp32", "More": "*fp32", "scale": "fp32"}, form.constants(), 128)
 
 
 def numbers(heads: tuple[int, int], length: int, window: tuple[int, int], programs: int) -> dict[str, float]:
@@ -67,7 +72,7 @@ def numbers(heads: tuple[int, int], length: int, window: tuple[int, int], progra
 
 
 def launched(tensors, window: tuple[int, int], form: Form, programs: int):
-    """What launches it; tensors: (heads, tokens, D) by the names of its arguments, lse too."""
+    """What launches it; tensors: (heads, tokens, D) by the names of its arguments, lse and More too."""
     heads, n = (tensors["q_desc"].shape[0], tensors["k_desc"].shape[0]), tensors["q_desc"].shape[1]
     given = {name: descriptor(x) if is_box(name) else x for name, x in tensors.items()}
     given |= numbers(heads, n, window, programs)
@@ -83,11 +88,19 @@ CASES = [  # left, right, (heads of queries, of keys), tokens
 ]
 
 
+def walked(subject, window: tuple[int, int], form: Form):
+    """(what launches it for a subject, the gradients that it writes)"""
+    given = given_by(subject)
+    made = {f"d{x}_desc": torch.empty_like(given[f"{x}_desc"]) for x in "qkv"}
+    given |= made | {"More": torch.zeros_like(given["q_desc"], dtype=torch.float32)}
+    launch = launched(given, window, form, torch.cuda.get_device_properties(0).multi_processor_count)
+    return lambda: [launch()], made.values()
+
+
 def compare() -> None:
     """Errors and times beside weft's own kernels on the GPU at hand."""
     from weft.kernels.triton import measure
 
-    programs = torch.cuda.get_device_properties(0).multi_processor_count
     for left, right, heads, tokens in CASES:
         text, window = f"{left} before, {right} after, {heads} heads, {tokens} tokens", (left, right)
         subject, plan = subject_of(weft.window(left, right), heads, tokens)
@@ -95,21 +108,36 @@ def compare() -> None:
         meant = [x.flatten(0, 1).float() for x in (queries()[0], *keys()[:2])]
         calls, said = [queries, keys], ["dQ", "dK and dV"]
         for form in FORMS:
-            given = given_by(subject)
-            made = {f"d{x}_desc": torch.empty_like(given[f"{x}_desc"]) for x in "qkv"}
-            launch = launched(given | made, window, form, programs)
+            launch, made = walked(subject, window, form)
             launch()
-            calls.append(lambda launch=launch: [launch()])
-            said.append(f"{form}, off by {errors_of(made.values(), meant)}")
+            calls.append(launch)
+            said.append(f"{form}, off by {errors_of(made, meant)}")
         times = measure.timings_of(calls, rounds=6)
         both = times[0].seconds + times[1].seconds
         for what, time in zip(said, times, strict=True):
             print(f"{text:45s}{time.seconds * 1e6:8.1f} us {time.seconds / both:6.3f}  {what}", flush=True)
 
 
+def compare_joined() -> None:
+    """A causal window of 128 and every 128th key: all of it by weft's own kernels, and the keys by these, the window in
+    one walk.
+    """
+    from weft.kernels.triton import measure
+
+    far = weft.causal() & weft.periodic_keys(128, phase=127)
+    subjects = [subject_of(pattern, (16, 16), 16384) for pattern in (WORKLOADS["strided_l128_s128"].make(), far)]
+    calls = [subject.call(direction, plan) for subject, plan in subjects for direction in ("dq", "dkdv")]
+    calls.append(walked(subjects[0][0], (127, 0), FORMS[-1])[0])
+    times = [1e6 * time.seconds for time in measure.timings_of(calls, rounds=6)]
+    named = zip(("dQ", "dK and dV", "dQ of every 128th key", "dK and dV of these", "one walk"), times, strict=True)
+    print("local 128 and every 128th key: " + ", ".join(f"{name} {us:.1f}" for name, us in named))
+    print(f"{sum(times[2:]):.1f} us instead of {sum(times[:2]):.1f}: {sum(times[2:]) / sum(times[:2]):.3f}")
+
+
 if __name__ == "__main__":
     if on_hopper():
         compare()
+        compare_joined()
     else:
         print("triton", triton.__version__)
         for one in FORMS:

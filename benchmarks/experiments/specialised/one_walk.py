@@ -186,6 +186,15 @@ def query_gradient(n, i, place, k, scores, bars, zero, GROUPS: gl.constexpr, KEY
 
 
 @gluon.jit
+def left_by_others(More, head, i, length, r, columns):
+    """Sums of dQ of query tile i, float32, that another launch left."""
+    row = i * 64 + r
+    at = (head * length).to(gl.int64) * 64
+    where = gl.expand_dims(row * 64, 1) + gl.expand_dims(columns, 0)
+    return gl.load(More + at + where, mask=gl.expand_dims(row < length, 1), other=0.0)
+
+
+@gluon.jit
 def made(n, s_empty):
     """Wait for the n-th dQ, if there is one."""
     if n >= 0:
@@ -193,9 +202,11 @@ def made(n, s_empty):
 
 
 @gluon.jit
-def gradients(G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr):
+def gradients(
+    G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, JOINS: gl.constexpr
+):
     """One warp group: dK and dV of every GROUPS-th key tile, every GROUPS-th dQ."""
-    descs, rings, stats, scores, bars, sizes, items, window, scale = told
+    descs, More, rings, stats, scores, bars, sizes, items, window, scale = told
     dq_desc, dk_desc, dv_desc = descs
     q, do, k, v = rings
     q_full, q_empty, k_full, k_empty, d_full, s_full, s_empty = bars
@@ -204,7 +215,7 @@ def gradients(G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, Q
     r = gl.arange(0, 64, layout=gl.SliceLayout(1, lies))
     columns = gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
     zero = gl.zeros([64, 64], gl.float32, lies)
-    _, _, _, lead, shift, _, share = sizes
+    _, _, _, lead, shift, length, share = sizes
     scale2 = scale * LOG2E
     s = 0  # query tiles of the ring
     n = 0  # dQ's
@@ -246,8 +257,10 @@ def gradients(G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, Q
                     dq = query_gradient(
                         n, i, base + i - begin, k, scores, (k_full, s_full, s_empty), zero, GROUPS, KEYS
                     )
-                    dq = (dq * scale).to(gl.bfloat16)
-                    send(dq_desc, head * share + h, i * 64, scores.index((n & 1) * GROUPS + G), dq)
+                    dq = dq * scale
+                    if JOINS:
+                        dq += left_by_others(More, head * share + h, i, length, r, columns)
+                    send(dq_desc, head * share + h, i * 64, scores.index((n & 1) * GROUPS + G), dq.to(gl.bfloat16))
                     due = -1
                 n += 1
             s += 1
@@ -273,11 +286,13 @@ def gradients(G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, Q
 
 @gluon.jit
 def one_walk(
-    q_desc, k_desc, v_desc, do_desc, o_desc, dq_desc, dk_desc, dv_desc, Lse, items, runs, per, count, shift, length,
-    share, left, right, scale, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, REGISTERS: gl.constexpr,
-    LOADS: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, o_desc, dq_desc, dk_desc, dv_desc, Lse, More, items, runs, per, count, shift,
+    length, share, left, right, scale, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADS: gl.constexpr, JOINS: gl.constexpr,
 ):  # fmt: skip
-    """count: key tiles of a head, of which a run has `per`; share: heads of queries to each."""
+    """count: key tiles of a head, of which a run has `per`; share: heads of queries to each. JOINS: dQ is added to what
+    is in More.
+    """
     q, do, k, v = tiles(q_desc, QUERIES), tiles(do_desc, QUERIES), tiles(k_desc, KEYS), tiles(v_desc, KEYS)
     o = tiles(o_desc, 2)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16)
@@ -294,9 +309,9 @@ def one_walk(
     asked = (descs, Lse, (q, do, k, v, o), stats, bars, sizes, items)
     bars = (q_full, q_empty, k_full, k_empty, d_full, s_full, s_empty)
     written = (dq_desc, dk_desc, dv_desc)
-    told = (written, (q, do, k, v), stats, scores, bars, sizes, items, (left, right), scale)
+    told = (written, More, (q, do, k, v), stats, scores, bars, sizes, items, (left, right), scale)
     gl.static_assert(GROUPS == 3)
     gl.warp_specialize([
-        (gradients, (0, told, GROUPS, KEYS, QUERIES)), (gradients, (1, told, GROUPS, KEYS, QUERIES)),
-        (gradients, (2, told, GROUPS, KEYS, QUERIES)), (fetch, (asked, GROUPS, KEYS, QUERIES)),
+        (gradients, (0, told, GROUPS, KEYS, QUERIES, JOINS)), (gradients, (1, told, GROUPS, KEYS, QUERIES, JOINS)),
+        (gradients, (2, told, GROUPS, KEYS, QUERIES, JOINS)), (fetch, (asked, GROUPS, KEYS, QUERIES)),
     ], [4, 4, 4], [REGISTERS, REGISTERS, LOADS])  # fmt: skip
