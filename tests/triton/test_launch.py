@@ -1,6 +1,7 @@
 """How kernels are launched, on a GPU that is not there: what Triton is called with, where, and what a graph keeps."""
 
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -8,13 +9,15 @@ import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.driver import CudaLauncher
+from triton.backends.nvidia.driver import CudaLauncher, wrap_handle_tensordesc
 from triton.compiler.compiler import LazyDict
 
 import weft
 from weft.errors import UnsupportedError, UnsupportedKernel
 from weft.kernels.options import Modifiers
-from weft.kernels.triton import launch, load, run
+from weft.kernels.triton import launch, launcher, load, run
+from weft.kernels.triton.configure import specs_of
+from weft.kernels.triton.descriptors import Box
 from weft.kernels.triton.emit import TENSORS
 from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import plan_attention
@@ -172,8 +175,98 @@ def test_triton_is_called_as_it_calls_itself():
     mine, its = seen
     runtime = triton.knobs.runtime
     hooks = type(runtime.launch_enter_hook), type(runtime.launch_exit_hook), LazyDict  # which is what they are told
-    assert triton.__version__.startswith(launch.DIRECT), "if this passes, the short way knows this version too"
+    assert triton.__version__.startswith(launcher.VERSIONS), "if this passes, the short way knows this version too"
     assert mine == tuple(None if isinstance(x, hooks) else x for x in its)
+
+
+# ---- descriptors -----------------------------------------------------------------------------------------------------
+BOXES = tuple(Box(i, 64 * i, (1, 4, 100 + i, 1, 64), (25600, 6400, 64, 64, 1)) for i in (0, 1, 2, 0))
+
+
+class Driver:
+    """Stands in for Triton's driver: descriptors are what they are made of."""
+
+    def __init__(self):
+        self.made, self.utils = [], self
+
+    def fill_tma_descriptor(self, *facts):
+        self.made.append(facts)
+        return tuple(tuple(x) if isinstance(x, list | tuple) else x for x in facts)
+
+    fill_tma_descriptor_tiled = fill_tma_descriptor
+
+
+@pytest.fixture
+def described():
+    """(a compiled kernel with descriptors, what its C function is called with, the driver)"""
+    problem = Problem(1, 16, 16, 16384, 16384, 64, 64, "bfloat16", "cuda")
+    (spec,) = specs_of(plan_attention(weft.window(256, 256), problem, GPU), "forward")
+    kernel = load.compile_for(spec, GPUTarget("cuda", 90, 32))
+    seen, driver = [], Driver()
+    kernel.module, kernel.function, kernel._run = "module", "function", launcher_of(seen)
+    wrapped = wrap_handle_tensordesc(kernel._run.launch, kernel.src.signature, kernel.metadata.tensordesc_meta)
+    kernel._run.launch = wrapped
+    with mock.patch.object(triton.runtime.driver, "_active", driver), gpu():
+        yield kernel, seen, driver
+
+
+def plain(calls):
+    """Their arguments one by one; hooks are nothing."""
+    runtime = triton.knobs.runtime
+    hooks = type(runtime.launch_enter_hook), type(runtime.launch_exit_hook), LazyDict
+    flat = [[y for x in call for y in (x if isinstance(x, list | tuple) else [x])] for call in calls]
+    return [[None if isinstance(x, hooks) else x for x in call] for call in flat]
+
+
+def addressed(kernel, *addresses):
+    """(what launches it, its other arguments)"""
+    rest = (1,) * (len([x for x in kernel.src.signature.values() if x != "constexpr"]) - len(addresses) - len(BOXES))
+    one = launch.Prepared((launch.launch(kernel, GRID, rest, 0, BOXES),), (), CPU, 0)
+    return (lambda *given: launch.run((one, [SimpleNamespace(data_ptr=lambda x=x: x) for x in given]))), rest
+
+
+@pytest.mark.skipif(interpreted(), reason="nothing is compiled")
+def test_descriptors_are_passed_as_triton_passes_them(described, monkeypatch):
+    kernel, seen, _ = described
+    monkeypatch.setattr(launch, "ADDRESS", lambda x: x.data_ptr())
+    addresses = 1024, 2048, 4096
+    call, rest = addressed(kernel, *addresses)
+    call(*addresses)
+    kernel[GRID](*addresses, *rest, *(box.at(addresses[box.tensor]) for box in BOXES), stream=STREAM)
+    mine, its = plain(seen)
+    assert mine == its
+
+
+@pytest.mark.skipif(interpreted(), reason="nothing is compiled")
+def test_descriptors_are_made_once_for_an_address(described, monkeypatch):
+    kernel, seen, driver = described
+    monkeypatch.setattr(launch, "ADDRESS", lambda x: x.data_ptr())
+    monkeypatch.setattr(launcher, "KEPT", 2)
+    call, _ = addressed(kernel, 1, 2, 3)
+    for addresses, made in (((1024, 2048, 4096), 4), ((1024, 2048, 4096), 4), ((1024, 8192, 4096), 5)):
+        call(*addresses)
+        assert len(driver.made) == made
+    first, again, other = plain(seen)
+    assert first == again != other
+    call(1024, 1 << 20, 4096)  # a third address of one, which has room for two
+    call(1024, 2048, 4096)
+    assert len(driver.made) == 7
+    assert plain(seen)[-1] == first
+
+
+@pytest.mark.skipif(interpreted(), reason="nothing is compiled")
+def test_a_launcher_that_is_not_known_makes_them_itself(described, monkeypatch):
+    kernel, seen, driver = described
+    monkeypatch.setattr(launch, "ADDRESS", lambda x: x.data_ptr())
+    call, _ = addressed(kernel, 1, 2, 3)
+    known = kernel._run.launch
+    kernel._run.launch = partial(known)  # nothing of it can be seen
+    itself, _ = addressed(kernel, 1, 2, 3)
+    for one in (call, itself, itself):
+        one(1024, 2048, 4096)
+    assert len(driver.made) == 12
+    first, *others = plain(seen)
+    assert others == [first, first]
 
 
 # Of (2, 4, 256, 64) in bfloat16: kernels count strides in 16 bytes and 32 bits, and places inside a tile in elements.

@@ -9,14 +9,13 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from triton import knobs
 from triton.runtime import driver
 
 from weft.errors import UnsupportedError
 from weft.kernels.triton.descriptors import Box, Placed
+from weft.kernels.triton.launcher import Direct, direct
 
-DIRECT = ("3.6.", "3.7.")  # Triton's versions whose CompiledKernel.run takes what `_run` gives it
 # A tensor on the current GPU by its sizes, strides and type, past the dispatcher, as inductor's code makes its own.
 EMPTY = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 ADDRESS = torch.Tensor.data_ptr  # mapped, half the time of a method looked up for each tensor
@@ -30,16 +29,13 @@ Made = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # sizes, strides, t
 class Launch(NamedTuple):
     """A kernel over its grid. rest: its arguments after the tensors of `emit.TENSORS`.
 
-    start: what kernel[grid] would come to call, and `handles` between the stream and the arguments; None where only
-    kernel[grid] is known to work. It saves more than half of 3 microseconds a launch (Triton 3.6.0, 3.7.1), and where
-    it is the launcher's own C function 1.5 more. boxes: descriptors, which are the last arguments.
+    way: past kernel[grid], see `direct`. boxes: descriptors, which are the last arguments.
     """
 
     kernel: Any
     grid: tuple[int, int, int]
     rest: tuple[Any, ...]
-    start: Any = None
-    handles: tuple[Any, ...] = ()
+    way: Direct | None = None
     boxes: tuple[Box, ...] = ()
 
 
@@ -47,21 +43,7 @@ def launch(
     kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...], gpu: int | None, boxes: tuple[Box, ...] = ()
 ) -> Launch:  # fmt: skip
     """A launch; the kernel is loaded on the current device."""
-    if gpu is None or not triton.__version__.startswith(DIRECT):
-        return Launch(kernel, grid, rest, boxes=boxes)
-    start = kernel.run  # loads it, and only then there is a function
-    told = kernel.packed_metadata, None, None, None  # and hooks: what they are told, on entering, on leaving
-    if _is_bare(start):
-        handles = kernel.function, False, start.launch_pdl, None, None, *told
-        return Launch(kernel, grid, rest, start.launch, handles, boxes)
-    return Launch(kernel, grid, rest, start, (kernel.function, *told), boxes)
-
-
-def _is_bare(start: Any) -> bool:
-    """Whether Triton's launcher would ask for no memory beside, and its own C function takes arguments one by one."""
-    wants = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid")
-    known = triton.__version__.startswith("3.6.") and hasattr(start, "launch")
-    return known and not any(getattr(start, name) for name in wants)
+    return Launch(kernel, grid, rest, None if gpu is None else direct(kernel, boxes), boxes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,21 +110,24 @@ def _run(gpu: int, calls: Sequence[tuple[Prepared, Tensors]]) -> None:
         # Addresses: of a tensor, Triton would ask its address, and then the driver whether the GPU can see it.
         pointers = [*map(ADDRESS, tensors)]
         for one in call.launches:
-            put(one, stream, hooked, (*pointers, *one.rest, *(_placed(one, pointers) if one.boxes else ())))
+            put(one, stream, hooked, (*pointers, *one.rest))
 
 
-def _placed(one: Launch, addresses: Sequence[int]) -> tuple[Placed, ...]:
+def _placed(one: Launch, addresses: Sequence[Any]) -> list[Placed]:
     """A launch's descriptors, of tensors at these addresses."""
-    return tuple([box.at(addresses[box.tensor]) for box in one.boxes])
+    return [box.at(addresses[box.tensor]) for box in one.boxes]
 
 
 def put(one: Launch, stream: int, hooked: bool, values: tuple[Any, ...]) -> None:
-    """Put a launch with all its arguments on a stream of the current device."""
-    kernel, grid, _, start, handles, _ = one
-    if start is None or hooked:
-        kernel[grid](*values, stream=stream)
+    """Put a launch on a stream of the current device. values: its arguments but descriptors, addresses first."""
+    kernel, grid, _, way, boxes = one
+    if way is None or hooked:
+        kernel[grid](*values, *_placed(one, values), stream=stream)
+    elif not boxes:
+        way.start(*grid, stream, *way.handles, *values)
     else:
-        start(*grid, stream, *handles, *values)
+        more = _placed(one, values) if way.maps is None else way.maps.of(values)
+        way.start(*grid, stream, *way.handles, *values, *more)
 
 
 def dense_rows(strides: Mapping[str, tuple[int, ...]], width: int) -> bool:
