@@ -29,11 +29,13 @@ class Maps:
         found: list[Any] = []
         for box, about, known in self.each:
             address = addresses[box.tensor]
-            if address not in known:
-                if len(known) == KEPT:
+            values = known.get(address)
+            if values is None:
+                values = _encoded(box, about, address)
+                if len(known) >= KEPT:
                     known.clear()
-                known[address] = _encoded(box, about, address)
-            found += known[address]
+                known[address] = values
+            found += values  # which another thread may forget meanwhile
         return found
 
 
