@@ -3,9 +3,9 @@
 
 A query tile i sees the key tiles i to i + GROUPS - 1, where tile c begins at key 64 c - shift. So a program walks
 queries, and each of GROUPS warp groups keeps dK and dV of one key tile in registers for as long as it is seen: of tile
-c the group c % GROUPS. What scores take is left in shared memory for dQ, which the group makes whose tile is seen for
-the last time; then dK and dV go out through the memory of that tile. Runs of tiles are cut so that each processor has
-one; key tiles that a run shares with the next are computed twice.
+c the group c % GROUPS. What scores take is left in shared memory for dQ, which the groups make in turns. When a tile was
+seen for the last time, its dK and dV go out through its own memory. Runs of tiles are cut so that each processor has
+one; what a run shares with the next is computed twice.
 """
 
 from __future__ import annotations
