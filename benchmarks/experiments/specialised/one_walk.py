@@ -3,8 +3,8 @@
 
 A query tile i sees the key tiles i to i + GROUPS - 1, where tile c begins at key 64 c - shift. So a program walks
 queries, and each of GROUPS warp groups keeps dK and dV of one key tile in registers for as long as it is seen: of tile
-c the group c % GROUPS. What scores take is left in shared memory for dQ, which the groups make in turns. When a tile was
-seen for the last time, its dK and dV go out through its own memory. Runs of tiles are cut so that each processor has
+c the group c % GROUPS. What scores take is left in shared memory for dQ, which the groups make in turns. When a tile is
+seen no more, its dK and dV go out through its own memory. Runs of tiles are cut so that each processor has
 one; what a run shares with the next is computed twice.
 """
 
