@@ -8,7 +8,7 @@ import weft
 from . import oracles as o
 from .helpers import same_everywhere
 
-LONGEST = 20
+LONGEST = 25
 
 
 def parameters(length):

@@ -46,10 +46,7 @@ CHOSEN = {
     ],
     "unlike heads apart": [f"{PACKS}_unlike_heads"],
     "launches of keys joined": [
-        *(
-            f"{JOINED}_gradients[{name}]"
-            for name in ("one in sixteen-2-False", "of some heads-4-True", "of some batch rows-2-True")
-        ),
+        f"{JOINED}_gradients",
         f"{JOINED}_only_what_is_met_is_read",
         f"{JOINED}_launches_that_meet_all_rows_read_nothing_unset[strided]",
         f"{JOINED}_long_tiles_leave_shares_to_a_launch_of_their_own[64-2]",
@@ -66,7 +63,9 @@ CHOSEN = {
     ],
     "tilings that a tuner may choose": [
         f"{TILINGS}_tilings[{kind}-{direction}-128-drawn]"
-        for kind, direction in zip(("formula", "several", "space"), ("dkdv", "forward", "dq"), strict=True)
+        for kind, direction in zip(
+            ("formula", "table", "several", "plane", "space"), ("dkdv", "dq", "forward", "dq", "dkdv"), strict=True
+        )
     ]
     + [f"{TILINGS}_wide_tiles_of_several_terms"],
     "gradients of one kernel": [

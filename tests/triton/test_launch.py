@@ -172,11 +172,17 @@ def test_triton_is_called_as_it_calls_itself():
     with gpu():
         launch.run((launch.Prepared((launch.launch(kernel, GRID, rest, 0),), (), CPU, 0), tensors))
     kernel[GRID](*(x.data_ptr() for x in tensors), *rest, stream=STREAM)
-    mine, its = seen
-    runtime = triton.knobs.runtime
-    hooks = type(runtime.launch_enter_hook), type(runtime.launch_exit_hook), LazyDict  # which is what they are told
+    mine, its = plain(seen)
     assert triton.__version__.startswith(launcher.VERSIONS), "if this passes, the short way knows this version too"
-    assert mine == tuple(None if isinstance(x, hooks) else x for x in its)
+    assert mine == its
+
+
+def plain(calls):
+    """Their arguments one by one; hooks are nothing, which is what they are told."""
+    runtime = triton.knobs.runtime
+    hooks = type(runtime.launch_enter_hook), type(runtime.launch_exit_hook), LazyDict
+    flat = [[y for x in call for y in (x if isinstance(x, list | tuple) else [x])] for call in calls]
+    return [[None if isinstance(x, hooks) else x for x in call] for call in flat]
 
 
 # ---- descriptors -----------------------------------------------------------------------------------------------------
@@ -196,76 +202,63 @@ class Driver:
     fill_tma_descriptor_tiled = fill_tma_descriptor
 
 
+class Described:
+    """A compiled kernel with descriptors of three tensors. seen: what its C function is called with."""
+
+    def __init__(self):
+        problem = Problem(1, 16, 16, 16384, 16384, 64, 64, "bfloat16", "cuda")
+        (spec,) = specs_of(plan_attention(weft.window(256, 256), problem, GPU), "forward")
+        self.kernel, self.seen = load.compile_for(spec, GPUTarget("cuda", 90, 32)), []
+        signature, made = self.kernel.src.signature, launcher_of(self.seen)
+        made.launch = wrap_handle_tensordesc(made.launch, signature, self.kernel.metadata.tensordesc_meta)
+        self.kernel.module, self.kernel.function, self.kernel._run = "module", "function", made
+        self.rest = (1,) * (sum(kind != "constexpr" for kind in signature.values()) - 3 - len(BOXES))
+
+    def prepared(self):
+        return launch.Prepared((launch.launch(self.kernel, GRID, self.rest, 0, BOXES),), (), CPU, 0)
+
+
 @pytest.fixture
-def described():
-    """(a compiled kernel with descriptors, what its C function is called with, the driver)"""
-    problem = Problem(1, 16, 16, 16384, 16384, 64, 64, "bfloat16", "cuda")
-    (spec,) = specs_of(plan_attention(weft.window(256, 256), problem, GPU), "forward")
-    kernel = load.compile_for(spec, GPUTarget("cuda", 90, 32))
-    seen, driver = [], Driver()
-    kernel.module, kernel.function, kernel._run = "module", "function", launcher_of(seen)
-    wrapped = wrap_handle_tensordesc(kernel._run.launch, kernel.src.signature, kernel.metadata.tensordesc_meta)
-    kernel._run.launch = wrapped
-    with mock.patch.object(triton.runtime.driver, "_active", driver), gpu():
-        yield kernel, seen, driver
-
-
-def plain(calls):
-    """Their arguments one by one; hooks are nothing."""
-    runtime = triton.knobs.runtime
-    hooks = type(runtime.launch_enter_hook), type(runtime.launch_exit_hook), LazyDict
-    flat = [[y for x in call for y in (x if isinstance(x, list | tuple) else [x])] for call in calls]
-    return [[None if isinstance(x, hooks) else x for x in call] for call in flat]
-
-
-def addressed(kernel, *addresses):
-    """(what launches it, its other arguments)"""
-    rest = (1,) * (len([x for x in kernel.src.signature.values() if x != "constexpr"]) - len(addresses) - len(BOXES))
-    one = launch.Prepared((launch.launch(kernel, GRID, rest, 0, BOXES),), (), CPU, 0)
-    return (lambda *given: launch.run((one, [SimpleNamespace(data_ptr=lambda x=x: x) for x in given]))), rest
+def driver():
+    found = Driver()
+    with mock.patch.object(triton.runtime.driver, "_active", found), gpu():
+        yield found
 
 
 @pytest.mark.skipif(interpreted(), reason="nothing is compiled")
-def test_descriptors_are_passed_as_triton_passes_them(described, monkeypatch):
-    kernel, seen, _ = described
-    monkeypatch.setattr(launch, "ADDRESS", lambda x: x.data_ptr())
-    addresses = 1024, 2048, 4096
-    call, rest = addressed(kernel, *addresses)
-    call(*addresses)
-    kernel[GRID](*addresses, *rest, *(box.at(addresses[box.tensor]) for box in BOXES), stream=STREAM)
-    mine, its = plain(seen)
+def test_descriptors_are_passed_as_triton_passes_them(driver):
+    one, tensors = Described(), torch.zeros(3, 16)
+    launch.run((one.prepared(), tensors))
+    addresses = [x.data_ptr() for x in tensors]
+    boxes = (box.at(addresses[box.tensor]) for box in BOXES)
+    one.kernel[GRID](*addresses, *one.rest, *boxes, stream=STREAM)
+    mine, its = plain(one.seen)
     assert mine == its
 
 
 @pytest.mark.skipif(interpreted(), reason="nothing is compiled")
-def test_descriptors_are_made_once_for_an_address(described, monkeypatch):
-    kernel, seen, driver = described
-    monkeypatch.setattr(launch, "ADDRESS", lambda x: x.data_ptr())
+def test_descriptors_are_made_once_for_an_address(driver, monkeypatch):
+    """The last of three addresses has no room beside two, which are forgotten."""
     monkeypatch.setattr(launcher, "KEPT", 2)
-    call, _ = addressed(kernel, 1, 2, 3)
-    for addresses, made in (((1024, 2048, 4096), 4), ((1024, 2048, 4096), 4), ((1024, 8192, 4096), 5)):
-        call(*addresses)
+    one, (x, y, z, other, third) = Described(), torch.zeros(5, 16)
+    call = one.prepared()
+    for tensors, made in (((x, y, z), 4), ((x, y, z), 4), ((x, other, z), 5), ((x, third, z), 6), ((x, y, z), 7)):
+        launch.run((call, tensors))
         assert len(driver.made) == made
-    first, again, other = plain(seen)
-    assert first == again != other
-    call(1024, 1 << 20, 4096)  # a third address of one, which has room for two
-    call(1024, 2048, 4096)
-    assert len(driver.made) == 7
-    assert plain(seen)[-1] == first
+    first, again, unlike, _, last = plain(one.seen)
+    assert first == again == last != unlike
 
 
 @pytest.mark.skipif(interpreted(), reason="nothing is compiled")
-def test_a_launcher_that_is_not_known_makes_them_itself(described, monkeypatch):
-    kernel, seen, driver = described
-    monkeypatch.setattr(launch, "ADDRESS", lambda x: x.data_ptr())
-    call, _ = addressed(kernel, 1, 2, 3)
-    known = kernel._run.launch
-    kernel._run.launch = partial(known)  # nothing of it can be seen
-    itself, _ = addressed(kernel, 1, 2, 3)
-    for one in (call, itself, itself):
-        one(1024, 2048, 4096)
+def test_a_launcher_that_is_not_known_makes_them_itself(driver):
+    one, tensors = Described(), torch.zeros(3, 16)
+    known = one.prepared()
+    one.kernel._run.launch = partial(one.kernel._run.launch)  # nothing of it can be seen
+    itself = one.prepared()
+    for call in (known, itself, itself):
+        launch.run((call, tensors))
     assert len(driver.made) == 12
-    first, *others = plain(seen)
+    first, *others = plain(one.seen)
     assert others == [first, first]
 
 

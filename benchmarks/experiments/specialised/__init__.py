@@ -1,1 +1,1 @@
-"""Gluon kernels of `specialised_warps.py`, whose warp groups specialise."""
+"""Gluon kernels of `specialised_warps.py` and `short_windows.py`, whose warp groups specialise."""

@@ -57,7 +57,7 @@ class Direct(NamedTuple):
 
 def direct(kernel: Any, boxes: Sequence[Box]) -> Direct | None:
     """How to launch a kernel with such descriptors, which is loaded on the current device; None where only kernel[grid]
-    is known to work. Half of three microseconds, and four or five for each descriptor (Triton 3.6.0, 3.7.1).
+    is known to work. What it saves: benchmarks/notes/triton.md.
     """
     if not triton.__version__.startswith(VERSIONS):
         return None
