@@ -29,7 +29,7 @@ class Form:
     """
 
     keys: int = 5
-    queries: int = 4
+    queries: int = 3
     registers: int = 160
     loads: int = 32
     joins: bool = False
@@ -45,7 +45,7 @@ class Form:
         }  # fmt: skip
 
 
-FORMS = [Form(), Form(6, 3), Form(4, 4), Form(4, 3), Form(5, 4, 152, 56), Form(joins=True)]
+FORMS = [Form(5, 3), Form(4, 3), Form(4, 4), Form(5, 3, joins=True)]
 
 
 def compiled(form: Form):
@@ -59,8 +59,8 @@ def numbers(heads: tuple[int, int], length: int, window: tuple[int, int], progra
     """
     share, heads = heads[0] // heads[1], heads[1]
     left, right = window
-    shift = 64 * (GROUPS - 1) - right
-    assert shift >= left, "too wide"
+    shift = 64 * -(-left // 64)  # no tile of keys lies across the first key: boxes that begin before it are not written
+    assert shift + right <= 64 * (GROUPS - 1), "too wide"
     count = -(-length // 64) + GROUPS - 1
     runs = max(1, programs // heads)
     per = -(-count // runs)

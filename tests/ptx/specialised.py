@@ -93,8 +93,8 @@ class Counter:
     phase: int = 0
     bytes: int = 0
 
-    def arrive(self):
-        self.left -= 1
+    def arrive(self, times=1):
+        self.left -= times
         if self.left < 0:
             raise Fault("more arrivals than the barrier counts")
         self._turn()
@@ -239,7 +239,8 @@ def _init(warp, instruction, active):
 @TABLE.does("mbarrier.arrive", modifiers="shared shared::cta")
 def _arrive(warp, instruction, active):
     _alone(active)
-    warp.counter(instruction.operands[1]).arrive()
+    times = [warp.one(text, "u32") for text in instruction.operands[2:]]
+    warp.counter(instruction.operands[1]).arrive(*times)
 
 
 @TABLE.does("cp.async.mbarrier.arrive.noinc", modifiers="shared shared::cta")
@@ -288,6 +289,8 @@ def _move_box(warp, instruction, active):
     if loads:
         _load_box(warp, (tensor, where, units), warp.counter(counter[0]))
     else:
+        if min(where) < 0:  # an illegal instruction on an H100, where boxes that end beyond the tensor are written in part
+            raise Fault("a box that is written begins before the tensor")
         warp.team.shared.check_fenced(np.zeros(1, int), units[None])
         warp.stores.ask(Written(tensor, where, units), warp)
 

@@ -136,7 +136,7 @@ def test_dq(name, form, order):
 WINDOWS = {  # left, right, tokens, runs of a head of keys, heads of queries to it
     "causal": (127, 0, 320, 2, 1),
     "of some tokens": (64, 64, 200, 1, 1),
-    "uneven": (30, 90, 300, 3, 1),
+    "uneven": (30, 60, 300, 3, 1),
     "heads that share keys": (127, 0, 200, 2, 3),
 }
 

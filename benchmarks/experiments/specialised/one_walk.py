@@ -206,7 +206,7 @@ def gradients(
     G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, JOINS: gl.constexpr
 ):
     """One warp group: dK and dV of every GROUPS-th key tile, every GROUPS-th dQ."""
-    descs, More, rings, stats, scores, bars, sizes, items, window, scale = told
+    descs, More, rings, stats, scores, results, bars, sizes, items, window, scale = told
     dq_desc, dk_desc, dv_desc = descs
     q, do, k, v = rings
     q_full, q_empty, k_full, k_empty, d_full, s_full, s_empty = bars
@@ -229,59 +229,66 @@ def gradients(
         dv = zero
         i = first
         h = 0  # of the heads that share keys, walked one after the other
-        for _ in range(first * share, end * share):
-            at = s % QUERIES
+        for _ in range(first * share, end * share + 1):
             place = base + c - begin
             mine = place % KEYS
-            mbarrier.wait(q_full.index(at), over(s, QUERIES))
-            if c >= begin:
-                mbarrier.wait(k_full.index(mine), over(place, KEYS))
-                walked = matrix(q.index(at)), matrix(do.index(at))
-                of_rows = stats.index(2 * at), stats.index(2 * at + 1), d_full.index(at), over(s, QUERIES)
-                of_keys = matrix(k.index(mine)), matrix(v.index(mine))
-                bounds = bounds_of(c, r, sizes, window)
-                p, ds = pair(i, of_keys, walked, of_rows, bounds, columns, scale2)
-                more_dv = warpgroup_mma(gl.convert_layout(p.to(gl.bfloat16), factor), walked[1], dv, is_async=True)
-                ds = ds.to(gl.bfloat16)
-                due = given_back(due, k_empty)
-                if i >= begin:
-                    made(n - 2, s_empty)
-                    scores.index((n & 1) * GROUPS + G).store(ds)
-                    fence_async_shared()
-                    mbarrier.arrive(s_full.index(n & 1), count=1)
-                more_dk = warpgroup_mma(gl.convert_layout(ds, factor), walked[0], dk, is_async=True)
-                dv, dk = warpgroup_mma_wait(0, (more_dv, more_dk))
-            mbarrier.arrive(q_empty.index(at), count=1)
-            if i >= begin:
-                if n % GROUPS == G:
+            if i < end:
+                at = s % QUERIES
+                mbarrier.wait(q_full.index(at), over(s, QUERIES))
+                if c >= begin:
+                    mbarrier.wait(k_full.index(mine), over(place, KEYS))
+                    walked = matrix(q.index(at)), matrix(do.index(at))
+                    of_rows = stats.index(2 * at), stats.index(2 * at + 1), d_full.index(at), over(s, QUERIES)
+                    of_keys = matrix(k.index(mine)), matrix(v.index(mine))
+                    bounds = bounds_of(c, r, sizes, window)
+                    p, ds = pair(i, of_keys, walked, of_rows, bounds, columns, scale2)
+                    more_dv = warpgroup_mma(gl.convert_layout(p.to(gl.bfloat16), factor), walked[1], dv, is_async=True)
+                    ds = ds.to(gl.bfloat16)
+                    due = given_back(due, k_empty)
+                    if i >= begin:
+                        made(n - 2, s_empty)
+                        scores.index((n & 1) * GROUPS + G).store(ds)
+                        fence_async_shared()
+                        mbarrier.arrive(s_full.index(n & 1), count=1)
+                    more_dk = warpgroup_mma(gl.convert_layout(ds, factor), walked[0], dk, is_async=True)
+                    dv, dk = warpgroup_mma_wait(0, (more_dv, more_dk))
+                mbarrier.arrive(q_empty.index(at), count=1)
+                s += 1
+            # dQ a step late: what it is made of is there by then
+            before, head_before = gl.where(h == 0, i - 1, i), gl.where(h == 0, share, h) - 1
+            if before >= begin:
+                if (n - 1) % GROUPS == G:
+                    seen_from = base + before - begin
                     dq = query_gradient(
-                        n, i, base + i - begin, k, scores, (k_full, s_full, s_empty), zero, GROUPS, KEYS
+                        n - 1, before, seen_from, k, scores, (k_full, s_full, s_empty), zero, GROUPS, KEYS
                     )
+                    if h == 0:
+                        mbarrier.arrive(k_empty.index(seen_from % KEYS), count=1)
                     dq = dq * scale
                     if JOINS:
-                        dq += left_by_others(More, head * share + h, i, length, r, columns)
-                    send(dq_desc, head * share + h, i * 64, scores.index((n & 1) * GROUPS + G), dq.to(gl.bfloat16))
-                    due = -1
-                n += 1
-            s += 1
+                        dq += left_by_others(More, head * share + head_before, before, length, r, columns)
+                    room = scores.index(((n - 1) & 1) * GROUPS + G)
+                    send(dq_desc, head * share + head_before, before * 64, room, dq.to(gl.bfloat16))
+                    due = gl.where(due < 0, -1, due)
+            n += gl.where((i >= begin) & (i < end), 1, 0)
             h += 1
             if h == share:
-                if (i == c) & (i >= begin):
-                    made(n - 2, s_empty)  # by other groups, of this tile's keys
-                    made(n - 1, s_empty)
-                    send(dk_desc, head, c * 64 - shift, matrix(k.index(mine)), (dk * scale).to(gl.bfloat16))
-                    send(dv_desc, head, c * 64 - shift, matrix(v.index(mine)), dv.to(gl.bfloat16))
+                if (i == c) & (i >= begin) & (i < end):
+                    key = c * 64 - shift
+                    if (key >= 0) & (key < length):
+                        send(dk_desc, head, key, results.index(G), (dk * scale).to(gl.bfloat16))
+                        send(dv_desc, head, key, matrix(v.index(mine)), dv.to(gl.bfloat16))
                     due = mine
                     dk = zero
                     dv = zero
-                c += gl.where(i == c, GROUPS, 0)
+                c += gl.where((i == c) & (i < end), GROUPS, 0)
                 i += 1
                 h = 0
         due = given_back(due, k_empty)
         base += end - begin + lead
         if c < end + lead:  # a tile of the next run
             made(n - 1, s_empty)
-            mbarrier.arrive(k_empty.index((base - lead + c - end) % KEYS), count=1)
+            mbarrier.arrive(k_empty.index((base - lead + c - end) % KEYS), count=2)
 
 
 @gluon.jit
@@ -297,10 +304,11 @@ def one_walk(
     o = tiles(o_desc, 2)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16)
     scores = gl.allocate_shared_memory(gl.bfloat16, [2 * GROUPS, 64, 64], square)
+    results = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 64, 64], square)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     stats = gl.allocate_shared_memory(gl.float32, [2 * QUERIES, 64], flat)
     q_full, q_empty = barriers(QUERIES, 1), barriers(QUERIES, GROUPS)
-    k_full, k_empty = barriers(KEYS, 1), barriers(KEYS, 1)
+    k_full, k_empty = barriers(KEYS, 1), barriers(KEYS, 2)
     o_empty, d_full = barriers(2, 1), barriers(QUERIES, 1)
     s_full, s_empty = barriers(2, GROUPS), barriers(2, 1)
     sizes = (runs, per, count, GROUPS - 1, shift, length, share)
@@ -309,7 +317,7 @@ def one_walk(
     asked = (descs, Lse, (q, do, k, v, o), stats, bars, sizes, items)
     bars = (q_full, q_empty, k_full, k_empty, d_full, s_full, s_empty)
     written = (dq_desc, dk_desc, dv_desc)
-    told = (written, More, (q, do, k, v), stats, scores, bars, sizes, items, (left, right), scale)
+    told = (written, More, (q, do, k, v), stats, scores, results, bars, sizes, items, (left, right), scale)
     gl.static_assert(GROUPS == 3)
     gl.warp_specialize([
         (gradients, (0, told, GROUPS, KEYS, QUERIES, JOINS)), (gradients, (1, told, GROUPS, KEYS, QUERIES, JOINS)),
