@@ -16,7 +16,6 @@ from specialised.one_walk import one_walk
 from specialised_warps import D, descriptor, errors_of, for_hopper, given_by, is_box, on_hopper, report, subject_of
 
 import weft
-from weft.testing.workloads import WORKLOADS
 
 GROUPS = 3
 NAMES = one_walk.arg_names
@@ -24,33 +23,29 @@ NAMES = one_walk.arg_names
 
 @dataclass(frozen=True)
 class Form:
-    """Tiles of keys and of queries under way; registers of a thread that computes and of one that loads; whether dQ is
-    added to what another launch left.
-    """
+    """Tiles of keys and of queries under way; registers of a thread that computes and of one that loads."""
 
     keys: int = 5
     queries: int = 3
     registers: int = 160
     loads: int = 32
-    joins: bool = False
 
     def __str__(self) -> str:
-        more = ", joins" * self.joins
-        return f"{self.keys} and {self.queries} stages, {self.registers} and {self.loads} registers{more}"
+        return f"{self.keys} and {self.queries} stages, {self.registers} and {self.loads} registers"
 
     def constants(self) -> dict[str, int]:
         return {
             "GROUPS": GROUPS, "KEYS": self.keys, "QUERIES": self.queries, "REGISTERS": self.registers,
-            "LOADS": self.loads, "JOINS": self.joins,
+            "LOADS": self.loads,
         }  # fmt: skip
 
 
-FORMS = [Form(5, 3), Form(4, 3), Form(4, 4), Form(5, 3, joins=True)]
+FORMS = [Form(5, 3), Form(4, 3), Form(4, 4)]
 
 
 def compiled(form: Form):
     """The kernel for sm_90; needs no GPU."""
-    return for_hopper(one_walk, {"Lse": "*fp32", "More": "*fp32", "scale": "fp32"}, form.constants(), 128)
+    return for_hopper(one_walk, {"Lse": "*fp32", "scale": "fp32"}, form.constants(), 128)
 
 
 def numbers(heads: tuple[int, int], length: int, window: tuple[int, int], programs: int) -> dict[str, float]:
@@ -72,7 +67,7 @@ def numbers(heads: tuple[int, int], length: int, window: tuple[int, int], progra
 
 
 def launched(tensors, window: tuple[int, int], form: Form, programs: int):
-    """What launches it; tensors: (heads, tokens, D) by the names of its arguments, lse and More too."""
+    """What launches it; tensors: (heads, tokens, D) by the names of its arguments, lse too."""
     heads, n = (tensors["q_desc"].shape[0], tensors["k_desc"].shape[0]), tensors["q_desc"].shape[1]
     given = {name: descriptor(x) if is_box(name) else x for name, x in tensors.items()}
     given |= numbers(heads, n, window, programs)
@@ -92,7 +87,7 @@ def walked(subject, window: tuple[int, int], form: Form):
     """(what launches it for a subject, the gradients that it writes)"""
     given = given_by(subject)
     made = {f"d{x}_desc": torch.empty_like(given[f"{x}_desc"]) for x in "qkv"}
-    given |= made | {"More": torch.zeros_like(given["q_desc"], dtype=torch.float32)}
+    given |= made
     launch = launched(given, window, form, torch.cuda.get_device_properties(0).multi_processor_count)
     return lambda: [launch()], made.values()
 
@@ -118,26 +113,9 @@ def compare() -> None:
             print(f"{text:45s}{time.seconds * 1e6:8.1f} us {time.seconds / both:6.3f}  {what}", flush=True)
 
 
-def compare_joined() -> None:
-    """A causal window of 128 and every 128th key: all of it by weft's own kernels, and the keys by these, the window in
-    one walk.
-    """
-    from weft.kernels.triton import measure
-
-    far = weft.causal() & weft.periodic_keys(128, phase=127)
-    subjects = [subject_of(pattern, (16, 16), 16384) for pattern in (WORKLOADS["strided_l128_s128"].make(), far)]
-    calls = [subject.call(direction, plan) for subject, plan in subjects for direction in ("dq", "dkdv")]
-    calls.append(walked(subjects[0][0], (127, 0), FORMS[-1])[0])
-    times = [1e6 * time.seconds for time in measure.timings_of(calls, rounds=6)]
-    named = zip(("dQ", "dK and dV", "dQ of every 128th key", "dK and dV of these", "one walk"), times, strict=True)
-    print("local 128 and every 128th key: " + ", ".join(f"{name} {us:.1f}" for name, us in named))
-    print(f"{sum(times[2:]):.1f} us instead of {sum(times[:2]):.1f}: {sum(times[2:]) / sum(times[:2]):.3f}")
-
-
 if __name__ == "__main__":
     if on_hopper():
         compare()
-        compare_joined()
     else:
         print("triton", triton.__version__)
         for one in FORMS:

@@ -99,7 +99,7 @@ def fetch(asked, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr
                 lse = logs(Lse, head * share + gl.where(h + 1 < share, h + 1, 0), i + over_head, length, r)
                 if s > 0:
                     subtract(s - 1, do, o, stats, (q_full, o_empty, d_full), QUERIES)
-                since = gl.maximum(gl.where(i == first, i, i + lead), begin)
+                since = gl.where(i == first, i, i + lead)
                 for c in range(gl.where(h == 0, since, i + GROUPS), i + GROUPS):
                     at = n % KEYS
                     mbarrier.wait(k_empty.index(at), over(n, KEYS) ^ 1)
@@ -186,12 +186,18 @@ def query_gradient(n, i, place, k, scores, bars, zero, GROUPS: gl.constexpr, KEY
 
 
 @gluon.jit
-def left_by_others(More, head, i, length, r, columns):
-    """Sums of dQ of query tile i, float32, that another launch left."""
-    row = i * 64 + r
-    at = (head * length).to(gl.int64) * 64
-    where = gl.expand_dims(row * 64, 1) + gl.expand_dims(columns, 0)
-    return gl.load(More + at + where, mask=gl.expand_dims(row < length, 1), other=0.0)
+def write_dq(
+    desc, of_query, G: gl.constexpr, k, scores, bars, zero, scale, GROUPS: gl.constexpr, KEYS: gl.constexpr
+):
+    """One dQ, from what the groups left. of_query: which one of all, head, tile, the place of its first keys, whether
+    these are needed no more.
+    """
+    k_full, k_empty, s_full, s_empty = bars
+    n, head, i, place, last = of_query
+    dq = query_gradient(n, i, place, k, scores, (k_full, s_full, s_empty), zero, GROUPS, KEYS)
+    if last:
+        mbarrier.arrive(k_empty.index(place % KEYS), count=1)
+    send(desc, head, i * 64, scores.index((n & 1) * GROUPS + G), (dq * scale).to(gl.bfloat16))
 
 
 @gluon.jit
@@ -203,10 +209,10 @@ def made(n, s_empty):
 
 @gluon.jit
 def gradients(
-    G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr, JOINS: gl.constexpr
+    G: gl.constexpr, told, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr
 ):
     """One warp group: dK and dV of every GROUPS-th key tile, every GROUPS-th dQ."""
-    descs, More, rings, stats, scores, results, bars, sizes, items, window, scale = told
+    descs, rings, stats, scores, results, bars, sizes, items, window, scale = told
     dq_desc, dk_desc, dv_desc = descs
     q, do, k, v = rings
     q_full, q_empty, k_full, k_empty, d_full, s_full, s_empty = bars
@@ -220,72 +226,67 @@ def gradients(
     s = 0  # query tiles of the ring
     n = 0  # dQ's
     base = 0  # key tiles of the ring before this run
+    dk = zero
+    dv = zero
     due = -2  # results on their way, see `given_back`
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         head, begin, end, first = run_of(item, sizes)
         head, begin, end, first = live(head), live(begin), live(end), live(first)
         c = first + (G + GROUPS - first % GROUPS) % GROUPS
-        dk = zero
-        dv = zero
         i = first
         h = 0  # of the heads that share keys, walked one after the other
-        for _ in range(first * share, end * share + 1):
-            place = base + c - begin
+        for _ in range(first * share, end * share):
+            at = s % QUERIES
+            place = base + c - first
             mine = place % KEYS
-            if i < end:
-                at = s % QUERIES
-                mbarrier.wait(q_full.index(at), over(s, QUERIES))
-                if c >= begin:
-                    mbarrier.wait(k_full.index(mine), over(place, KEYS))
-                    walked = matrix(q.index(at)), matrix(do.index(at))
-                    of_rows = stats.index(2 * at), stats.index(2 * at + 1), d_full.index(at), over(s, QUERIES)
-                    of_keys = matrix(k.index(mine)), matrix(v.index(mine))
-                    bounds = bounds_of(c, r, sizes, window)
-                    p, ds = pair(i, of_keys, walked, of_rows, bounds, columns, scale2)
-                    more_dv = warpgroup_mma(gl.convert_layout(p.to(gl.bfloat16), factor), walked[1], dv, is_async=True)
-                    ds = ds.to(gl.bfloat16)
-                    due = given_back(due, k_empty)
-                    if i >= begin:
-                        made(n - 2, s_empty)
-                        scores.index((n & 1) * GROUPS + G).store(ds)
-                        fence_async_shared()
-                        mbarrier.arrive(s_full.index(n & 1), count=1)
-                    more_dk = warpgroup_mma(gl.convert_layout(ds, factor), walked[0], dk, is_async=True)
-                    dv, dk = warpgroup_mma_wait(0, (more_dv, more_dk))
-                mbarrier.arrive(q_empty.index(at), count=1)
-                s += 1
+            mbarrier.wait(q_full.index(at), over(s, QUERIES))
+            mbarrier.wait(k_full.index(mine), over(place, KEYS))
+            walked = matrix(q.index(at)), matrix(do.index(at))
+            of_rows = stats.index(2 * at), stats.index(2 * at + 1), d_full.index(at), over(s, QUERIES)
+            of_keys = matrix(k.index(mine)), matrix(v.index(mine))
+            bounds = bounds_of(c, r, sizes, window)
+            p, ds = pair(i, of_keys, walked, of_rows, bounds, columns, scale2)
+            more = (h > 0) | (i > gl.maximum(first, c - lead))  # than this of the tile of keys
+            weights = gl.convert_layout(p.to(gl.bfloat16), factor)
+            dv = warpgroup_mma(weights, walked[1], dv, use_acc=more, is_async=True)
+            ds = ds.to(gl.bfloat16)
+            due = given_back(due, k_empty)
+            if i >= begin:
+                made(n - 2, s_empty)
+                scores.index((n & 1) * GROUPS + G).store(ds)
+                fence_async_shared()
+                mbarrier.arrive(s_full.index(n & 1), count=1)
+            dk = warpgroup_mma(gl.convert_layout(ds, factor), walked[0], dk, use_acc=more, is_async=True)
+            dv, dk = warpgroup_mma_wait(0, (dv, dk))
+            mbarrier.arrive(q_empty.index(at), count=1)
             # dQ a step late: what it is made of is there by then
             before, head_before = gl.where(h == 0, i - 1, i), gl.where(h == 0, share, h) - 1
-            if before >= begin:
-                if (n - 1) % GROUPS == G:
-                    seen_from = base + before - begin
-                    dq = query_gradient(
-                        n - 1, before, seen_from, k, scores, (k_full, s_full, s_empty), zero, GROUPS, KEYS
-                    )
-                    if h == 0:
-                        mbarrier.arrive(k_empty.index(seen_from % KEYS), count=1)
-                    dq = dq * scale
-                    if JOINS:
-                        dq += left_by_others(More, head * share + head_before, before, length, r, columns)
-                    room = scores.index(((n - 1) & 1) * GROUPS + G)
-                    send(dq_desc, head * share + head_before, before * 64, room, dq.to(gl.bfloat16))
-                    due = gl.where(due < 0, -1, due)
-            n += gl.where((i >= begin) & (i < end), 1, 0)
+            if (before >= begin) & ((n - 1) % GROUPS == G):
+                of_query = n - 1, head * share + head_before, before, base + before - first, h == 0
+                write_dq(dq_desc, of_query, G, k, scores, (k_full, k_empty, s_full, s_empty), zero, scale, GROUPS, KEYS)
+                due = gl.where(due < 0, -1, due)
+            n += gl.where(i >= begin, 1, 0)
+            s += 1
             h += 1
             if h == share:
-                if (i == c) & (i >= begin) & (i < end):
-                    key = c * 64 - shift
-                    if (key >= 0) & (key < length):
-                        send(dk_desc, head, key, results.index(G), (dk * scale).to(gl.bfloat16))
-                        send(dv_desc, head, key, matrix(v.index(mine)), dv.to(gl.bfloat16))
-                    due = mine
-                    dk = zero
-                    dv = zero
-                c += gl.where((i == c) & (i < end), GROUPS, 0)
+                if i == c:
+                    if c >= begin:
+                        key = c * 64 - shift
+                        if (key >= 0) & (key < length):
+                            send(dk_desc, head, key, results.index(G), (dk * scale).to(gl.bfloat16))
+                            send(dv_desc, head, key, matrix(v.index(mine)), dv.to(gl.bfloat16))
+                        due = mine
+                    else:
+                        mbarrier.arrive(k_empty.index(mine), count=2)
+                    c += GROUPS
                 i += 1
                 h = 0
+        if (n - 1) % GROUPS == G:
+            of_query = n - 1, head * share + share - 1, end - 1, base + end - 1 - first, True
+            write_dq(dq_desc, of_query, G, k, scores, (k_full, k_empty, s_full, s_empty), zero, scale, GROUPS, KEYS)
+            due = gl.where(due < 0, -1, due)
         due = given_back(due, k_empty)
-        base += end - begin + lead
+        base += end - first + lead
         if c < end + lead:  # a tile of the next run
             made(n - 1, s_empty)
             mbarrier.arrive(k_empty.index((base - lead + c - end) % KEYS), count=2)
@@ -293,13 +294,11 @@ def gradients(
 
 @gluon.jit
 def one_walk(
-    q_desc, k_desc, v_desc, do_desc, o_desc, dq_desc, dk_desc, dv_desc, Lse, More, items, runs, per, count, shift,
+    q_desc, k_desc, v_desc, do_desc, o_desc, dq_desc, dk_desc, dv_desc, Lse, items, runs, per, count, shift,
     length, share, left, right, scale, GROUPS: gl.constexpr, KEYS: gl.constexpr, QUERIES: gl.constexpr,
-    REGISTERS: gl.constexpr, LOADS: gl.constexpr, JOINS: gl.constexpr,
+    REGISTERS: gl.constexpr, LOADS: gl.constexpr,
 ):  # fmt: skip
-    """count: key tiles of a head, of which a run has `per`; share: heads of queries to each. JOINS: dQ is added to what
-    is in More.
-    """
+    """count: key tiles of a head, of which a run has `per`; share: heads of queries to each."""
     q, do, k, v = tiles(q_desc, QUERIES), tiles(do_desc, QUERIES), tiles(k_desc, KEYS), tiles(v_desc, KEYS)
     o = tiles(o_desc, 2)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16)
@@ -317,9 +316,9 @@ def one_walk(
     asked = (descs, Lse, (q, do, k, v, o), stats, bars, sizes, items)
     bars = (q_full, q_empty, k_full, k_empty, d_full, s_full, s_empty)
     written = (dq_desc, dk_desc, dv_desc)
-    told = (written, More, (q, do, k, v), stats, scores, results, bars, sizes, items, (left, right), scale)
+    told = (written, (q, do, k, v), stats, scores, results, bars, sizes, items, (left, right), scale)
     gl.static_assert(GROUPS == 3)
     gl.warp_specialize([
-        (gradients, (0, told, GROUPS, KEYS, QUERIES, JOINS)), (gradients, (1, told, GROUPS, KEYS, QUERIES, JOINS)),
-        (gradients, (2, told, GROUPS, KEYS, QUERIES, JOINS)), (fetch, (asked, GROUPS, KEYS, QUERIES)),
+        (gradients, (0, told, GROUPS, KEYS, QUERIES)), (gradients, (1, told, GROUPS, KEYS, QUERIES)),
+        (gradients, (2, told, GROUPS, KEYS, QUERIES)), (fetch, (asked, GROUPS, KEYS, QUERIES)),
     ], [4, 4, 4], [REGISTERS, REGISTERS, LOADS])  # fmt: skip
