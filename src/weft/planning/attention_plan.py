@@ -18,6 +18,7 @@ from weft.planning.candidates import shared_of_blocks, usual
 from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, packed, plan_rows
 from weft.planning.device import plan_for_device
 from weft.planning.problem import DTYPES, Problem
+from weft.planning.short import ShortWindow, has_kernel, short_window
 from weft.planning.tiles import TilePlan
 from weft.planning.tiling import DIRECTIONS, Direction
 from weft.target import CPU, Gpu, Target
@@ -106,6 +107,15 @@ class AttentionPlan:
         if plans is None:
             return None
         return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, plans, strict=True))
+
+    @cached_property
+    def short(self) -> ShortWindow | None:
+        """The window whose gradients come of one walk over queries; None where two kernels make them."""
+        asked = {"dq", "dkdv"} & dict(self.fixed).keys()
+        if not isinstance(self.target, Gpu) or asked or len(self.forward) != 1:
+            return None
+        found = has_kernel(self.problem, self.target)
+        return short_window(self.forward[0].plan, self.problem) if found else None
 
     @cached_property
     def by_rows(self) -> ByRows | None:

@@ -11,6 +11,9 @@ from weft.planning.reach import Reach
 TILE, CHANNELS = 64, 64  # places and channels of a box
 # Boxes of a forward: a tensor, and which side's tokens. Of queries Out is written whole, where a tile is.
 FORWARD = (("Out", 0), ("Q", 0), ("K", 1), ("V", 1), ("K", 2), ("V", 2))
+# Of one walk: what it reads, and what it writes.
+READ = (("Q", 0), ("K", 1), ("V", 1), ("DOut", 0), ("Out", 0))
+WRITTEN = (("DQ", 0), ("DK", 1), ("DV", 1))
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,11 @@ def boxes(
     found: tuple[Reach, ...], names: tuple[str, ...], sizes: Mapping[str, tuple[int, int]],
     strides: Mapping[str, tuple[int, ...]],
 ) -> tuple[Box, ...]:  # fmt: skip
-    """Of a forward of so many terms. names: of a launch's tensors, in order; sizes: batch rows and heads of each;
-    strides: batch row, head, token, channel, in elements of 16 bits.
+    """Of a forward of so many terms, or of one walk where names are of gradients. names: of a launch's tensors, in
+    order; sizes: batch rows and heads of each; strides: batch row, head, token, channel, in elements of 16 bits.
     """
     made = []
-    for name, side in FORWARD[: 2 * len(found)]:
+    for name, side in (*READ, *WRITTEN) if "DQ" in names else FORWARD[: 2 * len(found)]:
         reach, (batch, head, token, _) = found[side], strides[name]
         shape = (*sizes[name], reach.places, reach.lanes, CHANNELS)
         made.append(Box(
@@ -73,6 +76,11 @@ def boxes(
 def box_names(terms: int) -> tuple[str, ...]:
     """Names of the descriptors among a kernel's arguments."""
     return tuple(f"{name}_{'near' if side < 2 else 'far'}" for name, side in FORWARD[: 2 + 2 * terms])
+
+
+def walk_names(which: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
+    """The same of one walk's; which: READ or WRITTEN."""
+    return tuple(f"{name}_box" for name, _ in which)
 
 
 def box_kind() -> str:

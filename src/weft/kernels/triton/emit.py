@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
-from weft.kernels.triton.descriptors import box_names
+from weft.kernels.triton.descriptors import READ, WRITTEN, box_names, walk_names
 from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented, module, within_length
 from weft.kernels.triton.spec import KernelSpec
@@ -22,6 +22,7 @@ TENSORS = {
     "dq": ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats", "Slopes"),
     "dkdv": ("Q", "K", "V", "DOut", "Lse", "Delta", "Stats", "DK", "DV", "Slopes"),
     "delta": ("Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats"),
+    "gradients": ("Q", "K", "V", "Out", "DOut", "Lse", "DQ", "DK", "DV"),
 }
 JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
 STRIDED = {
@@ -29,15 +30,18 @@ STRIDED = {
     "dq": ("Q", "K", "V", "Out", "DOut", "DQ"),
     "dkdv": ("Q", "K", "V", "DOut", "DK", "DV"),
     "delta": ("Out", "DOut", "DQ"),
+    "gradients": (),  # which descriptors reach
 }
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
 ROUNDS = ("items", "members", "skewed")  # of blocks that programs take in turn
+WALK = ("items", "runs", "per", "tiles", "shift", "tokens", "kv_heads", "share", "left", "right")  # see `one_walk`
 FLOATS = ("scale", "softcap")
 BASES = ("q_base", "near_base", "far_base")  # tokens that descriptors begin at
 GROUPS = {  # what a kernel whose groups specialise is made of
     "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
     "forward": "from weft.kernels.triton.group_queries import attention\n\n",
+    "gradients": "from weft.kernels.triton.one_walk import gradients\n\n",
 }
 WORD, ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"^\s*(\w+) = (?!.*;)")
 
@@ -59,8 +63,17 @@ def arguments(spec: KernelSpec) -> tuple[str, ...]:
     strides = [f"{x}_{part}" for x in strided(spec) for part in _stride_names(spec)]
     if spec.direction == "delta":
         return (*tensors(spec), "all_heads", "my_length", *strides, "scale")
-    more = (*BASES, *box_names(spec.terms)) if spec.groups and spec.direction == "forward" else ()
+    if spec.direction == "gradients":
+        return (*tensors(spec), *WALK, "scale", *described(spec))
+    more = (*BASES, *described(spec)) if spec.groups and spec.direction == "forward" else ()
     return (*tensors(spec), "Tables", *PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS, *more)
+
+
+def described(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of the descriptors among them, which come last."""
+    if spec.direction == "gradients":
+        return walk_names((*READ, *WRITTEN))
+    return box_names(spec.terms) if spec.groups and spec.direction == "forward" else ()
 
 
 def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
@@ -87,6 +100,10 @@ def emit(spec: KernelSpec) -> str:
 
 def _in_groups(spec: KernelSpec) -> Iterator[str]:
     """A kernel whose warp groups specialise, of the parts of `weft.kernels.triton.groups`."""
+    if spec.direction == "gradients":
+        yield f"gradients(({', '.join(walk_names(READ))}), Lse, ({', '.join(walk_names(WRITTEN))}),"
+        yield f"          ({', '.join(WALK[:-2])}), ({', '.join(WALK[-2:])}), scale)"
+        return
     for name in strided(spec):
         yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"
     yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"

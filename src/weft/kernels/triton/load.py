@@ -12,8 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
 from weft.kernels.triton import source
-from weft.kernels.triton.descriptors import box_kind, box_names
-from weft.kernels.triton.emit import BASES, FLOATS, PLAIN, ROUNDS, arguments, emit, tensors
+from weft.kernels.triton.descriptors import box_kind
+from weft.kernels.triton.emit import BASES, FLOATS, PLAIN, ROUNDS, arguments, described, emit, tensors
 from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.spec import KernelSpec
 
@@ -40,7 +40,7 @@ def source_of(spec: KernelSpec) -> Source:
 
 def signature(spec: KernelSpec) -> dict[str, str]:
     """The type of every argument: integers have a declared width and are never specialised."""
-    kinds, boxes = {}, box_names(spec.terms) if spec.groups else ()
+    kinds, boxes = {}, described(spec)
     for name in arguments(spec):
         if name == "Tables":
             kinds[name] = "*i32"

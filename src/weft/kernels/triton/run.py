@@ -40,6 +40,8 @@ from weft.kernels.triton.tables import Place
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan, Share
 from weft.planning.problem import DTYPES, Problem
+from weft.planning.reach import Reach
+from weft.planning.short import SEEN, TILE, ShortWindow, cut
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
 from weft.settings import interpreted
@@ -49,6 +51,7 @@ Tensors = tuple[torch.Tensor, ...]
 Lie = tuple[tuple[tuple[int, ...], ...], bool]  # see `lie_of`
 SMALLEST = 1e-10  # scale that joins the exponential; below it, masks and sums of scores would leave float32
 GRID = 65535  # programs along the second and the third axis of a grid, at most
+KEYS = ("K", "V", "DK", "DV")  # as many heads as keys have
 LIKE = {"Out": "Q", "DQ": "Q", "DK": "K", "DV": "V"}  # what is written, and whose memory order it takes
 
 
@@ -90,12 +93,17 @@ def backward(
     """(dq, dk, dv, delta), as `weft.kernels.cpu.run.backward`; delta is anything if it is not wanted.
 
     Two kernels, the same bits every time if deterministic: that of dq makes what the other needs on its way, `Stats` or
-    delta (see `backward.KeyGradient`). Unless deterministic, the other may add to dq too: see `in_one_kernel`.
+    delta (see `backward.KeyGradient`). Unless deterministic, the other may add to dq too: see `in_one_kernel`. Of short
+    windows one kernel makes all, with the same bits every time: see `weft.planning.short`.
     """
     out, d_out, lse, d_lse = rows
     lse_gradient = d_lse is not None
     lie, wanted = lie_of((*saved, out, d_out)), (lse_gradient, with_delta, deterministic)
     queries, keys, with_dq = prepared_gradients(plan, lie, asked(how, plan), wanted, d_out.device)
+    if keys is None:
+        made = queries.empty()
+        run((queries, (*saved, out, d_out, lse.contiguous(), *made)))
+        return (*made, lse)
     dq, *made, dk, dv = queries.empty(keys)
     delta, stats = made[0], made[-1]  # where there is one of them, it stands for the other, which nobody looks at
     lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
@@ -241,25 +249,32 @@ def _tables(
     found = loaded(shares, problem, direction == "dkdv", *where)
     if not any(share.plan.tiling and share.plan.tiling.groups for share in shares):
         return found
-    linear = numbers.softcap is None and not (numbers.alibi or numbers.sinks) and numbers.scale >= SMALLEST
-    aligned = lie[1] and dense_rows(_known(lie), DTYPES[problem.dtype])
     widest = max(STATS, *(stride[2] for stride in lie[0]))
     near = all(wave.span * widest < 1 << 31 for wave, _ in found.waves)
-    apart = all(all(stride[:3]) for stride in lie[0])  # descriptors of rows that are one are not known to work
-    if linear and aligned and near and apart and not interpreted():
+    if near and _specialise(lie, numbers, problem):
         return found
     in_step = plan.keys_in_step if direction == "dkdv" else plan.forward_in_step
     return loaded(in_step, problem, direction == "dkdv", *where)
 
 
+def _specialise(lie: Lie, numbers: Numbers, problem: Problem) -> bool:
+    """Whether kernels whose warp groups specialise compute such options, for tensors that lie so."""
+    linear = numbers.softcap is None and not (numbers.alibi or numbers.sinks) and numbers.scale >= SMALLEST
+    aligned = lie[1] and dense_rows(_known(lie), DTYPES[problem.dtype])
+    apart = all(all(stride[:3]) for stride in lie[0])  # descriptors of rows that are one are not known to work
+    return linear and aligned and apart and not interpreted()
+
+
 @lru_cache(maxsize=512)
 def prepared_gradients(
     plan: AttentionPlan, lie: Lie, how: tuple[Any, ...], wanted: tuple[bool, bool, bool], device: torch.device
-) -> tuple[Prepared, Prepared, bool]:
-    """What makes dq, or what it begins with; what makes dk and dv; whether that makes dq too. All by one key, in plain
+) -> tuple[Prepared, Prepared | None, bool]:
+    """What makes dq, or what it begins with, or all; what makes dk and dv; whether that makes dq too. By one key, in plain
     tuples: a lookup is 2 us. how: `asked`; wanted: a gradient of lse, delta, the same bits every time.
     """
     lse_gradient, with_delta, deterministic = wanted
+    if not (lse_gradient or with_delta) and plan.short and _specialise(lie, Numbers(*how), plan.problem):
+        return _prepared_walk(plan, plan.short, lie, Numbers(*how), device), None, False
     with_dq = not deterministic and in_one_kernel(plan)
     numbers = Numbers(*how, False, lse_gradient, with_dq, with_delta)
     if with_dq:
@@ -267,6 +282,32 @@ def prepared_gradients(
     else:
         queries = prepared("dq", plan, lie, numbers, device)
     return queries, prepared("dkdv", plan, lie, numbers, device, not deterministic), with_dq
+
+
+def _prepared_walk(
+    plan: AttentionPlan, window: ShortWindow, lie: Lie, numbers: Numbers, device: torch.device
+) -> Prepared:  # fmt: skip
+    """The launch that makes all gradients of a short window."""
+    gpu, problem = gpu_of(device), plan.problem
+    assert isinstance(plan.target, Gpu)
+    refuse_capture(f"attention on {problem}", gpu)
+    known, heads = _known(lie), problem.batch * problem.kv_heads
+    made = {name: _made(name, known, getattr(torch, problem.dtype), problem) for name in ("DQ", "DK", "DV")}
+    known |= {name: stride for name, (_, stride, _) in made.items()}
+    spec = KernelSpec("gradients", problem.dtype, 64, 64, 1, TILE, SEEN * TILE, groups=SEEN, warps=4, registers=128)
+    runs = cut(window, heads, plan.target.processors)
+    values = {
+        "items": heads * runs.runs, "runs": runs.runs, "per": runs.per, "tiles": window.tiles, "shift": window.shift,
+        "tokens": window.length, "kv_heads": problem.kv_heads, "share": problem.group, "left": window.left,
+        "right": window.right, "scale": numbers.scale,
+    }  # fmt: skip
+    every = Reach(0, 1, 1, window.length)
+    sizes = {name: (problem.batch, problem.kv_heads if name in KEYS else problem.q_heads) for name in known}
+    boxes = boxes_of((every, every), tensors(spec), sizes, known)
+    grid = (min(plan.target.processors, heads * runs.runs), 1, 1)
+    with on(gpu):
+        launches = (_launch(spec, grid, (device, boxes), values, known),)
+    return Prepared(launches, tuple(made.values()), device, gpu)
 
 
 @lru_cache(maxsize=512)

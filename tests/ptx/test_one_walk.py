@@ -1,0 +1,122 @@
+"""All gradients of a short window in one walk, as PTX, on cards of few processors: programs take several runs."""
+
+import re
+from dataclasses import replace
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from tests.kernels.planned import planned, results
+from tests.triton.specs import card
+
+import weft
+from weft.settings import interpreted
+
+from .problems import ORDERS, Call, check, said_of
+from .run import Way, emulated
+from .test_controls import without_all
+from .test_specialised import without_every
+from .threads import EAGER
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+PLAIN = {"with_lse": False}  # lse has no gradient
+CAUSAL = Call(weft.causal() & weft.window(left=127), 300, heads=(2, 2), more=PLAIN)
+CALLS = {
+    "causal window": CAUSAL,
+    "a side each": Call(weft.window(64, 64), 200, heads=(1, 1), more=PLAIN),
+    "uneven, heads that share keys": Call(weft.window(30, 60), 250, heads=(6, 2), more=PLAIN),
+    "later keys alone": Call(weft.window(0, 128), 190, heads=(1, 1), more=PLAIN),
+    "shorter than a tile": Call(weft.causal() & weft.window(left=5), 40, heads=(2, 1), more=PLAIN),
+}
+
+
+def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
+    """(names of kernels, results)"""
+    with emulated(Way(90, order, change)) as names:
+        return names, results(case, replace(card("sm_90"), processors=processors))
+
+
+def walks(names):
+    return [name for name in names if name.startswith("gradients")]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_right_in_every_order(name):
+    case = CALLS[name].case()
+    names, found = found_in(case)
+    assert len(walks(names)) == 1
+    assert not [name for name in names if name.startswith(("dq", "dkdv"))]
+    check(case, found)
+    for order in list(ORDERS.values())[: 2 if name == "causal window" else 1]:
+        _, again = found_in(case, order)
+        assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+def test_heads_beside_tokens():
+    """(B, S, H, D) in memory, several batch rows, and runs that other programs take."""
+    case = CALLS["uneven, heads that share keys"].case()
+    case = replace(
+        case, tensors=tuple(torch.cat([x, 2 * x]).transpose(1, 2).contiguous().transpose(1, 2) for x in case.tensors)
+    )
+    names, found = found_in(case, processors=5)
+    assert walks(names)
+    check(case, found)
+
+
+def kernels(case, **how):
+    """The specs of what is launched; nothing runs."""
+    found = []
+    with mock.patch("weft.kernels.triton.run.kernel_of", lambda spec, _: found.append(spec) or mock.MagicMock()):
+        results(case, card("sm_90"), **how)
+    return [spec.direction for spec in found]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        replace(CAUSAL, options=("softcap",)),
+        replace(CAUSAL, options=("alibi_slopes",)),
+        replace(CAUSAL, options=("sinks",)),
+        replace(CAUSAL, more={"with_lse": True}),
+        replace(CAUSAL, dtype=torch.float16),
+        replace(CAUSAL, dims=(64, 32)),
+    ],
+    ids=["softcap", "alibi", "sinks", "a gradient of lse", "float16", "other head dimensions"],
+)
+def test_elsewhere_two_kernels_make_them(call):
+    assert kernels(CAUSAL.case()) == ["forward", "gradients"]
+    assert kernels(call.case()) == ["forward", "dq", "dkdv"]
+
+
+@pytest.mark.parametrize("made", ["odd", "expanded"])
+def test_tensors_that_descriptors_do_not_reach(made):
+    case = CAUSAL.case()
+    if made == "odd":
+        tensors = tuple(torch.cat([x, x], -1)[..., 1:65] for x in case.tensors)
+    else:
+        q, k, v = case.tensors
+        tensors = q, k[:, :1].expand_as(k), v
+    case = replace(case, tensors=tensors)
+    plan, *_ = planned(case, card("sm_90"))
+    assert plan.short
+    assert "gradients" not in kernels(case)
+
+
+# ---- that this sees what is wrong ------------------------------------------------------------------------------------
+CHANGES = {  # and what is said then
+    "nothing is given back": (partial(without_every, "mbarrier.arrive.shared::cta"), "nobody can go on"),
+    "no fence before products and results": (partial(without_all, "fence.proxy.async"), "fence"),
+    "results are not waited for": (partial(without_every, "cp.async.bulk.wait_group"), "is off|more arrivals"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_missing_is_seen(name):
+    (change, said), case = CHANGES[name], CAUSAL.case()
+
+    def changed(kernel, text):
+        return change(text) if walks([kernel]) else text
+
+    assert re.search(said, said_of(lambda order: check(case, found_in(case, order, change=changed)[1])))
