@@ -44,11 +44,16 @@ def test_offered_to_lines(pattern):
 
 @pytest.mark.parametrize(
     ("pattern", "apart"),
-    [(BAND, {True}), (weft.causal(), {True}), (weft.documents([3000, 1000, 4192]), {False, True})],
-    ids=["groups", "causal", "documents"],
+    [
+        (BAND, {True}),
+        (weft.causal(), {True}),
+        (weft.documents([3000, 1000, 4192]), {False}),
+        (weft.chunks(512) & weft.causal(), {False, True}),
+    ],
+    ids=["groups", "causal", "documents", "chunks"],
 )
 def test_lines_keep_edges_apart_where_they_are_not_by_groups(pattern, apart):
-    """Short runs of lines are theirs, so that a structure of lines has two forwards still."""
+    """Short runs of lines are theirs, so that a structure of lines has two forwards still, and one of tables one."""
     assert {tiling.apart for tiling in offers(pattern) if tiling != TILING} == apart
 
 

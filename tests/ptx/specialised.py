@@ -289,7 +289,9 @@ def _move_box(warp, instruction, active):
     if loads:
         _load_box(warp, (tensor, where, units), warp.counter(counter[0]))
     else:
-        if min(where) < 0:  # an illegal instruction on an H100, where boxes that end beyond the tensor are written in part
+        if (
+            min(where) < 0
+        ):  # an illegal instruction on an H100, where boxes that end beyond the tensor are written in part
             raise Fault("a box that is written begins before the tensor")
         warp.team.shared.check_fenced(np.zeros(1, int), units[None])
         warp.stores.ask(Written(tensor, where, units), warp)

@@ -86,9 +86,11 @@ def kernels(names, one_kernel=False):
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_kernels_of_one_structure(name):
     found = kernels([name])
+    walks = [spec for spec in found if spec.direction == "gradients"]  # of short windows, beside the two of others
+    assert len(walks) <= 1
     for direction in ("forward", "dq", "dkdv"):
         here = [spec.name for spec in found if spec.direction == direction]
-        assert here, f"nothing is launched for {direction}"
+        assert here or (walks and direction != "forward"), f"nothing is launched for {direction}"
         whole = STRUCTURES[name][0].problem()
         choices = max(len(menu(direction, whole, terms=terms)) for terms in get_args(Terms))
         assert len(here) <= choices * MOST.get(name, 1), here

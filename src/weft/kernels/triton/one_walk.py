@@ -188,11 +188,12 @@ def made(n, s_empty):
 
 
 @gluon.jit
-def query_gradient(G: gl.constexpr, box, of_query, k, scores, bars, zero, scale):
+def query_gradient(G: gl.constexpr, of_query, told, zero):
     """Write one dQ, from what the groups left. of_query: which of all, its tile, its box, the place of its first keys,
     whether these are needed no more.
     """
-    k_full, k_empty, s_full, s_empty = bars
+    written, rings, _, scores, _, bars, _, _, scale = told
+    k, k_full, k_empty, s_full, s_empty = rings[2], bars[2], bars[3], bars[5], bars[6]
     n, i, where, place, last = of_query
     half = n & 1
     mbarrier.wait(s_full.index(half), (n >> 1) & 1)
@@ -206,24 +207,62 @@ def query_gradient(G: gl.constexpr, box, of_query, k, scores, bars, zero, scale)
     mbarrier.arrive(s_empty.index(half), count=1)
     if last:
         mbarrier.arrive(k_empty.index(place % KEYS), count=1)
-    send(box, where, scores.index(half * GROUPS + G), (dq * scale).to(gl.bfloat16))
+    send(written[0], where, scores.index(half * GROUPS + G), (dq * scale).to(gl.bfloat16))
+
+
+@gluon.jit
+def add(G: gl.constexpr, sums, at, told, sides):
+    """(dK, dV, due) with what a group's key tile has of query tile i, and that left for dQ. sums: they, whether this is
+    more of the tile, and what is due; at: (i, first tile whose dQ is made, key tile, how many query tiles and key
+    tiles went before, which dQ); sides: (rows, columns) of a tile.
+    """
+    dk, dv, more, due = sums
+    i, begin, c, s, place, n = at
+    _, rings, stats, scores, _, bars, sizes, window, scale = told
+    q, do, k, v = rings
+    q_full, q_empty, k_full, k_empty, d_full, s_full, s_empty = bars
+    factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dk.type.layout, k_width=2)
+    slot, mine = s % QUERIES, place % KEYS
+    mbarrier.wait(q_full.index(slot), over(s, QUERIES))
+    mbarrier.wait(k_full.index(mine), over(place, KEYS))
+    walked = matrix(q.index(slot)), matrix(do.index(slot))
+    numbers = stats.index(2 * slot), stats.index(2 * slot + 1), d_full.index(slot), over(s, QUERIES)
+    bounds = bounds_of(c, sides[0], sizes, window)
+    p, ds = pair(i, (matrix(k.index(mine)), matrix(v.index(mine))), walked, numbers, bounds, sides[1], scale * LOG2E)
+    dv = warpgroup_mma(gl.convert_layout(p.to(gl.bfloat16), factor), walked[1], dv, use_acc=more, is_async=True)
+    ds = ds.to(gl.bfloat16)
+    due = given_back(due, k_empty)
+    if i >= begin:
+        made(n - 2, s_empty)
+        matrix(scores.index((n & 1) * GROUPS + G)).store(ds)
+        fence_async_shared()
+        mbarrier.arrive(s_full.index(n & 1), count=1)
+    dk = warpgroup_mma(gl.convert_layout(ds, factor), walked[0], dk, use_acc=more, is_async=True)
+    dv, dk = warpgroup_mma_wait(0, (dv, dk))
+    mbarrier.arrive(q_empty.index(slot), count=1)
+    return dk, dv, due
+
+
+@gluon.jit
+def write_keys(G: gl.constexpr, member, c, mine, dk, dv, told):
+    """dK and dV of a key tile that is seen no more: dV through its own memory, whose place is `mine`."""
+    written, rings, _, _, results, _, sizes, _, scale = told
+    key = c * TILE - sizes[4]
+    if (key >= 0) & (key < sizes[5]):  # else nothing is written: see `weft.planning.short`
+        where = of_keys(member, key, sizes)
+        send(written[1], where, results.index(G), (dk * scale).to(gl.bfloat16))
+        send(written[2], where, rings[3].index(mine), dv.to(gl.bfloat16))
 
 
 @gluon.jit
 def compute(G: gl.constexpr, told):
     """One warp group: dK and dV of every third key tile, every third dQ."""
-    written, rings, stats, scores, results, bars, sizes, window, scale = told
-    dq_box, dk_box, dv_box = written
-    q, do, k, v = rings
-    q_full, q_empty, k_full, k_empty, d_full, s_full, s_empty = bars
+    bars, sizes = told[5], told[6]
+    k_empty, s_empty = bars[3], bars[6]
     lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=lies, k_width=2)
-    r = gl.arange(0, 64, layout=gl.SliceLayout(1, lies))
-    columns = gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
+    sides = gl.arange(0, 64, layout=gl.SliceLayout(1, lies)), gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
     zero = gl.zeros([64, 64], gl.float32, lies)
-    shift, length, share = sizes[4], sizes[5], sizes[7]
-    of_dq = k_full, k_empty, s_full, s_empty
-    scale2 = scale * LOG2E
+    share = sizes[7]
     s = 0  # query tiles of the ring
     n = 0  # dQ's
     base = 0  # key tiles of the ring before this run
@@ -237,33 +276,14 @@ def compute(G: gl.constexpr, told):
         i = first
         h = 0  # of the heads that share keys, walked one after the other
         for _ in range(first * share, end * share):
-            at = s % QUERIES
             place = base + c - first
-            mine = place % KEYS
-            mbarrier.wait(q_full.index(at), over(s, QUERIES))
-            mbarrier.wait(k_full.index(mine), over(place, KEYS))
-            walked = matrix(q.index(at)), matrix(do.index(at))
-            of_rows = stats.index(2 * at), stats.index(2 * at + 1), d_full.index(at), over(s, QUERIES)
-            of_tile = matrix(k.index(mine)), matrix(v.index(mine))
-            p, ds = pair(i, of_tile, walked, of_rows, bounds_of(c, r, sizes, window), columns, scale2)
             more = (h > 0) | (i > gl.maximum(first, c - LEAD))  # than this of the key tile
-            weights = gl.convert_layout(p.to(gl.bfloat16), factor)
-            dv = warpgroup_mma(weights, walked[1], dv, use_acc=more, is_async=True)
-            ds = ds.to(gl.bfloat16)
-            due = given_back(due, k_empty)
-            if i >= begin:
-                made(n - 2, s_empty)
-                matrix(scores.index((n & 1) * GROUPS + G)).store(ds)
-                fence_async_shared()
-                mbarrier.arrive(s_full.index(n & 1), count=1)
-            dk = warpgroup_mma(gl.convert_layout(ds, factor), walked[0], dk, use_acc=more, is_async=True)
-            dv, dk = warpgroup_mma_wait(0, (dv, dk))
-            mbarrier.arrive(q_empty.index(at), count=1)
+            dk, dv, due = add(G, (dk, dv, more, due), (i, begin, c, s, place, n), told, sides)
             before, of_head = gl.where(h == 0, i - 1, i), gl.where(h == 0, share, h) - 1
             if (before >= begin) & ((n - 1) % GROUPS == G):
                 where = place_of(member, of_head, before * TILE, sizes)
                 of_query = n - 1, before, where, base + before - first, h == 0
-                query_gradient(G, dq_box, of_query, k, scores, of_dq, zero, scale)
+                query_gradient(G, of_query, told, zero)
                 due = gl.where(due < 0, -1, due)
             n += gl.where(i >= begin, 1, 0)
             s += 1
@@ -271,22 +291,17 @@ def compute(G: gl.constexpr, told):
             if h == share:
                 if i == c:
                     if c >= begin:
-                        key = c * TILE - shift
-                        if (key >= 0) & (key < length):  # else nothing is written: see `weft.planning.short`
-                            where = of_keys(member, key, sizes)
-                            send(dk_box, where, results.index(G), (dk * scale).to(gl.bfloat16))
-                            send(dv_box, where, v.index(mine), dv.to(gl.bfloat16))
-                        due = mine
+                        write_keys(G, member, c, place % KEYS, dk, dv, told)
+                        due = place % KEYS
                     else:
-                        mbarrier.arrive(k_empty.index(mine), count=2)
+                        mbarrier.arrive(k_empty.index(place % KEYS), count=2)
                     c += GROUPS
                 i += 1
                 h = 0
         if (n - 1) % GROUPS == G:
             where = place_of(member, share - 1, (end - 1) * TILE, sizes)
-            query_gradient(
-                G, dq_box, (n - 1, end - 1, where, base + end - 1 - first, True), k, scores, of_dq, zero, scale
-            )
+            of_query = n - 1, end - 1, where, base + end - 1 - first, True
+            query_gradient(G, of_query, told, zero)
             due = gl.where(due < 0, -1, due)
         due = given_back(due, k_empty)
         base += end - first + LEAD

@@ -269,8 +269,8 @@ def _specialise(lie: Lie, numbers: Numbers, problem: Problem) -> bool:
 def prepared_gradients(
     plan: AttentionPlan, lie: Lie, how: tuple[Any, ...], wanted: tuple[bool, bool, bool], device: torch.device
 ) -> tuple[Prepared, Prepared | None, bool]:
-    """What makes dq, or what it begins with, or all; what makes dk and dv; whether that makes dq too. By one key, in plain
-    tuples: a lookup is 2 us. how: `asked`; wanted: a gradient of lse, delta, the same bits every time.
+    """What makes dq, or what it begins with, or all; what makes dk and dv; whether that makes dq too. By one key, in
+    plain tuples: a lookup is 2 us. how: `asked`; wanted: a gradient of lse, delta, the same bits every time.
     """
     lse_gradient, with_delta, deterministic = wanted
     if not (lse_gradient or with_delta) and plan.short and _specialise(lie, Numbers(*how), plan.problem):
