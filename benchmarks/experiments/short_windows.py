@@ -1,122 +1,60 @@
-"""Are gradients of short windows faster in one walk, which reads each tensor once and makes five products, not seven?
+"""Gradients of short windows: one walk, which reads each tensor once and makes five products, beside two kernels.
 
     python benchmarks/experiments/short_windows.py
 
-dQ, dK and dV at head dimension 64 in bfloat16 for sm_90, in Gluon (`specialised/one_walk.py`). Without a Hopper GPU it
-prints registers, spills and shared memory of what Triton compiles; on one, errors and times beside weft's own kernels.
+On a Hopper GPU, at head dimension 64 in bfloat16: what weft launches for a call (`weft.kernels.triton.one_walk`), and
+the kernels of dQ and of dK and dV that other windows have; medians and quartiles in microseconds, and how far the
+gradients of either are from each other. What came out is in docs/decisions/0010-warp-groups-that-specialise.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from pathlib import Path
 
 import torch
-import triton
-from specialised.one_walk import one_walk
-from specialised_warps import D, descriptor, errors_of, for_hopper, given_by, is_box, on_hopper, report, subject_of
 
-import weft
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "src")]
 
-GROUPS = 3
-NAMES = one_walk.arg_names
+import weft  # noqa: E402
+from weft.kernels.triton import measure  # noqa: E402
+from weft.planning.attention_plan import plan_attention  # noqa: E402
+from weft.planning.problem import Problem  # noqa: E402
+from weft.target import GPUS  # noqa: E402
 
-
-@dataclass(frozen=True)
-class Form:
-    """Tiles of keys and of queries under way; registers of a thread that computes and of one that loads."""
-
-    keys: int = 5
-    queries: int = 3
-    registers: int = 160
-    loads: int = 32
-
-    def __str__(self) -> str:
-        return f"{self.keys} and {self.queries} stages, {self.registers} and {self.loads} registers"
-
-    def constants(self) -> dict[str, int]:
-        return {
-            "GROUPS": GROUPS, "KEYS": self.keys, "QUERIES": self.queries, "REGISTERS": self.registers,
-            "LOADS": self.loads,
-        }  # fmt: skip
-
-
-FORMS = [Form(5, 3), Form(4, 3), Form(4, 4)]
-
-
-def compiled(form: Form):
-    """The kernel for sm_90; needs no GPU."""
-    return for_hopper(one_walk, {"Lse": "*fp32", "scale": "fp32"}, form.constants(), 128)
-
-
-def numbers(heads: tuple[int, int], length: int, window: tuple[int, int], programs: int) -> dict[str, float]:
-    """Arguments of a window (left, right) over so many heads of queries, of keys, and tokens; a run for each program
-    where there are as many.
-    """
-    share, heads = heads[0] // heads[1], heads[1]
-    left, right = window
-    shift = 64 * -(-left // 64)  # no tile of keys lies across the first key: boxes that begin before it are not written
-    assert shift + right <= 64 * (GROUPS - 1), "too wide"
-    count = -(-length // 64) + GROUPS - 1
-    runs = max(1, programs // heads)
-    per = -(-count // runs)
-    runs = -(-count // per)
-    return {
-        "items": heads * runs, "runs": runs, "per": per, "count": count, "shift": shift, "length": length,
-        "share": share, "left": left, "right": right, "scale": D**-0.5,
-    }  # fmt: skip
-
-
-def launched(tensors, window: tuple[int, int], form: Form, programs: int):
-    """What launches it; tensors: (heads, tokens, D) by the names of its arguments, lse too."""
-    heads, n = (tensors["q_desc"].shape[0], tensors["k_desc"].shape[0]), tensors["q_desc"].shape[1]
-    given = {name: descriptor(x) if is_box(name) else x for name, x in tensors.items()}
-    given |= numbers(heads, n, window, programs)
-    values = [given[name] for name in NAMES if name in given]
-    return lambda: one_walk[(programs,)](*values, **form.constants(), num_warps=4, maxnreg=128)
-
-
-CASES = [  # left, right, (heads of queries, of keys), tokens
-    (127, 0, (16, 16), 16384),
-    (127, 0, (64, 64), 8192),
-    (127, 0, (64, 8), 8192),
-    (64, 64, (16, 16), 16384),
+CASES = [  # left, right, batch rows, (heads of queries, of keys), tokens
+    (127, 0, 1, (16, 16), 16384),
+    (127, 0, 4, (16, 16), 8192),
+    (127, 0, 1, (64, 8), 8192),
+    (64, 64, 1, (16, 16), 16384),
+    (63, 0, 1, (16, 16), 16384),
+    (15, 0, 1, (16, 16), 16384),
+    (127, 0, 1, (64, 8), 2048),
+    (127, 0, 1, (32, 8), 4096),
+    (127, 0, 1, (16, 16), 2048),
+    (127, 0, 8, (24, 24), 1024),
+    (127, 0, 1, (4, 4), 1024),
 ]
 
 
-def walked(subject, window: tuple[int, int], form: Form):
-    """(what launches it for a subject, the gradients that it writes)"""
-    given = given_by(subject)
-    made = {f"d{x}_desc": torch.empty_like(given[f"{x}_desc"]) for x in "qkv"}
-    given |= made
-    launch = launched(given, window, form, torch.cuda.get_device_properties(0).multi_processor_count)
-    return lambda: [launch()], made.values()
-
-
-def compare() -> None:
-    """Errors and times beside weft's own kernels on the GPU at hand."""
-    from weft.kernels.triton import measure
-
-    for left, right, heads, tokens in CASES:
-        text, window = f"{left} before, {right} after, {heads} heads, {tokens} tokens", (left, right)
-        subject, plan = subject_of(weft.window(left, right), heads, tokens)
-        queries, keys = (subject.call(direction, plan) for direction in ("dq", "dkdv"))
-        meant = [x.flatten(0, 1).float() for x in (queries()[0], *keys()[:2])]
-        calls, said = [queries, keys], ["dQ", "dK and dV"]
-        for form in FORMS:
-            launch, made = walked(subject, window, form)
-            launch()
-            calls.append(launch)
-            said.append(f"{form}, off by {errors_of(made, meant)}")
-        times = measure.timings_of(calls, rounds=6)
-        both = times[0].seconds + times[1].seconds
-        for what, time in zip(said, times, strict=True):
-            print(f"{text:45s}{time.seconds * 1e6:8.1f} us {time.seconds / both:6.3f}  {what}", flush=True)
+def compare(left: int, right: int, batch: int, heads: tuple[int, int], tokens: int) -> str:
+    """One window's line."""
+    plan = plan_attention(
+        weft.window(left, right), Problem(batch, *heads, tokens, tokens, 64, 64, "bfloat16", "cuda"), GPUS["h200"]
+    )
+    subject = measure.Subject.of(plan)
+    calls = [subject.call("dq", plan), subject.call("dkdv", plan), subject.walk(plan)]
+    found = [x.float() for x in (calls[0]()[0], *calls[1]()[:2])]
+    off = [float((x.float() - y).norm() / y.norm()) for x, y in zip(calls[2](), found, strict=True)]
+    dq, keys, walk = measure.timings_of(calls, rounds=6)
+    ratio = walk.seconds / (dq.seconds + keys.seconds)
+    said = " ".join(f"{1e6 * t.seconds:7.1f} ({1e6 * t.low:6.1f} {1e6 * t.high:6.1f})" for t in (dq, keys, walk))
+    what = f"{left:4d} before {right:3d} after, {batch} x {heads[0]}:{heads[1]} heads, {tokens:6d} tokens"
+    return f"{what:52s} {said} {ratio:6.3f}  off {', '.join(f'{x:.0e}' for x in off)}"
 
 
 if __name__ == "__main__":
-    if on_hopper():
-        compare()
-    else:
-        print("triton", triton.__version__)
-        for one in FORMS:
-            report(compiled(one), str(one))
+    print(torch.cuda.get_device_name(), "   dQ, dK and dV, one walk in us, and the walk over both")
+    for case in CASES:
+        print(compare(*case), flush=True)

@@ -22,6 +22,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from weft.errors import InputError
 from weft.kernels.backend import Timing
 from weft.kernels.triton import load, run
 from weft.kernels.triton.configure import specs_of
@@ -94,6 +95,21 @@ class Subject:
             return results
 
         return queries
+
+    def walk(self, plan: AttentionPlan) -> Call:
+        """What launches one walk of a short window, into memory that is written again each time: dq, dk and dv."""
+        given = (self.q, self.k, self.v, self.out, self.d_out)
+        how, wanted = run.asked(_how(plan.problem), plan), (False, False, True)
+        prepared, keys, _ = run.prepared_gradients(plan, run.lie_of(given), how, wanted, self.q.device)
+        if keys is not None:
+            raise InputError("gradients in one walk", f"those of {plan.pattern} come of two kernels", "ask for these")
+        written = prepared.empty()
+
+        def every() -> list[torch.Tensor]:
+            launch((prepared, (*given, self.lse, *written)))
+            return written
+
+        return every
 
 
 def _cleared(prepared: Prepared, written: list[torch.Tensor], lse: bool = False) -> list[torch.Tensor]:
