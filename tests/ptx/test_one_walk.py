@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from functools import partial
+from math import inf
 from unittest import mock
 
 import pytest
@@ -11,6 +12,7 @@ from tests.kernels.planned import planned, results
 from tests.triton.specs import card
 
 import weft
+from weft.planning import short
 from weft.settings import interpreted
 
 from .problems import ORDERS, Call, check, said_of
@@ -30,6 +32,12 @@ CALLS = {
     "later keys alone": Call(weft.window(0, 128), 190, heads=(1, 1), more=PLAIN),
     "shorter than a tile": Call(weft.causal() & weft.window(left=5), 40, heads=(2, 1), more=PLAIN),
 }
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """Whatever two kernels would take."""
+    monkeypatch.setattr(short, "OFF", inf)
 
 
 def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
@@ -100,7 +108,7 @@ def test_tensors_that_descriptors_do_not_reach(made):
         tensors = q, k[:, :1].expand_as(k), v
     case = replace(case, tensors=tensors)
     plan, *_ = planned(case, card("sm_90"))
-    assert plan.short
+    assert plan.one_walk
     assert "gradients" not in kernels(case)
 
 

@@ -10,6 +10,7 @@ from weft.planning.candidates import in_halves, in_one, shared_of
 from weft.planning.choice import IN_ONE, Candidate, Rows, candidate, offered, rank_of, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, adding, moved
 from weft.planning.problem import DTYPES
+from weft.planning.short import ShortWindow, cut, seconds
 from weft.planning.tiling import DIRECTIONS, Direction
 from weft.target import Gpu
 
@@ -33,6 +34,8 @@ def argue(plan: AttentionPlan, gpu: Gpu) -> Iterator[str]:
             yield _rows_or_tiles(plan)
             yield _fused(plan, gpu)
     yield _backward(plan, gpu)
+    if plan.window is not None:
+        yield _walk(plan, plan.window, gpu)
 
 
 def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[str]:
@@ -128,6 +131,15 @@ def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
             f"backward  two kernels, {_ms(seconds)}; rejected: one of {tiling}: {other}; it is taken at {IN_ONE} of two"
         )
     return f"backward  one kernel of {tiling} unless sums must come in order: {other}; two: {_ms(seconds)}"
+
+
+def _walk(plan: AttentionPlan, window: ShortWindow, gpu: Gpu) -> str:
+    """Whether gradients of a short window come of one walk."""
+    runs = cut(window, plan.problem.batch * plan.problem.kv_heads, gpu.processors)
+    how = f"one walk over queries, {runs.runs} runs of {runs.per} tiles for each head of keys"
+    taken = f"  but taken is: {how}" if plan.one_walk else f"  rejected: {how}"
+    without = ", where scores are not changed and lse has no gradient" if plan.one_walk else ""
+    return f"{taken}: {_ms(seconds(window, plan.problem, gpu))}{without}"
 
 
 def _counted(one: Candidate) -> str:

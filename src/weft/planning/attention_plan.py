@@ -14,11 +14,12 @@ from weft.acsr.format import BLOCK, Acsr
 from weft.acsr.interpret import Reals, Scoring
 from weft.errors import InputError, UnsupportedKernel, VerificationError
 from weft.pattern.algebra import Pattern
+from weft.planning import short
 from weft.planning.candidates import shared_of_blocks, usual
 from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, packed, plan_rows
 from weft.planning.device import plan_for_device
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.short import ShortWindow, has_kernel, short_window
+from weft.planning.short import ShortWindow
 from weft.planning.tiles import TilePlan
 from weft.planning.tiling import DIRECTIONS, Direction
 from weft.target import CPU, Gpu, Target
@@ -109,13 +110,23 @@ class AttentionPlan:
         return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, plans, strict=True))
 
     @cached_property
-    def short(self) -> ShortWindow | None:
-        """The window whose gradients come of one walk over queries; None where two kernels make them."""
-        asked = {"dq", "dkdv"} & dict(self.fixed).keys()
-        if not isinstance(self.target, Gpu) or asked or len(self.forward) != 1:
+    def one_walk(self) -> ShortWindow | None:
+        """The window whose gradients come of one walk over queries; None where two kernels make them, as they do where
+        few heads of keys, which many share, leave processors nothing to walk.
+        """
+        if not isinstance(self.target, Gpu) or {"dq", "dkdv"} & dict(self.fixed).keys():
             return None
-        found = has_kernel(self.problem, self.target)
-        return short_window(self.forward[0].plan, self.problem) if found else None
+        found = self.window
+        if found is None:
+            return None
+        two = sum(self.candidate(direction).cost.seconds for direction in ("dq", "dkdv"))
+        return found if short.seconds(found, self.problem, self.target) < short.OFF * two else None
+
+    @cached_property
+    def window(self) -> ShortWindow | None:
+        """The window that one walk would be of; None where the pattern, or the card, has none."""
+        known = isinstance(self.target, Gpu) and len(self.forward) == 1 and short.has_kernel(self.problem, self.target)
+        return short.short_window(self.forward[0].plan, self.problem) if known else None
 
     @cached_property
     def by_rows(self) -> ByRows | None:
@@ -218,9 +229,11 @@ class AttentionPlan:
 
     def verify(self) -> None:
         """Raise VerificationError unless the plan computes every live pair once and no other."""
-        from weft.planning.verify import verify_pattern, verify_plan
+        from weft.planning.verify import verify_pattern, verify_plan, verify_window
 
         self._verify_heads()
+        if self.window is not None:
+            verify_window(self.window, self.forward[0].plan.acsr)
         for plan in {id(share.plan): share.plan for share in self.every_share()}.values():
             verify_plan(plan)
         for share in self.forward:

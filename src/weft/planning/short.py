@@ -15,6 +15,10 @@ from weft.target import Gpu
 
 TILE = 64  # queries, and keys
 SEEN = 3  # tiles of keys that one of queries sees
+# Seconds of a launch, of a step over a tile of queries, and more of one where keys come and go, on an H100
+# (docs/decisions/0010-warp-groups-that-specialise.md).
+START, STEP, TURN = 7e-6, 2.25e-6, 1.05e-6
+OFF = 1.1  # by how much two kernels take longer there than rates of an H200 say, which has faster memory
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,13 @@ class ShortWindow:
 
 @dataclass(frozen=True)
 class Cut:
-    """Runs of a head, and key tiles of each."""
+    """Runs of a head of keys, key tiles of each, and how many tiles of queries the busiest processor walks, for each of
+    the heads that share keys.
+    """
 
     runs: int
     per: int
+    steps: int
 
 
 def cut(window: ShortWindow, heads: int, processors: int) -> Cut:
@@ -59,12 +66,17 @@ def cut(window: ShortWindow, heads: int, processors: int) -> Cut:
     A run walks the SEEN - 1 tiles before its first one too.
     """
     found = []
-    for runs in range(1, min(window.tiles, 4 * processors // heads + 4) + 1):
-        per = -(-window.tiles // runs)
-        items = heads * -(-window.tiles // per)
-        found.append((-(-items // processors) * (per + SEEN - 1), -(-window.tiles // per), per))
-    _, runs, per = min(found)
-    return Cut(runs, per)
+    for wanted in range(1, min(window.tiles, 4 * processors // heads + 4) + 1):
+        per = -(-window.tiles // wanted)
+        runs = -(-window.tiles // per)
+        found.append(Cut(runs, per, -(-heads * runs // processors) * (per + SEEN - 1)))
+    return min(found, key=lambda one: one.steps)
+
+
+def seconds(window: ShortWindow, problem: Problem, gpu: Gpu) -> float:
+    """What one walk takes."""
+    steps = cut(window, problem.batch * problem.kv_heads, gpu.processors).steps
+    return START + steps * (problem.group * STEP + TURN)
 
 
 def has_kernel(problem: Problem, gpu: Gpu) -> bool:

@@ -23,6 +23,7 @@ from weft.pattern.bounds import INF, Bound, Ints, IntTable, Steps
 from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool
 from weft.planning.relayout import Lanes
+from weft.planning.short import SEEN, TILE, ShortWindow
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan
 
 ROWS = 1 << 17  # rows of an axis looked at together
@@ -45,6 +46,19 @@ def verify_plan(plan: TilePlan) -> None:
             _require(0 <= grid.origin <= length - grid.size, f"term {i} reaches beyond {acsr.m} x {acsr.n}")
     _blocks(plan)
     _disjoint(acsr)
+
+
+def verify_window(window: ShortWindow, acsr: Acsr) -> None:
+    """Raise VerificationError unless rows see the keys of a short window and no other, in the tiles of one walk."""
+    (term,) = acsr.terms
+    rows = np.arange(acsr.m)
+    low, high = term.axes[0].interval(rows, acsr.n)
+    same = np.array_equal(low, np.maximum(rows - window.left, 0))
+    same &= np.array_equal(high, np.minimum(rows + window.right + 1, acsr.n))
+    _require(bool(same), f"rows do not see the {window}")
+    first = rows // TILE * TILE - window.shift
+    inside = (low >= first) & (high <= first + SEEN * TILE)
+    _require(bool(inside.all()), f"rows see more than {SEEN} tiles of the {window}")
 
 
 def _require(held: bool, wrong: str) -> None:

@@ -273,8 +273,8 @@ def prepared_gradients(
     plain tuples: a lookup is 2 us. how: `asked`; wanted: a gradient of lse, delta, the same bits every time.
     """
     lse_gradient, with_delta, deterministic = wanted
-    if not (lse_gradient or with_delta) and plan.short and _specialise(lie, Numbers(*how), plan.problem):
-        return _prepared_walk(plan, plan.short, lie, Numbers(*how), device), None, False
+    if not (lse_gradient or with_delta) and plan.one_walk and _specialise(lie, Numbers(*how), plan.problem):
+        return _prepared_walk(plan, plan.one_walk, lie, Numbers(*how), device), None, False
     with_dq = not deterministic and in_one_kernel(plan)
     numbers = Numbers(*how, False, lse_gradient, with_dq, with_delta)
     if with_dq:

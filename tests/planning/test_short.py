@@ -1,0 +1,126 @@
+"""Which gradients come of one walk over queries, and that its tiles hold what a short window sees."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import weft
+from weft.errors import VerificationError
+from weft.planning.argue import argue
+from weft.planning.attention_plan import plan_attention
+from weft.planning.candidates import usual
+from weft.planning.problem import Problem
+from weft.planning.short import OFF, SEEN, TILE, ShortWindow, cut, has_kernel, seconds
+from weft.planning.verify import verify_window
+from weft.target import GPUS
+
+H200 = GPUS["h200"]
+CAUSAL = weft.causal() & weft.window(left=127)
+
+
+def problem(tokens=4096, heads=(16, 16), d=64, dtype="bfloat16", batch=1):
+    return Problem(batch, *heads, tokens, tokens, d, d, dtype, "cuda")
+
+
+def planned(pattern, given=None, gpu=H200, fixed=()):
+    return plan_attention(pattern, given or problem(), gpu, fixed)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left", "right"),
+    [
+        (CAUSAL, 127, 0),
+        (weft.window(64, 64), 64, 64),
+        (weft.window(3, 5), 3, 5),
+        (weft.window(0, 128), 0, 128),
+        (weft.causal() & weft.window(20, 30), 20, 0),
+        (weft.dilated(9, 9, 1), 9, 9),
+    ],
+    ids=str,
+)
+def test_short_windows_are_taken(pattern, left, right):
+    plan = planned(pattern)
+    assert plan.one_walk == ShortWindow(4096, left, right)
+    plan.verify()
+    assert any("but taken is: one walk" in line for line in argue(plan, H200))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "given", "gpu"),
+    [
+        (weft.window(129, 0), None, H200),
+        (weft.window(65, 64), None, H200),  # no multiple of 64 is so far before 64 queries that see so many keys
+        (weft.window(100, 20), None, H200),
+        (weft.causal(), None, H200),
+        (weft.dilated(9, 9, 2), None, H200),
+        (CAUSAL & weft.documents([2000, 2096]), None, H200),
+        (CAUSAL & weft.padding([3000]), None, H200),
+        (CAUSAL | weft.global_tokens(3), None, H200),
+        (weft.per_head([CAUSAL, weft.window(9, 9)] * 8), None, H200),
+        (CAUSAL, problem(dtype="float16"), H200),
+        (CAUSAL, problem(d=128), H200),
+        (CAUSAL, None, GPUS["a100"]),
+        (CAUSAL, None, GPUS["b200"]),
+    ],
+    ids=str,
+)
+def test_others_are_not(pattern, given, gpu):
+    plan = planned(pattern, given, gpu)
+    assert plan.window is None
+    assert plan.one_walk is None
+
+
+def test_nor_where_few_heads_of_keys_are_shared_by_many():
+    given = problem(1024, (32, 1))
+    plan = planned(CAUSAL, given)
+    assert plan.window
+    assert plan.one_walk is None
+    two = plan.candidate("dq").cost.seconds + plan.candidate("dkdv").cost.seconds
+    assert seconds(plan.window, given, H200) > OFF * two
+    assert any("rejected: one walk" in line for line in argue(plan, H200))
+
+
+def test_nor_where_there_are_not_as_many_keys_as_queries():
+    assert has_kernel(problem(), H200)
+    assert not has_kernel(replace(problem(), n=5000), H200)
+    assert not has_kernel(problem(0), H200)
+
+
+@pytest.mark.parametrize("direction", ["dq", "dkdv"])
+def test_nor_where_a_tiling_is_asked_for(direction):
+    fixed = ((direction, usual(direction, problem(), 1, H200)),)
+    assert planned(CAUSAL, fixed=fixed).one_walk is None
+
+
+@given(length=st.integers(1, 700), left=st.integers(0, 140), right=st.integers(0, 140))
+def test_tiles_hold_what_is_seen(length, left, right):
+    """Those windows that say so; every tile that is written begins at a token; every key is in one of the tiles."""
+    window = ShortWindow(length, left, right)
+    rows = np.arange(length)
+    first = rows // TILE * TILE - window.shift
+    if window.fits:
+        assert (np.maximum(rows - left, 0) >= first).all()
+        assert (np.minimum(rows + right, length - 1) < first + SEEN * TILE).all()
+        verify_window(window, weft.window(left, right).acsr(length, length))
+    assert window.shift % TILE == 0
+    assert window.tiles * TILE - window.shift >= length > (window.tiles - 1) * TILE - window.shift
+
+
+@given(length=st.integers(1, 10**6), heads=st.integers(1, 600))
+def test_runs_cover_all_tiles_once(length, heads):
+    window = ShortWindow(length, 127, 0)
+    found = cut(window, heads, 132)
+    assert (found.runs - 1) * found.per < window.tiles <= found.runs * found.per
+    whole = -(-heads // 132) * (window.tiles + SEEN - 1)
+    assert found.steps <= whole
+
+
+@pytest.mark.parametrize("wrong", [{"left": 126}, {"left": 128}, {"right": 1}])
+def test_a_wrong_window_is_refused(wrong):
+    with pytest.raises(VerificationError, match="do not see"):
+        verify_window(replace(ShortWindow(500, 127, 0), **wrong), CAUSAL.acsr(500, 500))
+    with pytest.raises(VerificationError, match="more than 3 tiles"):
+        verify_window(ShortWindow(500, 190, 0), weft.window(190, 0).acsr(500, 500))
