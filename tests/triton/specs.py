@@ -110,7 +110,7 @@ def tiling_with_dq(call):
     return Tiling(64, 32, 8, 3) if grid else Tiling(128, 32, 8, 2, apart=True)
 
 
-# What a gradient takes.
+# What a gradient takes; of SHORT "gradients" alone.
 DIRECTIONS = {"forward": ("forward",), "dq": ("dq",), "keys": ("dkdv",), "one kernel": ("delta", "dkdv")}
 
 
@@ -118,6 +118,11 @@ def specs_towards(call, direction, target="sm_90"):
     """The distinct KernelSpecs of one of DIRECTIONS, as planned for a card of that architecture."""
     call = replace(call, one_kernel=direction == "one kernel")
     return list(dict.fromkeys(spec for spec in specs_of(call, card(target)) if spec.direction in DIRECTIONS[direction]))
+
+
+def gradients_of(call):
+    """The KernelSpecs of a call's gradients on a Hopper card."""
+    return [spec for spec in specs_of(call, card("sm_90")) if spec.direction != "forward"]
 
 
 def card(architecture):
@@ -150,6 +155,7 @@ def square(pattern, **more):
 
 
 BAND = weft.causal() & weft.window(left=300)
+SHORT = Call(weft.causal() & weft.window(left=127), m=4096, n=4096)  # one kernel makes all its gradients
 # What reaches every fragment of the emitter: ranks 0 to 3, formulas and tables, merges, lists, every option.
 CALLS = {
     "window": Call(BAND, dims=(128, 128)),

@@ -25,7 +25,7 @@ from weft.planning.tiling import chunks
 from weft.settings import interpreted
 
 from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources
-from .specs import BAND, CALLS, DIRECTIONS, Call, card, has_room_for_dq, specs_towards, square
+from .specs import BAND, CALLS, DIRECTIONS, SHORT, Call, card, gradients_of, has_room_for_dq, specs_towards, square
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
@@ -95,6 +95,16 @@ def test_compiles_and_fits(case, compiled):
         asked = spec.registers if target.startswith("sm") else 0  # AMD's compiler takes no such wish
         assert taken.registers <= (asked or REGISTERS[target]), spec.name
     check_spilled("-".join(case), max(taken.spilled for taken in found))
+
+
+def test_one_walk_compiles_and_fits(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    (spec,) = gradients_of(SHORT)
+    assert spec.direction == "gradients"
+    (taken,) = compile_one("sm_90", [spec])
+    assert taken.shared <= SHARED["sm_90"] * 1024
+    assert taken.registers == spec.registers == 128  # with others some warps would wait for registers for ever
+    check_spilled("sm_90-gradients-short window", taken.spilled)
 
 
 def check_spilled(case, spilled):

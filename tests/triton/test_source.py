@@ -11,7 +11,7 @@ import torch
 
 from weft.kernels.triton.emit import emit
 
-from .specs import CALLS, specs_of, specs_towards
+from .specs import CALLS, SHORT, gradients_of, specs_of, specs_towards
 
 GOLDEN = Path(__file__).with_name("golden")
 WRITE = "WEFT_GOLDEN=write python -m pytest tests/triton/test_source.py"
@@ -27,14 +27,21 @@ CHOSEN = {
     "delta_window": ("window", "one kernel", 0),
     "keys_with_dq": ("window", "one kernel", 1),
 }
-EVERY = [replace(call, one_kernel=one) for call in CALLS.values() for one in (False, True)]
+WALK = "gradients_in_one_walk"
+EVERY = [replace(call, one_kernel=one) for call in (*CALLS.values(), SHORT) for one in (False, True)]
 SPECS = {spec.name: spec for spec in chain.from_iterable(map(specs_of, EVERY))}
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-def test_golden_source(name):
+def chosen(name):
+    if name == WALK:
+        return gradients_of(SHORT)[0]
     call, direction, which = CHOSEN[name]
-    spec = specs_towards(CALLS[call], direction)[which]
+    return specs_towards(CALLS[call], direction)[which]
+
+
+@pytest.mark.parametrize("name", [*CHOSEN, WALK])
+def test_golden_source(name):
+    spec = chosen(name)
     path = GOLDEN / f"{name}.py"
     if os.environ.get("WEFT_GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)

@@ -1,0 +1,14 @@
+"""gradients_bfloat16_64_1d_64x192_3_groups: emitted by weft; 3 warp groups that compute, 3 stages."""
+
+from triton.experimental import gluon
+
+from weft.kernels.triton.one_walk import gradients
+
+
+@gluon.jit
+def kernel(
+    Q, K, V, Out, DOut, Lse, DQ, DK, DV, items, runs, per, tiles, shift, tokens, kv_heads, share, left,
+    right, scale, Q_box, K_box, V_box, DOut_box, Out_box, DQ_box, DK_box, DV_box,
+):
+    gradients((Q_box, K_box, V_box, DOut_box, Out_box), Lse, (DQ_box, DK_box, DV_box),
+              (items, runs, per, tiles, shift, tokens, kv_heads, share), (left, right), scale)
