@@ -87,6 +87,7 @@ def test_nor_where_there_are_not_as_many_keys_as_queries():
     assert has_kernel(problem(), H200)
     assert not has_kernel(replace(problem(), n=5000), H200)
     assert not has_kernel(problem(0), H200)
+    assert not has_kernel(problem(batch=0), H200)
 
 
 @pytest.mark.parametrize("direction", ["dq", "dkdv"])

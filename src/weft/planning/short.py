@@ -81,8 +81,9 @@ def seconds(window: ShortWindow, problem: Problem, gpu: Gpu) -> float:
 
 def has_kernel(problem: Problem, gpu: Gpu) -> bool:
     """Whether a card has a kernel for short windows of such tensors."""
-    sizes = (problem.d, problem.dv) == (64, 64) and 0 < problem.m == problem.n
-    return sizes and problem.dtype == "bfloat16" and gpu.architecture == "sm_90"
+    some = problem.batch * problem.kv_heads > 0 and 0 < problem.m == problem.n
+    sizes = (problem.d, problem.dv) == (64, 64)
+    return some and sizes and problem.dtype == "bfloat16" and gpu.architecture == "sm_90"
 
 
 def short_window(plan: TilePlan, problem: Problem) -> ShortWindow | None:
@@ -90,10 +91,10 @@ def short_window(plan: TilePlan, problem: Problem) -> ShortWindow | None:
     if len(plan.launches) != 1 or plan.blocks is not None:
         return None
     (launch,) = plan.launches
-    launch_of_lines = as_lines(launch) if len(launch.box) == 1 and len(launch.parts) == 1 else None
-    if launch_of_lines is None or not _of_all(launch, problem.n):
+    lines = as_lines(launch) if len(launch.box) == 1 and len(launch.parts) == 1 else None
+    if lines is None or not _of_all(launch, problem.n):
         return None
-    relation = launch_of_lines.parts[0].axes[0].relation
+    relation = lines.parts[0].axes[0].relation
     low, high = _offset(relation.lower, 0, problem.n), _offset(relation.upper, 1, problem.n)
     if low is None or high is None:
         return None
