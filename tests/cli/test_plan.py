@@ -112,6 +112,15 @@ def test_sources_are_programs(pattern, direction):
         assert name.startswith(f"{direction}_bfloat16_32_") and "def kernel(" in source
 
 
+def test_sources_of_one_walk():
+    """All gradients of a short window, and of nothing else, are of one kernel."""
+    asked = ("causal() & window(left=127)", "--shape", "1,8,4096,64", "--device", "gpu", "--source", "gradients")
+    said = json.loads(run("explain", *asked, "--json").output)
+    (source,) = said["sources"].values()
+    assert "def kernel(" in source
+    assert "but taken is: one walk" in said["explanation"]
+
+
 def test_sources_of_rows():
     """A step of decoding goes by rows, and its shares are merged."""
     shape = ("--shape", "1,32,1,128", "--kv-heads", "8", "--keys", "100000", "--device", "gpu")
@@ -156,6 +165,7 @@ def test_sources_are_those_that_attention_launches(pattern, monkeypatch):
         (["plan", "causal()", *SHAPE, "--keys", "9"], "which query stands beside which key"),
         (["plan", "per_head([causal()])", *SHAPE], "the pattern is for 1 heads, q has 2"),
         (["explain", "causal()", *SHAPE, "--source", "dq"], "add --device gpu"),
+        (["explain", "causal()", *SHAPE, "--device", "gpu", "--source", "gradients"], "of two kernels"),
         (["explain", "causal()", "--shape", "1,1,9,512", "--device", "gpu", "--source", "dq"], "up to 256"),
         (["explain", "causal()", *SHAPE, "--device", "gpu", "--dtype", "float64", "--source", "dq"], "bfloat16"),
     ],

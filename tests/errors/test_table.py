@@ -290,6 +290,8 @@ TABLE = [
     ("weft plan: shape", OptionError, ("--shape 0,4,64,32",), command("plan", "causal()", "--shape", "0,4,64,32")),
     ("weft plan: heads", OptionError, ("--kv-heads 3",), command("plan", "causal()", *SMALL, "--kv-heads", 3)),
     ("weft explain: device", OptionError, ("--source", "gpu"), command("explain", "full()", *SMALL, "--source", "dq")),
+    ("weft explain: two kernels", OptionError, ("--source dq", "--source dkdv"),
+     command("explain", "causal()", *SMALL, "--device", "gpu", "--source", "gradients")),
     ("weft explain: no kernel", UnsupportedKernel, ("--dtype",),
      command("explain", "causal()", *SMALL, "--device", "gpu", "--dtype", "float64", "--source", "dq")),
     ("weft explain: no room", UnsupportedKernel, ("blocks of 64 x 64", "bytes", "rtx4090", "head dimension"),

@@ -12,7 +12,7 @@ from weft.errors import OptionError, UnsupportedKernel
 from weft.kernels.backend import MAX_DIM, WIDTHS
 from weft.planning.attention_plan import AttentionPlan
 
-DIRECTIONS = ("forward", "dq", "dkdv")
+DIRECTIONS = ("forward", "dq", "dkdv", "gradients")
 
 
 @click.command("explain")
@@ -36,9 +36,11 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
-    """The source of each kernel that a plan launches in one direction, by name: see `configure.specs_of`."""
+    """The source of each kernel that a plan launches in one direction, by name: see `configure.specs_of`; "gradients"
+    are all of a short window, by one kernel.
+    """
     from weft.kernels.triton import emit, rowwise
-    from weft.kernels.triton.configure import specs_of
+    from weft.kernels.triton.configure import specs_of, walk_spec
     from weft.kernels.triton.row_spec import specs_of as specs_of_rows
 
     problem = plan.problem
@@ -50,4 +52,10 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
         )
     if direction == "forward" and plan.by_rows is not None:
         return {spec.name: rowwise.emit(spec) for spec in specs_of_rows(plan.by_rows)}
-    return {spec.name: emit.emit(spec) for spec in specs_of(plan, direction)}
+    if direction == "gradients" and plan.one_walk is None:
+        raise OptionError(
+            f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one",
+            "ask for --source dq and --source dkdv",
+        )  # fmt: skip
+    specs = (walk_spec(problem),) if direction == "gradients" else specs_of(plan, direction)
+    return {spec.name: emit.emit(spec) for spec in specs}

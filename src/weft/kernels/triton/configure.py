@@ -11,6 +11,7 @@ from weft.planning.attention_plan import AttentionPlan
 from weft.planning.candidates import IN_GROUPS, MOST_IN_GROUPS, always_apart, held, in_halves, no_maximum
 from weft.planning.device import FAR
 from weft.planning.problem import DTYPES, Problem
+from weft.planning.short import SEEN, TILE
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
 from weft.settings import interpreted
@@ -69,6 +70,12 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     spec = for_card(spec, direction, plan)
     widest = max(problem.d, problem.dv)
     return tuple(dict.fromkeys(one for wave in waves.waves for one in wave_specs(spec, wave, waves, widest)))
+
+
+def walk_spec(problem: Problem) -> KernelSpec:
+    """The kernel of all gradients of a short window."""
+    sizes = problem.d, problem.dv
+    return KernelSpec("gradients", problem.dtype, *sizes, 1, TILE, SEEN * TILE, groups=SEEN, warps=4, registers=128)
 
 
 def wave_specs(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> tuple[KernelSpec, ...]:

@@ -18,7 +18,7 @@ import torch
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
 from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
-from weft.kernels.triton.configure import chained, for_card, wave_specs
+from weft.kernels.triton.configure import chained, for_card, walk_spec, wave_specs
 from weft.kernels.triton.descriptors import Box
 from weft.kernels.triton.descriptors import boxes as boxes_of
 from weft.kernels.triton.emit import BASES, TENSORS, tensors
@@ -41,7 +41,7 @@ from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan, Share
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.reach import Reach
-from weft.planning.short import SEEN, TILE, ShortWindow, cut
+from weft.planning.short import ShortWindow, cut
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
 from weft.settings import interpreted
@@ -294,7 +294,7 @@ def _prepared_walk(
     known, heads = _known(lie), problem.batch * problem.kv_heads
     made = {name: _made(name, known, getattr(torch, problem.dtype), problem) for name in ("DQ", "DK", "DV")}
     known |= {name: stride for name, (_, stride, _) in made.items()}
-    spec = KernelSpec("gradients", problem.dtype, 64, 64, 1, TILE, SEEN * TILE, groups=SEEN, warps=4, registers=128)
+    spec = walk_spec(problem)
     runs = cut(window, heads, plan.target.processors)
     values = {
         "items": heads * runs.runs, "runs": runs.runs, "per": runs.per, "tiles": window.tiles, "shift": window.shift,
