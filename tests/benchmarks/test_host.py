@@ -25,5 +25,6 @@ def test_calls_launch_what_a_gpu_would_be_given(monkeypatch):
     assert set(found) == {"forward", "forward, recorded", "gradients", "gradients of an empty function"}
     assert all(us > 0 for us in found.values())
     each = host.WARM + 1
-    assert [names.count(name) for name in ("forward", "dq", "dkdv")] == [2 * each + 1, each, each]
+    assert [names.count(name) for name in ("forward", "gradients")] == [2 * each + 1, each]  # of a short window
+    assert set(names) == {"forward", "gradients"}
     assert (run.kernel_of, run.gpu_of, launch.capturing) == before
