@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from math import inf
 from pathlib import Path
 
 import torch
@@ -25,7 +24,6 @@ from planning import RESULTS, append, provenance  # noqa: E402
 
 import weft  # noqa: E402
 from weft.kernels.triton import measure  # noqa: E402
-from weft.planning import short  # noqa: E402
 from weft.planning.attention_plan import plan_attention  # noqa: E402
 from weft.planning.problem import Problem  # noqa: E402
 from weft.target import GPUS  # noqa: E402
@@ -56,19 +54,15 @@ def measured(left: int, right: int, batch: int, heads: tuple[int, int], tokens: 
     what it is of.
     """
     pattern, problem = weft.window(left, right), Problem(batch, *heads, tokens, tokens, 64, 64, "bfloat16", "cuda")
-    taken, given = plan_attention(pattern, problem, GPUS["h200"]).one_walk is not None, short.OFF
-    short.OFF = inf  # a walk, whatever two kernels are predicted to take
     plan = plan_attention(pattern, problem, GPUS["h200"])
     subject = measure.Subject.of(plan)
     calls = [subject.call("dq", plan), subject.call("dkdv", plan), subject.walk(plan)]
-    short.OFF = given
     found = [x.float() for x in (calls[0]()[0], *calls[1]()[:2])]
     off = max(float((x.float() - y).norm() / y.norm()) for x, y in zip(calls[2](), found, strict=True))
     times = [round(1e6 * one.seconds, 1) for one in measure.timings_of(calls, rounds=6)]
     named = {"left": left, "right": right, "batch": batch, "q_heads": heads[0], "kv_heads": heads[1], "tokens": tokens}
-    return named | dict(
-        zip(("taken", "dq_us", "dkdv_us", "walk_us", "off"), (taken, *times, f"{off:.1e}"), strict=True)
-    )
+    values = (plan.one_walk is not None, *times, f"{off:.1e}")
+    return named | dict(zip(("taken", "dq_us", "dkdv_us", "walk_us", "off"), values, strict=True))
 
 
 def main() -> None:

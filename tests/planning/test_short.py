@@ -113,7 +113,7 @@ def test_tiles_hold_what_is_seen(length, left, right):
 @given(length=st.integers(1, 10**6), heads=st.integers(1, 600))
 def test_runs_cover_all_tiles_once(length, heads):
     window = ShortWindow(length, 127, 0)
-    found = cut(window, heads, 132)
+    found = cut(window, problem(length, (heads, heads)), H200)
     assert (found.runs - 1) * found.per < window.tiles <= found.runs * found.per
     whole = -(-heads // 132) * (window.tiles + SEEN - 1)
     assert found.steps <= whole

@@ -14,7 +14,7 @@ import weft
 from weft.planning.candidates import IN_GROUPS
 from weft.settings import interpreted
 
-from .problems import ORDERS, Call, check, said_of
+from .problems import ORDERS, Call, check, said_of, unreached
 from .run import Way, emulated
 from .test_controls import without, without_all
 from .test_specialised import without_every, without_waits
@@ -122,13 +122,7 @@ def test_elsewhere_all_warps_do_the_same(call):
 
 @pytest.mark.parametrize("made", ["odd", "expanded"])
 def test_tensors_that_descriptors_do_not_reach(made):
-    case = BAND.case()
-    if made == "odd":
-        tensors = tuple(torch.cat([x, x], -1)[..., 1:65] for x in case.tensors)
-    else:
-        q, k, v = case.tensors
-        tensors = q, k[:, :1].expand_as(k), v
-    case = replace(case, tensors=tensors)
+    case = unreached(BAND.case(), made)
     plan, *_ = planned(case, few(1), FIXED)
     assert plan.forward[0].plan.tiling.groups == 4
     assert plan.forward_in_step[0].plan.tiling.groups == 0

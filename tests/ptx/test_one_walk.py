@@ -15,7 +15,7 @@ import weft
 from weft.planning import short
 from weft.settings import interpreted
 
-from .problems import ORDERS, Call, check, said_of
+from .problems import ORDERS, Call, check, said_of, unreached
 from .run import Way, emulated
 from .test_controls import without_all
 from .test_specialised import without_every
@@ -100,13 +100,7 @@ def test_elsewhere_two_kernels_make_them(call):
 
 @pytest.mark.parametrize("made", ["odd", "expanded"])
 def test_tensors_that_descriptors_do_not_reach(made):
-    case = CAUSAL.case()
-    if made == "odd":
-        tensors = tuple(torch.cat([x, x], -1)[..., 1:65] for x in case.tensors)
-    else:
-        q, k, v = case.tensors
-        tensors = q, k[:, :1].expand_as(k), v
-    case = replace(case, tensors=tensors)
+    case = unreached(CAUSAL.case(), made)
     plan, *_ = planned(case, card("sm_90"))
     assert plan.one_walk
     assert "gradients" not in kernels(case)

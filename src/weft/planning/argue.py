@@ -135,7 +135,7 @@ def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
 
 def _walk(plan: AttentionPlan, window: ShortWindow, gpu: Gpu) -> str:
     """Whether gradients of a short window come of one walk."""
-    runs = cut(window, plan.problem.batch * plan.problem.kv_heads, gpu.processors)
+    runs = cut(window, plan.problem, gpu)
     how = f"one walk over queries, {runs.runs} runs of {runs.per} tiles for each head of keys"
     taken = f"  but taken is: {how}" if plan.one_walk else f"  rejected: {how}"
     without = ", where scores are not changed and lse has no gradient" if plan.one_walk else ""

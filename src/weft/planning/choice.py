@@ -174,8 +174,7 @@ def offered(direction: Direction, rows: Rows, problem: Problem, gpu: Gpu) -> tup
     if groups is None or terms == "listed" or len(rows) > 1:
         return found
     plan = plan_for_device(rows[0][0], problem, gpu, groups)
-    kinds = {work.kind for work in works([(plan, rows[0][1])], slots_of(gpu), direction == "dkdv")}
-    if kinds == {"table"} and direction == "forward":
+    if direction == "forward" and {work.kind for work in works([(plan, rows[0][1])], slots_of(gpu))} == {"table"}:
         return found[:1]
     if len(plan.launches) != 1 or plan.blocks is not None or not _of_lines(plan.launches[0]):
         return found

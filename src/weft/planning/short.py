@@ -60,12 +60,11 @@ class Cut:
     steps: int
 
 
-def cut(window: ShortWindow, heads: int, processors: int) -> Cut:
-    """The runs by which the busiest processor walks fewest tiles; heads: of keys, of all batch rows.
-
-    A run walks the SEEN - 1 tiles before its first one too.
+def cut(window: ShortWindow, problem: Problem, gpu: Gpu) -> Cut:
+    """The runs by which the busiest processor walks fewest tiles. A run walks the SEEN - 1 tiles before its first one
+    too.
     """
-    found = []
+    heads, processors, found = problem.batch * problem.kv_heads, gpu.processors, []
     for wanted in range(1, min(window.tiles, 4 * processors // heads + 4) + 1):
         per = -(-window.tiles // wanted)
         runs = -(-window.tiles // per)
@@ -75,8 +74,7 @@ def cut(window: ShortWindow, heads: int, processors: int) -> Cut:
 
 def seconds(window: ShortWindow, problem: Problem, gpu: Gpu) -> float:
     """What one walk takes."""
-    steps = cut(window, problem.batch * problem.kv_heads, gpu.processors).steps
-    return START + steps * (problem.group * STEP + TURN)
+    return START + cut(window, problem, gpu).steps * (problem.group * STEP + TURN)
 
 
 def has_kernel(problem: Problem, gpu: Gpu) -> bool:

@@ -51,14 +51,15 @@ def verify_plan(plan: TilePlan) -> None:
 def verify_window(window: ShortWindow, acsr: Acsr) -> None:
     """Raise VerificationError unless rows see the keys of a short window and no other, in the tiles of one walk."""
     (term,) = acsr.terms
-    rows = np.arange(acsr.m)
-    low, high = term.axes[0].interval(rows, acsr.n)
-    same = np.array_equal(low, np.maximum(rows - window.left, 0))
-    same &= np.array_equal(high, np.minimum(rows + window.right + 1, acsr.n))
-    _require(bool(same), f"rows do not see the {window}")
-    first = rows // TILE * TILE - window.shift
-    inside = (low >= first) & (high <= first + SEEN * TILE)
-    _require(bool(inside.all()), f"rows see more than {SEEN} tiles of the {window}")
+    for start in range(0, acsr.m, ROWS):
+        rows = np.arange(start, min(start + ROWS, acsr.m))
+        low, high = term.axes[0].interval(rows, acsr.n)
+        same = np.array_equal(low, np.maximum(rows - window.left, 0))
+        same &= np.array_equal(high, np.minimum(rows + window.right + 1, acsr.n))
+        _require(bool(same), f"rows do not see the {window}")
+        first = rows // TILE * TILE - window.shift
+        inside = (low >= first) & (high <= first + SEEN * TILE)
+        _require(bool(inside.all()), f"rows see more than {SEEN} tiles of the {window}")
 
 
 def _require(held: bool, wrong: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.planning.problem import Problem
 from weft.planning.reach import Reach
 
 TILE, CHANNELS = 64, 64  # places and channels of a box
-# Boxes of a forward: a tensor, and which side's tokens. Of queries Out is written whole, where a tile is.
+KEYS = ("K", "V", "DK", "DV")  # as many heads as keys have
+Which = Sequence[tuple[str, int]]  # boxes: a tensor, and which side's tokens
+# Of a forward of two terms. Of queries Out is written whole, where a tile is.
 FORWARD = (("Out", 0), ("Q", 0), ("K", 1), ("V", 1), ("K", 2), ("V", 2))
 # Of one walk: what it reads, and what it writes.
 READ = (("Q", 0), ("K", 1), ("V", 1), ("DOut", 0), ("Out", 0))
@@ -57,16 +60,17 @@ class Placed:
 
 
 def boxes(
-    found: tuple[Reach, ...], names: tuple[str, ...], sizes: Mapping[str, tuple[int, int]],
+    which: Which, found: Sequence[Reach], problem: Problem, names: Sequence[str],
     strides: Mapping[str, tuple[int, ...]],
 ) -> tuple[Box, ...]:  # fmt: skip
-    """Of a forward of so many terms, or of one walk where names are of gradients. names: of a launch's tensors, in
-    order; sizes: batch rows and heads of each; strides: batch row, head, token, channel, in elements of 16 bits.
+    """found: what each side's reach; names: of a launch's tensors, in order; strides: batch row, head, token, channel,
+    in elements of 16 bits.
     """
     made = []
-    for name, side in (*READ, *WRITTEN) if "DQ" in names else FORWARD[: 2 * len(found)]:
+    for name, side in which:
         reach, (batch, head, token, _) = found[side], strides[name]
-        shape = (*sizes[name], reach.places, reach.lanes, CHANNELS)
+        heads = problem.kv_heads if name in KEYS else problem.q_heads
+        shape = (problem.batch, heads, reach.places, reach.lanes, CHANNELS)
         made.append(Box(
             names.index(name), 2 * reach.base * token, shape, (batch, head, reach.step * token, token, 1)
         ))  # fmt: skip
@@ -78,7 +82,7 @@ def box_names(terms: int) -> tuple[str, ...]:
     return tuple(f"{name}_{'near' if side < 2 else 'far'}" for name, side in FORWARD[: 2 + 2 * terms])
 
 
-def walk_names(which: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
+def walk_names(which: Which) -> tuple[str, ...]:
     """The same of one walk's; which: READ or WRITTEN."""
     return tuple(f"{name}_box" for name, _ in which)
 

@@ -63,9 +63,10 @@ def arguments(spec: KernelSpec) -> tuple[str, ...]:
     strides = [f"{x}_{part}" for x in strided(spec) for part in _stride_names(spec)]
     if spec.direction == "delta":
         return (*tensors(spec), "all_heads", "my_length", *strides, "scale")
+    boxes = described(spec)
     if spec.direction == "gradients":
-        return (*tensors(spec), *WALK, "scale", *described(spec))
-    more = (*BASES, *described(spec)) if spec.groups and spec.direction == "forward" else ()
+        return (*tensors(spec), *WALK, "scale", *boxes)
+    more = (*BASES, *boxes) if boxes else ()
     return (*tensors(spec), "Tables", *PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS, *more)
 
 

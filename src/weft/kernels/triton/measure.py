@@ -96,11 +96,12 @@ class Subject:
         return queries
 
     def walk(self, plan: AttentionPlan) -> Call:
-        """What launches one walk of a short window, into memory that is written again each time: dq, dk and dv."""
+        """What launches one walk of the plan's short window, taken or not, into memory that is written again each time:
+        dq, dk and dv.
+        """
+        assert plan.window, "one walk has no such window"
         given = (self.q, self.k, self.v, self.out, self.d_out)
-        how, wanted = run.asked(_how(plan.problem), plan), (False, False, True)
-        prepared, keys, _ = run.prepared_gradients(plan, run.lie_of(given), how, wanted, self.q.device)
-        assert keys is None, "two kernels make them"
+        prepared = run.prepared_walk(plan, plan.window, run.lie_of(given), _how(plan.problem).scale, self.q.device)
         written = prepared.empty()
 
         def every() -> list[torch.Tensor]:

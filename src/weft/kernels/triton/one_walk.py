@@ -46,13 +46,14 @@ def run_of(item, sizes):
 
 
 @gluon.jit
-def place_of(member, h, first, sizes):
-    """The box of a head's tokens: h of the heads that share keys, or of keys where there is one."""
+def of_queries(member, h, first, sizes):
+    """Where a box of queries is; h: which of the heads that share keys."""
     return [member // sizes[6], (member % sizes[6]) * sizes[7] + h, first, 0, 0]
 
 
 @gluon.jit
 def of_keys(member, first, sizes):
+    """Where a box of keys is."""
     return [member // sizes[6], member % sizes[6], first, 0, 0]
 
 
@@ -97,7 +98,7 @@ def fetch(asked):
         for i in range(first, end):
             for h in range(0, share):
                 at = s % QUERIES
-                where = place_of(member, h, i * TILE, sizes)
+                where = of_queries(member, h, i * TILE, sizes)
                 mbarrier.wait(q_empty.index(at), over(s, QUERIES) ^ 1)
                 mbarrier.wait(o_empty.index(s & 1), ((s >> 1) & 1) ^ 1)
                 mbarrier.expect(q_full.index(at), 3 * q_box.block_type.nbytes)
@@ -281,7 +282,7 @@ def compute(G: gl.constexpr, told):
             dk, dv, due = add(G, (dk, dv, more, due), (i, begin, c, s, place, n), told, sides)
             before, of_head = gl.where(h == 0, i - 1, i), gl.where(h == 0, share, h) - 1
             if (before >= begin) & ((n - 1) % GROUPS == G):
-                where = place_of(member, of_head, before * TILE, sizes)
+                where = of_queries(member, of_head, before * TILE, sizes)
                 of_query = n - 1, before, where, base + before - first, h == 0
                 query_gradient(G, of_query, told, zero)
                 due = gl.where(due < 0, -1, due)
@@ -299,7 +300,7 @@ def compute(G: gl.constexpr, told):
                 i += 1
                 h = 0
         if (n - 1) % GROUPS == G:
-            where = place_of(member, share - 1, (end - 1) * TILE, sizes)
+            where = of_queries(member, share - 1, (end - 1) * TILE, sizes)
             of_query = n - 1, end - 1, where, base + end - 1 - first, True
             query_gradient(G, of_query, told, zero)
             due = gl.where(due < 0, -1, due)

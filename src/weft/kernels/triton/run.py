@@ -19,7 +19,7 @@ from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
 from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import chained, for_card, walk_spec, wave_specs
-from weft.kernels.triton.descriptors import Box
+from weft.kernels.triton.descriptors import FORWARD, READ, WRITTEN, Box
 from weft.kernels.triton.descriptors import boxes as boxes_of
 from weft.kernels.triton.emit import BASES, TENSORS, tensors
 from weft.kernels.triton.launch import (
@@ -51,7 +51,6 @@ Tensors = tuple[torch.Tensor, ...]
 Lie = tuple[tuple[tuple[int, ...], ...], bool]  # see `lie_of`
 SMALLEST = 1e-10  # scale that joins the exponential; below it, masks and sums of scores would leave float32
 GRID = 65535  # programs along the second and the third axis of a grid, at most
-KEYS = ("K", "V", "DK", "DV")  # as many heads as keys have
 LIKE = {"Out": "Q", "DQ": "Q", "DK": "K", "DV": "V"}  # what is written, and whose memory order it takes
 
 
@@ -274,7 +273,7 @@ def prepared_gradients(
     """
     lse_gradient, with_delta, deterministic = wanted
     if not (lse_gradient or with_delta) and plan.one_walk and _specialise(lie, Numbers(*how), plan.problem):
-        return _prepared_walk(plan, plan.one_walk, lie, Numbers(*how), device), None, False
+        return prepared_walk(plan, plan.one_walk, lie, Numbers(*how).scale, device), None, False
     with_dq = not deterministic and in_one_kernel(plan)
     numbers = Numbers(*how, False, lse_gradient, with_dq, with_delta)
     if with_dq:
@@ -284,27 +283,27 @@ def prepared_gradients(
     return queries, prepared("dkdv", plan, lie, numbers, device, not deterministic), with_dq
 
 
-def _prepared_walk(
-    plan: AttentionPlan, window: ShortWindow, lie: Lie, numbers: Numbers, device: torch.device
+def prepared_walk(
+    plan: AttentionPlan, window: ShortWindow, lie: Lie, scale: float, device: torch.device
 ) -> Prepared:  # fmt: skip
-    """The launch that makes all gradients of a short window."""
+    """The launch that makes all gradients of a short window, which is the plan's."""
     gpu, problem = gpu_of(device), plan.problem
     assert isinstance(plan.target, Gpu)
     refuse_capture(f"attention on {problem}", gpu)
-    known, heads = _known(lie), problem.batch * problem.kv_heads
-    made = {name: _made(name, known, getattr(torch, problem.dtype), problem) for name in ("DQ", "DK", "DV")}
+    known = _known(lie)
+    made = {name: _made(name, known, getattr(torch, problem.dtype), problem) for name, _ in WRITTEN}
     known |= {name: stride for name, (_, stride, _) in made.items()}
     spec = walk_spec(problem)
-    runs = cut(window, heads, plan.target.processors)
+    runs = cut(window, problem, plan.target)
+    items = problem.batch * problem.kv_heads * runs.runs
     values = {
-        "items": heads * runs.runs, "runs": runs.runs, "per": runs.per, "tiles": window.tiles, "shift": window.shift,
+        "items": items, "runs": runs.runs, "per": runs.per, "tiles": window.tiles, "shift": window.shift,
         "tokens": window.length, "kv_heads": problem.kv_heads, "share": problem.group, "left": window.left,
-        "right": window.right, "scale": numbers.scale,
+        "right": window.right, "scale": scale,
     }  # fmt: skip
     every = Reach(0, 1, 1, window.length)
-    sizes = {name: (problem.batch, problem.kv_heads if name in KEYS else problem.q_heads) for name in known}
-    boxes = boxes_of((every, every), tensors(spec), sizes, known)
-    grid = (min(plan.target.processors, heads * runs.runs), 1, 1)
+    boxes = boxes_of((*READ, *WRITTEN), (every, every), problem, tensors(spec), known)
+    grid = (min(plan.target.processors, items), 1, 1)
     with on(gpu):
         launches = (_launch(spec, grid, (device, boxes), values, known),)
     return Prepared(launches, tuple(made.values()), device, gpu)
@@ -395,22 +394,14 @@ def _launches(
         if ones[0].groups and isinstance(plan.target, Gpu):
             launches = [_in_rounds(wave, values, plan.target)]
             if not spec.of_keys:
-                boxes = _boxes(ones[0], wave, strides, problem)
+                reach = wave.reach or ()
+                boxes = boxes_of(FORWARD[: 2 * len(reach)], reach, problem, tensors(ones[0]), strides)
         else:
             firsts = range(0, wave.items, GRID)
             launches = [(_grid(wave, first), values | {"first_item": first}) for first in firsts]
         where = words.device, boxes
         found.append([_launch(one, grid, where, here, strides) for one in ones for grid, here in launches])
     return found
-
-
-def _boxes(
-    spec: KernelSpec, wave: Wave, strides: Mapping[str, tuple[int, ...]], problem: Problem
-) -> tuple[Box, ...]:  # fmt: skip
-    """The descriptors of a wave that warp groups compute."""
-    heads = {"Q": problem.q_heads, "Out": problem.q_heads, "K": problem.kv_heads, "V": problem.kv_heads}
-    sizes = {name: (problem.batch, count) for name, count in heads.items()}
-    return boxes_of(wave.reach or (), tensors(spec), sizes, strides)
 
 
 def _in_rounds(wave: Wave, values: Mapping[str, Any], gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, Any]]:
