@@ -81,7 +81,6 @@ def _fit(raw: tuple[Path, ...], target: str, versions: str | None) -> None:
     """Three numbers for each head dimension, direction, kind and tiling: start, edge, full.
 
     RAW, what `measure fitted` wrote, joins the rows that are kept first; of a kernel of a problem the last time counts.
-    Kernels that another card of the architecture alone has timed follow by what both timed.
     """
     from prediction import rows as table
 
@@ -92,9 +91,6 @@ def _fit(raw: tuple[Path, ...], target: str, versions: str | None) -> None:
     if versions is None:
         versions = json.loads(rates.read_text())["versions"]
     rows = list(table.read(kept))
-    alike = [name for name, one in GPUS.items() if name != target and one.architecture == gpu.architecture]
-    for others in (kept.with_name(f"rates-{name}.csv") for name in alike):
-        rows += table.carried(rows, table.read(others) if others.exists() else ())
     lines = ",\n".join(json.dumps(line, separators=(",", ":")) for line in _fitted(rows, gpu))
     rates.parent.mkdir(exist_ok=True)
     rates.write_text(f'{{"target": "{target}", "versions": "{versions}",\n"rates": [\n{lines}\n]}}\n')

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -39,25 +39,6 @@ def read(path: Path) -> Iterator[Row]:
             seconds = float(line["microseconds"]) * 1e-6 if line["microseconds"] else None
             way: Direction = next(one for one in DIRECTIONS if one == line["direction"])
             yield Row(Case.of(line["problem"]), way, tiling, seconds)
-
-
-def carried(rows: Sequence[Row], others: Iterable[Row]) -> Iterator[Row]:
-    """Kernels that another card alone has timed, as long as they would take on the card of `rows`: times what the
-    problem's other kernels take there over what they took beside them, in the median.
-    """
-    known = {(row.case, row.direction, row.tiling): row.seconds for row in rows if row.seconds}
-    kernels = {(case.d, direction, tiling) for case, direction, tiling in known}
-    beside: dict[tuple[Case, Direction], list[Row]] = defaultdict(list)
-    for row in others:
-        if row.seconds:
-            beside[row.case, row.direction].append(row)
-    for (case, direction), found in beside.items():
-        over = [
-            known[case, direction, row.tiling] / row.seconds for row in found if (case, direction, row.tiling) in known
-        ]
-        for row in found:
-            if over and (case.d, direction, row.tiling) not in kernels:
-                yield replace(row, seconds=row.seconds * float(np.median(over)))
 
 
 @dataclass(frozen=True)

@@ -116,25 +116,6 @@ def test_the_rates_predict_what_their_rows_do(predict):
                 assert one == pytest.approx(other, rel=0.01), row.text
 
 
-def test_rates_that_another_card_tells(predict):
-    """Of kernels that the H200 did not time: times what both cards timed of a problem takes there over here."""
-    from prediction import rows
-
-    results, tiling = BENCHMARKS / "results", Tiling(256, 64, 16, 8, 96, False, 4)
-    kept = list(rows.read(results / "rates-h200.csv"))
-    found = list(rows.carried(kept, rows.read(results / "rates-h100.csv")))
-    assert {row.tiling for row in found} == {tiling}
-    for kind, clocks in predict.solve(
-        [(row, predict.works_of(row, GPUS["h200"])) for row in found], GPUS["h200"]
-    ).items():
-        known = measured("h200")[64, "forward", kind, tiling]
-        assert (clocks.start, clocks.edge, clocks.full) == pytest.approx((known.start, known.edge, known.full), abs=0.1)
-    one, other = Tiling(64, 64, 4, 3), Tiling(64, 32, 4, 3)
-    here, there, alone = (replace(kept[0], tiling=t, seconds=x) for t, x in ((one, 3.0), (one, 2.0), (tiling, 10.0)))
-    assert list(rows.carried([here], [there, alone])) == [replace(alone, seconds=15.0)]
-    assert list(rows.carried([replace(here, tiling=other)], [there, alone])) == []
-
-
 def test_rows_of_a_kernel_replace_its_rows_alone(predict, timed, tmp_path, monkeypatch):
     """Times that are the predictions are judged as without error; the other kernel's rows and seed stay."""
     from prediction import rows as table

@@ -120,7 +120,7 @@ class AttentionPlan:
         if found is None:
             return None
         two = sum(self.candidate(direction).cost.seconds for direction in ("dq", "dkdv"))
-        return found if short.seconds(found, self.problem, self.target) < short.OFF * two else None
+        return found if short.seconds(found, self.problem, self.target) < two else None
 
     @cached_property
     def window(self) -> ShortWindow | None:
