@@ -7,7 +7,7 @@ import torch
 from weft.kernels.triton import run
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
-from weft.torch.operator import Options, modifiers
+from weft.torch.operator import Options, modifiers, sink_gradient
 
 from .compare import one_kernel
 
@@ -27,7 +27,7 @@ def planned(case, gpu, fixed=()):
 
 
 def results(case, gpu, fixed=(), device="cpu", backward=True):
-    """{name: tensor} as `Case.weft`, on the CPU; device: where it is computed. Sinks have no gradient here."""
+    """{name: tensor} as `Case.weft`, on the CPU; device: where it is computed."""
     if not case.deterministic:
         with one_kernel():
             return results(replace(case, deterministic=True), gpu, fixed, device, backward)
@@ -38,6 +38,8 @@ def results(case, gpu, fixed=(), device="cpu", backward=True):
     found = [("out", out), ("lse", lse)]
     if backward:
         rows = out, seeds[0], lse, seeds[1] if case.with_lse else None
-        gradients = run.backward(tensors, rows, plan, how, True, sinks is not None)
-        found += zip(("dq", "dk", "dv"), gradients, strict=False)
+        *gradients, delta = run.backward(tensors, rows, plan, how, True, sinks is not None)
+        found += zip(("dq", "dk", "dv"), gradients, strict=True)
+        if sinks is not None:
+            found.append(("dsinks", sink_gradient(sinks, lse, delta)))
     return {name: x.cpu() for name, x in found}

@@ -22,7 +22,7 @@ from .threads import EAGER
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
-PLAIN = {"with_lse": False}  # lse has no gradient
+PLAIN = {"with_lse": False}  # lse has no gradient, as it has elsewhere
 CAUSAL = Call(weft.causal() & weft.window(left=127), 300, heads=(2, 2), more=PLAIN)
 CALLS = {
     "causal window": CAUSAL,
@@ -30,6 +30,9 @@ CALLS = {
     "uneven, heads that share keys": Call(weft.window(30, 60), 250, heads=(6, 2), more=PLAIN),
     "later keys alone": Call(weft.window(0, 128), 190, heads=(1, 1), more=PLAIN),
     "shorter than a tile": Call(weft.causal() & weft.window(left=5), 40, heads=(2, 1), more=PLAIN),
+    "a gradient of lse": Call(weft.window(20, 30), 200, heads=(2, 1)),
+    "sinks": Call(weft.causal() & weft.window(left=127), 150, heads=(4, 2), options=("sinks",), more=PLAIN),
+    "sinks and a gradient of lse": Call(weft.window(64, 64), 130, heads=(2, 2), options=("sinks",)),
 }
 
 
@@ -85,12 +88,10 @@ def kernels(case, **how):
     [
         replace(CAUSAL, options=("softcap",)),
         replace(CAUSAL, options=("alibi_slopes",)),
-        replace(CAUSAL, options=("sinks",)),
-        replace(CAUSAL, more={"with_lse": True}),
         replace(CAUSAL, dtype=torch.float16),
         replace(CAUSAL, dims=(64, 32)),
     ],
-    ids=["softcap", "alibi", "sinks", "a gradient of lse", "float16", "other head dimensions"],
+    ids=["softcap", "alibi", "float16", "other head dimensions"],
 )
 def test_elsewhere_two_kernels_make_them(call):
     assert kernels(CAUSAL.case()) == ["forward", "gradients"]

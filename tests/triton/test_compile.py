@@ -97,14 +97,15 @@ def test_compiles_and_fits(case, compiled):
     check_spilled("-".join(case), max(taken.spilled for taken in found))
 
 
-def test_one_walk_compiles_and_fits(tmp_path, monkeypatch):
+@pytest.mark.parametrize("wanted", [{}, {"with_delta": True}, {"with_delta": True, "lse_gradient": True}], ids=str)
+def test_one_walk_compiles_and_fits(wanted, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     (spec,) = gradients_of(SHORT)
     assert spec.direction == "gradients"
-    (taken,) = compile_one("sm_90", [spec])
+    (taken,) = compile_one("sm_90", [replace(spec, **wanted)])
     assert taken.shared <= SHARED["sm_90"] * 1024
     assert taken.registers == spec.registers == 128  # with others some warps would wait for registers for ever
-    check_spilled("sm_90-gradients-short window", taken.spilled)
+    check_spilled("-".join(("sm_90-gradients-short window", *wanted)), taken.spilled)
 
 
 def check_spilled(case, spilled):

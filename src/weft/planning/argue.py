@@ -138,7 +138,7 @@ def _walk(plan: AttentionPlan, window: ShortWindow, gpu: Gpu) -> str:
     runs = cut(window, plan.problem, gpu)
     how = f"one walk over queries, {runs.runs} runs of {runs.per} tiles for each head of keys"
     taken = f"  but taken is: {how}" if plan.one_walk else f"  rejected: {how}"
-    without = ", where scores are not changed and lse has no gradient" if plan.one_walk else ""
+    without = ", where scores are not changed" if plan.one_walk else ""
     return f"{taken}: {_ms(seconds(window, plan.problem, gpu))}{without}"
 
 

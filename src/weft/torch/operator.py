@@ -178,10 +178,10 @@ def gradients(
     dout = torch.zeros_like(out) if dout is None else dout
     wanted = sinks is not None
     *found, delta = kernels.backward((q, k, v), (out, dout, lse, dlse), plan, how, deterministic, wanted)
-    return *found, None if sinks is None else _sink_gradient(sinks, lse, delta)
+    return *found, None if sinks is None else sink_gradient(sinks, lse, delta)
 
 
-def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """-(share of the sink in each row) * delta, over batch rows and queries: (Hq,), in the dtype of the sinks."""
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row without keys or sink has no share
     share = (sinks.to(lse.dtype)[None, :, None] - lse).exp()

@@ -72,10 +72,12 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     return tuple(dict.fromkeys(one for wave in waves.waves for one in wave_specs(spec, wave, waves, widest)))
 
 
-def walk_spec(problem: Problem) -> KernelSpec:
+def walk_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = False) -> KernelSpec:
     """The kernel of all gradients of a short window."""
-    sizes = problem.d, problem.dv
-    return KernelSpec("gradients", problem.dtype, *sizes, 1, TILE, SEEN * TILE, groups=SEEN, warps=4, registers=128)
+    return KernelSpec(
+        "gradients", problem.dtype, problem.d, problem.dv, 1, TILE, SEEN * TILE, lse_gradient=lse_gradient,
+        with_delta=with_delta, groups=SEEN, warps=4, registers=128,
+    )  # fmt: skip
 
 
 def wave_specs(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> tuple[KernelSpec, ...]:

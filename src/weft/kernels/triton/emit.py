@@ -22,7 +22,7 @@ TENSORS = {
     "dq": ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats", "Slopes"),
     "dkdv": ("Q", "K", "V", "DOut", "Lse", "Delta", "Stats", "DK", "DV", "Slopes"),
     "delta": ("Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats"),
-    "gradients": ("Q", "K", "V", "Out", "DOut", "Lse", "DQ", "DK", "DV"),
+    "gradients": ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "DK", "DV", "Delta"),
 }
 JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
 STRIDED = {
@@ -102,8 +102,11 @@ def emit(spec: KernelSpec) -> str:
 def _in_groups(spec: KernelSpec) -> Iterator[str]:
     """A kernel whose warp groups specialise, of the parts of `weft.kernels.triton.groups`."""
     if spec.direction == "gradients":
-        yield f"gradients(({', '.join(walk_names(READ))}), Lse, ({', '.join(walk_names(WRITTEN))}),"
-        yield f"          ({', '.join(WALK[:-2])}), ({', '.join(WALK[-2:])}), scale)"
+        yield "gradients("
+        yield f"    ({', '.join(walk_names(READ))}), (Lse, DLse, Delta), ({', '.join(walk_names(WRITTEN))}),"
+        yield f"    ({', '.join(WALK[:-2])}), ({', '.join(WALK[-2:])}), scale,"
+        yield f"    LSE_GRADIENT={spec.lse_gradient}, WITH_DELTA={spec.with_delta},"
+        yield ")"
         return
     for name in strided(spec):
         yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"

@@ -12,37 +12,48 @@ import triton
 from weft.kernels.triton.descriptors import Box
 
 VERSIONS = ("3.6.", "3.7.")  # of Triton, whose launchers take what they are given here
-KEPT = 64  # addresses of a descriptor
+KEPT = 256  # addresses of a descriptor, and of all that a launch has
+Values = tuple[Any, ...]
 
 
 class Maps:
-    """A launch's descriptors as the driver reads them, encoded once for each address."""
+    """A launch's descriptors as the driver reads them, encoded once for each address, and found together where tensors
+    lie together again.
+    """
 
     def __init__(self, boxes: Sequence[Box], facts: Sequence[Any]) -> None:
         """facts: what Triton's launcher knows of each."""
-        self.each: list[tuple[Box, Any, dict[int, list[Any]]]] = [
+        self.each: list[tuple[Box, Any, dict[int, Values]]] = [
             (box, about, {}) for box, about in zip(boxes, facts, strict=True)
         ]
+        self.tensors = 1 + max(box.tensor for box in boxes)
+        self.together: dict[tuple[int, ...], Values] = {}
 
-    def of(self, addresses: Sequence[int]) -> list[Any]:
-        """Arguments that stand for the descriptors of tensors at these addresses."""
-        found: list[Any] = []
+    def of(self, addresses: tuple[int, ...]) -> Values:
+        """Arguments that stand for the descriptors of tensors at these addresses, which other arguments may follow."""
+        key = addresses[: self.tensors]
+        return self.together.get(key) or _kept(self.together, key, self._joined(key))
+
+    def _joined(self, addresses: tuple[int, ...]) -> Values:
+        found: Values = ()
         for box, about, known in self.each:
             address = addresses[box.tensor]
-            values = known.get(address)
-            if values is None:
-                values = _encoded(box, about, address)
-                if len(known) >= KEPT:
-                    known.clear()
-                known[address] = values
-            found += values  # which another thread may forget meanwhile
+            found += known.get(address) or _kept(known, address, _encoded(box, about, address))
         return found
 
 
-def _encoded(box: Box, about: Any, address: int) -> list[Any]:
+def _kept(known: dict[Any, Values], key: Any, values: Values) -> Values:
+    """The values, which are found by that key from now on; other threads may forget them any time."""
+    if len(known) >= KEPT:
+        known.clear()
+    known[key] = values
+    return values
+
+
+def _encoded(box: Box, about: Any, address: int) -> Values:
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
-    return list(make_tensordesc_arg(box.at(address), about))
+    return tuple(make_tensordesc_arg(box.at(address), about))
 
 
 class Direct(NamedTuple):

@@ -101,11 +101,12 @@ class Subject:
         """
         assert plan.window, "one walk has no such window"
         given = (self.q, self.k, self.v, self.out, self.d_out)
-        prepared = run.prepared_walk(plan, plan.window, run.lie_of(given), _how(plan.problem).scale, self.q.device)
+        numbers = run.Numbers(*run.asked(_how(plan.problem), plan))
+        prepared = run.prepared_walk(plan, plan.window, run.lie_of(given), numbers, self.q.device)
         written = prepared.empty()
 
         def every() -> list[torch.Tensor]:
-            launch((prepared, (*given, self.lse, *written)))
+            launch((prepared, (*given, self.lse, self.lse, *written, self.lse)))
             return written
 
         return every

@@ -59,32 +59,50 @@ def of_keys(member, first, sizes):
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
 @gluon.jit
-def logs(Lse, head, i, length, r):
-    """lse in bits of the 64 queries of a tile; head: of all batch rows."""
+def of_rows(Rows, head, i, length, r):
+    """The numbers of the 64 queries of a tile; head: of all batch rows."""
     row = i * TILE + r
-    lse = gl.load(Lse + head.to(gl.int64) * length + row, mask=row < length, other=0.0)
+    return gl.load(Rows + head.to(gl.int64) * length + row, mask=row < length, other=0.0)
+
+
+@gluon.jit
+def logs(Lse, head, i, length, r):
+    """Their lse in bits."""
+    lse = of_rows(Lse, head, i, length, r)
     return gl.where(lse == float("-inf"), 0.0, lse) * LOG2E
 
 
 @gluon.jit
-def subtract(s, do, o, stats, bars):
-    """Leave the sums of dO * O of query tile s, a quarter at a time for lack of registers."""
+def subtract(s, tile, tiles, stats, bars, LSE_GRADIENT: gl.constexpr, WITH_DELTA: gl.constexpr):
+    """Leave the sums of dO * O of query tile s, less what lse's gradient left there, a quarter at a time for lack of
+    registers. tile: (Delta, its head of all batch rows, its number, queries), for who wants them too.
+    """
+    do, o = tiles
     q_full, o_empty, d_full = bars
+    Delta, head, i, length = tile
     lies: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     at = s % QUERIES
     mbarrier.wait(q_full.index(at), over(s, QUERIES))
     for quarter in gl.static_range(4):
         x = matrix(do.index(at)).slice(16 * quarter, 16).load(lies).to(gl.float32)
         y = matrix(o.index(s & 1)).slice(16 * quarter, 16).load(lies).to(gl.float32)
-        stats.index(2 * at + 1).slice(16 * quarter, 16).store(gl.sum(x * y, 1))
+        delta = gl.sum(x * y, 1)
+        left = stats.index(2 * at + 1).slice(16 * quarter, 16)
+        if LSE_GRADIENT:
+            delta -= left.load(gl.SliceLayout(1, lies))
+        left.store(delta)
+        if WITH_DELTA:
+            row = i * TILE + 16 * quarter + gl.arange(0, 16, layout=gl.SliceLayout(1, lies))
+            gl.store(Delta + head.to(gl.int64) * length + row, delta, mask=row < length)
     mbarrier.arrive(o_empty.index(s & 1), count=1)
     mbarrier.arrive(d_full.index(at), count=1)
 
 
 @gluon.jit
-def fetch(asked):
+def fetch(asked, LSE_GRADIENT: gl.constexpr, WITH_DELTA: gl.constexpr):
     """Ask for tiles, and then find what scores subtract of the tile before."""
-    boxes, Lse, rings, stats, bars, sizes = asked
+    boxes, rows, rings, stats, bars, sizes = asked
+    Lse, DLse, Delta = rows
     q_box, k_box, v_box, do_box, o_box = boxes
     q, do, k, v, o = rings
     q_full, q_empty, k_full, k_empty, o_empty, d_full = bars
@@ -92,6 +110,7 @@ def fetch(asked):
     shift, length, share = sizes[4], sizes[5], sizes[7]
     s = 0
     n = 0
+    before = (Delta, 0, 0, length)  # the tile that was asked for last
     for item in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
         member, _, end, first = run_of(item, sizes)
         lse = logs(Lse, member * share, first, length, r)
@@ -106,10 +125,14 @@ def fetch(asked):
                 tma.async_copy_global_to_shared(do_box, where, q_full.index(at), do.index(at))
                 tma.async_copy_global_to_shared(o_box, where, q_full.index(at), o.index(s & 1))
                 stats.index(2 * at).store(lse)
+                head = member * share + h
+                if LSE_GRADIENT:
+                    stats.index(2 * at + 1).store(of_rows(DLse, head, i, length, r))
                 last = h + 1 == share
-                lse = logs(Lse, member * share + gl.where(last, 0, h + 1), i + gl.where(last, 1, 0), length, r)
+                lse = logs(Lse, gl.where(last, head - h, head + 1), i + gl.where(last, 1, 0), length, r)
                 if s > 0:
-                    subtract(s - 1, do, o, stats, (q_full, o_empty, d_full))
+                    subtract(s - 1, before, (do, o), stats, (q_full, o_empty, d_full), LSE_GRADIENT, WITH_DELTA)
+                before = (Delta, head, i, length)
                 since = gl.where(i == first, i, i + LEAD)
                 for c in range(gl.where(h == 0, since, i + GROUPS), i + GROUPS):
                     at = n % KEYS
@@ -121,7 +144,7 @@ def fetch(asked):
                     n += 1
                 s += 1
     if s > 0:
-        subtract(s - 1, do, o, stats, (q_full, o_empty, d_full))
+        subtract(s - 1, before, (do, o), stats, (q_full, o_empty, d_full), LSE_GRADIENT, WITH_DELTA)
 
 
 # ---- computing -------------------------------------------------------------------------------------------------------
@@ -312,8 +335,11 @@ def compute(G: gl.constexpr, told):
 
 
 @gluon.jit
-def gradients(boxes, Lse, written, sizes, window, scale):
-    """boxes: descriptors of Q, K, V, dO and O; written: of dQ, dK and dV. sizes: (items, runs of a head, key tiles of a
+def gradients(
+    boxes, rows, written, sizes, window, scale, LSE_GRADIENT: gl.constexpr, WITH_DELTA: gl.constexpr
+):  # fmt: skip
+    """boxes: descriptors of Q, K, V, dO and O; written: of dQ, dK and dV. rows: pointers to lse, to its gradient if it
+    has one, and to where what scores subtract is wanted, if it is. sizes: (items, runs of a head, key tiles of a
     run, of a head, shift, tokens, heads of keys, heads of queries to each); window: keys that a query sees before and
     after its own.
     """
@@ -326,10 +352,10 @@ def gradients(boxes, Lse, written, sizes, window, scale):
     k_full, k_empty = barriers(KEYS, 1), barriers(KEYS, 2)  # by who wrote dV, and by who made the last dQ
     o_empty, d_full = barriers(2, 1), barriers(QUERIES, 1)
     s_full, s_empty = barriers(2, GROUPS), barriers(2, 1)
-    asked = (boxes, Lse, (q, do, k, v, o), stats, (q_full, q_empty, k_full, k_empty, o_empty, d_full), sizes)
+    asked = (boxes, rows, (q, do, k, v, o), stats, (q_full, q_empty, k_full, k_empty, o_empty, d_full), sizes)
     bars = (q_full, q_empty, k_full, k_empty, d_full, s_full, s_empty)
     told = (written, (q, do, k, v), stats, scores, results, bars, sizes, window, scale)
     gl.static_assert(GROUPS == 3)
     gl.warp_specialize([
-        (compute, (0, told)), (compute, (1, told)), (compute, (2, told)), (fetch, (asked,)),
+        (compute, (0, told)), (compute, (1, told)), (compute, (2, told)), (fetch, (asked, LSE_GRADIENT, WITH_DELTA)),
     ], [4, 4, 4], [COMPUTES, COMPUTES, LOADS])  # fmt: skip

@@ -99,13 +99,14 @@ def backward(
     lse_gradient = d_lse is not None
     lie, wanted = lie_of((*saved, out, d_out)), (lse_gradient, with_delta, deterministic)
     queries, keys, with_dq = prepared_gradients(plan, lie, asked(how, plan), wanted, d_out.device)
+    lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
     if keys is None:
-        made = queries.empty()
-        run((queries, (*saved, out, d_out, lse.contiguous(), *made)))
-        return (*made, lse)
+        dq, dk, dv, *made = queries.empty()
+        delta = made[0] if made else lse  # which nobody looks at
+        run((queries, (*saved, out, d_out, lse, d_lse, dq, dk, dv, delta)))
+        return dq, dk, dv, delta
     dq, *made, dk, dv = queries.empty(keys)
     delta, stats = made[0], made[-1]  # where there is one of them, it stands for the other, which nobody looks at
-    lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
     if not queries.complete:
         dq.zero_()
     if not queries.covers:
@@ -272,10 +273,11 @@ def prepared_gradients(
     plain tuples: a lookup is 2 us. how: `asked`; wanted: a gradient of lse, delta, the same bits every time.
     """
     lse_gradient, with_delta, deterministic = wanted
-    if not (lse_gradient or with_delta) and plan.one_walk and _specialise(lie, Numbers(*how), plan.problem):
-        return prepared_walk(plan, plan.one_walk, lie, Numbers(*how).scale, device), None, False
+    numbers = Numbers(*how, lse_gradient=lse_gradient, with_delta=with_delta)
+    if plan.one_walk and _specialise(lie, numbers, plan.problem):
+        return prepared_walk(plan, plan.one_walk, lie, numbers, device), None, False
     with_dq = not deterministic and in_one_kernel(plan)
-    numbers = Numbers(*how, False, lse_gradient, with_dq, with_delta)
+    numbers = numbers._replace(with_dq=with_dq)
     if with_dq:
         queries = prepared_rows(plan.problem, lie, numbers, device, chained("delta", plan.target))
     else:
@@ -284,7 +286,7 @@ def prepared_gradients(
 
 
 def prepared_walk(
-    plan: AttentionPlan, window: ShortWindow, lie: Lie, scale: float, device: torch.device
+    plan: AttentionPlan, window: ShortWindow, lie: Lie, numbers: Numbers, device: torch.device
 ) -> Prepared:  # fmt: skip
     """The launch that makes all gradients of a short window, which is the plan's."""
     gpu, problem = gpu_of(device), plan.problem
@@ -293,13 +295,15 @@ def prepared_walk(
     known = _known(lie)
     made = {name: _made(name, known, getattr(torch, problem.dtype), problem) for name, _ in WRITTEN}
     known |= {name: stride for name, (_, stride, _) in made.items()}
-    spec = walk_spec(problem)
+    if numbers.with_delta:
+        made["Delta"] = _rows(problem, torch.float32)
+    spec = walk_spec(problem, numbers.lse_gradient, numbers.with_delta)
     runs = cut(window, problem, plan.target)
     items = problem.batch * problem.kv_heads * runs.runs
     values = {
         "items": items, "runs": runs.runs, "per": runs.per, "tiles": window.tiles, "shift": window.shift,
         "tokens": window.length, "kv_heads": problem.kv_heads, "share": problem.group, "left": window.left,
-        "right": window.right, "scale": scale,
+        "right": window.right, "scale": numbers.scale,
     }  # fmt: skip
     every = Reach(0, 1, 1, window.length)
     boxes = boxes_of((*READ, *WRITTEN), (every, every), problem, tensors(spec), known)
