@@ -32,6 +32,11 @@ CALLS = {
     "two terms, unlike": Call(weft.causal() & (weft.window(left=40) | weft.global_tokens(4)), 400, heads=(1, 1)),
     "keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, heads=(2, 1)),
     "full": Call(weft.full(), 300, heads=(1, 1)),
+    "sinks": replace(BAND, options=("sinks",)),
+    "sinks alone": Call(weft.window(20, 20) & weft.padding([150]), 250, heads=(2, 1), options=("sinks",)),
+    "sinks, two terms": Call(
+        weft.causal() & (weft.window(left=40) | weft.global_tokens(4)), 300, heads=(2, 2), options=("sinks",)
+    ),
 }
 
 
@@ -105,10 +110,9 @@ def test_what_lies_in_keys_that_no_query_sees(pattern):
     [
         replace(BAND, options=("softcap",)),
         replace(BAND, options=("alibi_slopes",)),
-        replace(BAND, options=("sinks",)),
         replace(BAND, pattern=weft.dilated(30, 30, 7)),
     ],
-    ids=["softcap", "alibi", "sinks", "places beyond the last token"],
+    ids=["softcap", "alibi", "places beyond the last token"],
 )
 def test_elsewhere_all_warps_do_the_same(call):
     found = []

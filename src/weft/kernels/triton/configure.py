@@ -130,7 +130,7 @@ def _specialises(spec: KernelSpec, wave: Wave) -> bool:
     if direction == "delta" or wave.kind.tiling != IN_GROUPS.get(direction):
         return False
     known = spec.lines and wave.place is not None and wave.terms <= MOST_IN_GROUPS[direction] and not wave.more
-    known &= spec.no_maximum and spec.linear and not spec.sinks if forward else spec.of_keys and spec.folded
+    known &= spec.no_maximum and spec.linear if forward else spec.of_keys and spec.folded
     plain = not (spec.grouped or spec.split or spec.with_dq or spec.accumulate or spec.few or spec.joins or spec.listed)
     sizes = (spec.d, spec.dv) == (64, 64) and wave.items * wave.members < FAR
     if not (known and plain and sizes and spec.aligned) or interpreted():

@@ -116,8 +116,8 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         far = far_k, far_v
         yield "attention("
         yield f"    (q, (k, v)), (({', '.join((*near, *far))}), ({', '.join(BASES)})), (out, Lse, {box}),"
-        yield "    tables, (all_heads, my_length, scale),"
-        yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms},"
+        yield "    tables, (all_heads, my_length, scale, Sinks),"
+        yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"
     else:
         yield "key_gradients("
         yield "    (k, v), (q, dout, Stats), (dk, dv), tables, (all_heads, their_length, scale),"

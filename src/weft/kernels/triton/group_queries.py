@@ -243,15 +243,33 @@ def seen_keys(bounds, TERMS: gl.constexpr):
 
 
 @gluon.jit
-def finished(acc, whole, keys, valid):
-    """(out, lse, which rows go again) of sums, sums of weights and how many keys rows see; such a row's lse is NaN."""
+def with_sink(whole, alone, sink, largest):
+    """(what sums are multiplied by, their weight, what is taken off scores) where a sink joins weights; sink, largest:
+    in bits, the latter taken off what `whole` sums. alone: there is no key.
+    """
+    above = gl.maximum(largest, sink)
+    above = gl.where(above == float("-inf"), 0.0, above)  # neither keys nor a sink
+    less = gl.where(alone, 0.0, gl.exp2(largest - above))
+    return less, whole * less + gl.exp2(sink - above), above
+
+
+@gluon.jit
+def finished(acc, whole, keys, valid, sink, SINKS: gl.constexpr):
+    """(out, lse, which rows go again) of sums, sums of weights, how many keys rows see and the head's sink; who goes
+    again has NaN for lse.
+    """
     tame = (whole <= MOST) & (whole >= LEAST)
     tame = tame & (gl.sum(acc * 0.0, 1) == 0.0)  # nothing infinite, and all of it numbers
     wild = (keys > 0) & (tame == 0) & valid
     # a row's only weight, rounded as its value met it: divided by that, the value is exact
     weight = gl.where(keys == 1, whole.to(gl.bfloat16).to(gl.float32), whole)
-    inverse = gl.where(keys == 0, 0.0, 1.0 / weight)
-    lse = gl.where(keys == 0, float("-inf"), fast_log2(whole) * LN2)
+    if SINKS:
+        less, weight, above = with_sink(weight, keys == 0, sink * LOG2E, whole * 0.0)
+        inverse = gl.where(keys == 0, 0.0, less / weight)
+        lse = gl.where(keys == 0, sink, (above + fast_log2(weight)) * LN2)
+    else:
+        inverse = gl.where(keys == 0, 0.0, 1.0 / weight)
+        lse = gl.where(keys == 0, float("-inf"), fast_log2(whole) * LN2)
     return (acc * gl.expand_dims(inverse, 1)).to(gl.bfloat16), gl.where(wild, float("nan"), lse), wild
 
 
@@ -268,12 +286,12 @@ def keep_some(result, tensor, place, C: gl.constexpr):
 
 
 @gluon.jit
-def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
+def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr):
     """out and lse of one warp group's queries, block after block."""
     written, rows, rings, flags, bars, tables, numbers_of = told
     Out, Lse, out_box, results, base = written
     result = results.index(C)
-    all_heads, length, scale = numbers_of
+    all_heads, length, scale, Sinks = numbers_of
     lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, lies)
     r = gl.arange(0, 64, layout=of_rows)
@@ -306,7 +324,9 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr):
         mbarrier.arrive(q_empty.index(place), count=1)
         i = skip(span[5], i, full, empty, STAGES)
         valid = r + C * 64 < height
-        out, lse, wild = finished(acc, gl.convert_layout(gl.sum(total, 1), of_rows), seen_keys(bounds, TERMS), valid)
+        sink = gl.load(Sinks + head) if SINKS else 0.0
+        whole = gl.convert_layout(gl.sum(total, 1), of_rows)
+        out, lse, wild = finished(acc, whole, seen_keys(bounds, TERMS), valid, sink, SINKS)
         marked = marked | wild.to(gl.int32)
         row = origin + start + gl.minimum(r + C * 64, height - 1) * pace
         gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=valid)
@@ -362,13 +382,13 @@ def walk_again(sums, mine, keys, room_of, heads, at):
 
 
 @gluon.jit
-def again(read, written, rooms, tables, numbers_of, WIDE: gl.constexpr, TERMS: gl.constexpr):
+def again(read, written, rooms, tables, numbers_of, WIDE: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr):
     """The rows of a program's blocks that are marked, once more, with the largest score taken off. rooms: for a tile of
     queries, of keys and of values.
     """
     queries, keys = read
     Out, Lse = written
-    all_heads, length, scale = numbers_of
+    all_heads, length, scale, Sinks = numbers_of
     lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, lies)
     r = gl.arange(0, 64, layout=of_rows)
@@ -402,6 +422,10 @@ def again(read, written, rooms, tables, numbers_of, WIDE: gl.constexpr, TERMS: g
                     at = (low, high, far_first, far_count, gl.load(here + TERM), gl.load(here + TERM + PART))
                     sums = walk_again(sums, (q, columns, scale2), keys, room_of, (batch, kv_head), at)
                 acc, total, largest = sums
+                if SINKS:
+                    sink = gl.load(Sinks + head) * LOG2E
+                    less, total, largest = with_sink(total, total == 0, sink, largest)
+                    acc = acc * gl.expand_dims(less, 1)
                 out = acc * gl.expand_dims(gl.where(total == 0, 0.0, 1.0 / total), 1)
                 lse = gl.where(total == 0, float("-inf"), (largest + gl.log2(total)) * LN2)
                 gl.store(lse_at, lse, mask=wild)
@@ -411,11 +435,12 @@ def again(read, written, rooms, tables, numbers_of, WIDE: gl.constexpr, TERMS: g
 
 @gluon.jit
 def attention(
-    read, boxes, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr
+    read, boxes, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr,
+    SINKS: gl.constexpr,
 ):  # fmt: skip
     """out and lse. read: Q, and K and V; boxes: descriptors of Q, K, V, and of K and V as the second term walks them,
     and the tokens that these of Q and of each term begin at; written: Out, the pointer Lse and a descriptor of Out;
-    numbers_of: (heads of queries, queries, scale).
+    numbers_of: (heads of queries, queries, scale, the pointer Sinks).
     """
     boxes, bases = boxes
     rows, rings = room_of_boxes(boxes[0], 2 * WIDE), (room_of_boxes(boxes[1], STAGES), room_of_boxes(boxes[2], STAGES))
@@ -426,8 +451,9 @@ def attention(
     asked = (boxes, rows, rings, bars, tables, bases)
     gl.static_assert(WIDE == 4)
     gl.warp_specialize([
-        (attend, (0, told, STAGES, TERMS)), (attend, (1, told, STAGES, TERMS)), (attend, (2, told, STAGES, TERMS)),
-        (attend, (3, told, STAGES, TERMS)), (load_blocks, (asked, WIDE, STAGES, TERMS)),
+        (attend, (0, told, STAGES, TERMS, SINKS)), (attend, (1, told, STAGES, TERMS, SINKS)),
+        (attend, (2, told, STAGES, TERMS, SINKS)), (attend, (3, told, STAGES, TERMS, SINKS)),
+        (load_blocks, (asked, WIDE, STAGES, TERMS)),
     ], [4, 4, 4, 1], [COMPUTES, COMPUTES, COMPUTES, LOADS])  # fmt: skip
     flat: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [4, 1], [1, 0])
     marked = 0
@@ -435,4 +461,4 @@ def attention(
         marked = gl.maximum(marked, gl.max(gl.max(flags.index(c).load(flat), 1), 0))
     if marked != 0:
         rooms = (matrix(rows.index(0)), matrix(rings[0].index(0)), matrix(rings[1].index(0)))
-        again(read, (written[0], written[1]), rooms, tables, numbers_of, WIDE, TERMS)
+        again(read, (written[0], written[1]), rooms, tables, numbers_of, WIDE, TERMS, SINKS)

@@ -259,7 +259,7 @@ def _tables(
 
 def _specialise(lie: Lie, numbers: Numbers, problem: Problem) -> bool:
     """Whether kernels whose warp groups specialise compute such options, for tensors that lie so."""
-    linear = numbers.softcap is None and not (numbers.alibi or numbers.sinks) and numbers.scale >= SMALLEST
+    linear = numbers.softcap is None and not numbers.alibi and numbers.scale >= SMALLEST
     aligned = lie[1] and dense_rows(_known(lie), DTYPES[problem.dtype])
     apart = all(all(stride[:3]) for stride in lie[0])  # descriptors of rows that are one are not known to work
     return linear and aligned and apart and not interpreted()
