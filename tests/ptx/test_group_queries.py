@@ -33,6 +33,7 @@ CALLS = {
     "keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, heads=(2, 1)),
     "full": Call(weft.full(), 300, heads=(1, 1)),
     "sinks": replace(BAND, options=("sinks",)),
+    "sinks, one key": Call(weft.window(0, 0), 200, heads=(2, 1), options=("sinks",)),
     "sinks alone": Call(weft.window(20, 20) & weft.padding([150]), 250, heads=(2, 1), options=("sinks",)),
     "sinks, two terms": Call(
         weft.causal() & (weft.window(left=40) | weft.global_tokens(4)), 300, heads=(2, 2), options=("sinks",)

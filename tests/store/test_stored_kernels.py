@@ -1,6 +1,7 @@
 """Compiled kernels between processes: the second one compiles nothing, and nothing stale is ever taken."""
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -15,9 +16,12 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from weft.kernels.triton import load, source
+from weft.kernels.triton import load, rowwise, source
+from weft.kernels.triton.configure import walk_spec
 from weft.kernels.triton.emit import emit
+from weft.kernels.triton.row_spec import RowSpec
 from weft.kernels.triton.spec import KernelSpec
+from weft.planning.problem import Problem
 from weft.settings import interpreted
 from weft.store import opened
 
@@ -142,19 +146,58 @@ def test_the_key_of_the_same_kernel_is_the_same():
     assert key_of(SMALL, HOPPER) == key_of(replace(SMALL), GPUTarget("cuda", 90, 32))
 
 
-@pytest.mark.parametrize("direction", ["forward", "dq", "dkdv"])
-def test_kernels_call_nothing_that_the_key_leaves_out(direction):
-    """Emitted sources import our helpers and Triton, and the helpers import Triton alone."""
-    mine = {"triton", "triton.language"}
-    assert imported(emit(replace(SMALL, direction=direction))) == {*mine, source.helpers.__name__}
-    assert imported(Path(source.helpers.__file__).read_text()) == {*mine, "__future__"}
-    assert imported(Path(source.row_helpers.__file__).read_text()) == {*mine, "__future__", source.helpers.__name__}
+SHORT = Problem(1, 2, 2, 4096, 4096, 64, 64, "bfloat16", "cuda")
+IN_GROUPS_OF = {  # specs whose sources take functions of other files
+    "forward": replace(SMALL, direction="forward", dtype="bfloat16", d=64, dv=64, groups=4, rows=256, cols=64),
+    "dkdv": replace(SMALL, direction="dkdv", dtype="bfloat16", d=64, dv=64, groups=2, rows=128, cols=64),
+    "gradients": walk_spec(SHORT),
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(emit(replace(SMALL, direction=one)) for one in ("forward", "dq", "dkdv")),
+        *map(emit, IN_GROUPS_OF.values()),
+        rowwise.emit(RowSpec("bfloat16", 64, 64, 16, 64)),
+    ],
+    ids=["forward", "dq", "dkdv", *(f"{one} in groups" for one in IN_GROUPS_OF), "by rows"],
+)
+def test_kernels_call_nothing_that_the_key_leaves_out(text):
+    """What an emitted source imports, and what that does, of weft, is among the files that the key is made of; but for
+    modules that only know a plan, and give the kernel no function and no number.
+    """
+    known, wanted, seen = set(source.helpers()), [text], set()
+    while wanted:
+        for name in imported(wanted.pop()) - seen:
+            seen.add(name)
+            if name.startswith("weft.kernels.triton"):
+                path = Path(importlib.import_module(name).__file__)
+                assert path in known, name
+                if is_of_kernels(path.read_text()):
+                    wanted.append(path.read_text())
+            else:
+                assert name in TAKEN or not name.startswith("weft"), name
+
+
+TAKEN = {"weft.planning"}  # of which `short` is taken
+
+
+def is_of_kernels(text):
+    """Whether a file has functions of kernels."""
+    return "@triton.jit" in text or "@gluon.jit" in text
 
 
 def imported(text):
-    nodes = list(ast.walk(ast.parse(text)))
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return names | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    """Modules, and those that come of packages."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            of_package = node.module == "weft.kernels.triton"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} if of_package else {node.module}
+    return found
 
 
 def test_another_kernel_or_target_has_another_key():

@@ -37,7 +37,6 @@ PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "a
 ROUNDS = ("items", "members", "skewed")  # of blocks that programs take in turn
 WALK = ("items", "runs", "per", "tiles", "shift", "tokens", "kv_heads", "share", "left", "right")  # see `one_walk`
 FLOATS = ("scale", "softcap")
-BASES = ("q_base", "near_base", "far_base")  # tokens that descriptors begin at
 GROUPS = {  # what a kernel whose groups specialise is made of
     "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
     "forward": "from weft.kernels.triton.group_queries import attention\n\n",
@@ -66,8 +65,7 @@ def arguments(spec: KernelSpec) -> tuple[str, ...]:
     boxes = described(spec)
     if spec.direction == "gradients":
         return (*tensors(spec), *WALK, "scale", *boxes)
-    more = (*BASES, *boxes) if boxes else ()
-    return (*tensors(spec), "Tables", *PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS, *more)
+    return (*tensors(spec), "Tables", *PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS, *boxes)
 
 
 def described(spec: KernelSpec) -> tuple[str, ...]:
@@ -115,7 +113,7 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
         far = far_k, far_v
         yield "attention("
-        yield f"    (q, (k, v)), (({', '.join((*near, *far))}), ({', '.join(BASES)})), (out, Lse, {box}),"
+        yield f"    (q, (k, v)), ({', '.join((*near, *far))}), (out, Lse, {box}),"
         yield "    tables, (all_heads, my_length, scale, Sinks),"
         yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"
     else:

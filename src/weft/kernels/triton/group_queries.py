@@ -22,10 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from weft.kernels.triton import forward as short
-from weft.kernels.triton import tables as words
 from weft.kernels.triton.groups import (
     LOG2E,
-    PART,
     TILE,
     UNIT,
     axis_of,
@@ -35,65 +33,37 @@ from weft.kernels.triton.groups import (
     live,
     masked,
     next_block,
-    numbers,
     places_of,
     seen,
-    share_of,
     skip,
     turn,
 )
+from weft.kernels.triton.queries_again import LN2, again, with_sink
+from weft.kernels.triton.query_blocks import (
+    RUN,
+    TERM,
+    bounds_of,
+    matrix,
+    place_of,
+    room_of_boxes,
+    run_of,
+    share_of,
+    tiles_of,
+)
 
-LN2 = gl.constexpr(0.6931471805599453)
 LEAST, MOST = gl.constexpr(short.LEAST), gl.constexpr(short.MOST)
-TERM = gl.constexpr(words.PART + words.axis_words(1))  # words of a term
-RUN = gl.constexpr(4)  # of an item's run of one
 # Registers of a thread that computes and of the warp that loads; the first group has what the others leave of 5 x 96.
 COMPUTES, LOADS = gl.constexpr(112), gl.constexpr(24)
-
-
-# ---- where things are ------------------------------------------------------------------------------------------------
-@gluon.jit
-def runs_of(tables, where, TERMS: gl.constexpr):
-    """Of a block's last term: (first key, keys)."""
-    _, mine = places_of(tables, where)
-    run = mine + 2 + RUN * (TERMS - 1)
-    return gl.load(run), gl.load(run + 1)
-
-
-@gluon.jit
-def place_of(token, step):
-    """(place, lane) of a token that boxes reach."""
-    place = token // step
-    return place, token - place * step
-
-
-@gluon.jit
-def tiles_of(count):
-    return (count + TILE - 1) // TILE
-
-
-@gluon.jit
-def room_of_boxes(box, COUNT: gl.constexpr):
-    """For so many boxes."""
-    shape: gl.constexpr = box.block_type.shape
-    return gl.allocate_shared_memory(box.dtype, [COUNT, shape[0], shape[1], shape[2], shape[3], shape[4]], box.layout)
-
-
-@gluon.jit
-def matrix(box):
-    """A box (1, 1, 64, 1, 64) as products read it."""
-    return box.reshape([64, 64])
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
 @gluon.jit
 def load_run(i, run, boxes, heads, rings, bars, STAGES: gl.constexpr):
-    """Ask for the tiles of one term. run: (first key, keys, their origin, step and the token that boxes begin at)."""
-    first, count, origin, step, base = run
+    """Ask for the tiles of one term. run: (keys, place and lane of the first)."""
+    count, place, lane = run
     k_box, v_box = boxes
     k, v = rings
     full, empty = bars
-    place, lane = place_of(origin + first - base, step)
     for j in range(0, tiles_of(count)):
         at = i & (STAGES - 1)
         mbarrier.wait(empty.index(at), turn(i, STAGES) ^ 1)
@@ -108,27 +78,18 @@ def load_run(i, run, boxes, heads, rings, bars, STAGES: gl.constexpr):
 @gluon.jit
 def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr):
     """Queries of each group, two blocks ahead at most; keys and values STAGES tiles ahead."""
-    boxes, rows, rings, bars, tables, bases = asked
+    boxes, rows, rings, bars, tables = asked
     q_box, k_box, v_box, k_far, v_far = boxes
     q_full, q_empty, full, empty = bars
-    Tables, parts_at = tables[0], tables[2]
-    here = Tables + parts_at
-    origin, pace = gl.load(Tables), gl.load(Tables + 3)
-    near_origin, near_step = gl.load(here), gl.load(here + PART)
-    far_origin, far_step = near_origin, near_step
-    if TERMS == 2:
-        far_origin, far_step = gl.load(here + TERM), gl.load(here + TERM + PART)
     i = 0
     t = 0
     where = first_block(tables)
-    mine, far = numbers(tables, where), runs_of(tables, where, TERMS)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
-        batch, kv_head, head, start, _, first, count = mine
-        batch, kv_head, head, start = live(batch), live(kv_head), live(head), live(start)
-        first, count, far_first, far_count = live(first), live(count), live(far[0]), live(far[1])
+        member, mine = places_of(tables, where)
         where = next_block(where, tables)
-        mine, far = numbers(tables, where), runs_of(tables, where, TERMS)  # long before they are needed
-        place, lane = place_of(origin + start - bases[0], pace)
+        batch, kv_head, head = gl.load(member), gl.load(member + 1), gl.load(member + 2)
+        place, lane = place_of(mine, 0, TERMS)
+        near, far = run_of(mine, 0, TERMS), run_of(mine, TERMS - 1, TERMS)
         for c in gl.static_range(WIDE):
             at = 2 * c + (t & 1)
             mbarrier.wait(q_empty.index(at), ((t >> 1) & 1) ^ 1)
@@ -136,11 +97,9 @@ def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.const
             box = [batch, head, place + c * 64, lane, 0]
             tma.async_copy_global_to_shared(q_box, box, q_full.index(at), rows.index(at))
         heads = (batch, kv_head)
-        run = (first, count, near_origin, near_step, bases[1])
-        i = load_run(i, run, (k_box, v_box), heads, rings, (full, empty), STAGES)
+        i = load_run(i, near, (k_box, v_box), heads, rings, (full, empty), STAGES)
         if TERMS == 2:
-            run = (far_first, far_count, far_origin, far_step, bases[2])
-            i = load_run(i, run, (k_far, v_far), heads, rings, (full, empty), STAGES)
+            i = load_run(i, far, (k_far, v_far), heads, rings, (full, empty), STAGES)
         t += 1
 
 
@@ -166,24 +125,29 @@ def in_parts(p):
 
 
 @gluon.jit
-def block_of(C: gl.constexpr, axes, at, pace, r, TERMS: gl.constexpr):
-    """Of a group's queries in a block: (which tiles of each term are its own, bounds of rows and where they cut).
+def block_of(C: gl.constexpr, here, mine, pace, r, WIDE: gl.constexpr, TERMS: gl.constexpr):
+    """Of a group's queries in a block: (which tiles of each term are its own, bounds of rows and where they cut). here:
+    the parts' numbers, read again and again, since what is held for all blocks is spilled; mine: the block's.
 
     span: tiles of the first term, the first of either, all of its own, those of others between the terms and after all.
     """
-    start, height, first, count, far_first, far_count = at
-    low, high, begin, end, below, beyond = share_of(axes[0], start, (r, C * 64), pace, height, first, count)
+    start, height, first, count = gl.load(mine), gl.load(mine + 1), gl.load(mine + 2), gl.load(mine + 3)
+    begin, end, below, beyond = share_of(mine, C, 0, WIDE, TERMS)
+    low, high = bounds_of(axis_of(here), start, r + C * 64, pace, height, first, count)
     n = tiles_of(count)
     span = (end - begin, begin, begin, end - begin, 0, n - end)
     bounds = (low, high, below, beyond, low, high, below, beyond)
     if TERMS == 2:
-        far = share_of(axes[1], start, (r, C * 64), pace, height, far_first, far_count)
-        far_begin, far_end, m = far[2], far[3], tiles_of(far_count)
+        far_first, far_count = gl.load(mine + 2 + RUN), gl.load(mine + 3 + RUN)
+        far_begin, far_end, far_below, far_beyond = share_of(mine, C, 1, WIDE, TERMS)
+        axis = axis_of(here + TERM)
+        far_low, far_high = bounds_of(axis, start, r + C * 64, pace, height, far_first, far_count)
+        m = tiles_of(far_count)
         both = far_end > far_begin
         between = gl.where(both, n - end + far_begin, 0)
         after = gl.where(both, m - far_end, n - end + m)
         span = (end - begin, begin, far_begin, end - begin + far_end - far_begin, between, after)
-        bounds = (low, high, below, beyond, far[0], far[1], far[4], far[5])
+        bounds = (low, high, below, beyond, far_low, far_high, far_below, far_beyond)
     return span, bounds
 
 
@@ -219,6 +183,7 @@ def walk(i, mine, rings, bars, zero, STAGES: gl.constexpr, TERMS: gl.constexpr):
         if TERMS == 2:
             if s == span[0]:
                 i = skip(span[4], i, full, empty, STAGES)
+        i = live(i)  # else four multiplications more a tile, and long runs took 1.12 (benchmarks/notes/triton.md)
         at = i & (STAGES - 1)
         mbarrier.wait(full.index(at), turn(i, STAGES))
         x = warpgroup_mma(q, matrix(k.index(at)).permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -243,17 +208,6 @@ def seen_keys(bounds, TERMS: gl.constexpr):
 
 
 @gluon.jit
-def with_sink(whole, alone, sink, largest):
-    """(what sums are multiplied by, their weight, what is taken off scores) where a sink joins weights; sink, largest:
-    in bits, the latter taken off what `whole` sums. alone: there is no key.
-    """
-    above = gl.maximum(largest, sink)
-    above = gl.where(above == float("-inf"), 0.0, above)  # neither keys nor a sink
-    less = gl.where(alone, 0.0, gl.exp2(largest - above))
-    return less, whole * less + gl.exp2(sink - above), above
-
-
-@gluon.jit
 def finished(acc, whole, keys, valid, sink, SINKS: gl.constexpr):
     """(out, lse, which rows go again) of sums, sums of weights, how many keys rows see and the head's sink; who goes
     again has NaN for lse.
@@ -264,9 +218,9 @@ def finished(acc, whole, keys, valid, sink, SINKS: gl.constexpr):
     # a row's only weight, rounded as its value met it: divided by that, the value is exact
     weight = gl.where(keys == 1, whole.to(gl.bfloat16).to(gl.float32), whole)
     if SINKS:
-        less, weight, above = with_sink(weight, keys == 0, sink * LOG2E, whole * 0.0)
-        inverse = gl.where(keys == 0, 0.0, less / weight)
-        lse = gl.where(keys == 0, sink, (above + fast_log2(weight)) * LN2)
+        less, more, above = with_sink(keys == 0, sink * LOG2E, gl.zeros_like(whole))
+        inverse = gl.where(keys == 0, 0.0, less / (weight * less + more))
+        lse = gl.where(keys == 0, sink, (above + fast_log2(whole * less + more)) * LN2)
     else:
         inverse = gl.where(keys == 0, 0.0, 1.0 / weight)
         lse = gl.where(keys == 0, float("-inf"), fast_log2(whole) * LN2)
@@ -286,10 +240,12 @@ def keep_some(result, tensor, place, C: gl.constexpr):
 
 
 @gluon.jit
-def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr):
+def attend(
+    C: gl.constexpr, told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr
+):  # fmt: skip
     """out and lse of one warp group's queries, block after block."""
     written, rows, rings, flags, bars, tables, numbers_of = told
-    Out, Lse, out_box, results, base = written
+    Out, Lse, out_box, results = written
     result = results.index(C)
     all_heads, length, scale, Sinks = numbers_of
     lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
@@ -306,16 +262,11 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr, SIN
     t = 0
     marked = gl.zeros([64], gl.int32, of_rows)
     where = first_block(tables)
-    mine, far = numbers(tables, where), runs_of(tables, where, TERMS)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
         place = 2 * C + (t & 1)
-        batch, _, head, start, height, first, count = mine
-        batch, head, start, height = live(batch), live(head), live(start), live(height)
-        first, count, far_first, far_count = live(first), live(count), live(far[0]), live(far[1])
+        member, mine = places_of(tables, where)  # who loads has read them before
         where = next_block(where, tables)
-        mine, far = numbers(tables, where), runs_of(tables, where, TERMS)  # long before they are needed
-        axes = (axis_of(here), axis_of(here + (TERMS - 1) * TERM))  # again and again: nothing is held for it meanwhile
-        span, bounds = block_of(C, axes, (start, height, first, count, far_first, far_count), pace, r, TERMS)
+        span, bounds = block_of(C, here, mine, pace, r, WIDE, TERMS)
         q = matrix(rows.index(place))
         mbarrier.wait(q_full.index(place), (t >> 1) & 1)
         i = skip(span[1], i, full, empty, STAGES)
@@ -323,6 +274,8 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr, SIN
         i, acc, total = walk(i, mine_of, rings, (full, empty), zero, STAGES, TERMS)
         mbarrier.arrive(q_empty.index(place), count=1)
         i = skip(span[5], i, full, empty, STAGES)
+        batch, head = gl.load(member), gl.load(member + 2)
+        start, height = gl.load(mine), gl.load(mine + 1)
         valid = r + C * 64 < height
         sink = gl.load(Sinks + head) if SINKS else 0.0
         whole = gl.convert_layout(gl.sum(total, 1), of_rows)
@@ -334,7 +287,7 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr, SIN
         matrix(result).store(out)
         if height >= C * 64 + 64:
             fence_async_shared()
-            at, lane = place_of(origin + start - base, pace)
+            at, lane = place_of(mine, 0, TERMS)
             tma.async_copy_shared_to_global(out_box, [batch, head, at + C * 64, lane, 0], result)
         else:
             keep_some(matrix(result), Out, (batch, head, origin + start, height, pace), C)
@@ -342,117 +295,25 @@ def attend(C: gl.constexpr, told, STAGES: gl.constexpr, TERMS: gl.constexpr, SIN
     flags.index(C).store(gl.expand_dims(written_before(marked), 1))
 
 
-# ---- rows whose sums left the range ----------------------------------------------------------------------------------
-@gluon.jit
-def fetch(to, tensor, heads, first, count, step):
-    """A tile of rows, by the group that computes, when nothing else runs."""
-    lies: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    r = gl.minimum(gl.arange(0, 64, layout=gl.SliceLayout(1, lies)), count - 1)
-    d = gl.expand_dims(gl.arange(0, 64, layout=gl.SliceLayout(0, lies)), 0)
-    at = head_of(tensor, heads[0], heads[1], first)
-    to.store(gl.load(at + (gl.expand_dims(r * step * (tensor[3] * UNIT), 1) + d)))
-    fence_async_shared()
-
-
-@gluon.jit
-def walk_again(sums, mine, keys, room_of, heads, at):
-    """(sums, sums of weights, largest score) after one term more, online."""
-    q, columns, scale2 = mine
-    acc, total, largest = sums
-    k, v = room_of
-    lies: gl.constexpr = acc.type.layout
-    factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=lies, k_width=2)
-    low, high, first, count, origin, step = at
-    for j in range(0, tiles_of(count)):
-        fetch(k, keys[0], heads, origin + first + j * TILE * step, count - j * TILE, step)
-        fetch(v, keys[1], heads, origin + first + j * TILE * step, count - j * TILE, step)
-        x = warpgroup_mma(q, k.permute((1, 0)), acc * 0.0, use_acc=False, is_async=True)
-        x = warpgroup_mma_wait(0, (x,))
-        mask, bit = seen(low - j * TILE, high - j * TILE, columns)
-        x = masked(x, mask, bit, float("-inf"))
-        new = gl.maximum(largest, gl.max(x, 1) * scale2)
-        safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
-        p = gl.exp2(x * scale2 - gl.expand_dims(safe, 1))
-        kept = gl.exp2(largest - safe)
-        total = total * kept + gl.sum(p, 1)
-        largest = new
-        y = warpgroup_mma(gl.convert_layout(p.to(gl.bfloat16), factor), v, acc * gl.expand_dims(kept, 1), is_async=True)
-        acc = warpgroup_mma_wait(0, (y,))
-    return acc, total, largest
-
-
-@gluon.jit
-def again(read, written, rooms, tables, numbers_of, WIDE: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr):
-    """The rows of a program's blocks that are marked, once more, with the largest score taken off. rooms: for a tile of
-    queries, of keys and of values.
-    """
-    queries, keys = read
-    Out, Lse = written
-    all_heads, length, scale, Sinks = numbers_of
-    lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    of_rows: gl.constexpr = gl.SliceLayout(1, lies)
-    r = gl.arange(0, 64, layout=of_rows)
-    columns = gl.arange(0, 64, layout=gl.SliceLayout(0, lies))
-    q, room_of = rooms[0], (rooms[1], rooms[2])
-    here = tables[0] + tables[2]
-    origin, pace = gl.load(tables[0]), gl.load(tables[0] + 3)
-    scale2 = scale * LOG2E
-    where = first_block(tables)
-    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
-        batch, kv_head, head, start, height, first, count = numbers(tables, where)
-        far_first, far_count = runs_of(tables, where, TERMS)
-        where = next_block(where, tables)
-        for c in range(0, WIDE):
-            mine = r + c * 64
-            row = start + gl.minimum(mine, height - 1) * pace
-            lse_at = Lse + (batch.to(gl.int64) * all_heads + head) * length + origin + row
-            before = gl.load(lse_at, mask=mine < height, other=0.0)
-            wild = before != before
-            if gl.max(wild.to(gl.int32), 0) != 0:
-                fetch(q, queries, (batch, head), origin + start + c * 64 * pace, height - c * 64, pace)
-                none = gl.full([64], float("-inf"), gl.float32, of_rows)
-                sums = (gl.zeros([64, 64], gl.float32, lies), gl.zeros([64], gl.float32, of_rows), none)
-                axis = axis_of(here)
-                low, high, _, _, _, _ = share_of(axis, start, (r, c * 64), pace, height, first, count)
-                at = (low, high, first, count, gl.load(here), gl.load(here + PART))
-                sums = walk_again(sums, (q, columns, scale2), keys, room_of, (batch, kv_head), at)
-                if TERMS == 2:
-                    axis = axis_of(here + TERM)
-                    low, high, _, _, _, _ = share_of(axis, start, (r, c * 64), pace, height, far_first, far_count)
-                    at = (low, high, far_first, far_count, gl.load(here + TERM), gl.load(here + TERM + PART))
-                    sums = walk_again(sums, (q, columns, scale2), keys, room_of, (batch, kv_head), at)
-                acc, total, largest = sums
-                if SINKS:
-                    sink = gl.load(Sinks + head) * LOG2E
-                    less, total, largest = with_sink(total, total == 0, sink, largest)
-                    acc = acc * gl.expand_dims(less, 1)
-                out = acc * gl.expand_dims(gl.where(total == 0, 0.0, 1.0 / total), 1)
-                lse = gl.where(total == 0, float("-inf"), (largest + gl.log2(total)) * LN2)
-                gl.store(lse_at, lse, mask=wild)
-                at = gl.expand_dims(row * (Out[3] * UNIT), 1) + gl.expand_dims(columns, 0)
-                gl.store(head_of(Out, batch, head, origin) + at, out.to(gl.bfloat16), mask=gl.expand_dims(wild, 1))
-
-
 @gluon.jit
 def attention(
     read, boxes, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr,
     SINKS: gl.constexpr,
 ):  # fmt: skip
-    """out and lse. read: Q, and K and V; boxes: descriptors of Q, K, V, and of K and V as the second term walks them,
-    and the tokens that these of Q and of each term begin at; written: Out, the pointer Lse and a descriptor of Out;
+    """out and lse. read: Q, and K and V; boxes: descriptors of Q, K, V, and of K and V as the second term walks them;
+    written: Out, the pointer Lse and a descriptor of Out;
     numbers_of: (heads of queries, queries, scale, the pointer Sinks).
     """
-    boxes, bases = boxes
     rows, rings = room_of_boxes(boxes[0], 2 * WIDE), (room_of_boxes(boxes[1], STAGES), room_of_boxes(boxes[2], STAGES))
     results = room_of_boxes(boxes[0], WIDE)
     flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     bars = barriers(2 * WIDE, 1), barriers(2 * WIDE, 1), barriers(STAGES, 1), barriers(STAGES, WIDE)
-    told = ((written[0], written[1], written[2], results, bases[0]), rows, rings, flags, bars, tables, numbers_of)
-    asked = (boxes, rows, rings, bars, tables, bases)
+    told = ((written[0], written[1], written[2], results), rows, rings, flags, bars, tables, numbers_of)
+    asked = (boxes, rows, rings, bars, tables)
     gl.static_assert(WIDE == 4)
     gl.warp_specialize([
-        (attend, (0, told, STAGES, TERMS, SINKS)), (attend, (1, told, STAGES, TERMS, SINKS)),
-        (attend, (2, told, STAGES, TERMS, SINKS)), (attend, (3, told, STAGES, TERMS, SINKS)),
+        (attend, (0, told, WIDE, STAGES, TERMS, SINKS)), (attend, (1, told, WIDE, STAGES, TERMS, SINKS)),
+        (attend, (2, told, WIDE, STAGES, TERMS, SINKS)), (attend, (3, told, WIDE, STAGES, TERMS, SINKS)),
         (load_blocks, (asked, WIDE, STAGES, TERMS)),
     ], [4, 4, 4, 1], [COMPUTES, COMPUTES, COMPUTES, LOADS])  # fmt: skip
     flat: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [4, 1], [1, 0])

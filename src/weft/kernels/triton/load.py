@@ -13,7 +13,7 @@ from triton.compiler import CompiledKernel
 
 from weft.kernels.triton import source
 from weft.kernels.triton.descriptors import box_kind
-from weft.kernels.triton.emit import BASES, FLOATS, PLAIN, ROUNDS, arguments, described, emit, tensors
+from weft.kernels.triton.emit import FLOATS, PLAIN, ROUNDS, arguments, described, emit, tensors
 from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.spec import KernelSpec
 
@@ -57,7 +57,7 @@ def signature(spec: KernelSpec) -> dict[str, str]:
         elif name in boxes:
             kinds[name] = box_kind()
         else:
-            kinds[name] = "i32" if name in (*PLAIN, *ROUNDS, *BASES) or spec.aligned else "i64"
+            kinds[name] = "i32" if name in (*PLAIN, *ROUNDS) or spec.aligned else "i64"
     return kinds
 
 

@@ -21,8 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from weft.kernels.triton.group_queries import matrix, room_of_boxes
 from weft.kernels.triton.groups import LOG2E, TILE, barriers, live, masked, seen
+from weft.kernels.triton.query_blocks import matrix, room_of_boxes
 from weft.planning import short
 
 GROUPS = gl.constexpr(short.SEEN)  # that compute, a key tile each

@@ -21,7 +21,7 @@ from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import chained, for_card, walk_spec, wave_specs
 from weft.kernels.triton.descriptors import FORWARD, READ, WRITTEN, Box
 from weft.kernels.triton.descriptors import boxes as boxes_of
-from weft.kernels.triton.emit import BASES, TENSORS, tensors
+from weft.kernels.triton.emit import TENSORS, tensors
 from weft.kernels.triton.launch import (
     Launch,
     Made,
@@ -411,7 +411,6 @@ def _launches(
 def _in_rounds(wave: Wave, values: Mapping[str, Any], gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, Any]]:
     """A program for each processor, which takes blocks in turn; as `_grid` says, heads side by side or not."""
     rounds = {"items": wave.items, "members": wave.members, "skewed": int(_grid(wave, 0)[0] > 1)}
-    rounds |= {name: one.base for name, one in zip(BASES, wave.reach or (), strict=False)}
     return (min(gpu.processors, wave.items * wave.members), 1, 1), {**values, **rounds}
 
 

@@ -28,11 +28,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from weft import store
 from weft.errors import UnsupportedKernel
-from weft.kernels.triton import device as helpers
-from weft.kernels.triton import group_queries as query_helpers
-from weft.kernels.triton import groups as group_helpers
-from weft.kernels.triton import row_device as row_helpers
 from weft.kernels.triton import translated
+from weft.planning import short
 from weft.settings import interpreted
 
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
@@ -139,14 +136,20 @@ def key_of(source: Source, target: GPUTarget) -> str:
     return sha256(json.dumps([*content, *_toolchain()]).encode()).hexdigest()
 
 
+def helpers() -> list[Path]:
+    """Whose functions and numbers emitted kernels may take: all files beside this one, and where one walk has its
+    sizes.
+    """
+    return [*sorted(Path(__file__).parent.glob("*.py")), Path(short.__file__)]
+
+
 @cache
 def _toolchain() -> tuple[str | int, ...]:
     """What tells one compiler from another: our helpers and what we refuse, Triton's version, and when its library was
     written.
     """
     library = Path(libtriton.__file__).stat()
-    modules = helpers, row_helpers, group_helpers, query_helpers, translated
-    ours = "".join(Path(module.__file__ or "").read_text() for module in modules)
+    ours = "".join(path.read_text() for path in helpers())
     return ours, triton.__version__, library.st_size, library.st_mtime_ns
 
 

@@ -6,7 +6,8 @@
     bounds    records of `device.BOUND` integers, and the tables of step functions; on grids the two bounds of every
               coordinate
     items     for each tile: (first query, queries) for each axis; then for each part and axis (first key, keys, tiles
-              before the full ones, full tiles). Where tokens are listed, first is a place in the list
+              before the full ones, full tiles). Where tokens are listed, first is a place in the list. Of a
+              forward by warp groups more: see `weft.kernels.triton.shares`
     members   for each head and launch of the wave HEAD integers: which head, and where the launch's tables are
 
 A kernel reaches everything that it needs in two loads that wait for each other (three, where launches are packed).
@@ -25,8 +26,10 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton.boxes import whole_boxes
+from weft.kernels.triton.shares import shares_of
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
+from weft.planning.candidates import IN_GROUPS
 from weft.planning.device import FAR, Run, is_formula, is_listed, is_narrow, more_run
 from weft.planning.lines import as_lines, unbounded
 from weft.planning.reach import Reach, reaches
@@ -76,7 +79,7 @@ class LaunchTables:
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
     column of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines:
-    see `weft.planning.lines`. reach: of tiles of warp groups what descriptors reach, see `weft.planning.reach`.
+    see `weft.planning.lines`. reach: of a forward by warp groups what descriptors reach, see `weft.planning.reach`.
     """
 
     words: Words
@@ -204,6 +207,9 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         _put_more(items, launch.parts[1], more, chosen[0])
     if (shares.of > 1).any():
         _cut(items, launch, shares.share, shares.of)
+    reach = reaches(launch) if tiling == IN_GROUPS["forward"] and rank == 1 else None
+    if reach is not None:
+        items = np.concatenate([items, shares_of(launch, items, reach).astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
     return LaunchTables(
@@ -219,7 +225,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         more is not None,
         whole is not None,
         lines is not None,
-        reaches(launch) if tiling.groups and rank == 1 else None,
+        reach,
     )
 
 

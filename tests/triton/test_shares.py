@@ -1,0 +1,75 @@
+"""What a forward by warp groups reads of each item: where its boxes are, and which tiles each group sees."""
+
+import numpy as np
+import pytest
+
+import weft
+from weft.kernels.triton.shares import GROUP, SHARE
+from weft.kernels.triton.waves import plan_waves
+from weft.planning.attention_plan import plan_attention
+from weft.planning.candidates import IN_GROUPS
+from weft.planning.problem import Problem
+from weft.target import GPUS
+
+TILING = IN_GROUPS["forward"]
+PATTERNS = [
+    weft.full(),
+    weft.causal() & weft.window(left=50),
+    weft.window(70, 30),
+    weft.dilated(30, 30, 3),
+    weft.causal() & (weft.periodic_keys(64) | weft.window(left=63)),
+    weft.window(20, 20) & weft.padding([700]),
+]
+
+
+def items_of(pattern, tokens):
+    """(launch, its tables' items, the reach of queries and of each part's keys)"""
+    problem = Problem(1, 1, 1, tokens, tokens, 64, 64, "bfloat16", "cuda")
+    plan = plan_attention(pattern, problem, GPUS["h200"], (("forward", TILING),))
+    (wave,) = plan_waves(plan.forward, problem, False).waves
+    (launch,) = plan.forward[0].plan.launches
+    assert wave.reach is not None
+    place = wave.place
+    words = wave.words[place.items_at :][: wave.items * place.record]
+    return launch, words.reshape(wave.items, place.record).astype(np.int64), wave.reach
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize("tokens", [900, 1200])
+def test_boxes_begin_where_runs_do(pattern, tokens):
+    launch, items, reach = items_of(pattern, tokens)
+    parts = len(launch.parts)
+    origins = [launch.q.origin, *(part.k.origin for part in launch.parts)]
+    firsts = [items[:, 0], *(items[:, 2 + 4 * n] for n in range(parts))]
+    some = [items[:, 1] > 0, *(items[:, 3 + 4 * n] > 0 for n in range(parts))]
+    for side, (one, origin, first, exists) in enumerate(zip(reach, origins, firsts, some, strict=True)):
+        place, lane = items[:, 2 + 4 * parts + 2 * side], items[:, 3 + 4 * parts + 2 * side]
+        assert (one.base + one.step * place + lane == origin + first)[exists].all()
+        assert ((lane >= 0) & (lane < one.lanes) & (place >= 0))[exists].all()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize("tokens", [900, 1200])
+def test_tiles_are_those_that_rows_see(pattern, tokens):
+    """Row by row: every key that one sees is in a tile of its group, and in whole tiles are none that it does not."""
+    launch, items, _ = items_of(pattern, tokens)
+    parts, groups = len(launch.parts), TILING.rows // GROUP
+    dense = pattern.to_dense(tokens, tokens).reshape(tokens, tokens)
+    seen = np.zeros((tokens, tokens), int)
+    for item in items:
+        shares = item[4 + 6 * parts :].reshape(parts, groups, SHARE)
+        for part, run, of_groups in zip(launch.parts, item[2 : 2 + 4 * parts].reshape(parts, 4), shares, strict=True):
+            keys = part.k.origin + run[0] + part.axes[0].lanes.k_step * np.arange(run[1])
+            for group, (begin, end, below, beyond) in enumerate(of_groups):
+                rows = np.arange(GROUP * group, min(GROUP * (group + 1), item[1]))
+                assert 0 <= begin <= end <= -(-run[1] // GROUP)
+                if not rows.size:
+                    assert begin == end
+                    continue
+                queries = launch.q.origin + item[0] + launch.lanes[0].q_step * rows
+                walked = keys[GROUP * begin : GROUP * end]
+                seen[np.ix_(queries, walked)] += dense[np.ix_(queries, walked)]
+                whole = keys[GROUP * max(begin, below) : GROUP * min(end, beyond)]
+                assert dense[np.ix_(queries, whole)].all()
+                assert whole.size % GROUP == 0
+    assert np.array_equal(seen > 0, dense)
