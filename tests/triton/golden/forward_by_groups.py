@@ -10,7 +10,7 @@ def kernel(
     Q, K, V, Out, Lse, Sum, Sinks, Slopes, Tables, record, parts, parts_at, items_at, heads_at,
     first_item, all_heads, my_length, their_length, shift, items, members, skewed, Q_batch, Q_head,
     Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap,
-    q_base, near_base, far_base, Out_near, Q_near, K_near, V_near, K_far, V_far,
+    Out_near, Q_near, K_near, V_near, K_far, V_far,
 ):
     q = Q, Q_batch, Q_head, Q_row
     k = K, K_batch, K_head, K_row
@@ -18,7 +18,7 @@ def kernel(
     out = Out, Out_batch, Out_head, Out_row
     tables = Tables, record, parts_at, items_at, heads_at, items, members, skewed
     attention(
-        (q, (k, v)), ((Q_near, K_near, V_near, K_far, V_far), (q_base, near_base, far_base)), (out, Lse, Out_near),
-        tables, (all_heads, my_length, scale),
-        WIDE=4, STAGES=8, TERMS=2,
+        (q, (k, v)), (Q_near, K_near, V_near, K_far, V_far), (out, Lse, Out_near),
+        tables, (all_heads, my_length, scale, Sinks),
+        WIDE=4, STAGES=8, TERMS=2, SINKS=False,
     )
