@@ -300,6 +300,7 @@ def compute(G: gl.constexpr, told):
         i = first
         h = 0  # of the heads that share keys, walked one after the other
         for _ in range(first * share, end * share):
+            s = live(s)  # 0.975 of the time, as in `group_queries.walk`
             place = base + c - first
             more = (h > 0) | (i > gl.maximum(first, c - LEAD))  # than this of the key tile
             dk, dv, due = add(G, (dk, dv, more, due), (i, begin, c, s, place, n), told, sides)
