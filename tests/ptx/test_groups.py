@@ -11,6 +11,7 @@ from tests.kernels.planned import planned, results
 from tests.triton.specs import card
 
 import weft
+from weft.planning import short
 from weft.planning.candidates import IN_GROUPS
 from weft.settings import interpreted
 
@@ -37,8 +38,9 @@ FEW = replace(GPU, processors=1)
 
 @pytest.fixture(autouse=True)
 def _no_other_groups(monkeypatch):
-    """The forward is of the usual kernels here: see test_group_queries."""
+    """The forward is of the usual kernels here, and gradients are of two: see test_group_queries and test_one_walk."""
     monkeypatch.delitem(IN_GROUPS, "forward")
+    monkeypatch.setattr(short, "has_kernel", lambda *_: False)
 
 
 @pytest.mark.parametrize("processors", [1, 3])

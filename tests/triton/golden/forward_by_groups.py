@@ -18,7 +18,7 @@ def kernel(
     out = Out, Out_batch, Out_head, Out_row
     tables = Tables, record, parts_at, items_at, heads_at, items, members, skewed
     attention(
-        (q, (k, v)), (Q_near, K_near, V_near, K_far, V_far), (out, Lse, Out_near),
+        (q, (k, v), (Q_near, K_near, V_near, K_far, V_far)), (out, Lse, Out_near),
         tables, (all_heads, my_length, scale, Sinks),
         WIDE=4, STAGES=8, TERMS=2, SINKS=False,
     )

@@ -113,7 +113,7 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
         far = far_k, far_v
         yield "attention("
-        yield f"    (q, (k, v)), ({', '.join((*near, *far))}), (out, Lse, {box}),"
+        yield f"    (q, (k, v), ({', '.join((*near, *far))})), (out, Lse, {box}),"
         yield "    tables, (all_heads, my_length, scale, Sinks),"
         yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"
     else:

@@ -297,13 +297,14 @@ def attend(
 
 @gluon.jit
 def attention(
-    read, boxes, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr,
+    read, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr,
     SINKS: gl.constexpr,
 ):  # fmt: skip
-    """out and lse. read: Q, and K and V; boxes: descriptors of Q, K, V, and of K and V as the second term walks them;
-    written: Out, the pointer Lse and a descriptor of Out;
-    numbers_of: (heads of queries, queries, scale, the pointer Sinks).
+    """out and lse. read: Q; K and V; descriptors of Q, K, V, and of K and V as the second term walks them. written: the
+    tensor Out, the pointer Lse and a descriptor of Out. numbers_of: (heads of queries, queries, scale, the pointer
+    Sinks).
     """
+    boxes = read[2]
     rows, rings = room_of_boxes(boxes[0], 2 * WIDE), (room_of_boxes(boxes[1], STAGES), room_of_boxes(boxes[2], STAGES))
     results = room_of_boxes(boxes[0], WIDE)
     flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))

@@ -80,7 +80,7 @@ def again(read, written, rooms, tables, numbers_of, WIDE: gl.constexpr, TERMS: g
     """The rows of a program's blocks that are marked, once more, with the largest score taken off. rooms: for a tile of
     queries, of keys and of values.
     """
-    queries, keys = read
+    queries, keys, _ = read
     Out, Lse = written
     all_heads, length, scale, Sinks = numbers_of
     lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])

@@ -207,7 +207,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         _put_more(items, launch.parts[1], more, chosen[0])
     if (shares.of > 1).any():
         _cut(items, launch, shares.share, shares.of)
-    reach = reaches(launch) if tiling == IN_GROUPS["forward"] and rank == 1 else None
+    reach = reaches(launch) if tiling == IN_GROUPS.get("forward") and rank == 1 else None
     if reach is not None:
         items = np.concatenate([items, shares_of(launch, items, reach).astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
