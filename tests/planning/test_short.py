@@ -1,6 +1,8 @@
 """Which gradients come of one walk over queries, and that its tiles hold what a short window sees."""
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from weft.planning.short import SEEN, TILE, ShortWindow, cut, has_kernel, second
 from weft.planning.verify import verify_window
 from weft.target import GPUS
 
-H200 = GPUS["h200"]
+H200, ROOT = GPUS["h200"], Path(__file__).parents[2]
+NAMES = ("left", "right", "batch", "q_heads", "kv_heads", "tokens")
 CAUSAL = weft.causal() & weft.window(left=127)
 
 
@@ -81,6 +84,19 @@ def test_nor_where_few_heads_of_keys_are_shared_by_many():
     two = plan.candidate("dq").cost.seconds + plan.candidate("dkdv").cost.seconds
     assert seconds(plan.window, given, H200) > two
     assert any("rejected: one walk" in line for line in argue(plan, H200))
+
+
+def test_the_walk_takes_what_is_predicted():
+    """Rows of an H200: its own constants are fitted to the first of them."""
+    with (ROOT / "benchmarks" / "results" / "short-windows.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if "H200" in row["device"]]
+    assert rows
+    for row in rows:
+        left, right, batch, q_heads, kv_heads, tokens = (int(row[name]) for name in NAMES)
+        given = problem(tokens, (q_heads, kv_heads), batch=batch)
+        walk = seconds(ShortWindow(tokens, left, right), given, H200)
+        assert walk == pytest.approx(1e-6 * float(row["walk_us"]), rel=0.1), row
+        assert (planned(weft.window(left, right), given).one_walk is not None) == (row["taken"] == "True")
 
 
 def test_nor_where_there_are_not_as_many_keys_as_queries():

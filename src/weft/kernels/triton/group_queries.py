@@ -40,9 +40,9 @@ from weft.kernels.triton.groups import (
 )
 from weft.kernels.triton.queries_again import LN2, again, with_sink
 from weft.kernels.triton.query_blocks import (
-    RUN,
     TERM,
     bounds_of,
+    keys_of,
     matrix,
     place_of,
     room_of_boxes,
@@ -131,14 +131,15 @@ def block_of(C: gl.constexpr, here, mine, pace, r, WIDE: gl.constexpr, TERMS: gl
 
     span: tiles of the first term, the first of either, all of its own, those of others between the terms and after all.
     """
-    start, height, first, count = gl.load(mine), gl.load(mine + 1), gl.load(mine + 2), gl.load(mine + 3)
+    start, height = gl.load(mine), gl.load(mine + 1)
+    first, count = keys_of(mine, 0)
     begin, end, below, beyond = share_of(mine, C, 0, WIDE, TERMS)
     low, high = bounds_of(axis_of(here), start, r + C * 64, pace, height, first, count)
     n = tiles_of(count)
     span = (end - begin, begin, begin, end - begin, 0, n - end)
     bounds = (low, high, below, beyond, low, high, below, beyond)
     if TERMS == 2:
-        far_first, far_count = gl.load(mine + 2 + RUN), gl.load(mine + 3 + RUN)
+        far_first, far_count = keys_of(mine, 1)
         far_begin, far_end, far_below, far_beyond = share_of(mine, C, 1, WIDE, TERMS)
         axis = axis_of(here + TERM)
         far_low, far_high = bounds_of(axis, start, r + C * 64, pace, height, far_first, far_count)

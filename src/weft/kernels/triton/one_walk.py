@@ -110,7 +110,7 @@ def fetch(asked, LSE_GRADIENT: gl.constexpr, WITH_DELTA: gl.constexpr):
     shift, length, share = sizes[4], sizes[5], sizes[7]
     s = 0
     n = 0
-    before = (Delta, 0, 0, length)  # the tile that was asked for last
+    asked_for = (0, 0)  # last: the head of all batch rows, and its tile
     for item in range(gl.program_id(0), sizes[0], gl.num_programs(0)):
         member, _, end, first = run_of(item, sizes)
         lse = logs(Lse, member * share, first, length, r)
@@ -131,8 +131,9 @@ def fetch(asked, LSE_GRADIENT: gl.constexpr, WITH_DELTA: gl.constexpr):
                 last = h + 1 == share
                 lse = logs(Lse, gl.where(last, head - h, head + 1), i + gl.where(last, 1, 0), length, r)
                 if s > 0:
-                    subtract(s - 1, before, (do, o), stats, (q_full, o_empty, d_full), LSE_GRADIENT, WITH_DELTA)
-                before = (Delta, head, i, length)
+                    tile = Delta, asked_for[0], asked_for[1], length
+                    subtract(s - 1, tile, (do, o), stats, (q_full, o_empty, d_full), LSE_GRADIENT, WITH_DELTA)
+                asked_for = (head, i)
                 since = gl.where(i == first, i, i + LEAD)
                 for c in range(gl.where(h == 0, since, i + GROUPS), i + GROUPS):
                     at = n % KEYS
@@ -144,7 +145,8 @@ def fetch(asked, LSE_GRADIENT: gl.constexpr, WITH_DELTA: gl.constexpr):
                     n += 1
                 s += 1
     if s > 0:
-        subtract(s - 1, before, (do, o), stats, (q_full, o_empty, d_full), LSE_GRADIENT, WITH_DELTA)
+        tile = Delta, asked_for[0], asked_for[1], length
+        subtract(s - 1, tile, (do, o), stats, (q_full, o_empty, d_full), LSE_GRADIENT, WITH_DELTA)
 
 
 # ---- computing -------------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from weft.kernels.triton.groups import (
     masked,
     next_block,
     numbers,
+    places_of,
     seen,
 )
-from weft.kernels.triton.query_blocks import TERM, bounds_of, runs_of, tiles_of
+from weft.kernels.triton.query_blocks import TERM, bounds_of, keys_of, tiles_of
 
 LN2 = gl.constexpr(0.6931471805599453)
 
@@ -94,7 +95,7 @@ def again(read, written, rooms, tables, numbers_of, WIDE: gl.constexpr, TERMS: g
     where = first_block(tables)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
         batch, kv_head, head, start, height, first, count = numbers(tables, where)
-        far_first, far_count = runs_of(tables, where, TERMS)
+        far_first, far_count = keys_of(places_of(tables, where)[1], TERMS - 1)
         where = next_block(where, tables)
         for c in range(0, WIDE):
             mine = r + c * 64

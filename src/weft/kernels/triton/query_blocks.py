@@ -10,24 +10,23 @@ from triton.experimental.gluon import language as gl
 
 from weft.kernels.triton import shares
 from weft.kernels.triton import tables as words
-from weft.kernels.triton.groups import TILE, bounds, places_of
+from weft.kernels.triton.groups import TILE, bounds
 
 RUN, SHARE = gl.constexpr(4), gl.constexpr(shares.SHARE)  # integers of an item: a run of one term, a share of a group
 TERM = gl.constexpr(words.PART + words.axis_words(1))  # words of a term
 
 
 @gluon.jit
-def runs_of(tables, where, TERMS: gl.constexpr):
-    """Of a block's last term: (first key, keys)."""
-    _, mine = places_of(tables, where)
-    run = mine + 2 + RUN * (TERMS - 1)
+def keys_of(mine, term: gl.constexpr):
+    """(first key, keys) of a block's run of a term."""
+    run = mine + 2 + RUN * term
     return gl.load(run), gl.load(run + 1)
 
 
 @gluon.jit
 def share_of(mine, C: gl.constexpr, term: gl.constexpr, WIDE: gl.constexpr, TERMS: gl.constexpr):
     """Of group C's rows of a block and one of TERMS: (the first tile that any of them sees and the one after the last,
-    tiles below and from which bounds cut); mine: the block's numbers.
+    tiles below and from which bounds cut).
     """
     at = mine + 2 + RUN * TERMS + 2 * (1 + TERMS) + SHARE * (WIDE * term + C)
     return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3)
@@ -41,16 +40,14 @@ def bounds_of(axis, start, r, pace, height, first, count):
 
 @gluon.jit
 def place_of(mine, side: gl.constexpr, TERMS: gl.constexpr):
-    """(place, lane) where a block's boxes begin, of queries, or of keys of the first term or of the second; mine: the
-    block's numbers.
-    """
+    """(place, lane) where a block's boxes begin: of queries, of keys of the first term, of the second."""
     at = mine + 2 + RUN * TERMS + 2 * side
     return gl.load(at), gl.load(at + 1)
 
 
 @gluon.jit
 def run_of(mine, term: gl.constexpr, TERMS: gl.constexpr):
-    """(keys, place and lane of the first) of a block's run of a term."""
+    """(keys, place and lane of the first) of a block's run of a term, as boxes are asked for."""
     place, lane = place_of(mine, 1 + term, TERMS)
     return gl.load(mine + 3 + RUN * term), place, lane
 
