@@ -113,12 +113,14 @@ def test_sources_are_programs(pattern, direction):
 
 
 def test_sources_of_one_walk():
-    """All gradients of a short window, and of nothing else, are of one kernel."""
+    """All gradients of a short window are of one kernel, beside few keys of three."""
     asked = ("causal() & window(left=127)", "--shape", "1,8,4096,64", "--device", "gpu", "--source", "gradients")
     said = json.loads(run("explain", *asked, "--json").output)
     (source,) = said["sources"].values()
     assert "def kernel(" in source
     assert "but taken is: one walk" in said["explanation"]
+    beside = ("causal() & (window(left=127) | periodic_keys(128))", *asked[1:])
+    assert len(json.loads(run("explain", *beside, "--json").output)["sources"]) == 3
 
 
 def test_sources_of_rows():

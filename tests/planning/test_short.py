@@ -16,7 +16,8 @@ from weft.planning.attention_plan import plan_attention
 from weft.planning.candidates import usual
 from weft.planning.problem import Problem
 from weft.planning.short import SEEN, TILE, ShortWindow, cut, has_kernel, seconds
-from weft.planning.verify import verify_window
+from weft.planning.verify_walk import verify_window
+from weft.planning.walk import Walk
 from weft.target import GPUS
 
 H200, ROOT = GPUS["h200"], Path(__file__).parents[2]
@@ -30,6 +31,12 @@ def problem(tokens=4096, heads=(16, 16), d=64, dtype="bfloat16", batch=1):
 
 def planned(pattern, given=None, gpu=H200, fixed=()):
     return plan_attention(pattern, given or problem(), gpu, fixed)
+
+
+def of_window(left, right, length):
+    """(the term of a window, how many tokens)"""
+    (term,) = weft.window(left, right).acsr(length, length).terms
+    return term, length
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,7 @@ def planned(pattern, given=None, gpu=H200, fixed=()):
 )
 def test_short_windows_are_taken(pattern, left, right):
     plan = planned(pattern)
-    assert plan.one_walk == ShortWindow(4096, left, right)
+    assert plan.one_walk == Walk(ShortWindow(4096, left, right), 0)
     plan.verify()
     assert any("but taken is: one walk" in line for line in argue(plan, H200))
 
@@ -61,7 +68,7 @@ def test_short_windows_are_taken(pattern, left, right):
         (weft.dilated(9, 9, 2), None, H200),
         (CAUSAL & weft.documents([2000, 2096]), None, H200),
         (CAUSAL & weft.padding([3000]), None, H200),
-        (CAUSAL | weft.global_tokens(3), None, H200),
+        (CAUSAL | weft.global_tokens(3), None, H200),  # where some queries see all keys
         (weft.per_head([CAUSAL, weft.window(9, 9)] * 8), None, H200),
         (CAUSAL, problem(dtype="float16"), H200),
         (CAUSAL, problem(d=128), H200),
@@ -72,17 +79,17 @@ def test_short_windows_are_taken(pattern, left, right):
 )
 def test_others_are_not(pattern, given, gpu):
     plan = planned(pattern, given, gpu)
-    assert plan.window is None
+    assert plan.walk is None
     assert plan.one_walk is None
 
 
 def test_nor_where_few_heads_of_keys_are_shared_by_many():
     given = problem(1024, (32, 1))
     plan = planned(CAUSAL, given)
-    assert plan.window
+    assert plan.walk
     assert plan.one_walk is None
     two = plan.candidate("dq").cost.seconds + plan.candidate("dkdv").cost.seconds
-    assert seconds(plan.window, given, H200) > two
+    assert plan.walk.seconds(given, H200) > two
     assert any("rejected: one walk" in line for line in argue(plan, H200))
 
 
@@ -121,7 +128,7 @@ def test_tiles_hold_what_is_seen(length, left, right):
     if window.fits:
         assert (np.maximum(rows - left, 0) >= first).all()
         assert (np.minimum(rows + right, length - 1) < first + SEEN * TILE).all()
-        verify_window(window, weft.window(left, right).acsr(length, length))
+        verify_window(window, *of_window(left, right, length))
     assert window.shift % TILE == 0
     assert window.tiles * TILE - window.shift >= length > (window.tiles - 1) * TILE - window.shift
 
@@ -138,6 +145,6 @@ def test_runs_cover_all_tiles_once(length, heads):
 @pytest.mark.parametrize("wrong", [{"left": 126}, {"left": 128}, {"right": 1}])
 def test_a_wrong_window_is_refused(wrong):
     with pytest.raises(VerificationError, match="do not see"):
-        verify_window(replace(ShortWindow(500, 127, 0), **wrong), CAUSAL.acsr(500, 500))
+        verify_window(replace(ShortWindow(500, 127, 0), **wrong), *of_window(127, 0, 500))
     with pytest.raises(VerificationError, match="more than 3 tiles"):
-        verify_window(ShortWindow(500, 190, 0), weft.window(190, 0).acsr(500, 500))
+        verify_window(ShortWindow(500, 190, 0), *of_window(190, 0, 500))

@@ -17,7 +17,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from weft.kernels.triton import load, rowwise, source
-from weft.kernels.triton.configure import walk_spec
+from weft.kernels.triton.configure import few_specs, walk_spec
 from weft.kernels.triton.emit import emit
 from weft.kernels.triton.row_spec import RowSpec
 from weft.kernels.triton.spec import KernelSpec
@@ -151,6 +151,8 @@ IN_GROUPS_OF = {  # specs whose sources take functions of other files
     "forward": replace(SMALL, direction="forward", dtype="bfloat16", d=64, dv=64, groups=4, rows=256, cols=64),
     "dkdv": replace(SMALL, direction="dkdv", dtype="bfloat16", d=64, dv=64, groups=2, rows=128, cols=64),
     "gradients": walk_spec(SHORT),
+    "few keys": few_specs(SHORT)[0],
+    "sums of few keys": few_specs(SHORT)[1],
 }
 
 

@@ -110,7 +110,7 @@ def tiling_with_dq(call):
     return Tiling(64, 32, 8, 3) if grid else Tiling(128, 32, 8, 2, apart=True)
 
 
-# What a gradient takes; of SHORT "gradients" alone.
+# What a gradient takes; of SHORT "gradients" alone, of BESIDE it and two more.
 DIRECTIONS = {"forward": ("forward",), "dq": ("dq",), "keys": ("dkdv",), "one kernel": ("delta", "dkdv")}
 
 
@@ -156,6 +156,7 @@ def square(pattern, **more):
 
 BAND = weft.causal() & weft.window(left=300)
 SHORT = Call(weft.causal() & weft.window(left=127), m=4096, n=4096)  # one kernel makes all its gradients
+BESIDE = replace(SHORT, pattern=weft.causal() & (weft.window(left=127) | weft.periodic_keys(step=128)))  # or three
 # What reaches every fragment of the emitter: ranks 0 to 3, formulas and tables, merges, lists, every option.
 CALLS = {
     "window": Call(BAND, dims=(128, 128)),

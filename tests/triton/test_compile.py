@@ -25,7 +25,19 @@ from weft.planning.tiling import chunks
 from weft.settings import interpreted
 
 from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources
-from .specs import BAND, CALLS, DIRECTIONS, SHORT, Call, card, gradients_of, has_room_for_dq, specs_towards, square
+from .specs import (
+    BAND,
+    BESIDE,
+    CALLS,
+    DIRECTIONS,
+    SHORT,
+    Call,
+    card,
+    gradients_of,
+    has_room_for_dq,
+    specs_towards,
+    square,
+)
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
@@ -106,6 +118,17 @@ def test_one_walk_compiles_and_fits(wanted, tmp_path, monkeypatch):
     assert taken.shared <= SHARED["sm_90"] * 1024
     assert taken.registers == spec.registers == 128  # with others some warps would wait for registers for ever
     check_spilled("-".join(("sm_90-gradients-short window", *wanted)), taken.spilled)
+
+
+def test_few_keys_beside_a_window_compile_and_fit(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    walk, *specs = gradients_of(BESIDE)
+    assert [walk.direction, *(spec.direction for spec in specs)] == ["gradients", "few_keys", "few_sums"]
+    assert walk.with_delta
+    for spec, taken in zip(specs, compile_one("sm_90", specs), strict=True):
+        assert taken.shared <= SHARED["sm_90"] * 1024
+        assert spec.direction == "few_sums" or taken.registers == spec.registers == 168
+        check_spilled(f"sm_90-{spec.direction}-short window", taken.spilled)
 
 
 def check_spilled(case, spilled):

@@ -11,7 +11,7 @@ import torch
 
 from weft.kernels.triton.emit import emit
 
-from .specs import CALLS, SHORT, gradients_of, specs_of, specs_towards
+from .specs import BESIDE, CALLS, SHORT, gradients_of, specs_of, specs_towards
 
 GOLDEN = Path(__file__).with_name("golden")
 WRITE = "WEFT_GOLDEN=write python -m pytest tests/triton/test_source.py"
@@ -27,19 +27,20 @@ CHOSEN = {
     "delta_window": ("window", "one kernel", 0),
     "keys_with_dq": ("window", "one kernel", 1),
 }
-WALK = "gradients_in_one_walk"
-EVERY = [replace(call, one_kernel=one) for call in (*CALLS.values(), SHORT) for one in (False, True)]
+WALKS = {"gradients_in_one_walk": (SHORT, 0), "few_keys": (BESIDE, 1), "few_sums": (BESIDE, 2)}
+EVERY = [replace(call, one_kernel=one) for call in (*CALLS.values(), SHORT, BESIDE) for one in (False, True)]
 SPECS = {spec.name: spec for spec in chain.from_iterable(map(specs_of, EVERY))}
 
 
 def chosen(name):
-    if name == WALK:
-        return gradients_of(SHORT)[0]
+    if name in WALKS:
+        call, which = WALKS[name]
+        return gradients_of(call)[which]
     call, direction, which = CHOSEN[name]
     return specs_towards(CALLS[call], direction)[which]
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, WALK])
+@pytest.mark.parametrize("name", [*CHOSEN, *WALKS])
 def test_golden_source(name):
     spec = chosen(name)
     path = GOLDEN / f"{name}.py"

@@ -37,10 +37,10 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     """The source of each kernel that a plan launches in one direction, by name: see `configure.specs_of`; "gradients"
-    are all of a short window, by one kernel.
+    are all of a short window, by one walk.
     """
     from weft.kernels.triton import emit, rowwise
-    from weft.kernels.triton.configure import specs_of, walk_spec
+    from weft.kernels.triton.configure import specs_of, walk_specs
     from weft.kernels.triton.row_spec import specs_of as specs_of_rows
 
     problem = plan.problem
@@ -54,8 +54,8 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
         return {spec.name: rowwise.emit(spec) for spec in specs_of_rows(plan.by_rows)}
     if direction == "gradients" and plan.one_walk is None:
         raise OptionError(
-            f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one",
+            f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one walk",
             "ask for --source dq and --source dkdv",
         )  # fmt: skip
-    specs = (walk_spec(problem),) if direction == "gradients" else specs_of(plan, direction)
+    specs = walk_specs(plan) if direction == "gradients" else specs_of(plan, direction)
     return {spec.name: emit.emit(spec) for spec in specs}

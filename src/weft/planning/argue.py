@@ -9,9 +9,11 @@ from weft.planning.attention_plan import AttentionPlan, count_heads
 from weft.planning.candidates import in_halves, in_one, shared_of
 from weft.planning.choice import IN_ONE, Candidate, Rows, candidate, offered, rank_of, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, adding, moved
+from weft.planning.few_keys import parts_of
 from weft.planning.problem import DTYPES
-from weft.planning.short import ShortWindow, cut, seconds
+from weft.planning.short import cut
 from weft.planning.tiling import DIRECTIONS, Direction
+from weft.planning.walk import Walk
 from weft.target import Gpu
 
 CAUSES = ("starts", "edges", "full", "uneven", "merging", "launches")
@@ -34,8 +36,8 @@ def argue(plan: AttentionPlan, gpu: Gpu) -> Iterator[str]:
             yield _rows_or_tiles(plan)
             yield _fused(plan, gpu)
     yield _backward(plan, gpu)
-    if plan.window is not None:
-        yield _walk(plan, plan.window, gpu)
+    if plan.walk is not None:
+        yield _walk(plan, plan.walk, gpu)
 
 
 def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[str]:
@@ -133,13 +135,15 @@ def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
     return f"backward  one kernel of {tiling} unless sums must come in order: {other}; two: {_ms(seconds)}"
 
 
-def _walk(plan: AttentionPlan, window: ShortWindow, gpu: Gpu) -> str:
+def _walk(plan: AttentionPlan, walk: Walk, gpu: Gpu) -> str:
     """Whether gradients of a short window come of one walk."""
-    runs = cut(window, plan.problem, gpu)
+    runs = cut(walk.window, plan.problem, gpu)
     how = f"one walk over queries, {runs.runs} runs of {runs.per} tiles for each head of keys"
+    for few in walk.launches:
+        how += f", then {few.count} keys beside the window in {parts_of(few, plan.problem, gpu).parts} parts"
     taken = f"  but taken is: {how}" if plan.one_walk else f"  rejected: {how}"
     without = ", where scores are not changed" if plan.one_walk else ""
-    return f"{taken}: {_ms(seconds(window, plan.problem, gpu))}{without}"
+    return f"{taken}: {_ms(walk.seconds(plan.problem, gpu))}{without}"
 
 
 def _counted(one: Candidate) -> str:

@@ -19,9 +19,9 @@ from weft.planning.candidates import shared_of_blocks, usual
 from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, packed, plan_rows
 from weft.planning.device import plan_for_device
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.short import ShortWindow
 from weft.planning.tiles import TilePlan
 from weft.planning.tiling import DIRECTIONS, Direction
+from weft.planning.walk import Walk, walk_of
 from weft.target import CPU, Gpu, Target
 
 if TYPE_CHECKING:  # it plans rows of an AttentionPlan
@@ -110,23 +110,23 @@ class AttentionPlan:
         return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, plans, strict=True))
 
     @cached_property
-    def one_walk(self) -> ShortWindow | None:
-        """The window whose gradients come of one walk over queries; None where two kernels make them, as they do where
-        few heads of keys, which many share, leave processors nothing to walk.
+    def one_walk(self) -> Walk | None:
+        """What gradients of short windows come of; None where two kernels make them, as they do where few heads of
+        keys, which many share, leave processors nothing to walk.
         """
         if not isinstance(self.target, Gpu) or {"dq", "dkdv"} & dict(self.fixed).keys():
             return None
-        found = self.window
+        found = self.walk
         if found is None:
             return None
         two = sum(self.candidate(direction).cost.seconds for direction in ("dq", "dkdv"))
-        return found if short.seconds(found, self.problem, self.target) < two else None
+        return found if found.seconds(self.problem, self.target) < two else None
 
     @cached_property
-    def window(self) -> ShortWindow | None:
-        """The window that one walk would be of; None where the pattern, or the card, has none."""
+    def walk(self) -> Walk | None:
+        """What one walk would be of; None where the pattern, or the card, has none."""
         known = isinstance(self.target, Gpu) and len(self.forward) == 1 and short.has_kernel(self.problem, self.target)
-        return short.short_window(self.forward[0].plan, self.problem) if known else None
+        return walk_of(self.forward[0].plan, self.problem) if known else None
 
     @cached_property
     def by_rows(self) -> ByRows | None:
@@ -229,11 +229,12 @@ class AttentionPlan:
 
     def verify(self) -> None:
         """Raise VerificationError unless the plan computes every live pair once and no other."""
-        from weft.planning.verify import verify_pattern, verify_plan, verify_window
+        from weft.planning.verify import verify_pattern, verify_plan
+        from weft.planning.verify_walk import verify_walk
 
         self._verify_heads()
-        if self.window is not None:
-            verify_window(self.window, self.forward[0].plan.acsr)
+        if self.walk is not None:
+            verify_walk(self.walk, self.forward[0].plan.acsr)
         for plan in {id(share.plan): share.plan for share in self.every_share()}.values():
             verify_plan(plan)
         for share in self.forward:

@@ -10,7 +10,7 @@ from weft.pattern.bounds import Bound, Stair
 from weft.planning.device import is_listed
 from weft.planning.lines import as_lines
 from weft.planning.problem import Problem
-from weft.planning.tiles import Launch, TilePlan
+from weft.planning.tiles import Launch
 from weft.target import Gpu
 
 TILE = 64  # queries, and keys
@@ -83,19 +83,16 @@ def has_kernel(problem: Problem, gpu: Gpu) -> bool:
     return some and sizes and problem.dtype == "bfloat16" and gpu.architecture == "sm_90"
 
 
-def short_window(plan: TilePlan, problem: Problem) -> ShortWindow | None:
-    """The window that a plan of queries is of; None where it is something else, or too wide."""
-    if len(plan.launches) != 1 or plan.blocks is not None:
-        return None
-    (launch,) = plan.launches
-    lines = as_lines(launch) if len(launch.box) == 1 and len(launch.parts) == 1 else None
-    if lines is None or not _of_all(launch, problem.n):
+def short_window(launch: Launch, length: int) -> ShortWindow | None:
+    """The window that a launch of one part is of, over so many tokens; None where it is something else, or too wide."""
+    lines = as_lines(launch) if len(launch.box) == 1 else None
+    if lines is None or not _of_all(launch, length):
         return None
     relation = lines.parts[0].axes[0].relation
-    low, high = _offset(relation.lower, 0, problem.n), _offset(relation.upper, 1, problem.n)
+    low, high = _offset(relation.lower, 0, length), _offset(relation.upper, 1, length)
     if low is None or high is None:
         return None
-    found = ShortWindow(problem.n, -low, high - 1)
+    found = ShortWindow(length, -low, high - 1)
     return found if found.fits else None
 
 

@@ -23,7 +23,6 @@ from weft.pattern.bounds import INF, Bound, Ints, IntTable, Steps
 from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool
 from weft.planning.relayout import Lanes
-from weft.planning.short import SEEN, TILE, ShortWindow
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan
 
 ROWS = 1 << 17  # rows of an axis looked at together
@@ -37,32 +36,19 @@ def verify_plan(plan: TilePlan) -> None:
     acsr = plan.acsr
     parts = [(launch, part) for launch in plan.launches for part in launch.parts]
     owners = sorted(part.term for _, part in parts)
-    _require(owners == list(range(len(acsr.terms))), f"terms {owners} are planned, there are {len(acsr.terms)}")
-    _require(all(launch.parts for launch in plan.launches), "a launch serves no term")
+    require(owners == list(range(len(acsr.terms))), f"terms {owners} are planned, there are {len(acsr.terms)}")
+    require(all(launch.parts for launch in plan.launches), "a launch serves no term")
     for launch, part in parts:
         _part(launch, part, acsr.terms[part.term])
     for i, term in enumerate(acsr.terms):
         for grid, length in ((term.q, acsr.m), (term.k, acsr.n)):
-            _require(0 <= grid.origin <= length - grid.size, f"term {i} reaches beyond {acsr.m} x {acsr.n}")
+            require(0 <= grid.origin <= length - grid.size, f"term {i} reaches beyond {acsr.m} x {acsr.n}")
     _blocks(plan)
     _disjoint(acsr)
 
 
-def verify_window(window: ShortWindow, acsr: Acsr) -> None:
-    """Raise VerificationError unless rows see the keys of a short window and no other, in the tiles of one walk."""
-    (term,) = acsr.terms
-    for start in range(0, acsr.m, ROWS):
-        rows = np.arange(start, min(start + ROWS, acsr.m))
-        low, high = term.axes[0].interval(rows, acsr.n)
-        same = np.array_equal(low, np.maximum(rows - window.left, 0))
-        same &= np.array_equal(high, np.minimum(rows + window.right + 1, acsr.n))
-        _require(bool(same), f"rows do not see the {window}")
-        first = rows // TILE * TILE - window.shift
-        inside = (low >= first) & (high <= first + SEEN * TILE)
-        _require(bool(inside.all()), f"rows see more than {SEEN} tiles of the {window}")
-
-
-def _require(held: bool, wrong: str) -> None:
+def require(held: bool, wrong: str) -> None:
+    """Raise VerificationError, with what is wrong, unless it held."""
     if not held:
         raise VerificationError("verify a plan", wrong, "report this as a defect of weft; do not use the plan")
 
@@ -70,20 +56,20 @@ def _require(held: bool, wrong: str) -> None:
 # ---- one part ----------------------------------------------------------------------------------------------------
 def _part(launch: Launch, part: Part, term: Term) -> None:
     name = f"term {part.term}"
-    _require((launch.q, part.k) == (term.q, term.k), f"{name} is planned on another grid")
+    require((launch.q, part.k) == (term.q, term.k), f"{name} is planned on another grid")
     left_out = tuple(x if not x.kept else EVERY for x in (term.rows, term.keys))
-    _require((part.rows, part.keys) == left_out, f"{name} is planned with other tokens left out")
-    _require(len(part.axes) == term.rank == len(launch.box), f"{name} is planned with another number of axes")
+    require((part.rows, part.keys) == left_out, f"{name} is planned with other tokens left out")
+    require(len(part.axes) == term.rank == len(launch.box), f"{name} is planned with another number of axes")
     for number, (axis, relation) in enumerate(zip(part.axes, term.axes, strict=True)):
         where = f"{name}, axis {number}"
-        _require(axis.relation == relation and axis.n == term.k.shape[number], f"{where}: masks of another relation")
+        require(axis.relation == relation and axis.n == term.k.shape[number], f"{where}: masks of another relation")
         sizes = (axis.block_q, axis.block_k, axis.lanes.q_step, axis.lanes.k_step)
-        _require(min(sizes) >= 1, f"{where}: a block or a step of {min(sizes)}")
-        _require(axis.block_q == launch.box[number], f"{where}: tiles of {axis.block_q} rows in a box {launch.box}")
+        require(min(sizes) >= 1, f"{where}: a block or a step of {min(sizes)}")
+        require(axis.block_q == launch.box[number], f"{where}: tiles of {axis.block_q} rows in a box {launch.box}")
         first = launch.lanes[number]
         same = np.array_equal(axis.lanes.q_first, first.q_first) and np.array_equal(axis.lanes.rows, first.rows)
         same = same and _same_table(axis.lanes.queries, first.queries)
-        _require(same and axis.lanes.q_step == first.q_step, f"{where}: other lanes than its launch has")
+        require(same and axis.lanes.q_step == first.q_step, f"{where}: other lanes than its launch has")
         sets = tuple(_on_axis(x, grid, number) for x, grid in ((term.rows, term.q), (term.keys, term.k)))
         _lanes(axis, term.q.shape[number], sets[0], where)
         _key_table(axis.lanes, sets[1], where)
@@ -105,38 +91,38 @@ def _lanes(axis: AxisPlan, m: int, listed: Listed, where: str) -> None:
     """Every row with a live key is in exactly one lane, and of listed rows no other row is."""
     seen = np.zeros(m, np.int32)
     lanes = axis.lanes
-    _require((lanes.queries is not None) == listed.kept, f"{where}: its queries are those of a list, or are not")
-    _require(bool((lanes.rows >= 1).all()), f"{where}: a lane without rows")
+    require((lanes.queries is not None) == listed.kept, f"{where}: its queries are those of a list, or are not")
+    require(bool((lanes.rows >= 1).all()), f"{where}: a lane without rows")
     size = m if lanes.queries is None else lanes.queries.size
     for first, rows in zip(lanes.q_first.tolist(), lanes.rows.tolist(), strict=True):
         last = first + lanes.q_step * (rows - 1)
-        _require(first >= 0 and last < size, f"{where}: rows {first} to {last} of {size}")
+        require(first >= 0 and last < size, f"{where}: rows {first} to {last} of {size}")
         if lanes.queries is None:
             seen[first : last + 1 : lanes.q_step] += 1
             continue
         queries = lanes.queries[first : last + 1 : lanes.q_step]
-        _require(bool((np.diff(queries) > 0).all()), f"{where}: listed queries out of order")
-        _require(bool(listed.within(0, m).holds(queries).all()), f"{where}: a query that is not in the list")
+        require(bool((np.diff(queries) > 0).all()), f"{where}: listed queries out of order")
+        require(bool(listed.within(0, m).holds(queries).all()), f"{where}: a query that is not in the list")
         seen[queries] += 1
-    _require(bool((seen <= 1).all()), f"{where}: a row is in two lanes")
+    require(bool((seen <= 1).all()), f"{where}: a row is in two lanes")
     for start in range(0, m, ROWS):
         rows_here = np.arange(start, min(start + ROWS, m), dtype=np.int64)
         live = axis.relation.affine_rows(rows_here, axis.n)[2] > 0
         if listed.kept:
             live &= listed.holds(rows_here)
         lost = rows_here[live & (seen[rows_here] == 0)]
-        _require(lost.size == 0, f"{where}: row {lost[:1]} is planned nowhere")
+        require(lost.size == 0, f"{where}: row {lost[:1]} is planned nowhere")
 
 
 def _key_table(lanes: Lanes, listed: Listed, where: str) -> None:
     """Listed keys, each once, by residue class and in order."""
-    _require((lanes.keys is not None) == listed.kept, f"{where}: its keys are those of a list, or are not")
+    require((lanes.keys is not None) == listed.kept, f"{where}: its keys are those of a list, or are not")
     if lanes.keys is None:
         return
     tokens, step = lanes.keys.tokens, lanes.keys.step
-    _require(np.array_equal(np.sort(tokens), listed.tokens.array), f"{where}: other keys than the list has")
+    require(np.array_equal(np.sort(tokens), listed.tokens.array), f"{where}: other keys than the list has")
     order = np.lexsort((tokens, tokens % step))
-    _require(np.array_equal(order, np.arange(tokens.size)) and lanes.k_step == 1, f"{where}: listed keys out of order")
+    require(np.array_equal(order, np.arange(tokens.size)) and lanes.k_step == 1, f"{where}: listed keys out of order")
 
 
 def _runs(axis: AxisPlan, sets: tuple[Listed, ...], where: str) -> None:
@@ -145,9 +131,9 @@ def _runs(axis: AxisPlan, sets: tuple[Listed, ...], where: str) -> None:
     start, stop, left, full = tables
     tiles = -((start - stop) // axis.block_k)
     sane = (start >= 0) & (stop >= start) & (left >= 0) & (full >= 0) & (left + full <= tiles)
-    _require(bool(sane.all()), f"{where}: a run of negative length")
+    require(bool(sane.all()), f"{where}: a run of negative length")
     wanted = -(-int(axis.lanes.rows.max(initial=0)) // axis.block_q)
-    _require(start.shape == (len(axis.lanes), wanted), f"{where}: tables for {start.shape[1]} tiles, not {wanted}")
+    require(start.shape == (len(axis.lanes), wanted), f"{where}: tables for {start.shape[1]} tiles, not {wanted}")
     total = int(axis.lanes.rows.sum())
     lane_of = np.repeat(np.arange(len(axis.lanes)), axis.lanes.rows)
     row_of = np.arange(total) - np.repeat(np.cumsum(axis.lanes.rows) - axis.lanes.rows, axis.lanes.rows)
@@ -163,27 +149,27 @@ def _rows(axis: AxisPlan, rows: tuple[Ints, Ints], tables: list[Ints], sets: tup
     queries = lanes.query_at(lane, row)
     lo, hi = lanes.bounds(axis.relation, axis.n, lane, row)
 
-    def require(held: NDBool, wrong: str) -> None:
+    def all_hold(held: NDBool, wrong: str) -> None:
         bad = np.flatnonzero(~held)
         if bad.size:
-            _require(False, f"{where}, query {int(queries[bad[0]])}: {wrong}")
+            require(False, f"{where}, query {int(queries[bad[0]])}: {wrong}")
 
     same, live = _same_keys(axis, sets[1], queries, (lane, lo, hi))
-    require(~live | same, "its mask has other keys than its row")
-    require(live | (hi <= lo), "a row without keys has some in its mask")
-    require(~live | ((start <= lo) & (hi <= stop)), "keys outside the runs of its tile")
+    all_hold(~live | same, "its mask has other keys than its row")
+    all_hold(live | (hi <= lo), "a row without keys has some in its mask")
+    all_hold(~live | ((start <= lo) & (hi <= stop)), "keys outside the runs of its tile")
     after = start + left * axis.block_k
     inner = after, np.minimum(after + full * axis.block_k, stop)
     some = inner[1] > inner[0]
-    require(~some | ((lo <= inner[0]) & (inner[1] <= hi)), "a tile called full is not")
-    require(~some | sets[0].holds(queries), "a tile called full has a query that is left out")
+    all_hold(~some | ((lo <= inner[0]) & (inner[1] <= hi)), "a tile called full is not")
+    all_hold(~some | sets[0].holds(queries), "a tile called full has a query that is left out")
     if sets[1].left_out.size:
         span = tuple(lanes.k_first[lane] + lanes.k_step * x for x in inner)
         holes = _listed_keys(axis, sets[1], queries, span)
-        require(~some | (holes == 0), "a tile called full has a key that is left out")
+        all_hold(~some | (holes == 0), "a tile called full has a key that is left out")
     last = lanes.k_first[lane] + lanes.k_step * (stop - 1)
     size = axis.n if lanes.keys is None else lanes.keys.tokens.size
-    require((stop <= start) | (last < size), "runs beyond the last key")
+    all_hold((stop <= start) | (last < size), "runs beyond the last key")
 
 
 def _same_keys(axis: AxisPlan, listed: Listed, queries: Ints, mask: tuple[Ints, Ints, Ints]) -> tuple[NDBool, NDBool]:
@@ -219,43 +205,43 @@ def _listed_keys(axis: AxisPlan, listed: Listed, queries: Ints, span: tuple[Ints
 def _blocks(plan: TilePlan) -> None:
     remainder = plan.acsr.remainder
     listed = remainder.rows.astype(np.int64) * (1 + int(remainder.cols.max(initial=0))) + remainder.cols
-    _require(bool((np.diff(listed) > 0).all()), "the remainder lists a block twice, or out of order")
+    require(bool((np.diff(listed) > 0).all()), "the remainder lists a block twice, or out of order")
     inside = (
         (remainder.rows >= 0)
         & (remainder.cols >= 0)
         & (remainder.rows * BLOCK < plan.acsr.m)
         & (remainder.cols * BLOCK < plan.acsr.n)
     )
-    _require(bool(inside.all()), "a block of the remainder lies outside the mask")
+    require(bool(inside.all()), "a block of the remainder lies outside the mask")
     partial = np.sort(remainder.bit_index[remainder.bit_index >= 0])
-    _require(np.array_equal(partial, np.arange(len(remainder.bits))), "the remainder's bits and blocks disagree")
+    require(np.array_equal(partial, np.arange(len(remainder.bits))), "the remainder's bits and blocks disagree")
     if plan.blocks is None:
-        _require(len(remainder) == 0, f"{len(remainder)} blocks of the remainder are planned nowhere")
+        require(len(remainder) == 0, f"{len(remainder)} blocks of the remainder are planned nowhere")
         return
     first = plan.blocks.first.astype(np.int64)
-    _require(first.size == plan.blocks.rows.size + 1 > 1, "tables of blocks of unlike length")
-    _require(first[0] == 0 and first[-1] == len(remainder) and bool((np.diff(first) > 0).all()), "blocks left out")
+    require(first.size == plan.blocks.rows.size + 1 > 1, "tables of blocks of unlike length")
+    require(first[0] == 0 and first[-1] == len(remainder) and bool((np.diff(first) > 0).all()), "blocks left out")
     owner = np.repeat(plan.blocks.rows, np.diff(first))
-    _require(np.array_equal(owner, remainder.rows), "a block is planned in another row of blocks")
-    _require(np.unique(plan.blocks.rows).size == plan.blocks.rows.size, "a row of blocks is planned twice")
+    require(np.array_equal(owner, remainder.rows), "a block is planned in another row of blocks")
+    require(np.unique(plan.blocks.rows).size == plan.blocks.rows.size, "a row of blocks is planned twice")
 
 
 # ---- ownership ---------------------------------------------------------------------------------------------------
 def _disjoint(acsr: Acsr) -> None:
     """No pair has two owners."""
     for (i, a), (j, b) in combinations(enumerate(acsr.terms), 2):
-        _require(not _share(a, b), f"terms {i} and {j} own a pair together")
+        require(not _share(a, b), f"terms {i} and {j} own a pair together")
     held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
     for i, term in enumerate(acsr.terms):
         both = held.reached_by(term)
-        _require(not len(both), f"the remainder and term {i} own a pair together")
+        require(not len(both), f"the remainder and term {i} own a pair together")
 
 
 def _share(a: Term, b: Term) -> bool:
     try:
         return any(both.nnz for both in algebra.meet(a, b))
     except algebra.NotAffineError as reason:
-        _require(False, f"whether two terms share pairs cannot be proven: {reason}")
+        require(False, f"whether two terms share pairs cannot be proven: {reason}")
         return True
 
 
@@ -269,7 +255,7 @@ def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int =
         lost = union.blocks.elsewhere(held).without(acsr.terms)
         if len(lost):
             query, key = lost.first_pair()
-            _require(False, f"query {query}, key {key}: live in {pattern}, and in no term and not in the remainder")
+            require(False, f"query {query}, key {key}: live in {pattern}, and in no term and not in the remainder")
     for q, k in _pairs(plan, [*acsr.terms, *union.terms]):
         said = pattern.contains(q, k, acsr.m, acsr.n, batch, head)
         owned = held.contains(*np.broadcast_arrays(q, k))
@@ -280,7 +266,7 @@ def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int =
         if wrong.size:
             pair = [int(np.broadcast_to(x, said.shape)[tuple(wrong[0])]) for x in (q, k)]
             state = "live" if said[tuple(wrong[0])] else "dead"
-            _require(False, f"query {pair[0]}, key {pair[1]}: {state} in {pattern}, and not so in its rows")
+            require(False, f"query {pair[0]}, key {pair[1]}: {state} in {pattern}, and not so in its rows")
 
 
 def _lowered(pattern: Pattern, acsr: Acsr) -> Union:

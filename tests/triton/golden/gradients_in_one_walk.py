@@ -7,8 +7,8 @@ from weft.kernels.triton.one_walk import gradients
 
 @gluon.jit
 def kernel(
-    Q, K, V, Out, DOut, Lse, DLse, DQ, DK, DV, Delta, items, runs, per, tiles, shift, tokens, kv_heads,
-    share, left, right, scale, Q_box, K_box, V_box, DOut_box, Out_box, DQ_box, DK_box, DV_box,
+    Q, K, V, Out, DOut, Lse, DLse, DQ, DK, DV, Delta, Partial, items, runs, per, tiles, shift, tokens,
+    kv_heads, share, left, right, scale, Q_box, K_box, V_box, DOut_box, Out_box, DQ_box, DK_box, DV_box,
 ):
     gradients(
         (Q_box, K_box, V_box, DOut_box, Out_box), (Lse, DLse, Delta), (DQ_box, DK_box, DV_box),

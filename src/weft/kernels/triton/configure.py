@@ -10,6 +10,7 @@ from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.candidates import IN_GROUPS, MOST_IN_GROUPS, always_apart, held, in_halves, no_maximum
 from weft.planning.device import FAR
+from weft.planning.few_keys import GROUPS, TILES
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.short import SEEN, TILE
 from weft.planning.tiling import Direction
@@ -78,6 +79,24 @@ def walk_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = F
         "gradients", problem.dtype, problem.d, problem.dv, 1, TILE, SEEN * TILE, lse_gradient=lse_gradient,
         with_delta=with_delta, groups=SEEN, warps=4, registers=128,
     )  # fmt: skip
+
+
+def few_specs(problem: Problem) -> tuple[KernelSpec, ...]:
+    """The kernels of few keys beside a short window: what adds to dQ, and to dK and dV."""
+    add = KernelSpec(
+        "few_keys", problem.dtype, problem.d, problem.dv, 1, TILE, TILES * TILE, groups=GROUPS, warps=4, stages=2,
+        registers=168,
+    )  # fmt: skip
+    return add, replace(add, direction="few_sums", groups=1, registers=0)
+
+
+def walk_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
+    """The kernels of one walk, without sinks and a gradient of lse; none where there is no such walk."""
+    walk, problem = plan.one_walk, plan.problem
+    if walk is None:
+        return ()
+    beside = bool(walk.beside)
+    return (walk_spec(problem, with_delta=beside), *(few_specs(problem) if beside else ()))
 
 
 def wave_specs(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> tuple[KernelSpec, ...]:

@@ -17,6 +17,8 @@ FORWARD = (("Out", 0), ("Q", 0), ("K", 1), ("V", 1), ("K", 2), ("V", 2))
 # Of one walk: what it reads, and what it writes.
 READ = (("Q", 0), ("K", 1), ("V", 1), ("DOut", 0), ("Out", 0))
 WRITTEN = (("DQ", 0), ("DK", 1), ("DV", 1))
+# Of the few keys beside it; dQ is written too.
+OF_FEW = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def box_names(terms: int) -> tuple[str, ...]:
 
 
 def walk_names(which: Which) -> tuple[str, ...]:
-    """The same of one walk's; which: READ or WRITTEN."""
+    """The same of a walk's; which: READ, WRITTEN or OF_FEW."""
     return tuple(f"{name}_box" for name, _ in which)
 
 

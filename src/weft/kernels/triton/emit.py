@@ -11,18 +11,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
-from weft.kernels.triton.descriptors import READ, WRITTEN, box_names, walk_names
+from weft.kernels.triton.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
 from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented, module, within_length
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import AXIS, HEAD, PART, axis_words
 
+WALKS = ("gradients", "few_keys", "few_sums")  # what is launched one after the other, with the same tensors
+IN_WALKS = ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "DK", "DV", "Delta", "Partial")
 TENSORS = {
     "forward": ("Q", "K", "V", "Out", "Lse", "Sum", "Sinks", "Slopes"),
     "dq": ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats", "Slopes"),
     "dkdv": ("Q", "K", "V", "DOut", "Lse", "Delta", "Stats", "DK", "DV", "Slopes"),
     "delta": ("Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats"),
-    "gradients": ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "DK", "DV", "Delta"),
+    **dict.fromkeys(WALKS, IN_WALKS),
 }
 JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
 STRIDED = {
@@ -31,16 +33,21 @@ STRIDED = {
     "dkdv": ("Q", "K", "V", "DOut", "DK", "DV"),
     "delta": ("Out", "DOut", "DQ"),
     "gradients": (),  # which descriptors reach
+    "few_keys": (),
+    "few_sums": ("DK", "DV"),
 }
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
 ROUNDS = ("items", "members", "skewed")  # of blocks that programs take in turn
+FEW, SUMS = ("items", "parts", "tokens", "kv_heads", "share"), ("parts", "first", "step", "keys", "kv_heads")
 WALK = ("items", "runs", "per", "tiles", "shift", "tokens", "kv_heads", "share", "left", "right")  # see `one_walk`
 FLOATS = ("scale", "softcap")
 GROUPS = {  # what a kernel whose groups specialise is made of
     "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
     "forward": "from weft.kernels.triton.group_queries import attention\n\n",
     "gradients": "from weft.kernels.triton.one_walk import gradients\n\n",
+    "few_keys": "from weft.kernels.triton.few_keys import add_gradients\n\n",
+    "few_sums": "from weft.kernels.triton.few_sums import join\n\n",
 }
 WORD, ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"^\s*(\w+) = (?!.*;)")
 
@@ -65,6 +72,10 @@ def arguments(spec: KernelSpec) -> tuple[str, ...]:
     boxes = described(spec)
     if spec.direction == "gradients":
         return (*tensors(spec), *WALK, "scale", *boxes)
+    if spec.direction == "few_keys":
+        return (*tensors(spec), "Tables", *FEW, "scale", *boxes)
+    if spec.direction == "few_sums":
+        return (*tensors(spec), *SUMS, *strides, "scale")
     return (*tensors(spec), "Tables", *PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS, *boxes)
 
 
@@ -72,6 +83,8 @@ def described(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the descriptors among them, which come last."""
     if spec.direction == "gradients":
         return walk_names((*READ, *WRITTEN))
+    if spec.direction == "few_keys":
+        return walk_names(OF_FEW)
     return box_names(spec.terms) if spec.groups and spec.direction == "forward" else ()
 
 
@@ -99,6 +112,12 @@ def emit(spec: KernelSpec) -> str:
 
 def _in_groups(spec: KernelSpec) -> Iterator[str]:
     """A kernel whose warp groups specialise, of the parts of `weft.kernels.triton.groups`."""
+    if spec.direction == "few_keys":
+        yield f"sizes = {', '.join(FEW)}"
+        yield "add_gradients("
+        yield f"    ({', '.join(walk_names(OF_FEW))}), (Lse, Delta), Partial, sizes, Tables, scale,"
+        yield ")"
+        return
     if spec.direction == "gradients":
         yield "gradients("
         yield f"    ({', '.join(walk_names(READ))}), (Lse, DLse, Delta), ({', '.join(walk_names(WRITTEN))}),"
@@ -108,6 +127,9 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         return
     for name in strided(spec):
         yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"
+    if spec.direction == "few_sums":
+        yield "join(Partial, parts, (first, step, keys), (dk, dv), kv_heads, scale)"
+        return
     yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
     if spec.direction == "forward":
         (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)

@@ -19,7 +19,7 @@ from weft.kernels.triton.spec import KernelSpec
 
 THEIRS = ("DLse", "Sinks", "Slopes")  # used where they lie, wherever that is
 GROUP_WARPS = 4  # as products take rows by 64
-WIDE = ("Lse", "DLse", "Delta", "Sum", "Sinks", "Slopes", "Sums")  # always float32
+WIDE = ("Lse", "DLse", "Delta", "Sum", "Sinks", "Slopes", "Sums", "Partial")  # always float32
 
 
 @lru_cache(maxsize=256)

@@ -23,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from weft.kernels.backend import Timing
-from weft.kernels.triton import load, run
+from weft.kernels.triton import emit, load, run
 from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.launch import Prepared, gradient_calls
 from weft.kernels.triton.launch import run as launch
@@ -96,18 +96,17 @@ class Subject:
         return queries
 
     def walk(self, plan: AttentionPlan) -> Call:
-        """What launches one walk of the plan's short window, taken or not, into memory that is written again each time:
-        dq, dk and dv.
-        """
-        assert plan.window, "one walk has no such window"
+        """What launches the plan's one walk, taken or not, into memory that is written again each time: dq, dk, dv."""
+        assert plan.walk, "one walk has no such pattern"
         given = (self.q, self.k, self.v, self.out, self.d_out)
         numbers = run.Numbers(*run.asked(_how(plan.problem), plan))
-        prepared = run.prepared_walk(plan, plan.window, run.lie_of(given), numbers, self.q.device)
+        prepared = run.prepared_walk(plan, plan.walk, run.lie_of(given), numbers, self.q.device)
         written = prepared.empty()
+        unmade = (self.lse,) * (len(emit.IN_WALKS) - len(given) - 2 - len(written))  # which nobody looks at
 
         def every() -> list[torch.Tensor]:
-            launch((prepared, (*given, self.lse, self.lse, *written, self.lse)))
-            return written
+            launch((prepared, (*given, self.lse, self.lse, *written, *unmade)))
+            return written[:3]
 
         return every
 

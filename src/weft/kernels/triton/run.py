@@ -18,8 +18,8 @@ import torch
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
 from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
-from weft.kernels.triton.configure import chained, for_card, walk_spec, wave_specs
-from weft.kernels.triton.descriptors import FORWARD, READ, WRITTEN, Box
+from weft.kernels.triton.configure import chained, for_card, wave_specs
+from weft.kernels.triton.descriptors import FORWARD, WRITTEN, Box
 from weft.kernels.triton.descriptors import boxes as boxes_of
 from weft.kernels.triton.emit import TENSORS, tensors
 from weft.kernels.triton.launch import (
@@ -37,12 +37,12 @@ from weft.kernels.triton.launch import (
 from weft.kernels.triton.load import arguments, kernel_of
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
+from weft.kernels.triton.walked import Walked
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan, Share
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.reach import Reach
-from weft.planning.short import ShortWindow, cut
 from weft.planning.tiling import Direction
+from weft.planning.walk import Walk
 from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu
@@ -102,8 +102,8 @@ def backward(
     lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
     if keys is None:
         dq, dk, dv, *made = queries.empty()
-        delta = made[0] if made else lse  # which nobody looks at
-        run((queries, (*saved, out, d_out, lse, d_lse, dq, dk, dv, delta)))
+        delta, partial = (*made, lse, lse)[:2]  # what is not made nobody looks at
+        run((queries, (*saved, out, d_out, lse, d_lse, dq, dk, dv, delta, partial)))
         return dq, dk, dv, delta
     dq, *made, dk, dv = queries.empty(keys)
     delta, stats = made[0], made[-1]  # where there is one of them, it stands for the other, which nobody looks at
@@ -285,32 +285,28 @@ def prepared_gradients(
     return queries, prepared("dkdv", plan, lie, numbers, device, not deterministic), with_dq
 
 
-def prepared_walk(
-    plan: AttentionPlan, window: ShortWindow, lie: Lie, numbers: Numbers, device: torch.device
-) -> Prepared:  # fmt: skip
-    """The launch that makes all gradients of a short window, which is the plan's."""
+def prepared_walk(plan: AttentionPlan, walk: Walk, lie: Lie, numbers: Numbers, device: torch.device) -> Prepared:
+    """The launches that make all gradients of a walk, which is the plan's."""
     gpu, problem = gpu_of(device), plan.problem
     assert isinstance(plan.target, Gpu)
     refuse_capture(f"attention on {problem}", gpu)
     known = _known(lie)
     made = {name: _made(name, known, getattr(torch, problem.dtype), problem) for name, _ in WRITTEN}
     known |= {name: stride for name, (_, stride, _) in made.items()}
-    if numbers.with_delta:
+    walked = Walked(walk, problem, plan.target)
+    if numbers.with_delta or walked.beside:
         made["Delta"] = _rows(problem, torch.float32)
-    spec = walk_spec(problem, numbers.lse_gradient, numbers.with_delta)
-    runs = cut(window, problem, plan.target)
-    items = problem.batch * problem.kv_heads * runs.runs
-    values = {
-        "items": items, "runs": runs.runs, "per": runs.per, "tiles": window.tiles, "shift": window.shift,
-        "tokens": window.length, "kv_heads": problem.kv_heads, "share": problem.group, "left": window.left,
-        "right": window.right, "scale": numbers.scale,
-    }  # fmt: skip
-    every = Reach(0, 1, 1, window.length)
-    boxes = boxes_of((*READ, *WRITTEN), (every, every), problem, tensors(spec), known)
-    grid = (min(plan.target.processors, items), 1, 1)
+    if walked.beside:
+        made["Partial"] = (walked.partial, (1,), torch.float32)
+    launches, words = [], [torch.from_numpy(few.table()).to(device) for few in walk.launches]
     with on(gpu):
-        launches = (_launch(spec, grid, (device, boxes), values, known),)
-    return Prepared(launches, tuple(made.values()), device, gpu)
+        for one in walked.kernels(numbers.lse_gradient, "Delta" in made):
+            values = {**one.values, "scale": numbers.scale}
+            if one.table is not None:
+                values["Tables"] = _address(words[one.table])
+            boxes = boxes_of(one.boxes, one.reach, problem, tensors(one.spec), known)
+            launches.append(_launch(one.spec, one.grid, (device, boxes), values, known))
+    return Prepared(tuple(launches), tuple(made.values()), device, gpu, tables=words)
 
 
 @lru_cache(maxsize=512)
@@ -391,7 +387,7 @@ def _launches(
             "record": place.record, "parts": place.parts, "parts_at": place.parts_at, "items_at": place.items_at,
             "heads_at": wave.heads_at, "all_heads": problem.q_heads, "my_length": mine, "their_length": theirs,
             "shift": numbers.shift, "scale": numbers.scale, "softcap": numbers.softcap or 0.0,
-            "Tables": words if gpu_of(words.device) is None else words.data_ptr(),
+            "Tables": _address(words),
         }  # fmt: skip
         ones = wave_specs(spec, wave, tables.plan, widest)
         boxes: tuple[Box, ...] = ()
@@ -406,6 +402,11 @@ def _launches(
         where = words.device, boxes
         found.append([_launch(one, grid, where, here, strides) for one in ones for grid, here in launches])
     return found
+
+
+def _address(words: torch.Tensor) -> Any:
+    """As a launch is told it; under an interpreter the tensor itself."""
+    return words if gpu_of(words.device) is None else words.data_ptr()
 
 
 def _in_rounds(wave: Wave, values: Mapping[str, Any], gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, Any]]:

@@ -29,7 +29,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from weft import store
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton import translated
-from weft.planning import short
+from weft.planning import few_keys, short
 from weft.settings import interpreted
 
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
@@ -137,10 +137,10 @@ def key_of(source: Source, target: GPUTarget) -> str:
 
 
 def helpers() -> list[Path]:
-    """Whose functions and numbers emitted kernels may take: all files beside this one, and where one walk has its
+    """Whose functions and numbers emitted kernels may take: all files beside this one, and where walks have their
     sizes.
     """
-    return [*sorted(Path(__file__).parent.glob("*.py")), Path(short.__file__)]
+    return [*sorted(Path(__file__).parent.glob("*.py")), Path(short.__file__), Path(few_keys.__file__)]
 
 
 @cache

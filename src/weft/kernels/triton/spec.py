@@ -31,7 +31,8 @@ class KernelSpec(Strided):
     """One generated kernel.
 
     direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way; "delta" walks nothing;
-    "gradients" makes all of them in one walk over queries (`weft.kernels.triton.one_walk`).
+    "gradients" makes all of them in one walk over queries (`weft.kernels.triton.one_walk`), and "few_keys" and
+    "few_sums" add what few keys beside the walk's window have of them (the modules of these names).
     dtype: of q, k and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the
     remainder. rows x cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16
     bytes and are dense, no tile spans 2^31 elements, and no stride 2^31 times 16 bytes. formula: every bound is one of
@@ -53,7 +54,7 @@ class KernelSpec(Strided):
     specialise, see `weft.kernels.triton.groups`; 0: none.
     """
 
-    direction: Direction | Literal["delta", "gradients"]
+    direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
     dtype: str
     d: int
     dv: int

@@ -1,0 +1,89 @@
+"""What is launched for gradients that come of one walk over queries: see `weft.planning.walk`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from weft.kernels.triton.configure import few_specs, walk_spec
+from weft.kernels.triton.descriptors import OF_FEW, READ, WRITTEN, Which
+from weft.kernels.triton.spec import KernelSpec
+from weft.planning.few_keys import GROUPS, JOINED, TILE, TILES, FewKeys, parts_of
+from weft.planning.problem import Problem
+from weft.planning.reach import Reach
+from weft.planning.short import cut
+from weft.planning.walk import Walk
+from weft.target import Gpu
+
+
+class Asked(NamedTuple):
+    """A launch. values: its integers; boxes: its descriptors, and what each side's reach; table: which of the few keys'
+    tables it reads.
+    """
+
+    spec: KernelSpec
+    grid: tuple[int, int, int]
+    values: Mapping[str, int]
+    boxes: Which = ()
+    reach: tuple[Reach, ...] = ()
+    table: int | None = None
+
+
+@dataclass(frozen=True)
+class Walked:
+    """The launches of a walk, one after the other."""
+
+    walk: Walk
+    problem: Problem
+    gpu: Gpu
+
+    @cached_property
+    def beside(self) -> list[tuple[FewKeys, int]]:
+        """Few keys of a launch, and the programs that share the queries of a head of keys."""
+        return [(few, parts_of(few, self.problem, self.gpu).parts) for few in self.walk.launches]
+
+    @property
+    def heads(self) -> int:
+        """Of keys, of all batch rows."""
+        return self.problem.batch * self.problem.kv_heads
+
+    @property
+    def partial(self) -> tuple[int]:
+        """How many numbers programs leave of dK and dV, at most."""
+        return (max(self.heads * parts * GROUPS * TILES * 2 * TILE * TILE for _, parts in self.beside),)
+
+    def kernels(self, lse_gradient: bool, with_delta: bool) -> Iterator[Asked]:
+        """lse_gradient: there is one; with_delta: what scores subtract is left, as it is for few keys."""
+        yield self._window(lse_gradient, with_delta)
+        for number in range(len(self.beside)):
+            yield from self._few(number)
+
+    def _window(self, lse_gradient: bool, with_delta: bool) -> Asked:
+        window, problem = self.walk.window, self.problem
+        runs = cut(window, problem, self.gpu)
+        items = self.heads * runs.runs
+        values = {
+            "items": items, "runs": runs.runs, "per": runs.per, "tiles": window.tiles, "shift": window.shift,
+            "tokens": window.length, "kv_heads": problem.kv_heads, "share": problem.group, "left": window.left,
+            "right": window.right,
+        }  # fmt: skip
+        every = Reach(0, 1, 1, window.length)
+        spec = walk_spec(problem, lse_gradient, with_delta)
+        return Asked(spec, (min(self.gpu.processors, items), 1, 1), values, (*READ, *WRITTEN), (every, every))
+
+    def _few(self, number: int) -> Iterator[Asked]:
+        (few, parts), problem = self.beside[number], self.problem
+        add, join = few_specs(problem)
+        items = self.heads * parts
+        values = {
+            "items": items, "parts": parts, "tokens": problem.m, "kv_heads": problem.kv_heads, "share": problem.group,
+        }  # fmt: skip
+        reach = Reach(0, 1, 1, problem.m), few.reach
+        yield Asked(add, (min(self.gpu.processors, items), 1, 1), values, OF_FEW, reach, number)
+        values = {
+            "parts": GROUPS * parts, "first": few.base, "step": few.step, "keys": few.count,
+            "kv_heads": problem.kv_heads,
+        }  # fmt: skip
+        yield Asked(join, (self.heads * -(-few.count // JOINED), 1, 1), values)

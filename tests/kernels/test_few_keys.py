@@ -1,0 +1,66 @@
+"""Gradients of few keys beside a short window, on a Hopper card: what runs as PTX too (tests/ptx), and larger ones."""
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from tests.ptx.problems import Call, check
+from tests.ptx.test_few_keys import CALLS, CAUSAL, EVERY_FOURTH, PLAIN
+from tests.triton.specs import card
+
+import weft
+from weft.kernels.triton import run
+from weft.planning import few_keys, short
+
+from .planned import results
+from .test_group_queries import HOPPER, beside_tokens
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper card")]
+
+STRIDED = CAUSAL & (weft.window(left=127) | weft.periodic_keys(step=16))
+LARGE = {
+    "many heads": Call(STRIDED, 700, heads=(64, 8), more=PLAIN),
+    "more heads than processors": Call(EVERY_FOURTH, 200, heads=(200, 200), more=PLAIN),
+    "long": Call(STRIDED, 5000, heads=(2, 1), more=PLAIN),
+    "first keys, long": Call(CAUSAL & (weft.window(left=100) | weft.prefix(100)), 3001, heads=(3, 3), more=PLAIN),
+    "later keys too": Call(weft.window(20, 40) | weft.periodic_keys(step=16), 1000, heads=(2, 2), more=PLAIN),
+}
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """Whatever two kernels would take."""
+    monkeypatch.setattr(short, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(few_keys, "seconds", lambda *_: 0.0)
+
+
+def computed(case):
+    """(directions of what is prepared, results)"""
+    run.prepared.cache_clear()
+    run.prepared_gradients.cache_clear()
+    with mock.patch.object(run, "kernel_of", wraps=run.kernel_of) as asked:
+        found = results(case, card("sm_90"), device="cuda")
+    return [call.args[0].direction for call in asked.call_args_list], found
+
+
+@pytest.mark.parametrize("lies", [lambda case: case, beside_tokens], ids=["heads first", "tokens first"])
+@pytest.mark.parametrize("name", CALLS | LARGE)
+def test_right_and_the_same_bits_twice(name, lies):
+    case = lies((CALLS | LARGE)[name].case())
+    directions, found = computed(case)
+    walked = [one for one in directions if one != "forward"]
+    assert walked[0] == "gradients"
+    assert walked[1:] == ["few_keys", "few_sums"] * (len(walked) // 2)
+    check(case, found)
+    for _ in range(3):
+        _, again = computed(case)
+        assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+def test_batch_rows():
+    case = CALLS["two tiles of keys"].case()
+    case = replace(case, tensors=tuple(torch.cat([x, 2 * x]) for x in case.tensors))
+    directions, found = computed(case)
+    assert "few_keys" in directions
+    check(case, found)

@@ -1,0 +1,94 @@
+"""Gradients of few keys beside a short window, as PTX: what their kernels add to those of one walk."""
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from tests.kernels.planned import results
+from tests.triton.specs import card
+
+import weft
+from weft.planning import few_keys, short
+from weft.settings import interpreted
+
+from .problems import ORDERS, Call, check, said_of
+from .run import Way, emulated
+from .test_controls import without_all
+from .test_one_walk import PLAIN
+from .test_specialised import without_every
+from .threads import EAGER
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+CAUSAL = weft.causal()
+EVERY_FOURTH = CAUSAL & (weft.window(left=20) | weft.periodic_keys(step=4))
+SMALL = Call(EVERY_FOURTH, 200, heads=(1, 1), more=PLAIN)
+CALLS = {
+    "two tiles of keys": Call(EVERY_FOURTH, 330, heads=(1, 1), more=PLAIN),
+    "the first keys": Call(CAUSAL & (weft.window(left=20) | weft.prefix(7)), 150, heads=(2, 1), more=PLAIN),
+    "more than a launch takes": Call(
+        CAUSAL & (weft.window(left=9) | weft.periodic_keys(step=2)), 290, heads=(1, 1), more=PLAIN
+    ),
+    "sinks and a gradient of lse": Call(EVERY_FOURTH, 130, heads=(4, 2), options=("sinks",)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """Whatever two kernels would take."""
+    monkeypatch.setattr(short, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(few_keys, "seconds", lambda *_: 0.0)
+
+
+def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
+    """(names of kernels, results)"""
+    with emulated(Way(90, order, change)) as names:
+        return names, results(case, replace(card("sm_90"), processors=processors))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_right_in_every_order(name):
+    case = CALLS[name].case()
+    names, found = found_in(case)
+    launches = 2 if name == "more than a launch takes" else 1
+    assert kinds(names)[-1 - 2 * launches :] == ["gradients"] + ["few_keys", "few_sums"] * launches
+    check(case, found)
+    for order in list(ORDERS.values())[: 2 if name == "two tiles of keys" else 1]:
+        _, again = found_in(case, order)
+        assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+def kinds(names):
+    return [re.match("forward|gradients|few_keys|few_sums|dq|dkdv", name)[0] for name in names]
+
+
+def test_heads_beside_tokens():
+    """(B, S, H, D) in memory, several batch rows, and parts that other programs take."""
+    case = replace(SMALL, heads=(2, 1)).case()
+    case = replace(
+        case, tensors=tuple(torch.cat([x, 2 * x]).transpose(1, 2).contiguous().transpose(1, 2) for x in case.tensors)
+    )
+    names, found = found_in(case, processors=5)
+    assert "few_keys" in kinds(names)
+    check(case, found)
+
+
+# ---- that this sees what is wrong ------------------------------------------------------------------------------------
+CHANGES = {  # and what is said then
+    "nothing is given back": (partial(without_every, "mbarrier.arrive.shared::cta"), "nobody can go on"),
+    "no fence before products and results": (partial(without_all, "fence.proxy.async"), "fence"),
+    "results are not waited for": (partial(without_every, "cp.async.bulk.wait_group"), "is off|more arrivals"),
+    "numbers of queries are not waited for": (partial(without_all, "cp.async.mbarrier.arrive"), "nobody can go on"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_missing_is_seen(name):
+    (change, said), case = CHANGES[name], replace(SMALL, tokens=330).case()
+
+    def changed(kernel, text):
+        return change(text) if kinds([kernel]) == ["few_keys"] else text
+
+    assert re.search(said, said_of(lambda order: check(case, found_in(case, order, change=changed)[1])))

@@ -1,0 +1,16 @@
+"""few_keys_bfloat16_64_1d_64x128_2_groups: emitted by weft; 2 warp groups that compute, 2 stages."""
+
+from triton.experimental import gluon
+
+from weft.kernels.triton.few_keys import add_gradients
+
+
+@gluon.jit
+def kernel(
+    Q, K, V, Out, DOut, Lse, DLse, DQ, DK, DV, Delta, Partial, Tables, items, parts, tokens, kv_heads,
+    share, scale, Q_box, DOut_box, DQ_box, K_box, V_box,
+):
+    sizes = items, parts, tokens, kv_heads, share
+    add_gradients(
+        (Q_box, DOut_box, DQ_box, K_box, V_box), (Lse, Delta), Partial, sizes, Tables, scale,
+    )

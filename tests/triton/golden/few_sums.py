@@ -1,0 +1,15 @@
+"""few_sums_bfloat16_64_1d_64x128_1_groups: emitted by weft; 1 warp groups that compute, 2 stages."""
+
+from triton.experimental import gluon
+
+from weft.kernels.triton.few_sums import join
+
+
+@gluon.jit
+def kernel(
+    Q, K, V, Out, DOut, Lse, DLse, DQ, DK, DV, Delta, Partial, parts, first, step, keys, kv_heads,
+    DK_batch, DK_head, DK_row, DV_batch, DV_head, DV_row, scale,
+):
+    dk = DK, DK_batch, DK_head, DK_row
+    dv = DV, DV_batch, DV_head, DV_row
+    join(Partial, parts, (first, step, keys), (dk, dv), kv_heads, scale)
