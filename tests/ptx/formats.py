@@ -32,8 +32,12 @@ def narrowed(x, kind):
     if kind == "f16":
         return x.astype(np.float16).view(np.uint16)
     bits = x.view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
-    return (np.where(np.isnan(x), np.uint32(0x7FFF0000), rounded) >> np.uint32(16)).astype(np.uint16)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += bits
+    rounded += np.uint32(0x7FFF)
+    rounded[np.isnan(x)] = np.uint32(0x7FFF0000)
+    return (rounded >> np.uint32(16)).astype(np.uint16)
 
 
 def widened(bits, kind):

@@ -6,11 +6,13 @@ product is summed in float64, with what it is added to, and rounded to float32 o
 
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from operator import is_
 
 import numpy as np
 
-from .formats import unsigned, widened
+from .formats import type_of, unsigned, widened
+from .memory import Lies
 from .parse import Fault
 from .table import Table
 from .threads import WARP
@@ -28,29 +30,30 @@ SIZES = {"bf16": 2, "f16": 2, "tf32": 4}  # bytes
 def _load(group, instruction, active):
     """Each of 8 lanes knows where a row begins."""
     names, address = instruction.operands
-    for i, (blocks, at) in enumerate(_rows(group, address, len(names), active)):
-        tiles = group.team.shared.load(blocks, at, 16).view(np.uint16).reshape(-1, 8, 8)
-        tiles = tiles.swapaxes(1, 2) if "trans" in instruction.parts else tiles
-        group.put(names[i], np.ascontiguousarray(tiles).view(np.uint32).reshape(-1))
+    blocks, at = _rows(group, address, len(names), active)
+    tiles = group.team.shared.load(blocks, at, 16).view(np.uint16).reshape(len(names), -1, 8, 8)
+    tiles = tiles.swapaxes(2, 3) if "trans" in instruction.parts else tiles
+    tiles = np.ascontiguousarray(tiles).view(np.uint32).reshape(len(names), -1)
+    for name, x in zip(names, tiles, strict=True):
+        group.put(name, x)
 
 
 @TABLE.does("stmatrix", modifiers="sync aligned m8n8 x1 x2 x4 trans shared shared::cta")
 def _store(group, instruction, active):
     address, names = instruction.operands
-    for i, (blocks, at) in enumerate(_rows(group, address, len(names), active)):
-        tiles = group.get(names[i], "b32").view(np.uint16).reshape(-1, 8, 8)
-        tiles = np.ascontiguousarray(tiles.swapaxes(1, 2) if "trans" in instruction.parts else tiles)
-        writers = 1 + np.repeat(group.thread[::WARP] // WARP, 8)
-        group.team.shared.store(blocks, at, tiles.view(np.uint8).reshape(-1, 16), writers)
+    blocks, at = _rows(group, address, len(names), active)
+    tiles = np.stack([group.get(name, "b32") for name in names]).view(np.uint16).reshape(-1, 8, 8)
+    tiles = np.ascontiguousarray(tiles.swapaxes(1, 2) if "trans" in instruction.parts else tiles)
+    writers = np.tile(1 + np.repeat(group.thread[::WARP] // WARP, 8), len(names))
+    group.team.shared.store(blocks, at, tiles.view(np.uint8).reshape(-1, 16), writers)
 
 
 def _rows(group, address, count, active):
-    """(blocks, addresses) of the rows of each of `count` matrices, eight for each warp."""
+    """(blocks, addresses) of the rows of `count` matrices, one after the other, of each eight for each warp."""
     if active is not None:
         raise Fault("some threads of a warp move a matrix, others do not")
-    at = group.address(address, True).reshape(-1, WARP)
-    blocks = np.repeat(group.block[::WARP], 8)
-    return [(blocks, at[:, 8 * i : 8 * i + 8].reshape(-1)) for i in range(count)]
+    at = group.address(address, True).reshape(-1, WARP // 8, 8)[:, :count]
+    return np.tile(np.repeat(group.block[::WARP], 8), count), at.swapaxes(0, 1).reshape(-1)
 
 
 # ---- registers as matrices -------------------------------------------------------------------------------------------
@@ -132,6 +135,23 @@ def addresses(descriptor, rows, k, size, flipped):
     return at ^ ((at >> 7 & (1 << mixed) - 1) << 4)
 
 
+@lru_cache(maxsize=4096)
+def lies(*factor):
+    """Lies of a factor: see `addresses`."""
+    return Lies(addresses(*factor), factor[3])
+
+
+@cache
+def _converted(kind):
+    """A function to float64; the same one each time."""
+    return lambda bits: widened(bits, kind).astype(np.float64)
+
+
+@lru_cache(maxsize=4096)
+def _held(factors, sums):
+    return {**dict.fromkeys(factors, "factor"), **dict.fromkeys(sums, "sum")}
+
+
 @dataclass(frozen=True)
 class Product:
     """sums += first @ second^T, or = where `adds` (threads,) is false. sums: names of registers, and so may be first;
@@ -156,9 +176,21 @@ class Product:
         x = a.reshape(b.shape[0], -1, b.shape[2]) @ b.swapaxes(1, 2)
         x, adds = x.reshape(-1, 16, b.shape[1]), self.adds[::WARP, None, None]
         if adds.any():
-            x = x + np.where(adds, _sums([group.last(name) for name in self.sums]), np.float32(0))
-        for name, value in zip(self.sums, _of_sums(x), strict=True):
-            group.set(name, value)
+            x = x + np.where(adds, self._sums(group), np.float32(0))
+        self._set(group, x.astype(np.float32))
+
+    def _sums(self, group):
+        """(warps, 16, N): as the last product made them, if nobody else has written them."""
+        matrix, rows = group.sums.get(self.sums, (None, ()))
+        if rows and all(map(is_, map(group.registers.get, self.sums), rows)):
+            return matrix
+        return _sums([group.last(name) for name in self.sums])
+
+    def _set(self, group, x):
+        rows = list(_of_sums(x))
+        _check_width(group.team.program, self.sums)
+        group.registers.update(zip(self.sums, rows, strict=True))
+        group.sums[self.sums] = x, rows
 
     def part(self, threads):
         return replace(
@@ -178,14 +210,18 @@ class Product:
 
     def held(self):
         """Registers that nobody may touch meanwhile."""
-        return {**dict.fromkeys(self.factors, "factor"), **dict.fromkeys(self.sums, "sum")}
+        return _held(self.factors, self.sums)
 
     def _numbers(self, group, factor):
         """(groups of four warps, rows, k) of float64; where warps go alone, for each of them."""
-        found = np.empty((group.size // min(FOUR, group.count), factor.rows, factor.k), f"u{factor.size}")
-        for some, blocks, at in _places(group, factor):
-            found[some] = group.team.shared.numbers(blocks, at, factor.size)
-        return widened(found, self.kind).astype(np.float64)
+        parts = list(_places(group, factor))
+        found = [group.team.shared.numbers(blocks, at, _converted(self.kind)) for _, blocks, at in parts]
+        if len(parts) == 1:
+            return found[0]
+        whole = np.empty((group.size // min(FOUR, group.count), factor.rows, factor.k))
+        for (some, _, _), x in zip(parts, found, strict=True):
+            whole[some] = x
+        return whole
 
 
 def _part(factor, threads):
@@ -193,12 +229,12 @@ def _part(factor, threads):
 
 
 def _places(group, factor):
-    """(which groups of four warps, their blocks, addresses) of each descriptor that there is."""
+    """(which groups of four warps, their blocks, where it lies) of each descriptor that there is."""
     step = min(FOUR, group.count)
     blocks, starts = group.block[::step], factor.start[::step]
-    for start in np.unique(starts):
+    for start in {*starts.tolist()}:
         some = starts == start
-        yield some, blocks[some], addresses(int(start), factor.rows, factor.k, factor.size, factor.flipped)
+        yield some, blocks[some], lies(start, factor.rows, factor.k, factor.size, factor.flipped)
 
 
 @TABLE.does("wgmma.mma_async", modifiers="sync aligned tf32 " + " ".join(SHAPES))
@@ -229,11 +265,21 @@ def _check_alike(group, work):
             raise Fault("threads of four warps ask for different products")
     for factor in work.stored:
         for _, blocks, at in _places(group, factor):
-            group.team.shared.check_fenced(blocks, at)
+            group.team.shared.check_fenced(blocks, at.chunks)
+
+
+@lru_cache(maxsize=4096)
+def _check_width(program, names):
+    """Raise unless the registers have 32 bits."""
+    for name in names:
+        if type_of(program.registers[name]).itemsize != 4:
+            raise Fault(f"{name} is not of 32 bits")
 
 
 def _check_registers(group, work):
     """Raise if a product under way has them; those that add to the same sums may follow each other."""
+    if not (group.held or work.factors):
+        return
     same = any(other.sums == work.sums for other in group.products.all())
     for name in work.factors:
         if name in work.sums or group.held.get(name) == "sum":
@@ -256,4 +302,6 @@ def _commit(group, instruction, active):
 @TABLE.does("wgmma.wait_group", modifiers="sync aligned")
 def _wait(group, instruction, active):
     group.products.wait(int(instruction.operands[0], 0), group)
-    group.held = {name: how for work in group.products.all() for name, how in work.held().items()}
+    group.held = {}
+    for work in group.products.all():
+        group.held |= work.held()

@@ -1,12 +1,14 @@
 """Memory as bytes: the storages of tensors, and what the threads of a block share."""
 
 import ctypes
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from .parse import Fault
 
 BASE = 1024  # where shared memory begins: as aligned as swizzled tiles want it
+PAGE = 1024  # bytes, of which is known when some were written last
 CHUNK = 16  # bytes of the widest access of one thread, which is aligned to its width
 
 
@@ -36,6 +38,13 @@ class Global:
     def _split(self, addresses, width):
         """(bytes, offsets in units of width, threads) of each storage that is met."""
         check_aligned(addresses, width)
+        if not addresses.size:
+            return
+        first, low = int(np.searchsorted(self.starts, addresses[0], "right")) - 1, addresses.min()
+        if first >= 0 and self.starts[first] <= low and addresses.max() + np.uint64(width) <= self.ends[first]:
+            offsets = (addresses - self.starts[first]) // np.uint64(width)
+            yield self.bytes[first], offsets.astype(np.int64), slice(None)  # all in one
+            return
         places = np.searchsorted(self.starts, addresses, "right") - 1
         outside = (places < 0) | (addresses + np.uint64(width) > self.ends[places])
         if outside.any():
@@ -57,6 +66,25 @@ def check_aligned(addresses, width):
         raise Fault(f"an address that is no multiple of {width}")
 
 
+@dataclass(frozen=True, eq=False)
+class Lies:
+    """Where a matrix lies. addresses: of its numbers, of `size` bytes each. chunks, pages: that it lies in."""
+
+    addresses: np.ndarray
+    size: int
+    chunks: np.ndarray = field(init=False)
+    pages: np.ndarray = field(init=False)
+    places: np.ndarray = field(init=False)
+    low: int = field(init=False)
+    high: int = field(init=False)
+
+    def __post_init__(self):
+        vars(self).update(
+            chunks=np.unique(self.addresses // CHUNK), pages=np.unique(self.addresses // PAGE),
+            places=self.addresses // self.size, low=int(self.addresses.min()), high=int(self.addresses.max()),
+        )  # fmt: skip
+
+
 class Shared:
     """Shared memory of several blocks, `size` bytes each, between addresses BASE and BASE + size.
 
@@ -71,6 +99,8 @@ class Shared:
         self.pitch = -(-(BASE + size) // BASE) * BASE  # from one block to the next
         self.bytes = np.full(blocks * self.pitch, fill, np.uint8)
         self.unfenced = np.zeros((blocks, self.pitch // CHUNK), np.uint8)
+        self.stores, self.stored = 0, np.zeros((blocks, self.pitch // PAGE), np.int64)  # how many, and the last of each
+        self.kept = {}  # numbers as they were read: see `numbers`
 
     def load(self, blocks, addresses, width):
         """(threads, width) bytes; blocks: whose memory each thread reads."""
@@ -82,21 +112,37 @@ class Shared:
         places = self._places(blocks, addresses, width)
         _units(self.bytes, width)[places] = np.ascontiguousarray(values).view(f"V{width}")[:, 0]
         self.unfenced[blocks, addresses // CHUNK] = writers
+        self.stores += 1
+        self.stored[blocks, addresses // PAGE] = self.stores
 
-    def numbers(self, blocks, addresses, size):
-        """(blocks, ...) numbers of `size` bytes, as unsigned, at addresses of any shape."""
-        self._check(addresses, size)
-        return self.bytes.view(f"u{size}").reshape(-1, self.pitch // size)[blocks[:, None, None], addresses // size]
+    def numbers(self, blocks, lies, convert):
+        """(blocks, ...) numbers that lie there, as unsigned ones, converted; those of one block are kept until some are
+        written again.
+        """
+        self._check_within(lies.low, lies.high + lies.size)
+        if blocks.size > 1:
+            return convert(self._rows(lies.size)[blocks[:, None, None], lies.places])
+        block, last = int(blocks[0]), self.stored[blocks[0], lies.pages].max()
+        when, found = self.kept.get((block, lies, convert), (-1, None))
+        if when < last:
+            found = convert(self._rows(lies.size)[block][lies.places])[None]
+            self.kept[block, lies, convert] = self.stores, found
+        return found
 
-    def check_fenced(self, blocks, addresses):
-        """Raise where a product would read what was stored without a fence."""
-        if self.unfenced.any() and self.unfenced[blocks[:, None, None], addresses // CHUNK].any():
+    def _rows(self, size):
+        """(blocks, numbers)"""
+        return self.bytes.view(f"u{size}").reshape(-1, self.pitch // size)
+
+    def check_fenced(self, blocks, chunks):
+        """Raise where a product would read what was stored without a fence; chunks: numbers of them."""
+        if self.unfenced.any() and self.unfenced[blocks[:, None], chunks].any():
             raise Fault("a product reads shared memory that was stored without a fence")
 
     def fence(self, blocks, warps):
         """What these warps stored, and what lies behind a barrier, is seen by products from now on."""
-        marks = self.unfenced[blocks]
-        self.unfenced[blocks] = np.where(np.isin(marks, [*(1 + warps), self.PASSED]), 0, marks)
+        after = np.arange(256, dtype=np.uint8)
+        after[[*(1 + warps), self.PASSED]] = 0
+        self.unfenced[blocks] = after[self.unfenced[blocks]]
 
     def barrier(self):
         """All blocks stand at one."""
@@ -104,10 +150,10 @@ class Shared:
 
     def _places(self, blocks, addresses, width):
         check_aligned(addresses, width)
-        self._check(addresses, width)
+        if addresses.size:
+            self._check_within(int(addresses.min()), int(addresses.max()) + width)
         return (addresses + blocks * self.pitch) // width
 
-    def _check(self, addresses, width):
-        if addresses.size and (addresses.min() < BASE or addresses.max() + width > BASE + self.size):
-            low, high = int(addresses.min()) - BASE, int(addresses.max()) - BASE + width
-            raise Fault(f"bytes {low} to {high} of shared memory, which has {self.size}")
+    def _check_within(self, low, high):
+        if low < BASE or high > BASE + self.size:
+            raise Fault(f"bytes {low - BASE} to {high - BASE} of shared memory, which has {self.size}")

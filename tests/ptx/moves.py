@@ -24,6 +24,11 @@ def of_active(group, active):
     return np.arange(group.size) if active is None else np.flatnonzero(active)
 
 
+def some(x, active):
+    """What belongs to the threads that do something."""
+    return x if active is None else x[active]
+
+
 def listed(operand):
     return operand if isinstance(operand, list) else [operand]
 
@@ -39,15 +44,15 @@ def _load_param(group, instruction, active):
 @TABLE.does("ld.global", "ld.shared", modifiers=f"v2 v4 nc relaxed gpu acquire volatile {CACHES}")
 def _load(group, instruction, active):
     shared, names = "shared" in instruction.parts, listed(instruction.operands[0])
-    threads, width = of_active(group, active), bits_of(instruction.kind) // 8
-    address = group.address(instruction.operands[1], shared)[threads]
+    width = bits_of(instruction.kind) // 8
+    address = some(group.address(instruction.operands[1], shared), active)
     if shared:
-        found = group.team.shared.load(group.block[threads], address, len(names) * width)
+        found = group.team.shared.load(some(group.block, active), address, len(names) * width)
     else:
         found = group.team.memory.load(address, len(names) * width)
-    for i, name in enumerate(names):
-        x = np.zeros(group.size, f"u{width}")
-        x[threads] = np.ascontiguousarray(found[:, i * width : (i + 1) * width]).view(x.dtype)[:, 0]
+    whole = np.zeros((len(names), group.size), f"u{width}")
+    whole[:, slice(None) if active is None else active] = found.view(whole.dtype).T
+    for name, x in zip(names, whole, strict=True):
         _put_loaded(group, name, x, (instruction.kind, active))
 
 
@@ -63,12 +68,13 @@ def _put_loaded(group, name, x, how):
 @TABLE.does("st.global", "st.shared", modifiers=f"v2 v4 relaxed gpu release volatile {CACHES}")
 def _store(group, instruction, active):
     shared, (to, what) = "shared" in instruction.parts, instruction.operands
-    threads, width = of_active(group, active), bits_of(instruction.kind) // 8
+    width = bits_of(instruction.kind) // 8
     values = [unsigned(group.raw(name, instruction.kind)).astype(f"u{width}") for name in listed(what)]
-    data = np.stack(values, 1)[threads].view(np.uint8)
-    address = group.address(to, shared)[threads]
+    data = some(np.stack(values, 1), active).view(np.uint8)
+    address = some(group.address(to, shared), active)
     if shared:
-        group.team.shared.store(group.block[threads], address, data, 1 + group.thread[threads] // WARP)
+        writers = 1 + some(group.thread, active) // WARP
+        group.team.shared.store(some(group.block, active), address, data, writers)
     else:
         group.team.memory.store(address, data)
 
@@ -184,17 +190,27 @@ def _nothing(group, instruction, active):
 @TABLE.does("shfl.sync", modifiers="bfly idx up down")
 def _shuffle(group, instruction, active):
     """Each lane reads another one of its segment, or itself where that lies outside, and whether it did not."""
-    how, (names, what, by, inside, _) = instruction.parts[2], instruction.operands
-    b, c = (group.get(text, "u32").astype(np.int64) for text in (by, inside))
-    lane, segment, limit, b = np.arange(group.size) % WARP, c >> 8 & 31, c & 31, b & 31
+    names, what, by, inside, _ = instruction.operands
+    name, *whether = names.split("|")
+    origin, good = _lanes(group, instruction.parts[2], group.get(by, "u32"), group.get(inside, "u32"))
+    group.put(name, group.get(what, "b32")[origin], active)
+    if whether:
+        group.put(whether[0], good, active)
+
+
+def _lanes(group, how, by, inside):
+    """(thread that each one reads, whether it lies inside)"""
+    key = how, int(by[0]), int(inside[0])
+    alike = (by == by[0]).all() and (inside == inside[0]).all()
+    if alike and key in group.constants:
+        return group.constants[key]
+    b, c = by.astype(np.int64) & 31, inside.astype(np.int64)
+    lane, segment, limit = np.arange(group.size) % WARP, c >> 8 & 31, c & 31
     low, high = lane & segment, (lane & segment) | (limit & ~segment)
     at = {"bfly": lane ^ b, "idx": low | (b & ~segment), "up": lane - b, "down": lane + b}[how]
     good = at >= high if how == "up" else at <= high
-    name, *whether = names.split("|")
-    first = np.arange(group.size) - lane
-    group.put(name, group.get(what, "b32")[first + np.where(good, at, lane)], active)
-    if whether:
-        group.put(whether[0], good, active)
+    found = np.arange(group.size) - lane + np.where(good, at, lane), good
+    return group.constants.setdefault(key, found) if alike else found
 
 
 @TABLE.does("redux.sync", modifiers=" ".join(REDUCE))

@@ -1,7 +1,7 @@
 """PTX as text -> a program: instructions in order, labels, the types of registers and parameters."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PARAMETER = re.compile(r"^\s*\.param\s+(?:\.align \d+ )?\.(\w+)(?:\s+\.ptr[^,\n]*?)?\s+(\w+)(?:\[\d+\])?,?\s*$", re.M)
 DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+(.*)")
@@ -31,7 +31,7 @@ class Instruction:
     line: int
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Program:
     """params: (name, type) in order. registers: name -> type. labels: name -> place in code. threads: of a block."""
 
@@ -41,6 +41,7 @@ class Program:
     labels: dict[str, int]
     threads: int
     lines: list[str]
+    stretches: dict = field(default_factory=dict)  # place in code -> what `straight` makes of it
 
     def said(self, instruction):
         """Where it stands and what it says."""

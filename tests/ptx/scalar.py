@@ -2,11 +2,17 @@
 
 Functions of float32 are numpy's and subnormal numbers are kept (.ftz is read over), so results are near a GPU's, not
 equal to them. A sum of a product is made in float64 and rounded to float32.
+
+What is decorated here says what an instruction means, which is done at once (`Alone`) or among others (`straight`).
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from .formats import TF32, bits_of, narrowed, type_of, unsigned, widened
+from .formats import TF32, TYPES, bits_of, narrowed, type_of, unsigned, widened
 from .table import Table
 
 TABLE = Table()
@@ -22,133 +28,214 @@ UNARY = {"ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "tanh": np.tanh, "rcp"
          "abs": np.abs, "not": np.invert}  # fmt: skip
 
 
-def _in(group, instruction, count):
-    """The first operands after the result, in the instruction's type."""
-    return [group.get(text, instruction.kind) for text in instruction.operands[1 : 1 + count]]
+@dataclass(frozen=True)
+class Meaning:
+    """results = function(*inputs), the one result itself or several in a tuple; None: the input as it is. results:
+    names of registers. inputs: (operand, type).
+    """
+
+    results: tuple[str, ...]
+    inputs: tuple[tuple[str, str], ...]
+    function: Callable | None
+
+
+class Alone:
+    """Does an instruction. means(instruction, types of registers): its Meaning."""
+
+    def __init__(self, means):
+        self.means = means
+
+    def __call__(self, group, instruction, active):
+        meaning = self.means(instruction, group.team.program.registers)
+        inputs = [group.get(*one) for one in meaning.inputs]
+        found = inputs[0] if meaning.function is None else meaning.function(*inputs)
+        for name, x in zip(meaning.results, found if isinstance(found, tuple) else (found,), strict=True):
+            group.put(name, x, active)
+
+
+def does(*names, modifiers=""):
+    """Decorates what says what the instructions mean whose opcodes begin with one of these names."""
+    return lambda means: TABLE.does(*names, modifiers=modifiers)(Alone(means))
+
+
+def _of(instruction, count, function, *more):
+    """The Meaning: a function of the first operands after the result, in the instruction's type, and of more inputs."""
+    inputs = [(text, instruction.kind) for text in instruction.operands[1 : 1 + count]]
+    return Meaning((instruction.operands[0],), (*inputs, *more), function)
+
+
+def literal(text):
+    """The number that an operand is; None if it is none."""
+    try:
+        return int(text.removesuffix("U"), 0)
+    except ValueError:
+        return None
 
 
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
-@TABLE.does("mov", "cvta", modifiers="to global param")
-def _move(group, instruction, active):
+@does("mov", "cvta", modifiers="to global param")
+def _move(instruction, registers):
     """Also a register of several parts, taken apart or put together."""
     kind, (to, what) = instruction.kind, instruction.operands
     if isinstance(to, list):
-        parts = np.ascontiguousarray(group.get(what, kind)).view(f"u{bits_of(kind) // 8 // len(to)}")
-        for i, name in enumerate(to):
-            group.put(name, parts[i :: len(to)].copy(), active)
-    elif isinstance(what, list):
-        parts = [group.get(name, f"b{bits_of(kind) // len(what)}") for name in what]
-        group.put(to, np.stack(parts, 1).view(f"u{bits_of(kind) // 8}")[:, 0].copy(), active)
-    else:
-        group.put(to, group.get(what, kind), active)
+        return Meaning(tuple(to), ((what, kind),), partial(_apart, f"u{bits_of(kind) // 8 // len(to)}", len(to)))
+    if isinstance(what, list):
+        inputs = tuple((name, f"b{bits_of(kind) // len(what)}") for name in what)
+        return Meaning((to,), inputs, partial(_together, f"u{bits_of(kind) // 8}"))
+    return Meaning((to,), ((what, kind),), None)
 
 
-@TABLE.does("ex2", "lg2", "sqrt", "tanh", "rcp", "neg", "abs", "not", modifiers="approx ftz rn")
-def _unary(group, instruction, active):
-    (a,) = _in(group, instruction, 1)
-    group.put(instruction.operands[0], UNARY[instruction.parts[0]](a), active)
+def _apart(kind, count, x):
+    parts = np.ascontiguousarray(x).view(kind)
+    return tuple(parts[i::count].copy() for i in range(count))
 
 
-@TABLE.does("add", "sub", modifiers="rn ftz")
-def _add(group, instruction, active):
-    a, b = _in(group, instruction, 2)
-    group.put(instruction.operands[0], a + b if instruction.parts[0] == "add" else a - b, active)
+def _together(kind, *parts):
+    return np.stack(parts, 1).view(kind)[:, 0].copy()
 
 
-@TABLE.does("and", "or", "xor")
-def _bitwise(group, instruction, active):
-    a, b = _in(group, instruction, 2)
-    group.put(instruction.operands[0], BITWISE[instruction.parts[0]](a, b), active)
+@does("ex2", "lg2", "sqrt", "tanh", "rcp", "neg", "abs", "not", modifiers="approx ftz rn")
+def _unary(instruction, registers):
+    return _of(instruction, 1, UNARY[instruction.parts[0]])
 
 
-@TABLE.does("min", "max", modifiers="ftz NaN relu")
-def _extreme(group, instruction, active):
+@does("add", "sub", modifiers="rn ftz")
+def _add(instruction, registers):
+    return _of(instruction, 2, np.add if instruction.parts[0] == "add" else np.subtract)
+
+
+@does("and", "or", "xor")
+def _bitwise(instruction, registers):
+    return _of(instruction, 2, BITWISE[instruction.parts[0]])
+
+
+@does("min", "max", modifiers="ftz NaN relu")
+def _extreme(instruction, registers):
     """A number wins over a NaN, unless the instruction says otherwise."""
-    a, b = _in(group, instruction, 2)
     names = ("minimum", "maximum") if "NaN" in instruction.parts or instruction.kind[0] != "f" else ("fmin", "fmax")
-    x = getattr(np, names[instruction.parts[0] == "max"])(a, b)
-    group.put(instruction.operands[0], np.maximum(x, 0, dtype=x.dtype) if "relu" in instruction.parts else x, active)
+    function = getattr(np, names[instruction.parts[0] == "max"])
+    if "relu" in instruction.parts:
+        return _of(instruction, 2, lambda a, b: np.maximum(function(a, b), 0, dtype=a.dtype))
+    return _of(instruction, 2, function)
 
 
-@TABLE.does("mul", "mad", "fma", modifiers="lo hi wide rn ftz")
-def _multiply(group, instruction, active):
+@does("mul", "mad", "fma", modifiers="lo hi wide rn ftz")
+def _multiply(instruction, registers):
     """lo: the lower half of the product; wide: all of it."""
     kind, parts, operands = instruction.kind, instruction.parts, instruction.operands
-    a, b = _in(group, instruction, 2)
     whole = f"{kind[0]}{2 * bits_of(kind)}" if "wide" in parts else kind
-    c = group.get(operands[3], whole) if len(operands) > 3 else None
+    more = [(operands[3], whole)] if len(operands) > 3 else []
     if "wide" in parts:
-        x = a.astype(type_of(whole)) * b.astype(type_of(whole))
+        product = partial(_wide, type_of(whole))
     elif "hi" in parts:
-        x = ((a.astype(object) * b.astype(object)) >> bits_of(kind)).astype(a.dtype)
-    elif kind == "f32" and c is not None:
-        x, c = (a.astype(np.float64) * b + c).astype(np.float32), None
+        product = partial(_upper, bits_of(kind))
+    elif kind == "f32" and more:
+        return _of(instruction, 2, _rounded_once, *more)
     else:
-        x = a * b
-    group.put(operands[0], x if c is None else x + c, active)
+        product = np.multiply
+    return _of(instruction, 2, (lambda a, b, c: product(a, b) + c) if more else product, *more)
 
 
-@TABLE.does("div", "rem", modifiers="full rn approx ftz")
-def _divide(group, instruction, active):
+def _wide(kind, a, b):
+    return a.astype(kind) * b.astype(kind)
+
+
+def _upper(bits, a, b):
+    return ((a.astype(object) * b.astype(object)) >> bits).astype(a.dtype)
+
+
+def _rounded_once(a, b, c):
+    x = a.astype(np.float64)
+    x *= b
+    x += c
+    return x.astype(np.float32)
+
+
+@does("div", "rem", modifiers="full rn approx ftz")
+def _divide(instruction, registers):
     """Of integers towards zero; by zero all bits are set."""
-    a, b = _in(group, instruction, 2)
     if instruction.kind[0] == "f":
-        x = a / b
-    else:
-        rest = np.fmod(a, np.where(b == 0, 1, b).astype(b.dtype))
-        x = (a - rest) // np.where(b == 0, 1, b).astype(b.dtype) if instruction.parts[0] == "div" else rest
-        x = np.where(b == 0, ~a.dtype.type(0), x)
-    group.put(instruction.operands[0], x, active)
+        return _of(instruction, 2, np.divide)
+    return _of(instruction, 2, partial(_divided, instruction.parts[0] == "rem"))
+
+
+def _divided(remainder, a, b):
+    divisor = np.where(b == 0, 1, b).astype(b.dtype)
+    rest = np.fmod(a, divisor)
+    return np.where(b == 0, ~a.dtype.type(0), rest if remainder else (a - rest) // divisor)
 
 
 # ---- bits ------------------------------------------------------------------------------------------------------------
-@TABLE.does("shl", "shr")
-def _shift(group, instruction, active):
+@does("shl", "shr")
+def _shift(instruction, registers):
     """By as many bits as there are, or more: nothing is left but the sign."""
-    bits, (a,) = bits_of(instruction.kind), _in(group, instruction, 1)
-    by = group.get(instruction.operands[2], "u32")
+    kind, by = type_of(instruction.kind), literal(instruction.operands[2])
+    left, bits = instruction.parts[0] == "shl", bits_of(instruction.kind)
+    if by is not None and 0 <= by < bits:
+        by = kind.type(by)
+        return _of(instruction, 1, (lambda a: a << by) if left else (lambda a: a >> by))
+    return _of(instruction, 1, partial(_shifted, left), (instruction.operands[2], "u32"))
+
+
+def _shifted(left, a, by):
+    bits = 8 * a.itemsize
     inside = np.minimum(by, bits - 1).astype(a.dtype)
-    if instruction.parts[0] == "shl":
-        x = np.where(by < bits, a << inside, a.dtype.type(0))
-    else:
-        x = np.where((by < bits) | (instruction.kind[0] == "s"), a >> inside, a.dtype.type(0))
-    group.put(instruction.operands[0], x, active)
+    if left:
+        return np.where(by < bits, a << inside, a.dtype.type(0))
+    return np.where((by < bits) | (a.dtype.kind == "i"), a >> inside, a.dtype.type(0))
 
 
-@TABLE.does("shf", modifiers="l r wrap clamp")
-def _funnel(group, instruction, active):
-    low, high, by = (group.get(text, "u32").astype(np.uint64) for text in instruction.operands[1:])
-    by = by % np.uint64(32) if "wrap" in instruction.parts else np.minimum(by, np.uint64(32))
+@does("shf", modifiers="l r wrap clamp")
+def _funnel(instruction, registers):
+    inputs = tuple((text, "u32") for text in instruction.operands[1:])
+    return Meaning((instruction.operands[0],), inputs, partial(_funnelled, instruction.parts))
+
+
+def _funnelled(parts, *inputs):
+    low, high, by = (x.astype(np.uint64) for x in inputs)
+    by = by % np.uint64(32) if "wrap" in parts else np.minimum(by, np.uint64(32))
     both = high << np.uint64(32) | low
-    x = (both << by) >> np.uint64(32) if "l" in instruction.parts else (both >> by) & ALL
-    group.put(instruction.operands[0], x.astype(np.uint32), active)
+    return ((both << by) >> np.uint64(32) if "l" in parts else (both >> by) & ALL).astype(np.uint32)
 
 
-@TABLE.does("bfe")
-def _extract(group, instruction, active):
+@does("bfe")
+def _extract(instruction, registers):
     """Bits from `first` on, as a number; with a sign, the last of them (at most the register's) fills what is above."""
-    bits, signed = bits_of(instruction.kind), instruction.kind[0] == "s"
-    a, first, count = _in(group, instruction, 1)[0], *(group.get(x, "u32") & 255 for x in instruction.operands[2:])
-    count = np.minimum(count, bits).astype(np.int64)
+    first, count = (literal(text) for text in instruction.operands[2:])
+    if None not in (first, count) and 0 <= first < first + count <= bits_of(instruction.kind):
+        return _of(instruction, 1, partial(_extracted_inside, first, count))
+    return _of(instruction, 1, _extracted, *((text, "u32") for text in instruction.operands[2:]))
+
+
+def _extracted_inside(first, count, a):
+    """Where first and count are the same for all, and inside."""
+    kind, bits = a.dtype.type, 8 * a.itemsize
+    return a << kind(bits - first - count) >> kind(bits - count)
+
+
+def _extracted(a, first, count):
+    bits, first = 8 * a.itemsize, first & 255
+    count = np.minimum(count & 255, bits).astype(np.int64)
     last = np.clip(first.astype(np.int64) + count - 1, 0, bits - 1)
-    sign = (unsigned(a).astype(np.uint64) >> last.astype(np.uint64)) & np.uint64(1) if signed else np.uint64(0)
+    wide = unsigned(a).astype(np.uint64)
+    sign = (wide >> last.astype(np.uint64)) & np.uint64(1) if a.dtype.kind == "i" else np.uint64(0)
     above = np.where(sign == 1, ~np.uint64(0), np.uint64(0))
-    shifted = np.where(
-        first < bits, unsigned(a).astype(np.uint64) >> np.minimum(first, 63).astype(np.uint64), np.uint64(0)
-    )
+    shifted = np.where(first < bits, wide >> np.minimum(first, 63).astype(np.uint64), np.uint64(0))
     kept = _mask(np.minimum(count, np.maximum(0, bits - first.astype(np.int64))))
-    x = np.where(count == 0, np.uint64(0), (shifted & kept) | (above & ~kept))
-    group.put(instruction.operands[0], x.astype(f"u{bits // 8}"), active)
+    return np.where(count == 0, np.uint64(0), (shifted & kept) | (above & ~kept)).astype(f"u{bits // 8}")
 
 
-@TABLE.does("bfi")
-def _insert(group, instruction, active):
+@does("bfi")
+def _insert(instruction, registers):
     """Bits of a put into b from `first` on."""
-    bits, (a, b) = bits_of(instruction.kind), (x.astype(np.uint64) for x in _in(group, instruction, 2))
-    first, count = (group.get(x, "u32") & 255 for x in instruction.operands[3:])
-    at = np.minimum(first, 63).astype(np.uint64)
+    return _of(instruction, 2, _inserted, *((text, "u32") for text in instruction.operands[3:]))
+
+
+def _inserted(a, b, first, count):
+    bits, first, count = 8 * a.itemsize, first & 255, count & 255
+    a, b, at = a.astype(np.uint64), b.astype(np.uint64), np.minimum(first, 63).astype(np.uint64)
     mask = np.where(first < bits, _mask(np.minimum(count, bits).astype(np.int64)) << at, np.uint64(0))
-    group.put(instruction.operands[0], ((b & ~mask) | ((a << at) & mask)).astype(f"u{bits // 8}"), active)
+    return ((b & ~mask) | ((a << at) & mask)).astype(f"u{bits // 8}")
 
 
 def _mask(count):
@@ -158,105 +245,134 @@ def _mask(count):
     )
 
 
-@TABLE.does("prmt")
-def _permute(group, instruction, active):
+@does("prmt")
+def _permute(instruction, registers):
     """Four bytes picked of eight; bit 3 of a pick: its sign, eight times."""
-    a, b, picks = _in(group, instruction, 3)
+    return _of(instruction, 3, _permuted)
+
+
+def _permuted(a, b, picks):
     pool = np.stack([a, b], 1).view(np.uint8).reshape(-1, 8)
     pick = picks[:, None] >> np.arange(0, 16, 4, dtype=np.uint32)
     found = np.take_along_axis(pool, (pick & 7).astype(np.int64), 1)
     found = np.where(pick & 8, np.where(found & 128, 255, 0), found).astype(np.uint8)
-    group.put(instruction.operands[0], found.view(np.uint32)[:, 0].copy(), active)
+    return found.view(np.uint32)[:, 0].copy()
 
 
-@TABLE.does("lop3")
-def _lop3(group, instruction, active):
+@does("lop3")
+def _lop3(instruction, registers):
     """Any function of three bits, as its table."""
-    inputs, x = _in(group, instruction, 3), np.uint32(0)
-    for row in (row for row in range(8) if int(instruction.operands[4], 0) >> row & 1):
+    return _of(instruction, 3, partial(_looked_up, int(instruction.operands[4], 0)))
+
+
+def _looked_up(table, *inputs):
+    x = np.zeros_like(inputs[0])
+    for row in (row for row in range(8) if table >> row & 1):
         a, b, c = (one if row >> (2 - place) & 1 else ~one for place, one in enumerate(inputs))
         x = x | a & b & c
-    group.put(instruction.operands[0], np.broadcast_to(x, group.size), active)
+    return x
 
 
-@TABLE.does("clz", "popc")
-def _count(group, instruction, active):
-    (a,) = _in(group, instruction, 1)
+@does("clz", "popc")
+def _count(instruction, registers):
+    return _of(instruction, 1, partial(_counted, instruction.parts[0]))
+
+
+def _counted(what, a):
     ones = np.unpackbits(a.view(np.uint8).reshape(a.size, -1), axis=1, bitorder="little")[:, ::-1]
-    x = ones.sum(1) if instruction.parts[0] == "popc" else np.where(a == 0, bits_of(instruction.kind), ones.argmax(1))
-    group.put(instruction.operands[0], x.astype(np.uint32), active)
+    return (ones.sum(1) if what == "popc" else np.where(a == 0, 8 * a.itemsize, ones.argmax(1))).astype(np.uint32)
 
 
 # ---- comparisons -----------------------------------------------------------------------------------------------------
-@TABLE.does("setp", modifiers=" ".join([*COMPARE, *JOIN, *(f"{how}u" for how in COMPARE), "num", "nan", "ftz"]))
-def _compare(group, instruction, active):
+@does("setp", modifiers=" ".join([*COMPARE, *JOIN, *(f"{how}u" for how in COMPARE), "num", "nan", "ftz"]))
+def _compare(instruction, registers):
     """A NaN compares as false, unless the comparison ends with u; perhaps joined with another predicate."""
-    how, parts, operands = instruction.parts[1], instruction.parts, instruction.operands
-    a, b = _in(group, instruction, 2)
-    if instruction.kind[0] == "f":
-        unordered = np.isnan(a) | np.isnan(b)
-        if how in ("nan", "num"):
-            x = unordered if how == "nan" else ~unordered
-        elif how in COMPARE:
-            x = COMPARE[how](a, b) & ~unordered
-        else:
-            x = COMPARE[how[:-1]](a, b) | unordered
-    else:
-        x = COMPARE[how](a, b)
-    names, found = operands[0].split("|"), [x, ~x]
+    parts, operands = instruction.parts, instruction.operands
+    compare = _ordered(parts[1]) if instruction.kind[0] == "f" else COMPARE[parts[1]]
+    names, more = tuple(operands[0].split("|")), []
     if parts[2] in JOIN:
-        other = group.get(operands[3].lstrip("!"), "pred") != operands[3].startswith("!")
-        found = [JOIN[parts[2]](one, other) for one in found]
-    for name, one in zip(names, found, strict=False):
-        group.put(name, one, active)
+        more = [(operands[3].lstrip("!"), "pred")]
+    elif len(names) == 1:
+        return _of(instruction, 2, compare)
+    how = compare, JOIN.get(parts[2]), operands[-1].startswith("!")
+    of_one = _of(instruction, 2, partial(_joined, how, len(names)), *more)
+    return Meaning(names, of_one.inputs, of_one.function)
 
 
-@TABLE.does("selp")
-def _select(group, instruction, active):
-    a, b = _in(group, instruction, 2)
-    group.put(instruction.operands[0], np.where(group.get(instruction.operands[3], "pred"), a, b), active)
+def _ordered(how):
+    """A comparison of floating-point numbers."""
+    if how in ("nan", "num"):
+        return lambda a, b: (np.isnan(a) | np.isnan(b)) == (how == "nan")
+    if how in COMPARE:
+        return COMPARE[how] if how != "ne" else lambda a, b: (a < b) | (a > b)
+    return lambda a, b: COMPARE[how[:-1]](a, b) | np.isnan(a) | np.isnan(b)
+
+
+def _joined(how, count, a, b, other=None):
+    """The comparison, and what is not it, if `count` is two; each joined with the other predicate."""
+    compare, join, negated = how
+    x = compare(a, b)
+    found = (x, ~x)[:count]
+    if join:
+        other = other != negated
+        found = tuple(join(one, other) for one in found)
+    return found
+
+
+@does("selp")
+def _select(instruction, registers):
+    return _of(instruction, 2, lambda a, b, which: np.where(which, a, b), (instruction.operands[3], "pred"))
 
 
 # ---- conversions -----------------------------------------------------------------------------------------------------
-@TABLE.does("cvt", modifiers="rn rna ftz tf32 " + " ".join(ROUND))
-def _convert(group, instruction, active):
+@does("cvt", modifiers="rn rna ftz tf32 " + " ".join(ROUND))
+def _convert(instruction, registers):
     """To 16 bits (of one number or two), tf32, from 16 bits, to integers, and between integers."""
     (to, origin), (name, *given) = instruction.parts[-2:], instruction.operands
     if to in ("bf16x2", "f16x2"):
-        high, low = (narrowed(group.get(one, "f32"), to[:-2]).astype(np.uint32) for one in given)
-        x = high << np.uint32(16) | low
+        kind, function = "f32", partial(_both, to[:-2])
     elif to in ("bf16", "f16") and origin == "f32":
-        x = narrowed(group.get(given[0], "f32"), to)
+        kind, function = "f32", partial(narrowed, kind=to)
     elif to == "tf32":
-        x = (group.get(given[0], "b32") + np.uint32(0x1000 if "rna" in instruction.parts else 0)) & TF32
+        kind, function = "b32", partial(_cut, np.uint32(0x1000 if "rna" in instruction.parts else 0))
     elif origin in ("bf16", "f16"):
-        x = widened(group.get(given[0], "b16"), origin)
+        kind, function = "b16", partial(widened, kind=origin)
     elif origin[0] == "f" and to[0] in "su":
-        x = _integer(group.get(given[0], origin), instruction)
+        how = next(ROUND[part] for part in instruction.parts if part in ROUND)
+        kind, function = origin, partial(_integer, how, type_of(to))
     elif to[0] == "f":
-        x = group.get(given[0], origin).astype(type_of(to))
-    else:
-        x = _resized(group, given[0], to, origin)
-    group.put(name, _as_wide(x, group.team.program.registers[name]), active)
+        kind, function = origin, partial(np.ndarray.astype, dtype=type_of(to))
+    else:  # an integer of `origin`, perhaps the lower part of a wider register
+        kind, function = registers.get(given[0], origin), partial(_resized, type_of(to), type_of(origin))
+    wide = type_of(registers[name])
+    if wide.itemsize != TYPES.get(to, TYPES["b32"]).itemsize:
+        function = partial(_as_wide, function, wide.itemsize)
+    return Meaning((name,), tuple((one, kind) for one in given), function)
 
 
-def _integer(x, instruction):
+def _both(kind, high, low):
+    """Two numbers of 16 bits."""
+    high, low = (narrowed(x, kind).astype(np.uint32) for x in (high, low))
+    return high << np.uint32(16) | low
+
+
+def _cut(more, bits):
+    return (bits + more) & TF32
+
+
+def _integer(how, to, x):
     """A NaN gives 0, what is too large the largest."""
-    how = next(ROUND[part] for part in instruction.parts if part in ROUND)
-    to = type_of(instruction.parts[-2])
     low, high = np.iinfo(to).min, np.iinfo(to).max
     found = np.nan_to_num(how(x.astype(np.float64)), nan=0.0)
     inside = np.where((found > low) & (found < high), found, 0).astype(to)  # 2^63 - 1 is no float64
     return np.where(found >= high, to.type(high), np.where(found <= low, to.type(low), inside))
 
 
-def _resized(group, text, to, origin):
-    """An integer of `origin`, perhaps the lower part of a wider register, as `to`."""
-    raw = unsigned(group.raw(text, origin))
-    return raw.astype(f"u{bits_of(origin) // 8}").view(type_of(origin)).astype(type_of(to))
+def _resized(to, origin, x):
+    return unsigned(x).astype(f"u{origin.itemsize}").view(origin).astype(to)
 
 
-def _as_wide(x, kind):
-    """As wide as a register is."""
-    wide = type_of(kind).itemsize
+def _as_wide(function, wide, *inputs):
+    """What a function makes, as wide as a register is."""
+    x = function(*inputs)
     return x if x.itemsize == wide else x.astype(f"{x.dtype.kind}{wide}")

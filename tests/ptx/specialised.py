@@ -14,7 +14,7 @@ import numpy as np
 
 from . import matrix, moves, scalar
 from .launch import FILL, number_of, paired
-from .memory import Shared
+from .memory import CHUNK, Shared
 from .parse import Fault
 from .table import Table
 from .threads import EAGER, WARP, Group, UnderWay
@@ -293,7 +293,7 @@ def _move_box(warp, instruction, active):
             min(where) < 0
         ):  # an illegal instruction on an H100, where boxes that end beyond the tensor are written in part
             raise Fault("a box that is written begins before the tensor")
-        warp.team.shared.check_fenced(np.zeros(1, int), units[None])
+        warp.team.shared.check_fenced(np.zeros(1, int), units.reshape(-1) // CHUNK)
         warp.stores.ask(Written(tensor, where, units), warp)
 
 

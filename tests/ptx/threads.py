@@ -13,6 +13,7 @@ from .formats import TYPES, bits_of, type_of, unsigned
 from .memory import BASE
 from .parse import Fault
 from .scalar import TABLE as ALONE
+from .straight import stretch_at
 
 WARP = 32
 
@@ -83,6 +84,7 @@ class Group:
         self.team, self.first, self.count, self.at = team, first, count, 0
         self.registers = {}
         self.copies, self.products = UnderWay(team.order.late_copies), UnderWay(team.order.late_products)
+        self.sums = {}  # as products made them: names -> ((warps, 16, N), values of registers)
         self.held = {}  # registers of products under way: name -> "sum" or "factor"
         self._place(np.arange(len(team.places)))
 
@@ -143,6 +145,17 @@ class Group:
             return team.places[self.block, axis]
         return np.uint32({"%tid": (0, 0, 0), "%ntid": (team.program.threads, 1, 1), "%nctaid": team.grid}[name][axis])
 
+    def constants_of(self, place, operands):
+        """What does not change of a stretch that begins there, found once."""
+        self.constants[place] = tuple(self.get(text, kind) for text, kind in operands)
+        return self.constants[place]
+
+    def fill(self, names):
+        """Registers that nobody wrote yet."""
+        for name in names:
+            if name not in self.registers:
+                self.registers[name] = self._constant(name, "")
+
     def last(self, name):
         """The bits of a register, whoever is at work on it."""
         found = self.registers.get(name)
@@ -177,8 +190,13 @@ class Group:
     # ---- the walk ----------------------------------------------------------------------------------------------------
     def run(self, table):
         """To the next barrier (True) or the end (False), and the groups that were split off meanwhile."""
-        program, parted = self.team.program, []
+        program, parted, slow = self.team.program, [], -1  # up to there one by one
         while True:
+            stretch = stretch_at(program, self.at) if self.at >= slow else None
+            if stretch:
+                if self._goes(stretch):
+                    continue
+                slow = stretch.end
             instruction = program.code[self.at]
             self.at += 1
             try:
@@ -194,6 +212,17 @@ class Group:
                     (table.get(instruction.opcode) or table.of(instruction.opcode))(self, instruction, active)
             except Fault as fault:
                 raise Fault(f"{program.said(instruction)}: {fault}") from fault
+
+    def _goes(self, stretch):
+        """To the end of a stretch, if nothing is in its way."""
+        if not stretch.may(self.held):
+            return False
+        try:
+            stretch.does(self)
+        except Fault:  # which instruction it is will be seen
+            return False
+        self.at = stretch.end
+        return True
 
     def _active(self, instruction):
         """(threads,) of bool, None where all are."""
@@ -254,6 +283,7 @@ class Group:
         """The group of some of its blocks; kept: (blocks,) of bool."""
         part, threads = copy(self), np.repeat(kept, self.count)
         part._place(self.blocks[kept])
+        part.sums = {}
         part.registers = {name: value[threads] for name, value in self.registers.items()}
         part.copies, part.products = (x.part(threads) for x in (self.copies, self.products))
         return part
