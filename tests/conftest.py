@@ -10,6 +10,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LONGEST = ("test_interpreted.py", "test_compile.py")
 
 
+def pytest_configure():
+    from weft.settings import interpreted  # late: it may import torch
+
+    if interpreted():
+        from tests.triton.quick import quicken
+
+        quicken()
+
+
 def pytest_collection_modifyitems(items):
     """The longest files first (with --no-loadscope-reorder: by itself xdist begins with those of most tests)."""
     items.sort(key=lambda item: not (item.path.parent.name == "triton" and item.path.name in LONGEST))

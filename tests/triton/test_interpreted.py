@@ -44,7 +44,7 @@ CHOSEN = {
     "rows that one maximum does not suit": [
         f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[{name}]" for name in ("window", "plane", "space")
     ],
-    "unlike heads apart": [f"{PACKS}_unlike_heads"],
+    "unlike heads apart": [f"{PACKS}_unlike_heads", "tests/triton/test_quick.py"],
     "launches of keys joined": [
         f"{JOINED}_gradients",
         f"{JOINED}_only_what_is_met_is_read",
