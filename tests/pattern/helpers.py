@@ -24,6 +24,8 @@ def same(got, expected, what):
 def same_acsr(acsr, expected, what):
     """The format says the same as the matrix, counts it, and its transpose says the transposed matrix."""
     same(acsr.to_dense(), expected, f"{what}: acsr")
+    for row in range(0, acsr.m, -(-acsr.m // 16) or 1):
+        assert acsr.columns(row).tolist() == np.flatnonzero(expected[row]).tolist(), f"{what}: row {row} of acsr"
     assert acsr.nnz == int(expected.sum()), f"{what}: nnz {acsr.nnz}, expected {int(expected.sum())}"
     turned = acsr.transpose()
     same(turned.to_dense(), expected.T, f"{what}: transposed acsr")

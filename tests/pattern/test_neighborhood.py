@@ -26,10 +26,11 @@ def test_every_axis(length, causal):
     for size, stride, dilation in parameters(length):
         expected = o.natten_axis(length, size, stride, dilation, causal)
         pattern = weft.neighborhood(length, size, stride=stride, dilation=dilation, causal=causal)
-        acsr = pattern.acsr(length)
+        acsr, row = pattern.acsr(length), (7 * size + 3 * stride + dilation) % length  # any
         for name, good in (
             ("to_dense", np.array_equal(pattern.to_dense(length), expected)),
             ("acsr", np.array_equal(acsr.to_dense(), expected)),
+            ("columns", np.array_equal(acsr.columns(row), np.flatnonzero(expected[row]))),
             ("nnz", acsr.nnz == expected.sum()),
             ("transpose", np.array_equal(acsr.transpose().to_dense(), expected.T)),
         ):

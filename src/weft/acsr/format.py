@@ -122,9 +122,12 @@ class Term:
 
     def to_dense(self, m: int, n: int) -> NDBool:
         """The (M, N) mask of this term, through its affine rows rather than its predicate."""
+        live = np.ones((1, 1), np.bool_)
+        for axis, rows, keys in zip(self.axes, self.q.shape, self.k.shape, strict=True):
+            live = np.kron(live, _dense_axis(axis, rows, keys))
+        q, k = (grid.origin + np.arange(grid.size, dtype=np.int64) for grid in (self.q, self.k))
         dense = np.zeros((m, n), np.bool_)
-        for row in range(self.q.origin, self.q.origin + self.q.size):
-            dense[row, self.columns(row)] = True
+        dense[np.ix_(q, k)] = live & self.rows.holds(q)[:, None] & self.keys.holds(k)
         return dense
 
     def columns(self, row: int) -> Ints:
@@ -143,6 +146,15 @@ class Term:
     def transpose(self) -> Term:
         """The same pairs with queries and keys exchanged."""
         return Term(self.k, self.q, tuple(axis.transpose() for axis in self.axes), self.keys, self.rows)
+
+
+def _dense_axis(axis: Relation, m: int, n: int) -> NDBool:
+    """The (M, N) mask of one axis."""
+    dense = np.zeros((m, n), np.bool_)
+    starts, step, counts = axis.affine_rows(np.arange(m, dtype=np.int64), n)
+    for row, start, count in zip(dense, starts.tolist(), counts.tolist(), strict=True):
+        row[start : start + step * count : step] = True
+    return dense
 
 
 # ---- pairs of a term, counted ----------------------------------------------------------------------------------------
@@ -291,8 +303,11 @@ class Acsr:
     def to_dense(self) -> NDBool:
         """The (M, N) boolean mask."""
         dense = np.zeros((self.m, self.n), np.bool_)
-        for row, columns in enumerate(self.rows()):
-            dense[row, columns] = True
+        for term in self.terms:
+            dense |= term.to_dense(self.m, self.n)
+        for i, (row, column) in enumerate(zip(self.remainder.rows, self.remainder.cols, strict=True)):
+            mask = self.remainder.mask(i, self.m, self.n)
+            dense[BLOCK * row : BLOCK * row + len(mask), BLOCK * column : BLOCK * column + mask.shape[1]] |= mask
         return dense
 
     def transpose(self) -> Acsr:
