@@ -1,8 +1,10 @@
 """hypothesis strategies: lengths around the block borders, random pattern expressions, and both together.
 
-`@given(problems())` gives a test (pattern, m, n); `patterns()` and `lengths()` are its parts.
+`@given(problems())` gives a test (pattern, m, n); `patterns()` and `lengths()` are its parts. Strategies are kept: to
+build them anew for every example takes longer than what the examples are for.
 """
 
+from functools import cache
 from itertools import pairwise
 
 from hypothesis import strategies as st
@@ -13,16 +15,19 @@ LENGTHS = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65)
 ALIGNMENTS = ("top-left", "bottom-right")
 
 
+@cache
 def lengths(longest=65):
     """0, 1 and one either side of the usual blocks, and sometimes anything up to `longest`."""
     return st.sampled_from([length for length in LENGTHS if length <= longest]) | st.integers(0, longest)
 
 
+@cache
 def sizes(largest=20):
     """A window, stride or block size: mostly small, sometimes a power of two or beyond the sequence."""
     return st.integers(1, largest) | st.sampled_from((1, 2, 4, 8, 16, 32, 64, 100))
 
 
+@cache
 def extents(largest=20):
     """How far a window reaches; 0 included."""
     return st.integers(0, largest) | st.sampled_from((0, 63, 64, 100))
@@ -54,6 +59,7 @@ def _global_tokens():
     return st.builds(lambda t, side: weft.global_tokens(t, rows=side[0], columns=side[1]), tokens, sides)
 
 
+@cache
 def leaves():
     """Every library pattern that fits any (M, N); those that relate q to k have no alignment yet."""
     return st.one_of(
@@ -82,6 +88,7 @@ def _documents(length):
     return st.one_of(by_length, by_bounds, by_id)
 
 
+@cache
 @st.composite
 def axes(draw, length):
     """(size, stride, dilation, causal) that NATTEN's rule allows on an axis of `length` >= 1."""
@@ -104,13 +111,18 @@ def _products(draw, length):
     return weft.product([draw(leaves()), draw(leaves())], (rows, length // rows))
 
 
+@cache
+def _cells():
+    return st.sampled_from((True, False, None)) | leaves().map(lambda leaf: leaf.aligned("top-left"))
+
+
 @st.composite
 def _segments(draw, length):
-    cut = draw(st.integers(0, length))
-    cell = st.sampled_from((True, False, None)) | leaves().map(lambda leaf: leaf.aligned("top-left"))
+    cut, cell = draw(st.integers(0, length)), _cells()
     return weft.segments([cut, length - cut], [[draw(cell), draw(cell)], [draw(cell), draw(cell)]])
 
 
+@cache
 def fitted_leaves(length):
     """Library patterns made for a square of `length` tokens: documents, segments, products, neighbourhoods."""
     kinds = [_documents(length), _segments(length)]
@@ -139,6 +151,7 @@ def _expressions(children, others=None):
     )
 
 
+@cache
 def patterns(max_leaves=4, length=None):
     """Random expressions of `& | ~ shift` over the library; with a length also over patterns fitted to that square.
 
@@ -148,6 +161,7 @@ def patterns(max_leaves=4, length=None):
     return st.recursive(base, _expressions, max_leaves=max_leaves)
 
 
+@cache
 def per_row_patterns(max_leaves=3):
     """Expressions that depend on the head (two of them), on the batch row (three), or on both."""
     plain = patterns(max_leaves)
