@@ -1,6 +1,7 @@
 """Memory as bytes: the storages of tensors, and what the threads of a block share."""
 
 import ctypes
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,34 +18,53 @@ class Global:
 
     def __init__(self, storages):
         assert all(address % CHUNK == 0 for address, size in storages if size)
-        known = sorted({(address, size) for address, size in storages if size})
+        self.known = known = sorted({(address, size) for address, size in storages if size})
+        self.units = {}  # (which storage, width) -> it as units of that width
         self.starts = np.array([address for address, _ in known], np.uint64)
         self.ends = np.array([address + size for address, size in known], np.uint64)
         self.bytes = [np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)) for address, size in known]
 
     def load(self, addresses, width):
         """(threads, width) bytes of (threads,) addresses."""
+        units, offsets = self._whole(addresses, width)
+        if units is not None:
+            return units[offsets].view(np.uint8).reshape(-1, width)
         found = np.empty((addresses.size, width), np.uint8)
-        for storage, offsets, threads in self._split(addresses, width):
-            found[threads] = _units(storage, width)[offsets].view(np.uint8).reshape(-1, width)
+        for units, offsets, threads in self._split(addresses, width):
+            found[threads] = units[offsets].view(np.uint8).reshape(-1, width)
         return found
 
     def store(self, addresses, values):
         """values: (threads, width) bytes."""
         width = values.shape[1]
-        for storage, offsets, threads in self._split(addresses, width):
-            _units(storage, width)[offsets] = np.ascontiguousarray(values[threads]).view(f"V{width}")[:, 0]
+        values = np.ascontiguousarray(values).view(f"V{width}")[:, 0]
+        units, offsets = self._whole(addresses, width)
+        if units is not None:
+            units[offsets] = values
+            return
+        for units, offsets, threads in self._split(addresses, width):
+            units[offsets] = values[threads]
+
+    def _whole(self, addresses, width):
+        """(a storage as units of that width, their numbers), if all addresses are of one storage; else (None, None)."""
+        if not addresses.size:
+            return None, None
+        low, high = int(addresses.min()), int(addresses.max())
+        place = bisect_right(self.known, (low, np.inf)) - 1
+        if place < 0 or high + width > sum(self.known[place]):
+            return None, None
+        offsets = (addresses - np.uint64(self.known[place][0])).view(np.int64)
+        check_aligned(offsets, width)
+        return self._units(place, width), offsets // width
+
+    def _units(self, place, width):
+        if (place, width) not in self.units:
+            self.units[place, width] = _units(self.bytes[place], width)
+        return self.units[place, width]
 
     def _split(self, addresses, width):
-        """(bytes, offsets in units of width, threads) of each storage that is met."""
+        """(units of that width, numbers of them, threads) of each storage that is met."""
         check_aligned(addresses, width)
-        if not addresses.size:
-            return
-        first, low = int(np.searchsorted(self.starts, addresses[0], "right")) - 1, addresses.min()
-        if first >= 0 and self.starts[first] <= low and addresses.max() + np.uint64(width) <= self.ends[first]:
-            offsets = (addresses - self.starts[first]) // np.uint64(width)
-            yield self.bytes[first], offsets.astype(np.int64), slice(None)  # all in one
-            return
         places = np.searchsorted(self.starts, addresses, "right") - 1
         outside = (places < 0) | (addresses + np.uint64(width) > self.ends[places])
         if outside.any():
@@ -52,7 +72,7 @@ class Global:
         for place in np.unique(places):
             threads = places == place
             offsets = (addresses[threads] - self.starts[place]) // np.uint64(width)
-            yield self.bytes[place], offsets.astype(np.int64), threads
+            yield self._units(place, width), offsets.astype(np.int64), threads
 
 
 def _units(storage, width):
@@ -104,16 +124,17 @@ class Shared:
 
     def load(self, blocks, addresses, width):
         """(threads, width) bytes; blocks: whose memory each thread reads."""
-        return _units(self.bytes, width)[self._places(blocks, addresses, width)].view(np.uint8).reshape(-1, width)
+        places = self._places(blocks, addresses, width) // width
+        return _units(self.bytes, width)[places].view(np.uint8).reshape(-1, width)
 
     def store(self, blocks, addresses, values, writers=0):
         """values: (threads, width) bytes. writers: 1 + the warp of each thread, 0 where no fence is wanted."""
         width = values.shape[1]
         places = self._places(blocks, addresses, width)
-        _units(self.bytes, width)[places] = np.ascontiguousarray(values).view(f"V{width}")[:, 0]
-        self.unfenced[blocks, addresses // CHUNK] = writers
+        _units(self.bytes, width)[places // width] = np.ascontiguousarray(values).view(f"V{width}")[:, 0]
+        self.unfenced.reshape(-1)[places // CHUNK] = writers
         self.stores += 1
-        self.stored[blocks, addresses // PAGE] = self.stores
+        self.stored.reshape(-1)[places // PAGE] = self.stores
 
     def numbers(self, blocks, lies, convert):
         """(blocks, ...) numbers that lie there, as unsigned ones, converted; those of one block are kept until some are
@@ -149,10 +170,11 @@ class Shared:
         self.unfenced[self.unfenced > 0] = self.PASSED
 
     def _places(self, blocks, addresses, width):
+        """The bytes of all blocks that these are."""
         check_aligned(addresses, width)
         if addresses.size:
             self._check_within(int(addresses.min()), int(addresses.max()) + width)
-        return (addresses + blocks * self.pitch) // width
+        return addresses if len(self.unfenced) == 1 else addresses + blocks * self.pitch
 
     def _check_within(self, low, high):
         if low < BASE or high > BASE + self.size:
