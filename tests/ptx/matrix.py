@@ -175,7 +175,9 @@ class Product:
             a = _factor([group.last(name) for name in self.first], self.kind)
         x = a.reshape(b.shape[0], -1, b.shape[2]) @ b.swapaxes(1, 2)
         x, adds = x.reshape(-1, 16, b.shape[1]), self.adds[::WARP, None, None]
-        if adds.any():
+        if adds.all():
+            x = x + self._sums(group)
+        elif adds.any():
             x = x + np.where(adds, self._sums(group), np.float32(0))
         self._set(group, x.astype(np.float32))
 
@@ -260,6 +262,8 @@ def _multiply_four(group, instruction, active):
 def _check_alike(group, work):
     """Raise unless four warps mean the same product, of what was fenced."""
     for numbers in (work.adds, *(factor.start for factor in work.stored)):
+        if (numbers == numbers[0]).all():
+            continue
         alike = numbers.reshape(-1, min(FOUR, group.count))
         if (alike != alike[:, :1]).any():
             raise Fault("threads of four warps ask for different products")
