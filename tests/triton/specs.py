@@ -180,6 +180,6 @@ CALLS = {
     "2-D, ungrouped": square(weft.neighborhood((32, 40), (9, 11)), length=1280, heads=(4, 4)),
     "3-D": square(weft.neighborhood((8, 12, 16), (3, 5, 5), dilation=(1, 2, 1)), length=1536),
     "two terms, by groups": Call(
-        weft.causal() & (weft.window(left=127) | weft.periodic_keys(128)), m=16384, n=16384, heads=(16, 16), batch=1
+        weft.causal() & (weft.window(left=255) | weft.periodic_keys(128)), m=16384, n=16384, heads=(16, 16), batch=1
     ),
 }  # fmt: skip

@@ -91,8 +91,9 @@ def compiled(request, tmp_path_factory):
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))  # what is measured is compiled here
         if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers are told of each other's tests too
             for item in request.session.items:
-                if item.path == request.path and "case" in item.callspec.params:
-                    start(item.callspec.params["case"])
+                params = item.callspec.params if hasattr(item, "callspec") else {}
+                if item.path == request.path and "case" in params:
+                    start(params["case"])
         yield lambda case: start(case).result()
         pool.shutdown(cancel_futures=True)
 
