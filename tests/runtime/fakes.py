@@ -25,8 +25,9 @@ def best_at(winner: Tiling, gain=1.5):
 
 
 class FakeBackend:
-    """truth: seconds of (direction, tiling), or a sentence why it cannot run; noise: half the middle half of calls, as
-    a share. slow: tilings that are not compiled before the end. asked: what was timed, call by call.
+    """truth: seconds of (direction, tiling), or a sentence why it cannot run, of gradients as they are called of all
+    tilings that are asked for; noise: half the middle half of calls, as a share. slow: tilings that are not compiled
+    before the end. asked: what was timed, call by call.
     """
 
     name, target = "triton", GPU
@@ -57,12 +58,13 @@ class FakeBackend:
     def prepare(self, direction, plans):
         self.prepared += [(direction, plan.candidate(direction).tilings[0]) for plan in plans]
 
-    def times(self, direction, plans, until, rounds=2):
+    def times(self, part, plans, until, rounds=2):
         if self.interrupt_after is not None and len(self.asked) >= self.interrupt_after:
             raise KeyboardInterrupt
-        tilings = [plan.candidate(direction).tilings[0] for plan in plans]
-        self.asked.append((direction, tilings, until > time.monotonic(), rounds))
-        return [self._time(direction, tiling) for tiling in tilings]
+        whole = part == "gradients"
+        tilings = [plan.fixed if whole else plan.candidate(part).tilings[0] for plan in plans]
+        self.asked.append((part, tilings, until > time.monotonic(), rounds))
+        return [self._time(part, tiling) for tiling in tilings]
 
     def _time(self, direction, tiling):
         found = self.truth(direction, tiling)

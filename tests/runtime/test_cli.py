@@ -77,6 +77,26 @@ def test_nothing_gained(card):
     assert said.count("the untuned choice stays") == 3 and said.count("chosen, untuned") == 3
 
 
+@pytest.mark.parametrize(
+    ("apart", "says"),
+    [(1.0, "0.2000 ms\n  that stays, and no tiling above is used"), (0.5, "0.1000 ms\n  two kernels make")],
+)
+def test_gradients_that_an_untuned_call_makes_at_once(card, apart, says):
+    card.noise = 0
+    card.truth = lambda part, tiling: 2e-4 * (apart if part == "gradients" and tiling else 1)
+    args = ("causal() & window(left=127)", *SHAPE, "--budget", "0")
+    said = run(*args)
+    assert "together, as an untuned call makes them: 0.2000 ms; by the two chosen kernels: " + says in said
+    assert json.loads(run(*args, "--json"))["together"]["apart"] == (apart < 1)
+    assert "gradients\n" not in run(*args, "--direction", "forward")
+
+
+def test_gradients_that_were_not_timed_whole(card):
+    card.interrupt_after = 3
+    said = run("causal() & window(left=127)", *SHAPE, "--budget", "0", code=130)
+    assert "by two kernels they were not timed, so that stays" in said
+
+
 def test_the_untuned_choice_cannot_run(card):
     card.truth = lambda direction, tiling: "no room" if tiling.registers else 1e-3
     said = run(PATTERN, *SHAPE, "--direction", "forward")

@@ -63,6 +63,7 @@ for pattern in (weft.causal() & weft.window(left=20), weft.longformer(8, 4), sev
         for one, x in zip(expected, made):
             torch.testing.assert_close(x.to(one.dtype), one, atol=4e-3, rtol=4e-3)
     measure.launch = launch
+    assert measure.alike(subject.call("gradients", plan)(), [dq, dk, dv])
 print("alike")
 """
 

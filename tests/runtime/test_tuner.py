@@ -310,3 +310,72 @@ def test_a_tiling_that_was_measured_and_is_no_candidate_any_more():
     evidence.record(evidence.Subject.of(PATTERN, PROBLEM, CARD), "one", [row], VERSIONS)
     (one,) = forward(FakeBackend()).directions
     assert row.tiling not in one.measured and one.winner is None
+
+
+# ---- gradients that an untuned call makes at once --------------------------------------------------------------------
+SHORT = weft.causal() & weft.window(left=127)  # has one walk
+WALKED = plan_attention(SHORT, PROBLEM, GPU)
+FAST = {direction: list(candidates(direction, WALKED)[1])[5] for direction in ("dq", "dkdv")}
+
+
+def together(apart, directions=DIRECTIONS, interrupt_after=None, fast=True):
+    """(report, what is decided of each direction) where two kernels as they are tuned take `apart` of the one."""
+
+    def truth(part, tiling):
+        if part == "gradients":
+            return 1e-3 * (apart if tiling else 1.0)
+        return 0.5e-3 if fast and tiling == FAST.get(part) else 1e-3
+
+    backend = FakeBackend(truth)
+    backend.interrupt_after = interrupt_after
+    report = tune(SHORT, PROBLEM, backend, LARGE, directions)
+    rows = evidence.rows_of(evidence.Subject.of(SHORT, PROBLEM, CARD), VERSIONS)
+    return report, {row.direction: row.winner for row in rows if isinstance(row, Decision)}
+
+
+def plan_of():
+    return plan_attention(SHORT, PROBLEM, GPU, evidence.winners(SHORT, PROBLEM, FakeBackend(), CARD))
+
+
+def test_gradients_stay_together_where_two_tuned_kernels_are_not_faster():
+    assert WALKED.gradients_together
+    report, winners = together(1.0)
+    assert {one.direction: one.winner for one in report.directions if one.direction != "forward"} == FAST
+    assert winners == {"forward": None, "dq": None, "dkdv": None} and not report.together.apart
+    assert plan_of().one_walk is not None
+
+
+def test_two_tuned_kernels_take_their_place_where_they_are_faster():
+    report, winners = together(0.8)
+    assert winners == {"forward": None, **FAST} and report.together.apart
+    assert plan_of().one_walk is None and dict(plan_of().fixed) == FAST
+
+
+def test_two_untuned_kernels_do_where_they_are_faster_than_predicted():
+    _, winners = together(0.8, fast=False)
+    assert winners["dq"] == WALKED.queries[0].plan.tiling and plan_of().one_walk is None
+
+
+def test_what_is_decided_of_one_direction_holds_for_the_other():
+    together(0.8)
+    report, winners = together(0.8, ("dq",))
+    assert winners["dkdv"] == FAST["dkdv"] and report.together.apart
+    _, winners = together(1.0, ("dq",))  # which takes back what was decided of both
+    assert winners["dq"] is None and winners["dkdv"] is None and plan_of().one_walk is not None
+
+
+def test_interrupted_before_gradients_are_timed_whole_nothing_is_decided_of_them():
+    backend = FakeBackend()
+    tune(SHORT, PROBLEM, backend, LARGE)
+    assert [part for part, *_ in backend.asked][-1] == "gradients"
+    evidence.opened().clear()
+    report, winners = together(0.8, interrupt_after=len(backend.asked) - 1)
+    assert report.interrupted and set(winners) == {"forward"} and report.together.one is None
+    assert plan_of().one_walk is not None
+
+
+def test_a_forward_alone_leaves_gradients_together():
+    report, _ = together(0.8, ("forward",))
+    assert report.together is None
+    fixed = (("forward", candidates("forward", WALKED)[0]),)
+    assert plan_attention(SHORT, PROBLEM, GPU, fixed).one_walk is not None

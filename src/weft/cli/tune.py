@@ -21,6 +21,7 @@ from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime import evidence
 from weft.runtime.evidence import Measured
+from weft.runtime.together import Together
 from weft.runtime.tuner import Budget, Report, Tuned, card_of, timed, tune
 
 SHOWN = 8  # candidates of a direction, the fastest ones
@@ -117,6 +118,7 @@ def facts_of(report: Report) -> dict[str, Any]:
         "kept": report.kept,
         "by_rows": report.by_rows,
         "directions": {one.direction: _direction(one) for one in report.directions},
+        "together": None if report.together is None else asdict(report.together) | {"apart": report.together.apart},
     }
 
 
@@ -147,6 +149,8 @@ def _report(title: str, report: Report) -> str:
         lines += ["", "forward", "  goes by rows, which have no tilings: nothing was measured"]
     for one in report.directions:
         lines += ["", *_table(one), _gain(one)]
+    if report.together is not None:
+        lines += ["", "gradients", *_together(report.together)]
     if report.interrupted:
         used = "the winners so far are used from now on" if report.directions else "nothing is decided yet"
         lines += ["", f"interrupted: what was measured is kept, and {used}"]
@@ -190,6 +194,15 @@ def _gain(one: Tuned) -> str:
     if math.isinf(one.gain):
         return "  the untuned choice cannot run"
     return f"  {one.gain:.2f} times as fast as the untuned choice"
+
+
+def _together(both: Together) -> list[str]:
+    """Of gradients that an untuned call makes in one kernel or walk."""
+    if both.one is None and both.two is None:
+        return ["  an untuned call makes them together; by two kernels they were not timed, so that stays"]
+    one, two = (_ms(time.seconds) if time else "cannot run" for time in (both.one, both.two))
+    stays = "two kernels make them from now on" if both.apart else "that stays, and no tiling above is used for them"
+    return [f"  together, as an untuned call makes them: {one}; by the two chosen kernels: {two}", f"  {stays}"]
 
 
 def _ms(seconds: float) -> str:

@@ -18,7 +18,7 @@ from typing import Protocol
 from weft.errors import OptionError, UnsupportedKernel
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.tiling import Direction
+from weft.planning.tiling import Direction, Part
 from weft.settings import interpreted
 from weft.target import CPU, GPU, Gpu, Target
 
@@ -47,16 +47,20 @@ class Timing:
     low: float
     high: float
 
+    def clearly_below(self, other: Timing | None) -> bool:
+        """Whether the middle halves of their calls do not meet; whatever runs is below what does not."""
+        return other is None or self.high < other.low
+
 
 class Meter(Protocol):
-    """Times one problem's kernels on the card at hand, one direction at a time."""
+    """Times one problem's kernels on the card at hand, one part of a call at a time."""
 
     def prepare(self, direction: Direction, plans: Sequence[AttentionPlan]) -> None:
         """Begin to compile what will be asked for; returns at once."""
         ...
 
     def times(
-        self, direction: Direction, plans: Sequence[AttentionPlan], until: float, rounds: int = 2
+        self, part: Part, plans: Sequence[AttentionPlan], until: float, rounds: int = 2
     ) -> list[Timing | str | None]:
         """For each plan its time, why it cannot run, or None: not compiled before `until` (of time.monotonic()).
 

@@ -20,7 +20,7 @@ from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, packed
 from weft.planning.device import plan_for_device
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiles import TilePlan
-from weft.planning.tiling import DIRECTIONS, Direction
+from weft.planning.tiling import DIRECTIONS, OF_GRADIENTS, Direction
 from weft.planning.walk import Walk, walk_of
 from weft.target import CPU, Gpu, Target
 
@@ -100,7 +100,7 @@ class AttentionPlan:
         """Tiles of keys for a backward in one kernel, which is not deterministic; None unless one is predicted to be
         clearly faster than two, and fits.
         """
-        if not isinstance(self.target, Gpu) or self.fixed:
+        if not isinstance(self.target, Gpu) or self._two_asked:
             return None
         two = self.candidate("dq"), self.candidate("dkdv")
         rows = self._rows([share.plan.acsr for share in self.transposed])
@@ -114,13 +114,23 @@ class AttentionPlan:
         """What gradients of short windows come of; None where two kernels make them, as they do where few heads of
         keys, which many share, leave processors nothing to walk.
         """
-        if not isinstance(self.target, Gpu) or {"dq", "dkdv"} & dict(self.fixed).keys():
+        if not isinstance(self.target, Gpu) or self._two_asked:
             return None
         found = self.walk
         if found is None:
             return None
-        two = sum(self.candidate(direction).cost.seconds for direction in ("dq", "dkdv"))
+        two = sum(self.candidate(direction).cost.seconds for direction in OF_GRADIENTS)
         return found if found.seconds(self.problem, self.target) < two else None
+
+    @property
+    def _two_asked(self) -> bool:
+        """Whether tilings were asked for that only two kernels of gradients have."""
+        return not dict(self.fixed).keys().isdisjoint(OF_GRADIENTS)
+
+    @property
+    def gradients_together(self) -> bool:
+        """Whether gradients come of one kernel, or of one walk, where the order of sums is free."""
+        return self.one_walk is not None or self.in_one is not None
 
     @cached_property
     def walk(self) -> Walk | None:

@@ -7,6 +7,8 @@ from typing import Literal
 
 Direction = Literal["forward", "dq", "dkdv"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "dq", "dkdv")
+OF_GRADIENTS: tuple[Direction, ...] = ("dq", "dkdv")
+Part = Literal["forward", "dq", "dkdv", "gradients"]  # of a call, as it is timed: a direction, or all of the backward
 
 
 @dataclass(frozen=True, order=True)

@@ -18,15 +18,16 @@ from math import inf
 from typing import Literal
 
 from weft.errors import OptionError, UnsupportedError
-from weft.kernels.backend import Backend, Card, Meter, Timing
+from weft.kernels.backend import Backend, Card, Meter
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan, count_heads, plan_attention
 from weft.planning.candidates import footprint, legal
 from weft.planning.choice import offered, rank_of, ranked
 from weft.planning.problem import Problem
-from weft.planning.tiling import DIRECTIONS, Direction, Tiling
+from weft.planning.tiling import DIRECTIONS, OF_GRADIENTS, Direction, Tiling
 from weft.runtime import evidence
 from weft.runtime.evidence import Decision, Measured
+from weft.runtime.together import Together, in_force, settled
 
 SHAPES = 6  # measured in the first stage
 BATCH = 8  # drawn at a time in the second
@@ -78,7 +79,8 @@ class Tuned:
 @dataclass(frozen=True)
 class Report:
     """directions: those that were measured at all. kept: whether the store has all of it. by_rows: whether the forward
-    was asked for and goes by rows, which have no tilings.
+    was asked for and goes by rows, which have no tilings. together: of gradients that an untuned call makes in one
+    kernel or walk whether it goes on to, whoever won in either direction; else None.
     """
 
     card: Card
@@ -86,6 +88,7 @@ class Report:
     interrupted: bool
     kept: bool
     by_rows: bool = False
+    together: Together | None = None
 
 
 def tune(
@@ -113,6 +116,8 @@ def tune(
         raise OptionError(asked, "its forward goes by rows, which have no tilings", "tune its backward: dq and dkdv")
     notes = _Notes(pattern, problem, backend, card)
     searches = [Search(direction, plan, notes.known, show) for direction in directions]
+    at_once = [one for one in directions if one in OF_GRADIENTS and plan.gradients_together]
+    together = Together() if at_once else None
     until, found, interrupted = time.monotonic() + budget.seconds, [], False
     try:
         with backend.meter(plan) as meter:
@@ -124,12 +129,16 @@ def tune(
                     for rows in search.run(meter, budget.measurements, now + (until - now) / left):
                         notes.add(rows)
                 finally:  # whatever ends it, what is known by then decides
-                    decided = search.decide()
-                    notes.add([Decision(one.direction, one.winner) for one in decided])
-                    found += decided
+                    ends = search.decide()
+                    notes.add([Decision(one.direction, one.winner) for one in ends if one.direction not in at_once])
+                    found += ends
+            if at_once:
+                chosen = {one.direction: one.chosen for one in found if one.direction in at_once}
+                together = settled(plan, in_force(notes.known) | chosen, meter, ROUNDS)
+                notes.add(together.decisions(chosen))
     except KeyboardInterrupt:
         interrupted = True
-    return Report(card, tuple(found), interrupted, notes.kept, by_rows)
+    return Report(card, tuple(found), interrupted, notes.kept, by_rows, together)
 
 
 def card_of(asked: str, problem: Problem, backend: Backend) -> Card:
@@ -237,18 +246,13 @@ class Search:
         if self.untuned not in self.measured:
             return []
         best, usual = timed(self.final or self.measured.values())[:1], self.measured[self.untuned].timing
-        winner = best[0].tiling if best and clearly_faster(best[0].timing, usual) else None
+        winner = best[0].tiling if best and best[0].timing.clearly_below(usual) else None
         return [Tuned(self.direction, self.predicted, self.untuned, dict(self.measured), winner)]
 
 
 def timed(rows: Iterable[Measured]) -> list[Measured]:
     """Those that have a time, the fastest first."""
     return sorted((row for row in rows if row.timing), key=lambda row: row.timing.seconds)
-
-
-def clearly_faster(one: Timing, other: Timing | None) -> bool:
-    """Whether the middle halves of their calls do not meet; whatever runs is faster than what does not."""
-    return other is None or one.high < other.low
 
 
 def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[Tiling, float]]:

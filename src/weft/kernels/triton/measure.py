@@ -24,13 +24,13 @@ from triton.runtime import driver
 
 from weft.kernels.backend import Timing
 from weft.kernels.triton import emit, load, run
-from weft.kernels.triton.configure import specs_of
+from weft.kernels.triton.configure import specs_of, walk_specs
 from weft.kernels.triton.launch import Prepared, gradient_calls
 from weft.kernels.triton.launch import run as launch
 from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
-from weft.planning.tiling import Direction
+from weft.planning.tiling import OF_GRADIENTS, Direction, Part
 
 FLUSHED = 1 << 28  # bytes written to empty the cache
 ENOUGH = 0.02  # seconds of calls
@@ -65,9 +65,19 @@ class Subject:
         launch((prepared, (q, k, v, out, d_out, lse, lse, made[0], made[1], made[-1], lse)))
         return Subject(q, k, v, d_out, out, lse, made)
 
-    def call(self, direction: Direction, plan: AttentionPlan) -> Call:
-        """What launches one direction as a call would, into memory that is written again each time; returns that: out
-        and lse, dq, or dk and dv, in float32 where launches add to them.
+    def call(self, part: Part, plan: AttentionPlan) -> Call:
+        """What launches one part as a call would; see `direction` and `gradients`."""
+        return self.gradients(plan) if part == "gradients" else self.direction(part, plan)
+
+    def gradients(self, plan: AttentionPlan) -> Call:
+        """What launches the whole backward where the order of sums is free, into memory of its own: dq, dk, dv."""
+        given = (self.q, self.k, self.v), (self.out, self.d_out, self.lse, None)
+        how = _how(plan.problem)
+        return lambda: list(run.backward(*given, plan, how, deterministic=False, with_delta=False)[:3])
+
+    def direction(self, direction: Direction, plan: AttentionPlan) -> Call:
+        """What launches one direction, into memory that is written again each time; returns that: out and lse, dq, or
+        dk and dv, in float32 where launches add to them.
         """
         kept = (self.q, self.k, self.v)
         lie = kept if direction == "forward" else (*kept, self.out, self.d_out)
@@ -239,7 +249,7 @@ class DeviceMeter:
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
-        self.meant: dict[Direction, list[torch.Tensor]] = {}
+        self.meant: dict[Part, list[torch.Tensor]] = {}
         self.compilers = Compilers(driver.active.get_current_target())
 
     def __enter__(self) -> DeviceMeter:
@@ -257,9 +267,9 @@ class DeviceMeter:
             self.compilers.ask(_specs(direction, plan))
 
     def times(
-        self, direction: Direction, plans: Sequence[AttentionPlan], until: float, rounds: int = 2
+        self, part: Part, plans: Sequence[AttentionPlan], until: float, rounds: int = 2
     ) -> list[Timing | str | None]:
-        specs = [_specs(direction, plan) for plan in plans]
+        specs = [_specs(part, plan) for plan in plans]
         reasons = self.compilers.reasons([spec for some in specs for spec in some], until)
         found: list[Any] = []
         for plan, some in zip(plans, specs, strict=True):
@@ -267,33 +277,33 @@ class DeviceMeter:
                 found.append(None)
             else:
                 wrong = [reasons[spec] for spec in some if reasons[spec]]
-                found.append(wrong[0] if wrong else self._call(direction, plan))
+                found.append(wrong[0] if wrong else self._call(part, plan))
         calls = [one for one in found if callable(one)]
         timed = iter(timings_of(calls, rounds) if calls else ())
         return [next(timed) if callable(one) else one for one in found]
 
-    def _call(self, direction: Direction, plan: AttentionPlan) -> Call | str:
+    def _call(self, part: Part, plan: AttentionPlan) -> Call | str:
         """What launches it; why it cannot be loaded: Triton says so of too much shared memory when it loads. Or that it
         is wrong: assemblers do translate kernels wrongly (benchmarks/notes/triton.md), and tests know what is offered.
         """
         try:
-            call = self._subject.call(direction, plan)
+            call = self._subject.call(part, plan)
             found = call()
             torch.cuda.synchronize()
-            right = alike(found, self._meant(direction))
+            right = alike(found, self._meant(part))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return call if right else "it computes something else than the untuned choice"
 
-    def _meant(self, direction: Direction) -> list[torch.Tensor]:
+    def _meant(self, part: Part) -> list[torch.Tensor]:
         """What the untuned choice computes; nothing where it cannot run."""
-        if direction not in self.meant:
+        if part not in self.meant:
             try:
-                self.meant[direction] = [one.clone() for one in self._subject.call(direction, self.plan)()]
+                self.meant[part] = [one.clone() for one in self._subject.call(part, self.plan)()]
                 torch.cuda.synchronize()
             except Exception:
-                self.meant[direction] = []
-        return self.meant[direction]
+                self.meant[part] = []
+        return self.meant[part]
 
 
 def alike(found: Sequence[torch.Tensor], meant: Sequence[torch.Tensor]) -> bool:
@@ -313,9 +323,13 @@ def _alike(found: torch.Tensor, meant: torch.Tensor) -> bool:
     return bool(((found - meant).norm(dim=-1) <= ALIKE * norms + SLACK * norms.max()).all())
 
 
-def _specs(direction: Direction, plan: AttentionPlan) -> tuple[KernelSpec, ...]:
-    """The kernels as a call has them where the order of sums is free."""
-    return specs_of(plan, direction, direction == "dkdv")
+def _specs(part: Part, plan: AttentionPlan) -> tuple[KernelSpec, ...]:
+    """The kernels as a call has them where the order of sums is free; one of all gradients that is no walk is
+    compiled when it is called.
+    """
+    if part != "gradients":
+        return specs_of(plan, part, part == "dkdv")
+    return walk_specs(plan) or tuple(spec for one in OF_GRADIENTS for spec in _specs(one, plan))
 
 
 __all__ = ["Compilers", "DeviceMeter", "Subject", "compile_all", "seconds_of", "specs_of", "timings_of"]
