@@ -80,10 +80,15 @@ CHOSEN = {
 }
 
 
+SHARES = 3  # processes: to start one takes seconds
+NAMES = [list(CHOSEN)[first::SHARES] for first in range(SHARES)]
+
+
 @pytest.mark.skipif(torch.cuda.is_available() or interpreted(), reason="tests/kernels runs all of them here")
-@pytest.mark.parametrize("chosen", CHOSEN)
-def test_interpreted(chosen):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHOSEN[chosen]]
+@pytest.mark.parametrize("names", NAMES, ids="; ".join)
+def test_interpreted(names):
+    chosen = [test for name in names for test in CHOSEN[name]]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
     settings = {"TRITON_INTERPRET": "1", "WEFT_TESTS": "few"}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
