@@ -1,13 +1,20 @@
 """Settings of every test run."""
 
+import gc
 import os
+from pathlib import Path
 
 # Tensors in tests are small: a second thread only waits, and takes the core from whatever else runs. Set before torch
 # is imported, so that processes started by tests inherit it; OMP_NUM_THREADS=2 pytest ... decides otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Files that take minutes: begun last, each would leave the other workers without work.
-LONGEST = ("test_interpreted.py", "test_compile.py")
+# Files that take longest, the first of them minutes: begun last, each would leave the other workers without work.
+LONGEST = (
+    "triton/test_compile.py", "triton/test_interpreted.py", "ptx/test_group_queries.py", "ptx/test_one_walk.py",
+    "ptx/test_kernels.py", "ptx/test_few_keys.py", "triton/test_rowwise.py", "ptx/test_groups.py",
+    "torch/test_compile.py", "test_demo.py", "recognition/test_forms.py",
+)  # fmt: skip
+ROOT = Path(__file__).parent
 
 
 def pytest_configure():
@@ -21,4 +28,11 @@ def pytest_configure():
 
 def pytest_collection_modifyitems(items):
     """The longest files first (with --no-loadscope-reorder: by itself xdist begins with those of most tests)."""
-    items.sort(key=lambda item: not (item.path.parent.name == "triton" and item.path.name in LONGEST))
+    order = {ROOT / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def pytest_collection_finish():
+    """What is there by now stays, all of torch for one: the collector need not walk it again and again."""
+    gc.collect()
+    gc.freeze()
