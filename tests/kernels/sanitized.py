@@ -9,46 +9,44 @@ import sys
 from contextlib import contextmanager
 from unittest import mock
 
-import torch
 from tests.ptx import test_few_keys, test_group_queries, test_groups, test_kernels, test_one_walk
 from tests.ptx.problems import check
 
-import weft
-from weft.kernels.triton import decode, run
+from weft.kernels.triton import run
 from weft.kernels.triton.card import at_hand
 from weft.planning import few_keys, short
 from weft.planning.candidates import IN_GROUPS
 
-from .compare import Case, generator, qkv
-from .planned import planned, results
+from .planned import results
+
+
+def two_kernels():
+    """Of gradients, whatever is predicted."""
+    return mock.patch.object(short, "has_kernel", lambda *_: False)
 
 
 @contextmanager
-def usual():
-    """No warp groups specialise, and two kernels make gradients."""
-    with mock.patch.dict(IN_GROUPS, clear=True), mock.patch.object(short, "has_kernel", lambda *_: False):
+def in_step():
+    """No warp groups specialise."""
+    with mock.patch.dict(IN_GROUPS, clear=True), two_kernels():
         yield
 
 
 @contextmanager
-def by_groups():
-    """Warp groups do in the forward and in dK and dV, where these are asked for so."""
-    with mock.patch.object(short, "has_kernel", lambda *_: False):
-        yield
-
-
-@contextmanager
-def one_walk():
-    """All gradients of short windows come of one, whatever is predicted."""
+def walked():
+    """All gradients of short windows come of one walk, whatever is predicted."""
     with mock.patch.object(short, "seconds", lambda *_: 0.0), mock.patch.object(few_keys, "seconds", lambda *_: 0.0):
         yield
 
 
-# Of every kind: what holds, problems, and the tilings that are asked for. The first runs on any card.
+GROUPS = tuple(IN_GROUPS.items())
+# Of every kind: what holds, problems, and the tilings that are asked for. All but the first are for Hopper.
 KINDS = {
-    "usual": (usual, test_kernels.CALLS, ()),
-    "by groups": (by_groups, test_groups.CALLS | test_group_queries.CALLS, tuple(IN_GROUPS.items())),
-    "one walk": (one_walk, test_one_walk.CALLS | test_few_keys.CALLS, ()),
+    "usual": (in_step, test_kernels.CALLS, ()),
+    "keys by groups": (two_kernels, test_groups.CALLS, GROUPS),
+    "queries by groups": (two_kernels, test_group_queries.CALLS, GROUPS),
+    "one walk": (walked, test_one_walk.CALLS, ()),
+    "few keys": (walked, test_few_keys.CALLS, ()),
 }
 
 
@@ -63,25 +61,16 @@ def said(what):
     print(f"{what}: {', '.join(names)}", flush=True)
 
 
-def by_rows(gpu):
-    """Few queries against many keys."""
-    pattern = (weft.causal() & weft.window(left=200)).aligned("bottom-right")
-    case = Case(pattern, qkv(generator("rows"), (3, 300), torch.bfloat16, (4, 2), (64, 64), 1), backend="triton")
-    plan, how, _ = planned(case, gpu)
-    out, lse = decode.forward(tuple(x.cuda() for x in case.tensors), plan, how, None)
-    check(case, {"out": out.cpu(), "lse": lse.cpu()})
-    print("by rows", flush=True)
-
-
 def main(kinds):
     gpu = at_hand().gpu
-    for kind in kinds or [*KINDS][: 3 if gpu.architecture == "sm_90" else 1]:
+    for kind in kinds or (KINDS if gpu.architecture == "sm_90" else ["usual"]):
         holds, calls, fixed = KINDS[kind]
         for name, call in calls.items():
             case = call.case()
             with holds(), said(f"{kind}, {name}"):
                 check(case, results(case, gpu, fixed, "cuda"))
-    by_rows(gpu)
+    test_kernels.by_rows(gpu, "cuda")
+    print("by rows", flush=True)
 
 
 if __name__ == "__main__":

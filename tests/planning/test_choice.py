@@ -336,6 +336,10 @@ def test_two_kernels_make_the_backward_where_one_is_predicted_slower():
     plan = plan_attention(weft.causal(), problem(d=128), cheap)
     assert plan.in_one is not None
     plan.verify()
+    forward, of_queries = (plan.candidate(one).tilings[0] for one in ("forward", "dq"))
+    # tilings of gradients ask for two, one of the forward does not
+    assert plan_attention(weft.causal(), problem(d=128), cheap, (("forward", forward),)).in_one is not None
+    assert plan_attention(weft.causal(), problem(d=128), cheap, (("dq", of_queries),)).in_one is None
     assert plan_attention(weft.causal(), problem(d=128, dtype="float32"), cheap).in_one is None
     assert plan_attention(weft.causal(), problem(d=128), replace(cheap, shared=99 << 10)).in_one is None  # no room
 

@@ -94,7 +94,8 @@ def test_gradients_that_an_untuned_call_makes_at_once(card, apart, says):
 def test_gradients_that_were_not_timed_whole(card):
     card.interrupt_after = 3
     said = run("causal() & window(left=127)", *SHAPE, "--budget", "0", code=130)
-    assert "by two kernels they were not timed, so that stays" in said
+    assert "by two kernels they were not timed: an untuned call makes them together, and that stays" in said
+    assert "the winners so far are used from now on, but of gradients as said above" in said
 
 
 def test_the_untuned_choice_cannot_run(card):

@@ -153,6 +153,7 @@ def _report(title: str, report: Report) -> str:
         lines += ["", "gradients", *_together(report.together)]
     if report.interrupted:
         used = "the winners so far are used from now on" if report.directions else "nothing is decided yet"
+        used += ", but of gradients as said above" * (report.together is not None and bool(report.directions))
         lines += ["", f"interrupted: what was measured is kept, and {used}"]
     if not report.kept:
         lines += ["", "the cache could not keep all of this, so later calls may not find it"]
@@ -199,7 +200,7 @@ def _gain(one: Tuned) -> str:
 def _together(both: Together) -> list[str]:
     """Of gradients that an untuned call makes in one kernel or walk."""
     if both.one is None and both.two is None:
-        return ["  an untuned call makes them together; by two kernels they were not timed, so that stays"]
+        return ["  by two kernels they were not timed: an untuned call makes them together, and that stays"]
     one, two = (_ms(time.seconds) if time else "cannot run" for time in (both.one, both.two))
     stays = "two kernels make them from now on" if both.apart else "that stays, and no tiling above is used for them"
     return [f"  together, as an untuned call makes them: {one}; by the two chosen kernels: {two}", f"  {stays}"]

@@ -102,7 +102,8 @@ def tune(
     """Measure the kernels of one problem and keep the evidence; calls of other processes find it from then on.
 
     What was measured before, with the same versions, counts. Interrupted (KeyboardInterrupt), it decides by what it
-    has. Kernels are timed as for plain attention on contiguous tensors, with any order of sums in dK and dV.
+    has, but of gradients that an untuned call makes at once (`weft.runtime.together`). Kernels are timed as for plain
+    attention on contiguous tensors, with any order of sums in dK and dV.
     """
     asked = f"tune {pattern} for {problem}"
     card = card_of(asked, problem, backend)

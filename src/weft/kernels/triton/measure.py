@@ -329,7 +329,9 @@ def _specs(part: Part, plan: AttentionPlan) -> tuple[KernelSpec, ...]:
     """
     if part != "gradients":
         return specs_of(plan, part, part == "dkdv")
-    return walk_specs(plan) or tuple(spec for one in OF_GRADIENTS for spec in _specs(one, plan))
+    if plan.gradients_together:
+        return walk_specs(plan)
+    return tuple(spec for one in OF_GRADIENTS for spec in _specs(one, plan))
 
 
 __all__ = ["Compilers", "DeviceMeter", "Subject", "compile_all", "seconds_of", "specs_of", "timings_of"]
