@@ -326,6 +326,7 @@ def compute(G: gl.constexpr, told):
                 i += 1
                 h = 0
         if (n - 1) % GROUPS == G:
+            made(n - 2, s_empty)  # by another group, of key tiles that are given back after the last one
             where = of_queries(member, share - 1, (end - 1) * TILE, sizes)
             of_query = n - 1, end - 1, where, base + end - 1 - first, True
             query_gradient(G, of_query, told, zero)
