@@ -20,6 +20,14 @@ ORDERS = {
 }
 
 
+def at_once(loads, last):
+    """An order in which copies come at once, the warps that load go first, and four warps from `last` on are as slow as
+    they may be: what others give back too early is lost to these.
+    """
+    slow = range(last, last + 4)
+    return Order(warps=(*loads, *(i for i in range(32) if i not in loads and i not in slow), *slow))
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of attention on so many tokens. options: names of those that are given. more: as of `Case`."""

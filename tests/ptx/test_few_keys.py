@@ -13,7 +13,7 @@ import weft
 from weft.planning import few_keys, short
 from weft.settings import interpreted
 
-from .problems import ORDERS, Call, check, said_of
+from .problems import ORDERS, Call, at_once, check, said_of
 from .run import Way, emulated
 from .test_controls import without_all
 from .test_one_walk import PLAIN
@@ -22,6 +22,7 @@ from .threads import EAGER
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
+LOADS = range(8, 10)  # warps
 CAUSAL = weft.causal()
 EVERY_FOURTH = CAUSAL & (weft.window(left=20) | weft.periodic_keys(step=4))
 SMALL = Call(EVERY_FOURTH, 200, heads=(1, 1), more=PLAIN)
@@ -58,6 +59,13 @@ def test_right_in_every_order(name):
     for order in list(ORDERS.values())[: 2 if name == "two tiles of keys" else 1]:
         _, again = found_in(case, order)
         assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+@pytest.mark.parametrize("last", [0, 4])
+def test_slow_groups_keep_what_they_read(last):
+    case = CALLS["the first keys"].case()
+    _, found = found_in(case, at_once(LOADS, last))
+    check(case, found)
 
 
 def kinds(names):

@@ -14,7 +14,7 @@ import weft
 from weft.planning.candidates import IN_GROUPS
 from weft.settings import interpreted
 
-from .problems import ORDERS, Call, check, said_of, unreached
+from .problems import ORDERS, Call, at_once, check, said_of, unreached
 from .run import Way, emulated
 from .test_controls import without, without_all
 from .test_specialised import without_every, without_waits
@@ -22,6 +22,7 @@ from .threads import EAGER
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
+LOADS = range(16, 17)  # warps
 FIXED = (("forward", IN_GROUPS["forward"]),)
 BAND = Call(weft.causal() & weft.window(left=50), 300)  # heads share keys; the first query sees one
 CALLS = {
@@ -70,6 +71,14 @@ def test_right_in_every_order(name):
     for order in list(ORDERS.values())[: 2 if name == "causal window" else 1]:
         _, again = found_in(case, order)
         assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+@pytest.mark.parametrize("name", ["causal window", "two terms"])
+@pytest.mark.parametrize("last", [0, 12])
+def test_slow_groups_keep_what_they_read(name, last):
+    case = CALLS[name].case()
+    _, found = found_in(case, at_once(LOADS, last))
+    check(case, found)
 
 
 def test_rows_that_are_not_loud_keep_their_bits():

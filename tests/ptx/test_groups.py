@@ -16,7 +16,7 @@ from weft.planning.candidates import IN_GROUPS
 from weft.settings import interpreted
 
 from . import problems
-from .problems import Call, check, check_in_every_order, said_of
+from .problems import Call, at_once, check, check_in_every_order, said_of
 from .run import Way, emulated
 from .test_controls import without, without_all
 from .test_specialised import without_every, without_waits
@@ -50,6 +50,13 @@ def test_right_in_every_order(name, processors):
     with mock.patch.object(problems, "card", lambda _: few):
         names = check_in_every_order(CALLS[name].case(), Way(90))
     assert [one for one in names if "_2_groups_" in one]
+
+
+@pytest.mark.parametrize("last", [0, 4])
+def test_slow_groups_keep_what_they_read(last):
+    case = BAND.case()
+    with emulated(Way(90, at_once(range(8, 12), last))):
+        check(case, results(case, FEW))
 
 
 def test_what_queries_hold_that_see_no_key():

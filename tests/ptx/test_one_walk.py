@@ -14,7 +14,7 @@ import weft
 from weft.planning import short
 from weft.settings import interpreted
 
-from .problems import ORDERS, Call, check, said_of, unreached
+from .problems import ORDERS, Call, at_once, check, said_of, unreached
 from .run import Way, emulated
 from .test_controls import without_all
 from .test_specialised import without_every
@@ -22,6 +22,7 @@ from .threads import EAGER
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
+LOADS = range(12, 16)  # warps
 PLAIN = {"with_lse": False}  # lse has no gradient, as it has elsewhere
 CAUSAL = Call(weft.causal() & weft.window(left=127), 300, heads=(2, 2), more=PLAIN)
 CALLS = {
@@ -62,6 +63,14 @@ def test_right_in_every_order(name):
     for order in list(ORDERS.values())[: 2 if name == "causal window" else 1]:
         _, again = found_in(case, order)
         assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+@pytest.mark.parametrize("last", [0, 4, 8])
+def test_slow_groups_keep_what_they_read(last):
+    """Whichever it is, to the end of a run, where tiles of keys are given back to the next."""
+    case = CALLS["sinks"].case()
+    _, found = found_in(case, at_once(LOADS, last))
+    check(case, found)
 
 
 def test_heads_beside_tokens():
