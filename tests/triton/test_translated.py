@@ -11,7 +11,7 @@ from weft.errors import UnsupportedKernel
 from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.load import source_of
 from weft.kernels.triton.source import compile_for
-from weft.kernels.triton.translated import overwritten, spoiled
+from weft.kernels.triton.translated import mistake, overwritten, spoiled, unset
 from weft.planning.attention_plan import plan_attention
 from weft.planning.tiling import Tiling
 from weft.settings import interpreted
@@ -128,3 +128,69 @@ def test_overwritten_keys_are_refused():
     compile_for(source_of(spec), TARGETS["sm_90"])
     with pytest.raises(UnsupportedKernel, match="overwrites a factor of HGMMA"):
         compile_for(source_of(replace(spec, apart=False)), TARGETS["sm_90"])
+
+
+# Of a forward that was wrong: what a branch made of the queries' descriptor was taken after it.
+BRANCH = """
+        /*0010*/                   USHF.R.U32.HI UR12, URZ, 0x4, URZ ;
+        /*0018*/                   UMOV UR41, 0x40000040 ;
+        /*0020*/                   {before}
+        /*0030*/              @!P0 BRA `(.L_x_8) ;
+        /*0040*/                   UIADD3 UR32, UP1, UR12, 0x2, URZ ;
+        /*0050*/                   {inside}
+.L_x_8:
+        /*0060*/                   UIADD3 UR20, UP1, {after}, 0x2, URZ ;
+        /*0070*/                   EXIT ;
+"""
+NOTHING = "NOP ;"
+
+
+def branch(before=NOTHING, inside=NOTHING, after="UR32"):
+    return BRANCH.format(before=before, inside=inside, after=after)
+
+
+@pytest.mark.parametrize(
+    "code, wrong",
+    [
+        (branch(), True),
+        (branch(after="UR12"), False),
+        (branch(before="R2UR UR32, R4 ;"), False),
+        (branch(before="UMOV UR31, URZ ;"), True),
+        (branch(before="UIADD3.64 UR32, UR12, 0x2, URZ ;", after="UR33"), False),
+        (branch(inside="BRA `(.L_x_8) ;"), True),
+        (branch(inside="EXIT ;"), True),
+        (branch().replace("@!P0 BRA", "BRA"), True),
+        (branch().replace("@!P0 BRA `(.L_x_8)", "NOP"), False),
+        ("", False),
+    ],
+)
+def test_what_a_path_leaves_out_is_recognised(code, wrong):
+    assert bool(unset(code)) == wrong
+
+
+@pytest.mark.parametrize(
+    "product, wrong",
+    [
+        ("HGMMA.64x64x16.F32.BF16 R24, gdesc[UR40], RZ, !UPT", True),
+        ("HGMMA.64x64x16.F32.BF16 R24, R156, gdesc[UR38], R24, gsb0", False),
+        ("HGMMA.64x64x16.F32.BF16 R24, R156, gdesc[UR40], R24, gsb0", True),
+    ],
+)
+def test_a_product_takes_descriptors_of_what_lies_in_memory(product, wrong):
+    """Two registers each; of a factor in registers none. UR40 and UR41 are written here, UR42 and UR43 are not."""
+    code = f"UMOV UR40, UR4 ;\nUMOV UR41, UR4 ;\n{product} ;\nEXIT ;"
+    assert any("HGMMA" in one for one in unset(f"UMOV UR4, URZ ;\n{code}")) == wrong
+
+
+def test_groups_that_part_have_what_was_written_before():
+    """Where they part, the jump says only by a table where to."""
+    table = '(*"BRANCH_TARGETS .L_x_1,.L_x_2"*)'
+    groups = ".L_x_1:\nUMOV UR6, UR4 ;\nEXIT ;\n.L_x_2:\nUMOV UR8, UR6 ;\nEXIT ;"
+    code = f"UMOV UR4, URZ ;\nBRX R2 -0x500 {table} ;\n{groups}"
+    assert unset(code) == ("UMOV UR8, UR6",)
+
+
+def test_what_a_path_left_out_is_refused():
+    made = mock.Mock(asm={"ptx": "wgmma.mma_async", "cubin": b""})
+    with mock.patch("weft.kernels.triton.translated.disassembled", lambda _: branch()):
+        assert "a path leaves out what is read by UIADD3" in mistake(made, TARGETS["sm_90"])

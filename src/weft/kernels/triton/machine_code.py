@@ -1,0 +1,141 @@
+"""Machine code of sm_90 as nvdisasm prints it, as far as what ptxas is known to do wrong can be seen in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FACTOR = 4  # registers of a factor
+LABEL = re.compile(r"(\.L_x_\d+):")
+INSTRUCTION = re.compile(r"(?:@(!?U?P\w+) +)?([A-Z][\w.]*) *(.*?) *;")
+PREDICATE = re.compile(r"!?U?PT?\d*$")
+TARGET = re.compile(r"\.L_x_\d+")
+WITHOUT_RESULT = ("ST", "RED", "WARPSYNC", "R2UR", "PLOP3", "BRX")
+COPIES = ("MOV", "IMAD.MOV", "STL")
+COPY = re.compile(r"(?:R\d+, |R\d+, RZ, RZ, |\[R1\S*\], )R(\d+)$")
+SPILLED = re.compile(r"\[R1(?:\+(0x[0-9a-f]+))?\]")  # on the stack, where ptxas keeps what registers do not hold
+STACK = 1 << 16  # words of the stack are numbered from here, after all registers
+SPILLS = {"STL": 1, "STL.64": 2, "STL.128": 4}
+WIDTHS = {".128": 4, ".64": 2, ".WIDE": 2, "CS2R": 2}
+UNIFORM = re.compile(r"\bUR(\d+)")
+DESCRIPTORS = re.compile(r"gdesc\[UR(\d+)")  # of a product: a pair of uniform registers for either factor
+MAKES_UNIFORM = ("U", "R2UR", "S2UR", "LDCU", "REDUX")  # and whose first operand is what they make
+STORES = ("UTMA", "UBLK")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """guard: its predicate or ""; to: where it may jump, indices; writes: registers, or words of the stack."""
+
+    guard: str
+    opcode: str
+    operands: str
+    writes: range
+    to: tuple[int, ...] = ()
+
+    @property
+    def always_jumps(self) -> bool:
+        return self.opcode.startswith("BRA") and not self.guard and self.operands.startswith("`")
+
+    @property
+    def ends(self) -> bool:
+        return self.always_jumps or (self.opcode in ("EXIT", "BRX") and not self.guard)
+
+    @property
+    def factor(self) -> range:
+        """The registers of a product's first factor, none where it lies in shared memory."""
+        found = re.match(r"R\d+, R(\d+),", self.operands) if self.opcode.startswith("HGMMA") else None
+        return range(int(found[1]), int(found[1]) + FACTOR) if found else range(0)
+
+    def copied(self, register: int) -> int | None:
+        """What the register or word that this writes is a copy of."""
+        if self.opcode.startswith("LDL"):
+            first = _word(self.operands)
+        else:
+            found = COPY.match(self.operands) if self.opcode.startswith(COPIES) else None
+            first = int(found[1]) if found else None
+        return None if first is None else first + register - self.writes.start
+
+    @property
+    def makes(self) -> range:
+        """The uniform registers that it writes; where its width is not known, all that it may."""
+        first = self._operands[0] if self._operands else ""
+        if not re.fullmatch(r"UR\d+", first) or not self.opcode.startswith(MAKES_UNIFORM) or self._stores:
+            return range(0)
+        count = next((width for text, width in WIDTHS.items() if text in self.opcode), 1)
+        return range(int(first[2:]), int(first[2:]) + count)
+
+    @property
+    def takes(self) -> tuple[int, ...]:
+        """The uniform registers that it reads; of several that belong together the first, of products all."""
+        found = DESCRIPTORS.search(self.operands)
+        if found:
+            first = int(found[1])
+            return tuple(range(first + 2 * bool(self.factor), first + 4))
+        rest = self._operands[1:] if self.makes else self._operands
+        return tuple(int(x) for operand in rest for x in UNIFORM.findall(operand))
+
+    @property
+    def _operands(self) -> list[str]:
+        """Without the predicates before the first of them."""
+        found = [one.strip() for one in self.operands.split(",")]
+        while found and PREDICATE.match(found[0]):
+            found.pop(0)
+        return found
+
+    @property
+    def _stores(self) -> bool:
+        return self.opcode.startswith(STORES)
+
+
+def parse(code: str) -> list[Instruction]:
+    """The instructions of a disassembly, jumps resolved."""
+    labels: dict[str, int] = {}
+    found: list[tuple[str, str, str]] = []
+    for line in code.splitlines():
+        text = re.sub(r"/\*.*?\*/", "", line).strip()
+        label, instruction = LABEL.match(text), INSTRUCTION.match(text)
+        if label:
+            labels[label[1]] = len(found)
+        elif instruction:
+            found.append((instruction[1] or "", instruction[2], instruction[3]))
+    return [Instruction(*one, _writes(one[1], one[2]), _jump(one, labels)) for one in found]
+
+
+def _jump(instruction: tuple[str, str, str], labels: dict[str, int]) -> tuple[int, ...]:
+    _, opcode, operands = instruction
+    targets = TARGET.findall(operands) if opcode.startswith("BR") else []
+    return tuple(dict.fromkeys(labels[target] for target in targets))
+
+
+def _word(operands: str) -> int | None:
+    """The number of a word on the stack, at a known place."""
+    found = SPILLED.search(operands)
+    return STACK + int(found[1] or "0", 16) // 4 if found else None
+
+
+def _writes(opcode: str, operands: str) -> range:
+    """The registers that an instruction writes, or words of the stack."""
+    word = _word(operands) if opcode in SPILLS else None
+    if word is not None:
+        return range(word, word + SPILLS[opcode])
+    first = next((one for one in map(str.strip, operands.split(",")) if not PREDICATE.match(one)), "")
+    found = re.fullmatch(r"R(\d+)(?:\.reuse)?", first)
+    if not found or "SETP" in opcode or opcode.startswith(WITHOUT_RESULT):
+        return range(0)
+    count = next((width for text, width in WIDTHS.items() if text in opcode), 1)
+    if opcode.startswith("HGMMA"):
+        count = int(re.findall(r"x(\d+)", opcode)[0]) // 2
+    elif opcode.startswith("LDSM"):
+        count = int(opcode[-1])
+    return range(int(found[1]), int(found[1]) + count)
+
+
+def predecessors(program: list[Instruction]) -> list[list[int]]:
+    before: list[list[int]] = [[] for _ in program]
+    for at, one in enumerate(program):
+        for to in one.to:
+            before[to].append(at)
+        if not one.ends and at + 1 < len(program):
+            before[at + 1].append(at)
+    return before
