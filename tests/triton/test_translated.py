@@ -155,6 +155,8 @@ def branch(before=NOTHING, inside=NOTHING, after="UR32"):
         (branch(), True),
         (branch(after="UR12"), False),
         (branch(before="R2UR UR32, R4 ;"), False),
+        (branch(before="VOTEU.ANY UR32, UPT, PT ;"), False),
+        (branch(before="UTMASTG.5D [UR32], [UR12] ;"), True),
         (branch(before="UMOV UR31, URZ ;"), True),
         (branch(before="UIADD3.64 UR32, UR12, 0x2, URZ ;", after="UR33"), False),
         (branch(inside="BRA `(.L_x_8) ;"), True),

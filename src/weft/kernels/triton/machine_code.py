@@ -19,8 +19,7 @@ SPILLS = {"STL": 1, "STL.64": 2, "STL.128": 4}
 WIDTHS = {".128": 4, ".64": 2, ".WIDE": 2, "CS2R": 2}
 UNIFORM = re.compile(r"\bUR(\d+)")
 DESCRIPTORS = re.compile(r"gdesc\[UR(\d+)")  # of a product: a pair of uniform registers for either factor
-MAKES_UNIFORM = ("U", "R2UR", "S2UR", "LDCU", "REDUX")  # and whose first operand is what they make
-STORES = ("UTMA", "UBLK")
+MAKES_UNIFORM = ("U", "R2UR", "S2UR", "CS2UR", "LDCU", "VOTEU", "REDUX", "CREDUX")  # in their first operand
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,9 @@ class Instruction:
 
     @property
     def makes(self) -> range:
-        """The uniform registers that it writes; where its width is not known, all that it may."""
+        """The uniform registers that it writes."""
         first = self._operands[0] if self._operands else ""
-        if not re.fullmatch(r"UR\d+", first) or not self.opcode.startswith(MAKES_UNIFORM) or self._stores:
+        if not re.fullmatch(r"UR\d+", first) or not self.opcode.startswith(MAKES_UNIFORM):
             return range(0)
         count = next((width for text, width in WIDTHS.items() if text in self.opcode), 1)
         return range(int(first[2:]), int(first[2:]) + count)
@@ -82,10 +81,6 @@ class Instruction:
         while found and PREDICATE.match(found[0]):
             found.pop(0)
         return found
-
-    @property
-    def _stores(self) -> bool:
-        return self.opcode.startswith(STORES)
 
 
 def parse(code: str) -> list[Instruction]:
