@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 
 import weft
-from weft.planning.attention_plan import plan_attention
+from weft.planning.attention_plan import count_heads, plan_attention
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
 from weft.planning.tiles import walk
@@ -24,6 +24,16 @@ laws = settings(
 SMALL_BOXES = Target("small boxes", 1e11, 1e-10, 1e-10, 1e-10, 0.0)
 LARGE_BOXES = Target("large boxes", 1e11, 1e-10, 1e-10, 1e-10, 1.0)
 TARGETS = {"cpu": CPU, "small boxes": SMALL_BOXES, "large boxes": LARGE_BOXES}
+
+
+def problem(tokens=8192, d=64, heads=8, dtype="bfloat16"):
+    """Of one batch row on a GPU, every head with keys of its own."""
+    return Problem(1, heads, heads, tokens, tokens, d, d, dtype, "cuda")
+
+
+def rows_of(plan, direction):
+    """What is chosen a tiling for: (ACSR, heads) of every share of a plan."""
+    return [(share.plan.acsr, count_heads(share.heads)) for share in plan.towards(direction)]
 
 
 def planned(pattern, m, n=None, target=CPU):
