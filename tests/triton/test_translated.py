@@ -10,6 +10,7 @@ import weft
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.load import source_of
+from weft.kernels.triton.machine_code import parse
 from weft.kernels.triton.source import compile_for
 from weft.kernels.triton.translated import mistake, overwritten, spoiled, unset
 from weft.planning.attention_plan import plan_attention
@@ -78,7 +79,7 @@ LOST = [
 
 @pytest.mark.parametrize("inside, wrong", [*((x, False) for x in KEPT), *((x, True) for x in LOST)])
 def test_factors_that_a_loop_overwrites_are_recognised(inside, wrong):
-    found = overwritten(LOOP.format(inside=inside))
+    found = overwritten(parse(LOOP.format(inside=inside)))
     assert found == ("HGMMA.64x64x16.F32.BF16 R24, R156, gdesc[UR12], R24, gsb0",) * wrong
 
 
@@ -109,13 +110,13 @@ BACK = """
 def test_a_factor_may_come_back_from_the_stack(other, place, wrong):
     inside = BACK.format(other=f"{other} ;", place=place)
     code = LOOP.format(inside=inside).replace(".L_x_5:", f"{SPILLED}.L_x_5:", 1)
-    assert bool(overwritten(code)) == wrong
+    assert bool(overwritten(parse(code))) == wrong
 
 
 def test_factors_that_the_loop_makes_are_its_own():
     """Of probabilities, which every tile makes anew."""
     made = "        /*0190*/                   F2FP.BF16.F32.PACK_AB R152, R40, R39 ;"
-    assert not overwritten(LOOP.format(inside=made))
+    assert not overwritten(parse(LOOP.format(inside=made)))
 
 
 def test_overwritten_keys_are_refused():
@@ -167,7 +168,7 @@ def branch(before=NOTHING, inside=NOTHING, after="UR32"):
     ],
 )
 def test_what_a_path_leaves_out_is_recognised(code, wrong):
-    assert bool(unset(code)) == wrong
+    assert bool(unset(parse(code))) == wrong
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_what_a_path_leaves_out_is_recognised(code, wrong):
 def test_a_product_takes_descriptors_of_what_lies_in_memory(product, wrong):
     """Two registers each; of a factor in registers none. UR40 and UR41 are written here, UR42 and UR43 are not."""
     code = f"UMOV UR40, UR4 ;\nUMOV UR41, UR4 ;\n{product} ;\nEXIT ;"
-    assert any("HGMMA" in one for one in unset(f"UMOV UR4, URZ ;\n{code}")) == wrong
+    assert any("HGMMA" in one for one in unset(parse(f"UMOV UR4, URZ ;\n{code}"))) == wrong
 
 
 def test_groups_that_part_have_what_was_written_before():
@@ -189,7 +190,7 @@ def test_groups_that_part_have_what_was_written_before():
     table = '(*"BRANCH_TARGETS .L_x_1,.L_x_2"*)'
     groups = ".L_x_1:\nUMOV UR6, UR4 ;\nEXIT ;\n.L_x_2:\nUMOV UR8, UR6 ;\nEXIT ;"
     code = f"UMOV UR4, URZ ;\nBRX R2 -0x500 {table} ;\n{groups}"
-    assert unset(code) == ("UMOV UR8, UR6",)
+    assert unset(parse(code)) == ("UMOV UR8, UR6",)
 
 
 def test_what_a_path_left_out_is_refused():

@@ -33,12 +33,10 @@ class Instruction:
     to: tuple[int, ...] = ()
 
     @property
-    def always_jumps(self) -> bool:
-        return self.opcode.startswith("BRA") and not self.guard and self.operands.startswith("`")
-
-    @property
     def ends(self) -> bool:
-        return self.always_jumps or (self.opcode in ("EXIT", "BRX") and not self.guard)
+        """Whether what stands below does not follow."""
+        jumps = self.opcode.startswith("BRA") and self.operands.startswith("`")
+        return not self.guard and (jumps or self.opcode in ("EXIT", "BRX"))
 
     @property
     def factor(self) -> range:
@@ -126,11 +124,16 @@ def _writes(opcode: str, operands: str) -> range:
     return range(int(found[1]), int(found[1]) + count)
 
 
+def successors(program: list[Instruction]) -> list[list[int]]:
+    """Which instructions may follow each."""
+    below = [[] if one.ends or at + 1 == len(program) else [at + 1] for at, one in enumerate(program)]
+    return [[*one.to, *rest] for one, rest in zip(program, below, strict=True)]
+
+
 def predecessors(program: list[Instruction]) -> list[list[int]]:
+    """Which instructions each may follow."""
     before: list[list[int]] = [[] for _ in program]
-    for at, one in enumerate(program):
-        for to in one.to:
-            before[to].append(at)
-        if not one.ends and at + 1 < len(program):
-            before[at + 1].append(at)
+    for at, after in enumerate(successors(program)):
+        for one in after:
+            before[one].append(at)
     return before

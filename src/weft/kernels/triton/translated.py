@@ -16,7 +16,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
-from weft.kernels.triton.machine_code import Instruction, parse, predecessors
+from weft.kernels.triton.machine_code import Instruction, parse, predecessors, successors
 
 HOPPER = 90  # whose products run while other instructions do
 
@@ -28,11 +28,11 @@ def mistake(kernel: CompiledKernel, target: GPUTarget) -> str:
     if found:
         return f"{found[0]} multiplies what should be shifted"
     if target.arch == HOPPER and "wgmma.mma_async" in ptx:
-        code = disassembled(kernel.asm["cubin"])
-        lost = overwritten(code)
+        program = parse(disassembled(kernel.asm["cubin"]))
+        lost = overwritten(program)
         if lost:
             return f"the second tile of a loop overwrites a factor of {lost[0]}"
-        missing = unset(code)
+        missing = unset(program)
         if missing:
             return f"a path leaves out what is read by {missing[0]}"
     return ""
@@ -48,14 +48,12 @@ def spoiled(ptx: str) -> tuple[str, ...]:
     return tuple(one[0] for one in found if int(one[1]) >= 1 << 24)
 
 
-def overwritten(code: str) -> tuple[str, ...]:
-    """Products in a loop whose first factor comes from before the loop in one round and from the loop in another; code:
-    for sm_90, as nvdisasm prints it.
+def overwritten(program: list[Instruction]) -> tuple[str, ...]:
+    """Products in a loop whose first factor comes from before the loop in one round and from the loop in another.
 
     A factor that stays in registers is written before the loop and not in it. ptxas (12.8 and 13.0) gave its registers
     to other numbers where it ran a kernel's products one by one, as it does when it is not sure of all their registers.
     """
-    program = parse(code)
     before = predecessors(program)
     loops = [range(to, at + 1) for at, one in enumerate(program) for to in one.to if to <= at]
     found = []
@@ -67,36 +65,25 @@ def overwritten(code: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def unset(code: str) -> tuple[str, ...]:
-    """Instructions that read a uniform register which not every path to them has written; code: as of `overwritten`.
+def unset(program: list[Instruction]) -> tuple[str, ...]:
+    """Instructions that read a uniform register which not every path to them has written.
 
     ptxas (12.8, not 13.0) makes the descriptors of a product's second, third and fourth part from that of its first,
     once for all products of one matrix: also where the first of these stands in a branch, which a program may pass by.
     """
-    program = parse(code)
-    if not program:
-        return ()
-    before = predecessors(program)
-    after: list[list[int]] = [[] for _ in program]
-    for at, earlier in enumerate(before):
-        for one in earlier:
-            after[one].append(at)
-    known: list[set[int] | None] = [None] * len(program)  # that all paths have written, before an instruction
-    known[0] = set()
-    ahead = [0]
+    after = successors(program)
+    known: dict[int, set[int]] = {0: set()}  # of an instruction that some path reaches: what all of these have written
+    ahead = [0] if program else []
     while ahead:
         at = ahead.pop()
-        found = (known[at] or set()).union(program[at].makes)
+        found = known[at].union(program[at].makes)
         for later in after[at]:
-            seen = known[later]
-            if seen is None or not seen <= found:
-                known[later] = found if seen is None else seen & found
+            common = found & known.get(later, found)
+            if common != known.get(later):
+                known[later] = common
                 ahead.append(later)
-    return tuple(
-        f"{one.opcode} {one.operands}"
-        for one, written in zip(program, known, strict=True)
-        if written is not None and not written.issuperset(one.takes)
-    )
+    wrong = (one for at, one in enumerate(program) if at in known and not known[at].issuperset(one.takes))
+    return tuple(f"{one.opcode} {one.operands}" for one in wrong)
 
 
 def disassembled(cubin: bytes) -> str:
