@@ -68,7 +68,7 @@ def overwritten(program: list[Instruction]) -> tuple[str, ...]:
 def unset(program: list[Instruction]) -> tuple[str, ...]:
     """Instructions that read a uniform register which not every path to them has written.
 
-    ptxas (12.8, not 13.0) makes the descriptors of a product's second, third and fourth part from that of its first,
+    ptxas (12.8) makes the descriptors of a product's second, third and fourth part from that of its first,
     once for all products of one matrix: also where the first of these stands in a branch, which a program may pass by.
     """
     after = successors(program)
