@@ -22,7 +22,6 @@ from .threads import EAGER
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
-LOADS = range(16, 17)  # warps
 FIXED = (("forward", IN_GROUPS["forward"]),)
 BAND = Call(weft.causal() & weft.window(left=50), 300)  # heads share keys; the first query sees one
 CALLS = {
@@ -32,6 +31,9 @@ CALLS = {
     "two terms": Call(weft.causal() & (weft.periodic_keys(64) | weft.window(left=63)), 400, heads=(1, 1)),
     "two terms, unlike": Call(weft.causal() & (weft.window(left=40) | weft.global_tokens(4)), 400, heads=(1, 1)),
     "keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, heads=(2, 1)),
+    "short": Call(weft.causal() & weft.window(left=127), 400, heads=(2, 1)),
+    "short, four tiles": Call(weft.window(100, 91), 600, heads=(1, 1)),
+    "short, sinks": Call(weft.causal() & weft.window(left=63), 300, heads=(2, 2), options=("sinks",)),
     "full": Call(weft.full(), 300, heads=(1, 1)),
     "sinks": replace(BAND, options=("sinks",)),
     "sinks, one key": Call(weft.window(0, 0), 200, heads=(2, 1), options=("sinks",)),
@@ -73,11 +75,17 @@ def test_right_in_every_order(name):
         assert all(torch.equal(x, found[name]) for name, x in again.items())
 
 
-@pytest.mark.parametrize("name", ["causal window", "two terms"])
-@pytest.mark.parametrize("last", [0, 12])
-def test_slow_groups_keep_what_they_read(name, last):
+@pytest.mark.parametrize(
+    "name, loads, last",
+    [
+        *(("causal window", range(16, 17), last) for last in (0, 12)),
+        *((name, range(4), last) for name in ("short", "two terms") for last in (4, 16)),
+    ],
+)
+def test_slow_groups_keep_what_they_read(name, loads, last):
+    """loads: the warps that do."""
     case = CALLS[name].case()
-    _, found = found_in(case, at_once(LOADS, last))
+    _, found = found_in(case, at_once(loads, last))
     check(case, found)
 
 
@@ -100,6 +108,13 @@ def test_heads_beside_tokens():
     names, found = found_in(case, processors=3)
     assert [one for one in names if "_4_groups_" in one]
     check(case, found)
+
+
+def test_short_runs_have_a_kernel_of_their_own():
+    for name in CALLS:
+        names, _ = found_in(CALLS[name].case())
+        short = name.startswith("short") or name == "two terms"
+        assert [one.endswith("_short") for one in names if "_4_groups_" in one] == [short]
 
 
 @pytest.mark.parametrize("pattern", [weft.window(20, 20), weft.dilated(30, 30, 3)], ids=str)
@@ -155,9 +170,9 @@ CHANGES = {  # and what is said then
 }
 
 
-def wrong_with(change):
+def wrong_with(change, call=BAND):
     """What is wrong with a changed kernel."""
-    case = loud(BAND.case())
+    case = loud(call.case())
     return said_of(lambda order: check(case, found_in(case, order, change=lambda _, text: change(text))[1]))
 
 
@@ -165,3 +180,9 @@ def wrong_with(change):
 def test_what_is_missing_is_seen(name):
     change, said = CHANGES[name]
     assert re.search(said, wrong_with(change))
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name != "no wait for products"])  # of two, one is left
+def test_what_short_runs_miss_is_seen(name):
+    change, said = CHANGES[name]
+    assert re.search(said, wrong_with(change, CALLS["short"]))

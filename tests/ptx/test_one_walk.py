@@ -22,7 +22,7 @@ from .threads import EAGER
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
-LOADS = range(12, 16)  # warps
+LOADS = range(4)  # warps
 PLAIN = {"with_lse": False}  # lse has no gradient, as it has elsewhere
 CAUSAL = Call(weft.causal() & weft.window(left=127), 300, heads=(2, 2), more=PLAIN)
 CALLS = {
@@ -65,7 +65,7 @@ def test_right_in_every_order(name):
         assert all(torch.equal(x, found[name]) for name, x in again.items())
 
 
-@pytest.mark.parametrize("last", [0, 4, 8])
+@pytest.mark.parametrize("last", [4, 8, 12])
 def test_slow_groups_keep_what_they_read(last):
     """Whichever it is, to the end of a run, where tiles of keys are given back to the next."""
     case = CALLS["sinks"].case()

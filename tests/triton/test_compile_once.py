@@ -30,7 +30,7 @@ STRUCTURES = {
         Call(weft.causal(align="bottom-right"), m, n) for m, n in ((1, 100), (17, 400), (100, 101), (64, 5000))
     ],
     "window": [
-        Call(weft.causal() & weft.window(left=left), n, n) for n in LENGTHS for left in (0, 1, 63, 64, 300, 9000)
+        Call(weft.causal() & weft.window(left=left), n, n) for n in LENGTHS for left in (0, 1, 63, 64, 127, 300, 9000)
     ],
     "window, both sides": [
         Call(weft.window(left, right), n, n) for n in LENGTHS for left, right in ((9, 4), (0, 70), (512, 512))

@@ -60,7 +60,7 @@ def test_tiles_are_those_that_rows_see(pattern, tokens):
         shares = item[4 + 6 * parts :].reshape(parts, groups, SHARE)
         for part, run, of_groups in zip(launch.parts, item[2 : 2 + 4 * parts].reshape(parts, 4), shares, strict=True):
             keys = part.k.origin + run[0] + part.axes[0].lanes.k_step * np.arange(run[1])
-            for group, (begin, end, below, beyond) in enumerate(of_groups):
+            for group, (begin, end, below, beyond, _) in enumerate(of_groups):
                 rows = np.arange(GROUP * group, min(GROUP * (group + 1), item[1]))
                 assert 0 <= begin <= end <= -(-run[1] // GROUP)
                 if not rows.size:

@@ -138,7 +138,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kerne
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(
         one, held=one.held and (masks or bool(one.factors)), no_maximum=takes_none, partial=one.partial and takes_none,
-        fast_log=short and takes_none, groups=groups,
+        fast_log=short and takes_none, groups=groups, short=bool(groups) and wave.short,
     )  # fmt: skip
 
 

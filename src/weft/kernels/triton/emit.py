@@ -45,6 +45,7 @@ FLOATS = ("scale", "softcap")
 GROUPS = {  # what a kernel whose groups specialise is made of
     "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
     "forward": "from weft.kernels.triton.group_queries import attention\n\n",
+    "short": "from weft.kernels.triton.group_queries import short_attention\n\n",
     "gradients": "from weft.kernels.triton.one_walk import gradients\n\n",
     "few_keys": "from weft.kernels.triton.few_keys import add_gradients\n\n",
     "few_sums": "from weft.kernels.triton.few_sums import join\n\n",
@@ -95,8 +96,9 @@ def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
 def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     if spec.groups:
-        about = f"{spec.name}: emitted by weft; {spec.groups} warp groups that compute, {spec.stages} stages."
-        return module(about, GROUPS[spec.direction], arguments(spec), _in_groups(spec), "gluon")
+        about = f"{spec.name}: emitted by weft; {spec.groups} warp groups, {spec.stages} stages."
+        helpers = GROUPS["short" if spec.short else spec.direction]
+        return module(about, helpers, arguments(spec), _in_groups(spec), "gluon")
     helpers = (
         "from weft.kernels.triton.device import (\n"
         "    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,\n"
@@ -134,7 +136,7 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
     if spec.direction == "forward":
         (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
         far = far_k, far_v
-        yield "attention("
+        yield "short_attention(" if spec.short else "attention("
         yield f"    (q, (k, v), ({', '.join((*near, *far))})), (out, Lse, {box}),"
         yield "    tables, (all_heads, my_length, scale, Sinks),"
         yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"

@@ -237,6 +237,12 @@ def masked(x, words, bit, other):
 
 
 @gluon.jit
+def in_parts(p):
+    """Sums of a row in parts, one of each thread that has a part of it."""
+    return gl.sum(gl.sum(gl.reshape(p, [64, 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
 def keep(sums, tensor, place, C: gl.constexpr):
     """Write one group's rows of a gradient; place: (batch row, head, first row, rows, step)."""
     batch, head, first, height, pace = place

@@ -23,12 +23,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from weft.kernels.triton.groups import LOG2E, TILE, barriers, live, masked, seen
 from weft.kernels.triton.query_blocks import matrix, room_of_boxes
+from weft.kernels.triton.shared_code import which_group
 from weft.planning import short
 
 GROUPS = gl.constexpr(short.SEEN)  # that compute, a key tile each
 LEAD = gl.constexpr(short.SEEN - 1)
 KEYS, QUERIES = gl.constexpr(5), gl.constexpr(3)  # tiles under way; of O two
-COMPUTES, LOADS = gl.constexpr(160), gl.constexpr(32)  # registers of a thread that computes and of one that loads
+COMPUTES = gl.constexpr(160)  # registers of a thread that computes; who loads has what they leave of 4 x 128
 
 
 # ---- where things are ------------------------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ def made(n, s_empty):
 
 
 @gluon.jit
-def query_gradient(G: gl.constexpr, of_query, told, zero):
+def query_gradient(G, of_query, told, zero):
     """Write one dQ, from what the groups left. of_query: which of all, its tile, its box, the place of its first keys,
     whether these are needed no more.
     """
@@ -237,7 +238,7 @@ def query_gradient(G: gl.constexpr, of_query, told, zero):
 
 
 @gluon.jit
-def add(G: gl.constexpr, sums, at, told, sides):
+def add(G, sums, at, told, sides):
     """(dK, dV, due) with what a group's key tile has of query tile i, and that left for dQ. sums: they, whether this is
     more of the tile, and what is due; at: (i, first tile whose dQ is made, key tile, how many query tiles and key
     tiles went before, which dQ); sides: (rows, columns) of a tile.
@@ -270,7 +271,7 @@ def add(G: gl.constexpr, sums, at, told, sides):
 
 
 @gluon.jit
-def write_keys(G: gl.constexpr, member, c, mine, dk, dv, told):
+def write_keys(G, member, c, mine, dk, dv, told):
     """dK and dV of a key tile that is seen no more: dV through its own memory, whose place is `mine`."""
     written, rings, _, _, results, _, sizes, _, scale = told
     key = c * TILE - sizes[4]
@@ -281,8 +282,9 @@ def write_keys(G: gl.constexpr, member, c, mine, dk, dv, told):
 
 
 @gluon.jit
-def compute(G: gl.constexpr, told):
+def compute(told):
     """One warp group: dK and dV of every third key tile, every third dQ."""
+    G = which_group()
     bars, sizes = told[5], told[6]
     k_empty, s_empty = bars[3], bars[6]
     lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
@@ -361,5 +363,5 @@ def gradients(
     told = (written, (q, do, k, v), stats, scores, results, bars, sizes, window, scale)
     gl.static_assert(GROUPS == 3)
     gl.warp_specialize([
-        (compute, (0, told)), (compute, (1, told)), (compute, (2, told)), (fetch, (asked, LSE_GRADIENT, WITH_DELTA)),
-    ], [4, 4, 4], [COMPUTES, COMPUTES, LOADS])  # fmt: skip
+        (fetch, (asked, LSE_GRADIENT, WITH_DELTA)), (compute, (told,)), (compute, (told,)), (compute, (told,)),
+    ], [4, 4, 4], [COMPUTES, COMPUTES, COMPUTES])  # fmt: skip

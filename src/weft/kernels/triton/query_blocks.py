@@ -13,6 +13,7 @@ from weft.kernels.triton import tables as words
 from weft.kernels.triton.groups import TILE, bounds
 
 RUN, SHARE = gl.constexpr(4), gl.constexpr(shares.SHARE)  # integers of an item: a run of one term, a share of a group
+FOLDS = gl.constexpr(shares.FOLDS)
 TERM = gl.constexpr(words.PART + words.axis_words(1))  # words of a term
 
 
@@ -24,12 +25,18 @@ def keys_of(mine, term: gl.constexpr):
 
 
 @gluon.jit
-def share_of(mine, C: gl.constexpr, term: gl.constexpr, WIDE: gl.constexpr, TERMS: gl.constexpr):
+def share_of(mine, C, term: gl.constexpr, WIDE: gl.constexpr, TERMS: gl.constexpr):
     """Of group C's rows of a block and one of TERMS: (the first tile that any of them sees and the one after the last,
     tiles below and from which bounds cut).
     """
     at = mine + 2 + RUN * TERMS + 2 * (1 + TERMS) + SHARE * (WIDE * term + C)
     return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3)
+
+
+@gluon.jit
+def folds_of(mine, C, WIDE: gl.constexpr, TERMS: gl.constexpr):
+    """Whether the first and the last tile of group C's run of the first term are computed as one: 1 or 0."""
+    return gl.load(mine + 2 + RUN * TERMS + 2 * (1 + TERMS) + SHARE * C + FOLDS)
 
 
 @gluon.jit

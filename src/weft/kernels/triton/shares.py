@@ -2,8 +2,11 @@
 
 After an item's other integers (`weft.kernels.triton.tables`): place and lane (`weft.planning.reach`) of its first query
 and of each part's first key; then for each part and each group of GROUP rows SHARE integers: the first tile of columns
-that some row sees and the one after the last, and the tiles that all rows see whole, from the first to the one after
-the last. Tiles count from the run's first column.
+that some row sees and the one after the last, the tiles that all rows see whole, from the first to the one after the
+last, and whether the first and the last tile fold. Tiles count from the run's first column.
+
+Two tiles fold where every row sees as many columns as one tile has of both together, those to the right of the first
+and those to the left of the last: a window of a multiple of GROUP columns. Then they are one tile of weights.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from weft.pattern.bounds import Ints
 from weft.planning.reach import Reach
 from weft.planning.tiles import AxisPlan, Launch
 
-GROUP, SHARE = 64, 4
+GROUP, SHARE, FOLDS = 64, 5, 4
+FEW = 4  # tiles of a run that may fold, all of which a group holds at a time
 
 
 def shares_of(launch: Launch, items: NDArray[np.int32], reach: tuple[Reach, ...]) -> Ints:
@@ -33,9 +37,23 @@ def shares_of(launch: Launch, items: NDArray[np.int32], reach: tuple[Reach, ...]
         run = known[:, 2 + 4 * n], known[:, 3 + 4 * n]
         share = _share(part.axes[0], queries, run)
         share[:, :, 1] *= exists
+        if n == 0:
+            rows = np.minimum(np.arange(launch.box[0]).reshape(-1, GROUP), height[:, None, None] - 1)
+            every = first[:, None, None] + launch.lanes[0].q_step * rows
+            share[:, :, FOLDS] = _folds(part.axes[0], every, run, share)
         share[:, :, 0] = np.minimum(share[:, :, 0], share[:, :, 1])
         columns += list(share.reshape(len(known), -1).T)
     return np.stack(columns, axis=1)
+
+
+def is_short(launch: Launch, shares: Ints) -> bool:
+    """Whether groups see few tiles of the first part, and the first and the last of some are one; shares: see
+    `shares_of`.
+    """
+    at, groups = 2 * (1 + len(launch.parts)), launch.box[0] // GROUP
+    first = shares[:, at : at + SHARE * groups].reshape(-1, groups, SHARE)
+    tiles = first[:, :, 1] - first[:, :, 0]
+    return bool(first[:, :, FOLDS].any() and tiles.max() <= FEW + 1)  # one more where runs begin elsewhere
 
 
 def _place(reach: Reach, token: Ints) -> tuple[Ints, Ints]:
@@ -46,8 +64,24 @@ def _place(reach: Reach, token: Ints) -> tuple[Ints, Ints]:
 
 def _share(axis: AxisPlan, queries: Ints, run: tuple[Ints, Ints]) -> Ints:
     """(items, groups, SHARE) of one part."""
+    low, high = _bounds(axis, queries, run)
+    tile = axis.block_k
+    begin, end = low.min(2) // tile, -(-high.max(2) // tile)
+    return np.stack([begin, end, -(-low.max(2) // tile), high.min(2) // tile, 0 * begin], axis=2)
+
+
+def _folds(axis: AxisPlan, queries: Ints, run: tuple[Ints, Ints], share: Ints) -> NDArray[np.bool_]:
+    """(items, groups) of one part; queries: all of them."""
+    low, high = _bounds(axis, queries, run)
+    begin, end, below, beyond = (share[:, :, i] for i in range(FOLDS))
+    between = axis.block_k * (end - begin - 1)[:, :, None]
+    few = (end - begin >= 2) & (end - begin <= FEW)
+    folds: NDArray[np.bool_] = few & (below < end) & (beyond > begin) & (high - low == between).all(2)
+    return folds
+
+
+def _bounds(axis: AxisPlan, queries: Ints, run: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """Columns of their runs, from the first to the one after the last, that queries see."""
     first, count = (x[:, None, None] for x in run)
     low, high = (np.maximum(-((first - x) // axis.lanes.k_step), 0) for x in axis.relation.interval(queries, axis.n))
-    high, tile = np.minimum(high, count), axis.block_k
-    begin, end = low.min(2) // tile, -(-high.max(2) // tile)
-    return np.stack([begin, end, -(-low.max(2) // tile), high.min(2) // tile], axis=2)
+    return low, np.minimum(high, count)

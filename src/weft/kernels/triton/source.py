@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import linecache
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -29,6 +30,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from weft import store
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton import translated
+from weft.kernels.triton.shared_code import sharing
 from weft.planning import few_keys, short
 from weft.settings import interpreted
 
@@ -40,7 +42,7 @@ class Source:
     """A module with one kernel, `kernel`. types: of its arguments, in order. aligned: pointers that are multiples of 16
     bytes, by place. registers: the most that a thread may use, 0: what the compiler takes. spec: what it was emitted
     from, as JSON for people. early: a launch of it may begin while the one before it ends. gluon: it is written in
-    Triton's dialect of that name.
+    Triton's dialect of that name. shared: its warp groups share their code, see `weft.kernels.triton.shared_code`.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Source:
     spec: str = ""
     early: bool = False
     gluon: bool = False
+    shared: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -88,7 +91,8 @@ def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
 
 def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU. Raises UnsupportedKernel where that went wrong without a word."""
-    kernel = triton.compile(_described(source), target=target, options=_options(source, target))
+    with sharing() if source.shared else nullcontext():
+        kernel = triton.compile(_described(source), target=target, options=_options(source, target))
     wrong = translated.mistake(kernel, target)
     if wrong:
         raise UnsupportedKernel(

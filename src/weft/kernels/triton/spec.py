@@ -51,7 +51,8 @@ class KernelSpec(Strided):
     a chain of launches each begins while the one before it ends (programmatic dependent launch), and waits for that
     before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22. partial:
     sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp groups that
-    specialise, see `weft.kernels.triton.groups`; 0: none.
+    specialise, see `weft.kernels.triton.groups`; 0: none. short: of a forward by these, see
+    `weft.kernels.triton.short_queries`.
     """
 
     direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
@@ -91,6 +92,7 @@ class KernelSpec(Strided):
     partial: bool = False
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
     groups: int = 0
+    short: bool = False
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
     stages: int = 3
@@ -126,6 +128,7 @@ class KernelSpec(Strided):
                 "rescaled",
                 "tf32",
                 "chained",
+                "short",
             )
             if getattr(self, x)
         )

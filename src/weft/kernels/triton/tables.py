@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton.boxes import whole_boxes
-from weft.kernels.triton.shares import shares_of
+from weft.kernels.triton.shares import is_short, shares_of
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.candidates import IN_GROUPS
@@ -80,6 +80,7 @@ class LaunchTables:
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
     column of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines:
     see `weft.planning.lines`. reach: of a forward by warp groups what descriptors reach, see `weft.planning.reach`.
+    short: and whether its runs are, see `weft.kernels.triton.shares`.
     """
 
     words: Words
@@ -95,6 +96,7 @@ class LaunchTables:
     whole: bool = False
     lines: bool = False
     reach: tuple[Reach, ...] | None = None
+    short: bool = False
 
     @property
     def several(self) -> bool:
@@ -208,8 +210,11 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     if (shares.of > 1).any():
         _cut(items, launch, shares.share, shares.of)
     reach = reaches(launch) if tiling == IN_GROUPS.get("forward") and rank == 1 else None
+    short = False
     if reach is not None:
-        items = np.concatenate([items, shares_of(launch, items, reach).astype(np.int32)], axis=1)
+        told = shares_of(launch, items, reach)
+        short = is_short(launch, told)
+        items = np.concatenate([items, told.astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
     return LaunchTables(
@@ -226,6 +231,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         whole is not None,
         lines is not None,
         reach,
+        short,
     )
 
 

@@ -47,7 +47,7 @@ class Wave:
     words: the tables, with the members from `heads_at` on. place: of the only launch, None where several are packed.
     merges: some row is visited by another wave too. joins: it visits every row once and comes last, and adds what the
     others left for the few rows that these visit. whole: every column of every box exists. terms: the most of one
-    launch. lines: every bound is a clipped line. reach: of the only launch, see `LaunchTables`.
+    launch. lines: every bound is a clipped line. reach, short: of the only launch, see `LaunchTables`.
     """
 
     words: Words
@@ -66,6 +66,7 @@ class Wave:
     lines: bool
     joins: bool = False
     reach: tuple[Reach, ...] | None = None
+    short: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +196,7 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
         terms=max(t.place.parts for t in tables), more=any(t.more for t in tables),
         place=only and only.place, merges=merges, span=max(t.span for t in tables),
         whole=all(t.whole for t in tables), lines=all(t.lines for t in tables), reach=only and only.reach,
+        short=only is not None and only.short,
     )  # fmt: skip
 
 

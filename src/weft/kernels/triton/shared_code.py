@@ -1,0 +1,183 @@
+"""One copy of the code of warp groups that run the same program: a rewriting of the PTX of a kernel that specialises.
+
+Triton translates each group of a `warp_specialize` by itself, even where all call one function and ask the hardware
+which of them they are (`which_group`). Four copies of a loop do not fit where processors keep instructions, and warps
+wait for them (docs/decisions/0010-warp-groups-that-specialise.md). `share` sends all groups to the first copy, whose
+barrier becomes a number that follows from the thread's own. What it does not recognise it leaves as it is, which is
+right and slower; tests say that it recognises what it has to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from threading import RLock
+from typing import Any
+
+from triton import knobs
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+GROUP = 128  # threads
+MARK = "// which of the groups that share their code"  # in the PTX of kernels that want this
+TABLE = re.compile(r"(\.branchtargets\s+)([^;]+);")
+LABEL = re.compile(r"^(\$L__BB\d+_\d+):")
+TARGET = re.compile(r"\$L__BB\d+_\d+")
+LEAVES = re.compile(r"^\s*(?:bra(?:\.uni)?\s+\$L__BB|brx\.idx|ret;)")  # and never goes on below
+EFFECT = re.compile(  # of a line, which may be predicated
+    r"(?:@!?%\w+ )?((?:ld|st|cp|bar|barrier|mbarrier|wgmma|fence|setmaxnreg|shfl|elect|stmatrix|ldmatrix|red|atom)\b\S*)"
+)
+BARRIER = re.compile(r"\bbar\.sync\s+(\d+), 128;")
+COMMENT = re.compile(r"//.*|^\s*\.loc\b.*|^\s*\$L__tmp\d+:")
+MINE = "%group_barrier"
+
+
+@gluon.jit
+def which_group():
+    """The number of a group of four warps, of those that come after the kernel's own four."""
+    return gl.inline_asm_elementwise(
+        "{ // which of the groups that share their code\n"
+        ".reg .b32 t; mov.u32 t, %tid.x; shr.u32 t, t, 7; add.s32 t, t, -1; shfl.sync.idx.b32 $0, t, 0, 31, -1; }",
+        "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A kernel's instructions, from label to label, and which block follows which in the text."""
+
+    lines: Mapping[str, tuple[int, ...]]  # numbers of lines
+    below: Mapping[str, str]
+    text: tuple[str, ...]
+
+    @staticmethod
+    def of(ptx: str) -> Blocks:
+        text, lines, at = ptx.split("\n"), {"": []}, ""
+        for number, line in enumerate(text):
+            found = LABEL.match(line)
+            if found:
+                at = found[1]
+                lines[at] = []
+            elif COMMENT.sub("", line).strip():
+                lines[at].append(number)
+        return Blocks({name: tuple(x) for name, x in lines.items()}, dict(pairwise(lines)), tuple(text))
+
+    def code(self, name: str) -> list[str]:
+        return [" ".join(COMMENT.sub("", self.text[n]).split()) for n in self.lines[name]]
+
+    def effects(self, name: str) -> list[str]:
+        """What its instructions are that do more than compute."""
+        return [found[1] for line in self.code(name) if (found := EFFECT.match(line))]
+
+    def after(self, name: str) -> list[str]:
+        """Where a block may go next."""
+        code = self.code(name)
+        found = [target for line in code for target in TARGET.findall(line)]
+        goes_on = not (code and LEAVES.match(code[-1])) and name in self.below
+        return [*found, self.below[name]] if goes_on else found
+
+    def reached(self, entry: str, stop: str) -> list[str]:
+        """Blocks that are reached from one without passing `stop`, in an order that only branches decide."""
+        found: dict[str, None] = {}
+        left = [entry]
+        while left:
+            name = left.pop()
+            if name not in found and name != stop:
+                found[name] = None
+                left += reversed(self.after(name))
+        return list(found)
+
+
+def share(ptx: str) -> str:
+    """PTX whose equal groups run the same instructions."""
+    tables = TABLE.findall(ptx)
+    if MARK not in ptx or len(tables) != 1:
+        return ptx
+    blocks, entries = Blocks.of(ptx), TARGET.findall(tables[0][1])
+    dispatch = next(name for name, code in blocks.lines.items() if any("brx.idx" in blocks.text[n] for n in code))
+    groups = {entry: blocks.reached(entry, dispatch) for entry in entries}
+    asking = [entry for entry in entries if any(MARK in line for line in _raw(blocks, groups[entry]))]
+    if len(asking) < 2 or entries[: len(asking)] != asking:
+        return ptx
+    first, *others = asking
+    barriers = [_barrier(blocks, groups[entry]) for entry in asking]
+    if barriers != [*range(barriers[0], barriers[0] + len(asking))]:
+        return ptx
+    if not all(_same(blocks, groups[first], groups[other]) for other in others):
+        return ptx
+    return _shared(ptx, blocks, asking, groups[first], barriers[0])
+
+
+def _raw(blocks: Blocks, names: list[str]) -> Iterator[str]:
+    """Lines with their comments."""
+    for name in names:
+        lines = blocks.lines[name]
+        yield from blocks.text[lines[0] : lines[-1] + 1] if lines else ()
+
+
+def _barrier(blocks: Blocks, names: list[str]) -> int:
+    """The only barrier that a group of four warps waits at; -1 where there are none or several."""
+    found = {int(x) for name in names for line in blocks.code(name) for x in BARRIER.findall(line)}
+    return found.pop() if len(found) == 1 else -1
+
+
+def _same(blocks: Blocks, first: list[str], other: list[str]) -> bool:
+    """Whether two groups do the same to memory, to barriers and to each other, block by block.
+
+    They are one function called with the same arguments, so what they compute is the same too; LLVM may compute it
+    elsewhere in each copy, so instructions that only compute are not compared.
+    """
+    label_of = dict(zip(other, first, strict=False))
+    return len(first) == len(other) and all(
+        blocks.effects(one) == blocks.effects(two)
+        and blocks.after(one) == [label_of.get(name, name) for name in blocks.after(two)]
+        for one, two in zip(first, other, strict=True)
+    )
+
+
+def _shared(ptx: str, blocks: Blocks, asking: list[str], group: list[str], barrier: int) -> str:
+    """All groups at the first one's code, whose barrier is number `barrier` and those after it."""
+    text = list(blocks.text)
+    for name in group:
+        for n in blocks.lines[name]:
+            text[n] = BARRIER.sub(f"bar.sync {MINE}, {GROUP};", text[n])
+    entry = next(n for n, line in enumerate(text) if line.startswith(f"{asking[0]}:"))
+    text[entry] += (
+        f"\n\tmov.u32 {MINE}, %tid.x;\n\tshr.u32 {MINE}, {MINE}, 7;\n\tadd.s32 {MINE}, {MINE}, {barrier - 1};"
+    )
+    begin = next(n for n, line in enumerate(text) if line.lstrip().startswith(".reg "))
+    text[begin] = f"\t.reg .b32 {MINE};\n{text[begin]}"
+    table = TABLE.search(ptx)
+    assert table is not None
+    targets = ",\n\t\t".join(asking[0] if x in asking else x for x in TARGET.findall(table[2]))
+    return "\n".join(text).replace(table[0], f"{table[1]}{targets};")
+
+
+# ---- while Triton compiles -------------------------------------------------------------------------------------------
+_COMPILING = RLock()
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """What Triton compiles meanwhile goes through `share`; not from its own cache, which does not know of it."""
+    with _COMPILING:
+        hook, always = knobs.runtime.add_stages_inspection_hook, knobs.compilation.always_compile
+
+        def inspect(*given: Any) -> tuple[str, str] | None:
+            if not given:
+                return hook() if hook is not None else ("", "")
+            if hook is not None:
+                hook(*given)
+            stages = given[1]
+            translate = stages["ptx"]
+            stages["ptx"] = lambda source, metadata: share(translate(source, metadata))
+            return None
+
+        knobs.runtime.add_stages_inspection_hook, knobs.compilation.always_compile = inspect, True
+        try:
+            yield
+        finally:
+            knobs.runtime.add_stages_inspection_hook, knobs.compilation.always_compile = hook, always

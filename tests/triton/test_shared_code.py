@@ -1,0 +1,103 @@
+"""One copy of the code of groups that run the same program: what is recognised, and what is left as it is."""
+
+import re
+
+import pytest
+
+from weft.kernels.triton.shared_code import MARK, TABLE, TARGET, share, sharing
+from weft.settings import interpreted
+
+GROUP = """$L__BB0_{number}:
+\t// begin inline asm
+\t{{ {mark}
+.reg .b32 t; mov.u32 t, %tid.x; }}
+\t// end inline asm
+\tld.shared.b32 \t%r{number}1, [%r9+{offset}];
+\tbar.sync \t{barrier}, 128;
+\t@%p{number} bra \t$L__BB0_{number}9;
+\tst.global.b32 \t[%rd1], %r{number}1;
+$L__BB0_{number}9:
+\tbar.sync \t{barrier}, 128;
+\tbra.uni \t$L__BB0_1;
+"""
+KERNEL = """.visible .entry kernel()
+{{
+\t.reg .b32 \t%r<99>;
+$L__BB0_1:
+\tbarrier.sync \t1;
+\tld.shared.b8 \t%r5, [%r9];
+\t$L_brx_0: .branchtargets
+\t\t{targets};
+\tbrx.idx \t%r5, $L_brx_0;
+{groups}$L__BB0_8:
+\tret;
+}}
+"""
+
+
+def kernel(barriers=(2, 3, 4), offsets=(0, 0, 0), mark=MARK, last=""):
+    """Of as many groups as barriers."""
+    numbers = range(2, 2 + len(barriers))
+    groups = [
+        GROUP.format(number=n, barrier=barrier, offset=offset, mark=mark)
+        for n, barrier, offset in zip(numbers, barriers, offsets, strict=True)
+    ]
+    groups[-1] = groups[-1].replace("st.global.b32", last or "st.global.b32")
+    targets = ",\n\t\t".join([*(f"$L__BB0_{n}" for n in numbers), "$L__BB0_8"])
+    return KERNEL.format(targets=targets, groups="".join(groups))
+
+
+def targets_of(ptx):
+    ((_, found),) = TABLE.findall(ptx)
+    return TARGET.findall(found)
+
+
+def test_groups_take_the_first_copy():
+    before = kernel()
+    after = share(before)
+    assert targets_of(after) == ["$L__BB0_2"] * 3 + ["$L__BB0_8"]
+    first, others = after[after.index("$L__BB0_2:") :].split("$L__BB0_3:")
+    assert first.count("bar.sync %group_barrier, 128;") == 2
+    assert "mov.u32 %group_barrier, %tid.x;" in first
+    assert "add.s32 %group_barrier, %group_barrier, 1;" in first  # of the first four warps beyond the kernel's: 2
+    assert others == before[before.index("$L__BB0_3:") :].split("$L__BB0_3:")[1]
+    assert after.count(".reg .b32 %group_barrier;") == 1
+
+
+@pytest.mark.parametrize(
+    "ptx",
+    [
+        kernel(mark="// nothing"),
+        kernel(barriers=(2, 4, 3)),
+        kernel(barriers=(2, 3, 5)),
+        kernel(barriers=(2,), offsets=(0,)),
+        kernel(last="st.shared.b32"),
+        kernel().replace("brx.idx", "$L_brx_1: .branchtargets $L__BB0_2;\n\tbrx.idx"),
+    ],
+    ids=["not asked for", "barriers out of order", "a barrier left out", "one group", "one does something else", "two tables"],
+)  # fmt: skip
+def test_others_are_left_as_they_are(ptx):
+    assert share(ptx) == ptx
+
+
+def test_marks_outside_groups_are_nothing():
+    ptx = kernel(mark="// nothing").replace("barrier.sync", f"{MARK}\n\tbarrier.sync")
+    assert share(ptx) == ptx
+
+
+@pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+def test_hooks_of_others_are_asked_too(monkeypatch):
+    from triton import knobs
+
+    asked = []
+    monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", lambda *given: asked.append(given) or ("a", "b"))
+    theirs = knobs.runtime.add_stages_inspection_hook
+    with sharing():
+        mine = knobs.runtime.add_stages_inspection_hook
+        assert mine() == ("a", "b")
+        stages = {"ptx": lambda source, metadata: kernel()}
+        mine(None, stages, None, None, None)
+        assert "%group_barrier" in stages["ptx"]("", {})
+    assert knobs.runtime.add_stages_inspection_hook is theirs
+    assert len(asked) == 2
+    assert not re.search("group_barrier", kernel())
