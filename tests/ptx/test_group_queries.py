@@ -111,8 +111,8 @@ def test_heads_beside_tokens():
 
 
 def test_short_runs_have_a_kernel_of_their_own():
-    for name in CALLS:
-        names, _ = found_in(CALLS[name].case())
+    for name, call in CALLS.items():
+        names, _ = found_in(call.case())
         short = name.startswith("short") or name == "two terms"
         assert [one.endswith("_short") for one in names if "_4_groups_" in one] == [short]
 

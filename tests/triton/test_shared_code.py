@@ -74,8 +74,15 @@ def test_groups_take_the_first_copy():
         kernel(last="st.shared.b32"),
         kernel().replace("brx.idx", "$L_brx_1: .branchtargets $L__BB0_2;\n\tbrx.idx"),
     ],
-    ids=["not asked for", "barriers out of order", "a barrier left out", "one group", "one does something else", "two tables"],
-)  # fmt: skip
+    ids=[
+        "not asked for",
+        "barriers out of order",
+        "a barrier left out",
+        "one group",
+        "another instruction",
+        "two tables",
+    ],
+)
 def test_others_are_left_as_they_are(ptx):
     assert share(ptx) == ptx
 

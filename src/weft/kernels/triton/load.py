@@ -35,8 +35,9 @@ def source_of(spec: KernelSpec) -> Source:
     warps = GROUP_WARPS if spec.groups else spec.warps  # of the first group, which makes the others
     shared = spec.short or spec.direction == "gradients"
     return Source(
-        spec.name, emit(spec), types, aligned, warps, spec.stages, spec.registers, said, early, bool(spec.groups), shared
-    )
+        spec.name, emit(spec), types, aligned, warps, spec.stages, spec.registers, said, early, bool(spec.groups),
+        shared,
+    )  # fmt: skip
 
 
 def signature(spec: KernelSpec) -> dict[str, str]:

@@ -28,7 +28,8 @@ LABEL = re.compile(r"^(\$L__BB\d+_\d+):")
 TARGET = re.compile(r"\$L__BB\d+_\d+")
 LEAVES = re.compile(r"^\s*(?:bra(?:\.uni)?\s+\$L__BB|brx\.idx|ret;)")  # and never goes on below
 EFFECT = re.compile(  # of a line, which may be predicated
-    r"(?:@!?%\w+ )?((?:ld|st|cp|bar|barrier|mbarrier|wgmma|fence|setmaxnreg|shfl|elect|stmatrix|ldmatrix|red|atom)\b\S*)"
+    r"(?:@!?%\w+ )?"
+    r"((?:ld|st|cp|bar|barrier|mbarrier|wgmma|fence|setmaxnreg|shfl|elect|stmatrix|ldmatrix|red|atom)\b\S*)"
 )
 BARRIER = re.compile(r"\bbar\.sync\s+(\d+), 128;")
 COMMENT = re.compile(r"//.*|^\s*\.loc\b.*|^\s*\$L__tmp\d+:")

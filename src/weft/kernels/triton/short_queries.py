@@ -67,8 +67,8 @@ def folded(i, run, q, bounds, rings, of_scores, STAGES: gl.constexpr):
 
 @gluon.jit
 def walk(i, tiles, sums, q, bounds, rings, of_scores, STAGES: gl.constexpr):
-    """(tiles so far, sums, parts of sums of weights), with a group's tiles of one term. tiles: the first of them and the
-    one after the last.
+    """(tiles so far, sums, parts of sums of weights), with a group's tiles of one term. tiles: the first of them and
+    the one after the last.
     """
     columns, scale2, zero = of_scores
     factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=zero.type.layout, k_width=2)
