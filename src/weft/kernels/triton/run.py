@@ -37,6 +37,7 @@ from weft.kernels.triton.launch import (
 from weft.kernels.triton.load import arguments, kernel_of
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
+from weft.kernels.triton.turns import in_turns
 from weft.kernels.triton.walked import Walked
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan, Share
@@ -192,11 +193,15 @@ class Loaded:
 
 @lru_cache(maxsize=128)
 def loaded(
-    shares: tuple[Share, ...], problem: Problem, transposed: bool, device: torch.device, slots: int | None = None
-) -> Loaded:
-    """The tables of one direction, put on the device once; transposed: they walk keys; slots: see `plan_waves`."""
+    shares: tuple[Share, ...], problem: Problem, transposed: bool, device: torch.device, slots: int | None = None,
+    programs: int = 0,
+) -> Loaded:  # fmt: skip
+    """The tables of one direction, put on the device once; transposed: they walk keys; slots: see `plan_waves`;
+    programs: that take blocks in turn, see `in_turns`.
+    """
     found = plan_waves(shares, problem, transposed, slots)
-    waves = tuple((w, torch.from_numpy(w.words).to(device)) for w in found.waves)
+    turns = (in_turns(wave, programs) for wave in found.waves)
+    waves = tuple((w, torch.from_numpy(w.words).to(device)) for w in turns)
     if found.met is None:
         return Loaded(found, waves, None)
     slots = np.where(found.met, np.cumsum(found.met) - 1, -1)
@@ -246,7 +251,8 @@ def _tables(
     where: the device, and slots.
     """
     shares, problem = (plan.in_one if numbers.with_dq else None) or plan.towards(direction), plan.problem
-    found = loaded(shares, problem, direction == "dkdv", *where)
+    programs = plan.target.processors if isinstance(plan.target, Gpu) else 0
+    found = loaded(shares, problem, direction == "dkdv", *where, programs)
     if not any(share.plan.tiling and share.plan.tiling.groups for share in shares):
         return found
     widest = max(STATS, *(stride[2] for stride in lie[0]))
