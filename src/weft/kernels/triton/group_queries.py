@@ -17,8 +17,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from weft.kernels.triton import forward as short
@@ -32,10 +30,8 @@ from weft.kernels.triton.groups import (
     head_of,
     in_parts,
     live,
-    masked,
     next_block,
     places_of,
-    seen,
     skip,
     turn,
 )
@@ -52,7 +48,7 @@ from weft.kernels.triton.query_blocks import (
     tiles_of,
 )
 from weft.kernels.triton.shared_code import which_group
-from weft.kernels.triton.short_queries import short_weights
+from weft.kernels.triton.short_queries import add_tile, scores_of, short_weights
 
 LEAST, MOST = gl.constexpr(short.LEAST), gl.constexpr(short.MOST)
 # Registers of a thread that computes and of the warp that loads; the first group has what the others leave of 5 x 96.
@@ -150,8 +146,8 @@ def block_of(C, here, mine, pace, r, WIDE: gl.constexpr, TERMS: gl.constexpr):
 
 
 @gluon.jit
-def weigh(s, x, span, bounds, columns, scale2, TERMS: gl.constexpr):
-    """2^score of a group's tile s."""
+def tile_of(s, span, bounds, TERMS: gl.constexpr):
+    """(which tile of its term's run a group's tile s is, bounds there and where they cut)"""
     low, high, below, beyond, far_low, far_high, far_below, far_beyond = bounds
     j = s + span[1]
     if TERMS == 2:
@@ -159,37 +155,24 @@ def weigh(s, x, span, bounds, columns, scale2, TERMS: gl.constexpr):
         j = gl.where(far, s - span[0] + span[2], j)
         low, high = gl.where(far, far_low, low), gl.where(far, far_high, high)
         below, beyond = gl.where(far, far_below, below), gl.where(far, far_beyond, beyond)
-    if (j < below) | (j >= beyond):
-        mask, bit = seen(low - j * TILE, high - j * TILE, columns)
-        x = masked(x, mask, bit, float("-inf"))
-    return gl.exp2(x * scale2)
+    return j, (low, high, below, beyond)
 
 
 @gluon.jit
 def walk(i, mine, rings, of_scores, STAGES: gl.constexpr, TERMS: gl.constexpr):
     """(tiles so far, sums, parts of sums of weights) over a group's tiles. mine: its queries, and see `block_of`."""
     q, span, bounds = mine
-    columns, scale2, zero = of_scores
-    lies: gl.constexpr = zero.type.layout
-    factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=lies, k_width=2)
-    k, v, full, empty = rings
-    acc = zero
-    total = in_parts(zero)
+    full, empty = rings[2], rings[3]
+    acc = of_scores[2]
+    total = in_parts(acc)
     for s in range(0, span[3]):
         if TERMS == 2:
             if s == span[0]:
                 i = skip(span[4], i, full, empty, STAGES)
         i = live(i)  # else four multiplications more a tile, and long runs took 1.12 (benchmarks/notes/triton.md)
-        at = i & (STAGES - 1)
-        mbarrier.wait(full.index(at), turn(i, STAGES))
-        x = warpgroup_mma(q, matrix(k.index(at)).permute((1, 0)), zero, use_acc=False, is_async=True)
-        x = warpgroup_mma_wait(0, (x,))
-        p = weigh(s, x, span, bounds, columns, scale2, TERMS)
-        total += in_parts(p)
-        weights = gl.convert_layout(p.to(gl.bfloat16), factor)
-        y = warpgroup_mma(weights, matrix(v.index(at)), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, (y,))
-        mbarrier.arrive(empty.index(at), count=1)
+        x = scores_of(i, q, rings, of_scores[2], STAGES)
+        j, here = tile_of(s, span, bounds, TERMS)  # after the wait: before it, ptxas makes other code
+        acc, total = add_tile(i, j, x, (acc, total), here, rings, of_scores, STAGES)
         i += 1
     return i, acc, total
 
@@ -364,7 +347,7 @@ def short_attention(
     SINKS: gl.constexpr,
 ):  # fmt: skip
     """As `attention`, of short runs, by groups that are not told which they are and so may share their code; the
-    kernel's own four warps load. Full attention takes 1.18 in this way.
+    kernel's own four warps load (docs/decisions/0010).
     """
     told, asked, flags, rooms = made(read, written, tables, numbers_of, WIDE, STAGES)
     gl.static_assert(WIDE == 4)

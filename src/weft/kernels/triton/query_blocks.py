@@ -25,18 +25,23 @@ def keys_of(mine, term: gl.constexpr):
 
 
 @gluon.jit
+def share_at(mine, C, term: gl.constexpr, WIDE: gl.constexpr, TERMS: gl.constexpr):
+    return mine + 2 + RUN * TERMS + 2 * (1 + TERMS) + SHARE * (WIDE * term + C)
+
+
+@gluon.jit
 def share_of(mine, C, term: gl.constexpr, WIDE: gl.constexpr, TERMS: gl.constexpr):
     """Of group C's rows of a block and one of TERMS: (the first tile that any of them sees and the one after the last,
     tiles below and from which bounds cut).
     """
-    at = mine + 2 + RUN * TERMS + 2 * (1 + TERMS) + SHARE * (WIDE * term + C)
+    at = share_at(mine, C, term, WIDE, TERMS)
     return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3)
 
 
 @gluon.jit
 def folds_of(mine, C, WIDE: gl.constexpr, TERMS: gl.constexpr):
     """Whether the first and the last tile of group C's run of the first term are computed as one: 1 or 0."""
-    return gl.load(mine + 2 + RUN * TERMS + 2 * (1 + TERMS) + SHARE * C + FOLDS)
+    return gl.load(share_at(mine, C, 0, WIDE, TERMS) + FOLDS)
 
 
 @gluon.jit

@@ -66,30 +66,50 @@ def folded(i, run, q, bounds, rings, of_scores, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def walk(i, tiles, sums, q, bounds, rings, of_scores, STAGES: gl.constexpr):
-    """(tiles so far, sums, parts of sums of weights), with a group's tiles of one term. tiles: the first of them and
-    the one after the last.
+def scores_of(i, q, rings, zero, STAGES: gl.constexpr):
+    """Products of a group's queries and the keys of tile i of all, once they are there. rings: K, V, which are there
+    and which are free.
+    """
+    k, _, full, _ = rings
+    at = i & (STAGES - 1)
+    mbarrier.wait(full.index(at), turn(i, STAGES))
+    x = warpgroup_mma(q, matrix(k.index(at)).permute((1, 0)), zero, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(0, (x,))
+
+
+@gluon.jit
+def add_tile(i, j, x, sums, bounds, rings, of_scores, STAGES: gl.constexpr):
+    """(sums, parts of sums of weights), with tile i of all, which is tile j of its term's run. x: see `scores_of`;
+    bounds: of rows, and where they cut; of_scores: see `group_queries.weights_of`.
     """
     columns, scale2, zero = of_scores
     factor: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=zero.type.layout, k_width=2)
     acc, total = sums
     low, high, below, beyond = bounds
-    k, v, full, empty = rings
+    _, v, _, empty = rings
+    at = i & (STAGES - 1)
+    if (j < below) | (j >= beyond):
+        words, bit = seen(low - j * TILE, high - j * TILE, columns)
+        x = masked(x, words, bit, float("-inf"))
+    p = gl.exp2(x * scale2)
+    total += in_parts(p)
+    weights = gl.convert_layout(p.to(gl.bfloat16), factor)
+    acc = warpgroup_mma(weights, matrix(v.index(at)), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, (acc,))
+    mbarrier.arrive(empty.index(at), count=1)
+    return acc, total
+
+
+@gluon.jit
+def walk(i, tiles, sums, q, bounds, rings, of_scores, STAGES: gl.constexpr):
+    """(tiles so far, sums, parts of sums of weights), with a group's tiles of one term. tiles: the first of them and
+    the one after the last.
+    """
+    acc, total = sums
     for j in range(tiles[0], tiles[1]):
         i = live(i)  # as in `group_queries.walk`
-        at = i & (STAGES - 1)
-        mbarrier.wait(full.index(at), turn(i, STAGES))
-        x = warpgroup_mma(q, matrix(k.index(at)).permute((1, 0)), zero, use_acc=False, is_async=True)
-        x = warpgroup_mma_wait(0, (x,))
-        if (j < below) | (j >= beyond):
-            words, bit = seen(low - j * TILE, high - j * TILE, columns)
-            x = masked(x, words, bit, float("-inf"))
-        p = gl.exp2(x * scale2)
-        total += in_parts(p)
-        weights = gl.convert_layout(p.to(gl.bfloat16), factor)
-        acc = warpgroup_mma(weights, matrix(v.index(at)), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, (acc,))
-        mbarrier.arrive(empty.index(at), count=1)
+        x = scores_of(i, q, rings, of_scores[2], STAGES)
+        acc, total = add_tile(i, j, x, (acc, total), bounds, rings, of_scores, STAGES)
         i += 1
     return i, acc, total
 

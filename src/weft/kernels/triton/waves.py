@@ -8,7 +8,7 @@ merged; which ones these are is found on the rows themselves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,8 @@ class Wave:
     words: the tables, with the members from `heads_at` on. place: of the only launch, None where several are packed.
     merges: some row is visited by another wave too. joins: it visits every row once and comes last, and adds what the
     others left for the few rows that these visit. whole: every column of every box exists. terms: the most of one
-    launch. lines: every bound is a clipped line. reach, short: of the only launch, see `LaunchTables`. work: tiles that
-    each item visits, of the first launch.
+    launch. lines: every bound is a clipped line. reach, short, work: of the only launch, see
+    `LaunchTables`.
     """
 
     words: Words
@@ -69,7 +69,7 @@ class Wave:
     joins: bool = False
     reach: tuple[Reach, ...] | None = None
     short: bool = False
-    work: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    work: Ints | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +199,7 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
         terms=max(t.place.parts for t in tables), more=any(t.more for t in tables),
         place=only and only.place, merges=merges, span=max(t.span for t in tables),
         whole=all(t.whole for t in tables), lines=all(t.lines for t in tables), reach=only and only.reach,
-        short=only is not None and only.short, work=found[0].tables.work,
+        short=only is not None and only.short, work=only and only.work,
     )  # fmt: skip
 
 
