@@ -108,3 +108,16 @@ def test_hooks_of_others_are_asked_too(monkeypatch):
     assert knobs.runtime.add_stages_inspection_hook is theirs
     assert len(asked) == 2
     assert not re.search("group_barrier", kernel())
+
+
+@pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+def test_the_environment_is_asked_afterwards(monkeypatch):
+    from triton import knobs
+
+    monkeypatch.delenv("TRITON_ALWAYS_COMPILE", raising=False)
+    for _ in range(2):
+        with sharing():
+            assert knobs.compilation.always_compile
+        assert not knobs.compilation.always_compile
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    assert knobs.compilation.always_compile

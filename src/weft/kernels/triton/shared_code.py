@@ -164,8 +164,8 @@ _COMPILING = RLock()
 @contextmanager
 def sharing() -> Iterator[None]:
     """What Triton compiles meanwhile goes through `share`; not from its own cache, which does not know of it."""
-    with _COMPILING:
-        hook, always = knobs.runtime.add_stages_inspection_hook, knobs.compilation.always_compile
+    with _COMPILING, knobs.compilation.scope():  # what is put back by hand hides the environment from then on
+        hook = knobs.runtime.add_stages_inspection_hook
 
         def inspect(*given: Any) -> tuple[str, str] | None:
             if not given:
@@ -181,4 +181,4 @@ def sharing() -> Iterator[None]:
         try:
             yield
         finally:
-            knobs.runtime.add_stages_inspection_hook, knobs.compilation.always_compile = hook, always
+            knobs.runtime.add_stages_inspection_hook = hook
