@@ -20,6 +20,10 @@ ORDERS = {
 }
 
 
+# Of every four warps the first, which says for all that something is done, comes before the others.
+AHEAD = Order(warps=(*range(0, 32, 4), *(i for i in range(32) if i % 4)))
+
+
 def at_once(loads, last):
     """An order in which copies come at once, the warps that load go first, and four warps from `last` on are as slow as
     they may be: what others give back too early is lost to these.

@@ -14,7 +14,7 @@ import weft
 from weft.planning.candidates import IN_GROUPS
 from weft.settings import interpreted
 
-from .problems import ORDERS, Call, at_once, check, said_of, unreached
+from .problems import AHEAD, ORDERS, Call, at_once, check, said_of, unreached
 from .run import Way, emulated
 from .test_controls import without, without_all
 from .test_specialised import without_every, without_waits
@@ -73,6 +73,12 @@ def test_right_in_every_order(name):
     for order in list(ORDERS.values())[: 2 if name == "causal window" else 1]:
         _, again = found_in(case, order)
         assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+def test_who_arrives_for_four_warps_waits_for_them():
+    case = loud(CALLS["short, sinks"].case())
+    _, found = found_in(case, AHEAD)
+    check(case, found)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import weft
 from weft.planning import short
 from weft.settings import interpreted
 
-from .problems import ORDERS, Call, at_once, check, said_of, unreached
+from .problems import AHEAD, ORDERS, Call, at_once, check, said_of, unreached
 from .run import Way, emulated
 from .test_controls import without_all
 from .test_specialised import without_every
@@ -70,6 +70,12 @@ def test_slow_groups_keep_what_they_read(last):
     """Whichever it is, to the end of a run, where tiles of keys are given back to the next."""
     case = CALLS["sinks"].case()
     _, found = found_in(case, at_once(LOADS, last))
+    check(case, found)
+
+
+def test_who_arrives_for_four_warps_waits_for_them():
+    case = CALLS["sinks"].case()
+    _, found = found_in(case, AHEAD)
     check(case, found)
 
 
@@ -131,3 +137,16 @@ def test_what_is_missing_is_seen(name):
         return change(text) if walks([kernel]) else text
 
     assert re.search(said, said_of(lambda order: check(case, found_in(case, order, change=changed)[1])))
+
+
+def test_who_does_not_wait_for_the_other_warps_is_seen():
+    """Four warps leave what scores subtract, and the first of them says that it is there."""
+
+    def changed(kernel, text):
+        at_once = re.sub(r"bar\.sync\s+0, 128;(?=\n.*\n.*mbarrier\.arrive\.shared)", "", text)
+        return at_once if walks([kernel]) else text
+
+    case = CALLS["sinks"].case()
+    check(case, found_in(case, change=changed)[1])
+    with pytest.raises(AssertionError):
+        check(case, found_in(case, AHEAD, change=changed)[1])
