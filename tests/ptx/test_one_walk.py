@@ -143,8 +143,8 @@ def test_who_does_not_wait_for_the_other_warps_is_seen():
     """Four warps leave what scores subtract, and the first of them says that it is there."""
 
     def changed(kernel, text):
-        hasty = re.sub(r"bar\.sync\s+0, 128;(?=\n.*\n.*mbarrier\.arrive\.shared)", "", text)
-        return hasty if walks([kernel]) else text
+        at_once = re.sub(r"bar\.sync\s+0, 128;(?=\n.*\n.*mbarrier\.arrive\.shared)", "", text)
+        return at_once if walks([kernel]) else text
 
     case = CALLS["sinks"].case()
     check(case, found_in(case, change=changed)[1])

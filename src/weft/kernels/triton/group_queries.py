@@ -53,6 +53,7 @@ from weft.kernels.triton.short_queries import add_tile, scores_of, short_weights
 LEAST, MOST = gl.constexpr(short.LEAST), gl.constexpr(short.MOST)
 # Registers of a thread that computes and of the warp that loads; the first group has what the others leave of 5 x 96.
 COMPUTES, LOADS = gl.constexpr(112), gl.constexpr(24)
+FIRST = gl.constexpr(3 * 64)  # keys of a short run that the first group sees
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
@@ -75,30 +76,45 @@ def load_run(i, run, boxes, heads, rings, bars, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def boxes_of(tables, where, TERMS: gl.constexpr):
+    """Of a block what is asked for: batch row, heads of keys and of queries, where queries begin, runs of the terms."""
+    member, mine = places_of(tables, where)
+    batch, kv_head, head = gl.load(member), gl.load(member + 1), gl.load(member + 2)
+    return batch, kv_head, head, place_of(mine, 0, TERMS), run_of(mine, 0, TERMS), run_of(mine, TERMS - 1, TERMS)
+
+
+@gluon.jit
 def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr):
-    """Queries of each group, two blocks ahead at most; keys and values STAGES tiles ahead."""
+    """Queries of each group, two blocks ahead at most; keys and values STAGES tiles ahead. What the first group needs
+    of a short run comes before queries of others, so that it begins while these wait; a block's numbers are read while
+    the one before is asked for.
+    """
     boxes, rows, rings, bars, tables = asked
     q_box, k_box, v_box, k_far, v_far = boxes
     q_full, q_empty, full, empty = bars
     i = 0
     t = 0
     where = first_block(tables)
+    following = boxes_of(tables, where, TERMS)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
-        member, mine = places_of(tables, where)
+        batch, kv_head, head, begin, near, far = following
+        heads, keys = (batch, kv_head), live(near[0])
         where = next_block(where, tables)
-        batch, kv_head, head = gl.load(member), gl.load(member + 1), gl.load(member + 2)
-        place, lane = place_of(mine, 0, TERMS)
-        near, far = run_of(mine, 0, TERMS), run_of(mine, TERMS - 1, TERMS)
+        following = boxes_of(tables, where, TERMS)
         for c in gl.static_range(WIDE):
             at = 2 * c + (t & 1)
             mbarrier.wait(q_empty.index(at), ((t >> 1) & 1) ^ 1)
             mbarrier.expect(q_full.index(at), q_box.block_type.nbytes)
-            box = [batch, head, place + c * 64, lane, 0]
+            box = [batch, head, begin[0] + c * 64, begin[1], 0]
             tma.async_copy_global_to_shared(q_box, box, q_full.index(at), rows.index(at))
-        heads = (batch, kv_head)
-        i = load_run(i, near, (k_box, v_box), heads, rings, (full, empty), STAGES)
+            if c == 0:
+                run = (gl.minimum(keys, FIRST), near[1], near[2])
+                i = load_run(i, run, (k_box, v_box), heads, rings, (full, empty), STAGES)
+        run = (keys - gl.minimum(keys, FIRST), near[1] + FIRST, near[2])
+        i = load_run(i, run, (k_box, v_box), heads, rings, (full, empty), STAGES)
         if TERMS == 2:
-            i = load_run(i, far, (k_far, v_far), heads, rings, (full, empty), STAGES)
+            run = (live(far[0]), far[1], far[2])
+            i = load_run(i, run, (k_far, v_far), heads, rings, (full, empty), STAGES)
         t += 1
 
 
