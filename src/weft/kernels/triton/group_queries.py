@@ -48,7 +48,8 @@ from weft.kernels.triton.query_blocks import (
     tiles_of,
 )
 from weft.kernels.triton.shared_code import which_group
-from weft.kernels.triton.short_queries import add_tile, scores_of, short_weights
+from weft.kernels.triton.short_queries import add_tile, heard, scores_of, short_weights
+from weft.kernels.triton.told import block_told, of_block, room, run_told, tell
 
 LEAST, MOST = gl.constexpr(short.LEAST), gl.constexpr(short.MOST)
 # Registers of a thread that computes and of the warp that loads; the first group has what the others leave of 5 x 96.
@@ -76,45 +77,69 @@ def load_run(i, run, boxes, heads, rings, bars, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def boxes_of(tables, where, TERMS: gl.constexpr):
-    """Of a block what is asked for: batch row, heads of keys and of queries, where queries begin, runs of the terms."""
-    member, mine = places_of(tables, where)
-    batch, kv_head, head = gl.load(member), gl.load(member + 1), gl.load(member + 2)
-    return batch, kv_head, head, place_of(mine, 0, TERMS), run_of(mine, 0, TERMS), run_of(mine, TERMS - 1, TERMS)
+def ask_queries(c, t, block, asked, WIDE: gl.constexpr):
+    """Ask for group c's queries of block t. block: batch row, head, place and lane of its first; asked: their
+    descriptor, memory and barriers.
+    """
+    q_box, rows, q_full, q_empty = asked
+    at = 2 * c + (t & 1)
+    mbarrier.wait(q_empty.index(at), ((t >> 1) & 1) ^ 1)
+    mbarrier.expect(q_full.index(at), q_box.block_type.nbytes)
+    box = [block[0], block[1], block[2] + c * 64, block[3], 0]
+    tma.async_copy_global_to_shared(q_box, box, q_full.index(at), rows.index(at))
 
 
 @gluon.jit
 def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr):
-    """Queries of each group, two blocks ahead at most; keys and values STAGES tiles ahead. What the first group needs
-    of a short run comes before queries of others, so that it begins while these wait; a block's numbers are read while
-    the one before is asked for.
-    """
-    boxes, rows, rings, bars, tables = asked
+    """Queries of each group, two blocks ahead at most; keys and values STAGES tiles ahead."""
+    boxes, rows, rings, bars, tables, _ = asked
     q_box, k_box, v_box, k_far, v_far = boxes
     q_full, q_empty, full, empty = bars
     i = 0
     t = 0
     where = first_block(tables)
-    following = boxes_of(tables, where, TERMS)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
-        batch, kv_head, head, begin, near, far = following
-        heads, keys = (batch, kv_head), live(near[0])
+        member, mine = places_of(tables, where)
         where = next_block(where, tables)
-        following = boxes_of(tables, where, TERMS)
+        batch, kv_head, head = gl.load(member), gl.load(member + 1), gl.load(member + 2)
+        place, lane = place_of(mine, 0, TERMS)
+        near, far = run_of(mine, 0, TERMS), run_of(mine, TERMS - 1, TERMS)
         for c in gl.static_range(WIDE):
-            at = 2 * c + (t & 1)
-            mbarrier.wait(q_empty.index(at), ((t >> 1) & 1) ^ 1)
-            mbarrier.expect(q_full.index(at), q_box.block_type.nbytes)
-            box = [batch, head, begin[0] + c * 64, begin[1], 0]
-            tma.async_copy_global_to_shared(q_box, box, q_full.index(at), rows.index(at))
-            if c == 0:
-                run = (gl.minimum(keys, FIRST), near[1], near[2])
-                i = load_run(i, run, (k_box, v_box), heads, rings, (full, empty), STAGES)
-        run = (keys - gl.minimum(keys, FIRST), near[1] + FIRST, near[2])
-        i = load_run(i, run, (k_box, v_box), heads, rings, (full, empty), STAGES)
+            ask_queries(c, t, (batch, head, place, lane), (q_box, rows, q_full, q_empty), WIDE)
+        heads = (batch, kv_head)
+        i = load_run(i, near, (k_box, v_box), heads, rings, (full, empty), STAGES)
         if TERMS == 2:
-            run = (live(far[0]), far[1], far[2])
-            i = load_run(i, run, (k_far, v_far), heads, rings, (full, empty), STAGES)
+            i = load_run(i, far, (k_far, v_far), heads, rings, (full, empty), STAGES)
+        t += 1
+
+
+@gluon.jit
+def load_short(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr):
+    """As `load_blocks`, and tells groups what there is to know of each block, which is found while the one before is
+    asked for. What the first group needs comes before queries of others, so that it begins while these wait.
+    """
+    boxes, rows, rings, bars, tables, rooms = asked
+    q_box, k_box, v_box, k_far, v_far = boxes
+    q_full, q_empty, full, empty = bars
+    i = 0
+    t = 0
+    where = first_block(tables)
+    following = of_block(tables, where, WIDE, TERMS)
+    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
+        tell(rooms, t, following, TERMS)
+        batch, kv_head, head, _, _, place, lane = block_told(rooms[0])
+        near, far, heads = run_told(rooms[0], 0), run_told(rooms[0], TERMS - 1), (batch, kv_head)
+        for c in gl.static_range(WIDE):
+            ask_queries(c, t, (batch, head, place, lane), (q_box, rows, q_full, q_empty), WIDE)
+            if c == 0:
+                run = (gl.minimum(near[0], FIRST), near[1], near[2])
+                i = load_run(i, run, (k_box, v_box), heads, rings, (full, empty), STAGES)
+        run = (near[0] - gl.minimum(near[0], FIRST), near[1] + FIRST, near[2])
+        i = load_run(i, run, (k_box, v_box), heads, rings, (full, empty), STAGES)
+        where = next_block(where, tables)
+        following = of_block(tables, where, WIDE, TERMS)
+        if TERMS == 2:
+            i = load_run(i, far, (k_far, v_far), heads, rings, (full, empty), STAGES)
         t += 1
 
 
@@ -255,7 +280,7 @@ def attend(
     C, told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr, SHORT: gl.constexpr
 ):  # fmt: skip
     """out and lse of one warp group's queries, block after block."""
-    written, rows, rings, flags, bars, tables, numbers_of = told
+    written, rows, rings, flags, bars, tables, numbers_of, rooms = told
     Out, Lse, out_box, results = written
     result = results.index(C)
     all_heads, length, scale, Sinks = numbers_of
@@ -276,18 +301,23 @@ def attend(
     where = first_block(tables)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
         place = 2 * C + (t & 1)
-        member, mine = places_of(tables, where)  # who loads has read them before
-        where = next_block(where, tables)
-        block = (C, here, mine, pace, r, rows, place, (q_full.index(place), (t >> 1) & 1))
         if SHORT:
-            found = short_weights(i, block, ring, of_scores, WIDE, STAGES, TERMS)
+            mbarrier.wait(q_full.index(place), (t >> 1) & 1)
+            fold, near, far, told_of_it = heard(rooms, C, WIDE, TERMS, lies)
+            batch, _, head, start, height, at, lane = told_of_it
+            block = (fold, near, far, told_of_it, rows, place)
+            found = short_weights(i, block, ring, of_scores, STAGES, TERMS)
         else:
+            member, mine = places_of(tables, where)  # who loads has read them before
+            where = next_block(where, tables)
+            block = (C, here, mine, pace, r, rows, place, (q_full.index(place), (t >> 1) & 1))
             found = weights_of(i, block, ring, of_scores, WIDE, STAGES, TERMS)
         i, acc, total, keys, after = found
         mbarrier.arrive(q_empty.index(place), count=1)
         i = skip(after, i, full, empty, STAGES)
-        batch, head = gl.load(member), gl.load(member + 2)
-        start, height = gl.load(mine), gl.load(mine + 1)
+        if not SHORT:
+            batch, head = gl.load(member), gl.load(member + 2)
+            start, height = gl.load(mine), gl.load(mine + 1)
         valid = r + C * 64 < height
         sink = gl.load(Sinks + head) if SINKS else 0.0
         whole = gl.convert_layout(gl.sum(total, 1), of_rows)
@@ -299,7 +329,8 @@ def attend(
         matrix(result).store(out)
         if height >= C * 64 + 64:
             fence_async_shared()
-            at, lane = place_of(mine, 0, TERMS)
+            if not SHORT:
+                at, lane = place_of(mine, 0, TERMS)
             tma.async_copy_shared_to_global(out_box, [batch, head, at + C * 64, lane, 0], result)
         else:
             keep_some(matrix(result), Out, (batch, head, origin + start, height, pace), C)
@@ -314,22 +345,31 @@ def any_group(told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexp
 
 
 @gluon.jit
-def made(read, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr):
+def made(
+    read, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr,
+    SHORT: gl.constexpr,
+):  # fmt: skip
     """(what groups are told, what who loads is, memory of marks and of one tile each): shared memory and barriers."""
     boxes = read[2]
     rows, rings = room_of_boxes(boxes[0], 2 * WIDE), (room_of_boxes(boxes[1], STAGES), room_of_boxes(boxes[2], STAGES))
     results = room_of_boxes(boxes[0], WIDE)
-    flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    lies: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    if SHORT:
+        rooms = room(WIDE, TERMS)
+        flags = rooms[1]._reinterpret(gl.int32, [WIDE, 64, 1], lies)  # bounds of its own that a group needs no more
+    else:
+        flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], lies)
+        rooms = (flags, flags, flags)
     bars = barriers(2 * WIDE, 1), barriers(2 * WIDE, 1), barriers(STAGES, 1), barriers(STAGES, WIDE)
-    told = ((written[0], written[1], written[2], results), rows, rings, flags, bars, tables, numbers_of)
-    rooms = (matrix(rows.index(0)), matrix(rings[0].index(0)), matrix(rings[1].index(0)))
-    return told, (boxes, rows, rings, bars, tables), flags, rooms
+    told = ((written[0], written[1], written[2], results), rows, rings, flags, bars, tables, numbers_of, rooms)
+    tiles = (matrix(rows.index(0)), matrix(rings[0].index(0)), matrix(rings[1].index(0)))
+    return told, (boxes, rows, rings, bars, tables, rooms), flags, tiles
 
 
 @gluon.jit
 def again_if_marked(read, told, flags, rooms, WIDE: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr):
     """Rows of which a group said that their sums left the range."""
-    written, _, _, _, _, tables, numbers_of = told
+    written, _, _, _, _, tables, numbers_of, _ = told
     flat: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [4, 1], [1, 0])
     marked = 0
     for c in gl.static_range(WIDE):
@@ -347,7 +387,7 @@ def attention(
     tensor Out, the pointer Lse and a descriptor of Out. numbers_of: (heads of queries, queries, scale, the pointer
     Sinks).
     """
-    told, asked, flags, rooms = made(read, written, tables, numbers_of, WIDE, STAGES)
+    told, asked, flags, rooms = made(read, written, tables, numbers_of, WIDE, STAGES, TERMS, False)
     gl.static_assert(WIDE == 4)
     gl.warp_specialize([
         (attend, (0, told, WIDE, STAGES, TERMS, SINKS, False)), (attend, (1, told, WIDE, STAGES, TERMS, SINKS, False)),
@@ -365,10 +405,10 @@ def short_attention(
     """As `attention`, of short runs, by groups that are not told which they are and so may share their code; the
     kernel's own four warps load (docs/decisions/0010).
     """
-    told, asked, flags, rooms = made(read, written, tables, numbers_of, WIDE, STAGES)
+    told, asked, flags, rooms = made(read, written, tables, numbers_of, WIDE, STAGES, TERMS, True)
     gl.static_assert(WIDE == 4)
     gl.warp_specialize([
-        (load_blocks, (asked, WIDE, STAGES, TERMS)),
+        (load_short, (asked, WIDE, STAGES, TERMS)),
         (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (any_group, (told, WIDE, STAGES, TERMS, SINKS)),
         (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (any_group, (told, WIDE, STAGES, TERMS, SINKS)),
     ], [4, 4, 4, 4], [COMPUTES, COMPUTES, COMPUTES, COMPUTES])  # fmt: skip

@@ -39,12 +39,6 @@ def share_of(mine, C, term: gl.constexpr, WIDE: gl.constexpr, TERMS: gl.constexp
 
 
 @gluon.jit
-def folds_of(mine, C, WIDE: gl.constexpr, TERMS: gl.constexpr):
-    """Whether the first and the last tile of group C's run of the first term are computed as one: 1 or 0."""
-    return gl.load(share_at(mine, C, 0, WIDE, TERMS) + FOLDS)
-
-
-@gluon.jit
 def bounds_of(axis, start, r, pace, height, first, count):
     """Bounds of a block's rows r, those beyond its last one as that."""
     return bounds(axis, start + gl.minimum(r, height - 1) * pace, first, count)

@@ -19,6 +19,7 @@ from weft.planning.reach import Reach
 from weft.planning.tiles import AxisPlan, Launch
 
 GROUP, SHARE, FOLDS = 64, 5, 4
+MOST = (1 << 15) - 1  # columns of a run, where bounds have half a word
 FEW = 4  # tiles of a run that may fold, all of which a group holds at a time
 
 
@@ -46,14 +47,16 @@ def shares_of(launch: Launch, items: NDArray[np.int32], reach: tuple[Reach, ...]
     return np.stack(columns, axis=1)
 
 
-def is_short(launch: Launch, shares: Ints) -> bool:
-    """Whether groups see few tiles of the first part, and the first and the last of some are one; shares: see
-    `shares_of`.
+def is_short(launch: Launch, items: NDArray[np.int32], shares: Ints) -> bool:
+    """Whether groups see few tiles of the first part, the first and the last of some are one, and bounds fit half a
+    word; items, shares: see `shares_of`.
     """
+    runs = items[:, 2 : 2 + 4 * len(launch.parts)].reshape(len(items), -1, 4)
     at, groups = 2 * (1 + len(launch.parts)), launch.box[0] // GROUP
     first = shares[:, at : at + SHARE * groups].reshape(-1, groups, SHARE)
     tiles = first[:, :, 1] - first[:, :, 0]
-    return bool(first[:, :, FOLDS].any() and tiles.max() <= FEW + 1)  # one more where runs begin elsewhere
+    few = tiles.max() <= FEW + 1  # one more where runs begin elsewhere
+    return bool(few and first[:, :, FOLDS].any() and runs[:, :, 1].max() <= MOST)
 
 
 def _place(reach: Reach, token: Ints) -> tuple[Ints, Ints]:

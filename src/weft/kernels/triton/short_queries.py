@@ -14,20 +14,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from weft.kernels.triton.groups import TILE, axis_of, in_parts, live, masked, seen, skip, turn
-from weft.kernels.triton.query_blocks import TERM, bounds_of, folds_of, keys_of, matrix, share_of, tiles_of
-
-
-@gluon.jit
-def run_of_term(C, here, mine, pace, r, term: gl.constexpr, WIDE: gl.constexpr, TERMS: gl.constexpr):
-    """Of a group's queries in a block and one term: (the first tile that they see, the one after the last, tiles after
-    that), bounds of rows and where they cut.
-    """
-    start, height = gl.load(mine), gl.load(mine + 1)
-    first, count = keys_of(mine, term)
-    begin, end, below, beyond = share_of(mine, C, term, WIDE, TERMS)
-    low, high = bounds_of(axis_of(here + term * TERM), start, r + C * 64, pace, height, first, count)
-    return (begin, end, tiles_of(count) - end), (low, high, below, beyond)
+from weft.kernels.triton.groups import TILE, in_parts, live, masked, seen, skip, turn
+from weft.kernels.triton.query_blocks import FOLDS, matrix
+from weft.kernels.triton.told import GROUP, block_told, bounds_of, number, term_told
 
 
 @gluon.jit
@@ -115,30 +104,37 @@ def walk(i, tiles, sums, q, bounds, rings, of_scores, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def short_weights(i, block, rings, of_scores, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr):
-    """As `group_queries.weights_of`."""
-    C, here, mine, pace, r, rows, place, ready = block
+def heard(rooms, C, WIDE: gl.constexpr, TERMS: gl.constexpr, lies: gl.constexpr):
+    """What group C was told of a block: whether its first and last tile fold, the terms, and `told.block_told`."""
+    near, far = term_told(rooms, C, 0, WIDE, TERMS, lies), term_told(rooms, C, TERMS - 1, WIDE, TERMS, lies)
+    found = number(rooms[0], GROUP * C + FOLDS), near, far, block_told(rooms[0])
+    mbarrier.arrive(rooms[2].index(0), count=1)
+    return found
+
+
+@gluon.jit
+def short_weights(i, block, rings, of_scores, STAGES: gl.constexpr, TERMS: gl.constexpr):
+    """As `group_queries.weights_of`. block: what was `heard` of it, memory of queries, and which of it."""
+    fold, near, far, _, rows, place = block
     full, empty = rings[2], rings[3]
-    run, bounds = run_of_term(C, here, mine, pace, r, 0, WIDE, TERMS)
-    fold = folds_of(mine, C, WIDE, TERMS)
-    keys = gl.maximum(bounds[1] - bounds[0], 0)
+    bounds = bounds_of(near)
+    keys = bounds[1] - bounds[0]
     q = matrix(rows.index(place))
-    mbarrier.wait(ready[0], ready[1])
-    i = skip(run[0], i, full, empty, STAGES)
+    i = skip(near[0], i, full, empty, STAGES)
     acc = of_scores[2]
     total = in_parts(acc)
     if fold != 0:
         # Where queries lie is hidden from ptxas: it took what this branch makes of it for what follows, taken or not.
         hidden = matrix(rows.index(live(place)))
-        acc, total = folded(i, run, hidden, bounds, rings, of_scores, STAGES)
-    between = (run[0] + fold, run[1] - fold)
+        acc, total = folded(i, near, hidden, bounds, rings, of_scores, STAGES)
+    between = (near[0] + fold, near[1] - fold)
     i, acc, total = walk(i + fold, between, (acc, total), q, bounds, rings, of_scores, STAGES)
     i += fold
-    after = run[2]
+    after = near[2]
     if TERMS == 2:
-        run, bounds = run_of_term(C, here, mine, pace, r, 1, WIDE, TERMS)
-        keys += gl.maximum(bounds[1] - bounds[0], 0)
-        i = skip(after + run[0], i, full, empty, STAGES)
-        i, acc, total = walk(i, run, (acc, total), q, bounds, rings, of_scores, STAGES)
-        after = run[2]
+        bounds = bounds_of(far)
+        keys += bounds[1] - bounds[0]
+        i = skip(after + far[0], i, full, empty, STAGES)
+        i, acc, total = walk(i, far, (acc, total), q, bounds, rings, of_scores, STAGES)
+        after = far[2]
     return i, acc, total, keys, after

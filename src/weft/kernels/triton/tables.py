@@ -213,7 +213,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     short = False
     if reach is not None:
         told = shares_of(launch, items, reach)
-        short = is_short(launch, told)
+        short = is_short(launch, items, told)
         items = np.concatenate([items, told.astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
