@@ -49,7 +49,7 @@ from weft.kernels.triton.query_blocks import (
 )
 from weft.kernels.triton.shared_code import which_group
 from weft.kernels.triton.short_queries import add_tile, heard, scores_of, short_weights
-from weft.kernels.triton.told import block_told, of_block, room, run_told, tell
+from weft.kernels.triton.told import axes_of, boxes_told, numbers_of, room, tell_bounds, tell_numbers
 
 LEAST, MOST = gl.constexpr(short.LEAST), gl.constexpr(short.MOST)
 # Registers of a thread that computes and of the warp that loads; the first group has what the others leave of 5 x 96.
@@ -84,39 +84,23 @@ def ask_queries(c, t, block, asked, WIDE: gl.constexpr):
     q_box, rows, q_full, q_empty = asked
     at = 2 * c + (t & 1)
     mbarrier.wait(q_empty.index(at), ((t >> 1) & 1) ^ 1)
-    mbarrier.expect(q_full.index(at), q_box.block_type.nbytes)
     box = [block[0], block[1], block[2] + c * 64, block[3], 0]
     tma.async_copy_global_to_shared(q_box, box, q_full.index(at), rows.index(at))
 
 
 @gluon.jit
-def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr):
-    """Queries of each group, two blocks ahead at most; keys and values STAGES tiles ahead."""
-    boxes, rows, rings, bars, tables, _ = asked
-    q_box, k_box, v_box, k_far, v_far = boxes
-    q_full, q_empty, full, empty = bars
-    i = 0
-    t = 0
-    where = first_block(tables)
-    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
-        member, mine = places_of(tables, where)
-        where = next_block(where, tables)
-        batch, kv_head, head = gl.load(member), gl.load(member + 1), gl.load(member + 2)
-        place, lane = place_of(mine, 0, TERMS)
-        near, far = run_of(mine, 0, TERMS), run_of(mine, TERMS - 1, TERMS)
-        for c in gl.static_range(WIDE):
-            ask_queries(c, t, (batch, head, place, lane), (q_box, rows, q_full, q_empty), WIDE)
-        heads = (batch, kv_head)
-        i = load_run(i, near, (k_box, v_box), heads, rings, (full, empty), STAGES)
-        if TERMS == 2:
-            i = load_run(i, far, (k_far, v_far), heads, rings, (full, empty), STAGES)
-        t += 1
+def boxes_of(tables, where, TERMS: gl.constexpr):
+    """(batch row, head, place and lane of queries), (batch row, head of keys), and of both runs, see `load_run`."""
+    member, mine = places_of(tables, where)
+    batch, kv_head, head = gl.load(member), gl.load(member + 1), gl.load(member + 2)
+    place, lane = place_of(mine, 0, TERMS)
+    return (batch, head, place, lane), (batch, kv_head), run_of(mine, 0, TERMS), run_of(mine, TERMS - 1, TERMS)
 
 
 @gluon.jit
-def load_short(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr):
-    """As `load_blocks`, and tells groups what there is to know of each block, which is found while the one before is
-    asked for. What the first group needs comes before queries of others, so that it begins while these wait.
+def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SHORT: gl.constexpr):
+    """Queries of each group, two blocks ahead at most; keys and values STAGES tiles ahead. What the first group needs
+    comes first, so that it begins while others wait. Of short runs, groups are told of a block before it is theirs.
     """
     boxes, rows, rings, bars, tables, rooms = asked
     q_box, k_box, v_box, k_far, v_far = boxes
@@ -124,20 +108,29 @@ def load_short(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.conste
     i = 0
     t = 0
     where = first_block(tables)
-    following = of_block(tables, where, WIDE, TERMS)
+    if SHORT:
+        ahead = numbers_of(tables, where, WIDE, TERMS)
+        axes = rooms[3]
+        axes.index(0).store(axes_of(tables, TERMS))
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
-        tell(rooms, t, following, TERMS)
-        batch, kv_head, head, _, _, place, lane = block_told(rooms[0])
-        near, far, heads = run_told(rooms[0], 0), run_told(rooms[0], TERMS - 1), (batch, kv_head)
+        if SHORT:
+            tell_numbers(rooms, t, ahead)
+            block, heads, near, far = boxes_told(rooms[0], TERMS)
+        else:
+            block, heads, near, far = boxes_of(tables, where, TERMS)
+        where = next_block(where, tables)
         for c in gl.static_range(WIDE):
-            ask_queries(c, t, (batch, head, place, lane), (q_box, rows, q_full, q_empty), WIDE)
+            ask_queries(c, t, block, (q_box, rows, q_full, q_empty), WIDE)
             if c == 0:
                 run = (gl.minimum(near[0], FIRST), near[1], near[2])
                 i = load_run(i, run, (k_box, v_box), heads, rings, (full, empty), STAGES)
+        if SHORT:
+            tell_bounds(rooms, axes, WIDE, TERMS)
+            ahead = numbers_of(tables, where, WIDE, TERMS)
+        for c in gl.static_range(WIDE):
+            mbarrier.expect(q_full.index(2 * c + (t & 1)), q_box.block_type.nbytes)
         run = (near[0] - gl.minimum(near[0], FIRST), near[1] + FIRST, near[2])
         i = load_run(i, run, (k_box, v_box), heads, rings, (full, empty), STAGES)
-        where = next_block(where, tables)
-        following = of_block(tables, where, WIDE, TERMS)
         if TERMS == 2:
             i = load_run(i, far, (k_far, v_far), heads, rings, (full, empty), STAGES)
         t += 1
@@ -146,8 +139,14 @@ def load_short(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.conste
 # ---- computing -------------------------------------------------------------------------------------------------------
 @gluon.jit
 def fast_log2(x):
-    """NVIDIA's own instruction, right to 2^-22."""
-    return gl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+    """NVIDIA's own instruction, right to 2^-22 where x is normal, as sums within their range are."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def fast_inverse(x):
+    """As `fast_log2`."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
@@ -249,7 +248,6 @@ def finished(acc, whole, keys, valid, sink, SINKS: gl.constexpr):
     again has NaN for lse.
     """
     tame = (whole <= MOST) & (whole >= LEAST)
-    tame = tame & (gl.sum(acc * 0.0, 1) == 0.0)  # nothing infinite, and all of it numbers
     wild = (keys > 0) & (tame == 0) & valid
     # a row's only weight, rounded as its value met it: divided by that, the value is exact
     weight = gl.where(keys == 1, whole.to(gl.bfloat16).to(gl.float32), whole)
@@ -258,7 +256,7 @@ def finished(acc, whole, keys, valid, sink, SINKS: gl.constexpr):
         inverse = gl.where(keys == 0, 0.0, less / (weight * less + more))
         lse = gl.where(keys == 0, sink, (above + fast_log2(whole * less + more)) * LN2)
     else:
-        inverse = gl.where(keys == 0, 0.0, 1.0 / weight)
+        inverse = gl.where(keys == 0, 0.0, fast_inverse(weight))
         lse = gl.where(keys == 0, float("-inf"), fast_log2(whole) * LN2)
     return (acc * gl.expand_dims(inverse, 1)).to(gl.bfloat16), gl.where(wild, float("nan"), lse), wild
 
@@ -320,11 +318,10 @@ def attend(
             start, height = gl.load(mine), gl.load(mine + 1)
         valid = r + C * 64 < height
         sink = gl.load(Sinks + head) if SINKS else 0.0
-        whole = gl.convert_layout(gl.sum(total, 1), of_rows)
+        # no number where something is infinite, or not one
+        whole = gl.convert_layout(gl.sum(total + in_parts(acc * 0.0), 1), of_rows)
         out, lse, wild = finished(acc, whole, keys, valid, sink, SINKS)
         marked = marked | wild.to(gl.int32)
-        row = origin + start + gl.minimum(r + C * 64, height - 1) * pace
-        gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=valid)
         tma.store_wait(0)  # for the result of the block before
         matrix(result).store(out)
         if height >= C * 64 + 64:
@@ -334,6 +331,9 @@ def attend(
             tma.async_copy_shared_to_global(out_box, [batch, head, at + C * 64, lane, 0], result)
         else:
             keep_some(matrix(result), Out, (batch, head, origin + start, height, pace), C)
+        # after the fence, which waits for what was stored before it
+        row = origin + start + gl.minimum(r + C * 64, height - 1) * pace
+        gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=valid)
         t += 1
     flags.index(C).store(gl.expand_dims(written_before(marked), 1))
 
@@ -359,7 +359,7 @@ def made(
         flags = rooms[1]._reinterpret(gl.int32, [WIDE, 64, 1], lies)  # bounds of its own that a group needs no more
     else:
         flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], lies)
-        rooms = (flags, flags, flags)
+        rooms = (flags, flags, flags, flags)
     bars = barriers(2 * WIDE, 1), barriers(2 * WIDE, 1), barriers(STAGES, 1), barriers(STAGES, WIDE)
     told = ((written[0], written[1], written[2], results), rows, rings, flags, bars, tables, numbers_of, rooms)
     tiles = (matrix(rows.index(0)), matrix(rings[0].index(0)), matrix(rings[1].index(0)))
@@ -392,7 +392,7 @@ def attention(
     gl.warp_specialize([
         (attend, (0, told, WIDE, STAGES, TERMS, SINKS, False)), (attend, (1, told, WIDE, STAGES, TERMS, SINKS, False)),
         (attend, (2, told, WIDE, STAGES, TERMS, SINKS, False)), (attend, (3, told, WIDE, STAGES, TERMS, SINKS, False)),
-        (load_blocks, (asked, WIDE, STAGES, TERMS)),
+        (load_blocks, (asked, WIDE, STAGES, TERMS, False)),
     ], [4, 4, 4, 1], [COMPUTES, COMPUTES, COMPUTES, LOADS])  # fmt: skip
     again_if_marked(read, told, flags, rooms, WIDE, TERMS, SINKS)
 
@@ -408,7 +408,7 @@ def short_attention(
     told, asked, flags, rooms = made(read, written, tables, numbers_of, WIDE, STAGES, TERMS, True)
     gl.static_assert(WIDE == 4)
     gl.warp_specialize([
-        (load_short, (asked, WIDE, STAGES, TERMS)),
+        (load_blocks, (asked, WIDE, STAGES, TERMS, True)),
         (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (any_group, (told, WIDE, STAGES, TERMS, SINKS)),
         (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (any_group, (told, WIDE, STAGES, TERMS, SINKS)),
     ], [4, 4, 4, 4], [COMPUTES, COMPUTES, COMPUTES, COMPUTES])  # fmt: skip
