@@ -244,8 +244,8 @@ def seen_keys(bounds, TERMS: gl.constexpr):
 
 @gluon.jit
 def finished(acc, whole, keys, valid, sink, SINKS: gl.constexpr):
-    """(out, lse, which rows go again) of sums, sums of weights, how many keys rows see and the head's sink; who goes
-    again has NaN for lse.
+    """(out, lse, which rows go again) of sums, sums of weights, which are NaN where a sum is no number, how many keys
+    rows see and the head's sink; who goes again has NaN for lse.
     """
     tame = (whole <= MOST) & (whole >= LEAST)
     wild = (keys > 0) & (tame == 0) & valid
@@ -293,8 +293,7 @@ def attend(
     origin, pace = gl.load(Tables), gl.load(Tables + 3)
     of_scores = (columns, scale * LOG2E, zero)
     ring = (rings[0], rings[1], full, empty)
-    i = 0
-    t = 0
+    i, t = 0, 0
     marked = gl.zeros([64], gl.int32, of_rows)
     where = first_block(tables)
     for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
@@ -318,7 +317,6 @@ def attend(
             start, height = gl.load(mine), gl.load(mine + 1)
         valid = r + C * 64 < height
         sink = gl.load(Sinks + head) if SINKS else 0.0
-        # no number where something is infinite, or not one
         whole = gl.convert_layout(gl.sum(total + in_parts(acc * 0.0), 1), of_rows)
         out, lse, wild = finished(acc, whole, keys, valid, sink, SINKS)
         marked = marked | wild.to(gl.int32)
