@@ -2,8 +2,9 @@
 rows' bounds. Functions of Gluon, inlined into an emitted kernel.
 
 Groups that read numbers from global memory, and make bounds of them, do nothing else meanwhile; the four warps that
-load wait most of their time. So these do it, while they ask for the block before, and the barrier of a group's queries
-says that it is done. All groups read theirs when they begin a block, and then its place is free again.
+load wait most of their time. So these do it: numbers are read while the block before is asked for, bounds made once a
+block's first boxes are asked for, and the barrier of a group's queries says that it is done. All groups read theirs
+when they begin a block, and then its place is free again.
 """
 
 from __future__ import annotations
