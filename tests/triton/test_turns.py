@@ -1,10 +1,12 @@
-"""The order of blocks of a forward by warp groups: the same blocks, in equal shares."""
+"""Blocks of warp groups as programs take them: each once, in equal shares."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import weft
-from weft.kernels.triton.turns import BESIDE, in_turns
+from weft.kernels.triton.turns import in_turns
 from weft.kernels.triton.waves import plan_waves
 from weft.planning.attention_plan import plan_attention
 from weft.planning.candidates import IN_GROUPS
@@ -23,38 +25,40 @@ def wave_of(pattern, tokens, heads=16):
     return wave
 
 
-def items_of(wave):
-    begin = wave.place.items_at
-    return wave.words[begin : begin + wave.items * wave.place.record].reshape(wave.items, wave.place.record)
+def blocks_of(wave):
+    """(item, member) in the order of the list."""
+    return wave.words[wave.blocks_at :].reshape(-1, 2)
 
 
-def busiest(wave):
+def busiest(wave, blocks):
     """Time of the busiest program by that of the mean, counted block by block."""
     done = [0.0] * PROGRAMS
-    for block in range(wave.items * wave.members):
-        done[block % PROGRAMS] += wave.work[block % wave.items] + BESIDE
+    for number, (item, _) in enumerate(blocks):
+        done[number % PROGRAMS] += wave.work[item]
     return max(done) / (sum(done) / PROGRAMS)
 
 
-@pytest.mark.parametrize(("tokens", "was", "least"), [(16384, 1.09, 1.05), (32768, 1.13, 1.05)])
+def one_after_the_other(wave):
+    return [(item, member) for member in range(wave.members) for item in range(wave.items)]
+
+
+@pytest.mark.parametrize(("tokens", "was", "least"), [(16384, 1.08, 1.035), (32768, 1.11, 1.03)])
 def test_long_blocks_are_spread(tokens, was, least):
     wave = wave_of(STRIDED, tokens)
-    assert busiest(wave) > was
-    assert busiest(in_turns(wave, PROGRAMS)) < least
+    assert busiest(wave, one_after_the_other(wave)) > was
+    assert busiest(wave, blocks_of(in_turns(wave, PROGRAMS))) < least
 
 
-@pytest.mark.parametrize("tokens", [16384, 32768])
-def test_blocks_are_the_same_ones(tokens):
-    wave = wave_of(STRIDED, tokens)
-    other = in_turns(wave, PROGRAMS)
-    one, two = items_of(wave), items_of(other)
-    assert not np.array_equal(one, two)
-    assert sorted(map(tuple, one)) == sorted(map(tuple, two))
-    end = wave.place.items_at + one.size
-    assert np.array_equal(wave.words[: wave.place.items_at], other.words[: wave.place.items_at])
-    assert np.array_equal(wave.words[end:], other.words[end:])
-    # and each has its own work beside it
-    assert sorted(zip(map(tuple, one), wave.work, strict=True)) == sorted(zip(map(tuple, two), other.work, strict=True))
+@pytest.mark.parametrize("tokens", [4096, 16384, 20000, 32768])
+@pytest.mark.parametrize("pattern", [STRIDED, CAUSAL], ids=["strided", "causal"])
+def test_every_block_is_taken_once_in_its_round(pattern, tokens):
+    wave = wave_of(pattern, tokens)
+    turned = in_turns(wave, PROGRAMS)
+    found, all_of_them = [tuple(x) for x in blocks_of(turned)], one_after_the_other(wave)
+    assert np.array_equal(turned.words[: turned.blocks_at], wave.words)
+    assert found[:PROGRAMS] == all_of_them[:PROGRAMS]
+    for begin in range(0, len(all_of_them), PROGRAMS):
+        assert sorted(found[begin : begin + PROGRAMS]) == sorted(all_of_them[begin : begin + PROGRAMS])
 
 
 @pytest.mark.parametrize(
@@ -63,6 +67,19 @@ def test_blocks_are_the_same_ones(tokens):
      (STRIDED, 4096, 4)],
     ids=["window", "either side", "full", "one block a program"],
 )  # fmt: skip
-def test_equal_blocks_stay_where_they_are(pattern, tokens, heads):
+def test_blocks_that_are_alike_are_shared_out_as_well_as_one_after_the_other(pattern, tokens, heads):
     wave = wave_of(pattern, tokens, heads)
-    assert in_turns(wave, PROGRAMS) is wave
+    assert busiest(wave, blocks_of(in_turns(wave, PROGRAMS))) <= busiest(wave, one_after_the_other(wave))
+
+
+def test_heads_side_by_side_stay_so():
+    wave = replace(wave_of(weft.full(), 4096), skewed=True)
+    blocks = blocks_of(in_turns(wave, len(wave.work) * wave.members))
+    assert [tuple(x) for x in blocks] == [(i, m) for i in range(wave.items) for m in range(wave.members)]
+
+
+def test_waves_of_other_kernels_have_no_list():
+    problem = Problem(1, 4, 4, 4096, 4096, 64, 64, "bfloat16", "cuda")
+    plan = plan_attention(CAUSAL, problem, GPUS["a100"])
+    for wave in plan_waves(plan.forward, problem, False).waves:
+        assert in_turns(wave, PROGRAMS) is wave

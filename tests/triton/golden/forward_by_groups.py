@@ -8,15 +8,15 @@ from weft.kernels.triton.group_queries import attention
 @gluon.jit
 def kernel(
     Q, K, V, Out, Lse, Sum, Sinks, Slopes, Tables, record, parts, parts_at, items_at, heads_at,
-    first_item, all_heads, my_length, their_length, shift, items, members, skewed, Q_batch, Q_head,
-    Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap,
+    first_item, all_heads, my_length, their_length, shift, blocks_at, blocks, Q_batch, Q_head, Q_row,
+    K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap,
     Out_near, Q_near, K_near, V_near, K_far, V_far,
 ):
     q = Q, Q_batch, Q_head, Q_row
     k = K, K_batch, K_head, K_row
     v = V, V_batch, V_head, V_row
     out = Out, Out_batch, Out_head, Out_row
-    tables = Tables, record, parts_at, items_at, heads_at, items, members, skewed
+    tables = Tables, record, parts_at, items_at, heads_at, blocks_at, blocks
     attention(
         (q, (k, v), (Q_near, K_near, V_near, K_far, V_far)), (out, Lse, Out_near),
         tables, (all_heads, my_length, scale, Sinks),

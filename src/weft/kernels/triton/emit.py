@@ -38,7 +38,7 @@ STRIDED = {
 }
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
-ROUNDS = ("items", "members", "skewed")  # of blocks that programs take in turn
+ROUNDS = ("blocks_at", "blocks")  # of blocks that programs take in turn
 FEW, SUMS = ("items", "parts", "tokens", "kv_heads", "share"), ("parts", "first", "step", "keys", "kv_heads")
 WALK = ("items", "runs", "per", "tiles", "shift", "tokens", "kv_heads", "share", "left", "right")  # see `one_walk`
 FLOATS = ("scale", "softcap")

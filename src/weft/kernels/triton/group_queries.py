@@ -26,11 +26,10 @@ from weft.kernels.triton.groups import (
     UNIT,
     axis_of,
     barriers,
-    first_block,
+    block_at,
     head_of,
     in_parts,
     live,
-    next_block,
     places_of,
     skip,
     turn,
@@ -107,18 +106,18 @@ def load_blocks(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.const
     q_full, q_empty, full, empty = bars
     i = 0
     t = 0
-    where = first_block(tables)
+    where = block_at(gl.program_id(0), tables)
     if SHORT:
         ahead = numbers_of(tables, where, WIDE, TERMS)
         axes = rooms[3]
         axes.index(0).store(axes_of(tables, TERMS))
-    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
+    for number in range(gl.program_id(0), tables[6], gl.num_programs(0)):
         if SHORT:
             tell_numbers(rooms, t, ahead)
             block, heads, near, far = boxes_told(rooms[0], TERMS)
         else:
             block, heads, near, far = boxes_of(tables, where, TERMS)
-        where = next_block(where, tables)
+        where = block_at(number + gl.num_programs(0), tables)
         for c in gl.static_range(WIDE):
             ask_queries(c, t, block, (q_box, rows, q_full, q_empty), WIDE)
             if c == 0:
@@ -295,8 +294,7 @@ def attend(
     ring = (rings[0], rings[1], full, empty)
     i, t = 0, 0
     marked = gl.zeros([64], gl.int32, of_rows)
-    where = first_block(tables)
-    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
+    for number in range(gl.program_id(0), tables[6], gl.num_programs(0)):
         place = 2 * C + (t & 1)
         if SHORT:
             mbarrier.wait(q_full.index(place), (t >> 1) & 1)
@@ -305,8 +303,7 @@ def attend(
             block = (fold, near, far, told_of_it, rows, place)
             found = short_weights(i, block, ring, of_scores, STAGES, TERMS)
         else:
-            member, mine = places_of(tables, where)  # who loads has read them before
-            where = next_block(where, tables)
+            member, mine = places_of(tables, block_at(number, tables))
             block = (C, here, mine, pace, r, rows, place, (q_full.index(place), (t >> 1) & 1))
             found = weights_of(i, block, ring, of_scores, WIDE, STAGES, TERMS)
         i, acc, total, keys, after = found

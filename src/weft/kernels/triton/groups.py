@@ -7,7 +7,7 @@ as there are stages, across blocks; each of WIDE groups of four more has 64 keys
 tiles that none of them sees. Head dimension 64, 16 bits, one clipped line a side; tables as every kernel reads them.
 
 tensors: (pointer, strides of batch, head and row in 16 bytes). tables: (Tables, record, parts_at, items_at, heads_at,
-items, members, skewed), see `weft.kernels.triton.tables`.
+blocks_at, blocks), see `weft.kernels.triton.tables`.
 """
 
 from __future__ import annotations
@@ -73,35 +73,18 @@ def room(dtype: gl.constexpr, COUNT: gl.constexpr, WIDTH: gl.constexpr):
 
 # ---- where things are ------------------------------------------------------------------------------------------------
 @gluon.jit
-def first_block(tables):
-    """Which member and item a program takes first: (the one that changes faster, the other), and by how much they
-    change from block to block.
-    """
-    items, members, skewed = tables[5], tables[6], tables[7]
-    fast = gl.where(skewed != 0, members, items)
-    return gl.program_id(0) % fast, gl.program_id(0) // fast, gl.num_programs(0) % fast, gl.num_programs(0) // fast
-
-
-@gluon.jit
-def next_block(where, tables):
-    """The block that a program takes next."""
-    items, members, skewed = tables[5], tables[6], tables[7]
-    near, slow, by_near, by_slow = where
-    fast = gl.where(skewed != 0, members, items)
-    near += by_near
-    over = near >= fast
-    return gl.where(over, near - fast, near), slow + by_slow + gl.where(over, 1, 0), by_near, by_slow
+def block_at(number, tables):
+    """(item, member) of a program's block, or beyond the last one of that; see `weft.kernels.triton.turns`."""
+    at = tables[0] + tables[5] + 2 * gl.minimum(number, tables[6] - 1)
+    return gl.load(at), gl.load(at + 1)
 
 
 @gluon.jit
 def places_of(tables, where):
-    """Where the numbers of a block's member and of its item are, or beyond the last one those of some."""
-    Tables, record, _, items_at, heads_at, items, members, skewed = tables
-    near, slow, _, _ = where
-    aside = skewed != 0
-    slow = gl.minimum(slow, gl.where(aside, items, members) - 1)
-    member = Tables + heads_at + MEMBER * gl.where(aside, near, slow)
-    return member, Tables + items_at + record * gl.where(aside, slow, near)
+    """Where the numbers of a block's member and of its item are."""
+    Tables, record, _, items_at, heads_at, _, _ = tables
+    item, member = where
+    return Tables + heads_at + MEMBER * member, Tables + items_at + record * item
 
 
 @gluon.jit
@@ -176,10 +159,8 @@ def load(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, CHAINED: gl.constexpr)
     their_origin, step = gl.load(here), gl.load(here + PART)
     i = 0
     t = 0
-    where = first_block(tables)
-    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
-        batch, kv_head, head, start, height, first, count = numbers(tables, where)
-        where = next_block(where, tables)
+    for number in range(gl.program_id(0), tables[6], gl.num_programs(0)):
+        batch, kv_head, head, start, height, first, count = numbers(tables, block_at(number, tables))
         k_at, v_at = head_of(K, batch, kv_head, origin + start), head_of(V, batch, kv_head, origin + start)
         for c in gl.static_range(WIDE):
             place = 2 * c + (t & 1)
@@ -319,15 +300,16 @@ def gradients(C: gl.constexpr, told, STAGES: gl.constexpr):
     scale2 = scale * LOG2E
     i = 0
     t = 0
-    where = first_block(tables)
-    mine = numbers(tables, where)
-    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
+    programs = gl.num_programs(0)
+    mine = numbers(tables, block_at(gl.program_id(0), tables))
+    where = block_at(gl.program_id(0) + programs, tables)
+    for number in range(gl.program_id(0), tables[6], programs):
         place = 2 * C + (t & 1)
         batch, kv_head, _, start, height, first, count = mine
         batch, kv_head, start = live(batch), live(kv_head), live(start)
         height, first, count = live(height), live(first), live(count)
-        where = next_block(where, tables)
         mine = numbers(tables, where)  # the next block's, long before they are needed
+        where = block_at(number + 2 * programs, tables)
         low, high, begin, end, below, beyond = share_of(axis, start, (r, C * 64), pace, height, first, count)
         mine_of = (k_rows.index(place), v_rows.index(place))
         dk = zero

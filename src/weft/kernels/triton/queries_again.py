@@ -15,10 +15,9 @@ from weft.kernels.triton.groups import (
     TILE,
     UNIT,
     axis_of,
-    first_block,
+    block_at,
     head_of,
     masked,
-    next_block,
     numbers,
     places_of,
     seen,
@@ -92,11 +91,10 @@ def again(read, written, rooms, tables, numbers_of, WIDE: gl.constexpr, TERMS: g
     here = tables[0] + tables[2]
     origin, pace = gl.load(tables[0]), gl.load(tables[0] + 3)
     scale2 = scale * LOG2E
-    where = first_block(tables)
-    for _ in range(gl.program_id(0), tables[5] * tables[6], gl.num_programs(0)):
+    for number in range(gl.program_id(0), tables[6], gl.num_programs(0)):
+        where = block_at(number, tables)
         batch, kv_head, head, start, height, first, count = numbers(tables, where)
         far_first, far_count = keys_of(places_of(tables, where)[1], TERMS - 1)
-        where = next_block(where, tables)
         for c in range(0, WIDE):
             mine = r + c * 64
             row = start + gl.minimum(mine, height - 1) * pace

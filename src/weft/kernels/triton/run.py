@@ -416,9 +416,9 @@ def _address(words: torch.Tensor) -> Any:
 
 
 def _in_rounds(wave: Wave, values: Mapping[str, Any], gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """A program for each processor, which takes blocks in turn; as `_grid` says, heads side by side or not."""
-    rounds = {"items": wave.items, "members": wave.members, "skewed": int(_grid(wave, 0)[0] > 1)}
-    return (min(gpu.processors, wave.items * wave.members), 1, 1), {**values, **rounds}
+    """A program for each processor, which takes blocks in turn."""
+    blocks = wave.items * wave.members
+    return (min(gpu.processors, blocks), 1, 1), {**values, "blocks_at": wave.blocks_at, "blocks": blocks}
 
 
 def _grid(wave: Wave, first: int) -> tuple[int, int, int]:

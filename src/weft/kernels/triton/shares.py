@@ -20,6 +20,7 @@ from weft.planning.tiles import AxisPlan, Launch
 
 GROUP, SHARE, FOLDS = 64, 5, 4
 MOST = (1 << 15) - 1  # columns of a run, where bounds have half a word
+BESIDE = 3  # half tiles in whose time a group begins and ends a block, a guess
 FEW = 4  # tiles of a run that may fold, all of which a group holds at a time
 
 
@@ -45,6 +46,13 @@ def shares_of(launch: Launch, items: NDArray[np.int32], reach: tuple[Reach, ...]
         share[:, :, 0] = np.minimum(share[:, :, 0], share[:, :, 1])
         columns += list(share.reshape(len(known), -1).T)
     return np.stack(columns, axis=1)
+
+
+def time_of(launch: Launch, items: NDArray[np.int32], shares: Ints) -> Ints:
+    """About how long groups take for each item together, in half tiles; items, shares: see `shares_of`."""
+    known = shares[:, 2 * (1 + len(launch.parts)) :].reshape(len(items), -1, SHARE)
+    tiles: Ints = (known[:, :, 1] - known[:, :, 0] - known[:, :, FOLDS]).sum(1)
+    return 2 * tiles + BESIDE * -(-items[:, 1].astype(np.int64) // GROUP)
 
 
 def is_short(launch: Launch, items: NDArray[np.int32], shares: Ints) -> bool:

@@ -9,6 +9,7 @@
               before the full ones, full tiles). Where tokens are listed, first is a place in the list. Of a
               forward by warp groups more: see `weft.kernels.triton.shares`
     members   for each head and launch of the wave HEAD integers: which head, and where the launch's tables are
+    blocks    of warp groups, (item, member) of each: see `weft.kernels.triton.turns`
 
 A kernel reaches everything that it needs in two loads that wait for each other (three, where launches are packed).
 """
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton.boxes import whole_boxes
-from weft.kernels.triton.shares import is_short, shares_of
+from weft.kernels.triton.shares import is_short, shares_of, time_of
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.candidates import IN_GROUPS
@@ -75,7 +76,8 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LaunchTables:
-    """One launch. words: everything but the members. rank: axes (0: the remainder). work: tiles visited by each item.
+    """One launch. words: everything but the members and blocks. rank: axes (0: the remainder). work: tiles visited by
+    each item, or of a forward by warp groups `shares.time_of`.
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
     column of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines:
@@ -210,10 +212,10 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     if (shares.of > 1).any():
         _cut(items, launch, shares.share, shares.of)
     reach = reaches(launch) if tiling == IN_GROUPS.get("forward") and rank == 1 else None
-    short = False
+    short, work = False, work[order] // shares.of
     if reach is not None:
         told = shares_of(launch, items, reach)
-        short = is_short(launch, items, told)
+        short, work = is_short(launch, items, told), time_of(launch, items, told)
         items = np.concatenate([items, told.astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
@@ -222,7 +224,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         rank,
         tiling,
         place,
-        work[order] // shares.of,
+        work,
         formula,
         listed,
         split,

@@ -49,7 +49,7 @@ class Wave:
     merges: some row is visited by another wave too. joins: it visits every row once and comes last, and adds what the
     others left for the few rows that these visit. whole: every column of every box exists. terms: the most of one
     launch. lines: every bound is a clipped line. reach, short, work: of the only launch, see
-    `LaunchTables`.
+    `LaunchTables`. blocks_at: where the list of blocks is, see `weft.kernels.triton.turns`.
     """
 
     words: Words
@@ -70,6 +70,7 @@ class Wave:
     reach: tuple[Reach, ...] | None = None
     short: bool = False
     work: Ints | None = None
+    blocks_at: int = 0
 
 
 @dataclass(frozen=True, eq=False)
