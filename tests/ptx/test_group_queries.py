@@ -123,6 +123,15 @@ def test_short_runs_have_a_kernel_of_their_own():
         assert [one.endswith("_short") for one in names if "_4_groups_" in one] == [short]
 
 
+def test_barriers_of_short_runs_begin_without_waits():
+    texts = {}
+    found_in(CALLS["short"].case(), change=texts.setdefault)
+    (text,) = (text for name, text in texts.items() if name.endswith("_short"))
+    between = text[text.index("mbarrier.init") : text.rindex("mbarrier.init")]
+    assert between.count("mbarrier.init") > 30
+    assert "bar.sync" not in between
+
+
 @pytest.mark.parametrize("pattern", [weft.window(20, 20), weft.dilated(30, 30, 3)], ids=str)
 def test_what_lies_in_keys_that_no_query_sees(pattern):
     """Results are as without them."""

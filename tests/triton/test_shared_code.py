@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from weft.kernels.triton.shared_code import MARK, TABLE, TARGET, share, sharing
+from weft.kernels.triton.shared_code import MARK, TABLE, TARGET, begin_together, share, sharing
 from weft.settings import interpreted
 
 GROUP = """$L__BB0_{number}:
@@ -90,6 +90,35 @@ def test_others_are_left_as_they_are(ptx):
 def test_marks_outside_groups_are_nothing():
     ptx = kernel(mark="// nothing").replace("barrier.sync", f"{MARK}\n\tbarrier.sync")
     assert share(ptx) == ptx
+
+
+INIT = "\tadd.s32 \t%r2, %r1, {at};\n\t// begin inline asm\n\t@%p1 mbarrier.init.shared::cta.b64 [%r2], 1;\n"
+WAIT = "\tbar.sync \t0, 128;\n"
+
+
+def begins(*between, after=WAIT):
+    """A kernel that begins barriers, with something between each two."""
+    inits = (INIT.format(at=8 * n) + then for n, then in enumerate([*between, after]))
+    return KERNEL.format(targets="$L__BB0_8", groups="".join([WAIT, *inits]))
+
+
+def test_nobody_waits_between_beginnings():
+    before = begins(WAIT, WAIT, "", WAIT)
+    after = begin_together(before)
+    assert before.count("bar.sync") == 5
+    assert after == begins("", "", "", "")
+    assert after.count("bar.sync") == 2  # before the first and after the last
+    assert begin_together(after) == after
+
+
+@pytest.mark.parametrize(
+    "between",
+    ["\tst.shared.b32 \t[%r9], %r1;\n" + WAIT, WAIT + "\tld.shared.b32 \t%r3, [%r9];\n", WAIT + "$L__BB0_5:\n",
+     "\tbarrier.sync \t1;\n", "\t@%p1 " + WAIT.lstrip(), WAIT + "\tfence.proxy.async.shared::cta;\n"],
+    ids=["after a store", "before a load", "a branch may come here", "of all warps", "of some", "before a fence"],
+)  # fmt: skip
+def test_other_waits_stay(between):
+    assert begin_together(begins(between)) == begins(between)
 
 
 @pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")

@@ -159,8 +159,10 @@ def load(asked, WIDE: gl.constexpr, STAGES: gl.constexpr, CHAINED: gl.constexpr)
     their_origin, step = gl.load(here), gl.load(here + PART)
     i = 0
     t = 0
+    where = block_at(gl.program_id(0), tables)
     for number in range(gl.program_id(0), tables[6], gl.num_programs(0)):
-        batch, kv_head, head, start, height, first, count = numbers(tables, block_at(number, tables))
+        batch, kv_head, head, start, height, first, count = numbers(tables, where)
+        where = block_at(number + gl.num_programs(0), tables)
         k_at, v_at = head_of(K, batch, kv_head, origin + start), head_of(V, batch, kv_head, origin + start)
         for c in gl.static_range(WIDE):
             place = 2 * c + (t & 1)
