@@ -417,6 +417,7 @@ def _address(words: torch.Tensor) -> Any:
 
 def _in_rounds(wave: Wave, values: Mapping[str, Any], gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, Any]]:
     """A program for each processor, which takes blocks in turn."""
+    assert wave.blocks_at, "in_turns comes before"
     blocks = wave.items * wave.members
     return (min(gpu.processors, blocks), 1, 1), {**values, "blocks_at": wave.blocks_at, "blocks": blocks}
 

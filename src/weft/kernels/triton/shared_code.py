@@ -7,8 +7,8 @@ barrier becomes a number that follows from the thread's own. What it does not re
 right and slower; tests say that it recognises what it has to.
 
 Such a kernel begins some thirty barriers in shared memory before anything else, and Triton has all warps wait for each
-other after each, since it does not tell them apart. `begin_together` leaves out these waits (0.5 to 1.0 us of a launch on an
-H100, benchmarks/notes/triton.md).
+other after each, since it does not tell them apart. `begin_together` leaves out these waits: 0.5 to 1.0 us of a launch
+on an H100 (benchmarks/notes/triton.md).
 """
 
 from __future__ import annotations
