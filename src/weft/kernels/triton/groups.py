@@ -26,8 +26,11 @@ from weft.kernels.triton import backward, tables
 from weft.kernels.triton.device import positions
 
 UNIT, TILE = gl.constexpr(8), gl.constexpr(64)  # elements in 16 bytes; queries of a tile
-STATS, MEMBER, PART, AXIS = (gl.constexpr(x) for x in (backward.STATS, tables.HEAD, tables.PART, tables.AXIS))
+STATS, MEMBER, PART = (gl.constexpr(x) for x in (backward.STATS, tables.HEAD, tables.PART))
 LOG2E = gl.constexpr(1.4426950408889634)
+# Of a part's numbers those that `bounds` takes: step, length, the step's reciprocal, and two clipped lines.
+LINES = tables.PART + tables.AXIS
+OF_BOUNDS = gl.constexpr((*(tables.PART + n for n in (0, 2, 4, 5)), *(LINES + n for n in (0, 3, 4, 5, 16, 19, 20, 21))))
 # Registers of a thread that computes and of one that loads; the first group has what the others leave of 3 x 168.
 COMPUTES, LOADS = gl.constexpr(224), gl.constexpr(56)
 LOADERS = gl.constexpr(4)  # warps that load
@@ -108,13 +111,12 @@ def head_of(tensor, batch, head, row):
 
 @gluon.jit
 def axis_of(here):
-    """The numbers of `bounds`, read once: step, length, the step's reciprocal, and two clipped lines."""
-    axis = here + PART
-    low, high = axis + AXIS, axis + AXIS + 16
+    """The numbers of `bounds`, read once."""
     return (
-        gl.load(axis), gl.load(axis + 2), gl.load(axis + 4), gl.load(axis + 5),
-        gl.load(low), gl.load(low + 3), gl.load(low + 4), gl.load(low + 5),
-        gl.load(high), gl.load(high + 3), gl.load(high + 4), gl.load(high + 5),
+        gl.load(here + OF_BOUNDS[0]), gl.load(here + OF_BOUNDS[1]), gl.load(here + OF_BOUNDS[2]),
+        gl.load(here + OF_BOUNDS[3]), gl.load(here + OF_BOUNDS[4]), gl.load(here + OF_BOUNDS[5]),
+        gl.load(here + OF_BOUNDS[6]), gl.load(here + OF_BOUNDS[7]), gl.load(here + OF_BOUNDS[8]),
+        gl.load(here + OF_BOUNDS[9]), gl.load(here + OF_BOUNDS[10]), gl.load(here + OF_BOUNDS[11]),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language import debug_barrier
 
 from weft.kernels.triton import shares
-from weft.kernels.triton.groups import AXIS, PART, barriers, bounds, places_of
+from weft.kernels.triton.groups import OF_BOUNDS, barriers, bounds, places_of
 from weft.kernels.triton.query_blocks import RUN, SHARE, TERM, tiles_of
 
 # A block's numbers: GROUP of each of four groups, their shares of either term; from ITEM on first row, rows, keys of
@@ -23,7 +23,8 @@ from weft.kernels.triton.query_blocks import RUN, SHARE, TERM, tiles_of
 # either run.
 NUMBERS, GROUP, ITEM, FLAT = (gl.constexpr(x) for x in (64, 12, 48, gl.SwizzledSharedLayout(1, 1, 1, [0])))
 PLACES, OF_MEMBER, KEYS, END = (gl.constexpr(x) for x in (4, 10, 13, 15))  # of those from ITEM on
-AXES, OF_AXIS = gl.constexpr(32), gl.constexpr(12)  # numbers of both terms' axes, then a step of queries; of one axis
+AXES = gl.constexpr(32)  # numbers of both terms' axes, then a step of queries
+OF_AXIS = gl.constexpr(len(OF_BOUNDS.value))  # of one axis
 HALF = gl.constexpr(shares.MOST.bit_length())  # bits of a bound
 
 
@@ -65,10 +66,10 @@ def axes_of(tables, TERMS: gl.constexpr):
     """Numbers of the terms' axes, as `groups.axis_of` reads them, then the step of queries; of each thread one."""
     each = lanes(AXES)
     term, field = each // OF_AXIS, each % OF_AXIS
-    line, n = field // 4, field % 4
-    of_line = AXIS + 16 * (line - 1) + n + gl.where(n > 0, 2, 0)
-    at = tables[2] + TERM * term + PART + gl.where(line == 0, n + gl.minimum(n, 2), of_line)
-    at = gl.where(each == 2 * OF_AXIS, 3, at)
+    of_part = each * 0
+    for n in gl.static_range(OF_AXIS):
+        of_part = gl.where(field == n, OF_BOUNDS[n], of_part)
+    at = gl.where(each == 2 * OF_AXIS, 3, tables[2] + TERM * term + of_part)
     return gl.load(tables[0] + at, mask=(each < TERMS * OF_AXIS) | (each == 2 * OF_AXIS), other=0)
 
 
