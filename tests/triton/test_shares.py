@@ -22,11 +22,17 @@ PATTERNS = [
 ]
 
 
-def items_of(pattern, tokens):
-    """(launch, its tables' items, the reach of queries and of each part's keys)"""
+def planned(pattern, tokens):
+    """(plan, its only wave)"""
     problem = Problem(1, 1, 1, tokens, tokens, 64, 64, "bfloat16", "cuda")
     plan = plan_attention(pattern, problem, GPUS["h200"], (("forward", TILING),))
     (wave,) = plan_waves(plan.forward, problem, False).waves
+    return plan, wave
+
+
+def items_of(pattern, tokens):
+    """(launch, its tables' items, the reach of queries and of each part's keys)"""
+    plan, wave = planned(pattern, tokens)
     (launch,) = plan.forward[0].plan.launches
     assert wave.reach is not None
     place = wave.place
@@ -75,13 +81,6 @@ def test_tiles_are_those_that_rows_see(pattern, tokens):
     assert np.array_equal(seen > 0, dense)
 
 
-def wave_of(pattern, tokens):
-    problem = Problem(1, 1, 1, tokens, tokens, 64, 64, "bfloat16", "cuda")
-    plan = plan_attention(pattern, problem, GPUS["h200"], (("forward", TILING),))
-    (wave,) = plan_waves(plan.forward, problem, False).waves
-    return wave
-
-
 @pytest.mark.parametrize(
     ("pattern", "tokens", "tiles"),
     [(weft.full(), 512, [4 * 8] * 2), (weft.causal() & weft.window(left=63), 512, [1 + 3 * 1, 4 * 1]),
@@ -91,7 +90,7 @@ def wave_of(pattern, tokens):
 )  # fmt: skip
 def test_time_counts_what_groups_compute(pattern, tokens, tiles):
     """A first and a last tile that fold are one; groups that have no rows take no time."""
-    wave, rows = wave_of(pattern, tokens), [min(256, tokens - 256 * n) for n in range(len(tiles))]
+    wave, rows = planned(pattern, tokens)[1], [min(256, tokens - 256 * n) for n in range(len(tiles))]
     assert sorted(wave.work.tolist()) == sorted(2 * n + 3 * -(-r // GROUP) for n, r in zip(tiles, rows, strict=True))
 
 
@@ -99,7 +98,7 @@ def test_time_counts_what_groups_compute(pattern, tokens, tiles):
 def test_bounds_of_short_runs_fit_half_a_word(tokens, short):
     """The last block's run of every second key has half as many columns as there are tokens before its window."""
     pattern = weft.causal() & (weft.window(left=127) | weft.periodic_keys(2))
-    wave = wave_of(pattern, tokens)
-    longest = wave.words[wave.place.items_at :][: wave.items * wave.place.record].reshape(wave.items, -1)[:, 7].max()
-    assert (longest <= (1 << 15) - 1) == short
-    assert wave.short == short
+    launch, items, _ = items_of(pattern, tokens)
+    assert len(launch.parts) == 2
+    assert (items[:, 7].max() <= (1 << 15) - 1) == short  # keys of the second run
+    assert planned(pattern, tokens)[1].short == short

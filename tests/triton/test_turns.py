@@ -56,7 +56,6 @@ def test_every_block_is_taken_once_in_its_round(pattern, tokens):
     turned = in_turns(wave, PROGRAMS)
     found, all_of_them = [tuple(x) for x in blocks_of(turned)], one_after_the_other(wave)
     assert np.array_equal(turned.words[: turned.blocks_at], wave.words)
-    assert found[:PROGRAMS] == all_of_them[:PROGRAMS]
     for begin in range(0, len(all_of_them), PROGRAMS):
         assert sorted(found[begin : begin + PROGRAMS]) == sorted(all_of_them[begin : begin + PROGRAMS])
 

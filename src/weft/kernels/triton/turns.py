@@ -24,11 +24,11 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     """A wave of warp groups with the list of its blocks, (item, member) each, of which a program takes every
     `programs`th.
     """
-    if not wave.kind.tiling.groups or wave.place is None or not programs:
+    if not wave.kind.tiling.groups or wave.work is None or not programs:
         return wave
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
-    if wave.work is not None and programs < len(blocks) <= MOST:
+    if programs < len(blocks) <= MOST:
         time = wave.work[blocks[:, 0]]
         turns = _shared_out(time, programs)
         if _busiest(time[turns], programs) < GAIN * _busiest(time, programs):
