@@ -10,6 +10,8 @@ WORKERS     ?= auto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Python compiles what is imported, not every file of torch: that alone took half of a minute.
+INSTALL := $(PIP) install --no-compile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -78,20 +80,20 @@ clean: ## removes the environment and what the tools left behind
 # named again afterwards: should the extras disagree with TORCH, pip says so instead of replacing it.
 
 $(VENV)/.weft-dev: $(VENV)/.weft-settings pyproject.toml
-	$(PIP) install -q -e '.[dev]'
+	$(INSTALL) -q -e '.[dev]'
 	@touch $@
 
 $(VENV)/.weft-torch: $(VENV)/.weft-settings
 	@echo 'installing $(TORCH) (the large part; once)'
-	@$(PIP) install $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
+	@$(INSTALL) $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
 	@touch $@
 
 $(VENV)/.weft-demo: $(VENV)/.weft-torch pyproject.toml
-	$(PIP) install -q '$(TORCH)' -e '.[torch,plot]'
+	$(INSTALL) -q '$(TORCH)' -e '.[torch,plot]'
 	@touch $@
 
 $(VENV)/.weft-test: $(VENV)/.weft-torch pyproject.toml
-	$(PIP) install -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,transformers,docs,dev]'
+	$(INSTALL) -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,transformers,docs,dev]'
 	@touch $@ $(VENV)/.weft-demo $(VENV)/.weft-dev
 
 # Looks every time, but writes its file only when the interpreter, a variable or the folder is another one: then the
