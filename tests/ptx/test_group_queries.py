@@ -65,10 +65,11 @@ def loud(case):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_right_in_every_order(name):
-    """Rows that go again beside rows that do not."""
+    """Rows that go again beside rows that do not. Short runs have a kernel of their own."""
     case = loud(CALLS[name].case())
     names, found = found_in(case)
-    assert [one for one in names if "_4_groups_" in one]
+    short = name.startswith("short") or name == "two terms"
+    assert [one.endswith("_short") for one in names if "_4_groups_" in one] == [short]
     check(case, found)
     for order in list(ORDERS.values())[: 2 if name == "causal window" else 1]:
         _, again = found_in(case, order)
@@ -114,13 +115,6 @@ def test_heads_beside_tokens():
     names, found = found_in(case, processors=3)
     assert [one for one in names if "_4_groups_" in one]
     check(case, found)
-
-
-def test_short_runs_have_a_kernel_of_their_own():
-    for name, call in CALLS.items():
-        names, _ = found_in(call.case())
-        short = name.startswith("short") or name == "two terms"
-        assert [one.endswith("_short") for one in names if "_4_groups_" in one] == [short]
 
 
 def test_barriers_of_short_runs_begin_without_waits():

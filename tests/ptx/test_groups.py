@@ -43,8 +43,7 @@ def _no_other_groups(monkeypatch):
     monkeypatch.setattr(short, "has_kernel", lambda *_: False)
 
 
-@pytest.mark.parametrize("processors", [1, 3])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name, processors", [*((name, 1) for name in CALLS), ("causal window", 3), ("dilated", 3)])
 def test_right_in_every_order(name, processors):
     few = replace(GPU, processors=processors)
     with mock.patch.object(problems, "card", lambda _: few):

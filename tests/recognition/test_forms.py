@@ -128,7 +128,7 @@ def tabled(draw):
     return draw(conditions(made)), m, n
 
 
-@settings(max_examples=200, **OPTIONS)
+@settings(max_examples=100, **OPTIONS)
 @given(tabled())
 def test_tables(case):
     function, m, n = case

@@ -42,11 +42,12 @@ CHOSEN = {
         f"{POISON}_in_keys_that_no_query_sees_with_options[padding-alibi-triton]",
     ],
     "rows that one maximum does not suit": [
-        f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[{name}]" for name in ("window", "plane", "space")
+        f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[{name}]" for name in ("window", "plane")
     ],
     "unlike heads apart": [f"{PACKS}_unlike_heads", "tests/triton/test_quick.py"],
     "launches of keys joined": [
-        f"{JOINED}_gradients",
+        *(f"{JOINED}_gradients[{name}]" for name in ("of some heads-4-True", "of some batch rows-4-False")),
+        f"{JOINED}_gradients[one in sixteen-2-False]",
         f"{JOINED}_only_what_is_met_is_read",
         f"{JOINED}_launches_that_meet_all_rows_read_nothing_unset[strided]",
         f"{JOINED}_long_tiles_leave_shares_to_a_launch_of_their_own[64-2]",
@@ -56,16 +57,12 @@ CHOSEN = {
         f"{HALVES}_options[softcap]",
     ],
     "tokens that all see": [
-        f"{SEEN_BY_ALL}_results[{name}-4-True]" for name in ("longformer", "of a causal window", "of some heads")
+        f"{SEEN_BY_ALL}_results[{name}-4-True]" for name in ("of a causal window", "of some heads")
     ],
-    "terms in one loop": [
-        f"{TERMS}_results[{name}-4]" for name in ("no tile is full", "both sides", "of some batch rows")
-    ],
+    "terms in one loop": [f"{TERMS}_results[{name}-4]" for name in ("no tile is full", "of some batch rows")],
     "tilings that a tuner may choose": [
         f"{TILINGS}_tilings[{kind}-{direction}-128-drawn]"
-        for kind, direction in zip(
-            ("formula", "table", "several", "plane", "space"), ("dkdv", "dq", "forward", "dq", "dkdv"), strict=True
-        )
+        for kind, direction in zip(("table", "several", "space"), ("dq", "forward", "dkdv"), strict=True)
     ]
     + [f"{TILINGS}_wide_tiles_of_several_terms"],
     "gradients of one kernel": [
