@@ -10,7 +10,7 @@ WORKERS     ?= auto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Python compiles what is imported, not every file of torch: that alone took half of a minute.
+# Python compiles what is imported; pip would compile every file, which was a third of its time for [dev].
 INSTALL := $(PIP) install --no-compile
 
 .DEFAULT_GOAL := help

@@ -47,7 +47,7 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and co
 NARROW = {
     "window": "gfx942 sm_90 sm_80 sm_80",
     "window, by groups": "sm_90 sm_100 sm_90 gfx942",
-    "window, float32": "gfx942 gfx942 sm_100 -",
+    "window, float32": "gfx942 gfx942 sm_100",
     "window, sinks": "sm_100 sm_80 gfx942 sm_80",
     "window, softcap, alibi, sinks": "sm_90 sm_80 sm_80 sm_90",
     "window, scale below 0": "gfx942 gfx942 sm_80 sm_100",
@@ -88,6 +88,17 @@ def cases():
                     id=f"{target}-{direction}-{call}",
                     marks=() if narrow.get(direction) == target else pytest.mark.wide,
                 )
+
+
+def test_the_default_compiles_each_direction_for_each_target():
+    """Three times at least, and once what any call but those that are left out has."""
+    narrow = [case.values[0] for case in cases() if not case.marks]
+    assert {call for _, _, call in narrow} == set(NARROW)
+    wanted = {(direction, call) for _, direction, call in (case.values[0] for case in cases()) if call in NARROW}
+    assert sorted((direction, call) for _, direction, call in narrow) == sorted(wanted)
+    assert all(
+        sum((target, direction) == one[:2] for one in narrow) >= 3 for target in TARGETS for direction in DIRECTIONS
+    )
 
 
 def compile_one(target, specs):
