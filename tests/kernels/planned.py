@@ -7,7 +7,7 @@ import torch
 from weft.kernels.triton import run
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
-from weft.torch.operator import Options, modifiers, sink_gradient
+from weft.torch.operator import Options, modifiers
 
 from .compare import one_kernel
 
@@ -41,5 +41,5 @@ def results(case, gpu, fixed=(), device="cpu", backward=True):
         *gradients, delta = run.backward(tensors, rows, plan, how, True, sinks is not None)
         found += zip(("dq", "dk", "dv"), gradients, strict=True)
         if sinks is not None:
-            found.append(("dsinks", sink_gradient(sinks, lse, delta)))
+            found.append(("dsinks", run.sink_gradient(sinks, lse, delta)))
     return {name: x.cpu() for name, x in found}

@@ -3,6 +3,7 @@
 import copy
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest import mock
 
@@ -87,6 +88,14 @@ def test_gradients_of_sinks():
         with watcher:
             found.append(torch.autograd.grad(weft.attention(*tensors, MASK, sinks=sinks).sum(), sinks))
     assert_same(*found)
+
+
+@pytest.mark.parametrize("by_operator", [False, True])
+def test_a_gradient_of_sinks_that_nobody_wants_is_not_computed(by_operator):
+    tensors = qkv(9, grad=True)
+    watcher = Watch() if by_operator else nullcontext()
+    with mock.patch.object(cpu, "sink_gradient", side_effect=AssertionError), watcher:
+        torch.autograd.grad(weft.attention(*tensors, MASK, sinks=SINKS).sum(), tensors)
 
 
 # ---- one call is not another -----------------------------------------------------------------------------------------

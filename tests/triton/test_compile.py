@@ -16,6 +16,7 @@ import torch
 import triton
 
 import weft
+from weft.kernels.triton import sinks, source
 from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.load import compile_for
 from weft.planning.attention_plan import plan_attention
@@ -266,6 +267,13 @@ def test_listed_tokens_beside_a_grid(direction):
     assert any(spec.listed and spec.rank == 2 for spec in specs)
     for spec in specs:
         assert resources(compile_for(spec, TARGETS["sm_90"]), "sm_90").shared <= SHARED["sm_90"] * 1024
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_gradient_of_sinks(target):
+    taken = resources(source.compile_for(sinks.source(), TARGETS[target]), target)
+    assert (taken.spilled, taken.inside) == (0, 0)
+    assert taken.shared <= 1024
 
 
 BLOCKS_AT_256 = [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft.kernels.triton import sinks
 from weft.kernels.triton.emit import emit
 
 from .specs import BESIDE, CALLS, SHORT, gradients_of, specs_of, specs_towards
@@ -48,6 +49,13 @@ def test_golden_source(name):
         path.parent.mkdir(exist_ok=True)
         path.write_text(emit(spec))
     assert emit(spec) == path.read_text(), f"the emitted source is another one. If it should be: {WRITE}"
+
+
+def test_golden_source_of_the_gradient_of_sinks():
+    path, text = GOLDEN / "sink_gradient.py", sinks.source().text
+    if os.environ.get("WEFT_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text(), f"the emitted source is another one. If it should be: {WRITE}"
 
 
 @pytest.mark.parametrize("name", SPECS)

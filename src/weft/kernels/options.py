@@ -48,3 +48,12 @@ def join_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> tor
     total = torch.logaddexp(lse, sinks.to(lse.dtype)[None, :, None].expand_as(lse))
     out.mul_((lse - total.clamp(min=torch.finfo(lse.dtype).min)).exp_()[..., None])  # nothing and no sink: still 0
     return total
+
+
+def sink_gradient(sinks: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    """-(share of the sink in each row) * delta, over batch rows and queries: (Hq,), in the dtype of the sinks. lse,
+    delta: (B, Hq, M).
+    """
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row without keys or sink has no share
+    share = (sinks.to(lse.dtype)[None, :, None] - lse).exp()
+    return -(share * delta).sum((0, 2)).to(sinks.dtype)

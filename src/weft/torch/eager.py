@@ -161,7 +161,8 @@ class Recorded(torch.autograd.Function):
             *found, dsinks = torch.ops.weft.attention_backward(*given, *saved, call.mask.structure, numbers, *options)
         else:
             how = call.how if slopes is None else call.modifiers(slopes)
-            *found, dsinks = gradients(call.kernels, call.plan, how, given, (*saved, sinks), ctx.deterministic)
+            wanted = sinks if ctx.needs_input_grad[3] else None
+            *found, dsinks = gradients(call.kernels, call.plan, how, given, (*saved, wanted), ctx.deterministic)
         return *found, None if sinks is None else dsinks, None, None, None
 
 

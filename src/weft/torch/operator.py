@@ -173,19 +173,14 @@ def gradients(
     kernels: ModuleType, plan: AttentionPlan, how: Modifiers, given: tuple[Tensor | None, Tensor | None],
     saved: tuple[Any, ...], deterministic: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """(dq, dk, dv, dsinks), None without sinks. given: dout, dlse; saved: q, k, v, out, lse, sinks."""
+    """(dq, dk, dv, dsinks), None without sinks. given: dout, dlse; saved: q, k, v, out, lse, and sinks if their
+    gradient is wanted.
+    """
     (dout, dlse), (q, k, v, out, lse, sinks) = given, saved
     dout = torch.zeros_like(out) if dout is None else dout
     wanted = sinks is not None
     *found, delta = kernels.backward((q, k, v), (out, dout, lse, dlse), plan, how, deterministic, wanted)
-    return *found, None if sinks is None else sink_gradient(sinks, lse, delta)
-
-
-def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """-(share of the sink in each row) * delta, over batch rows and queries: (Hq,), in the dtype of the sinks."""
-    lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row without keys or sink has no share
-    share = (sinks.to(lse.dtype)[None, :, None] - lse).exp()
-    return -(share * delta).sum((0, 2)).to(sinks.dtype)
+    return *found, None if sinks is None else kernels.sink_gradient(sinks, lse, delta)
 
 
 def modifiers(plan: AttentionPlan, options: Options) -> Modifiers:
@@ -254,6 +249,7 @@ class Attention(torch.autograd.Function):
         rest = (None,) * (len(ctx.options) + 2)  # slopes, the options, with_lse
         if dout is None and dlse is None:
             return None, None, None, None, None, None, *rest
+        sinks = sinks if ctx.needs_input_grad[5] else None
         dq, dk, dv, dsinks = torch.ops.weft.attention_backward(
             dout, dlse, q, k, v, out, lse, ctx.structure, numbers, sinks, slopes, *ctx.options
         )

@@ -15,9 +15,10 @@ from weft.kernels.cpu.backward import backward as run_backward
 from weft.kernels.cpu.forward import forward as run_forward
 from weft.kernels.cpu.program import Program, program
 from weft.kernels.cpu.scores import Workspace
-from weft.kernels.options import ACCUMULATE, Modifiers, join_sinks, rows_in_order_of
+from weft.kernels.options import ACCUMULATE, Modifiers, join_sinks, rows_in_order_of, sink_gradient
 from weft.planning.attention_plan import AttentionPlan, Heads
 
+__all__ = ["backward", "forward", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]
 
 

@@ -35,6 +35,7 @@ from weft.kernels.triton.launch import (
     run,
 )
 from weft.kernels.triton.load import arguments, kernel_of
+from weft.kernels.triton.sinks import sink_gradient
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
 from weft.kernels.triton.turns import in_turns
@@ -48,6 +49,7 @@ from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu
 
+__all__ = ["backward", "forward", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]
 Lie = tuple[tuple[tuple[int, ...], ...], bool]  # see `lie_of`
 SMALLEST = 1e-10  # scale that joins the exponential; below it, masks and sums of scores would leave float32
