@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from tempfile import TemporaryDirectory
@@ -12,7 +12,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from weft.kernels.triton import decode, run, source, translated
+from weft.kernels.triton import decode, run, sinks, source, translated
 from weft.kernels.triton.descriptors import Placed
 from weft.kernels.triton.load import source_of
 
@@ -72,7 +72,9 @@ def emulated(way):
         given = spec if isinstance(spec, source.Source) else source_of(spec)
         return Launched(given, way, names)
 
-    with mock.patch.object(run, "kernel_of", kernel), mock.patch.object(decode, "kernel_of", kernel):
+    with ExitStack() as stack:
+        for launching in (run, decode, sinks):
+            stack.enter_context(mock.patch.object(launching, "kernel_of", kernel))
         torch.use_deterministic_algorithms(True)  # which fills them
         _forget()
         try:
@@ -114,5 +116,5 @@ def _plain(x):
 
 def _forget():
     """Launches are kept by plan and problem, and would be found again."""
-    for kept in (run.prepared, run.prepared_rows, run.prepared_gradients, decode._of_plan):
+    for kept in (run.prepared, run.prepared_rows, run.prepared_gradients, decode._of_plan, sinks._prepared):
         kept.cache_clear()
