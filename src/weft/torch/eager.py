@@ -155,14 +155,14 @@ class Recorded(torch.autograd.Function):
         dout, dlse = given
         if dout is None and dlse is None:
             return (None,) * 7
+        sinks = sinks if ctx.needs_input_grad[3] else None
         if _by_operator(dout, dlse):
             options = call.operator_options((sinks, slopes), ctx.deterministic)
             numbers = as_tensor(call.mask.numbers)
             *found, dsinks = torch.ops.weft.attention_backward(*given, *saved, call.mask.structure, numbers, *options)
         else:
             how = call.how if slopes is None else call.modifiers(slopes)
-            wanted = sinks if ctx.needs_input_grad[3] else None
-            *found, dsinks = gradients(call.kernels, call.plan, how, given, (*saved, wanted), ctx.deterministic)
+            *found, dsinks = gradients(call.kernels, call.plan, how, given, (*saved, sinks), ctx.deterministic)
         return *found, None if sinks is None else dsinks, None, None, None
 
 
