@@ -68,7 +68,7 @@ def test_rows_without_a_sum_have_no_share():
     check((logits, lse, delta))
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 3, 0), (2, 0, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(0, 3, 5), (2, 3, 0), (2, 0, 5), (5, 0, 5)], ids=str)
 def test_nothing(shape):
     found = run.sink_gradient(*(x.to(DEVICE, torch.float32) for x in rows_of(shape, "none")))
     assert found.shape == shape[1:2] and (found == 0).all()

@@ -33,7 +33,7 @@ def _prepared(shape: tuple[int, int, int], device: torch.device) -> Prepared:
     gpu, (batch, heads, length) = gpu_of(device), shape
     refuse_capture(f"the gradient of {heads} sinks", gpu)
     tiles = batch * -(-length // TILE)
-    parts = 1 if tiles <= ALONE else max(1, min(tiles, PROGRAMS // heads))
+    parts = 1 if tiles <= ALONE else max(1, min(tiles, PROGRAMS // max(1, heads)))
     size = (heads,) if parts == 1 else (heads, parts)
     with on(gpu):
         one = launch(kernel_of(source(), device), (heads, parts, 1), shape, gpu)
