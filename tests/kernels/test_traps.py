@@ -124,6 +124,24 @@ def test_rows_with_no_live_key(sinks, backend):
 
 
 @on_every_backend
+@pytest.mark.parametrize("pattern", [weft.causal(offset=-5), weft.causal(offset=-5) & weft.dilated(99, 99, 3)], ids=str)
+def test_rows_with_no_live_key_take_no_gradient_of_lse(pattern, backend):
+    """Not even what torch.logaddexp sends back where both of its terms are -inf: NaN."""
+    device = BACKENDS[backend]
+    leaves = [x.to(device).requires_grad_() for x in qkv(generator("merged"), (70, 70), heads=(2, 1))]
+    sinks = torch.tensor([-torch.inf, 0.5], device=device, dtype=wide(leaves[0].dtype)).requires_grad_()
+    found = []
+    for seed in (0.0, torch.nan):
+        out, lse = weft.attention(*leaves, pattern, sinks=sinks, backend=backend, return_lse=True)
+        seeds = torch.ones_like(lse).masked_fill(lse == -torch.inf, seed)
+        found.append(torch.autograd.grad((out, lse), (*leaves, sinks), (torch.ones_like(out), seeds)))
+        assert seeds[:, 0].isnan().any() == (seed != 0)
+    for without, nan in zip(*found, strict=True):
+        assert without.isfinite().all()
+        assert torch.equal(without, nan)
+
+
+@on_every_backend
 @pytest.mark.parametrize("slopes", [None, torch.tensor([0.5, 0.03])], ids=["plain", "alibi"])
 def test_a_sink_that_says_nothing(slopes, backend):
     """A sink of -inf joins no sum, and beside no key the row is empty."""

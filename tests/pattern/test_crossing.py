@@ -57,6 +57,12 @@ def test_it_means_the_same(case, at):
     assert np.array_equal(again.to_dense(at.m, at.n), pattern.to_dense(at.m, at.n))
 
 
+def test_an_empty_table_is_an_empty_list():
+    """As recognition leaves one."""
+    key = np.arange(17)
+    check(weft.recognize(np.broadcast_to((key % 3 == 1) | (key < 5), (40, 17))).pattern)
+
+
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_expressions(data):

@@ -98,6 +98,21 @@ def test_a_gradient_of_sinks_that_nobody_wants_is_not_computed(by_operator):
         torch.autograd.grad(weft.attention(*tensors, MASK, sinks=SINKS).sum(), tensors)
 
 
+@pytest.mark.parametrize("by_operator", [False, True])
+def test_sinks_without_a_gradient_are_free_to_change(by_operator):
+    """They are in lse, and not saved for the backward."""
+    with torch.inference_mode():
+        made_there = SINKS.clone()
+    for sinks in (SINKS.clone(), made_there):
+        tensors, changed = qkv(9, grad=True), not sinks.is_inference()
+        with Watch() if by_operator else nullcontext():
+            out = weft.attention(*tensors, MASK, sinks=sinks)
+        wanted = torch.autograd.grad(weft.attention(*tensors, MASK, sinks=SINKS).sum(), tensors)
+        if changed:
+            sinks.add_(1)
+        assert_same(torch.autograd.grad(out.sum(), tensors), wanted)
+
+
 # ---- one call is not another -----------------------------------------------------------------------------------------
 def offset(x):
     """The same numbers, one element further from where memory begins."""

@@ -29,6 +29,7 @@ CHOSEN = {
         f"{CONFORMANCE}_heads_of_a_group_with_other_patterns[3-triton]",
         f"{CONFORMANCE}_unusual_scales",
         f"{TRAPS}_rows_with_no_live_key",
+        f"{TRAPS}_rows_with_no_live_key_take_no_gradient_of_lse",
         f"{TRAPS}_alibi_measures_from_the_aligned_query",
         f"{TRAPS}_a_sink_that_says_nothing",
         f"{TRAPS}_sinks_and_slopes_lie_anywhere",

@@ -67,6 +67,8 @@ def function(name: str) -> Callable[..., Pattern]:
 def freeze(value: Any, function: str, name: str) -> Any:
     """An argument as an immutable value: scalars as Python's, vectors of integers as IntTable, lists as tuples."""
     value = scalar(value)
+    if isinstance(value, IntTable) and not len(value):
+        return ()  # as every empty list, so that patterns which mean the same are equal
     if value is None or isinstance(value, (str, bool, int, Pattern, IntTable)):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim == 1 and value.size:

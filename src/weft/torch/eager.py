@@ -144,7 +144,8 @@ class Recorded(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
         q, k, v, sinks, slopes, ctx.call, ctx.deterministic = args
         out, lse = ctx.call.forward(q, k, v, (sinks, slopes), True)
-        ctx.save_for_backward(q, k, v, out, lse, sinks, slopes)
+        # lse has the sinks in it: they are read again for their own gradient alone
+        ctx.save_for_backward(q, k, v, out, lse, sinks if ctx.needs_input_grad[3] else None, slopes)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -155,7 +156,6 @@ class Recorded(torch.autograd.Function):
         dout, dlse = given
         if dout is None and dlse is None:
             return (None,) * 7
-        sinks = sinks if ctx.needs_input_grad[3] else None
         if _by_operator(dout, dlse):
             options = call.operator_options((sinks, slopes), ctx.deterministic)
             numbers = as_tensor(call.mask.numbers)

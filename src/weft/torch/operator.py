@@ -239,7 +239,8 @@ class Attention(torch.autograd.Function):
         q, k, v, structure, numbers, sinks, slopes, *options = args
         out, lse = _below_autograd(*args[:-1], True)
         ctx.structure, ctx.options = structure, options[:-1]
-        ctx.save_for_backward(q, k, v, out, lse, numbers, sinks, slopes)
+        # lse has the sinks in it: they are read again for their own gradient alone
+        ctx.save_for_backward(q, k, v, out, lse, numbers, sinks if ctx.needs_input_grad[5] else None, slopes)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -249,7 +250,6 @@ class Attention(torch.autograd.Function):
         rest = (None,) * (len(ctx.options) + 2)  # slopes, the options, with_lse
         if dout is None and dlse is None:
             return None, None, None, None, None, None, *rest
-        sinks = sinks if ctx.needs_input_grad[5] else None
         dq, dk, dv, dsinks = torch.ops.weft.attention_backward(
             dout, dlse, q, k, v, out, lse, ctx.structure, numbers, sinks, slopes, *ctx.options
         )

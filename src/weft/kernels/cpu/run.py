@@ -68,7 +68,7 @@ def backward(
     dtype = ACCUMULATE[q.dtype]
     delta = (d_out.to(dtype) * out.to(dtype)).sum(-1)
     if d_lse is not None:
-        delta.sub_(d_lse)
+        delta.sub_(d_lse.masked_fill(lse == -torch.inf, 0.0))  # of rows without keys it may be NaN, as logaddexp's is
     dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype) for x in (q, k, v))
     programs = programs_of(plan, dtype)
     covered = all(one.covers for one in programs)

@@ -77,7 +77,7 @@ class Gradient(Fragments):
         for n in range(len(self.dv)):
             yield f"delta {'+=' if n else '='} tl.sum(o_{n}.to(tl.float32) * do_{n}.to(tl.float32), 1)  # (rows,)"
         if self.spec.lse_gradient:
-            yield "delta -= dlse"
+            yield 'delta -= tl.where(lse == float("-inf"), 0.0, dlse)  # NaN, as logaddexp has it there, is nothing'
         if self.spec.leaves_delta:
             yield "tl.store(Delta + row, delta, mask=valid)"
         yield 'lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key'
