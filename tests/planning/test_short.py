@@ -16,7 +16,7 @@ from weft.planning.attention_plan import plan_attention
 from weft.planning.candidates import usual
 from weft.planning.problem import Problem
 from weft.planning.short import SEEN, TILE, ShortWindow, cut, has_kernel, seconds
-from weft.planning.verify_walk import verify_window
+from weft.planning.verify_walk import verify_walk, verify_window
 from weft.planning.walk import Walk
 from weft.target import GPUS
 
@@ -81,6 +81,46 @@ def test_others_are_not(pattern, given, gpu):
     plan = planned(pattern, given, gpu)
     assert plan.walk is None
     assert plan.one_walk is None
+
+
+ROWS = weft.global_tokens(64, columns=False)  # whole tiles of queries that a window beside it does not have
+LAST = weft.global_tokens(range(4096 - 128, 4096), columns=False)
+
+
+PARTLY = {
+    "but the first, beside keys": (weft.window(20, 20) & ~ROWS) | weft.prefix(8),
+    "but the last, beside keys": (weft.window(20, 20) & ~LAST) | weft.periodic_keys(64),
+    "but the first, which see all": CAUSAL | ROWS,
+    "but the last, which see all": weft.window(20, 20) | LAST,
+    "but the first": weft.window(20, 20) & ~ROWS,
+}
+
+
+@pytest.mark.parametrize("name", PARTLY)
+@pytest.mark.parametrize("heads", [(1, 1), (64, 64)])
+def test_a_window_that_some_tiles_of_queries_do_not_have_is_not_taken(name, heads):
+    """Of these tiles lines say nothing, since other kernels pass them over."""
+    plan = planned(PARTLY[name], problem(heads=heads))
+    assert plan.walk is None
+    plan.verify()
+
+
+NEAR_64 = st.sampled_from([0, 1, 20, 63, 64, 65, 100])
+TOKENS = st.sampled_from([1, 64, 128, 130, 192])
+OTHERS = st.one_of(
+    st.builds(weft.prefix, TOKENS),
+    st.builds(weft.periodic_keys, st.sampled_from([31, 64, 100])),
+    st.builds(lambda n: weft.global_tokens(n, columns=False), TOKENS),
+)
+
+
+@given(st.builds(weft.window, NEAR_64, NEAR_64), st.lists(st.tuples(st.sampled_from("|&~"), OTHERS), max_size=3))
+def test_what_is_walked_is_what_is_seen(pattern, others):
+    for how, other in others:
+        pattern = {"|": pattern | other, "&": pattern & other, "~": pattern & ~other}[how]
+    plan = planned(pattern, problem(tokens=320, heads=(1, 1)))
+    if plan.walk is not None:
+        verify_walk(plan.walk, plan.forward[0].plan.acsr)
 
 
 def test_nor_where_few_heads_of_keys_are_shared_by_many():

@@ -68,6 +68,15 @@ def test_slow_groups_keep_what_they_read(last):
     check(case, found)
 
 
+def test_rows_without_the_window_are_not_walked():
+    """Whole tiles of them, beside keys that all see: once walked as if they had it."""
+    pattern = (weft.window(20, 20) & ~weft.global_tokens(64, columns=False)) | weft.prefix(8)
+    case = Call(pattern, 150, heads=(1, 1), more=PLAIN).case()
+    names, found = found_in(case)
+    assert not {"gradients", "few_keys"} & set(kinds(names))
+    check(case, found)
+
+
 def kinds(names):
     """Of the kernels of attention, without that of the sinks' gradient."""
     names = [name for name in names if name != "sink_gradient"]

@@ -97,13 +97,16 @@ def short_window(launch: Launch, length: int) -> ShortWindow | None:
 
 
 def _of_all(launch: Launch, length: int) -> bool:
-    """Whether it walks all queries and keys as they are."""
+    """Whether it walks all queries and keys as they are, and each query sees some: of tiles that see none a line says
+    nothing, and the one walk passes none over.
+    """
     axis = launch.parts[0].axes[0]
     lanes, grids = axis.lanes, (launch.q, launch.parts[0].k)
     steps = len(lanes) == 1 and (lanes.q_step, lanes.k_step) == (1, 1)
     first = steps and not (int(lanes.q_first[0]) or int(lanes.k_first[0])) and int(lanes.rows[0]) == length
     whole = all(grid.origin == 0 and grid.shape == (length,) for grid in grids)
-    return first and whole and axis.n == length and not is_listed(launch.parts[0])
+    seen = bool((axis.widths > 0).all())
+    return first and whole and seen and axis.n == length and not is_listed(launch.parts[0])
 
 
 def _offset(bounds: tuple[Bound, ...], least: int, length: int) -> int | None:
