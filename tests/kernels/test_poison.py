@@ -97,6 +97,14 @@ UNSEEN = {
         weft.causal(align="bottom-right") & weft.window(left=30, align="bottom-right"), 50, 131,
         [(slice(None), slice(None, 51))],
     ),
+    "before queries that have no window": (
+        (weft.window(20, 0) & ~weft.global_tokens(40, columns=False)) | weft.periodic_keys(100), 127, 127,
+        [(slice(None), slice(None, 20))],
+    ),
+    "before a window of the last queries": (
+        (weft.window(20, 0) & ~weft.global_tokens(100, columns=False)) | weft.periodic_keys(110), 140, 140,
+        [(slice(None), slice(None, 80))],
+    ),
     "residue classes": (
         weft.periodic_keys(4), 90, 90,
         [(slice(None), slice(0, None, 4)), (slice(None), slice(1, None, 4)), (slice(None), slice(2, None, 4))],

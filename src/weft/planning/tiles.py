@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK, Acsr, Grid
-from weft.pattern.bounds import Ints
+from weft.pattern.bounds import INF, Ints
 from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool, Relation
-from weft.planning.relayout import Lanes
+from weft.planning.relayout import Lanes, live_range
 from weft.planning.tiling import Tiling
 
 Table32: TypeAlias = NDArray[np.int32]
@@ -281,7 +281,9 @@ class TileBounds(NamedTuple):
 
 
 def tile_bounds(relation: Relation, n: int, lanes: Lanes, block_q: int) -> TileBounds:
-    """From the first and last row of every tile: monotone bounds make these two rows enough."""
+    """From the first and last row of every tile: monotone bounds make these two rows enough. Rows that see nothing by a
+    statement about the query alone do not widen what is visited: nobody may see those keys.
+    """
     tiles = -(-int(lanes.rows.max(initial=0)) // block_q)
     which = np.arange(len(lanes))[:, None]
     if _rows_alike(relation, n, lanes, block_q):  # then a lane is like one tile
@@ -291,9 +293,26 @@ def tile_bounds(relation: Relation, n: int, lanes: Lanes, block_q: int) -> TileB
         first = np.arange(tiles, dtype=np.int64)[None, :] * block_q
         exists = first < lanes.rows[:, None]
         last = np.minimum(first + block_q, lanes.rows[:, None]) - 1
-    start, inner_stop = lanes.bounds(relation, n, which, np.minimum(first, last))
+    first = np.minimum(first, last)
+    start, inner_stop = lanes.bounds(relation, n, which, first)
     inner_start, stop = lanes.bounds(relation, n, which, last)
+    seeing = _seeing(relation, lanes, first, last)
+    if seeing is not None:
+        start, stop = (lanes.bounds(relation, n, which, row)[side] for side, row in enumerate(seeing))
     return TileBounds(start, np.where(exists, np.maximum(stop, start), start), inner_start, inner_stop)
+
+
+def _seeing(relation: Relation, lanes: Lanes, first: Ints, last: Ints) -> tuple[Ints, Ints] | None:
+    """The first and the last row of each tile of which no statement about the query says that it sees nothing, all of a
+    tile without such rows; None where these are `first` and `last`.
+    """
+    begin, end = live_range(relation, INF)
+    if lanes.queries is not None or (begin <= 0 and end >= INF):
+        return None
+    before, after = (-((lanes.q_first[:, None] - query) // lanes.q_step) for query in (begin, end))
+    rows = np.maximum(first, before), np.minimum(last, after - 1)
+    some = rows[0] <= rows[1]
+    return np.where(some, rows[0], first), np.where(some, rows[1], last)
 
 
 def axis_plan(
