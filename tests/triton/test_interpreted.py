@@ -38,6 +38,7 @@ CHOSEN = {
         f"{POISON}_in_everything_that_is_padding",
         f"{POISON}_in_keys_that_no_query_sees[residue classes-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees[before a window-dtype0-triton]",
+        f"{POISON}_in_keys_that_no_query_sees[before queries that have no window-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees[columns of a grid-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees_with_options[before a window-softcap-triton]",
         f"{POISON}_in_keys_that_no_query_sees_with_options[padding-alibi-triton]",
