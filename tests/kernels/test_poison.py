@@ -105,6 +105,12 @@ UNSEEN = {
         (weft.window(20, 0) & ~weft.global_tokens(100, columns=False)) | weft.periodic_keys(110), 140, 140,
         [(slice(None), slice(None, 80))],
     ),
+    "beside classes of queries without a term": (
+        (weft.dilated(10, 0, 32) & weft.prefix(64))
+        | (weft.dilated(3, 5, 32).shift(k=128)
+           & weft.global_tokens(131, columns=False) & ~weft.global_tokens(100, columns=False)), 256, 256,
+        [(slice(None), slice(131, 196, 32))],
+    ),
     "residue classes": (
         weft.periodic_keys(4), 90, 90,
         [(slice(None), slice(0, None, 4)), (slice(None), slice(1, None, 4)), (slice(None), slice(2, None, 4))],

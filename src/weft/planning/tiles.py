@@ -298,21 +298,31 @@ def tile_bounds(relation: Relation, n: int, lanes: Lanes, block_q: int) -> TileB
     inner_start, stop = lanes.bounds(relation, n, which, last)
     seeing = _seeing(relation, lanes, first, last)
     if seeing is not None:
-        start, stop = (lanes.bounds(relation, n, which, row)[side] for side, row in enumerate(seeing))
+        start, _ = lanes.bounds(relation, n, which, seeing.first)
+        _, stop = lanes.bounds(relation, n, which, seeing.last)
+        exists = exists & seeing.some
     return TileBounds(start, np.where(exists, np.maximum(stop, start), start), inner_start, inner_stop)
 
 
-def _seeing(relation: Relation, lanes: Lanes, first: Ints, last: Ints) -> tuple[Ints, Ints] | None:
-    """The first and the last row of each tile of which no statement about the query says that it sees nothing, all of a
-    tile without such rows; None where these are `first` and `last`.
+class _Seeing(NamedTuple):
+    """The first and the last row of each tile of which no statement about the query says that it sees nothing, and
+    whether there are some.
     """
+
+    first: Ints
+    last: Ints
+    some: NDBool
+
+
+def _seeing(relation: Relation, lanes: Lanes, first: Ints, last: Ints) -> _Seeing | None:
+    """Of tiles from row `first` to row `last`; None where no such statement is made, or queries are listed."""
     begin, end = live_range(relation, INF)
     if lanes.queries is not None or (begin <= 0 and end >= INF):
         return None
     before, after = (-((lanes.q_first[:, None] - query) // lanes.q_step) for query in (begin, end))
-    rows = np.maximum(first, before), np.minimum(last, after - 1)
-    some = rows[0] <= rows[1]
-    return np.where(some, rows[0], first), np.where(some, rows[1], last)
+    begins, ends = np.maximum(first, before), np.minimum(last, after - 1)
+    some = begins <= ends
+    return _Seeing(np.where(some, begins, first), np.where(some, ends, last), some)
 
 
 def axis_plan(
