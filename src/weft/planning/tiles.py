@@ -298,31 +298,22 @@ def tile_bounds(relation: Relation, n: int, lanes: Lanes, block_q: int) -> TileB
     inner_start, stop = lanes.bounds(relation, n, which, last)
     seeing = _seeing(relation, lanes, first, last)
     if seeing is not None:
-        start, _ = lanes.bounds(relation, n, which, seeing.first)
-        _, stop = lanes.bounds(relation, n, which, seeing.last)
-        exists = exists & seeing.some
+        start, stop = (lanes.bounds(relation, n, which, row)[side] for side, row in enumerate(seeing[:2]))
+        exists = exists & seeing[2]
     return TileBounds(start, np.where(exists, np.maximum(stop, start), start), inner_start, inner_stop)
 
 
-class _Seeing(NamedTuple):
-    """The first and the last row of each tile of which no statement about the query says that it sees nothing, and
-    whether there are some.
+def _seeing(relation: Relation, lanes: Lanes, first: Ints, last: Ints) -> tuple[Ints, Ints, NDBool] | None:
+    """The first and the last row of tiles of which no statement about the query says that it sees nothing, and whether
+    there are some; None where no such statement is made, or queries are listed. first, last: of all rows.
     """
-
-    first: Ints
-    last: Ints
-    some: NDBool
-
-
-def _seeing(relation: Relation, lanes: Lanes, first: Ints, last: Ints) -> _Seeing | None:
-    """Of tiles from row `first` to row `last`; None where no such statement is made, or queries are listed."""
     begin, end = live_range(relation, INF)
     if lanes.queries is not None or (begin <= 0 and end >= INF):
         return None
     before, after = (-((lanes.q_first[:, None] - query) // lanes.q_step) for query in (begin, end))
     begins, ends = np.maximum(first, before), np.minimum(last, after - 1)
     some = begins <= ends
-    return _Seeing(np.where(some, begins, first), np.where(some, ends, last), some)
+    return np.where(some, begins, first), np.where(some, ends, last), some
 
 
 def axis_plan(
