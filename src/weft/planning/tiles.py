@@ -298,8 +298,9 @@ def tile_bounds(relation: Relation, n: int, lanes: Lanes, block_q: int) -> TileB
     inner_start, stop = lanes.bounds(relation, n, which, last)
     seeing = _seeing(relation, lanes, first, last)
     if seeing is not None:
-        start, stop = (lanes.bounds(relation, n, which, row)[side] for side, row in enumerate(seeing[:2]))
-        exists = exists & seeing[2]
+        begins, ends, some = seeing
+        start, stop = lanes.bounds(relation, n, which, begins)[0], lanes.bounds(relation, n, which, ends)[1]
+        exists = exists & some
     return TileBounds(start, np.where(exists, np.maximum(stop, start), start), inner_start, inner_stop)
 
 
