@@ -61,23 +61,12 @@ def problem_of(text: str) -> Any:
     return replace(workload, q_heads=q_heads, kv_heads=kv_heads, m=tokens or workload.m, n=tokens or workload.n)
 
 
-def calls_of(workload: Any, tensors: Any, direction: str) -> list[Callable[[], Any]]:
-    """One for each copy of the inputs, on the current stream."""
-    import torch
-
+def attention_of(workload: Any, tensors: Any) -> Callable[..., Any]:
+    """run(q, k, v), with the workload's mask and sinks."""
     import weft
 
     pattern, sinks = workload.make(), tensors.sinks
-
-    def forward(case: Any) -> Callable[[], Any]:
-        return lambda: weft.attention(case.q, case.k, case.v, pattern, sinks=sinks)
-
-    def backward(case: Any) -> Callable[[], Any]:
-        leaves = [x.detach().requires_grad_() for x in (case.q, case.k, case.v)]
-        out = weft.attention(*leaves, pattern, sinks=sinks)
-        return lambda: torch.autograd.grad(out, leaves, case.dout, retain_graph=True)
-
-    return [(forward if direction == "fwd" else backward)(case) for case in tensors.cases]
+    return lambda q, k, v: weft.attention(q, k, v, pattern, sinks=sinks)
 
 
 def microseconds(calls: list[Callable[[], Any]]) -> float:
@@ -109,6 +98,7 @@ def measure(problems: list[str], directions: list[str]) -> None:
     from weft.bench.check import Truth
     from weft.bench.inputs import Tensors
     from weft.bench.origin import commit, machine
+    from weft.bench.worker import calls_of
 
     made = machine("cuda") | {"commit": commit()}
     torch.cuda.set_stream(torch.cuda.Stream())  # graphs cannot be captured on the first one
@@ -116,7 +106,7 @@ def measure(problems: list[str], directions: list[str]) -> None:
         workload = problem_of(text)
         tensors = Tensors(workload, "cuda")
         for direction in directions:
-            calls = calls_of(workload, tensors, direction)
+            calls = calls_of(attention_of(workload, tensors), tensors.cases, direction)
             found = calls[0]()
             verdict = Truth(tensors).verdict(direction, found if direction == "bwd" else (found,))
             del found

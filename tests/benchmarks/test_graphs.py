@@ -10,6 +10,7 @@ import torch
 
 from weft.bench.check import Truth
 from weft.bench.inputs import Tensors
+from weft.bench.worker import calls_of
 from weft.testing.workloads import WORKLOADS
 
 HERE = Path(__file__).parents[2] / "benchmarks"
@@ -47,7 +48,7 @@ def test_problems_that_do_not_exist(graphs, text, said):
 @pytest.mark.parametrize("name", ["strided_l128_s128", "gpt_oss_window_128"])
 def test_what_is_called_is_right(graphs, name, direction):
     tensors = Tensors(WORKLOADS[name].small(), "cpu")
-    found = graphs.calls_of(tensors.workload, tensors, direction)[0]()
+    found = calls_of(graphs.attention_of(tensors.workload, tensors), tensors.cases, direction)[0]()
     assert not Truth(tensors).verdict(direction, found if direction == "bwd" else (found,)).wrong
 
 

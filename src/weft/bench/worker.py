@@ -29,7 +29,7 @@ import torch
 
 from weft.bench import rows
 from weft.bench.check import Truth, Verdict
-from weft.bench.inputs import Tensors
+from weft.bench.inputs import Case, Tensors
 from weft.bench.origin import machine
 from weft.bench.peers.base import ATTENTION, PLAN, Peer, Prepared
 from weft.bench.timing import BusyCores, Calls, HeldMemory
@@ -71,9 +71,7 @@ class Entry:
         run = self.prepared.run
         if self.peer.kind != ATTENTION:
             return [run]
-        if self.direction == "fwd":
-            return [_forward(run, case) for case in self.tensors.laid_out(self.peer.layout)]
-        return [_backward(run, case) for case in self.tensors.laid_out(self.peer.layout)]
+        return calls_of(run, self.tensors.laid_out(self.peer.layout), self.direction)
 
     def _check(self, result: Any, truth: Any) -> Verdict:
         results = result if isinstance(result, tuple) else (result,)
@@ -113,6 +111,11 @@ def _rates(prepared: Prepared, peer: Peer, workload: Workload, direction: str, s
         work = prepared.work
     rates = {"tflops": work[0] / seconds / 1e12, "gbs": work[1] / seconds / 1e9}
     return {name: rate for name, rate in rates.items() if rate}
+
+
+def calls_of(run: Any, cases: list[Case], direction: str) -> list[Any]:
+    """Forwards, or gradients alone, of each case; run(q, k, v) is attention."""
+    return [(_forward if direction == "fwd" else _backward)(run, case) for case in cases]
 
 
 def _forward(run: Any, case: Any) -> Any:

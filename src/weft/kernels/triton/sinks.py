@@ -1,5 +1,5 @@
-"""The gradient of sinks by one kernel, after those of the other gradients: of torch's operations it takes seven, each of
-which is a launch, and most of which read and write all rows (`weft.kernels.options.sink_gradient`).
+"""The gradient of sinks by one kernel, after those of the other gradients: of torch's operations it takes seven, each a
+launch, and most of them read and write all rows (`weft.kernels.options.sink_gradient`).
 """
 
 from __future__ import annotations
