@@ -19,11 +19,13 @@ from statistics import median
 from unittest import mock
 
 import torch
+from torch._C._dynamo.guards import _empty_strided_cpu
 from torch.nn.functional import scaled_dot_product_attention
 
 import weft
 from weft.kernels.options import Modifiers
 from weft.kernels.triton import launch, run
+from weft.kernels.triton.launcher import Direct
 from weft.planning.attention_plan import plan_attention
 from weft.target import GPU
 from weft.torch import eager
@@ -45,6 +47,12 @@ class Nothing:
         self.run = lambda *values: None
 
 
+class Nowhere:
+    """Descriptors of nothing."""
+
+    of = staticmethod(lambda addresses: ())
+
+
 class Empty(torch.autograd.Function):
     """Three tensors, three gradients, and no work."""
 
@@ -63,7 +71,8 @@ def without_a_gpu(stack: ExitStack, tensors: list[torch.Tensor]) -> None:
     for place, name, value in (
         (run, "kernel_of", Nothing), (run, "gpu_of", lambda device: 0), (run, "on", lambda gpu: nullcontext()),
         (launch, "is_capturing", lambda: False), (launch, "_stream_of", lambda: lambda gpu: 0),
-        (launch, "current_gpu", lambda: 0),
+        (launch, "current_gpu", lambda: 0), (launch, "EMPTY", _empty_strided_cpu),
+        (launch, "direct", lambda kernel, boxes: Direct(kernel.run, (), Nowhere())),
     ):  # fmt: skip
         stack.enter_context(mock.patch.object(place, name, value))
     plan = plan_attention(MASK, problem_of(*tensors), GPU)

@@ -80,7 +80,7 @@ class Backend(Protocol):
         ...
 
     def load(self) -> ModuleType:
-        """The module with `forward`, `backward` and `sink_gradient`; imports a framework."""
+        """The module with `forward`, `backward`, `sink_gradient`, and `ready` or None; imports a framework."""
         ...
 
     def card(self, device: str) -> Card | None:

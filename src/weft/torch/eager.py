@@ -8,13 +8,13 @@ every check is made again. benchmarks/notes/triton.md has the times.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, strided
 from torch._C import (
     _are_functorch_transforms_active,
     _is_torch_function_mode_enabled,
@@ -23,17 +23,19 @@ from torch._C import (
 )
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
 from weft.runtime.pipeline import compiled
-from weft.torch.inputs import is_dense
 from weft.torch.operator import Options, as_tensor, gradients, modifiers
 
 PLAIN = (Tensor, torch.nn.Parameter)
 KEPT = 512  # calls
+LAID_OUT = 8  # ways in which the tensors of one call lie
+ADDRESS, STRIDE = Tensor.data_ptr, Tensor.stride
 Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
 
 
@@ -41,7 +43,8 @@ Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
 class Call:
     """A call that was checked and planned, for all tensors of its shapes, types and device.
 
-    mask: kept, so that no other pattern takes its id. how: without slopes; these are data, like sinks.
+    mask: kept, so that no other pattern takes its id. how: without slopes; these are data, like sinks. ready: by
+    strides, what makes gradients and needs no more than launches.
     """
 
     mask: Pattern
@@ -49,6 +52,7 @@ class Call:
     plan: AttentionPlan
     kernels: ModuleType
     how: Modifiers
+    ready: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def modifiers(self, slopes: Tensor | None) -> Modifiers:
         """What is done to scores."""
@@ -58,6 +62,19 @@ class Call:
         """(out, lse), without gradients; lse is anything if it is not wanted."""
         out, lse = self.kernels.forward((q, k, v), self.plan, self.modifiers(rows[1]), rows[0], with_lse)
         return out, lse
+
+    def at_once(self, saved: list[Tensor], dout: Tensor, deterministic: bool) -> tuple[Tensor, ...] | None:
+        """(dq, dk, dv) by nothing but launches; None where `gradients` has more to do. saved: q, k, v, out, lse."""
+        tensors = (*saved, dout)
+        at = [*map(ADDRESS, tensors)]
+        key = deterministic, (at[0] | at[1] | at[2] | at[3] | at[5]) & 15 == 0, *map(STRIDE, tensors)
+        ready = self.ready.get(key, LAID_OUT)
+        if ready is LAID_OUT:
+            if len(self.ready) >= LAID_OUT:
+                self.ready.clear()
+            ready = self.ready[key] = self.kernels.ready(saved, dout, self.plan, self.how, deterministic)
+        found: tuple[Tensor, ...] | None = ready and ready(at)
+        return found
 
     def operator_options(self, rows: Rows, deterministic: bool) -> Options:
         """As the operators take them."""
@@ -100,7 +117,7 @@ def is_watched() -> bool:
 
 def is_plain(x: Any) -> bool:
     """Whether x is a tensor that is what lies in its memory."""
-    return type(x) in PLAIN and is_dense(x) and not (x.is_neg() or x._is_zerotensor())
+    return type(x) in PLAIN and x.layout is strided and not (x.is_nested or x.is_neg() or x._is_zerotensor())
 
 
 def find(key: Any) -> Call | None:
@@ -160,20 +177,23 @@ class Recorded(torch.autograd.Function):
             options = call.operator_options((sinks, slopes), ctx.deterministic)
             numbers = as_tensor(call.mask.numbers)
             *found, dsinks = torch.ops.weft.attention_backward(*given, *saved, call.mask.structure, numbers, *options)
-        else:
-            how = call.how if slopes is None else call.modifiers(slopes)
-            *found, dsinks = gradients(call.kernels, call.plan, how, given, (*saved, sinks), ctx.deterministic)
-        return *found, None if sinks is None else dsinks, None, None, None
+            return *found, None if sinks is None else dsinks, None, None, None
+        if dlse is None and sinks is None and slopes is None and call.kernels.ready is not None:
+            at_once = call.at_once(saved, dout, ctx.deterministic)
+            if at_once is not None:
+                return *at_once, None, None, None, None
+        how = call.how if slopes is None else call.modifiers(slopes)
+        *found, dsinks = gradients(call.kernels, call.plan, how, given, (*saved, sinks), ctx.deterministic)
+        return *found, dsinks, None, None, None
 
 
 def _by_operator(dout: Tensor | None, dlse: Tensor | None) -> bool:
     """Whether gradients go through the operator: under compiled autograd; where a second derivative may be asked for,
     which it refuses; for a batch of gradients (is_grads_batched), which it takes apart.
     """
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_watched():
+    if is_compiling() or torch.is_grad_enabled() or is_watched():
         return True
-    return not ((dout is None or _alone(dout)) and (dlse is None or _alone(dlse)))
-
-
-def _alone(x: Tensor) -> bool:
-    return is_plain(x) and not is_legacy_batchedtensor(x)
+    for x in (dout, dlse):  # noqa: SIM110 - a generator would be one more function to enter
+        if x is not None and (not is_plain(x) or is_legacy_batchedtensor(x)):
+            return True
+    return False

@@ -65,7 +65,7 @@ def tables(plan: AttentionPlan, device: str) -> list[Any]:
     """What kernels read, of every direction, on the device; past the cache that would keep it."""
     import torch
 
-    from weft.kernels.triton.run import loaded
+    from weft.kernels.triton.loaded import loaded
 
     ways: tuple[Direction, ...] = ("forward", "dq", "dkdv")
     return [loaded.__wrapped__(plan.towards(way), plan.problem, way == "dkdv", torch.device(device)) for way in ways]

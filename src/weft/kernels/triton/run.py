@@ -7,12 +7,11 @@ one key (`prepared`), and run by passing pointers: a call costs the host microse
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
@@ -35,13 +34,14 @@ from weft.kernels.triton.launch import (
     run,
 )
 from weft.kernels.triton.load import arguments, kernel_of
+from weft.kernels.triton.loaded import Loaded, loaded
+from weft.kernels.triton.ready import Ready, of_walk, ready_of
 from weft.kernels.triton.sinks import sink_gradient
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
-from weft.kernels.triton.turns import in_turns
 from weft.kernels.triton.walked import Walked
-from weft.kernels.triton.waves import Wave, Waves, plan_waves
-from weft.planning.attention_plan import AttentionPlan, Share
+from weft.kernels.triton.waves import Wave, Waves
+from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction
 from weft.planning.walk import Walk
@@ -49,7 +49,7 @@ from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu
 
-__all__ = ["backward", "forward", "sink_gradient"]
+__all__ = ["backward", "forward", "ready", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]
 Lie = tuple[tuple[tuple[int, ...], ...], bool]  # see `lie_of`
 SMALLEST = 1e-10  # scale that joins the exponential; below it, masks and sums of scores would leave float32
@@ -103,11 +103,11 @@ def backward(
     lie, wanted = lie_of((*saved, out, d_out)), (lse_gradient, with_delta, deterministic)
     queries, keys, with_dq = prepared_gradients(plan, lie, asked(how, plan), wanted, d_out.device)
     lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
+    given = (*saved, out, d_out, lse, d_lse)
     if keys is None:
         dq, dk, dv, *made = queries.empty()
-        delta, partial = (*made, lse, lse)[:2]  # what is not made nobody looks at
-        run((queries, (*saved, out, d_out, lse, d_lse, dq, dk, dv, delta, partial)))
-        return dq, dk, dv, delta
+        run((queries, of_walk(given, (dq, dk, dv, *made))))
+        return dq, dk, dv, made[0] if made else lse
     dq, *made, dk, dv = queries.empty(keys)
     delta, stats = made[0], made[-1]  # where there is one of them, it stands for the other, which nobody looks at
     if not queries.complete:
@@ -119,21 +119,34 @@ def backward(
     if not keys.complete:
         dk.zero_(), dv.zero_()
     slopes = _wide(how.alibi, delta)
-    of_rows = (out, d_out, lse, d_lse, dq, delta, stats)
     more = (slopes, dq) if with_dq else (slopes,)
     of_keys = gradient_calls(keys, (*saved, d_out, lse, delta, stats), (dk, dv), more)
     dtype = saved[0].dtype  # sums of several launches are in float32
     if with_dq:
-        run((queries, of_rows), *of_keys)
+        run((queries, (*given[3:], dq, delta, stats)), *of_keys)
         dq = torch.mul(dq, how.scale, out=torch.empty_like(dq, dtype=dtype))
     else:
-        run((queries, (*saved, *of_rows, slopes)), *of_keys)
+        run((queries, (*given, dq, delta, stats, slopes)), *of_keys)
     return (
         dq.to(dtype) if queries.merges else dq,
         dk.to(dtype) if keys.merges else dk,
         dv.to(dtype) if keys.merges else dv,
         delta,
     )
+
+
+def ready(
+    saved: Tensors, d_out: torch.Tensor, plan: AttentionPlan, how: Modifiers, deterministic: bool = True
+) -> Ready | None:
+    """What makes dq, dk and dv of tensors that lie like these, if launches and nothing else do. saved: q, k, v, out,
+    lse. Neither sinks nor slopes, and no gradient of lse. Not in float32: whether tf32 may be is asked at each call.
+    """
+    *qkvo, lse = saved
+    if plan.problem.dtype == "float32" or not lse.is_contiguous():
+        return None
+    lie, wanted = lie_of((*qkvo, d_out)), (False, False, deterministic)
+    queries, keys, with_dq = prepared_gradients(plan, lie, asked(how, plan), wanted, d_out.device)
+    return None if with_dq else ready_of(queries, keys)
 
 
 def in_one_kernel(plan: AttentionPlan) -> bool:
@@ -181,33 +194,6 @@ def tf32_wanted() -> bool:
     `fp32_precision`; the latter answers whichever was set. NVIDIA's alone.
     """
     return torch.backends.cuda.matmul.fp32_precision == "tf32" and torch.version.hip is None
-
-
-# ---- tables on the device --------------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Loaded:
-    """The waves of one direction, their tables on the device; slots: see `Prepared`."""
-
-    plan: Waves
-    waves: tuple[tuple[Wave, torch.Tensor], ...]
-    slots: torch.Tensor | None
-
-
-@lru_cache(maxsize=128)
-def loaded(
-    shares: tuple[Share, ...], problem: Problem, transposed: bool, device: torch.device, slots: int | None = None,
-    programs: int = 0,
-) -> Loaded:  # fmt: skip
-    """The tables of one direction, put on the device once; transposed: they walk keys; slots: see `plan_waves`;
-    programs: that take blocks in turn, see `in_turns`.
-    """
-    found = plan_waves(shares, problem, transposed, slots)
-    turns = (in_turns(wave, programs) for wave in found.waves)
-    waves = tuple((w, torch.from_numpy(w.words).to(device)) for w in turns)
-    if found.met is None:
-        return Loaded(found, waves, None)
-    slots = np.where(found.met, np.cumsum(found.met) - 1, -1)
-    return Loaded(found, waves, torch.from_numpy(slots.astype(np.int32)).to(device))
 
 
 # ---- prepared launches -----------------------------------------------------------------------------------------------
