@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import weft
 from weft.errors import VerificationError
+from weft.planning import short
 from weft.planning.argue import argue
 from weft.planning.attention_plan import plan_attention
 from weft.planning.candidates import usual
@@ -19,6 +20,7 @@ from weft.planning.short import SEEN, TILE, ShortWindow, cut, has_kernel, second
 from weft.planning.verify_walk import verify_walk, verify_window
 from weft.planning.walk import Walk
 from weft.target import GPUS
+from weft.testing.refusals import refuse
 
 H200, ROOT = GPUS["h200"], Path(__file__).parents[2]
 NAMES = ("left", "right", "batch", "q_heads", "kv_heads", "tokens")
@@ -103,6 +105,14 @@ def test_a_window_that_some_tiles_of_queries_do_not_have_is_not_taken(name, head
     plan = planned(PARTLY[name], problem(heads=heads))
     assert plan.walk is None
     plan.verify()
+
+
+def test_a_window_is_held_to_the_pattern_before_it_is_taken(monkeypatch):
+    """Whatever is taken for a window by mistake, as those above were once."""
+    monkeypatch.setattr(short, "_of_all", lambda launch, length: True)
+    plan = planned(PARTLY["but the first, beside keys"], problem(heads=(64, 64)))
+    assert plan.walk is not None
+    refuse(lambda: plan.one_walk, VerificationError, ("rows do not see the", "ShortWindow"))
 
 
 NEAR_64 = st.sampled_from([0, 1, 20, 63, 64, 65, 100])

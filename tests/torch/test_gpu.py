@@ -1,11 +1,14 @@
 """What only a GPU can show: streams, graphs, and long sequences."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 import weft
 from weft.errors import UnsupportedError
 from weft.testing.tolerance import assert_close
+from weft.torch import eager
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 
@@ -49,6 +52,30 @@ def test_cold_call_in_a_capture_is_refused_and_poisons_nothing():
         weft.attention(*other, MASK)
     torch.cuda.synchronize()
     assert weft.attention(*other, MASK).isfinite().all()
+
+
+@pytest.mark.parametrize("mask, dim", [(MASK, 64), (MASK, 96), (weft.causal(), 128)])
+def test_gradients_that_take_launches_alone(mask, dim, monkeypatch):
+    """By the same kernels, told the same: no bit differs from what calls with more to do get, wherever tensors are."""
+    leaves, seed = qkv((2, 4, 500, dim), grad=True), torch.randn(2, 4, 500, dim, device="cuda", dtype=torch.bfloat16)
+    usual, alone = eager.Call.at_once, []
+
+    def gradients():
+        out = weft.attention(*leaves, mask, deterministic=True)
+        return [*torch.autograd.grad(out, leaves, seed, retain_graph=True), *torch.autograd.grad(out.sum(), leaves)]
+
+    def watched(call, *given):
+        alone.append(usual(call, *given))
+        return alone[-1]
+
+    monkeypatch.setattr(eager.Call, "at_once", lambda call, *given: None)
+    expected = gradients()
+    monkeypatch.setattr(eager.Call, "at_once", watched)
+    for here in (nullcontext(), nullcontext(), torch.autograd.graph.save_on_cpu()):
+        with here:
+            assert all(map(torch.equal, gradients(), expected))
+    assert len(alone) == 6
+    assert alone[2] is not None
 
 
 def test_on_another_stream():

@@ -112,7 +112,7 @@ class AttentionPlan:
     @cached_property
     def one_walk(self) -> Walk | None:
         """What gradients of short windows come of; None where two kernels make them, as they do where few heads of
-        keys, which many share, leave processors nothing to walk.
+        keys, which many share, leave processors nothing to walk. Raises VerificationError unless it is of the pattern.
         """
         if not isinstance(self.target, Gpu) or self._two_asked:
             return None
@@ -120,7 +120,13 @@ class AttentionPlan:
         if found is None:
             return None
         two = sum(self.candidate(direction).cost.seconds for direction in OF_GRADIENTS)
-        return found if found.seconds(self.problem, self.target) < two else None
+        if found.seconds(self.problem, self.target) >= two:
+            return None
+        from weft.planning.verify_walk import verify_walk
+
+        # 0.1 ms, and the kernel looks at no mask: nothing later would tell
+        verify_walk(found, self.forward[0].plan.acsr)
+        return found
 
     @property
     def _two_asked(self) -> bool:
