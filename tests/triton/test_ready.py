@@ -9,7 +9,7 @@ import torch
 
 import weft
 from weft.kernels.options import Modifiers
-from weft.kernels.triton import launch, run
+from weft.kernels.triton import launch, ready, run
 from weft.kernels.triton.launcher import Direct
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
@@ -144,6 +144,23 @@ def test_moments_that_are_not_for_it(state):
         assert launched == []
 
 
+def test_told_by_stream_and_addresses(monkeypatch):
+    """Which are kept for when they come again, not without end."""
+    monkeypatch.setattr(ready, "KEPT", 3)
+    plan, stream = planned(weft.causal()), STREAM
+    *saved, dout = tensors_of(plan)
+    others = [tensors_of(plan) for _ in range(5)]
+    with pretended(_stream_of=lambda: lambda gpu: stream) as launched:
+        found = run.ready(saved, dout, plan, HOW, True)
+        for given in ([*saved, dout], [*saved, dout], *others, [*saved, dout]):
+            for stream in (STREAM, STREAM + 1):
+                launched.clear()
+                names = by_name(launched, given, found([x.data_ptr() for x in given]))
+                assert [values[3] for _, values in names] == [stream] * 2
+                assert [values[5:9] for _, values in names] == [["q", "k", "v", "out"], ["q", "k", "v", "dout"]]
+                assert 0 < len(found.known) <= 3
+
+
 def test_kernels_that_only_triton_knows_to_launch():
     plan = planned(weft.causal() & weft.window(left=100))
     *saved, dout = tensors_of(plan)
@@ -172,10 +189,18 @@ def test_found_again_by_how_tensors_lie():
     *saved, dout = tensors_of(plan)
     odd = tensors_of(plan, offset=1)
     turned = dout.transpose(1, 2).contiguous().transpose(1, 2)
+    rows = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in saved[:4]]
     with pretended() as launched:
         call, gradients = recorded(plan, saved)
         for number, (these, seed, deterministic) in enumerate(
-            [(saved, dout, True), (saved, dout, False), (saved, turned, True), (odd[:5], odd[5], True)], start=1
+            [
+                (saved, dout, True),
+                (saved, dout, False),
+                (saved, turned, True),
+                (odd[:5], odd[5], True),
+                ([*rows, saved[4]], turned, True),
+            ],
+            start=1,
         ):
             for _ in range(2):
                 found = gradients(these, seed, deterministic)

@@ -35,7 +35,7 @@ from weft.torch.operator import Options, as_tensor, gradients, modifiers
 PLAIN = (Tensor, torch.nn.Parameter)
 KEPT = 512  # calls
 LAID_OUT = 8  # ways in which the tensors of one call lie
-ADDRESS, STRIDE = Tensor.data_ptr, Tensor.stride
+ADDRESS, STRIDE, CONTIGUOUS = Tensor.data_ptr, Tensor.stride, Tensor.is_contiguous
 Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
 
 
@@ -67,7 +67,9 @@ class Call:
         """(dq, dk, dv) by nothing but launches; None where `gradients` has more to do. saved: q, k, v, out, lse."""
         tensors = (*saved, dout)
         at = [*map(ADDRESS, tensors)]
-        key = deterministic, (at[0] | at[1] | at[2] | at[3] | at[5]) & 15 == 0, *map(STRIDE, tensors)
+        key = deterministic, (at[0] | at[1] | at[2] | at[3] | at[5]) & 15 == 0
+        if not all(map(CONTIGUOUS, tensors)):
+            key += (*map(STRIDE, tensors),)
         ready = self.ready.get(key, LAID_OUT)
         if ready is LAID_OUT:
             if len(self.ready) >= LAID_OUT:

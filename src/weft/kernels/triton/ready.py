@@ -15,6 +15,7 @@ import torch
 from weft.kernels.triton import launch
 from weft.kernels.triton.launch import ADDRESS, Prepared
 
+KEPT = 64  # streams and addresses that a backward was called with
 Places = tuple[int, ...]  # of tensors among those that are given, and then those that are made
 
 
@@ -25,7 +26,7 @@ class Ready:
     the calls' own, whose tables stay where launches expect them.
     """
 
-    __slots__ = ("found", "gpu", "kept", "made", "steps", "stream")
+    __slots__ = ("found", "gpu", "kept", "known", "made", "steps", "stream")
 
     def __init__(self, calls: Sequence[tuple[Prepared, Places]], found: Places) -> None:
         self.kept = [one for one, _ in calls]
@@ -37,6 +38,7 @@ class Ready:
             for call, places in calls for one in call.launches if (way := one.way) is not None
         ]  # fmt: skip
         self.found = itemgetter(*found)
+        self.known: dict[tuple[int, ...], list[tuple[Any, tuple[Any, ...]]]] = {}
 
     def __call__(self, given: list[int]) -> tuple[torch.Tensor, ...] | None:
         """(dq, dk, dv) on the current stream. given: addresses of q, k, v, out, lse and dout, which lie in that way.
@@ -47,12 +49,23 @@ class Ready:
         if gpu != launch.current_gpu() or launch.is_capturing() or launch._hooked():
             return None
         made = [launch.EMPTY(*one) for one in self.made]
-        at = (*given, *map(ADDRESS, made))
-        stream = (self.stream(gpu),)
-        for start, grid, handles, places, rest, maps in self.steps:
-            values = places(at)
-            start(*grid + stream + handles + values + rest + (maps.of(values) if maps else ()))
+        at = (self.stream(gpu), *given, *map(ADDRESS, made))
+        for start, values in self.known.get(at) or self._kept(at):
+            start(*values)
         return self.found(made)
+
+    def _kept(self, at: tuple[int, ...]) -> list[tuple[Any, tuple[Any, ...]]]:
+        """What starts each launch, and all that it is told; found by these addresses from now on."""
+        stream, *addresses = at
+        found = []
+        for start, grid, handles, places, rest, maps in self.steps:
+            values = places(addresses)
+            more = maps.of(values) if maps else ()
+            found.append((start, (*grid, stream, *handles, *values, *rest, *more)))
+        if len(self.known) >= KEPT:
+            self.known.clear()
+        self.known[at] = found
+        return found
 
 
 def of_walk(given: tuple[Any, ...], made: tuple[Any, ...]) -> tuple[Any, ...]:
