@@ -67,14 +67,13 @@ class Call:
         """(dq, dk, dv) by nothing but launches; None where `gradients` has more to do. saved: q, k, v, out, lse."""
         tensors = (*saved, dout)
         at = [*map(ADDRESS, tensors)]
-        key = deterministic, (at[0] | at[1] | at[2] | at[3] | at[5]) & 15 == 0
-        if not all(map(CONTIGUOUS, tensors)):
-            key += (*map(STRIDE, tensors),)
+        strides = None if all(map(CONTIGUOUS, tensors)) else (*map(STRIDE, tensors),)
+        key = strides, (at[0] | at[1] | at[2] | at[3] | at[5]) & 15 == 0, deterministic
         ready = self.ready.get(key, LAID_OUT)
         if ready is LAID_OUT:
             if len(self.ready) >= LAID_OUT:
                 self.ready.clear()
-            ready = self.ready[key] = self.kernels.ready(saved, dout, self.plan, self.how, deterministic)
+            ready = self.ready[key] = self.kernels.ready(self.plan, self.how, *key, dout.device)
         found: tuple[Tensor, ...] | None = ready and ready(at)
         return found
 

@@ -14,8 +14,9 @@ import torch
 
 from weft.kernels.triton import launch
 from weft.kernels.triton.launch import ADDRESS, Prepared
+from weft.planning.problem import Problem
 
-KEPT = 64  # streams and addresses that a backward was called with
+KEPT = 256  # streams and addresses that a backward was called with
 Places = tuple[int, ...]  # of tensors among those that are given, and then those that are made
 
 
@@ -43,11 +44,13 @@ class Ready:
     def __call__(self, given: list[int]) -> tuple[torch.Tensor, ...] | None:
         """(dq, dk, dv) on the current stream. given: addresses of q, k, v, out, lse and dout, which lie in that way.
 
-        None where there is more to do: on another GPU than the current one, in a capture, under a profiler's hooks.
+        None where there is more to do: on another GPU than the current one, under a profiler's hooks, lse off 16 bytes.
         """
         gpu = self.gpu
-        if gpu != launch.current_gpu() or launch.is_capturing() or launch._hooked():
+        if gpu != launch.current_gpu() or launch._hooked() or given[4] & 15:
             return None
+        if launch.is_capturing():
+            launch.CAPTURED.update(self.kept)
         made = [launch.EMPTY(*one) for one in self.made]
         at = (self.stream(gpu), *given, *map(ADDRESS, made))
         for start, values in self.known.get(at) or self._kept(at):
@@ -74,6 +77,14 @@ def of_walk(given: tuple[Any, ...], made: tuple[Any, ...]) -> tuple[Any, ...]:
     """
     lse = given[5]
     return *given, *(*made, lse, lse)[:5]
+
+
+def dense_strides(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Of q, k, v, out, lse and dout where all are contiguous."""
+    of_queries, of_keys = (problem.batch, problem.q_heads, problem.m), (problem.batch, problem.kv_heads, problem.n)
+    d, dv = problem.d, problem.dv
+    sizes = (*of_queries, d), (*of_keys, d), (*of_keys, dv), (*of_queries, dv), of_queries, (*of_queries, dv)
+    return tuple(torch.empty(size, device="meta").stride() for size in sizes)
 
 
 def ready_of(queries: Prepared, keys: Prepared | None) -> Ready | None:

@@ -35,7 +35,7 @@ from weft.kernels.triton.launch import (
 )
 from weft.kernels.triton.load import arguments, kernel_of
 from weft.kernels.triton.loaded import Loaded, loaded
-from weft.kernels.triton.ready import Ready, of_walk, ready_of
+from weft.kernels.triton.ready import Ready, dense_strides, of_walk, ready_of
 from weft.kernels.triton.sinks import sink_gradient
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
@@ -51,7 +51,8 @@ from weft.target import Gpu
 
 __all__ = ["backward", "forward", "ready", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]
-Lie = tuple[tuple[tuple[int, ...], ...], bool]  # see `lie_of`
+Strides = tuple[tuple[int, ...], ...]
+Lie = tuple[Strides, bool]  # see `lie_of`
 SMALLEST = 1e-10  # scale that joins the exponential; below it, masks and sums of scores would leave float32
 GRID = 65535  # programs along the second and the third axis of a grid, at most
 LIKE = {"Out": "Q", "DQ": "Q", "DK": "K", "DV": "V"}  # what is written, and whose memory order it takes
@@ -102,7 +103,9 @@ def backward(
     lse_gradient = d_lse is not None
     lie, wanted = lie_of((*saved, out, d_out)), (lse_gradient, with_delta, deterministic)
     queries, keys, with_dq = prepared_gradients(plan, lie, asked(how, plan), wanted, d_out.device)
-    lse, d_lse = lse.contiguous(), lse if d_lse is None else d_lse.float().contiguous()
+    odd = lse.data_ptr() & 15  # as a hook of saved tensors may leave it
+    lse = lse.clone(memory_format=torch.contiguous_format) if odd else lse.contiguous()
+    d_lse = lse if d_lse is None else d_lse.float().contiguous()
     given = (*saved, out, d_out, lse, d_lse)
     if keys is None:
         dq, dk, dv, *made = queries.empty()
@@ -136,16 +139,19 @@ def backward(
 
 
 def ready(
-    saved: Tensors, d_out: torch.Tensor, plan: AttentionPlan, how: Modifiers, deterministic: bool = True
-) -> Ready | None:
-    """What makes dq, dk and dv of tensors that lie like these, if launches and nothing else do. saved: q, k, v, out,
-    lse. Neither sinks nor slopes, and no gradient of lse. Not in float32: whether tf32 may be is asked at each call.
+    plan: AttentionPlan, how: Modifiers, strides: Strides | None, aligned: bool, deterministic: bool,
+    device: torch.device,
+) -> Ready | None:  # fmt: skip
+    """What makes dq, dk and dv, if launches and nothing else do. strides: of q, k, v, out, lse, dout, None where all
+    are contiguous; aligned: each begins on 16 bytes, lse aside. Neither sinks nor slopes, and no gradient of lse. Not
+    in float32: whether tf32 may be is asked at each call.
     """
-    *qkvo, lse = saved
-    if plan.problem.dtype == "float32" or not lse.is_contiguous():
+    dense = dense_strides(plan.problem)
+    *qkvo, lse, d_out = dense if strides is None else strides
+    if plan.problem.dtype == "float32" or lse != dense[4]:
         return None
-    lie, wanted = lie_of((*qkvo, d_out)), (False, False, deterministic)
-    queries, keys, with_dq = prepared_gradients(plan, lie, asked(how, plan), wanted, d_out.device)
+    lie, wanted = ((*qkvo, d_out), aligned), (False, False, deterministic)
+    queries, keys, with_dq = prepared_gradients(plan, lie, asked(how, plan), wanted, device)
     return None if with_dq else ready_of(queries, keys)
 
 
