@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 import weft
 from weft.cli import doctor, main
-from weft.kernels.backend import BACKENDS
+from weft.errors import UnsupportedKernel
+from weft.kernels.backend import BACKENDS, TritonBackend
 
 
 def run(*args):
@@ -88,6 +89,19 @@ def test_with_a_gpu(monkeypatch):
     assert said["torch"]["build"] == "CUDA 13.0"
     assert [reason["why"] for reason in said["backends"]["cpu"]["cuda"]] == ["the tensors are on cuda"]
     assert "on the GPU" in run()
+
+
+@pytest.mark.parametrize("error", [UnsupportedKernel("a T4", "it is old", "buy"), RuntimeError("no libcuda")])
+def test_a_card_without_kernels(monkeypatch, error):
+    def card(self, device):
+        raise error
+
+    pytest.importorskip("triton")
+    monkeypatch.setattr(doctor, "import_module", fake_torch(True))
+    monkeypatch.setattr(TritonBackend, "card", card)
+    (reason,) = json.loads(run("--json"))["backends"]["triton"]["cuda"]
+    assert reason["why"] in ("it is old", "the card cannot be asked: RuntimeError: no libcuda")
+    assert reason["cure"] in ("buy", "mend the driver, or Triton")
 
 
 def test_a_gpu_that_torch_cannot_use(monkeypatch):

@@ -47,6 +47,7 @@ NOTHING_TO_REFUSE = {"full", "nothing"}  # take no arguments
 
 # (module, class) that no row reaches -> the tests that do.
 ELSEWHERE = {
+    ("weft.kernels.triton.card", "UnsupportedKernel"): "tests/runtime/test_card.py",  # an old card
     ("weft.kernels.triton.decode", "UnsupportedKernel"): "tests/torch/test_decode.py",
     ("weft.runtime.evidence", "OptionError"): "tests/runtime/test_evidence.py",
     ("weft.runtime.tuner", "OptionError"): "tests/runtime/test_tuner.py",

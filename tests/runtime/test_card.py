@@ -1,14 +1,18 @@
 """Which card is at hand, from what its driver says."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from weft.errors import UnsupportedKernel
 from weft.kernels.backend import BACKENDS, CpuBackend, TritonBackend
 from weft.kernels.triton import card
 from weft.kernels.triton.card import numbers_of
 from weft.target import GPUS
+from weft.testing.refusals import refuse
 
 
 @pytest.mark.parametrize(
@@ -48,6 +52,41 @@ def test_cards_that_are_not_keep_their_name_and_take_the_nearest_clock(name, arc
 def test_shared_memory_is_the_cards_own():
     assert numbers_of("NVIDIA A10G", "sm_86", 80, 99 << 10).shared == 99 << 10
     assert numbers_of("NVIDIA H200", "sm_90", 132, 228 << 10) is GPUS["h200"]
+
+
+def at_hand(monkeypatch, name, capability, processors, shared, hip=None):
+    """The card that torch and Triton's driver describe so."""
+    major, minor = capability
+    properties = SimpleNamespace(
+        name=name, major=major, minor=minor, multi_processor_count=processors, gcnArchName="gfx90a:xnack-"
+    )
+    utils = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": shared})
+    monkeypatch.setattr(card.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(card.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(card.torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(card.torch.version, "hip", hip)
+    monkeypatch.setattr(card.driver, "_active", SimpleNamespace(utils=utils))
+    return card._card.__wrapped__(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "shared", "hip"),
+    [
+        ("NVIDIA GeForce RTX 5090", (12, 0), 99 << 10, None),  # the nearest that is known has 227
+        ("NVIDIA A100-SXM4-40GB", (8, 0), 163 << 10, None),
+        ("AMD Instinct MI250X", (9, 0), 64 << 10, "6.2"),
+    ],
+)
+def test_shared_memory_is_what_the_driver_says(monkeypatch, name, capability, shared, hip):
+    """Whatever torch: what has no room must be refused before it is loaded."""
+    found = at_hand(monkeypatch, name, capability, 100, shared, hip)
+    assert (found.name, found.gpu.shared, found.gpu.processors) == (name, shared, 100)
+
+
+@pytest.mark.parametrize(("name", "capability"), [("Tesla T4", (7, 5)), ("Tesla V100-SXM2-16GB", (7, 0))])
+def test_cards_that_are_too_old_are_refused(monkeypatch, name, capability):
+    said = name, f"{capability[0]}.{capability[1]}", "8.0", "newer"
+    refuse(lambda: at_hand(monkeypatch, name, capability, 40, 64 << 10), UnsupportedKernel, said)
 
 
 def test_versions_name_the_kernels_and_triton(monkeypatch):

@@ -18,6 +18,7 @@ import click
 
 import weft
 from weft.cli.cache import amount, cache_facts
+from weft.errors import UnsupportedKernel
 from weft.kernels.backend import BACKENDS, Reason
 from weft.planning.problem import Problem
 from weft.settings import interpreted
@@ -97,7 +98,21 @@ def _reasons(backend: Any, device: str, torch: Torch) -> list[Reason]:
     problem = Problem(1, 1, 1, 128, 128, 64, 64, DTYPES[device], device)
     broken = torch.error is not None and find_spec("torch") is not None
     reasons = [Reason(f"torch cannot be used: {torch.error}", _TORCH)] if broken else []
-    return [*reasons, *backend.reasons_against(problem)]
+    reasons += backend.reasons_against(problem)
+    if not reasons and device == "cuda" and torch.gpus:
+        reasons += _against_card(backend, device)
+    return reasons
+
+
+def _against_card(backend: Any, device: str) -> list[Reason]:
+    """Why a backend has no kernels for the card at hand."""
+    try:
+        backend.card(device)
+    except UnsupportedKernel as error:
+        return [Reason(error.wrong, error.cure)]
+    except Exception as error:  # as above
+        return [Reason(f"the card cannot be asked: {type(error).__name__}: {error}", "mend the driver, or Triton")]
+    return []
 
 
 _TORCH = "pip install 'weft[torch]'"

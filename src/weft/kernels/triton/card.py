@@ -11,10 +11,13 @@ from pathlib import Path
 
 import torch
 import triton
+from triton.runtime import driver
 
+from weft.errors import UnsupportedKernel
 from weft.kernels.backend import Card
 from weft.target import GPUS, Gpu
 
+OLDEST = (8, 0)  # compute capability of NVIDIA's cards
 # Modules that neither make nor start the kernels that are tuned.
 APART = ("__init__", "card", "measure", "decode", "row_spec", "rowwise", "row_device")
 
@@ -26,16 +29,23 @@ def at_hand() -> Card | None:
 
 @cache
 def _card(device: int) -> Card:
+    """Raises UnsupportedKernel for a card that Triton makes no kernels for."""
     found = torch.cuda.get_device_properties(device)
     rocm = torch.version.hip is not None
+    if not rocm and (found.major, found.minor) < OLDEST:
+        raise UnsupportedKernel(
+            f"attention on {found.name}",
+            f"its compute capability is {found.major}.{found.minor}, and kernels need {OLDEST[0]}.{OLDEST[1]}",
+            "use a newer GPU, or move q, k and v to the CPU",
+        )
     architecture = found.gcnArchName.split(":")[0] if rocm else f"sm_{found.major}{found.minor}"
-    shared = getattr(found, "shared_memory_per_block_optin", 0)  # torch before 2.12 and ROCm do not tell
+    shared = driver.active.utils.get_device_properties(device)["max_shared_mem"]  # which torch tells from 2.12 on
     return Card(found.name, numbers_of(found.name, architecture, found.multi_processor_count, shared))
 
 
 def numbers_of(name: str, architecture: str, processors: int, shared: int = 0) -> Gpu:
     """What is known of a card of that name; else of the nearest architecture, as that of a card with so many processors
-    and, if said, so many bytes of shared memory. It then keeps its own name.
+    and, if said, so many bytes of shared memory for a program. It then keeps its own name.
     """
     words = re.findall("[a-z0-9]+", name.lower())
     said = {*words, *("".join(pair) for pair in pairwise(words))}
