@@ -5,7 +5,7 @@
 Medians of N calls, in microseconds, of causal windows over 1,024 tokens, which a GPU computes before the host has said
 what comes next; there torch's own causal attention goes beside. Without a GPU launches do nothing and tensors are the
 CPU's: all that weft and autograd do is done, and the driver's and the allocator's shares are left out. Bars, on a GPU:
-40 for a forward without gradients, 100 for gradients.
+40 for a forward without gradients, 100 for gradients, 20 for what a step of decoding does instead of planning.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from weft.kernels.triton import launch, run
 from weft.kernels.triton.launcher import Direct
 from weft.planning.attention_plan import plan_attention
 from weft.target import GPU
-from weft.torch import eager
+from weft.torch import decode, eager
 from weft.torch.inputs import problem_of
 
 SHAPE, MASK = (1, 4, 1024, 64), weft.causal() & weft.window(left=100)
 CALLS, WARM = 1000, 100
-BARS = {"forward": 40.0, "gradients": 100.0}
+BARS = {"forward": 40.0, "gradients": 100.0, "decode step, its planning": 20.0}
 PLAIN = (None, None, 0, "auto", None)  # options of a call that names none
 COLUMNS = ("date", "machine", "python", "torch", "commit", "device", "what", "us")
 
@@ -111,7 +111,30 @@ def measure(calls: int) -> dict[str, float]:
         found["gradients of an empty function"] = gradients(Empty.apply(*leaves))
         if device == "cuda":
             found["gradients of torch's own"] = gradients(scaled_dot_product_attention(*leaves, is_causal=True))
+            found |= decoding(calls)
     return found
+
+
+def decoding(calls: int) -> dict[str, float]:
+    """A query against keys that grow by one each step: a step, and what it does instead of planning."""
+    batch, heads, _, dim = SHAPE
+    q = torch.randn(batch, heads, 1, dim, device="cuda", dtype=torch.bfloat16)
+    keys = torch.randn(batch, heads, 2 * (WARM + calls), dim, device="cuda", dtype=torch.bfloat16)
+    mask = weft.causal(align="bottom-right")
+    lengths = iter(range(WARM + calls, 3 * (WARM + calls)))
+
+    def step() -> object:
+        seen = keys[:, :, : next(lengths)]
+        return weft.attention(q, seen, seen, mask)
+
+    def found() -> object:
+        return decode.find(decode.key_of((q, keys, keys), mask, (None, None), PLAIN), keys.shape[2])
+
+    with torch.no_grad():
+        times = {"decode step": microseconds(step, calls)}
+        weft.attention(q, keys, keys, mask)
+        assert found() is not None, "this is not how a step is found"
+        return times | {"decode step, its planning": microseconds(found, calls)}
 
 
 def main() -> int:

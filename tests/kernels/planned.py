@@ -1,5 +1,6 @@
 """Attention as planned for any card, under any tilings, by the entry points of the Triton backend."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -28,9 +29,11 @@ def planned(case, gpu, fixed=()):
 
 def results(case, gpu, fixed=(), device="cpu", backward=True):
     """{name: tensor} as `Case.weft`, on the CPU; device: where it is computed."""
-    if not case.deterministic:
-        with one_kernel():
-            return results(replace(case, deterministic=True), gpu, fixed, device, backward)
+    with nullcontext() if case.deterministic else one_kernel():
+        return _results(case, gpu, fixed, device, backward)
+
+
+def _results(case, gpu, fixed, device, backward):
     options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in case.options.items()}
     plan, how, sinks = planned(replace(case, options=options), gpu, fixed)
     tensors, seeds = (tuple(x.to(device) for x in some) for some in (case.tensors, case.seeds()))
@@ -38,7 +41,7 @@ def results(case, gpu, fixed=(), device="cpu", backward=True):
     found = [("out", out), ("lse", lse)]
     if backward:
         rows = out, seeds[0], lse, seeds[1] if case.with_lse else None
-        *gradients, delta = run.backward(tensors, rows, plan, how, True, sinks is not None)
+        *gradients, delta = run.backward(tensors, rows, plan, how, case.deterministic, sinks is not None)
         found += zip(("dq", "dk", "dv"), gradients, strict=True)
         if sinks is not None:
             found.append(("dsinks", run.sink_gradient(sinks, lse, delta)))

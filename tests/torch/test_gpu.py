@@ -91,6 +91,97 @@ def test_on_another_stream():
     assert torch.equal(found, expected * 2)
 
 
+def test_gradients_on_another_stream():
+    """Which autograd makes current for a backward, as it was for the forward."""
+    leaves, seed = qkv(grad=True), torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16)
+    expected = both(leaves, seed * 2)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        found = both(leaves, seed * 2)
+    stream.synchronize()
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("mask", [MASK, weft.causal()])
+def test_nothing_waits_for_the_gpu(mask, compiled):
+    """Warm calls, forward and backward."""
+    leaves, seed = qkv(grad=True), torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16)
+
+    def attention(q, k, v):
+        return weft.attention(q, k, v, mask)
+
+    call = torch.compile(attention, fullgraph=True) if compiled else attention
+    for _ in range(2):
+        torch.autograd.grad(call(*leaves), leaves, seed)
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.autograd.grad(call(*leaves), leaves, seed)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+LAYOUTS = {
+    "tokens first": lambda b, h, n, d: torch.empty(b, n, h, d).transpose(1, 2),
+    "inside others": lambda b, h, n, d: torch.empty(b, h, n, 3, d)[:, :, :, 1],
+    "rows off 16 bytes": lambda b, h, n, d: torch.empty(b, h, n, d + 1)[..., 1:],
+    "packed": lambda b, h, n, d: torch.empty(b, n, 3, h, d)[:, :, 1].transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "mask, dim", [(MASK, 64), (weft.causal() | weft.prefix(100), 128), (weft.dilated(50, 50, 4), 64)]
+)
+def test_no_copies_are_made(mask, dim, layout):
+    """Beyond q, k, v, out and gradients there are numbers of rows alone, however tensors lie."""
+    sizes = 2, 8, 4096, dim
+
+    def made():
+        like = LAYOUTS[layout](*sizes)
+        found = torch.empty_strided(like.shape, like.stride(), device="cuda", dtype=torch.bfloat16)
+        return found.normal_().requires_grad_()
+
+    leaves, seed = [made() for _ in range(3)], made().detach()
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = weft.attention(*leaves, mask)
+        forward = torch.cuda.max_memory_allocated() - before - out.nbytes
+        gradients = torch.autograd.grad(out, leaves, seed)
+        backward = torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in (out, *gradients))
+        del out, gradients
+    one = 2 * sizes[0] * sizes[1] * sizes[2] * dim
+    assert max(forward, backward) <= 0.5 * one, f"{forward / one:.2f}, {backward / one:.2f} of a tensor"
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+@pytest.mark.parametrize("heads, dim", [(17, 128), (34, 64)])
+def test_more_than_two_to_the_31_elements(heads, dim, tokens_first):
+    """The last head's rows are those that the head has alone."""
+    if torch.cuda.mem_get_info()[0] < 70 << 30:
+        pytest.skip("40 GB of tensors")
+    size = (1, heads, 1 << 20, dim) if not tokens_first else (1, 1 << 20, heads, dim)
+
+    def made():
+        found = torch.empty(size, device="cuda", dtype=torch.bfloat16).normal_()
+        return found.transpose(1, 2) if tokens_first else found
+
+    leaves, seed = [made().requires_grad_() for _ in range(3)], made()
+    assert leaves[0].numel() > 1 << 31
+    out = weft.attention(*leaves, MASK)
+    found = [out, *torch.autograd.grad(out, leaves, seed)]
+    alone = [x.detach()[:, -1:].clone().requires_grad_() for x in leaves]
+    out = weft.attention(*alone, MASK)
+    expected = [out, *torch.autograd.grad(out, alone, seed[:, -1:].clone())]
+    for one, other in zip(found, expected, strict=True):
+        assert (one[:, -1:].float() - other.float()).norm() <= 2e-3 * other.float().norm()
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_on_another_gpu():
     tensors = qkv()
@@ -111,12 +202,18 @@ def test_a_million_tokens_take_little_memory_besides_their_own():
     own = sum(x.nbytes for x in (*leaves, seed, out, *gradients))
     beyond = torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in (out, *gradients))
     assert beyond <= 0.05 * own, f"{beyond / own:.3f}"
-    rows = torch.tensor([0, 1, 1000, 500_000, length - 1], device="cuda")
-    q, k, v = (x[0, 0].double() for x in leaves)
-    for row in rows.tolist():
-        keys = slice(max(0, row - 1023), row + 1)
-        p = (k[keys] @ q[row] * 128**-0.5).softmax(0)
-        assert (out[0, 0, row].double() - p @ v[keys]).norm() <= 0.01 * (p @ v[keys]).norm()
+    for token in (0, 1, 1000, 500_000, length - 1024):
+        near, mine, those = max(0, token - 1023), slice(token, token + 1024), min(token, 1023)
+        q, k, v = (x[0, 0, near : token + 1024].detach().double().requires_grad_() for x in leaves)
+        i = torch.arange(q.shape[0], device="cuda")
+        live = (i[:, None] >= i) & (i[:, None] - i <= 1023)
+        dense = ((q @ k.mT * 128**-0.5).masked_fill(~live, -torch.inf).softmax(-1) @ v)[those:]
+        assert (out[0, 0, mine].double() - dense).norm() <= 0.01 * dense.norm()
+        dq, dk, dv = torch.autograd.grad(dense, (q, k, v), seed[0, 0, mine].double())
+        for name, got, true in zip(("dq", "dk", "dv"), gradients, (dq, dk, dv), strict=True):
+            rows = slice(token, token + (1024 if name == "dq" else 1))  # of keys, only the first one's queries are here
+            error = got[0, 0, rows].double() - true[those : those + (rows.stop - rows.start)]
+            assert error.norm() <= 0.01 * true[those : those + (rows.stop - rows.start)].norm(), (name, token)
 
 
 @pytest.fixture

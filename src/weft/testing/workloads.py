@@ -231,6 +231,13 @@ def _scaling() -> Iterable[Workload]:
         yield square(f"scaling_{size}", (1, 8, 1 << power, 128), Band(1023), "scaling decoder")
 
 
+def _widths() -> Iterable[Workload]:
+    """Two of the core at head dimensions that are no powers of two."""
+    for dim in (80, 96):
+        yield square(f"causal_d{dim}", (1, 16, 16384, dim), Band(), "widths decoder")
+        yield square(f"causal_window_1024_d{dim}", (1, 16, 32768, dim), Band(1023), "widths decoder")
+
+
 def _cpu() -> Iterable[Workload]:
     for name, sizes, mask in (
         ("cpu_causal_2048", (1, 8, 2048, 64), Band()),
@@ -242,7 +249,7 @@ def _cpu() -> Iterable[Workload]:
 
 
 WORKLOADS: dict[str, Workload] = {
-    w.name: w for part in (_core, _models, _grids, _decode, _stof, _scaling, _cpu) for w in part()
+    w.name: w for part in (_core, _models, _grids, _decode, _stof, _scaling, _widths, _cpu) for w in part()
 }
 TAGS: tuple[str, ...] = tuple(sorted({tag for w in WORKLOADS.values() for tag in w.tags}))
 
