@@ -9,6 +9,7 @@ import pytest
 import weft
 from weft.kernels.triton import decode
 from weft.kernels.triton.source import Source
+from weft.kernels.triton.spec import KernelSpec
 from weft.planning.candidates import Terms, menu
 from weft.testing.cases import parts
 
@@ -123,3 +124,29 @@ def test_twelve_kernels_at_most():
     assert len(found) <= 12, sorted(spec.name for spec in found)
     with_heads = found | kernels(("heads",))
     assert len(with_heads) <= 14, sorted(spec.name for spec in with_heads)
+
+
+WIDE_SWEEP = {
+    "causal": [weft.causal()],
+    "window": [weft.causal() & weft.window(left=left) for left in (20, 127, 1023)],
+    "window, both sides": [weft.window(left, left) for left in (32, 64, 300)],
+    "dilated": [weft.causal() & weft.dilated(200, 0, step) for step in (2, 4, 16)],
+    "chunks": [weft.chunks(size) & weft.causal() for size in (100, 2048)],
+    "strided": [weft.causal() & (weft.window(left=127) | weft.periodic_keys(step)) for step in (64, 128)],
+    "longformer": [weft.longformer(256, global_tokens=count) for count in (1, 64)],
+}
+
+
+@pytest.mark.parametrize("name", WIDE_SWEEP)
+def test_a_dozen_for_each_direction(name):
+    """Of one structure, head dimension and type, from a thousand tokens to a million, one batch row to many, heads that
+    share keys and heads that do not: sizes choose among tilings, walks and kernels by rows, and what is chosen is few.
+    """
+    found = {}
+    for pattern in WIDE_SWEEP[name]:
+        for m in (1024, 4096, 16384, 65536, 1 << 20):
+            for batch, heads in ((1, (16, 16)), (8, (16, 16)), (1, (32, 4)), (64, (2, 2))):
+                for one in launched(Call(pattern, m, m, heads=heads, batch=batch)):
+                    kind = one.direction if isinstance(one, KernelSpec) else one.name.partition("_")[0]
+                    found.setdefault(kind, set()).add(one.name)
+    assert {kind: len(names) for kind, names in found.items() if len(names) > 12} == {}
