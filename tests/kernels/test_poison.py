@@ -5,7 +5,8 @@ workspaces are made in, and keys that no query of the call sees, where they lie 
 padded length or a prefix, before a window, in another block or residue class. Not promised: a key that some query of a
 tile sees, or that lies between such keys, or on a grid in one box with them, or beside queries of the tile whose two
 bounds cross, so that they see nothing. The tile's other queries compute a score with it and mask that by adding -inf,
-which NaN survives, as it does in dense attention; so NaN in one document may reach its neighbours.
+which NaN survives, as it does in dense attention; so NaN in one document may reach its neighbours. Not kept yet (GAPS):
+in a block of single pairs a key beyond a padded length, and beside queries that a list names or leaves out.
 """
 
 import pytest
@@ -133,6 +134,29 @@ def test_in_keys_that_no_query_sees(name, dtype, backend):
     _check_unseen_keys(name, dtype, backend, {})
 
 
+ROWS = {"a list": [0, 30, 37], "all but a list": [*range(40), 62]}
+GAPS = {
+    "beyond a padded length, in a block of single pairs": (
+        weft.bigbird(8) & weft.padding([37, 90]), 90, 90, [(0, slice(37, None))],
+    ),
+    "of a listed query that sees nothing": (
+        weft.window(0, 0).shift(k=-20) & weft.global_tokens(ROWS["a list"], columns=False), 64, 64,
+        [(slice(None), slice(None, 10))],
+    ),
+    "of queries that a list leaves out": (
+        weft.window(20, 0) & ~weft.global_tokens(ROWS["all but a list"], columns=False), 64, 64,
+        [(slice(None), slice(None, 20))],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.xfail(strict=True, reason="tiles are told of such keys that some query sees them")
+@on_every_backend
+@pytest.mark.parametrize("name", GAPS)
+def test_in_keys_that_no_query_sees_either(name, backend):
+    _check_unseen_keys(name, torch.float32, backend, {})
+
+
 @on_every_backend
 @pytest.mark.parametrize("options", [{"softcap": 2.0}, {"alibi_slopes": torch.ones(4)}], ids=["softcap", "alibi"])
 @pytest.mark.parametrize("name", ["padding", "before a window", "residue classes", "empty blocks"])
@@ -141,7 +165,7 @@ def test_in_keys_that_no_query_sees_with_options(name, options, backend):
 
 
 def _check_unseen_keys(name, dtype, backend, options):
-    pattern, m, n, unseen = UNSEEN[name]
+    pattern, m, n, unseen = (UNSEEN | GAPS)[name]
     clean = Case(pattern, qkv(generator(name), (m, n), dtype), options=options, backend=backend)
     q, k, v = (x.clone() for x in clean.tensors)
     for batch, keys in unseen:
