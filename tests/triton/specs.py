@@ -1,7 +1,8 @@
 """Which kernels a call would launch, found without a GPU: the real planner and the real entry points, no launch."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -16,12 +17,13 @@ from weft.planning.device import plan_for_device
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
 from weft.target import GPU, GPUS
+from weft.testing.workloads import WORKLOADS
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of attention. dims: (D, Dv). options: softcap, alibi, sinks, scale. dense: rows lie densely, 16-byte
-    aligned. one_kernel: dK, dV and dQ are of one.
+    """One call of attention. dims: (D, Dv). options: softcap, alibi, sinks, scale, and lse, which has a gradient, and
+    tf32, which products may take. dense: rows lie densely, 16-byte aligned. one_kernel: dK, dV and dQ are of one.
     """
 
     pattern: Any
@@ -77,9 +79,11 @@ def launched(call, gpu=GPU):
     alibi = torch.ones(call.heads[1], group) if call.options.get("alibi") else None
     how = Modifiers(call.options.get("scale", 0.1), call.options.get("softcap"), alibi)
     sinks = torch.zeros(call.heads[0]) if call.options.get("sinks") else None
-    with launches() as found, mock.patch.object(run, "in_one_kernel", lambda plan: call.one_kernel):
+    lse = lse[..., 0].float()
+    tf32 = mock.patch.object(run, "tf32_wanted", lambda: True) if call.options.get("tf32") else nullcontext()
+    with launches() as found, mock.patch.object(run, "in_one_kernel", lambda plan: call.one_kernel), tf32:
         run.forward((q, k, v), plan, how, sinks)
-        rows = d_out, d_out, lse[..., 0].float(), None
+        rows = d_out, d_out, lse, lse if call.options.get("lse") else None
         run.backward((q, k, v), rows, plan, how, not call.one_kernel, sinks is not None)
     return found
 
@@ -182,4 +186,68 @@ CALLS = {
     "two terms, by groups": Call(
         weft.causal() & (weft.window(left=255) | weft.periodic_keys(128)), m=16384, n=16384, heads=(16, 16), batch=1
     ),
+    "chunks, gradient of lse": Call(weft.causal() & weft.chunks(128), heads=(4, 4), options={"lse": True}),
+    "tf32, gradient of lse": Call(BAND, dtype=torch.float32, options={"lse": True, "tf32": True}),
+    "rows anywhere, 192, softcap, alibi": Call(
+        BAND, m=4000, n=4000, dims=(192, 192), dtype=torch.float16, options={"softcap": 5.0, "alibi": True}, dense=False
+    ),
+    "two terms": Call(weft.causal() | weft.prefix(100)),
+    "two terms, listed bounds": Call(
+        weft.causal() & (weft.documents([2048, *[768] * 8]) | weft.prefix(2048)), m=8192, n=8192, dims=(128, 128),
+        heads=(16, 16), batch=1,
+    ),
+    "three terms": Call(
+        weft.causal() & (weft.window(left=127) | weft.periodic_keys(500) | weft.prefix(4)), heads=(4, 4)
+    ),
+    "longformer, one token": Call(weft.longformer(256, global_tokens=1), heads=(4, 4)),
+    "strided": Call(weft.causal() & weft.strided(128)),
+    "sparse transformer": Call(weft.sparse_transformer(128, 8), m=12288, n=12288, heads=(8, 8), batch=1),
+    "sparse transformer, fixed": Call(
+        weft.sparse_transformer(128, 8, kind="fixed", summary=32), m=12288, n=12288, heads=(8, 8), batch=1
+    ),
+    "bigbird": Call(weft.bigbird(64)),
 }  # fmt: skip
+# What walks full tiles of other terms in the loop of one (`more`), whose source chooses where the next tile is.
+WITH_MORE = {
+    "longformer, one loop": Call(weft.longformer(512, global_tokens=64), m=16384, n=16384, heads=(12, 12), batch=4),
+    "longformer, packed": Call(weft.longformer(256, global_tokens=64), dims=(128, 128), dtype=torch.float16),
+    "text and image": square(
+        weft.segments([128, 1280], [[weft.full()] * 2, [weft.full(), weft.neighborhood((32, 40), (9, 11))]]),
+        length=1408, dims=(128, 128), heads=(4, 4),
+    ),
+}  # fmt: skip
+
+# What ordinary calls are made of. Beside each length and each type with its own heads.
+PATTERNS = (
+    weft.causal(), weft.full(), weft.window(64, 64), BAND, SHORT.pattern, weft.dilated(64, 64, 3),
+    weft.causal() | weft.prefix(100), weft.chunks(100) & weft.causal(),
+    weft.causal() & (weft.window(left=255) | weft.periodic_keys(128)),
+    weft.causal() & (weft.window(left=127) | weft.periodic_keys(500) | weft.prefix(4)),
+    weft.causal() & (weft.window(left=255) | weft.prefix(4)), weft.longformer(256, global_tokens=1),
+    weft.longformer(256, global_tokens=64), weft.longformer(128, global_tokens=100, dilation=2),
+    weft.longformer(64) | weft.global_tokens([0, 77, 500]), weft.random_blocks(64, 3, seed=1),
+)  # fmt: skip
+WAYS = (
+    {"dims": (64, 64)},
+    {"dims": (64, 64), "heads": (16, 16), "batch": 1},
+    {"dims": (128, 128), "heads": (4, 4), "dtype": torch.float16},
+    {"dims": (64, 64), "heads": (4, 4), "dtype": torch.float32},
+)
+OPTIONS = (
+    {"softcap": 5.0}, {"alibi": True}, {"sinks": True}, {"lse": True}, {"scale": -1.0},
+    {"softcap": 5.0, "alibi": True, "sinks": True, "lse": True},
+)  # fmt: skip
+LONGEST = 16384  # tokens of a workload: longer ones take long to plan, for kernels that others have too
+
+
+def ordinary():
+    """Calls as users make them: the workloads, and some patterns in many ways."""
+    for w in WORKLOADS.values():
+        if w.n <= LONGEST:
+            dtype, options = getattr(torch, w.dtype), {"sinks": w.sinks}
+            yield Call(w.make(), w.m, w.n, (w.d, w.dv), dtype, (w.q_heads, w.kv_heads), w.batch, options)
+    for pattern, n, way in product(PATTERNS, (1000, 4096), WAYS):
+        yield Call(pattern, n, n, **way)
+    for options, dense, dtype in product(OPTIONS, (False, True), (torch.bfloat16, torch.float16, torch.float32)):
+        yield Call(BAND, dtype=dtype, options=options, dense=dense)
+    yield Call(BAND, dtype=torch.float32, options={"tf32": True})

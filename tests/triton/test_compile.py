@@ -30,26 +30,32 @@ from .resources import REGISTERS, SHARED, SMALL, TARGETS, resources
 from .specs import (
     BAND,
     BESIDE,
-    CALLS,
     DIRECTIONS,
     SHORT,
+    WITH_MORE,
     Call,
     card,
     gradients_of,
     has_room_for_dq,
+    ordinary,
     specs_towards,
     square,
 )
+from .specs import CALLS as COMMON
+from .specs import specs_of as specs_of_call
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
+CALLS = COMMON | WITH_MORE
+
 # For which target each of DIRECTIONS is compiled by default: each for each target of three calls at least, and what
-# exists for Hopper alone for that; else where it takes least time. Calls that are left out are like others, and slow.
+# exists for Hopper alone for that; else where it takes least time. Calls that are left out are like others, and slow;
+# "-": another call has kernels of these kinds.
 NARROW = {
     "window": "gfx942 sm_90 sm_80 sm_80",
     "window, by groups": "sm_90 sm_100 sm_90 gfx942",
     "window, float32": "gfx942 gfx942 sm_100",
-    "window, sinks": "sm_100 sm_80 gfx942 sm_80",
+    "window, sinks": "sm_90 sm_80 gfx942 sm_80",
     "window, softcap, alibi, sinks": "sm_90 sm_80 sm_80 sm_90",
     "window, scale below 0": "gfx942 gfx942 sm_80 sm_100",
     "rows anywhere": "sm_80 gfx942 gfx942 sm_100",
@@ -62,24 +68,48 @@ NARROW = {
     "2-D, ungrouped": "gfx942 sm_80 sm_80 gfx942",
     "3-D": "sm_90 sm_100 sm_80 sm_80",
     "two terms, by groups": "sm_90 sm_100 sm_80 sm_90",
+    "chunks, gradient of lse": "sm_90 sm_80 gfx942 sm_100",
+    "tf32, gradient of lse": "sm_90 sm_80 sm_100",
+    "rows anywhere, 192, softcap, alibi": "sm_100 sm_80 sm_90",
+    "two terms": "sm_90 - - -",
+    "two terms, listed bounds": "sm_80 sm_100 - gfx942",
+    "three terms": "sm_90 gfx942 sm_90 sm_80",
+    "longformer, one loop": "sm_90 sm_80 sm_90 sm_100",
+    "longformer, packed": "gfx942 sm_90 - -",
+    "longformer, one token": "- - sm_100 -",
+    "strided": "sm_100 sm_80 - -",
+    "sparse transformer": "- - sm_80 gfx942",
+    "sparse transformer, fixed": "sm_80 sm_100 gfx942 sm_90",
+    "bigbird": "sm_90 sm_80 gfx942 sm_80",
+    "text and image": "sm_90 sm_100 sm_80 gfx942",
 }
-SPILLED = Path(__file__).with_name("spilled.json")  # bytes of local memory of a thread, as it is today; 0 if absent
+# version of Triton -> bytes of local memory of a thread, as it is today; 0 if absent
+SPILLED = Path(__file__).with_name("spilled.json")
 
 # (direction, call) whose innermost loops spill on sm_90, with either version of Triton or with one. Wide tiles of keys
 # at D=192 are the fastest all the same (benchmarks/notes/triton.md).
 VERSION = tuple(map(int, triton.__version__.split(".")[:2]))
-CROWDED = {(3, 6): (("keys", "window, float32"),), (3, 7): ()}
+CROWDED = {(3, 6): (("keys", "window, float32"), ("keys", "text and image")), (3, 7): ()}
 INSIDE = {
-    *(("keys", call) for call in ("random blocks", "window, 192x128")),
-    *(("one kernel", call) for call in ("random blocks", "listed tokens", "rows anywhere")),
+    *(("forward", call) for call in ("strided", "sparse transformer, fixed")),
+    *(("keys", call) for call in ("random blocks", "window, 192x128", "bigbird")),
+    *(("one kernel", call) for call in ("random blocks", "listed tokens", "rows anywhere", "longformer, packed")),
+    *((direction, "rows anywhere, 192, softcap, alibi") for direction in ("forward", "dq", "keys")),
+    *(("keys", call) for call in ("two terms, listed bounds", "longformer, one token")),
     *CROWDED.get(VERSION, CROWDED[3, 7]),
 }
+SERIALISED = {("keys", "bigbird")}  # whose products run one by one: those of blocks whose results are added to others
+
+
+def by_default(call):
+    """direction -> the target that it is compiled for by default."""
+    return dict(zip(DIRECTIONS, NARROW.get(call, "").split(), strict=False))
 
 
 def cases():
     """(target, direction, call) of everything, marked: wide is what is left out by default."""
     for call in CALLS:
-        narrow = dict(zip(DIRECTIONS, NARROW.get(call, "").split(), strict=False))
+        narrow = by_default(call)
         for direction in DIRECTIONS:
             if direction == "one kernel" and not has_room_for_dq(CALLS[call]):
                 continue
@@ -91,15 +121,61 @@ def cases():
                 )
 
 
+def narrow_cases():
+    """(target, direction, call) of what is compiled by default."""
+    return [case.values[0] for case in cases() if not case.marks]
+
+
 def test_the_default_compiles_each_direction_for_each_target():
     """Three times at least, and once what any call but those that are left out has."""
-    narrow = [case.values[0] for case in cases() if not case.marks]
+    narrow = narrow_cases()
     assert {call for _, _, call in narrow} == set(NARROW)
-    wanted = {(direction, call) for _, direction, call in (case.values[0] for case in cases()) if call in NARROW}
+    every = {(direction, call) for _, direction, call in (case.values[0] for case in cases()) if call in NARROW}
+    wanted = [(direction, call) for direction, call in every if by_default(call)[direction] != "-"]
     assert sorted((direction, call) for _, direction, call in narrow) == sorted(wanted)
     assert all(
         sum((target, direction) == one[:2] for one in narrow) >= 3 for target in TARGETS for direction in DIRECTIONS
     )
+
+
+# What makes a kernel of another kind all together, and what does so alone, in each direction. Not how large tiles are.
+TOGETHER = (
+    "direction", "rank", "terms", "more", "listed", "several", "groups", "short", "packed", "with_dq", "accumulate",
+    "joins", "few", "makes", "formula", "lines",
+)  # fmt: skip
+ALONE = (
+    "dtype", "aligned", "whole", "grouped", "split", "lse_gradient", "with_delta", "held", "no_maximum", "softcap",
+    "alibi", "sinks", "rescaled", "tf32", "chained", "fast_log", "partial", "apart",
+)  # fmt: skip
+
+
+def kinds(specs):
+    """The kinds of kernels, and what these have beside."""
+    found = {tuple(getattr(spec, name) for name in TOGETHER) for spec in specs}
+    return found | {(spec.direction, name, getattr(spec, name)) for spec in specs for name in ALONE}
+
+
+def compiled_by_default():
+    """The KernelSpecs that tests of this file compile."""
+    for target, direction, call in narrow_cases():
+        yield from specs_towards(CALLS[call], direction, target)
+    for call in BY_WALKS.values():
+        yield from specs_of_call(call, card("sm_90"))
+    yield from (replace(gradients_of(SHORT)[0], **wanted) for wanted in WALKS)
+
+
+@pytest.fixture(scope="module")
+def known():
+    return kinds(list(compiled_by_default()))
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_ordinary_calls_launch_no_other_kinds(target, known):
+    """A kernel of a new kind is not left uncompiled: a call that launches it belongs into CALLS and NARROW."""
+    for call in ordinary():
+        for one_kernel in {False, has_room_for_dq(call)}:
+            for spec in specs_of_call(replace(call, one_kernel=one_kernel), card(target)):
+                assert kinds([spec]) <= known, f"{spec.name} of {call}"
 
 
 def compile_one(target, specs):
@@ -141,7 +217,11 @@ def test_compiles_and_fits(case, compiled):
     check_spilled("-".join(case), max(taken.spilled for taken in found))
 
 
-@pytest.mark.parametrize("wanted", [{}, {"with_delta": True}, {"with_delta": True, "lse_gradient": True}], ids=str)
+BY_WALKS = {"short window": SHORT, "few keys beside it": BESIDE}  # calls whose gradients one walk makes, on Hopper
+WALKS = [{}, {"with_delta": True}, {"with_delta": True, "lse_gradient": True}]
+
+
+@pytest.mark.parametrize("wanted", WALKS, ids=str)
 def test_one_walk_compiles_and_fits(wanted, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     (spec,) = gradients_of(SHORT)
@@ -163,13 +243,30 @@ def test_few_keys_beside_a_window_compile_and_fit(tmp_path, monkeypatch):
         check_spilled(f"sm_90-{spec.direction}-short window", taken.spilled)
 
 
+@pytest.mark.parametrize("name", BY_WALKS)
+def test_forwards_of_short_windows_compile_and_fit(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    specs = specs_towards(BY_WALKS[name], "forward")
+    assert all(spec.short for spec in specs)
+    for spec, taken in zip(specs, compile_one("sm_90", specs), strict=True):
+        assert taken.shared <= SHARED["sm_90"] * 1024
+        assert taken.registers <= spec.registers
+        check_spilled(f"sm_90-forward-{name}", taken.spilled)
+
+
+def test_totals_of_spills_are_known():
+    if triton.__version__ not in (tables := json.loads(SPILLED.read_text())):
+        pytest.skip(f"with Triton {triton.__version__} no totals of spills are asserted: known are {', '.join(tables)}")
+
+
 def check_spilled(case, spilled):
-    found = json.loads(SPILLED.read_text())
-    version, table = found["triton"], found["bytes"]
+    """Whether this version of Triton spills no more than it did; with one that is not known, anything will do."""
+    tables = json.loads(SPILLED.read_text())
+    table = tables.get(triton.__version__, {})
     if os.environ.get("WEFT_GOLDEN") == "write":
-        kept = {name: count for name, count in (table | {case: spilled}).items() if count}
-        SPILLED.write_text(json.dumps({"triton": triton.__version__, "bytes": kept}, indent=1, sort_keys=True) + "\n")
-    elif version == triton.__version__ and spilled > table.get(case, 0):
+        tables[triton.__version__] = {name: count for name, count in (table | {case: spilled}).items() if count}
+        SPILLED.write_text(json.dumps(tables, indent=1, sort_keys=True) + "\n")
+    elif triton.__version__ in tables and spilled > table.get(case, 0):
         pytest.fail(
             f"{case} spills {spilled} bytes a thread, and {table.get(case, 0)} before. If that is worth it: "
             "WEFT_GOLDEN=write pytest tests/triton/test_compile.py -m 'wide or not wide'"
@@ -295,8 +392,10 @@ def test_the_remainder_has_room_at_256_channels(target, dtype, direction):
 
 
 @pytest.mark.parametrize("case", ON_HOPPER)
-def test_products_are_not_serialised(case, compiled):
+def test_products_are_not_serialised(case, compiled, request):
     """On grids at D=64 that cost up to a third of dK and dV, and a quarter of dQ (benchmarks/notes/triton.md)."""
+    if case[1:] in SERIALISED:
+        request.applymarker(pytest.mark.xfail(raises=AssertionError, strict=True, reason="ptxas is not sure of them"))
     assert all(taken.waits < 0.7 for taken in compiled(case))
 
 

@@ -30,7 +30,7 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
     notes = [f"note      attention cannot run it: {why}" for why in facts["reasons_against"]]
     sources = sources_of(plan, source) if source else {}
     if source in ("dq", "dkdv") and plan.one_walk is not None:
-        click.echo("note: calls make these gradients in one walk (--source gradients), unless options forbid it", err=True)
+        click.echo("note: calls make these in one walk (--source gradients), unless options forbid it", err=True)
     if as_json:
         click.echo(json.dumps({**facts, "explanation": plan.explain(), "sources": sources}, indent=2))
     else:
