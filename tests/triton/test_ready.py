@@ -178,9 +178,10 @@ def test_lse_off_16_bytes_is_copied():
     assert all(address % 16 == 0 for address in addresses)
 
 
-def test_told_by_stream_and_addresses(monkeypatch):
+@pytest.mark.parametrize("kept", [3, 100])
+def test_told_by_stream_and_addresses(kept, monkeypatch):
     """Which are kept for when they come again, not without end."""
-    monkeypatch.setattr(ready, "KEPT", 3)
+    monkeypatch.setattr(ready, "KEPT", kept)
     plan, stream, alive = planned(weft.causal()), STREAM, []
     first, *others = (tensors_of(plan) for _ in range(6))
     with pretended(_stream_of=lambda: lambda gpu: stream) as launched:
@@ -193,7 +194,7 @@ def test_told_by_stream_and_addresses(monkeypatch):
                 assert queries[3] == keys[3] == stream
                 assert [queries[5:11], queries[12]] == [["q", "k", "v", "out", "dout", "lse"], "dq"]
                 assert [keys[5:10], keys[12:14]] == [["q", "k", "v", "dout", "lse"], ["dk", "dv"]]
-                assert 0 < len(found.known) <= 3
+                assert 0 < len(found.known) <= kept
 
 
 @pytest.mark.parametrize("of_keys", [False, True])
