@@ -1,7 +1,8 @@
 """What a backend is, and the list of backends.
 
 `reasons_against` is the one statement of what a backend can do: empty means yes. Choice, error texts and skipped tests
-all read it. A backend named by the user is used or refused; "auto" takes the first without a reason against it.
+all read it. It knows no card: one that is at hand, and too old, `card` refuses. A backend named by the user is used or
+refused; "auto" takes the first without a reason against it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ class Backend(Protocol):
         ...
 
     def card(self, device: str) -> Card | None:
-        """The card that runs problems on that device, if kernels for it can be tuned; imports a framework."""
+        """The card that runs problems on that device, if kernels for it can be tuned; imports a framework. Raises
+        UnsupportedKernel for one that no kernels are made for.
+        """
         ...
 
     def versions(self) -> dict[str, str]:

@@ -35,6 +35,7 @@ from weft.torch.operator import Options, as_tensor, gradients, modifiers
 PLAIN = (Tensor, torch.nn.Parameter)
 KEPT = 512  # calls
 LAID_OUT = 8  # ways in which the tensors of one call lie
+UNASKED = object()  # whether launches alone make gradients
 ADDRESS, STRIDE, CONTIGUOUS = Tensor.data_ptr, Tensor.stride, Tensor.is_contiguous
 Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
 
@@ -69,8 +70,8 @@ class Call:
         at = [*map(ADDRESS, tensors)]
         strides = None if all(map(CONTIGUOUS, tensors)) else (*map(STRIDE, tensors),)
         key = strides, (at[0] | at[1] | at[2] | at[3] | at[5]) & 15 == 0, deterministic
-        ready = self.ready.get(key, LAID_OUT)
-        if ready is LAID_OUT:
+        ready = self.ready.get(key, UNASKED)
+        if ready is UNASKED:
             if len(self.ready) >= LAID_OUT:
                 self.ready.clear()
             ready = self.ready[key] = self.kernels.ready(self.plan, self.how, *key, dout.device)
@@ -117,7 +118,7 @@ def is_watched() -> bool:
 
 
 def is_plain(x: Any) -> bool:
-    """Whether x is a tensor that is what lies in its memory."""
+    """Whether x is a tensor that is what lies in its memory. As `is_dense`, in place: all are asked, at every call."""
     return type(x) in PLAIN and x.layout is strided and not (x.is_nested or x.is_neg() or x._is_zerotensor())
 
 

@@ -79,8 +79,12 @@ class Prepared:
         return [torch.empty_strided(size, stride, dtype=dtype, device=self.device) for size, stride, dtype in made]
 
 
-def gradient_calls(found: Prepared, given: Tensors, written: Tensors, rest: Tensors) -> list[tuple[Prepared, Tensors]]:
-    """What `run` launches for a gradient of keys: given, written and the rest, in the order of `emit.tensors`."""
+def gradient_calls(
+    found: Prepared, given: Sequence[Any], written: Sequence[Any], rest: Sequence[Any]
+) -> list[tuple[Prepared, tuple[Any, ...]]]:
+    """What `run` launches for a gradient of keys: given, written and the rest, in the order of `emit.tensors`;
+    these are tensors, or what stands for them where nothing goes `before`.
+    """
     if found.before is None or found.slots is None:
         return [(found, (*given, *written, *rest))]
     (sums,) = found.before.empty()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from weft.kernels.triton import launch
-from weft.kernels.triton.launch import ADDRESS, Prepared
+from weft.kernels.triton.launch import ADDRESS, Prepared, gradient_calls
 from weft.planning.problem import Problem
 
 KEPT = 256  # streams and addresses that a backward was called with
@@ -101,8 +101,8 @@ def ready_of(queries: Prepared, keys: Prepared | None) -> Ready | None:
         return Ready([(queries, of_walk(given, tuple(made)))], (0, 1, 2))
     dq, *more, dk, dv = made
     delta, stats = more[0], more[-1]  # as in `run.backward`
-    of_keys = q, k, v, dout, lse, delta, stats, dk, dv, delta
-    return Ready([(queries, (*given, dq, delta, stats, delta)), (keys, of_keys)], (0, -2, -1))
+    of_keys = gradient_calls(keys, (q, k, v, dout, lse, delta, stats), (dk, dv), (delta,))
+    return Ready([(queries, (*given, dq, delta, stats, delta)), *of_keys], (0, -2, -1))
 
 
 def _short(call: Prepared) -> bool:
