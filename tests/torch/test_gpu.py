@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from weft.errors import UnsupportedError
+from weft.errors import InputError, UnsupportedError
 from weft.testing.tolerance import assert_close
 from weft.torch import eager
 
@@ -184,9 +184,25 @@ def test_more_than_two_to_the_31_elements(heads, dim, tokens_first):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_on_another_gpu():
-    tensors = qkv()
-    there = [x.to("cuda:1") for x in tensors]
-    assert torch.equal(weft.attention(*there, MASK).cpu(), weft.attention(*tensors, MASK).cpu())
+    """Called from the first GPU and from the second, cold and warm: what the first computes, on the tensors' own."""
+    first, seed = qkv(grad=True), torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16)
+    expected = weft.attention(*first, MASK)
+    wanted = (expected, *torch.autograd.grad(expected, first, seed))
+    there = [x.detach().to("cuda:1").requires_grad_() for x in first]
+    for current in (0, 0, 1, 1):
+        with torch.cuda.device(current):
+            out = weft.attention(*there, MASK)
+            found = (out, *torch.autograd.grad(out, there, seed.to("cuda:1")))
+            assert all(x.device == there[0].device for x in found)
+            assert all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(found, wanted, strict=True)), current
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_tensors_of_two_gpus_are_refused():
+    q, k, v = qkv()
+    with pytest.raises(InputError, match="device"):
+        weft.attention(q, k.to("cuda:1"), v, MASK)
+    assert weft.attention(q, k, v, MASK).isfinite().all()
 
 
 def test_a_million_tokens_take_little_memory_besides_their_own():
