@@ -36,10 +36,28 @@ class Descriptors:
         return tuple(addresses[box.tensor] for box in self.boxes)
 
 
+class Launched(list):
+    """(kernel, arguments) of launches; made: tensors that calls made for them."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def keeping(self, make):
+        """What makes a tensor or several, which stay."""
+
+        def kept(*given):
+            made = make(*given)
+            self.made += made if isinstance(made, list) else [made]
+            return made
+
+        return kept
+
+
 @contextmanager
 def pretended(**state):
-    """A list of (kernel, arguments) launched meanwhile on a GPU that is not there; state: what `launch` answers."""
-    found = []
+    """What is launched meanwhile on a GPU that is not there; state: what `launch` answers."""
+    found = Launched()
 
     class Kernel:
         def __init__(self, spec, device):
@@ -49,7 +67,7 @@ def pretended(**state):
         start = lambda *values: found.append((kernel.spec.name, values))  # noqa: E731
         return Direct(start, ("handles",), Descriptors(boxes) if boxes else None)
 
-    empty = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)  # noqa: E731
+    empty = found.keeping(lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype))
     patched = {
         "current_gpu": lambda: 0, "is_capturing": lambda: False, "_hooked": lambda: False, "EMPTY": empty,
         "_stream_of": lambda: lambda gpu: STREAM, "direct": direct,
@@ -57,6 +75,7 @@ def pretended(**state):
     with ExitStack() as stack:
         for name, value in (patched | state).items():
             stack.enter_context(mock.patch.object(launch, name, value))
+        stack.enter_context(mock.patch.object(launch.Prepared, "empty", found.keeping(launch.Prepared.empty)))
         for name, value in {"kernel_of": Kernel, "gpu_of": lambda device: 0, "on": lambda gpu: nullcontext()}.items():
             stack.enter_context(mock.patch.object(run, name, value))
         yield found
@@ -89,9 +108,8 @@ def by_name(launched, given, gradients):
     """Launches with the names of tensors where they are told addresses; what lies elsewhere is made on the way."""
     named = dict(zip(("q", "k", "v", "out", "lse", "dout"), given, strict=True))
     named |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
-    where = {x.data_ptr(): name for name, x in named.items()}
-    return [(kernel, [where.get(x, x if x < 1 << 32 else "made") if isinstance(x, int) else x for x in values])
-            for kernel, values in launched]  # fmt: skip
+    where = {x.data_ptr(): "made" for x in launched.made} | {x.data_ptr(): name for name, x in named.items()}
+    return [(kernel, [where.get(x, x) if isinstance(x, int) else x for x in values]) for kernel, values in launched]
 
 
 PLANS = {
