@@ -235,6 +235,9 @@ def test_bits_round_trip_and_transpose(m, n, density, seed):
     np.testing.assert_array_equal(acsr.transpose().to_dense(), dense.T)
     assert acsr.transpose().transpose() == acsr and hash(acsr.transpose().transpose()) == hash(acsr)
     assert acsr.nnz == acsr.transpose().nnz == int(dense.sum())
+    for i, (first, after) in enumerate(acsr.remainder.spans(n)):
+        seen = np.flatnonzero(acsr.remainder.mask(i, m, n).any(axis=0))
+        assert [first, after] == [seen[0], seen[-1] + 1]
     again = Blocks.of_remainder(acsr.remainder, m, n)
     np.testing.assert_array_equal(again.contains(np.arange(m)[:, None], np.arange(n)[None, :]), dense)
 

@@ -49,6 +49,15 @@ def test_by_class(listed, step, lo, length):
         assert classes.last(one, low, high).tolist() == [inside[-1] if inside else low[0] - 1]
 
 
+@given(tokens, st.integers(1, 9))
+def test_past_runs_of_a_class(listed, step):
+    classes, x = ByClass.of(np.array(listed, np.int64), step), np.arange(-10, 60)
+    past, ahead = classes.past(x % step, x).tolist(), classes.ahead(x % step, x).tolist()
+    for at, after, before in zip(x.tolist(), past, ahead, strict=True):
+        assert after == next(y for y in range(at, 100, step) if y not in listed)
+        assert before == next(y for y in range(at, -100, -step) if y not in listed)
+
+
 @pytest.mark.parametrize("step", [(1 << 31) - 1, 1 << 31, (1 << 34) + 3, 1 << 62])
 def test_by_class_of_long_steps(step):
     """From 2**31 on a class has one token at most, and most classes have none."""

@@ -66,8 +66,8 @@ class Tables:
 
     def blocks(self, item, lengths):
         """(rows, visits) of one row of blocks of the remainder."""
-        size, length = self.kind.tiling.rows, lengths[1]
-        columns, places, bits = (int(x) for x in self.words[:3])
+        size = self.kind.tiling.rows
+        columns, places, spans, bits = (int(x) for x in self.words[:4])
         row, first, last = (int(x) for x in self.words[self.items_at + 3 * item :][:3])
         rows, visits = row * size + np.arange(size), []
         valid = rows < lengths[0]
@@ -77,7 +77,10 @@ class Tables:
             if place >= 0:
                 found = self.words[bits + place * 128 :][:128].reshape(size, 2)
                 mask = (found[:, np.arange(size) // 32] >> (np.arange(size) % 32)) & 1 != 0
-            visits.append(Visit(rows[valid], cols[cols < length], mask[valid][:, cols < length]))
+            span = int(self.words[spans + block])
+            there = slice(span & 255, span >> 8)
+            assert cols[there][-1] < lengths[1]
+            visits.append(Visit(rows[valid], cols[there], mask[valid][:, there]))
         return rows[valid], visits
 
     def boxes(self, item, lengths):

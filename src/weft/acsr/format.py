@@ -242,6 +242,15 @@ class Remainder:
             return np.ones((height, width), np.bool_)
         return np.unpackbits(self.bits[self.bit_index[i]], axis=1).view(np.bool_)[:height, :width]
 
+    def spans(self, n: int) -> NDArray[np.int32]:
+        """Columns of each block from the first live one to the one after the last, cut at N: (blocks, 2)."""
+        live = np.unpackbits(np.bitwise_or.reduce(self.bits, axis=1), axis=1)  # (partial blocks, BLOCK)
+        partial = self.bit_index >= 0
+        found = np.tile(np.array([0, BLOCK], np.int32), (len(self), 1))
+        first, after = live.argmax(axis=1), BLOCK - live[:, ::-1].argmax(axis=1)
+        found[partial] = np.stack([first, after], axis=1)[self.bit_index[partial]]
+        return np.minimum(found, n - BLOCK * self.cols[:, None])
+
     def count(self, m: int, n: int) -> int:
         """Number of live pairs."""
         full = self.bit_index < 0

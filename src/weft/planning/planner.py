@@ -8,7 +8,7 @@ mask, elements staged, and steps. All constants come from the Target.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product as cartesian
 from math import lcm, prod
@@ -166,6 +166,8 @@ def _group_lanes(terms: list[Term], axis: int, group: Group) -> list[Lanes]:
         )
         for t in terms
     ]
+    if terms[0].rank > 1:
+        found = [replace(lanes, alone=False) for lanes in found]
     live = np.logical_or.reduce([lanes.live for lanes in found])
     return found if live.all() else [lanes.only(live) for lanes in found]
 

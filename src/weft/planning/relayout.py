@@ -45,7 +45,7 @@ class Lanes:
     Row p of lane c has index q_first[c] + q_step * p for 0 <= p < rows[c]; position j has index k_first[c] + k_step *
     j. An index is a query (a key), or a place in the table `queries` (`keys`) where a term has only listed ones: the
     relayout is then a gather. `live[c]` is False where no key satisfies the congruences of the lane. No full tile may
-    have one of the queries out[0] or of the keys out[1].
+    have one of the queries out[0] or of the keys out[1]; if `alone`, on the only axis, such queries see nothing.
     """
 
     q_first: Ints
@@ -57,6 +57,7 @@ class Lanes:
     queries: Ints | None = None
     keys: ByClass | None = None
     out: tuple[Ints, Ints] = NONE_OUT
+    alone: bool = True
 
     def __len__(self) -> int:
         return int(self.q_first.size)
@@ -102,6 +103,38 @@ class Lanes:
             lo, hi = (np.maximum(-((first - x) // self.k_step), 0) for x in (lo, hi))
             hi = np.where(live, hi, 0)
         return lo, hi
+
+    def seeing(self, relation: Relation, n: int, first: Ints, last: Ints) -> tuple[Ints, Ints, NDBool] | None:
+        """The first and the last row of tiles of which nothing says that it sees nothing, neither a statement about the
+        query nor a list, and whether there are some; None where nothing says so of any. first, last: of all rows,
+        (lanes, tiles).
+        """
+        begin, end = live_range(relation, INF)
+        stated = self.queries is None and (begin > 0 or end < INF)
+        blind = self._blind(relation, n)
+        if blind is None and not stated:
+            return None
+        begins, ends, base, step = first, last, self.q_first[:, None], self.q_step
+        if stated:
+            before, after = (-((base - query) // step) for query in (begin, end))
+            begins, ends = np.maximum(first, before), np.minimum(last, after - 1)
+        if blind is not None:
+            phase = base % step
+            begins = (blind.past(phase, base + step * begins) - base) // step
+            ends = (blind.ahead(phase, base + step * ends) - base) // step
+        some = begins <= ends
+        return np.where(some, begins, first), np.where(some, ends, last), some
+
+    def _blind(self, relation: Relation, n: int) -> ByClass | None:
+        """Indices of queries that see nothing: of listed ones by their bounds, else those that are left out; None where
+        lists say nothing.
+        """
+        if self.queries is None:
+            return ByClass.of(self.out[0], self.q_step) if self.alone and self.out[0].size else None
+        which = np.repeat(np.arange(len(self)), self.rows)
+        rows = np.arange(which.size) - np.repeat(np.cumsum(self.rows) - self.rows, self.rows)
+        lo, hi = self.bounds(relation, n, which, rows)
+        return ByClass.of(np.sort((self.q_first[which] + self.q_step * rows)[lo >= hi]), self.q_step)
 
     def tiles_cut(self, block: int, tiles: int) -> NDBool:
         """Which tiles of `block` rows, (lanes, tiles), have a query that is left out."""

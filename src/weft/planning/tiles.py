@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK, Acsr, Grid
-from weft.pattern.bounds import INF, Ints
+from weft.pattern.bounds import Ints
 from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool, Relation
-from weft.planning.relayout import Lanes, live_range
+from weft.planning.relayout import Lanes
 from weft.planning.tiling import Tiling
 
 Table32: TypeAlias = NDArray[np.int32]
@@ -282,7 +282,7 @@ class TileBounds(NamedTuple):
 
 def tile_bounds(relation: Relation, n: int, lanes: Lanes, block_q: int) -> TileBounds:
     """From the first and last row of every tile: monotone bounds make these two rows enough. Rows that see nothing by a
-    statement about the query alone do not widen what is visited: nobody may see those keys.
+    statement about the query alone, or by a list, do not widen what is visited: nobody may see those keys.
     """
     tiles = -(-int(lanes.rows.max(initial=0)) // block_q)
     which = np.arange(len(lanes))[:, None]
@@ -296,25 +296,12 @@ def tile_bounds(relation: Relation, n: int, lanes: Lanes, block_q: int) -> TileB
     first = np.minimum(first, last)
     start, inner_stop = lanes.bounds(relation, n, which, first)
     inner_start, stop = lanes.bounds(relation, n, which, last)
-    seeing = _seeing(relation, lanes, first, last)
+    seeing = lanes.seeing(relation, n, first, last)
     if seeing is not None:
         begins, ends, some = seeing
         start, stop = lanes.bounds(relation, n, which, begins)[0], lanes.bounds(relation, n, which, ends)[1]
         exists = exists & some
     return TileBounds(start, np.where(exists, np.maximum(stop, start), start), inner_start, inner_stop)
-
-
-def _seeing(relation: Relation, lanes: Lanes, first: Ints, last: Ints) -> tuple[Ints, Ints, NDBool] | None:
-    """The first and the last row of tiles of which no statement about the query says that it sees nothing, and whether
-    there are some; None where no such statement is made, or queries are listed. first, last: of all rows.
-    """
-    begin, end = live_range(relation, INF)
-    if lanes.queries is not None or (begin <= 0 and end >= INF):
-        return None
-    before, after = (-((lanes.q_first[:, None] - query) // lanes.q_step) for query in (begin, end))
-    begins, ends = np.maximum(first, before), np.minimum(last, after - 1)
-    some = begins <= ends
-    return np.where(some, begins, first), np.where(some, ends, last), some
 
 
 def axis_plan(

@@ -71,6 +71,7 @@ def _part(launch: Launch, part: Part, term: Term) -> None:
         same = same and _same_table(axis.lanes.queries, first.queries)
         require(same and axis.lanes.q_step == first.q_step, f"{where}: other lanes than its launch has")
         sets = tuple(_on_axis(x, grid, number) for x, grid in ((term.rows, term.q), (term.keys, term.k)))
+        sets = (*sets, sets[0] if term.rank == 1 else EVERY)  # a token left out of a grid leaves others on its axes
         _lanes(axis, term.q.shape[number], sets[0], where)
         _key_table(axis.lanes, sets[1], where)
         _runs(axis, sets, where)
@@ -126,7 +127,10 @@ def _key_table(lanes: Lanes, listed: Listed, where: str) -> None:
 
 
 def _runs(axis: AxisPlan, sets: tuple[Listed, ...], where: str) -> None:
-    """In every row the visited interval, the masked interval and the full tiles agree with the row's affine keys."""
+    """In every row the visited interval, the masked interval and the full tiles agree with the row's affine keys.
+
+    sets: rows and keys that are not left out, and rows outside which nothing need be visited.
+    """
     tables = [table.astype(np.int64) for table in (axis.start, axis.stop, axis.left, axis.full)]
     start, stop, left, full = tables
     tiles = -((start - stop) // axis.block_k)
@@ -157,7 +161,8 @@ def _rows(axis: AxisPlan, rows: tuple[Ints, Ints], tables: list[Ints], sets: tup
     same, live = _same_keys(axis, sets[1], queries, (lane, lo, hi))
     all_hold(~live | same, "its mask has other keys than its row")
     all_hold(live | (hi <= lo), "a row without keys has some in its mask")
-    all_hold(~live | ((start <= lo) & (hi <= stop)), "keys outside the runs of its tile")
+    visited = (start <= lo) & (hi <= stop)
+    all_hold(~(live & sets[2].holds(queries)) | visited, "keys outside the runs of its tile")
     after = start + left * axis.block_k
     inner = after, np.minimum(after + full * axis.block_k, stop)
     some = inner[1] > inner[0]

@@ -393,13 +393,15 @@ def _block_tiles(plan: TilePlan, masks: Masks) -> Iterator[Tile]:
     if plan.blocks is None:
         return
     acsr, remainder = plan.acsr, plan.acsr.remainder
-    spans = zip(plan.blocks.rows.tolist(), plan.blocks.first[:-1].tolist(), plan.blocks.first[1:].tolist(), strict=True)
-    for row, first, last in spans:
+    strips = zip(*(x.tolist() for x in (plan.blocks.rows, plan.blocks.first[:-1], plan.blocks.first[1:])), strict=True)
+    spans = remainder.spans(acsr.n)
+    for row, first, last in strips:
         stop = min(BLOCK * (row + 1), acsr.m)
         drafts = []
         for i in range(first, last):
-            live = remainder.mask(i, acsr.m, acsr.n)
-            start = BLOCK * int(remainder.cols[i])
+            begin, end = spans[i].tolist()
+            live = remainder.mask(i, acsr.m, acsr.n)[:, begin:end]
+            start = BLOCK * int(remainder.cols[i]) + begin
             box = Box(start, (live.shape[1],), (1,))
             cut = () if live.all() else ((0, live.shape[1], masks.additive(live)),)
             drafts.append(_Draft(box, cut, live.any(axis=1) if cut else None))

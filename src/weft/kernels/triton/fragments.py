@@ -231,11 +231,14 @@ class Fragments:
 
     # -- the geometry of one step
     def locate(self, kind: str) -> Iterator[str]:
-        """there (cols,): whether a column exists; at: the first token of the box."""
+        """there (cols,): whether a column exists, or in a block of pairs lies between seen ones; at: the box's first
+        token.
+        """
         spec = self.spec
         if spec.rank == 0:
             yield f"at = tl.load(columns + block) * {spec.cols}"
-            yield "there = c < their_length - at"
+            yield "span = tl.load(spans + block)"
+            yield "there = (c >= (span & 255)) & (c < (span >> 8))"
         elif spec.rank == 1:
             if kind != "full" or spec.listed:
                 count = self.of_term("count")

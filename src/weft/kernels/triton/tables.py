@@ -417,7 +417,9 @@ def _spans(breaks: Ints, axis: AxisPlan, slot: Slots, chosen: Ints) -> Ints:
 
 # ---- the remainder ------------------------------------------------------------------------------------------
 def block_tables(plan: TilePlan) -> LaunchTables:
-    """The remainder: items (row of blocks, first, last), columns, places of bits, and bits of rows as two words."""
+    """The remainder: items (row of blocks, first, last), columns, places of bits, which columns are seen (the first,
+    and the one after the last << 8), and bits of rows as two words.
+    """
     blocks, remainder, tiling = plan.blocks, plan.acsr.remainder, plan.of_blocks
     assert isinstance(blocks, BlockLaunch)
     assert tiling is not None, "AttentionPlan.check_room comes before"
@@ -426,11 +428,12 @@ def block_tables(plan: TilePlan) -> LaunchTables:
     bits = np.unpackbits(remainder.bits, axis=2)  # (partial blocks, BLOCK, BLOCK)
     words = np.packbits(bits, axis=2, bitorder="little").reshape(-1).view(np.int32)
     out = Writer()
-    header = out.put([0, 0, 0])  # places of columns, bit indices and bits: written below
+    header = out.put([0, 0, 0, 0])  # places of columns, bit indices, spans and bits: written below
     items_at = out.put(np.stack([blocks.rows[order], blocks.first[:-1][order], blocks.first[1:][order]], axis=1))
-    places = [out.put(x) for x in (remainder.cols, remainder.bit_index)]
+    first, after = remainder.spans(plan.acsr.n).T
+    places = [out.put(x) for x in (remainder.cols, remainder.bit_index, first | after << 8)]
     data = np.concatenate([out.all(), words])
-    data[header : header + 3] = [*places, out.size]
+    data[header : header + 4] = [*places, out.size]
     return LaunchTables(_checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
 
 
