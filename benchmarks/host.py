@@ -3,9 +3,11 @@
     python benchmarks/host.py [--calls N] [--record]
 
 Medians of N calls, in microseconds, of causal windows over 1,024 tokens, which a GPU computes before the host has said
-what comes next; there torch's own causal attention goes beside. Without a GPU launches do nothing and tensors are the
-CPU's: all that weft and autograd do is done, and the driver's and the allocator's shares are left out. Bars, on a GPU:
-40 for a forward without gradients, 100 for gradients, 20 for what a step of decoding does instead of planning.
+what comes next; there torch's own causal attention goes beside. Autograd computes gradients of tensors on a GPU in a
+thread of its own, unless torch.autograd.set_multithreading_enabled says otherwise. Without a GPU launches do nothing
+and tensors are the CPU's: all that weft and autograd do is done, and the driver's and the allocator's shares are left
+out. Bars, on a GPU: 40 for a forward without gradients, 100 for gradients, 20 for what a step of decoding does instead
+of planning.
 """
 
 from __future__ import annotations
@@ -110,6 +112,8 @@ def measure(calls: int) -> dict[str, float]:
         found["gradients"] = gradients(weft.attention(*leaves, MASK))
         found["gradients of an empty function"] = gradients(Empty.apply(*leaves))
         if device == "cuda":
+            with torch.autograd.set_multithreading_enabled(False):
+                found["gradients in the thread that asks"] = gradients(weft.attention(*leaves, MASK))
             found["gradients of torch's own"] = gradients(scaled_dot_product_attention(*leaves, is_causal=True))
             found |= decoding(calls)
     return found

@@ -67,20 +67,18 @@ class Tables:
     def blocks(self, item, lengths):
         """(rows, visits) of one row of blocks of the remainder."""
         size = self.kind.tiling.rows
-        columns, places, spans, bits = (int(x) for x in self.words[:4])
+        columns, places, bits, end = (int(x) for x in self.words[:4])
         row, first, last = (int(x) for x in self.words[self.items_at + 3 * item :][:3])
         rows, visits = row * size + np.arange(size), []
         valid = rows < lengths[0]
+        assert end <= lengths[1]
         for block in range(first, last):
             cols = self.words[columns + block] * size + np.arange(size)
             place, mask = int(self.words[places + block]), np.ones((size, size), bool)
             if place >= 0:
                 found = self.words[bits + place * 128 :][:128].reshape(size, 2)
                 mask = (found[:, np.arange(size) // 32] >> (np.arange(size) % 32)) & 1 != 0
-            span = int(self.words[spans + block])
-            there = slice(span & 255, span >> 8)
-            assert cols[there][-1] < lengths[1]
-            visits.append(Visit(rows[valid], cols[there], mask[valid][:, there]))
+            visits.append(Visit(rows[valid], cols[cols < end], mask[valid][:, cols < end]))
         return rows[valid], visits
 
     def boxes(self, item, lengths):

@@ -43,16 +43,15 @@ def kernel(
     total = tl.zeros((64,), tl.float32)
     k_at = K + (batch * K_batch + kv_head * K_head) * 8
     v_at = V + (batch * V_batch + kv_head * V_head) * 8
-    columns, places = Tables + tl.load(Tables), Tables + tl.load(Tables + 1)
-    spans, bits = Tables + tl.load(Tables + 2), Tables + tl.load(Tables + 3)
+    columns, places, bits = Tables + tl.load(Tables), Tables + tl.load(Tables + 1), Tables + tl.load(Tables + 2)
+    end = tl.load(Tables + 3)  # of seen columns
     c = tl.arange(0, 64)
     token_c = c
     k_off = (token_c * (K_row * 8))[:, None]
     v_off = (token_c * (V_row * 8))[:, None]
     for block in range(tl.load(mine + 1), tl.load(mine + 2)):
         at = tl.load(columns + block) * 64
-        span = tl.load(spans + block)
-        there = (c >= (span & 255)) & (c < (span >> 8))
+        there = c < end - at
         k_box = k_at + at.to(tl.int64) * (K_row.to(tl.int64) * 8)
         k_inside = k_off
         k_0 = tl.load(k_box + (k_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64

@@ -231,14 +231,13 @@ class Fragments:
 
     # -- the geometry of one step
     def locate(self, kind: str) -> Iterator[str]:
-        """there (cols,): whether a column exists, or in a block of pairs lies between seen ones; at: the box's first
-        token.
+        """there (cols,): whether a column exists, of blocks of pairs whether a seen one follows or it is seen; at: the
+        first token of the box.
         """
         spec = self.spec
         if spec.rank == 0:
             yield f"at = tl.load(columns + block) * {spec.cols}"
-            yield "span = tl.load(spans + block)"
-            yield "there = (c >= (span & 255)) & (c < (span >> 8))"
+            yield "there = c < end - at"
         elif spec.rank == 1:
             if kind != "full" or spec.listed:
                 count = self.of_term("count")
