@@ -1,11 +1,14 @@
 """What only a GPU can show: streams, graphs, and long sequences."""
 
+import json
 from contextlib import nullcontext
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import weft
+from weft.cli import main
 from weft.errors import InputError, UnsupportedError
 from weft.testing.tolerance import assert_close
 from weft.torch import eager
@@ -261,3 +264,10 @@ def test_tf32_when_torch_may(tf32_switch):
         assert_close(name, exact[name], truth[name], plain[name])
         assert_close(name, cut[name], truth[name], plain[name], tf32=True)
         assert (cut[name] - truth[name]).norm() > 10 * (exact[name] - truth[name]).norm(), name
+
+
+def test_doctor_finds_the_gpu_ready():
+    done = CliRunner().invoke(main, ["doctor", "--json"], catch_exceptions=False)
+    said = json.loads(done.output)
+    assert any(torch.cuda.get_device_name() in name for name in said["machine"]["gpus"])
+    assert said["backends"]["triton"]["cuda"] == []
