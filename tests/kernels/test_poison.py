@@ -181,13 +181,27 @@ def _check_unseen_keys(name, dtype, backend, options):
 )
 def test_in_everything_that_is_padding(pattern, backend, monkeypatch):
     """Beyond the length of a batch row q, k, v and the gradient of out may hold anything."""
+    same_results(*_with_padding(pattern, backend, monkeypatch))
+
+
+@on_every_backend
+def test_in_everything_that_is_padding_of_blocks_of_single_pairs(backend, monkeypatch):
+    """Results may be NaN there too, nowhere else."""
+    pattern = weft.padding([37, 90], rows=True) & weft.random_blocks(8, 3)
+    results = _with_padding(pattern, backend, monkeypatch)
+    for rows in ((0, slice(None), slice(37)), (1,)):
+        same_results(*({name: x[rows] for name, x in found.items()} for found in results))
+
+
+def _with_padding(pattern, backend, monkeypatch):
+    """Results where all beyond the length of 37 is NaN, and where nothing is."""
     clean = Case(pattern, qkv(generator("padding"), (90, 90)), with_lse=False, backend=backend)
     poisoned = Case(pattern, [x.clone() for x in clean.tensors], with_lse=False, backend=backend)
     (seed,) = clean.seeds()
     for x in (*poisoned.tensors, seed):
         x[0, :, 37:] = torch.nan
     monkeypatch.setattr(poisoned, "seeds", lambda: [seed])
-    same_results(poisoned.weft(), clean.weft())
+    return poisoned.weft(), clean.weft()
 
 
 @on_every_backend

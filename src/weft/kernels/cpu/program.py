@@ -389,20 +389,20 @@ def _step(drafts: list[_Draft]) -> Step:
 
 
 def _block_tiles(plan: TilePlan, masks: Masks) -> Iterator[Tile]:
-    """The remainder: one tile for each row of blocks."""
+    """The remainder: one tile for each row of blocks, from its first query that sees a key to the last."""
     if plan.blocks is None:
         return
     acsr, remainder = plan.acsr, plan.acsr.remainder
     strips = zip(*(x.tolist() for x in (plan.blocks.rows, plan.blocks.first[:-1], plan.blocks.first[1:])), strict=True)
     spans = remainder.spans(acsr.n)
     for row, first, last in strips:
-        stop = min(BLOCK * (row + 1), acsr.m)
+        found = [remainder.mask(i, acsr.m, acsr.n)[:, slice(*spans[i])] for i in range(first, last)]
+        seeing = np.flatnonzero(np.logical_or.reduce([live.any(axis=1) for live in found]))
+        top, below = int(seeing[0]), int(seeing[-1]) + 1
         drafts = []
-        for i in range(first, last):
-            begin, end = spans[i].tolist()
-            live = remainder.mask(i, acsr.m, acsr.n)[:, begin:end]
-            start = BLOCK * int(remainder.cols[i]) + begin
-            box = Box(start, (live.shape[1],), (1,))
+        for i, block in zip(range(first, last), found, strict=True):
+            live = block[top:below]
+            box = Box(BLOCK * int(remainder.cols[i]) + int(spans[i, 0]), (live.shape[1],), (1,))
             cut = () if live.all() else ((0, live.shape[1], masks.additive(live)),)
             drafts.append(_Draft(box, cut, live.any(axis=1) if cut else None))
-        yield Tile(Box(BLOCK * row, (stop - BLOCK * row,), (1,)), tuple(_steps(drafts)))
+        yield Tile(Box(BLOCK * row + top, (below - top,), (1,)), tuple(_steps(drafts)))
