@@ -3,10 +3,10 @@
 Promised: bits around q, k and v (before, after, between heads, beyond D), bits in the memory that outputs and
 workspaces are made in, and keys that no query of the call sees, where they lie apart from the seen ones: beyond a
 padded length or a prefix, before a window, in another block or residue class. Not promised: a key that some query of a
-tile sees, or that lies between such keys, or that a list leaves out, or on a grid in one box with seen ones, or before
-them in a block of single pairs, or beside queries of the tile whose two bounds cross, so that they see nothing, unless
-a list names them. The tile's other queries compute a score with it and mask that by adding -inf, which NaN survives, as
-it does in dense attention; so NaN in one document may reach its neighbours.
+tile sees, or that lies between such keys, or that a list leaves out, or on a grid or in a block of single pairs in one
+box with seen ones, or beside queries of the tile whose two bounds cross, so that they see nothing, unless a list names
+them. The tile's other queries compute a score with it and mask that by adding -inf, which NaN survives, as it does in
+dense attention; so NaN in one document may reach its neighbours.
 """
 
 import pytest
@@ -122,8 +122,9 @@ UNSEEN = {
     "beyond a padded length, in a block of single pairs": (
         weft.bigbird(8) & weft.padding([37, 90]), 90, 90, [(0, slice(37, None))],
     ),
-    "beyond those of blocks of single pairs": (
-        weft.random_blocks(8, 3, seed=0) & weft.prefix(87), 190, 190, [(slice(None), slice(87, None))],
+    "around those of blocks of single pairs": (
+        weft.random_blocks(8, 3, seed=0) & ~weft.prefix(9) & weft.prefix(87), 190, 190,
+        [(slice(None), slice(None, 9)), (slice(None), slice(87, None))],
     ),
     "of a listed query that sees nothing": (
         weft.window(0, 0).shift(k=-20) & weft.global_tokens([0, 30, 37], columns=False), 64, 64,

@@ -44,7 +44,7 @@ def kernel(
     k_at = K + (batch * K_batch + kv_head * K_head) * 8
     v_at = V + (batch * V_batch + kv_head * V_head) * 8
     columns, places, bits = Tables + tl.load(Tables), Tables + tl.load(Tables + 1), Tables + tl.load(Tables + 2)
-    end = tl.load(Tables + 3)  # of seen columns
+    begin, end = tl.load(Tables + 3), tl.load(Tables + 4)  # of seen columns
     c = tl.arange(0, 64)
     token_c = c
     k_off = (token_c * (K_row * 8))[:, None]
@@ -52,10 +52,11 @@ def kernel(
     for block in range(tl.load(mine + 1), tl.load(mine + 2)):
         at = tl.load(columns + block) * 64
         there = c < end - at
+        seen = there & (c >= begin - at)
         k_box = k_at + at.to(tl.int64) * (K_row.to(tl.int64) * 8)
         k_inside = k_off
-        k_0 = tl.load(k_box + (k_inside + d_0[None, :]), mask=there[:, None], other=0.0)  # 64
-        k_1 = tl.load(k_box + (k_inside + d_1[None, :]), mask=there[:, None], other=0.0)  # 32
+        k_0 = tl.load(k_box + (k_inside + d_0[None, :]), mask=seen[:, None], other=0.0)  # 64
+        k_1 = tl.load(k_box + (k_inside + d_1[None, :]), mask=seen[:, None], other=0.0)  # 32
         s = tl.dot(q_1, tl.trans(k_1), tl.dot(q_0, tl.trans(k_0)))
         place = tl.load(places + block)
         if place >= 0:
@@ -72,8 +73,8 @@ def kernel(
         largest = new
         v_box = v_at + at.to(tl.int64) * (V_row.to(tl.int64) * 8)
         v_inside = v_off
-        v_0 = tl.load(v_box + (v_inside + dv_0[None, :]), mask=there[:, None], other=0.0)  # 64
-        v_1 = tl.load(v_box + (v_inside + dv_1[None, :]), mask=there[:, None], other=0.0)  # 32
+        v_0 = tl.load(v_box + (v_inside + dv_0[None, :]), mask=seen[:, None], other=0.0)  # 64
+        v_1 = tl.load(v_box + (v_inside + dv_1[None, :]), mask=seen[:, None], other=0.0)  # 32
         acc_0 = acc_0 * kept[:, None]
         acc_1 = acc_1 * kept[:, None]
         p = p.to(v_0.dtype)

@@ -430,7 +430,7 @@ def _carry(rank: int) -> Iterator[str]:
 
 def _walk_blocks(spec: KernelSpec, fragments: Fragments) -> Iterator[str]:
     yield "columns, places, bits = Tables + tl.load(Tables), Tables + tl.load(Tables + 1), Tables + tl.load(Tables + 2)"
-    yield "end = tl.load(Tables + 3)  # of seen columns"
+    yield "begin, end = tl.load(Tables + 3), tl.load(Tables + 4)  # of seen columns"
     yield f"c = tl.arange(0, {spec.cols})"
     yield "token_c = c"
 

@@ -152,6 +152,11 @@ class Fragments:
         """Whether some columns of a tile may not exist."""
         return self.spec.listed or not (kind == "full" or self.spec.whole)
 
+    @property
+    def loaded(self) -> str:
+        """Which columns are read. Scores of blocks of pairs are not masked by it: bits do that before the first one."""
+        return "seen" if self.spec.rank == 0 else "there"
+
     def load_tile(self, target: str, tensor: str, at: str, kind: str) -> Iterator[str]:
         """(cols, d) of the box: one pointer and the offsets of a tile, which are the same for all boxes of a part."""
         dims, column = (self.d, "d") if target in ("q", "k") else (self.dv, "dv")
@@ -166,7 +171,7 @@ class Fragments:
             yield f"{at}_box = {at}_at + {self.at_tile(tensor)}"
             yield f"{at}_inside = {inside}"
         for n, (_, width, live) in enumerate(dims):
-            mask = "there[:, None]" if self.ragged(kind) and not self.clamped(kind) else ""
+            mask = f"{self.loaded}[:, None]" if self.ragged(kind) and not self.clamped(kind) else ""
             name, where = self.both(f"in_{target}", mask, f"{column}_live_{n}" if live < width else "")
             yield from name
             option = f", mask={where}, other=0.0" if where else ""
@@ -231,13 +236,14 @@ class Fragments:
 
     # -- the geometry of one step
     def locate(self, kind: str) -> Iterator[str]:
-        """there (cols,): whether a column exists, of blocks of pairs whether a seen one follows or it is seen; at: the
-        first token of the box.
+        """there (cols,): whether a column exists; at: the first token of the box. In blocks of pairs columns end with
+        the last seen one of all; seen (cols,): and begin with the first.
         """
         spec = self.spec
         if spec.rank == 0:
             yield f"at = tl.load(columns + block) * {spec.cols}"
             yield "there = c < end - at"
+            yield "seen = there & (c >= begin - at)"
         elif spec.rank == 1:
             if kind != "full" or spec.listed:
                 count = self.of_term("count")

@@ -417,10 +417,10 @@ def _spans(breaks: Ints, axis: AxisPlan, slot: Slots, chosen: Ints) -> Ints:
 
 # ---- the remainder ------------------------------------------------------------------------------------------
 def block_tables(plan: TilePlan) -> LaunchTables:
-    """The remainder: where seen columns end, items (row of blocks, first, last), columns, places of bits, and bits of
-    rows as two words.
+    """The remainder: where seen columns begin and end, items (row of blocks, first, last), columns, places of bits, and
+    bits of rows as two words.
 
-    Not where they begin, nor either of each block: for these kernels spill up to twice as much (benchmarks/notes).
+    Not where those of each block do: for these kernels spill twice as much (benchmarks/notes).
     """
     blocks, remainder, tiling = plan.blocks, plan.acsr.remainder, plan.of_blocks
     assert isinstance(blocks, BlockLaunch)
@@ -430,8 +430,8 @@ def block_tables(plan: TilePlan) -> LaunchTables:
     bits = np.unpackbits(remainder.bits, axis=2)  # (partial blocks, BLOCK, BLOCK)
     words = np.packbits(bits, axis=2, bitorder="little").reshape(-1).view(np.int32)
     out = Writer()
-    end = (remainder.spans(plan.acsr.n)[:, 1] + BLOCK * remainder.cols).max()
-    header = out.put([0, 0, 0, end])  # places of columns, bit indices and bits: written below
+    begin, end = (remainder.spans(plan.acsr.n) + BLOCK * remainder.cols[:, None]).T
+    header = out.put([0, 0, 0, begin.min(), end.max()])  # places of columns, bit indices and bits: written below
     items_at = out.put(np.stack([blocks.rows[order], blocks.first[:-1][order], blocks.first[1:][order]], axis=1))
     places = [out.put(x) for x in (remainder.cols, remainder.bit_index)]
     data = np.concatenate([out.all(), words])
