@@ -128,26 +128,20 @@ class ByClass:
     def past(self, phase: Ints, x: Ints) -> Ints:
         """The first of x, x + step, ... that is no token; x are of the residue class `phase`."""
         place = self.rank(phase, x)
-        return np.where(self._is_at(place, x), np.append(self.tokens[self._ends], 0)[place] + self.step, x)
+        return np.where(self._is_at(place, x), np.append(self._runs[1], 0)[place] + self.step, x)
 
     def ahead(self, phase: Ints, x: Ints) -> Ints:
         """The last of x, x - step, ... that is no token; x are of the residue class `phase`."""
         place = self.rank(phase, x)
-        return np.where(self._is_at(place, x), np.append(self.tokens[self._begins], 0)[place] - self.step, x)
+        return np.where(self._is_at(place, x), np.append(self._runs[0], 0)[place] - self.step, x)
 
     def _is_at(self, place: Ints, x: Ints) -> NDBool:
         """Whether x is a token; place: its `rank`."""
         return np.asarray(np.append(self.tokens, np.iinfo(np.int64).min)[place] == x)
 
     @cached_property
-    def _begins(self) -> Ints:
-        """For each token the place of the first one of its run, tokens of a class one after the other."""
+    def _runs(self) -> tuple[Ints, Ints]:
+        """For each token the first and the last one of its run, tokens of a class one after the other."""
         apart = np.append(True, np.diff(self.order) != self.step)[: self.tokens.size]
-        return np.maximum.accumulate(np.where(apart, np.arange(apart.size), 0))
-
-    @cached_property
-    def _ends(self) -> Ints:
-        """And of the last one."""
-        apart = np.append(np.diff(self.order) != self.step, True)[: self.tokens.size]
-        places = np.where(apart, np.arange(apart.size), apart.size)
-        return np.minimum.accumulate(places[::-1])[::-1]
+        run = np.cumsum(apart) - 1
+        return self.tokens[apart][run], self.tokens[np.roll(apart, -1)][run]

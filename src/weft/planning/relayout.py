@@ -79,6 +79,11 @@ class Lanes:
         found[self.queries[places]] = True
         return found
 
+    def every_row(self) -> tuple[Ints, Ints]:
+        """(lane, row) of all rows, lane by lane."""
+        lanes = np.repeat(np.arange(len(self)), self.rows)
+        return lanes, np.arange(lanes.size) - np.repeat(np.cumsum(self.rows) - self.rows, self.rows)
+
     def query_at(self, lanes: Ints, rows: Ints) -> Ints:
         """The queries of `rows` of `lanes` (broadcast)."""
         index = self.q_first[lanes] + self.q_step * rows
@@ -131,10 +136,9 @@ class Lanes:
         """
         if self.queries is None:
             return ByClass.of(self.out[0], self.q_step) if self.alone and self.out[0].size else None
-        which = np.repeat(np.arange(len(self)), self.rows)
-        rows = np.arange(which.size) - np.repeat(np.cumsum(self.rows) - self.rows, self.rows)
-        lo, hi = self.bounds(relation, n, which, rows)
-        return ByClass.of(np.sort((self.q_first[which] + self.q_step * rows)[lo >= hi]), self.q_step)
+        lanes, rows = self.every_row()
+        lo, hi = self.bounds(relation, n, lanes, rows)
+        return ByClass.of((self.q_first[lanes] + rows)[lo >= hi], 1)  # listed one by one, lane by lane
 
     def tiles_cut(self, block: int, tiles: int) -> NDBool:
         """Which tiles of `block` rows, (lanes, tiles), have a query that is left out."""

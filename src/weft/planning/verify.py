@@ -138,10 +138,8 @@ def _runs(axis: AxisPlan, sets: tuple[Listed, ...], where: str) -> None:
     require(bool(sane.all()), f"{where}: a run of negative length")
     wanted = -(-int(axis.lanes.rows.max(initial=0)) // axis.block_q)
     require(start.shape == (len(axis.lanes), wanted), f"{where}: tables for {start.shape[1]} tiles, not {wanted}")
-    total = int(axis.lanes.rows.sum())
-    lane_of = np.repeat(np.arange(len(axis.lanes)), axis.lanes.rows)
-    row_of = np.arange(total) - np.repeat(np.cumsum(axis.lanes.rows) - axis.lanes.rows, axis.lanes.rows)
-    for at in range(0, total, ROWS):
+    lane_of, row_of = axis.lanes.every_row()
+    for at in range(0, lane_of.size, ROWS):
         _rows(axis, (lane_of[at : at + ROWS], row_of[at : at + ROWS]), tables, sets, where)
 
 

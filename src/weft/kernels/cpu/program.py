@@ -393,9 +393,8 @@ def _block_tiles(plan: TilePlan, masks: Masks) -> Iterator[Tile]:
     if plan.blocks is None:
         return
     acsr, remainder = plan.acsr, plan.acsr.remainder
-    strips = zip(*(x.tolist() for x in (plan.blocks.rows, plan.blocks.first[:-1], plan.blocks.first[1:])), strict=True)
-    spans = remainder.spans(acsr.n)
-    for row, first, last in strips:
+    spans, ends = remainder.spans(acsr.n), plan.blocks.first.tolist()
+    for row, first, last in zip(plan.blocks.rows.tolist(), ends[:-1], ends[1:], strict=True):
         found = [remainder.mask(i, acsr.m, acsr.n)[:, slice(*spans[i])] for i in range(first, last)]
         seeing = np.flatnonzero(np.logical_or.reduce([live.any(axis=1) for live in found]))
         top, below = int(seeing[0]), int(seeing[-1]) + 1
