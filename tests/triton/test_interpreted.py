@@ -73,7 +73,15 @@ CHOSEN = {
         f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",
         f"{ONE_KERNEL}_a_tile_of_keys_that_is_several_items[2]",
         f"{ONE_KERNEL}_blocks_beyond_the_last_key_where_scores_are_low",
-        f"{ONE_KERNEL}_poison_in_keys_that_no_query_sees[before a window-dtype0]",
+        *(
+            f"{ONE_KERNEL}_poison_in_keys_that_no_query_sees[{where}-dtype0]"
+            for where in (
+                "before a window",
+                "of a listed query that sees nothing",
+                "of queries that a list leaves out",
+                "around those of blocks of single pairs",
+            )
+        ),
         f"{ONE_KERNEL}_poison_in_a_box_that_one_query_sees_in_part",
         f"{CONFORMANCE}_tf32_is_for_gpus",
     ],

@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.pattern.bounds import Ints, coordinates
+from weft.pattern.bounds import Ints, IntTable, coordinates
 from weft.pattern.listed import EVERY, ByClass, Listed
 from weft.pattern.relation import NDBool, Relation
 
@@ -186,16 +186,41 @@ def row_counts(term: Term, rows: Ints) -> Ints:
 
 def _between(term: Term) -> int:
     """Pairs of a listed query and a listed key that are live by the axes."""
-    rows, keys = term.rows.tokens.array, term.keys.tokens.array
+    return int(_listed_counts(term, term.rows.tokens.array).sum())
+
+
+def _listed_counts(term: Term, rows: Ints) -> Ints:
+    """Listed keys that each of the queries `rows` sees by the axes, whether the list keeps them or leaves them out."""
+    keys = term.keys.tokens.array
     if not rows.size or not keys.size:
-        return 0
+        return np.zeros(rows.size, np.int64)
     if term.rank == 1:
         (axis,) = term.axes
         lo, hi = axis.interval(rows, term.k.size)
         step, phase, agree = axis.key_classes(rows)
-        return int(np.where(axis.rows.holds(rows) & agree, ByClass.of(keys, step).count(phase, lo, hi), 0).sum())
+        return np.where(axis.rows.holds(rows) & agree, ByClass.of(keys, step).count(phase, lo, hi), 0)
     plain, some = replace(term, rows=EVERY, keys=EVERY), max(1, PAIRS // keys.size)
-    return sum(int(plain.contains(rows[at : at + some, None], keys).sum()) for at in range(0, rows.size, some))
+    return np.concatenate(
+        [plain.contains(rows[at : at + some, None], keys).sum(axis=1) for at in range(0, rows.size, some)]
+    )
+
+
+def without_blind(term: Term) -> Term:
+    """The same pairs, without queries in the set that the bounds let see keys and that the set of keys leaves none."""
+    if term.keys.is_every:
+        return term
+    rows, listed = term.rows.tokens.array, term.keys.tokens.array
+    if not term.rows.kept:
+        rows = np.arange(term.q.origin, term.q.origin + term.q.size, dtype=np.int64)
+    if term.keys.kept:  # bounds say nothing of residue classes there
+        low, high = term.axes[0].interval(rows, term.k.size)
+        rows = rows[low < high]
+        left = np.zeros_like(rows)
+    else:
+        seen = row_counts(term, rows)
+        rows, left = (x[(seen > 0) & (seen <= listed.size)] for x in (rows, seen))
+    blind = rows[_listed_counts(term, rows) == left]
+    return replace(term, rows=term.rows.meet(Listed(IntTable(blind), kept=False))) if blind.size else term
 
 
 @dataclass(frozen=True)
@@ -245,11 +270,21 @@ class Remainder:
     def spans(self, n: int) -> NDArray[np.int32]:
         """Columns of each block from the first live one to the one after the last, cut at N: (blocks, 2)."""
         live = np.unpackbits(np.bitwise_or.reduce(self.bits, axis=1), axis=1)  # (partial blocks, BLOCK)
+        return np.minimum(self._extents(live), n - BLOCK * self.cols[:, None])
+
+    def heights(self, m: int) -> NDArray[np.int32]:
+        """Rows of each block from the first live one to the one after the last, cut at M: (blocks, 2)."""
+        return np.minimum(self._extents(np.bitwise_or.reduce(self.bits, axis=2)), m - BLOCK * self.rows[:, None])
+
+    def _extents(self, live: NDArray[np.uint8]) -> NDArray[np.int32]:
+        """The first place and the one after the last that are not 0, (0, BLOCK) of full blocks. live: (partial blocks,
+        BLOCK).
+        """
         partial = self.bit_index >= 0
         found = np.tile(np.array([0, BLOCK], np.int32), (len(self), 1))
-        first, after = live.argmax(axis=1), BLOCK - live[:, ::-1].argmax(axis=1)
+        first, after = (live > 0).argmax(axis=1), BLOCK - (live[:, ::-1] > 0).argmax(axis=1)
         found[partial] = np.stack([first, after], axis=1)[self.bit_index[partial]]
-        return np.minimum(found, n - BLOCK * self.cols[:, None])
+        return found
 
     def count(self, m: int, n: int) -> int:
         """Number of live pairs."""
@@ -323,6 +358,12 @@ class Acsr:
         """The same pairs with queries and keys exchanged; bounds are exchanged by `adjoint`, no row is looked at."""
         terms = tuple(term.transpose() for term in self.terms)
         return Acsr(self.n, self.m, terms, self.remainder.transpose(), self.label, self.notes)
+
+    def without_blind(self) -> Acsr:
+        """The same pairs, see `without_blind`; the Acsr itself where no term's keys are listed."""
+        if all(term.keys.is_every for term in self.terms):
+            return self
+        return replace(self, terms=tuple(map(without_blind, self.terms)))
 
     def __str__(self) -> str:
         head = f"Acsr {self.m} x {self.n}  {self.label}".rstrip()

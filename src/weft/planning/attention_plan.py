@@ -103,11 +103,20 @@ class AttentionPlan:
         if not isinstance(self.target, Gpu) or self._two_asked:
             return None
         two = self.candidate("dq"), self.candidate("dkdv")
-        rows = self._rows([share.plan.acsr for share in self.transposed])
-        plans = backward_in_one(rows, self.problem, self.target, two)
+        plans = backward_in_one(self._rows(self._keys_that_see), self.problem, self.target, two)
         if plans is None:
             return None
         return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, plans, strict=True))
+
+    @cached_property
+    def summing(self) -> tuple[Share, ...]:
+        """Tiles of keys for a backward in one kernel, be it chosen or asked for in spite of what is predicted."""
+        return self.in_one or self._planned("dkdv", self._keys_that_see)
+
+    @property
+    def _keys_that_see(self) -> list[Acsr]:
+        """Rows of keys where each may join a sum: none whose queries are all left out by a list."""
+        return [share.plan.acsr.without_blind() for share in self.transposed]
 
     @cached_property
     def one_walk(self) -> Walk | None:

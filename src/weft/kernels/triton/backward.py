@@ -192,8 +192,9 @@ class KeyGradient(Gradient):
         yield from self.columns(self.dv, "dv")
         yield from self.my_rows("k_rows", "K", "kv_head")
         if not self.for_queries:
-            mask = "valid" if self.spec.with_dq else ""  # what joins sums over keys joins them once
-            yield from self.load("k", "K", "k_rows", mask, "d")
+            if self.spec.with_dq:
+                yield "wanted = valid & (token_r >= tl.load(Tables + 5)) & (token_r < tl.load(Tables + 6))"
+            yield from self.load("k", "K", "k_rows", "wanted" if self.spec.with_dq else "", "d")
         if self.makes_dk:
             yield from self.my_rows("v_rows", "V", "kv_head")
             if not self.for_queries:
@@ -264,8 +265,7 @@ class KeyGradient(Gradient):
         yield from self.folded(kind) if self.spec.folded else self.beside(kind)
         yield from self.together(kind) if self.products_first else self.in_turn(kind)
         if self.spec.with_dq:
-            wanted = "wanted" if self.for_queries else "valid"
-            yield f"ds = tl.where({wanted}[:, None], ds, 0.0)  # of unseen keys it may be infinite"
+            yield "ds = tl.where(wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite"
         if self.makes_dk:
             yield "ds = ds.to(q_0.dtype)"
             yield from self.accumulate("dk", "ds", "q", self.d)

@@ -244,7 +244,7 @@ def _tables(
     """The waves of a direction; in tiles of warp groups only where these may specialise (`configure._specialises`).
     where: the device, and slots.
     """
-    shares, problem = (plan.in_one if numbers.with_dq else None) or plan.towards(direction), plan.problem
+    shares, problem = plan.summing if numbers.with_dq else plan.towards(direction), plan.problem
     programs = plan.target.processors if isinstance(plan.target, Gpu) else 0
     found = loaded(shares, problem, direction == "dkdv", *where, programs)
     if not any(share.plan.tiling and share.plan.tiling.groups for share in shares):

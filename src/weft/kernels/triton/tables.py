@@ -417,10 +417,10 @@ def _spans(breaks: Ints, axis: AxisPlan, slot: Slots, chosen: Ints) -> Ints:
 
 # ---- the remainder ------------------------------------------------------------------------------------------
 def block_tables(plan: TilePlan) -> LaunchTables:
-    """The remainder: where seen columns begin and end, items (row of blocks, first, last), columns, places of bits, and
-    bits of rows as two words.
+    """The remainder: where seen columns begin and end, and rows that see some, items (row of blocks, first, last),
+    columns, places of bits, and bits of rows as two words.
 
-    Not where those of each block do: for these kernels spill twice as much (benchmarks/notes).
+    Not where columns of each block do: for these kernels spill twice as much (benchmarks/notes).
     """
     blocks, remainder, tiling = plan.blocks, plan.acsr.remainder, plan.of_blocks
     assert isinstance(blocks, BlockLaunch)
@@ -430,8 +430,10 @@ def block_tables(plan: TilePlan) -> LaunchTables:
     bits = np.unpackbits(remainder.bits, axis=2)  # (partial blocks, BLOCK, BLOCK)
     words = np.packbits(bits, axis=2, bitorder="little").reshape(-1).view(np.int32)
     out = Writer()
-    begin, end = (remainder.spans(plan.acsr.n) + BLOCK * remainder.cols[:, None]).T
-    header = out.put([0, 0, 0, begin.min(), end.max()])  # places of columns, bit indices and bits: written below
+    seen = remainder.spans(plan.acsr.n) + BLOCK * remainder.cols[:, None]
+    seeing = remainder.heights(plan.acsr.m) + BLOCK * remainder.rows[:, None]
+    ends = [x for begin, end in (seen.T, seeing.T) for x in (begin.min(), end.max())]
+    header = out.put([0, 0, 0, *ends])  # places of columns, bit indices and bits: written below
     items_at = out.put(np.stack([blocks.rows[order], blocks.first[:-1][order], blocks.first[1:][order]], axis=1))
     places = [out.put(x) for x in (remainder.cols, remainder.bit_index)]
     data = np.concatenate([out.all(), words])
