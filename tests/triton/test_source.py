@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.kernels.triton import sinks
+from weft.kernels.triton import decode, sinks
 from weft.kernels.triton.emit import emit
 
+from . import test_rowwise as rowwise
 from .specs import BESIDE, CALLS, SHORT, gradients_of, specs_of, specs_towards
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -27,8 +28,10 @@ CHOSEN = {
     "forward_blocks": ("random blocks", "forward", 0),
     "delta_window": ("window", "one kernel", 0),
     "keys_with_dq": ("window", "one kernel", 1),
+    "blocks_with_dq": ("random blocks", "one kernel", 1),
 }
 WALKS = {"gradients_in_one_walk": (SHORT, 0), "few_keys": (BESIDE, 1), "few_sums": (BESIDE, 2)}
+BY_ROWS = {"rows_of_shares": ("window, 64, all options", 0), "rows_alone": ("two terms", 1), "merge": ("window", 2)}
 EVERY = [replace(call, one_kernel=one) for call in (*CALLS.values(), SHORT, BESIDE) for one in (False, True)]
 SPECS = {spec.name: spec for spec in chain.from_iterable(map(specs_of, EVERY))}
 
@@ -42,10 +45,13 @@ def chosen(name):
 
 
 def text_of(name):
+    if name in BY_ROWS:
+        call, which = BY_ROWS[name]
+        return decode.source_of(rowwise.CALLS[call].specs()[which]).text
     return sinks.source().text if name == "sink_gradient" else emit(chosen(name))
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, "sink_gradient"])
+@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *BY_ROWS, "sink_gradient"])
 def test_golden_source(name):
     path, text = GOLDEN / f"{name}.py", text_of(name)
     if os.environ.get("WEFT_GOLDEN") == "write":

@@ -193,6 +193,7 @@ class KeyGradient(Gradient):
         yield from self.my_rows("k_rows", "K", "kv_head")
         if not self.for_queries:
             if self.spec.with_dq:
+                yield "# from the first key that some query sees to the last one"
                 yield "wanted = valid & (token_r >= tl.load(Tables + 5)) & (token_r < tl.load(Tables + 6))"
             yield from self.load("k", "K", "k_rows", "wanted" if self.spec.with_dq else "", "d")
         if self.makes_dk:

@@ -1,0 +1,70 @@
+"""rows_float16_64_16x64_split_softcap_alibi_sinks: emitted by weft; 4 warps, 3 stages."""
+
+import triton
+import triton.language as tl
+
+from weft.kernels.triton.device import tanh
+from weft.kernels.triton.row_device import row_run, share
+
+
+@triton.jit
+def kernel(
+    Q, K, V, Work, Out, Lse, Sinks, Slopes, splits, all_heads, m, members_at, groups, lanes, span, sums,
+    Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row,
+    Tables, scale, softcap, shift, beside, length,
+):
+    # strides come in units of 16 bytes, 8 elements: rows are aligned
+    Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
+    K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
+    V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
+    Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
+    # which rows: row_0, row_0 + lanes, ... of the query heads of one key/value head; and which share
+    place, split = tl.program_id(0), tl.program_id(1)
+    member = Tables + members_at + 6 * (place // groups)
+    batch, kv_head = tl.load(member).to(tl.int64), tl.load(member + 1).to(tl.int64)
+    first_head, heads = tl.load(member + 2), tl.load(member + 3)
+    count_of_terms, terms = tl.load(member + 4), Tables + tl.load(member + 5)
+    place = place % groups
+    row_0 = place % lanes + place // lanes * (lanes * span)
+    r = tl.arange(0, 16)
+    row, head = row_0 + lanes * (r // heads), first_head + r % heads  # (rows,)
+    valid = (r < span * heads) & (row < m)
+    i_0, i = row_0 + shift, row + shift  # as terms count rows
+    d_0 = 0 + tl.arange(0, 64)
+    dv_0 = 0 + tl.arange(0, 64)
+    q_at = Q + batch * Q_batch + head.to(tl.int64) * Q_head + row.to(tl.int64) * Q_row
+    q_0 = tl.load(q_at[:, None] + d_0[None, :], mask=valid[:, None], other=0.0)  # 64
+    slope = tl.load(Slopes + head, mask=valid, other=0.0) * 1.4426950408889634
+    acc_0 = tl.zeros((16, 64), tl.float32)
+    largest = tl.full((16,), float("-inf"), tl.float32)  # of the scores, in units of log2
+    total = tl.zeros((16,), tl.float32)
+    k_at = K + batch * K_batch + kv_head * K_head
+    v_at = V + batch * V_batch + kv_head * V_head
+    c = tl.arange(0, 64)
+    low, high, first, step, count = row_run(Tables, terms, i, valid, i_0, length, 2, False)
+    tiles = (count + 63) // 64
+    begin, end = share(tiles, split, splits)
+    for j in range(end - begin):
+        x = (begin + j) * 64 + c
+        token = (first + step * tl.minimum(x, count - 1)).to(tl.int64)
+        k_0 = tl.load((k_at + token * K_row)[:, None] + d_0[None, :])  # 64
+        v_0 = tl.load((v_at + token * V_row)[:, None] + dv_0[None, :])  # 64
+        s = tl.dot(q_0, tl.trans(k_0))
+        s = tanh(s * (scale / softcap)) * (softcap * 1.4426950408889634)
+        s -= slope[:, None] * tl.abs((row + beside)[:, None] - token.to(tl.int32)[None, :]).to(tl.float32)
+        s = tl.where((x[None, :] >= low[:, None]) & (x[None, :] < high[:, None]), s, float("-inf"))
+        new = tl.maximum(largest, tl.max(s, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        p, kept = tl.exp2(s - safe[:, None]), tl.exp2(largest - safe)
+        total, largest = total * kept + tl.sum(p, 1), new
+        p = p.to(v_0.dtype)
+        acc_0 = tl.dot(p, v_0, acc_0 * kept[:, None])
+    number = (batch * all_heads + head) * m + row  # (rows,) among all rows
+    # my share: its values' mean, and its lse in units of log2
+    at = number * splits + split
+    lse = tl.where(total == 0, float("-inf"), largest + tl.log2(total))
+    tl.store(Work + at, lse, mask=valid)
+    some = valid & (total != 0)  # NaN is something
+    inverse = tl.where(some, 1.0 / total, 0.0)
+    sums_at = (Work + sums + at * 64)[:, None] + dv_0[None, :]
+    tl.store(sums_at, acc_0 * inverse[:, None], mask=some[:, None])
