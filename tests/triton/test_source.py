@@ -60,6 +60,14 @@ def test_golden_source(name):
     assert text == path.read_text(), f"the emitted source is another one. If it should be: {WRITE}"
 
 
+def test_names_tell_sources_apart():
+    """But for warps and stages, which the first line of a source has."""
+    of_name = {}
+    for spec in chain.from_iterable(map(specs_of, EVERY)):
+        _, _, body = emit(spec).split('"""')
+        assert of_name.setdefault(spec.name, body) == body, f"two kernels are called {spec.name}"
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_readable(name):
     source = emit(SPECS[name])

@@ -1,4 +1,6 @@
-"""dkdv_bfloat16_96_blocks_64x64_grouped_with_dq_chained: emitted by weft; 8 warps, 2 stages."""
+"""dkdv_bfloat16_96_blocks_64x64_grouped_with_dq_chained_apart
+
+Emitted by weft; 8 warps, 2 stages."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,6 @@
-"""delta_bfloat16_128_rows_64_with_dq_chained: emitted by weft; 4 warps, 3 stages."""
+"""delta_bfloat16_128_rows_64_with_dq_chained
+
+Emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl

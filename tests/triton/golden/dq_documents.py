@@ -1,4 +1,6 @@
-"""dq_bfloat16_128_1d_64x64_held_chained_table: emitted by weft; 4 warps, 3 stages."""
+"""dq_bfloat16_128_1d_64x64_held_chained_apart_table
+
+Emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,6 @@
-"""few_sums_bfloat16_64_1d_64x128_1_groups: emitted by weft; 1 warp groups, 2 stages."""
+"""few_sums_bfloat16_64_1d_64x128_1_groups
+
+Emitted by weft; 1 warp groups, 2 stages."""
 
 from triton.experimental import gluon
 

@@ -1,4 +1,6 @@
-"""forward_bfloat16_96_blocks_64x64: emitted by weft; 4 warps, 3 stages."""
+"""forward_bfloat16_96_blocks_64x64
+
+Emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl

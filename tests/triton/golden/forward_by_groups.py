@@ -1,4 +1,6 @@
-"""forward_bfloat16_64_1d_256x64_2_terms_4_groups_no_maximum: emitted by weft; 4 warp groups, 8 stages."""
+"""forward_bfloat16_64_1d_256x64_2_terms_4_groups_no_maximum_fast_log_partial_lines
+
+Emitted by weft; 4 warp groups, 8 stages."""
 
 from triton.experimental import gluon
 

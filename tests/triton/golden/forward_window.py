@@ -1,4 +1,6 @@
-"""forward_bfloat16_128_1d_64x64_no_maximum: emitted by weft; 4 warps, 3 stages."""
+"""forward_bfloat16_128_1d_64x64_no_maximum_fast_log_lines
+
+Emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl

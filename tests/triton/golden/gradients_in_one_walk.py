@@ -1,4 +1,6 @@
-"""gradients_bfloat16_64_1d_64x192_3_groups: emitted by weft; 3 warp groups, 3 stages."""
+"""gradients_bfloat16_64_1d_64x192_3_groups
+
+Emitted by weft; 3 warp groups, 3 stages."""
 
 from triton.experimental import gluon
 

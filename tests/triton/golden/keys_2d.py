@@ -1,4 +1,6 @@
-"""dkdv_bfloat16_128_2d_64x32_whole_grouped_held_chained: emitted by weft; 4 warps, 3 stages."""
+"""dkdv_bfloat16_128_2d_64x32_whole_grouped_held_chained_apart
+
+Emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,6 @@
-"""dkdv_bfloat16_64_1d_128x64_2_groups_chained: emitted by weft; 2 warp groups, 4 stages."""
+"""dkdv_bfloat16_64_1d_128x64_2_groups_chained_apart_lines
+
+Emitted by weft; 2 warp groups, 4 stages."""
 
 from triton.experimental import gluon
 

@@ -1,4 +1,6 @@
-"""merge_bfloat16_128_16x16_split: emitted by weft; 4 warps, 1 stages."""
+"""merge_bfloat16_128_16x16_split
+
+Emitted by weft; 4 warps, 1 stages."""
 
 import triton
 import triton.language as tl

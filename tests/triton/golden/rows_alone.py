@@ -1,4 +1,6 @@
-"""rows_bfloat16_128_16x64_several: emitted by weft; 4 warps, 3 stages."""
+"""rows_bfloat16_128_16x64_several
+
+Emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,6 @@
-"""rows_float16_64_16x64_split_softcap_alibi_sinks: emitted by weft; 4 warps, 3 stages."""
+"""rows_float16_64_16x64_split_softcap_alibi_sinks
+
+Emitted by weft; 4 warps, 3 stages."""
 
 import triton
 import triton.language as tl

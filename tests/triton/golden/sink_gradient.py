@@ -1,4 +1,6 @@
-"""sink_gradient: emitted by weft; 8 warps."""
+"""sink_gradient
+
+Emitted by weft; 8 warps."""
 
 import triton
 import triton.language as tl

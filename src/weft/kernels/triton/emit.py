@@ -96,7 +96,7 @@ def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
 def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     if spec.groups:
-        about = f"{spec.name}: emitted by weft; {spec.groups} warp groups, {spec.stages} stages."
+        about = f"{spec.name}\n\nEmitted by weft; {spec.groups} warp groups, {spec.stages} stages."
         helpers = GROUPS["short" if spec.short else spec.direction]
         return module(about, helpers, arguments(spec), _in_groups(spec), "gluon")
     helpers = (
@@ -108,7 +108,7 @@ def emit(spec: KernelSpec) -> str:
         helpers = f"from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n\n{helpers}"
     if spec.fast_log:
         helpers = f"from triton.language.extra.cuda import libdevice\n\n{helpers}"
-    about = f"{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."
+    about = f"{spec.name}\n\nEmitted by weft; {spec.warps} warps, {spec.stages} stages."
     return module(about, helpers, arguments(spec), _needed(_kernel(spec)))
 
 

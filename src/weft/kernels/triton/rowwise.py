@@ -30,7 +30,7 @@ def emit(spec: RowSpec) -> str:
     helpers = "" if spec.merge else (
         "from weft.kernels.triton.device import tanh\nfrom weft.kernels.triton.row_device import row_run, share\n\n"
     )  # fmt: skip
-    about = f"{spec.name}: emitted by weft; {spec.warps} warps, {spec.stages} stages."
+    about = f"{spec.name}\n\nEmitted by weft; {spec.warps} warps, {spec.stages} stages."
     return module(about, helpers, spec.arguments, _merge(spec) if spec.merge else _rows(spec))
 
 

@@ -46,7 +46,7 @@ def source() -> Source:
     """The emitted source."""
     types = (*((name, "*fp32") for name in POINTERS), *((name, "i32") for name in SIZES))
     name = "sink_gradient"
-    about = f"{name}: emitted by weft; {WARPS} warps."
+    about = f"{name}\n\nEmitted by weft; {WARPS} warps."
     return Source(name, module(about, "", (*POINTERS, *SIZES), _kernel()), types, (), WARPS, 1)
 
 

@@ -128,6 +128,10 @@ class KernelSpec(Strided):
                 "rescaled",
                 "tf32",
                 "chained",
+                "fast_log",
+                "partial",
+                "apart",
+                "lines",
                 "short",
             )
             if getattr(self, x)
