@@ -1,4 +1,5 @@
-"""Drawn problems of attention beside dense attention: patterns, shapes, types, options, layouts, magnitudes, tilings.
+"""Drawn problems of attention beside dense attention: patterns, shapes, types, options, layouts, magnitudes, tilings,
+NaN behind a padded length, gradients of two kernels and of one.
 
 `python -m tests.kernels.drawn [--seconds S] [--seed SEED] [--ptx]`, from the root of the repository. On a
 GPU its kernels run there; with TRITON_INTERPRET=1 their sources are interpreted, and with `--ptx` what LLVM made of
@@ -12,7 +13,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from tests.ptx.run import Way, emulated
 from triton.runtime.errors import OutOfResources
 
+import weft
 from weft.errors import WeftError
 from weft.kernels.triton.card import at_hand
 from weft.planning.tiling import DIRECTIONS
@@ -36,8 +38,7 @@ from .compare import BACKENDS, Case, check, generator, normal, qkv
 from .layouts import LAYOUTS
 from .planned import planned, results
 
-# Triton's interpreter cuts what it converts to bfloat16 (3.6.0, 3.7.1), which is beyond the policy: not there.
-DTYPES = (torch.float32, torch.float16, *((torch.bfloat16,) * (not interpreted())))
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DIMS = ((16, 16), (64, 64), (33, 33), (80, 17), (16, 40), (96, 96), (128, 128))
 HEADS = ((2, 1), (1, 1), (2, 2), (3, 1))
 OPTIONS = ("scale", "softcap", "sinks", "alibi_slopes")
@@ -50,14 +51,28 @@ BATCH = 20  # problems of one seed: Hypothesis repeats little among them
 
 
 @dataclass
-class OnCard(Case):
+class Padded(Case):
+    """given: what weft gets instead of the tensors: the same but for NaN in keys and values behind the length."""
+
+    given: Any = None
+
+    def weft(self):
+        return self.computed() if self.given is None else replace(self, tensors=self.given).computed()
+
+    def computed(self):
+        """{name: tensor} of weft's results, on the CPU."""
+        return super().weft()
+
+
+@dataclass
+class OnCard(Padded):
     """Computed as planned for a card. ptx: by what was compiled for it, run here."""
 
     gpu: Any = None
     fixed: tuple = ()
     ptx: bool = False
 
-    def weft(self):
+    def computed(self):
         if not self.ptx:
             return results(self, self.gpu, self.fixed, BACKENDS["triton"])
         with emulated(Way(int(self.gpu.architecture.removeprefix("sm_")))):
@@ -69,6 +84,9 @@ class OnCard(Case):
 def cases(draw, ptx=False):
     """(Case, whether its scores are of the usual order, what it is in words)."""
     pattern, m, n = draw(problems(3, 100 if ptx else 200))
+    length = draw(st.none() | st.none() | st.integers(0, n))  # of keys
+    if length is not None:
+        pattern = pattern & weft.padding(length)
     dtype = torch.bfloat16 if ptx else draw(st.sampled_from(DTYPES))
     dims, heads, batch = draw(st.sampled_from(DIMS)), draw(st.sampled_from(HEADS)), draw(st.sampled_from((1, 1, 2)))
     layout, (size, more) = draw(st.sampled_from([*LAYOUTS])), draw(st.sampled_from(MAGNITUDES))
@@ -79,14 +97,28 @@ def cases(draw, ptx=False):
     q, k, v = qkv(random, (m, n), dtype, heads, dims, batch)
     if more:  # through one channel
         q[..., 0], k[..., 0] = 8.0, more / 8 * dims[0] ** 0.5
-    tensors = [place(x) for place, x in zip(LAYOUTS[layout], (q * size, k, v), strict=True)]
+    places = LAYOUTS[layout]
+    tensors = [place(x) for place, x in zip(places, (q * size, k, v), strict=True)]
     options, shift = _options(draw, pattern, (m, n), heads[0], dims[0], random)
-    case = Case(pattern, tensors, options=options, shift=shift, with_lse=draw(st.booleans()))
+    case = Padded(pattern, tensors, options=options, shift=shift, with_lse=draw(st.booleans()))
+    if length is not None and _on_lines(case):
+        seen = (torch.arange(n) < length)[:, None]
+        behind = (place(x.where(seen, torch.nan)) for place, x in zip(places[1:], (k, v), strict=True))
+        case.given = [tensors[0], *behind]
     if ptx or "triton" in BACKENDS:
         case = OnCard(**vars(case), gpu=_card(draw, ptx), ptx=ptx)
-        case.fixed = _tilings(draw, case)
-        words += f", {case.gpu.name}, {dict(case.fixed)}"
+        case.fixed, case.deterministic = _tilings(draw, case), draw(st.booleans())
+        words += f", {case.gpu.name}, {dict(case.fixed)}, {'two kernels' if case.deterministic else 'one kernel'}"
     return case, (size, more) == USUAL, f"{words}, {sorted(options)}"
+
+
+def _on_lines(case):
+    """Whether boxes of no grid may reach behind the length."""
+    try:
+        shares = planned(case, GPUS["h200"])[0].forward
+    except WeftError:
+        return False
+    return all(term.rank == 1 for share in shares for term in share.plan.acsr.terms)
 
 
 def _options(draw, pattern, at, heads, d, random):
