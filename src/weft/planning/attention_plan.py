@@ -102,7 +102,9 @@ class AttentionPlan:
         """
         if not isinstance(self.target, Gpu) or self._two_asked:
             return None
-        two = self.candidate("dq"), self.candidate("dkdv")
+        two, every = (self.candidate("dq"), self.candidate("dkdv")), [share.plan.acsr for share in self.transposed]
+        if backward_in_one(self._rows(every), self.problem, self.target, two) is None:
+            return None  # before all rows of a long sequence are looked at
         plans = backward_in_one(self._rows(self._keys_that_see), self.problem, self.target, two)
         if plans is None:
             return None
