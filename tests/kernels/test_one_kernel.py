@@ -11,7 +11,7 @@ from weft.testing.cases import CASES, HEADS, At
 from weft.testing.tolerance import assert_close
 
 from .compare import BACKENDS, FEW, Case, check, generator, normal, qkv
-from .test_poison import UNSEEN
+from .test_poison import PADDED, UNSEEN, check_everything_that_is_padding
 
 pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="other backends have one form of the backward")
 
@@ -59,6 +59,12 @@ def test_poison_in_keys_that_no_query_sees(name, dtype):
     truth, plain = clean.dense(torch.float64), clean.dense(dtype)
     for quantity, x in poisoned.items():
         assert_close(quantity, x, truth[quantity], plain[quantity])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", PADDED)
+def test_poison_in_everything_that_is_padding(name, dtype):
+    check_everything_that_is_padding(name, dtype, backend="triton", deterministic=False)
 
 
 def test_blocks_beyond_the_last_key_where_scores_are_low():

@@ -9,6 +9,8 @@ them. The tile's other queries compute a score with it and mask that by adding -
 dense attention; so NaN in one document may reach its neighbours.
 """
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -176,33 +178,30 @@ def _check_unseen_keys(name, dtype, backend, options):
     same_results(poisoned.weft(), clean.weft())
 
 
+ROWS = weft.padding([37, 90], rows=True)
+PADDED = {
+    "alone": ROWS, "causal": ROWS & weft.causal(), "in blocks of single pairs": ROWS & weft.random_blocks(8, 3),
+    "in such blocks beside lines": ROWS & weft.bigbird(8),
+}  # fmt: skip
+
+
 @on_every_backend
-@pytest.mark.parametrize(
-    "pattern", [weft.padding([37, 90], rows=True), weft.padding([37, 90], rows=True) & weft.causal()], ids=str
-)
-def test_in_everything_that_is_padding(pattern, backend, monkeypatch):
+@pytest.mark.parametrize("name", PADDED)
+def test_in_everything_that_is_padding(name, backend):
     """Beyond the length of a batch row q, k, v and the gradient of out may hold anything."""
-    same_results(*_with_padding(pattern, backend, monkeypatch))
+    check_everything_that_is_padding(name, backend=backend)
 
 
-@on_every_backend
-def test_in_everything_that_is_padding_of_blocks_of_single_pairs(backend, monkeypatch):
-    """Results may be NaN there too, nowhere else."""
-    pattern = weft.padding([37, 90], rows=True) & weft.random_blocks(8, 3)
-    results = _with_padding(pattern, backend, monkeypatch)
-    for rows in ((0, slice(None), slice(37)), (1,)):
-        same_results(*({name: x[rows] for name, x in found.items()} for found in results))
-
-
-def _with_padding(pattern, backend, monkeypatch):
-    """Results where all beyond the length of 37 is NaN, and where nothing is."""
-    clean = Case(pattern, qkv(generator("padding"), (90, 90)), with_lse=False, backend=backend)
-    poisoned = Case(pattern, [x.clone() for x in clean.tensors], with_lse=False, backend=backend)
+def check_everything_that_is_padding(name, dtype=WIDEST, **more):
+    """Raise AssertionError unless results are what they are where nothing beyond the length of 37 is NaN."""
+    more["options"] = {"sinks": normal((4,), generator("sinks"), dtype)}
+    clean = Case(PADDED[name], qkv(generator("padding"), (90, 90), dtype), with_lse=False, **more)
+    poisoned = Case(PADDED[name], [x.clone() for x in clean.tensors], with_lse=False, **more)
     (seed,) = clean.seeds()
     for x in (*poisoned.tensors, seed):
         x[0, :, 37:] = torch.nan
-    monkeypatch.setattr(poisoned, "seeds", lambda: [seed])
-    return poisoned.weft(), clean.weft()
+    with mock.patch.object(poisoned, "seeds", lambda: [seed]):
+        same_results(poisoned.weft(), clean.weft())
 
 
 @on_every_backend

@@ -33,14 +33,14 @@ def kernel(
     token_r = first_r + r
     valid = token_r < my_length
     token_r = tl.minimum(token_r, my_length - 1)  # (rows,)
+    within = (token_r >= tl.load(Tables + 5)) & (token_r < tl.load(Tables + 6))  # no row beyond sees a key
     d_0 = 0 + tl.arange(0, 64)
     d_1 = 64 + tl.arange(0, 32)
     dv_0 = 0 + tl.arange(0, 64)
     dv_1 = 64 + tl.arange(0, 32)
     k_rows = K + (batch * K_batch + kv_head * K_head) * 8
     k_rows_in = token_r.to(tl.int64) * K_row * 8
-    # from the first key that some query sees to the last one
-    wanted = valid & (token_r >= tl.load(Tables + 5)) & (token_r < tl.load(Tables + 6))
+    wanted = valid & within
     k_0 = tl.load(k_rows + (k_rows_in[:, None] + d_0[None, :]), mask=wanted[:, None], other=0.0)  # 64
     k_1 = tl.load(k_rows + (k_rows_in[:, None] + d_1[None, :]), mask=wanted[:, None], other=0.0)  # 32
     v_rows = V + (batch * V_batch + kv_head * V_head) * 8

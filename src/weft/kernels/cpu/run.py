@@ -67,7 +67,10 @@ def backward(
     q, k, v = saved
     out, d_out, lse, d_lse = rows
     dtype = ACCUMULATE[q.dtype]
-    delta = (d_out.to(dtype) * out.to(dtype)).sum(-1)
+    products = d_out.to(dtype) * out.to(dtype)
+    if with_delta:  # rows that see nothing have some share of a sink, and any d_out
+        products.masked_fill_(out == 0, 0.0)
+    delta = products.sum(-1)
     if d_lse is not None:
         delta.sub_(d_lse.masked_fill(lse == -torch.inf, 0.0))  # of rows without keys it may be NaN, as logaddexp's is
     dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype) for x in (q, k, v))

@@ -66,16 +66,19 @@ class Gradient(Fragments):
         yield "lse = tl.load(Lse + row)"
         if self.spec.lse_gradient:
             yield "dlse = tl.load(DLse + row)"
-        yield from self.load("do", "DOut", "o_rows", "", "dv")
+        yield from self.load("do", "DOut", "o_rows", self.within, "dv")
         if self.holds_early:
             yield from self.hold("do", self.dv)
         yield from self.my_rows("out_rows", "Out")
-        yield from self.load("o", "Out", "out_rows", "", "dv")
+        yield from self.load("o", "Out", "out_rows", self.within, "dv")
 
     def row_numbers(self) -> Iterator[str]:
         """lse and delta = rowsum(dO * O), less the gradient of lse where there is one."""
         for n in range(len(self.dv)):
-            yield f"delta {'+=' if n else '='} tl.sum(o_{n}.to(tl.float32) * do_{n}.to(tl.float32), 1)  # (rows,)"
+            product = f"o_{n}.to(tl.float32) * do_{n}.to(tl.float32)"
+            if self.spec.direction == "delta":  # all rows are read: out is 0 in those that see nothing, dO is anything
+                product = f"tl.where(o_{n} == 0, 0.0, {product})"
+            yield f"delta {'+=' if n else '='} tl.sum({product}, 1)  # (rows,)"
         if self.spec.lse_gradient:
             yield 'delta -= tl.where(lse == float("-inf"), 0.0, dlse)  # NaN, as logaddexp has it there, is nothing'
         if self.spec.leaves_delta:
@@ -125,7 +128,7 @@ class QueryGradient(Gradient, KeyWalk):
         yield from self.columns(self.dv, "dv")
         yield from self.my_rows("q_rows", "Q")
         yield from self.my_rows("o_rows", "DOut")
-        yield from self.load("q", "Q", "q_rows", "", "d")
+        yield from self.load("q", "Q", "q_rows", self.within, "d")
         if self.holds_early:
             yield from self.hold("q", self.d)
         yield from self.load_rows()
@@ -193,8 +196,7 @@ class KeyGradient(Gradient):
         yield from self.my_rows("k_rows", "K", "kv_head")
         if not self.for_queries:
             if self.spec.with_dq:
-                yield "# from the first key that some query sees to the last one"
-                yield "wanted = valid & (token_r >= tl.load(Tables + 5)) & (token_r < tl.load(Tables + 6))"
+                yield "wanted = valid & within"
             yield from self.load("k", "K", "k_rows", "wanted" if self.spec.with_dq else "", "d")
         if self.makes_dk:
             yield from self.my_rows("v_rows", "V", "kv_head")

@@ -228,6 +228,8 @@ def _my_rows(spec: KernelSpec) -> Iterator[str]:
     if spec.rank == 0:
         yield f"first_r = tl.load(mine) * {spec.rows}"
         yield from within_length()
+        within = "(token_r >= tl.load(Tables + 5)) & (token_r < tl.load(Tables + 6))"
+        yield f"within = {within}  # no row beyond sees a key"
         return
     yield "valid = r >= 0"
     yield "rest = r"
