@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from .formats import TF32, TYPES, bits_of, narrowed, type_of, unsigned, widened
+from .parse import Fault
 from .table import Table
 
 TABLE = Table()
@@ -24,6 +25,7 @@ COMPARE = {
 JOIN = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 ROUND = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
+SMALL = ("bf16", "bf16x2", "f16x2")  # as their bits
 UNARY = {"ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "tanh": np.tanh, "rcp": np.reciprocal, "neg": np.negative,
          "abs": np.abs, "not": np.invert}  # fmt: skip
 
@@ -60,6 +62,8 @@ def does(*names, modifiers=""):
 
 def _of(instruction, count, function, *more):
     """The Meaning: a function of the first operands after the result, in the instruction's type, and of more inputs."""
+    if instruction.kind in SMALL and instruction.parts[0] not in BITWISE:
+        raise Fault(f"{'.'.join(instruction.parts)} of numbers that numpy lacks is not known")
     inputs = [(text, instruction.kind) for text in instruction.operands[1 : 1 + count]]
     return Meaning((instruction.operands[0],), (*inputs, *more), function)
 
@@ -288,8 +292,10 @@ def _counted(what, a):
 def _compare(instruction, registers):
     """A NaN compares as false, unless the comparison ends with u; perhaps joined with another predicate."""
     parts, operands = instruction.parts, instruction.operands
-    compare = _ordered(parts[1]) if instruction.kind[0] == "f" else COMPARE[parts[1]]
     names, more = tuple(operands[0].split("|")), []
+    if instruction.kind in SMALL:
+        return _small_compared(instruction, names)
+    compare = _ordered(parts[1]) if instruction.kind[0] == "f" else COMPARE[parts[1]]
     if parts[2] in JOIN:
         more = [(operands[3].lstrip("!"), "pred")]
     elif len(names) == 1:
@@ -297,6 +303,22 @@ def _compare(instruction, registers):
     how = compare, JOIN.get(parts[2]), operands[-1].startswith("!")
     of_one = _of(instruction, 2, partial(_joined, how, len(names)), *more)
     return Meaning(names, of_one.inputs, of_one.function)
+
+
+def _small_compared(instruction, names):
+    """Numbers of 16 bits; two that are in a register have a result each, the lower one first."""
+    kind, parts = instruction.kind.removesuffix("x2"), instruction.parts
+    count = 1 + instruction.kind.endswith("x2")
+    if len(names) != count or parts[2] in JOIN:
+        raise Fault(f"{'.'.join(parts)} with {len(names)} results, or joined, is not known")
+    inputs = tuple((text, instruction.kind) for text in instruction.operands[1:3])
+    return Meaning(names, inputs, partial(_halves_compared, _ordered(parts[1]), kind, count))
+
+
+def _halves_compared(compare, kind, count, *both):
+    halves = ([widened((x >> 16 * n).astype(np.uint16), kind) for x in both] for n in range(count))
+    found = tuple(compare(*half) for half in halves)
+    return found if count > 1 else found[0]
 
 
 def _ordered(how):

@@ -137,6 +137,41 @@ def test_numbers_compared(how):
     np.testing.assert_array_equal(found[:4], COMPARED[how])
 
 
+def bf16(*numbers):
+    return (f32(*numbers).view(np.uint32) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("how", COMPARED)
+def test_numbers_of_16_bits_compared(how):
+    found = result(f"setp.{how}.bf16", bf16(1, 2, 3, NAN), bf16(2, 1, 3, 3), kind=bool)
+    np.testing.assert_array_equal(found[:4], COMPARED[how])
+    assert result("setp.eq.bf16", bf16(-0.0), bf16(0.0), kind=bool).all()
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16"])
+def test_two_numbers_in_a_register_have_two_results(kind):
+    rounded = bf16 if kind == "bf16" else lambda *numbers: f32(*numbers).astype(np.float16).view(np.uint16)
+    low, high = rounded(0.0, 1.0, NAN, -0.0).astype(np.uint32), rounded(0.0, 0.0, 1.0, 2.0).astype(np.uint32)
+    lines = """
+        ld.global.b32 %r20, [%rd10];
+        setp.eq.KINDx2 %p1|%p2, %r20, 0;
+        selp.b32 %r21, 1, 0, %p1;
+        selp.b32 %r22, 2, 0, %p2;
+        or.b32 %r23, %r21, %r22;
+        st.global.b32 [%rd11], %r23;
+    """
+    found = Small(lines.replace("KIND", kind)).run(high << 16 | low, u32(0))
+    lower, upper = found & 1, found >> 1
+    np.testing.assert_array_equal(lower[:4], [1, 0, 0, 1])
+    np.testing.assert_array_equal(upper[:4], [1, 1, 0, 0])
+
+
+@pytest.mark.parametrize("what", ["add.bf16", "max.bf16x2", "neg.f16x2", "setp.eq.and.bf16"])
+def test_what_is_not_known_of_numbers_of_16_bits_is_refused(what):
+    with pytest.raises(Fault, match="not known"):
+        result(what, *((u32(0) if "x2" in what else bf16(0.0),) * (1 if what.startswith("neg") else 2)))
+
+
 def test_signs_matter_in_comparisons_and_joins():
     a, b = i32(-1, 1, -5, 3), i32(1, -1, -4, 3)
     np.testing.assert_array_equal(result("setp.lt.s32", a, b, kind=bool), a < b)

@@ -30,15 +30,14 @@ def kernel(
     token_r = first_r + r
     token_r = tl.minimum(token_r, my_length - 1)  # (rows,)
     near_r = token_r - first_r
-    within = (token_r >= tl.load(Tables + 5)) & (token_r < tl.load(Tables + 6))  # no row beyond sees a key
     d_0 = 0 + tl.arange(0, 64)
     d_1 = 64 + tl.arange(0, 32)
     dv_0 = 0 + tl.arange(0, 64)
     dv_1 = 64 + tl.arange(0, 32)
     q_rows = Q + (batch * Q_batch + head.to(tl.int64) * Q_head) * 8
     q_rows_in = token_r.to(tl.int64) * Q_row * 8
-    q_0 = tl.load(q_rows + (q_rows_in[:, None] + d_0[None, :]), mask=within[:, None], other=0.0)  # 64
-    q_1 = tl.load(q_rows + (q_rows_in[:, None] + d_1[None, :]), mask=within[:, None], other=0.0)  # 32
+    q_0 = tl.load(q_rows + (q_rows_in[:, None] + d_0[None, :]))  # 64
+    q_1 = tl.load(q_rows + (q_rows_in[:, None] + d_1[None, :]))  # 32
     scale2 = scale * 1.4426950408889634
     acc_0 = tl.zeros((64, 64), tl.float32)
     acc_1 = tl.zeros((64, 32), tl.float32)

@@ -66,17 +66,17 @@ class Gradient(Fragments):
         yield "lse = tl.load(Lse + row)"
         if self.spec.lse_gradient:
             yield "dlse = tl.load(DLse + row)"
-        yield from self.load("do", "DOut", "o_rows", self.within, "dv")
+        yield from self.load("do", "DOut", "o_rows", "", "dv")
         if self.holds_early:
             yield from self.hold("do", self.dv)
         yield from self.my_rows("out_rows", "Out")
-        yield from self.load("o", "Out", "out_rows", self.within, "dv")
+        yield from self.load("o", "Out", "out_rows", "", "dv")
 
     def row_numbers(self) -> Iterator[str]:
         """lse and delta = rowsum(dO * O), less the gradient of lse where there is one."""
         for n in range(len(self.dv)):
             product = f"o_{n}.to(tl.float32) * do_{n}.to(tl.float32)"
-            if self.spec.direction == "delta":  # all rows are read: out is 0 in those that see nothing, dO is anything
+            if self.spec.rank == 0 or self.spec.direction == "delta":  # out is 0 in rows that see nothing, dO anything
                 product = f"tl.where(o_{n} == 0, 0.0, {product})"
             yield f"delta {'+=' if n else '='} tl.sum({product}, 1)  # (rows,)"
         if self.spec.lse_gradient:
@@ -128,7 +128,7 @@ class QueryGradient(Gradient, KeyWalk):
         yield from self.columns(self.dv, "dv")
         yield from self.my_rows("q_rows", "Q")
         yield from self.my_rows("o_rows", "DOut")
-        yield from self.load("q", "Q", "q_rows", self.within, "d")
+        yield from self.load("q", "Q", "q_rows", "", "d")
         if self.holds_early:
             yield from self.hold("q", self.d)
         yield from self.load_rows()
@@ -172,6 +172,8 @@ class QueryGradient(Gradient, KeyWalk):
             yield from self.leave_stats()
         yield from self.my_rows("dq_rows", "DQ", near=False)
         yield from (f"dq_{n} = dq_{n} * scale" for n in range(len(self.d)))
+        if self.spec.rank == 0:
+            yield from (f"dq_{n} = tl.where(within[:, None], dq_{n}, 0.0)" for n in range(len(self.d)))
         yield from self.keep("dq", "DQ", "dq_rows", "d")
 
 
@@ -195,7 +197,7 @@ class KeyGradient(Gradient):
         yield from self.columns(self.dv, "dv")
         yield from self.my_rows("k_rows", "K", "kv_head")
         if not self.for_queries:
-            if self.spec.with_dq:
+            if self.spec.with_dq:  # what joins sums over keys joins them once, and where some query sees it
                 yield "wanted = valid & within"
             yield from self.load("k", "K", "k_rows", "wanted" if self.spec.with_dq else "", "d")
         if self.makes_dk:

@@ -30,7 +30,7 @@ class Forward(KeyWalk):
         yield from self.columns(self.d, "d")
         yield from self.columns(self.dv, "dv")
         yield from self.my_rows("q_rows", "Q")
-        yield from self.load("q", "Q", "q_rows", self.within, "d")
+        yield from self.load("q", "Q", "q_rows", "", "d")
         if self.spec.linear:
             yield f"scale2 = scale * {LOG2E}"
         if self.spec.alibi:

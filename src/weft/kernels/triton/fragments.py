@@ -117,11 +117,6 @@ class Fragments:
             yield f"{name} = {self.head_of(tensor, head)}"
             yield f"{name}_in = {self.at_token(tensor, 'token_r')}"
 
-    @property
-    def within(self) -> str:
-        """The mask of queries that stay: in blocks of pairs those before and beyond all that see keys read as 0."""
-        return "within" if self.spec.rank == 0 and self.spec.direction != "delta" else ""
-
     def pointer(self, tensor: str, rows: str, column: str) -> str:
         dim = "" if self.spec.aligned else f" * {tensor}_dim"
         return f"{rows} + ({rows}_in[:, None] + {column}[None, :]{dim})"
