@@ -26,6 +26,7 @@ JOIN = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 ROUND = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
 SMALL = ("bf16", "bf16x2", "f16x2")  # as their bits
+OF_SMALL = ("add", "sub", "mul", "fma", "neg")
 UNARY = {"ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "tanh": np.tanh, "rcp": np.reciprocal, "neg": np.negative,
          "abs": np.abs, "not": np.invert}  # fmt: skip
 
@@ -63,9 +64,24 @@ def does(*names, modifiers=""):
 def _of(instruction, count, function, *more):
     """The Meaning: a function of the first operands after the result, in the instruction's type, and of more inputs."""
     if instruction.kind in SMALL and instruction.parts[0] not in BITWISE:
-        raise Fault(f"{'.'.join(instruction.parts)} of numbers that numpy lacks is not known")
+        if instruction.parts[0] not in OF_SMALL:
+            raise Fault(f"{'.'.join(instruction.parts)} of numbers that numpy lacks is not known")
+        function = partial(_small, function, instruction.kind)
     inputs = [(text, instruction.kind) for text in instruction.operands[1 : 1 + count]]
     return Meaning((instruction.operands[0],), (*inputs, *more), function)
+
+
+def _small(function, kind, *inputs):
+    """Numbers of 16 bits as float32, and what a function makes of them rounded; also of two in each register."""
+    one, count = kind.removesuffix("x2"), 1 + kind.endswith("x2")
+    found = (narrowed(function(*half), one) for half in _halves(inputs, one, count))
+    low, *high = (x.astype(type_of(kind)) for x in found)
+    return low | high[0] << 16 if high else low
+
+
+def _halves(inputs, kind, count):
+    """The inputs' lower numbers, then the upper ones, as float32."""
+    return [[widened((x >> 16 * n).astype(np.uint16), kind) for x in inputs] for n in range(count)]
 
 
 def literal(text):
@@ -316,8 +332,7 @@ def _small_compared(instruction, names):
 
 
 def _halves_compared(compare, kind, count, *both):
-    halves = ([widened((x >> 16 * n).astype(np.uint16), kind) for x in both] for n in range(count))
-    found = tuple(compare(*half) for half in halves)
+    found = tuple(compare(*half) for half in _halves(both, kind, count))
     return found if count > 1 else found[0]
 
 

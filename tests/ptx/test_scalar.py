@@ -166,10 +166,21 @@ def test_two_numbers_in_a_register_have_two_results(kind):
     np.testing.assert_array_equal(upper[:4], [1, 1, 0, 0])
 
 
-@pytest.mark.parametrize("what", ["add.bf16", "max.bf16x2", "neg.f16x2", "setp.eq.and.bf16"])
+def test_arithmetic_of_16_bits_is_rounded():
+    a, b = bf16(1.0, -2.0, 256.0), bf16(0.0078125, 2.0, 1.0)
+    np.testing.assert_array_equal(result("sub.rn.bf16", a, b), bf16(0.9921875, -4.0, 255.0))
+    np.testing.assert_array_equal(result("add.rn.bf16", a, b), bf16(1.0078125, 0.0, 256.0))
+    both = [high.astype(np.uint32) << 16 | low for low, high in ((a, b), (b, a))]
+    low, high = bf16(0.9921875, -4.0, 255.0), bf16(-0.9921875, 4.0, -255.0)
+    np.testing.assert_array_equal(result("sub.rn.bf16x2", *both), high.astype(np.uint32) << 16 | low)
+    np.testing.assert_array_equal(result("fma.rn.bf16", a, b, a), bf16(1.0078125, -6.0, 512.0))
+    np.testing.assert_array_equal(result("neg.bf16", a), bf16(-1.0, 2.0, -256.0))
+
+
+@pytest.mark.parametrize("what", ["max.bf16x2", "abs.f16x2", "setp.eq.and.bf16"])
 def test_what_is_not_known_of_numbers_of_16_bits_is_refused(what):
     with pytest.raises(Fault, match="not known"):
-        result(what, *((u32(0) if "x2" in what else bf16(0.0),) * (1 if what.startswith("neg") else 2)))
+        result(what, *((u32(0) if "x2" in what else bf16(0.0),) * (1 if what.startswith("abs") else 2)))
 
 
 def test_signs_matter_in_comparisons_and_joins():
