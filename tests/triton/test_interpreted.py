@@ -1,7 +1,7 @@
 """Kernels run by Triton's interpreter: the tests of tests/kernels that matter most, in few rows and with few heads.
 
-The interpreter is chosen when triton is imported, so they run in processes of their own. All of them, some twenty
-minutes: TRITON_INTERPRET=1 pytest tests/kernels
+The interpreter is chosen when triton is imported, so they run in processes of their own. All of them, a quarter
+of an hour: TRITON_INTERPRET=1 pytest tests/kernels
 """
 
 import os

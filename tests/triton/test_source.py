@@ -61,7 +61,7 @@ def test_golden_source(name):
 
 
 def test_names_tell_sources_apart():
-    """But for warps and stages, which the first line of a source has."""
+    """But for warps and stages, which the docstring of a source has."""
     of_name = {}
     for spec in chain.from_iterable(map(specs_of, EVERY)):
         _, _, body = emit(spec).split('"""')

@@ -67,11 +67,11 @@ class Tables:
     def blocks(self, item, lengths):
         """(rows, visits) of one row of blocks of the remainder."""
         size = self.kind.tiling.rows
-        columns, places, bits, begin, end = (int(x) for x in self.words[:5])
+        columns, places, bits, begin, end, top, below = (int(x) for x in self.words[:7])
         row, first, last = (int(x) for x in self.words[self.items_at + 3 * item :][:3])
         rows, visits = row * size + np.arange(size), []
         valid = rows < lengths[0]
-        assert 0 <= begin < end <= lengths[1]
+        assert 0 <= begin < end <= lengths[1] and 0 <= top < below <= lengths[0]
         for block in range(first, last):
             cols = self.words[columns + block] * size + np.arange(size)
             seen = (cols >= begin) & (cols < end)
@@ -79,7 +79,7 @@ class Tables:
             if place >= 0:
                 found = self.words[bits + place * 128 :][:128].reshape(size, 2)
                 mask = (found[:, np.arange(size) // 32] >> (np.arange(size) % 32)) & 1 != 0
-            assert not mask[valid][:, cols < begin].any()
+            assert not mask[valid][:, cols < begin].any() and not mask[valid & ((rows < top) | (rows >= below))].any()
             visits.append(Visit(rows[valid], cols[seen], mask[valid][:, seen]))
         return rows[valid], visits
 

@@ -269,20 +269,18 @@ class Remainder:
 
     def spans(self, n: int) -> NDArray[np.int32]:
         """Columns of each block from the first live one to the one after the last, cut at N: (blocks, 2)."""
-        live = np.unpackbits(np.bitwise_or.reduce(self.bits, axis=1), axis=1)  # (partial blocks, BLOCK)
-        return np.minimum(self._extents(live), n - BLOCK * self.cols[:, None])
+        live = np.unpackbits(np.bitwise_or.reduce(self.bits, axis=1), axis=1)
+        return np.minimum(self._extents(live.view(np.bool_)), n - BLOCK * self.cols[:, None])
 
     def heights(self, m: int) -> NDArray[np.int32]:
         """Rows of each block from the first live one to the one after the last, cut at M: (blocks, 2)."""
-        return np.minimum(self._extents(np.bitwise_or.reduce(self.bits, axis=2)), m - BLOCK * self.rows[:, None])
+        return np.minimum(self._extents(np.bitwise_or.reduce(self.bits, axis=2) != 0), m - BLOCK * self.rows[:, None])
 
-    def _extents(self, live: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """The first place and the one after the last that are not 0, (0, BLOCK) of full blocks. live: (partial blocks,
-        BLOCK).
-        """
+    def _extents(self, live: NDBool) -> NDArray[np.int32]:
+        """The first live place and the one after the last, (0, BLOCK) of full blocks. live: (partial blocks, BLOCK)."""
         partial = self.bit_index >= 0
         found = np.tile(np.array([0, BLOCK], np.int32), (len(self), 1))
-        first, after = (live > 0).argmax(axis=1), BLOCK - (live[:, ::-1] > 0).argmax(axis=1)
+        first, after = live.argmax(axis=1), BLOCK - live[:, ::-1].argmax(axis=1)
         found[partial] = np.stack([first, after], axis=1)[self.bit_index[partial]]
         return found
 
@@ -360,9 +358,7 @@ class Acsr:
         return Acsr(self.n, self.m, terms, self.remainder.transpose(), self.label, self.notes)
 
     def without_blind(self) -> Acsr:
-        """The same pairs, see `without_blind`; the Acsr itself where no term's keys are listed."""
-        if all(term.keys.is_every for term in self.terms):
-            return self
+        """The same pairs: of each term `without_blind`."""
         return replace(self, terms=tuple(map(without_blind, self.terms)))
 
     def __str__(self) -> str:

@@ -103,9 +103,10 @@ class AttentionPlan:
         if not isinstance(self.target, Gpu) or self._two_asked:
             return None
         two, every = (self.candidate("dq"), self.candidate("dkdv")), [share.plan.acsr for share in self.transposed]
-        if backward_in_one(self._rows(every), self.problem, self.target, two) is None:
-            return None  # before all rows of a long sequence are looked at
-        plans = backward_in_one(self._rows(self._keys_that_see), self.problem, self.target, two)
+        plans = backward_in_one(self._rows(every), self.problem, self.target, two)
+        # only then, since all rows of a long sequence are looked at
+        if plans is not None and (seeing := self._keys_that_see) != every:
+            plans = backward_in_one(self._rows(seeing), self.problem, self.target, two)
         if plans is None:
             return None
         return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, plans, strict=True))
