@@ -189,11 +189,12 @@ PADDED = {
 @pytest.mark.parametrize("name", PADDED)
 def test_in_everything_that_is_padding(name, backend):
     """Beyond the length of a batch row q, k, v and the gradient of out may hold anything."""
-    check_everything_that_is_padding(name, backend=backend)
+    clean, poisoned = padded(name, backend=backend)
+    same_results(poisoned, clean.weft())
 
 
-def check_everything_that_is_padding(name, dtype=WIDEST, **more):
-    """Raise AssertionError unless results are what they are where nothing beyond the length of 37 is NaN."""
+def padded(name, dtype=WIDEST, **more):
+    """A case of that name, and its results where all beyond the length of 37 is NaN."""
     more["options"] = {"sinks": normal((4,), generator("sinks"), dtype)}
     clean = Case(PADDED[name], qkv(generator("padding"), (90, 90), dtype), with_lse=False, **more)
     poisoned = Case(PADDED[name], [x.clone() for x in clean.tensors], with_lse=False, **more)
@@ -201,7 +202,7 @@ def check_everything_that_is_padding(name, dtype=WIDEST, **more):
     for x in (*poisoned.tensors, seed):
         x[0, :, 37:] = torch.nan
     with mock.patch.object(poisoned, "seeds", lambda: [seed]):
-        same_results(poisoned.weft(), clean.weft())
+        return clean, poisoned.weft()
 
 
 @on_every_backend
