@@ -4,10 +4,11 @@
 
 Medians of N calls, in microseconds, of causal windows over 1,024 tokens, which a GPU computes before the host has said
 what comes next; there torch's own causal attention goes beside. Autograd computes gradients of tensors on a GPU in a
-thread of its own, unless torch.autograd.set_multithreading_enabled says otherwise. Without a GPU launches do nothing
-and tensors are the CPU's: all that weft and autograd do is done, and the driver's and the allocator's shares are left
-out. Bars, on a GPU: 40 for a forward without gradients, 100 for gradients, 20 for what a step of decoding does instead
-of planning.
+thread of its own, unless torch.autograd.set_multithreading_enabled says otherwise: to wake it, and to wait for it, is
+most of what a gradient alone takes, and is paid once by the layers of a model, as by sixteen calls of which each takes
+the last one's result. Without a GPU launches do nothing and tensors are the CPU's: all that weft and autograd do is
+done, and the driver's and the allocator's shares are left out. Bars, on a GPU: 40 for a forward without gradients, 100
+for gradients, 20 for what a step of decoding does instead of planning.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from statistics import median
 from unittest import mock
 
@@ -35,7 +37,9 @@ from weft.torch.inputs import problem_of
 
 SHAPE, MASK = (1, 4, 1024, 64), weft.causal() & weft.window(left=100)
 CALLS, WARM = 1000, 100
-BARS = {"forward": 40.0, "gradients": 100.0, "decode step, its planning": 20.0}
+LAYERS = 16
+IN_LAYERS = f"gradients, of {LAYERS} layers each"
+BARS = {"forward": 40.0, "gradients": 100.0, IN_LAYERS: 100.0, "decode step, its planning": 20.0}
 PLAIN = (None, None, 0, "auto", None)  # options of a call that names none
 COLUMNS = ("date", "machine", "python", "torch", "commit", "device", "what", "us")
 
@@ -102,19 +106,36 @@ def measure(calls: int) -> dict[str, float]:
     def gradients(out: torch.Tensor) -> float:
         return microseconds(lambda: torch.autograd.grad(out, leaves, seed, retain_graph=True), calls)
 
+    def in_layers(call: Callable[..., torch.Tensor]) -> float:
+        out, each = leaves[0], [leaves[0]]
+        for _ in range(LAYERS):
+            more = [x.detach().requires_grad_() for x in leaves[1:]]
+            out, each = call(out, *more), [*each, *more]
+        grad = partial(torch.autograd.grad, out, each, seed, retain_graph=True)
+        return microseconds(grad, max(1, calls // LAYERS)) / LAYERS
+
+    def own(*tensors: torch.Tensor) -> torch.Tensor:
+        return weft.attention(*tensors, MASK)
+
+    def torch_own(*tensors: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(*tensors, is_causal=True)
+
     found = {}
     with ExitStack() as stack:
         if device == "cpu":
             without_a_gpu(stack, leaves)
         with torch.no_grad():
-            found["forward"] = microseconds(lambda: weft.attention(*leaves, MASK), calls)
-        found["forward, recorded"] = microseconds(lambda: weft.attention(*leaves, MASK), calls)
-        found["gradients"] = gradients(weft.attention(*leaves, MASK))
+            found["forward"] = microseconds(lambda: own(*leaves), calls)
+        found["forward, recorded"] = microseconds(lambda: own(*leaves), calls)
+        found["gradients"] = gradients(own(*leaves))
         found["gradients of an empty function"] = gradients(Empty.apply(*leaves))
+        found[IN_LAYERS] = in_layers(own)
+        found[f"{IN_LAYERS}, an empty function"] = in_layers(Empty.apply)
         if device == "cuda":
             with torch.autograd.set_multithreading_enabled(False):
-                found["gradients in the thread that asks"] = gradients(weft.attention(*leaves, MASK))
-            found["gradients of torch's own"] = gradients(scaled_dot_product_attention(*leaves, is_causal=True))
+                found["gradients in the thread that asks"] = gradients(own(*leaves))
+            found["gradients of torch's own"] = gradients(torch_own(*leaves))
+            found[f"{IN_LAYERS}, torch's own"] = in_layers(torch_own)
             found |= decoding(calls)
     return found
 
@@ -153,7 +174,7 @@ def main() -> int:
     found = measure(asked.calls)
     for what, us in found.items():
         bar = BARS.get(what) if torch.cuda.is_available() else None
-        print(f"{what:34s}{us:8.1f} us" + (f"  {'PASS' if us < bar else 'MISS'} ({bar:g})" if bar else ""))
+        print(f"{what:48s}{us:8.1f} us" + (f"  {'PASS' if us < bar else 'MISS'} ({bar:g})" if bar else ""))
     if asked.record:
         rows = [
             provenance("torch") | {"device": device, "what": what, "us": round(us, 1)} for what, us in found.items()

@@ -22,9 +22,10 @@ def test_calls_launch_what_a_gpu_would_be_given(monkeypatch):
 
     monkeypatch.setattr(host, "Nothing", Kernel)
     found = host.measure(1)
-    assert set(found) == {"forward", "forward, recorded", "gradients", "gradients of an empty function"}
+    alone = {"forward", "forward, recorded", "gradients", "gradients of an empty function"}
+    assert set(found) == alone | {host.IN_LAYERS, f"{host.IN_LAYERS}, an empty function"}
     assert all(us > 0 for us in found.values())
     each = host.WARM + 1
-    assert [names.count(name) for name in ("forward", "gradients")] == [2 * each + 1, each]  # of a short window
-    assert set(names) == {"forward", "gradients"}
+    launched = {name: names.count(name) for name in names}  # of a short window
+    assert launched == {"forward": 2 * each + 1 + host.LAYERS, "gradients": each + each * host.LAYERS}
     assert (run.kernel_of, run.gpu_of, launch.capturing) == before
