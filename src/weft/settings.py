@@ -8,6 +8,7 @@ from pathlib import Path
 from weft.errors import OptionError
 
 CACHE_MIB = 1024  # some five thousand kernels
+PLANS_MIB = 512  # tables of 120 masks of 4,096 tokens, of 7 of 16,384; these then hold 2 GB on the host
 
 
 def interpreted() -> bool:
@@ -40,10 +41,19 @@ def cache_dir() -> Path | None:
 
 def cache_bytes() -> int:
     """The most that is kept there: WEFT_CACHE_MIB, in MiB, else CACHE_MIB."""
-    named = os.environ.get("WEFT_CACHE_MIB", "").strip() or str(CACHE_MIB)
+    return _mebibytes("WEFT_CACHE_MIB", CACHE_MIB, ", or WEFT_CACHE_DIR=off to keep nothing")
+
+
+def plans_bytes() -> int:
+    """The most that plans of masks without structure may hold in this process: WEFT_PLANS_MIB, else PLANS_MIB."""
+    return _mebibytes("WEFT_PLANS_MIB", PLANS_MIB)
+
+
+def _mebibytes(name: str, usual: int, otherwise: str = "") -> int:
+    named = os.environ.get(name, "").strip() or str(usual)
     if not named.isdecimal() or int(named) == 0:
         raise OptionError(
-            f"WEFT_CACHE_MIB={named}", "it is no whole number of MiB above 0",
-            f"set a whole number, {CACHE_MIB} for one, or WEFT_CACHE_DIR=off to keep nothing",
+            f"{name}={named}", "it is no whole number of MiB above 0",
+            f"set a whole number, {usual} for one{otherwise}",
         )  # fmt: skip
     return int(named) << 20

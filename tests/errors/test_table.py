@@ -140,6 +140,7 @@ def at_limits(variable, value):
 
     with mock.patch.dict("os.environ", {variable: value}):
         settings.cache_bytes()
+        settings.plans_bytes()
 
 
 def text_file(folder):
@@ -283,6 +284,8 @@ TABLE = [
     ("napkin: relations", RelabelError, ("1 axes",), lambda: attention_diagram(relations=(None, None))),
     ("WEFT_CACHE_MIB: words", OptionError, ("WEFT_CACHE_MIB=much", "set a whole number"),
      lambda: at_limits("WEFT_CACHE_MIB", "much")),
+    ("WEFT_PLANS_MIB: nothing", OptionError, ("WEFT_PLANS_MIB=0", "set a whole number"),
+     lambda: at_limits("WEFT_PLANS_MIB", "0")),
     # ---- commands ----------------------------------------------------------------------------------------------------
     ("weft show: open bracket", PatternError, ("column 7", "closed"), command("show", "causal(")),
     ("weft show: no pair", OptionError, ("--size",), command("show", "causal()", "--size", 0)),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, singledispatch
+from functools import singledispatch
 
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
 from weft.acsr.format import MAX_TERMS, Acsr, Remainder, Term
 from weft.acsr.terms import NotAffineError
+from weft.caching import cached
 from weft.pattern import algebra as ops
 from weft.pattern import leaves
 from weft.pattern.algebra import Pattern, Where
@@ -31,7 +32,7 @@ class Union:
     notes: list[str] = field(default_factory=list)
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Acsr:
     """The Acsr of batch row `batch` and head `head` at M=m queries and N=n keys.
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.caching import cached
 from weft.errors import InputError
 
 ROWS = ("pairs",)  # arguments that are lists of short tables, and are spelled so when they are empty too
@@ -109,7 +110,7 @@ def _ragged(value: Any) -> bool:
 
 
 # ---- back again ------------------------------------------------------------------------------------------------------
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def decode(structure: str, numbers: bytes) -> Any:
     """The pattern again; `numbers` are the bytes of its record."""
     values = np.frombuffer(numbers, np.int64)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from weft.acsr.format import Acsr, Term
+from weft.caching import cached
 from weft.pattern.bounds import Ints, Stair
 from weft.pattern.relation import NDBool
 from weft.planning.planner import Group, _group_lanes, _grouped, left_out
@@ -28,7 +29,7 @@ PLACES = 16
 FAR = 1 << 30  # beyond every coordinate: kernels compute these in 32 bits
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def plan_for_device(acsr: Acsr, problem: Problem, gpu: Gpu, tiling: Tiling) -> TilePlan:
     """The plan with the fewest tiles; two launches on the same rows pay for their merge."""
     groups = _grouped(acsr)
@@ -102,7 +103,7 @@ def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[Launch, int]:
     return Launch(terms[0].q, box, tuple(sorted(parts, key=_is_whole))), total
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def _counted(acsr: Acsr, group: Group) -> _Counted:
     """Kept, because every tiling asks for the same sums."""
     terms = [acsr.terms[i] for i in group.terms]
@@ -200,7 +201,7 @@ def tiles_of(plan: TilePlan) -> int:
 
 
 # ---- what the code of a kernel depends on ---------------------------------------------------------------------------
-@lru_cache(maxsize=64)  # every question about a launch asks it
+@cached(64)  # every question about a launch asks it
 def tiles_on_line(axis: AxisPlan) -> tuple[Ints, Ints]:
     """(tiles of keys, full ones) of every tile of rows of a single axis; never to be written to."""
     exists = axis.heights > 0

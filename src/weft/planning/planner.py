@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import product as cartesian
 from math import lcm, prod
 
 import numpy as np
 
 from weft.acsr.format import Acsr, Grid, Term
+from weft.caching import cached
 from weft.pattern.bounds import IntTable
 from weft.pattern.listed import EVERY, Listed
 from weft.planning.problem import Problem
@@ -70,7 +70,7 @@ class Cost:
         return f"{self.total * 1e3:.2f} ms (" + ", ".join(f"{p} {getattr(self, p) * 1e3:.2f}" for p in parts) + ")"
 
 
-@lru_cache(maxsize=128)
+@cached(128)
 def plan_tiles(acsr: Acsr, problem: Problem, target: Target = CPU) -> TilePlan:
     """The cheapest plan that the model knows for one Acsr on a CPU. Plans are kept; the cache is bounded."""
     report: list[str] = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from math import lcm
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from weft.acsr import terms as algebra
 from weft.acsr.format import MAX_TERMS, Term
 from weft.acsr.terms import NotAffineError
+from weft.caching import cached
 from weft.pattern.algebra import And, Call, Not, Or, Pattern, Shift
 from weft.pattern.bounds import Bound, Stair, Steps
 from weft.pattern.leaves import Affine, Chosen, PerBatch, PerHead
@@ -138,7 +139,7 @@ def decode_plan(pattern: Pattern, problem: Problem) -> RowPlan | str:
     return _up_to(pattern, replace(problem, n=max(LEAST_CAPACITY, 1 << (problem.n - 1).bit_length())))
 
 
-@lru_cache(maxsize=256)  # a cache that is concatenated has other strides at every N, and another step
+@cached(256)  # a cache that is concatenated has other strides at every N, and another step
 def _up_to(pattern: Pattern, problem: Problem) -> RowPlan | str:
     """The rows of a steady pattern at every N up to the problem's; or why it has to be planned for each N."""
     shares = []

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 from typing import Literal, TypeAlias
 
 import numpy as np
 
+from weft.caching import cached
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
 from weft.planning.device import (
@@ -132,7 +132,7 @@ def _together(a: Work, b: Work) -> Work:
     return Work(kind, a.programs + b.programs, a.edge + b.edge, a.full + b.full, most, least, split=a.split or b.split)
 
 
-@lru_cache(maxsize=256)  # a plan is looked at alone, beside others, and once it is chosen
+@cached(256)  # a plan is looked at alone, beside others, and once it is chosen
 def _launches(plan: TilePlan, limit: int | None) -> list[tuple[Code, Work, NDBool | None]]:
     """(code, work of one head, rows visited, None for all) of every launch; the remainder last."""
     alone = len(plan.launches) == 1  # who meets nobody need not know where

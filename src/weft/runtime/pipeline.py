@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
+from weft.caching import cached, grew
 from weft.kernels.backend import Backend, choose
 from weft.pattern import crossing
 from weft.pattern.algebra import Pattern
@@ -12,20 +11,24 @@ from weft.planning.problem import Problem
 from weft.runtime.evidence import winners
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def compiled(pattern: Pattern, problem: Problem, backend: str = "auto") -> tuple[AttentionPlan, Backend]:
-    """The plan and the backend of one attention problem. Raises before anything is launched; 256 plans are kept.
+    """The plan and the backend of one attention problem. Raises before anything is launched; 256 plans are kept, fewer
+    where they are large.
 
     For the card at hand if there is one, with the tilings that won if the problem was tuned on it.
     """
     chosen = choose(backend, problem)
     card = chosen.card(problem.device)
     if card is None:
-        return plan_attention(pattern, problem, chosen.target), chosen
-    return plan_attention(pattern, problem, card.gpu, winners(pattern, problem, chosen, card)), chosen
+        plan = plan_attention(pattern, problem, chosen.target)
+    else:
+        plan = plan_attention(pattern, problem, card.gpu, winners(pattern, problem, chosen, card))
+    grew(plan.nbytes + plan.metadata)
+    return plan, chosen
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def arrived(structure: str, numbers: bytes, problem: Problem, backend: str) -> tuple[AttentionPlan, Backend]:
     """`compiled` for a pattern that crossed a graph as a structure and numbers; see `weft.pattern.crossing`."""
     pattern: Pattern = crossing.decode(structure, numbers)

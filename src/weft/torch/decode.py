@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.caching import emptied_by
 from weft.kernels.backend import choose
 from weft.pattern.algebra import Pattern
 from weft.planning.rowwise import decode_plan
@@ -98,6 +99,15 @@ def prepare(key: Any, tensors: Tensors, mask: Pattern, rows: Rows, options: tupl
             del _found[next(iter(_found))]
         _found[key] = made
     return made
+
+
+def forget() -> None:
+    """All steps."""
+    with _lock:
+        _found.clear()
+
+
+emptied_by(forget)
 
 
 def _step(tensors: Tensors, mask: Pattern, rows: Rows, options: tuple[Any, ...]) -> Any:

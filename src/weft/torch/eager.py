@@ -25,6 +25,7 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from weft.caching import emptied_by
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
@@ -140,6 +141,15 @@ def prepare(key: Any, problem: Problem, mask: Pattern, options: Options) -> Call
             del _calls[next(iter(_calls))]
         _calls[key] = made
     return made
+
+
+def forget() -> None:
+    """All calls."""
+    with _lock:
+        _calls.clear()
+
+
+emptied_by(forget)
 
 
 # ---- autograd --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from weft.bench.peers.base import Peer, Prepared
+from weft.caching import clear
 from weft.kernels.backend import BACKENDS, Backend
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.tiling import Direction
@@ -33,7 +34,7 @@ class Weft(Peer):
         assert self.backend is not None
         pattern, sinks, name = workload.make(), tensors.sinks, self.backend.name
         seconds = median(_plan_seconds(workload, tensors.device, name) for _ in range(3))
-        forget()
+        clear()
         return Prepared(
             lambda q, k, v: weft.attention(q, k, v, pattern, sinks=sinks, backend=name), plan_ms=1e3 * seconds
         )
@@ -54,7 +55,7 @@ def planned(workload: Workload, device: str, backend: str) -> AttentionPlan:
     """A plan from empty caches; for a GPU with its tables there, of every direction."""
     from weft.runtime.pipeline import compiled
 
-    forget()
+    clear()
     plan, chosen = compiled(workload.make(), workload.problem(device), backend)
     if chosen.name == "triton":
         tables(plan, device)
@@ -69,17 +70,6 @@ def tables(plan: AttentionPlan, device: str) -> list[Any]:
 
     ways: tuple[Direction, ...] = ("forward", "dq", "dkdv")
     return [loaded.__wrapped__(plan.towards(way), plan.problem, way == "dkdv", torch.device(device)) for way in ways]
-
-
-def forget() -> None:
-    """Empty every cache between a pattern and its plan."""
-    from weft.acsr.build import build
-    from weft.planning.device import plan_for_device
-    from weft.planning.planner import plan_tiles
-    from weft.runtime.pipeline import arrived, compiled
-
-    for cached in (build, plan_tiles, plan_for_device, compiled, arrived):
-        cached.cache_clear()
 
 
 def peers() -> list[Peer]:

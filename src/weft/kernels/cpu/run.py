@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 
+from weft.caching import cached
 from weft.kernels.cpu.backward import Gradients, Saved
 from weft.kernels.cpu.backward import backward as run_backward
 from weft.kernels.cpu.forward import forward as run_forward
@@ -89,7 +89,7 @@ def backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), delta
 
 
-@lru_cache(maxsize=32)
+@cached(32)
 def programs_of(plan: AttentionPlan, dtype: torch.dtype) -> tuple[Program, ...]:
     """The programs of a plan, one for each of its distinct heads; of 32 plans, however many heads they tell apart."""
     return tuple(program(share.plan, dtype) for share in plan.forward)

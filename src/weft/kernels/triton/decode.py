@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from weft.caching import cached
 from weft.errors import UnsupportedKernel
 from weft.kernels.options import Modifiers, rows_in_order_of
 from weft.kernels.triton import launch as launches
 from weft.kernels.triton.launch import ADDRESS, Launch, Made, capturing, dense_rows, gpu_of, launch, on, refuse_capture
+from weft.kernels.triton.loaded import put
 from weft.kernels.triton.row_spec import GROWING, Numbers, RowSpec, merging, row_spec
 from weft.kernels.triton.rowwise import emit, row_tables
 from weft.kernels.triton.source import POINTERS, Source, kernel_of
@@ -104,7 +106,7 @@ def forward(
     return _of_plan(plan, strides, aligned, numbers, tensors[0].device)(tensors, sinks, slopes)
 
 
-@lru_cache(maxsize=128)
+@cached(128)
 def _of_plan(
     plan: AttentionPlan, strides: tuple[Strides, ...], aligned: bool, numbers: Numbers, device: torch.device
 ) -> Step:
@@ -145,11 +147,11 @@ def prepare_step(
     return Step(plan.capacity, plan.steady, numbers.beside, first, merge, made, lse, work, device, gpu, tables)
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def _tables(plan: RowPlan, heads: int, device: torch.device) -> tuple[torch.Tensor, int, int]:
     """`row_tables` on the device."""
     words, members_at, members = row_tables(plan, heads)
-    return torch.from_numpy(words).to(device), members_at, members
+    return put(words, device), members_at, members
 
 
 def _made(problem: Problem, stride: Strides) -> Made:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from weft.caching import cached
 from weft.kernels.options import Modifiers, join_sinks, rows_in_order_of
 from weft.kernels.triton import decode
 from weft.kernels.triton.backward import STATS
@@ -34,7 +35,7 @@ from weft.kernels.triton.launch import (
     run,
 )
 from weft.kernels.triton.load import arguments, kernel_of
-from weft.kernels.triton.loaded import Loaded, loaded
+from weft.kernels.triton.loaded import Loaded, loaded, put
 from weft.kernels.triton.ready import Ready, dense_strides, of_walk, ready_of
 from weft.kernels.triton.sinks import sink_gradient
 from weft.kernels.triton.spec import KernelSpec
@@ -203,7 +204,7 @@ def tf32_wanted() -> bool:
 
 
 # ---- prepared launches -----------------------------------------------------------------------------------------------
-@lru_cache(maxsize=512)
+@cached(512)
 def prepared(
     direction: Direction, plan: AttentionPlan, lie: Lie, numbers: Numbers, device: torch.device, split: bool = False
 ) -> Prepared:
@@ -265,7 +266,7 @@ def _specialise(lie: Lie, numbers: Numbers, problem: Problem) -> bool:
     return linear and aligned and apart and not interpreted()
 
 
-@lru_cache(maxsize=512)
+@cached(512)
 def prepared_gradients(
     plan: AttentionPlan, lie: Lie, how: tuple[Any, ...], wanted: tuple[bool, bool, bool], device: torch.device
 ) -> tuple[Prepared, Prepared | None, bool]:
@@ -298,7 +299,7 @@ def prepared_walk(plan: AttentionPlan, walk: Walk, lie: Lie, numbers: Numbers, d
         made["Delta"] = _rows(problem, torch.float32)
     if walked.beside:
         made["Partial"] = (walked.partial, (1,), torch.float32)
-    launches, words = [], [torch.from_numpy(few.table()).to(device) for few in walk.launches]
+    launches, words = [], [put(few.table(), device) for few in walk.launches]
     with on(gpu):
         for one in walked.kernels(numbers.lse_gradient, "Delta" in made):
             values = {**one.values, "scale": numbers.scale}
