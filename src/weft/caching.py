@@ -10,11 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import _lru_cache_wrapper, lru_cache
+from functools import lru_cache
 from threading import Lock
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from weft.settings import plans_bytes
+
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
 
 Made = TypeVar("Made")
 SMALL = 1 << 20  # bytes: plans of less are bounded by how many are kept
