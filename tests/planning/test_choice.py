@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 import weft
+from weft.planning import argue
 from weft.planning.attention_plan import plan_attention
 from weft.planning.candidates import menu
 from weft.planning.choice import MOST, WORTH, candidate, offered, unlike_apart
@@ -178,6 +179,18 @@ def test_an_explanation_says_what_bounds_it_and_what_was_rejected():
     assert said.count("legal: ") >= 12
     assert said.splitlines()[-1].startswith("backward  two kernels, ")
     assert "tuned, or asked for" in plan_attention(WINDOW, problem(), GPU, (("dq", Tiling(64, 32, 4, 2)),)).explain()
+
+
+def test_an_explanation_prices_one_kernel_by_the_keys_that_it_walks(monkeypatch):
+    """Those that lists leave unseen are not among them."""
+    far = weft.dilated(3, 0, 8) & ~weft.global_tokens([*range(1000, 1600), 1700], columns=False)
+    plan = plan_attention(weft.global_tokens([3, 9], columns=False) | far, problem(4096), GPU)
+    priced = []
+    monkeypatch.setattr(argue, "candidate", lambda *given: priced.append(given) or candidate(*given))
+    assert "one kernel of" in plan.explain().splitlines()[-1]
+    walked, every = (tuple(share.plan.acsr for share in shares) for shares in (plan.in_one, plan.transposed))
+    assert walked != every
+    assert walked in [tuple(acsr for acsr, _ in rows) for direction, rows, *_ in priced if direction == "dkdv"]
 
 
 def test_an_explanation_draws_every_head():

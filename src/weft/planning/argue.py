@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.napkin.formulas import naive_attention_transfers
-from weft.planning.attention_plan import AttentionPlan, count_heads
+from weft.planning.attention_plan import AttentionPlan, Share, count_heads
 from weft.planning.candidates import in_halves, in_one, shared_of
 from weft.planning.choice import IN_ONE, Candidate, Rows, candidate, offered, rank_of, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, adding, moved
@@ -49,7 +49,7 @@ def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[
     if wrong:
         yield f"{direction:<9} cannot run: {wrong}"
         return
-    rows = _rows(plan, direction)
+    rows = _rows(plan.towards(direction))
     menu = offered(direction, rows, plan.problem, gpu)
     apart = unlike_apart(direction, rows, plan.problem, gpu, menu)
     count = len(menu) + (apart is not None)
@@ -107,8 +107,8 @@ def _named(one: Candidate) -> str:
     return f"unlike heads apart, in {len(one.tilings)} packs: {'; '.join(map(str, one.tilings))}"
 
 
-def _rows(plan: AttentionPlan, direction: Direction) -> Rows:
-    return [(share.plan.acsr, count_heads(share.heads)) for share in plan.towards(direction)]
+def _rows(shares: tuple[Share, ...]) -> Rows:
+    return [(share.plan.acsr, count_heads(share.heads)) for share in shares]
 
 
 def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
@@ -119,7 +119,7 @@ def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
     if plan.no_room("dq") or plan.no_room("dkdv"):
         return "backward  cannot run"
     seconds = sum(one.cost.seconds for one in two)
-    rows = _rows(plan, "dkdv")
+    rows = _rows(plan.in_one or plan.towards("dkdv"))
     tiling = in_one(plan.problem, rank_of(rows))
     if tiling is None:
         return f"backward  two kernels, {_ms(seconds)}: one that makes dQ beside dK and dV has too few registers"
