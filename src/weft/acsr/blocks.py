@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from weft.acsr.bits import BACKWARDS, Bits
 from weft.acsr.format import BLOCK, Remainder, Term
 from weft.errors import IrregularError
 from weft.pattern.algebra import Where
@@ -21,7 +21,6 @@ from weft.pattern.leaves import BlockList
 from weft.pattern.relation import NDBool
 
 Predicate: TypeAlias = Callable[[Ints, Ints], NDBool]
-Bits: TypeAlias = NDArray[np.uint8]
 BATCH = 512  # blocks evaluated at once: 2 million pairs
 MAX_SCAN = 1 << 32  # pairs that a scan may look at: about a minute
 OFFSETS = np.arange(BLOCK, dtype=np.int64)
@@ -73,6 +72,20 @@ class Blocks:
             )  # fmt: skip
         codes = np.arange(-(-m // BLOCK) * _width(n), dtype=np.int64)
         return Blocks.evaluated(codes, predicate, m, n)
+
+    @staticmethod
+    def of_words(words: Ints, m: int, n: int) -> Blocks:
+        """The pairs of words of BLOCK keys, the first in the lowest bit: (M, ceil(N / BLOCK)). What lies beyond N is
+        not looked at.
+        """
+        inside = np.full((m, _width(n)), -1, np.int64)
+        if n % BLOCK:
+            inside[:, -1] = (1 << n % BLOCK) - 1
+        live, whole = _by_block(words & inside), _by_block(inside)
+        full, some = (live == whole).all(axis=1), live.any(axis=1)
+        partial = np.flatnonzero(some & ~full)
+        bits = BACKWARDS[live[partial].astype("<i8").view(np.uint8)].reshape(-1, BLOCK, BLOCK // 8)
+        return Blocks(m, n, np.flatnonzero(full), partial, bits)
 
     @staticmethod
     def of_list(listed: BlockList, m: int, n: int) -> Blocks:
@@ -240,6 +253,13 @@ def key_spans(term: Term, m: int, n: int) -> tuple[Ints, Ints]:
 
 def _width(n: int) -> int:
     return max(1, -(-n // BLOCK))
+
+
+def _by_block(words: Ints) -> Ints:
+    """(blocks, BLOCK): the rows of each block, of those beyond the last one nothing."""
+    m, width = words.shape
+    rows = np.concatenate([words, np.zeros((-m % BLOCK, width), np.int64)])
+    return rows.reshape(-1, BLOCK, width).transpose(0, 2, 1).reshape(-1, BLOCK)
 
 
 def _at(m: int, n: int) -> Where:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from weft.acsr.bits import LIVE
 from weft.acsr.format import BLOCK, Remainder, Term
 from weft.pattern.bounds import Ints, coordinates
 from weft.pattern.listed import EVERY, ByClass, Listed
@@ -22,7 +23,6 @@ from weft.pattern.relation import NDBool, Relation
 STRIP = 1 << 16  # rows of an axis taken together: what a core's cache holds
 PAIRS = 1 << 20  # numbers held for some listed rows
 BATCH = 1 << 12  # blocks of a remainder taken together
-LIVE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)  # bits of a byte
 
 Counts: TypeAlias = Callable[[Ints], Ints]  # some rows -> their keys before each corner, (rows, corners)
 

@@ -19,6 +19,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.acsr.bits import popcount, transposed
 from weft.pattern.bounds import Ints, IntTable, coordinates
 from weft.pattern.listed import EVERY, ByClass, Listed
 from weft.pattern.relation import NDBool, Relation
@@ -289,7 +290,7 @@ class Remainder:
         full = self.bit_index < 0
         high = np.minimum(BLOCK, m - BLOCK * self.rows[full].astype(np.int64))
         wide = np.minimum(BLOCK, n - BLOCK * self.cols[full].astype(np.int64))
-        return int((high * wide).sum()) + int(np.unpackbits(self.bits).sum())
+        return int((high * wide).sum()) + popcount(self.bits)
 
     def transpose(self) -> Remainder:
         """The same pairs with queries and keys exchanged."""
@@ -297,10 +298,9 @@ class Remainder:
         if not len(self.bits):
             return Remainder(self.cols[order], self.rows[order], self.bit_index, self.bits)
         partial = order[self.bit_index[order] >= 0]
-        pairs = np.unpackbits(self.bits, axis=2).reshape(-1, BLOCK, BLOCK)[self.bit_index[partial]]
         index = np.full(len(self), -1, np.int32)
         index[self.bit_index[order] >= 0] = np.arange(partial.size, dtype=np.int32)
-        bits = np.packbits(pairs.transpose(0, 2, 1), axis=2)
+        bits = transposed(self.bits[self.bit_index[partial]])
         return Remainder(self.cols[order], self.rows[order], index, bits)
 
 

@@ -240,7 +240,7 @@ def bits(words: Any, m: int, n: int) -> Pattern:
 @build.lower.register
 def _(pattern: Bits, m: int, n: int) -> build.Union:
     note = "pairs that follow no affine rows, listed bit by bit"
-    return build.Union([], Blocks.scan(lambda q, k: pattern.holds(q, k, Where(m, n)), m, n, note), [note])
+    return build.Union([], Blocks.of_words(pattern.rows, m, n), [note])
 
 
 # ---- a size ---------------------------------------------------------------------------------------------------------

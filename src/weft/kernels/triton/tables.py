@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.acsr.bits import BACKWARDS
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton.boxes import whole_boxes
@@ -427,8 +428,7 @@ def block_tables(plan: TilePlan) -> LaunchTables:
     assert tiling is not None, "AttentionPlan.check_room comes before"
     count = np.diff(blocks.first).astype(np.int64)
     order = schedule(count)
-    bits = np.unpackbits(remainder.bits, axis=2)  # (partial blocks, BLOCK, BLOCK)
-    words = np.packbits(bits, axis=2, bitorder="little").reshape(-1).view(np.int32)
+    words = BACKWARDS[remainder.bits].reshape(-1).view(np.int32)  # of (partial blocks, BLOCK, BLOCK / 8)
     out = Writer()
     seen = remainder.spans(plan.acsr.n) + BLOCK * remainder.cols[:, None]
     seeing = remainder.heights(plan.acsr.m) + BLOCK * remainder.rows[:, None]

@@ -1,0 +1,50 @@
+"""Bits of blocks, handled as bytes and words, beside the same unpacked."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from weft.acsr.bits import BACKWARDS, LIVE, popcount, transposed
+from weft.acsr.blocks import Blocks
+from weft.pattern.algebra import Where
+from weft.recognition import pieces
+
+
+@given(st.data(), st.integers(0, 5), st.sampled_from([1, 2, 8]))
+def test_transposed_blocks(data, blocks, n):
+    bits = data.draw(arrays.arrays(np.uint8, (blocks, 8 * n, n)))
+    pairs = np.unpackbits(bits, axis=2).reshape(blocks, 8 * n, 8 * n)
+    np.testing.assert_array_equal(transposed(bits), np.packbits(pairs.transpose(0, 2, 1), axis=2))
+    np.testing.assert_array_equal(transposed(transposed(bits)), bits)
+    assert popcount(bits) == int(pairs.sum())
+
+
+def test_tables_of_bytes():
+    for byte in range(256):
+        text = f"{byte:08b}"
+        assert LIVE[byte] == text.count("1")
+        assert BACKWARDS[byte] == int(text[::-1], 2)
+
+
+@given(st.data(), st.integers(1, 200), st.integers(1, 200), st.sampled_from([0.0, 0.01, 0.5, 0.99, 1.0]))
+def test_blocks_of_words(data, m, n, density):
+    """What a mask lists bit by bit is what its predicate says, pair by pair; bits beyond the last key are nothing."""
+    random = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    mask = random.random((m, n)) < density
+    beyond = random.random((m, -n % 64)) < 0.5
+    words = np.packbits(np.concatenate([mask, beyond], axis=1), axis=1, bitorder="little").view("<i8")
+    listed = pieces.Bits(pieces.IntTable(words.reshape(-1)), m, n)
+    found = Blocks.of_words(listed.rows, m, n)
+    looked = Blocks.scan(lambda q, k: listed.holds(q, k, Where(m, n)), m, n, "a mask")
+    for name in ("full", "partial", "bits"):
+        x, y = getattr(found, name), getattr(looked, name)
+        np.testing.assert_array_equal(x, y)
+        assert x.dtype == y.dtype
+
+
+@pytest.mark.parametrize("m,n", [(0, 0), (0, 70), (70, 0)])
+def test_a_mask_of_nothing(m, n):
+    pattern = pieces.bits([0] * (m * -(-n // 64)), m, n)
+    assert pattern.acsr(m, n).nnz == 0
