@@ -4,11 +4,11 @@
 
 Medians of N calls, in microseconds, of causal windows over 1,024 tokens, which a GPU computes before the host has said
 what comes next; there torch's own causal attention goes beside. Autograd computes gradients of tensors on a GPU in a
-thread of its own, unless torch.autograd.set_multithreading_enabled says otherwise: to wake it, and to wait for it, is
-most of what a gradient alone takes, and is paid once by the layers of a model, as by sixteen calls of which each takes
-the last one's result. Without a GPU launches do nothing and tensors are the CPU's: all that weft and autograd do is
-done, and the driver's and the allocator's shares are left out. Bars, on a GPU: 40 for a forward without gradients, 100
-for gradients, 20 for what a step of decoding does instead of planning.
+thread of its own, unless torch.autograd.set_multithreading_enabled says otherwise: each gradient alone wakes it and
+waits for it, the layers of a model do so once, as do sixteen calls of which each takes the last one's result. Without a
+GPU launches do nothing and tensors are the CPU's: all that weft and autograd do is done, and the driver's and the
+allocator's shares are left out. Bars, on a GPU: 40 for a forward without gradients, 100 for gradients, 20 for what a
+step of decoding does instead of planning.
 """
 
 from __future__ import annotations

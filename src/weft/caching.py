@@ -1,8 +1,8 @@
-"""Caches of what becomes of patterns: each keeps so many, and all are emptied together where plans hold many bytes.
+"""Caches of what becomes of patterns: each keeps so many, and all are emptied together where masks hold many bytes.
 
-A plan of a pattern takes kilobytes, one of a mask without structure a byte for every four pairs of its blocks, and what
-is made of it several times that, on the host and on the GPU. So masks that differ at every step must not pile up until
-some number of them is reached.
+The Acsr of a pattern takes kilobytes, that of a mask without structure a bit for each pair, and what is made of it some
+eight times that on the host, three times on a GPU. So masks that differ at every step must not pile up until some
+number of them is reached.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
 
 Made = TypeVar("Made")
-SMALL = 1 << 20  # bytes: plans of less are bounded by how many are kept
+SMALL = 1 << 20  # bytes: what is less is bounded by how many are kept
 
 
 @dataclass
 class _Kept:
-    """held: bytes of the plans that are not small, made since all were forgotten."""
+    """held: bytes of what is not small and was made since all was forgotten."""
 
     forget: list[Callable[[], None]] = field(default_factory=list)
     held: int = 0
@@ -61,22 +61,23 @@ def clear() -> None:
 
 
 def grew(nbytes: int) -> None:
-    """A plan of so many bytes was made: forget all before it where there is no room for it beside them."""
+    """A plan whose Acsr takes so many bytes was made: forget all before it where there is no room for both."""
     if nbytes < SMALL:
         return
     limit = plans_bytes()
-    with _kept.lock:
-        room = _kept.held == 0 or _kept.held + nbytes <= limit
-        _kept.held += nbytes
-        told, _kept.warned = _kept.warned, _kept.warned or not room
-    if room:
-        return
-    clear()
+    if _kept.held and _kept.held + nbytes > limit:
+        clear()
+        _say(limit)
     with _kept.lock:
         _kept.held += nbytes
-    if not told:
+
+
+def _say(limit: int) -> None:
+    """Once."""
+    if not _kept.warned:
+        _kept.warned = True
         warnings.warn(
-            f"weft: plans of masks without structure hold more than {limit >> 20} MiB, so all plans are forgotten, and "
-            "made anew where they are asked for again. Set WEFT_PLANS_MIB to keep more.",
-            RuntimeWarning, stacklevel=2,
+            f"weft: masks without structure hold more than {limit >> 20} MiB, so all plans are forgotten, and made "
+            "anew where they are asked for again. Set WEFT_PLANS_MIB to keep more.",
+            RuntimeWarning, stacklevel=3,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.errors import OptionError
 
 CACHE_MIB = 1024  # some five thousand kernels
-PLANS_MIB = 512  # tables of 120 masks of 4,096 tokens, of 7 of 16,384; these then hold 2 GB on the host
+PLANS_MIB = 256  # 7 masks of 16,384 tokens, 125 of 4,096, a head each: some 2 GB with all that is made of them
 
 
 def interpreted() -> bool:
@@ -45,7 +45,7 @@ def cache_bytes() -> int:
 
 
 def plans_bytes() -> int:
-    """The most that plans of masks without structure may hold in this process: WEFT_PLANS_MIB, else PLANS_MIB."""
+    """The most that masks without structure may hold in this process, as blocks: WEFT_PLANS_MIB, else PLANS_MIB."""
     return _mebibytes("WEFT_PLANS_MIB", PLANS_MIB)
 
 

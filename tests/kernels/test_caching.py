@@ -2,6 +2,8 @@
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
 
 import pytest
 import torch
@@ -9,38 +11,62 @@ import torch
 import weft
 from weft import caching
 from weft.runtime import pipeline
+from weft.settings import interpreted
 
 from .compare import BACKENDS, Case, generator, qkv
 
 SIZE, MASKS = 192, 7
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_plans_of_masks_do_not_pile_up(backend, monkeypatch):
-    """Room for two of them: whoever computes with a third finds the first gone, forward and backward, tables too."""
-    made, sizes = [], []
+@pytest.fixture(params=BACKENDS)
+def made(request, monkeypatch):
+    """Weak references to the plans that were made; there is room for two of them."""
+    plans = []
 
     def plan(*args):
         found = planned(*args)
-        made.append(weakref.ref(found))
-        sizes.append(found.nbytes + found.metadata)
+        plans.append(weakref.ref(found))
         return found
 
     planned = pipeline.plan_attention
     monkeypatch.setattr(pipeline, "plan_attention", plan)
     monkeypatch.setattr(caching, "SMALL", 0)
-    monkeypatch.setattr(caching, "plans_bytes", lambda: 2 * max(sizes))
+    monkeypatch.setattr(caching, "plans_bytes", lambda: 2 * _pattern(0).acsr(SIZE, SIZE).nbytes)
     monkeypatch.setattr(caching._kept, "warned", True)
     caching.clear()
+    return plans
+
+
+def test_plans_of_masks_do_not_pile_up(made, request):
+    """Whoever computes with a third finds the first gone, forward and backward, tables too."""
     for each in range(MASKS):
-        _attend(each, backend)
+        _case(each, request).weft()
         gc.collect()
         assert sum(one() is not None for one in made) <= 2
     assert len(made) == MASKS
 
 
-def _attend(each, backend):
+@pytest.mark.skipif(interpreted(), reason="Triton interprets in one thread at a time")
+def test_others_may_forget_meanwhile(made, request):
+    cases = [_case(each, request) for each in range(3)]
+    truth = [case.weft() for case in cases]
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(cases[each % 3].weft) for each in range(12)]
+        while not all(one.done() for one in found):
+            caching.clear()
+            sleep(0.01)
+    for each, one in enumerate(found):
+        for name, x in one.result().items():
+            assert torch.equal(x, truth[each % 3][name]), name
+
+
+def _pattern(each):
     mask = torch.rand(SIZE, SIZE, generator=generator(f"mask {each}")) < 0.3
     pattern = weft.recognize(mask).pattern
     assert len(pattern.acsr(SIZE, SIZE).remainder) == (SIZE // 64) ** 2
-    Case(pattern, qkv(generator("caching"), (SIZE, SIZE), heads=(1, 1), batch=1), backend=backend).weft()
+    return pattern
+
+
+def _case(each, request):
+    backend = request.node.callspec.params["made"]
+    return Case(_pattern(each), qkv(generator("caching"), (SIZE, SIZE), heads=(1, 1), batch=1), backend=backend)

@@ -7,10 +7,10 @@ from math import inf
 import pytest
 
 import weft
+from weft import caching
 from weft.planning import choice
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
-from weft.runtime import pipeline
 from weft.target import GPU
 
 from .compare import BACKENDS, Case, check, generator, normal, qkv
@@ -29,11 +29,9 @@ UNLIKE = {
 def _apart(monkeypatch):
     """Packs, whatever they cost."""
     monkeypatch.setattr(choice, "WORTH", inf)
-    for cached in (pipeline.compiled, pipeline.arrived):
-        cached.cache_clear()
+    caching.clear()
     yield
-    for cached in (pipeline.compiled, pipeline.arrived):
-        cached.cache_clear()
+    caching.clear()
 
 
 @pytest.mark.parametrize("kv_heads", [4, 1])

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import weft
-from weft.acsr import build
+from weft import caching
 from weft.acsr.blocks import Blocks
-from weft.planning import planner
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.relayout import natural_step
@@ -94,8 +93,7 @@ def no_pairs(monkeypatch):
 @pytest.fixture
 def nothing_kept():
     """No Acsr and no plan is taken from a cache."""
-    build.build.cache_clear()
-    planner.plan_tiles.cache_clear()
+    caching.clear()
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -2,14 +2,12 @@
 
 import pytest
 
-from weft.runtime import pipeline
+from weft import caching
 
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
-    pipeline.compiled.cache_clear()
-    pipeline.arrived.cache_clear()
+    caching.clear()
     yield
-    pipeline.compiled.cache_clear()
-    pipeline.arrived.cache_clear()
+    caching.clear()

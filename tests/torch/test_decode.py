@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weft
+from weft import caching
 from weft.errors import AlignmentError, InputError, OptionError, UnsupportedError, UnsupportedKernel
 from weft.kernels.options import Modifiers
 from weft.planning import row_choice, rowwise
@@ -17,7 +18,6 @@ from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.rowwise import LEAST_CAPACITY
 from weft.recognition.pieces import steps
-from weft.runtime import pipeline
 from weft.settings import interpreted
 from weft.target import GPU
 from weft.testing.refusals import refuse
@@ -382,15 +382,13 @@ def test_a_plan_that_takes_rows_has_a_backward_by_tiles(name, monkeypatch):
     pattern, m, n = FEW_ROWS[name]
     monkeypatch.setattr(row_choice, "worth_it", lambda *_: True)
     monkeypatch.setattr(row_choice, "may_gain", lambda *_: True)
-    pipeline.compiled.cache_clear()
-    pipeline.arrived.cache_clear()
+    caching.clear()
     tensors = [x.to(DEVICE).requires_grad_() for x in qkv(m, n, batch=1, heads=(4, 2), dims=(16, 24))]
     from weft.kernels.triton import decode as kernels
 
     with mock.patch.object(kernels, "forward", wraps=kernels.forward) as by_rows:
         out, lse = weft.attention(*tensors, pattern, return_lse=True, backend="triton")
-    pipeline.compiled.cache_clear()
-    pipeline.arrived.cache_clear()
+    caching.clear()
     assert by_rows.call_count == 1
     live = torch.from_numpy(pattern.to_dense(m, n)).expand(1, 4, m, n)
     d_out = normal(out.shape, generator(name), torch.float32).to(DEVICE)

@@ -1,27 +1,30 @@
-"""Pairs as bits of bytes, the first in the highest bit: tables of what a byte holds, and blocks transposed as they are.
+"""Pairs as bits of bytes, the first in the highest bit: counted, turned round and transposed as they are.
 
 A bit unpacked is a byte, and a mask of 16,384 tokens then 268 MB.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Bits: TypeAlias = NDArray[np.uint8]
 _BYTES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
-LIVE: Bits = _BYTES.sum(axis=1, dtype=np.uint8)  # bits of a byte that are set
+_COUNTS = _BYTES.sum(axis=1, dtype=np.uint8)
 BACKWARDS: Bits = np.packbits(_BYTES, axis=1, bitorder="little")[:, 0]  # a byte whose first bit is in the lowest one
 # Of 8 x 8 bits in a word, row by row from the highest one: pairs of bits, of 2 x 2 and of 4 x 4 of them that change
 # places, those nearer to the lowest bit, and how far apart they are (Warren, Hacker's Delight, section 7-3).
 _SWAPS = ((0x00AA00AA00AA00AA, 7), (0x0000CCCC0000CCCC, 14), (0x00000000F0F0F0F0, 28))
 
 
-def popcount(bits: Bits) -> int:
-    """How many are set."""
-    return int(LIVE[bits].sum(dtype=np.int64))
+def bit_count(words: NDArray[Any]) -> NDArray[np.uint8]:
+    """Bits set in each unsigned integer; numpy 1 has no function for it, so bytes are looked up there."""
+    if hasattr(np, "bitwise_count"):
+        return np.asarray(np.bitwise_count(words))
+    each = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, words.itemsize)
+    return np.asarray(_COUNTS[each].sum(axis=-1, dtype=np.uint8))
 
 
 def transposed(bits: Bits) -> Bits:

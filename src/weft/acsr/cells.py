@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from weft.acsr.bits import LIVE
+from weft.acsr.bits import bit_count
 from weft.acsr.format import BLOCK, Remainder, Term
 from weft.pattern.bounds import Ints, coordinates
 from weft.pattern.listed import EVERY, ByClass, Listed
@@ -188,6 +188,6 @@ def _add_blocks(found: np.ndarray, q: Ints, k: Ints, bits: np.ndarray | None) ->
         if bits is None:
             pairs = np.repeat(inside[here].sum(axis=1), BLOCK)
         else:
-            pairs = LIVE[bits[here] & np.packbits(inside[here], axis=1)[:, None]].sum(axis=2).reshape(-1)
+            pairs = bit_count(bits[here] & np.packbits(inside[here], axis=1)[:, None]).sum(axis=2).reshape(-1)
         at = q[here] * found.shape[1] + k[here, :1] + cell
         found += np.bincount(at.reshape(-1), pairs, found.size).reshape(found.shape)

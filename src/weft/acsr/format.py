@@ -19,7 +19,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.acsr.bits import popcount, transposed
+from weft.acsr.bits import bit_count, transposed
 from weft.pattern.bounds import Ints, IntTable, coordinates
 from weft.pattern.listed import EVERY, ByClass, Listed
 from weft.pattern.relation import NDBool, Relation
@@ -290,7 +290,7 @@ class Remainder:
         full = self.bit_index < 0
         high = np.minimum(BLOCK, m - BLOCK * self.rows[full].astype(np.int64))
         wide = np.minimum(BLOCK, n - BLOCK * self.cols[full].astype(np.int64))
-        return int((high * wide).sum()) + popcount(self.bits)
+        return int((high * wide).sum()) + int(bit_count(self.bits).sum(dtype=np.int64))
 
     def transpose(self) -> Remainder:
         """The same pairs with queries and keys exchanged."""

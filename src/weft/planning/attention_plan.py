@@ -246,11 +246,6 @@ class AttentionPlan:
         """Bytes of plan tables, forward and transposed; a plan that is its own transpose is held once."""
         return sum({id(share.plan): share.plan.nbytes for share in self.every_share()}.values())
 
-    @property
-    def metadata(self) -> int:
-        """Bytes of its Acsr, forward and transposed, those of a remainder among them."""
-        return sum({id(share.plan.acsr): share.plan.acsr.nbytes for share in self.every_share()}.values())
-
     def every_share(self) -> tuple[Share, ...]:
         """Those of all directions."""
         return (

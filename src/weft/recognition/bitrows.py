@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
+from weft.acsr.bits import bit_count
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
 
@@ -143,10 +144,10 @@ class BitRows:
 
     @cached_property
     def count(self) -> int:
-        return int(_bit_count(self.words).sum(dtype=np.int64))
+        return int(bit_count(self.words).sum(dtype=np.int64))
 
     def row_counts(self) -> Ints:
-        return np.asarray(_bit_count(self.words).sum(axis=1, dtype=np.int64))
+        return np.asarray(bit_count(self.words).sum(axis=1, dtype=np.int64))
 
     # ---- projections ---------------------------------------------------------------------------------------------
     @cached_property
@@ -258,13 +259,3 @@ def unpacked(words: Words, n: int) -> NDBool:
 def _bits_of(words: Words) -> NDArray[np.uint8]:
     """(r, 1) words as (r, 64) bits, bit 0 first."""
     return np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
-
-
-def _bit_count(words: Words) -> NDArray[Any]:
-    """Bits set in each word; numpy 1 has no function for it, so bytes are looked up there."""
-    if hasattr(np, "bitwise_count"):
-        return np.asarray(np.bitwise_count(words))
-    return np.asarray(_BYTE_COUNTS[np.ascontiguousarray(words).view(np.uint8)].reshape(*words.shape, 8).sum(axis=-1))
-
-
-_BYTE_COUNTS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)

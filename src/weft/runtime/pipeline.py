@@ -24,7 +24,7 @@ def compiled(pattern: Pattern, problem: Problem, backend: str = "auto") -> tuple
         plan = plan_attention(pattern, problem, chosen.target)
     else:
         plan = plan_attention(pattern, problem, card.gpu, winners(pattern, problem, chosen, card))
-    grew(plan.nbytes + plan.metadata)
+    grew(sum(share.plan.acsr.nbytes for share in plan.forward))  # of gradients nothing is planned before they are asked
     return plan, chosen
 
 
