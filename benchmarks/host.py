@@ -5,8 +5,9 @@
 Medians of N calls, in microseconds, of causal windows over 1,024 tokens, which a GPU computes before the host has said
 what comes next; there torch's own causal attention goes beside. Autograd computes gradients of tensors on a GPU in a
 thread of its own, unless torch.autograd.set_multithreading_enabled says otherwise: each gradient alone wakes it and
-waits for it, the layers of a model do so once, as do sixteen calls of which each takes the last one's result. Without a
-GPU launches do nothing and tensors are the CPU's: all that weft and autograd do is done, and the driver's and the
+waits for it, the layers of a model do so once, as do sixteen calls of which each takes the last one's result. Waking
+another core is much of that: on one core, as `taskset` would leave the process, there is none to wake. Without a GPU
+launches do nothing and tensors are the CPU's: all that weft and autograd do is done, and the driver's and the
 allocator's shares are left out. Bars, on a GPU: 40 for a forward without gradients, 100 for gradients, 20 for what a
 step of decoding does instead of planning.
 """
@@ -14,11 +15,14 @@ step of decoding does instead of planning.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from statistics import median
 from unittest import mock
 
@@ -38,8 +42,10 @@ from weft.torch.inputs import problem_of
 SHAPE, MASK = (1, 4, 1024, 64), weft.causal() & weft.window(left=100)
 CALLS, WARM = 1000, 100
 LAYERS = 16
-IN_LAYERS = f"gradients, of {LAYERS} layers each"
-BARS = {"forward": 40.0, "gradients": 100.0, IN_LAYERS: 100.0, "decode step, its planning": 20.0}
+IN_LAYERS, ON_ONE_CORE = f"gradients, of {LAYERS} layers each", "gradients, on one core"
+BARS = {
+    "forward": 40.0, "gradients": 100.0, IN_LAYERS: 100.0, ON_ONE_CORE: 100.0, "decode step, its planning": 20.0,
+}  # fmt: skip
 PLAIN = (None, None, 0, "auto", None)  # options of a call that names none
 COLUMNS = ("date", "machine", "python", "torch", "commit", "device", "what", "us")
 
@@ -85,6 +91,21 @@ def without_a_gpu(stack: ExitStack, tensors: list[torch.Tensor]) -> None:
     call = eager.Call(MASK, "auto", plan, run, Modifiers(SHAPE[3] ** -0.5))
     key = eager.key_of(*tensors, MASK, (None, None), PLAIN)
     stack.enter_context(mock.patch.dict(eager._calls, {key: call}))
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """All threads of this process on one core (Linux)."""
+    tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    before = {task: os.sched_getaffinity(task) for task in tasks}
+    core = {max(before[threading.get_native_id()])}
+    for task in tasks:
+        os.sched_setaffinity(task, core)
+    try:
+        yield
+    finally:
+        for task, cores in before.items():
+            os.sched_setaffinity(task, cores)
 
 
 def microseconds(call: Callable[[], object], calls: int) -> float:
@@ -136,6 +157,11 @@ def measure(calls: int) -> dict[str, float]:
                 found["gradients in the thread that asks"] = gradients(own(*leaves))
             found["gradients of torch's own"] = gradients(torch_own(*leaves))
             found[f"{IN_LAYERS}, torch's own"] = in_layers(torch_own)
+            if hasattr(os, "sched_setaffinity"):
+                with one_core():
+                    found[ON_ONE_CORE] = gradients(own(*leaves))
+                    found[f"{ON_ONE_CORE}, of an empty function"] = gradients(Empty.apply(*leaves))
+                    found[f"{ON_ONE_CORE}, of torch's own"] = gradients(torch_own(*leaves))
             found |= decoding(calls)
     return found
 

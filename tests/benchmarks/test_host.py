@@ -1,5 +1,6 @@
 """benchmarks/host.py without a GPU: calls go the short way, launch as often as on one, and nothing stays replaced."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,25 @@ from weft.kernels.triton import launch, run
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here launches do something")
 
 
-def test_calls_launch_what_a_gpu_would_be_given(monkeypatch):
+@pytest.fixture
+def host(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import host
 
+    return host
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes have no affinity here")
+def test_one_core_is_for_all_threads_and_for_a_while(host):
+    tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    before = [os.sched_getaffinity(task) for task in tasks]
+    with host.one_core():
+        inside = {tuple(os.sched_getaffinity(task)) for task in tasks}
+    assert len(inside) == 1 and len(next(iter(inside))) == 1
+    assert [os.sched_getaffinity(task) for task in tasks] == before
+
+
+def test_calls_launch_what_a_gpu_would_be_given(host, monkeypatch):
     names, before = [], (run.kernel_of, run.gpu_of, launch.capturing)
 
     class Kernel(host.Nothing):
