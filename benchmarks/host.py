@@ -4,8 +4,8 @@
 
 Medians of N calls, in microseconds, of causal windows over 1,024 tokens, which a GPU computes before the host has said
 what comes next; there torch's own causal attention goes beside. Everything is measured in turn, in several rounds: of
-these the least and the median. Who shares a host with others finds that calls, and a loop of nothing, take up to twice
-as long in one round as in another: the least is of a core that is left alone, and bars are for that. They are, on a
+these the least and the median. Cores of a virtual machine may be half as fast in one round as in another, as a loop of
+nothing tells, which is timed beside: the least is of cores at their full rate, and bars are for that. They are, on a
 GPU, 40 for a forward without gradients, 100 for gradients, 20 for what a step of decoding does instead of planning.
 
 Autograd computes gradients of tensors on a GPU in a thread of its own, unless
