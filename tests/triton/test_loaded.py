@@ -1,8 +1,8 @@
-"""Tables on a device: none goes while a kernel may read it."""
+"""Tables on a device: their memory is given back when no kernel may read it any more, and not before."""
 
 import gc
-import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,35 +11,87 @@ from weft import caching
 from weft.kernels.triton import launch, loaded
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
+from weft.settings import interpreted
 from weft.target import GPU
 
-CARD = torch.device("cuda", 1)
+META = torch.device("meta")  # as a GPU, it is another device than the CPU
+WORDS = np.arange(5, dtype=np.int32)
 
 
 @pytest.fixture
-def tables():
+def waits(monkeypatch):
+    """The devices that were waited for, and how much was idle then."""
+    found = []
+    monkeypatch.setattr(loaded, "_idle", [])
+    monkeypatch.setattr(loaded, "MANY", 3)
+    monkeypatch.setattr(launch, "is_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", found.append)
+    return found
+
+
+def test_words_are_put_as_they_are(waits):
+    there = loaded.put(WORDS, torch.device("cpu"))
+    assert torch.equal(there, torch.from_numpy(WORDS))
+    del there
+    assert not loaded._idle  # nothing that others could take
+
+
+def test_memory_that_nobody_holds_is_kept_until_there_is_much(waits):
+    held = [loaded.put(WORDS, META) for _ in range(5)]
+    addresses = [one.untyped_storage()._cdata for one in held]
+    del held[:2]
+    assert {one._cdata for one in loaded._idle} == {*addresses[:2]}
+    loaded.put(WORDS, META)  # which nobody holds either
+    assert len(loaded._idle) == 3 and not waits
+    loaded.put(WORDS, META)
+    assert waits == [META] and len(loaded._idle) == 1
+    assert len(held) == 3
+
+
+def test_large_tables_are_given_back_at_once(waits, monkeypatch):
+    monkeypatch.setattr(loaded, "LARGE", WORDS.nbytes)
+    loaded.put(WORDS, META)
+    assert len(loaded._idle) == 1 and not waits
+    held = loaded.put(WORDS, META)
+    assert not loaded._idle and waits == [META] and held is not None
+
+
+def test_a_capture_is_not_waited_for(waits, monkeypatch):
+    monkeypatch.setattr(launch, "is_capturing", lambda: True)
+    for _ in range(5):
+        loaded.put(WORDS, META)
+    assert len(loaded._idle) == 5 and not waits
+
+
+def test_plans_that_are_forgotten_leave_their_tables(waits):
     plan = plan_attention(weft.causal(), Problem(1, 1, 1, 100, 100, 64, 64, "bfloat16", "cuda"), GPU)
-    found = loaded.loaded(plan.forward, plan.problem, False, torch.device("cpu"))
-    return [weakref.ref(words) for _, words in found.waves]
-
-
-@pytest.mark.parametrize("capturing", [False, True])
-def test_kernels_end_before_tables_are_forgotten(capturing, tables, monkeypatch):
-    """But for a graph's capture, which may not be waited for."""
-    waited = []
-    monkeypatch.setattr(loaded, "_devices", {CARD})
-    monkeypatch.setattr(launch, "is_capturing", lambda: capturing)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda gpu: waited.append((gpu, [x() is None for x in tables])))
+    found = loaded.loaded(plan.forward, plan.problem, False, META)
+    tables = len(found.waves)
     caching.clear()
     gc.collect()
-    assert waited == ([] if capturing else [(CARD, [False] * len(tables))])
-    assert tables and all(x() is None for x in tables)
+    assert tables and not loaded._idle  # someone holds them
+    del found
+    assert len(loaded._idle) == tables
 
 
-def test_where_tables_are(monkeypatch):
-    monkeypatch.setattr(loaded, "_devices", set())
-    words = torch.arange(5, dtype=torch.int32)
-    assert torch.equal(loaded.put(words.numpy(), torch.device("cpu")), words)
-    assert not loaded._devices  # nothing there is to be waited for
-    loaded.put(words.numpy(), torch.device("meta"))
-    assert loaded._devices == {torch.device("meta")}
+@pytest.mark.gpu
+@pytest.mark.skipif(interpreted() or not torch.cuda.is_available(), reason="needs a GPU")
+def test_tables_stay_for_kernels_of_another_stream():
+    """A kernel waits on one stream while its plan is forgotten, and another stream takes all memory that is free."""
+    q, k, v = (torch.randn(1, 2, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    mask = weft.documents(lengths=[100, 28, 300, 84])  # whose bounds are in a table
+    truth = weft.attention(q, k, v, mask)
+    other = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(3):
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(200_000_000)
+            found = weft.attention(q, k, v, mask)
+        caching.clear()
+        gc.collect()
+        taken = [torch.full((size,), -1, device="cuda", dtype=torch.int32) for size in range(1, 2000, 16)]
+        torch.cuda.synchronize()
+        assert torch.equal(found, truth)
+        assert len(taken) == 125
+        truth = weft.attention(q, k, v, mask)  # planned anew, on the first stream
+        torch.cuda.synchronize()

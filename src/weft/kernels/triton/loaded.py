@@ -1,43 +1,51 @@
 """Tables on the device.
 
-Their memory is their maker's stream's: what that stream runs next may have it once they are forgotten, while kernels on
-other streams still read it. So all are waited for before tables are forgotten together; one that others have pushed out
-of a cache has been idle for as long as it took to plan these.
+Launches know their addresses alone. Their memory is that of the stream which put them there, and what this stream runs
+next may have it once nobody holds them, while kernels on other streams still read it. So memory that nobody holds any
+more is kept until there is much of it, and given back after a wait for all kernels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import Lock
+from weakref import finalize
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from weft.caching import cached, emptied_by
+from weft.caching import cached
 from weft.kernels.triton import launch
 from weft.kernels.triton.turns import in_turns
 from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import Share
 from weft.planning.problem import Problem
 
-_devices: set[torch.device] = set()  # GPUs with tables
+MANY, LARGE = 256, 16 << 20  # tables that nobody holds, and their bytes, which are worth a wait
+_idle: list[torch.UntypedStorage] = []
+_lock = Lock()
 
 
 def put(words: NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """Integers that kernels read, on the device."""
+    """Integers that kernels read, on the device, for as long as this tensor is held before each launch."""
+    _give_back()
+    there = torch.from_numpy(words).to(device)
     if device.type != "cpu":
-        _devices.add(device)
-    return torch.from_numpy(words).to(device)
+        finalize(there, _idle.append, there.untyped_storage()).atexit = False
+    return there
 
 
-def _wait() -> None:
-    """For kernels that read tables. Not while a graph is captured, which runs none and may not be waited for."""
-    if _devices and not launch.is_capturing():
-        for device in _devices:
-            torch.cuda.synchronize(device)
-
-
-emptied_by(_wait)  # before the caches of tables, which are made below and in modules that import this one
+def _give_back() -> None:
+    """What nobody holds, if it is much. Not while a graph is captured: it runs no kernel, and may not be waited for."""
+    with _lock:
+        gone = _idle[:]  # others may add to it meanwhile
+        much = len(gone) >= MANY or sum(one.nbytes() for one in gone) >= LARGE
+        if not much or launch.is_capturing():
+            return
+        del _idle[: len(gone)]
+    for device in {one.device for one in gone}:
+        torch.cuda.synchronize(device)  # and then they go
 
 
 @dataclass(frozen=True, eq=False)
