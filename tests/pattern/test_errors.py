@@ -126,6 +126,13 @@ def rows(*table):
     ("padding-rows-none", lambda: weft.padding([3, 4], rows=None), PatternError, ("padding", "rows", "None")),
     ("align", lambda: weft.causal(align="centre"), PatternError, ("align", "centre", "top-left", "bottom-right")),
     ("aligned", lambda: weft.causal().aligned("left"), PatternError, ("align", "left", "top-left", "bottom-right")),
+    (
+        "aligned-otherwise",
+        lambda: (weft.causal(align="top-left") & weft.window(left=3, align="top-left")).aligned("bottom-right"),
+        PatternError,
+        ("(causal", "aligned('bottom-right')", "declare 'top-left' already", "q + N - M"),
+    ),
+    ("blocks-mask", lambda: weft.blocks(4, np.eye(2, dtype=bool)), PatternError, ("blocks", "mask", "nonzero")),
     ("per_head-none", lambda: weft.per_head([]), PatternError, ("per_head",)),
     ("per_batch-none", lambda: weft.per_batch([]), PatternError, ("per_batch",)),
     ("per_head-not-patterns", lambda: weft.per_head([weft.full(), 3]), PatternError, ("per_head", "3")),
@@ -133,6 +140,16 @@ def rows(*table):
 )
 def test_wrong_arguments(call, error, words):
     refuse(call, error, words)
+
+
+@pytest.mark.parametrize("name", ["global_tokens", "padding", "prefix", "documents"])
+@pytest.mark.parametrize("shape", [(8192,), (2, 8192)], ids=str)
+def test_a_mask_for_a_list_is_not_printed_whole(name, shape):
+    """Nor the rows of an attention mask."""
+    for given in (np.zeros(shape, bool), np.zeros(shape, int))[: len(shape)]:
+        with pytest.raises(PatternError, match=r"list of integers[^$]*(nonzero|flat)") as caught:
+            weft.documents(ids=given) if name == "documents" else getattr(weft, name)(given)
+        assert len(str(caught.value)) < 300 and "mask.sum(-1)" in str(caught.value)
 
 
 @rows(

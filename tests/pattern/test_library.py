@@ -154,6 +154,27 @@ def test_aligned_leaves_declared_leaves_alone():
     same_everywhere(mixed.aligned("bottom-right"), expected)
 
 
+def test_aligned_says_again_what_is_declared():
+    declared = weft.window(left=2, align="top-left") & weft.prefix(3)
+    assert declared.aligned("top-left") == declared
+    assert declared.aligned(None) == declared
+
+
+def test_padding_declares_what_distances_are_counted_by():
+    for align in ALIGNMENTS:
+        assert set(weft.padding([3, 4], align=align).alignments()) == {align}
+    assert not set(weft.padding(3).alignments())  # and needs none
+    assert weft.padding(3, align="top-left").to_dense(2, 5).tolist() == weft.padding(3).to_dense(2, 5).tolist()
+
+
+@pytest.mark.parametrize("ids", [[-(2**63), 2**63 - 1, -(2**63)], np.array([2**64 - 1, 5, 2**64 - 1], np.uint64)])
+def test_ids_may_be_any_numbers(ids):
+    expected = np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], bool)
+    pattern = weft.documents(ids=ids)
+    assert (pattern.to_dense(3) == expected).all()
+    assert (pattern.acsr(3).to_dense() == expected).all()
+
+
 def test_aligned_reaches_under_operators():
     pattern = ~weft.causal().shift(q=1) | weft.window(left=1, right=1) & weft.prefix(4)
     for m, n in RECTANGLES:

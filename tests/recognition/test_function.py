@@ -140,6 +140,58 @@ def test_operations(place, size):
         assert found.pattern == (expected if size[0] == size[1] else expected.aligned("top-left"))
 
 
+@pytest.mark.parametrize("size", [None, 12])
+@pytest.mark.parametrize("function", [
+    lambda b, h, q, k: b.new_ones((), dtype=torch.bool) & (q >= k),
+    lambda b, h, q, k: h.new_ones(size=(), dtype=torch.bool, device=h.device) & (q >= k),
+    lambda b, h, q, k: b.new_zeros([], dtype=torch.bool) | (q >= k),
+    lambda b, h, q, k: b.new_full(size=(), fill_value=True, dtype=torch.bool) & (q >= k),
+    lambda b, h, q, k: torch.full_like(h, True, dtype=torch.bool) & (q >= k),
+    lambda b, h, q, k: b.new_tensor(True, dtype=torch.bool) & (q >= k),
+    lambda b, h, q, k: torch.zeros_like(b, dtype=torch.bool) | (q >= k),
+    lambda b, h, q, k: q >= k + torch.zeros_like(h),
+])  # fmt: skip
+def test_a_constant_made_beside_an_index_does_not_depend_on_it(function, size):
+    """As FlexAttention's own functions make theirs beside the batch row."""
+    found = recognize(function, size=size)
+    assert found.proof == "symbolic"
+    assert found.pattern == (weft.causal() if size else weft.causal(align="top-left"))
+
+
+@pytest.mark.parametrize("function", [
+    lambda b, h, q, k: torch.full_like(q, h) <= k, lambda b, h, q, k: q.new_tensor(h) <= k,
+])  # fmt: skip
+def test_a_constant_made_of_an_index_depends_on_it(function):
+    with pytest.raises(InputError, match="pass heads="):
+        recognize(function)
+
+
+def test_what_flex_attention_joins():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    band, last = lambda b, h, q, k: q - k < 9, lambda b, h, q, k: q >= k
+    assert recognize(flex.and_masks(band, last)).pattern == weft.window(left=8, right=0, align="top-left")
+    assert recognize(flex.or_masks(band, last)).pattern == weft.full()
+    assert recognize(flex.noop_mask).pattern == weft.full()
+
+
+@pytest.mark.parametrize("size", [None, 64])
+@pytest.mark.parametrize("function", [
+    lambda q, k: k % 5 == q % 5, lambda q, k: (q % 3 == 0) & (k % 5 == q % 5),
+    lambda q, k: (q - k < 128) & (q >= k) & (q % 7 >= k % 7),
+])  # fmt: skip
+def test_functions_count_from_the_first_query(function, size):
+    """On a grid of open length, too, whose rows begin there: nothing is left that could be aligned otherwise."""
+    pattern = recognize(function, size=size).pattern
+    assert (pattern.to_dense(30, 64) == on_arrays(function, 30, 64)).all()
+    with pytest.raises(PatternError, match="declare 'top-left' already"):
+        pattern.aligned("bottom-right")
+
+
+def test_counts_may_be_numbers_of_numpy():
+    found = recognize(lambda b, h, q, k: q >= k + b, batch=np.int64(2))
+    assert found.pattern.extent() == (2, None)
+
+
 def on_arrays(function, *size):
     return np.broadcast_to(function(*(np.array(x) for x in np.ogrid[tuple(map(slice, size))])), size)
 

@@ -79,7 +79,21 @@ class Pattern:
         return Shift(self, _integer(q, "shift", "q"), _integer(k, "shift", "k"))
 
     def aligned(self, align: Align) -> Pattern:
-        """The same expression with `align` set on every position-dependent part that declares none."""
+        """The same expression with `align` set on every position-dependent part that declares none. PatternError where
+        every one declares its own, and not all of them this one: nothing would change.
+        """
+        declared = dict.fromkeys(self.alignments())
+        if align is not None and None not in declared and declared.keys() - {align}:
+            said = " and ".join(map(repr, declared))
+            raise PatternError(
+                f"{_operand(self)}.aligned({align!r})", f"its parts declare {said} already",
+                "leave align= out where they are made; a mask function counts from the first query on: recognize one "
+                "of (q + N - M, k) if the last is meant",
+            )  # fmt: skip
+        return self.filled(align)
+
+    def filled(self, align: Align) -> Pattern:
+        """As `aligned`, also where nothing is left to declare."""
         raise NotImplementedError
 
     # ---- meaning -------------------------------------------------------------------------------------------------
@@ -173,14 +187,14 @@ class Call(Pattern):
         _crossed(self, self.name, written(self.name, dict(self.args)))
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{key}={_text(value)}' for key, value in self.args)})"
+        return f"{self.name}({', '.join(f'{key}={text(value)}' for key, value in self.args)})"
 
     __repr__ = __str__
 
-    def aligned(self, align: Align) -> Pattern:
+    def filled(self, align: Align) -> Pattern:
         from weft.pattern.arguments import rebuild
 
-        args = {key: _aligned_arg(value, align) for key, value in self.args}
+        args = {key: _filled_arg(value, align) for key, value in self.args}
         return rebuild(self.name, args, align=align)
 
     def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
@@ -208,8 +222,8 @@ class Operator(Pattern):
     def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
         raise NotImplementedError
 
-    def aligned(self, align: Align) -> Pattern:
-        return self.rebuilt(tuple(part.aligned(align) for part in self.parts))
+    def filled(self, align: Align) -> Pattern:
+        return self.rebuilt(tuple(part.filled(align) for part in self.parts))
 
     def check(self, m: int, n: int, asked: str) -> None:
         for part in self.parts:
@@ -372,18 +386,19 @@ def _operand(part: Pattern) -> str:
     return f"({part})" if isinstance(part, (And, Or)) else str(part)
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """An argument as it is printed; long lists are not printed whole."""
     if isinstance(value, tuple):
         if len(value) > PRINTED:
-            return f"[{', '.join(map(_text, value[:3]))}, ..., {_text(value[-1])}; {len(value)} in all]"
-        return "[" + ", ".join(_text(v) for v in value) + "]"
+            return f"[{', '.join(map(text, value[:3]))}, ..., {text(value[-1])}; {len(value)} in all]"
+        return "[" + ", ".join(text(v) for v in value) + "]"
     return str(value) if isinstance(value, Pattern) else repr(value)
 
 
-def _aligned_arg(value: Any, align: Align) -> Any:
+def _filled_arg(value: Any, align: Align) -> Any:
     if isinstance(value, Pattern):
-        return value.aligned(align)
-    return tuple(_aligned_arg(v, align) for v in value) if isinstance(value, tuple) else value
+        return value.filled(align)
+    return tuple(_filled_arg(v, align) for v in value) if isinstance(value, tuple) else value
 
 
 def scalar(value: Any) -> Any:

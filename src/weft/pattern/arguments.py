@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.errors import PatternError
 from weft.pattern import crossing
-from weft.pattern.algebra import Call, Pattern, scalar
+from weft.pattern.algebra import Call, Pattern, scalar, text
 from weft.pattern.bounds import IntTable
 
 P = ParamSpec("P")
@@ -95,7 +95,7 @@ def integer(function: str, name: str, value: Any, least: int | None = None, far:
     """`value` as an int of at least `least`, or a PatternError that names the argument; far: the cure of a value beyond
     LARGEST, if there is a better one than another value.
     """
-    asked = f"{function}({name}={value!r})"
+    asked = f"{function}({name}={text(value)})"
     if isinstance(value, bool) or not isinstance(value, int):
         raise PatternError(asked, f"{name} must be an integer, not {type(value).__name__}", f"pass an int for {name}")
     if least is not None and value < least:
@@ -113,7 +113,7 @@ def integers(function: str, name: str, value: Any, least: int = 0) -> IntTable:
     if isinstance(value, tuple) and not value:
         value = IntTable([])
     if not isinstance(value, IntTable):
-        raise PatternError(f"{function}({name}={value!r})", f"{name} must be a list of integers", "pass a flat list")
+        raise PatternError(f"{function}({name}={text(value)})", f"{name} must be a list of integers", _flat(value))
     few = value.array < least
     wrong = few | (value.array > LARGEST) if least >= 0 else few
     if wrong.any():
@@ -124,6 +124,15 @@ def integers(function: str, name: str, value: Any, least: int = 0) -> IntTable:
             f"pass {name} of {least} or more" if few[where] else f"pass {name} of 2**31 or less",
         )  # fmt: skip
     return value
+
+
+def _flat(value: Any) -> str:
+    """What to pass instead of a value that is no list of integers."""
+    if isinstance(value, tuple) and set(map(type, value)) <= {bool}:
+        return "of a mask pass which are True, mask.nonzero(), or how many, mask.sum(-1)"
+    if isinstance(value, tuple) and any(isinstance(x, (tuple, IntTable)) for x in value):
+        return "pass a flat list: one row in each of per_batch([...]), or of a mask its lengths, mask.sum(-1)"
+    return "pass a flat list"
 
 
 def patterns(function: str, value: Any) -> tuple[Pattern, ...]:
@@ -147,7 +156,7 @@ def axes(function: str, name: str, value: Any, rank: int, least: int) -> tuple[i
     items = [value] * rank if isinstance(value, int) and not isinstance(value, bool) else _items(function, name, value)
     if len(items) != rank:
         raise PatternError(
-            f"{function}({name}={value!r})", f"{len(items)} entries for {rank} axes", "pass one integer per axis"
+            f"{function}({name}={text(value)})", f"{len(items)} entries for {rank} axes", "pass one integer per axis"
         )
     return tuple(integer(function, name, x, least) for x in items)
 
@@ -157,7 +166,7 @@ def flags(function: str, name: str, value: Any, rank: int) -> tuple[bool, ...]:
     items = (value,) * rank if isinstance(value, bool) else value
     if not isinstance(items, tuple) or len(items) != rank or not all(isinstance(x, bool) for x in items):
         raise PatternError(
-            f"{function}({name}={value!r})",
+            f"{function}({name}={text(value)})",
             f"one True or False for each of {rank} axes is needed" if rank > 1 else "it is neither True nor False",
             "pass a bool",
         )
@@ -170,7 +179,7 @@ def _items(function: str, name: str, value: Any) -> list[Any]:
     if isinstance(value, tuple):
         return list(value)
     raise PatternError(
-        f"{function}({name}={value!r})", f"{name} must be an integer or a list of integers", "pass e.g. (16, 16)"
+        f"{function}({name}={text(value)})", f"{name} must be an integer or a list of integers", "pass e.g. (16, 16)"
     )
 
 

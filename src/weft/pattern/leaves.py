@@ -36,7 +36,7 @@ class Leaf(Pattern):
 
     __slots__ = ()
 
-    def aligned(self, align: Align) -> Pattern:
+    def filled(self, align: Align) -> Pattern:
         return self
 
     def check(self, m: int, n: int, asked: str) -> None:
@@ -54,7 +54,8 @@ class Leaf(Pattern):
 
 @dataclass(frozen=True)
 class Affine(Leaf):
-    """One relation between token indices. `positional`: it relates queries to keys, so M != N needs an alignment.
+    """One relation between token indices. `positional`: it relates queries to keys, so M != N needs an alignment;
+    others may declare one, by which nothing but distances is counted.
 
     `length`: the only M and N it has a meaning for, if any.
     """
@@ -64,7 +65,7 @@ class Affine(Leaf):
     align: Align = None
     length: int | None = None
 
-    def aligned(self, align: Align) -> Pattern:
+    def filled(self, align: Align) -> Pattern:
         return replace(self, align=self.align or align)
 
     def check(self, m: int, n: int, asked: str) -> None:
@@ -77,7 +78,7 @@ class Affine(Leaf):
             require_alignment(self.align, m, n, asked)
 
     def alignments(self) -> Iterator[Align]:
-        if self.positional:
+        if self.positional or self.align:
             yield self.align
 
     def shift_at(self, m: int, n: int) -> int:
@@ -103,7 +104,7 @@ class Chosen(Leaf):
     of_rows: bool
     align: Align = None
 
-    def aligned(self, align: Align) -> Pattern:
+    def filled(self, align: Align) -> Pattern:
         return replace(self, align=self.align or align) if self.of_rows else self
 
     def check(self, m: int, n: int, asked: str) -> None:

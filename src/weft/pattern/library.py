@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from weft.errors import PatternError
-from weft.pattern.algebra import Align, Pattern
+from weft.pattern.algebra import Align, Pattern, text
 from weft.pattern.arguments import LARGEST, axes, choice, flags, integer, integers, library
-from weft.pattern.bounds import INF, IntTable, Stair, Steps
+from weft.pattern.bounds import IntTable, Stair, Steps
 from weft.pattern.leaves import Affine, BlockList, Chosen, Labels, PerBatch, PerHead, Product, Segments, Sized
 from weft.pattern.listed import Listed
 from weft.pattern.relation import Relation, Residue
@@ -219,9 +219,12 @@ def blocks(block: int | Sequence[int], pairs: Any) -> Pattern:
     integers.
     """
     block_q, block_k = axes("blocks", "block", block, 2, 1)
-    table = [tuple(_pair(pair)) for pair in (pairs if isinstance(pairs, tuple) else ())]
+    asked = f"blocks({text(block)}, {text(pairs)})"
     if not isinstance(pairs, tuple):
-        raise PatternError(f"blocks({block}, {pairs!r})", "pairs is not a list of (row, column)", "pass [(0, 0), ...]")
+        raise PatternError(asked, "pairs is not a list of (row, column)", "pass [(0, 0), ...]")
+    if any(isinstance(x, bool) for row in pairs if isinstance(row, tuple) for x in row):
+        raise PatternError(asked, "pairs are a mask of blocks", "pass those that are True: mask.nonzero()")
+    table = [tuple(_pair(pair)) for pair in pairs]
     listed = sorted(set(table))
     rows, cols = ([pair[side] for pair in listed] for side in (0, 1))
     return BlockList(
@@ -247,7 +250,7 @@ def documents(lengths: Any = None, *, ids: Any = None, cu_seqlens: Any = None) -
             "give exactly one of lengths, ids, cu_seqlens",
         )  # fmt: skip
     if ids is not None:
-        return _labelled(integers("documents", "ids", ids, -INF))
+        return _labelled(integers("documents", "ids", ids, -(2**63)))
     if lengths is not None:
         each = integers("documents", "lengths", lengths).array
         ends = np.cumsum(each)
@@ -284,14 +287,16 @@ def _labelled(ids: IntTable) -> Pattern:
 
 @library
 def padding(lengths: Any, rows: bool = False, align: Align = None) -> Pattern:
-    """k < lengths[b] in batch row b; with rows=True also q < lengths[b]. An int serves every batch row."""
+    """k < lengths[b] in batch row b; with rows=True also q < lengths[b]. An int serves every batch row. Without rows
+    the alignment is what distances (ALiBi) are counted by.
+    """
     (rows,) = flags("padding", "rows", rows, 1)
     return _per_row("padding", "lengths", lengths, lambda length: _padded(length, rows, align))
 
 
 def _padded(length: int, rows: bool, align: Align) -> Pattern:
     if not rows:
-        return Affine(Relation(upper=(Stair.constant(length),)))
+        return Affine(Relation(upper=(Stair.constant(length),)), align=choice("padding", "align", align, ALIGNMENTS))
     return affine("padding", align, Relation((Stair.threshold(length),), (Stair.constant(length),)))
 
 

@@ -82,27 +82,47 @@ def _int(trace: Trace, x: Any) -> Traced:
     return _converted(trace, operand(trace, x), "int32")
 
 
-@operation("new_full", "full_like")
-def _filled(trace: Trace, x: Any, *args: Any, dtype: Any = None, **options: Any) -> Traced:
-    """A constant without axes."""
+# ---- constants: of what they are made beside, only the dtype matters -------------------------------------------------
+def _constant(trace: Trace, x: Any, size: tuple[Any, ...], value: Any, dtype: Any, options: dict[str, Any]) -> Traced:
+    """A value without axes, in x's dtype unless there is another."""
+    axes = [*size, *(options.pop(name) for name in ("size", "shape") if name in options)]
     _require_known(options, TORCH | NUMPY)
-    *size, value = args
-    if any(tuple(s) for s in size):
+    if not all(axis is None or axis == () or axis == [] for axis in axes):
         raise UntraceableError("a new array with axes")
-    x = operand(trace, x)
-    return cast(trace, operand(trace, value), x.kind if dtype is None else _dtype_name(dtype))
+    kind = x.kind if isinstance(x, Traced) else operand(trace, x).kind
+    return cast(trace, operand(trace, value), kind if dtype is None else _dtype_name(dtype))
 
 
-@operation("new_ones", "ones_like")
-def _ones(trace: Trace, x: Any, *size: Any, **options: Any) -> Traced:
-    return _filled(trace, x, *size, 1, **options)
+@operation("new_full")
+def _new_full(trace: Trace, x: Any, size: Any, fill_value: Any, dtype: Any = None, **options: Any) -> Traced:
+    return _constant(trace, x, (size,), fill_value, dtype, options)
 
 
-@operation("new_zeros", "zeros_like")
-def _zeros(trace: Trace, x: Any, *size: Any, **options: Any) -> Traced:
-    return _filled(trace, x, *size, 0, **options)
+@operation("full_like")
+def _full_like(trace: Trace, x: Any, fill_value: Any, dtype: Any = None, **options: Any) -> Traced:
+    return _constant(trace, x, (), fill_value, dtype, options)
+
+
+@operation("new_ones")
+def _new_ones(trace: Trace, x: Any, *size: Any, dtype: Any = None, **options: Any) -> Traced:
+    return _constant(trace, x, size, 1, dtype, options)
+
+
+@operation("new_zeros")
+def _new_zeros(trace: Trace, x: Any, *size: Any, dtype: Any = None, **options: Any) -> Traced:
+    return _constant(trace, x, size, 0, dtype, options)
+
+
+@operation("ones_like")
+def _ones_like(trace: Trace, x: Any, dtype: Any = None, **options: Any) -> Traced:
+    return _constant(trace, x, (), 1, dtype, options)
+
+
+@operation("zeros_like")
+def _zeros_like(trace: Trace, x: Any, dtype: Any = None, **options: Any) -> Traced:
+    return _constant(trace, x, (), 0, dtype, options)
 
 
 @operation("new_tensor")
-def _tensor(trace: Trace, x: Any, value: Any, dtype: Any = None, **_: Any) -> Traced:
-    return _filled(trace, x, value, dtype=dtype)
+def _new_tensor(trace: Trace, x: Any, value: Any, dtype: Any = None, **options: Any) -> Traced:
+    return _constant(trace, x, (), value, dtype, options)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from weft.acsr import build
 from weft.acsr.terms import NotAffineError
-from weft.pattern.algebra import Operator, Pattern, Where
+from weft.pattern.algebra import Align, Operator, Pattern, Where
 from weft.pattern.arguments import integer, library
 from weft.pattern.bounds import Ints
 from weft.pattern.leaves import Product
@@ -29,6 +30,10 @@ class Folded(Operator):
 
     def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
         return replace(self, outer=parts[0], inner=parts[1])
+
+    def alignments(self) -> Iterator[Align]:
+        yield "top-left"  # a row of the grid begins with the first query, and with the first key
+        yield from super().alignments()
 
     def rows(self, m: int, n: int) -> tuple[int, int]:
         """Rows of the grid that m queries and n keys reach."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InputError, WeftError
-from weft.pattern.algebra import Pattern
+from weft.pattern.algebra import Pattern, scalar
 from weft.recognition import conversions, extremes, names, pieces, tables
 from weft.recognition.bitrows import BitRows
 from weft.recognition.capture import indices, name_of, watched
@@ -63,8 +63,10 @@ def recognize_function(
     its pattern raises LengthError at others unless generalize=True. The function is also executed at some pairs, and
     what it answers otherwise there is no closed form. Where the trace ends it is evaluated at size=(M, N). The pattern
     keeps what tables say now; recognize again what changes. batch, heads: how many batch rows and heads there are, if
-    the function tells them apart.
+    the function tells them apart. q counts from the first query on, also where M != N: the pattern declares "top-left"
+    (at M == N it may leave it open).
     """
+    batch, heads = scalar(batch), scalar(heads)
     asked = Asked(function, indices(function), _checked_size(function, size), batch, heads)
     for name, count in (("batch", batch), ("heads", heads)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
@@ -117,7 +119,8 @@ def _symbolic(asked: Asked, generalize: bool) -> Recognized:
     if most > MAX_TERMS:
         raise NoFormError(f"it falls into up to {most} terms")
     pattern = spread(list(patterns), which)
-    pattern = pattern if size.square else pattern.aligned("top-left")
+    if not size.square or "top-left" in pattern.alignments():  # as grids do: no part is left to be aligned otherwise
+        pattern = pattern.filled("top-left")
     batch, heads = (which.shape[i] if name in asked.names else 1 for i, name in enumerate("bh"))
     unlike = otherwise(asked.function, asked.names, pattern, (size.m, size.n), (batch, heads))
     if unlike:

@@ -217,7 +217,7 @@ def _searched(formula: Formula, size: Size) -> Pattern:
     found = search(Known(rows, rows.inverted()))
     if found.loose is not None:
         raise NoFormError("an axis of a grid that is not affine")
-    return found.pattern if size.square else found.pattern.aligned("top-left")
+    return found.pattern if size.square else found.pattern.filled("top-left")
 
 
 def _bits(formula: Formula, size: Size) -> BitRows:

@@ -45,7 +45,7 @@ def _searched(rows: BitRows) -> Pattern | None:
     found: Found = search(Known(rows, rows.inverted()), Level(budget, cuts=MAX_CUTS, listing=False))
     if found.loose is not None:
         return None
-    return found.pattern if rows.m == rows.n else found.pattern.aligned("top-left")
+    return found.pattern if rows.m == rows.n else found.pattern.filled("top-left")
 
 
 def _ruled(rows: BitRows) -> bool:
@@ -58,7 +58,7 @@ def _guessed(table: np.ndarray, rows: BitRows) -> Pattern | None:
     found = _searched(BitRows.pack(np.ascontiguousarray(table[:CORNER, :CORNER])))
     if found is None:
         return None
-    found = found if rows.m == rows.n else found.aligned("top-left")
+    found = found if rows.m == rows.n else found.filled("top-left")
     try:
         found.check(rows.m, rows.n, str(found))
     except ValueError:  # it has a meaning at the size of the corner only

@@ -109,7 +109,7 @@ def compact(rows: BitRows) -> Pattern | None:
     for attempt in (in_blocks, _neighborhood):
         pattern = attempt(rows)
         if pattern is not None and rows.m != rows.n:
-            pattern = pattern.aligned("top-left")
+            pattern = pattern.filled("top-left")
         if pattern is not None and raster(pattern, rows.m, rows.n).same(rows):
             return pattern
     return None
@@ -141,7 +141,7 @@ def _corner(mask: Any, size: int) -> Pattern | None:
     found = _searched(mask[:size, :size])
     if found.loose is not None:
         return None
-    return found.pattern if mask.shape[0] == mask.shape[1] else found.pattern.aligned("top-left")
+    return found.pattern if mask.shape[0] == mask.shape[1] else found.pattern.filled("top-left")
 
 
 def _proven(pattern: Pattern, mask: Any) -> int | None:

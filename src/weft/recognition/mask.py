@@ -121,7 +121,7 @@ def _proven(rows: BitRows) -> Found:
     known = Known(rows, rows.inverted())
     found = search(known)
     if rows.m != rows.n:
-        found = Found(found.pattern.aligned("top-left"), found.rows, found.loose)
+        found = Found(found.pattern.filled("top-left"), found.rows, found.loose)
     return found if raster(found.pattern, rows.m, rows.n).same(rows) else listed(known)
 
 

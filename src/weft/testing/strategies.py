@@ -113,7 +113,7 @@ def _products(draw, length):
 
 @cache
 def _cells():
-    return st.sampled_from((True, False, None)) | leaves().map(lambda leaf: leaf.aligned("top-left"))
+    return st.sampled_from((True, False, None)) | leaves().map(lambda leaf: leaf.filled("top-left"))
 
 
 @st.composite
@@ -179,4 +179,4 @@ def problems(draw, max_leaves=4, longest=65):
     if draw(st.booleans()):
         return draw(patterns(max_leaves, length=m)), m, m
     align = draw(st.sampled_from(ALIGNMENTS))
-    return draw(patterns(max_leaves)).aligned(align), m, draw(lengths(longest))
+    return draw(patterns(max_leaves)).filled(align), m, draw(lengths(longest))

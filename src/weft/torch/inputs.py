@@ -106,7 +106,8 @@ def _number(name: str, value: Any) -> Any:
             f"pass float({name}), or multiply q by the tensor",
         )  # fmt: skip
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float, SymFloat, SymInt))):
-        _option(f"{name}={value!r}", f"{name} is {type(value).__name__}, not a number", "pass a float")
+        cure = f"pass float({name})" if hasattr(value, "__float__") else "pass a float"
+        _option(f"{name}={value!r}", f"{name} is {type(value).__name__}, not a number of Python's", cure)
     return value
 
 

@@ -206,7 +206,8 @@ def _shift(pattern: Pattern, plan: AttentionPlan) -> int:
         raise AlignmentError(
             f"attention(alibi_slopes=...) under {pattern} at M={m}, N={n}",
             "the pattern does not declare one alignment, so distances are not defined",
-            'call .aligned("top-left") or .aligned("bottom-right") on a position-dependent pattern',
+            'let one part declare it: .aligned("bottom-right") on what relates q to k; where nothing does, '
+            "& weft.window(left=2**31, align=...)",
         )
     return n - m if declared == {"bottom-right"} else 0
 

@@ -54,7 +54,8 @@ class Saved:
 
 def backward(saved: Saved, grads: Gradients, program: Program, how: Modifiers, work: Workspace) -> None:
     """Add the gradients of the rows and keys that the program visits."""
-    lse = saved.lse.masked_fill(saved.lse == -torch.inf, torch.inf).mul_(LOG2E)  # without keys exp(-inf) everywhere
+    lse = saved.lse * LOG2E
+    lse.masked_fill_(lse == -torch.inf, torch.inf)  # without keys, whose lse a sink may be: exp(-inf) everywhere
     saved = replace(saved, lse=lse[..., None], delta=saved.delta[..., None])
     strips, batches = schedule(program, saved.q.shape[0] * saved.q.shape[1])
     for pair, head in cartesian(*map(range, saved.q.shape[:2])) if strips else ():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.kernels.triton.fragments import LOG2E, Fragments, KeyWalk, indented, within_length
+from weft.kernels.triton.fragments import LOG2E, NOTHING, Fragments, KeyWalk, indented, within_length
 from weft.planning.candidates import REGISTERS_OF_FIVE
 
 STATS = 16  # numbers of bfloat16 for each query: its lse and delta in three each, and what a product needs beside
@@ -83,7 +83,14 @@ class Gradient(Fragments):
             yield 'delta -= tl.where(lse == float("-inf"), 0.0, dlse)  # NaN, as logaddexp has it there, is nothing'
         if self.spec.leaves_delta:
             yield "tl.store(Delta + row, delta, mask=valid)"
-        yield 'lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key'
+        yield self.lse_without_keys()
+
+    def lse_without_keys(self) -> str:
+        """0 for lse of a row that sees no key: -inf, or its sink, which may be as low as numbers go. Its pairs get
+        penalties on a grid, and these must stay far below lse.
+        """
+        lowest = f"{NOTHING} * scale" if self.spec.linear else f"{NOTHING}"
+        return f"lse = tl.where(lse < {lowest}, 0.0, lse)  # a row that sees no key"
 
     def leave_stats(self) -> Iterator[str]:
         """lse and delta as dK and dV take them."""
@@ -335,9 +342,10 @@ class KeyGradient(Gradient):
     def beside(self, kind: str) -> Iterator[str]:
         """lse as a row (cols,), subtracted after the products, as delta will be."""
         token, there = self.of_their_rows(kind, "")
-        yield f"lse = tl.load(Lse + (row_at + at) + {token}{there}) * {LOG2E}"
+        yield f"lse = tl.load(Lse + (row_at + at) + {token}{there})"
         if self.spec.rank > 1:  # elsewhere p is masked after this
-            yield 'lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key'
+            yield self.lse_without_keys()
+        yield f"lse = lse * {LOG2E}"
 
     @property
     def left_on(self) -> tuple[str, str, str]:

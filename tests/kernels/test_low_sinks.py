@@ -1,0 +1,58 @@
+"""Sinks as low as numbers go, which stand for none: a row without keys has its sink for lse, and no gradient of its
+pairs comes of that; all results are the same, bit for bit, as with sinks of minus infinity.
+"""
+
+import pytest
+import torch
+
+import weft
+
+from .compare import BACKENDS, FEW, Case, generator, qkv
+
+AT = (72, 72)
+PATTERNS = {
+    "grid": weft.product([weft.full(), weft.causal(-1) & weft.chunks(3)], (8, 9)),
+    "grid of short rows": weft.product([weft.causal(-1), weft.causal(-2)], (8, 9)),
+    "line": weft.causal(-1) & weft.window(left=30),
+    "blocks": weft.random_blocks(16, 1) & weft.causal(-20),
+}
+SINKS = (-1e30, -1e37, -3e37, -2e38, torch.finfo(torch.float32).min)
+KINDS = [(torch.float32, 16), (torch.float16, 128), (torch.bfloat16, 64)][: 2 if FEW else 3]
+OPTIONS = [{}, {"softcap": 5.0}, {"scale": 1e-9}, {"scale": -0.5}]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_low_sinks_are_none(backend, name, kind, options, deterministic):
+    dtype, dim = kind
+    tensors = qkv(generator(f"low sinks {name}"), AT, dtype, heads=(1, 1), dims=(dim, dim), batch=1)
+    truth = _results(backend, name, tensors, options, -torch.inf, deterministic)
+    for sink in SINKS[-1:] if FEW else SINKS:
+        found = _results(backend, name, tensors, options, sink, deterministic)
+        alone = truth["lse"] == -torch.inf
+        assert alone.any() and (found["lse"][alone] == sink).all()
+        assert torch.equal(found["lse"][~alone], truth["lse"][~alone])
+        for one in ("out", "dq", "dk", "dv"):
+            assert not found[one].isnan().any(), (one, sink)
+            if deterministic or one != "dq":  # which is summed in any order on a GPU
+                assert torch.equal(found[one], truth[one]), (one, sink)
+
+
+def _results(backend, name, tensors, options, sink, deterministic):
+    """Without a gradient of lse: of a row without keys it is the sink's alone."""
+    sinks = torch.full((1,), sink)
+    case = Case(
+        PATTERNS[name], tensors, options={**options, "sinks": sinks}, with_lse=False, backend=backend,
+        deterministic=deterministic,
+    )  # fmt: skip
+    found = case.weft()
+    with torch.no_grad():
+        device = BACKENDS[backend]
+        found["lse"] = weft.attention(
+            *(x.to(device) for x in tensors), PATTERNS[name], sinks=sinks.to(device), backend=backend, return_lse=True,
+            **options,
+        )[1].cpu()  # fmt: skip
+    return found
