@@ -8,6 +8,7 @@ import torch
 import weft
 
 from .compare import BACKENDS, FEW, Case, generator, qkv
+from .test_group_queries import HOPPER
 
 AT = (72, 72)
 PATTERNS = {
@@ -18,6 +19,12 @@ PATTERNS = {
 }
 SINKS = (-1e30, -1e37, -3e37, -2e38, torch.finfo(torch.float32).min)
 KINDS = [(torch.float32, 16), (torch.float16, 128), (torch.bfloat16, 64)][: 2 if FEW else 3]
+BY_GROUPS = {
+    "a window": weft.causal(-1) & weft.window(left=100),
+    "half of all": weft.causal(-1),
+    "few keys beside a window": weft.causal(-1) & (weft.window(left=100) | weft.prefix(4)),
+    "chunks": weft.causal(-1) & weft.chunks(256),
+}
 OPTIONS = [{}, {"softcap": 5.0}, {"scale": 1e-9}, {"scale": -0.5}]
 
 
@@ -29,9 +36,9 @@ OPTIONS = [{}, {"softcap": 5.0}, {"scale": 1e-9}, {"scale": -0.5}]
 def test_low_sinks_are_none(backend, name, kind, options, deterministic):
     dtype, dim = kind
     tensors = qkv(generator(f"low sinks {name}"), AT, dtype, heads=(1, 1), dims=(dim, dim), batch=1)
-    truth = _results(backend, name, tensors, options, -torch.inf, deterministic)
+    truth = _results(backend, PATTERNS[name], tensors, options, -torch.inf, deterministic)
     for sink in SINKS[-1:] if FEW else SINKS:
-        found = _results(backend, name, tensors, options, sink, deterministic)
+        found = _results(backend, PATTERNS[name], tensors, options, sink, deterministic)
         alone = truth["lse"] == -torch.inf
         assert alone.any() and (found["lse"][alone] == sink).all()
         assert torch.equal(found["lse"][~alone], truth["lse"][~alone])
@@ -41,18 +48,29 @@ def test_low_sinks_are_none(backend, name, kind, options, deterministic):
                 assert torch.equal(found[one], truth[one]), (one, sink)
 
 
-def _results(backend, name, tensors, options, sink, deterministic):
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="no Hopper card")
+@pytest.mark.parametrize("name", BY_GROUPS)
+def test_low_sinks_are_none_where_warp_groups_specialise(name):
+    tensors = qkv(generator(f"low sinks {name}"), (1024, 1024), torch.bfloat16, heads=(4, 4), dims=(64, 64), batch=1)
+    truth, *found = (_results("triton", BY_GROUPS[name], tensors, {}, sink, True) for sink in (-torch.inf, *SINKS))
+    assert (truth["lse"] == -torch.inf).any()
+    for one in ("out", "dq", "dk", "dv"):
+        assert all(torch.equal(other[one], truth[one]) for other in found), one
+
+
+def _results(backend, pattern, tensors, options, sink, deterministic):
     """Without a gradient of lse: of a row without keys it is the sink's alone."""
-    sinks = torch.full((1,), sink)
+    sinks = torch.full((tensors[0].shape[1],), sink)
     case = Case(
-        PATTERNS[name], tensors, options={**options, "sinks": sinks}, with_lse=False, backend=backend,
+        pattern, tensors, options={**options, "sinks": sinks}, with_lse=False, backend=backend,
         deterministic=deterministic,
     )  # fmt: skip
     found = case.weft()
     with torch.no_grad():
         device = BACKENDS[backend]
         found["lse"] = weft.attention(
-            *(x.to(device) for x in tensors), PATTERNS[name], sinks=sinks.to(device), backend=backend, return_lse=True,
+            *(x.to(device) for x in tensors), pattern, sinks=sinks.to(device), backend=backend, return_lse=True,
             **options,
         )[1].cpu()  # fmt: skip
     return found
