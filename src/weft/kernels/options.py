@@ -55,5 +55,5 @@ def sink_gradient(sinks: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor) -
     delta: (B, Hq, M).
     """
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row without keys or sink has no share
-    share = (sinks.to(lse.dtype)[None, :, None] - lse).exp()
+    share = (sinks.to(lse.dtype)[None, :, None] - lse).clamp_(max=0.0).exp_()  # large lse are rounded
     return -(share * delta).sum((0, 2)).to(sinks.dtype)

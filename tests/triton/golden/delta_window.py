@@ -37,7 +37,7 @@ def kernel(
     out_rows_in = token_r.to(tl.int64) * Out_row * 8
     o_0 = tl.load(out_rows + (out_rows_in[:, None] + dv_0[None, :]))  # 128
     delta = tl.sum(tl.where(o_0 == 0, 0.0, o_0.to(tl.float32) * do_0.to(tl.float32)), 1)  # (rows,)
-    lse = tl.where(lse < -1e+25 * scale, 0.0, lse)  # a row that sees no key
+    lse = tl.where(lse < -1e+37 * scale, 0.0, lse)  # a row that sees no key
     # as sums of three: what dK and dV take from their products (a multiple of it)
     of_lse, of_delta = in_three(-lse / scale), in_three(-delta)
     stat = tl.arange(0, 16)[None, :]

@@ -76,7 +76,7 @@ def kernel(
     token_c = c_0 * step_0  # (cols,) tokens of a box
     q_0 = (tl.dot(tl.zeros((64, 16), q_0.dtype), tl.zeros((16, 128), q_0.dtype)) + q_0).to(q_0.dtype)
     delta = tl.sum(o_0.to(tl.float32) * do_0.to(tl.float32), 1)  # (rows,)
-    lse = tl.where(lse < -1e+25 * scale, 0.0, lse)  # a row that sees no key
+    lse = tl.where(lse == float("-inf"), 0.0, lse)  # a row that sees no key
     # as sums of three: what dK and dV take from their products (a multiple of it)
     of_lse, of_delta = in_three(-lse / scale), in_three(-delta)
     stat = tl.arange(0, 16)[None, :]

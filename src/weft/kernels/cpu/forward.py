@@ -158,7 +158,9 @@ def merge(
     o: torch.Tensor, lse: torch.Tensor, old_o: torch.Tensor, old_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over the union of two disjoint sets of keys, from the outputs and lse over each; both may be empty."""
-    both = torch.logaddexp(lse, old_lse)
-    safe = both.masked_fill(both == -torch.inf, 0.0)
-    merged = o * (lse - safe).exp() + old_o * (old_lse - safe).exp()
-    return merged, both
+    largest = torch.maximum(lse, old_lse)
+    largest.masked_fill_(largest == -torch.inf, 0.0)
+    new, old = (lse - largest).exp_(), (old_lse - largest).exp_()
+    total = new + old  # at least 1, and so divided by: large lse have no digits left for their logarithm
+    merged = (o * new + old_o * old).div_(total.masked_fill(total == 0.0, 1.0))
+    return merged, total.log_().add_(largest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.kernels.triton.fragments import LOG2E, NOTHING, Fragments, KeyWalk, indented, within_length
+from weft.kernels.triton.fragments import LOG2E, PENALTY, Fragments, KeyWalk, indented, within_length
 from weft.planning.candidates import REGISTERS_OF_FIVE
 
 STATS = 16  # numbers of bfloat16 for each query: its lse and delta in three each, and what a product needs beside
@@ -86,11 +86,13 @@ class Gradient(Fragments):
         yield self.lse_without_keys()
 
     def lse_without_keys(self) -> str:
-        """0 for lse of a row that sees no key: -inf, or its sink, which may be as low as numbers go. Its pairs get
-        penalties on a grid, and these must stay far below lse.
+        """0 for lse of a row that sees no key: -inf, or its sink, which may be as low as numbers go. On a grid its pairs
+        get penalties, which must stay far below lse. Lines mask what they weigh, so lse may be anything.
         """
-        lowest = f"{NOTHING} * scale" if self.spec.linear else f"{NOTHING}"
-        return f"lse = tl.where(lse < {lowest}, 0.0, lse)  # a row that sees no key"
+        none = 'lse == float("-inf")'
+        if self.spec.rank > 1 or self.spec.direction == "delta":  # which makes them for grids, too
+            none = f"lse < {PENALTY / 10} * scale" if self.spec.linear else f"lse < {PENALTY / 10}"
+        return f"lse = tl.where({none}, 0.0, lse)  # a row that sees no key"
 
     def leave_stats(self) -> Iterator[str]:
         """lse and delta as dK and dV take them."""
