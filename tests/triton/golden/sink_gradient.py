@@ -20,6 +20,6 @@ def kernel(
         rows_at = ((tile // tiles).to(tl.int64) * heads + head) * length
         lse = tl.load(Lse + rows_at + row, mask=row < length, other=float("-inf"))
         delta = tl.load(Delta + rows_at + row, mask=row < length, other=0.0)
-        share = tl.exp2(tl.minimum((sink - lse) * 1.4426950408889634, 0.0))  # of the sink in each row's sum; lse is rounded
+        share = tl.exp2(tl.minimum((sink - lse) * 1.4426950408889634, 0.0))  # of the sink in its sum; lse is rounded
         total += tl.where(lse == float("-inf"), 0.0, share * delta)  # a row without keys or sink has none
     tl.store(Sums + head * parts + part, -tl.sum(total, 0))

@@ -86,8 +86,8 @@ class Gradient(Fragments):
         yield self.lse_without_keys()
 
     def lse_without_keys(self) -> str:
-        """0 for lse of a row that sees no key: -inf, or its sink, which may be as low as numbers go. On a grid its pairs
-        get penalties, which must stay far below lse. Lines mask what they weigh, so lse may be anything.
+        """0 for lse of a row that sees no key: -inf, or its sink, which may be as low as numbers go. On a grid its
+        pairs get penalties, which must stay far below lse. Lines mask what they weigh, so lse may be anything.
         """
         none = 'lse == float("-inf")'
         if self.spec.rank > 1 or self.spec.direction == "delta":  # which makes them for grids, too

@@ -61,6 +61,6 @@ def _kernel() -> Iterator[str]:
     yield "    rows_at = ((tile // tiles).to(tl.int64) * heads + head) * length"
     yield '    lse = tl.load(Lse + rows_at + row, mask=row < length, other=float("-inf"))'
     yield "    delta = tl.load(Delta + rows_at + row, mask=row < length, other=0.0)"
-    yield f"    share = tl.exp2(tl.minimum((sink - lse) * {LOG2E}, 0.0))  # of the sink in each row's sum; lse is rounded"
+    yield f"    share = tl.exp2(tl.minimum((sink - lse) * {LOG2E}, 0.0))  # of the sink in its sum; lse is rounded"
     yield '    total += tl.where(lse == float("-inf"), 0.0, share * delta)  # a row without keys or sink has none'
     yield "tl.store(Sums + head * parts + part, -tl.sum(total, 0))"
