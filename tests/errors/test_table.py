@@ -240,6 +240,7 @@ TABLE = [
     ("attention: heads", InputError, ("4 query heads", "3"), attend(qkv=tokens(heads=(4, 3)))),
     ("attention: heads of the mask", InputError, ("3 heads", "4"), attend(weft.per_head([FULL] * 3))),
     ("attention: scale", OptionError, ("scale=nan",), attend(scale=float("nan"))),
+    ("attention: scale of numpy", OptionError, ("float32", "pass float(scale)"), attend(scale=np.float32(0.5))),
     ("attention: softcap", OptionError, ("softcap=0",), attend(softcap=0)),
     ("attention: sinks", OptionError, ("sinks", "4 query heads"), attend(sinks=torch.zeros(2))),
     ("attention: backend", OptionError, ("backend='cuda'", "triton"), attend(backend="cuda")),

@@ -265,3 +265,14 @@ def test_scores_too_large_to_exponentiate(dtype, backend):
     chosen = v.gather(2, best.indices[..., :1].expand(v.shape))
     assert clear.float().mean() > 0.5
     torch.testing.assert_close(got["out"][clear], chosen[clear])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("pattern", [
+    weft.padding([30, 9], align="bottom-right"), weft.full() & weft.window(left=2**31, align="bottom-right"),
+], ids=str)  # fmt: skip
+def test_distances_where_nothing_relates_queries_to_keys(pattern, backend):
+    """As the error says that names no alignment."""
+    slopes = torch.tensor([0.5, 0.25, 0.0, 0.0625])
+    tensors = qkv(generator("distances"), (12, 40))
+    check(Case(pattern, tensors, options={"alibi_slopes": slopes}, shift=28, backend=backend))

@@ -7,7 +7,7 @@ import torch
 
 import weft
 
-from .compare import BACKENDS, generator, qkv
+from .compare import BACKENDS, Case, generator, qkv
 
 MERGED = {"two terms": weft.strided(9), "beside tokens": weft.causal() & weft.window(left=9) | weft.global_tokens(3)}
 
@@ -32,3 +32,14 @@ def test_a_sink_above_all_scores_has_the_whole(backend, sink):
     out, lse = weft.attention(*tensors, weft.causal(), sinks=sinks, return_lse=True, backend=backend)
     assert torch.autograd.grad(lse.sum(), sinks, retain_graph=True)[0] == 32
     assert torch.autograd.grad(out.sum(), sinks)[0] == 0
+
+
+@pytest.mark.parametrize(("scores", "allowed"), [(4e3, 5e-4), (4e4, 5e-3)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_values_lose_digits_as_scores_grow(backend, scores, allowed):
+    """Pairs are weighed by lse, which float32 holds to 2^-24 of itself."""
+    q, k, v = qkv(generator("large scores"), (64, 64), torch.float32, heads=(1, 1), batch=1)
+    q = q * (scores / (q @ k.mT / 4).abs().max())
+    case = Case(weft.causal(), [q, k, v], with_lse=False, backend=backend)
+    found, truth = case.weft()["dv"].double(), case.dense(torch.float64)["dv"]
+    assert (found - truth).abs().max() <= allowed * truth.abs().max()

@@ -1,6 +1,8 @@
-"""Sinks as low as numbers go, which stand for none: a row without keys has its sink for lse, and no gradient of its
-pairs comes of that; all results are the same, bit for bit, as with sinks of minus infinity.
+"""Sinks as low as numbers go, for none: a row without keys has its sink for lse, and no gradient of its pairs comes of
+that; all other results are the same, bit for bit, as with sinks of minus infinity.
 """
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,11 +38,13 @@ OPTIONS = [{}, {"softcap": 5.0}, {"scale": 1e-9}, {"scale": -0.5}]
 def test_low_sinks_are_none(backend, name, kind, options, deterministic):
     dtype, dim = kind
     tensors = qkv(generator(f"low sinks {name}"), AT, dtype, heads=(1, 1), dims=(dim, dim), batch=1)
-    truth = _results(backend, PATTERNS[name], tensors, options, -torch.inf, deterministic)
+    case = Case(PATTERNS[name], tensors, options=options, backend=backend, deterministic=deterministic)
+    truth = _with_sink(case, -torch.inf)
+    alone = truth["lse"] == -torch.inf
+    assert alone.any()
     for sink in SINKS[-1:] if FEW else SINKS:
-        found = _results(backend, PATTERNS[name], tensors, options, sink, deterministic)
-        alone = truth["lse"] == -torch.inf
-        assert alone.any() and (found["lse"][alone] == sink).all()
+        found = _with_sink(case, sink)
+        assert (found["lse"][alone] == sink).all()
         assert torch.equal(found["lse"][~alone], truth["lse"][~alone])
         for one in ("out", "dq", "dk", "dv"):
             assert not found[one].isnan().any(), (one, sink)
@@ -53,24 +57,13 @@ def test_low_sinks_are_none(backend, name, kind, options, deterministic):
 @pytest.mark.parametrize("name", BY_GROUPS)
 def test_low_sinks_are_none_where_warp_groups_specialise(name):
     tensors = qkv(generator(f"low sinks {name}"), (1024, 1024), torch.bfloat16, heads=(4, 4), dims=(64, 64), batch=1)
-    truth, *found = (_results("triton", BY_GROUPS[name], tensors, {}, sink, True) for sink in (-torch.inf, *SINKS))
-    assert (truth["lse"] == -torch.inf).any()
+    case = Case(BY_GROUPS[name], tensors, backend="triton", with_lse=False)
+    truth, *found = (_with_sink(case, sink) for sink in (-torch.inf, *SINKS))
+    assert not case.live.any(-1).all()
     for one in ("out", "dq", "dk", "dv"):
         assert all(torch.equal(other[one], truth[one]) for other in found), one
 
 
-def _results(backend, pattern, tensors, options, sink, deterministic):
-    """Without a gradient of lse: of a row without keys it is the sink's alone."""
-    sinks = torch.full((tensors[0].shape[1],), sink)
-    case = Case(
-        pattern, tensors, options={**options, "sinks": sinks}, with_lse=False, backend=backend,
-        deterministic=deterministic,
-    )  # fmt: skip
-    found = case.weft()
-    with torch.no_grad():
-        device = BACKENDS[backend]
-        found["lse"] = weft.attention(
-            *(x.to(device) for x in tensors), pattern, sinks=sinks.to(device), backend=backend, return_lse=True,
-            **options,
-        )[1].cpu()  # fmt: skip
-    return found
+def _with_sink(case, sink):
+    sinks = torch.full((case.tensors[0].shape[1],), sink)
+    return replace(case, options={**case.options, "sinks": sinks}).weft()

@@ -133,3 +133,20 @@ def test_a_frame_is_straight(lines):
     assert len({len(line) for line in drawn[1:]}) == 1
     assert drawn[0].endswith("1999999") and "query 3" in drawn[2] and "key 0" in drawn[0]
     assert ("1000" in drawn[-2]) == (lines > 1)
+
+
+@pytest.mark.parametrize("m,n", ((0, 0), (1, 1), (5, 5), (64, 64), (400, 400), (3, 200), (200, 3), (0, 5)))
+def test_draw_is_small(m, n):
+    pattern = weft.causal(align="top-left") | weft.global_tokens(2, rows=False)
+    for width in (16, 64):
+        picture = pattern.draw(m, n, width=width)
+        assert isinstance(picture, str)
+        # A cell may be two characters wide, to look square; there is room for a margin.
+        assert max((len(line) for line in picture.splitlines()), default=0) <= 2 * width + 16
+        assert len(picture.splitlines()) <= width + 16
+
+
+def test_draw_shows_the_pattern():
+    pictures = {pattern.draw(16) for pattern in (weft.full(), weft.nothing(), weft.causal(), weft.chunks(4))}
+    assert len(pictures) == 4
+    assert weft.causal().draw(9, 9) == weft.causal().draw(9)

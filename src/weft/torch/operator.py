@@ -206,8 +206,8 @@ def _shift(pattern: Pattern, plan: AttentionPlan) -> int:
         raise AlignmentError(
             f"attention(alibi_slopes=...) under {pattern} at M={m}, N={n}",
             "the pattern does not declare one alignment, so distances are not defined",
-            'let one part declare it: .aligned("bottom-right") on what relates q to k; where nothing does, '
-            "& weft.window(left=2**31, align=...)",
+            'declare the same one for all parts, as .aligned("bottom-right") does where none does; where nothing '
+            'relates q to k, & weft.window(left=2**31, align="bottom-right")',
         )
     return n - m if declared == {"bottom-right"} else 0
 
