@@ -12,9 +12,9 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from weft.kernels.triton import decode, run, sinks, source, translated
-from weft.kernels.triton.descriptors import Placed
-from weft.kernels.triton.load import source_of
+from weft.kernels.triton import source, translated
+from weft.torch import bind, gpu
+from weft.torch.launcher import Placed
 
 from . import specialised
 from .launch import Kernel, launch
@@ -67,14 +67,12 @@ def emulated(way):
     """Launches run here meanwhile, and new tensors are not numbers; yields the names of the kernels as they run."""
     names, strict = [], torch.are_deterministic_algorithms_enabled()
 
-    def kernel(spec, device):
-        """What `weft.kernels.triton.source.kernel_of` returns, for its own Source or what it would be emitted from."""
-        given = spec if isinstance(spec, source.Source) else source_of(spec)
+    def kernel(given, device):
+        """What `weft.torch.bind.kernel_of` returns."""
         return Launched(given, way, names)
 
     with ExitStack() as stack:
-        for launching in (run, decode, sinks):
-            stack.enter_context(mock.patch.object(launching, "kernel_of", kernel))
+        stack.enter_context(mock.patch.object(bind, "kernel_of", kernel))
         torch.use_deterministic_algorithms(True)  # which fills them
         _forget()
         try:
@@ -115,6 +113,6 @@ def _plain(x):
 
 
 def _forget():
-    """Launches are kept by plan and problem, and would be found again."""
-    for kept in (run.prepared, run.prepared_rows, run.prepared_gradients, decode._of_plan, sinks._prepared):
+    """Bound programs are kept by plan and layout, and would be found again."""
+    for kept in (gpu.bound_forward, gpu.bound_backward, gpu.bound_sinks, gpu._rows_of):
         kept.cache_clear()

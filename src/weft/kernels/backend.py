@@ -156,20 +156,20 @@ class TritonBackend:
 
     @cache  # noqa: B019 - a module, loaded once
     def load(self) -> ModuleType:
-        return import_module("weft.kernels.triton.run")
+        return import_module("weft.torch.gpu")
 
     def card(self, device: str) -> Card | None:
         if device == "cpu":  # interpreted
             return None
-        found: Card | None = import_module("weft.kernels.triton.card").at_hand()
+        found: Card | None = import_module("weft.torch.card").at_hand()
         return found
 
     def versions(self) -> dict[str, str]:
-        found: dict[str, str] = import_module("weft.kernels.triton.card").versions()
+        found: dict[str, str] = import_module("weft.torch.card").versions()
         return found
 
     def meter(self, plan: AttentionPlan) -> AbstractContextManager[Meter]:
-        found: AbstractContextManager[Meter] = import_module("weft.kernels.triton.measure").DeviceMeter(plan)
+        found: AbstractContextManager[Meter] = import_module("weft.torch.measure").DeviceMeter(plan)
         return found
 
 

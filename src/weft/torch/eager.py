@@ -65,19 +65,19 @@ class Call:
         out, lse = self.kernels.forward((q, k, v), self.plan, self.modifiers(rows[1]), rows[0], with_lse)
         return out, lse
 
-    def at_once(self, saved: list[Tensor], dout: Tensor, deterministic: bool) -> tuple[Tensor, ...] | None:
+    def at_once(self, saved: list[Tensor], dout: Tensor, deterministic: bool) -> list[Tensor] | None:
         """(dq, dk, dv) by nothing but launches; None where `gradients` has more to do. saved: q, k, v, out, lse."""
-        tensors = (*saved, dout)
+        q, k, v, out, lse = saved
+        tensors = (q, k, v, out, dout, lse)
         at = [*map(ADDRESS, tensors)]
         strides = None if all(map(CONTIGUOUS, tensors)) else (*map(STRIDE, tensors),)
-        key = strides, (at[0] | at[1] | at[2] | at[3] | at[5]) & 15 == 0, deterministic
+        key = strides, (at[0] | at[1] | at[2] | at[3] | at[4] | at[5]) & 15 == 0, deterministic
         ready = self.ready.get(key, UNASKED)
         if ready is UNASKED:
             if len(self.ready) >= LAID_OUT:
                 self.ready.clear()
             ready = self.ready[key] = self.kernels.ready(self.plan, self.how, *key, dout.device)
-        found: tuple[Tensor, ...] | None = ready and ready(at)
-        return found
+        return ready and ready.at_addresses(at)
 
     def operator_options(self, rows: Rows, deterministic: bool) -> Options:
         """As the operators take them."""

@@ -23,42 +23,11 @@ OF_FEW = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
 
 @dataclass(frozen=True)
 class Box:
-    """A descriptor but for its address. tensor: which of a launch's; ahead: bytes before its first token. shape,
-    strides: batch row, head, place, lane, channel, in elements.
-    """
+    """A descriptor. tensor: which of a launch's; shape, strides: batch row, head, place, lane, channel, in elements."""
 
     tensor: int
-    ahead: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-
-    def at(self, address: int) -> Placed:
-        return Placed(self, address + self.ahead)
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A descriptor as Triton's launchers read it."""
-
-    box: Box
-    address: int
-    padding: str = "zero"
-    round_f32_to_tf32: bool = False
-
-    @property
-    def base(self) -> Placed:
-        return self
-
-    def data_ptr(self) -> int:
-        return self.address
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.box.shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        return self.box.strides
 
 
 def boxes(
@@ -72,10 +41,9 @@ def boxes(
     for name, side in which:
         reach, (batch, head, token, _) = found[side], strides[name]
         heads = problem.kv_heads if name in KEYS else problem.q_heads
-        shape = (problem.batch, heads, reach.places, reach.lanes, CHANNELS)
-        made.append(Box(
-            names.index(name), 2 * reach.base * token, shape, (batch, head, reach.step * token, token, 1)
-        ))  # fmt: skip
+        place, lane = reach.first
+        shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, CHANNELS)
+        made.append(Box(names.index(name), shape, (batch, head, reach.step * token, token, 1)))
     return tuple(made)
 
 

@@ -39,7 +39,8 @@ STRIDED = {
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
 ROUNDS = ("blocks_at", "blocks")  # of blocks that programs take in turn
-FEW, SUMS = ("items", "parts", "tokens", "kv_heads", "share"), ("parts", "first", "step", "keys", "kv_heads")
+FEW = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `few_keys`
+SUMS = ("parts", "first", "step", "keys", "kv_heads")
 WALK = ("items", "runs", "per", "tiles", "shift", "tokens", "kv_heads", "share", "left", "right")  # see `one_walk`
 FLOATS = ("scale", "softcap")
 GROUPS = {  # what a kernel whose groups specialise is made of

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any
 
-import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
@@ -73,9 +71,4 @@ def stored(spec: KernelSpec, target: GPUTarget) -> CompiledKernel:
     return source.stored(source_of(spec), target)
 
 
-def kernel_of(spec: KernelSpec, device: torch.device) -> Any:
-    """What `kernel[grid](*values)` runs on the current stream; values in the order of `arguments(spec)`."""
-    return source.kernel_of(source_of(spec), device)
-
-
-__all__ = ["arguments", "compile_for", "kernel_of", "signature", "source_of", "stored"]
+__all__ = ["arguments", "compile_for", "signature", "source_of", "stored"]

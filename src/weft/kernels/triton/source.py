@@ -18,7 +18,6 @@ from time import perf_counter
 from types import ModuleType
 from typing import Any
 
-import torch
 import triton
 from triton import knobs
 from triton._C import libtriton
@@ -180,15 +179,3 @@ def _revived(source: Source, target: GPUTarget, entry: Path) -> CompiledKernel |
 def _binary(target: GPUTarget) -> str:
     """The file of the machine code."""
     return f"kernel.{make_backend(target).binary_ext}"
-
-
-@lru_cache(maxsize=256)
-def compiled(source: Source, device: int) -> Any:
-    """The kernel loaded on one device."""
-    with torch.cuda.device(device):
-        return stored(source, triton.runtime.driver.active.get_current_target())
-
-
-def kernel_of(source: Source, device: torch.device) -> Any:
-    """What `kernel[grid](*values)` runs on the current stream; values in the order of `types`."""
-    return module_of(source).kernel if device.type == "cpu" else compiled(source, device.index or 0)

@@ -23,14 +23,19 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from weft.kernels.backend import Timing
-from weft.kernels.triton import emit, load, run
+from weft.kernels.gpu.layout import OF_CALL, Layout, Options
+from weft.kernels.gpu.program import LaunchProgram
+from weft.kernels.gpu.programs.backward import backward_program, keys_program, queries_program, walk_program
+from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.options import Modifiers
+from weft.kernels.triton import load
 from weft.kernels.triton.configure import specs_of, walk_specs
-from weft.kernels.triton.launch import Prepared, gradient_calls
-from weft.kernels.triton.launch import run as launch
 from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
 from weft.planning.tiling import OF_GRADIENTS, Direction, Part
+from weft.torch.bind import Bound
+from weft.torch.gpu import layout_of, options_of
 
 FLUSHED = 1 << 28  # bytes written to empty the cache
 ENOUGH = 0.02  # seconds of calls
@@ -45,88 +50,58 @@ Call: TypeAlias = Callable[[], list[torch.Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The tensors of a problem, random, with what its backward needs."""
+    """The tensors of a problem, random, by slot, with what its backward needs: out, lse, and of dq delta or stats."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    d_out: torch.Tensor
-    out: torch.Tensor
-    lse: torch.Tensor
-    made: tuple[torch.Tensor, ...]  # by dQ: dq, and for dK and dV delta or stats
+    tensors: dict[str, torch.Tensor]
 
     @staticmethod
     def of(plan: AttentionPlan) -> Subject:
         """Made by the plan's own kernels."""
-        q, k, v, d_out = (_random(plan.problem, *size) for size in _sizes(plan.problem))
-        out, lse = run.forward((q, k, v), plan, _how(plan.problem))
-        prepared = _prepared("dq", plan, (q, k, v, out, d_out))
-        made = tuple(prepared.empty())
-        launch((prepared, (q, k, v, out, d_out, lse, lse, made[0], made[1], made[-1], lse)))
-        return Subject(q, k, v, d_out, out, lse, made)
+        names = zip(("q", "k", "v", "dout"), _sizes(plan.problem), strict=True)
+        found = Subject({name: _random(plan.problem, *size) for name, size in names})
+        found.add(forward_program(plan, found.layout("q", "k", "v"), _options(plan)))
+        found.add(queries_program(plan, found.layout(*OF_CALL), _options(plan)))
+        return found
+
+    def add(self, program: LaunchProgram) -> None:
+        """Keep what a program leaves."""
+        made = self.call_of(program)()
+        self.tensors.update(zip((slot.name for slot in program.of_role("output")), made, strict=True))
+
+    def layout(self, *names: str) -> Layout:
+        """How some of them lie in memory."""
+        return layout_of(tuple(self.tensors[name] for name in names))
+
+    def call_of(self, program: LaunchProgram) -> Call:
+        """What runs a program on these tensors and returns its outputs."""
+        bound = Bound(program, self.tensors["q"].device)
+        given = [self.tensors[slot.name] for slot in bound.inputs]
+        return lambda: bound(given)
 
     def call(self, part: Part, plan: AttentionPlan) -> Call:
         """What launches one part as a call would; see `direction` and `gradients`."""
         return self.gradients(plan) if part == "gradients" else self.direction(part, plan)
 
     def gradients(self, plan: AttentionPlan) -> Call:
-        """What launches the whole backward where the order of sums is free, into memory of its own: dq, dk, dv."""
-        given = (self.q, self.k, self.v), (self.out, self.d_out, self.lse, None)
-        how = _how(plan.problem)
-        return lambda: list(run.backward(*given, plan, how, deterministic=False, with_delta=False)[:3])
+        """What launches the whole backward where the order of sums is free: dq, dk, dv."""
+        options = _options(plan)._replace(deterministic=False)
+        return self.call_of(backward_program(plan, self.layout(*OF_CALL), options))
 
     def direction(self, direction: Direction, plan: AttentionPlan) -> Call:
-        """What launches one direction, into memory that is written again each time; returns that: out and lse, dq, or
-        dk and dv, in float32 where launches add to them.
-        """
-        kept = (self.q, self.k, self.v)
-        lie = kept if direction == "forward" else (*kept, self.out, self.d_out)
-        prepared = _prepared(direction, plan, lie)
-        written, of_rows = prepared.empty(), (self.made[1], self.made[-1])
-        results = written[: 1 if direction == "dq" else 2]
+        """What launches one direction: out and lse, dq, or dk and dv."""
+        options = _options(plan)
         if direction == "forward":
-            total = torch.zeros_like(written[0], dtype=torch.float32) if prepared.merges else self.lse
-            tensors = (*kept, *written, total, self.lse, self.lse)
-        elif direction == "dq":
-            tensors = (*lie, self.lse, self.lse, *written[:2], written[-1], self.lse)
-        else:
-            given = (*kept, self.d_out, self.lse, *of_rows)
-
-            def keys() -> list[torch.Tensor]:
-                launch(*gradient_calls(prepared, given, _cleared(prepared, written), (self.lse,)))
-                return results
-
-            return keys
-
-        def queries() -> list[torch.Tensor]:
-            _cleared(prepared, written, direction == "forward")
-            launch((prepared, tensors))
-            return results
-
-        return queries
+            return self.call_of(forward_program(plan, self.layout("q", "k", "v"), options))
+        layout = self.layout(*OF_CALL)
+        if direction == "dq":
+            queries = self.call_of(queries_program(plan, layout, options))
+            return lambda: queries()[:1]
+        return self.call_of(keys_program(plan, layout, options._replace(deterministic=False), summing=False))
 
     def walk(self, plan: AttentionPlan) -> Call:
-        """What launches the plan's one walk, taken or not, into memory that is written again each time: dq, dk, dv."""
+        """What launches the plan's one walk, taken or not: dq, dk, dv."""
         assert plan.walk, "one walk has no such pattern"
-        given = (self.q, self.k, self.v, self.out, self.d_out)
-        numbers = run.Numbers(*run.asked(_how(plan.problem), plan))
-        prepared = run.prepared_walk(plan, plan.walk, run.lie_of(given), numbers, self.q.device)
-        written = prepared.empty()
-        unmade = (self.lse,) * (len(emit.IN_WALKS) - len(given) - 2 - len(written))  # which nobody looks at
-
-        def every() -> list[torch.Tensor]:
-            launch((prepared, (*given, self.lse, self.lse, *written, *unmade)))
-            return written[:3]
-
-        return every
-
-
-def _cleared(prepared: Prepared, written: list[torch.Tensor], lse: bool = False) -> list[torch.Tensor]:
-    """What is written, as the launches want to find it; lse: whether its second is that."""
-    if not prepared.complete:
-        for number, one in enumerate(written):
-            one.fill_(-torch.inf if lse and number == 1 else 0.0)
-    return written
+        return self.call_of(walk_program(plan, plan.walk, self.layout(*OF_CALL), _options(plan)))
 
 
 def _sizes(p: Problem) -> Iterator[tuple[int, int, int]]:
@@ -140,13 +115,8 @@ def _random(p: Problem, heads: int, length: int, width: int) -> torch.Tensor:
     return torch.randn(p.batch, heads, length, width, device=p.device, dtype=getattr(torch, p.dtype))
 
 
-def _how(problem: Problem) -> run.Modifiers:
-    return run.Modifiers(problem.d**-0.5)
-
-
-def _prepared(direction: Direction, plan: AttentionPlan, tensors: tuple[torch.Tensor, ...]) -> Prepared:
-    numbers = run.Numbers(*run.asked(_how(plan.problem), plan))
-    return run.prepared(direction, plan, run.lie_of(tensors), numbers, tensors[0].device, direction == "dkdv")
+def _options(plan: AttentionPlan) -> Options:
+    return options_of(Modifiers(plan.problem.d**-0.5), plan)
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------

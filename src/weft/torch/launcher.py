@@ -1,19 +1,58 @@
-"""What kernel[grid] comes to call, where that is known: launches past Triton's own Python, which asks each time what a
-kernel wants, and encodes its tensor descriptors anew.
-"""
+"""Launches past Triton's own Python, which asks at each call what a kernel wants and encodes its descriptors anew."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import triton
 
-from weft.kernels.triton.descriptors import Box
-
 VERSIONS = ("3.6.", "3.7.")  # of Triton, whose launchers take what they are given here
 KEPT = 256  # addresses of a descriptor, and of all that a launch has
 Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A descriptor but for its address. tensor: which of a launch's pointers it is of; shape, strides: in elements."""
+
+    tensor: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def at(self, address: int) -> Placed:
+        """It, of a tensor at that address."""
+        return Placed(self, address)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A descriptor as Triton's launchers read it."""
+
+    box: Box
+    address: int
+    padding: str = "zero"
+    round_f32_to_tf32: bool = False
+
+    @property
+    def base(self) -> Placed:
+        """What has the address."""
+        return self
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.address
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In elements, outermost first."""
+        return self.box.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements, outermost first."""
+        return self.box.strides
 
 
 class Maps:
