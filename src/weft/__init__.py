@@ -41,12 +41,13 @@ from weft.pattern.library import (
 
 if TYPE_CHECKING:
     from weft.recognition import recognize
-    from weft.torch import attention, explain, plan
+    from weft.torch import attention, decode_attention, explain, plan
 
 __version__ = "0.1.0"
 __all__ = [
     "Pattern",
     "attention",
+    "decode_attention",
     "errors",
     "explain",
     "plan",
@@ -81,7 +82,7 @@ def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework; then kept."""
     if name == "recognize":
         home = import_module("weft.recognition")
-    elif name in ("attention", "plan", "explain"):
+    elif name in ("attention", "decode_attention", "plan", "explain"):
         try:
             home = import_module("weft.torch")
         except ModuleNotFoundError as missing:

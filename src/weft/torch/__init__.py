@@ -1,6 +1,7 @@
 """The PyTorch front end: `attention` and `SparseAttention`."""
 
 from weft.torch.attention import attention, explain, plan
+from weft.torch.key_cache import decode_attention
 from weft.torch.module import SparseAttention
 
-__all__ = ["SparseAttention", "attention", "explain", "plan"]
+__all__ = ["SparseAttention", "attention", "decode_attention", "explain", "plan"]

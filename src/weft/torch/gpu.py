@@ -18,7 +18,7 @@ from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
-from weft.kernels.gpu.programs.split_kv import split_kv_program
+from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan, row_plan
@@ -190,6 +190,12 @@ def prepare_step(plan: RowPlan, layout: Layout, options: Options, device: torch.
     """The step of a plan. layout: of q, k and v, and where there are any of sinks and slopes."""
     refuse_capture(f"decoding of {plan.problem}", gpu_of(device))
     return Step(Bound(split_kv_program(plan, layout, options, processors_of(device)), device), plan)
+
+
+def bind_cache(plan: RowPlan, layout: Layout, options: Options, cache: Cache, device: torch.device) -> Bound:
+    """The program of a plan against a cache whose number of keys only the device knows."""
+    refuse_capture(f"decoding of {plan.problem}", gpu_of(device))
+    return Bound(split_kv_program(plan, layout, options, processors_of(device), cache), device)
 
 
 def by_rows(qkv: Tensors, plan: AttentionPlan, how: Modifiers, sinks: Any = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -109,6 +109,8 @@ def _where_am_i(spec: RowSpec) -> Iterator[str]:
     if spec.counts.dtype:
         yield from _counted(spec)
     yield "i_0, i = row_0 + shift, row + shift  # as terms count rows"
+    if spec.counts.dtype:
+        yield "i_0 += tl.where(i_0 < 0, lanes * m, 0)  # a row of the same residue classes that exists"
     yield from _least_key(spec)
 
 
@@ -120,7 +122,7 @@ def _counted(spec: RowSpec) -> Iterator[str]:
     yield "beside = shift"
     if not spec.counts.ring:
         yield "length = tl.minimum(length, capacity)  # what lies beyond the cache is never read"
-    yield "valid &= row + shift >= 0"
+    yield "sees = valid & (row + shift >= 0)"
 
 
 def _least_key(spec: RowSpec) -> Iterator[str]:
@@ -167,7 +169,8 @@ def _load(spec: RowSpec, target: str, at: str, tensor: str, kind: str, mask: str
 
 def _run_of(spec: RowSpec, record: str) -> str:
     least = "least" if spec.counts.ring or spec.counts.window else "tl.zeros_like(i)"
-    return f"row_run(Tables, {record}, i, valid, i_0, ({least}, length), {spec.bounds}, {spec.tables})"
+    rows = "sees" if spec.counts.dtype else "valid"
+    return f"row_run(Tables, {record}, i, {rows}, i_0, ({least}, length), {spec.bounds}, {spec.tables})"
 
 
 def _shared_terms(spec: RowSpec) -> Iterator[str]:
