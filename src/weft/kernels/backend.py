@@ -73,8 +73,15 @@ class Meter(Protocol):
 class Backend(Protocol):
     """One way to run plans."""
 
-    name: str
-    target: Target | Gpu  # what plans are for, where no card is at hand
+    @property
+    def name(self) -> str:
+        """What users choose it by."""
+        ...
+
+    @property
+    def target(self) -> Target | Gpu:
+        """What plans are for, where no card is at hand."""
+        ...
 
     def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
         """Empty if the backend can run the problem."""

@@ -55,7 +55,8 @@ def attend(
                 for kv in range(*heads.kv):
                     mine = _query_heads(heads, kv, plan.problem.group)
                     tensors = q[batch, mine], k[batch, kv, at], v[batch, kv, at]
-                    found = _rows(tensors, masked, scores, tuple(x if x is None else x[mine] for x in rows))
+                    sinks, slopes = (x if x is None else x[mine] for x in rows)
+                    found = _rows(tensors, masked, scores, (sinks, slopes))
                     out[batch, mine], lse[batch, mine] = found[0].to(q.dtype), found[1]
     return out, lse
 

@@ -78,7 +78,8 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
         out = weft.decode_attention(q, k_cache, v_cache, mask, count)
     """
     caches, counts = (q, k_cache, v_cache), _Counts(key_count, offset, window, ring)
-    given = {"scale": scale, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "backend": backend}
+    given: dict[str, Any] = {"scale": scale, "softcap": softcap, "backend": backend}
+    given |= {"sinks": sinks, "alibi_slopes": alibi_slopes}
     if not isinstance(key_count, Tensor):
         return attention(*_first_keys(caches, counts), mask, return_lse=return_lse, **given)
     key = _key_of(caches, mask, counts, given)

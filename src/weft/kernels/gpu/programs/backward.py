@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Literal
 
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
-from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Slot, Step, Strides, Table
+from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Role, Slot, Step, Strides, Table
 from weft.kernels.gpu.programs.launches import (
     Bindings,
     Packed,
@@ -152,7 +152,7 @@ def walk_program(plan: AttentionPlan, walk: Walk, layout: Layout, options: Optio
     memory |= {"DQ": "dq", "DK": "dk", "DV": "dv"}
     with_delta = options.with_delta or bool(walked.beside)
     if with_delta:
-        role = "output" if options.with_delta else "workspace"
+        role: Role = "output" if options.with_delta else "workspace"
         made.append(replace(of_rows("delta", problem), role=role))
         memory["Delta"] = "delta"
     if walked.beside:

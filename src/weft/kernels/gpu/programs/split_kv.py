@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from weft.caching import cached
 from weft.kernels.gpu.layout import PARTS, Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import (
@@ -108,7 +110,7 @@ class _Packed:
 @cached(256)
 def _packed(plan: RowPlan, heads: int) -> _Packed:
     words, members_at, members = row_tables(plan, heads)
-    return _Packed(Table(words), members_at, members)
+    return _Packed(Table(words.astype(np.int32)), members_at, members)
 
 
 def _values(plan: RowPlan, shape: RowShape, options: Options, packed: _Packed) -> dict[str, Any]:
@@ -123,7 +125,7 @@ def _values(plan: RowPlan, shape: RowShape, options: Options, packed: _Packed) -
 def _growing(plan: RowPlan, options: Options, cache: Cache | None) -> dict[str, Argument]:
     """From a query to its row among a term's, to the key beside it, and the number of keys."""
     if cache is not None:
-        return {"capacity": Known(cache.length)} | {name: OnDevice(COUNTED[name]) for name in cache.counts.slots}
+        return {"capacity": Known(cache.length), **{name: OnDevice(COUNTED[name]) for name in cache.counts.slots}}
     if plan.steady:
         return {name: Given(name) for name in GROWING}
     return {"shift": Known(0), "beside": Known(options.shift), "length": Known(plan.problem.n)}
