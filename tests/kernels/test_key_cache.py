@@ -120,7 +120,7 @@ def test_window_and_offset_on_the_device(backend):
 @pytest.mark.parametrize("pattern", ["causal", "strided", "dilated"])
 def test_queries_before_the_first_token_see_nothing(pattern, backend):
     """Of nine queries of which two residue classes share programs: the others are as ever."""
-    mask = {"dilated": weft.dilated(2, 0, 2, align=END)}.get(pattern) or PATTERNS[pattern]
+    mask = (PATTERNS | {"dilated": weft.dilated(2, 0, 2, align=END)})[pattern]
     q, k, v = problem("before", backend, queries=9)
     keys = 1, 3, 90
     out, lse = weft.decode_attention(q, k, v, mask, counts(keys, backend), return_lse=True, backend=backend)

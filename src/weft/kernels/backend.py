@@ -88,7 +88,10 @@ class Backend(Protocol):
         ...
 
     def load(self) -> ModuleType:
-        """The module with `forward`, `backward`, `sink_gradient`, and `ready` or None; imports a framework."""
+        """The module with `forward`, `backward` and `sink_gradient`; imports a framework.
+
+        Also `ready_forward` and `ready`, or None: what answers by launches alone.
+        """
         ...
 
     def card(self, device: str) -> Card | None:

@@ -35,7 +35,7 @@ from weft.torch.operator import Options, as_tensor, gradients, modifiers
 
 PLAIN = (Tensor, torch.nn.Parameter)
 KEPT = 512  # calls
-LAID_OUT = 8  # ways in which the tensors of one call lie
+LAID_OUT = 16  # ways in which the tensors of one call lie
 UNASKED = object()  # whether launches alone make gradients
 ADDRESS, STRIDE, CONTIGUOUS = Tensor.data_ptr, Tensor.stride, Tensor.is_contiguous
 Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
@@ -46,7 +46,7 @@ class Call:
     """A call that was checked and planned, for all tensors of its shapes, types and device.
 
     mask: kept, so that no other pattern takes its id. how: without slopes; these are data, like sinks. ready: by
-    strides, what makes gradients and needs no more than launches.
+    strides, what makes results, or gradients, and needs no more than launches.
     """
 
     mask: Pattern
@@ -62,8 +62,28 @@ class Call:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, with_lse: bool) -> tuple[Tensor, Tensor]:
         """(out, lse), without gradients; lse is anything if it is not wanted."""
+        if rows[0] is None and rows[1] is None and self.kernels.ready_forward is not None:
+            found = self.forward_at_once(q, k, v)
+            if found is not None:
+                return found[0], found[1]
         out, lse = self.kernels.forward((q, k, v), self.plan, self.modifiers(rows[1]), rows[0], with_lse)
         return out, lse
+
+    def forward_at_once(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor] | None:
+        """(out, lse) by nothing but launches; None where `forward` has more to do."""
+        at = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+        dense = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+        key = None if dense else (q.stride(), k.stride(), v.stride()), (at[0] | at[1] | at[2]) & 15 == 0
+        ready = self.ready.get(key, UNASKED)
+        if ready is UNASKED:
+            ready = self._keep(key, self.kernels.ready_forward(self.plan, self.how, *key, q.device))
+        return ready and ready.at_addresses(at)
+
+    def _keep(self, key: tuple[Any, ...], ready: Any) -> Any:
+        if len(self.ready) >= LAID_OUT:
+            self.ready.clear()
+        self.ready[key] = ready
+        return ready
 
     def at_once(self, saved: list[Tensor], dout: Tensor, deterministic: bool) -> list[Tensor] | None:
         """(dq, dk, dv) by nothing but launches; None where `gradients` has more to do. saved: q, k, v, out, lse."""
@@ -74,9 +94,7 @@ class Call:
         key = strides, (at[0] | at[1] | at[2] | at[3] | at[4] | at[5]) & 15 == 0, deterministic
         ready = self.ready.get(key, UNASKED)
         if ready is UNASKED:
-            if len(self.ready) >= LAID_OUT:
-                self.ready.clear()
-            ready = self.ready[key] = self.kernels.ready(self.plan, self.how, *key, dout.device)
+            ready = self._keep(key, self.kernels.ready(self.plan, self.how, *key, dout.device))
         return ready and ready.at_addresses(at)
 
     def operator_options(self, rows: Rows, deterministic: bool) -> Options:

@@ -24,7 +24,7 @@ from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan, row_plan
 from weft.torch.bind import Bound, gpu_of, refuse_capture
 
-__all__ = ["backward", "forward", "ready", "sink_gradient"]
+__all__ = ["backward", "forward", "ready", "ready_forward", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]
 Strides = tuple[tuple[int, ...], ...]
 IMAGINED = 4  # processors of Triton's interpreter
@@ -67,6 +67,21 @@ def backward(
     bound = bound_backward(plan, layout, options, dout.device)
     dq, dk, dv, *delta = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None)))
     return dq, dk, dv, delta[0] if delta else lse
+
+
+def ready_forward(
+    plan: AttentionPlan, how: Modifiers, strides: Strides | None, aligned: bool, device: torch.device
+) -> Bound | None:
+    """The bound program of out and lse, if it is launches and nothing else: call its `at_addresses`.
+
+    strides: of q, k and v, None where all are contiguous; aligned: each begins on 16 bytes. Neither sinks nor slopes.
+    Not in float32: whether tf32 may be is asked at each call.
+    """
+    if plan.problem.dtype == "float32":
+        return None
+    layout = Layout(dense_strides(plan)[:3] if strides is None else strides, aligned)
+    bound = bound_forward(plan, layout, options_of(how, plan), device)
+    return bound if bound.plain else None
 
 
 def ready(
