@@ -31,7 +31,7 @@ from weft.kernels.gpu.program import (
 )
 from weft.kernels.triton.source import Source, module_of, stored
 from weft.torch.device_tables import is_capturing, on_device
-from weft.torch.launcher import Box, Direct, direct
+from weft.torch.launcher import Box, Direct, Encoder, direct
 
 # A tensor on the current GPU by its sizes, strides and type, past the dispatcher, as inductor's code makes its own.
 EMPTY = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
@@ -142,16 +142,14 @@ class Bound:
 
     def _started(self, launch: Launch) -> Started:
         """A launch with places of its arguments among all values of a call."""
-        places, boxes = [], []
-        pointers = [getattr(x, "slot", None) for x in launch.arguments]
-        for argument in launch.arguments:
+        places, boxes = [], {}
+        for at, argument in enumerate(launch.arguments):
+            places.append(self._place(argument))
             if isinstance(argument, Descriptor):
-                boxes.append(Box(pointers.index(argument.slot), argument.shape, argument.strides))
-            else:
-                places.append(self._place(argument))
+                boxes[at] = Box(argument.shape, argument.strides)
         kernel = kernel_of(launch.kernel, self.device)
-        way = None if self.gpu is None else direct(kernel, boxes)
-        return Started(kernel, launch.grid, itemgetter(*places), tuple(boxes), way)
+        way = None if self.gpu is None else direct(kernel, [*boxes.values()])
+        return Started(kernel, launch.grid, itemgetter(*places), boxes, way)
 
     def _place(self, argument: Argument) -> int:
         """Where an argument is among all values of a call: addresses, given scalars, and what is always the same."""
@@ -170,26 +168,42 @@ class Bound:
 
 
 class Started:
-    """A launch of a loaded kernel. pick: its arguments but descriptors, among all values of a call."""
+    """A launch of a loaded kernel. pick: its arguments among all values of a call, of descriptors their addresses.
+
+    boxes: descriptors by their places among the arguments.
+    """
 
     __slots__ = ("boxes", "grid", "kernel", "pick", "way")
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, int, int], pick: Any, boxes: tuple[Box, ...], way: Direct | None
+        self, kernel: Any, grid: tuple[int, int, int], pick: Any, boxes: dict[int, Box], way: Direct | None
     ) -> None:
         self.kernel, self.grid, self.pick, self.boxes, self.way = kernel, grid, pick, boxes, way
 
     @property
     def is_direct(self) -> bool:
         """Whether it goes past kernel[grid], with descriptors that are found by addresses."""
-        return self.way is not None and bool(self.way.maps) == bool(self.boxes)
+        return self.way is not None and (not self.boxes or self.way.encoders is not None)
 
     def told(self, values: tuple[Any, ...], stream: int) -> tuple[Any, tuple[Any, ...]]:
         """What starts it, and all that this is told."""
         way, mine = self.way, self.pick(values)
         assert way is not None
-        more = way.maps.of(mine) if way.maps else tuple(box.at(mine[box.tensor]) for box in self.boxes)
-        return way.start, (*self.grid, stream, *way.handles, *mine, *more)
+        if self.boxes:
+            mine = self._placed(mine) if way.encoders is None else self._encoded(mine, way.encoders)
+        return way.start, (*self.grid, stream, *way.handles, *mine)
+
+    def _encoded(self, mine: tuple[Any, ...], encoders: tuple[Encoder, ...]) -> list[Any]:
+        """Arguments with descriptors as the driver reads them."""
+        found: list[Any] = []
+        left = iter(encoders)
+        for at, value in enumerate(mine):
+            found += next(left).at(value) if at in self.boxes else (value,)
+        return found
+
+    def _placed(self, mine: tuple[Any, ...]) -> list[Any]:
+        """Arguments with descriptors as Triton's own Python takes them."""
+        return [self.boxes[at].at(_address(x)) if at in self.boxes else x for at, x in enumerate(mine)]
 
     def __call__(self, tensors: list[torch.Tensor], values: tuple[Any, ...], stream: int, hooked: bool) -> None:
         if self.way is not None and not hooked:
@@ -197,9 +211,8 @@ class Started:
             start(*told)
             return
         mine = self.pick(values)
-        placed = [box.at(_address(mine[box.tensor])) for box in self.boxes]
         on_stream = {} if self.way is None and not stream else {"stream": stream}
-        self.kernel[self.grid](*mine, *placed, **on_stream)
+        self.kernel[self.grid](*(self._placed(mine) if self.boxes else mine), **on_stream)
 
 
 def _address(x: Any) -> int:

@@ -15,9 +15,8 @@ Values = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Box:
-    """A descriptor but for its address. tensor: which of a launch's pointers it is of; shape, strides: in elements."""
+    """A descriptor but for its address; shape and strides in elements, outermost first."""
 
-    tensor: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
@@ -55,38 +54,21 @@ class Placed:
         return self.box.strides
 
 
-class Maps:
-    """A launch's descriptors as the driver reads them, encoded once for each address, and found together where tensors
-    lie together again.
-    """
+class Encoder:
+    """A launch's descriptor as the driver reads it, encoded once for each address. facts: what Triton knows of it."""
 
-    def __init__(self, boxes: Sequence[Box], facts: Sequence[Any]) -> None:
-        """facts: what Triton's launcher knows of each."""
-        self.each: list[tuple[Box, Any, dict[int, Values]]] = [
-            (box, about, {}) for box, about in zip(boxes, facts, strict=True)
-        ]
-        self.tensors = 1 + max(box.tensor for box in boxes)
-        self.together: dict[tuple[int, ...], Values] = {}
+    def __init__(self, box: Box, facts: Any) -> None:
+        self.box, self.facts = box, facts
+        self.known: dict[int, Values] = {}
 
-    def of(self, addresses: tuple[int, ...]) -> Values:
-        """Arguments that stand for the descriptors of tensors at these addresses, which other arguments may follow."""
-        key = addresses[: self.tensors]
-        return self.together.get(key) or _kept(self.together, key, self._joined(key))
-
-    def _joined(self, addresses: tuple[int, ...]) -> Values:
-        found: Values = ()
-        for box, about, known in self.each:
-            address = addresses[box.tensor]
-            found += known.get(address) or _kept(known, address, _encoded(box, about, address))
+    def at(self, address: int) -> Values:
+        """The arguments that stand for the descriptor of a tensor at that address."""
+        found = self.known.get(address)
+        if found is None:
+            if len(self.known) >= KEPT:
+                self.known.clear()
+            found = self.known[address] = _encoded(self.box, self.facts, address)
         return found
-
-
-def _kept(known: dict[Any, Values], key: Any, values: Values) -> Values:
-    """The values, which are found by that key from now on; other threads may forget them any time."""
-    if len(known) >= KEPT:
-        known.clear()
-    known[key] = values
-    return values
 
 
 def _encoded(box: Box, about: Any, address: int) -> Values:
@@ -96,13 +78,13 @@ def _encoded(box: Box, about: Any, address: int) -> Values:
 
 
 class Direct(NamedTuple):
-    """start(*grid, stream, *handles, *arguments) launches. maps: of descriptors; None where `start` takes them as
-    kernel[grid] does.
+    """start(*grid, stream, *handles, *arguments) launches. encoders: of descriptors, in order; None where `start` takes
+    descriptors as kernel[grid] does.
     """
 
     start: Callable[..., Any]
     handles: tuple[Any, ...]
-    maps: Maps | None = None
+    encoders: tuple[Encoder, ...] | None = None
 
 
 def direct(kernel: Any, boxes: Sequence[Box]) -> Direct | None:
@@ -116,17 +98,18 @@ def direct(kernel: Any, boxes: Sequence[Box]) -> Direct | None:
     plain, early = Direct(launcher, (kernel.function, *told)), triton.__version__.startswith("3.6.")
     if not _is_bare(launcher) or not (early or boxes):
         return plain
-    start, maps = launcher.launch, None
+    start, encoders = launcher.launch, None
     if boxes:
         inner = _past_descriptors(start)
         if inner is None:
             return plain
-        start, maps = inner[0], Maps(boxes, inner[1])
+        start = inner[0]
+        encoders = tuple(Encoder(box, facts) for box, facts in zip(boxes, inner[1], strict=True))
     first = kernel.function, False, launcher.launch_pdl  # whether programs wait for each other, and for other launches
     if early:
-        return Direct(start, (*first, None, None, *told), maps)
+        return Direct(start, (*first, None, None, *told), encoders)
     handles = *first, *told, None, None, launcher.arg_annotations, launcher.kernel_signature
-    return Direct(lambda x, y, z, stream, *given: start(x, y, z, stream, *handles, given), (), maps)
+    return Direct(lambda x, y, z, stream, *given: start(x, y, z, stream, *handles, given), (), encoders)
 
 
 def _is_bare(launcher: Any) -> bool:

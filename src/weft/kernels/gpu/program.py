@@ -66,10 +66,10 @@ def row_major(shape: tuple[int, ...]) -> Strides:
 
 # ---- arguments of a kernel -------------------------------------------------------------------------------------------
 class Pointer(NamedTuple):
-    """The address of a slot. unused: this kernel does not look at it, and any address will do."""
+    """The address of a slot. writes: the kernel writes there, or adds to what is there."""
 
     slot: str
-    unused: bool = False
+    writes: bool = False
 
 
 class Known(NamedTuple):
@@ -96,6 +96,7 @@ class Descriptor(NamedTuple):
     slot: str
     shape: tuple[int, ...]
     strides: Strides
+    writes: bool = False
 
 
 Argument: TypeAlias = Pointer | Known | Given | OnDevice | Descriptor
@@ -118,6 +119,12 @@ class Launch:
     def pdl(self) -> bool:
         """Whether it may begin while the launch before it ends (programmatic dependent launch)."""
         return self.kernel.early
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Slots that the kernel writes, or adds to."""
+        found = (x.slot for x in self.arguments if isinstance(x, (Pointer, Descriptor)) and x.writes)
+        return tuple(dict.fromkeys(found))
 
     def value(self, name: str) -> int | float:
         """A scalar that the plan fixes, by its name among the kernel's arguments."""
@@ -222,7 +229,7 @@ def _line(step: Step) -> str:
 
 def _short(x: Argument) -> str:
     if isinstance(x, Pointer):
-        return "unused" if x.unused else x.slot
+        return x.slot
     return f"{type(x).__name__}({x[0]})"
 
 
@@ -260,7 +267,5 @@ def _wrong_arguments(launch: Launch, slots: Mapping[str, Slot]) -> Iterator[str]
         elif isinstance(argument, Descriptor):
             if not kind.startswith("tensordesc"):
                 yield f"{name} of {launch.kernel.name} is no descriptor"
-        elif not (isinstance(argument, Pointer) and argument.unused):
-            dtype = slots[argument.slot].dtype
-            if POINTEES.get(kind) != dtype:
-                yield f"{name} of {launch.kernel.name} is {kind}, and {argument.slot} has {dtype}"
+        elif POINTEES.get(kind) != slots[argument.slot].dtype:
+            yield f"{name} of {launch.kernel.name} is {kind}, and {argument.slot} has {slots[argument.slot].dtype}"

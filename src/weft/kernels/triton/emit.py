@@ -17,15 +17,6 @@ from weft.kernels.triton.fragments import Fragments, indented, module, within_le
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import AXIS, HEAD, PART, axis_words
 
-WALKS = ("gradients", "few_keys", "few_sums")  # what is launched one after the other, with the same tensors
-IN_WALKS = ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "DK", "DV", "Delta", "Partial")
-TENSORS = {
-    "forward": ("Q", "K", "V", "Out", "Lse", "Sum", "Sinks", "Slopes"),
-    "dq": ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats", "Slopes"),
-    "dkdv": ("Q", "K", "V", "DOut", "Lse", "Delta", "Stats", "DK", "DV", "Slopes"),
-    "delta": ("Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats"),
-    **dict.fromkeys(WALKS, IN_WALKS),
-}
 JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
 STRIDED = {
     "forward": ("Q", "K", "V", "Out"),
@@ -38,6 +29,7 @@ STRIDED = {
 }
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
+ADDED_BOX = "DQ_box"  # what few keys add to
 ROUNDS = ("blocks_at", "blocks")  # of blocks that programs take in turn
 FEW = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `few_keys`
 SUMS = ("parts", "first", "step", "keys", "kv_heads")
@@ -54,10 +46,42 @@ GROUPS = {  # what a kernel whose groups specialise is made of
 WORD, ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"^\s*(\w+) = (?!.*;)")
 
 
+def reads(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of the pointers that a kernel reads only."""
+    direction, sums = spec.direction, ("Slots",) * (spec.joins or spec.few) + ("Sums",) * spec.joins
+    rows = ("Lse", *(("DLse",) * spec.lse_gradient))
+    slopes, tables = ("Slopes",) * spec.alibi, ("Tables",)
+    if direction == "forward":
+        return ("Q", "K", "V", *(("Sinks",) * spec.sinks), *slopes, *tables)
+    if direction == "dq":
+        return ("Q", "K", "V", "Out", "DOut", *rows, *slopes, *tables)
+    if direction == "dkdv":
+        of_rows = ("Stats",) if spec.folded else ("Lse", "Delta")
+        return ("Q", "K", "V", "DOut", *of_rows, *slopes, *sums, *tables)
+    if direction == "delta":
+        return ("Out", "DOut", *rows)
+    return {"gradients": rows, "few_keys": ("Lse", "Delta", *tables), "few_sums": ("Partial",)}[direction]
+
+
+def writes(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of the pointers that a kernel writes, or adds to."""
+    direction = spec.direction
+    numbers = ("Delta",) * spec.leaves_delta + ("Stats",) * spec.folded
+    if direction == "forward":
+        return ("Out", "Lse", *(("Sum",) * spec.accumulate))
+    if direction in ("dq", "delta"):
+        return ("DQ", *numbers)
+    if direction == "dkdv":
+        made = {"both": ("DK", "DV"), "dk": ("DK",), "dv": ("DV",)}[spec.makes]
+        return (("Sums",) if spec.few else made) + ("DQ",) * spec.with_dq
+    if direction == "gradients":
+        return ("Delta",) * spec.with_delta
+    return ("Partial",) if direction == "few_keys" else ("DK", "DV")
+
+
 def tensors(spec: KernelSpec) -> tuple[str, ...]:
-    """Names of the tensors among the kernel's arguments, which come first."""
-    usual = tuple(x for x in TENSORS[spec.direction] if not (spec.few and x in ("DK", "DV")))
-    return usual + ("DQ",) * (spec.with_dq and spec.of_keys) + JOINED * (spec.joins or spec.few)
+    """Names of all pointers but that of tables: the kernel's memory."""
+    return tuple(name for name in (*reads(spec), *writes(spec)) if name != "Tables")
 
 
 def strided(spec: KernelSpec) -> tuple[str, ...]:
@@ -67,27 +91,40 @@ def strided(spec: KernelSpec) -> tuple[str, ...]:
 
 
 def arguments(spec: KernelSpec) -> tuple[str, ...]:
-    """Names of the kernel's arguments, in order."""
+    """Names of the kernel's arguments, in order: what is read, scalars, what is written.
+
+    Descriptors follow the pointers of their kind. So every slot that is written comes after all that are read, as
+    frameworks want it that know a kernel by what goes in and what comes out.
+    """
+    read, written = described(spec)
+    return (*reads(spec), *scalars(spec), *read, *writes(spec), *written)
+
+
+def scalars(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of integers and numbers among them."""
     strides = [f"{x}_{part}" for x in strided(spec) for part in _stride_names(spec)]
     if spec.direction == "delta":
-        return (*tensors(spec), "all_heads", "my_length", *strides, "scale")
-    boxes = described(spec)
+        return ("all_heads", "my_length", *strides, "scale")
     if spec.direction == "gradients":
-        return (*tensors(spec), *WALK, "scale", *boxes)
+        return (*WALK, "scale")
     if spec.direction == "few_keys":
-        return (*tensors(spec), "Tables", *FEW, "scale", *boxes)
+        return (*FEW, "scale")
     if spec.direction == "few_sums":
-        return (*tensors(spec), *SUMS, *strides, "scale")
-    return (*tensors(spec), "Tables", *PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS, *boxes)
+        return (*SUMS, *strides, "scale")
+    return (*PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS)
 
 
-def described(spec: KernelSpec) -> tuple[str, ...]:
-    """Names of the descriptors among them, which come last."""
+def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the descriptors of what is read, and of what is written."""
     if spec.direction == "gradients":
-        return walk_names((*READ, *WRITTEN))
+        return walk_names(READ), walk_names(WRITTEN)
     if spec.direction == "few_keys":
-        return walk_names(OF_FEW)
-    return box_names(spec.terms) if spec.groups and spec.direction == "forward" else ()
+        read = walk_names(OF_FEW)
+        return tuple(x for x in read if x != ADDED_BOX), (ADDED_BOX,)
+    if spec.groups and spec.direction == "forward":
+        written, *read = box_names(spec.terms)
+        return tuple(read), (written,)
+    return (), ()
 
 
 def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
@@ -123,7 +160,9 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         return
     if spec.direction == "gradients":
         yield "gradients("
-        yield f"    ({', '.join(walk_names(READ))}), (Lse, DLse, Delta), ({', '.join(walk_names(WRITTEN))}),"
+        lse_gradient, delta = ("DLse" if spec.lse_gradient else "Lse"), ("Delta" if spec.with_delta else "Lse")
+        yield f"    ({', '.join(walk_names(READ))}), (Lse, {lse_gradient}, {delta}),"
+        yield f"    ({', '.join(walk_names(WRITTEN))}),"
         yield f"    ({', '.join(WALK[:-2])}), ({', '.join(WALK[-2:])}), scale,"
         yield f"    LSE_GRADIENT={spec.lse_gradient}, WITH_DELTA={spec.with_delta},"
         yield ")"
@@ -139,7 +178,7 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         far = far_k, far_v
         yield "short_attention(" if spec.short else "attention("
         yield f"    (q, (k, v), ({', '.join((*near, *far))})), (out, Lse, {box}),"
-        yield "    tables, (all_heads, my_length, scale, Sinks),"
+        yield f"    tables, (all_heads, my_length, scale, {'Sinks' if spec.sinks else 'Lse'}),"
         yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"
     else:
         yield "key_gradients("

@@ -40,7 +40,7 @@ def source_of(spec: KernelSpec) -> Source:
 
 def signature(spec: KernelSpec) -> dict[str, str]:
     """The type of every argument: integers have a declared width and are never specialised."""
-    kinds, boxes = {}, described(spec)
+    kinds, boxes = {}, [name for some in described(spec) for name in some]
     for name in arguments(spec):
         if name == "Tables":
             kinds[name] = "*i32"

@@ -12,7 +12,7 @@ from weft.planning.row_choice import ByRows, RowShape
 from weft.planning.rowwise import RowPlan
 from weft.settings import interpreted
 
-# Last arguments, 32-bit integers that grow step by step: from a query to the row of a term, and to the key beside it
+# 32-bit integers that grow step by step: from a query to the row of a term, and to the key beside it
 # (for distances); the number of keys.
 GROWING = ("shift", "beside", "length")
 
@@ -92,16 +92,22 @@ class RowSpec(Strided):
         return f"{kind}_{self.dtype}_{dims}_{self.rows}x{self.cols}{options}"
 
     @property
-    def tensors(self) -> tuple[str, ...]:
-        """Arguments that are tensors, first of all."""
-        return (
-            ("Work", "Out", "Lse", "Sinks") if self.merge else ("Q", "K", "V", "Work", "Out", "Lse", "Sinks", "Slopes")
-        )
+    def reads(self) -> tuple[str, ...]:
+        """Arguments that are pointers to what is read, in order."""
+        sinks = ("Sinks",) * (self.sinks and (self.merge or not self.split))
+        if self.merge:
+            return ("Work", *sinks)
+        return ("Q", "K", "V", *sinks, *(("Slopes",) * self.alibi), "Tables", *self.counts.slots)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Arguments that are pointers to what is written, in order."""
+        return ("Work",) if self.split and not self.merge else ("Out", "Lse")
 
     @property
     def strided(self) -> tuple[str, ...]:
         """Tensors whose strides are told, in elements or units."""
-        return ("Out",) if self.merge else ("Q", "K", "V", "Out")
+        return tuple(name for name in ("Q", "K", "V", "Out") if name in (*self.reads, *self.writes))
 
     @property
     def integers(self) -> tuple[str, ...]:
@@ -110,16 +116,16 @@ class RowSpec(Strided):
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """All arguments in order."""
+        """All arguments in order: what is read, scalars, what is written."""
         parts = ("batch", "head", "row") if self.aligned else ("batch", "head", "row", "dim")
         strides = ["sums", *(f"{x}_{part}" for x in self.strided for part in parts)]
-        more = () if self.merge else ("Tables", "scale", "softcap", *self.growing)
-        return (*self.tensors, *self.integers, *strides, *more)
+        more = () if self.merge else ("scale", "softcap", *self.growing)
+        return (*self.reads, *self.integers, *strides, *more, *self.writes)
 
     @property
     def growing(self) -> tuple[str, ...]:
-        """The last arguments: what grows, or the capacity of the cache and where the number of keys is."""
-        return ("capacity", *self.counts.slots) if self.counts.dtype else GROWING
+        """Integers that grow, or where the device knows these the capacity of the cache."""
+        return ("capacity",) if self.counts.dtype else GROWING
 
 
 def row_spec(plan: RowPlan, shape: RowShape, aligned: bool, options: RowOptions) -> RowSpec:

@@ -47,14 +47,14 @@ def source_of(spec: RowSpec) -> Source:
 
 
 def _type_of(name: str, spec: RowSpec) -> str:
-    if name in spec.tensors:
-        return "*fp32" if name in WIDE else POINTERS[spec.dtype]
     if name == "Tables":
         return "*i32"
-    if name in ("scale", "softcap"):
-        return "fp32"
     if name in spec.counts.slots:
         return COUNTED[spec.counts.dtype]
+    if name in (*spec.reads, *spec.writes):
+        return "*fp32" if name in WIDE else POINTERS[spec.dtype]
+    if name in ("scale", "softcap"):
+        return "fp32"
     return "i32" if name in (*spec.integers, *GROWING, "capacity") else "i64"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from weft.kernels.triton.fragments import LN2, LOG2E, module
@@ -18,35 +18,35 @@ JOINED = 32  # rows that one program joins with their sinks
 @lru_cache(maxsize=1)
 def gradient_source() -> Source:
     """The kernel that leaves a sum, or several, of -(share of the sink in a row) * delta for each head."""
-    pointers, sizes = ("Sinks", "Lse", "Delta", "Sums"), ("batch", "heads", "length")
-    return _source("sink_gradient", (pointers, sizes), _gradient(), WARPS)
+    memory = ("Sinks", "Lse", "Delta"), ("Sums",)
+    return _source("sink_gradient", memory, ("batch", "heads", "length"), (_gradient(), WARPS))
 
 
 @lru_cache(maxsize=1)
 def sum_source() -> Source:
     """The kernel that adds the sums of each head in one order."""
-    return _source("sink_gradient_sum", (("Sums", "Total"), ("parts",)), _sum(), 4)
+    return _source("sink_gradient_sum", (("Sums",), ("Total",)), ("parts",), (_sum(), 4))
 
 
 @lru_cache(maxsize=64)
 def join_source(dtype: str, dv: int) -> Source:
     """The kernel that adds sinks to finished rows: lse gains them, out is scaled."""
-    pointers = ("Out", "Lse", "Sinks")
     strides = ("Out_batch", "Out_head", "Out_row", "Out_dim")
-    sizes = ("rows", "heads", "length", *strides)
-    return _source(f"join_sinks_{dtype}_{dv}", (pointers, sizes), _join(dv), 4, {"Out": POINTERS[dtype]})
+    memory, sizes = (("Sinks",), ("Out", "Lse")), ("rows", "heads", "length", *strides)
+    return _source(f"join_sinks_{dtype}_{dv}", memory, sizes, (_join(dv), 4), {"Out": POINTERS[dtype]})
 
 
 def _source(
-    name: str, names: tuple[tuple[str, ...], tuple[str, ...]], body: Iterator[str], warps: int,
-    other: dict[str, str] | None = None,
+    name: str, memory: tuple[tuple[str, ...], tuple[str, ...]], sizes: tuple[str, ...],
+    code: tuple[Iterator[str], int], other: Mapping[str, str] | None = None,
 ) -> Source:  # fmt: skip
-    """names: of pointers, float32 unless `other` says more, and of integers."""
-    pointers, sizes = names
-    kinds = dict.fromkeys(pointers, "*fp32") | (other or {})
+    """memory: pointers that are read and that are written, float32 unless `other` says more. code: lines, warps."""
+    (reads, writes), (body, warps) = memory, code
+    kinds = dict.fromkeys(reads, "*fp32")
     kinds |= {size: "i64" if "_" in size or size == "rows" else "i32" for size in sizes}
+    kinds |= dict.fromkeys(writes, "*fp32") | dict(other or {})
     about = f"{name}\n\nEmitted by weft; {warps} warps."
-    return Source(name, module(about, "", (*pointers, *sizes), body), tuple(kinds.items()), (), warps, 1)
+    return Source(name, module(about, "", tuple(kinds), body), tuple(kinds.items()), (), warps, 1)
 
 
 def _gradient() -> Iterator[str]:

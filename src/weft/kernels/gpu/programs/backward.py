@@ -25,7 +25,7 @@ from weft.kernels.gpu.programs.launches import (
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import chained, for_card
 from weft.kernels.triton.descriptors import boxes as boxes_of
-from weft.kernels.triton.emit import tensors
+from weft.kernels.triton.descriptors import walk_names
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.walked import Walked
 from weft.planning.attention_plan import AttentionPlan
@@ -80,7 +80,7 @@ def queries_program(plan: AttentionPlan, layout: Layout, options: Options) -> La
         steps.append(Fill(memory["DQ"], 0.0))
     if not covers:
         steps += _nothing(spec, layout, options)
-    bound = Bindings(memory, memory["Lse"], {_kernel_name(name): strides[name] for name in strides})
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
     waves, tables = wave_launches(spec, found, bound, plan, options)
     slots += [table.slot(name) for name, table in tables.items()]
     return LaunchProgram("backward", tuple(slots), (*steps, *chain.from_iterable(waves), *converted), tables)
@@ -112,7 +112,7 @@ def keys_program(plan: AttentionPlan, layout: Layout, options: Options, summing:
         steps += [Fill(memory["DK"], 0.0), Fill(memory["DV"], 0.0)]
     spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
     slots += [replace(slot, role="input") for slot in _row_numbers(spec, problem, memory)]
-    bound = Bindings(memory, memory["Lse"], {_kernel_name(name): strides[name] for name in strides})
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
     waves, more = wave_launches(spec, found, bound, plan, options)
     tables |= more
     slots += [table.slot(name) for name, table in tables.items()]
@@ -134,7 +134,7 @@ def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     memory["DQ"] = dq.name
     values = {"all_heads": problem.q_heads, "my_length": problem.m, "scale": options.scale}
     grid = (problem.batch * problem.q_heads * -(-problem.m // spec.rows), 1, 1)
-    bound = Bindings(memory, memory["Lse"], {_kernel_name(name): strides[name] for name in strides})
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
     return LaunchProgram("backward", tuple(slots), (*steps, kernel_launch(spec, grid, values, bound)))
 
 
@@ -160,10 +160,10 @@ def walk_program(plan: AttentionPlan, walk: Walk, layout: Layout, options: Optio
         memory["Partial"] = "partial"
     tables = {f"few_keys_{number}": Table(few.table()) for number, few in enumerate(walk.launches)}
     strides = layout.named | {slot.name: slot.strides for slot in made[:3]}
-    bound = Bindings(memory, memory["Lse"], {_kernel_name(name): strides[name] for name in strides})
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
     for one in walked.kernels(layout.dlse is not None, with_delta):
         values = {**one.values, "scale": options.scale, "Tables": f"few_keys_{one.table}"}
-        boxes = boxes_of(one.boxes, one.reach, problem, tensors(one.spec), bound.strides)
+        boxes = boxes_of(one.boxes, walk_names(one.boxes), one.reach, problem, bound.strides)
         steps.append(kernel_launch(one.spec, one.grid, values, bound, boxes))
     slots += [*made, *(table.slot(name) for name, table in tables.items())]
     return LaunchProgram("backward", tuple(slots), tuple(steps), tables)

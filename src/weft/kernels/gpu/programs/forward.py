@@ -41,7 +41,7 @@ def forward_program(plan: AttentionPlan, layout: Layout, options: Options) -> La
         steps.append(Fill("sum", 0.0))
         memory["Sum"] = "sum"
     strides = layout.named | {"out": out.strides}
-    bound = Bindings(memory, "lse", {name: strides[name.lower()] for name in ("Q", "K", "V", "Out")})
+    bound = Bindings(memory, {name: strides[name.lower()] for name in ("Q", "K", "V", "Out")})
     waves, tables = wave_launches(_spec(plan, layout, options, bound), found, bound, plan, options)
     steps += chain.from_iterable(waves)
     if "sinks" in names and not complete:

@@ -24,9 +24,9 @@ from weft.kernels.gpu.program import (
 )
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import wave_specs
-from weft.kernels.triton.descriptors import FORWARD, Box
+from weft.kernels.triton.descriptors import FORWARD, Box, box_names
 from weft.kernels.triton.descriptors import boxes as boxes_of
-from weft.kernels.triton.emit import arguments, described, tensors
+from weft.kernels.triton.emit import described, reads, scalars, writes
 from weft.kernels.triton.load import source_of
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
@@ -118,37 +118,27 @@ def widened(
 # ---- arguments -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Bindings:
-    """What kernels' names of memory stand for: slots, and strides in elements.
-
-    spare: the slot that stands for memory which a kernel does not look at.
-    """
+    """What kernels' names of memory stand for: slots, and strides in elements."""
 
     slots: Mapping[str, str]
-    spare: str
     strides: Mapping[str, Strides]
-
-    def pointer(self, name: str) -> Pointer:
-        """The slot of a kernel's tensor."""
-        return Pointer(self.slots[name]) if name in self.slots else Pointer(self.spare, unused=True)
-
-    def descriptor(self, name: str, box: Box) -> Descriptor:
-        """A box of a kernel's tensor."""
-        return Descriptor(self.slots[name], box.shape, box.strides)
 
 
 def kernel_launch(
     spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any], bound: Bindings, boxes: Sequence[Box] = ()
 ) -> Launch:
-    """A launch. values: scalars by name, and under "Tables" the slot of tables; others are 0."""
+    """A launch. values: scalars by name, and under "Tables" the slot of tables; others are 0. boxes: of descriptors."""
     per, known = spec.unit, dict(values)
     for name, stride in bound.strides.items():
         known |= {f"{name}_{part}": stride[i] // per for i, part in enumerate(PARTS)}
         known[f"{name}_dim"] = stride[3]
-    names, of_tensors = arguments(spec), tensors(spec)
-    found: list[Argument] = [bound.pointer(name) for name in of_tensors]
-    scalars = names[len(of_tensors) : len(names) - len(described(spec))]
-    found += [Pointer(known[name]) if name == "Tables" else Known(known.get(name, 0)) for name in scalars]
-    found += [bound.descriptor(of_tensors[box.tensor], box) for box in boxes]
+    found: list[Argument] = [Pointer(known[name] if name == "Tables" else bound.slots[name]) for name in reads(spec)]
+    found += [Known(known.get(name, 0)) for name in scalars(spec)]
+    named = {box.name: box for box in boxes}
+    read, written = ([named[name] for name in names] for names in described(spec))
+    found += [Descriptor(bound.slots[box.tensor], box.shape, box.strides) for box in read]
+    found += [Pointer(bound.slots[name], writes=True) for name in writes(spec)]
+    found += [Descriptor(bound.slots[box.tensor], box.shape, box.strides, writes=True) for box in written]
     return Launch(spec, source_of(spec), grid, tuple(found))
 
 
@@ -168,7 +158,8 @@ def wave_launches(
             grids = [_persistent(wave, plan.target)]
             if not spec.of_keys:
                 reach = wave.reach or ()
-                boxes = boxes_of(FORWARD[: 2 * len(reach)], reach, plan.problem, tensors(ones[0]), bound.strides)
+                names = box_names(ones[0].terms)
+                boxes = boxes_of(FORWARD[: 2 * len(reach)], names, reach, plan.problem, bound.strides)
         else:
             grids = [(_grid(wave, first), {"first_item": first}) for first in range(0, wave.items, GRID)]
         made.append([kernel_launch(one, grid, values | more, bound, boxes) for one in ones for grid, more in grids])

@@ -57,8 +57,12 @@ def sink_gradient_program(shape: tuple[int, int, int], sinks: Vector) -> LaunchP
 def arguments(
     types: tuple[tuple[str, str], ...], memory: dict[str, str], known: dict[str, int]
 ) -> tuple[Argument, ...]:
-    """Arguments of a kernel by their names."""
-    return tuple(Pointer(memory[name]) if kind[0] == "*" else Known(known[name]) for name, kind in types)
+    """Arguments of a kernel by their names; pointers after its scalars are written."""
+    last = max(i for i, (_, kind) in enumerate(types) if kind[0] != "*")
+    return tuple(
+        Pointer(memory[name], writes=i > last) if kind[0] == "*" else Known(known[name])
+        for i, (name, kind) in enumerate(types)
+    )
 
 
 __all__ = ["join_sinks", "sink_gradient_program"]

@@ -55,7 +55,7 @@ def split_kv_program(
     out = result("out", "q", problem, layout, (problem.dtype, problem.dv))
     slots = [*_inputs(plan, layout, cache), out, of_rows("lse", problem)]
     steps, names = widened(slots, ("sinks", "slopes"))
-    memory = {"Q": "q", "K": "k", "V": "v", "Out": "out", "Lse": "lse"}
+    memory = {"Q": "q", "K": "k", "V": "v", "Out": "out", "Lse": "lse", "Tables": "rows"}
     memory |= {name.capitalize(): slot for name, slot in names.items()}
     strides = {name: (layout.named | {"out": out.strides})[name.lower()] for name in ("Q", "K", "V", "Out")}
     shape = shape_of(plan, processors)
@@ -125,7 +125,7 @@ def _values(plan: RowPlan, shape: RowShape, options: Options, packed: _Packed) -
 def _growing(plan: RowPlan, options: Options, cache: Cache | None) -> dict[str, Argument]:
     """From a query to its row among a term's, to the key beside it, and the number of keys."""
     if cache is not None:
-        return {"capacity": Known(cache.length), **{name: OnDevice(COUNTED[name]) for name in cache.counts.slots}}
+        return {"capacity": Known(cache.length)}
     if plan.steady:
         return {name: Given(name) for name in GROWING}
     return {"shift": Known(0), "beside": Known(options.shift), "length": Known(plan.problem.n)}
@@ -149,9 +149,9 @@ class _Told:
         return Launch(spec, source_of(spec), grid, found)
 
     def _argument(self, name: str, spec: RowSpec, known: Mapping[str, Any]) -> Argument:
-        if name in spec.tensors:
-            return Pointer(self.memory[name]) if name in self.memory else Pointer("lse", unused=True)
-        if name == "Tables":
-            return Pointer("rows")
+        if name in COUNTED:
+            return OnDevice(COUNTED[name])
+        if name in spec.writes or name in spec.reads:
+            return Pointer(self.memory[name], writes=name in spec.writes)
         value = known[name]
-        return value if isinstance(value, (Known, Given, OnDevice)) else Known(value)
+        return value if isinstance(value, (Known, Given)) else Known(value)
