@@ -48,6 +48,7 @@ class Options(NamedTuple):
 
     shift: added to query indices in ALiBi's distance. tf32: products of float32 may take tf32. deterministic: sums of
     gradients have one order. with_delta: gradients leave delta (B, Hq, M) too, which the gradient of sinks takes.
+    one_argument: no kernel writes a slot by two arguments, for fronts where a result is one buffer.
     """
 
     scale: float
@@ -56,6 +57,7 @@ class Options(NamedTuple):
     tf32: bool = False
     deterministic: bool = True
     with_delta: bool = False
+    one_argument: bool = False
 
     @property
     def rescaled(self) -> bool:

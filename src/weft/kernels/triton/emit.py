@@ -123,7 +123,7 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return tuple(x for x in read if x != ADDED_BOX), (ADDED_BOX,)
     if spec.groups and spec.direction == "forward":
         written, *read = box_names(spec.terms)
-        return tuple(read), (written,)
+        return tuple(read), (written,) * spec.boxed
     return (), ()
 
 
@@ -175,11 +175,13 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
     yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
     if spec.direction == "forward":
         (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
+        box = box if spec.boxed else near[0]  # a descriptor that stands for none
         far = far_k, far_v
         yield "short_attention(" if spec.short else "attention("
         yield f"    (q, (k, v), ({', '.join((*near, *far))})), (out, Lse, {box}),"
         yield f"    tables, (all_heads, my_length, scale, {'Sinks' if spec.sinks else 'Lse'}),"
         yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"
+        yield f"    BOXED={spec.boxed},"
     else:
         yield "key_gradients("
         yield "    (k, v), (q, dout, Stats), (dk, dv), tables, (all_heads, their_length, scale),"

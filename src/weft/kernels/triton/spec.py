@@ -52,7 +52,8 @@ class KernelSpec(Strided):
     before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22. partial:
     sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp groups that
     specialise, see `weft.kernels.triton.groups`; 0: none. short: of a forward by these, see
-    `weft.kernels.triton.short_queries`.
+    `weft.kernels.triton.short_queries`. boxed: its whole tiles leave by a TMA descriptor; else it has one argument for
+    each tensor that it writes.
     """
 
     direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
@@ -93,6 +94,7 @@ class KernelSpec(Strided):
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
     groups: int = 0
     short: bool = False
+    boxed: bool = True
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
     stages: int = 3
@@ -137,6 +139,7 @@ class KernelSpec(Strided):
             if getattr(self, x)
         )
         options = f"_{self.terms}_terms" * (self.terms > 1) + f"_{self.groups}_groups" * bool(self.groups) + options
+        options += "" if self.boxed else "_unboxed"
         made = "" if self.makes == "both" else f"_{self.makes}"
         return f"{self.direction}{made}_{self.dtype}_{dims}_{tile}{options}" + (
             "_any" * (not self.aligned) + "_table" * (not self.formula and self.rank > 0)

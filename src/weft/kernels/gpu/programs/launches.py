@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,7 @@ def wave_launches(
         slot = f"{spec.direction}_tables_{number}"
         tables[slot] = table
         values = _values(wave, spec, plan.problem, options) | {"Tables": slot}
-        ones = wave_specs(spec, wave, found.waves, widest)
+        ones = [replace(one, boxed=not options.one_argument) for one in wave_specs(spec, wave, found.waves, widest)]
         boxes: tuple[Box, ...] = ()
         if ones[0].groups and isinstance(plan.target, Gpu):
             grids = [_persistent(wave, plan.target)]
