@@ -7,10 +7,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from weft.kernels.triton.card import numbers_of
+
 from weft.errors import UnsupportedKernel
 from weft.kernels.backend import BACKENDS, CpuBackend, TritonBackend
 from weft.kernels.triton import card
-from weft.kernels.triton.card import numbers_of
 from weft.target import GPUS
 from weft.testing.refusals import refuse
 

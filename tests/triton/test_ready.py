@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 import torch
+from weft.kernels.triton.launcher import Direct
 
 import weft
 from weft.kernels.options import Modifiers
 from weft.kernels.triton import launch, loaded, ready, run
-from weft.kernels.triton.launcher import Direct
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.settings import interpreted

@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 import torch
+from weft.kernels.triton.decode import prepare_step, source_of
 
 import weft
 from weft.errors import UnsupportedError
 from weft.kernels.triton import decode, launch, source
-from weft.kernels.triton.decode import prepare_step, source_of
 from weft.kernels.triton.row_spec import Numbers, merging, row_spec
 from weft.kernels.triton.source import compile_for
 from weft.planning.problem import Problem
