@@ -201,9 +201,9 @@ def _tile(spec: RowSpec, begin: str = "begin") -> Iterator[str]:
     yield f"x = ({begin} + j) * {spec.cols} + c"
     yield "token = (first + step * tl.minimum(x, count - 1)).to(tl.int64)"
     place = "token"
-    if spec.counts.ring:
-        yield "place = token % capacity"
-        place = "place"
+    if spec.counts.ring:  # another name than the program's place has: Triton's variables keep their types in loops
+        yield "ring_place = token % capacity"
+        place = "ring_place"
     yield from _load(spec, "k", f"(k_at + {place} * K_row)", "K", "d")
     yield from _load(spec, "v", f"(v_at + {place} * V_row)", "V", "dv")
     score = ""
