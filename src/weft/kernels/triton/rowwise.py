@@ -120,7 +120,7 @@ def _counted(spec: RowSpec) -> Iterator[str]:
     yield "beside = shift"
     if not spec.counts.ring:
         yield "length = tl.minimum(length, capacity)  # what lies beyond the cache is never read"
-    yield "valid &= row + shift >= 0"
+    yield "sees = valid & (row + shift >= 0)  # others are written too: they see nothing"
 
 
 def _least_key(spec: RowSpec) -> Iterator[str]:
@@ -167,7 +167,8 @@ def _load(spec: RowSpec, target: str, at: str, tensor: str, kind: str, mask: str
 
 def _run_of(spec: RowSpec, record: str) -> str:
     least = "least" if spec.counts.ring or spec.counts.window else "tl.zeros_like(i)"
-    return f"row_run(Tables, {record}, i, valid, i_0, ({least}, length), {spec.bounds}, {spec.tables})"
+    sees = "sees" if spec.counts.dtype else "valid"
+    return f"row_run(Tables, {record}, i, {sees}, i_0, ({least}, length), {spec.bounds}, {spec.tables})"
 
 
 def _shared_terms(spec: RowSpec) -> Iterator[str]:
