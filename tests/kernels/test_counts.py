@@ -30,7 +30,7 @@ PATTERNS = {
 
 @dataclass(frozen=True)
 class Asked:
-    """Numbers of one call, for each batch row. offsets: tokens of the first queries; windows: tokens up to their own."""
+    """Numbers of one call, for each batch row. offsets: first queries' tokens; windows: tokens up to a query's own."""
 
     lengths: tuple
     offsets: tuple | None = None
