@@ -37,12 +37,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import weft
 from weft.kernels.options import Modifiers
-from weft.kernels.triton import launch, run
-from weft.kernels.triton.launcher import Direct
 from weft.planning.attention_plan import plan_attention
 from weft.target import GPU
-from weft.torch import decode, eager
+from weft.torch import bind, decode, eager, gpu
 from weft.torch.inputs import problem_of
+from weft.torch.launcher import Direct
 
 SHAPE, MASK = (1, 4, 1024, 64), weft.causal() & weft.window(left=100)
 CALLS, WARM, ROUNDS = 1000, 100, 9
@@ -61,7 +60,7 @@ class Nothing:
 
     function, packed_metadata = 0, ()
 
-    def __init__(self, spec: object, device: object) -> None:
+    def __init__(self, source: object, device: object) -> None:
         self.run = lambda *values: None
 
 
@@ -86,15 +85,15 @@ class Empty(torch.autograd.Function):
 
 def without_a_gpu(stack: ExitStack, tensors: list[torch.Tensor]) -> None:
     """Calls with these tensors are planned for a GPU, and launch nothing."""
-    for place, name, value in (
-        (run, "kernel_of", Nothing), (run, "gpu_of", lambda device: 0), (run, "on", lambda gpu: nullcontext()),
-        (launch, "is_capturing", lambda: False), (launch, "_stream_of", lambda: lambda gpu: 0),
-        (launch, "current_gpu", lambda: 0), (launch, "EMPTY", _empty_strided_cpu),
-        (launch, "direct", lambda kernel, boxes: Direct(kernel.run, (), Nowhere())),
+    for name, value in (
+        ("kernel_of", Nothing), ("gpu_of", lambda device: 0), ("on", lambda gpu: nullcontext()),
+        ("is_capturing", lambda: False), ("_stream_of", lambda: lambda gpu: 0), ("current_gpu", lambda: 0),
+        ("EMPTY", _empty_strided_cpu),
+        ("direct", lambda kernel, boxes: Direct(kernel.run, (), Nowhere() if boxes else None)),
     ):  # fmt: skip
-        stack.enter_context(mock.patch.object(place, name, value))
+        stack.enter_context(mock.patch.object(bind, name, value))
     plan = plan_attention(MASK, problem_of(*tensors), GPU)
-    call = eager.Call(MASK, "auto", plan, run, Modifiers(SHAPE[3] ** -0.5))
+    call = eager.Call(MASK, "auto", plan, gpu, Modifiers(SHAPE[3] ** -0.5))
     key = eager.key_of(*tensors, MASK, (None, None), PLAIN)
     stack.enter_context(mock.patch.dict(eager._calls, {key: call}))
 

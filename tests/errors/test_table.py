@@ -47,12 +47,13 @@ NOTHING_TO_REFUSE = {"full", "nothing"}  # take no arguments
 
 # (module, class) that no row reaches -> the tests that do.
 ELSEWHERE = {
-    ("weft.kernels.triton.card", "UnsupportedKernel"): "tests/runtime/test_card.py",  # an old card
-    ("weft.kernels.triton.decode", "UnsupportedKernel"): "tests/torch/test_decode.py",
+    ("weft.torch.card", "UnsupportedKernel"): "tests/runtime/test_card.py",  # an old card
+    ("weft.torch.gpu", "UnsupportedKernel"): "tests/torch/test_decode.py",
     ("weft.runtime.evidence", "OptionError"): "tests/runtime/test_evidence.py",
     ("weft.runtime.tuner", "OptionError"): "tests/runtime/test_tuner.py",
     ("weft.runtime.tuner", "UnsupportedError"): "tests/runtime/test_tuner.py",
-    ("weft.kernels.triton.launch", "UnsupportedError"): "tests/triton/test_launch.py",  # while a CUDA graph is captured
+    ("weft.torch.bind", "InputError"): "tests/torch/test_bind.py",
+    ("weft.torch.bind", "UnsupportedError"): "tests/torch/test_bind.py",  # while a CUDA graph is captured
     ("weft.kernels.triton.source", "UnsupportedKernel"): "tests/triton/test_translated.py",
     ("weft.kernels.triton.tables", "UnsupportedKernel"): "",  # a plan of 2^30 integers: no test is that patient
     ("weft.napkin.execute", "RelabelError"): "tests/napkin/test_relabel.py",

@@ -9,11 +9,12 @@ from tempfile import TemporaryDirectory
 from unittest import mock
 
 import torch
+from tests.kernels.planned import forget
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
 from weft.kernels.triton import source, translated
-from weft.torch import bind, gpu
+from weft.torch import bind
 from weft.torch.launcher import Placed
 
 from . import specialised
@@ -74,11 +75,11 @@ def emulated(way):
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(bind, "kernel_of", kernel))
         torch.use_deterministic_algorithms(True)  # which fills them
-        _forget()
+        forget()
         try:
             yield names
         finally:
-            _forget()
+            forget()
             torch.use_deterministic_algorithms(strict)
 
 
@@ -110,9 +111,3 @@ def _plain(x):
     if isinstance(x, Placed):
         return specialised.Map.of(x.address, x.shape, x.strides), *x.shape, *x.strides
     return (x.data_ptr() if isinstance(x, torch.Tensor) else x,)
-
-
-def _forget():
-    """Bound programs are kept by plan and layout, and would be found again."""
-    for kept in (gpu.bound_forward, gpu.bound_backward, gpu.bound_sinks, gpu._rows_of):
-        kept.cache_clear()

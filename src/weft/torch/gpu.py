@@ -118,7 +118,7 @@ def layout_of(tensors: Tensors, **vectors: torch.Tensor | None) -> Layout:
         bits |= x.data_ptr()
     forms = {name: Vector(_dtype(x), x.stride()) for name, x in vectors.items() if x is not None}
     lse = vectors.get("lse")
-    if lse is not None and lse.is_contiguous() and not lse.data_ptr() & 15:
+    if lse is not None and lse.dtype == torch.float32 and lse.is_contiguous() and not lse.data_ptr() & 15:
         del forms["lse"]
     return Layout(tuple([x.stride() for x in tensors]), not bits & 15, **forms)
 

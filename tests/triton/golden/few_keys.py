@@ -10,9 +10,9 @@ from weft.kernels.triton.few_keys import add_gradients
 @gluon.jit
 def kernel(
     Q, K, V, Out, DOut, Lse, DLse, DQ, DK, DV, Delta, Partial, Tables, items, parts, tokens, kv_heads,
-    share, scale, Q_box, DOut_box, DQ_box, K_box, V_box,
+    share, place, lane, scale, Q_box, DOut_box, DQ_box, K_box, V_box,
 ):
-    sizes = items, parts, tokens, kv_heads, share
+    sizes = items, parts, tokens, kv_heads, share, place, lane
     add_gradients(
         (Q_box, DOut_box, DQ_box, K_box, V_box), (Lse, Delta), Partial, sizes, Tables, scale,
     )

@@ -44,12 +44,12 @@ def kernel(
     c = tl.arange(0, 64)
     all_tiles = 0
     for part in range(count_of_terms):
-        low, high, first, step, count = row_run(Tables, terms + part * 46, i, valid, i_0, length, 2, False)
+        low, high, first, step, count = row_run(Tables, terms + part * 46, i, valid, i_0, (tl.zeros_like(i), length), 2, False)
         all_tiles += (count + 63) // 64
     begin, end = share(all_tiles, split, splits)
     before = 0  # tiles of the terms before
     for part in range(count_of_terms):
-        low, high, first, step, count = row_run(Tables, terms + part * 46, i, valid, i_0, length, 2, False)
+        low, high, first, step, count = row_run(Tables, terms + part * 46, i, valid, i_0, (tl.zeros_like(i), length), 2, False)
         tiles = (count + 63) // 64
         mine = tl.maximum(begin - before, 0)
         for j in range(tl.minimum(end - before, tiles) - mine):

@@ -43,7 +43,7 @@ def kernel(
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head
     c = tl.arange(0, 64)
-    low, high, first, step, count = row_run(Tables, terms, i, valid, i_0, length, 2, False)
+    low, high, first, step, count = row_run(Tables, terms, i, valid, i_0, (tl.zeros_like(i), length), 2, False)
     tiles = (count + 63) // 64
     begin, end = share(tiles, split, splits)
     for j in range(end - begin):

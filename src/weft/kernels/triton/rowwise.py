@@ -122,7 +122,7 @@ def _counted(spec: RowSpec) -> Iterator[str]:
     yield "beside = shift"
     if not spec.counts.ring:
         yield "length = tl.minimum(length, capacity)  # what lies beyond the cache is never read"
-    yield "sees = valid & (row + shift >= 0)"
+    yield "sees = valid & (row + shift >= 0)  # others are written too: they see nothing"
 
 
 def _least_key(spec: RowSpec) -> Iterator[str]:
@@ -169,8 +169,8 @@ def _load(spec: RowSpec, target: str, at: str, tensor: str, kind: str, mask: str
 
 def _run_of(spec: RowSpec, record: str) -> str:
     least = "least" if spec.counts.ring or spec.counts.window else "tl.zeros_like(i)"
-    rows = "sees" if spec.counts.dtype else "valid"
-    return f"row_run(Tables, {record}, i, {rows}, i_0, ({least}, length), {spec.bounds}, {spec.tables})"
+    sees = "sees" if spec.counts.dtype else "valid"
+    return f"row_run(Tables, {record}, i, {sees}, i_0, ({least}, length), {spec.bounds}, {spec.tables})"
 
 
 def _shared_terms(spec: RowSpec) -> Iterator[str]:
@@ -204,9 +204,9 @@ def _tile(spec: RowSpec, begin: str = "begin") -> Iterator[str]:
     yield f"x = ({begin} + j) * {spec.cols} + c"
     yield "token = (first + step * tl.minimum(x, count - 1)).to(tl.int64)"
     place = "token"
-    if spec.counts.ring:
-        yield "place = token % capacity"
-        place = "place"
+    if spec.counts.ring:  # another name than the program's place has: Triton's variables keep their types in loops
+        yield "ring_place = token % capacity"
+        place = "ring_place"
     yield from _load(spec, "k", f"(k_at + {place} * K_row)", "K", "d")
     yield from _load(spec, "v", f"(v_at + {place} * V_row)", "V", "dv")
     score = ""

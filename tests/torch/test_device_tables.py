@@ -8,11 +8,14 @@ import torch
 
 import weft
 from weft import caching
-from weft.kernels.triton import launch, loaded
+from weft.kernels.gpu.program import Table
+from weft.kernels.gpu.programs.launches import packed
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 from weft.target import GPU
+from weft.torch import device_tables
+from weft.torch.device_tables import on_device
 
 META = torch.device("meta")  # as a GPU, it is another device than the CPU
 WORDS = np.arange(5, dtype=np.int32)
@@ -22,56 +25,76 @@ WORDS = np.arange(5, dtype=np.int32)
 def waits(monkeypatch):
     """The devices that were waited for, and how much was idle then."""
     found = []
-    monkeypatch.setattr(loaded, "_idle", [])
-    monkeypatch.setattr(loaded, "MANY", 3)
-    monkeypatch.setattr(launch, "is_capturing", lambda: False)
+    monkeypatch.setattr(device_tables, "_idle", [])
+    monkeypatch.setattr(device_tables, "MANY", 3)
+    monkeypatch.setattr(device_tables, "is_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", found.append)
     return found
 
 
+def put(device):
+    """Words that a device has not got yet."""
+    return on_device(Table(WORDS), device)
+
+
 def test_words_are_put_as_they_are(waits):
-    there = loaded.put(WORDS, torch.device("cpu"))
+    there = put(torch.device("cpu"))
     assert torch.equal(there, torch.from_numpy(WORDS))
     del there
-    assert not loaded._idle  # nothing that others could take
+    assert not device_tables._idle  # nothing that others could take
 
 
 def test_memory_that_nobody_holds_is_kept_until_there_is_much(waits):
-    held = [loaded.put(WORDS, META) for _ in range(5)]
+    held = [put(META) for _ in range(5)]
     addresses = [one.untyped_storage()._cdata for one in held]
     del held[:2]
-    assert {one._cdata for one in loaded._idle} == {*addresses[:2]}
-    loaded.put(WORDS, META)  # which nobody holds either
-    assert len(loaded._idle) == 3 and not waits
-    loaded.put(WORDS, META)
-    assert waits == [META] and len(loaded._idle) == 1
+    assert {one._cdata for one in device_tables._idle} == {*addresses[:2]}
+    put(META)  # which nobody holds either
+    assert len(device_tables._idle) == 3 and not waits
+    put(META)
+    assert waits == [META] and len(device_tables._idle) == 1
     assert len(held) == 3
 
 
 def test_large_tables_are_given_back_at_once(waits, monkeypatch):
-    monkeypatch.setattr(loaded, "LARGE", WORDS.nbytes)
-    loaded.put(WORDS, META)
-    assert len(loaded._idle) == 1 and not waits
-    held = loaded.put(WORDS, META)
-    assert not loaded._idle and waits == [META] and held is not None
+    monkeypatch.setattr(device_tables, "LARGE", WORDS.nbytes)
+    put(META)
+    assert len(device_tables._idle) == 1 and not waits
+    held = put(META)
+    assert not device_tables._idle and waits == [META] and held is not None
 
 
 def test_a_capture_is_not_waited_for(waits, monkeypatch):
-    monkeypatch.setattr(launch, "is_capturing", lambda: True)
+    monkeypatch.setattr(device_tables, "is_capturing", lambda: True)
     for _ in range(5):
-        loaded.put(WORDS, META)
-    assert len(loaded._idle) == 5 and not waits
+        put(META)
+    assert len(device_tables._idle) == 5 and not waits
+
+
+def test_a_table_is_copied_once(waits):
+    """To each device, for as long as the table lives."""
+    table, other = Table(WORDS), Table(WORDS)
+    there = on_device(table, META)
+    assert on_device(table, META) is there
+    assert on_device(other, META) is not there
+    assert on_device(table, torch.device("cpu")).device.type == "cpu"
+    del there
+    assert not device_tables._idle  # the table holds it
+    del table
+    gc.collect()
+    assert len(device_tables._idle) == 1
 
 
 def test_plans_that_are_forgotten_leave_their_tables(waits):
     plan = plan_attention(weft.causal(), Problem(1, 1, 1, 100, 100, 64, 64, "bfloat16", "cuda"), GPU)
-    found = loaded.loaded(plan.forward, plan.problem, False, META)
-    tables = len(found.waves)
+    found = [on_device(table, META) for table in packed(plan.forward, plan.problem, False).tables]
+    tables = len(found)
     caching.clear()
     gc.collect()
-    assert tables and not loaded._idle  # someone holds them
+    assert tables and not device_tables._idle  # someone holds them
     del found
-    assert len(loaded._idle) == tables
+    gc.collect()
+    assert len(device_tables._idle) == tables
 
 
 @pytest.mark.gpu
