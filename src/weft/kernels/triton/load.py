@@ -7,7 +7,6 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
-import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
@@ -73,8 +72,8 @@ def stored(spec: KernelSpec, target: GPUTarget) -> CompiledKernel:
     return source.stored(source_of(spec), target)
 
 
-def kernel_of(spec: KernelSpec, device: torch.device) -> Any:
-    """What `kernel[grid](*values)` runs on the current stream; values in the order of `arguments(spec)`."""
+def kernel_of(spec: KernelSpec, device: Any) -> Any:
+    """What `kernel[grid](*values)` runs on the current stream; values as `arguments(spec)` names them."""
     return source.kernel_of(source_of(spec), device)
 
 

@@ -6,22 +6,21 @@ keeps a cache of its own, which a process enters only after hashing Triton itsel
 
 from __future__ import annotations
 
+import inspect
 import json
 import linecache
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
 from typing import Any
 
-import torch
 import triton
 from triton import knobs
-from triton._C import libtriton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.compiler.compiler import make_backend
@@ -29,11 +28,10 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from weft import store
 from weft.errors import UnsupportedKernel
-from weft.kernels.triton import translated
-from weft.kernels.triton.shared_code import sharing
-from weft.planning import few_keys, short
+from weft.kernels.triton import keys, shared_code, translated
 from weft.settings import interpreted
 
+LAYOUT = 2  # of what an entry holds; raised whenever `_revived` would read an older one wrongly
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 
 
@@ -91,7 +89,7 @@ def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
 
 def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU. Raises UnsupportedKernel where that went wrong without a word."""
-    with sharing() if source.shared else nullcontext():
+    with shared_code.sharing() if source.shared else nullcontext():
         kernel = triton.compile(_described(source), target=target, options=_options(source, target))
     wrong = translated.mistake(kernel, target)
     if wrong:
@@ -132,37 +130,21 @@ def _storable() -> bool:
 
 
 def key_of(source: Source, target: GPUTarget) -> str:
-    """The hash of all that decides the machine code: source, types, options, Triton, its assembler, the environment."""
-    backend = make_backend(target)
-    options = backend.parse_options(_options(source, target)).hash()  # with the libraries that are linked
-    environment = sorted(libtriton.get_cache_invalidating_env_vars().items())
-    content = [source.text, source.types, source.aligned, repr(target), backend.hash(), options, environment]
-    return sha256(json.dumps([*content, *_toolchain()]).encode()).hexdigest()
-
-
-def helpers() -> list[Path]:
-    """Whose functions and numbers emitted kernels may take: all files beside this one, and where walks have their
-    sizes.
-    """
-    return [*sorted(Path(__file__).parent.glob("*.py")), Path(short.__file__), Path(few_keys.__file__)]
-
-
-@cache
-def _toolchain() -> tuple[str | int, ...]:
-    """What tells one compiler from another: our helpers and what we refuse, Triton's version, and when its library was
-    written.
-    """
-    library = Path(libtriton.__file__).stat()
-    ours = "".join(path.read_text() for path in helpers())
-    return ours, triton.__version__, library.st_size, library.st_mtime_ns
+    """The hash of all that decides the machine code, and of what is refused: see `weft.kernels.triton.keys`."""
+    kernel = keys.reached(module_of(source).kernel), source.types, source.aligned, source.gluon
+    rewritten = inspect.getsource(shared_code) if source.shared else ""
+    told = keys.target_content(target, _options(source, target))
+    return keys.digest([LAYOUT, kernel, rewritten, told, keys.compiler(), keys.environment(), translated.VERSION])
 
 
 def _files(source: Source, target: GPUTarget, kernel: CompiledKernel) -> dict[str, bytes]:
-    """What the store keeps: spec and source for people; machine code and Triton's account of it."""
+    """What the store keeps: spec and source for people; machine code and Triton's account of it, without paths."""
+    said = kernel.metadata._asdict()
+    said["extern_libs"] = [[name, Path(path).name] for name, path in said.get("extern_libs") or ()]
     return {
         "spec.json": source.spec.encode(),
         "source.py": source.text.encode(),
-        "kernel.json": json.dumps(kernel.metadata._asdict(), default=vars).encode(),
+        "kernel.json": json.dumps(said, default=vars).encode(),
         _binary(target): kernel.kernel,
     }
 
@@ -185,10 +167,12 @@ def _binary(target: GPUTarget) -> str:
 @lru_cache(maxsize=256)
 def compiled(source: Source, device: int) -> Any:
     """The kernel loaded on one device."""
+    import torch  # compiling needs none
+
     with torch.cuda.device(device):
         return stored(source, triton.runtime.driver.active.get_current_target())
 
 
-def kernel_of(source: Source, device: torch.device) -> Any:
-    """What `kernel[grid](*values)` runs on the current stream; values in the order of `types`."""
+def kernel_of(source: Source, device: Any) -> Any:
+    """What `kernel[grid](*values)` runs on the current stream of a torch.device; values in the order of `types`."""
     return module_of(source).kernel if device.type == "cpu" else compiled(source, device.index or 0)

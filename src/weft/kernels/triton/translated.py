@@ -18,6 +18,7 @@ from triton.compiler import CompiledKernel
 
 from weft.kernels.triton.machine_code import Instruction, parse, predecessors, successors
 
+VERSION = 1  # of what is refused; raised whenever a kernel that was accepted may now be refused
 HOPPER = 90  # whose products run while other instructions do
 
 
