@@ -187,6 +187,11 @@ def _between_inits(blocks: Blocks, name: str) -> Iterator[int]:
             waits = None
 
 
+def rewritten(ptx: str) -> str:
+    """PTX as it is assembled."""
+    return begin_together(share(ptx))
+
+
 # ---- while Triton compiles -------------------------------------------------------------------------------------------
 _COMPILING = RLock()
 
@@ -206,7 +211,7 @@ def sharing() -> Iterator[None]:
                 hook(*given)
             stages = given[1]
             translate = stages["ptx"]
-            stages["ptx"] = lambda source, metadata: begin_together(share(translate(source, metadata)))
+            stages["ptx"] = lambda source, metadata: rewritten(translate(source, metadata))
             return None
 
         knobs.runtime.add_stages_inspection_hook, knobs.compilation.always_compile = inspect, True

@@ -28,7 +28,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from weft import store
 from weft.errors import UnsupportedKernel
-from weft.kernels.triton import keys, shared_code, translated
+from weft.kernels.triton import keys, shared_code, stages, translated
 from weft.settings import interpreted
 
 LAYOUT = 2  # of what an entry holds; raised whenever `_revived` would read an older one wrongly
@@ -78,8 +78,9 @@ def _described(source: Source) -> ASTSource:
 def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
     """What Triton's compiler is told."""
     amd = target.backend == "hip"  # 64 KB of shared memory, and no limit to registers
-    stages = min(source.stages, 2) if amd else source.stages
-    options = {"num_warps": source.warps, "num_stages": stages, "enable_fp_fusion": True}
+    depth = min(source.stages, 2) if amd else source.stages
+    options = {"num_warps": source.warps, "num_stages": depth, "enable_fp_fusion": True}
+    options["sanitize_overflow"] = False  # checks that nobody reads unless Triton debugs: a tenth of a walk's time
     if source.registers and not amd:
         options["maxnreg"] = source.registers
     if source.early:
@@ -89,8 +90,7 @@ def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
 
 def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU. Raises UnsupportedKernel where that went wrong without a word."""
-    with shared_code.sharing() if source.shared else nullcontext():
-        kernel = triton.compile(_described(source), target=target, options=_options(source, target))
+    kernel = _compiled(source, target)
     wrong = translated.mistake(kernel, target)
     if wrong:
         raise UnsupportedKernel(
@@ -99,6 +99,16 @@ def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
             "use another version of Triton, and report this kernel",
         )
     return kernel
+
+
+def _compiled(source: Source, target: GPUTarget) -> CompiledKernel:
+    """What Triton makes of a source, by `triton.compile` where somebody watches it or `stages` does not know it."""
+    described, options = _described(source), _options(source, target)
+    if stages.watched() or knobs.compilation.listener or not triton.__version__.startswith(stages.VERSIONS):
+        with shared_code.sharing() if source.shared else nullcontext():
+            return triton.compile(described, target=target, options=options)
+    rewrite = shared_code.rewritten if source.shared else None
+    return stages.run(described, target, options, key_of(source, target), rewrite)
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------
@@ -124,9 +134,7 @@ def stored(source: Source, target: GPUTarget) -> CompiledKernel:
 
 def _storable() -> bool:
     """Whether nobody interprets kernels, or asked Triton to do or to show something while it compiles."""
-    asked = knobs.compilation
-    looks = asked.always_compile or asked.dump_ir or asked.override or asked.use_ir_loc
-    return not (interpreted() or looks or knobs.runtime.add_stages_inspection_hook)
+    return not (interpreted() or stages.watched())
 
 
 def key_of(source: Source, target: GPUTarget) -> str:
