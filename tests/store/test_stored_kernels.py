@@ -144,16 +144,16 @@ def test_without_a_store_every_process_compiles(compilations, monkeypatch):
     ("knob", "value"), [("TRITON_ALWAYS_COMPILE", "1"), ("TRITON_KERNEL_DUMP", "1"), ("USE_IR_LOC", "ttgir")]
 )
 def test_who_wants_to_see_the_compilation_sees_it(knob, value, monkeypatch):
-    assert source._storable()
+    assert source.storable()
     monkeypatch.setenv(knob, value)
-    assert not source._storable()
+    assert not source.storable()
 
 
 def test_kernels_that_are_interpreted_are_never_stored(monkeypatch):
     monkeypatch.setattr(source, "interpreted", lambda: True)
-    assert not source._storable()
+    assert not source.storable()
 
 
 def test_a_hook_into_the_compiler_is_not_passed_by(monkeypatch):
     monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", lambda *a: ("", ""))
-    assert not source._storable()
+    assert not source.storable()

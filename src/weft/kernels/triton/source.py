@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import json
 import linecache
+import os
 import sys
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +35,9 @@ from weft.settings import interpreted
 
 LAYOUT = 2  # of what an entry holds; raised whenever `_revived` would read an older one wrongly
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
+# Kernels that `weft.kernels.triton.ahead` compiles, by their keys, until somebody takes them. Threads end with a fork.
+UNDER_WAY: dict[str, Future[CompiledKernel]] = {}
+os.register_at_fork(after_in_child=UNDER_WAY.clear)
 
 
 @dataclass(frozen=True)
@@ -113,10 +118,21 @@ def _compiled(source: Source, target: GPUTarget) -> CompiledKernel:
 
 # ---- the store -------------------------------------------------------------------------------------------------------
 def stored(source: Source, target: GPUTarget) -> CompiledKernel:
-    """The kernel from the store, or compiled and put there; needs no GPU."""
-    if not _storable():
+    """The kernel from the store, or compiled and put there; needs no GPU. What is under way is waited for."""
+    if not storable():
         return compile_for(source, target)
-    key, kept = key_of(source, target), store.opened()
+    key = key_of(source, target)
+    ahead = UNDER_WAY.get(key)
+    if ahead is not None:
+        wait([ahead])
+        if UNDER_WAY.pop(key, None) is ahead:  # for one caller, since it will be loaded on one device
+            return ahead.result()
+    return found_or_made(key, source, target)
+
+
+def found_or_made(key: str, source: Source, target: GPUTarget) -> CompiledKernel:
+    """The kernel of a key: from the store, or compiled and put there."""
+    kept = store.opened()
     found = kept.get(key)
     kernel = None if found is None else _revived(source, target, found)
     if kernel is None:
@@ -132,7 +148,7 @@ def stored(source: Source, target: GPUTarget) -> CompiledKernel:
     return kernel
 
 
-def _storable() -> bool:
+def storable() -> bool:
     """Whether nobody interprets kernels, or asked Triton to do or to show something while it compiles."""
     return not (interpreted() or stages.watched())
 

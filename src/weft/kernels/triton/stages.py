@@ -58,7 +58,7 @@ def run(
         module = stages[kind](module, metadata)
         if kind == "ptx" and rewrite is not None:
             module = rewrite(module)
-        if isinstance(module, (str, bytes)):  # earlier ones are modules of MLIR, and take long to print
+        if isinstance(module, (str, bytes)) and kind != "llir":  # which is long; modules of MLIR take long to print
             files[kind] = module
     return _kernel(described, metadata, files)
 
