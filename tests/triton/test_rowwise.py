@@ -95,6 +95,7 @@ def test_compiles_and_fits(target, call, tmp_path, monkeypatch):
 def test_keys_are_loaded_ahead(call, tmp_path, monkeypatch):
     """Copies to shared memory that nobody waits for at once: without them a step takes twice as long."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")  # Triton then keeps every language in between
     kernel = compile_for(source_of(CALLS[call].specs()[0]), TARGETS["sm_90"])
     assert "ttg.async_copy_global_to_local" in kernel.asm["ttgir"]
 
@@ -126,8 +127,10 @@ def carried(text):
     return [loop.count(" = ") for loop in loops]
 
 
-def test_loops_over_terms_carry_what_they_were_given():
+def test_loops_over_terms_carry_what_they_were_given(tmp_path, monkeypatch):
     """Triton dropped one of two integers that grew alike, between its two representations, and counted terms twice."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
     spec, *_ = CALLS["two terms"].specs()
     assert spec.several
     kernel = compile_for(source_of(spec), TARGETS["sm_90"])

@@ -4,10 +4,10 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-import triton
 
 import weft
 from weft.errors import UnsupportedKernel
+from weft.kernels.triton import stages
 from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.load import source_of
 from weft.kernels.triton.machine_code import parse
@@ -39,7 +39,7 @@ def test_what_llvm_spoiled_is_refused():
     spec = specs_towards(CALLS["window"], "forward")[0]
     made = mock.Mock(asm={"ptx": "mul.wide.u32 \t%rd200, %r12, 2147483648;"})
     with (
-        mock.patch.object(triton, "compile", return_value=made),
+        mock.patch.object(stages, "run", return_value=made),
         pytest.raises(UnsupportedKernel, match="wrongly"),
     ):
         compile_for(source_of(spec), TARGETS["sm_90"])

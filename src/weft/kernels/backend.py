@@ -90,7 +90,8 @@ class Backend(Protocol):
     def load(self) -> ModuleType:
         """The module with `forward`, `backward` and `sink_gradient`; imports a framework.
 
-        Also `ready_forward` and `ready`, or None: what answers by launches alone.
+        Also, or None: `ready_forward` and `ready`, what answers by launches alone, and `expect_gradients`, which begins
+        to compile.
         """
         ...
 

@@ -29,6 +29,7 @@ from weft.kernels.gpu.program import (
     Slot,
     Step,
 )
+from weft.kernels.triton import ahead
 from weft.kernels.triton.source import Source, module_of, stored
 from weft.torch.device_tables import is_capturing, on_device
 from weft.torch.launcher import Box, Direct, Encoder, direct
@@ -64,6 +65,8 @@ class Bound:
         self.index = {name: at for at, name in enumerate(names)}
         self.constants: list[Any] = []
         with on(self.gpu):
+            if self.gpu is not None:
+                ahead.begin((launch.kernel for launch in program.launches), driver.active.get_current_target())
             self.steps: list[Run] = [self._prepared(step) for step in program.steps]
         launches = [step for step in self.steps if isinstance(step, Started)]
         self.plain = len(launches) == len(self.steps) and not program.given and all(one.is_direct for one in launches)

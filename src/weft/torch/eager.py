@@ -37,6 +37,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 KEPT = 512  # calls
 LAID_OUT = 16  # ways in which the tensors of one call lie
 UNASKED = object()  # whether launches alone make gradients
+EXPECTED = ("expected",)  # the place of calls whose gradients are compiled already
 ADDRESS, STRIDE, CONTIGUOUS = Tensor.data_ptr, Tensor.stride, Tensor.is_contiguous
 Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
 
@@ -84,6 +85,13 @@ class Call:
             self.ready.clear()
         self.ready[key] = ready
         return ready
+
+    def expect_gradients(self, qkv: tuple[Tensor, Tensor, Tensor], rows: Rows, deterministic: bool) -> None:
+        """Have the kernels of gradients compiled beside those of the forward."""
+        self._keep(EXPECTED, None)
+        if self.kernels.expect_gradients is not None:
+            there = rows[0] is not None, rows[1] is not None
+            self.kernels.expect_gradients(self.plan, self.modifiers(rows[1]), qkv, there, deterministic)
 
     def at_once(self, saved: list[Tensor], dout: Tensor, deterministic: bool) -> list[Tensor] | None:
         """(dq, dk, dv) by nothing but launches; None where `gradients` has more to do. saved: q, k, v, out, lse."""
@@ -179,6 +187,8 @@ def attend(
     sinks = rows[0]
     wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
     if wanted and torch.is_grad_enabled():
+        if EXPECTED not in call.ready:
+            call.expect_gradients((q, k, v), rows, deterministic)
         out, lse = Recorded.apply(q, k, v, *rows, call, deterministic)
         return out, lse
     return call.forward(q, k, v, rows, with_lse)

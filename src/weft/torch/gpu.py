@@ -10,21 +10,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from triton.runtime import driver
 
 from weft.caching import cached
 from weft.errors import UnsupportedKernel
-from weft.kernels.gpu.layout import Layout, Options, Vector
+from weft.kernels.gpu.layout import Layout, Options, Vector, rows_like
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
 from weft.kernels.options import Modifiers
+from weft.kernels.triton import ahead
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan, row_plan
 from weft.torch.bind import Bound, gpu_of, refuse_capture
+from weft.torch.device_tables import is_capturing
 
-__all__ = ["backward", "forward", "ready", "ready_forward", "sink_gradient"]
+__all__ = ["backward", "expect_gradients", "forward", "ready", "ready_forward", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]
 Strides = tuple[tuple[int, ...], ...]
 IMAGINED = 4  # processors of Triton's interpreter
@@ -101,6 +104,25 @@ def ready(
     options = options_of(how, plan)._replace(deterministic=deterministic)
     bound = bound_backward(plan, layout, options, device)
     return bound if bound.plain else None
+
+
+def expect_gradients(
+    plan: AttentionPlan, how: Modifiers, qkv: Tensors, rows: tuple[bool, bool], deterministic: bool
+) -> None:
+    """Begin to compile the kernels of gradients, beside those of the forward; returns at once.
+
+    rows: whether there are sinks, and slopes. out and its gradient are taken to lie as q does.
+    """
+    if gpu_of(qkv[0].device) is None or is_capturing():
+        return
+    p, layout = plan.problem, layout_of(qkv)
+    out = rows_like(layout.strides[0], (p.batch, p.q_heads, p.m), p.dv)
+    slopes = Vector("float32", (1,)) if rows[1] else None
+    layout = layout._replace(strides=(*layout.strides, out, out), slopes=slopes)
+    options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=rows[0])
+    program = backward_program(plan, layout, options)
+    with torch.cuda.device(qkv[0].device):
+        ahead.begin((launch.kernel for launch in program.launches), driver.active.get_current_target())
 
 
 def sink_gradient(sinks: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ MINE = "%group_barrier"
 
 
 @gluon.jit
-def which_group():
+def which_group():  # type: ignore[no-untyped-def] # of Triton's, which takes no annotation
     """The number of a group of four warps, of those that come after the kernel's own four."""
     return gl.inline_asm_elementwise(
         "{ // which of the groups that share their code\n"
@@ -60,7 +60,8 @@ class Blocks:
 
     @staticmethod
     def of(ptx: str) -> Blocks:
-        text, lines, at = ptx.split("\n"), {"": []}, ""
+        lines: dict[str, list[int]] = {"": []}
+        text, at = ptx.split("\n"), ""
         for number, line in enumerate(text):
             found = LABEL.match(line)
             if found:
@@ -186,6 +187,11 @@ def _between_inits(blocks: Blocks, name: str) -> Iterator[int]:
             waits = None
 
 
+def rewritten(ptx: str) -> str:
+    """PTX as it is assembled."""
+    return begin_together(share(ptx))
+
+
 # ---- while Triton compiles -------------------------------------------------------------------------------------------
 _COMPILING = RLock()
 
@@ -205,7 +211,7 @@ def sharing() -> Iterator[None]:
                 hook(*given)
             stages = given[1]
             translate = stages["ptx"]
-            stages["ptx"] = lambda source, metadata: begin_together(share(translate(source, metadata)))
+            stages["ptx"] = lambda source, metadata: rewritten(translate(source, metadata))
             return None
 
         knobs.runtime.add_stages_inspection_hook, knobs.compilation.always_compile = inspect, True
