@@ -6,6 +6,7 @@ once and found again by these.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from triton.runtime import driver
 
 from weft.caching import cached
-from weft.errors import UnsupportedKernel
+from weft.errors import UnsupportedKernel, WeftError
 from weft.kernels.gpu.layout import Layout, Options, Vector, rows_like
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
@@ -120,8 +121,8 @@ def expect_gradients(
     slopes = Vector("float32", (1,)) if rows[1] else None
     layout = layout._replace(strides=(*layout.strides, out, out), slopes=slopes)
     options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=rows[0])
-    program = backward_program(plan, layout, options)
-    with torch.cuda.device(qkv[0].device):
+    with suppress(WeftError), torch.cuda.device(qkv[0].device):  # who asks for gradients is told what is wrong
+        program = backward_program(plan, layout, options)
         ahead.begin((launch.kernel for launch in program.launches), driver.active.get_current_target())
 
 
