@@ -45,9 +45,9 @@ class Call:
 
 
 @contextmanager
-def launches():
+def launches(seen=lambda kernel, grid, values: kernel):
     """A list of what is launched meanwhile, one for each launch: a KernelSpec, or the source of a row-wise kernel;
-    nothing runs.
+    nothing runs. seen: what the list has of a kernel, its grid and its arguments.
     """
     found = []
     run.prepared_rows.cache_clear()  # found again by a problem, not by a plan
@@ -57,7 +57,7 @@ def launches():
             self.spec = spec
 
         def __getitem__(self, grid):
-            return lambda *values: found.append(self.spec)
+            return lambda *values: found.append(seen(self.spec, grid, values))
 
     with mock.patch.object(run, "kernel_of", Kernel), mock.patch.object(decode, "kernel_of", Kernel):
         yield found
@@ -73,7 +73,7 @@ def launched(call, gpu=GPU):
     """What one call launches, row-wise kernels included."""
     fixed = (("dkdv", tiling_with_dq(call)),) if call.one_kernel else ()
     plan = plan_attention(call.pattern, call.problem(), gpu, fixed)
-    tensors = [_tensor(shape, call) for shape in _shapes(call)]
+    tensors = [_tensor(shape, call) for shape in shapes_of(call)]
     q, k, v, d_out, lse = tensors
     group = call.heads[0] // call.heads[1]
     alibi = torch.ones(call.heads[1], group) if call.options.get("alibi") else None
@@ -134,7 +134,8 @@ def card(architecture):
     return next(gpu for gpu in GPUS.values() if gpu.architecture == architecture)
 
 
-def _shapes(call):
+def shapes_of(call):
+    """Of q, k, v, dout, and lse with an axis of one."""
     (d, dv), (q_heads, kv_heads) = call.dims, call.heads
     sizes = (
         (q_heads, call.m, d),
