@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 # Processes of the pool import this file before they choose their Triton: what imports one is imported in functions.
@@ -27,11 +28,13 @@ def main():
         _dump(found, Path(asked.dump))
     before = reference.read(folder)
     count = sum(map(len, found.kernels.values()))
-    looked = f"{len(found.plans)} plans and {count} kernels in {time.monotonic() - began:.0f} s"
+    looked = f"{len(found.plans)} plans and the kernels of {count} launches in {time.monotonic() - began:.0f} s"
     if asked.record:
         reference.write(before.updated(found, wanted), folder)
         print(f"replay: recorded {looked}")
         return 0
+    if asked.plans:
+        before.kernels.clear()
     texts = reference.report(before.only(wanted), found)
     print("\n".join([*texts, f"replay: {looked}: {len(texts) or 'no'} difference{'s' * (len(texts) != 1)}"]))
     return 1 if texts else 0
@@ -43,7 +46,9 @@ def _arguments():
     parser.add_argument("--only", metavar="REGEX", help="the cases whose names match, for every version and target")
     parser.add_argument("--triton", choices=TRITONS, help="one version alone")
     parser.add_argument("--target", help="one target alone, as sm_90")
-    parser.add_argument("--record", action="store_true", help="write the reference, of every case unless --only")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--record", action="store_true", help="write the reference, of every case unless --only")
+    what.add_argument("--plans", action="store_true", help="plans and launches alone, of every case, in seconds")
     parser.add_argument("--against", metavar="FOLDER", help="another reference than tests/replay/reference")
     parser.add_argument("--dump", metavar="FOLDER", help="write the opcodes of each kernel with their modifiers")
     parser.add_argument("--workers", type=int, default=2, help="processes that compile (default: 2)")
@@ -54,7 +59,7 @@ def _wanted(asked):
     """{Triton: [(case, target)]}"""
     from .cases import CASES, PART
 
-    every = asked.all or asked.record or bool(asked.only)
+    every = asked.all or asked.record or asked.plans or bool(asked.only)
     names = [name for name in CASES if re.search(asked.only or "", name) and (every or name in PART)]
     wanted = {}
     for version in TRITONS:
@@ -78,8 +83,9 @@ def _found(wanted, asked):
     state = State()
     for version, pairs in wanted.items():
         with farm(version, asked.workers) as pool:
-            plans, kernels = gather(pool, pairs, lambda text, version=version: _say(f"Triton {version}: {text}"))
-        _say("")
+            say = partial(_say, version)
+            plans, kernels = gather(pool, pairs, say, compiles=not asked.plans)
+        _say(version)
         for key, lines in plans.items():
             if state.plans.setdefault(key, lines) != lines:
                 raise RuntimeError(f"the plan of {key} depends on the version of Triton")
@@ -88,10 +94,10 @@ def _found(wanted, asked):
     return state
 
 
-def _say(text):
+def _say(version, text=""):
     """Progress, where somebody watches."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{text and f'Triton {version}: {text}'}", end="", file=sys.stderr, flush=True)
 
 
 def _dump(found, folder):

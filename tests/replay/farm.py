@@ -96,17 +96,17 @@ def measure_kernel(kernel, target):
         return Measured(refused=str(refusal).splitlines()[0])
 
 
-def gather(pool, wanted, say=lambda text: None):
+def gather(pool, wanted, say=lambda text: None, compiles=True):
     """({(case, target): lines}, {(case, target, launch): Measured}) of all (case, target) that are wanted.
 
-    A kernel that several launches have is compiled once.
+    A kernel that several launches have is compiled once. say: told how far it is. compiles: else there are plans alone.
     """
     traces = {key: pool.submit(trace_case, *key) for key in wanted}
     plans, places = {}, {}
     futures = {}
     for (case, target), future in traces.items():
         plans[case, target], kernels = future.result()
-        for launch, kernel in kernels.items():
+        for launch, kernel in kernels.items() if compiles else ():
             places[case, target, launch] = kernel, target
             if (kernel, target) not in futures:
                 futures[kernel, target] = pool.submit(measure_kernel, kernel, target)

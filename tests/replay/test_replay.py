@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import triton
 from tests.triton.resources import TARGETS
 from tests.triton.specs import launched
 
 import weft
+from weft.settings import interpreted
 
 from . import __main__ as command
 from . import farm, reference
@@ -16,6 +18,7 @@ from .measured import Measured, differences, from_record
 from .plan_text import plan_lines
 from .reference import State, read, report, write
 
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and launches other kernels")
 KERNEL = Measured(128, 0, 1024, ((8, 2, 0),), (("IMAD", 20), ("LDG", 4)), "digest")
 PLACE = "3.7.1", "sm_90"
 
@@ -149,6 +152,18 @@ def test_a_version_that_is_not_there_is_refused():
         farm.NoTritonError, match=r"pip install --no-deps --target \.venv-triton-0\.0\.1 triton==0\.0\.1"
     ):
         farm.home_of("0.0.1")
+
+
+@pytest.mark.skipif(triton.__version__ not in command.TRITONS, reason="the gate has no reference of this Triton")
+def test_a_process_of_its_own_finds_what_the_reference_has():
+    """All but the numbers, which are for the gate."""
+    key, version = ("step", "sm_90"), triton.__version__
+    with farm.farm(version, 1) as pool:
+        plans, kernels = farm.gather(pool, [key])
+    known = read().only({version: [key]})
+    assert plans.keys() == known.plans.keys()
+    assert {(case, launch) for case, _, launch in kernels} == known.kernels[version, "sm_90"].keys()
+    assert all(one.opcodes and one.whole and not one.refused for one in kernels.values())
 
 
 @pytest.mark.parametrize("registers, code, last", [(128, 0, "no differences"), (64, 1, "1 difference")])
