@@ -32,12 +32,17 @@ def measure(kernel, target):
             raise RuntimeError("Triton brings no nvdisasm here, so machine code cannot be compared")
         opcodes, loops = nvidia_opcodes(code), innermost(code)
     whole = Counter(opcodes)
-    short = Counter(name.split(".")[0] for name in opcodes)
+    short = Counter(map(stem, opcodes))
     digest = sha256(repr(sorted(whole.items())).encode()).hexdigest()[:HEX]
     sizes = found.registers, found.spilled, found.shared
     tallies = (tuple(sorted(one.items())) for one in (short, whole))
     opcodes, every = tallies
     return Measured(*sizes, counted(loops), opcodes, digest, whole=every)
+
+
+def stem(opcode):
+    """An opcode without its modifiers: LDG of LDG.E.128, and v_pk of AMD's v_pk_mul_f32."""
+    return opcode.split(".")[0] if opcode[0].isupper() else "_".join(opcode.split("_")[:2])
 
 
 def nvidia_opcodes(code):

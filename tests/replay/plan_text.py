@@ -8,7 +8,7 @@ from .adapter import HEX
 
 
 def plan_lines(trace):
-    """Lines of a plan and its launches, without names of classes or fields."""
+    """Lines of a plan and its launches, without names of classes or fields; what is usual is left out."""
     lines = [] if trace.plan is None else _attention(trace.plan)
     for phase, launched in trace.phases.items():
         for i, one in enumerate(launched):
@@ -35,13 +35,16 @@ def _attention(plan):
 def _share(name, share):
     plan = share.plan
     heads = "; ".join(f"batch {_span(h.batch)} kv {_span(h.kv)} group {_span(h.group)}" for h in share.heads)
-    yield f"{name} of ({share.batch}, {share.head}), pack {share.pack}: {heads}; tiles {_tiling(plan.tiling)}"
+    where = f" of ({share.batch}, {share.head})" * any((share.batch, share.head))
+    where += f", pack {share.pack}" * bool(share.pack)
+    yield f"{name}{where}: {heads}; tiles {_tiling(plan.tiling)}"
     for i, launch in enumerate(plan.launches):
         yield f"  launch {i}: queries {_grid(launch.q)}, boxes {_sizes(launch.box)}"
         for part in launch.parts:
             left_out = part.rows.left_out, part.keys.left_out
             out = f"; left out {_digest(*left_out)}" if any(one.size for one in left_out) else ""
-            yield f"    term {part.term}, keys {_grid(part.k)}: {', '.join(map(_axis, part.axes))}{out}"
+            keys = f", keys {_grid(part.k)}" if part.k != launch.q else ""
+            yield f"    term {part.term}{keys}: {', '.join(map(_axis, part.axes))}{out}"
     if plan.blocks is not None:
         found = _digest(plan.blocks.rows, plan.blocks.first)
         yield f"  blocks: {plan.blocks.tiles} tiles {_tiling(plan.of_blocks)}, {found}"
@@ -52,8 +55,8 @@ def _axis(axis):
     tables = axis.start, axis.stop, axis.left, axis.full
     keys = None if lanes.keys is None else lanes.keys.tokens
     of_lanes = lanes.q_first, lanes.rows, lanes.k_first, lanes.live, *lanes.out, lanes.queries, keys
-    steps = f"steps {lanes.q_step}:{lanes.k_step}"
-    return f"{axis.block_q}x{axis.block_k} of {axis.n} {steps} lanes {_digest(*of_lanes)} tiles {_digest(*tables)}"
+    steps = f" steps {lanes.q_step}:{lanes.k_step}" * (lanes.q_step != 1 or lanes.k_step != 1)
+    return f"{axis.block_q}x{axis.block_k} of {axis.n}{steps} lanes {_digest(*of_lanes)} tiles {_digest(*tables)}"
 
 
 def _walk(walk):
@@ -76,7 +79,7 @@ def _tiling(tiling):
 
 
 def _grid(grid):
-    return f"{_sizes(grid.shape)} from {grid.origin}"
+    return _sizes(grid.shape) + f" from {grid.origin}" * bool(grid.origin)
 
 
 def _sizes(sizes):

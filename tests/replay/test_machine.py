@@ -12,7 +12,7 @@ if interpreted():
 
 from .adapter import compile_kernel, trace
 from .cases import CASES
-from .machine import amd_loops, amd_opcodes, counted, measure, nvidia_opcodes
+from .machine import amd_loops, amd_opcodes, counted, measure, nvidia_opcodes, stem
 from .measured import differences
 from .reference import State, report, write
 
@@ -73,6 +73,11 @@ def test_amd_opcodes_have_neither_directives_nor_comments():
         "s_load_dwordx2", "s_cbranch_scc1", "v_mov_b32_e32", "s_waitcnt", "v_mfma_f32_32x32x8_bf16_1k",
         "scratch_load_dword", "s_cbranch_vccnz", "s_branch", "s_endpgm",
     ]  # fmt: skip
+
+
+def test_modifiers_are_no_part_of_a_stem():
+    names = "HGMMA.64x64x16.F32.BF16", "EXIT", "v_mfma_f32_32x32x8_bf16_1k", "s_endpgm", "ds_read_b128"
+    assert [stem(name) for name in names] == ["HGMMA", "EXIT", "v_mfma", "s_endpgm", "ds_read"]
 
 
 def test_waits_are_counted_in_innermost_loops():
