@@ -62,21 +62,32 @@ def programs_of(call, gpu=GPU):
     """The programs of one call, forward and backward."""
     fixed = (("dkdv", tiling_with_dq(call)),) if call.one_kernel else ()
     plan = plan_attention(call.pattern, call.problem(), gpu, fixed)
-    q, k, v, dout = (_strides(shape, call) for shape in _shapes(call))
-    asked, rows = call.options, (call.batch, call.heads[0], call.m)
-    slopes = Vector("float32", (1,)) if asked.get("alibi") else None
-    sinks = Vector("float32", (1,)) if asked.get("sinks") else None
-    dlse = Vector("float32", row_major(rows)) if asked.get("lse") else None
-    options = Options(asked.get("scale", 0.1), asked.get("softcap"), tf32=asked.get("tf32", False))
-    layout = Layout((q, k, v), True, sinks=sinks, slopes=slopes)
+    layout, options = layout_of(call, "qkv"), options_of(call)
     if plan.by_rows is None:
         forward = forward_program(plan, layout, options)
     else:
         forward = split_kv_program(plan.by_rows.plan, layout, options, IMAGINED)
-    layout = Layout((q, k, v, dout, dout), True, dlse=dlse, slopes=slopes)
-    options = options._replace(deterministic=not call.one_kernel, with_delta=sinks is not None)
+    options = options._replace(deterministic=not call.one_kernel, with_delta=bool(call.options.get("sinks")))
     with mock.patch.object(backward, "in_one_kernel", lambda plan: call.one_kernel):
-        return forward, backward.backward_program(plan, layout, options)
+        return forward, backward.backward_program(plan, layout_of(call, "gradients"), options)
+
+
+def layout_of(call, of):
+    """How the tensors of a call lie; of: "qkv", or "gradients", where out and dout lie alike."""
+    q, k, v, dout = (_strides(shape, call) for shape in _shapes(call))
+    row = Vector("float32", (1,))
+    slopes = row if call.options.get("alibi") else None
+    if of == "qkv":
+        return Layout((q, k, v), True, sinks=row if call.options.get("sinks") else None, slopes=slopes)
+    rows = row_major((call.batch, call.heads[0], call.m))
+    dlse = Vector("float32", rows) if call.options.get("lse") else None
+    return Layout((q, k, v, dout, dout), True, dlse=dlse, slopes=slopes)
+
+
+def options_of(call):
+    """The options of a call that programs are made for."""
+    asked = call.options
+    return Options(asked.get("scale", 0.1), asked.get("softcap"), tf32=asked.get("tf32", False))
 
 
 SMALL = Tiling(16, 8, 4, 1)  # many tiles in few tokens
