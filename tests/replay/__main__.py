@@ -48,7 +48,7 @@ def _arguments():
     parser.add_argument("--target", help="one target alone, as sm_90")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--record", action="store_true", help="write the reference, of every case unless --only")
-    what.add_argument("--plans", action="store_true", help="plans and launches alone, of every case, in seconds")
+    what.add_argument("--plans", action="store_true", help="plans and launches alone, of every case, without compiling")
     parser.add_argument("--against", metavar="FOLDER", help="another reference than tests/replay/reference")
     parser.add_argument("--dump", metavar="FOLDER", help="write the opcodes of each kernel with their modifiers")
     parser.add_argument("--workers", type=int, default=2, help="processes that compile (default: 2)")

@@ -75,6 +75,6 @@ def _cases():
 CASES = {case.name: case for case in _cases()}
 # What `make replay` looks at: a kernel of each family, and the workloads that most depends on.
 PART = (
-    "causal_window_1024", "dense_d64", "strided_l128_s128", "document_causal", "na2d_128x128_k21", "bigbird",
-    "window, softcap, alibi, sinks", "rows anywhere", "gemma3_local_1024", "decode_128k",
+    "causal_window_1024", "dense_d64", "strided_l128_s128", "document_causal", "na2d_128x128_k21", "random blocks",
+    "window, softcap, alibi, sinks", "step",
 )  # fmt: skip
