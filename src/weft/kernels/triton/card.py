@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from functools import cache
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -15,11 +12,14 @@ from triton.runtime import driver
 
 from weft.errors import UnsupportedKernel
 from weft.kernels.backend import Card
-from weft.target import GPUS, Gpu
+from weft.target import numbers_of
 
 OLDEST = (8, 0)  # compute capability of NVIDIA's cards
 # Modules that neither make nor start the kernels that are tuned.
-APART = ("__init__", "card", "measure", "decode", "row_spec", "rowwise", "row_device")
+APART = (
+    "__init__", "ahead", "card", "decode", "filling", "keys", "measure", "recorded", "row_device", "row_spec",
+    "rowwise",
+)  # fmt: skip
 
 
 def at_hand() -> Card | None:
@@ -41,30 +41,6 @@ def _card(device: int) -> Card:
     architecture = found.gcnArchName.split(":")[0] if rocm else f"sm_{found.major}{found.minor}"
     shared = driver.active.utils.get_device_properties(device)["max_shared_mem"]  # which torch tells from 2.12 on
     return Card(found.name, numbers_of(found.name, architecture, found.multi_processor_count, shared))
-
-
-def numbers_of(name: str, architecture: str, processors: int, shared: int = 0) -> Gpu:
-    """What is known of a card of that name; else of the nearest architecture, as that of a card with so many processors
-    and, if said, so many bytes of shared memory for a program. It then keeps its own name.
-    """
-    words = re.findall("[a-z0-9]+", name.lower())
-    said = {*words, *("".join(pair) for pair in pairwise(words))}
-    known = next((gpu for gpu in GPUS.values() if gpu.name in said), None)
-    if known is not None and known.processors == processors:
-        return known
-    near = known or min(GPUS.values(), key=lambda gpu: _distance(gpu.architecture, architecture))
-    share = processors / near.processors  # of rates, so that the clock stays
-    flops = tuple((dtype, rate * share) for dtype, rate in near.flops)
-    return replace(
-        near, name=name, processors=processors, bandwidth=near.bandwidth * share, flops=flops,
-        shared=shared or near.shared,
-    )  # fmt: skip
-
-
-def _distance(one: str, other: str) -> tuple[bool, int]:
-    """First the vendor ("sm_90", "gfx942"), then the number."""
-    (vendor, number), (vendor_2, number_2) = (re.findall("[a-z]+|[0-9a-f]+$", x) for x in (one, other))
-    return vendor != vendor_2, abs(int(number, 16) - int(number_2, 16))
 
 
 @cache
