@@ -19,7 +19,7 @@ from weft.target import gpu_like
 from weft.torch import bind, launcher
 
 OLDEST = (8, 0)  # compute capability of NVIDIA's cards
-APART = ("__init__", "row_spec", "rowwise", "row_device", "split_kv", "sinks")  # make no kernel that is tuned
+APART = ("__init__", "ahead", "filling", "kernels", "keys", "row_device", "row_spec", "rowwise", "sinks", "split_kv")
 
 
 def at_hand() -> Card | None:
