@@ -50,6 +50,10 @@ def kernel_of(text, shared):
 
 
 def storage(x):
+    """(address, bytes) of what a launch may touch through a tensor, or through a descriptor."""
+    if isinstance(x, Placed):
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True))
+        return x.address, 2 * (last + 1)  # of 16 bits each
     whole = x.untyped_storage()
     return whole.data_ptr(), whole.nbytes()
 
@@ -97,7 +101,7 @@ class Launched:
     def _launch(self, grid, values):
         text, shared = text_of(self.given, self.way.arch)
         kernel = kernel_of(self.way.change(self.given.name, text), shared)
-        memory = Global([storage(x) for x in values if isinstance(x, torch.Tensor)])
+        memory = Global([storage(x) for x in values if isinstance(x, (torch.Tensor, Placed))])
         plain = [y for x in values for y in _plain(x)]
         if self.given.gluon:
             specialised.launch(kernel.program, grid[0], plain, (memory, shared), self.way.order)
