@@ -65,12 +65,16 @@ def test_steps_go_in_order():
 
     def direct(kernel, boxes):
         found = launched.direct(kernel, boxes)
-        return found._replace(start=lambda *told: seen.append(bound.probe()) or found.start(*told))
+
+        def start(*told):
+            seen.append(launched.made[-1].clone())
+            found.start(*told)
+
+        return found._replace(start=start)
 
     wide = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.bfloat16).mT
     with pretended() as launched, mock.patch.object(bind, "direct", direct):
         bound = Bound(program, CPU)
-        bound.probe = lambda: launched.made[-1].clone()
         for length in (5, 6):
             (y,) = bound((torch.zeros(3), wide), (length,))
     assert not bound.plain
@@ -97,7 +101,9 @@ def test_profilers_are_told(name, chain):
     with (
         pretended(_hooked=bind._hooked) as launched,
         mock.patch.object(bind.knobs, "runtime", runtime),
-        mock.patch("tests.torch.fake_gpu.Kernel.__getitem__", lambda self, grid: lambda *_, stream: ways.append(stream)),
+        mock.patch(
+            "tests.torch.fake_gpu.Kernel.__getitem__", lambda self, grid: lambda *_, stream: ways.append(stream)
+        ),
     ):
         bound = Bound(one_launch(), CPU)
         bound((torch.zeros(3),))
@@ -149,7 +155,7 @@ def test_told_by_stream_and_addresses(kept, monkeypatch):
     with pretended(_stream_of=lambda: lambda gpu: stream) as launched:
         bound = Bound(one_launch(), CPU)
         for x in (first, first, *others, first):
-            for stream in (STREAM, STREAM + 1):  # noqa: B020 - what the lambda above answers
+            for stream in (STREAM, STREAM + 1):
                 launched.clear()
                 alive += bound((x,))
                 told = {"X": x.data_ptr(), "Y": alive[-1].data_ptr(), "n": 7, "s": 8.0}
@@ -247,7 +253,9 @@ def test_other_vectors_are_converted(what, how):
 def test_a_step_of_decoding_is_two_launches_and_only_the_length_changes():
     problem = Problem(2, 32, 8, 1, 5000, 128, 128, "bfloat16", "cuda")
     plan = decode_plan(BAND.aligned("bottom-right"), problem)
-    q, keys, values = (torch.zeros(2, heads, n, 128, dtype=torch.bfloat16) for heads, n in ((32, 1), (8, 5000), (8, 5000)))
+    q, keys, values = (
+        torch.zeros(2, heads, n, 128, dtype=torch.bfloat16) for heads, n in ((32, 1), (8, 5000), (8, 5000))
+    )
     with pretended() as launched, mock.patch.object(gpu, "IMAGINED", 132):
         step = gpu.prepare_step(plan, gpu.layout_of((q, keys, values)), Options(0.1), CPU)
         for n in (4000, 4001, 5000):
@@ -256,9 +264,14 @@ def test_a_step_of_decoding_is_two_launches_and_only_the_length_changes():
     told = [one for _, one, *_ in launched[::2]]
     changing = {name for name in told[0] if len({one[name] for one in told}) > 1}
     assert changing <= {"shift", "beside", "length", "Work", "Out", "Lse", "Sinks", "Slopes"}
-    assert [(one["length"], one["shift"], one["beside"]) for one in told] == [(n, n - 1, n - 1) for n in (4000, 4001, 5000)]
+    assert [(one["length"], one["shift"], one["beside"]) for one in told] == [
+        (n, n - 1, n - 1) for n in (4000, 4001, 5000)
+    ]
     assert len({(stream, grid) for *_, stream, grid in launched[::2]}) == 1
-    assert all(told["Work"] == other["Work"] for (_, told, *_), (_, other, *_) in zip(launched[::2], launched[1::2]))
+    assert all(
+        told["Work"] == other["Work"]
+        for (_, told, *_), (_, other, *_) in zip(launched[::2], launched[1::2], strict=True)
+    )
 
 
 def test_bound_once():
@@ -367,7 +380,7 @@ def test_a_captured_step_is_kept(captured):
 def test_tables_live_as_long_as_what_was_bound(name):
     """Launches know their addresses."""
     plan = PLANS[name]()
-    q, k, v, out, dout, lse = tensors_of(plan)
+    q, k, v, out, dout, _ = tensors_of(plan)
     with pretended():
         bound = gpu.bound_backward(plan, gpu.layout_of((q, k, v, out, dout)), gpu.options_of(HOW, plan), CPU)
         tables = [weakref.ref(x) for x in bound.tables.values()]

@@ -254,6 +254,21 @@ def test_a_change_is_seen(change):
     check(tensors, PATTERN)
 
 
+@pytest.mark.parametrize("rows", ["sinks", "alibi_slopes"])
+def test_rows_that_lie_otherwise_are_seen(rows):
+    """The same numbers, every second one of others; and of another dtype. A program is made for each."""
+    tensors, plain = qkv(2, 40, dims=(8, 8)), torch.linspace(0.1, 1, 4)
+    apart = torch.stack([plain, torch.full_like(plain, 9.0)], -1)[:, 0]
+    for x in (plain, apart, plain.to(torch.float64), plain):
+        check(tensors, PATTERN, **{rows: x})
+    assert len(decode._found) == 3
+    keys = {
+        decode.key_of(tensors, PATTERN, (x, None) if rows == "sinks" else (None, x), (None,))
+        for x in (plain, apart, plain.clone())
+    }
+    assert len(keys) == 2
+
+
 def test_another_mask_of_the_same_id_is_another():
     tensors = qkv(2, 40, dims=(8, 8))
     check(tensors, PATTERN)
