@@ -88,7 +88,9 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as missing:
             if missing.name != "torch":
                 raise
-            raise ModuleNotFoundError(f"weft.{name} needs torch: pip install 'weft[torch]'", name="torch") from None
+            raise ModuleNotFoundError(
+                f"weft.{name} needs torch: {errors.install_line('torch')}", name="torch"
+            ) from None
     else:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return globals().setdefault(name, getattr(home, name))

@@ -159,6 +159,7 @@ def other_columns(folder):
 CAUSAL, FULL = weft.causal(), weft.full()
 HALVES = tokens(dtype=torch.float16)
 SMALL = ("--shape", "1,4,64,32")
+CARD = ("--target", "h200")
 BITS = weft.recognize(np.random.default_rng(0).random((40, 40)) < 0.5).pattern  # noise: no affine form
 MANY = weft.global_tokens(list(range(0, 1 << 21, 7)))
 DIAGRAM = Derivation(attention_diagram())
@@ -272,7 +273,7 @@ TABLE = [
     ("verify: no tile", VerificationError, ("defect",), verified(tiles={"launches": ()})),
     # ---- pictures, diagrams, settings --------------------------------------------------------------------------------
     ("pattern_figure: size", OptionError, ("10000 x 10000",), lambda: plot.pattern_figure(CAUSAL, 10_000)),
-    ("pattern_figure: matplotlib", UnsupportedError, ("matplotlib", "weft[plot]"),
+    ("pattern_figure: matplotlib", UnsupportedError, ("matplotlib", ".[plot]"),
      without(("matplotlib.figure", "matplotlib.backends.backend_agg"), lambda: plot.pattern_figure(CAUSAL, 8))),
     ("save: kind", OptionError, ("picture.gif", "end its name in .png or .svg"),
      lambda: plot.save(None, Path("picture.gif"))),
@@ -303,6 +304,12 @@ TABLE = [
     ("weft explain: no room", UnsupportedKernel, ("blocks of 64 x 64", "bytes", "rtx4090", "head dimension"),
      command("explain", "random_blocks(64, 2, seed=1)", "--shape", "1,1,256,256", "--device", "gpu",
              "--dtype", "float32", "--target", "rtx4090")),
+    ("weft compile: nothing", OptionError, ("PATTERN, --workloads NAME, --calls FILE",), command("compile", *CARD)),
+    ("weft compile: shape", OptionError, ("sizes are missing", "--shape"), command("compile", "causal()", *CARD)),
+    ("weft compile: file", OptionError, ("--calls nowhere", "a call on each line"),
+     command("compile", "--calls", "nowhere", *CARD)),
+    ("weft compile: triton", OptionError, ("--triton 1.2.3", "pip install triton==1.2.3"),
+     command("compile", "causal()", *SMALL, *CARD, "--triton", "1.2.3")),
     ("weft tune: nothing", OptionError, ("PATTERN, --share FILE and --adopt FILE",), command("tune")),
     ("weft tune: shape", OptionError, ("sizes are missing", "--shape"), command("tune", "causal()")),
     ("weft recognize: module", InputError, ("nowhere:mask",), command("recognize", "nowhere:mask")),

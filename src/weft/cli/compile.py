@@ -15,7 +15,7 @@ import click
 from weft.cli.parse import parse
 from weft.cli.plan import problem_of, problem_options
 from weft.cli.progress import Line, busy
-from weft.errors import OptionError, WeftError
+from weft.errors import OptionError, WeftError, install_line
 from weft.kernels.backend import TritonBackend
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import plan_attention
@@ -164,9 +164,7 @@ def _refuse_if_unkept(version: str | None) -> None:
 
         from weft.kernels.triton.source import storable
     except ModuleNotFoundError as error:
-        raise OptionError(
-            asked, f"{error.name} is not installed", f"pip install triton=={version or '3.6.0'}"
-        ) from None
+        raise OptionError(asked, f"{error.name} is not installed", install_line("gpu")) from None
     if version is not None and triton.__version__.split("+")[0] != version:
         raise OptionError(
             asked, f"Triton {triton.__version__} is installed here", f"pip install triton=={version}"

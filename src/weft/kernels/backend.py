@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Protocol
 
-from weft.errors import OptionError, UnsupportedKernel
+from weft.errors import OptionError, UnsupportedKernel, install_line
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction, Part
@@ -113,7 +113,7 @@ class Backend(Protocol):
 def _absent(package: str, extra: str) -> list[Reason]:
     """A reason if the package cannot be found; what is found may still break when it is loaded."""
     there = find_spec(package.lower()) is not None
-    return [] if there else [Reason(f"{package} is not installed", f"pip install 'weft[{extra}]'")]
+    return [] if there else [Reason(f"{package} is not installed", install_line(extra))]
 
 
 @dataclass(frozen=True)
