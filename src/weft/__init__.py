@@ -41,7 +41,7 @@ from weft.pattern.library import (
 
 if TYPE_CHECKING:
     from weft.recognition import recognize
-    from weft.torch import attention, explain, plan
+    from weft.torch.attention import attention, explain, plan
 
 __version__ = "0.1.0"
 __all__ = [
