@@ -31,13 +31,13 @@ from weft.pattern.library import (
     full,
     global_tokens,
     nothing,
-    padding,
     periodic_keys,
     prefix,
     sparse_transformer,
     strided,
     window,
 )
+from weft.pattern.padded import padding
 
 if TYPE_CHECKING:
     from weft.recognition import recognize

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from click import ClickException
+from torch.nn.attention.flex_attention import BlockMask
 
 import weft
 from weft import errors, plot
@@ -131,6 +132,22 @@ def unruly(q, k):
     return (q * q * k) % 1013 < 5
 
 
+def unseen(q, k):
+    return q - k < globals()["SMALL_WINDOW"]
+
+
+def no_blocks(length):
+    none = torch.zeros(1, 1, length // 8, dtype=torch.int32)
+    return BlockMask.from_kv_blocks(
+        none, none[..., None], BLOCK_SIZE=8, seq_lengths=(length, length), mask_mod=lambda b, h, q, k: q >= k
+    )
+
+
+def attend_captured():
+    with mock.patch("weft.torch.masks.is_capturing", lambda: True):
+        weft.attention(*tokens(), torch.ones(8, 8, dtype=torch.bool))
+
+
 def failing(q, k):
     raise RuntimeError("a table is missing")
 
@@ -233,7 +250,17 @@ TABLE = [
     ("load_mask: nowhere", InputError, ("nowhere.npy",), lambda folder: load_mask(folder / "nowhere.npy")),
     ("load_mask: text", InputError, ("notes.npy",), lambda folder: load_mask(text_file(folder))),
     # ---- attention ---------------------------------------------------------------------------------------------------
-    ("attention: mask", InputError, ("mask=Tensor", "recognize"), attend(torch.ones(8, 8, dtype=torch.bool))),
+    ("attention: mask", InputError, ("mask=list", "recognize"), attend([[True]])),
+    ("attention: no mask", InputError, ("mask=None", "weft.full()"), lambda: weft.attention(*tokens(), None)),
+    ("attention: a mask of padding", InputError, ("(B, N)", "weft.padding(mask=mask)"),
+     attend(torch.ones(2, 8, dtype=torch.bool))),
+    ("attention: a mask that could change unseen", InputError, ("by globals", "weft.recognize(unseen).pattern"),
+     attend(unseen)),
+    ("attention: a mask met while a graph is captured", UnsupportedError, ("captured", "before the capture"),
+     attend_captured),
+    ("attention: blocks of a BlockMask", InputError, ("block (0, 0)", "create_block_mask"), attend(no_blocks(8))),
+    ("attention: lengths of a BlockMask", LengthError, ("16 x 16", "8 queries"), attend(no_blocks(16))),
+    ("padding: of integers", PatternError, ("int64", "mask.bool()"), lambda: weft.padding(mask=np.ones((2, 4), int))),
     ("attention: q", InputError, ("q is int",), lambda: weft.attention(1, 2, 3, CAUSAL)),
     ("attention: rank", InputError, ("k has 3",), lambda: weft.attention(HALVES[0], HALVES[1][0], HALVES[2], CAUSAL)),
     ("attention: layout", OptionError, ("layout='sbhd'", "'bshd'"), attend(layout="sbhd")),

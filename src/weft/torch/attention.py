@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, Unpack, overload
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from torch import Tensor
 
 from weft.errors import WeftError
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
+from weft.recognition import Recognized
 from weft.runtime.pipeline import compiled
 from weft.torch import translate
 from weft.torch.call import attend, check_mask
 from weft.torch.eager import PLAIN
 from weft.torch.inputs import check_choices, check_tensors, problem_of
-from weft.torch.layouts import check_layout, hint, on_grid_of, viewed
+from weft.torch.layouts import View, check_layout, hint, on_grid_of, viewed
+from weft.torch.masks import pattern_of, said
+from weft.torch.operator import Written
 
-Mask = Pattern
+# A pattern, or what one is recognised from: a boolean tensor, a mask function, a BlockMask.
+Mask: TypeAlias = Pattern | Recognized | Tensor | Callable[..., Any]
 
 
 class Options(TypedDict, total=False):
@@ -72,7 +77,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     try:
         if (
             layout != "bhsd" or extra_keys is not None or extra_values is not None
-            or type(q) not in PLAIN or not isinstance(mask, Pattern) or q.dim() != 4
+            or type(q) not in PLAIN or q.dim() != 4
         ):  # fmt: skip
             return translate.attention((q, k, v), mask, {
                 "scale": scale, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
@@ -80,6 +85,8 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
                 "layout": layout, "extra_keys": extra_keys, "extra_values": extra_values,
             })  # fmt: skip
         rows, given = (sinks, alibi_slopes), (scale, softcap, dropout, backend, deterministic)
+        if not isinstance(mask, Pattern):
+            mask = pattern_of(mask, translate.sizes_of(q, k, v))
         out, lse = attend((q, k, v), mask, rows, given, return_lse)
         return (out, lse) if return_lse else out
     except WeftError as error:
@@ -90,18 +97,26 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 def plan(mask: Mask, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto", layout: str = "bhsd") -> AttentionPlan:
     """The plan that `attention(q, k, v, mask)` would run: `.verify()`, `.interpret(q, k, v)`, `.explain()`, `str()`.
 
-    q, k, v are seen as (B, H, S, D) by the plan, whatever their layout.
+    The plan takes q, k, v as (B, H, S, D), whatever their layout here.
     """
-    mask = translate.pattern_of(mask)
-    check_mask(mask, "plan")
-    check_layout(layout, "plan")
-    view = viewed((q, k, v), layout)
-    check_tensors(*view.tensors)
-    check_choices(backend, None)
-    return compiled(on_grid_of(mask, view), problem_of(*view.tensors), backend)[0]
+    return _planned(mask, (q, k, v), backend, layout, "plan")[0]
 
 
 def explain(mask: Mask, q: Tensor, k: Tensor, v: Tensor, *, backend: str = "auto", layout: str = "bhsd") -> str:
-    """The pattern drawn, the bytes of its format, the plan and its predicted time, as text."""
-    check_mask(mask, "explain")
-    return plan(mask, q, k, v, backend=backend, layout=layout).explain()
+    """The pattern drawn, the bytes of its format, the plan and its predicted time, as text.
+
+    Of a mask that is no pattern also what it was recognised as, and how it is found again.
+    """
+    made, view = _planned(mask, (q, k, v), backend, layout, "explain")
+    text = made.explain()
+    return text if isinstance(mask, (Pattern, Written)) else f"{text}\n{said(mask, translate.sizes_of(*view.tensors))}"
+
+
+def _planned(mask: Any, tensors: Any, backend: str, layout: str, function: str) -> tuple[AttentionPlan, View]:
+    check_layout(layout, function)
+    view = viewed(tensors, layout)
+    pattern = pattern_of(mask, translate.sizes_of(*view.tensors), function)
+    check_mask(pattern, function)
+    check_tensors(*view.tensors)
+    check_choices(backend, None)
+    return compiled(on_grid_of(pattern, view), problem_of(*view.tensors), backend)[0], view

@@ -108,6 +108,7 @@ def check_mask(mask: Any, function: str = "attention") -> None:
         )  # fmt: skip
     raise InputError(
         f"{function}(..., mask={type(mask).__name__})",
-        "it is no pattern that weft's functions made (a bare leaf is none), and nothing that one is recognised from",
-        "build it from weft's patterns, e.g. weft.causal() & weft.window(left=1023), or pass a boolean tensor",
+        "it is no pattern that weft's functions made (a bare leaf is none)",
+        "build it from weft's patterns, e.g. weft.causal() & weft.window(left=1023); of a boolean mask or a mask "
+        "function pass weft.recognize(mask).pattern",
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.errors import OptionError
 from weft.pattern.algebra import Pattern
+from weft.recognition import Recognized
 from weft.torch.attention import attention
 from weft.torch.call import check_mask
 from weft.torch.inputs import check_choices, check_numbers, check_row
@@ -31,14 +32,15 @@ class SparseAttention(torch.nn.Module):
         out = attend(q, k, v)  # (B, M, Hq, Dv)
     """
 
-    def __init__(self, pattern: Pattern, *, sinks: Tensor | None = None, **options: Any) -> None:
+    def __init__(self, pattern: Pattern | Recognized, *, sinks: Tensor | None = None, **options: Any) -> None:
         super().__init__()
         unknown = sorted(set(options) - set(OPTIONS))
         if unknown:
             raise OptionError(
                 f"SparseAttention({', '.join(unknown)}=...)", "it takes no such option", f"use {', '.join(OPTIONS)}"
             )
-        check_mask(pattern)
+        pattern = pattern.pattern if isinstance(pattern, Recognized) else pattern
+        check_mask(pattern, "SparseAttention")
         check_numbers(options)
         check_choices(options.get("backend", "auto"), options.get("deterministic"))
         check_layout(options.get("layout", "bhsd"), "SparseAttention")

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from weft.errors import InputError
+from weft.pattern.algebra import Pattern
 from weft.pattern.library import full
 from weft.torch.call import attend
+from weft.torch.eager import PLAIN
+from weft.torch.inputs import check_tensors
 from weft.torch.layouts import View, check_layout, on_grid_of, tokens_viewed, viewed
+from weft.torch.masks import pattern_of
 from weft.torch.merging import merge
-from weft.torch.operator import Written
 
 FULL = full()
 GIVEN = ("scale", "softcap", "dropout", "backend", "deterministic")
@@ -24,7 +26,7 @@ def attention(tensors: Any, mask: Any, options: dict[str, Any]) -> Tensor | tupl
     check_layout(options["layout"])
     view = viewed(tensors, options["layout"])
     extra = _extra(options, view)
-    mask = on_grid_of(pattern_of(mask), view)
+    mask = on_grid_of(mask if isinstance(mask, Pattern) else pattern_of(mask, sizes_of(*view.tensors)), view)
     rows, given = (options["sinks"], options["alibi_slopes"]), tuple([options[name] for name in GIVEN])
     return_lse = options["return_lse"]
     out, lse = attend(view.tensors, mask, rows, given, return_lse or extra is not None)
@@ -36,9 +38,12 @@ def attention(tensors: Any, mask: Any, options: dict[str, Any]) -> Tensor | tupl
     return view.back(out)
 
 
-def pattern_of(mask: Any) -> Any:
-    """A mask as the pattern it is; one that a compiled function wrote down and gave away too."""
-    return mask.pattern() if isinstance(mask, Written) and not is_compiling() else mask
+def sizes_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
+    """(B, Hq, M, N) of q and k, (B, H, S, D)."""
+    if type(q) not in PLAIN or type(k) not in PLAIN or k.dim() != 4:
+        check_tensors(q, k, v)
+    batch, heads, m, _ = q.shape
+    return batch, heads, m, k.shape[2]
 
 
 def _extra(options: dict[str, Any], view: View) -> tuple[Tensor, Tensor] | None:
