@@ -263,6 +263,8 @@ TABLE = [
     ("padding: of integers", PatternError, ("int64", "mask.bool()"), lambda: weft.padding(mask=np.ones((2, 4), int))),
     ("attention: q", InputError, ("q is int",), lambda: weft.attention(1, 2, 3, CAUSAL)),
     ("attention: rank", InputError, ("k has 3",), lambda: weft.attention(HALVES[0], HALVES[1][0], HALVES[2], CAUSAL)),
+    ("attention: another library's keyword", OptionError, ("is_causal", "mask=weft.causal()"), attend(is_causal=True)),
+    ("attention: a keyword to come", UnsupportedError, ("bias", "not implemented yet"), attend(bias=None)),
     ("attention: layout", OptionError, ("layout='sbhd'", "'bshd'"), attend(layout="sbhd")),
     ("attention: axes of a layout", InputError, ("q has 4", "'thd'"), attend(layout="thd")),
     ("attention: surely another layout", OptionError, ("64 heads of 8 tokens", 'layout="bshd"'),

@@ -136,9 +136,12 @@ def test_another_pattern_may_be_assigned():
     assert torch.equal(module(*qkv(20)), weft.attention(*qkv(20), weft.documents([7, 13])))
 
 
-@pytest.mark.parametrize("option", ["dropout", "is_causal", "mask"])
-def test_unknown_options(option):
-    refuse(lambda: SparseAttention(PATTERN, **{option: 1}), OptionError, ("SparseAttention", option, "softcap"))
+@pytest.mark.parametrize(
+    ("option", "cure"),
+    [("dropout", "softcap"), ("is_causal", "weft.causal()"), ("mask", "softcap"), ("scal", "scale=")],
+)
+def test_unknown_options(option, cure):
+    refuse(lambda: SparseAttention(PATTERN, **{option: 1}), OptionError, ("SparseAttention", option, cure))
 
 
 def test_heads_that_do_not_match_are_named_when_it_runs():

@@ -16,6 +16,7 @@ from weft.torch import translate
 from weft.torch.call import attend, check_mask
 from weft.torch.eager import PLAIN
 from weft.torch.inputs import check_choices, check_tensors, problem_of
+from weft.torch.keywords import refuse_unknown
 from weft.torch.layouts import View, check_layout, hint, on_grid_of, viewed
 from weft.torch.masks import pattern_of, said
 from weft.torch.operator import Written
@@ -56,29 +57,39 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     softcap: float | None = None, sinks: Tensor | None = None, alibi_slopes: Tensor | None = None,
     return_lse: bool = False, backend: str = "auto", deterministic: bool | None = None,
     dropout: float = 0,  # an int: torch.compile would make a symbol of a float
-    layout: str = "bhsd", extra_keys: Tensor | None = None, extra_values: Tensor | None = None,
+    layout: str = "bhsd", extra_keys: Tensor | None = None, extra_values: Tensor | None = None, **unknown: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of q over the keys that `mask` lets each query see, at a cost that follows the live pairs.
 
-    q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv), any strides, one floating dtype and device; Hq is a multiple
-    of Hkv and query head h uses key head h // (Hq // Hkv). Returns out (B, Hq, M, Dv) in q's dtype and memory order;
-    with return_lse also lse (B, Hq, M), the natural logarithm of the sum of exponentiated scores, in float32 (float64
-    for float64). A query without keys gives out 0, lse -inf and zero gradients.
+    q, k, v: tensors of one floating dtype and device, by `layout` "bhsd": q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv,
+        N, Dv); "bshd": heads after tokens; "thd": (T, H, D), one batch row. Tokens of a grid keep their axes: q (B, X,
+        Y, Hq, D) under weft.neighborhood. Any strides; Hq a multiple of Hkv: head h uses key head h // (Hq // Hkv).
+    mask: a pattern; or what one is recognised from, once: booleans (M, N), (Hq, M, N) or (B, Hq, M, N), True = may
+        attend, a function of (q, k) or (b, h, q, k), FlexAttention's BlockMask, a weft.recognize(...).
+    scale: of q . k, D ** -0.5 if None. softcap: then score = softcap * tanh(score / softcap).
+    alibi_slopes (Hq,): then score -= slope * |q - k|, on aligned token indices.
+    sinks (Hq,): logits that join every row's sum and have no value; lse includes them.
+    extra_keys (B, Hkv, E, D), extra_values (B, Hkv, E, Dv): tokens that every query sees too, without slopes.
+    return_lse: also the logarithm of the sum of exponentiated scores. backend: "auto", "cpu" or "triton".
+    deterministic: the same bits each time; None as torch.use_deterministic_algorithms says. dropout: 0 so far.
 
-    The score of a pair is scale * (q . k), scale defaulting to D ** -0.5; then softcap * tanh(score / softcap); then,
-    with alibi_slopes (Hq,), minus slope * |q - k| on aligned token indices. sinks (Hq,) are logits that join every
-    row's sum and have no value; lse includes them. Reverse-mode gradients flow to q, k, v and sinks, and from lse.
+    Returns out, as q with Dv for D, in its dtype and memory order; with return_lse (out, lse), lse as out without its
+    last axis, float32 (float64 for float64). A query without keys gives out 0, lse -inf, zero gradients. Reverse-mode
+    gradients flow to q, k, v, sinks and the extra tensors, and from lse.
 
     Raises InputError for tensors, OptionError for options, PatternError (AlignmentError, LengthError) for a mask that
-    does not fit, UnsupportedError for what is refused by name (dropout, double backward, vmap), UnsupportedKernel if
-    no backend can run it. Sources: Dao 2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409
-    (ALiBi).
+    does not fit, UnsupportedError for what is refused by name, UnsupportedKernel if no backend can run it. Sources: Dao
+    2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409 (ALiBi).
+
+        out = weft.attention(q, k, v, weft.causal() & weft.window(left=1023))
+        out, lse = weft.attention(q, k, v, weft.causal(), layout="bshd", softcap=50.0, return_lse=True)
     """
     try:
         if (
             layout != "bhsd" or extra_keys is not None or extra_values is not None
-            or type(q) not in PLAIN or q.dim() != 4
+            or type(q) not in PLAIN or q.dim() != 4 or unknown
         ):  # fmt: skip
+            refuse_unknown("attention", unknown)
             return translate.attention((q, k, v), mask, {
                 "scale": scale, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
                 "return_lse": return_lse, "backend": backend, "deterministic": deterministic, "dropout": dropout,

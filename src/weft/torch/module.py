@@ -14,6 +14,7 @@ from weft.recognition import Recognized
 from weft.torch.attention import attention
 from weft.torch.call import check_mask
 from weft.torch.inputs import check_choices, check_numbers, check_row
+from weft.torch.keywords import refuse_unknown
 from weft.torch.layouts import check_layout
 
 OPTIONS = ("scale", "softcap", "alibi_slopes", "return_lse", "backend", "deterministic", "layout")
@@ -34,11 +35,7 @@ class SparseAttention(torch.nn.Module):
 
     def __init__(self, pattern: Pattern | Recognized, *, sinks: Tensor | None = None, **options: Any) -> None:
         super().__init__()
-        unknown = sorted(set(options) - set(OPTIONS))
-        if unknown:
-            raise OptionError(
-                f"SparseAttention({', '.join(unknown)}=...)", "it takes no such option", f"use {', '.join(OPTIONS)}"
-            )
+        refuse_unknown("SparseAttention", {name: x for name, x in options.items() if name not in OPTIONS}, OPTIONS)
         pattern = pattern.pattern if isinstance(pattern, Recognized) else pattern
         check_mask(pattern, "SparseAttention")
         check_numbers(options)
@@ -59,10 +56,9 @@ class SparseAttention(torch.nn.Module):
 
         With return_lse: (out, lse).
         """
-        rows = {"sinks": self.sinks, "alibi_slopes": self.alibi_slopes}
-        return attention(
-            q, k, v, self.pattern, extra_keys=extra_keys, extra_values=extra_values, **rows, **self.options
-        )
+        rows: dict[str, Any] = {"sinks": self.sinks, "alibi_slopes": self.alibi_slopes}
+        extra: dict[str, Any] = {"extra_keys": extra_keys, "extra_values": extra_values}
+        return attention(q, k, v, self.pattern, **rows, **extra, **self.options)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseAttention:
         """As torch's, but sinks and slopes stay as wide as they are."""
