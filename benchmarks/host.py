@@ -43,6 +43,7 @@ from weft.planning.attention_plan import plan_attention
 from weft.target import GPU
 from weft.torch import decode, eager
 from weft.torch.inputs import problem_of
+from weft.torch.masks import pattern_of
 
 SHAPE, MASK = (1, 4, 1024, 64), weft.causal() & weft.window(left=100)
 CALLS, WARM, ROUNDS = 1000, 100, 9
@@ -51,6 +52,12 @@ IN_LAYERS, ON_ONE_CORE = f"gradients, of {LAYERS} layers each", "gradients, on o
 LOOP, DECODING = f"a loop of {TURNS:,} turns", "decode step, its planning"
 BARS = {"forward": 40.0, "gradients": 100.0, IN_LAYERS: 100.0, ON_ONE_CORE: 100.0, DECODING: 20.0}
 PLAIN = (None, None, 0, "auto", None)  # options of a call that names none
+REACH = 100
+# What MASK is recognised from.
+GIVEN = {
+    "a tensor": torch.from_numpy(MASK.to_dense(SHAPE[2])),
+    "a function": lambda b, h, q, k: (q >= k) & (q - k <= REACH),
+}
 COLUMNS = ("date", "machine", "python", "torch", "commit", "device", "what", "us", "us_median", "rounds")
 Attend = Callable[..., torch.Tensor]
 Case = Callable[[], float]
@@ -94,9 +101,10 @@ def without_a_gpu(stack: ExitStack, tensors: list[torch.Tensor]) -> None:
     ):  # fmt: skip
         stack.enter_context(mock.patch.object(place, name, value))
     plan = plan_attention(MASK, problem_of(*tensors), GPU)
-    call = eager.Call(MASK, "auto", plan, run, Modifiers(SHAPE[3] ** -0.5))
-    key = eager.key_of(*tensors, MASK, (None, None), PLAIN)
-    stack.enter_context(mock.patch.dict(eager._calls, {key: call}))
+    for pattern in (MASK, *(pattern_of(given, (*SHAPE[:3], SHAPE[2])) for given in GIVEN.values())):
+        call = eager.Call(pattern, "auto", plan, run, Modifiers(SHAPE[3] ** -0.5))
+        key = eager.key_of(*tensors, pattern, (None, None), PLAIN)
+        stack.enter_context(mock.patch.dict(eager._calls, {key: call}))
 
 
 @contextmanager
@@ -176,6 +184,9 @@ def cases(leaves: list[torch.Tensor], seed: torch.Tensor, calls: int) -> dict[st
         f"{IN_LAYERS}, an empty function": in_layers(Empty.apply, *rest),
         LOOP: lambda: microseconds(loop, 10),
     }
+    for name, given in GIVEN.items():
+        call = partial(weft.attention, *leaves, given)
+        found[f"forward, the mask {name}"] = within(torch.no_grad, lambda call=call: microseconds(call, calls))
     if leaves[0].is_cuda:
         here = partial(torch.autograd.set_multithreading_enabled, False)
         found |= {
