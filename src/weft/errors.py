@@ -23,7 +23,7 @@ class WeftError(Exception):
 
     def __init__(self, asked: str, wrong: str = "", cure: str = "") -> None:
         self.asked, self.wrong, self.cure = asked, wrong, cure
-        super().__init__(asked, wrong, cure)
+        self.args = (asked, wrong, cure)  # not by super().__init__, where torch.compile would lose the text
 
     def __str__(self) -> str:
         lines = [self.asked]

@@ -39,9 +39,10 @@ def test_calls_launch_what_a_gpu_would_be_given(host, monkeypatch):
     monkeypatch.setattr(host, "Nothing", Kernel)
     found = host.measure(calls=1, rounds=2)
     alone = {"forward", "forward, recorded", "gradients", "gradients of an empty function"}
-    assert set(found) == alone | {host.IN_LAYERS, f"{host.IN_LAYERS}, an empty function", host.LOOP}
+    masks = {f"forward, the mask {name}" for name in host.GIVEN}
+    assert set(found) == alone | masks | {host.IN_LAYERS, f"{host.IN_LAYERS}, an empty function", host.LOOP}
     assert all(len(us) == 2 and min(us) > 0 for us in found.values())
     each = 2 * (host.WARM + 1)
     launched = {name: names.count(name) for name in names}  # of a short window
-    assert launched == {"forward": 2 * each + 1 + host.LAYERS, "gradients": each + each * host.LAYERS}
+    assert launched == {"forward": (2 + len(masks)) * each + 1 + host.LAYERS, "gradients": each + each * host.LAYERS}
     assert (bind.kernel_of, bind.gpu_of, bind.is_capturing) == before

@@ -82,6 +82,7 @@ def test_every_pattern_has_a_page_with_its_picture(site):
     for name in {name for name in weft.__all__ if name.islower()} - {
         "errors",
         "attention",
+        "merge",
         "plan",
         "explain",
         "recognize",

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from click import ClickException
+from torch.nn.attention.flex_attention import BlockMask
 
 import weft
 from weft import errors, plot
@@ -132,6 +133,22 @@ def unruly(q, k):
     return (q * q * k) % 1013 < 5
 
 
+def unseen(q, k):
+    return q - k < globals()["SMALL_WINDOW"]
+
+
+def no_blocks(length):
+    none = torch.zeros(1, 1, length // 8, dtype=torch.int32)
+    return BlockMask.from_kv_blocks(
+        none, none[..., None], BLOCK_SIZE=8, seq_lengths=(length, length), mask_mod=lambda b, h, q, k: q >= k
+    )
+
+
+def attend_captured():
+    with mock.patch("weft.torch.masks.is_capturing", lambda: True):
+        weft.attention(*tokens(), torch.ones(8, 8, dtype=torch.bool))
+
+
 def failing(q, k):
     raise RuntimeError("a table is missing")
 
@@ -235,9 +252,30 @@ TABLE = [
     ("load_mask: nowhere", InputError, ("nowhere.npy",), lambda folder: load_mask(folder / "nowhere.npy")),
     ("load_mask: text", InputError, ("notes.npy",), lambda folder: load_mask(text_file(folder))),
     # ---- attention ---------------------------------------------------------------------------------------------------
-    ("attention: mask", InputError, ("mask=Tensor", "recognize"), attend(torch.ones(8, 8, dtype=torch.bool))),
+    ("attention: mask", InputError, ("mask=list", "recognize"), attend([[True]])),
+    ("attention: no mask", InputError, ("mask=None", "weft.full()"), lambda: weft.attention(*tokens(), None)),
+    ("attention: a mask of padding", InputError, ("(B, N)", "weft.padding(mask=mask)"),
+     attend(torch.ones(2, 8, dtype=torch.bool))),
+    ("attention: a mask that could change unseen", InputError, ("by globals", "weft.recognize(unseen).pattern"),
+     attend(unseen)),
+    ("attention: a mask met while a graph is captured", UnsupportedError, ("captured", "before the capture"),
+     attend_captured),
+    ("attention: blocks of a BlockMask", InputError, ("block (0, 0)", "create_block_mask"), attend(no_blocks(8))),
+    ("attention: lengths of a BlockMask", LengthError, ("16 x 16", "8 queries"), attend(no_blocks(16))),
+    ("padding: of integers", PatternError, ("int64", "mask.bool()"), lambda: weft.padding(mask=np.ones((2, 4), int))),
     ("attention: q", InputError, ("q is int",), lambda: weft.attention(1, 2, 3, CAUSAL)),
     ("attention: rank", InputError, ("k has 3",), lambda: weft.attention(HALVES[0], HALVES[1][0], HALVES[2], CAUSAL)),
+    ("attention: another library's keyword", OptionError, ("is_causal", "mask=weft.causal()"), attend(is_causal=True)),
+    ("attention: a keyword to come", UnsupportedError, ("bias", "not implemented yet"), attend(bias=None)),
+    ("attention: layout", OptionError, ("layout='sbhd'", "'bshd'"), attend(layout="sbhd")),
+    ("attention: axes of a layout", InputError, ("q has 4", "'thd'"), attend(layout="thd")),
+    ("attention: surely another layout", OptionError, ("64 heads of 8 tokens", 'layout="bshd"'),
+     attend(qkv=tokens(8, heads=(64, 64)), sinks=torch.zeros(8))),
+    ("attention: another grid", LengthError, ("6 x 5", "5 x 6"),
+     attend(weft.neighborhood((5, 6), 3), qkv=[torch.zeros(2, 6, 5, 4, 8)] * 3, layout="bshd")),
+    ("attention: extra_keys", InputError, ("extra_values", "extra_keys is missing"), attend(extra_values=HALVES[1])),
+    ("merge: parts", InputError, ("1 outs and 2 lses", "one lse for each out"),
+     lambda: weft.merge(HALVES[:1], [HALVES[0][..., 0]] * 2)),
     ("attention: dtype", InputError, ("float16", "float32"), attend(qkv=[HALVES[0], *tokens()[1:]])),
     ("attention: heads", InputError, ("4 query heads", "3"), attend(qkv=tokens(heads=(4, 3)))),
     ("attention: heads of the mask", InputError, ("3 heads", "4"), attend(weft.per_head([FULL] * 3))),
@@ -266,7 +304,7 @@ TABLE = [
      lambda: torch.ops.weft.attention(*tokens(), "causal()", torch.zeros(3, dtype=torch.int64), None, None, None, None,
                                       "auto", False, False)),
     ("SparseAttention: option", OptionError, ("window_size",), lambda: SparseAttention(CAUSAL, window_size=3)),
-    ("plan: mask", InputError, ("plan(..., mask=NoneType)",), lambda: weft.plan(None, *tokens())),
+    ("plan: mask", InputError, ("plan(..., mask=None)", "weft.full()"), lambda: weft.plan(None, *tokens())),
     ("explain: mask", InputError, ("explain(..., mask=int)",), lambda: weft.explain(3, *tokens())),
     ("explain: length", LengthError, ("documents", "8"), lambda: weft.explain(weft.documents([3, 4]), *tokens())),
     ("verify: no head", VerificationError, ("heads are served by no plan",), verified(forward=())),

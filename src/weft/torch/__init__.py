@@ -1,7 +1,8 @@
-"""The PyTorch front end: `attention` and `SparseAttention`."""
+"""The PyTorch front end: `attention`, `merge`, `plan`, `explain` and `SparseAttention`."""
 
 from weft.torch.attention import attention, explain, plan
 from weft.torch.key_cache import decode_attention
+from weft.torch.merging import merge
 from weft.torch.module import SparseAttention
 
-__all__ = ["SparseAttention", "attention", "decode_attention", "explain", "plan"]
+__all__ = ["SparseAttention", "attention", "decode_attention", "explain", "merge", "plan"]

@@ -223,7 +223,7 @@ class Recorded(torch.autograd.Function):
             if at_once is not None:
                 return *at_once, None, None, None, None
         how = call.how if slopes is None else call.modifiers(slopes)
-        *found, dsinks = gradients(call.kernels, call.plan, how, given, (*saved, sinks), ctx.deterministic)
+        *found, dsinks = gradients(call.kernels, call.plan, how, (dout, dlse), (*saved, sinks), ctx.deterministic)
         return *found, dsinks, None, None, None
 
 

@@ -22,8 +22,9 @@ from weft.kernels.backend import choose
 from weft.pattern.algebra import Pattern
 from weft.planning.problem import Problem
 from weft.planning.rowwise import RowPlan, decode_plan, why_unsteady
-from weft.torch.attention import attention, check_mask
+from weft.torch.attention import attention
 from weft.torch.cached_rows import Caches, Counted, Rows, Scores, attend
+from weft.torch.call import check_mask
 from weft.torch.eager import KEPT
 from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
 
