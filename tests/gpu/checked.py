@@ -2,34 +2,39 @@
 
 import zlib
 from dataclasses import dataclass, field
+from unittest import mock
 
 import numpy as np
 
 from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import row_major
-from weft.kernels.gpu.programs.backward import backward_program
+from weft.kernels.gpu.programs import backward
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.planning.attention_plan import plan_attention
-from weft.planning.problem import Problem
+from weft.planning.problem import DTYPES, Problem
 from weft.target import GPUS
+
+from .dense import Scores, attend, gradients
 
 BLOCK = 512  # queries that dense attention takes together
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
+ABSENT = {"dlse": "lse", "sinks": "sinks", "slopes": "alibi"}  # what a call is given if an option asks for it
 
 
 @dataclass(frozen=True)
 class Call:
     """One call of attention on a card.
 
-    options: softcap, alibi, sinks, scale, shift, tf32; lse: it has a gradient; with_delta; free: the order of sums is.
-    order: axes of q, k, v, out and dout in memory. fixed: tilings by direction, as for plan_attention.
+    options: softcap, alibi, sinks, scale, shift, with_delta; lse: it has a gradient; free: the order of sums is.
+    order: axes of q, k, v, out and dout in memory. fixed: tilings by direction, as for plan_attention. one_kernel: the
+    kernel of dk and dv makes dq too, whatever is faster.
     """
 
     pattern: object
     m: int = 150
-    n: int = 0
+    n: int | None = None
     heads: tuple = (4, 2)
     batch: int = 2
     dims: tuple = (16, 16)
@@ -37,27 +42,25 @@ class Call:
     card: str = "h200"
     options: dict = field(default_factory=dict)
     order: tuple = (0, 1, 2, 3)
-    aligned: bool = True
     fixed: tuple = ()
+    one_kernel: bool = False
 
     @property
     def problem(self):
-        return Problem(self.batch, *self.heads, self.m, self.n or self.m, *self.dims, self.dtype, "cuda")
+        n = self.m if self.n is None else self.n
+        return Problem(self.batch, *self.heads, self.m, n, *self.dims, self.dtype, "cuda")
 
     @property
     def plan(self):
         return plan_attention(self.pattern, self.problem, GPUS[self.card], self.fixed)
 
     @property
-    def scale(self):
-        return self.options.get("scale", 0.3)
-
-    def to_options(self):
-        have = self.options
-        return Options(
-            self.scale, have.get("softcap"), have.get("shift", 0), have.get("tf32", False),
-            not have.get("free", False), have.get("with_delta", False),
-        )  # fmt: skip
+    def how(self):
+        """The options of its programs. The gradient of sinks takes delta."""
+        have, free = self.options, self.options.get("free", False) or self.one_kernel
+        with_delta = have.get("with_delta", False) or have.get("sinks", False)
+        scale, shift = have.get("scale", 0.3), have.get("shift", 0)
+        return Options(scale, have.get("softcap"), shift, deterministic=not free, with_delta=with_delta)
 
     def arrays(self):
         """What a call is given, float64 by slot: q, k, v, dout, and as options say dlse, sinks, slopes."""
@@ -66,23 +69,19 @@ class Call:
         sizes |= {"dout": (p.q_heads, p.m, p.dv), "dlse": (p.q_heads, p.m)}
         found = {name: random.normal(size=(p.batch, *size)) for name, size in sizes.items()}
         found |= {"sinks": random.normal(size=p.q_heads), "slopes": random.uniform(0.0, 0.2, p.q_heads)}
-        absent = {"lse": "dlse", "sinks": "sinks", "alibi": "slopes"}
-        return {x: y for x, y in found.items() if not any(x == name and not self.options.get(o)
-                                                          for o, name in absent.items())}  # fmt: skip
+        return {name: x for name, x in found.items() if name not in ABSENT or self.options.get(ABSENT[name])}
 
-    def layout(self, gradients):
-        """How the arrays lie: rows as `order` says."""
+    def layout(self, of_gradients):
+        """How the arrays lie: rows as `order` says, on 16 bytes where their width allows it."""
         p, have = self.problem, self.options
-        shapes = [(p.batch, h, length, d) for h, length, d in (
-            (p.q_heads, p.m, p.d), (p.kv_heads, p.n, p.d), (p.kv_heads, p.n, p.dv),
-            *(((p.q_heads, p.m, p.dv),) * 2 if gradients else ()),
-        )]  # fmt: skip
-        strides = tuple(permuted(shape, self.order) for shape in shapes)
-        rows = row_major((p.batch, p.q_heads, p.m))
+        sizes = [(p.q_heads, p.m, p.d), (p.kv_heads, p.n, p.d), (p.kv_heads, p.n, p.dv)]
+        sizes += [(p.q_heads, p.m, p.dv)] * 2 if of_gradients else []
+        strides = tuple(permuted((p.batch, *size), self.order) for size in sizes)
+        rows = Vector("float32", row_major((p.batch, p.q_heads, p.m)))
         return Layout(
-            strides, self.aligned,
-            dlse=Vector("float32", rows) if gradients and have.get("lse") else None,
-            sinks=Vector(p.dtype, (1,)) if have.get("sinks") and not gradients else None,
+            strides, not any(size * DTYPES[p.dtype] % 16 for size in (p.d, p.dv)),
+            dlse=rows if of_gradients and have.get("lse") else None,
+            sinks=Vector(p.dtype, (1,)) if have.get("sinks") and not of_gradients else None,
             slopes=Vector("float32", (1,)) if have.get("alibi") else None,
         )  # fmt: skip
 
@@ -96,84 +95,76 @@ def permuted(shape, order):
 # ---- by programs -----------------------------------------------------------------------------------------------------
 def programs(call):
     """(of the forward, of gradients)"""
-    plan, options = call.plan, call.to_options()
-    return (
-        forward_program(plan, call.layout(False), options),
-        backward_program(plan, call.layout(True), options),
-    )
+    plan = call.plan
+    forward = forward_program(plan, call.layout(False), call.how)
+    in_one = backward.in_one_kernel
+    with mock.patch.object(backward, "in_one_kernel", lambda plan: call.one_kernel or in_one(plan)):
+        return forward, backward.backward_program(plan, call.layout(True), call.how)
+
+
+def specs_of(call):
+    """What the launches of a call were generated from; sinks' are names."""
+    return [launch.spec for program in programs(call) for launch in program.launches]
 
 
 def computed(call, arrays):
     """{name: array} of what the programs leave: out, lse, dq, dk, dv, delta and dsinks where they are wanted."""
-    forward, backward = programs(call)
-    found = run_program(forward, {name: arrays[name] for name in forward_inputs(arrays)})
-    given = {name: x for name, x in arrays.items() if name != "sinks"} | found
-    found |= run_program(backward, given)
+    forward, of_gradients = programs(call)
+    found = run_program(forward, given_to(forward, arrays))
+    found |= run_program(of_gradients, given_to(of_gradients, arrays | found))
     if "sinks" in arrays:
         p = call.problem
-        sinks = sink_gradient_program((p.batch, p.q_heads, p.m), Vector(p.dtype, (1,)))
-        found |= run_program(sinks, {name: (arrays | found)[name] for name in ("sinks", "lse", "delta")})
+        of_sinks = sink_gradient_program((p.batch, p.q_heads, p.m), Vector(p.dtype, (1,)))
+        found |= run_program(of_sinks, given_to(of_sinks, arrays | found))
     return found
 
 
-def forward_inputs(arrays):
-    return [name for name in ("q", "k", "v", "sinks", "slopes") if name in arrays]
+def given_to(program, arrays):
+    """The inputs of a program among arrays by slot."""
+    return {slot.name: arrays[slot.name] for slot in program.of_role("input")}
 
 
 # ---- by definition ---------------------------------------------------------------------------------------------------
-def dense(call, arrays):
+def expected(call, arrays):
     """{name: array} of dense attention under the pattern's mask."""
     p = call.problem
     live = np.broadcast_to(call.pattern.to_dense(p.m, p.n), (p.batch, p.q_heads, p.m, p.n))
-    q, k, v, do = (arrays[name] for name in ("q", "k", "v", "dout"))
-    found = {name: np.zeros_like(x) for name, x in (("out", do), ("dq", q), ("dk", k), ("dv", v))}
-    found |= {name: np.zeros((p.batch, p.q_heads, p.m)) for name in ("lse", "delta")}
-    found["dsinks"] = np.zeros(p.q_heads)
-    for b in range(p.batch):
-        for h in range(p.q_heads):
-            for first in range(0, p.m, BLOCK):
-                _add_rows(call, arrays, found, live, (b, h, slice(first, first + BLOCK)))
+    like = {"out": "dout", "dq": "q", "dk": "k", "dv": "v"}
+    found = {name: np.zeros_like(arrays[x]) for name, x in like.items()}
+    found |= {name: np.zeros((p.batch, p.q_heads, p.m)) for name in ("lse", "delta")} | {"dsinks": np.zeros(p.q_heads)}
+    distance = np.abs(np.arange(p.m)[:, None] + call.how.shift - np.arange(p.n))
+    for b, h in np.ndindex(p.batch, p.q_heads):
+        kv = h // p.group
+        slope, sink = (float(arrays[name][h]) if name in arrays else none for name, none in ROWLESS.items())
+        scores = Scores(call.how.scale, call.how.softcap, slope, sink)
+        for first in range(0, p.m, BLOCK):
+            some = slice(first, first + BLOCK)
+            qkv = arrays["q"][b, h, some], arrays["k"][b, kv], arrays["v"][b, kv]
+            rows = attend(qkv, live[b, h, some], distance[some], scores)
+            dlse = arrays["dlse"][b, h, some] if "dlse" in arrays else 0.0
+            made = gradients(qkv, rows, arrays["dout"][b, h, some], dlse, scores)
+            found["out"][b, h, some], found["lse"][b, h, some] = rows.out, rows.lse
+            found["dq"][b, h, some], found["delta"][b, h, some] = made.dq, made.delta
+            found["dk"][b, kv] += made.dk
+            found["dv"][b, kv] += made.dv
+            found["dsinks"][h] += made.dsink
     return found
 
 
-def _add_rows(call, arrays, found, live, where):
-    """Some queries of one head."""
-    (b, h, rows), have = where, call.options
-    kv = h // call.problem.group
-    q, do, k, v = arrays["q"][where], arrays["dout"][where], arrays["k"][b, kv], arrays["v"][b, kv]
-    x, slope, cap = call.scale * q @ k.T, 1.0, have.get("softcap")
-    if cap is not None:
-        x, slope = cap * np.tanh(x / cap), 1.0 - np.tanh(x / cap) ** 2
-    if "slopes" in arrays:
-        query = np.arange(call.problem.m)[rows, None] + have.get("shift", 0)
-        x = x - arrays["slopes"][h] * np.abs(query - np.arange(k.shape[0]))
-    sink = arrays["sinks"][h] if "sinks" in arrays else -np.inf
-    x = np.where(live[where], x, -np.inf)
-    top = np.maximum(x.max(1, initial=-np.inf), sink)
-    p = np.exp(x - np.where(top == -np.inf, 0.0, top)[:, None])
-    total = p.sum(1) + np.exp(sink - np.where(top == -np.inf, 0.0, top))
-    with np.errstate(divide="ignore"):
-        lse = np.where(total == 0, -np.inf, top + np.log(total))
-    p = p / np.where(total == 0, 1.0, total)[:, None]
-    out = p @ v
-    delta = (out * do).sum(1) - (np.where(lse == -np.inf, 0.0, arrays["dlse"][where]) if "dlse" in arrays else 0.0)
-    ds = p * (do @ v.T - delta[:, None]) * slope * call.scale
-    found["out"][where], found["lse"][where], found["delta"][where], found["dq"][where] = out, lse, delta, ds @ k
-    found["dk"][b, kv] += ds.T @ q
-    found["dv"][b, kv] += p.T @ do
-    found["dsinks"][h] -= (np.where(lse == -np.inf, 0.0, np.exp(sink - np.where(lse == -np.inf, 0.0, lse))) * delta).sum()
+ROWLESS = {"slopes": 0.0, "sinks": -np.inf}  # what a head has of them where there are none
 
 
-def check(call, arrays=None, given=None):
+def check(call, given=None):
     """Raise AssertionError unless the programs compute what dense attention does; returns what they leave.
 
-    given: what the programs get instead of the arrays.
+    given: what the programs get instead of the call's arrays.
     """
-    arrays = call.arrays() if arrays is None else arrays
-    wanted, found = dense(call, arrays), computed(call, arrays if given is None else given)
+    arrays = call.arrays()
+    wanted, found = expected(call, arrays), computed(call, arrays if given is None else given)
+    assert {"out", "lse", "dq", "dk", "dv"} <= set(found)
     for name, x in found.items():
+        y = wanted[name]
         if name == "delta":  # of a row without keys or sink it is anything
-            seen = wanted["lse"] > -np.inf
-            x, wanted[name] = x[seen], wanted[name][seen]
-        np.testing.assert_allclose(x, wanted[name], **EXACT, err_msg=f"{name} of {call}")
+            x, y = x[wanted["lse"] > -np.inf], y[wanted["lse"] > -np.inf]
+        np.testing.assert_allclose(x, y, **EXACT, err_msg=f"{name} of {call}")
     return found

@@ -1,4 +1,4 @@
-"""The oracle of launch programs: every kernel as a numpy function of its slots in float64, and whole programs run on it.
+"""The oracle of launch programs: kernels as numpy functions of their slots in float64, and programs that run on it.
 
     outputs = run_program(forward_program(plan, layout, Options(0.125)), {"q": q, "k": k, "v": v})
 

@@ -74,7 +74,7 @@ def row_sums(call: Call) -> None:
 # ---- dQ --------------------------------------------------------------------------------------------------------------
 def query_gradient(call: Call) -> None:
     """DQ = scale * sum over keys of ds K."""
-    scoring = Scoring(call)
+    scoring = Scoring(call, call.integer("shift"))
     for owner, tile in tiles(call):
         dq = _query_gradient(call, scoring, owner, tile) * scoring.scale
         if call.spec.rank == 0:
@@ -123,7 +123,7 @@ def key_gradients(call: Call) -> None:
 
     With `with_dq` also DQ += ds^T K, without the scale.
     """
-    scoring = Scoring(call)
+    scoring = Scoring(call, call.integer("shift"))
     for owner, tile in tiles(call):
         law(call.spec.grouped or owner.heads == 1, "a kernel of one head meets a group of heads")
         k, v = (call.tensor(name).load(owner.batch, owner.kv_head, tile.rows) for name in ("K", "V"))

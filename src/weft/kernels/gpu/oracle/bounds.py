@@ -90,6 +90,7 @@ def steps(words: Ints, record: int, i: Ints, item: int) -> Ints:
 def positions(words: Ints, here: int, bound: Ints, first: int) -> Ints:
     """Keys before `bound` among first, first + step, ..., by the reciprocal of the step."""
     step, inverse, digits = (int(words[here + n]) for n in (0, 4, 5))
+    law(step > 0, f"keys are {step} apart")
     beyond = np.maximum(narrow(bound - first + (step - 1)), 0)
     found = (2 * beyond.astype(np.uint64) * np.uint64(inverse % (1 << 32)) >> np.uint64(32 + digits)).astype(np.int64)
     law(np.array_equal(found, beyond // step), f"the reciprocal of {step} divides wrongly")

@@ -12,7 +12,7 @@ from weft.kernels.gpu.oracle.tables import Owner, Tile
 
 def forward(call: Call) -> None:
     """Out = softmax(scores) V, Lse its logarithm; merged with what earlier launches left where rows meet."""
-    scoring = Scoring(call)
+    scoring = Scoring(call, call.integer("shift"))
     sinks = call.flat("Sinks") if call.spec.sinks else None
     for owner, tile in tiles(call):
         sums = _attended(call, scoring, owner, tile)

@@ -19,7 +19,7 @@ from weft.kernels.gpu.oracle.memory import Bools, Box, Call, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import SoftMaximum
 from weft.kernels.gpu.oracle.programs import member_at, place_of
 from weft.kernels.gpu.oracle.tables import Owner
-from weft.kernels.triton.shares import FOLDS, GROUP, SHARE
+from weft.kernels.triton.shares import GROUP, SHARE
 from weft.kernels.triton.tables import PART, axis_words
 
 TILE = 64  # columns of a tile
@@ -52,10 +52,9 @@ class Block(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """One group's rows against one run of columns: the first and how many; live low <= column < high of each row."""
+    """One group's rows against one run of so many columns; live low <= column < high of each row."""
 
-    first: int
-    count: int
+    length: int
     low: Ints
     high: Ints
     tokens: Ints
@@ -69,7 +68,7 @@ class Walk(NamedTuple):
     @property
     def tiles(self) -> int:
         """Tiles of the run."""
-        return -(-self.count // TILE)
+        return -(-self.length // TILE)
 
 
 def blocks(call: Call) -> Iterator[Block]:
@@ -98,7 +97,7 @@ def _walk(block: Block, group: int, term: int) -> Walk:
     low, high = bounds.lines(words, here + PART, _rows(block, group))
     low, high = (bounds.positions(words, here + PART, x, first) for x in (low, high))
     tokens = int(words[here]) + first + int(words[here + PART]) * np.arange(-(-count // TILE) * TILE)
-    return Walk(first, count, low, np.minimum(high, count), tokens)
+    return Walk(count, low, np.minimum(high, count), tokens)
 
 
 def _check(walk: Walk, found: Range, exists: Ints, what: str) -> None:
@@ -156,17 +155,16 @@ def _attended(call: Call, block: Block, group: int, terms: list[tuple[Box, ...]]
         folds = found.folds if call.spec.short and term == 0 else 0
         pieces = {}
         for j in range(found.begin, found.end):
-            keys = walk.tokens[j * TILE : min(walk.count, j * TILE + TILE)]
+            keys = walk.tokens[j * TILE : min(walk.length, j * TILE + TILE)]
             at = _boxed(k_box, (place + j * TILE, lane), keys, "keys")
             pieces[j] = q @ k_box.load(batch, kv_head, *at).T * call.real("scale"), v_box.load(batch, kv_head, *at)
         if folds:
+            law(found.end - found.begin >= 2, "one tile folds with itself")
             _add_folded(sums, walk, found, (pieces.pop(found.begin), pieces.pop(found.end - 1)))
         for j, (s, v) in pieces.items():
-            if j < found.below or j >= found.beyond:
-                s = np.where(walk.mask(j), s, -np.inf)
-            else:
-                law(walk.mask(j)[: tokens.size].all(), "a tile that is not masked is not full")
-            sums.add(s, v)
+            cut = j < found.below or j >= found.beyond
+            law(cut or walk.mask(j)[: tokens.size].all(), "a tile that is not masked is not full")
+            sums.add(np.where(walk.mask(j), s, -np.inf) if cut else s, v)
     return sums, tokens
 
 
@@ -180,12 +178,9 @@ def _add_folded(sums: SoftMaximum, walk: Walk, found: Range, pieces: tuple[tuple
     c = np.arange(TILE)
     first = c >= (walk.low - found.begin * TILE)[:, None]
     other = c < (walk.high - (found.end - 1) * TILE)[:, None]
-    law(found.end - found.begin >= 2, "one tile folds with itself")
     law(np.array_equal(first, ~other), "two tiles fold whose live columns are not each other's rest")
-    law(SHARE == FOLDS + 1, "a share ends with whether tiles fold")
-    both = np.where(first, s, s_last)
-    p = np.where(first, 0.0, -np.inf)
-    sums.add(np.concatenate([both + p, both + np.where(first, -np.inf, 0.0)], axis=1), np.concatenate([v, v_last]))
+    both = np.concatenate([np.where(first, s, -np.inf), np.where(first, -np.inf, s_last)], axis=1)
+    sums.add(both, np.concatenate([v, v_last]))
 
 
 def _write_rows(call: Call, block: Block, group: int, tokens: Ints, results: tuple[Reals, Reals]) -> None:
@@ -227,7 +222,7 @@ def _key_gradients(call: Call, block: Block, walk: Walk, found: Range, rows: Int
     k, v = (call.tensor(name).load(batch, kv_head, keys) for name in ("K", "V"))
     dk, dv = np.zeros_like(k), np.zeros_like(v)
     for j in range(found.begin, found.end):
-        tokens = walk.tokens[j * TILE : min(walk.count, j * TILE + TILE)]
+        tokens = walk.tokens[j * TILE : min(walk.length, j * TILE + TILE)]
         q, do = (call.tensor(name).load(batch, head, tokens) for name in ("Q", "DOut"))
         lse, delta = subtracted(call, numbers_of(call, batch, head, tokens, "their_length"))
         p, dp = np.exp(k @ q.T * scale - lse), v @ do.T - delta

@@ -90,7 +90,7 @@ class Array:
     def add(self, values: Reals, *place: int | Ints) -> None:
         """Add numbers in any order, as atomic additions do."""
         self._check(place)
-        np.add.at(self.values, place, values)
+        np.add.at(self.values, tuple(np.asarray(x) for x in place), values)
 
     def _check(self, place: tuple[int | Ints, ...]) -> None:
         law(len(place) == len(self.shape), f"{self.name} has {len(self.shape)} axes of places")
@@ -157,14 +157,18 @@ class Call:
     def real(self, name: str) -> float:
         """The same, with a fraction."""
         found = self.launch.named[name]
-        law(isinstance(found, (Known, Given)), f"{name} is no scalar that the host knows")
-        return found.value if isinstance(found, Known) else self.scalars[found[0]]
+        if isinstance(found, Given):
+            return self.scalars[found.name]
+        law(isinstance(found, Known), f"{name} is no scalar that the host knows")
+        assert isinstance(found, Known)
+        return found.value
 
     def counted(self, name: str, place: int) -> int:
         """An integer of a device slot."""
         found = self.launch.named[name]
         law(isinstance(found, OnDevice), f"{name} is not read from a device slot")
-        values = self.memory.arrays[found[0]]
+        assert isinstance(found, OnDevice)
+        values = self.memory.arrays[found.slot]
         law(0 <= place < values.size, f"{name} is read beyond its {values.size} integers")
         return int(values[place])
 

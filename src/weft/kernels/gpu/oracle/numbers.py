@@ -11,21 +11,20 @@ from weft.kernels.gpu.oracle.tables import Visit
 class Scoring:
     """Score of a pair from x = scale * (q . k): softcap * tanh(x / softcap), less slope * |query + shift - key|."""
 
-    def __init__(self, call: Call, shift: str = "shift") -> None:
-        spec = call.spec
+    def __init__(self, call: Call, shift: int) -> None:
+        spec, self.shift = call.spec, shift
         self.scale = call.real("scale")
         self.softcap = call.real("softcap") if spec.softcap else None
         self.slopes = call.flat("Slopes") if spec.alibi else None
-        self.shift = call.integer(shift) if spec.alibi else 0
 
-    def scores(self, raw: Reals, head: int, queries: Ints, keys: Ints) -> tuple[Reals, Reals]:
-        """(scores, their derivative by x) of raw = q . k (queries, keys)."""
+    def scores(self, raw: Reals, head: int | Ints, queries: Ints, keys: Ints) -> tuple[Reals, Reals]:
+        """(scores, their derivative by x) of raw = q . k (queries, keys). head: of all queries, or of each one."""
         x, slope = self.scale * raw, np.ones_like(raw)
         if self.softcap is not None:
             capped = np.tanh(x / self.softcap)
             x, slope = self.softcap * capped, 1.0 - capped * capped
         if self.slopes is not None:
-            x = x - self.slopes.load(head) * np.abs(queries[:, None] + self.shift - keys[None, :])
+            x = x - self.slopes.load(head)[..., None] * np.abs(queries[:, None] + self.shift - keys[None, :])
         return x, slope
 
 

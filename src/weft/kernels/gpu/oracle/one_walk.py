@@ -222,5 +222,3 @@ def few_sums(call: Call) -> None:
             more = call.flat("Partial").load(place + at).sum(0)
             tensor, where = call.tensor(name), (batch, head, first + step * key)
             tensor.store(tensor.load(*where) + more * scale, *where)
-
-

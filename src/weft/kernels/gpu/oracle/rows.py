@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.kernels.gpu.oracle.bounds import divided, remainder, stair
 from weft.kernels.gpu.oracle.laws import law
-from weft.kernels.gpu.oracle.memory import Bools, Call, Ints, Reals
+from weft.kernels.gpu.oracle.memory import Bools, Call, Ints
 from weft.kernels.gpu.oracle.numbers import Scoring, SoftMaximum
 from weft.kernels.triton.rowwise import BOUND, CLASSES, MEMBER, term_words
 from weft.planning.device import FAR
@@ -22,8 +22,11 @@ LN2 = float(np.log(2.0))
 
 
 class Rows(NamedTuple):
-    """Rows of a program. row, head, valid (rows,); i_0, i: rows as terms count them; least (rows,): the first key that
-    each may see, whatever its terms say; length: keys that there are; beside: from a row to the key beside it.
+    """Rows of a program.
+
+    row, head, valid, sees (rows,): which exist, and which may see a key. i_0, i: rows as terms count them. least
+    (rows,): the first key that each may see, whatever its terms say. length: keys that there are. beside: from a row
+    to the key beside it. terms: where their records are.
     """
 
     batch: int
@@ -31,6 +34,7 @@ class Rows(NamedTuple):
     row: Ints
     head: Ints
     valid: Bools
+    sees: Bools
     i_0: int
     i: Ints
     least: Ints
@@ -46,7 +50,7 @@ class Keys(NamedTuple):
     high: Ints
     first: int
     step: int
-    count: int
+    places: int
 
 
 # ---- which rows and keys ---------------------------------------------------------------------------------------------
@@ -64,12 +68,13 @@ def _rows(call: Call, place: int) -> Rows:
     valid = (r < span * heads) & (row < m)
     law(span * heads <= spec.rows, "a program has more rows than it holds")
     shift, beside, length = _counted(call, batch, m)
-    i = row + shift
+    i_0, i, sees = row_0 + shift, row + shift, valid
     if spec.counts.dtype:
-        valid = valid & (i >= 0)
+        sees = valid & (i >= 0)
+        i_0 += lanes * m if i_0 < 0 else 0  # a row of the same residue classes that exists
     least = _least(call, batch, i, length)
     where = [terms + n * term_words(spec.bounds) for n in range(count)]
-    return Rows(batch, kv_head, row, head, valid, row_0 + shift, i, least, length, beside, where)
+    return Rows(batch, kv_head, row, head, valid, sees, i_0, i, least, length, beside, where)
 
 
 def _counted(call: Call, batch: int, m: int) -> tuple[int, int, int]:
@@ -105,11 +110,11 @@ def _keys(call: Call, rows: Rows, record: int) -> Keys:
         high = np.minimum(high, _bound(words, record + CLASSES + BOUND * (n + b), i))
     step, phase, some = _class_of(words, record, rows.i_0)
     row_step, row_phase = (int(x) for x in words[record + 8 : record + 10])
-    seen = rows.valid & (remainder(i, row_step) == row_phase) & (low < high) & some
+    seen = rows.sees & (remainder(i, row_step) == row_phase) & (low < high) & some
     low, high = np.where(seen, low, FAR), np.where(seen, high, 0)
     first, last = int(low.min()), int(high.max())
-    first += int(remainder(remainder(np.int64(phase - first), step) + step, step))
-    count = max(int(_places(np.int64(last), first, step)), 0)
+    first += int(remainder(remainder(np.array(phase - first), step) + step, step))
+    count = max(int(_places(np.array(last), first, step)), 0)
     return Keys(_places(low, first, step), _places(high, first, step), first, step, count)
 
 
@@ -127,8 +132,8 @@ def _class_of(words: Ints, record: int, i: int) -> tuple[int, int, bool]:
     step, stride, common, inverse, key_step, key_phase, diagonal_step, diagonal_phase = (
         int(x) for x in words[record : record + 8]
     )
-    gap = int(remainder(np.int64(i + diagonal_phase), diagonal_step)) - key_phase + step
-    phase = key_phase + key_step * int(remainder(divided(np.int64(gap), common) * inverse, stride))
+    gap = int(remainder(np.array(i + diagonal_phase), diagonal_step)) - key_phase + step
+    phase = key_phase + key_step * int(remainder(divided(np.array(gap), common) * inverse, stride))
     return step, phase, gap % common == 0
 
 
@@ -140,7 +145,7 @@ def _places(bound: Ints, first: int, step: int) -> Ints:
 # ---- shares ----------------------------------------------------------------------------------------------------------
 def rows(call: Call) -> None:
     """Out and Lse of a program's rows, or of its share the mean of values and lse in bits, left in Work."""
-    scoring, splits = _Scores(call), call.integer("splits")
+    scoring, splits = Scoring(call, 0), call.integer("splits")
     law(call.spec.split or splits == 1, "one kernel has several shares, and no merge follows")
     for place, split in product(range(call.grid[0]), range(call.grid[1])):
         mine = _rows(call, place)
@@ -149,36 +154,20 @@ def rows(call: Call) -> None:
         q = call.tensor("Q").load(mine.batch, heads, np.where(mine.valid, mine.row, 0))
         for keys, tile in _tiles(call, mine, split, splits):
             x = tile * call.spec.cols + np.arange(call.spec.cols)
-            token = keys.first + keys.step * np.minimum(x, keys.count - 1)
+            token = keys.first + keys.step * np.minimum(x, keys.places - 1)
             place_of = token % call.integer("capacity") if call.spec.counts.ring else token
             k, v = (call.tensor(name).load(mine.batch, mine.kv_head, place_of) for name in ("K", "V"))
-            s = scoring.scores(q @ k.T, mine, token)
+            s, _ = scoring.scores(q @ k.T, heads, mine.row + mine.beside, token)
             live = (x >= keys.low[:, None]) & (x < keys.high[:, None])
             sums.add(np.where(live, s, -np.inf), v)
         _write(call, mine, split, sums)
-
-
-class _Scores(Scoring):
-    """Scores of rows of several heads."""
-
-    def __init__(self, call: Call) -> None:
-        super().__init__(call, "splits")  # where queries stand is told by row
-
-    def scores(self, raw: Reals, mine: Rows, keys: Ints) -> Reals:  # type: ignore[override]
-        x = self.scale * raw
-        if self.softcap is not None:
-            x = self.softcap * np.tanh(x / self.softcap)
-        if self.slopes is not None:
-            slope = self.slopes.load(np.where(mine.valid, mine.head, mine.head[0]))
-            x = x - slope[:, None] * np.abs((mine.row + mine.beside)[:, None] - keys[None, :])
-        return x
 
 
 def _tiles(call: Call, mine: Rows, split: int, splits: int) -> Iterator[tuple[Keys, int]]:
     """The tiles of all terms that are in one share; shares differ by one tile at most."""
     law(call.spec.several or len(mine.terms) == 1, "a kernel of one term has others")
     found = [_keys(call, mine, record) for record in mine.terms]
-    every = [(keys, tile) for keys in found for tile in range(-(-keys.count // call.spec.cols))]
+    every = [(keys, tile) for keys in found for tile in range(-(-keys.places // call.spec.cols))]
     yield from every[len(every) * split // splits : len(every) * (split + 1) // splits]
 
 

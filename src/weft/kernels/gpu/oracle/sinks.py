@@ -38,7 +38,7 @@ def gradient(call: Call) -> None:
                 with np.errstate(invalid="ignore"):  # of a row without keys or sink
                     share = np.exp(np.minimum(call.flat("Sinks").load(head) - lse, 0.0))
                 total += float(np.where(lse == -np.inf, 0.0, share * delta).sum())
-            call.flat("Sums").store(np.float64(-total), head * parts + part)
+            call.flat("Sums").store(np.array(-total), head * parts + part)
 
 
 def gradient_sum(call: Call) -> None:
@@ -46,4 +46,4 @@ def gradient_sum(call: Call) -> None:
     parts = call.integer("parts")
     law(parts <= PROGRAMS, "a head has more sums than are read")
     for head in range(call.grid[0]):
-        call.flat("Total").store(call.flat("Sums").load(head * parts + np.arange(parts)).sum(), head)
+        call.flat("Total").store(np.array(call.flat("Sums").load(head * parts + np.arange(parts)).sum()), head)

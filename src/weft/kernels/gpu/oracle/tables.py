@@ -92,7 +92,7 @@ class Run(NamedTuple):
     """A run of columns along one axis: (first column, columns, tiles before the full ones, full tiles)."""
 
     first: int
-    count: int
+    length: int
     left: int
     full: int
 
@@ -237,8 +237,8 @@ class Tables:
         if not listed:
             low, high = (self._position(here, a, bound, run.first) for bound in ends)
         found, c = [], np.arange(box)
-        for j in range(-(-run.count // box)):
-            inside, place = c < run.count - j * box, narrow(run.first + step * (j * box + c))
+        for j in range(-(-run.length // box)):
+            inside, place = c < run.length - j * box, narrow(run.first + step * (j * box + c))
             if listed:
                 place = self.words[keys_at + place[inside]] if keys_at else place[inside]
                 mask = (place >= low[:, None]) & (place < high[:, None])
