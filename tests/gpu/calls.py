@@ -53,8 +53,9 @@ KERNELS = {
     "by groups": hopper(BAND, 700, fixed=GROUPS),
     "by groups, in another order": hopper(BAND, 300, fixed=GROUPS, order=(0, 2, 1, 3), options={"sinks": True}),
     "by groups, fewer queries": hopper(weft.causal(align="bottom-right"), 200, n=333, fixed=GROUPS),
+    "by groups, results by rows": hopper(BAND, 300, fixed=GROUPS, options={"one_argument": True}),
     "by groups, two terms": hopper(TWO, 600, fixed=GROUPS, options={"lse": True, "sinks": True}),
-    "by groups, two terms, prefix": hopper(weft.causal() & (weft.window(left=100) | weft.prefix(70)), 500, fixed=GROUPS),
+    "by groups, two terms, prefix": hopper(BAND | (weft.causal() & weft.prefix(70)), 500, fixed=GROUPS),
     "by groups, lanes": hopper(weft.dilated(64, 64, 3), 900, fixed=GROUPS),
     "by groups, short runs": hopper(weft.causal() & weft.window(left=127), 600, fixed=GROUPS),
     # lists, grids, blocks

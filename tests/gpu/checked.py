@@ -28,7 +28,8 @@ ABSENT = {"dlse": "lse", "sinks": "sinks", "slopes": "alibi"}  # what a call is 
 class Call:
     """One call of attention on a card.
 
-    options: softcap, alibi, sinks, scale, shift, with_delta; lse: it has a gradient; free: the order of sums is.
+    options: softcap, alibi, sinks, scale, shift, with_delta, one_argument; lse: it has a gradient; free: the order of
+    sums is.
     order: axes of q, k, v, out and dout in memory. fixed: tilings by direction, as for plan_attention. one_kernel: the
     kernel of dk and dv makes dq too, whatever is faster.
     """
@@ -61,7 +62,8 @@ class Call:
         have, free = self.options, self.options.get("free", False) or self.one_kernel
         with_delta = have.get("with_delta", False) or have.get("sinks", False)
         scale, shift = have.get("scale", 0.3), have.get("shift", 0)
-        return Options(scale, have.get("softcap"), shift, deterministic=not free, with_delta=with_delta)
+        alone = have.get("one_argument", False)
+        return Options(scale, have.get("softcap"), shift, False, not free, with_delta, alone)
 
     def arrays(self):
         """What a call is given, float64 by slot: q, k, v, dout, and as options say dlse, sinks, slopes."""
@@ -133,7 +135,6 @@ def expected(call, arrays):
     like = {"out": "dout", "dq": "q", "dk": "k", "dv": "v"}
     found = {name: np.zeros_like(arrays[x]) for name, x in like.items()}
     found |= {name: np.zeros((p.batch, p.q_heads, p.m)) for name in ("lse", "delta")} | {"dsinks": np.zeros(p.q_heads)}
-    distance = np.abs(np.arange(p.m)[:, None] + call.how.shift - np.arange(p.n))
     for b, h in np.ndindex(p.batch, p.q_heads):
         kv = h // p.group
         slope, sink = (float(arrays[name][h]) if name in arrays else none for name, none in NONE.items())
@@ -141,7 +142,8 @@ def expected(call, arrays):
         for first in range(0, p.m, BLOCK):
             some = slice(first, first + BLOCK)
             qkv = arrays["q"][b, h, some], arrays["k"][b, kv], arrays["v"][b, kv]
-            rows = attend(qkv, live[b, h, some], distance[some], scores)
+            distance = np.abs(np.arange(p.m)[some, None] + call.how.shift - np.arange(p.n)) if slope else 0
+            rows = attend(qkv, live[b, h, some], distance, scores)
             dlse = arrays["dlse"][b, h, some] if "dlse" in arrays else 0.0
             made = gradients(qkv, rows, arrays["dout"][b, h, some], dlse, scores)
             found["out"][b, h, some], found["lse"][b, h, some] = rows.out, rows.lse

@@ -4,12 +4,16 @@ Kernels promise it where such keys lie apart from seen ones: beyond a padded len
 another block or residue class. The oracle reads what kernels read, and multiplies by weights of 0 as they do.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import weft
+from weft.kernels.gpu.oracle import run_program
+from weft.kernels.gpu.program import Fill
 
-from .checked import EXACT, Call, check, computed, programs
+from .checked import EXACT, Call, check, computed, given_to, programs
 
 EVERY = slice(None)
 # name -> (pattern, m, n, the keys that no query sees by batch row)
@@ -73,26 +77,34 @@ def test_everything_that_is_padding(name, way):
         np.testing.assert_allclose(y, clean[x], **EXACT, err_msg=x)
 
 
-def test_a_key_between_seen_ones_is_not_promised():
-    """The oracle shows it: a window's key among those of one tile reaches the tile's queries."""
-    call = Call(weft.window(3, 3) & ~weft.global_tokens([30], rows=False), 60, heads=(1, 1), batch=1)
+@pytest.mark.parametrize("pattern", [weft.causal(offset=-5), weft.blocks(64, [(0, 0), (2, 1)])], ids=str)
+@pytest.mark.parametrize("one_kernel", [False, True])
+def test_the_gradient_of_lse_in_rows_that_see_nothing(pattern, one_kernel):
+    """It may be anything there, as what torch.logaddexp sends back where both of its terms are -inf."""
+    call = Call(pattern, 190, heads=(2, 1), one_kernel=one_kernel, options={"lse": True, "with_delta": True})
+    arrays = call.arrays()
+    empty = ~pattern.to_dense(190, 190).any(1)
+    assert empty.any()
+    given = {x: y.copy() for x, y in arrays.items()}
+    given["dlse"][..., empty] = np.nan
+    check(call, given)
+
+
+def test_a_key_that_one_query_of_a_tile_sees_is_not_promised():
+    """Other queries of the tile multiply it by a weight of 0, on the oracle as in a kernel."""
+    call = Call(weft.window(3, 3), 60, heads=(1, 1), batch=1)
     given = {x: y.copy() for x, y in call.arrays().items()}
     given["v"][0, 0, 30] = np.nan
-    found = computed(call, given)
-    assert np.isnan(found["out"]).any()
+    assert np.isnan(computed(call, given)["out"]).all()
 
 
 def test_what_nobody_writes_shows():
-    """Outputs and workspaces begin as NaN: without its fills a program of rows that see nothing leaves it there."""
-    from dataclasses import replace
-
-    from weft.kernels.gpu.oracle import run_program
-    from weft.kernels.gpu.program import Fill
-
-    call = Call(weft.causal(offset=-100), 150, heads=(1, 1), batch=1)
+    """Outputs and workspaces begin as NaN: without its fills a program leaves it where no kernel writes."""
+    call = Call(weft.blocks(64, [(0, 0), (2, 1)]), 190, heads=(1, 1), batch=1)
     (forward, _), arrays = programs(call), call.arrays()
-    inputs = {name: arrays[name] for name in ("q", "k", "v")}
-    assert not np.isnan(run_program(forward, inputs)["out"]).any()
-    assert any(isinstance(step, Fill) for step in forward.steps)
     without = replace(forward, steps=tuple(step for step in forward.steps if not isinstance(step, Fill)))
-    assert np.isnan(run_program(without, inputs)["out"][0, 0, :64]).all()
+    assert len(without.steps) < len(forward.steps)
+    whole, holed = (run_program(one, given_to(one, arrays)) for one in (forward, without))
+    assert not np.isnan(whole["out"]).any()
+    assert np.isnan(holed["out"][0, 0, 64:128]).all()
+    assert np.array_equal(holed["out"][0, 0, :64], whole["out"][0, 0, :64])

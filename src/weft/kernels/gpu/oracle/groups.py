@@ -184,9 +184,9 @@ def _add_folded(sums: SoftMaximum, walk: Walk, found: Range, pieces: tuple[tuple
 
 
 def _write_rows(call: Call, block: Block, group: int, tokens: Ints, results: tuple[Reals, Reals]) -> None:
-    """Out by a descriptor where all rows of the group exist, else by rows; Lse by rows."""
+    """Out by a descriptor where the kernel has one and all rows of the group exist, else by rows; Lse by rows."""
     (out, lse), (batch, _, head, _) = results, block.owner
-    if tokens.size == GROUP:
+    if call.spec.boxed and tokens.size == GROUP:
         place, lane = _place(call, block, 0)
         at = _boxed(call.box("Out_near"), (place + group * GROUP, lane), tokens, "out")
         call.box("Out_near").store(out, batch, head, *at)

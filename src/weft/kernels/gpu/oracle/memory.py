@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from weft.kernels.gpu.layout import PARTS
 from weft.kernels.gpu.oracle.laws import law
-from weft.kernels.gpu.program import Descriptor, Given, Known, Launch, LaunchProgram, OnDevice, Pointer, Slot
+from weft.kernels.gpu.program import Argument, Descriptor, Given, Known, Launch, LaunchProgram, OnDevice, Pointer, Slot
 
 Reals: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -62,11 +62,11 @@ class Array:
     """Numbers of a slot by place, during one launch. axes: how many of its axes a place names.
 
     Programs of a launch run side by side. So none may load what any of them stores, and two may store to one place only
-    what is the same.
+    what is the same. written: the launch says that it writes the slot.
     """
 
-    def __init__(self, name: str, values: NDArray[Any], axes: int) -> None:
-        self.name, self.values = name, values
+    def __init__(self, name: str, values: NDArray[Any], axes: int, written: bool) -> None:
+        self.name, self.values, self.written = name, values, written
         self.shape = values.shape[:axes]
         self.stored = np.zeros(self.shape, np.bool_)
 
@@ -78,7 +78,7 @@ class Array:
 
     def store(self, values: Reals, *place: int | Ints) -> None:
         """Write numbers."""
-        self._check(place)
+        self._check(place, writes=True)
         again = self.stored[place]
         if again.any():
             before, now = np.broadcast_arrays(self.values[place], values)
@@ -89,10 +89,11 @@ class Array:
 
     def add(self, values: Reals, *place: int | Ints) -> None:
         """Add numbers in any order, as atomic additions do."""
-        self._check(place)
+        self._check(place, writes=True)
         np.add.at(self.values, tuple(np.asarray(x) for x in place), values)
 
-    def _check(self, place: tuple[int | Ints, ...]) -> None:
+    def _check(self, place: tuple[int | Ints, ...], writes: bool = False) -> None:
+        law(self.written or not writes, f"{self.name} is written by a launch that does not say so")
         law(len(place) == len(self.shape), f"{self.name} has {len(self.shape)} axes of places")
         for at, size in zip(place, self.shape, strict=True):
             inside = not np.size(at) or (np.min(at) >= 0 and np.max(at) < size)
@@ -148,6 +149,8 @@ class Call:
         self.launch, self.memory, self.scalars = launch, memory, scalars
         self.spec: Any = launch.spec
         self.grid = launch.grid
+        for name in launch.written:
+            law(memory.slots[name].role in ("output", "workspace"), f"{name} is written, and is an input")
         self._arrays: dict[tuple[str, int], Array] = {}
 
     def integer(self, name: str) -> int:
@@ -156,7 +159,7 @@ class Call:
 
     def real(self, name: str) -> float:
         """The same, with a fraction."""
-        found = self.launch.named[name]
+        found = self._argument(name)
         if isinstance(found, Given):
             return self.scalars[found.name]
         law(isinstance(found, Known), f"{name} is no scalar that the host knows")
@@ -165,7 +168,7 @@ class Call:
 
     def counted(self, name: str, place: int) -> int:
         """An integer of a device slot."""
-        found = self.launch.named[name]
+        found = self._argument(name)
         law(isinstance(found, OnDevice), f"{name} is not read from a device slot")
         assert isinstance(found, OnDevice)
         values = self.memory.arrays[found.slot]
@@ -197,16 +200,19 @@ class Call:
 
     def box(self, name: str) -> Box:
         """A tensor descriptor."""
-        found = self.launch.named[name]
+        found = self._argument(name)
         law(isinstance(found, Descriptor), f"{name} is no descriptor")
         assert isinstance(found, Descriptor)
         return Box(self._array(found.slot, 3), self.memory.slots[found.slot], found)
 
+    def _argument(self, name: str) -> Argument:
+        law(name in self.launch.named, f"{self.launch.kernel.name} has no argument {name}")
+        return self.launch.named[name]
+
     def _slot(self, name: str) -> str:
-        found = self.launch.named[name]
+        found = self._argument(name)
         law(isinstance(found, Pointer), f"{name} is no pointer")
         assert isinstance(found, Pointer)
-        law(not found.unused, f"{self.launch.kernel.name} looks at {name}, which is said to be unused")
         return found.slot
 
     def _array(self, slot: str, form: int) -> Array:
@@ -215,5 +221,5 @@ class Call:
             values = self.memory.arrays[slot]
             if form <= 0:
                 values = values.reshape(-1, -form) if form else values.reshape(prod(values.shape))
-            self._arrays[slot, form] = Array(slot, values, max(1, form))
+            self._arrays[slot, form] = Array(slot, values, max(1, form), slot in self.launch.written)
         return self._arrays[slot, form]
