@@ -51,7 +51,6 @@ WRONG_STEPS = {
     "a conversion to no slot": (Convert("x", "z"), "z is no slot"),
     "a conversion to another shape": (Convert("x", "words"), "x and words have different shapes"),
     "a pointer to no slot": (swapped(0, Pointer("z")), "z, which kernel takes as X, is no slot"),
-    "an unused pointer to no slot": (swapped(0, Pointer("z", unused=True)), "z, which kernel takes as X"),
     "another dtype": (swapped(0, Pointer("y")), "X of kernel is *fp32, and y has bfloat16"),
     "a table for numbers": (swapped(1, Pointer("words")), "Y of kernel is *bf16, and words has int32"),
     "a count of another width": (swapped(2, OnDevice("x")), "Words of kernel is *i32, and x has float32"),
@@ -89,18 +88,18 @@ def test_tables_have_slots(tables):
 
 
 def test_what_fits_is_taken():
-    """An unused pointer has any dtype: nobody reads through it."""
     made = program(
         Fill("y", 0.0),
         Convert("x", "y", 2.0),
         launch(),
-        launch(Pointer("y", unused=True), *ARGUMENTS[1:3], Given("length"), ARGUMENTS[4]),
+        launch(ARGUMENTS[0], Pointer("y", writes=True), ARGUMENTS[2], Given("length"), ARGUMENTS[4]),
         launch(*ARGUMENTS[:2], OnDevice("words"), Given("length"), ARGUMENTS[4]),
     )
     assert len(made.launches) == 3
     assert made.given == ("length",)
     assert made.launches[0].value("n") == 3
     assert made.launches[0].named["Box"] == ARGUMENTS[4]
+    assert [one.written for one in made.launches] == [(), ("y",), ()]
     assert [slot.name for slot in made.of_role("output", "table")] == ["y", "words"]
 
 
@@ -135,7 +134,7 @@ def test_slots_of_the_first_win_and_inputs_of_the_second_join():
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
 def test_a_program_is_printed():
-    early = launch(Pointer("y", unused=True), *ARGUMENTS[1:3], Given("length"), ARGUMENTS[4], early=True)
+    early = launch(*ARGUMENTS[:3], Given("length"), ARGUMENTS[4], early=True)
     steps = Fill("y", 0.0), Convert("x", "y"), Convert("x", "y", -1.0), launch(), early
     assert str(program(*steps)).splitlines() == [
         "test",
@@ -146,7 +145,7 @@ def test_a_program_is_printed():
         "  convert x to y",
         "  convert x to y, times -1.0",
         "  launch kernel (2, 1, 1): X=x, Y=y, Words=words, Box=Descriptor(y)",
-        "  launch kernel (2, 1, 1) early: X=unused, Y=y, Words=words, n=Given(length), Box=Descriptor(y)",
+        "  launch kernel (2, 1, 1) early: X=x, Y=y, Words=words, n=Given(length), Box=Descriptor(y)",
     ]
 
 

@@ -1,17 +1,17 @@
 """Programs of attention: which memory they name, what goes before and after their launches, and which launches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from unittest import mock
 
 import pytest
 import torch
-from tests.triton.specs import Call
+from tests.triton.specs import CALLS, WITH_MORE, Call, programs_of
 
 import weft
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.layout import Layout, Options, Vector, dense_rows, rows_like
-from weft.kernels.gpu.program import Convert, Fill, Given, Known, Launch, OnDevice, Pointer, row_major
+from weft.kernels.gpu.program import Convert, Descriptor, Fill, Given, Known, Launch, OnDevice, Pointer, row_major
 from weft.kernels.gpu.programs import backward
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
@@ -91,10 +91,20 @@ def test_sinks_and_slopes_join_the_launch():
     assert launch.spec.sinks and launch.spec.alibi
 
 
-def test_what_no_kernel_looks_at_is_said_so():
+def test_kernels_take_no_memory_that_they_do_not_look_at():
     (launch,) = forward(planned(weft.causal())).launches
-    unused = {name for name, x in launch.named.items() if isinstance(x, Pointer) and x.unused}
-    assert unused == {"Sum", "Sinks", "Slopes"}
+    assert not {"Sum", "Sinks", "Slopes"} & launch.named.keys()
+    assert launch.written == ("out", "lse")
+
+
+@pytest.mark.parametrize("options", [{}, {"sinks": True, "alibi": True}, {"lse": True}], ids=str)
+@pytest.mark.parametrize("name", ["window", "window, by groups", "longformer", "random blocks", "2-D", "bigbird"])
+def test_what_is_written_comes_after_what_is_read(name, options):
+    """So a front that knows a kernel by its operands and its results can pass memory in this order."""
+    for program in programs_of(replace((CALLS | WITH_MORE)[name], options=options)):
+        for launch in program.launches:
+            writes = [x.writes for x in launch.arguments if isinstance(x, (Pointer, Descriptor))]
+            assert writes == sorted(writes) and any(writes)
 
 
 @pytest.mark.parametrize("form", [vector("bfloat16"), vector("float32", 2), vector("float64")], ids=str)
@@ -171,7 +181,7 @@ def test_sums_of_several_launches_are_float32_until_the_end():
     assert "dq_float32" in sums and all(step.value == 0.0 for step in fills)
     for slot in sums:
         assert (program.by_name[slot].role, program.by_name[slot].dtype) == ("workspace", "float32")
-        adding = [at for at, x in enumerate(program.steps) if isinstance(x, Launch) and Pointer(slot) in x.arguments]
+        adding = [at for at, x in enumerate(program.steps) if isinstance(x, Launch) and slot in x.written]
         assert program.steps.index(Convert(slot, slot.removesuffix("_float32"))) > max(adding)
     kinds = [type(step) for step in gradients(planned(MEET, dtype="float32")).steps]
     assert Convert not in kinds, "in float32 they are what is returned"
@@ -185,7 +195,7 @@ def test_one_launch_joins_what_others_left_of_few_keys():
     sums = program.by_name["key_sums"]
     assert (sums.role, sums.dtype, sums.shape[3]) == ("workspace", "float32", 256)
     for launch in (*left, last):
-        assert (launch.named["Sums"], launch.named["Slots"]) == (Pointer("key_sums"), Pointer("met_rows"))
+        assert (launch.named["Sums"].slot, launch.named["Slots"]) == ("key_sums", Pointer("met_rows"))
     rows = program.tables["met_rows"].words
     assert (rows.size, rows.max() + 1) == (4096, sums.shape[2])
 
@@ -200,7 +210,7 @@ def test_nothing_is_added_to_before_it_begins_as_nothing(pattern, deterministic)
             begun.add(step.slot)
         elif isinstance(step, Launch) and step.spec.accumulate:
             names = written[step.spec.direction]
-            added = {step.named[name].slot for name in names if name in step.named and not step.named[name].unused}
+            added = {step.named[name].slot for name in names if name in step.named}
             assert added & begun and (added <= begun or "key_sums" in added)
 
 
@@ -381,7 +391,7 @@ def test_the_number_of_keys_is_read_by_the_kernel():
     on_device = {name: x.slot for name, x in rows.named.items() if isinstance(x, OnDevice)}
     assert on_device == {"KeyCount": "key_count", "Offset": "offset", "Window": "window"}
     assert rows.named["capacity"] == Known(777)
-    assert merge.named["Sinks"] == rows.named["Sinks"] == Pointer("sinks_float32")
+    assert merge.named["Sinks"] == Pointer("sinks_float32") and "Sinks" not in rows.named
     assert [launch.grid for launch in program.launches] == [
         launch.grid for launch in SPLITS["fills the machine"].program().launches
     ]
@@ -394,7 +404,7 @@ def test_few_rows_are_summed_by_one_launch():
     program = sink_gradient_program((2, 4, 100), vector())
     assert (named(program, "input"), named(program, "output")) == (["sinks", "lse", "delta"], ["dsinks"])
     assert [(x.kernel.name, x.grid) for x in program.launches] == [("sink_gradient", (4, 1, 1))]
-    assert program.launches[0].named["Sums"] == Pointer("dsinks")
+    assert program.launches[0].named["Sums"] == Pointer("dsinks", writes=True)
 
 
 def test_many_rows_are_summed_in_parts():
@@ -402,7 +412,7 @@ def test_many_rows_are_summed_in_parts():
     first, second = program.launches
     assert (first.kernel.name, second.kernel.name) == ("sink_gradient", "sink_gradient_sum")
     assert first.grid == (4, ALONE + 1, 1) and program.by_name["sums"].shape == (4, ALONE + 1)
-    assert second.value("parts") == ALONE + 1 and second.named["Total"] == Pointer("dsinks")
+    assert second.value("parts") == ALONE + 1 and second.named["Total"] == Pointer("dsinks", writes=True)
 
 
 def test_sinks_of_another_dtype_have_gradients_of_it():
