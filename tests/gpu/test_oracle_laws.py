@@ -54,6 +54,7 @@ OF_GROUPS = [
     *((SHORT, of_item(1, field), by) for field, by in ((6, 1), (7, 1), (8, 1), (8, -1), (10, 1), (11, -1), (15, 1))),
     (SHORT, of_item(0, 14), 1),
     *((LONG, of_item(1, field), by) for field, by in ((6, -1), (9, 1), (10, 1), (11, -1), (12, -1), (13, 1), (23, 1))),
+    (LONG, lambda launch: launch.value("blocks_at") + 2, -1),  # the first block once more
     *((TWO, of_item(0, field), by) for field, by in ((14, 1), (15, 1), (16, 1), (17, -1))),
 ]
 

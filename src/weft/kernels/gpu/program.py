@@ -197,14 +197,24 @@ class LaunchProgram:
         return sum(prod(slot.shape) * width.get(slot.dtype, 4) for slot in self.of_role("workspace"))
 
     def then(self, other: LaunchProgram, outputs: tuple[str, ...]) -> LaunchProgram:
-        """Both programs in turn. Slots of one name are one slot; what is no longer an output becomes a workspace."""
+        """Both programs in turn. Slots of one name are one slot; what is no longer an output becomes a workspace.
+
+        What the other prepares comes before all launches, so that nothing stands between launches that may overlap.
+        """
         found = dict(self.by_name)
         for slot in other.slots:
             found.setdefault(slot.name, slot)
         slots = tuple(_with_role(slot, outputs) for slot in found.values())
         order = [name for name in outputs if name in found]
         slots = tuple(sorted(slots, key=lambda s: order.index(s.name) if s.name in order else -1))
-        return LaunchProgram(self.name, slots, self.steps + other.steps, {**self.tables, **other.tables})
+        first = next((at for at, step in enumerate(other.steps) if isinstance(step, Launch)), 0)
+        prepared = [x for x in other.steps[:first] if isinstance(x, (Fill, Convert)) and x not in self.steps]
+        touched = {x.slot for launch in self.launches for x in launch.arguments if not isinstance(x, (Known, Given))}
+        if touched & {x.slot if isinstance(x, Fill) else x.target for x in prepared}:
+            raise ValueError(f"{self.name}: what {other.name} prepares is used before it")
+        mine = next((at for at, step in enumerate(self.steps) if isinstance(step, Launch)), len(self.steps))
+        steps = (*self.steps[:mine], *prepared, *self.steps[mine:], *other.steps[first:])
+        return LaunchProgram(self.name, slots, steps, {**self.tables, **other.tables})
 
     def __str__(self) -> str:
         lines = [self.name]

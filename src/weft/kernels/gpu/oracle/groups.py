@@ -76,9 +76,11 @@ def blocks(call: Call) -> Iterator[Block]:
     words, at, count = call.table(), call.integer("blocks_at"), call.integer("blocks")
     place, programs = place_of(call), call.grid[0]
     law(0 < at and at + 2 * count <= words.size, "blocks lie beyond the tables")
+    every = words[at : at + 2 * count].reshape(-1, 2)
+    law(len(np.unique(every, axis=0)) == count, "a block is taken twice")
     for program in range(programs):
         for number in range(program, count, programs):
-            item, member = (int(x) for x in words[at + 2 * number :][:2])
+            item, member = (int(x) for x in every[number])
             found = member_at(call, member)
             law(0 <= item < found.items, f"item {item} of {found.items} is a block")
             mine = words[place.items_at + place.record * item :][: place.record]
