@@ -64,6 +64,11 @@ class RowSpec(Strided):
         return f"{kind}_{self.dtype}_{dims}_{self.rows}x{self.cols}{options}"
 
     @property
+    def symbol(self) -> str:
+        """What a profiler shows; several specs may share it."""
+        return f"weft_decode_{'combine' if self.merge else 'split_kv'}_{self.sizes}"
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         """Arguments that are tensors, first of all."""
         return (

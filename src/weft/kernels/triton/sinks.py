@@ -47,7 +47,8 @@ def source() -> Source:
     types = (*((name, "*fp32") for name in POINTERS), *((name, "i32") for name in SIZES))
     name = "sink_gradient"
     about = f"{name}\n\nEmitted by weft; {WARPS} warps."
-    return Source(name, module(about, "", (*POINTERS, *SIZES), _kernel()), types, (), WARPS, 1)
+    text = module("weft_sinks_grad", about, "", (*POINTERS, *SIZES), _kernel())
+    return Source(name, text, types, (), WARPS, 1)
 
 
 def _kernel() -> Iterator[str]:
