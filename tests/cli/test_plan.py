@@ -109,7 +109,7 @@ def test_sources_are_programs(pattern, direction):
     assert bool(sources) == (pattern != "nothing()")
     for name, source in sources.items():
         compile(source, name, "exec")
-        assert name.startswith(f"{direction}_bfloat16_32_") and "def kernel(" in source
+        assert name.startswith(f"{direction}_bfloat16_32_") and "def weft_" in source
 
 
 def test_sources_of_one_walk():
@@ -117,7 +117,7 @@ def test_sources_of_one_walk():
     asked = ("causal() & window(left=127)", "--shape", "1,8,4096,64", "--device", "gpu", "--source", "gradients")
     said = json.loads(run("explain", *asked, "--json").output)
     (source,) = said["sources"].values()
-    assert "def kernel(" in source
+    assert "def weft_" in source
     assert "but taken is: one walk" in said["explanation"]
     beside = ("causal() & (window(left=127) | periodic_keys(128))", *asked[1:])
     assert len(json.loads(run("explain", *beside, "--json").output)["sources"]) == 3
@@ -130,7 +130,7 @@ def test_sources_of_rows():
     shape = ("--shape", "1,32,1,128", "--kv-heads", "8", "--keys", "100000", "--device", "gpu")
     said = json.loads(run("explain", 'causal(align="bottom-right")', *shape, "--source", "forward", "--json").output)
     assert [name.split("_")[0] for name in said["sources"]] == ["rows", "merge"]
-    assert all("def kernel(" in source for source in said["sources"].values())
+    assert all("def weft_" in source for source in said["sources"].values())
     assert "but taken is: by rows" in said["explanation"]
 
 

@@ -13,7 +13,7 @@ from weft.kernels.triton.device import (
 
 
 @triton.jit
-def kernel(
+def weft_bwd_dkdv_dq_tile_blocks_d96_bf16(
     Q, K, V, DOut, Lse, Delta, Stats, DK, DV, Slopes, DQ, Tables, record, parts, parts_at, items_at,
     heads_at, first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch,
     K_head, K_row, V_batch, V_head, V_row, DOut_batch, DOut_head, DOut_row, DK_batch, DK_head, DK_row,
@@ -122,3 +122,6 @@ def kernel(
     tl.store(dv_rows + (dv_rows_in[:, None] + dv_0[None, :]), dv_sum_0, mask=valid[:, None])
     dv_sum_1 = dv_sum_1.to(DV.dtype.element_ty)
     tl.store(dv_rows + (dv_rows_in[:, None] + dv_1[None, :]), dv_sum_1, mask=valid[:, None])
+
+
+kernel = weft_bwd_dkdv_dq_tile_blocks_d96_bf16

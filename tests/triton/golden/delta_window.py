@@ -13,7 +13,7 @@ from weft.kernels.triton.device import (
 
 
 @triton.jit
-def kernel(
+def weft_bwd_delta_tile_d128_bf16(
     Out, DOut, Lse, DLse, DQ, Delta, Stats, all_heads, my_length, Out_batch, Out_head, Out_row,
     DOut_batch, DOut_head, DOut_row, DQ_batch, DQ_head, DQ_row, scale,
 ):
@@ -54,3 +54,6 @@ def kernel(
     dq_0 = tl.zeros((64, 128), tl.float32)
     dq_0 = dq_0.to(DQ.dtype.element_ty)
     tl.store(dq_rows + (dq_rows_in[:, None] + d_0[None, :]), dq_0, mask=valid[:, None])
+
+
+kernel = weft_bwd_delta_tile_d128_bf16

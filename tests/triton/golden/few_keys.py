@@ -8,7 +8,7 @@ from weft.kernels.triton.few_keys import add_gradients
 
 
 @gluon.jit
-def kernel(
+def weft_bwd_sparse_keys_hopper_d64_bf16(
     Q, K, V, Out, DOut, Lse, DLse, DQ, DK, DV, Delta, Partial, Tables, items, parts, tokens, kv_heads,
     share, place, lane, scale, Q_box, DOut_box, DQ_box, K_box, V_box,
 ):
@@ -16,3 +16,6 @@ def kernel(
     add_gradients(
         (Q_box, DOut_box, DQ_box, K_box, V_box), (Lse, Delta), Partial, sizes, Tables, scale,
     )
+
+
+kernel = weft_bwd_sparse_keys_hopper_d64_bf16

@@ -8,7 +8,7 @@ from weft.kernels.triton.group_queries import attention
 
 
 @gluon.jit
-def kernel(
+def weft_fwd_hopper_line2_d64_bf16(
     Q, K, V, Out, Lse, Sum, Sinks, Slopes, Tables, record, parts, parts_at, items_at, heads_at,
     first_item, all_heads, my_length, their_length, shift, blocks_at, blocks, Q_batch, Q_head, Q_row,
     K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap,
@@ -24,3 +24,6 @@ def kernel(
         tables, (all_heads, my_length, scale, Sinks),
         WIDE=4, STAGES=8, TERMS=2, SINKS=False,
     )
+
+
+kernel = weft_fwd_hopper_line2_d64_bf16

@@ -13,7 +13,7 @@ from weft.kernels.triton.device import (
 
 
 @triton.jit
-def kernel(
+def weft_fwd_tile_line_d128_bf16(
     Q, K, V, Out, Lse, Sum, Sinks, Slopes, Tables, record, parts, parts_at, items_at, heads_at,
     first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head,
     K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap,
@@ -156,3 +156,6 @@ def kernel(
         tl.store(lse_at, lse, mask=wild)
         acc_0 = acc_0.to(Out.dtype.element_ty)
         tl.store(out_rows + (out_rows_in[:, None] + dv_0[None, :]), acc_0, mask=wild[:, None])
+
+
+kernel = weft_fwd_tile_line_d128_bf16

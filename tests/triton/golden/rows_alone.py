@@ -10,7 +10,7 @@ from weft.kernels.triton.row_device import row_run, share
 
 
 @triton.jit
-def kernel(
+def weft_decode_split_kv_d128_bf16(
     Q, K, V, Work, Out, Lse, Sinks, Slopes, splits, all_heads, m, members_at, groups, lanes, span, sums,
     Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row,
     Tables, scale, softcap, shift, beside, length,
@@ -74,3 +74,6 @@ def kernel(
     tl.store(Lse + number, lse, mask=valid)
     out_at = Out + batch * Out_batch + head.to(tl.int64) * Out_head + row.to(tl.int64) * Out_row
     tl.store(out_at[:, None] + dv_0[None, :], acc_0.to(Out.dtype.element_ty), mask=valid[:, None])
+
+
+kernel = weft_decode_split_kv_d128_bf16

@@ -10,7 +10,7 @@ from weft.kernels.triton.row_device import row_run, share
 
 
 @triton.jit
-def kernel(
+def weft_decode_split_kv_d64_fp16(
     Q, K, V, Work, Out, Lse, Sinks, Slopes, splits, all_heads, m, members_at, groups, lanes, span, sums,
     Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row,
     Tables, scale, softcap, shift, beside, length,
@@ -70,3 +70,6 @@ def kernel(
     inverse = tl.where(some, 1.0 / total, 0.0)
     sums_at = (Work + sums + at * 64)[:, None] + dv_0[None, :]
     tl.store(sums_at, acc_0 * inverse[:, None], mask=some[:, None])
+
+
+kernel = weft_decode_split_kv_d64_fp16

@@ -199,7 +199,8 @@ class LaunchProgram:
     def then(self, other: LaunchProgram, outputs: tuple[str, ...]) -> LaunchProgram:
         """Both programs in turn. Slots of one name are one slot; what is no longer an output becomes a workspace.
 
-        What the other prepares comes before all launches, so that nothing stands between launches that may overlap.
+        Launches follow each other, since they may overlap: fills and conversions go before all of them or after. Raises
+        ValueError where this would change what a launch of this program sees.
         """
         found = dict(self.by_name)
         for slot in other.slots:
@@ -207,19 +208,36 @@ class LaunchProgram:
         slots = tuple(_with_role(slot, outputs) for slot in found.values())
         order = [name for name in outputs if name in found]
         slots = tuple(sorted(slots, key=lambda s: order.index(s.name) if s.name in order else -1))
-        first = next((at for at, step in enumerate(other.steps) if isinstance(step, Launch)), 0)
-        prepared = [x for x in other.steps[:first] if isinstance(x, (Fill, Convert)) and x not in self.steps]
-        touched = {x.slot for launch in self.launches for x in launch.arguments if not isinstance(x, (Known, Given))}
-        if touched & {x.slot if isinstance(x, Fill) else x.target for x in prepared}:
-            raise ValueError(f"{self.name}: what {other.name} prepares is used before it")
-        mine = next((at for at, step in enumerate(self.steps) if isinstance(step, Launch)), len(self.steps))
-        steps = (*self.steps[:mine], *prepared, *self.steps[mine:], *other.steps[first:])
+        (mine, body, end), (theirs, rest, after) = _parts(self.steps), _parts(other.steps)
+        prepared = tuple(step for step in theirs if step not in mine)
+        if _touched(body) & _made(prepared) or _touched(rest) & _made(end):
+            raise ValueError(f"{self.name} and {other.name}: a launch uses what is filled or converted beside it")
+        steps = (*mine, *prepared, *body, *rest, *end, *after)
         return LaunchProgram(self.name, slots, steps, {**self.tables, **other.tables})
 
     def __str__(self) -> str:
         lines = [self.name]
         lines += [f"  {s.role:9} {s.name}: {s.dtype}{list(s.shape)} strides {list(s.strides)}" for s in self.slots]
         return "\n".join(lines + [f"  {_line(step)}" for step in self.steps])
+
+
+def _parts(steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
+    """Steps before the first launch, those up to the last one, and those after it; without launches all come last."""
+    places = [at for at, step in enumerate(steps) if isinstance(step, Launch)]
+    first, last = (places[0], places[-1] + 1) if places else (0, 0)
+    return steps[:first], steps[first:last], steps[last:]
+
+
+def _touched(steps: tuple[Step, ...]) -> set[str]:
+    """Slots that launches among steps read or write."""
+    launches = (step for step in steps if isinstance(step, Launch))
+    return {x.slot for launch in launches for x in launch.arguments if not isinstance(x, (Known, Given))}
+
+
+def _made(steps: tuple[Step, ...]) -> set[str]:
+    """Slots that fills and conversions among steps write."""
+    filled = {step.slot for step in steps if isinstance(step, Fill)}
+    return filled | {step.target for step in steps if isinstance(step, Convert)}
 
 
 def _with_role(slot: Slot, outputs: tuple[str, ...]) -> Slot:

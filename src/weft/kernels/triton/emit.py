@@ -136,7 +136,7 @@ def emit(spec: KernelSpec) -> str:
     if spec.groups:
         about = f"{spec.name}\n\nEmitted by weft; {spec.groups} warp groups, {spec.stages} stages."
         helpers = GROUPS["short" if spec.short else spec.direction]
-        return module(about, helpers, arguments(spec), _in_groups(spec), "gluon")
+        return module(spec.symbol, about, helpers, arguments(spec), _in_groups(spec), "gluon")
     helpers = (
         "from weft.kernels.triton.device import (\n"
         "    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,\n"
@@ -147,7 +147,7 @@ def emit(spec: KernelSpec) -> str:
     if spec.fast_log:
         helpers = f"from triton.language.extra.cuda import libdevice\n\n{helpers}"
     about = f"{spec.name}\n\nEmitted by weft; {spec.warps} warps, {spec.stages} stages."
-    return module(about, helpers, arguments(spec), _needed(_kernel(spec)))
+    return module(spec.symbol, about, helpers, arguments(spec), _needed(_kernel(spec)))
 
 
 def _in_groups(spec: KernelSpec) -> Iterator[str]:

@@ -92,6 +92,11 @@ class RowSpec(Strided):
         return f"{kind}_{self.dtype}_{dims}_{self.rows}x{self.cols}{options}"
 
     @property
+    def symbol(self) -> str:
+        """What a profiler shows; several specs may share it."""
+        return f"weft_decode_{'combine' if self.merge else 'split_kv'}_{self.sizes}"
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """Arguments that are pointers to what is read, in order."""
         sinks = ("Sinks",) * (self.sinks and (self.merge or not self.split))

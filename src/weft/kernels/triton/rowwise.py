@@ -64,7 +64,8 @@ def emit(spec: RowSpec) -> str:
         "from weft.kernels.triton.device import tanh\nfrom weft.kernels.triton.row_device import row_run, share\n\n"
     )  # fmt: skip
     about = f"{spec.name}\n\nEmitted by weft; {spec.warps} warps, {spec.stages} stages."
-    return module(about, helpers, spec.arguments, _merge(spec) if spec.merge else _rows(spec))
+    body = _merge(spec) if spec.merge else _rows(spec)
+    return module(spec.symbol, about, helpers, spec.arguments, body)
 
 
 # ---- one share of a few rows -----------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def _source(
     kinds |= {size: "i64" if "_" in size or size == "rows" else "i32" for size in sizes}
     kinds |= dict.fromkeys(writes, "*fp32") | dict(other or {})
     about = f"{name}\n\nEmitted by weft; {warps} warps."
-    return Source(name, module(about, "", tuple(kinds), body), tuple(kinds.items()), (), warps, 1)
+    return Source(name, module(f"weft_{name}", about, "", tuple(kinds), body), tuple(kinds.items()), (), warps, 1)
 
 
 def _gradient() -> Iterator[str]:
