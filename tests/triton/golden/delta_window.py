@@ -14,8 +14,8 @@ from weft.kernels.triton.device import (
 
 @triton.jit
 def weft_bwd_delta_tile_d128_bf16(
-    Out, DOut, Lse, DLse, DQ, Delta, Stats, all_heads, my_length, Out_batch, Out_head, Out_row,
-    DOut_batch, DOut_head, DOut_row, DQ_batch, DQ_head, DQ_row, scale,
+    Out, DOut, Lse, all_heads, my_length, Out_batch, Out_head, Out_row, DOut_batch, DOut_head, DOut_row,
+    DQ_batch, DQ_head, DQ_row, scale, DQ, Stats,
 ):
     # strides count in 16 bytes, 8 elements: rows are aligned
     gdc_launch_dependents()  # that of dK and dV may begin where this one leaves room

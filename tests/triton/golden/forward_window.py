@@ -14,9 +14,9 @@ from weft.kernels.triton.device import (
 
 @triton.jit
 def weft_fwd_tile_line_d128_bf16(
-    Q, K, V, Out, Lse, Sum, Sinks, Slopes, Tables, record, parts, parts_at, items_at, heads_at,
-    first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head,
-    K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap,
+    Q, K, V, Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads, my_length,
+    their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row,
+    Out_batch, Out_head, Out_row, scale, softcap, Out, Lse,
 ):
     # strides count in 16 bytes, 8 elements: rows are aligned
     # which tile of which head: head by head, or where some tiles far outlast the rest, these first

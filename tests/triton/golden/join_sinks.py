@@ -7,8 +7,8 @@ import triton.language as tl
 
 
 @triton.jit
-def kernel(
-    Out, Lse, Sinks, rows, heads, length, Out_batch, Out_head, Out_row, Out_dim,
+def weft_join_sinks_bfloat16_80(
+    Sinks, rows, heads, length, Out_batch, Out_head, Out_row, Out_dim, Out, Lse,
 ):
     number = tl.program_id(0).to(tl.int64) * 32 + tl.arange(0, 32)
     valid = number < rows
@@ -33,3 +33,6 @@ def kernel(
     out = tl.load(here, mask=inside, other=0.0).to(tl.float32) * share[:, None]
     tl.store(here, out.to(Out.dtype.element_ty), mask=inside)
     tl.store(Lse + number, total, mask=valid)
+
+
+kernel = weft_join_sinks_bfloat16_80

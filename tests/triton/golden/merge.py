@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def weft_decode_combine_d128_bf16(
-    Work, Out, Lse, Sinks, splits, all_heads, m, sums, Out_batch, Out_head, Out_row,
+    Work, splits, all_heads, m, sums, Out_batch, Out_head, Out_row, Out, Lse,
 ):
     # strides come in units of 16 bytes, 8 elements: rows are aligned
     Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8

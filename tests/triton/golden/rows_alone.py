@@ -11,9 +11,9 @@ from weft.kernels.triton.row_device import row_run, share
 
 @triton.jit
 def weft_decode_split_kv_d128_bf16(
-    Q, K, V, Work, Out, Lse, Sinks, Slopes, splits, all_heads, m, members_at, groups, lanes, span, sums,
-    Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row,
-    Tables, scale, softcap, shift, beside, length,
+    Q, K, V, Tables, splits, all_heads, m, members_at, groups, lanes, span, sums, Q_batch, Q_head, Q_row,
+    K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap, shift,
+    beside, length, Out, Lse,
 ):
     # strides come in units of 16 bytes, 8 elements: rows are aligned
     Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8

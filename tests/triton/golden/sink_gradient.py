@@ -7,8 +7,8 @@ import triton.language as tl
 
 
 @triton.jit
-def weft_sinks_grad(
-    Sinks, Lse, Delta, Sums, batch, heads, length,
+def weft_sink_gradient(
+    Sinks, Lse, Delta, batch, heads, length, Sums,
 ):
     head, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     sink = tl.load(Sinks + head)
@@ -25,4 +25,4 @@ def weft_sinks_grad(
     tl.store(Sums + head * parts + part, -tl.sum(total, 0))
 
 
-kernel = weft_sinks_grad
+kernel = weft_sink_gradient

@@ -7,10 +7,13 @@ import triton.language as tl
 
 
 @triton.jit
-def kernel(
-    Sums, Total, parts,
+def weft_sink_gradient_sum(
+    Sums, parts, Total,
 ):
     head = tl.program_id(0)
     part = tl.arange(0, 512)
     sums = tl.load(Sums + head * parts + part, mask=part < parts, other=0.0)
     tl.store(Total + head, tl.sum(sums, 0))
+
+
+kernel = weft_sink_gradient_sum
