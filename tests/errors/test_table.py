@@ -6,6 +6,7 @@ every command, and every pair of (module, exception class) that the sources rais
 
 import ast
 import inspect
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 import torch
 from click import ClickException
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import BlockMask
+from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from weft import errors, plot
@@ -147,6 +150,27 @@ def no_blocks(length):
 def attend_captured():
     with mock.patch("weft.torch.masks.is_capturing", lambda: True):
         weft.attention(*tokens(), torch.ones(8, 8, dtype=torch.bool))
+
+
+class Traced(torch.nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, q, k, v):
+        return weft.attention(q, k, v, self.mask)
+
+
+def counted_by_fakes():
+    with FakeTensorMode(), FlopCounterMode(display=False):
+        torch.ops.weft.attention(*tokens(), "causal()", torch.empty(13, dtype=torch.int64), None, None, None, None,
+                                 "auto", False, False)  # fmt: skip
+
+
+def masked_tensors():
+    with warnings.catch_warnings(action="ignore"):  # a prototype, and says so
+        q = torch.masked.masked_tensor(tokens()[0], torch.ones(tokens()[0].shape, dtype=torch.bool))
+    weft.attention(q, *tokens()[1:], weft.causal())
 
 
 def failing(q, k):
@@ -298,6 +322,12 @@ TABLE = [
      lambda: torch.vmap(lambda q: weft.attention(q, *tokens()[1:], CAUSAL))(tokens()[0][None])),
     ("attention: torch.func", UnsupportedError, ("torch.func", "torch.autograd.grad()"),
      lambda: torch.func.grad(lambda q: weft.attention(q, *tokens()[1:], CAUSAL).sum())(tokens()[0])),
+    ("attention: a mask in torch.fx", InputError, ("torch.fx", "weft.recognize(mask).pattern"),
+     lambda: torch.fx.symbolic_trace(Traced(unseen))),
+    ("attention: a pattern without a module", InputError, ("no place for a pattern", "torch.nn.Module"),
+     lambda: CAUSAL.__fx_create_arg__(torch.fx.proxy.TracerBase())),
+    ("attention: counted without numbers", UnsupportedError, ("fake", "torch.device('meta')"), counted_by_fakes),
+    ("attention: masked tensors", UnsupportedError, ("q=MaskedTensor", "get_data()"), masked_tensors),
     ("attention: no kernel", UnsupportedKernel, ("triton", "float64"),
      attend(qkv=tokens(dtype=torch.float64), backend="triton")),
     ("attention: damaged graph", InputError, ("causal", "record"),

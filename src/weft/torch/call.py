@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _get_deterministic_algorithms, _is_any_autocast_enabled
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from weft.errors import InputError
 from weft.pattern.algebra import Pattern
 from weft.torch import decode, eager
+from weft.torch.frameworks import follow_counters
 from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
 from weft.torch.operator import Options, Written, numbers_of
 
@@ -58,8 +59,12 @@ def _by_operator(tensors: Tensors, mask: Any, rows: Any, given: Any, return_lse:
     scale, softcap, _, backend, deterministic = given
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    if not is_compiling():
+        follow_counters()
+    # in a graph of torch.compile the expression is data too; an exported one shows it
+    structure = "" if is_dynamo_compiling() and not is_exporting() and hasattr(mask, "tensor") else mask.structure
     chosen = (*rows, scale, softcap, backend, deterministic)
-    out, lse = torch.ops.weft.attention(*tensors, mask.structure, numbers_of(mask, tensors[0]), *chosen, return_lse)
+    out, lse = torch.ops.weft.attention(*tensors, structure, numbers_of(mask, tensors[0]), *chosen, return_lse)
     return out, lse
 
 

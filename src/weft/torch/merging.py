@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
+from weft.torch.frameworks import leaf
 
 MINUS_INFINITY = float("-inf")
 
@@ -28,6 +29,9 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
         far = weft.attention(q, k, v, weft.causal(offset=-64), return_lse=True)
         out, lse = weft.merge(*zip(near, far))  # weft.causal()
     """
+    traced = leaf(merge, (outs, lses), {})
+    if traced is not None:
+        return traced[0], traced[1]
     outs, lses = _listed("outs", outs), _listed("lses", lses)
     _check(outs, lses)
     if len(outs) == 1:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.fx import Proxy
 
 from weft.errors import InputError
 from weft.pattern.algebra import Pattern
 from weft.pattern.library import full
+from weft.recognition import Recognized
 from weft.torch.call import attend
 from weft.torch.eager import PLAIN
-from weft.torch.inputs import check_tensors
+from weft.torch.frameworks import leaf
+from weft.torch.inputs import check_kind, check_tensors
 from weft.torch.layouts import View, check_layout, on_grid_of, tokens_viewed, viewed
 from weft.torch.masks import pattern_of
 from weft.torch.merging import merge
@@ -23,6 +26,11 @@ EXTRA = ("extra_keys", "extra_values")
 
 def attention(tensors: Any, mask: Any, options: dict[str, Any]) -> Tensor | tuple[Tensor, Tensor]:
     """`weft.attention` of anything that it takes. tensors: q, k, v. options: all its keywords by name."""
+    if isinstance(tensors[0], Proxy):
+        return _leaf(tensors, mask, options)
+    for name, x in zip("qkv", tensors, strict=True):
+        if isinstance(x, Tensor) and type(x) not in PLAIN:
+            check_kind(name, x)
     check_layout(options["layout"])
     view = viewed(tensors, options["layout"])
     extra = _extra(options, view)
@@ -36,6 +44,21 @@ def attention(tensors: Any, mask: Any, options: dict[str, Any]) -> Tensor | tupl
     if return_lse:
         return view.back(out), view.back(lse)
     return view.back(out)
+
+
+def _leaf(tensors: Any, mask: Any, options: dict[str, Any]) -> Any:
+    """A call as a node of the graph that torch.fx traces."""
+    from weft.torch.attention import attention as public
+
+    mask = mask.pattern if isinstance(mask, Recognized) else mask
+    if not isinstance(mask, (Pattern, Tensor, Proxy)):
+        raise InputError(
+            f"attention(..., mask={type(mask).__name__}) while torch.fx traces", "a graph cannot hold such a mask",
+            "write pattern = weft.recognize(mask).pattern outside of it, and pass the pattern",
+        )  # fmt: skip
+    defaults = public.__kwdefaults__ or {}
+    given = {name: x for name, x in options.items() if x is not defaults[name]}
+    return leaf(public, (*tensors, mask), given)
 
 
 def sizes_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
