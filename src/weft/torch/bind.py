@@ -6,10 +6,12 @@ the addresses of a call, and found again by these: allocators return the same me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, lru_cache
+from functools import cache
 from operator import itemgetter
+from threading import Lock
 from typing import Any
 
 import torch
@@ -66,7 +68,7 @@ class Bound:
         self.constants: list[Any] = []
         with on(self.gpu):
             if self.gpu is not None:
-                ahead.begin((launch.kernel for launch in program.launches), driver.active.get_current_target())
+                begin_loading((launch.kernel for launch in program.launches), self.gpu)
             self.steps: list[Run] = [self._prepared(step) for step in program.steps]
         launches = [step for step in self.steps if isinstance(step, Started)]
         self.plain = len(launches) == len(self.steps) and not program.given and all(one.is_direct for one in launches)
@@ -248,11 +250,44 @@ class Converted:
 
 
 # ---- kernels on a device ---------------------------------------------------------------------------------------------
-@lru_cache(maxsize=256)
-def loaded(source: Source, gpu: int) -> Any:
-    """The kernel of a source on one GPU, from the store or compiled."""
+KERNELS = 256  # that are kept loaded
+_loading: dict[tuple[Source, int], Future[Any]] = {}
+_lock = Lock()
+
+
+def begin_loading(sources: Iterable[Source], gpu: int) -> list[Future[Any]]:
+    """Compile kernels, or take them from the store, and load them on a GPU, at the same time; returns at once."""
+    each = list(dict.fromkeys(sources))
+    with torch.cuda.device(gpu), _lock:
+        wanted = [one for one in each if (one, gpu) not in _loading]
+        if wanted:
+            target = driver.active.get_current_target()
+            ahead.begin(wanted, target)
+            threads = ThreadPoolExecutor(len(wanted), "weft-load")
+            _loading.update({(one, gpu): threads.submit(_load, one, gpu, target) for one in wanted})
+            threads.shutdown(wait=False)  # its threads end with their jobs
+        found = [_loading[one, gpu] for one in each]
+        for old in [key for key, job in _loading.items() if job.done()][: max(0, len(_loading) - KERNELS)]:
+            del _loading[old]
+    return found
+
+
+def _load(source: Source, gpu: int, target: Any) -> Any:
+    kernel = stored(source, target)
     with torch.cuda.device(gpu):
-        return stored(source, driver.active.get_current_target())
+        kernel.run  # noqa: B018 - Triton builds a launcher for it, and loads it on the current device
+    return kernel
+
+
+def loaded(source: Source, gpu: int) -> Any:
+    """The kernel of a source on one GPU. Raises what its compilation raised."""
+    (job,) = begin_loading((source,), gpu)
+    try:
+        return job.result()
+    except BaseException:
+        with _lock:
+            _loading.pop((source, gpu), None)  # so that it is tried again
+        raise
 
 
 def kernel_of(source: Source, device: torch.device) -> Any:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from triton.runtime import driver
 
 from weft.caching import cached
 from weft.errors import UnsupportedKernel, WeftError
@@ -22,10 +21,9 @@ from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
 from weft.kernels.options import Modifiers
-from weft.kernels.triton import ahead
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan, row_plan
-from weft.torch.bind import Bound, gpu_of, refuse_capture
+from weft.torch.bind import Bound, begin_loading, gpu_of, refuse_capture
 from weft.torch.device_tables import is_capturing
 
 __all__ = ["backward", "expect_gradients", "forward", "ready", "ready_forward", "sink_gradient"]
@@ -121,9 +119,9 @@ def expect_gradients(
     slopes = Vector("float32", (1,)) if rows[1] else None
     layout = layout._replace(strides=(*layout.strides, out, out), slopes=slopes)
     options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=rows[0])
-    with suppress(WeftError), torch.cuda.device(qkv[0].device):  # who asks for gradients is told what is wrong
+    with suppress(WeftError):  # who asks for gradients is told what is wrong
         program = backward_program(plan, layout, options)
-        ahead.begin((launch.kernel for launch in program.launches), driver.active.get_current_target())
+        begin_loading((launch.kernel for launch in program.launches), qkv[0].device.index)
 
 
 def sink_gradient(sinks: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
