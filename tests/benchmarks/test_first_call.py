@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("triton")
 
 from benchmarks import first_call
+
 from weft.kernels.triton.recorded import kernels_of
 from weft.planning.attention_plan import plan_attention
 from weft.settings import interpreted
