@@ -1,6 +1,7 @@
 """Triton's stages, run without its cache: what comes out, and that threads may do it at once."""
 
 import gc
+import os
 import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from .resources import TARGETS
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 SMALL = KernelSpec("forward", "bfloat16", 16, 16, 0, 64, 64, warps=4)
+LINES = "TRITON_DISABLE_LINE_INFO"
 WALK = walk_spec(Problem(1, 2, 2, 4096, 4096, 64, 64, "bfloat16", "cuda"))  # in Gluon, and its groups share their code
 
 
@@ -33,8 +35,8 @@ def own_directory(tmp_path, monkeypatch):
 
 
 def of_triton(spec, target):
-    """What `triton.compile` makes of it."""
-    with mock.patch.object(stages, "VERSIONS", ()):
+    """What `triton.compile` makes of it, without lines."""
+    with mock.patch.object(stages, "VERSIONS", ()), mock.patch.dict(os.environ, {LINES: "1"}):
         return load.compile_for(spec, TARGETS[target])
 
 
@@ -44,7 +46,8 @@ def of_triton(spec, target):
 def test_it_is_what_triton_compiles(spec, target):
     theirs, ours = of_triton(spec, target), load.compile_for(spec, TARGETS[target])
     assert ours.kernel == theirs.kernel
-    assert ours.metadata._replace(hash="") == theirs.metadata._replace(hash="")
+    said, told = ours.metadata._asdict(), theirs.metadata._asdict()
+    assert said | {"hash": "", LINES: told[LINES]} == told | {"hash": ""}
     assert ours.packed_metadata == theirs.packed_metadata and ours.name == theirs.name
     assert ours.asm == {kind: theirs.asm[kind] for kind in ours.asm}
     assert (spec is WALK) == (shared_code.MINE in ours.asm.get("ptx", ""))
@@ -86,7 +89,23 @@ def test_threads_compile_at_once():
         together = list(threads.map(lambda spec: load.compile_for(spec, TARGETS["sm_90"]).kernel, specs))
     assert together == alone
     assert warnings.filters == before and gc.isenabled()
-    assert knobs.runtime.add_stages_inspection_hook is None
+    assert knobs.runtime.add_stages_inspection_hook is None and "disable_line_info" not in vars(knobs.compilation)
+
+
+@pytest.mark.parametrize("asked", [None, "0", "1"])
+def test_lines_are_left_out_unless_they_are_asked_for(asked, monkeypatch):
+    if asked is not None:
+        monkeypatch.setenv(LINES, asked)
+    before = dict(os.environ)
+    ptx = load.compile_for(SMALL, TARGETS["sm_90"]).asm["ptx"]
+    assert (".loc" in ptx) == (asked == "0")
+    assert dict(os.environ) == before and "disable_line_info" not in vars(knobs.compilation)
+
+
+def test_a_knob_that_was_set_stays(monkeypatch):
+    monkeypatch.setitem(vars(knobs.compilation), "disable_line_info", False)
+    assert ".loc" in load.compile_for(SMALL, TARGETS["sm_90"]).asm["ptx"]
+    assert vars(knobs.compilation)["disable_line_info"] is False
 
 
 def test_a_kernel_that_does_not_compile_says_why_and_leaves_nothing_behind(monkeypatch):

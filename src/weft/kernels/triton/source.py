@@ -33,7 +33,7 @@ from weft.errors import UnsupportedKernel
 from weft.kernels.triton import keys, shared_code, stages, translated
 from weft.settings import interpreted
 
-LAYOUT = 2  # of what an entry holds; raised whenever `_revived` would read an older one wrongly
+LAYOUT = 3  # of what an entry holds; raised whenever `_revived` would read an older one wrongly
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 # Kernels that `weft.kernels.triton.ahead` compiles, by their keys, until somebody takes them. Threads end with a fork.
 UNDER_WAY: dict[str, Future[CompiledKernel]] = {}

@@ -19,6 +19,7 @@ from triton.compiler import CompiledKernel
 from weft.kernels.triton.machine_code import Flow, Instruction, parse, successors
 
 VERSION = 1  # of what is refused; raised whenever a kernel that was accepted may now be refused
+LOOKED_UP = "BRX"  # a branch whose target comes from a table
 HOPPER = 90  # whose products run while other instructions do
 
 
@@ -29,7 +30,7 @@ def mistake(kernel: CompiledKernel, target: GPUTarget) -> str:
     if found:
         return f"{found[0]} multiplies what should be shifted"
     if target.arch == HOPPER and "wgmma.mma_async" in ptx:
-        program = parse(disassembled(kernel.asm["cubin"]))
+        program = parse(disassembled(kernel.asm["cubin"], indirect="brx.idx" in ptx))
         lost = overwritten(program)
         if lost:
             return f"the second tile of a loop overwrites a factor of {lost[0]}"
@@ -93,12 +94,16 @@ def _bits(registers: Iterable[int]) -> int:
     return sum(1 << one for one in set(registers))
 
 
-def disassembled(cubin: bytes) -> str:
-    """The machine code as text; "" where there is no disassembler."""
+def disassembled(cubin: bytes, indirect: bool = True) -> str:
+    """The machine code as text; "" where there is no disassembler. indirect: with the targets of branches that look
+    these up, which takes the disassembler another third of its time.
+    """
     try:
         tool = knobs.nvidia.nvdisasm.path
     except RuntimeError:
         return ""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
-        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+        command = [tool, "-c", *(() if indirect else ("-ndf",)), file.name]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return disassembled(cubin) if LOOKED_UP in found and not indirect else found
