@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from weft.recognition import recognize
     from weft.torch.attention import attention, explain, plan
     from weft.torch.merging import merge
+    from weft.torch.varlen import varlen_attention
 
 __version__ = "0.1.0"
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "explain",
     "merge",
     "plan",
+    "varlen_attention",
     "recognize",
     "full",
     "nothing",
@@ -79,7 +81,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-TORCH = ("attention", "explain", "merge", "plan")  # what is of the front end, weft.torch
+TORCH = ("attention", "explain", "merge", "plan", "varlen_attention")  # what is of the front end, weft.torch
 
 
 def __getattr__(name: str) -> Any:
