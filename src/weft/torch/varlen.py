@@ -67,16 +67,16 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
 ) -> Any:  # fmt: skip
     """Attention inside each of many documents, packed one after the other.
 
-    q (T, Hq, D), k (S, Hkv, D), v (S, Hkv, Dv): the documents' tokens, as `attention` takes them with layout="thd".
-    cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers, on the CPU;
-        cu_seqlens_k None or the same object: queries and keys are the same tokens. A document may be empty.
-    pattern_per_document: a pattern, for each document at its own lengths and by its own alignment. It needs one unless
-        queries and keys are the same tokens. Where it tells batch rows apart, row i is for document i.
-    max_seqlen_q, max_seqlen_k: no document is longer; checked where they are given.
-    return_lse and the other keywords: as of `attention`. Slopes count distances inside a document.
+    - q (T, Hq, D), k (S, Hkv, D), v (S, Hkv, Dv): the documents' tokens, as `attention` takes them with layout="thd".
+    - cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers, on the CPU;
+      cu_seqlens_k None or the same object: queries and keys are the same tokens. A document may be empty.
+    - pattern_per_document: a pattern, for each document at its own lengths and by its own alignment. It needs one
+      unless queries and keys are the same tokens. Where it tells batch rows apart, row i is for document i.
+    - max_seqlen_q, max_seqlen_k: no document is longer; checked where they are given.
+    - return_lse and the other keywords: as of `attention`. Slopes count distances inside a document.
 
     Returns out (T, Hq, Dv); with return_lse also lse (T, Hq). Gradients flow as of `attention`. Raises what that does,
-    InputError for lengths that do not fit, AlignmentError for a pattern without an alignment.
+    InputError for lengths that do not fit, AlignmentError for a pattern without an alignment. Example::
 
         sums = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
         out = weft.varlen_attention(q, k, v, sums, sums, weft.causal() & weft.window(left=1023))
