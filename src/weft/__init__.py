@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from weft.torch.attention import attention, explain, plan
     from weft.torch.key_cache import decode_attention
     from weft.torch.merging import merge
+    from weft.torch.varlen import varlen_attention
 
 __version__ = "0.1.0"
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "explain",
     "merge",
     "plan",
+    "varlen_attention",
     "recognize",
     "full",
     "nothing",
@@ -81,7 +83,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-TORCH = ("attention", "decode_attention", "explain", "merge", "plan")  # what is of the front end, weft.torch
+TORCH = ("attention", "decode_attention", "explain", "merge", "plan", "varlen_attention")  # of weft.torch
 
 
 def __getattr__(name: str) -> Any:

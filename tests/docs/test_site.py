@@ -84,6 +84,7 @@ def test_every_pattern_has_a_page_with_its_picture(site):
         "attention",
         "merge",
         "plan",
+        "varlen_attention",
         "explain",
         "recognize",
     }:

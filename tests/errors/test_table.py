@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from weft import errors, plot
+from weft.acsr.packed import packed
 from weft.cli import COMMANDS, main
 from weft.errors import (
     AlignmentError,
@@ -167,6 +168,12 @@ def counted_by_fakes():
                                  "auto", False, False)  # fmt: skip
 
 
+def packed_by(queries, keys=None, pattern=None, device="cpu"):
+    sums = [None if x is None else torch.tensor(x, device=device) for x in (queries, keys)]
+    q, k, v = (x[0].transpose(0, 1) for x in tokens())
+    return lambda: weft.varlen_attention(q, k, v, *sums, FULL if pattern is None else pattern)
+
+
 def masked_tensors():
     with warnings.catch_warnings(action="ignore"):  # a prototype, and says so
         q = torch.masked.masked_tensor(tokens()[0], torch.ones(tokens()[0].shape, dtype=torch.bool))
@@ -227,6 +234,10 @@ TABLE = [
     ("documents: cu_seqlens", PatternError, ("cu_seqlens", "1"), lambda: weft.documents(cu_seqlens=[0, 5, 3])),
     ("documents: ids", PatternError, ("documents(ids[1]=0.5)",), lambda: weft.documents(ids=[0, 0.5])),
     ("documents: ragged", PatternError, ("documents", "lengths"), lambda: weft.documents([[1], [2, 3]])),
+    ("documents: keys of their own", PatternError, ("1 documents of queries and 2 of keys",),
+     lambda: weft.documents([3], key_lengths=[3, 4])),
+    ("documents: packed", PatternError, ("1 lengths of queries", "2 of keys"), lambda: packed(FULL, [3], [3, 4])),
+    ("documents: packed length", LengthError, ("3 queries and 4 keys",), lambda: packed(FULL, [3], [4]).acsr(3)),
     ("documents: length", LengthError, ("documents", "8", "9"), lambda: weft.documents([3, 5]).acsr(9)),
     ("documents: mixed ids", LengthError, ("ids", "4"), lambda: weft.documents(ids=[0, 1, 0, 1]).to_dense(5)),
     ("padding: no rows", PatternError, ("padding", "lengths"), lambda: weft.padding([])),
@@ -333,6 +344,13 @@ TABLE = [
     ("attention: damaged graph", InputError, ("causal", "record"),
      lambda: torch.ops.weft.attention(*tokens(), "causal()", torch.zeros(3, dtype=torch.int64), None, None, None, None,
                                       "auto", False, False)),
+    ("varlen_attention: sums", InputError, ("cu_seqlens_q", "falls"), packed_by([0, 5, 3, 8])),
+    ("varlen_attention: alignment", AlignmentError, ("queries of a document", "bottom-right"),
+     packed_by([0, 8], [0, 8], CAUSAL)),
+    ("varlen_attention: rows", PatternError, ("2 batch rows", "1 documents"),
+     packed_by([0, 8], None, weft.per_batch([FULL] * 2))),
+    ("varlen_attention: sums on a device", UnsupportedError, ("cu_seqlens_q on meta", ".cpu()"),
+     packed_by([0, 8], device="meta")),
     ("SparseAttention: option", OptionError, ("window_size",), lambda: SparseAttention(CAUSAL, window_size=3)),
     ("plan: mask", InputError, ("plan(..., mask=None)", "weft.full()"), lambda: weft.plan(None, *tokens())),
     ("explain: mask", InputError, ("explain(..., mask=int)",), lambda: weft.explain(3, *tokens())),

@@ -58,9 +58,10 @@ def rebuild(name: str, args: dict[str, Any], align: str | None = None) -> Patter
 
 
 def function(name: str) -> Callable[..., Pattern]:
-    """The library function of that name. Those that only recognition makes are loaded when one is met."""
+    """The library function of that name. Those that only recognition and packing make are loaded when one is met."""
     if name not in LIBRARY:
         import_module("weft.recognition")
+        import_module("weft.acsr.packed")
     return LIBRARY[name]
 
 

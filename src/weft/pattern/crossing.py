@@ -134,7 +134,7 @@ def decode(structure: str, numbers: bytes) -> Any:
     size = int(values[0]) if len(values) else 0
     behind = values[size:] if size > 0 else values[:0]
     marked = len(behind) > 1 and behind[0] == MARK and 0 < behind[1] <= 8 * (len(behind) - 2)
-    if not (marked or len(values) == size > 0):
+    if not (marked or (structure and len(values) == size > 0)):
         raise InputError(
             f"read the pattern {structure} from a graph", f"its record of {len(values)} integers is damaged",
             "make the graph anew, of a pattern that was made after torch was imported",

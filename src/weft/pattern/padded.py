@@ -26,9 +26,9 @@ def padding(lengths: Any = None, rows: bool = False, align: Align = None, *, mas
 
     Or mask: booleans (B, S), numpy or torch, True for a token: key k is seen where mask[b, k], padded on the left, on
     the right, or with holes; with rows=True by queries where mask[b, q]. It becomes an expression of other patterns,
-    and keeps what the mask says now.
+    and keeps what the mask says now. Example, of a tokenizer's mask of 0 and 1::
 
-        weft.causal() & weft.padding(mask=attention_mask.bool())  # a tokenizer's mask of 0 and 1
+        weft.causal() & weft.padding(mask=attention_mask.bool())
     """
     if (lengths is None) == (mask is None):
         given = "lengths, mask" if mask is not None else ""

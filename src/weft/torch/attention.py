@@ -61,17 +61,17 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of q over the keys that `mask` lets each query see, at a cost that follows the live pairs.
 
-    q, k, v: tensors of one floating dtype and device, by `layout` "bhsd": q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv,
-        N, Dv); "bshd": heads after tokens; "thd": (T, H, D), one batch row. Tokens of a grid keep their axes: q (B, X,
-        Y, Hq, D) under weft.neighborhood. Any strides; Hq a multiple of Hkv: head h uses key head h // (Hq // Hkv).
-    mask: a pattern; or what one is recognised from, once: booleans (M, N), (Hq, M, N) or (B, Hq, M, N), True = may
-        attend, a function of (q, k) or (b, h, q, k), FlexAttention's BlockMask, a weft.recognize(...).
-    scale: of q . k, D ** -0.5 if None. softcap: then score = softcap * tanh(score / softcap).
-    alibi_slopes (Hq,): then score -= slope * |q - k|, on aligned token indices.
-    sinks (Hq,): logits that join every row's sum and have no value; lse includes them.
-    extra_keys (B, Hkv, E, D), extra_values (B, Hkv, E, Dv): tokens that every query sees too, without slopes.
-    return_lse: also the logarithm of the sum of exponentiated scores. backend: "auto", "cpu" or "triton".
-    deterministic: the same bits each time; None as torch.use_deterministic_algorithms says. dropout: 0 so far.
+    - q, k, v: tensors of one floating dtype and device, any strides. By layout "bhsd": q (B, Hq, M, D), k (B, Hkv, N,
+      D), v (B, Hkv, N, Dv); "bshd": heads after tokens; "thd": (T, H, D), one batch row. Tokens of a grid keep their
+      axes: q (B, X, Y, Hq, D). Hq is a multiple of Hkv: query head h uses key head h // (Hq // Hkv).
+    - mask: a pattern; or what one is recognised from, once: booleans (M, N), (Hq, M, N) or (B, Hq, M, N), True = may
+      attend, a function of (q, k) or (b, h, q, k), FlexAttention's BlockMask, what weft.recognize returned.
+    - scale of q . k, D ** -0.5 if None; then softcap: score = softcap * tanh(score / softcap).
+    - alibi_slopes (Hq,): then score -= slope * abs(q - k), on aligned token indices.
+    - sinks (Hq,): logits that join every row's sum and have no value; lse includes them.
+    - extra_keys (B, Hkv, E, D), extra_values (B, Hkv, E, Dv): tokens that every query sees too, without slopes.
+    - return_lse: also the logarithm of the sum of exponentiated scores. backend: "auto", "cpu" or "triton".
+    - deterministic: the same bits each time; None: as torch.use_deterministic_algorithms says. dropout: 0 so far.
 
     Returns out, as q with Dv for D, in its dtype and memory order; with return_lse (out, lse), lse as out without its
     last axis, float32 (float64 for float64). A query without keys gives out 0, lse -inf, zero gradients. Reverse-mode
@@ -79,7 +79,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 
     Raises InputError for tensors, OptionError for options, PatternError (AlignmentError, LengthError) for a mask that
     does not fit, UnsupportedError for what is refused by name, UnsupportedKernel if no backend can run it. Sources: Dao
-    2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409 (ALiBi).
+    2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409 (ALiBi). Examples::
 
         out = weft.attention(q, k, v, weft.causal() & weft.window(left=1023))
         out, lse = weft.attention(q, k, v, weft.causal(), layout="bshd", softcap=50.0, return_lse=True)

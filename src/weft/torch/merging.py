@@ -23,7 +23,7 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
 
     A row without keys in a part has lse -inf there, and that part's out is not read; a row without keys in all parts
     gives out 0, lse -inf and zero gradients. Gradients flow to all outs and lses. Only one part may have had sinks.
-    Raises InputError for shapes, dtypes or devices that do not fit.
+    Raises InputError for shapes, dtypes or devices that do not fit. Example::
 
         near = weft.attention(q, k, v, weft.causal() & weft.window(63), return_lse=True)
         far = weft.attention(q, k, v, weft.causal(offset=-64), return_lse=True)

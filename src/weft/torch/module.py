@@ -27,7 +27,7 @@ class SparseAttention(torch.nn.Module):
     Deep-copies, pickles and exports: the pattern is an immutable value, and `pattern` may be assigned anew at any time.
     options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, layout, as for `attention`; what can be
     seen wrong without tensors is refused here, the rest at the first call. Sinks and slopes keep their digits where a
-    model is converted: `module.to(torch.bfloat16)` or `.half()` leave them in float32.
+    model is converted: `module.to(torch.bfloat16)` or `.half()` leave them in float32. Example::
 
         attend = SparseAttention(weft.causal() & weft.window(left=1023), sinks=torch.zeros(heads), layout="bshd")
         out = attend(q, k, v)  # (B, M, Hq, Dv)

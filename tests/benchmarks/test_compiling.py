@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks import first_call
+from benchmarks import compiling
 
 from weft.kernels.triton.recorded import kernels_of
 from weft.planning.attention_plan import plan_attention
@@ -14,10 +14,10 @@ from weft.testing.workloads import WORKLOADS
 
 
 @pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
-@pytest.mark.parametrize("name", first_call.NAMES)
+@pytest.mark.parametrize("name", compiling.NAMES)
 def test_its_kernels_are_a_calls(name):
     """But for sinks, of which it knows nothing: they change the forward and add a kernel."""
     workload = WORKLOADS[name]
     plan = plan_attention(workload.make(), workload.problem("cuda"), GPU)
-    found = [one.name for one in first_call.sources_of(name, GPU.architecture)]
+    found = [one.name for one in compiling.sources_of(name, GPU.architecture)]
     assert found == [one.name for one in kernels_of(plan)]
