@@ -15,7 +15,10 @@ FUNCTION_LINES = 60
 PARAMETERS = 8
 
 # "module:function" -> why it may take more parameters than PARAMETERS.
-MANY_PARAMETERS = {"weft.torch.attention:attention": "the public face: every option by name"}
+MANY_PARAMETERS = {
+    "weft.torch.attention:attention": "the public face: every option by name",
+    "weft.jax.attention:attention": "the public face: every option by name",
+}
 
 # Put together, so that this file does not contain them: paths of one machine, hosts that only a user may choose.
 BANNED = ["/" + "work" + "/", *(f"{name}.org" for name in ("pypi", "pythonhosted", "download.pytorch"))]

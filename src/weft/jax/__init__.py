@@ -1,0 +1,8 @@
+"""weft for JAX: attention under weft's patterns, with jit, grad, vmap, scan and shard_map. Needs neither torch nor
+Triton.
+"""
+
+from weft.jax.attention import attention, plan
+from weft.jax.mask import PlannedMask
+
+__all__ = ["PlannedMask", "attention", "plan"]
