@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from functools import reduce
 from math import gcd
 from typing import Any
@@ -10,12 +11,25 @@ import jax
 import numpy as np
 
 from weft.caching import cached, grew
+from weft.errors import InputError
 from weft.jax.structure import Structure
 from weft.jax.tables import Mask, Unit, parts_of, programs_of
 from weft.pattern.algebra import Pattern
 from weft.pattern.leaves import has_grid
 from weft.planning.attention_plan import Heads, check_extent, distinct_heads
 from weft.planning.problem import Problem
+
+# What the fields of a Structure are to whoever reads an error.
+NAMES = {
+    "m": "queries",
+    "n": "keys",
+    "batch": "batch rows told apart",
+    "heads": "heads told apart",
+    "kv_heads": "key/value heads",
+    "unit": "neighbouring rows and heads with one mask",
+    "shift": "alignment of queries and keys",
+    "grid": "whether tokens have several coordinates",
+}
 
 
 class PlannedMask:
@@ -66,20 +80,44 @@ def planned(pattern: Pattern, problem: Problem, like: Structure | None = None) -
 @cached(256)
 def _planned(pattern: Pattern, problem: Problem, like: Structure | None) -> PlannedMask:
     check_extent(pattern, problem)
-    batch, told = pattern.extent()
     found = distinct_heads(pattern, problem)
-    unit = _unit(found.values(), pattern, problem) if like is None else like.unit
+    bare = _bare(pattern, problem, _unit(found.values(), pattern, problem))
+    if like is not None:
+        _check_like(bare, like)
+        bare = like
     masks = []
     for (row, head), heads in found.items():
         acsr = pattern.acsr(problem.m, problem.n, row, head)
         grew(acsr.nbytes)
         masks.append(Mask(parts_of(acsr, like), tuple(heads)))
-    programs, tables = programs_of(masks, unit, like)
-    structure = Structure(
-        problem.m, problem.n, batch, told, None if told is None else problem.kv_heads, unit, programs,
-        _shift(pattern, problem), has_grid(pattern),
-    )  # fmt: skip
-    return PlannedMask(structure, tables)
+    programs, tables = programs_of(masks, bare.unit, like)
+    return PlannedMask(replace(bare, programs=programs), tables)
+
+
+def _bare(pattern: Pattern, problem: Problem, unit: Unit) -> Structure:
+    """The structure without programs."""
+    batch, heads = pattern.extent()
+    kv_heads = None if heads is None else problem.kv_heads
+    shift, grid = _shift(pattern, problem), has_grid(pattern)
+    return Structure(problem.m, problem.n, batch, heads, kv_heads, unit, (), shift, grid)
+
+
+def _check_like(bare: Structure, like: Structure) -> None:
+    """Raise InputError unless a mask can have the structure of another."""
+    for one in fields(Structure):
+        mine, theirs = getattr(bare, one.name), getattr(like, one.name)
+        if one.name == "unit":
+            same = all(
+                (a is None) == (b is None) and (a or 0) % (b or 1) == 0 for a, b in zip(mine, theirs, strict=True)
+            )
+        else:
+            same = one.name == "programs" or mine == theirs
+        if not same:
+            raise InputError(
+                "plan(mask, ..., like=planned)",
+                f"{NAMES[one.name]}: {mine} of this mask, {theirs} of the planned one",
+                "leave like= out, or plan for the same lengths and heads",
+            )
 
 
 def _unit(found: Any, pattern: Pattern, problem: Problem) -> Unit:
