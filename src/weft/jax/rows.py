@@ -6,7 +6,7 @@ one phase of keys. A tile is `box` neighbouring query positions of a lane.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from weft.acsr.format import Term
 from weft.jax.structure import Axis, TileLoop, bucket
-from weft.pattern.bounds import Ints
+from weft.pattern.bounds import Ints, Stair
 from weft.pattern.listed import EVERY
+from weft.pattern.relation import Relation
 from weft.planning.planner import on_axis
 from weft.planning.relayout import Lanes, lanes_of, live_range, natural_step
 
@@ -50,17 +51,31 @@ class AxisRows:
 
 @dataclass(frozen=True, eq=False)
 class TermRows:
-    """The loop of one term before its sizes are chosen, its rows on each axis, and its tables of tokens."""
+    """The loop of one term before its sizes are chosen, its rows on each axis, and its tables of tokens.
+
+    widest: its rows on each axis if tables of bounds, as of documents, cut nothing; sizes are chosen by them, so that
+    they are the same for all documents.
+    """
 
     loop: TileLoop
     axes: tuple[AxisRows, ...]
+    widest: tuple[AxisRows, ...]
     tokens: Tables
+
+    @property
+    def by_table(self) -> bool:
+        """Whether tables of bounds cut any axis."""
+        return self.widest != self.axes
 
 
 def rows_of(term: Term) -> TermRows:
     """The rows of one term of an Acsr."""
     all_lanes = [_lanes(term, index) for index in range(term.rank)]
     found = tuple(_axis_rows(term, index, lanes) for index, lanes in enumerate(all_lanes))
+    loose = tuple(map(_without_tables, term.axes))
+    widest = found
+    if loose != term.axes:
+        widest = tuple(_axis_rows(replace(term, axes=loose), index, lanes) for index, lanes in enumerate(all_lanes))
     q_origin, k_origin, tokens = term.q.origin, term.k.origin, Tables()
     if all_lanes[0].queries is not None:
         tokens["queries"] = _padded(q_origin + all_lanes[0].queries)
@@ -76,7 +91,12 @@ def rows_of(term: Term) -> TermRows:
         tokens["keys_live"] = term.keys.holds(term.k.origin + np.arange(term.k.size))
     axes = tuple(rows.axis for rows in found)
     loop = TileLoop(q_origin, k_origin, axes, "queries" in tokens, "keys" in tokens, q_cut, k_cut)
-    return TermRows(loop, found, tokens)
+    return TermRows(loop, found, widest, tokens)
+
+
+def _without_tables(relation: Relation) -> Relation:
+    lower, upper = (tuple(b for b in side if isinstance(b, Stair)) for side in (relation.lower, relation.upper))
+    return replace(relation, lower=lower, upper=upper)
 
 
 def _lanes(term: Term, index: int) -> Lanes:

@@ -17,6 +17,7 @@ FLAT_BOXES = ((256, 384), (128, 96), (64, 0))
 GRID_BOXES = (32, 64, 128, 256)  # queries of a tile of a grid
 CHUNK = 1024  # keys of the longest chunk
 LONG_CHUNK = 512  # keys of a chunk where runs are of many lengths
+TABLE_BOX, TABLE_CHUNK = 128, 256  # the most where tables of bounds cut runs, which may be of any length
 LEAST = 16  # keys of the shortest chunk of one axis
 STEP = 60_000  # scores that take as long as one step of a loop, of all heads together
 HEADS = 8  # heads that this assumes
@@ -32,14 +33,14 @@ def sized(term: TermRows, like: Structure | None) -> TileLoop:
 
 
 def _sized(term: TermRows) -> TileLoop:
-    boxes = _boxes(term.axes)
-    widths = [tiles_of(rows, box).widths for rows, box in zip(term.axes, boxes, strict=True)]
+    boxes = _boxes(term.widest, TABLE_BOX if term.by_table else FLAT_BOXES[0][0])
+    widths = [tiles_of(rows, box).widths for rows, box in zip(term.widest, boxes, strict=True)]
     if len(boxes) == 1:
-        chosen = [_flat_width(widths[0].tolist(), term.axes[0].axis)]
+        chosen = [_flat_width(widths[0].tolist(), term.widest[0].axis, term.by_table)]
     else:
         most = [bucket(int(x.max(initial=1))) for x in widths]
         most[0] = min(most[0], max(1, CHUNK // prod(most[1:])))
-        chosen = [min(x, rows.axis.k_positions) for x, rows in zip(most, term.axes, strict=True)]
+        chosen = [min(x, rows.axis.k_positions) for x, rows in zip(most, term.widest, strict=True)]
     return _with_sizes(term.loop, boxes, chosen)
 
 
@@ -48,12 +49,12 @@ def _with_sizes(loop: TileLoop, boxes: Iterable[int], widths: Iterable[int]) -> 
     return replace(loop, axes=tuple(replace(axis, box=box, width=width) for axis, box, width in axes))
 
 
-def _boxes(axes: tuple[AxisRows, ...]) -> tuple[int, ...]:
+def _boxes(axes: tuple[AxisRows, ...], most_flat: int) -> tuple[int, ...]:
     positions = [rows.axis.q_positions for rows in axes]
     longest = [min(bucket(int(rows.count.max(initial=1))), most) for rows, most in zip(axes, positions, strict=True)]
     if len(axes) == 1:
         box = next(box for box, least in FLAT_BOXES if axes[0].width >= least)
-        return (min(box, max(bucket(longest[0], 8), 1), positions[0]),)
+        return (min(box, most_flat, bucket(longest[0], 8), positions[0]),)
     width = [bucket(round(rows.width)) for rows in axes]
     lanes = prod(max(1, rows.count.size) for rows in axes)
     sides = [[1 << i for i in range(9) if (1 << i) < 2 * most] for most in longest]
@@ -67,12 +68,17 @@ def _boxes(axes: tuple[AxisRows, ...]) -> tuple[int, ...]:
     return tuple(min(b, most) for b, most in zip(min(found)[1], positions, strict=True))
 
 
-def _flat_width(widths: list[int], axis: Axis) -> int:
-    """Runs of nearly one length take one chunk each; runs of many lengths, or very long ones, take several."""
+def _flat_width(widths: list[int], axis: Axis, by_table: bool) -> int:
+    """Runs of nearly one length take one chunk each; runs of many lengths, or very long ones, take several.
+
+    by_table: widths are those of runs that tables will cut.
+    """
     if not widths:
         return min(LEAST, axis.k_positions)
     most, mean = bucket(max(widths), LEAST), sum(widths) / len(widths)
-    if most > CHUNK or mean < most / 2:
+    if by_table:
+        most = min(most, TABLE_CHUNK)
+    elif most > CHUNK or mean < most / 2:
         most = min(LONG_CHUNK, max(LEAST, 1 << (round(mean) - 1).bit_length()))
     return min(most, axis.k_positions)
 

@@ -24,10 +24,11 @@ FULL = 255  # a byte of a full block
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A loop, and its tables of one mask, before they are padded."""
+    """A loop, and its tables of one mask, before they are padded. room: tiles of each axis that its mask may have."""
 
     loop: Loop
     tables: Tables
+    room: tuple[int, ...] = ()
 
 
 def parts_of(acsr: Acsr, like: Structure | None) -> tuple[Part, ...]:
@@ -39,7 +40,7 @@ def parts_of(acsr: Acsr, like: Structure | None) -> tuple[Part, ...]:
         if not part.tables["counts"].all():
             continue
         if isinstance(part.loop, TileLoop) and part.loop.joins and part.loop in found:
-            part = Part(part.loop, _joined(found[part.loop].tables, part.tables))
+            part = _joined(found[part.loop], part)
         if isinstance(part.loop, TileLoop) and part.loop.joins:
             found[part.loop] = part
         else:
@@ -52,18 +53,20 @@ def parts_of(acsr: Acsr, like: Structure | None) -> tuple[Part, ...]:
 def _of_term(term: TermRows, like: Structure | None) -> Part:
     loop = sized(term, like)
     tables = dict(term.tokens)
-    counts = []
-    for index, (rows, axis) in enumerate(zip(term.axes, loop.axes, strict=True)):
-        tiles = tiles_of(replace(rows, axis=axis), axis.box)
+    counts, room = [], []
+    for index, axis in enumerate(loop.axes):
+        tiles, widest = (tiles_of(replace(rows[index], axis=axis), axis.box) for rows in (term.axes, term.widest))
         tables[f"tiles{index}"] = tiles.places.astype(np.int32)
         tables[f"bounds{index}"] = tiles.bounds.astype(np.int32)
         counts.append(len(tiles.places))
-    return Part(loop, {"counts": np.array(counts, np.int32), **tables})
+        room.append(len(widest.places))
+    return Part(loop, {"counts": np.array(counts, np.int32), **tables}, tuple(room))
 
 
-def _joined(one: Tables, two: Tables) -> Tables:
-    counts = {"counts": one["counts"] + two["counts"]}
-    return counts | {name: np.concatenate([one[name], two[name]]) for name in one if name != "counts"}
+def _joined(one: Part, two: Part) -> Part:
+    tables = {name: np.concatenate([one.tables[name], two.tables[name]]) for name in one.tables if name != "counts"}
+    counts = {"counts": one.tables["counts"] + two.tables["counts"]}
+    return Part(one.loop, counts | tables, tuple(map(sum, zip(one.room, two.room, strict=True))))
 
 
 def _of_blocks(remainder: Remainder) -> Tables:
@@ -155,7 +158,8 @@ def _program(loops: tuple[Loop, ...], members: Sequence[Mask], places: int) -> P
             rows, blocks, bits = (bucket(max(len(t[name]) for t in tables)) for name in ("rows", "blocks", "bits"))
             sized.append(BlockLoop(rows, blocks + BLOCKS_AT_ONCE, bits))
             continue
-        most = [bucket(max(len(t[f"tiles{a}"]) for t in tables)) for a in range(len(loop.axes))]
+        rooms = [mask.parts[index].room for mask in members]
+        most = [bucket(max(room)) for room in zip(*rooms, strict=True)]
         axes = tuple(replace(axis, tiles=tiles) for axis, tiles in zip(loop.axes, most, strict=True))
         sized.append(replace(loop, axes=axes))
     return Program(tuple(sized), bucket(len(members)), bucket(places))
