@@ -11,13 +11,15 @@ from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from weft.errors import UnsupportedError
 from weft.jax.structure import Structure
 
 # Dimensions by kind of array: mapped elements, batch rows, key/value heads, heads of a group, queries, keys, features.
 DIMENSIONS = {"q": "lbkgmd", "row": "lbkgm", "k": "lbknd", "slopes": "lkg"}
+
+UNNAMED = "part of one"  # instead of a mesh axis
 
 
 def partitioned(
@@ -33,18 +35,31 @@ def partitioned(
     tables = [" ".join(f"t{at}{axis}" for axis in range(rank)) for at, rank in enumerate(ranks)]
     found = custom_partitioning(function)
 
+    def local(*arguments: Any) -> Any:
+        with use_abstract_mesh(AbstractMesh((), ())):
+            return function(*arguments)
+
     def partition(mesh: Any, arguments: Sequence[Any], results: Sequence[Any]) -> Any:
-        specs = [argument.sharding.spec for argument in arguments[: len(given)]]
+        specs = [_spec_of(argument) for argument in arguments[: len(given)]]
         for kind, spec in zip(given, specs, strict=True):
             check_sequence(kind, spec)
         whole = _divided(specs[0], structure)
         ins, outs = ([NamedSharding(mesh, _spec(kind, whole)) for kind in kinds] for kinds in (given, made))
         ins += [NamedSharding(mesh, PartitionSpec())] * len(tables)
-        return mesh, function, tuple(outs), tuple(ins)
+        return mesh, local, tuple(outs), tuple(ins)
 
     rule = f"{', '.join([*first[0], *tables])} -> {', '.join(first[1])}"
     found.def_partition(partition=partition, infer_sharding_from_operands=None, sharding_rule=rule)
     return found
+
+
+def _spec_of(argument: Any) -> tuple[Any, ...]:
+    """The mesh axes of each dimension; of a division that the mesh has no name for only what it divides."""
+    spec = getattr(argument.sharding, "spec", None)
+    if spec is not None:
+        return tuple(spec)
+    local = argument.sharding.shard_shape(argument.shape)
+    return tuple(UNNAMED if here < size else None for here, size in zip(local, argument.shape, strict=True))
 
 
 def check_sequence(kind: str, spec: Any) -> None:
@@ -62,7 +77,8 @@ def check_sequence(kind: str, spec: Any) -> None:
 def _divided(spec: Any, structure: Structure) -> dict[str, Any]:
     """The mesh axes of each dimension, by those of q."""
     found = dict(zip(DIMENSIONS["q"], spec, strict=False))
-    kept = {name: found.get(name) for name in "lbk"}
+    # a division without a name is that of part of a mesh axis: the rest of it would have nothing to do
+    kept = {name: None if found.get(name) == UNNAMED else found.get(name) for name in "lbk"}
     if structure.batch is not None:
         kept["b"] = None
     if structure.heads is not None:
