@@ -18,6 +18,7 @@ PARAMETERS = 8
 MANY_PARAMETERS = {
     "weft.torch.attention:attention": "the public face: every option by name",
     "weft.jax.attention:attention": "the public face: every option by name",
+    "weft.jax.dot_product:dot_product_attention": "the signature of jax.nn.dot_product_attention",
 }
 
 # Put together, so that this file does not contain them: paths of one machine, hosts that only a user may choose.

@@ -3,6 +3,7 @@ Triton.
 """
 
 from weft.jax.attention import attention, plan
+from weft.jax.dot_product import dot_product_attention
 from weft.jax.mask import PlannedMask
 
-__all__ = ["PlannedMask", "attention", "plan"]
+__all__ = ["PlannedMask", "attention", "dot_product_attention", "plan"]
