@@ -31,7 +31,10 @@ class Made:
 def make(pattern, m, n, *, batch=2, heads=(4, 2), dims=(8, 5), dtype="float64", seed=0, **options):
     """Normal variates, rounded to `dtype`; options: "sinks" and "alibi_slopes" as True for drawn ones."""
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: np.asarray(jnp.asarray(rng.normal(size=shape)).astype(dtype))
+
+    def draw(*shape):
+        return np.asarray(jnp.asarray(rng.normal(size=shape)).astype(dtype))
+
     (hq, hkv), (d, dv) = heads, dims
     for name in ("sinks", "alibi_slopes"):
         if options.get(name) is True:

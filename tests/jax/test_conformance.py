@@ -6,9 +6,10 @@ from hypothesis import HealthCheck, given, settings
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 
+from tests.jax.compare import check, enable_x64, make
+
 import weft
 import weft.jax
-from tests.jax.compare import check, enable_x64, make
 from weft.jax.mask import planned
 from weft.planning.problem import Problem
 from weft.testing.cases import CASES, At

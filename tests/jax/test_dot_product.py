@@ -132,9 +132,11 @@ def test_soft_cap_sinks_wide_values_and_no_batch():
 
 def test_gradients_under_jit():
     x = arrays()
-    run = lambda f: jax.jit(
-        jax.grad(lambda *y: (f(*y, is_causal=True, local_window_size=(7, 0)) ** 2).sum(), (0, 1, 2))
-    )(*x)
+    how = {"is_causal": True, "local_window_size": (7, 0)}
+
+    def run(attend):
+        return jax.jit(jax.grad(lambda *y: (attend(*y, **how) ** 2).sum(), (0, 1, 2)))(*x)
+
     for got, want in zip(run(dot_product_attention), run(jax.nn.dot_product_attention), strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)
 
@@ -146,15 +148,16 @@ REFUSALS = {
         ["mask is traced", "weft.jax.plan"],
     ),
     "traced lengths": (
-        lambda x: jax.jit(lambda n: dot_product_attention(*x, key_value_seq_lengths=n))(jnp.asarray([3, 4])), InputError,
-        ["key_value_seq_lengths is traced"],
+        lambda x: jax.jit(lambda n: dot_product_attention(*x, key_value_seq_lengths=n))(jnp.asarray([3, 4])),
+        InputError, ["key_value_seq_lengths is traced"],
     ),
     "traced is_causal": (
         lambda x: jax.jit(lambda c: dot_product_attention(*x, is_causal=c))(True), OptionError, ["static_argnames"],
     ),
     "a float mask": (lambda x: dot_product_attention(*x, mask=jnp.zeros((1, 1, T, T))), InputError, ["not boolean"]),
     "a mask of another shape": (
-        lambda x: dot_product_attention(*x, mask=jnp.ones((1, 3, T, T), bool)), InputError, ["broadcasts to (2, 4, 40, 40)"],
+        lambda x: dot_product_attention(*x, mask=jnp.ones((1, 3, T, T), bool)), InputError,
+        ["broadcasts to (2, 4, 40, 40)"],
     ),
     "lengths of another batch": (
         lambda x: dot_product_attention(*x, query_seq_lengths=[3, 4, 5]), InputError, ["2 batch rows"],

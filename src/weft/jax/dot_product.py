@@ -168,6 +168,13 @@ def _mask(mask: Any, sizes: Sizes) -> Pattern | None:
     return recognize_mask(np.broadcast_to(found, (*found.shape[:2], sizes.m, sizes.n))).pattern
 
 
+def recognized(mask: Any, query: Any, key: Any) -> Pattern:
+    """The pattern of a concrete boolean mask that broadcasts to (B, N, T, S)."""
+    found = _mask(mask, _sizes(query, key))
+    assert found is not None
+    return found
+
+
 def _concrete(x: Any, name: str) -> Any:
     """The values of an array that decide what is compiled."""
     if isinstance(x, jax.core.Tracer):
