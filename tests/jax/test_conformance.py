@@ -82,6 +82,7 @@ def test_heads_in_chunks(monkeypatch):
 def test_runs_of_keys_in_many_chunks(monkeypatch):
     monkeypatch.setattr("weft.jax.sizes.CHUNK", 32)
     monkeypatch.setattr("weft.jax.sizes.LONG_CHUNK", 32)
+    monkeypatch.setattr("weft.jax.sizes.TABLE_CHUNK", 32)
     with enable_x64(True):
         for mask in (weft.causal(), weft.documents([3, 90, 20, 7, 61])):
             m = 181

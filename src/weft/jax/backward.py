@@ -6,6 +6,7 @@ With p = exp(s - lse) and delta = rowsum(dout * out) - dlse: dv += p^T dout, ds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax import Array, lax
 
 from weft.jax.arrays import full
 from weft.jax.forward import accumulate, variant
-from weft.jax.loops import K_LEAD, Q_LEAD, Walk, walk_of
+from weft.jax.loops import K_LEAD, Q_LEAD, Walk, walks_of
 from weft.jax.places import Heads, over_heads
 from weft.jax.scores import Scoring, product, score
 from weft.jax.structure import Program, Structure
@@ -53,7 +54,8 @@ def backward(
         here = Rows(*(heads.of(x) for x in every))
         local = None if slopes is None else heads.slopes(slopes)
         keys = heads.of(k, 3), heads.of(v, 3)
-        new = _heads(here, keys, local, program, variant(tables, program, heads), how)
+        walks = walks_of(program, variant(tables, program, heads), (q.shape[4], k.shape[3]), local)
+        new = _heads(here, keys, walks, how)
         dk, dv = (heads.put(x, heads.of(x, 3) + more, 3) for x, more in zip(grads[1:], new[1:], strict=True))
         return Gradients(heads.put(grads.dq, new.dq), dk, dv)
 
@@ -62,14 +64,11 @@ def backward(
     return found.dq.astype(q.dtype), found.dk.astype(k.dtype), found.dv.astype(v.dtype)
 
 
-def _heads(
-    rows: Rows, keys: tuple[Array, Array], slopes: Array | None, program: Program, tables: Any, how: Scoring
-) -> Gradients:
+def _heads(rows: Rows, keys: tuple[Array, Array], walks: Sequence[Walk], how: Scoring) -> Gradients:
     """Gradients of some heads. rows: (P, G, M, ...); keys: k (P, N, D), v (P, N, Dv)."""
     wide = rows.delta.dtype
     grads = Gradients(*(full(rows.q, x.shape, 0, wide) for x in (rows.q, *keys)))
-    for loop, own in zip(program.loops, tables, strict=True):
-        walk = walk_of(loop, own, (rows.q.shape[2], keys[0].shape[1]), slopes)
+    for walk in walks:
         grads = _walk(grads, rows, keys, walk, how)
     return Gradients(grads.dq * how.scale, grads.dk * how.scale, grads.dv)
 

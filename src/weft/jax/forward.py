@@ -7,14 +7,15 @@ arXiv 1805.02867; Dao 2023, arXiv 2307.08691.)
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from weft.jax.arrays import full
-from weft.jax.loops import K_LEAD, Q_LEAD, Walk, walk_of
+from weft.jax.loops import K_LEAD, Q_LEAD, Walk, walks_of
 from weft.jax.places import Heads, over_heads
 from weft.jax.scores import Scoring, product, score
 from weft.jax.structure import Program, Structure
@@ -26,6 +27,9 @@ class Running(NamedTuple):
     acc: Array
     most: Array
     total: Array
+
+
+Visit: TypeAlias = Callable[[Running], Running]
 
 
 def forward(
@@ -48,7 +52,8 @@ def forward(
     def chunk(program: Program, tables: Any, heads: Heads, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         here = heads.of(q), heads.of(k, 3), heads.of(v, 3)
         local = None if slopes is None else heads.slopes(slopes)
-        new, sums = _heads(here, local, program, variant(tables, program, heads), how)
+        walks = walks_of(program, variant(tables, program, heads), (q.shape[4], k.shape[3]), local)
+        new, sums = _heads(here, walks, how, kind if program.once else None)
         return heads.put(carry[0], new), heads.put(carry[1], sums)
 
     return over_heads(structure, tables, q.shape[:4], chunk, (out, lse))
@@ -66,30 +71,60 @@ def variant(tables: Any, program: Program, heads: Heads) -> Any:
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, heads.variant, keepdims=False), tables["loops"])
 
 
-def _heads(
-    tensors: tuple[Array, Array, Array], slopes: Array | None, program: Program, tables: Any, how: Scoring
-) -> tuple[Array, Array]:
-    """(out (P, G, M, Dv), lse (P, G, M)) of some heads. q (P, G, M, D), k (P, N, D), v (P, N, Dv)."""
-    q, k, v = tensors
-    rows, wide = q.shape[:3], accumulate(q.dtype)
-    state = Running(
-        *(full(q, shape, value, wide) for shape, value in (((*rows, v.shape[-1]), 0), (rows, -jnp.inf), (rows, 0)))
-    )
-    for loop, own in zip(program.loops, tables, strict=True):
-        walk = walk_of(loop, own, (q.shape[2], k.shape[1]), slopes)
-        state = _walk(state, tensors, walk, how)
+def _heads(tensors: tuple[Array, Array, Array], walks: Sequence[Walk], how: Scoring, final: Any) -> tuple[Array, Array]:
+    """(out (P, G, M, Dv), lse (P, G, M)) of some heads. q (P, G, M, D), k (P, N, D), v (P, N, Dv).
+
+    final: the dtype of out if the only walk visits no query twice, else None.
+    """
+    q, width = tensors[0], tensors[2].shape[-1]
+    rows = q.shape[:3]
+    if final is not None:
+        held = full(q, (*rows, width), 0, final), full(q, rows, -jnp.inf, accumulate(q.dtype))
+        out, lse = _walk(held, tensors, walks[0], how, _final)
+        return out, lse
+    state = _nothing(q, rows, width)
+    for walk in walks:
+        state = Running(*_walk(state, tensors, walk, how, _next))
+    return _finished(state)
+
+
+def _nothing(like: Array, rows: tuple[int, ...], width: int) -> Running:
+    """The state of rows that have seen no key."""
+    wide = accumulate(like.dtype)
+    return Running(full(like, (*rows, width), 0, wide), full(like, rows, -jnp.inf, wide), full(like, rows, 0, wide))
+
+
+def _finished(state: Running) -> tuple[Array, Array]:
+    """(out, lse) of rows that have seen all their keys."""
     total = jnp.where(state.total == 0, 1, state.total)
     lse = jnp.where(state.total == 0, -jnp.inf, state.most + jnp.log(total))
     return state.acc / total[..., None], lse
 
 
-def _walk(state: Running, tensors: tuple[Array, Array, Array], walk: Walk, how: Scoring) -> Running:
-    wide = state.acc.dtype
+def _final(held: Sequence[Array], visit: Visit) -> tuple[Array, ...]:
+    """out and lse of a tile's rows, where no other tile has keys for them; rows without keys here keep theirs."""
+    out, lse = held
+    new, sums = _finished(visit(_nothing(out, out.shape[:3], out.shape[3])))
+    seen = sums > -jnp.inf
+    return jnp.where(seen[..., None], new.astype(out.dtype), out), jnp.where(seen, sums, lse)
+
+
+def _next(held: Sequence[Array], visit: Visit) -> tuple[Array, ...]:
+    """The state of a tile's rows after its keys."""
+    return visit(Running(*held))
+
+
+def _walk(
+    held: Sequence[Array], tensors: tuple[Array, Array, Array], walk: Walk, how: Scoring,
+    update: Callable[[Sequence[Array], Visit], tuple[Array, ...]],
+) -> tuple[Array, ...]:  # fmt: skip
+    """What is held of every row after all tiles of a loop. update: what becomes of that of one tile's rows."""
+    wide = accumulate(tensors[0].dtype)
     q = walk.q_view.of(tensors[0], Q_LEAD, walk.q_tokens)
     k, v = (walk.k_view.of(x, K_LEAD, walk.k_tokens) for x in tensors[1:])
-    views = Running(*(walk.q_view.of(x, Q_LEAD, walk.q_tokens) for x in state))
+    views = tuple(walk.q_view.of(x, Q_LEAD, walk.q_tokens) for x in held)
 
-    def tile(index: Array, views: Running) -> Running:
+    def tile(index: Array, views: tuple[Array, ...]) -> tuple[Array, ...]:
         tile = walk.tile(index)
         rows = walk.queries(q, tile).astype(wide)
 
@@ -98,12 +133,15 @@ def _walk(state: Running, tensors: tuple[Array, Array, Array], walk: Walk, how: 
             keys, values = walk.keys(k, at).astype(wide), walk.keys(v, at).astype(wide)
             return _joined(state, score(rows, keys, pairs, how).scores, values)
 
-        state = Running(*(walk.queries(x, tile) for x in views))
-        state = lax.fori_loop(jnp.int32(0), tile.chunks, chunk, state)
-        return Running(*(walk.put_queries(x, tile, new) for x, new in zip(views, state, strict=True)))
+        def visit(state: Running) -> Running:
+            found: Running = lax.fori_loop(jnp.int32(0), tile.chunks, chunk, state)
+            return found
+
+        updated = update([walk.queries(x, tile) for x in views], visit)
+        return tuple(walk.put_queries(x, tile, new) for x, new in zip(views, updated, strict=True))
 
     views = lax.fori_loop(jnp.int32(0), walk.count, tile, views)
-    return Running(*(walk.q_view.put(x, new, Q_LEAD, walk.q_tokens) for x, new in zip(state, views, strict=True)))
+    return tuple(walk.q_view.put(x, new, Q_LEAD, walk.q_tokens) for x, new in zip(held, views, strict=True))
 
 
 def _joined(state: Running, scores: Array, values: Array) -> Running:

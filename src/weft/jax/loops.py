@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from weft.acsr.format import BLOCK
 from weft.jax.scores import Chunk
-from weft.jax.structure import BLOCKS_AT_ONCE, BlockLoop, Loop, TileLoop
+from weft.jax.structure import BLOCKS_AT_ONCE, BlockLoop, Program, TileLoop
 from weft.jax.views import Places, View
 
 Q_LEAD, K_LEAD = 2, 1  # dimensions before the tokens: of queries (P, G, M, d), of keys (P, N, d)
@@ -138,9 +138,13 @@ class BlockWalk:
 
     def add_keys(self, view: Array, columns: Array, more: Array) -> Array:
         """A view of keys with `more` added to some blocks; one may be there more than once."""
-        for column, part in zip(columns, jnp.split(more, BLOCKS_AT_ONCE, axis=K_LEAD), strict=True):
-            view = lax.dynamic_update_index_in_dim(view, self._block(view, column) + part, column, K_LEAD)
-        return view
+        parts = more.reshape(more.shape[0], BLOCKS_AT_ONCE, BLOCK, more.shape[2])
+
+        def add(number: Array, view: Array) -> Array:  # one after the other in a loop: several at once copy the view
+            column, part = columns[number], lax.dynamic_index_in_dim(parts, number, K_LEAD, keepdims=False)
+            return lax.dynamic_update_index_in_dim(view, self._block(view, column) + part, column, K_LEAD)
+
+        return lax.fori_loop(jnp.int32(0), jnp.int32(BLOCKS_AT_ONCE), add, view)
 
     @staticmethod
     def _block(view: Array, column: Array) -> Array:
@@ -150,8 +154,9 @@ class BlockWalk:
 Walk: TypeAlias = TileWalk | BlockWalk
 
 
-def walk_of(loop: Loop, tables: dict[str, Array], lengths: tuple[int, int], slopes: Array | None) -> Walk:
-    """A loop with its tables. lengths: of queries and keys; slopes: (P, G), or None without ALiBi."""
-    if isinstance(loop, BlockLoop):
-        return BlockWalk(lengths, tables, slopes)
-    return TileWalk(loop, tables, slopes)
+def walks_of(program: Program, tables: Any, lengths: tuple[int, int], slopes: Array | None) -> list[Walk]:
+    """The loops of a program with the tables of one mask. lengths: of queries and keys; slopes: (P, G) of ALiBi."""
+    return [
+        BlockWalk(lengths, own, slopes) if isinstance(loop, BlockLoop) else TileWalk(loop, own, slopes)
+        for loop, own in zip(program.loops, tables, strict=True)
+    ]

@@ -87,7 +87,7 @@ def _as_in(term: TermRows, found: TileLoop, like: Structure) -> TileLoop:
     """The loop of `like` that is as `found`; else the narrowest that takes a tile in one chunk, else the widest."""
     known: list[Loop] = [loop for program in like.programs for loop in program.loops]
     same = [
-        replace(loop, axes=tuple(replace(axis, tiles=0) for axis in loop.axes))
+        replace(loop, axes=tuple(replace(axis, tiles=0) for axis in loop.axes), again=False)
         for loop in known
         if isinstance(loop, TileLoop) and loop.unsized() == term.loop.unsized()
     ]

@@ -53,7 +53,7 @@ class TileLoop:
     """A loop over tiles of queries; each visits a run of chunks of keys.
 
     q_origin, k_origin: the first token of the grid on each side. q_listed, k_listed: a table says which tokens.
-    q_cut, k_cut: a table says which tokens of the grid take part.
+    q_cut, k_cut: a table says which tokens of the grid take part. again: more than one tile may see keys for a query.
     """
 
     q_origin: int
@@ -63,6 +63,7 @@ class TileLoop:
     k_listed: bool = False
     q_cut: bool = False
     k_cut: bool = False
+    again: bool = False
 
     @property
     def scores(self) -> int:
@@ -79,7 +80,7 @@ class TileLoop:
         axes = (replace(axis, box=0, width=0, tiles=0) for axis in self.axes)
         if self.q_listed or self.k_listed:
             axes = (replace(a, rows=0 if self.q_listed else a.rows, keys=0 if self.k_listed else a.keys) for a in axes)
-        return replace(self, axes=tuple(axes))
+        return replace(self, axes=tuple(axes), again=False)
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,11 @@ class Program:
     def scores(self) -> int:
         """The most scores of one chunk of one head."""
         return max((loop.scores for loop in self.loops), default=1)
+
+    @property
+    def once(self) -> bool:
+        """Whether one tile alone computes a query, so that its output is final."""
+        return len(self.loops) == 1 and not (isinstance(self.loops[0], TileLoop) and self.loops[0].again)
 
 
 @dataclass(frozen=True)

@@ -33,21 +33,16 @@ class Part:
 
 def parts_of(acsr: Acsr, like: Structure | None) -> tuple[Part, ...]:
     """The loops of one mask, in a fixed order; their capacities are still 0. Terms of one shape share a loop."""
-    found: dict[Loop, Part] = {}
+    found: dict[Loop, list[Part]] = {}
     apart: list[Part] = []
     for term in acsr.terms:
         part = _of_term(rows_of(term), like)
-        if not part.tables["counts"].all():
-            continue
-        if isinstance(part.loop, TileLoop) and part.loop.joins and part.loop in found:
-            part = _joined(found[part.loop], part)
-        if isinstance(part.loop, TileLoop) and part.loop.joins:
-            found[part.loop] = part
-        else:
-            apart.append(part)
+        if isinstance(part.loop, TileLoop) and part.tables["counts"].all():
+            (found.setdefault(part.loop, []) if part.loop.joins else apart).append(part)
+    apart += [_joined(parts, like) for parts in found.values()]
     if len(acsr.remainder):
         apart.append(Part(BlockLoop(), _of_blocks(acsr.remainder)))
-    return tuple(sorted((*found.values(), *apart), key=lambda part: repr(part.loop)))
+    return tuple(sorted(apart, key=lambda part: repr(part.loop)))
 
 
 def _of_term(term: TermRows, like: Structure | None) -> Part:
@@ -63,10 +58,17 @@ def _of_term(term: TermRows, like: Structure | None) -> Part:
     return Part(loop, {"counts": np.array(counts, np.int32), **tables}, tuple(room))
 
 
-def _joined(one: Part, two: Part) -> Part:
-    tables = {name: np.concatenate([one.tables[name], two.tables[name]]) for name in one.tables if name != "counts"}
-    counts = {"counts": one.tables["counts"] + two.tables["counts"]}
-    return Part(one.loop, counts | tables, tuple(map(sum, zip(one.room, two.room, strict=True))))
+def _joined(parts: list[Part], like: Structure | None) -> Part:
+    """Terms of one shape as one loop."""
+    (loop, *_), first = (part.loop for part in parts), parts[0]
+    known = [] if like is None else [_without_capacity(one) for program in like.programs for one in program.loops]
+    assert isinstance(loop, TileLoop)
+    if len(parts) > 1 or (like is not None and loop not in known):
+        loop = replace(loop, again=True)
+    names = [name for name in first.tables if name != "counts"]
+    tables: Tables = {name: np.concatenate([part.tables[name] for part in parts]) for name in names}
+    tables["counts"] = np.asarray(sum(part.tables["counts"] for part in parts), np.int32)
+    return Part(loop, tables, tuple(map(sum, zip(*(part.room for part in parts), strict=True))))
 
 
 def _of_blocks(remainder: Remainder) -> Tables:
