@@ -88,6 +88,8 @@ TORCH = ("attention", "decode_attention", "explain", "merge", "plan", "varlen_at
 
 def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework; then kept."""
+    if name == "jax":
+        return import_module("weft.jax")
     if name == "recognize":
         home = import_module("weft.recognition")
     elif name == "torch" or name in TORCH:

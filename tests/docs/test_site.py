@@ -230,6 +230,15 @@ def test_a_block_that_fails_names_its_line(tmp_path):
         execute("# A page\n\n```python\nx = 1\nboom()\n```\n", "page", tmp_path)
 
 
+def test_a_page_whose_modules_are_not_installed_says_so_and_runs_nothing(tmp_path):
+    page = "<!-- needs: os no_such_module -->\n# A page\n\n```python\nboom()\n```\n"
+    shown = execute(page, "page", tmp_path)
+    assert shown.startswith("# A page\n\n*The code of this page was not run here, since no_such_module is not")
+    assert shown.endswith(page.partition("# A page\n")[2])
+    with pytest.raises(PageError, match="page, line 4"):
+        execute(page.replace(" no_such_module", ""), "page", tmp_path)
+
+
 @pytest.mark.parametrize("line, word", [("rm -rf /", "no command of weft"), ("weft show 'causal('", "exit code 2")])
 def test_a_command_that_fails_is_told(line, word, tmp_path):
     with pytest.raises(PageError, match=f"page, line 2: .*{word}"):
