@@ -376,7 +376,7 @@ def test_the_gradient_of_sinks(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_join_of_sinks(target):
-    for dtype, dv in (("bfloat16", 80), ("float32", 256)):
+    for dtype, dv in (("bfloat16", 80), ("bfloat16", 128), ("float32", 192), ("float32", 256)):
         taken = resources(source.compile_for(sinks.join_source(dtype, dv), TARGETS[target]), target)
         assert (taken.spilled, taken.inside) == (0, 0)
         assert taken.shared <= 1024

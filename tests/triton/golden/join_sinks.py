@@ -10,7 +10,7 @@ import triton.language as tl
 def weft_join_sinks_bfloat16_80(
     Sinks, rows, heads, length, Out_batch, Out_head, Out_row, Out_dim, Out, Lse,
 ):
-    number = tl.program_id(0).to(tl.int64) * 32 + tl.arange(0, 32)
+    number = tl.program_id(0).to(tl.int64) * 8 + tl.arange(0, 8)
     valid = number < rows
     row, head = number % length, number // length % heads
     batch = number // length // heads

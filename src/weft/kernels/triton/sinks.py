@@ -12,7 +12,7 @@ from weft.planning.tiling import chunks
 TILE, WARPS = 4096, 8  # rows of a program of the gradient, 16 of each thread
 ALONE = 4  # tiles of a head that one program takes, so that nothing is left to add
 PROGRAMS = 512  # of longer heads, which fill any card
-JOINED = 32  # rows that one program joins with their sinks
+JOINED = 8  # rows that one program joins with their sinks; with more, addresses of wide rows spill
 
 
 @lru_cache(maxsize=1)
