@@ -1,5 +1,6 @@
 """Other layouts by strides: the numbers of the float64 definition, results in the layout that came, and no copies."""
 
+import io
 from types import SimpleNamespace
 from unittest import mock
 
@@ -239,6 +240,34 @@ def test_the_module_takes_a_layout():
     assert torch.equal(module(*x), weft.attention(*x, weft.causal(), layout="bshd", scale=0.5))
     assert "layout='bshd'" in repr(module) or "layout=bshd" in repr(module)
     refuse(lambda: SparseAttention(weft.causal(), layout="sbhd"), OptionError, ("layout='sbhd'", "bshd"))
+
+
+class OnGrid(torch.nn.Module):
+    def forward(self, q, k, v):
+        return weft.attention(q, k, v, GRID, layout="bshd")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["bshd", "thd", "grid"])
+def test_exported(name, strict):
+    """With save and load; torch.export reads strides, and keeps what they say."""
+    modules = {"bshd": SparseAttention(weft.causal(), layout="bshd"),
+               "thd": SparseAttention(weft.causal(), layout="thd"), "grid": OnGrid()}  # fmt: skip
+    layout, shape = ("bshd", (5, 6)) if name == "grid" else (name, None)
+    x = tuple(laid_out(t, layout, shape) for t in qkv(M, batch=1 if name == "thd" else 2))
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(modules[name], x, strict=strict), file)
+    file.seek(0)
+    assert torch.equal(torch.export.load(file).module()(*x), modules[name](*x))
+
+
+def test_a_compiled_module_of_a_layout():
+    torch._dynamo.reset()
+    module = SparseAttention(weft.causal(), layout="bshd", return_lse=True)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    x = [laid_out(t, "bshd") for t in qkv(M)]
+    for got, expected in zip(compiled(*x), module(*x), strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 def test_plans_of_a_layout():

@@ -196,6 +196,22 @@ def test_export_of_a_pattern_made_inside(strict):
         assert torch.equal(again(*qkv(m)), module(*qkv(m)))
 
 
+class BesideAnother(torch.nn.Module):
+    """A pattern made inside of one that was made outside."""
+
+    def forward(self, q, k, v):
+        return weft.attention(q, k, v, (OUTSIDE | weft.window(left=q.shape[2] // 4)) & (OTHER | OUTSIDE))
+
+
+OUTSIDE, OTHER = weft.documents([3, 8, 9]), weft.causal()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_a_pattern_made_inside_of_others(strict):
+    module, x = BesideAnother(), tuple(qkv(20))
+    assert torch.equal(exported(module, x, strict=strict)(*x), module(*x))
+
+
 @pytest.mark.parametrize(
     ("pattern", "options", "said"),
     [

@@ -126,8 +126,7 @@ def test_rectangular_documents(name, option):
     if option == "slopes" and name in ("full", "periodic"):
         pattern = pattern & weft.window(left=2**31, align=LAST)  # which says what distances are
     check(QUERIES, KEYS, pattern, OPTIONS[option])
-    work = varlen._packing(pattern, np.array(QUERIES).tobytes(), np.array(KEYS).tobytes(), False)
-    assert (work.whole is not None) == whole
+    assert (varlen._whole(pattern, np.array(QUERIES), np.array(KEYS), same=False) is not None) == whole
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -142,9 +141,8 @@ def test_queries_and_keys_that_are_the_same_tokens(name, option):
 
 def test_one_plan_where_only_distances_matter():
     pattern = weft.causal() & weft.dilated(3, 0, 2)
-    lengths = np.array(QUERIES).tobytes()
-    work = varlen._packing(pattern, lengths, lengths, True)
-    assert work.whole == weft.documents(QUERIES) & pattern
+    lengths = np.array(QUERIES)
+    assert varlen._whole(pattern, lengths, lengths, same=True) == weft.documents(QUERIES) & pattern
 
 
 def test_a_row_for_each_document():

@@ -68,9 +68,14 @@ def packed(structure: str, numbers: Any) -> Any:
     text = structure.encode()
     words = np.frombuffer(text + b"\0" * (-len(text) % 8), np.int64)
     size = len(numbers) + 2 + len(words)
-    out = np.zeros(size + (13 - size) % 64, np.int64)
+    out = np.zeros(_padded(size), np.int64)
     out[:size] = np.concatenate([numbers, [MARK, len(text)], words])
     return out
+
+
+def _padded(size: int) -> int:
+    """The length of a record with its expression."""
+    return size + (13 - size) % 64
 
 
 def column(values: Any) -> Any:
@@ -96,7 +101,8 @@ def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any], rows:
         own.append(value)  # type: ignore[arg-type]
         return "_"
     if hasattr(value, "structure"):
-        inner.append(value.numbers)
+        # a tensor, because torch.export loses the content of an array
+        inner.append(value.tensor if tracing() and hasattr(value, "tensor") else value.numbers)
         return value.structure
     if hasattr(value, "holds"):
         raise Bare(type(value).__name__)
@@ -191,9 +197,17 @@ class _Reader:
             at += 1 + int(table[at])
         return tuple(rows)
 
+    def _record(self) -> Any:
+        """The next record; what `packed` put behind it is passed over."""
+        first, size = self.at, int(self.values[self.at])
+        record = self.take(size)
+        if self.at + 1 < len(self.values) and self.values[self.at] == MARK:
+            self.at = first + _padded(size + 2 + -(-int(self.values[self.at + 1]) // 8))
+        return record
+
     def _patterns(self, word: Any) -> Any:
         if isinstance(word, tuple):
             return tuple(self._patterns(w) for w in word)
         if isinstance(word, ast.Call):
-            return _Reader(self.take(int(self.values[self.at]))).pattern(word)
+            return _Reader(self._record()).pattern(word)
         return ast.literal_eval(word) if isinstance(word, ast.AST) else word

@@ -34,7 +34,7 @@ Grid = tuple[int, ...]
 
 
 class View(NamedTuple):
-    """q, k, v as (B, H, S, D), the axes of tokens of q and of k as they were given, and the way back."""
+    """q, k, v as (B, H, S, D), and the way back. grid, key_grid: axes of tokens of q and of k, () if they are one."""
 
     tensors: tuple[Tensor, Tensor, Tensor]
     grid: Grid
@@ -44,11 +44,11 @@ class View(NamedTuple):
     def back(self, x: Tensor) -> Tensor:
         """out (B, Hq, M, Dv) or lse (B, Hq, M) in the layout of q; lse has the axes of out but the last."""
         if self.layout == "bhsd":
-            return x.unflatten(2, self.grid) if len(self.grid) > 1 else x
-        x = x.transpose(1, 2)
+            return x.unflatten(2, self.grid) if self.grid else x
         if self.layout == "thd":
-            return x.squeeze(0)
-        return x.unflatten(1, self.grid) if len(self.grid) > 1 else x
+            return x.squeeze(0).transpose(0, 1)
+        x = x.transpose(1, 2)
+        return x.unflatten(1, self.grid) if self.grid else x
 
 
 def check_layout(layout: Any, function: str = "attention") -> None:
@@ -65,19 +65,28 @@ def viewed(tensors: tuple[Any, Any, Any], layout: str) -> View:
 
     Raises InputError for tensors of another rank, and where axes of a grid do not follow each other in memory.
     """
+    check_layout(layout)
     q, k, v = tensors
-    if layout == "bhsd" and all(isinstance(x, Tensor) and x.dim() == 4 for x in tensors):
-        return View((q, k, v), (), (), layout)
+    known = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+    if known and q.dim() == k.dim() == v.dim() == 4 - (layout == "thd"):  # most calls: tokens are one axis
+        return View((_viewed(q, layout), _viewed(k, layout), _viewed(v, layout)), (), (), layout)
     for name, x in zip("qkv", tensors, strict=True):
         _check_rank(name, x, layout)
     grid, key_grid, value_grid = (_tokens(x, layout) for x in tensors)
     if len(key_grid) != len(value_grid) or len(grid) != len(key_grid):
         several = f"q has {len(grid)} axes of tokens, k has {len(key_grid)}, v has {len(value_grid)}"
         _wrong(layout, several, "give q, k and v the same axes, or flatten the grids of all three")
-    if len(key_grid) > 1 and key_grid != value_grid:
+    if key_grid != value_grid:
         _wrong(layout, f"k is a grid of {_by(key_grid)} and v one of {_by(value_grid)}", "give k and v one grid")
-    views = [_viewed(x, layout, name) for name, x in zip("qkv", (q, k, v), strict=True)]
-    return View((views[0], views[1], views[2]), grid, key_grid, layout)
+    q, k, v = (_viewed(_flattened(x, layout, name), layout) for name, x in zip("qkv", tensors, strict=True))
+    return View((q, k, v), grid, key_grid, layout)
+
+
+def _viewed(x: Tensor, layout: str) -> Tensor:
+    """A tensor whose tokens are one axis as (B, H, S, D)."""
+    if layout == "bshd":
+        return x.transpose(1, 2)
+    return x.transpose(0, 1).unsqueeze(0) if layout == "thd" else x
 
 
 def _check_rank(name: str, x: Any, layout: str) -> None:
@@ -97,21 +106,13 @@ def tokens_viewed(x: Any, layout: str, name: str) -> Tensor:
         said = f"{name} has {x.dim()} dimensions" if isinstance(x, Tensor) else f"{name} is {type(x).__name__}"
         letters = {"bhsd": "(B, Hkv, E, D)", "bshd": "(B, E, Hkv, D)", "thd": "(E, Hkv, D)"}[layout]
         _wrong(layout, said, f"pass {name} as {letters}, values with Dv for D")
-    return _viewed(x, layout, name)
+    return _viewed(x, layout)
 
 
 def _tokens(x: Tensor, layout: str) -> Grid:
-    """Lengths of the axes of tokens."""
+    """Lengths of the axes of tokens, of which there may be several."""
     first = TOKENS_AT[layout]
-    return tuple(x.shape[first : first + x.dim() - (2 if layout == "thd" else 3)])
-
-
-def _viewed(x: Tensor, layout: str, name: str) -> Tensor:
-    if layout == "thd":
-        return x.unsqueeze(0).transpose(1, 2)
-    if x.dim() > 4:
-        x = _flattened(x, layout, name)
-    return x.transpose(1, 2) if layout == "bshd" else x
+    return tuple(x.shape[first : first + x.dim() - 3])
 
 
 def _flattened(x: Tensor, layout: str, name: str) -> Tensor:
@@ -142,7 +143,7 @@ _lock = Lock()
 
 def on_grid_of(mask: Any, view: View) -> Any:
     """The mask, if its grid is that of the tensors; tokens that are one axis have none to compare."""
-    if len(view.grid) < 2:
+    if not view.grid:
         return mask
     if is_compiling() or not isinstance(mask, Pattern):
         return on_grid(mask, view.grid, view.key_grid)  # written down, and compared when the graph runs

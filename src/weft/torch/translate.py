@@ -15,27 +15,31 @@ from weft.torch.call import attend
 from weft.torch.eager import PLAIN
 from weft.torch.frameworks import leaf
 from weft.torch.inputs import check_kind, check_tensors
-from weft.torch.layouts import View, check_layout, on_grid_of, tokens_viewed, viewed
+from weft.torch.layouts import View, on_grid_of, tokens_viewed, viewed
 from weft.torch.masks import pattern_of
 from weft.torch.merging import merge
 
 FULL = full()
-GIVEN = ("scale", "softcap", "dropout", "backend", "deterministic")
 EXTRA = ("extra_keys", "extra_values")
 
 
 def attention(tensors: Any, mask: Any, options: dict[str, Any]) -> Tensor | tuple[Tensor, Tensor]:
     """`weft.attention` of anything that it takes. tensors: q, k, v. options: all its keywords by name."""
-    if isinstance(tensors[0], Proxy):
-        return _leaf(tensors, mask, options)
-    for name, x in zip("qkv", tensors, strict=True):
-        if isinstance(x, Tensor) and type(x) not in PLAIN:
-            check_kind(name, x)
-    check_layout(options["layout"])
+    q, k, v = tensors
+    if type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
+        if isinstance(q, Proxy):
+            return _leaf(tensors, mask, options)
+        for name, x in zip("qkv", tensors, strict=True):
+            if isinstance(x, Tensor):
+                check_kind(name, x)
     view = viewed(tensors, options["layout"])
     extra = _extra(options, view)
-    mask = on_grid_of(mask if isinstance(mask, Pattern) else pattern_of(mask, sizes_of(*view.tensors)), view)
-    rows, given = (options["sinks"], options["alibi_slopes"]), tuple([options[name] for name in GIVEN])
+    if not isinstance(mask, Pattern):
+        mask = pattern_of(mask, sizes_of(*view.tensors))
+    if view.grid:
+        mask = on_grid_of(mask, view)
+    rows = options["sinks"], options["alibi_slopes"]
+    given = options["scale"], options["softcap"], options["dropout"], options["backend"], options["deterministic"]
     return_lse = options["return_lse"]
     out, lse = attend(view.tensors, mask, rows, given, return_lse or extra is not None)
     if extra is not None:
@@ -71,9 +75,9 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
 
 def _extra(options: dict[str, Any], view: View) -> tuple[Tensor, Tensor] | None:
     """extra_keys and extra_values as (B, Hkv, E, D) and (B, Hkv, E, Dv); None where there are none."""
-    given = [name for name in EXTRA if options[name] is not None]
-    if not given:
+    if options["extra_keys"] is None and options["extra_values"] is None:
         return None
+    given = [name for name in EXTRA if options[name] is not None]
     if len(given) == 1:
         missing = EXTRA[given[0] == "extra_keys"]
         _wrong(f"{given[0]}=...", f"{missing} is missing", "pass both of them, with as many tokens, or neither")

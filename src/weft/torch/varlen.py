@@ -6,9 +6,10 @@ alone and queries and keys are the same tokens, all documents are one plan; else
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from weft.caching import emptied_by
 from weft.errors import AlignmentError, InputError, PatternError, UnsupportedError, WeftError
 from weft.pattern.algebra import Call, Operator, Pattern, Shift
 from weft.pattern.arguments import rebuild
+from weft.pattern.bounds import Ints
 from weft.pattern.library import documents
 from weft.recognition import Recognized
 from weft.torch.attention import attention
@@ -31,7 +33,7 @@ from weft.torch.layouts import hint, viewed
 KEPT = 256  # patterns with the lengths that they were packed for
 BY_DISTANCE = ("full", "nothing", "causal", "window", "dilated", "strided", "per_head")  # ask for k - q alone
 PER_ROW = ("per_batch", "padding", "prefix")  # take one entry for each batch row
-KEYWORDS = (*(name for name in OWN if name not in ("mask", "layout")), "max_seqlen_q", "max_seqlen_k")
+KEYWORDS = frozenset(OWN) - {"mask", "layout", "return_lse"}
 
 
 class Options(TypedDict, total=False):
@@ -81,84 +83,48 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
         sums = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
         out = weft.varlen_attention(q, k, v, sums, sums, weft.causal() & weft.window(left=1023))
     """
-    refuse_unknown("varlen_attention", {name: x for name, x in options.items() if name not in KEYWORDS}, KEYWORDS)
+    if not options.keys() <= KEYWORDS:
+        unknown = {name: x for name, x in options.items() if name not in KEYWORDS}
+        refuse_unknown("varlen_attention", unknown, tuple(sorted(KEYWORDS)))
     mask = pattern_per_document
     mask = mask.pattern if isinstance(mask, Recognized) else mask
-    _check_call((q, k, v), mask)
     same = cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q
+    asked = _Asked(mask, cu_seqlens_q, cu_seqlens_q if same else cu_seqlens_k, same, (max_seqlen_q, max_seqlen_k))
     try:
-        queries = _lengths("q", cu_seqlens_q, q, max_seqlen_q)
-        keys = _lengths("k", cu_seqlens_q if same else cu_seqlens_k, k, max_seqlen_k)
+        work = _found(asked, q, k) or _packing(asked, (q, k, v))
     except WeftError as error:
         hint(error, (q, k, v), "thd")
         raise
-    work = _packing(mask, queries, keys, same)
     # one plan counts distances from the first query and the first key of all
-    whole = work.whole if queries == keys or options.get("alibi_slopes") is None else None
+    whole = work.whole if work.queries == work.keys or options.get("alibi_slopes") is None else None
     given: dict[str, Any] = {**options, "return_lse": return_lse}
     if whole is not None:
         return attention(q, k, v, whole, layout="thd", **given)
     return _one_by_one((q, k, v), work, given)
 
 
-def _check_call(tensors: tuple[Tensor, Tensor, Tensor], mask: Any) -> None:
-    check_mask(mask, "varlen_attention")
-    if is_compiling():
-        raise UnsupportedError(
-            "varlen_attention inside a compiled function", "lengths are read on the host, which a graph cannot",
-            'call it outside of it, or pass attention(..., layout="thd") a pattern that was made outside',
-        )  # fmt: skip
-    try:
-        check_tensors(*viewed(tensors, "thd").tensors)
-    except WeftError as error:
-        hint(error, tensors, "thd")
-        raise
+# ---- what a pattern is for documents of some lengths ----------------------------------------------------------------
+class _Asked(NamedTuple):
+    """A pattern, running sums on both sides, whether these are one object, and the maximal lengths."""
+
+    mask: Any
+    sums: Any
+    key_sums: Any
+    same: bool
+    most: tuple[int | None, int | None]
 
 
-# ---- lengths ---------------------------------------------------------------------------------------------------------
-def _lengths(side: str, sums: Any, x: Tensor, most: int | None) -> bytes:
-    """The lengths of running sums, int64, as bytes."""
-    name = f"cu_seqlens_{side}"
-    if isinstance(sums, Tensor):
-        if sums.device.type != "cpu":
-            raise UnsupportedError(
-                f"varlen_attention({name} on {sums.device})",
-                "lengths are planned on the host, and are not copied from a device unasked",
-                f"pass {name}.cpu(), once for all layers",
-            )  # fmt: skip
-        sums = sums.detach().numpy()
-    if not isinstance(sums, np.ndarray) or sums.ndim != 1 or sums.dtype.kind not in "iu" or not sums.size:
-        said = f"{tuple(sums.shape)} of {sums.dtype}" if isinstance(sums, np.ndarray) else type(sums).__name__
-        _wrong(f"{name} is {said}", f"pass {name} as a tensor of integers, [0, n0, n0 + n1, ...]")
-    found = np.diff(sums.astype(np.int64))
-    if sums[0] != 0 or (found < 0).any():
-        at = int((found < 0).argmax())
-        wrong = f"{name} begins with {sums[0]}" if sums[0] else f"{name} falls after position {at}"
-        _wrong(wrong, f"pass {name} as running sums from 0 that never fall")
-    if sums[-1] != x.shape[0]:
-        _wrong(f"{name} ends at {sums[-1]}, {side} has {x.shape[0]} tokens", f"let {name} end at the number of tokens")
-    if most is not None and found.size and found.max() > most:
-        wrong = f"document {int(found.argmax())} has {found.max()} tokens, max_seqlen_{side} is {most}"
-        _wrong(wrong, f"pass max_seqlen_{side}={found.max()} or more, or leave it out")
-    return found.tobytes()
-
-
-def _wrong(wrong: str, cure: str) -> None:
-    raise InputError("varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)", wrong, cure)
-
-
-# ---- one plan, or one call for each document ------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False, slots=True)
 class _Work:
-    """What a pattern is for documents of some lengths. whole: of all of them; None where each is a call of its own."""
+    """mask: kept, so that no other pattern takes its id. whole: of all documents; None where each is its own call."""
 
-    pattern: Pattern  # kept, so that no other one takes its id
+    mask: Pattern
     queries: list[int]
     keys: list[int]
     whole: Pattern | None
 
 
-_packed: dict[tuple[int, bytes, bytes, bool], _Work] = {}
+_packed: dict[Hashable, _Work] = {}
 _lock = Lock()
 
 
@@ -171,18 +137,79 @@ def forget() -> None:
 emptied_by(forget)
 
 
-def _packing(pattern: Pattern, queries: bytes, keys: bytes, same: bool) -> _Work:
-    key = (id(pattern), queries, keys, same)
-    found = _packed.get(key)
-    if found is None:
-        each = [np.frombuffer(x, np.int64) for x in (queries, keys)]
-        _check(pattern, each[0], each[1], same)
-        found = _Work(pattern, each[0].tolist(), each[1].tolist(), _whole(pattern, each[0], each[1], same))
+def _key(asked: _Asked, q: Any, k: Any) -> Hashable:
+    """What the work depends on, None where something is wrong, which a check will name."""
+    if is_compiling():
+        return None
+    try:
+        both = _content(asked.sums), _content(asked.key_sums)
+        return id(asked.mask), both, asked.same, asked.most, q.shape[0], k.shape[0]
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return None
+
+
+def _content(sums: Any) -> tuple[Any, ...]:
+    array = sums.numpy() if isinstance(sums, Tensor) else sums
+    return array.dtype, array.shape, array.tobytes()
+
+
+def _found(asked: _Asked, q: Any, k: Any) -> _Work | None:
+    key = _key(asked, q, k)
+    return None if key is None else _packed.get(key)
+
+
+def _packing(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
+    """Check a call, and pack its documents."""
+    mask, sums, key_sums, same, (most, most_keys) = asked
+    check_mask(mask, "varlen_attention")
+    if is_compiling():
+        raise UnsupportedError(
+            "varlen_attention inside a compiled function", "lengths are read on the host, which a graph cannot",
+            'call it outside of it, or pass attention(..., layout="thd") a pattern that was made outside',
+        )  # fmt: skip
+    check_tensors(*viewed(tensors, "thd").tensors)
+    queries = _lengths("q", sums, tensors[0], most)
+    keys = _lengths("k", key_sums, tensors[1], most_keys)
+    _check(mask, queries, keys, same)
+    found = _Work(mask, queries.tolist(), keys.tolist(), _whole(mask, queries, keys, same))
+    key = _key(asked, tensors[0], tensors[1])
+    if key is not None:
         with _lock:
             if len(_packed) >= KEPT:
                 del _packed[next(iter(_packed))]
             _packed[key] = found
     return found
+
+
+def _lengths(side: str, sums: Any, x: Tensor, most: int | None) -> Ints:
+    """The lengths of running sums."""
+    name = f"cu_seqlens_{side}"
+    if isinstance(sums, Tensor):
+        if sums.device.type != "cpu":
+            raise UnsupportedError(
+                f"varlen_attention({name} on {sums.device})",
+                "lengths are planned on the host, and are not copied from a device unasked",
+                f"pass {name}.cpu(), once for all layers",
+            )  # fmt: skip
+        sums = sums.detach().numpy()
+    if not isinstance(sums, np.ndarray) or sums.ndim != 1 or sums.dtype.kind not in "iu" or not sums.size:
+        said = f"{tuple(sums.shape)} of {sums.dtype}" if isinstance(sums, np.ndarray) else type(sums).__name__
+        _wrong(f"{name} is {said}", f"pass {name} as a tensor of integers, [0, n0, n0 + n1, ...]")
+    found: Ints = np.diff(sums.astype(np.int64))
+    if sums[0] != 0 or (found < 0).any():
+        at = int((found < 0).argmax())
+        wrong = f"{name} begins with {sums[0]}" if sums[0] else f"{name} falls after position {at}"
+        _wrong(wrong, f"pass {name} as running sums from 0 that never fall")
+    if sums[-1] != x.shape[0]:
+        _wrong(f"{name} ends at {sums[-1]}, {side} has {x.shape[0]} tokens", f"let {name} end at the number of tokens")
+    if most is not None and found.size and found.max() > most:
+        wrong = f"document {int(found.argmax())} has {found.max()} tokens, max_seqlen_{side} is {most}"
+        _wrong(wrong, f"pass max_seqlen_{side}={found.max()} or more, or leave it out")
+    return found
+
+
+def _wrong(wrong: str, cure: str) -> None:
+    raise InputError("varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)", wrong, cure)
 
 
 def _check(pattern: Pattern, queries: Any, keys: Any, same: bool) -> None:
@@ -238,7 +265,7 @@ def _one_by_one(tensors: tuple[Tensor, Tensor, Tensor], work: _Work, options: di
     q, k, v = tensors
     split = zip(q.split(work.queries), k.split(work.keys), v.split(work.keys), strict=True)
     found = [
-        attention(*three, _of_document(work.pattern, i), layout="thd", **{**options, "return_lse": True})
+        attention(*three, _of_document(work.mask, i), layout="thd", **{**options, "return_lse": True})
         for i, three in enumerate(split)
         if work.queries[i]
     ]
