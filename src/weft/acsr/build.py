@@ -12,7 +12,9 @@ from functools import singledispatch
 
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
+from weft.acsr.cover import covered
 from weft.acsr.format import MAX_TERMS, Acsr, Remainder, Term
+from weft.acsr.merge import merged
 from weft.acsr.terms import NotAffineError
 from weft.caching import cached
 from weft.pattern import algebra as ops
@@ -21,6 +23,8 @@ from weft.pattern.algebra import Pattern, Where
 from weft.pattern.bounds import Ints
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import NDBool, Relation
+
+FEW = 1  # terms up to which merging is not tried
 
 
 @dataclass
@@ -44,15 +48,29 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
     if m == 0 or n == 0:
         return Acsr(m, n, (), Remainder.none(), label)
     union = lower_or_scan(one, m, n)
-    kept, spilled = algebra.disjoint(union.terms)
+    kept, spilled = _fewest(union.terms, m, n)
     if len(kept) > MAX_TERMS:
         kept.sort(key=lambda term: -term.nnz)
-        union.notes.append(f"{len(kept) - MAX_TERMS} terms beyond {MAX_TERMS} went to the remainder")
         kept, spilled = kept[:MAX_TERMS], [*spilled, *kept[MAX_TERMS:]]
-    elif spilled:
-        union.notes.append(f"{len(spilled)} terms overlap others in a way that is not affine and went to the remainder")
-    blocks = (union.blocks or Blocks.none(m, n)).join(*Blocks.of_terms(spilled, m, n))
-    return Acsr(m, n, tuple(kept), blocks.without(kept).remainder(), label, tuple(dict.fromkeys(union.notes)))
+    blocks = (union.blocks or Blocks.none(m, n)).join(*Blocks.of_terms(spilled, m, n)).without(kept)
+    more = covered(blocks, MAX_TERMS - len(kept)) if len(blocks) else []
+    if more is not None:
+        return Acsr(m, n, (*kept, *more), Remainder.none(), label)
+    if spilled:
+        union.notes.append(f"{len(spilled)} terms are more than {MAX_TERMS}, or overlap others in a way that is not affine, and went to the remainder")
+    return Acsr(m, n, tuple(kept), blocks.remainder(), label, tuple(dict.fromkeys(union.notes)))
+
+
+def _fewest(terms: list[Term], m: int, n: int) -> tuple[list[Term], list[Term]]:
+    """`algebra.disjoint` of the terms as they are, or merged where that makes fewer."""
+    kept, spilled = algebra.disjoint(terms)
+    if spilled or len(kept) > FEW:
+        fewer = merged(terms, m, n)
+        if len(fewer) < len(terms):
+            other = algebra.disjoint(fewer)
+            if (bool(other[1]), len(other[0])) < (bool(spilled), len(kept)):
+                return other
+    return kept, spilled
 
 
 def lower_or_scan(pattern: Pattern, m: int, n: int) -> Union:

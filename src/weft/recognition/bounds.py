@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weft.acsr import stairs
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF, Bound, Ints, IntTable, Stair, Steps
-from weft.recognition import names, periodic, runs, spell, stairs
+from weft.recognition import names, periodic, runs, spell
 from weft.recognition.lines import Line, chosen
 from weft.recognition.periodic import LONGEST, NoFormError, Piece, tidied
 from weft.recognition.runs import Runs

@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from weft.acsr import stairs
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Bound, Ints
-from weft.recognition import names, sets, stairs
+from weft.recognition import names, sets
 from weft.recognition.bitrows import BitRows
 from weft.recognition.raster import raster
 from weft.recognition.remember import remembered, remembered_by_content
