@@ -13,7 +13,7 @@ from functools import singledispatch
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
 from weft.acsr.cover import covered
-from weft.acsr.format import MAX_TERMS, Acsr, Remainder, Term
+from weft.acsr.format import BLOCK, MAX_TERMS, Acsr, Remainder, Term
 from weft.acsr.merge import merged
 from weft.acsr.terms import NotAffineError
 from weft.caching import cached
@@ -24,7 +24,8 @@ from weft.pattern.bounds import Ints
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import NDBool, Relation
 
-FEW = 1  # terms up to which merging is not tried
+BLOCKS_A_TERM = 4  # of a remainder, which cost as much as a term
+FEW = 5  # terms that patterns of the library have, which are left as they are
 
 
 @dataclass
@@ -51,26 +52,57 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
     kept, spilled = _fewest(union.terms, m, n)
     if len(kept) > MAX_TERMS:
         kept.sort(key=lambda term: -term.nnz)
+        union.notes.append(f"{len(kept) - MAX_TERMS} terms beyond {MAX_TERMS} went to the remainder")
         kept, spilled = kept[:MAX_TERMS], [*spilled, *kept[MAX_TERMS:]]
+    elif spilled:
+        union.notes.append(f"{len(spilled)} terms overlap others in a way that is not affine and went to the remainder")
     blocks = (union.blocks or Blocks.none(m, n)).join(*Blocks.of_terms(spilled, m, n)).without(kept)
-    more = covered(blocks, MAX_TERMS - len(kept)) if len(blocks) else []
-    if more is not None:
-        return Acsr(m, n, (*kept, *more), Remainder.none(), label)
-    if spilled:
-        union.notes.append(f"{len(spilled)} terms are more than {MAX_TERMS}, or overlap others in a way that is not affine, and went to the remainder")
+    if len(blocks) and union.notes:  # blocks that a pattern lists are left as they are
+        more = covered(blocks, room(len(blocks), len(kept)))
+        if more is not None:
+            kept, blocks = [*kept, *more], Blocks.none(m, n)
+    if not len(blocks):
+        return Acsr(m, n, tuple(_of_few_blocks(kept, m, n)), Remainder.none(), label)
     return Acsr(m, n, tuple(kept), blocks.remainder(), label, tuple(dict.fromkeys(union.notes)))
 
 
+def room(blocks: int, kept: int = 0) -> int:
+    """How many terms may take the place of so many blocks of a remainder, beside terms that are kept."""
+    return min(MAX_TERMS - kept, max(FEW, blocks // BLOCKS_A_TERM))
+
+
+def _of_few_blocks(terms: list[Term], m: int, n: int) -> list[Term]:
+    """The terms of a mask of a few blocks, looked at pair by pair where that finds fewer terms."""
+    if len(terms) < 2 or max(m, n) > 2 * BLOCK:
+        return terms
+    found = covered(Blocks.none(m, n).join(*Blocks.of_terms(terms, m, n)), len(terms) - 1)
+    return terms if found is None else found
+
+
 def _fewest(terms: list[Term], m: int, n: int) -> tuple[list[Term], list[Term]]:
-    """`algebra.disjoint` of the terms as they are, or merged where that makes fewer."""
-    kept, spilled = algebra.disjoint(terms)
-    if spilled or len(kept) > FEW:
-        fewer = merged(terms, m, n)
-        if len(fewer) < len(terms):
-            other = algebra.disjoint(fewer)
-            if (bool(other[1]), len(other[0])) < (bool(spilled), len(kept)):
-                return other
-    return kept, spilled
+    """`algebra.disjoint` of the terms as they are, or merged: where they are too many, and where many become fewer
+    without more bytes.
+    """
+    if len(terms) > algebra.MAX_APART:
+        terms = merged(terms, m, n)
+    found = algebra.disjoint(terms)
+    if not found[1] and len(found[0]) <= FEW:
+        return found
+    fewer = merged(terms, m, n)
+    if len(fewer) == len(terms):
+        return found
+    other = algebra.disjoint(fewer)
+    if _too_many(found) or (not other[1] and len(other[0]) < len(found[0]) and _nbytes(other) <= _nbytes(found)):
+        return min(found, other, key=lambda x: (_too_many(x), len(x[1]), len(x[0])))
+    return found
+
+
+def _too_many(found: tuple[list[Term], list[Term]]) -> bool:
+    return bool(found[1]) or len(found[0]) > MAX_TERMS
+
+
+def _nbytes(found: tuple[list[Term], list[Term]]) -> int:
+    return sum(term.nbytes for term in found[0])
 
 
 def lower_or_scan(pattern: Pattern, m: int, n: int) -> Union:

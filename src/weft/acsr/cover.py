@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -207,7 +208,7 @@ def _term(chain: list[Link], alike: Alike) -> Term:
 
 def _gaps(chain: list[Link]) -> list[tuple[Link, Link]]:
     """Neighbours in a chain with groups between them that it does not have."""
-    return [(a, b) for a, b in zip(chain, chain[1:], strict=False) if b.group > a.group + 1]
+    return [(a, b) for a, b in pairwise(chain) if b.group > a.group + 1]
 
 
 def _bound(chain: list[Link], alike: Alike, side: str, *, closed: bool) -> Bound:
@@ -233,4 +234,3 @@ def _bound(chain: list[Link], alike: Alike, side: str, *, closed: bool) -> Bound
     found = stairs.simplest(np.array(least, np.int64), np.array(most, np.int64), alike.n, (first, last))
     constant = isinstance(found, Steps) and len(found.values) == 1
     return Stair.constant(int(found.values.array[0])) if constant and isinstance(found, Steps) else found
-

@@ -178,4 +178,3 @@ def _span(first: int, after: int, length: int, of_rows: bool, residue: Residue) 
         lower = span.lower if first > 0 else ()
         upper = span.upper if after < length else ()
     return replace(span, lower=lower, upper=upper)
-

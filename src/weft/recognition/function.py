@@ -128,7 +128,7 @@ def _symbolic(asked: Asked, generalize: bool) -> Recognized:
     why = f"closed form, by rewriting what {name_of(asked.function)} computes"
     if trace.m is not None or trace.n is not None:
         pattern, why = _bound_to(pattern, size, why, generalize)
-    return Recognized(pattern, True, "symbolic", why, size.m, size.n)
+    return Recognized(pattern, True, "symbolic", why, size.m, size.n, asked.size)
 
 
 def _bound_to(pattern: Pattern, size: Size, why: str, generalize: bool) -> tuple[Pattern, str]:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from weft.acsr.blocks import Blocks
+from weft.acsr.build import room
+from weft.acsr.cover import covered
+from weft.acsr.format import Term
 from weft.errors import InputError
 from weft.pattern import composites
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.recognition import mapped, pieces
 from weft.recognition.bitrows import BitRows
+from weft.recognition.names import cost
 from weft.recognition.parts import Known
 from weft.recognition.raster import raster
 from weft.recognition.result import Recognized
 from weft.recognition.search import Found, as_bits, listed, search
+from weft.recognition.terms import spelled
 
 RANKS = {2: "(M, N)", 3: "(H, M, N)", 4: "(B, H, M, N)"}
 
@@ -122,7 +128,20 @@ def _proven(rows: BitRows) -> Found:
     found = search(known)
     if rows.m != rows.n:
         found = Found(found.pattern.filled("top-left"), found.rows, found.loose)
-    return found if raster(found.pattern, rows.m, rows.n).same(rows) else listed(known)
+    return finished(found if raster(found.pattern, rows.m, rows.n).same(rows) else listed(known), rows)
+
+
+def finished(found: Found, rows: BitRows) -> Found:
+    """The description, or the terms that it becomes where these are shorter to write, or the only closed form."""
+    m, n = rows.m, rows.n
+    acsr = found.pattern.acsr(m, n)
+    terms: Sequence[Term] | None = acsr.terms
+    if len(acsr.remainder):
+        terms = covered(Blocks.of_words(rows.words.view(np.int64), m, n), room(len(acsr.remainder)))
+    said = None if terms is None else spelled(terms, m, n)
+    if said is None or not (found.loose is not None or len(acsr.remainder) or cost(said) < found.cost):
+        return found
+    return Found(said, rows) if raster(said, m, n).same(rows) else found
 
 
 def spread(patterns: list[Pattern], which: np.ndarray) -> Pattern:
@@ -136,18 +155,17 @@ def spread(patterns: list[Pattern], which: np.ndarray) -> Pattern:
 
 
 def _result(found: list[Found], pattern: Pattern, size: tuple[int, int], generalize: bool) -> Recognized:
-    remainder = sum(f.loose.count for f in found if f.loose is not None)
     why = [_said(f, f"mask {i}: " if len(found) > 1 else "") for i, f in enumerate(found)]
-    return _bound(pattern, size, why, generalize, remainder)
+    return _bound(pattern, size, why, generalize)
 
 
-def _bound(pattern: Pattern, size: tuple[int, int], why: list[str], generalize: bool, remainder: int = 0) -> Recognized:
+def _bound(pattern: Pattern, size: tuple[int, int], why: list[str], generalize: bool) -> Recognized:
     """The pattern for the size that was seen, or on the caller's word for all."""
     if generalize:
         why.append(f"used at other lengths on your word: only {size[0]} x {size[1]} was seen")
     else:
         pattern = pieces.sized(pattern, *size)
-    return Recognized(pattern, True, f"evaluated at ({size[0]}, {size[1]})", "\n         ".join(why), *size, remainder)
+    return Recognized(pattern, True, f"evaluated at ({size[0]}, {size[1]})", "\n         ".join(why), *size)
 
 
 def _said(found: Found, name: str) -> str:
