@@ -421,13 +421,13 @@ def test_flat_bounds_that_follow_a_grid_are_exact(pattern, length):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "terms"),
-    [(VIDEO & weft.window(5, 5), 3), (VIDEO | weft.window(5, 5), 0), (VIDEO & weft.documents([31, 49]), 6)],
+    ("pattern", "terms", "blocks"),
+    [(VIDEO & weft.window(5, 5), 3, 0), (VIDEO | weft.window(5, 5), 1, 4), (VIDEO & weft.documents([31, 49]), 0, 4)],
     ids=str,
 )
-def test_flat_bounds_that_do_not_are_covered_or_written_down(pattern, terms):
+def test_flat_bounds_that_do_not_are_covered_or_written_down(pattern, terms, blocks):
     acsr = check(pattern, 80)
-    assert len(acsr.terms) == terms and bool(len(acsr.remainder)) == bool(acsr.notes) == (not terms)
+    assert (len(acsr.terms), len(acsr.remainder)) == (terms, blocks) and bool(acsr.notes) == (blocks > 0)
 
 
 def test_coordinates_of_many_indices_in_a_thin_array():

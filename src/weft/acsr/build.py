@@ -10,17 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import singledispatch
 
+import numpy as np
+
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
 from weft.acsr.cover import covered
 from weft.acsr.format import BLOCK, MAX_TERMS, Acsr, Remainder, Term
+from weft.acsr.labels import axes_of_labels
 from weft.acsr.merge import merged
 from weft.acsr.terms import NotAffineError
 from weft.caching import cached
 from weft.pattern import algebra as ops
 from weft.pattern import leaves
 from weft.pattern.algebra import Pattern, Where
-from weft.pattern.bounds import Ints
+from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
+from weft.pattern.leaves import Affine
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import NDBool, Relation
 
@@ -153,7 +157,25 @@ def _(pattern: leaves.Sized, m: int, n: int) -> Union:
 
 @lower.register
 def _(pattern: leaves.Labels, m: int, n: int) -> Union:
-    raise NotAffineError("documents that are not contiguous have no affine rows")
+    axes = axes_of_labels(pattern.ids.array)
+    if axes is None:
+        raise NotAffineError("documents that are not contiguous have no affine rows")
+    ends = [np.cumsum(lengths) for lengths in axes]
+    parts = [Affine(Relation(*_contiguous(one)), length=int(one[-1])) for one in ends]
+    shape = tuple(int(one[-1]) for one in ends)
+    return lower(leaves.Product(tuple(parts), shape, shape), m, n)
+
+
+def _contiguous(ends: Ints) -> tuple[tuple[Bound, ...], tuple[Bound, ...]]:
+    """Bounds on the keys of contiguous labels that end before `ends`; none where there is one."""
+    if ends.size == 1:
+        return (), ()
+    size = int(ends[0])
+    if (np.diff(ends)[:-1] == size).all() and ends[-1] - ends[-2] <= size:
+        return (Stair(size, size),), (Stair(size, size, base=size),)
+    edges = np.append(0, ends)
+    breaks, first, after = (IntTable(x) for x in (edges[1:-1], edges[:-1], edges[1:]))
+    return (Steps(breaks, first),), (Steps(breaks, after),)
 
 
 @lower.register

@@ -53,6 +53,21 @@ def covered(blocks: Blocks, room: int) -> list[Term] | None:
     return found
 
 
+def of_intervals(low: Ints, high: Ints, n: int, room: int) -> list[Term] | None:
+    """Disjoint terms, at most `room`, in which query i sees low[i] <= k < high[i] of n keys; None if chains are more,
+    or queries differ too often.
+    """
+    low, high = np.where(low < high, low, -1), np.where(low < high, high, -1)
+    first = np.flatnonzero(np.append(True, (low[1:] != low[:-1]) | (high[1:] != high[:-1]))[: low.size])
+    if first.size > MAX_GROUPS:
+        return None
+    ends = zip(low[first].tolist(), high[first].tolist(), strict=True)
+    runs: list[tuple[Run, ...]] = [((a, b),) if a >= 0 else () for a, b in ends]
+    alike = Alike(low.size, n, first, runs)
+    found = [terms for terms in (_rectangles(alike, room), _chained(alike, room)) if terms is not None]
+    return _best(found)
+
+
 def _one_way(blocks: Blocks, room: int) -> list[list[Term]]:
     alike = alike_queries(blocks, room)
     if alike is None:
@@ -167,23 +182,34 @@ class Link:
 
 
 def _chained(alike: Alike, room: int) -> list[Term] | None:
-    """Chains of runs as terms."""
+    """Chains of runs as terms: those that are found from the first query on, or from the last one back."""
+    both = [_chains(alike, room, by) for by in (1, -1)]
+    found = [[_term(chain, alike) for chain in chains] for chains in both if chains]
+    return _best(found) if found or any(alike.runs) else []
+
+
+def _chains(alike: Alike, room: int, by: int) -> list[list[Link]]:
+    """At most `room` chains that have every run, none where they do not do. Each run joins the chain that comes
+    nearest to it; by: 1 from the first query on, -1 from the last one back.
+    """
     chains: list[list[Link]] = []
-    for group, runs in enumerate(alike.runs):
+    groups = list(enumerate(alike.runs))
+    for group, runs in groups[::by]:
         if len(runs) > room:
-            return None
+            return []
         free = list(range(len(chains)))
-        for first, after in reversed(runs):
-            fits = [c for c in free if chains[c][-1].first <= first and chains[c][-1].after <= after]
+        for first, after in runs[::-by]:
+            last = {c: chains[c][-1] for c in free}
+            fits = [c for c in free if by * last[c].first <= by * first and by * last[c].after <= by * after]
             if fits:
-                place = max(fits, key=lambda c: (chains[c][-1].first + chains[c][-1].after, chains[c][-1].group))
+                place = max(fits, key=lambda c: by * (last[c].first + last[c].after + last[c].group))
                 free.remove(place)
                 chains[place].append(Link(group, first, after))
             elif len(chains) < room:
                 chains.append([Link(group, first, after)])
             else:
-                return None
-    return [_term(chain, alike) for chain in chains]
+                return []
+    return [chain[::by] for chain in chains]
 
 
 def _term(chain: list[Link], alike: Alike) -> Term:

@@ -17,16 +17,17 @@ from weft.pattern.algebra import Pattern, scalar
 from weft.recognition import conversions, extremes, names, pieces, tables
 from weft.recognition.bitrows import BitRows
 from weft.recognition.capture import indices, name_of, watched
+from weft.recognition.choose import best, looked_at
 from weft.recognition.evaluate import not_boolean, rows_of, used_by
 from weft.recognition.executed import otherwise
 from weft.recognition.forms import Always, Formula
-from weft.recognition.lower import Size, lower
 from weft.recognition.mask import described, spread
 from weft.recognition.operations import as_table
 from weft.recognition.periodic import NoFormError
 from weft.recognition.remember import remembering
 from weft.recognition.result import Recognized
 from weft.recognition.rows import in_rows
+from weft.recognition.spans import Size
 from weft.recognition.tables import Reads, reads, same_kind
 from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Traced, note
 
@@ -113,8 +114,14 @@ def _symbolic(asked: Asked, generalize: bool) -> Recognized:
     lowered: dict[int, Pattern] = {}
     for at, formula in np.ndenumerate(formulas):
         if id(formula) not in lowered:  # rows that read alike share their formula
-            lowered[id(formula)] = lower(formula, size)
+            lowered[id(formula)] = best(formula, size)
         which[at] = patterns.setdefault(lowered[id(formula)], len(patterns))
+    if len(patterns) == 1:
+        other = looked_at(formulas.flat[0], next(iter(patterns)), size)
+        if other is not None and size.m is not None and size.n is not None:
+            why = f"a shorter form than what {name_of(asked.function)} computes, among all its pairs"
+            at = (size.m, size.n)
+            return Recognized(pieces.sized(other, *at), True, f"evaluated at {at}", why, *at)
     most = max(map(names.terms, patterns))
     if most > MAX_TERMS:
         raise NoFormError(f"it falls into up to {most} terms")

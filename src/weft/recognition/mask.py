@@ -24,6 +24,8 @@ from weft.recognition.result import Recognized
 from weft.recognition.search import Found, as_bits, listed, search
 from weft.recognition.terms import spelled
 
+COVERED = 1 << 20  # pairs up to which fewer terms than a search found are looked for
+LONGER = 4  # times as many bytes as fewer terms may have
 RANKS = {2: "(M, N)", 3: "(H, M, N)", 4: "(B, H, M, N)"}
 
 
@@ -63,7 +65,7 @@ def described(slices: Iterable[BitRows], shape: tuple[int, ...], *, generalize: 
         rows = BitRows(np.zeros((size[0], 0), np.uint64), size[1])
         return _result([Found(lib.nothing(), rows)], lib.nothing(), size, generalize)
     distinct, which = _distinct(slices, shape[:2])
-    found = [_proven(rows) for rows in distinct]
+    found = [proven(rows) for rows in distinct]
     return _result(found, spread([f.pattern for f in found], which), size, generalize)
 
 
@@ -122,7 +124,7 @@ def _distinct(slices: Iterable[BitRows], shape: tuple[int, ...]) -> tuple[list[B
     return kept, which
 
 
-def _proven(rows: BitRows) -> Found:
+def proven(rows: BitRows) -> Found:
     """A description that equals `rows` on every pair, whatever the search came back with."""
     known = Known(rows, rows.inverted())
     found = search(known)
@@ -132,16 +134,26 @@ def _proven(rows: BitRows) -> Found:
 
 
 def finished(found: Found, rows: BitRows) -> Found:
-    """The description, or the terms that it becomes where these are shorter to write, or the only closed form."""
+    """The description, or the terms that it becomes where these are shorter to write; or a cover of all pairs, where
+    that alone is closed or has fewer terms.
+    """
     m, n = rows.m, rows.n
     acsr = found.pattern.acsr(m, n)
     terms: Sequence[Term] | None = acsr.terms
-    if len(acsr.remainder):
-        terms = covered(Blocks.of_words(rows.words.view(np.int64), m, n), room(len(acsr.remainder)))
+    better = found.loose is not None
+    if len(acsr.remainder) or (len(acsr.terms) > 1 and m * n <= COVERED):
+        most = room(len(acsr.remainder)) if len(acsr.remainder) else len(acsr.terms) - 1
+        other = covered(Blocks.of_words(rows.words.view(np.int64), m, n), most)
+        if len(acsr.remainder) or (other is not None and _nbytes(other) <= LONGER * acsr.nbytes):
+            terms, better = other, True
     said = None if terms is None else spelled(terms, m, n)
-    if said is None or not (found.loose is not None or len(acsr.remainder) or cost(said) < found.cost):
+    if said is None or not (better or cost(said) < found.cost):
         return found
     return Found(said, rows) if raster(said, m, n).same(rows) else found
+
+
+def _nbytes(terms: Sequence[Term]) -> int:
+    return sum(term.nbytes for term in terms)
 
 
 def spread(patterns: list[Pattern], which: np.ndarray) -> Pattern:
