@@ -8,6 +8,7 @@ nowhere. The union over cells is the formula.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextvars import ContextVar
 from itertools import pairwise
 
 import numpy as np
@@ -29,6 +30,7 @@ MAX_CELLS = 24
 LONGEST = 1 << 21  # entries of a table that is looked through for turns
 
 Span = tuple[int, int]
+_inside: ContextVar[bool] = ContextVar("inside", default=False)  # whether the formula is on a cell already
 
 
 def in_cells(formula: Formula, size: Size) -> Pattern:
@@ -36,19 +38,23 @@ def in_cells(formula: Formula, size: Size) -> Pattern:
     from weft.recognition.lower import lower
 
     cuts = {axis: _cuts(formula, axis) for axis in "qk"}
-    if not any(cuts.values()):
+    if _inside.get() or not any(cuts.values()):
         raise NoFormError("no function is made of pieces")
     ends = {axis: _ends(formula, axis) for axis in "qk"}
     spans = {axis: list(pairwise([ends[axis][0], *cuts[axis], ends[axis][1]])) for axis in "qk"}
     if len(spans["q"]) * len(spans["k"]) > MAX_CELLS:
         raise NoFormError(f"its functions fall into {len(spans['q'])} x {len(spans['k'])} pieces")
     found = []
-    for keys in spans["k"]:
-        for queries in spans["q"]:
-            cell = _on_cell(formula, queries, keys)
-            if cell != forms.FALSE:
-                sides = [_within(axis, at, ends[axis]) for axis, at in (("q", queries), ("k", keys))]
-                found.append(lower(forms.both(*sides, cell), size))
+    token = _inside.set(True)
+    try:
+        for keys in spans["k"]:
+            for queries in spans["q"]:
+                cell = _on_cell(formula, queries, keys)
+                if cell != forms.FALSE:
+                    sides = [_within(axis, at, ends[axis]) for axis, at in (("q", queries), ("k", keys))]
+                    found.append(lower(forms.both(*sides, cell), size))
+    finally:
+        _inside.reset(token)
     return names.union(found)
 
 

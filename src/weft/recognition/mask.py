@@ -18,10 +18,10 @@ from weft.pattern.algebra import Pattern
 from weft.recognition import mapped, pieces
 from weft.recognition.bitrows import BitRows
 from weft.recognition.names import cost
-from weft.recognition.parts import Known
+from weft.recognition.parts import LARGE, Known
 from weft.recognition.raster import raster
 from weft.recognition.result import Recognized
-from weft.recognition.search import Found, as_bits, listed, search
+from weft.recognition.search import Found, as_bits, in_blocks, listed, search
 from weft.recognition.terms import spelled
 
 COVERED = 1 << 20  # pairs up to which fewer terms than a search found are looked for
@@ -126,11 +126,13 @@ def _distinct(slices: Iterable[BitRows], shape: tuple[int, ...]) -> tuple[list[B
 
 def proven(rows: BitRows) -> Found:
     """A description that equals `rows` on every pair, whatever the search came back with."""
-    known = Known(rows, rows.inverted())
-    found = search(known)
+    blocks = in_blocks(rows) if rows.m * rows.n >= LARGE else None  # looked at before matrices of all pairs are made
+    found = search(Known(rows, rows.inverted())) if blocks is None else Found(blocks, rows)
     if rows.m != rows.n:
         found = Found(found.pattern.filled("top-left"), found.rows, found.loose)
-    return finished(found if raster(found.pattern, rows.m, rows.n).same(rows) else listed(known), rows)
+    if not raster(found.pattern, rows.m, rows.n).same(rows):
+        found = listed(Known(rows, rows.inverted()))
+    return finished(found, rows)
 
 
 def finished(found: Found, rows: BitRows) -> Found:
