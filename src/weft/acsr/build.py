@@ -10,17 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import singledispatch
 
+import numpy as np
+
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
-from weft.acsr.format import MAX_TERMS, Acsr, Remainder, Term
+from weft.acsr.cover import covered
+from weft.acsr.format import BLOCK, MAX_TERMS, Acsr, Remainder, Term
+from weft.acsr.labels import axes_of_labels
+from weft.acsr.merge import merged
 from weft.acsr.terms import NotAffineError
 from weft.caching import cached
 from weft.pattern import algebra as ops
 from weft.pattern import leaves
 from weft.pattern.algebra import Pattern, Where
-from weft.pattern.bounds import Ints
+from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
+from weft.pattern.leaves import Affine
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import NDBool, Relation
+
+BLOCKS_A_TERM = 4  # of a remainder, which cost as much as a term
+FEW = 5  # terms that patterns of the library have, which are left as they are
 
 
 @dataclass
@@ -44,15 +53,60 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
     if m == 0 or n == 0:
         return Acsr(m, n, (), Remainder.none(), label)
     union = lower_or_scan(one, m, n)
-    kept, spilled = algebra.disjoint(union.terms)
+    kept, spilled = _fewest(union.terms, m, n)
     if len(kept) > MAX_TERMS:
         kept.sort(key=lambda term: -term.nnz)
         union.notes.append(f"{len(kept) - MAX_TERMS} terms beyond {MAX_TERMS} went to the remainder")
         kept, spilled = kept[:MAX_TERMS], [*spilled, *kept[MAX_TERMS:]]
     elif spilled:
         union.notes.append(f"{len(spilled)} terms overlap others in a way that is not affine and went to the remainder")
-    blocks = (union.blocks or Blocks.none(m, n)).join(*Blocks.of_terms(spilled, m, n))
-    return Acsr(m, n, tuple(kept), blocks.without(kept).remainder(), label, tuple(dict.fromkeys(union.notes)))
+    blocks = (union.blocks or Blocks.none(m, n)).join(*Blocks.of_terms(spilled, m, n)).without(kept)
+    if len(blocks) and union.notes:  # blocks that a pattern lists are left as they are
+        more = covered(blocks, room(len(blocks), len(kept)))
+        if more is not None:
+            kept, blocks = [*kept, *more], Blocks.none(m, n)
+    if not len(blocks):
+        return Acsr(m, n, tuple(_of_few_blocks(kept, m, n)), Remainder.none(), label)
+    return Acsr(m, n, tuple(kept), blocks.remainder(), label, tuple(dict.fromkeys(union.notes)))
+
+
+def room(blocks: int, kept: int = 0) -> int:
+    """How many terms may take the place of so many blocks of a remainder, beside terms that are kept."""
+    return min(MAX_TERMS - kept, max(FEW, blocks // BLOCKS_A_TERM))
+
+
+def _of_few_blocks(terms: list[Term], m: int, n: int) -> list[Term]:
+    """The terms of a mask of a few blocks, looked at pair by pair where that finds fewer terms."""
+    if len(terms) < 2 or max(m, n) > 2 * BLOCK:
+        return terms
+    found = covered(Blocks.none(m, n).join(*Blocks.of_terms(terms, m, n)), len(terms) - 1)
+    return terms if found is None else found
+
+
+def _fewest(terms: list[Term], m: int, n: int) -> tuple[list[Term], list[Term]]:
+    """`algebra.disjoint` of the terms as they are, or merged: where they are too many, and where many become fewer
+    without more bytes.
+    """
+    if len(terms) > algebra.MAX_APART:
+        terms = merged(terms, m, n)
+    found = algebra.disjoint(terms)
+    if not found[1] and len(found[0]) <= FEW:
+        return found
+    fewer = merged(terms, m, n)
+    if len(fewer) == len(terms):
+        return found
+    other = algebra.disjoint(fewer)
+    if _too_many(found) or (not other[1] and len(other[0]) < len(found[0]) and _nbytes(other) <= _nbytes(found)):
+        return min(found, other, key=lambda x: (_too_many(x), len(x[1]), len(x[0])))
+    return found
+
+
+def _too_many(found: tuple[list[Term], list[Term]]) -> bool:
+    return bool(found[1]) or len(found[0]) > MAX_TERMS
+
+
+def _nbytes(found: tuple[list[Term], list[Term]]) -> int:
+    return sum(term.nbytes for term in found[0])
 
 
 def lower_or_scan(pattern: Pattern, m: int, n: int) -> Union:
@@ -103,7 +157,25 @@ def _(pattern: leaves.Sized, m: int, n: int) -> Union:
 
 @lower.register
 def _(pattern: leaves.Labels, m: int, n: int) -> Union:
-    raise NotAffineError("documents that are not contiguous have no affine rows")
+    axes = axes_of_labels(pattern.ids.array)
+    if axes is None:
+        raise NotAffineError("documents that are not contiguous have no affine rows")
+    ends = [np.cumsum(lengths) for lengths in axes]
+    parts = [Affine(Relation(*_contiguous(one)), length=int(one[-1])) for one in ends]
+    shape = tuple(int(one[-1]) for one in ends)
+    return lower(leaves.Product(tuple(parts), shape, shape), m, n)
+
+
+def _contiguous(ends: Ints) -> tuple[tuple[Bound, ...], tuple[Bound, ...]]:
+    """Bounds on the keys of contiguous labels that end before `ends`; none where there is one."""
+    if ends.size == 1:
+        return (), ()
+    size = int(ends[0])
+    if (np.diff(ends)[:-1] == size).all() and ends[-1] - ends[-2] <= size:
+        return (Stair(size, size),), (Stair(size, size, base=size),)
+    edges = np.append(0, ends)
+    breaks, first, after = (IntTable(x) for x in (edges[1:-1], edges[:-1], edges[1:]))
+    return (Steps(breaks, first),), (Steps(breaks, after),)
 
 
 @lower.register

@@ -22,10 +22,11 @@ from weft.recognition.bitrows import BitRows
 from weft.recognition.folds import folded
 from weft.recognition.forms import All, Always, Atom, Cell, Formula, Side, Some
 from weft.recognition.lines import Line
-from weft.recognition.lower import Size, atoms, lower
+from weft.recognition.lower import atoms, lower
 from weft.recognition.parts import Known
 from weft.recognition.periodic import NoFormError
 from weft.recognition.search import search
+from weft.recognition.spans import Size
 
 MAX_AXIS = 512  # an axis of at most so many places is looked at pair by pair for its name
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from weft.acsr import stairs
 from weft.pattern.algebra import Pattern
-from weft.recognition import bounds, grids, names, spell, stairs
+from weft.recognition import bounds, grids, names, spell
 from weft.recognition.bitrows import WORD, BitRows, strips, width
 from weft.recognition.lines import Line
 from weft.recognition.parts import Known

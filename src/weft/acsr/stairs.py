@@ -56,12 +56,11 @@ def _formulas(source: Ints, first: Ints) -> list[Stair]:
     values = source[places]
     run = _usual(np.diff(breaks))
     rise = _usual(np.diff(values))
-    found = []
-    for at in dict.fromkeys((breaks.size // 2, 0, breaks.size - 1)):
-        row, value = int(breaks[at]), int(values[at])
-        shift = -row % run
-        found.append(Stair(rise, run, shift, value - rise * ((row + shift) // run)))
-    return found
+    shifts = -breaks % run
+    bases = values - rise * ((breaks + shifts) // run)
+    usual = np.flatnonzero(bases == _usual(bases))
+    at = dict.fromkeys((breaks.size // 2, 0, breaks.size - 1, int(usual[usual.size // 2])))
+    return [Stair(rise, run, int(shifts[i]), int(bases[i])) for i in at]
 
 
 def _usual(gaps: Ints) -> int:
