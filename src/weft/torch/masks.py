@@ -8,7 +8,7 @@ line to write.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import FunctionType
 from typing import Any
@@ -210,7 +210,7 @@ def _one_object(made: Recognized) -> Recognized:
         if len(_patterns) >= KEPT:
             _patterns.clear()
         pattern = _patterns[made.pattern] = made.pattern
-    return Recognized(pattern, made.exact, made.proof, made.why, made.m, made.n, made.remainder)
+    return replace(made, pattern=pattern)
 
 
 # ---- recognition ----------------------------------------------------------------------------------------------------

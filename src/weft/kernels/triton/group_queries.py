@@ -273,11 +273,24 @@ def keep_some(result, tensor, place, C):
 
 
 @gluon.jit
+def leave(result, out, rows, place, C):
+    """Write one group's rows: whole tiles by the descriptor of Out, if there is one. rows: as of `keep_some`."""
+    Out, out_box = out
+    if out_box is None:
+        keep_some(matrix(result), Out, rows, C)
+    else:
+        if rows[3] >= C * 64 + 64:
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out_box, [rows[0], rows[1], place[0] + C * 64, place[1], 0], result)
+        else:
+            keep_some(matrix(result), Out, rows, C)
+
+
+@gluon.jit
 def attend(
-    C, told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr, SHORT: gl.constexpr,
-    BOXED: gl.constexpr,
+    C, told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr, SHORT: gl.constexpr
 ):  # fmt: skip
-    """out and lse of one warp group's queries, block after block. BOXED: whole tiles leave by the descriptor of Out."""
+    """out and lse of one warp group's queries, block after block."""
     written, rows, rings, flags, bars, tables, numbers_of, rooms = told
     Out, Lse, out_box, results = written
     result = results.index(C)
@@ -320,16 +333,9 @@ def attend(
         marked = marked | wild.to(gl.int32)
         tma.store_wait(0)  # for the result of the block before
         matrix(result).store(out)
-        if BOXED:
-            if height >= C * 64 + 64:
-                fence_async_shared()
-                if not SHORT:
-                    at, lane = place_of(mine, 0, TERMS)
-                tma.async_copy_shared_to_global(out_box, [batch, head, at + C * 64, lane, 0], result)
-            else:
-                keep_some(matrix(result), Out, (batch, head, origin + start, height, pace), C)
-        else:
-            keep_some(matrix(result), Out, (batch, head, origin + start, height, pace), C)
+        if not SHORT:
+            at, lane = place_of(mine, 0, TERMS)
+        leave(result, (Out, out_box), (batch, head, origin + start, height, pace), (at, lane), C)
         # after the fence, which waits for what was stored before it
         row = origin + start + gl.minimum(r + C * 64, height - 1) * pace
         gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=valid)
@@ -338,11 +344,9 @@ def attend(
 
 
 @gluon.jit
-def any_group(
-    told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr, BOXED: gl.constexpr
-):  # fmt: skip
+def any_group(told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr):
     """`attend`, of whichever group."""
-    attend(which_group(), told, WIDE, STAGES, TERMS, SINKS, True, BOXED)
+    attend(which_group(), told, WIDE, STAGES, TERMS, SINKS, True)
 
 
 @gluon.jit
@@ -382,7 +386,7 @@ def again_if_marked(read, told, flags, rooms, WIDE: gl.constexpr, TERMS: gl.cons
 @gluon.jit
 def attention(
     read, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr,
-    SINKS: gl.constexpr, BOXED: gl.constexpr,
+    SINKS: gl.constexpr,
 ):  # fmt: skip
     """out and lse. read: Q; K and V; descriptors of Q, K, V, and of K and V as the second term walks them. written: the
     tensor Out, the pointer Lse and a descriptor of Out. numbers_of: (heads of queries, queries, scale, the pointer
@@ -391,10 +395,8 @@ def attention(
     told, asked, flags, rooms = made(read, written, tables, numbers_of, WIDE, STAGES, TERMS, False)
     gl.static_assert(WIDE == 4)
     gl.warp_specialize([
-        (attend, (0, told, WIDE, STAGES, TERMS, SINKS, False, BOXED)),
-        (attend, (1, told, WIDE, STAGES, TERMS, SINKS, False, BOXED)),
-        (attend, (2, told, WIDE, STAGES, TERMS, SINKS, False, BOXED)),
-        (attend, (3, told, WIDE, STAGES, TERMS, SINKS, False, BOXED)),
+        (attend, (0, told, WIDE, STAGES, TERMS, SINKS, False)), (attend, (1, told, WIDE, STAGES, TERMS, SINKS, False)),
+        (attend, (2, told, WIDE, STAGES, TERMS, SINKS, False)), (attend, (3, told, WIDE, STAGES, TERMS, SINKS, False)),
         (load_blocks, (asked, WIDE, STAGES, TERMS, False)),
     ], [4, 4, 4, 1], [COMPUTES, COMPUTES, COMPUTES, LOADS])  # fmt: skip
     again_if_marked(read, told, flags, rooms, WIDE, TERMS, SINKS)
@@ -403,7 +405,7 @@ def attention(
 @gluon.jit
 def short_attention(
     read, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr,
-    SINKS: gl.constexpr, BOXED: gl.constexpr,
+    SINKS: gl.constexpr,
 ):  # fmt: skip
     """As `attention`, of short runs, by groups that are not told which they are and so may share their code; the
     kernel's own four warps load (docs/decisions/0010).
@@ -412,7 +414,7 @@ def short_attention(
     gl.static_assert(WIDE == 4)
     gl.warp_specialize([
         (load_blocks, (asked, WIDE, STAGES, TERMS, True)),
-        (any_group, (told, WIDE, STAGES, TERMS, SINKS, BOXED)), (any_group, (told, WIDE, STAGES, TERMS, SINKS, BOXED)),
-        (any_group, (told, WIDE, STAGES, TERMS, SINKS, BOXED)), (any_group, (told, WIDE, STAGES, TERMS, SINKS, BOXED)),
+        (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (any_group, (told, WIDE, STAGES, TERMS, SINKS)),
+        (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (any_group, (told, WIDE, STAGES, TERMS, SINKS)),
     ], [4, 4, 4, 4], [COMPUTES, COMPUTES, COMPUTES, COMPUTES])  # fmt: skip
     again_if_marked(read, told, flags, rooms, WIDE, TERMS, SINKS)

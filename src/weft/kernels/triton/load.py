@@ -10,8 +10,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
 from weft.kernels.triton import source
+from weft.kernels.triton.arguments import FLOATS, PLAIN, ROUNDS, arguments, described, tensors
 from weft.kernels.triton.descriptors import box_kind
-from weft.kernels.triton.emit import FLOATS, PLAIN, ROUNDS, arguments, described, emit, tensors
+from weft.kernels.triton.emit import emit
 from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.spec import KernelSpec
 

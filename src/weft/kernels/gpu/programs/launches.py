@@ -22,11 +22,11 @@ from weft.kernels.gpu.program import (
     Strides,
     Table,
 )
+from weft.kernels.triton.arguments import described, reads, scalars, writes
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.configure import wave_specs
 from weft.kernels.triton.descriptors import FORWARD, Box, box_names
 from weft.kernels.triton.descriptors import boxes as boxes_of
-from weft.kernels.triton.emit import described, reads, scalars, writes
 from weft.kernels.triton.load import source_of
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import Place
