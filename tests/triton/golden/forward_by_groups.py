@@ -23,7 +23,6 @@ def weft_fwd_hopper_line2_d64_bf16(
         (q, (k, v), (Q_near, K_near, V_near, K_far, V_far)), (out, Lse, Out_near),
         tables, (all_heads, my_length, scale, Lse),
         WIDE=4, STAGES=8, TERMS=2, SINKS=False,
-        BOXED=True,
     )
 
 
