@@ -2,6 +2,7 @@
 
 PYTHON      ?= python3
 VENV        ?= .venv
+JAX_VENV    ?= $(VENV)-jax
 TORCH       ?= torch==2.13.0
 TORCH_INDEX ?=
 TRITON      ?= triton==3.7.1
@@ -18,14 +19,15 @@ INSTALL := $(PIP) install --no-compile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu replay replay-all docs docs-check lint format bench bench-gpu bench-gpu-more versions
-.PHONY: clean FORCE
+.PHONY: help demo test test-jax test-gpu replay replay-all docs docs-check lint format bench bench-gpu
+.PHONY: bench-gpu-more versions clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  PYTHON=$(PYTHON)  an interpreter, 3.11 or newer'
 	@echo '  VENV=$(VENV)  where the environment goes'
+	@echo '  JAX_VENV=$(JAX_VENV)  where that of make test-jax goes'
 	@echo '  TORCH=$(TORCH)  the exact torch requirement; it is installed first'
 	@echo '  TORCH_INDEX=  your CPU-only wheel index, used for torch alone; empty: where pip looks anyway'
 	@echo '  TRITON=$(TRITON)  the triton that tests use; empty: what torch brings along'
@@ -37,6 +39,10 @@ demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, r
 
 test: $(VENV)/.weft-test ## all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-jax: $(JAX_VENV)/.weft-jax ## weft.jax, in an environment of its own that has no torch
+	$(JAX_VENV)/bin/python -c 'from importlib.util import find_spec; assert not find_spec("torch"), "torch is installed"'
+	$(JAX_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/jax $(ARGS)
 
 test-gpu: $(VENV)/.weft-test ## kernels on the GPU of this machine, and compiled for every other
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "torch finds no GPU here"'
@@ -85,6 +91,7 @@ clean: ## removes the environment and what the tools left behind
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -e '$(VENV)/.weft-settings' ]; then rm -rf '$(VENV)'; fi
 	@if [ -e '$(CARD_TRITON)/.weft-triton' ]; then rm -rf '$(CARD_TRITON)'; fi
+	@if [ -e '$(JAX_VENV)/.weft-made' ]; then rm -rf '$(JAX_VENV)'; fi
 
 # ------------------------------------------------------------------------------------------------------ the environment
 # Stamp files inside it make the second time quick. torch comes before everything that could pull another one, and is
@@ -110,6 +117,16 @@ $(VENV)/.weft-test: $(VENV)/.weft-torch pyproject.toml
 $(CARD_TRITON)/.weft-triton: $(VENV)/.weft-test
 	@rm -rf '$(CARD_TRITON)'
 	$(INSTALL) -q --no-deps --target '$(CARD_TRITON)' 'triton==$(CARD_TRITON:.venv-triton-%=%)'
+	@touch $@
+
+# Nothing of it is shared with the others: no torch may be found here. The newest JAX that there is for PYTHON.
+$(JAX_VENV)/.weft-jax: pyproject.toml
+	@if [ -e '$(JAX_VENV)' ] && [ ! -e '$(JAX_VENV)/.weft-made' ]; then \
+	  echo >&2 'weft: $(JAX_VENV) was not made by this Makefile; remove it, or choose another place: make test-jax JAX_VENV=...'; \
+	  exit 1; \
+	fi
+	@[ -e '$(JAX_VENV)/.weft-made' ] || { '$(PYTHON)' -m venv '$(JAX_VENV)' && touch '$(JAX_VENV)/.weft-made'; }
+	$(JAX_VENV)/bin/python -m pip --disable-pip-version-check install --no-compile -q -e '.[jax-test,dev]'
 	@touch $@
 
 # Looks every time, but writes its file only when the interpreter, a variable or the folder is another one: then the

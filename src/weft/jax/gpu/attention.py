@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.custom_batching import custom_vmap
 
+from weft.caching import cached
+from weft.errors import UnsupportedError
 from weft.jax.gpu.bind import order, physical, run
-from weft.kernels.gpu.layout import Layout, Options, Vector
+from weft.kernels.gpu.layout import OF_CALL, Layout, Options, Vector
 from weft.kernels.gpu.program import LaunchProgram, Slot, row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
-from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan, plan_attention
@@ -25,66 +28,107 @@ from weft.target import Gpu
 AXES = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}  # where batch, head, token and channel are
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Call:
-    """What is static about a call: its plan, what scores become, and how its arrays lie. Compared by identity."""
+    """What is static about a call: mask, sizes, card, what scores become, and how its arrays lie."""
 
-    plan: AttentionPlan
+    pattern: Pattern
+    problem: Problem
+    gpu: Gpu
     options: Options
     layout: str
 
     @property
-    def gpu(self) -> Gpu:
-        """The card that it is planned for."""
-        assert isinstance(self.plan.target, Gpu)
-        return self.plan.target
+    def plan(self) -> AttentionPlan:
+        """Its plan. Raises what planning raises."""
+        return _planned(self.pattern, self.problem, self.gpu)
+
+    def times(self, size: int) -> Call:
+        """The same for so many times the batch rows."""
+        if self.pattern.extent()[0] is not None:
+            raise UnsupportedError(
+                f"jax.vmap of attention under {self.pattern}", "its mask tells batch rows apart",
+                "map over a call whose mask does not, or fold the dimension into the batch yourself",
+            )  # fmt: skip
+        return replace(self, problem=replace(self.problem, batch=size * self.problem.batch))
 
 
-def call_of(pattern: Pattern, problem: Problem, options: Options, layout: str, gpu: Gpu) -> Call:
-    """A call, planned. options: `one_argument`, since a result of XLA is one buffer. Raises what planning raises."""
-    return Call(plan_attention(pattern, problem, gpu), options._replace(one_argument=True), layout)
+_planned = cached(256)(plan_attention)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(call: Call, q: Array, k: Array, v: Array, sinks: Array | None, slopes: Array | None) -> tuple[Array, Array]:
     """(out in q's layout, lse (B, Hq, M) in float32). sinks, slopes: (Hq,) or None; slopes have no gradient."""
-    return _forward(call, q, k, v, sinks, slopes)
-
-
-def _forward(call: Call, q: Array, k: Array, v: Array, sinks: Any, slopes: Any) -> tuple[Array, Array]:
-    given = {"q": q, "k": k, "v": v}
-    layout = _layout(call, given, sinks=sinks, slopes=slopes)
-    plan = call.plan
-    if plan.by_rows is not None:
-        program = split_kv_program(plan.by_rows.plan, layout, call.options, call.gpu.processors)
-    else:
-        program = forward_program(plan, layout, call.options)
-    out, lse = _run(call, program, given | _present(sinks=sinks, slopes=slopes))
+    out, lse = _operator(call, _forward)({"q": q, "k": k, "v": v}, _present(sinks=sinks, slopes=slopes))
     return out, lse
 
 
 def _saved(call: Call, q: Array, k: Array, v: Array, sinks: Any, slopes: Any) -> Any:
-    out, lse = _forward(call, q, k, v, sinks, slopes)
+    out, lse = attend(call, q, k, v, sinks, slopes)
     return (out, lse), (q, k, v, out, lse, sinks, slopes)
 
 
 def _gradients(call: Call, saved: Any, given: Any) -> Any:
     q, k, v, out, lse, sinks, slopes = saved
     dout, dlse = given
-    options = call.options._replace(with_delta=sinks is not None)
-    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout.astype(q.dtype)}
-    layout = _layout(call, tensors, dlse=dlse, slopes=slopes)
-    program = backward_program(call.plan, layout, options)
-    dq, dk, dv, *delta = _run(call, program, tensors | {"lse": lse} | _present(dlse=dlse, slopes=slopes))
-    dsinks = None
-    if sinks is not None:
-        form = Vector(str(sinks.dtype), (1,))
-        found = sink_gradient_program(tuple(lse.shape), form)
-        (dsinks,) = _run(call, found, {"sinks": sinks, "lse": lse, "delta": delta[0]})
-    return dq, dk, dv, dsinks, None if slopes is None else jnp.zeros_like(slopes)
+    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout.astype(q.dtype), "lse": lse, "dlse": dlse}
+    dq, dk, dv, *dsinks = _operator(call, _backward)(tensors, _present(sinks=sinks, slopes=slopes))
+    total = dsinks[0].sum(0).astype(sinks.dtype) if dsinks else None
+    return dq, dk, dv, total, None if slopes is None else jnp.zeros_like(slopes)
 
 
 attend.defvjp(_saved, _gradients)
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------
+Arrays = dict[str, Array]
+
+
+def _forward(call: Call, tensors: Arrays, rows: Arrays) -> list[Array]:
+    """out, lse."""
+    layout, plan = _layout(call, tensors, rows), call.plan
+    if plan.by_rows is not None:
+        program = split_kv_program(plan.by_rows.plan, layout, call.options, call.gpu.processors)
+    else:
+        program = forward_program(plan, layout, call.options)
+    return _run(call, program, tensors | rows)
+
+
+def _backward(call: Call, tensors: Arrays, rows: Arrays) -> list[Array]:
+    """dq, dk, dv, and where there are sinks their gradient of each batch row, (B, Hq)."""
+    options = call.options._replace(with_delta="sinks" in rows)
+    given = {name: tensors[name] for name in OF_CALL}
+    vectors = {"dlse": tensors["dlse"]} | {name: x for name, x in rows.items() if name == "slopes"}
+    program = backward_program(call.plan, _layout(call, given, vectors), options)
+    dq, dk, dv, *delta = _run(call, program, tensors | vectors)
+    if not delta:
+        return [dq, dk, dv]
+    sinks, lse = rows["sinks"].astype(jnp.float32)[None, :, None], tensors["lse"]
+    share = jnp.where(lse == -jnp.inf, 0.0, jnp.exp(jnp.minimum(sinks - lse, 0.0)))  # lse is rounded
+    return [dq, dk, dv, -(share * delta[0]).sum(2)]
+
+
+def _operator(call: Call, program: Callable[[Call, Arrays, Arrays], list[Array]]) -> Callable[..., Any]:
+    """A program as a function of arrays that jax.vmap maps by more batch rows."""
+
+    def one(tensors: Arrays, rows: Arrays) -> list[Array]:
+        return program(call, tensors, rows)
+
+    def more(size: int, mapped: Any, tensors: Arrays, rows: Arrays) -> tuple[list[Array], list[bool]]:
+        if any(jax.tree.leaves(mapped[1])):
+            raise UnsupportedError(
+                "jax.vmap of attention over sinks or slopes", "batch rows share them", "use jax.lax.map over them"
+            )
+        every = {
+            name: x if mapped[0][name] else jnp.broadcast_to(x[None], (size, *x.shape)) for name, x in tensors.items()
+        }
+        folded = {name: x.reshape(size * x.shape[1], *x.shape[2:]) for name, x in every.items()}
+        made = _operator(call.times(size), program)(folded, rows)
+        return [x.reshape(size, x.shape[0] // size, *x.shape[1:]) for x in made], [True] * len(made)
+
+    found = custom_vmap(one)
+    found.def_vmap(more)
+    return found
 
 
 # ---- arrays and slots ------------------------------------------------------------------------------------------------
@@ -92,10 +136,10 @@ def _present(**vectors: Array | None) -> dict[str, Array]:
     return {name: x for name, x in vectors.items() if x is not None}
 
 
-def _layout(call: Call, tensors: dict[str, Array], **vectors: Array | None) -> Layout:
+def _layout(call: Call, tensors: Arrays, vectors: Arrays) -> Layout:
     axes = AXES[call.layout]
     strides = [row_major(x.shape) for x in tensors.values()]
-    forms = {name: Vector(str(x.dtype), row_major(x.shape)) for name, x in _present(**vectors).items()}
+    forms = {name: Vector(str(x.dtype), row_major(x.shape)) for name, x in vectors.items()}
     return Layout(tuple(tuple(one[axis] for axis in axes) for one in strides), True, **forms)
 
 
