@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +28,7 @@ from weft.jax.mask import PlannedMask, planned
 from weft.jax.operator import Call
 from weft.jax.scores import Scoring
 from weft.pattern.algebra import Pattern
+from weft.planning.problem import Problem
 
 
 def attention(  # noqa: PLR0913 - the public face; every option by name
@@ -58,8 +60,9 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     row's sum and have no value; lse includes them. Reverse-mode gradients flow to q, k, v and sinks, and from lse;
     they are deterministic whatever `deterministic` says. Works under jit, grad, vmap, scan, checkpoint and shard_map.
 
-    implementation: None, or the name of one ("xla": blocks of jax.numpy; "cpu": the same, on CPUs alone), or several
-    names, of which the first that can is used.
+    implementation: None, or the name of one, or several names, of which the first that can is used. "triton": weft's
+    kernels on NVIDIA GPUs; "xla": blocks of jax.numpy anywhere; "cpu": the same, on CPUs alone. None: "triton" on a
+    GPU, else "xla". By kernels one plan is made for each shape, and a mask is a constant: pass the pattern itself.
 
     Raises InputError for arrays and masks that do not fit, OptionError for options, PatternError (AlignmentError,
     LengthError) for patterns, UnsupportedError for what is refused by name (dropout, second derivatives, sequences
@@ -68,7 +71,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
         out = weft.jax.attention(q, k, v, weft.causal() & weft.window(left=1023))
     """
     options = Options(scale, softcap, sinks, alibi_slopes, return_lse, layout, implementation, deterministic, dropout)
-    out, lse = _run(*_checked(q, k, v, mask, options))
+    out, lse = _checked(q, k, v, mask, options)()
     if q.ndim == 3:
         out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out
@@ -88,8 +91,8 @@ class Options(NamedTuple):
     dropout: float
 
 
-def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> tuple[Any, ...]:
-    """The arguments of `_blocks`; raises for what may not be passed."""
+def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> Callable[[], tuple[Array, Array]]:
+    """What computes (out, lse); raises for what may not be passed."""
     options = given._asdict()
     check_mask(mask, "attention")
     check_layout(given.layout)
@@ -100,6 +103,10 @@ def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> tuple[Any, ..
     problem = problem_of(tensors, given.layout)
     check_rows(options, problem.q_heads)
     check_placement(tensors, given.layout)
+    request = implementations.Request(problem, mask, implementations.platform_of(tensors))
+    chosen = implementations.choose(names, request)
+    if chosen == "triton":
+        return partial(_kernels, problem, mask, tensors, given)
     mask = planned(mask, problem) if isinstance(mask, Pattern) else mask
     check_planned(mask.structure, problem)
     if given.alibi_slopes is not None:
@@ -111,8 +118,15 @@ def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> tuple[Any, ..
     )
     kind = problem.dtype if given.sinks is None else str(jnp.dtype(accumulate(tensors.q.dtype)))
     call = Call(mask.structure, how, kind)
-    chosen = implementations.choose(names, implementations.Request(call, implementations.platform_of(tensors)))
-    return call, chosen, given.layout, tuple(tensors), (given.sinks, given.alibi_slopes), mask.tables
+    rows = given.sinks, given.alibi_slopes
+    return partial(_run, call, chosen, given.layout, tuple(tensors), rows, mask.tables)
+
+
+def _kernels(problem: Problem, mask: Pattern, tensors: Any, given: Options) -> tuple[Array, Array]:
+    """(out, lse) by weft's GPU kernels."""
+    from weft.jax.gpu.front import attention as by_kernels
+
+    return by_kernels(problem, mask, tuple(tensors), given)
 
 
 def plan(

@@ -6,24 +6,30 @@ Another way to run it, as kernels launched through jax.ffi, is one more entry of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
 from jax import Array
+from jaxlib.version import __version_info__ as jaxlib_version
 
 from weft.errors import OptionError, UnsupportedKernel
 from weft.jax import operator
 from weft.jax.operator import Call
+from weft.kernels.backend import TritonBackend
+from weft.pattern.algebra import Pattern
+from weft.planning.problem import Problem
 
 GPUS = ("gpu", "cuda", "rocm")
+LEAST_JAXLIB = (0, 11, 1)  # whose custom call for Triton kernels takes machine code
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: the call, and the platform that it is for ("cpu", "gpu", "tpu")."""
+    """What is asked for: sizes, the mask as it was given, and the platform that it is for ("cpu", "gpu", "tpu")."""
 
-    call: Call
+    problem: Problem
+    mask: Any
     platform: str
 
 
@@ -58,19 +64,26 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Triton:
-    """Weft's GPU kernels, which have no binding to JAX yet."""
+    """Weft's kernels for NVIDIA's GPUs, as custom calls that jaxlib executes."""
 
     def reason_against(self, request: Request) -> tuple[str, str] | None:
-        """Always: there is no binding."""
-        return (
-            "weft's GPU kernels are not bound to JAX in this version",
-            "use implementation='xla' (blocks of jax.numpy, slower than kernels)",
-        )
+        """Another platform, a planned mask, a type or size that kernels do not compute, a package that is missing."""
+        if request.platform not in ("gpu", "cuda"):
+            return f"the arrays are for {request.platform}", "move them to an NVIDIA GPU, or use implementation='xla'"
+        if not isinstance(request.mask, Pattern):
+            return "a planned mask is tables of blocks, not of kernels", "pass the pattern, or use implementation='xla'"
+        found = TritonBackend().reasons_against(replace(request.problem, device="cuda"))
+        for reason in (one for one in found if "torch" not in one.why):
+            return reason.why, f"{reason.cure}, or use implementation='xla'"
+        if jaxlib_version < LEAST_JAXLIB:
+            asked = ".".join(map(str, LEAST_JAXLIB))
+            return f"jaxlib takes machine code from {asked} on", "pip install -U jax, or use implementation='xla'"
+        return None
 
     def attend(
         self, call: Call, q: Array, k: Array, v: Array, slopes: Array | None, tables: Any
     ) -> tuple[Array, Array]:
-        """Never called: see `reason_against`."""
+        """Never called: `weft.jax.gpu.attention` takes the pattern, not tables."""
         raise NotImplementedError
 
 
