@@ -70,7 +70,8 @@ def tables(plan: AttentionPlan, device: str) -> list[Any]:
 
     ways: tuple[Direction, ...] = ("forward", "dq", "dkdv")
     found = [packed.__wrapped__(plan.towards(way), plan.problem, way == "dkdv") for way in ways]
-    return [torch.from_numpy(table.words).to(device) for one in found for table in one.tables]
+    read = (table for one in found for table in (*one.tables, one.met) if table is not None)
+    return [torch.from_numpy(table.words).to(device) for table in read]
 
 
 def peers() -> list[Peer]:
