@@ -53,6 +53,7 @@ ELSEWHERE = {
     ("weft.runtime.tuner", "OptionError"): "tests/runtime/test_tuner.py",
     ("weft.runtime.tuner", "UnsupportedError"): "tests/runtime/test_tuner.py",
     ("weft.kernels.triton.launch", "UnsupportedError"): "tests/triton/test_launch.py",  # while a CUDA graph is captured
+    ("weft.kernels.triton.shared_code", "UnsupportedKernel"): "tests/triton/test_shared_code.py",
     ("weft.kernels.triton.source", "UnsupportedKernel"): "tests/triton/test_translated.py",
     ("weft.kernels.triton.tables", "UnsupportedKernel"): "",  # a plan of 2^30 integers: no test is that patient
     ("weft.napkin.execute", "RelabelError"): "tests/napkin/test_relabel.py",
