@@ -46,7 +46,7 @@ from weft.kernels.triton.query_blocks import (
     share_of,
     tiles_of,
 )
-from weft.kernels.triton.shared_code import which_group
+from weft.kernels.triton.shared_code import COPIES, like_the_group_before, which_group
 from weft.kernels.triton.short_queries import add_tile, heard, scores_of, short_weights
 from weft.kernels.triton.told import axes_of, boxes_told, numbers_of, room, tell_bounds, tell_numbers
 
@@ -350,6 +350,15 @@ def any_group(told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexp
 
 
 @gluon.jit
+def like_before(told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr):
+    """`any_group`, of the groups after the first one."""
+    if COPIES:
+        any_group(told, WIDE, STAGES, TERMS, SINKS)
+    else:
+        like_the_group_before()
+
+
+@gluon.jit
 def made(
     read, written, tables, numbers_of, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr,
     SHORT: gl.constexpr,
@@ -414,7 +423,7 @@ def short_attention(
     gl.static_assert(WIDE == 4)
     gl.warp_specialize([
         (load_blocks, (asked, WIDE, STAGES, TERMS, True)),
-        (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (any_group, (told, WIDE, STAGES, TERMS, SINKS)),
-        (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (any_group, (told, WIDE, STAGES, TERMS, SINKS)),
+        (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (like_before, (told, WIDE, STAGES, TERMS, SINKS)),
+        (like_before, (told, WIDE, STAGES, TERMS, SINKS)), (like_before, (told, WIDE, STAGES, TERMS, SINKS)),
     ], [4, 4, 4, 4], [COMPUTES, COMPUTES, COMPUTES, COMPUTES])  # fmt: skip
     again_if_marked(read, told, flags, rooms, WIDE, TERMS, SINKS)
