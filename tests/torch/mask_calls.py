@@ -32,7 +32,7 @@ def dense(live, x=None):
 
 
 def held(mask, live):
-    """The call again and again, with one recognition."""
+    """How often a mask is recognised in three calls, which compute what they are to."""
     with recognitions() as counted:
         for _ in range(3):
             torch.testing.assert_close(weft.attention(*X, mask), dense(live))

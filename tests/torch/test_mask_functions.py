@@ -1,9 +1,11 @@
 """Mask functions and BlockMasks as masks: told apart by their code and by all that they read."""
 
+import enum
 import functools
 import gc
 import types
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -196,6 +198,43 @@ def test_an_attribute_that_only_another_function_reads():
         return q - k < c.window
 
     changed(lambda b, h, q, k: helper(config, q, k), lambda: setattr(config, "window", 2))
+
+
+class Slotted:
+    __slots__ = ("size",)
+
+    def __init__(self, size):
+        self.size = size
+
+
+class Sizes(NamedTuple):
+    near: int
+    tokens: object
+
+
+class Kind(enum.Enum):
+    NEAR = 3
+    FAR = 9
+
+
+class Constants:
+    window = 3
+
+    @staticmethod
+    def reach():
+        return Constants.window + 1
+
+
+def test_other_kinds_of_objects_changed(monkeypatch):
+    slotted, sizes, chosen = Slotted(4), Sizes(3, types.SimpleNamespace(least=0)), {"kind": Kind.NEAR}
+    width = [np.int64(4)]
+    changed(lambda b, h, q, k: q - k < slotted.size, lambda: setattr(slotted, "size", 2))
+    changed(
+        lambda b, h, q, k: (q - k < sizes.near) & (k >= sizes.tokens.least), lambda: setattr(sizes.tokens, "least", 2)
+    )
+    changed(lambda b, h, q, k: q - k < chosen["kind"].value, lambda: chosen.update(kind=Kind.FAR))
+    changed(lambda b, h, q, k: q - k < int(width[0]), lambda: width.__setitem__(0, np.int64(7)))
+    changed(lambda b, h, q, k: q - k < Constants.reach(), lambda: monkeypatch.setattr(Constants, "window", 8))
 
 
 def test_a_method_changed(monkeypatch):
