@@ -16,7 +16,7 @@ from abc import ABC
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, Protocol
-from weakref import ReferenceType, ref
+from weakref import ReferenceType
 
 import numpy as np
 import torch
