@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from torch import Tensor
 
 from weft.errors import WeftError
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
-from weft.recognition import Recognized
 from weft.runtime.pipeline import compiled
 from weft.torch import translate
 from weft.torch.call import attend, check_mask
@@ -21,8 +20,11 @@ from weft.torch.layouts import View, check_layout, hint, on_grid_of, viewed
 from weft.torch.masks import pattern_of, said
 from weft.torch.operator import Written
 
+if TYPE_CHECKING:
+    from weft.recognition import Recognized
+
 # A pattern, or what one is recognised from: a boolean tensor, a mask function, a BlockMask.
-Mask: TypeAlias = Pattern | Recognized | Tensor | Callable[..., Any]
+Mask: TypeAlias = "Pattern | Recognized | Tensor | Callable[..., Any]"
 
 
 class Options(TypedDict, total=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,9 @@ from weft.pattern import composites
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.pattern.relation import NDBool
-from weft.recognition import Recognized
+
+if TYPE_CHECKING:
+    from weft.recognition import Recognized
 
 Sizes = tuple[int, int, int, int]  # B, Hq, M, N
 STRIP = 1 << 22  # blocks counted together
@@ -27,6 +29,8 @@ def recognize_blocks(mask: Any, sizes: Sizes, recognize: Callable[[Any], Recogni
     create_block_mask makes it. Without a function of its own it is the blocks. Anything else is refused.
     """
     from torch.nn.attention.flex_attention import noop_mask
+
+    from weft.recognition import Recognized
 
     lengths = tuple(int(x) for x in mask.seq_lengths)
     if lengths != sizes[2:]:

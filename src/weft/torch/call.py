@@ -102,6 +102,13 @@ def _is_cast(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.float64
 
 
+def unwrapped(mask: Any) -> Any:
+    """What `weft.recognize` returned as its pattern, anything else as it is; recognition takes long to import."""
+    if isinstance(mask, (Pattern, Tensor)) or not hasattr(mask, "proof"):
+        return mask
+    return mask.pattern
+
+
 def check_mask(mask: Any, function: str = "attention") -> None:
     """Raise InputError unless `mask` is a pattern (or one written down inside a compiled function); function: asked."""
     if isinstance(mask, (Pattern, Written)) and hasattr(mask, "structure"):

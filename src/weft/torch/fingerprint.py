@@ -16,7 +16,7 @@ from abc import ABC
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, Protocol
-from weakref import ReferenceType, ref
+from weakref import ReferenceType
 
 import numpy as np
 import torch
@@ -48,6 +48,12 @@ class UnseenError(Exception):
     """Internal: a mask reads something whose changes could not be seen; the text says what."""
 
 
+def name_of(function: Any) -> str:
+    """What to call a function in a message."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name).rpartition("<locals>.")[2]
+
+
 class Fingerprint(NamedTuple):
     """key: what a mask is. tensors: told apart by their identity, so they must be alive. held: other objects in the
     key by their identity, to be kept. hashed: whether some content was read for the key.
@@ -57,10 +63,6 @@ class Fingerprint(NamedTuple):
     tensors: tuple[Tensor, ...]
     held: tuple[Any, ...]
     hashed: bool
-
-    def references(self) -> tuple[ReferenceType[Tensor], ...]:
-        """The tensors, weakly."""
-        return tuple(map(ref, self.tensors))
 
     def is_of(self, references: tuple[ReferenceType[Tensor], ...]) -> bool:
         """Whether these are the same tensors, and not others that took their place."""
@@ -311,6 +313,7 @@ def _own(kind: type) -> tuple[type, ...]:
     return found
 
 
+FIELDS = (type(vars(Fingerprint)["key"]),)  # what answers for the entries of a named tuple
 _classes: dict[type, tuple[type, ...]] = {}
 
 
@@ -341,7 +344,7 @@ def _unwrapped(x: Any) -> Any:
         return x.__func__
     if isinstance(x, functools.cached_property):
         return x.func
-    return None if isinstance(x, types.MemberDescriptorType) else x
+    return None if isinstance(x, (types.MemberDescriptorType, *FIELDS)) else x
 
 
 @functools.lru_cache(KEPT)

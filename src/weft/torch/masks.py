@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -23,11 +23,13 @@ from weft.errors import InputError, UnsupportedError
 from weft.pattern.algebra import Pattern
 from weft.pattern.arguments import LIBRARY
 from weft.pattern.padded import padding
-from weft.recognition import Recognized, recognize_function, recognize_mask
-from weft.recognition.capture import name_of
 from weft.torch.blockmask import recognize_blocks
-from weft.torch.fingerprint import PLAIN, Fingerprint, UnseenError, fingerprint
+from weft.torch.call import unwrapped
+from weft.torch.fingerprint import PLAIN, Fingerprint, UnseenError, fingerprint, name_of
 from weft.torch.operator import Written
+
+if TYPE_CHECKING:
+    from weft.recognition import Recognized
 
 KEPT = 256  # masks, and patterns that they became
 SIZES = 64  # sizes at which one mask was met
@@ -64,10 +66,9 @@ emptied_by(forget)
 
 def pattern_of(mask: Any, sizes: Sizes, function: str = "attention") -> Any:
     """A mask as the pattern it is, at the sizes of a call (B, Hq, M, N); what is no mask is left to a check."""
+    mask = unwrapped(mask)
     if isinstance(mask, Pattern):
         return mask
-    if isinstance(mask, Recognized):
-        return mask.pattern
     if is_compiling():
         return _inside(mask, function)
     if isinstance(mask, Written):
@@ -107,7 +108,7 @@ def recognized(mask: Any, sizes: Sizes, function: str = "attention") -> Recogniz
 
 def said(mask: Any, sizes: Sizes) -> str:
     """How a mask that is no pattern became one, as lines of `explain`."""
-    if isinstance(mask, Recognized):
+    if unwrapped(mask) is not mask:
         return f"recognised: {mask}"
     made, found = recognized(mask, sizes), fingerprint(_read(mask))
     again = "while its tensors are the same objects in the same versions"
@@ -215,6 +216,8 @@ def _one_object(made: Recognized) -> Recognized:
 
 # ---- recognition ----------------------------------------------------------------------------------------------------
 def _recognize(mask: Any, sizes: Sizes, function: str) -> Recognized:
+    from weft.recognition import recognize_mask
+
     if isinstance(mask, Tensor):
         check_boolean(mask, sizes, function)
         return recognize_mask(mask)
@@ -225,6 +228,8 @@ def _recognize(mask: Any, sizes: Sizes, function: str) -> Recognized:
 
 def _of_function(mask: Any, sizes: Sizes, function: str) -> Recognized:
     """By what it says; at the call's lengths where tables bound it to others."""
+    from weft.recognition import recognize_function
+
     _refuse_library(mask, function)
     batch, heads, m, n = sizes
     try:

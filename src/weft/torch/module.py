@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from weft.errors import OptionError
 from weft.pattern.algebra import Pattern
-from weft.recognition import Recognized
 from weft.torch.attention import attention
-from weft.torch.call import check_mask
+from weft.torch.call import check_mask, unwrapped
 from weft.torch.inputs import check_choices, check_numbers, check_row
 from weft.torch.keywords import refuse_unknown
 from weft.torch.layouts import check_layout
+
+if TYPE_CHECKING:
+    from weft.recognition import Recognized
 
 OPTIONS = ("scale", "softcap", "alibi_slopes", "return_lse", "backend", "deterministic", "layout")
 NARROW = (torch.bfloat16, torch.float16)
@@ -36,7 +38,7 @@ class SparseAttention(torch.nn.Module):
     def __init__(self, pattern: Pattern | Recognized, *, sinks: Tensor | None = None, **options: Any) -> None:
         super().__init__()
         refuse_unknown("SparseAttention", {name: x for name, x in options.items() if name not in OPTIONS}, OPTIONS)
-        pattern = pattern.pattern if isinstance(pattern, Recognized) else pattern
+        pattern = unwrapped(pattern)
         check_mask(pattern, "SparseAttention")
         check_numbers(options)
         check_choices(options.get("backend", "auto"), options.get("deterministic"))

@@ -10,8 +10,7 @@ from torch.fx import Proxy
 from weft.errors import InputError
 from weft.pattern.algebra import Pattern
 from weft.pattern.library import full
-from weft.recognition import Recognized
-from weft.torch.call import attend
+from weft.torch.call import attend, unwrapped
 from weft.torch.eager import PLAIN
 from weft.torch.frameworks import leaf
 from weft.torch.inputs import check_kind, check_tensors
@@ -54,7 +53,7 @@ def _leaf(tensors: Any, mask: Any, options: dict[str, Any]) -> Any:
     """A call as a node of the graph that torch.fx traces."""
     from weft.torch.attention import attention as public
 
-    mask = mask.pattern if isinstance(mask, Recognized) else mask
+    mask = unwrapped(mask)
     if not isinstance(mask, (Pattern, Tensor, Proxy)):
         raise InputError(
             f"attention(..., mask={type(mask).__name__}) while torch.fx traces", "a graph cannot hold such a mask",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -23,12 +23,14 @@ from weft.pattern.algebra import Call, Operator, Pattern, Shift
 from weft.pattern.arguments import rebuild
 from weft.pattern.bounds import Ints
 from weft.pattern.library import documents
-from weft.recognition import Recognized
 from weft.torch.attention import attention
-from weft.torch.call import check_mask
+from weft.torch.call import check_mask, unwrapped
 from weft.torch.inputs import check_tensors
 from weft.torch.keywords import OWN, refuse_unknown
 from weft.torch.layouts import hint, viewed
+
+if TYPE_CHECKING:
+    from weft.recognition import Recognized
 
 KEPT = 256  # patterns with the lengths that they were packed for
 BY_DISTANCE = ("full", "nothing", "causal", "window", "dilated", "strided", "per_head")  # ask for k - q alone
@@ -86,8 +88,7 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     if not options.keys() <= KEYWORDS:
         unknown = {name: x for name, x in options.items() if name not in KEYWORDS}
         refuse_unknown("varlen_attention", unknown, tuple(sorted(KEYWORDS)))
-    mask = pattern_per_document
-    mask = mask.pattern if isinstance(mask, Recognized) else mask
+    mask = unwrapped(pattern_per_document)
     same = cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q
     asked = _Asked(mask, cu_seqlens_q, cu_seqlens_q if same else cu_seqlens_k, same, (max_seqlen_q, max_seqlen_k))
     try:
