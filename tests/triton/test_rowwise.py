@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weft
+from weft import steps
 from weft.errors import UnsupportedError
 from weft.kernels.triton import decode, launch, source
 from weft.kernels.triton.decode import prepare_step, source_of
@@ -18,7 +19,6 @@ from weft.kernels.triton.source import compile_for
 from weft.planning.problem import Problem
 from weft.planning.row_choice import shape_of
 from weft.planning.rowwise import decode_plan
-from weft.recognition.pieces import steps
 from weft.settings import interpreted
 from weft.testing.refusals import refuse
 
