@@ -38,6 +38,7 @@ from weft.pattern.library import (
     window,
 )
 from weft.pattern.padded import padding
+from weft.pattern.pieces import bits, coarse, diagonals, folded, keys, queries, sized, staircase, steps
 
 if TYPE_CHECKING:
     from weft.recognition import recognize
@@ -80,6 +81,15 @@ __all__ = [
     "per_head",
     "per_batch",
     "product",
+    "keys",
+    "queries",
+    "diagonals",
+    "staircase",
+    "steps",
+    "coarse",
+    "folded",
+    "bits",
+    "sized",
 ]  # fmt: skip
 
 

@@ -41,8 +41,8 @@ from weft.napkin.builders import attention as attention_diagram
 from weft.napkin.machine import machine, rate
 from weft.napkin.relabel import Derivation
 from weft.napkin.span import Span
+from weft.pattern.pieces import bits
 from weft.recognition import load_mask
-from weft.recognition.pieces import bits
 from weft.testing.refusals import refused
 from weft.torch import SparseAttention
 

@@ -198,4 +198,4 @@ def test_large_masks_in_little_time(n):
     begin = time.process_time()
     found = recognize(opaque(lambda b, h, q, k: (k <= q) & (ids[q] == ids[k])), size=(n, n))
     print(f"{n} tokens: {time.process_time() - begin:.2f} s of processor time")
-    assert found.pattern == weft.recognition.pieces.sized(weft.causal() & weft.documents(lengths), n, n)
+    assert found.pattern == weft.sized(weft.causal() & weft.documents(lengths), n, n)

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import weft
-from weft import caching
+from weft import caching, steps
 from weft.errors import AlignmentError, InputError, OptionError, UnsupportedError, UnsupportedKernel
 from weft.kernels.options import Modifiers
 from weft.planning import row_choice, rowwise
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.rowwise import LEAST_CAPACITY
-from weft.recognition.pieces import steps
 from weft.settings import interpreted
 from weft.target import GPU
 from weft.testing.refusals import refuse

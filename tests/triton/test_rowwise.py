@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 import weft
+from weft import steps
 from weft.kernels.triton import source
 from weft.kernels.triton.row_spec import HOST, Counts, RowOptions, merging, row_spec
 from weft.kernels.triton.rowwise import source_of
@@ -15,7 +16,6 @@ from weft.kernels.triton.source import compile_for
 from weft.planning.problem import Problem
 from weft.planning.row_choice import shape_of
 from weft.planning.rowwise import decode_plan
-from weft.recognition.pieces import steps
 from weft.settings import interpreted
 
 from .resources import REGISTERS, SHARED, TARGETS, resources

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.acsr import build
+from weft.acsr import build, lower
 from weft.acsr.format import MAX_TERMS, Acsr, Grid, Term
 from weft.acsr.terms import NotAffineError
 from weft.errors import LengthError, PatternError
@@ -107,8 +107,8 @@ def packed(pattern: Any, lengths: Any, key_lengths: Any) -> Pattern:
     return Packed(pattern, queries, keys)
 
 
-@build.lower.register
-def _(pattern: Packed, m: int, n: int) -> build.Union:
+@lower.lower.register
+def _(pattern: Packed, m: int, n: int) -> lower.Union:
     """A term for each interval that the rows of a document are unions of; no row is looked at but by its bounds."""
     found: list[tuple[tuple[int, int], list[Interval]]] = []
     for i, (q0, length_q), (k0, length_k) in pattern.placed():
@@ -117,7 +117,7 @@ def _(pattern: Packed, m: int, n: int) -> build.Union:
             raise NotAffineError("rows of a document are not a few intervals")
         found.append(((q0, k0), intervals))
     count = max((len(intervals) for _, intervals in found), default=0)
-    return build.Union([Term.flat(_joined(pattern, found, number), m, n) for number in range(count)])
+    return lower.Union([Term.flat(_joined(pattern, found, number), m, n) for number in range(count)])
 
 
 def intervals_of(pattern: Pattern, m: int, n: int) -> list[Interval] | None:

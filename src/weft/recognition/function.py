@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InputError, WeftError
+from weft.pattern import pieces
 from weft.pattern.algebra import Pattern, scalar
-from weft.recognition import conversions, extremes, names, pieces, tables
+from weft.recognition import conversions, extremes, names, tables
 from weft.recognition.bitrows import BitRows
 from weft.recognition.capture import indices, name_of, watched
 from weft.recognition.choose import best, looked_at
@@ -31,6 +32,7 @@ from weft.recognition.rows import in_rows
 from weft.recognition.spans import Size
 from weft.recognition.tables import Reads, reads, same_kind
 from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Traced, note
+from weft.recognition.words import reworded
 
 HERE = Path(__file__).parent
 LIBRARIES = {"numpy", "torch"}
@@ -141,7 +143,7 @@ def _symbolic(asked: Asked, generalize: bool) -> Recognized:
         if other is not None and size.m is not None and size.n is not None:
             why = f"a shorter form than what {name_of(asked.function)} computes, among all its pairs"
             at = (size.m, size.n)
-            return Recognized(pieces.sized(other, *at), True, f"evaluated at {at}", why, *at)
+            return Recognized(pieces.sized(reworded(other, at[1]), *at), True, f"evaluated at {at}", why, *at)
     most = max(map(names.terms, patterns))
     if most > MAX_TERMS:
         raise NoFormError(f"it falls into up to {most} terms")
@@ -149,6 +151,7 @@ def _symbolic(asked: Asked, generalize: bool) -> Recognized:
     if not size.square or "top-left" in pattern.alignments():  # as grids do: no part is left to be aligned otherwise
         pattern = pattern.filled("top-left")
     batch, heads = (which.shape[i] if name in asked.names else 1 for i, name in enumerate("bh"))
+    pattern = reworded(pattern, size.n)
     unlike = otherwise(asked.function, asked.names, pattern, (size.m, size.n), (batch, heads))
     if unlike:
         raise NoFormError(f"{unlike}, and traced otherwise")

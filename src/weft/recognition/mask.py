@@ -12,10 +12,10 @@ from weft.acsr.build import room
 from weft.acsr.cover import covered
 from weft.acsr.format import Term
 from weft.errors import InputError
-from weft.pattern import composites
+from weft.pattern import composites, pieces
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
-from weft.recognition import mapped, pieces
+from weft.recognition import mapped
 from weft.recognition.bitrows import BitRows
 from weft.recognition.names import cost
 from weft.recognition.parts import LARGE, Known
@@ -23,6 +23,7 @@ from weft.recognition.raster import raster
 from weft.recognition.result import Recognized
 from weft.recognition.search import Found, as_bits, in_blocks, listed, search
 from weft.recognition.terms import spelled
+from weft.recognition.words import reworded
 
 COVERED = 1 << 20  # pairs up to which fewer terms than a search found are looked for
 LONGER = 4  # times as many bytes as fewer terms may have
@@ -178,7 +179,7 @@ def _bound(pattern: Pattern, size: tuple[int, int], why: list[str], generalize: 
     if generalize:
         why.append(f"used at other lengths on your word: only {size[0]} x {size[1]} was seen")
     else:
-        pattern = pieces.sized(pattern, *size)
+        pattern = pieces.sized(reworded(pattern, size[1]), *size)
     return Recognized(pattern, True, f"evaluated at ({size[0]}, {size[1]})", "\n         ".join(why), *size)
 
 

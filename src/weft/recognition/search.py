@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from weft.pattern import algebra as ops
-from weft.pattern import composites
+from weft.pattern import composites, pieces
 from weft.pattern import library as lib
 from weft.pattern.algebra import Align, Pattern
-from weft.pattern.bounds import Ints
-from weft.recognition import grids, parts, pieces
+from weft.pattern.bounds import Ints, IntTable
+from weft.recognition import grids, parts
 from weft.recognition.bitrows import BitRows
 from weft.recognition.breadth import breadth
 from weft.recognition.names import cost, intersection, union
@@ -324,7 +324,7 @@ def listed(known: Known, level: Level | None = None) -> Found:
 
 def as_bits(rows: BitRows) -> Found:
     """Every live pair as a bit."""
-    return Found(pieces.bits(pieces.BitTable(rows.words.view(np.int64)), rows.m, rows.n), rows, rows)
+    return Found(pieces.bits(IntTable(rows.words.view(np.int64)), rows.m, rows.n), rows, rows)
 
 
 def _pairs(rows: BitRows, block: int) -> Pattern:

@@ -1,10 +1,12 @@
-"""What recognition says where the library has no word for it: combs, staircases, coarse patterns, bits, and a size.
+"""The library, third part: bounds, sets and parts one by one, for what has no name of its own.
 
-They are library functions like the others: they print, compare and cross as the call that makes them.
+Recognition writes what it finds with these where the library has no better word for it. They are functions like the
+others: they print, compare and cross into compiled graphs as the call that makes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -12,16 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from weft.acsr import build
-from weft.acsr import terms as algebra
-from weft.acsr.blocks import Blocks
-from weft.acsr.format import Term
-from weft.acsr.terms import NotAffineError
 from weft.errors import LengthError, PatternError
 from weft.pattern.algebra import Align, Call, Operator, Pattern, Where
 from weft.pattern.arguments import axes, choice, integer, integers, library
 from weft.pattern.bounds import INF, Bound, Ints, IntTable, Stair, Steps
-from weft.pattern.leaves import Affine, Leaf, Product
+from weft.pattern.leaves import Affine, Leaf
 from weft.pattern.relation import NDBool, Relation, Residue
 
 ALIGNMENTS = (None, "top-left", "bottom-right")
@@ -136,73 +133,7 @@ def coarse(pattern: Pattern, block: Any) -> Pattern:
     return Coarse(pattern, *axes("coarse", "block", block, 2, 1))
 
 
-@build.lower.register
-def _(pattern: Coarse, m: int, n: int) -> build.Union:
-    sizes = pattern.sizes(m, n)
-    inner = build.lower(pattern.part, *sizes)
-    union = build.Union(notes=inner.notes)
-    for term in inner.terms:
-        union.terms += _lifted(term, pattern, m, n)
-    if inner.blocks is not None:
-        union.blocks = _lifted_blocks(inner.blocks, pattern, m, n)
-    return union
-
-
-def _lifted(term: Term, at: Coarse, m: int, n: int) -> list[Term]:
-    """A term between blocks as terms between tokens: bounds are multiplied; congruences need whole blocks."""
-    if term.rank > 1:
-        raise NotAffineError("a grid of blocks")
-    axis, sets = term.axes[0], (term.rows.enlarged(at.block_q), term.keys.enlarged(at.block_k))
-    if max(axis.rows.step, axis.keys.step, axis.diagonal.step) == 1:
-        lower, upper = (tuple(_scaled(b, at) for b in side) for side in (axis.lower, axis.upper))
-        return [Term.flat(Relation(lower, upper), m, n, *sets)]
-    if m % at.block_q or n % at.block_k:
-        raise NotAffineError("every so many blocks, the last one ragged")
-    shapes = (m // at.block_q, at.block_q), (n // at.block_k, at.block_k)
-    terms = build.lower(Product((Affine(axis), Affine(Relation())), *shapes), m, n).terms
-    return [both for one in terms for both in algebra.meet(one, Term.flat(Relation(), m, n, *sets))]
-
-
-def _scaled(bound: Bound, at: Coarse) -> Bound:
-    """T of blocks as T of tokens."""
-    q, k = at.block_q, at.block_k
-
-    def by(value: int, size: int) -> int:
-        return value if abs(value) >= INF // 2 else value * size
-
-    if isinstance(bound, Steps):
-        pair = ((bound.breaks, q), (bound.values, k))
-        return Steps(*(IntTable([by(int(x), size) for x in table.array]) for table, size in pair))
-    out, into = (by(bound.out_lo, k), by(bound.out_hi, k)), (by(bound.in_lo, q), by(bound.in_hi, q))
-    return Stair(bound.rise * k, bound.run * q, bound.shift * q, bound.base * k, *out, *into)
-
-
-def _lifted_blocks(blocks: Blocks, at: Coarse, m: int, n: int) -> Blocks:
-    """Pairs of blocks, one by one, as the blocks of tokens they stand for."""
-    from weft.pattern.leaves import BlockList
-
-    rows, cols = [], []
-    mb, nb = at.sizes(m, n)
-    for a in range(0, mb, 64):
-        q, k = np.arange(a, min(a + 64, mb), dtype=np.int64)[:, None], np.arange(nb, dtype=np.int64)[None]
-        found = np.argwhere(blocks.contains(*np.broadcast_arrays(q, k)))
-        rows.append(found[:, 0] + a)
-        cols.append(found[:, 1])
-    listed = BlockList(at.block_q, at.block_k, IntTable(np.concatenate(rows)), IntTable(np.concatenate(cols)))
-    return Blocks.of_list(listed, m, n)
-
-
 # ---- bits -----------------------------------------------------------------------------------------------------------
-class BitTable(IntTable):
-    """The words of a bit mask; prints its size, not its content."""
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} words>"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (BitTable, (self.array,))
-
-
 @dataclass(frozen=True)
 class Bits(Leaf):
     """Pairs listed bit by bit: row q is `width` words of 64 keys each, lowest bit first."""
@@ -235,12 +166,6 @@ def bits(words: Any, m: int, n: int) -> Pattern:
     if len(table) != m * -(-n // 64):
         raise PatternError(f"bits(m={m}, n={n})", f"{len(table)} words do not fit", f"pass {m * -(-n // 64)} words")
     return Bits(table, m, n)
-
-
-@build.lower.register
-def _(pattern: Bits, m: int, n: int) -> build.Union:
-    note = "pairs that follow no affine rows, listed bit by bit"
-    return build.Union([], Blocks.of_words(pattern.rows, m, n), [note])
 
 
 # ---- a size ---------------------------------------------------------------------------------------------------------
@@ -285,6 +210,44 @@ def unsized(pattern: Pattern, m: int, n: int) -> Pattern:
     return inner if pattern == sized(inner, m, n) else pattern
 
 
-@build.lower.register
-def _(pattern: OnlyAt, m: int, n: int) -> build.Union:
-    return build.lower(pattern.part, m, n)
+# ---- a grid without a number of rows ---------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Folded(Operator):
+    """Live where (q // width, k // width) is live in `outer` and (q % width, k % width) in `inner`."""
+
+    outer: Pattern
+    inner: Pattern
+    width: int
+
+    @property
+    def parts(self) -> tuple[Pattern, ...]:  # type: ignore[override]
+        return (self.outer, self.inner)
+
+    def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
+        return replace(self, outer=parts[0], inner=parts[1])
+
+    def alignments(self) -> Iterator[Align]:
+        yield "top-left"  # a row of the grid begins with the first query, and with the first key
+        yield from super().alignments()
+
+    def rows(self, m: int, n: int) -> tuple[int, int]:
+        """Rows of the grid that m queries and n keys reach."""
+        return -(-m // self.width), -(-n // self.width)
+
+    def check(self, m: int, n: int, asked: str) -> None:
+        self.outer.check(*self.rows(m, n), asked)
+        self.inner.check(self.width, self.width, asked)
+
+    def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
+        m, n = self.rows(at.m, at.n)
+        outer = self.outer.holds(q // self.width, k // self.width, replace(at, m=m, n=n))
+        inner = self.inner.holds(q % self.width, k % self.width, replace(at, m=self.width, n=self.width))
+        return outer & inner
+
+
+@library
+def folded(outer: Pattern, inner: Pattern, width: int) -> Pattern:
+    """Tokens are the points of a grid of rows of `width`: `outer` relates rows, `inner` places in a row. The last row
+    may be ragged.
+    """
+    return Folded(outer, inner, integer("folded", "width", width, 1))
