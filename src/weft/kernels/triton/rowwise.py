@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weft.kernels.triton.fragments import LN2, LOG2E, module
 from weft.kernels.triton.row_spec import GROWING, RowSpec, bounds_of
-from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.tables import NO_LOWER, NO_UPPER, Writer
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import Relation
@@ -24,6 +24,9 @@ from weft.planning.attention_plan import Heads
 from weft.planning.device import FAR
 from weft.planning.rowwise import RowPlan
 from weft.planning.tiling import chunks
+
+if TYPE_CHECKING:
+    from weft.kernels.triton.source import Source
 
 MEMBER = 6  # integers of a member: batch row, key/value head, first query head, query heads, terms, where they are
 BLOCK = 16  # splits that the merge takes together
@@ -37,7 +40,9 @@ COUNTED = {"int32": "*i32", "int64": "*i64"}
 @lru_cache(maxsize=256)
 def source_of(spec: RowSpec) -> Source:
     """The emitted source with the types of its arguments; integers have a declared width and are never specialised."""
-    types = {name: _type_of(name, spec) for name in spec.arguments}
+    from weft.kernels.triton.source import POINTERS, Source  # it imports Triton, which `emit` does without
+
+    types = {name: _type_of(name, spec, POINTERS[spec.dtype]) for name in spec.arguments}
     aligned = tuple(
         i for i, name in enumerate(types)
         if name in ALIGNED or (spec.aligned and name in ("Q", "K", "V", "Out"))
@@ -46,9 +51,9 @@ def source_of(spec: RowSpec) -> Source:
                   spec=json.dumps(asdict(spec), indent=1))  # fmt: skip
 
 
-def _type_of(name: str, spec: RowSpec) -> str:
+def _type_of(name: str, spec: RowSpec, pointer: str) -> str:
     if name in spec.tensors:
-        return "*fp32" if name in WIDE else POINTERS[spec.dtype]
+        return "*fp32" if name in WIDE else pointer
     if name == "Tables":
         return "*i32"
     if name in ("scale", "softcap"):
