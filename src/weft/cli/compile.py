@@ -25,8 +25,8 @@ from weft.store import opened
 from weft.target import GPUS, Gpu, gpu_like
 
 if TYPE_CHECKING:
+    from weft.kernels.triton.described import Source
     from weft.kernels.triton.filling import Filled
-    from weft.kernels.triton.source import Source
 
 ARCHITECTURES = {gpu.architecture: gpu for gpu in reversed(GPUS.values())}  # the first card of each
 # What a call is asked beside its sizes, as `kernels_of` has it.

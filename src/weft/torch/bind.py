@@ -32,7 +32,8 @@ from weft.kernels.gpu.program import (
     Step,
 )
 from weft.kernels.triton import ahead
-from weft.kernels.triton.source import Source, module_of, stored
+from weft.kernels.triton.described import Source
+from weft.kernels.triton.source import module_of, stored
 from weft.torch.device_tables import is_capturing, on_device
 from weft.torch.launcher import Box, Direct, Encoder, direct
 

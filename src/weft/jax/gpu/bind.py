@@ -30,7 +30,7 @@ from weft.kernels.gpu.program import (
     Slot,
     row_major,
 )
-from weft.kernels.triton.source import Source, stored
+from weft.kernels.triton.described import Source
 from weft.target import Gpu
 
 
@@ -135,6 +135,8 @@ def compiled(source: Source, gpu: Gpu) -> tuple[Binary, Sequence[tuple[int, int,
     """A kernel's machine code for a card, from the store or compiled; of each descriptor (element, swizzle, box)."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+    from weft.kernels.triton.source import stored
 
     vendor, _, number = gpu.architecture.partition("_")
     if vendor != "sm":

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.kernels.triton.source import Source
+from weft.kernels.triton.described import Source
 
 Role = Literal["input", "output", "workspace", "table"]
 Strides = tuple[int, ...]

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
 from weft.kernels.triton import source as compiling
-from weft.kernels.triton.source import Source
+from weft.kernels.triton.described import Source
 
 
 def compile_all(sources: Iterable[Source], target: GPUTarget) -> None:

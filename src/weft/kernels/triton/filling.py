@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 
 from weft import store
 from weft.kernels.triton import source as compiling
-from weft.kernels.triton.source import Source
+from weft.kernels.triton.described import Source
 
 MAIN = "weft.kernels.triton.source"  # what a process imports before it compiles
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from triton.backends.compiler import GPUTarget
-from triton.compiler import CompiledKernel
-
-from weft.kernels.triton import source
 from weft.kernels.triton.arguments import FLOATS, PLAIN, ROUNDS, arguments, described, tensors
+from weft.kernels.triton.described import POINTERS, Source
 from weft.kernels.triton.descriptors import box_kind
 from weft.kernels.triton.emit import emit
-from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import CompiledKernel
 
 THEIRS = ("DLse", "Sinks", "Slopes")  # used where they lie, wherever that is
 GROUP_WARPS = 4  # as products take rows by 64
@@ -64,11 +65,15 @@ def signature(spec: KernelSpec) -> dict[str, str]:
 
 def compile_for(spec: KernelSpec, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU."""
+    from weft.kernels.triton import source  # it imports Triton
+
     return source.compile_for(source_of(spec), target)
 
 
 def stored(spec: KernelSpec, target: GPUTarget) -> CompiledKernel:
     """The kernel from the store, or compiled and put there; needs no GPU."""
+    from weft.kernels.triton import source  # it imports Triton
+
     return source.stored(source_of(spec), target)
 
 

@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from weft.kernels.triton.described import POINTERS, Source
 from weft.kernels.triton.fragments import LN2, LOG2E, module
 from weft.kernels.triton.row_spec import GROWING, RowSpec, bounds_of
-from weft.kernels.triton.source import POINTERS, Source
 from weft.kernels.triton.tables import NO_LOWER, NO_UPPER, Writer
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import Relation
@@ -27,8 +27,6 @@ from weft.planning.tiling import chunks
 
 MEMBER = 6  # integers of a member: batch row, key/value head, first query head, query heads, terms, where they are
 BLOCK = 16  # splits that the merge takes together
-
-
 WIDE = ("Work", "Lse", "Sinks", "Slopes")  # always float32
 ALIGNED = ("Work", "Lse", "Tables")  # weft's own; sinks and slopes are a user's
 COUNTED = {"int32": "*i32", "int64": "*i64"}

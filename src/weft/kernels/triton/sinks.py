@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
+from weft.kernels.triton.described import POINTERS, Source
 from weft.kernels.triton.fragments import LN2, LOG2E, module
-from weft.kernels.triton.source import POINTERS, Source
 from weft.planning.tiling import chunks
 
 TILE, WARPS = 4096, 8  # rows of a program of the gradient, 16 of each thread

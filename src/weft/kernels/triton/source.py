@@ -13,7 +13,6 @@ import os
 import sys
 from concurrent.futures import Future, wait
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -31,34 +30,13 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from weft import store
 from weft.errors import UnsupportedKernel
 from weft.kernels.triton import keys, shared_code, stages, translated
+from weft.kernels.triton.described import Source
 from weft.settings import interpreted
 
 LAYOUT = 3  # of what an entry holds; raised whenever `_revived` would read an older one wrongly
-POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 # Kernels that `weft.kernels.triton.ahead` compiles, by their keys, until somebody takes them. Threads end with a fork.
 UNDER_WAY: dict[str, Future[CompiledKernel]] = {}
 os.register_at_fork(after_in_child=UNDER_WAY.clear)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A module with one kernel, `kernel`. types: of its arguments, in order. aligned: pointers that are multiples of 16
-    bytes, by place. registers: the most that a thread may use, 0: what the compiler takes. spec: what it was emitted
-    from, as JSON for people. early: a launch of it may begin while the one before it ends. gluon: it is written in
-    Triton's dialect of that name. shared: its warp groups share their code, see `weft.kernels.triton.shared_code`.
-    """
-
-    name: str
-    text: str
-    types: tuple[tuple[str, str], ...]
-    aligned: tuple[int, ...]
-    warps: int
-    stages: int
-    registers: int = 0
-    spec: str = ""
-    early: bool = False
-    gluon: bool = False
-    shared: bool = False
 
 
 @lru_cache(maxsize=256)

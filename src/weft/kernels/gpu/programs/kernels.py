@@ -10,7 +10,7 @@ from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import split_kv_program
-from weft.kernels.triton.source import Source
+from weft.kernels.triton.described import Source
 from weft.planning.attention_plan import AttentionPlan
 from weft.target import Gpu
 
