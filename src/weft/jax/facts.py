@@ -8,15 +8,12 @@ import jax
 
 from weft.errors import UnsupportedKernel
 from weft.jax.implementations import IMPLEMENTATIONS, Request, choose
-from weft.jax.operator import Call
-from weft.jax.scores import Scoring
-from weft.jax.structure import Structure
+from weft.planning.problem import Problem
 
 
 def facts() -> dict[str, Any]:
     """platform: what JAX computes on by default; devices; of each implementation what speaks against it, or None."""
-    nothing = Structure(0, 0, None, None, None, (None, None, None), ())
-    request = Request(Call(nothing, Scoring(1.0), "float32"), jax.default_backend())
+    request = Request(Problem(1, 1, 1, 128, 128, 64, 64), jax.default_backend())
     found: dict[str, Any] = {}
     for name in IMPLEMENTATIONS:
         try:
