@@ -112,6 +112,12 @@ REFUSALS = {
     "an unknown one among several": (lambda: attend(implementation=("xla", "mosaic")), OptionError, ["mosaic"]),
     "no implementation": (lambda: attend(implementation=()), OptionError, ["None"]),
     "triton": (lambda: attend(implementation="triton"), UnsupportedKernel, ["triton", "implementation='xla'"]),
+    "a plan like a pattern": (
+        lambda: weft.jax.plan(weft.full(), *arrays(), like=weft.full()), InputError, ["like=Call"],
+    ),
+    "a plan for triton": (
+        lambda: weft.jax.plan(weft.full(), *arrays(), implementation="triton"), UnsupportedKernel, ["triton"],
+    ),
     "a GPU without a handler": (on_a_gpu, UnsupportedKernel, ["gpu", "implementation='xla'"]),
 }  # fmt: skip
 

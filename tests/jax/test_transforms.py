@@ -144,3 +144,26 @@ def test_gradients_of_slopes_are_refused_unless_stopped():
         jax.grad(loss, (0, 1))(q, slopes, False)
     assert not jax.jit(jax.grad(loss, 1), static_argnums=2)(q, slopes, True).any()
     assert jax.grad(loss)(q, slopes, False).any()
+
+
+LONG = {
+    "window": weft.window(left=300, right=17),
+    "documents": weft.documents([100, 700, 3, 477]) & weft.causal(),
+    "longformer": weft.longformer(100, global_tokens=9, dilation=3),
+    "bigbird": weft.bigbird(block=64, window=3, global_blocks=1, random=2, seed=0),
+    "neighborhood": weft.neighborhood((32, 40), (11, 7)),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_many_tiles(name):
+    """1,280 tokens: several tiles of queries, several chunks of keys, in float32."""
+    mask, rng = LONG[name], np.random.default_rng(0)
+    q, k, v, dout = (jnp.asarray(rng.normal(size=(1, 1280, h, 16)), jnp.float32) for h in (2, 1, 1, 2))
+    live = jnp.asarray(mask.to_dense(1280))[None, None]
+
+    def run(attend):
+        out, gradients = jax.vjp(attend, q, k, v)
+        return out, *gradients(dout)
+
+    close(jax.jit(lambda: run(ours(mask)))(), run(lambda *x: jax.nn.dot_product_attention(*x, mask=live)))

@@ -68,6 +68,7 @@ def examine() -> dict[str, Any]:
             name: {device: [{"why": r.why, "cure": r.cure} for r in found] for device, found in by.items()}
             for name, by in backends.items()
         },
+        "jax": look_at_jax(),
         "install": _cures(versions, torch, bool(driver["gpus"])),
     }  # fmt: skip
 
@@ -86,6 +87,18 @@ def look_at_torch() -> Torch:
     except Exception as error:  # a broken library raises whatever it likes
         return Torch(f"{type(error).__name__}: {error}")
     return found
+
+
+def look_at_jax() -> dict[str, Any] | None:
+    """What `weft.jax.facts` says, or the error that importing JAX raises; None where it is not installed."""
+    if find_spec("jax") is None:
+        return None
+    try:
+        from weft.jax.facts import facts
+
+        return facts()
+    except Exception as error:  # as above
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _gpu(torch: Any, index: int) -> str:
@@ -194,6 +207,7 @@ def _report(facts: dict[str, Any]) -> str:
             where = "the CPU" if device == "cpu" else "the GPU"
             lines.append(f"  {name:<8} on {where}: {'no' if reasons else 'ready'}")
             lines += [f"      {reason['why']}; {reason['cure']}" for reason in reasons]
+    lines += _of_jax(facts["jax"])
     if facts["triton_interpreter"]:
         lines.append("  note     TRITON_INTERPRET=1: kernels are interpreted, slowly")
     lines += [
@@ -202,6 +216,19 @@ def _report(facts: dict[str, Any]) -> str:
         *(f"  {cure}" for cure in facts["install"] or ["nothing: all that weft uses here is here"]),
     ]
     return "\n".join(lines)
+
+
+def _of_jax(found: dict[str, Any] | None) -> list[str]:
+    """The implementations of weft.jax, as backends are told."""
+    if found is None:
+        return []
+    if "error" in found:
+        return ["", "from JAX", f"  it cannot be used: {found['error']}"]
+    lines = ["", "from JAX"]
+    for name, reason in found["implementations"].items():
+        lines.append(f"  {name:<8} on {found['platform']}: {'no' if reason else 'ready'}")
+        lines += [f"      {reason['why']}; {reason['cure']}"] if reason else []
+    return lines
 
 
 def _said(name: str, found: str | None, torch: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from weft.jax.inputs import (
     check_alibi,
     check_flags,
     check_layout,
+    check_like,
     check_mask,
     check_numbers,
     check_placement,
@@ -24,7 +25,7 @@ from weft.jax.inputs import (
     check_rows,
     problem_of,
 )
-from weft.jax.mask import PlannedMask, planned
+from weft.jax.mask import PlannedMask
 from weft.jax.operator import Call
 from weft.jax.scores import Scoring
 from weft.pattern.algebra import Pattern
@@ -103,11 +104,13 @@ def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> Callable[[], 
     problem = problem_of(tensors, given.layout)
     check_rows(options, problem.q_heads)
     check_placement(tensors, given.layout)
-    request = implementations.Request(problem, mask, implementations.platform_of(tensors))
+    structure = mask.structure if isinstance(mask, PlannedMask) else None
+    request = implementations.Request(problem, implementations.platform_of(tensors), structure)
     chosen = implementations.choose(names, request)
     if chosen == "triton":
         return partial(_kernels, problem, mask, tensors, given)
-    mask = planned(mask, problem) if isinstance(mask, Pattern) else mask
+    if isinstance(mask, Pattern):
+        mask = implementations.IMPLEMENTATIONS[chosen].plan(mask, problem)
     check_planned(mask.structure, problem)
     if given.alibi_slopes is not None:
         check_alibi(mask.structure)
@@ -129,26 +132,38 @@ def _kernels(problem: Problem, mask: Pattern, tensors: Any, given: Options) -> t
     return by_kernels(problem, mask, tuple(tensors), given)
 
 
-def plan(
-    mask: Pattern, q: Any, k: Any, v: Any, *, layout: str = "bshd", like: PlannedMask | None = None
+def plan(  # noqa: PLR0913 - the public face; every option by name
+    mask: Pattern,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    layout: str = "bshd",
+    implementation: str | Sequence[str] | None = None,
+    like: PlannedMask | None = None,
 ) -> PlannedMask:
     """The plan that `attention(q, k, v, mask)` would run, as a pytree that may be an argument of a jitted function.
 
     q, k, v: arrays or jax.ShapeDtypeStruct; only their shapes are looked at, and of a mask that tells no heads apart
     only the lengths. Masks whose plans have the same `structure` share one compilation: windows, offsets and bounds of
     documents are data, sizes are rounded up to buckets. like: a plan whose structure this one is to have, rather than
-    the one that suits it best; InputError if the mask does not fit into it.
+    the one that suits it best; InputError if the mask does not fit into it. implementation: as for `attention`.
 
         step = jax.jit(lambda q, k, v, mask: weft.jax.attention(q, k, v, mask))
         out = step(q, k, v, weft.jax.plan(weft.documents([100, 28]), q, k, v))
         out = step(q, k, v, weft.jax.plan(weft.documents([64, 64]), q, k, v))
     """
     check_mask(mask, "plan")
+    check_like(like)
     if isinstance(mask, PlannedMask):
         return mask
     check_layout(layout)
-    problem = problem_of(as_arrays(q, k, v, layout, "plan(mask, q, k, v)"), layout, "plan(mask, q, k, v)")
-    return planned(mask, problem, None if like is None else like.structure)
+    names = implementations.names_of(implementation)
+    tensors = as_arrays(q, k, v, layout, "plan(mask, q, k, v)")
+    problem = problem_of(tensors, layout, "plan(mask, q, k, v)")
+    structure = None if like is None else like.structure
+    request = implementations.Request(problem, implementations.platform_of(tensors), structure)
+    return implementations.IMPLEMENTATIONS[implementations.choose(names, request)].plan(mask, problem, structure)
 
 
 def _blocks(

@@ -1,6 +1,7 @@
 """What can run attention from JAX: implementations by name, each with its reasons against a request.
 
-Another way to run it, as kernels launched through jax.ffi, is one more entry of IMPLEMENTATIONS.
+Another way to run it, as kernels launched through jax.ffi, is one more entry of IMPLEMENTATIONS: it plans a pattern in
+its own way, and what it plans says by the class of its structure whose it is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from jaxlib.version import __version_info__ as jaxlib_version
 
 from weft.errors import OptionError, UnsupportedKernel
 from weft.jax import operator
+from weft.jax.mask import PlannedMask, planned
 from weft.jax.operator import Call
+from weft.jax.structure import Structure
 from weft.kernels.backend import TritonBackend
 from weft.pattern.algebra import Pattern
 from weft.planning.problem import Problem
@@ -26,24 +29,28 @@ LEAST_JAXLIB = (0, 11, 1)  # whose custom call for Triton kernels takes machine 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: sizes, the mask as it was given, and the platform that it is for ("cpu", "gpu", "tpu")."""
+    """What is asked for. platform: "cpu", "gpu", "tpu"; planned: the structure of a mask that was planned before."""
 
     problem: Problem
-    mask: Any
     platform: str
+    planned: Any = None
 
 
 class Implementation(Protocol):
-    """One way to run attention. `attend` is differentiable, and works under every transformation of JAX."""
+    """One way to run attention."""
 
     def reason_against(self, request: Request) -> tuple[str, str] | None:
         """Why it cannot run a request, and what would help; None if it can."""
         ...
 
+    def plan(self, pattern: Pattern, problem: Problem, like: Any = None) -> PlannedMask:
+        """A pattern as it runs it, in the structure `like` if that is given."""
+        ...
+
     def attend(
         self, call: Call, q: Array, k: Array, v: Array, slopes: Array | None, tables: Any
     ) -> tuple[Array, Array]:
-        """As `weft.jax.operator.attend`."""
+        """As `weft.jax.operator.attend`: differentiable, and right under every transformation of JAX."""
         ...
 
 
@@ -54,11 +61,14 @@ class Blocks:
     only: str | None = None
 
     def reason_against(self, request: Request) -> tuple[str, str] | None:
-        """Another platform than the one asked for by name."""
+        """Another platform than the one asked for by name; a mask that was planned for kernels."""
+        if request.planned is not None and not isinstance(request.planned, Structure):
+            return "the mask was planned for another implementation", "plan it for this one, or pass the pattern"
         if self.only in (None, request.platform):
             return None
         return f"the arrays are for {request.platform}", "move them to the CPU, or use implementation='xla'"
 
+    plan = staticmethod(planned)
     attend = staticmethod(operator.attend)
 
 
@@ -70,7 +80,7 @@ class Triton:
         """Another platform, a planned mask, a type or size that kernels do not compute, a package that is missing."""
         if request.platform not in ("gpu", "cuda"):
             return f"the arrays are for {request.platform}", "move them to an NVIDIA GPU, or use implementation='xla'"
-        if not isinstance(request.mask, Pattern):
+        if request.planned is not None:
             return "a planned mask is tables of blocks, not of kernels", "pass the pattern, or use implementation='xla'"
         found = TritonBackend().reasons_against(replace(request.problem, device="cuda"))
         for reason in (one for one in found if "torch" not in one.why):
@@ -79,6 +89,10 @@ class Triton:
             asked = ".".join(map(str, LEAST_JAXLIB))
             return f"jaxlib takes machine code from {asked} on", "pip install -U jax, or use implementation='xla'"
         return None
+
+    def plan(self, pattern: Pattern, problem: Problem, like: Any = None) -> PlannedMask:
+        """Never called: see `reason_against`."""
+        raise NotImplementedError
 
     def attend(
         self, call: Call, q: Array, k: Array, v: Array, slopes: Array | None, tables: Any
@@ -126,7 +140,7 @@ def choose(names: tuple[str, ...] | None, request: Request) -> str:
 
 
 def platform_of(arrays: Sequence[Any]) -> str:
-    """Where concrete arrays lie; of traced ones the platform that JAX computes on by default."""
+    """Where concrete arrays lie; of traced ones and of shapes the platform that JAX computes on by default."""
     for x in arrays:
         if isinstance(x, Array) and not isinstance(x, jax.core.Tracer):
             return str(next(iter(x.devices())).platform)

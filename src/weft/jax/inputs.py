@@ -123,6 +123,15 @@ def check_mask(mask: Any, asked: str) -> None:
     )
 
 
+def check_like(like: Any) -> None:
+    """Raise InputError unless `like` is a planned mask or None."""
+    if like is not None and not isinstance(like, PlannedMask):
+        raise InputError(
+            f"plan(mask, ..., like={type(like).__name__})", "a plan can only be like another plan",
+            "pass what weft.jax.plan gave for the first mask",
+        )  # fmt: skip
+
+
 def check_planned(structure: Structure, problem: Problem) -> None:
     """Raise InputError unless a planned mask is for the lengths and heads of a problem."""
     planned, have = (structure.m, structure.n), (problem.m, problem.n)

@@ -87,11 +87,11 @@ def _planned(pattern: Pattern, problem: Problem, like: Structure | None) -> Plan
         bare = like
     masks = []
     for (row, head), heads in found.items():
-        acsr = pattern.acsr(problem.m, problem.n, row, head)
-        grew(acsr.nbytes)
-        masks.append(Mask(parts_of(acsr, like), tuple(heads)))
+        masks.append(Mask(parts_of(pattern.acsr(problem.m, problem.n, row, head), like), tuple(heads)))
     programs, tables = programs_of(masks, bare.unit, like)
-    return PlannedMask(replace(bare, programs=programs), tables)
+    made = PlannedMask(replace(bare, programs=programs), tables)
+    grew(made.nbytes)
+    return made
 
 
 def _bare(pattern: Pattern, problem: Problem, unit: Unit) -> Structure:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -102,7 +102,7 @@ def _apply(call: Call, is_forward: bool, tensors: tuple[Array, ...], slopes: Arr
     return _operator(call, is_forward, slopes is not None, tree, ranks)(*given, *leaves)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _operator(call: Call, is_forward: bool, sloped: bool, tree: Any, ranks: tuple[int, ...]) -> Callable[..., Any]:
     given, made = FORWARD if is_forward else BACKWARD
     given = (*given, "slopes") if sloped else given
