@@ -73,10 +73,10 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
     yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
     if spec.direction == "forward":
         (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
-        box = box if spec.boxed else "None"
         far = far_k, far_v
+        written = ", ".join(("out", "Lse", *((box,) * spec.boxed)))
         yield "short_attention(" if spec.short else "attention("
-        yield f"    (q, (k, v), ({', '.join((*near, *far))})), (out, Lse, {box}),"
+        yield f"    (q, (k, v), ({', '.join((*near, *far))})), ({written}),"
         yield f"    tables, (all_heads, my_length, scale, {'Sinks' if spec.sinks else 'Lse'}),"
         yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"
     else:

@@ -273,17 +273,17 @@ def keep_some(result, tensor, place, C):
 
 
 @gluon.jit
-def leave(result, out, rows, place, C):
-    """Write one group's rows: whole tiles by the descriptor of Out, if there is one. rows: as of `keep_some`."""
-    Out, out_box = out
-    if out_box is None:
-        keep_some(matrix(result), Out, rows, C)
-    else:
+def leave(result, written, rows, place, C):
+    """Write one group's rows: whole tiles by a descriptor, where `written` ends with one. rows: as of `keep_some`."""
+    if len(written) == 4:
         if rows[3] >= C * 64 + 64:
             fence_async_shared()
-            tma.async_copy_shared_to_global(out_box, [rows[0], rows[1], place[0] + C * 64, place[1], 0], result)
+            where = [rows[0], rows[1], place[0] + C * 64, place[1], 0]
+            tma.async_copy_shared_to_global(written[3], where, result)
         else:
-            keep_some(matrix(result), Out, rows, C)
+            keep_some(matrix(result), written[0], rows, C)
+    else:
+        keep_some(matrix(result), written[0], rows, C)
 
 
 @gluon.jit
@@ -292,8 +292,7 @@ def attend(
 ):  # fmt: skip
     """out and lse of one warp group's queries, block after block."""
     written, rows, rings, flags, bars, tables, numbers_of, rooms = told
-    Out, Lse, out_box, results = written
-    result = results.index(C)
+    Lse, result = written[1], written[2].index(C)
     all_heads, length, scale, Sinks = numbers_of
     lies: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     of_rows: gl.constexpr = gl.SliceLayout(1, lies)
@@ -335,7 +334,7 @@ def attend(
         matrix(result).store(out)
         if not SHORT:
             at, lane = place_of(mine, 0, TERMS)
-        leave(result, (Out, out_box), (batch, head, origin + start, height, pace), (at, lane), C)
+        leave(result, written, (batch, head, origin + start, height, pace), (at, lane), C)
         # after the fence, which waits for what was stored before it
         row = origin + start + gl.minimum(r + C * 64, height - 1) * pace
         gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=valid)
@@ -375,7 +374,8 @@ def made(
         flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], lies)
         rooms = (flags, flags, flags, flags)
     bars = barriers(2 * WIDE, 1), barriers(2 * WIDE, 1), barriers(STAGES, 1), barriers(STAGES, WIDE)
-    told = ((written[0], written[1], written[2], results), rows, rings, flags, bars, tables, numbers_of, rooms)
+    kept = (written[0], written[1], results) + written[2:]
+    told = (kept, rows, rings, flags, bars, tables, numbers_of, rooms)
     tiles = (matrix(rows.index(0)), matrix(rings[0].index(0)), matrix(rings[1].index(0)))
     return told, (boxes, rows, rings, bars, tables, rooms), flags, tiles
 
