@@ -9,6 +9,9 @@ TRITON      ?= triton==3.7.1
 ARGS        ?=
 WORKERS     ?= auto
 
+# The Triton of the card that kernels are timed on: beside the environment, since that has another one.
+CARD_TRITON := .venv-triton-3.6.0
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Python compiles what is imported; pip would compile every file, which was a third of its time for [dev].
@@ -16,7 +19,8 @@ INSTALL := $(PIP) install --no-compile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-jax test-gpu docs docs-check lint format bench bench-gpu bench-gpu-more versions clean FORCE
+.PHONY: help demo test test-jax test-gpu replay replay-all docs docs-check lint format bench bench-gpu
+.PHONY: bench-gpu-more versions clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -27,7 +31,7 @@ help: ## this list
 	@echo '  TORCH=$(TORCH)  the exact torch requirement; it is installed first'
 	@echo '  TORCH_INDEX=  your CPU-only wheel index, used for torch alone; empty: where pip looks anyway'
 	@echo '  TRITON=$(TRITON)  the triton that tests use; empty: what torch brings along'
-	@echo '  ARGS=  passed on to pytest, the demo or the benchmark'
+	@echo '  ARGS=  passed on to pytest, the gate, the demo or the benchmark'
 	@echo '  WORKERS=$(WORKERS)  processes that run tests'
 
 demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, runs, draws
@@ -43,6 +47,12 @@ test-jax: $(JAX_VENV)/.weft-jax ## weft.jax, in an environment of its own that h
 test-gpu: $(VENV)/.weft-test ## kernels on the GPU of this machine, and compiled for every other
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "torch finds no GPU here"'
 	$(BIN)/python -m pytest -m 'wide or not wide' tests/kernels tests/triton tests/torch $(ARGS)
+
+replay: $(VENV)/.weft-test $(CARD_TRITON)/.weft-triton ## whether plans or kernels changed: a part, within a minute
+	$(BIN)/python -m tests.replay $(ARGS)
+
+replay-all: $(VENV)/.weft-test $(CARD_TRITON)/.weft-triton ## every plan and kernel of the gate, for every target
+	$(BIN)/python -m tests.replay --all $(ARGS)
 
 docs: $(VENV)/.weft-test ## the documentation, its code run: build/site/index.html
 	$(BIN)/python docs/site/build.py build/site
@@ -80,6 +90,7 @@ clean: ## removes the environment and what the tools left behind
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -e '$(VENV)/.weft-settings' ]; then rm -rf '$(VENV)'; fi
+	@if [ -e '$(CARD_TRITON)/.weft-triton' ]; then rm -rf '$(CARD_TRITON)'; fi
 	@if [ -e '$(JAX_VENV)/.weft-made' ]; then rm -rf '$(JAX_VENV)'; fi
 
 # ------------------------------------------------------------------------------------------------------ the environment
@@ -102,6 +113,11 @@ $(VENV)/.weft-demo: $(VENV)/.weft-torch pyproject.toml
 $(VENV)/.weft-test: $(VENV)/.weft-torch pyproject.toml
 	$(INSTALL) -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,transformers,docs,dev]'
 	@touch $@ $(VENV)/.weft-demo $(VENV)/.weft-dev
+
+$(CARD_TRITON)/.weft-triton: $(VENV)/.weft-test
+	@rm -rf '$(CARD_TRITON)'
+	$(INSTALL) -q --no-deps --target '$(CARD_TRITON)' 'triton==$(CARD_TRITON:.venv-triton-%=%)'
+	@touch $@
 
 # Nothing of it is shared with the others: no torch may be found here. The newest JAX that there is for PYTHON.
 $(JAX_VENV)/.weft-jax: pyproject.toml

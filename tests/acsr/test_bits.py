@@ -8,8 +8,8 @@ from hypothesis.extra import numpy as arrays
 
 from weft.acsr.bits import BACKWARDS, bit_count, transposed
 from weft.acsr.blocks import Blocks
+from weft.pattern import pieces
 from weft.pattern.algebra import Where
-from weft.recognition import pieces
 
 
 @given(st.data(), st.integers(0, 5), st.sampled_from([1, 2, 8]))

@@ -146,8 +146,8 @@ def test_a_part_inside_another_one_leaves_no_term():
 
 
 def test_terms_are_capped_and_the_note_says_so():
-    cells = [[(i + j) % 2 == 0 for j in range(6)] for i in range(6)]  # a board of 18 squares
-    acsr = check(weft.segments([15] * 6, cells), 90)
+    cells = [[i + j == 17 for j in range(18)] for i in range(18)]  # squares from the upper right to the lower left
+    acsr = check(weft.segments([5] * 18, cells), 90)
     assert len(acsr.terms) == MAX_TERMS == 16
     assert len(acsr.remainder) and any("beyond 16 went to the remainder" in note for note in acsr.notes)
     assert any("went to the remainder" in line for line in str(acsr).splitlines())
@@ -167,11 +167,12 @@ def test_a_grid_is_not_restricted_to_a_list():
 
 
 def test_the_largest_terms_are_kept():
-    sizes = range(1, 21)  # squares along the diagonal, one term each
-    squares = weft.segments(list(sizes), [[i == j for j in sizes] for i in sizes])
-    acsr = check(squares, sum(sizes))
-    assert sorted(term.nnz for term in acsr.terms) == [size**2 for size in range(5, 21)]
-    assert acsr.remainder.count(acsr.m, acsr.n) == 1 + 4 + 9 + 16
+    sizes = range(1, 21)  # boxes from the upper right to the lower left, one term each
+    boxes = weft.segments(list(sizes), [[i + j == 21 for j in sizes] for i in sizes])
+    acsr = check(boxes, sum(sizes))
+    every = sorted(size * (21 - size) for size in sizes)
+    assert sorted(term.nnz for term in acsr.terms) == every[4:]
+    assert acsr.remainder.count(acsr.m, acsr.n) == sum(every[:4])
     assert acsr.notes == ("4 terms beyond 16 went to the remainder",)
 
 
@@ -293,7 +294,7 @@ def test_partial_blocks_carry_one_bit_a_pair():
 
 
 def test_blocks_are_sorted_and_listed_once():
-    for pattern in (weft.random_blocks(32, 3), weft.documents(ids=np.arange(300) % 3), weft.bigbird(16, 3, 1, 2)):
+    for pattern in (weft.random_blocks(32, 3), weft.documents(ids=np.arange(300) ** 2 % 97), weft.bigbird(16, 3, 1, 2)):
         for acsr in (pattern.acsr(300), pattern.acsr(300).transpose()):
             codes = acsr.remainder.rows.astype(int) * 100 + acsr.remainder.cols
             assert codes.size and (np.diff(codes) > 0).all()
@@ -368,7 +369,7 @@ def test_what_is_too_large_to_scan_is_refused(pattern):
 
 
 def test_what_is_small_enough_is_scanned_and_the_note_says_why():
-    for pattern in (weft.documents(ids=np.arange(200) % 3), ~weft.random_blocks(32, 2)):
+    for pattern in (weft.documents(ids=np.arange(200) ** 2 % 97), ~weft.random_blocks(8, 2)):
         acsr = check(pattern, 200)
         assert acsr.notes and not acsr.terms and len(acsr.remainder)
         assert any(reason in acsr.notes[0] for reason in ("not contiguous", "complement of blocks"))
@@ -420,11 +421,13 @@ def test_flat_bounds_that_follow_a_grid_are_exact(pattern, length):
 
 
 @pytest.mark.parametrize(
-    "pattern", [VIDEO & weft.window(5, 5), VIDEO | weft.window(5, 5), VIDEO & weft.documents([31, 49])], ids=str
+    ("pattern", "terms", "blocks"),
+    [(VIDEO & weft.window(5, 5), 3, 0), (VIDEO | weft.window(5, 5), 1, 4), (VIDEO & weft.documents([31, 49]), 0, 4)],
+    ids=str,
 )
-def test_flat_bounds_that_do_not_are_written_down(pattern):
+def test_flat_bounds_that_do_not_are_covered_or_written_down(pattern, terms, blocks):
     acsr = check(pattern, 80)
-    assert len(acsr.remainder) and acsr.notes
+    assert (len(acsr.terms), len(acsr.remainder)) == (terms, blocks) and bool(acsr.notes) == (blocks > 0)
 
 
 def test_coordinates_of_many_indices_in_a_thin_array():

@@ -17,6 +17,8 @@ PARAMETERS = 8
 # "module:function" -> why it may take more parameters than PARAMETERS.
 MANY_PARAMETERS = {
     "weft.torch.attention:attention": "the public face: every option by name",
+    "weft.torch.key_cache:decode_attention": "the public face: every option by name",
+    "weft.torch.varlen:varlen_attention": "as FlashAttention's, whose order of tensors is known",
     "weft.jax.attention:attention": "the public face: every option by name",
     "weft.jax.dot_product:dot_product_attention": "the signature of jax.nn.dot_product_attention",
 }

@@ -45,7 +45,7 @@ def test_a_file(run):
 def test_a_function(run):
     done = run("mask_module_of_tests:window", "--no-draw")
     assert done.exit_code == 0
-    assert "window(left=7, right=0, align='top-left')" in done.output and "symbolic" in done.output
+    assert "causal(align='top-left') & window(left=7, align='top-left')" in done.output and "symbolic" in done.output
     assert "█" not in done.output and "at any length" in done.output
 
 

@@ -36,9 +36,9 @@ SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {0}" width="{0}"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site, built as `make docs` does."""
-    pytest.importorskip("sphinx", reason="the site needs Sphinx: pip install 'weft[docs]'")
-    pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install 'weft[plot]'")
-    pytest.importorskip("transformers", reason="a recipe needs it: pip install 'weft[transformers]'")
+    pytest.importorskip("sphinx", reason="the site needs Sphinx: pip install '.[docs]'")
+    pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install '.[plot]'")
+    pytest.importorskip("transformers", reason="a recipe needs it: pip install '.[transformers]'")
     out = tmp_path_factory.mktemp("docs") / "site"
     done = subprocess.run(
         [sys.executable, SITE / "build.py", out], cwd=ROOT, capture_output=True, text=True, check=False
@@ -82,7 +82,9 @@ def test_every_pattern_has_a_page_with_its_picture(site):
     for name in {name for name in weft.__all__ if name.islower()} - {
         "errors",
         "attention",
+        "merge",
         "plan",
+        "varlen_attention",
         "explain",
         "recognize",
     }:
@@ -115,7 +117,7 @@ def test_the_site_is_small_enough_to_carry_along(site):
 
 def test_the_page_of_every_pattern_in_a_browser(tmp_path):
     """What `weft demo --html` writes: pictures drawn, nothing loaded, nothing said on the console."""
-    pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install 'weft[plot]'")
+    pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install '.[plot]'")
     program = browser()
     done = CliRunner().invoke(main, ["demo", "--html", str(tmp_path / "weft.html")])
     assert done.exit_code == 0, done.output

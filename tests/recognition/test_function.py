@@ -82,7 +82,7 @@ def test_evaluated_where_the_trace_ends(name):
 IDS_OF_TORCH = torch.arange(80) // 7
 SPELLED = [
     (lambda q, k: q >= k, weft.causal()),
-    (lambda q, k: (q >= k) & (q - k < 1024), weft.window(left=1023, right=0)),
+    (lambda q, k: (q >= k) & (q - k < 1024), weft.causal() & weft.window(left=1023)),
     (lambda q, k: np.abs(q - k) <= 3, weft.window(3, 3)),
     (lambda q, k: (q - k) * (q - k >= 0) == 0, weft.window(left=0)),
     (lambda q, k: (k <= q) & (q // 8 == k // 8), weft.causal() & weft.chunks(8)),
@@ -112,8 +112,11 @@ SPELLED = [
     (lambda q, k: (q >= k).where(q < 20, k < 10), None),
     (lambda q, k: torch.tensor(True).where(q < 20, k < 10), None),
     (lambda q, k: (q - k).where(q > 9, 5) < 5, None),
-    (lambda q, k: (q >= k).to(q.dtype) + (q - k < 5).to(q.dtype) == 2, weft.window(left=4, right=0)),
-    (lambda q, k: (q >= k).type_as(IDS_OF_TORCH) + (q - k < 5).to(IDS_OF_TORCH) == 2, weft.window(left=4, right=0)),
+    (lambda q, k: (q >= k).to(q.dtype) + (q - k < 5).to(q.dtype) == 2, weft.causal() & weft.window(left=4)),
+    (
+        lambda q, k: (q >= k).type_as(IDS_OF_TORCH) + (q - k < 5).to(IDS_OF_TORCH) == 2,
+        weft.causal() & weft.window(left=4),
+    ),
     (lambda q, k: torch.max(q, k).min(k + 3) == k, None),
     (lambda q, k: True, weft.full()),
     (lambda q, k: q < 0, weft.nothing()),
@@ -163,7 +166,7 @@ def test_a_constant_made_of_an_index_depends_on_it(function):
 def test_what_flex_attention_joins():
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     band, last = lambda b, h, q, k: q - k < 9, lambda b, h, q, k: q >= k
-    assert recognize(flex.and_masks(band, last)).pattern == weft.window(left=8, right=0, align="top-left")
+    assert recognize(flex.and_masks(band, last)).pattern == (weft.causal() & weft.window(left=8)).aligned("top-left")
     assert recognize(flex.or_masks(band, last)).pattern == weft.full()
     assert recognize(flex.noop_mask).pattern == weft.full()
 
@@ -194,7 +197,7 @@ def on_arrays(function, *size):
 def test_dtypes_by_every_name(dtype):
     function = lambda q, k: (q >= k).astype(dtype) + (q - k < 5).astype(dtype=dtype) == 2  # noqa: E731
     found = recognize(function)
-    assert found.pattern == weft.window(left=4, right=0, align="top-left")
+    assert found.pattern == (weft.causal() & weft.window(left=4)).aligned("top-left")
     assert (found.pattern.to_dense(30, 40) == on_arrays(function, 30, 40)).all()
 
 

@@ -10,9 +10,9 @@ from tests.recognition.generators import Given, causal, in_documents
 from tests.recognition.test_function import dense
 
 import weft
+from weft import sized
 from weft.errors import InputError, LengthError, PatternError
 from weft.recognition import executed, recognize, recognize_function
-from weft.recognition.pieces import sized
 
 torch = pytest.importorskip("torch")
 
@@ -224,7 +224,7 @@ def test_the_front_door():
 def test_one_document_function_many_ways():
     offsets = torch.tensor([0, 7, 20, 32])
     found = recognize(in_documents(causal, offsets))
-    assert found.pattern == sized(weft.documents([7, 13, 12]) & weft.causal(), 32, 32)
+    assert found.pattern == sized(weft.causal() & weft.documents([7, 13, 12]), 32, 32)
 
 
 def test_empty_sizes():

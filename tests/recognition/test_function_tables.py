@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import weft
+from weft import sized
 from weft.errors import InputError, LengthError
 from weft.recognition import recognize
-from weft.recognition.pieces import sized
 
 torch = pytest.importorskip("torch")
 
@@ -17,7 +17,7 @@ IDS = np.repeat([3, 1, 7], [10, 20, 30])
 
 def test_a_table_bounds_its_own_length():
     found = recognize(lambda q, k: (IDS[q] == IDS[k]) & (k <= q))
-    assert found.pattern == sized(weft.documents([10, 20, 30]) & weft.causal(), 60, 60)
+    assert found.pattern == sized(weft.causal() & weft.documents([10, 20, 30]), 60, 60)
     assert "60 x 60 only" in found.why
     with pytest.raises(LengthError, match="60 x 60"):
         found.pattern.to_dense(61)

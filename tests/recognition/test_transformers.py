@@ -78,5 +78,5 @@ def test_closed_and_proven(name):
 def test_names():
     found = {name: recognize(GIVEN[name][0], size=(N, N)).pattern for name in ("causal", "sliding window", "prefix")}
     assert found["causal"] == weft.causal()
-    assert found["sliding window"] == weft.window(left=8, right=0)
+    assert found["sliding window"] == weft.causal() & weft.window(left=8)
     assert found["prefix"] == weft.causal() | weft.prefix(10)

@@ -18,7 +18,7 @@ import click
 
 import weft
 from weft.cli.cache import amount, cache_facts
-from weft.errors import UnsupportedKernel
+from weft.errors import UnsupportedKernel, install_line
 from weft.kernels.backend import BACKENDS, Reason
 from weft.planning.problem import Problem
 from weft.settings import interpreted
@@ -110,7 +110,7 @@ def _reasons(backend: Any, device: str, torch: Torch) -> list[Reason]:
     """Why a backend cannot run a small problem on a device; a torch that is installed may still be broken."""
     problem = Problem(1, 1, 1, 128, 128, 64, 64, DTYPES[device], device)
     broken = torch.error is not None and find_spec("torch") is not None
-    reasons = [Reason(f"torch cannot be used: {torch.error}", _TORCH)] if broken else []
+    reasons = [Reason(f"torch cannot be used: {torch.error}", install_line("torch"))] if broken else []
     reasons += backend.reasons_against(problem)
     if not reasons and device == "cuda" and torch.gpus:
         reasons += _against_card(backend, device)
@@ -128,20 +128,17 @@ def _against_card(backend: Any, device: str) -> list[Reason]:
     return []
 
 
-_TORCH = "pip install 'weft[torch]'"
-
-
 def _cures(versions: dict[str, str | None], torch: Torch, has_gpu: bool) -> list[str]:
     """What to install for what is missing."""
     cures = []
     if torch.error is not None:
-        cures.append(f"{_TORCH}: attention itself (patterns, plans and pictures need only numpy)")
+        cures.append(f"{install_line('torch')}: attention itself (patterns, plans and pictures need only numpy)")
     elif has_gpu and torch.build == "CPU only":
         cures.append("a build of torch for this machine's GPU: the one installed is for CPUs only")
     if versions["triton"] is None and (has_gpu or torch.gpus):
-        cures.append("pip install 'weft[gpu]': kernels for this machine's GPU")
+        cures.append(f"{install_line('gpu')}: kernels for this machine's GPU")
     if versions["matplotlib"] is None:
-        cures.append("pip install 'weft[plot]': pictures (weft show --out FILE.png)")
+        cures.append(f"{install_line('plot')}: pictures (weft show --out FILE.png)")
     return cures
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,7 @@ from weft.jax.mask import PlannedMask
 from weft.jax.operator import Call
 from weft.jax.scores import Scoring
 from weft.pattern.algebra import Pattern
+from weft.planning.problem import Problem
 
 
 def attention(  # noqa: PLR0913 - the public face; every option by name
@@ -59,8 +61,9 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     row's sum and have no value; lse includes them. Reverse-mode gradients flow to q, k, v and sinks, and from lse;
     they are deterministic whatever `deterministic` says. Works under jit, grad, vmap, scan, checkpoint and shard_map.
 
-    implementation: None, or the name of one ("xla": blocks of jax.numpy; "cpu": the same, on CPUs alone), or several
-    names, of which the first that can is used.
+    implementation: None, or the name of one, or several names, of which the first that can is used. "triton": weft's
+    kernels on NVIDIA GPUs; "xla": blocks of jax.numpy anywhere; "cpu": the same, on CPUs alone. None: "triton" on a
+    GPU, else "xla". By kernels one plan is made for each shape, and a mask is a constant: pass the pattern itself.
 
     Raises InputError for arrays and masks that do not fit, OptionError for options, PatternError (AlignmentError,
     LengthError) for patterns, UnsupportedError for what is refused by name (dropout, second derivatives, sequences
@@ -69,7 +72,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
         out = weft.jax.attention(q, k, v, weft.causal() & weft.window(left=1023))
     """
     options = Options(scale, softcap, sinks, alibi_slopes, return_lse, layout, implementation, deterministic, dropout)
-    out, lse = _run(*_checked(q, k, v, mask, options))
+    out, lse = _checked(q, k, v, mask, options)()
     if q.ndim == 3:
         out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out
@@ -89,8 +92,8 @@ class Options(NamedTuple):
     dropout: float
 
 
-def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> tuple[Any, ...]:
-    """The arguments of `_blocks`; raises for what may not be passed."""
+def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> Callable[[], tuple[Array, Array]]:
+    """What computes (out, lse); raises for what may not be passed."""
     options = given._asdict()
     check_mask(mask, "attention")
     check_layout(given.layout)
@@ -102,8 +105,10 @@ def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> tuple[Any, ..
     check_rows(options, problem.q_heads)
     check_placement(tensors, given.layout)
     structure = mask.structure if isinstance(mask, PlannedMask) else None
-    platform = implementations.platform_of(tensors)
-    chosen = implementations.choose(names, implementations.Request(problem, platform, structure))
+    request = implementations.Request(problem, implementations.platform_of(tensors), structure)
+    chosen = implementations.choose(names, request)
+    if chosen == "triton":
+        return partial(_kernels, problem, mask, tensors, given)
     if isinstance(mask, Pattern):
         mask = implementations.IMPLEMENTATIONS[chosen].plan(mask, problem)
     check_planned(mask.structure, problem)
@@ -116,7 +121,15 @@ def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> tuple[Any, ..
     )
     kind = problem.dtype if given.sinks is None else str(jnp.dtype(accumulate(tensors.q.dtype)))
     call = Call(mask.structure, how, kind)
-    return call, chosen, given.layout, tuple(tensors), (given.sinks, given.alibi_slopes), mask.tables
+    rows = given.sinks, given.alibi_slopes
+    return partial(_run, call, chosen, given.layout, tuple(tensors), rows, mask.tables)
+
+
+def _kernels(problem: Problem, mask: Pattern, tensors: Any, given: Options) -> tuple[Array, Array]:
+    """(out, lse) by weft's GPU kernels."""
+    from weft.jax.gpu.front import attention as by_kernels
+
+    return by_kernels(problem, mask, tuple(tensors), given)
 
 
 def plan(  # noqa: PLR0913 - the public face; every option by name

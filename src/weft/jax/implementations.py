@@ -7,21 +7,24 @@ its own way, and what it plans says by the class of its structure whose it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
 from jax import Array
+from jaxlib.version import __version_info__ as jaxlib_version
 
 from weft.errors import OptionError, UnsupportedKernel
 from weft.jax import operator
 from weft.jax.mask import PlannedMask, planned
 from weft.jax.operator import Call
 from weft.jax.structure import Structure
+from weft.kernels.backend import TritonBackend
 from weft.pattern.algebra import Pattern
 from weft.planning.problem import Problem
 
 GPUS = ("gpu", "cuda", "rocm")
+LEAST_JAXLIB = (0, 11, 1)  # whose custom call for Triton kernels takes machine code
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,21 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Triton:
-    """Weft's GPU kernels, which have no binding to JAX yet."""
+    """Weft's kernels for NVIDIA's GPUs, as custom calls that jaxlib executes."""
 
     def reason_against(self, request: Request) -> tuple[str, str] | None:
-        """Always: there is no binding."""
-        return (
-            "weft's GPU kernels are not bound to JAX in this version",
-            "use implementation='xla' (blocks of jax.numpy, slower than kernels)",
-        )
+        """Another platform, a planned mask, a type or size that kernels do not compute, a package that is missing."""
+        if request.platform not in ("gpu", "cuda"):
+            return f"the arrays are for {request.platform}", "move them to an NVIDIA GPU, or use implementation='xla'"
+        if request.planned is not None:
+            return "a planned mask is tables of blocks, not of kernels", "pass the pattern, or use implementation='xla'"
+        found = TritonBackend().reasons_against(replace(request.problem, device="cuda"))
+        for reason in (one for one in found if "torch" not in one.why):
+            return reason.why, f"{reason.cure}, or use implementation='xla'"
+        if jaxlib_version < LEAST_JAXLIB:
+            asked = ".".join(map(str, LEAST_JAXLIB))
+            return f"jaxlib takes machine code from {asked} on", "pip install -U jax, or use implementation='xla'"
+        return None
 
     def plan(self, pattern: Pattern, problem: Problem, like: Any = None) -> PlannedMask:
         """Never called: see `reason_against`."""
@@ -87,7 +97,7 @@ class Triton:
     def attend(
         self, call: Call, q: Array, k: Array, v: Array, slopes: Array | None, tables: Any
     ) -> tuple[Array, Array]:
-        """Never called: see `reason_against`."""
+        """Never called: `weft.jax.gpu.attention` takes the pattern, not tables."""
         raise NotImplementedError
 
 

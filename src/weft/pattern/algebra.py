@@ -16,7 +16,7 @@ import numpy as np
 
 from weft.errors import PatternError
 from weft.pattern import crossing
-from weft.pattern.bounds import PRINTED, Ints
+from weft.pattern.bounds import PRINTED, Ints, IntTable
 from weft.pattern.listed import SPAN
 from weft.pattern.relation import NDBool
 
@@ -50,6 +50,12 @@ class Pattern:
     numbers: Ints
     tensor: Any
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As what crosses into a graph, where there is that: it needs no class of weft's to be read again."""
+        if "numbers" in self.__dict__:
+            return crossing.decode, (self.structure, self.numbers.tobytes())
+        return super().__reduce_ex__(protocol)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "tensor"}
 
@@ -66,6 +72,17 @@ class Pattern:
 
     def __invert__(self) -> Pattern:
         return Not(self)
+
+    def written(self, *, whole: bool) -> str:
+        """The expression, as it can be written in Python; unless `whole`, long tables are cut in the middle."""
+        return repr(self)  # of a leaf, which nobody writes
+
+    def __str__(self) -> str:
+        return self.written(whole=False)
+
+    def __repr__(self) -> str:
+        """The whole expression: evaluated with weft's names it is this pattern."""
+        return self.written(whole=True)
 
     def __bool__(self) -> bool:
         raise PatternError(
@@ -186,10 +203,8 @@ class Call(Pattern):
 
         _crossed(self, self.name, written(self.name, dict(self.args)))
 
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{key}={text(value)}' for key, value in self.args)})"
-
-    __repr__ = __str__
+    def written(self, *, whole: bool) -> str:
+        return f"{self.name}({', '.join(f'{key}={text(value, whole=whole)}' for key, value in self.args)})"
 
     def filled(self, align: Align) -> Pattern:
         from weft.pattern.arguments import rebuild
@@ -249,10 +264,8 @@ class And(Operator):
     def __post_init__(self) -> None:
         _crossed(self, "and_", [("", part) for part in self.parts])
 
-    def __str__(self) -> str:
-        return " & ".join(_operand(part) for part in self.parts)
-
-    __repr__ = __str__
+    def written(self, *, whole: bool) -> str:
+        return " & ".join(_operand(part, whole) for part in self.parts)
 
     def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
         return And(parts)
@@ -270,10 +283,8 @@ class Or(Operator):
     def __post_init__(self) -> None:
         _crossed(self, "or_", [("", part) for part in self.parts])
 
-    def __str__(self) -> str:
-        return " | ".join(_operand(part) for part in self.parts)
-
-    __repr__ = __str__
+    def written(self, *, whole: bool) -> str:
+        return " | ".join(_operand(part, whole) for part in self.parts)
 
     def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
         return Or(parts)
@@ -295,10 +306,8 @@ class Not(Operator):
     def __post_init__(self) -> None:
         _crossed(self, "invert", [("", self.part)])
 
-    def __str__(self) -> str:
-        return f"~{_operand(self.part)}"
-
-    __repr__ = __str__
+    def written(self, *, whole: bool) -> str:
+        return f"~{_operand(self.part, whole)}"
 
     def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
         return Not(parts[0])
@@ -322,11 +331,10 @@ class Shift(Operator):
     def __post_init__(self) -> None:
         _crossed(self, "shift", [("", self.part), ("q", self.q), ("k", self.k)])
 
-    def __str__(self) -> str:
-        part = f"({self.part})" if isinstance(self.part, (And, Or, Not)) else str(self.part)
+    def written(self, *, whole: bool) -> str:
+        part = self.part.written(whole=whole)
+        part = f"({part})" if isinstance(self.part, (And, Or, Not)) else part
         return f"{part}.shift(q={self.q}, k={self.k})"
-
-    __repr__ = __str__
 
     def rebuilt(self, parts: tuple[Pattern, ...]) -> Pattern:
         return Shift(parts[0], self.q, self.k)
@@ -382,17 +390,20 @@ def _flat(operator: type[And] | type[Or], *parts: Pattern) -> tuple[Pattern, ...
     return tuple(leaf for part in parts for leaf in (part.parts if isinstance(part, operator) else (part,)))
 
 
-def _operand(part: Pattern) -> str:
-    return f"({part})" if isinstance(part, (And, Or)) else str(part)
+def _operand(part: Pattern, whole: bool = False) -> str:
+    found = part.written(whole=whole)
+    return f"({found})" if isinstance(part, (And, Or)) else found
 
 
-def text(value: Any) -> str:
-    """An argument as it is printed; long lists are not printed whole."""
+def text(value: Any, *, whole: bool = False) -> str:
+    """An argument as it is printed; of a long list the first entries and the last one, unless it is to be whole."""
     if isinstance(value, tuple):
-        if len(value) > PRINTED:
+        if len(value) > PRINTED and not whole:
             return f"[{', '.join(map(text, value[:3]))}, ..., {text(value[-1])}; {len(value)} in all]"
-        return "[" + ", ".join(text(v) for v in value) + "]"
-    return str(value) if isinstance(value, Pattern) else repr(value)
+        return "[" + ", ".join(text(v, whole=whole) for v in value) + "]"
+    if isinstance(value, Pattern):
+        return value.written(whole=whole)
+    return str(value) if isinstance(value, IntTable) and not whole else repr(value)
 
 
 def _filled_arg(value: Any, align: Align) -> Any:

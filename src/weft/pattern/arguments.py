@@ -58,9 +58,10 @@ def rebuild(name: str, args: dict[str, Any], align: str | None = None) -> Patter
 
 
 def function(name: str) -> Callable[..., Pattern]:
-    """The library function of that name. Those that only recognition makes are loaded when one is met."""
+    """The library function of that name; the whole library is there once one is asked for."""
     if name not in LIBRARY:
-        import_module("weft.recognition")
+        import_module("weft")
+        import_module("weft.acsr.packed")
     return LIBRARY[name]
 
 

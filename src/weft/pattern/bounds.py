@@ -57,9 +57,12 @@ class IntTable:
         return int(self.array.size)
 
     def __repr__(self) -> str:
+        return repr(self.array.tolist())
+
+    def __str__(self) -> str:
         """All entries of a short table; of a long one the first and the last, and how many there are."""
         if len(self) <= PRINTED:
-            return repr(self.array.tolist())
+            return repr(self)
         return f"[{', '.join(map(str, self.array[:3]))}, ..., {self.array[-1]}; {len(self)} in all]"
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -243,8 +243,13 @@ class AttentionPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of plan tables, forward and transposed; a plan that is its own transpose is held once."""
-        return sum({id(share.plan): share.plan.nbytes for share in self.every_share()}.values())
+        """Bytes of plan tables and of the remainder's blocks, forward and transposed; a plan that is its own transpose
+        is held once, and so is a remainder that several plans walk.
+        """
+        plans = [share.plan for share in self.every_share()]
+        tables = {id(plan): plan.nbytes for plan in plans}
+        blocks = {id(plan.acsr.remainder): plan.acsr.remainder.nbytes for plan in plans}
+        return sum(tables.values()) + sum(blocks.values())
 
     def every_share(self) -> tuple[Share, ...]:
         """Those of all directions."""

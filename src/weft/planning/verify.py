@@ -15,8 +15,8 @@ import numpy as np
 
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
-from weft.acsr.build import Union, lower
 from weft.acsr.format import BLOCK, Acsr, Grid, Term
+from weft.acsr.lower import Union, lower
 from weft.errors import VerificationError
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF, Bound, Ints, IntTable, Steps

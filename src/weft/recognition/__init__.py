@@ -12,14 +12,20 @@ __all__ = ["Recognized", "load_mask", "recognize", "recognize_function", "recogn
 
 
 def recognize(
-    x: Any, *, size: Any = None, batch: int | None = None, heads: int | None = None, generalize: bool = False
+    x: Any,
+    *,
+    size: Any = None,
+    batch: int | None = None,
+    heads: int | None = None,
+    generalize: bool = False,
+    limit: float | None = None,
 ) -> Recognized:
     """The pattern of a boolean mask (see `recognize_mask`) or of a mask function (see `recognize_function`)."""
     if callable(x):
-        return recognize_function(x, size=size, batch=batch, heads=heads, generalize=generalize)
-    if (size, batch, heads) != (None, None, None):
+        return recognize_function(x, size=size, batch=batch, heads=heads, generalize=generalize, limit=limit)
+    if (size, batch, heads, limit) != (None, None, None, None):
         raise InputError(
-            f"recognize(a {type(x).__name__}, size=..., batch=... or heads=...)", "a mask has its own sizes",
+            f"recognize(a {type(x).__name__}, size=..., batch=..., heads=... or limit=...)", "a mask has its own sizes",
             "leave them out: they are for functions",
         )  # fmt: skip
     return recognize_mask(x, generalize=generalize)

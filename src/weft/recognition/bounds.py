@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from weft.acsr import stairs
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF, Bound, Ints, IntTable, Stair, Steps
-from weft.recognition import names, periodic, runs, spell, stairs
+from weft.recognition import names, periodic, runs, spell
 from weft.recognition.lines import Line, chosen
 from weft.recognition.periodic import LONGEST, NoFormError, Piece, tidied
 from weft.recognition.runs import Runs
 from weft.recognition.sets import Comb
+from weft.recognition.spans import Documents
 from weft.recognition.spell import FAR
 
 MAX_PIECES = 16  # pieces, or residue classes, that one bound may fall into
-
-
-@dataclass(frozen=True, eq=False)
-class Documents:
-    """Contiguous documents of tokens 0 to stop - 1: the first token of each."""
-
-    first: Ints
-    stop: int
-
-    @property
-    def ends(self) -> Ints:
-        """The token after the last of each."""
-        return np.append(self.first[1:], self.stop)
-
-    @property
-    def number(self) -> Line:
-        """0, 1, ... for each token."""
-        return Line(tuple(runs.pieces_of(Runs.steps(self.first, np.arange(self.first.size), self.stop))))
-
-    def of(self, tokens: Ints) -> Ints:
-        """The document of each of some sorted tokens."""
-        begin = np.append(np.searchsorted(tokens, self.first), tokens.size)
-        return np.repeat(np.arange(self.first.size), begin[1:] - begin[:-1])
-
-    def cut(self, found: Runs) -> Runs:
-        """Runs that lie in one document each."""
-        return found.cut_also(self.first)
 
 
 def below(f: Line, g: Line, c: int, within: Documents | None = None) -> Pattern:
@@ -66,8 +39,7 @@ def _inside(f: Line, g: Line, c: int, within: Documents) -> Pattern:
     """
     far = 2 * sum(max(map(abs, line.extent)) for line in (f, g)) + abs(c) + 1
     for by in (far, -far):
-        shift = within.number.scaled(by)
-        shifted = f - shift, g + shift
+        shifted = f - within.queries.number.scaled(by), g + within.keys.number.scaled(by)
         falls = by > 0
         if (shifted[0].falls and shifted[1].rises) if falls else (shifted[0].rises and shifted[1].falls):
             return below(*shifted, c, within)
@@ -251,7 +223,7 @@ def _named(side: str, bound: Bound, n: int = FAR) -> Pattern:
 # ---- of a known length ----------------------------------------------------------------------------------------------
 def listed(side: str, at: Line, n: int, within: Documents | None) -> Pattern:
     """A bound that is known row by row. In a document all T up to its first key are alike, and all T from its end."""
-    cells = at.steps if within is None else within.cut(at.steps)
+    cells = at.steps if within is None else within.queries.cut(at.steps)
     least = most = np.clip(cells.value, 0, n)
     if within is not None:
         least, most = _limits(most, n, cells, within)
@@ -263,8 +235,8 @@ def listed(side: str, at: Line, n: int, within: Documents | None) -> Pattern:
 
 def _limits(at: Ints, n: int, cells: Runs, within: Documents) -> tuple[Ints, Ints]:
     """(least, most) that T may be in the rows of each cell where only the pairs of one document matter."""
-    document = within.of(cells.begin)
-    start, stop = within.first[document], within.ends[document]
+    document = within.queries.of(cells.begin)
+    start, stop = within.keys.first[document], within.keys.ends[document]
     least = np.maximum.accumulate(np.where(at <= start, 0, np.minimum(at, stop)))
     most = np.where(at >= stop, n, np.maximum(at, start))
     return least, np.minimum.accumulate(most[::-1])[::-1]

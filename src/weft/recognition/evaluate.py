@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InputError
+from weft.recognition import grouped, pace
 from weft.recognition.bitrows import BitRows, width
-from weft.recognition.capture import name_of
+from weft.recognition.capture import name_of, watched
 from weft.recognition.tracer import Trace, Traced
 
-PAIRS_A_STRIP = 1 << 21  # pairs evaluated at once: 16 MiB for each number that the function makes of a pair
+PAIRS_A_STRIP = 1 << 18  # pairs evaluated at once: what is made of them stays in a core's cache
 MAX_SINGLE = 1 << 24  # pairs that are asked one by one
 SAMPLES = {False: 64, True: 8}  # queries, and keys, at which every manner must answer alike: arrays, single numbers
 
@@ -61,6 +62,8 @@ def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, 
     for manner in _manners(function, names, at, m, n):
         try:
             found = _rows(function, names, at, (m, n), manner)
+        except pace.TooSlowError:
+            raise
         except InputError as error:
             failures.append(error)
             continue
@@ -111,13 +114,42 @@ def _rows(
             _asked(function), f"it works on one pair at a time, and {m} x {n} of them are too many for that",
             "write its branches with torch.where or numpy.where, so that it takes arrays",
         )  # fmt: skip
-    words = np.zeros((m, width(n)), np.uint64)
-    keys = np.arange(n, dtype=np.int64)[None]
-    step = max(1, PAIRS_A_STRIP // max(1, n))
-    for first in range(0, m, step):
-        queries = np.arange(first, min(first + step, m), dtype=np.int64)[:, None]
-        words[first : first + step] = BitRows.pack(block(function, names, at, (queries, keys), manner)).words
-    return BitRows(words, n)
+    kinds = None if manner.single else _kinds(function, names, at, size, manner)
+    if kinds is not None:
+        first = [grouped.first_of(kind) for kind in kinds]
+        pace.spare(m * n - first[0].size * first[1].size)
+        return grouped.spread(_strips(function, names, at, first, manner).dense(), *kinds)
+    return _strips(function, names, at, [np.arange(length, dtype=np.int64) for length in size], manner)
+
+
+def _kinds(
+    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], size: tuple[int, int], manner: Manner
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The kinds of queries and of keys, where few of them tell the whole mask."""
+    fixed = {name: x if isinstance(x, Traced) else manner.values(np.asarray(x)) for name, x in at.items()}
+    seen = watched(function)
+
+    def call(q: Any, k: Any) -> Any:
+        with manner.context(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a trial
+            return seen(*({**fixed, "q": q, "k": k}[name] for name in names))
+
+    return grouped.kinds(call, manner.values, *size)
+
+
+def _strips(
+    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], pairs: Sequence[Any], manner: Manner
+) -> BitRows:
+    """The answers for some queries and some keys, a strip of rows at a time."""
+    queries, keys = pairs
+    words = np.zeros((queries.size, width(keys.size)), np.uint64)
+    step = max(1, PAIRS_A_STRIP // max(1, keys.size))
+    for first in range(0, queries.size, step):
+        some = queries[first : first + step]
+        live = block(function, names, at, (some[:, None], keys[None]), manner)
+        words[first : first + step] = BitRows.pack(live).words
+        pace.step(some.size * keys.size)
+    return BitRows(words, keys.size)
 
 
 def _raised(function: Callable[..., Any], error: Exception) -> InputError:

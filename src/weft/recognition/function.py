@@ -13,22 +13,26 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InputError, WeftError
+from weft.pattern import pieces
 from weft.pattern.algebra import Pattern, scalar
-from weft.recognition import conversions, extremes, names, pieces, tables
+from weft.recognition import conversions, extremes, names, tables
 from weft.recognition.bitrows import BitRows
 from weft.recognition.capture import indices, name_of, watched
+from weft.recognition.choose import best, looked_at
 from weft.recognition.evaluate import not_boolean, rows_of, used_by
 from weft.recognition.executed import otherwise
 from weft.recognition.forms import Always, Formula
-from weft.recognition.lower import Size, lower
 from weft.recognition.mask import described, spread
 from weft.recognition.operations import as_table
+from weft.recognition.pace import TooSlowError, evaluating
 from weft.recognition.periodic import NoFormError
 from weft.recognition.remember import remembering
 from weft.recognition.result import Recognized
 from weft.recognition.rows import in_rows
+from weft.recognition.spans import Size
 from weft.recognition.tables import Reads, reads, same_kind
 from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Traced, note
+from weft.recognition.words import reworded
 
 HERE = Path(__file__).parent
 LIBRARIES = {"numpy", "torch"}
@@ -54,17 +58,26 @@ class Asked:
 
 
 def recognize_function(
-    function: Any, *, size: Any = None, batch: int | None = None, heads: int | None = None, generalize: bool = False
+    function: Any,
+    *,
+    size: Any = None,
+    batch: int | None = None,
+    heads: int | None = None,
+    generalize: bool = False,
+    limit: float | None = None,
 ) -> Recognized:
     """The pattern of a mask function of (q, k) or (b, h, q, k), True = may attend.
 
     The function is called with objects that stand for int64 indices. What it makes of them is rewritten by identities,
     which proves the pattern at every length; a function that reads a table proves the lengths of the table only, and
     its pattern raises LengthError at others unless generalize=True. The function is also executed at some pairs, and
-    what it answers otherwise there is no closed form. Where the trace ends it is evaluated at size=(M, N). The pattern
-    keeps what tables say now; recognize again what changes. batch, heads: how many batch rows and heads there are, if
-    the function tells them apart. q counts from the first query on, also where M != N: the pattern declares "top-left"
-    (at M == N it may leave it open).
+    what it answers otherwise there is no closed form. The pattern keeps what tables say now; recognize again what
+    changes. batch, heads: how many batch rows and heads there are, if the function tells them apart. q counts from the
+    first query on, also where M != N: the pattern declares "top-left" (at M == N it may leave it open).
+
+    Where the trace ends it is evaluated at size=(M, N), for at most `limit` seconds. On a terminal a bar says what that
+    takes; a thread that is not the main one is refused what takes more than a second, unless it passes a limit; in a
+    function that is being compiled it is refused. Raises InputError.
     """
     batch, heads = scalar(batch), scalar(heads)
     asked = Asked(function, indices(function), _checked_size(function, size), batch, heads)
@@ -81,7 +94,17 @@ def recognize_function(
         raise InputError(
             asked.text, reason, "pass size=(M, N), and it is evaluated there, or write it with what can be traced"
         )
-    return _evaluated(asked, reason, generalize)
+    pairs = asked.size[0] * asked.size[1]
+    with evaluating(asked.text, pairs * (batch or 1) * (heads or 1), _seconds(asked, limit)):
+        return _evaluated(asked, reason, generalize)
+
+
+def _seconds(asked: Asked, limit: Any) -> float | None:
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+        raise InputError(asked.text, f"limit={limit!r} is no number of seconds", "pass limit as seconds above 0")
+    return float(limit)
 
 
 def _checked_size(function: Any, size: Any) -> tuple[int, int] | None:
@@ -113,8 +136,14 @@ def _symbolic(asked: Asked, generalize: bool) -> Recognized:
     lowered: dict[int, Pattern] = {}
     for at, formula in np.ndenumerate(formulas):
         if id(formula) not in lowered:  # rows that read alike share their formula
-            lowered[id(formula)] = lower(formula, size)
+            lowered[id(formula)] = best(formula, size)
         which[at] = patterns.setdefault(lowered[id(formula)], len(patterns))
+    if len(patterns) == 1:
+        other = looked_at(formulas.flat[0], next(iter(patterns)), size)
+        if other is not None and size.m is not None and size.n is not None:
+            why = f"a shorter form than what {name_of(asked.function)} computes, among all its pairs"
+            at = (size.m, size.n)
+            return Recognized(pieces.sized(reworded(other, at[1]), *at), True, f"evaluated at {at}", why, *at)
     most = max(map(names.terms, patterns))
     if most > MAX_TERMS:
         raise NoFormError(f"it falls into up to {most} terms")
@@ -122,13 +151,14 @@ def _symbolic(asked: Asked, generalize: bool) -> Recognized:
     if not size.square or "top-left" in pattern.alignments():  # as grids do: no part is left to be aligned otherwise
         pattern = pattern.filled("top-left")
     batch, heads = (which.shape[i] if name in asked.names else 1 for i, name in enumerate("bh"))
+    pattern = reworded(pattern, size.n)
     unlike = otherwise(asked.function, asked.names, pattern, (size.m, size.n), (batch, heads))
     if unlike:
         raise NoFormError(f"{unlike}, and traced otherwise")
     why = f"closed form, by rewriting what {name_of(asked.function)} computes"
     if trace.m is not None or trace.n is not None:
         pattern, why = _bound_to(pattern, size, why, generalize)
-    return Recognized(pattern, True, "symbolic", why, size.m, size.n)
+    return Recognized(pattern, True, "symbolic", why, size.m, size.n, asked.size)
 
 
 def _bound_to(pattern: Pattern, size: Size, why: str, generalize: bool) -> tuple[Pattern, str]:
@@ -358,6 +388,8 @@ def _slices(asked: Asked, used: dict[str, list[int]], counts: list[int]) -> Iter
         unseen = {name: trace.argument(name) for name in asked.names if name in at and name not in used}
         try:
             rows = rows_of(asked.function, asked.names, {**at, **unseen}, *asked.size)
+        except TooSlowError:
+            raise
         except InputError:
             if not unseen:
                 raise

@@ -11,21 +11,21 @@ import numpy as np
 
 from weft.errors import LengthError
 from weft.pattern import algebra as ops
-from weft.pattern import composites
+from weft.pattern import composites, pieces
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF
 from weft.pattern.leaves import Affine
 from weft.pattern.relation import Relation
-from weft.recognition import forms, grids, pieces, spell
+from weft.recognition import forms, grids, spell
 from weft.recognition.bitrows import BitRows
-from weft.recognition.folds import folded
 from weft.recognition.forms import All, Always, Atom, Cell, Formula, Side, Some
 from weft.recognition.lines import Line
-from weft.recognition.lower import Size, atoms, lower
+from weft.recognition.lower import atoms, lower
 from weft.recognition.parts import Known
 from weft.recognition.periodic import NoFormError
 from weft.recognition.search import search
+from weft.recognition.spans import Size
 
 MAX_AXIS = 512  # an axis of at most so many places is looked at pair by pair for its name
 
@@ -129,7 +129,7 @@ def _product(rows: tuple[Formula, ...], places: tuple[Formula, ...], width: int,
     inner = _axis(places, Size(width, width))
     known = size.m is not None and size.n is not None
     if not known or size.m % width or size.n % width:  # type: ignore[operator]
-        return folded(lower(forms.both(*rows), Size()), inner, width)
+        return pieces.folded(lower(forms.both(*rows), Size()), inner, width)
     outer_size = Size(size.m // width, size.n // width)  # type: ignore[operator]
     if outer_size == Size(1, 1):  # a single row: only its places are left to tell apart
         alone = forms.truth(forms.both(*rows), np.zeros(1, np.int64), np.zeros(1, np.int64))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.pattern import pieces
 from weft.pattern.algebra import Pattern
-from weft.recognition import pieces
 from weft.recognition.bitrows import BitRows
 from weft.recognition.forms import Cell
 from weft.recognition.lines import Line

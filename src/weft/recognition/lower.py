@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import reduce
-from operator import and_
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
@@ -13,8 +11,7 @@ import numpy as np
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF, IntTable, Stair, Steps
-from weft.recognition import bounds, forms, names, runs, spell
-from weft.recognition.bounds import Documents
+from weft.recognition import bounds, documents, forms, names, runs, spell
 from weft.recognition.forms import All, Always, Atom, Cell, Formula, Pair, Side, Some
 from weft.recognition.layouts import of_layout
 from weft.recognition.lines import Line
@@ -22,24 +19,13 @@ from weft.recognition.periodic import NoFormError, Piece, tidied
 from weft.recognition.remember import remembered
 from weft.recognition.runs import Runs
 from weft.recognition.sets import Comb
+from weft.recognition.spans import Documents, Size, Spans
 
 MAX_INTERVALS = 16
 MAX_VALUES = 16
 SIDES = ("from", "before")
 
 Within: TypeAlias = Documents | None
-
-
-@dataclass(frozen=True)
-class Size:
-    """How many queries and keys there are; None: any number."""
-
-    m: int | None = None
-    n: int | None = None
-
-    @property
-    def square(self) -> bool:
-        return self.m is not None and self.m == self.n
 
 
 def lower(formula: Formula, size: Size, within: Within = None) -> Pattern:
@@ -72,9 +58,11 @@ def conjunction(parts: tuple[Formula, ...], size: Size, within: Within = None) -
     """Part by part, inside documents if one of them says so; what has no form on the sequence is tried on a grid, and
     then value by value.
     """
+    from weft.recognition.cells import by_runs, in_cells
     from weft.recognition.grid_forms import on_grid
 
-    parts, inside = _documents(parts, size) if within is None else (parts, None)
+    given = parts
+    parts, inside = documents.find(parts, size) if within is None else (parts, None)
     within = inside or within
     said: list[Pattern] = []
     failed: list[Formula] = []
@@ -88,13 +76,20 @@ def conjunction(parts: tuple[Formula, ...], size: Size, within: Within = None) -
             failed.append(part)
             reason = reason or error
     if inside and not finer:
-        said.insert(0, lib.documents(IntTable.taking(inside.ends - inside.first)))
-    if reason is not None:
-        try:
-            return on_grid(parts, failed, size, said)
-        except NoFormError:
-            said += [_by_values(part, size, within, reason) for part in failed]
-    return spell.meet(said)
+        said.insert(0, inside.pattern)
+    if reason is None:
+        return spell.meet(said)
+    every = parts if inside is None else given
+    attempts: tuple[Callable[[], Pattern], ...] = (
+        lambda: on_grid(parts, failed, size, said),
+        lambda: in_cells(forms.both(*every), size),
+        lambda: by_runs(every, size),
+        lambda: spell.meet([*said, *(_by_values(part, size, within, reason) for part in failed)]),
+    )
+    for attempt in attempts if within is None or inside else (attempts[0], attempts[-1]):
+        with suppress(NoFormError):
+            return attempt()
+    raise reason
 
 
 def _flat(part: Formula, size: Size, within: Within) -> Pattern:
@@ -107,12 +102,13 @@ def _side(part: Side, within: Within) -> Pattern:
     """A set of queries or of keys. One that is an interval in each document is two bounds: on the keys, or on those
     that a query of it sees.
     """
-    ends = None if within is None or not part.test.bounded else _intervals(part.test, within)
+    spans = None if within is None else within.queries if part.axis == "q" else within.keys
+    ends = None if spans is None or not part.test.bounded else _intervals(part.test, spans)
     if within is None or ends is None or spell.is_plain(part.test):
         return spell.of_queries(part.test) if part.axis == "q" else spell.of_keys(part.test)
     if part.axis == "q":
         return spell.meet([_seen(side, at, within) for side, at in zip(SIDES, ends[::-1], strict=True)])
-    breaks = IntTable(within.first[1:])
+    breaks = IntTable(within.queries.first[1:])
     tables = [Steps(breaks, IntTable(at)) for at in ends]
     return spell.meet([names.of_bound(side, at, spell.FAR, None) for side, at in zip(SIDES, tables, strict=True)])
 
@@ -121,16 +117,17 @@ def _seen(side: str, at: np.ndarray, within: Documents) -> Pattern:
     """Nothing of their document before ("before") or from ("from") the queries `at`, one of each document; from there
     or up to there all of it.
     """
-    if side == "from" and (at == within.ends).all():
+    queries, keys = within.queries, within.keys
+    if side == "from" and (at == queries.ends).all():
         return lib.full()
-    begin, value = (np.stack(x, 1).reshape(-1) for x in ((within.first, at), (within.first, within.ends)))
-    some = np.append(begin[1:], within.stop) > begin
-    found = Runs.steps(begin[some], value[some], within.stop).joined()
-    return bounds.listed(side, Line(tuple(runs.pieces_of(found))), within.stop, within)
+    begin, value = (np.stack(x, 1).reshape(-1) for x in ((queries.first, at), (keys.first, keys.ends)))
+    some = np.append(begin[1:], queries.stop) > begin
+    found = Runs.steps(begin[some], value[some], queries.stop).joined()
+    return bounds.listed(side, Line(tuple(runs.pieces_of(found))), keys.stop, within)
 
 
-def _intervals(test: Line, within: Documents) -> tuple[np.ndarray, np.ndarray] | None:
-    """For each document first and last + 1 live key; None if some document has a gap between them."""
+def _intervals(test: Line, within: Spans) -> tuple[np.ndarray, np.ndarray] | None:
+    """For each span its first and last + 1 live token; None if some span has a gap between them."""
     cells = within.cut(test.steps)
     live, first = cells.value != 0, np.searchsorted(cells.begin, within.first)
     begin = np.minimum.reduceat(np.where(live, cells.begin, cells.stop), first)
@@ -148,9 +145,9 @@ def pair(part: Pair, size: Size, within: Within) -> Pattern:
     diagonal = _diagonal(part, within)
     if diagonal is not None:
         return spell.of_diagonals(diagonal)
-    labels = _labels(part, size)
+    labels = documents.labels(part, size) if within is None or within.square else None
     if labels is not None:
-        return _named_documents(labels, within)
+        return documents.named(labels, within)
     found = spell.combs(part.test)
     if len(found) > MAX_INTERVALS or not all(comb.solid for comb in found):
         raise NoFormError("a congruence of functions of q and k that are not q and k themselves")
@@ -201,11 +198,11 @@ def _diagonal(part: Pair, within: Within) -> Line | None:
 
 def _constant_inside(f: Line, scale: int, within: Documents) -> bool:
     """Whether f(x) + scale * x is constant in each document; added up only where slopes alone do not tell."""
-    if runs.straight_between(f.pieces, -scale, within.first):
+    if runs.straight_between(f.pieces, -scale, within.queries.first):
         return True
-    if runs.changes_often(f.pieces, scale, within.first.size):
+    if runs.changes_often(f.pieces, scale, within.queries.first.size):
         return False
-    return runs.constant_between((f + Line.index(f.lo, f.hi, scale)).pieces, within.first)
+    return runs.constant_between((f + Line.index(f.lo, f.hi, scale)).pieces, within.queries.first)
 
 
 @remembered
@@ -222,74 +219,6 @@ def _prolonged(test: Line) -> Line:
     if test.hi < INF:
         pieces.append(Piece(test.hi, INF, pieces[-1].span(test.hi - 1, test.hi)))
     return Line(tuple(tidied(pieces)))
-
-
-# ---- documents ------------------------------------------------------------------------------------------------------
-def _labels(part: Pair, size: Size) -> Line | None:
-    """A label for each token, if the pair means that two labels are equal."""
-    f, g = part.f, part.g
-    if not (size.square and f.bounded and g.bounded and (f.lo, f.hi) == (g.lo, g.hi)):
-        return None
-    gap = f.gap(-g)
-    wanted = gap is not None and _only(part.test)
-    if not wanted or not int(part.test.at(np.array([gap]))[0]):
-        return None
-    first, last = f.at(np.array([f.lo, f.hi - 1]))
-    return f if first <= last else g  # equal to it but for the sign, and sooner in order
-
-
-def _only(test: Line) -> bool:
-    """Whether a set is one number."""
-    found = spell.combs(test)
-    return len(found) == 1 and found[0].first == found[0].last
-
-
-def _named_documents(labels: Line, within: Within) -> Pattern:
-    """Tokens of one label; of one label and one document, where only pairs of one document matter."""
-    found = labels.steps
-    if within is not None:
-        found = within.cut(found)
-        rank = _ranked(found)
-        label = rank + (int(rank.max(initial=0)) + 1) * within.of(found.begin)
-        found = Runs.steps(found.begin, label, found.stop).joined()
-    if runs.distinct(found.value):
-        return lib.documents(IntTable.taking(found.lengths))
-    where = np.unique(found.value, return_inverse=True)[1]
-    return lib.documents(ids=np.repeat(where.reshape(-1), found.lengths))
-
-
-def _ranked(found: Runs) -> np.ndarray:
-    """Numbers that are equal where the values of some runs are, not larger than what a product may hold."""
-    low, high = found.extent
-    if high - low < spell.FAR:
-        return found.value - low
-    return np.unique(found.value, return_inverse=True)[1].reshape(-1)
-
-
-def _documents(parts: tuple[Formula, ...], size: Size) -> tuple[tuple[Formula, ...], Documents | None]:
-    """(the other parts, documents that all of them are confined to).
-
-    Labels that queries of a set carry in one run each are documents for these queries, whatever the other labels do.
-    """
-    for part in parts:
-        labels = _labels(part, size) if isinstance(part, Pair) else None
-        if labels is None:
-            continue
-        found = labels.steps
-        tests = [p.test for p in parts if isinstance(p, Side) and p.axis == "q" and p.test.bounded]
-        if _once(found, tests):
-            return tuple(p for p in parts if p is not part), Documents(found.begin, found.stop)
-    return parts, None
-
-
-def _once(labels: Runs, tests: list[Line]) -> bool:
-    """Whether the labels of the queries that are in every one of some sets come in one run each."""
-    if not tests:
-        return runs.distinct(labels.value)
-    live = reduce(and_, tests).steps
-    begin = runs.merged(labels.begin, live.begin)
-    used = runs.merged(labels.cut(begin).value[live.cut(begin).value != 0])
-    return used.size == 0 or bool(used.size == runs.among(labels.value, used).sum())
 
 
 # ---- few values -----------------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from weft.acsr import stairs
 from weft.pattern.algebra import Pattern
-from weft.recognition import bounds, grids, names, spell, stairs
+from weft.pattern.pieces import SIDES
+from weft.recognition import bounds, grids, names, spell
 from weft.recognition.bitrows import WORD, BitRows, strips, width
 from weft.recognition.lines import Line
 from weft.recognition.parts import Known
-from weft.recognition.pieces import SIDES
 from weft.recognition.raster import of_relation, raster
 from weft.recognition.search import Found, in_blocks, search
 

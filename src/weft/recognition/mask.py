@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from weft.acsr.blocks import Blocks
+from weft.acsr.build import room
+from weft.acsr.cover import covered
+from weft.acsr.format import Term
 from weft.errors import InputError
-from weft.pattern import composites
+from weft.pattern import composites, pieces
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
-from weft.recognition import mapped, pieces
+from weft.recognition import mapped
 from weft.recognition.bitrows import BitRows
-from weft.recognition.parts import Known
+from weft.recognition.names import cost
+from weft.recognition.parts import LARGE, Known
 from weft.recognition.raster import raster
 from weft.recognition.result import Recognized
-from weft.recognition.search import Found, as_bits, listed, search
+from weft.recognition.search import Found, as_bits, in_blocks, listed, search
+from weft.recognition.terms import spelled
+from weft.recognition.words import reworded
 
+COVERED = 1 << 20  # pairs up to which fewer terms than a search found are looked for
+LONGER = 4  # times as many bytes as fewer terms may have
 RANKS = {2: "(M, N)", 3: "(H, M, N)", 4: "(B, H, M, N)"}
 
 
@@ -57,7 +66,7 @@ def described(slices: Iterable[BitRows], shape: tuple[int, ...], *, generalize: 
         rows = BitRows(np.zeros((size[0], 0), np.uint64), size[1])
         return _result([Found(lib.nothing(), rows)], lib.nothing(), size, generalize)
     distinct, which = _distinct(slices, shape[:2])
-    found = [_proven(rows) for rows in distinct]
+    found = [proven(rows) for rows in distinct]
     return _result(found, spread([f.pattern for f in found], which), size, generalize)
 
 
@@ -116,13 +125,38 @@ def _distinct(slices: Iterable[BitRows], shape: tuple[int, ...]) -> tuple[list[B
     return kept, which
 
 
-def _proven(rows: BitRows) -> Found:
+def proven(rows: BitRows) -> Found:
     """A description that equals `rows` on every pair, whatever the search came back with."""
-    known = Known(rows, rows.inverted())
-    found = search(known)
+    blocks = in_blocks(rows) if rows.m * rows.n >= LARGE else None  # looked at before matrices of all pairs are made
+    found = search(Known(rows, rows.inverted())) if blocks is None else Found(blocks, rows)
     if rows.m != rows.n:
         found = Found(found.pattern.filled("top-left"), found.rows, found.loose)
-    return found if raster(found.pattern, rows.m, rows.n).same(rows) else listed(known)
+    if not raster(found.pattern, rows.m, rows.n).same(rows):
+        found = listed(Known(rows, rows.inverted()))
+    return finished(found, rows)
+
+
+def finished(found: Found, rows: BitRows) -> Found:
+    """The description, or the terms that it becomes where these are shorter to write; or a cover of all pairs, where
+    that alone is closed or has fewer terms.
+    """
+    m, n = rows.m, rows.n
+    acsr = found.pattern.acsr(m, n)
+    terms: Sequence[Term] | None = acsr.terms
+    better = found.loose is not None
+    if len(acsr.remainder) or (len(acsr.terms) > 1 and m * n <= COVERED):
+        most = room(len(acsr.remainder)) if len(acsr.remainder) else len(acsr.terms) - 1
+        other = covered(Blocks.of_words(rows.words.view(np.int64), m, n), most)
+        if len(acsr.remainder) or (other is not None and _nbytes(other) <= LONGER * acsr.nbytes):
+            terms, better = other, True
+    said = None if terms is None else spelled(terms, m, n)
+    if said is None or not (better or cost(said) < found.cost):
+        return found
+    return Found(said, rows) if raster(said, m, n).same(rows) else found
+
+
+def _nbytes(terms: Sequence[Term]) -> int:
+    return sum(term.nbytes for term in terms)
 
 
 def spread(patterns: list[Pattern], which: np.ndarray) -> Pattern:
@@ -136,18 +170,17 @@ def spread(patterns: list[Pattern], which: np.ndarray) -> Pattern:
 
 
 def _result(found: list[Found], pattern: Pattern, size: tuple[int, int], generalize: bool) -> Recognized:
-    remainder = sum(f.loose.count for f in found if f.loose is not None)
     why = [_said(f, f"mask {i}: " if len(found) > 1 else "") for i, f in enumerate(found)]
-    return _bound(pattern, size, why, generalize, remainder)
+    return _bound(pattern, size, why, generalize)
 
 
-def _bound(pattern: Pattern, size: tuple[int, int], why: list[str], generalize: bool, remainder: int = 0) -> Recognized:
+def _bound(pattern: Pattern, size: tuple[int, int], why: list[str], generalize: bool) -> Recognized:
     """The pattern for the size that was seen, or on the caller's word for all."""
     if generalize:
         why.append(f"used at other lengths on your word: only {size[0]} x {size[1]} was seen")
     else:
-        pattern = pieces.sized(pattern, *size)
-    return Recognized(pattern, True, f"evaluated at ({size[0]}, {size[1]})", "\n         ".join(why), *size, remainder)
+        pattern = pieces.sized(reworded(pattern, size[1]), *size)
+    return Recognized(pattern, True, f"evaluated at ({size[0]}, {size[1]})", "\n         ".join(why), *size)
 
 
 def _said(found: Found, name: str) -> str:

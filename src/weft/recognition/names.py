@@ -12,10 +12,10 @@ import numpy as np
 
 from weft.pattern import algebra as ops
 from weft.pattern import library as lib
+from weft.pattern import pieces
 from weft.pattern.algebra import Align, Pattern
 from weft.pattern.bounds import INF, Bound, IntTable, Stair
 from weft.pattern.relation import NDBool
-from weft.recognition import pieces
 from weft.recognition.sets import Comb
 
 MAX_TOKENS = 64  # a list of lone tokens is written out up to this length
@@ -24,6 +24,8 @@ MAX_TOKENS = 64  # a list of lone tokens is written out up to this length
 def cost(pattern: Pattern) -> int:
     """Numbers one has to write for a pattern, and one for each call."""
     if isinstance(pattern, ops.Call):
+        if pattern.name == "bits":  # words of two 32-bit numbers
+            return 1 + 2 * len(dict(pattern.args)["words"])
         return 1 + sum(_numbers(value) for _, value in pattern.args)
     if isinstance(pattern, ops.Operator):
         return sum(cost(part) for part in pattern.parts)
@@ -31,8 +33,6 @@ def cost(pattern: Pattern) -> int:
 
 
 def _numbers(value: Any) -> int:
-    if isinstance(value, pieces.BitTable):
-        return 2 * len(value)  # words of two 32-bit numbers
     if isinstance(value, IntTable):
         return len(value)
     if isinstance(value, Pattern):
@@ -145,7 +145,7 @@ def _diagonals(comb: Comb, m: int, n: int) -> Pattern:
 
 def of_bound(side: str, bound: Bound, n: int, align: Align) -> Pattern:
     if not isinstance(bound, Stair):
-        return pieces.steps(side, bound.breaks, bound.values, align=align)
+        return pieces.steps(side, bound.breaks, IntTable(np.clip(bound.values.array, 0, n)), align=align)
     clip = None if (bound.out_lo, bound.out_hi) == (-INF, INF) else (max(bound.out_lo, 0), min(bound.out_hi, n))
     return pieces.staircase(side, (bound.rise, bound.run), (bound.shift, bound.base), clip, align=align)
 

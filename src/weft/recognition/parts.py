@@ -15,10 +15,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from weft.acsr import stairs
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Bound, Ints
-from weft.recognition import names, sets, stairs
+from weft.recognition import names, sets
 from weft.recognition.bitrows import BitRows
 from weft.recognition.raster import raster
 from weft.recognition.remember import remembered, remembered_by_content
@@ -26,6 +27,7 @@ from weft.recognition.remember import remembered, remembered_by_content
 KINDS = ("diagonals", "keys", "queries", "from", "before")
 PLAIN = 4  # a description of at most so many numbers is taken at once
 SHORT = 12  # and one of so many, if any other would need more parts
+LARGE = 1 << 25  # pairs from which on a short description is taken at once
 MAX_CHOICES = 16  # descriptions that are worked out to the end
 
 
@@ -197,6 +199,8 @@ def _chosen(parts: dict[str, BitRows], left: Left) -> Chosen | None:
         return None
     best: Chosen | None = None
     fewest, tried = len(parts), 0
+    rows = next(iter(parts.values()))
+    enough = SHORT if rows.m * rows.n >= LARGE else PLAIN
     for kinds in _combinations(parts):
         if tried >= MAX_CHOICES or (best and len(kinds) > max(2, fewest) and _cost(best[0]) <= SHORT):
             break
@@ -206,7 +210,7 @@ def _chosen(parts: dict[str, BitRows], left: Left) -> Chosen | None:
         for order in (kinds, kinds[::-1])[: len(kinds)]:
             new, tried = _simplified(kinds, order, parts, left), tried + 1
             best = new if best is None or _cost(new[0]) < _cost(best[0]) else best
-        if best and _cost(best[0]) <= PLAIN:
+        if best and _cost(best[0]) <= enough:
             break
     return best
 

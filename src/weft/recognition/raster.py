@@ -14,9 +14,9 @@ import numpy as np
 from weft.pattern import algebra as ops
 from weft.pattern import leaves
 from weft.pattern.algebra import Pattern, Where
+from weft.pattern.pieces import Bits, Coarse, Folded, OnlyAt
 from weft.pattern.relation import Relation
 from weft.recognition.bitrows import BitRows, Words, packed, strips, width
-from weft.recognition.pieces import Bits, Coarse, OnlyAt
 
 
 @singledispatch
@@ -163,3 +163,10 @@ def _(pattern: leaves.Segments, m: int, n: int) -> BitRows:
             dense = [raster(cell, b - a, size).dense() for cell, size in sizes if size]
             words[a:b] = BitRows.pack(np.concatenate([*dense, np.zeros((b - a, 0), np.bool_)], axis=1)).words
     return BitRows(words, n)
+
+
+@raster.register
+def _(pattern: Folded, m: int, n: int) -> BitRows:
+    rows, width = pattern.rows(m, n), pattern.width
+    whole = kronecker([raster(pattern.outer, *rows), raster(pattern.inner, width, width)])
+    return whole if (whole.m, whole.n) == (m, n) else BitRows.pack(whole.dense(slice(0, m))[:, :n])

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from weft.pattern import algebra as ops
-from weft.pattern import composites
+from weft.pattern import composites, pieces
 from weft.pattern import library as lib
 from weft.pattern.algebra import Align, Pattern
-from weft.pattern.bounds import Ints
-from weft.recognition import grids, parts, pieces
+from weft.pattern.bounds import Ints, IntTable
+from weft.recognition import grids, parts
 from weft.recognition.bitrows import BitRows
+from weft.recognition.breadth import breadth
 from weft.recognition.names import cost, intersection, union
 from weft.recognition.parts import Known
 from weft.recognition.raster import enlarged, kronecker, raster
@@ -28,6 +29,8 @@ GOOD = 24  # and of so many, before the sequence is cut
 MAX_DEPTH = 5
 MAX_CUTS = 1
 MAX_AXES = 3
+FEW = 3
+SHARE = 16  # queries that a number of it must be worth
 SMALL = 1 << 18  # pairs up to which cuts, and blocks of every size, are tried
 CUTS = 3
 PAIRS_A_BLOCK_ROW = 8
@@ -97,7 +100,7 @@ def search(known: Known, level: Level | None = None) -> Found:
     best = _found(parts.intersected(known, hull))
     around = BitRows.meet(list(hull.values())) if hull else None
     del hull  # a matrix for each kind; the search inside needs the room
-    if best and best.cost <= parts.PLAIN:
+    if best and (best.cost <= parts.PLAIN or _plain_enough(best, m * n, 1)):
         return best
     blocky = _coarse(known, level)
     if blocky:  # blocks were searched as pairs are: there is no more to find
@@ -106,7 +109,7 @@ def search(known: Known, level: Level | None = None) -> Found:
     best = _cheaper(best, _found(parts.united(known, core)))
     within = BitRows.join(list(core.values())) if core else None
     del core
-    if best and best.cost <= PLAIN:
+    if best and (best.cost <= PLAIN or _plain_enough(best, m * n, FEW)):
         return best
     for attempt in (_neighborhood, _product):
         best = _cheaper(best, attempt(known, level))
@@ -119,6 +122,11 @@ def search(known: Known, level: Level | None = None) -> Found:
     if best.loose is not None or best.cost > GOOD:
         best = _least([best, *_cut(known, level, best)])
     return best
+
+
+def _plain_enough(found: Found, pairs: int, terms: int) -> bool:
+    """Whether a large mask is searched no further: a form of so few terms, short for its size."""
+    return pairs >= parts.LARGE and breadth(found.pattern) <= terms and found.cost * SHARE <= found.rows.m
 
 
 def _found(pair: tuple[Pattern, BitRows] | None) -> Found | None:
@@ -316,7 +324,7 @@ def listed(known: Known, level: Level | None = None) -> Found:
 
 def as_bits(rows: BitRows) -> Found:
     """Every live pair as a bit."""
-    return Found(pieces.bits(pieces.BitTable(rows.words.view(np.int64)), rows.m, rows.n), rows, rows)
+    return Found(pieces.bits(IntTable(rows.words.view(np.int64)), rows.m, rows.n), rows, rows)
 
 
 def _pairs(rows: BitRows, block: int) -> Pattern:

@@ -16,18 +16,40 @@ from weft.recognition.remember import remembered
 from weft.recognition.sets import Comb
 
 FAR = 1 << 31  # no sequence is longer
+MAX_RUNS = 4  # arithmetic runs up to which a table's set is spelled by them; more become a list
+MAX_LISTED = 1 << 24  # indices of a table that is looked through
 MAX_COMBS = 2048  # arithmetic runs that a set may consist of
 FULL = lib.full()
 
 
 def of_queries(test: Line) -> Pattern:
     """The queries of a set see every key."""
-    return names.of_queries(combs(test), 0, None)
+    listed = _listed(test)
+    return names.of_queries(combs(test), 0, None) if listed is None else lib.global_tokens(listed, columns=False)
 
 
 def of_keys(test: Line) -> Pattern:
     """Every query sees the keys of a set."""
+    listed = _listed(test)
+    if listed is not None:
+        return lib.global_tokens(listed, rows=False)
     return names.of_keys([_everywhere(comb) for comb in combs(test)], 0)
+
+
+@remembered
+def _listed(test: Line) -> Ints | None:
+    """The indices of a set that is given by a table and falls into many runs; None of any other set."""
+    if not test.bounded or test.hi - test.lo > MAX_LISTED:
+        return None
+    if not test.kept_as_runs and all(piece.values.size == 1 for piece in test.pieces):
+        return None
+    if test.kept_as_runs and np.count_nonzero(test.steps.value) <= MAX_RUNS:
+        return None
+    bits = test.all() != 0
+    edges = np.count_nonzero(bits[1:] != bits[:-1])
+    if edges <= 2 * MAX_RUNS or (edges <= 2 * MAX_COMBS and len(combs(test)) <= MAX_RUNS):
+        return None
+    return np.flatnonzero(bits) + test.lo
 
 
 def of_either(queries: Line, keys: Line) -> Pattern:

@@ -7,7 +7,7 @@ such a read to the index by itself; numpy does not, so captured numpy arrays are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,12 +33,23 @@ BEYOND = "a table of numbers beyond any index"
 SOME = 64  # entries that two reads are compared by before they are on all
 
 
+@runtime_checkable
+class Reader(Protocol):
+    """An index that reads a table by itself."""
+
+    def read_from(self, table: Any, index: Any) -> Any: ...
+
+
 class Watched(np.ndarray):
     """A numpy array that lets a traced index read it."""
 
     def __getitem__(self, index: Any) -> Any:
-        traced = [i for i in (index if isinstance(index, tuple) else (index,)) if isinstance(i, Traced)]
-        return read(traced[0].trace, self.view(np.ndarray), index) if traced else super().__getitem__(index)
+        at = index if isinstance(index, tuple) else (index,)
+        traced = [i for i in at if isinstance(i, Traced)]
+        if traced:
+            return read(traced[0].trace, self.view(np.ndarray), index)
+        other = next((i for i in at if isinstance(i, Reader)), None)
+        return super().__getitem__(index) if other is None else other.read_from(self.view(np.ndarray), index)
 
     def take(self, indices: Any, *args: Any, **options: Any) -> Any:
         if isinstance(indices, Traced):
