@@ -25,7 +25,7 @@ from weft.pattern.algebra import Pattern
 TOKENS = 256
 LENGTHS = (TOKENS, 1 << 14, 1 << 20)
 COLUMNS = 4  # of the index
-CALL = re.compile(r"(?=\b[a-z_]+[(])")  # where the name of a called function begins
+CALL = re.compile(r"(?=\b(?!range[(])[a-z_]+[(])")  # where the name of a called function begins
 
 
 def finished(page: str, name: str, folder: Path) -> str:

@@ -21,6 +21,16 @@ from weft.pattern.composites import (
     random_blocks,
     segments,
 )
+from weft.pattern.families import (
+    block_diffusion,
+    radial,
+    rotating_anchors,
+    shared_prefix,
+    sliding_tile,
+    streaming_chunks,
+    svg_spatial,
+    svg_temporal,
+)
 from weft.pattern.library import (
     blocks,
     causal,
@@ -39,6 +49,7 @@ from weft.pattern.library import (
 )
 from weft.pattern.padded import padding
 from weft.pattern.pieces import bits, coarse, diagonals, folded, keys, queries, sized, staircase, steps
+from weft.pattern.tables import block_table, tree
 
 if TYPE_CHECKING:
     from weft.recognition import recognize
@@ -81,6 +92,16 @@ __all__ = [
     "per_head",
     "per_batch",
     "product",
+    "block_table",
+    "tree",
+    "block_diffusion",
+    "shared_prefix",
+    "streaming_chunks",
+    "sliding_tile",
+    "svg_spatial",
+    "svg_temporal",
+    "radial",
+    "rotating_anchors",
     "keys",
     "queries",
     "diagonals",

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 import weft
 from weft.acsr.blocks import Blocks
-from weft.acsr.build import room
-from weft.acsr.cover import covered
+from weft.acsr.cover import covered, room
 from weft.acsr.format import BLOCK
 from weft.testing.strategies import patterns
 

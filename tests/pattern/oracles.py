@@ -258,3 +258,109 @@ def neighborhood(shape, size, stride=1, dilation=1, causal=False):
     for axis in options:
         out = np.kron(out, natten_axis(*axis))
     return out
+
+
+# --- masks of models, and tables of blocks --------------------------------------------------------------------------
+
+
+def block_diffusion(q, k, tokens, block):
+    """Pair by pair: each half counts its own blocks."""
+    out = np.zeros(np.broadcast_shapes(q.shape, k.shape), dtype=bool)
+    for (i, j), _ in np.ndenumerate(out):
+        query, key = int(q[i, 0]), int(k[0, j])
+        noisy_q, noisy_k = query < tokens, key < tokens
+        own, other = (query % tokens) // block, (key % tokens) // block
+        if noisy_q and noisy_k:
+            out[i, j] = own == other
+        elif noisy_q:
+            out[i, j] = own > other
+        elif not noisy_k:
+            out[i, j] = own >= other
+    return out
+
+
+def shared_prefix(lengths, prefixes=None):
+    """The dense matrix, document by document."""
+    prefixes = [0] * len(lengths) if prefixes is None else prefixes
+    starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    out = np.zeros((starts[-1], starts[-1]), dtype=bool)
+    for i, prefix in enumerate(prefixes):
+        for q in range(starts[i], starts[i + 1]):
+            out[q, starts[i] : q + 1] = True
+            if prefix != i:
+                out[q, starts[prefix] : starts[prefix + 1]] = True
+    return out
+
+
+def streaming_chunks(q, k, chunk, left=None):
+    behind = q // chunk - k // chunk
+    return (behind >= 0) & (behind <= left) if left is not None else behind >= 0
+
+
+def sliding_tile(shape, tile, window, text=0):
+    """The dense matrix: every token by the tile that it is in, its window clamped at the borders."""
+    counts = [length // side for length, side in zip(shape, tile, strict=True)]
+    tokens, video = int(np.prod(tile)), int(np.prod(shape))
+    out = np.ones((video + text, video + text), dtype=bool)
+    tiles = list(cartesian(*map(range, counts)))
+    for q, query in enumerate(tiles):
+        for k, key in enumerate(tiles):
+            live = True
+            for at, other, count, size in zip(query, key, counts, window, strict=True):
+                left, right = size // 2, size // 2 + (size % 2 - 1)
+                center = min(max(at, left), count - 1 - right)
+                live = live and center - left <= other <= center + right
+            out[q * tokens : (q + 1) * tokens, k * tokens : (k + 1) * tokens] = live
+    return out
+
+
+def svg_spatial(q, k, frame, width=2, prompt=0, sink=False):
+    near = abs(q - k) < width * frame
+    return near | ((q >= 0) & (q < prompt)) | (k < prompt + (frame if sink else 0))
+
+
+def svg_temporal(q, k, frame, frames, width=2, prompt=0):
+    reach = width * frame // frames
+    near = abs((q - prompt) % frame - (k - prompt) % frame) < reach
+    return np.where((q < prompt) | (k < prompt), True, near)
+
+
+def radial(frames, frame, sink=False):
+    """The dense matrix, frame by frame."""
+    out = np.zeros((frames * frame, frames * frame), dtype=bool)
+    for i in range(frames):
+        for j in range(frames):
+            decay = 1
+            while 2 * decay <= abs(i - j):
+                decay *= 2
+            for place in range(frame):
+                for other in range(frame):
+                    near = (abs(place - other) + 1) * decay <= frame
+                    same = place == other and abs(i - j) % -(-decay // frame) == 0 and decay > frame
+                    out[i * frame + place, j * frame + other] = near or same or (sink and j == 0)
+    return out
+
+
+def rotating_anchors(q, k, frame, window, every, turn=0):
+    return (abs(q // frame - k // frame) <= window) | (k // frame % every == turn % every)
+
+
+def block_table(rows, cols, allowed):
+    row, col = (np.repeat(np.arange(len(lengths)), lengths) for lengths in (rows, cols))
+    return np.array(allowed, dtype=bool).reshape(len(rows), len(cols))[row[:, None], col]
+
+
+def tree(parents, lengths=None, past=0):
+    """The dense matrix: from every token up to the root."""
+    lengths = [1] * len(parents) if lengths is None else lengths
+    starts = [past + sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    out = np.zeros((starts[-1] - past, starts[-1]), dtype=bool)
+    out[:, :past] = True
+    for node in range(len(parents)):
+        for q in range(starts[node], starts[node + 1]):
+            out[q - past, starts[node] : q + 1] = True
+            above = parents[node]
+            while above >= 0:
+                out[q - past, starts[above] : starts[above + 1]] = True
+                above = parents[above]
+    return out

@@ -129,6 +129,16 @@ ANY_LENGTH = {
     "dead lanes of keys": weft.periodic_keys(3, phase=0) | (weft.periodic_keys(3, phase=1) & weft.causal()),
     "shift": weft.window(9, 2).shift(q=5, k=-3),
     "complement": ~weft.dilated(3, 3, 4),
+    "streaming_chunks": weft.streaming_chunks(12, 2),
+    "svg_spatial": weft.svg_spatial(9, 2, prompt=5, sink=True),
+    "rotating_anchors": weft.rotating_anchors(8, 1, 3, turn=1),
+    "keys": weft.keys(7, 60, step=9, width=2),
+    "queries": weft.queries(10, 50),
+    "diagonals": weft.diagonals(-40, -3, step=6, width=2),
+    "staircase": weft.staircase("before", (8, 5), (2, 3), clip=(6, 60)),
+    "steps": weft.steps("from", [20, 33], [0, 9, 40]),
+    "coarse": weft.coarse(weft.causal(), 12),
+    "folded": weft.folded(weft.causal(), weft.window(1, 1), 1),
 }
 FITTED = {
     "documents": lambda n: weft.documents(thirds(n)),
@@ -139,6 +149,12 @@ FITTED = {
     ),
     "neighborhood 1": lambda n: weft.neighborhood(n, min(9, n)) if n else weft.nothing(),
     "neighborhood 1 dilated": lambda n: weft.neighborhood(n, 9, dilation=3, stride=2) if n >= 27 else weft.nothing(),
+    "block_diffusion": lambda n: weft.block_diffusion(n // 2, 7) if n % 2 == 0 else weft.full(),
+    "shared_prefix": lambda n: weft.shared_prefix(thirds(n)),
+    "block_table": lambda n: weft.block_table(thirds(n), [n], [[True], [False], [True]]),
+    "tree": lambda n: weft.tree([-1, 0, 0], thirds(n)),
+    "sized": lambda n: weft.sized(weft.causal(), n, n),
+    "bits": lambda n: weft.bits(np.arange(n * -(-n // 64)) % (1 << n % 31), n, n),
     "product": lambda n: weft.product([weft.causal(), weft.window(1, 1)], (n // 4, 4)) if n % 4 == 0 else weft.full(),
 }
 # (pattern, length): grids, with axes one less than, as long as and one more than a box of 4 or 8
@@ -153,6 +169,9 @@ GRIDS = {
     "neighborhood | global_tokens": (weft.neighborhood((7, 8), (3, 3)) | weft.global_tokens(3), 56),
     "neighborhood | scattered": (weft.neighborhood((7, 8), (3, 3)) | weft.global_tokens([0, 9, 30, 31, 55]), 56),
     "neighborhood, complement": (~weft.neighborhood((7, 8), (3, 3)), 56),
+    "sliding_tile": (weft.sliding_tile((8, 6), (2, 3), (3, 1), text=9), 57),
+    "svg_temporal": (weft.svg_temporal(9, 6, 2, prompt=4), 58),
+    "radial": (weft.radial(9, 8, sink=True), 72),
     "product 3": (weft.product([weft.causal(), weft.dilated(1, 1, 2), weft.full()], (5, 5, 3)), 75),
     "text and image": (weft.segments([9, 48], [[weft.causal(), None], [True, weft.neighborhood((6, 8), 3)]]), 57),
 }

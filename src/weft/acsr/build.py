@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
-from weft.acsr.cover import covered
+from weft.acsr.cover import FEW, covered, room
 from weft.acsr.format import BLOCK, MAX_TERMS, Acsr, Remainder, Term
 from weft.acsr.lower import lower_or_scan, shortened
 from weft.acsr.merge import merged
 from weft.caching import cached
 from weft.pattern.algebra import Pattern
-
-BLOCKS_A_TERM = 4  # of a remainder, which cost as much as a term
-FEW = 5  # terms that patterns of the library have, which are left as they are
 
 
 @cached(256)
@@ -32,7 +29,8 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
     if m == 0 or n == 0:
         return Acsr(m, n, (), Remainder.none(), label)
     union = lower_or_scan(one, m, n)
-    kept, spilled = _fewest(union.terms, m, n)
+    alone = union.apart and len(union.terms) <= MAX_TERMS
+    kept, spilled = (union.terms, []) if alone else _fewest(union.terms, m, n)
     if len(kept) > MAX_TERMS:
         kept.sort(key=lambda term: -term.nnz)
         union.notes.append(f"{len(kept) - MAX_TERMS} terms beyond {MAX_TERMS} went to the remainder")
@@ -47,11 +45,6 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
     if not len(blocks):
         return Acsr(m, n, tuple(_of_few_blocks(kept, m, n)), Remainder.none(), label)
     return Acsr(m, n, tuple(kept), blocks.remainder(), label, tuple(dict.fromkeys(union.notes)))
-
-
-def room(blocks: int, kept: int = 0) -> int:
-    """How many terms may take the place of so many blocks of a remainder, beside terms that are kept."""
-    return min(MAX_TERMS - kept, max(FEW, blocks // BLOCKS_A_TERM))
 
 
 def _of_few_blocks(terms: list[Term], m: int, n: int) -> list[Term]:

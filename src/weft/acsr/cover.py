@@ -7,8 +7,9 @@ query to the next, so that a chain is two bounds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,13 +17,16 @@ import numpy as np
 from weft.acsr import stairs
 from weft.acsr.bits import bit_count
 from weft.acsr.blocks import Blocks
-from weft.acsr.format import BLOCK, Term
+from weft.acsr.format import BLOCK, MAX_TERMS, Term
 from weft.acsr.merge import MAX_BOXES, Box, fewest, restricted, spelled
 from weft.pattern.bounds import Bound, Ints, Stair, Steps
 from weft.pattern.listed import EVERY
-from weft.pattern.relation import Relation
+from weft.pattern.relation import NDBool, Relation
 
+BLOCKS_A_TERM = 4  # of a remainder, which cost as much as a term
+FEW = 5  # terms that patterns of the library have, which are left as they are
 MAX_GROUPS = 1 << 15  # groups of queries that are alike
+TRIED = 2  # ways of as many terms whose bytes are compared
 MAX_BITS = 1 << 14  # blocks with bits that are looked at
 Run = tuple[int, int]  # first key, key after the last
 
@@ -43,14 +47,19 @@ class Alike:
         return int(self.first[group + 1]) if group + 1 < self.first.size else self.m
 
 
+def room(blocks: int, kept: int = 0) -> int:
+    """How many terms may take the place of so many blocks of a remainder, beside terms that are kept."""
+    return min(MAX_TERMS - kept, max(FEW, blocks // BLOCKS_A_TERM))
+
+
 def covered(blocks: Blocks, room: int) -> list[Term] | None:
     """Disjoint terms whose pairs are those of the blocks, at most `room` of them; None if that is not known to do."""
-    found = _best(_one_way(blocks, room))
-    if found is None or len(found) > 1:
+    ways = _ways(alike_queries(blocks, room), room)
+    least = min((way.count for way in ways), default=room + 1)
+    if least > 1:
         turned = Blocks.of_remainder(blocks.remainder().transpose(), blocks.n, blocks.m)
-        other = _best(_one_way(turned, room if found is None else len(found) - 1))
-        found = found if other is None else [term.transpose() for term in other]
-    return found
+        ways += _ways(alike_queries(turned, room), min(room, least), turned=True)
+    return _best(ways)
 
 
 def of_intervals(low: Ints, high: Ints, n: int, room: int) -> list[Term] | None:
@@ -63,21 +72,55 @@ def of_intervals(low: Ints, high: Ints, n: int, room: int) -> list[Term] | None:
         return None
     ends = zip(low[first].tolist(), high[first].tolist(), strict=True)
     runs: list[tuple[Run, ...]] = [((a, b),) if a >= 0 else () for a, b in ends]
-    alike = Alike(low.size, n, first, runs)
-    found = [terms for terms in (_rectangles(alike, room), _chained(alike, room)) if terms is not None]
-    return _best(found)
+    return _best(_ways(Alike(low.size, n, first, runs), room))
 
 
-def _one_way(blocks: Blocks, room: int) -> list[list[Term]]:
-    alike = alike_queries(blocks, room)
-    if alike is None:
+def of_table(rows: Ints, cols: Ints, table: NDBool, room: int) -> list[Term] | None:
+    """Disjoint terms of the pairs of blocks that a table says: rows, cols are the token after the last of each block.
+    None if they are more than `room`.
+    """
+    if not table.any():
         return []
-    found = [_rectangles(alike, room), _chained(alike, room)]
-    return [terms for terms in found if terms is not None and len(terms) <= room]
+    ways: list[Way] = []
+    for ends, others, live, turned in ((rows, cols, table, False), (cols, rows, table.T, True)):
+        edges = np.diff(live.astype(np.int8), axis=1, prepend=0, append=0)
+        starts = np.append(0, others)
+        ends_of = [[starts[np.flatnonzero(row == step)].tolist() for step in (1, -1)] for row in edges]
+        runs = [tuple(zip(begin, end, strict=True)) for begin, end in ends_of]
+        alike = Alike(int(ends[-1]), int(others[-1]), np.append(0, ends[:-1]), runs)
+        ways += _ways(alike, min((way.count for way in ways), default=room), turned=turned)
+    return _best(ways)
 
 
-def _best(found: Sequence[list[Term]]) -> list[Term] | None:
-    return min(found, key=lambda terms: (len(terms), sum(term.nbytes for term in terms)), default=None)
+@dataclass(frozen=True, eq=False)
+class Way:
+    """So many terms, which are made when they are wanted; turned: of keys and queries exchanged."""
+
+    count: int
+    made: Callable[[], list[Term]]
+    turned: bool
+
+    def terms(self) -> list[Term]:
+        return [term.transpose() for term in self.made()] if self.turned else self.made()
+
+
+def _ways(alike: Alike | None, room: int, *, turned: bool = False) -> list[Way]:
+    """Rectangles, and chains from the first query on and from the last one back, where they are at most `room`."""
+    if alike is None or not any(alike.runs):
+        return [] if alike is None else [Way(0, list, turned)]
+    found = []
+    boxes = _rectangles(alike)
+    if boxes is not None and len(boxes) <= room:
+        found.append(Way(len(boxes), lambda: [restricted(Relation(), box.rows, box.keys) for box in boxes], turned))
+    both = [_chains(alike, room, by) for by in (1, -1)]
+    return found + [Way(len(chains), partial(_terms, chains, alike), turned) for chains in both if chains]
+
+
+def _best(ways: Sequence[Way]) -> list[Term] | None:
+    """The fewest terms, of two such ways those with fewer bytes."""
+    least = min((way.count for way in ways), default=0)
+    found = [way.terms() for way in [way for way in ways if way.count == least][:TRIED]]
+    return min(found, key=lambda terms: sum(term.nbytes for term in terms), default=None)
 
 
 # ---- queries that are alike ------------------------------------------------------------------------------------------
@@ -151,7 +194,7 @@ def _runs_of(blocks: Blocks) -> tuple[Ints, Ints, Ints]:
 
 
 # ---- rectangles ------------------------------------------------------------------------------------------------------
-def _rectangles(alike: Alike, room: int) -> list[Term] | None:
+def _rectangles(alike: Alike) -> list[Box] | None:
     """One rectangle for each class of queries that see the same keys, or of keys that the same queries see."""
     classes: dict[tuple[Run, ...], list[int]] = {}
     for group, runs in enumerate(alike.runs):
@@ -167,8 +210,7 @@ def _rectangles(alike: Alike, room: int) -> list[Term] | None:
         for first, after in runs:
             box.keys[first:after] = True
         boxes.append(box)
-    boxes = fewest(boxes)
-    return [restricted(Relation(), box.rows, box.keys) for box in boxes] if len(boxes) <= room else None
+    return fewest(boxes)
 
 
 # ---- chains ----------------------------------------------------------------------------------------------------------
@@ -179,13 +221,6 @@ class Link:
     group: int
     first: int
     after: int
-
-
-def _chained(alike: Alike, room: int) -> list[Term] | None:
-    """Chains of runs as terms: those that are found from the first query on, or from the last one back."""
-    both = [_chains(alike, room, by) for by in (1, -1)]
-    found = [[_term(chain, alike) for chain in chains] for chains in both if chains]
-    return _best(found) if found or any(alike.runs) else []
 
 
 def _chains(alike: Alike, room: int, by: int) -> list[list[Link]]:
@@ -210,6 +245,10 @@ def _chains(alike: Alike, room: int, by: int) -> list[list[Link]]:
             else:
                 return []
     return [chain[::by] for chain in chains]
+
+
+def _terms(chains: list[list[Link]], alike: Alike) -> list[Term]:
+    return [_term(chain, alike) for chain in chains]
 
 
 def _term(chain: list[Link], alike: Alike) -> Term:

@@ -13,7 +13,8 @@ import numpy as np
 
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
-from weft.acsr.format import MAX_TERMS, Term
+from weft.acsr.cover import of_table, room
+from weft.acsr.format import BLOCK, MAX_TERMS, Term
 from weft.acsr.labels import axes_of_labels
 from weft.acsr.terms import NotAffineError
 from weft.pattern import algebra as ops
@@ -23,15 +24,17 @@ from weft.pattern.bounds import INF, Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.leaves import Affine, BlockList, Product
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import NDBool, Relation
+from weft.pattern.tables import BlockTable
 
 
 @dataclass
 class Union:
-    """Terms, which may overlap, and blocks of what is not affine."""
+    """Terms, which may overlap unless they are known to be `apart`, and blocks of what is not affine."""
 
     terms: list[Term] = field(default_factory=list)
     blocks: Blocks | None = None
     notes: list[str] = field(default_factory=list)
+    apart: bool = False
 
 
 def lower_or_scan(pattern: Pattern, m: int, n: int) -> Union:
@@ -173,7 +176,8 @@ def _meet(a: Union, a_patterns: tuple[Pattern, ...], b: Union, b_pattern: Patter
     if b.blocks is not None:
         kept = b.blocks.where(_predicate(ops.And(a_patterns), m, n))
         blocks = kept if blocks is None else blocks.join(kept)
-    return Union(terms, blocks, a.notes + b.notes)
+    alone = all(x.apart or len(x.terms) < 2 for x in (a, b))
+    return Union(terms, blocks, a.notes + b.notes, alone)
 
 
 @lower.register
@@ -187,6 +191,37 @@ def _(pattern: ops.Not, m: int, n: int) -> Union:
         if len(terms) > 4 * MAX_TERMS:
             raise NotAffineError("the complement has too many terms")
     return Union(terms, None, inner.notes)
+
+
+@lower.register
+def _(pattern: BlockTable, m: int, n: int) -> Union:
+    """Keys that every query sees, and of the rest terms, or blocks where these are fewer than terms are worth."""
+    rows, cols, table = pattern.rows.array, pattern.cols.array, pattern.table
+    common = table.all(axis=0)
+    rest = BlockTable(pattern.rows, pattern.cols, IntTable(np.flatnonzero(table & ~common)))
+    codes = _touched(rest, n)
+    terms = of_table(rows, cols, table, room(codes.size))
+    if terms is not None:
+        return Union(terms, apart=True)
+    some = of_table(rows, cols, np.broadcast_to(common, table.shape), 1)
+    assert some is not None  # all queries see the same keys: one rectangle
+    return Union(some, Blocks.evaluated(codes, _predicate(rest, m, n), m, n), apart=True)
+
+
+def _touched(pattern: BlockTable, n: int) -> Ints:
+    """Codes of the blocks of the remainder that hold some pair of a table."""
+    sides = []
+    for ends in (pattern.rows.array, pattern.cols.array):
+        starts = np.append(0, ends[:-1])
+        sides.append((starts // BLOCK, (ends - 1) // BLOCK + 1))
+    (top, bottom), (left, right) = sides
+    row, col = np.divmod(pattern.cells.array, len(pattern.cols))
+    width = max(1, -(-n // BLOCK))
+    found = [np.zeros(0, np.int64)]
+    for i, j in zip(row.tolist(), col.tolist(), strict=True):
+        some = np.arange(top[i], bottom[i])[:, None] * width + np.arange(left[j], right[j])
+        found.append(some.reshape(-1))
+    return np.unique(np.concatenate(found))
 
 
 # ---- parts one by one ------------------------------------------------------------------------------------------------

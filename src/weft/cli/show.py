@@ -22,6 +22,8 @@ from weft.errors import OptionError
 from weft.pattern import leaves
 from weft.pattern.algebra import Call, Operator, Pattern
 from weft.pattern.draw import Paint, commonest, framed, glyphs, half_blocks, plain, shaded, whole_blocks
+from weft.pattern.pieces import Bits
+from weft.pattern.tables import BlockTable
 from weft.settings import colourless
 
 SIDE = 64  # queries and keys of a pattern that has no size of its own
@@ -117,6 +119,10 @@ def own_size(pattern: Pattern) -> tuple[int, int] | None:
             return None if pattern.length is None else pattern.lengths
         case leaves.Labels():
             return len(pattern.ids), len(pattern.ids)
+        case BlockTable():
+            return pattern.size
+        case Bits():
+            return pattern.m, pattern.n
         case leaves.Product():
             return prod(pattern.shape), prod(pattern.key_shape)
         case leaves.Segments():

@@ -136,17 +136,20 @@ def neighborhood(shape: Any, size: Any, stride: Any = 1, dilation: Any = 1, caus
     names = (("shape", shape), ("size", size), ("stride", stride), ("dilation", dilation))
     columns = [axes("neighborhood", name, value, rank, 1) for name, value in names]
     parts = [
-        Affine(_neighbors(*row, axis=axis))
+        Affine(neighbors(_named(axis, *row), *row))
         for axis, row in enumerate(zip(*columns, flags("neighborhood", "causal", causal, rank), strict=True))
     ]
     return Product(tuple(parts), columns[0], columns[0])
 
 
-def _neighbors(length: int, size: int, stride: int, dilation: int, causal: bool, *, axis: int) -> Relation:
-    """One axis. NATTEN states the rule on x // dilation; on x itself the same staircase, times dilation, says it,
-    because the congruence of k and q picks the residue class.
+def _named(axis: int, length: int, size: int, stride: int, dilation: int, causal: bool) -> str:
+    return f"neighborhood(shape={length}, size={size}, stride={stride}, dilation={dilation}) on axis {axis}"
+
+
+def neighbors(asked: str, length: int, size: int, stride: int, dilation: int, causal: bool) -> Relation:
+    """One axis; asked: what was, in words. NATTEN states the rule on x // dilation; on x itself the same staircase,
+    times dilation, says it, because the congruence of k and q picks the residue class.
     """
-    asked = f"neighborhood(shape={length}, size={size}, stride={stride}, dilation={dilation}) on axis {axis}"
     if size * dilation > length:
         raise PatternError(
             asked, f"a window of {size} keys {dilation} apart is larger than the grid of {length}",

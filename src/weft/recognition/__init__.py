@@ -6,9 +6,9 @@ from weft.errors import InputError
 from weft.recognition.files import load_mask
 from weft.recognition.function import recognize_function
 from weft.recognition.mask import recognize_mask
-from weft.recognition.result import Recognized
+from weft.recognition.result import Form, Recognized
 
-__all__ = ["Recognized", "load_mask", "recognize", "recognize_function", "recognize_mask"]
+__all__ = ["Form", "Recognized", "load_mask", "recognize", "recognize_function", "recognize_mask"]
 
 
 def recognize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.pattern import library as lib
 from weft.pattern import pieces
 from weft.pattern.algebra import Pattern
+from weft.pattern.tables import block_table
 from weft.recognition.bitrows import BitRows
 from weft.recognition.forms import Cell
 from weft.recognition.lines import Line
@@ -14,6 +16,7 @@ from weft.recognition.periodic import BeyondTableError, NoFormError
 from weft.recognition.raster import raster
 from weft.recognition.search import MAX_CUTS, Budget, Found, Level, as_bits, lifted, search, unlikeness
 
+MAX_CELLS = 1 << 18  # blocks of a table that is read through runs of tokens
 LARGE = 1 << 16  # blocks from which on a table is guessed from its corner
 LONG = 5 << 15  # and up to which it is searched where the guess is wrong
 CORNER = 128  # blocks on a side of it
@@ -21,8 +24,13 @@ LIKE = 2.5  # blocks in which a row of a table that follows a rule differs from 
 
 
 def of_layout(cell: Cell) -> Pattern:
-    """table[q // rows, k // columns]: the pattern of the table, of blocks instead of pairs; else its bits."""
-    block = _block(cell.f), _block(cell.g)
+    """table[q // rows, k // columns]: the pattern of the table, of blocks instead of pairs; else its bits. A table that
+    is read through unequal blocks is a table of blocks.
+    """
+    try:
+        block = _block(cell.f), _block(cell.g)
+    except NoFormError:
+        return _of_nodes(cell)
     size = cell.f.hi, cell.g.hi
     blocks = -(-size[0] // block[0]), -(-size[1] // block[1])
     if blocks[0] > cell.table.shape[0] or blocks[1] > cell.table.shape[1]:
@@ -35,6 +43,26 @@ def of_layout(cell: Cell) -> Pattern:
     if found is None:
         return pieces.coarse(as_bits(rows).pattern, block if block[0] != block[1] else block[0])
     return lifted(found, block, size)
+
+
+def _of_nodes(cell: Cell) -> Pattern:
+    """table[node of q, node of k], the nodes in any order but each mostly in one piece."""
+    if not (cell.f.bounded and cell.g.bounded):
+        raise NoFormError("a table of pairs that is read at any length")
+    rows, cols = cell.f.steps, cell.g.steps
+    if rows.begin.size * cols.begin.size > MAX_CELLS:
+        raise NoFormError(f"a table of pairs read through {rows.begin.size} x {cols.begin.size} runs of tokens")
+    _within_table(cell.table, rows.extent, cols.extent)
+    table = cell.table[rows.value][:, cols.value]
+    if table.all() or not table.any():
+        return lib.full() if table.any() else lib.nothing()
+    return block_table(rows.lengths, cols.lengths, table)
+
+
+def _within_table(table: np.ndarray, *extents: tuple[int, int]) -> None:
+    for (low, high), length in zip(extents, table.shape, strict=True):
+        if low < -length or high >= length:
+            raise BeyondTableError(f"a table of {table.shape} entries is read at {low} to {high}")
 
 
 def _searched(rows: BitRows) -> Pattern | None:

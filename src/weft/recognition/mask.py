@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from weft.acsr.blocks import Blocks
-from weft.acsr.build import room
-from weft.acsr.cover import covered
+from weft.acsr.cover import covered, room
 from weft.acsr.format import Term
 from weft.errors import InputError
 from weft.pattern import composites, pieces

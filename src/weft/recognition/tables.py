@@ -225,7 +225,7 @@ def _looked_up(trace: Trace, values: Any, at: list[Term], dtype: str) -> Traced:
         found = forms.applied(_line(trace, values, at[0]), at[0])
     elif len({x.axis for x in at}) == 1 and len(at[0].axis) == 1:
         found = _many_axes(values, at)
-    elif dtype == "bool" and [x.axis for x in at] == ["q", "k"] and not any(_is_index(x) for x in at):
+    elif dtype == "bool" and [x.axis for x in at] == ["q", "k"] and not all(_is_index(x) for x in at):
         return Traced(trace, forms.Cell(values, at[0].f.scaled(1, at[0].g.value), at[1].only), "bool")
     else:
         raise UntraceableError("a read of a table of pairs, by q and k together")

@@ -374,7 +374,7 @@ def made(
         flags = gl.allocate_shared_memory(gl.int32, [WIDE, 64, 1], lies)
         rooms = (flags, flags, flags, flags)
     bars = barriers(2 * WIDE, 1), barriers(2 * WIDE, 1), barriers(STAGES, 1), barriers(STAGES, WIDE)
-    kept = (written[0], written[1], results) + written[2:]
+    kept = (written[0], written[1], results) + written[2:]  # noqa: RUF005 - Gluon unpacks no tuple in another
     told = (kept, rows, rings, flags, bars, tables, numbers_of, rooms)
     tiles = (matrix(rows.index(0)), matrix(rings[0].index(0)), matrix(rings[1].index(0)))
     return told, (boxes, rows, rings, bars, tables, rooms), flags, tiles
