@@ -24,7 +24,7 @@ def test_what_jax_can_use():
     assert "implementation='xla'" in found["implementations"]["triton"]["cure"]
     said = run()
     assert "  xla      on cpu: ready" in said
-    assert "  triton   on cpu: no\n      weft's GPU kernels are not bound to JAX" in said
+    assert "  triton   on cpu: no\n      the arrays are for cpu; move them to an NVIDIA GPU" in said
 
 
 def test_a_jax_that_breaks(monkeypatch):
