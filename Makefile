@@ -47,6 +47,7 @@ test-jax: $(JAX_VENV)/.weft-jax ## weft.jax, in an environment of its own that h
 test-gpu: $(VENV)/.weft-test ## kernels on the GPU of this machine, and compiled for every other
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "torch finds no GPU here"'
 	$(BIN)/python -m pytest -m 'wide or not wide' tests/kernels tests/triton tests/torch $(ARGS)
+	JAX_PLATFORMS=cuda,cpu $(BIN)/python -m pytest tests/jax/test_gpu.py
 
 replay: $(VENV)/.weft-test $(CARD_TRITON)/.weft-triton ## whether plans or kernels changed: a part, within a minute
 	$(BIN)/python -m tests.replay $(ARGS)

@@ -1,14 +1,16 @@
 """The way of a call to weft's GPU kernels, as far as it goes without a GPU."""
 
-import jax
 import pytest
+
+pytest.importorskip("jax", reason="JAX is not installed")
+pytest.importorskip("triton", reason="kernels are made with Triton")
+
+import jax
 
 import weft
 from weft.errors import AlignmentError, UnsupportedError, UnsupportedKernel
 from weft.jax.gpu.front import _shift
 from weft.planning.problem import Problem
-
-pytest.importorskip("triton", reason="kernels are made with Triton")
 
 
 def problem(m, n):

@@ -1,9 +1,12 @@
 """weft's kernels from JAX on a GPU, beside blocks of jax.numpy in float32; all of JAX's ways to call them."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+
+pytest.importorskip("jax", reason="JAX is not installed")
+
+import jax
+import jax.numpy as jnp
 
 import weft
 import weft.jax

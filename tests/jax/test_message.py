@@ -5,6 +5,8 @@ import zlib
 
 import pytest
 
+pytest.importorskip("jax", reason="JAX is not installed")
+
 from weft.jax.gpu.message import Binary, TensorMap, array, message, scalar, varint
 
 KERNEL = Binary("weft_fwd", b"\x7fELF and more", 20, 231384, 90)
