@@ -31,7 +31,7 @@ def without_machine_code():
         TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
         mock.patch.object(CUDABackend, "make_cubin", lambda *_, **__: b"none"),
-        mock.patch.object(translated, "disassembled", lambda cubin, indirect: ""),
+        mock.patch.object(translated, "disassembled", lambda cubin, *options: ""),
     ):
         yield
 

@@ -15,7 +15,7 @@ from weft.kernels.triton import translated
 # weft looks at the machine code of what it compiles, too: half a second that is not spent twice.
 WHOLE = translated.disassembled
 _once = lru_cache(maxsize=1)(WHOLE)
-translated.disassembled = lambda cubin, indirect=True: _once(cubin)
+translated.disassembled = lambda cubin, *options: _once(cubin)
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),

@@ -10,7 +10,7 @@ from weft.errors import UnsupportedKernel
 from weft.kernels.triton import stages
 from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.load import source_of
-from weft.kernels.triton.machine_code import parse
+from weft.kernels.triton.machine_code import parse, table_of
 from weft.kernels.triton.source import compile_for
 from weft.kernels.triton.translated import mistake, overwritten, spoiled, unset
 from weft.planning.attention_plan import plan_attention
@@ -195,17 +195,21 @@ def test_groups_that_part_have_what_was_written_before():
 
 def test_what_a_path_left_out_is_refused():
     made = mock.Mock(asm={"ptx": "wgmma.mma_async", "cubin": b""})
-    with mock.patch("weft.kernels.triton.translated.disassembled", lambda _, indirect: branch()):
+    with mock.patch("weft.kernels.triton.translated.disassembled", lambda *_: branch()):
         assert "a path leaves out what is read by UIADD3" in mistake(made, TARGETS["sm_90"])
 
 
 @pytest.mark.parametrize("call", ["window, by groups", "window"])
-def test_branches_that_look_up_their_targets_are_disassembled_with_these(call):
-    """Of warp groups; other kernels have none, and are disassembled in less time to the same text."""
+def test_branches_that_look_their_targets_up_are_read_from_the_table(call):
+    """Of warp groups. What the disassembler finds takes it longer, and is the same program."""
     (spec,) = specs_towards(CALLS[call], "forward")
-    kernel = compile_for(source_of(spec), TARGETS["sm_90"])
-    code = WHOLE(kernel.asm["cubin"])
-    assert WHOLE(kernel.asm["cubin"], indirect=False) == code
-    targets = [one.to for one in parse(code) if one.opcode == "BRX"]
-    assert bool(targets) == (call == "window, by groups") == ("brx.idx" in kernel.asm["ptx"])
-    assert all(len(to) > 1 for to in targets)
+    cubin = compile_for(source_of(spec), TARGETS["sm_90"]).asm["cubin"]
+    whole, table = parse(WHOLE(cubin)), table_of(cubin)
+    assert bool(table) == (call == "window, by groups")
+    found = parse(WHOLE(cubin, "-ndf"), table)
+    branches = [one for one in whole if one.opcode == "BRX"]
+    assert len(branches) == bool(table) and all(len(one.to) > 1 for one in branches)
+    assert [(*one[:4], sorted(one.to)) for one in found if one.opcode != "BRX"] == [
+        (*one[:4], sorted(one.to)) for one in whole if one.opcode != "BRX"
+    ]
+    assert [sorted(one.to) for one in found if one.opcode == "BRX"] == [sorted(one.to) for one in branches]

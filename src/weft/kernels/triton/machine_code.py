@@ -6,8 +6,13 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from struct import unpack_from
+from typing import NamedTuple
 
 FACTOR = 4  # registers of a factor
+LOOKED_UP = "BRX"  # a branch whose target comes from a table
+TABLE = ".nv.constant2."  # the section of that table, of a kernel
+ADDRESS = re.compile(r"\s*/\*([0-9a-f]{4,})\*/")
 LABEL = re.compile(r"(\.L_x_\d+):")
 INSTRUCTION = re.compile(r"(?:@(!?U?P\w+) +)?([A-Z][\w.]*) *(.*?) *;")
 PREDICATE = re.compile(r"!?U?PT?\d*$")
@@ -25,8 +30,7 @@ DESCRIPTORS = re.compile(r"gdesc\[UR(\d+)")  # of a product: a pair of uniform r
 MAKES_UNIFORM = ("U", "R2UR", "S2UR", "CS2UR", "LDCU", "VOTEU", "REDUX", "CREDUX")  # in their first operand
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """guard: its predicate or ""; to: where it may jump, indices; writes: registers, or words of the stack."""
 
     guard: str
@@ -88,9 +92,12 @@ class Instruction:
         return found
 
 
-def parse(code: str) -> list[Instruction]:
-    """The instructions of a disassembly, jumps resolved."""
+def parse(code: str, table: tuple[int, ...] = ()) -> list[Instruction]:
+    """The instructions of a disassembly, jumps resolved. table: the addresses that the only branch which looks its
+    target up may go to, where the disassembly does not say so.
+    """
     labels: dict[str, int] = {}
+    places: dict[int, int] = {}
     found: list[tuple[str, str, str]] = []
     for line in code.splitlines():
         text = re.sub(r"/\*.*?\*/", "", line).strip()
@@ -98,8 +105,22 @@ def parse(code: str) -> list[Instruction]:
         if label:
             labels[label[1]] = len(found)
         elif instruction:
+            if table and (address := ADDRESS.match(line)):
+                places[int(address[1], 16)] = len(found)
             found.append((instruction[1] or "", instruction[2], instruction[3]))
-    return [Instruction(*one, _writes(one[1], one[2]), _jump(one, labels)) for one in found]
+    looked_up = tuple(places[one] for one in table)
+    jumps = (looked_up if table and one[1] == LOOKED_UP else _jump(one, labels) for one in found)
+    return [Instruction(*one, _writes(one[1], one[2]), to) for one, to in zip(found, jumps, strict=True)]
+
+
+def table_of(cubin: bytes) -> tuple[int, ...]:
+    """The addresses in the table of a kernel's branch, each once; none where there is no table."""
+    (at,), (count, names) = unpack_from("<Q", cubin, 0x28), unpack_from("<HH", cubin, 0x3C)  # as ELF has them
+    sections = [unpack_from("<IIQQQQ", cubin, at + 64 * number) for number in range(count)]
+    for name, _, _, _, begin, size in sections:
+        if cubin.startswith(TABLE.encode(), sections[names][4] + name):
+            return tuple(dict.fromkeys(unpack_from(f"<{size // 4}I", cubin, begin)))
+    return ()
 
 
 def _jump(instruction: tuple[str, str, str], labels: dict[str, int]) -> tuple[int, ...]:
@@ -149,12 +170,14 @@ def predecessors(program: list[Instruction]) -> list[list[int]]:
 @dataclass(frozen=True)
 class Flow:
     """Where numbers in registers come from. before: which instructions each may follow; starts: of each, the first of
-    those that run one after the other up to it; writers: of a register, the instructions that write it, in order.
+    those that run one after the other up to it; ends: of each such first one, where its run ends; writers: of a
+    register, the instructions that write it, in order.
     """
 
     program: list[Instruction]
     before: list[list[int]]
     starts: list[int]
+    ends: dict[int, int]
     writers: dict[int, list[int]]
 
     @staticmethod
@@ -166,7 +189,18 @@ class Flow:
             starts.append(starts[-1] if at and before[at] == [at - 1] else at)
             for register in one.writes:
                 writers.setdefault(register, []).append(at)
-        return Flow(program, before, starts, writers)
+        ends = {start: at + 1 for at, start in enumerate(starts)}
+        return Flow(program, before, starts, ends, writers)
+
+    def run(self, start: int) -> range:
+        """The instructions that run one after the other from the first of them on."""
+        return range(start, self.ends[start])
+
+    def leaves(self, at: int) -> tuple[int, ...]:
+        """The first ones of runs that may follow an instruction."""
+        one = self.program[at]
+        below = () if one.ends or at + 1 == len(self.program) else (at + 1,)
+        return tuple(later for later in (*one.to, *below) if self.starts[later] == later)
 
     def makers(self, at: int, register: int) -> Iterator[int]:
         """The instructions that a register's number may come from, through copies and the stack."""

@@ -74,7 +74,8 @@ def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
 def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU. Raises UnsupportedKernel where that went wrong without a word."""
     kernel = _compiled(source, target)
-    wrong = translated.mistake(kernel, target)
+    with stages.without_collection():
+        wrong = translated.mistake(kernel, target)
     if wrong:
         raise UnsupportedKernel(
             f"the kernel {source.name} for {target.arch}",

@@ -71,12 +71,12 @@ def _walked(described: ASTSource, given: tuple[Any, ...]) -> Any:
     The walk changes the filters of warnings and puts them back, which two threads at once must not do. It is Python, so
     they would only share its time. It makes objects by the hundred thousand and none in cycles that matter.
     """
-    with _WALKING, _no_collection():
+    with _WALKING, without_collection():
         return described.make_ir(*given)
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Without Python's garbage collector, if it runs at all."""
     was = gc.isenabled()
     gc.disable()

@@ -16,10 +16,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
-from weft.kernels.triton.machine_code import Flow, Instruction, parse, successors
+from weft.kernels.triton.machine_code import LOOKED_UP, Flow, Instruction, parse, table_of
 
 VERSION = 1  # of what is refused; raised whenever a kernel that was accepted may now be refused
-LOOKED_UP = "BRX"  # a branch whose target comes from a table
 HOPPER = 90  # whose products run while other instructions do
 
 
@@ -30,11 +29,11 @@ def mistake(kernel: CompiledKernel, target: GPUTarget) -> str:
     if found:
         return f"{found[0]} multiplies what should be shifted"
     if target.arch == HOPPER and "wgmma.mma_async" in ptx:
-        program = parse(disassembled(kernel.asm["cubin"], indirect="brx.idx" in ptx))
-        lost = overwritten(program)
+        flow = Flow.of(_program(kernel.asm["cubin"]))
+        lost = _overwritten(flow)
         if lost:
             return f"the second tile of a loop overwrites a factor of {lost[0]}"
-        missing = unset(program)
+        missing = _unset(flow)
         if missing:
             return f"a path leaves out what is read by {missing[0]}"
     return ""
@@ -56,7 +55,11 @@ def overwritten(program: list[Instruction]) -> tuple[str, ...]:
     A factor that stays in registers is written before the loop and not in it. ptxas (12.8 and 13.0) gave its registers
     to other numbers where it ran a kernel's products one by one, as it does when it is not sure of all their registers.
     """
-    flow = Flow.of(program)
+    return _overwritten(Flow.of(program))
+
+
+def _overwritten(flow: Flow) -> tuple[str, ...]:
+    program = flow.program
     loops = [range(to, at + 1) for at, one in enumerate(program) for to in one.to if to <= at]
     found = []
     for at, one in enumerate(program):
@@ -73,37 +76,58 @@ def unset(program: list[Instruction]) -> tuple[str, ...]:
     ptxas (12.8) makes the descriptors of a product's second, third and fourth part from that of its first,
     once for all products of one matrix: also where the first of these stands in a branch, which a program may pass by.
     """
-    after = successors(program)
+    return _unset(Flow.of(program))
+
+
+def _unset(flow: Flow) -> tuple[str, ...]:
+    program = flow.program
     makes, takes = ([_bits(each) for each in side] for side in ([x.makes for x in program], [x.takes for x in program]))
-    # of each instruction that some path reaches: what all of these have written, a bit a register
+    # of the first of each run that some path reaches: what all of these have written, a bit a register
     known: dict[int, int] = {0: 0}
     ahead = [0] if program else []
     while ahead:
-        at = ahead.pop()
-        found = known[at] | makes[at]
-        for later in after[at]:
-            common = found & known.get(later, found)
-            if common != known.get(later):
-                known[later] = common
-                ahead.append(later)
-    wrong = (one for at, one in enumerate(program) if takes[at] & ~known.get(at, -1))
-    return tuple(f"{one.opcode} {one.operands}" for one in wrong)
+        start = ahead.pop()
+        found = known[start]
+        for at in flow.run(start):
+            found |= makes[at]
+            for later in flow.leaves(at):
+                common = found & known.get(later, found)
+                if common != known.get(later):
+                    known[later] = common
+                    ahead.append(later)
+    wrong = []
+    for start in sorted(known):
+        found = known[start]
+        for at in flow.run(start) if program else ():
+            if takes[at] & ~found:
+                wrong.append(f"{program[at].opcode} {program[at].operands}")
+            found |= makes[at]
+    return tuple(wrong)
 
 
 def _bits(registers: Iterable[int]) -> int:
     return sum(1 << one for one in set(registers))
 
 
-def disassembled(cubin: bytes, indirect: bool = True) -> str:
-    """The machine code as text; "" where there is no disassembler. indirect: with the targets of branches that look
-    these up, which takes the disassembler another third of its time.
+def _program(cubin: bytes) -> list[Instruction]:
+    """The instructions of a kernel. A branch that looks its target up has a table in the cubin, which is read here: to
+    find the targets in the code takes the disassembler another third of its time.
     """
+    code = disassembled(cubin, "-ndf")
+    table: tuple[int, ...] = ()
+    if LOOKED_UP in code:
+        table = table_of(cubin) if code.count(f" {LOOKED_UP} ") == 1 else ()
+        code = code if table else disassembled(cubin)
+    return parse(code, table)
+
+
+def disassembled(cubin: bytes, *options: str) -> str:
+    """The machine code as text; "" where there is no disassembler."""
     try:
         tool = knobs.nvidia.nvdisasm.path
     except RuntimeError:
         return ""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
-        command = [tool, "-c", *(() if indirect else ("-ndf",)), file.name]
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return disassembled(cubin) if LOOKED_UP in found and not indirect else found
+        command = [tool, "-c", *options, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
