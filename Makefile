@@ -2,11 +2,15 @@
 
 PYTHON      ?= python3
 VENV        ?= .venv
+JAX_VENV    ?= $(VENV)-jax
 TORCH       ?= torch==2.13.0
 TORCH_INDEX ?=
 TRITON      ?= triton==3.7.1
 ARGS        ?=
 WORKERS     ?= auto
+
+# The Triton of the card that kernels are timed on: beside the environment, since that has another one.
+CARD_TRITON := .venv-triton-3.6.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -15,17 +19,19 @@ INSTALL := $(PIP) install --no-compile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu docs docs-check lint format bench bench-gpu bench-gpu-more versions clean FORCE
+.PHONY: help demo test test-jax test-gpu replay replay-all docs docs-check lint format bench bench-gpu
+.PHONY: bench-gpu-more versions clean FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo '  PYTHON=$(PYTHON)  an interpreter, 3.11 or newer'
 	@echo '  VENV=$(VENV)  where the environment goes'
+	@echo '  JAX_VENV=$(JAX_VENV)  where that of make test-jax goes'
 	@echo '  TORCH=$(TORCH)  the exact torch requirement; it is installed first'
 	@echo '  TORCH_INDEX=  your CPU-only wheel index, used for torch alone; empty: where pip looks anyway'
 	@echo '  TRITON=$(TRITON)  the triton that tests use; empty: what torch brings along'
-	@echo '  ARGS=  passed on to pytest, the demo or the benchmark'
+	@echo '  ARGS=  passed on to pytest, the gate, the demo or the benchmark'
 	@echo '  WORKERS=$(WORKERS)  processes that run tests'
 
 demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, runs, draws
@@ -34,9 +40,19 @@ demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, r
 test: $(VENV)/.weft-test ## all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+test-jax: $(JAX_VENV)/.weft-jax ## weft.jax, in an environment of its own that has no torch
+	$(JAX_VENV)/bin/python -c 'from importlib.util import find_spec; assert not find_spec("torch"), "torch is installed"'
+	$(JAX_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/jax $(ARGS)
+
 test-gpu: $(VENV)/.weft-test ## kernels on the GPU of this machine, and compiled for every other
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "torch finds no GPU here"'
 	$(BIN)/python -m pytest -m 'wide or not wide' tests/kernels tests/triton tests/torch $(ARGS)
+
+replay: $(VENV)/.weft-test $(CARD_TRITON)/.weft-triton ## whether plans or kernels changed: a part, within a minute
+	$(BIN)/python -m tests.replay $(ARGS)
+
+replay-all: $(VENV)/.weft-test $(CARD_TRITON)/.weft-triton ## every plan and kernel of the gate, for every target
+	$(BIN)/python -m tests.replay --all $(ARGS)
 
 docs: $(VENV)/.weft-test ## the documentation, its code run: build/site/index.html
 	$(BIN)/python docs/site/build.py build/site
@@ -74,6 +90,8 @@ clean: ## removes the environment and what the tools left behind
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@if [ -e '$(VENV)/.weft-settings' ]; then rm -rf '$(VENV)'; fi
+	@if [ -e '$(CARD_TRITON)/.weft-triton' ]; then rm -rf '$(CARD_TRITON)'; fi
+	@if [ -e '$(JAX_VENV)/.weft-made' ]; then rm -rf '$(JAX_VENV)'; fi
 
 # ------------------------------------------------------------------------------------------------------ the environment
 # Stamp files inside it make the second time quick. torch comes before everything that could pull another one, and is
@@ -95,6 +113,21 @@ $(VENV)/.weft-demo: $(VENV)/.weft-torch pyproject.toml
 $(VENV)/.weft-test: $(VENV)/.weft-torch pyproject.toml
 	$(INSTALL) -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,transformers,docs,dev]'
 	@touch $@ $(VENV)/.weft-demo $(VENV)/.weft-dev
+
+$(CARD_TRITON)/.weft-triton: $(VENV)/.weft-test
+	@rm -rf '$(CARD_TRITON)'
+	$(INSTALL) -q --no-deps --target '$(CARD_TRITON)' 'triton==$(CARD_TRITON:.venv-triton-%=%)'
+	@touch $@
+
+# Nothing of it is shared with the others: no torch may be found here. The newest JAX that there is for PYTHON.
+$(JAX_VENV)/.weft-jax: pyproject.toml
+	@if [ -e '$(JAX_VENV)' ] && [ ! -e '$(JAX_VENV)/.weft-made' ]; then \
+	  echo >&2 'weft: $(JAX_VENV) was not made by this Makefile; remove it, or choose another place: make test-jax JAX_VENV=...'; \
+	  exit 1; \
+	fi
+	@[ -e '$(JAX_VENV)/.weft-made' ] || { '$(PYTHON)' -m venv '$(JAX_VENV)' && touch '$(JAX_VENV)/.weft-made'; }
+	$(JAX_VENV)/bin/python -m pip --disable-pip-version-check install --no-compile -q -e '.[jax-test,dev]'
+	@touch $@
 
 # Looks every time, but writes its file only when the interpreter, a variable or the folder is another one: then the
 # environment is made anew. A folder that this Makefile did not make is never removed. (A checksum, since an index may

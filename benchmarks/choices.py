@@ -150,18 +150,18 @@ def calls(plans: Sequence[AttentionPlan], direction: str) -> tuple[list[Callable
     import torch
 
     from weft.kernels.options import Modifiers
-    from weft.kernels.triton import run
+    from weft.torch import gpu
 
     p = plans[0].problem
     how = Modifiers(p.d**-0.5)
     sizes = ((p.q_heads, p.m, p.d), (p.kv_heads, p.n, p.d), (p.kv_heads, p.n, p.dv), (p.q_heads, p.m, p.dv))
     *qkv, d_out = (torch.randn(p.batch, *size, device=p.device, dtype=getattr(torch, p.dtype)) for size in sizes)
     if direction == "forward":
-        found = [lambda plan=plan: run.forward(tuple(qkv), plan, how) for plan in plans]
+        found = [lambda plan=plan: gpu.forward(tuple(qkv), plan, how) for plan in plans]
     else:
-        out, lse = run.forward(tuple(qkv), plans[0], how)
+        out, lse = gpu.forward(tuple(qkv), plans[0], how)
         rows = (out, d_out, lse, None)
-        found = [lambda plan=plan: run.backward(tuple(qkv), rows, plan, how, False) for plan in plans]
+        found = [lambda plan=plan: gpu.backward(tuple(qkv), rows, plan, how, False) for plan in plans]
     return found, [call() for call in found]
 
 
@@ -173,7 +173,7 @@ def agree(some: Any, others: Any) -> bool:
 
 def measure(case: Case, direction: str, plans: Sequence[AttentionPlan]) -> tuple[float, float]:
     """Seconds of both ways."""
-    from weft.kernels.triton.measure import seconds_of
+    from weft.torch.measure import seconds_of
 
     found, results = calls(plans, direction)
     if not agree(*results):
@@ -206,7 +206,7 @@ def main() -> None:
     asked = parser.parse_args()
     gpu, rows = GPU, []
     if not asked.predict:
-        from weft.kernels.triton.card import at_hand
+        from weft.torch.card import at_hand
 
         gpu = at_hand().gpu
     print(f"{'what':12s}{'case':34s}{'direction':10s}{'predicted':>10s}{'measured':>10s}{'us':>10s}{'us':>10s}")

@@ -37,12 +37,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import weft
 from weft.kernels.options import Modifiers
-from weft.kernels.triton import launch, run
-from weft.kernels.triton.launcher import Direct
 from weft.planning.attention_plan import plan_attention
 from weft.target import GPU
-from weft.torch import decode, eager
+from weft.torch import bind, decode, eager, gpu
 from weft.torch.inputs import problem_of
+from weft.torch.launcher import Direct
+from weft.torch.masks import pattern_of
 
 SHAPE, MASK = (1, 4, 1024, 64), weft.causal() & weft.window(left=100)
 CALLS, WARM, ROUNDS = 1000, 100, 9
@@ -51,6 +51,12 @@ IN_LAYERS, ON_ONE_CORE = f"gradients, of {LAYERS} layers each", "gradients, on o
 LOOP, DECODING = f"a loop of {TURNS:,} turns", "decode step, its planning"
 BARS = {"forward": 40.0, "gradients": 100.0, IN_LAYERS: 100.0, ON_ONE_CORE: 100.0, DECODING: 20.0}
 PLAIN = (None, None, 0, "auto", None)  # options of a call that names none
+REACH = 100
+# What MASK is recognised from.
+GIVEN = {
+    "a tensor": torch.from_numpy(MASK.to_dense(SHAPE[2])),
+    "a function": lambda b, h, q, k: (q >= k) & (q - k <= REACH),
+}
 COLUMNS = ("date", "machine", "python", "torch", "commit", "device", "what", "us", "us_median", "rounds")
 Attend = Callable[..., torch.Tensor]
 Case = Callable[[], float]
@@ -61,14 +67,14 @@ class Nothing:
 
     function, packed_metadata = 0, ()
 
-    def __init__(self, spec: object, device: object) -> None:
+    def __init__(self, source: object, device: object) -> None:
         self.run = lambda *values: None
 
 
 class Nowhere:
-    """Descriptors of nothing."""
+    """A descriptor of nothing."""
 
-    of = staticmethod(lambda addresses: ())
+    at = staticmethod(lambda address: ())
 
 
 class Empty(torch.autograd.Function):
@@ -86,17 +92,18 @@ class Empty(torch.autograd.Function):
 
 def without_a_gpu(stack: ExitStack, tensors: list[torch.Tensor]) -> None:
     """Calls with these tensors are planned for a GPU, and launch nothing."""
-    for place, name, value in (
-        (run, "kernel_of", Nothing), (run, "gpu_of", lambda device: 0), (run, "on", lambda gpu: nullcontext()),
-        (launch, "is_capturing", lambda: False), (launch, "_stream_of", lambda: lambda gpu: 0),
-        (launch, "current_gpu", lambda: 0), (launch, "EMPTY", _empty_strided_cpu),
-        (launch, "direct", lambda kernel, boxes: Direct(kernel.run, (), Nowhere())),
+    for name, value in (
+        ("kernel_of", Nothing), ("gpu_of", lambda device: 0), ("on", lambda gpu: nullcontext()),
+        ("is_capturing", lambda: False), ("_stream_of", lambda: lambda gpu: 0), ("current_gpu", lambda: 0),
+        ("EMPTY", _empty_strided_cpu),
+        ("direct", lambda kernel, boxes: Direct(kernel.run, (), tuple(Nowhere() for _ in boxes) or None)),
     ):  # fmt: skip
-        stack.enter_context(mock.patch.object(place, name, value))
+        stack.enter_context(mock.patch.object(bind, name, value))
     plan = plan_attention(MASK, problem_of(*tensors), GPU)
-    call = eager.Call(MASK, "auto", plan, run, Modifiers(SHAPE[3] ** -0.5))
-    key = eager.key_of(*tensors, MASK, (None, None), PLAIN)
-    stack.enter_context(mock.patch.dict(eager._calls, {key: call}))
+    for pattern in (MASK, *(pattern_of(given, (*SHAPE[:3], SHAPE[2])) for given in GIVEN.values())):
+        call = eager.Call(pattern, "auto", plan, gpu, Modifiers(SHAPE[3] ** -0.5))
+        key = eager.key_of(*tensors, pattern, (None, None), PLAIN)
+        stack.enter_context(mock.patch.dict(eager._calls, {key: call}))
 
 
 @contextmanager
@@ -176,6 +183,9 @@ def cases(leaves: list[torch.Tensor], seed: torch.Tensor, calls: int) -> dict[st
         f"{IN_LAYERS}, an empty function": in_layers(Empty.apply, *rest),
         LOOP: lambda: microseconds(loop, 10),
     }
+    for name, given in GIVEN.items():
+        call = partial(weft.attention, *leaves, given)
+        found[f"forward, the mask {name}"] = within(torch.no_grad, lambda call=call: microseconds(call, calls))
     if leaves[0].is_cuda:
         here = partial(torch.autograd.set_multithreading_enabled, False)
         found |= {

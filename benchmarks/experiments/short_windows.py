@@ -24,10 +24,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 from planning import RESULTS, append, provenance  # noqa: E402
 
 import weft  # noqa: E402
-from weft.kernels.triton import measure  # noqa: E402
 from weft.planning.attention_plan import plan_attention  # noqa: E402
 from weft.planning.problem import Problem  # noqa: E402
 from weft.target import GPUS  # noqa: E402
+from weft.torch import measure  # noqa: E402
 
 CASES = [  # left, right, batch rows, (heads of queries, of keys), tokens
     (127, 0, 1, (16, 16), 16384),

@@ -176,10 +176,10 @@ CASES = {  # of 16,384 tokens: a pattern, its terms, heads
 
 def subject_of(pattern, heads: tuple[int, int], tokens: int, batch: int = 1):
     """(what weft computes of a pattern on the GPU at hand, its plan); heads: of queries, of keys."""
-    from weft.kernels.triton import measure
     from weft.planning.attention_plan import plan_attention
     from weft.planning.problem import Problem
     from weft.target import GPUS
+    from weft.torch import measure
 
     problem = Problem(batch, *heads, tokens, tokens, D, D, "bfloat16", "cuda")
     plan = plan_attention(pattern, problem, GPUS["h200"])
@@ -199,7 +199,7 @@ def errors_of(found, meant) -> str:
 
 def compare() -> None:
     """Errors and times beside weft's own kernel on the GPU at hand."""
-    from weft.kernels.triton import measure
+    from weft.torch import measure
 
     programs = torch.cuda.get_device_properties(0).multi_processor_count
     for text, (pattern, terms, heads) in CASES.items():

@@ -67,7 +67,7 @@ def measure(
     cases: Iterable[Case], gpu: Gpu, show: Callable[[str], None], ways: Sequence[Direction] = DIRECTIONS
 ) -> Iterator[Row]:
     """All rows, case by case, after all kernels were compiled."""
-    from weft.kernels.triton import measure as device
+    from weft.torch import measure as device
 
     wanted = {case: {way: some for way, some in candidates(case, gpu).items() if way in ways} for case in cases}
     plans = {}
@@ -91,7 +91,7 @@ def measure(
 
 
 def _rows(case: Case, direction: Direction, subject: Any, plans: dict[Tiling, AttentionPlan]) -> Iterator[Row]:
-    from weft.kernels.triton import measure as device
+    from weft.torch import measure as device
 
     calls = {}
     for tiling, plan in plans.items():

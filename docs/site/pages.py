@@ -2,7 +2,8 @@
 
 `python` blocks are executed, `sh` blocks hold commands of weft, one a line. Where a `text` block follows, it is the
 output that was promised and must be the output that came. A block whose first line is `# not run here: REASON` is left
-alone; the reason is there for readers. Pictures that a block writes are shown below it.
+alone; the reason is there for readers. Pictures that a block writes are shown below it. A page that begins with
+`<!-- needs: MODULE ... -->` is left alone where one of the modules is not installed, and says so.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shlex
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from click.testing import CliRunner
 
 from weft.cli import main
 
+NEEDS = re.compile(r"\A<!-- needs: (.*) -->\n")
 FENCE = re.compile(r"^```([\w{}-]*)[^\n]*\n(.*?)^```[ ]*$\n?", re.MULTILINE | re.DOTALL)
 SKIPPED = "# not run here: "
 PICTURES = (".svg", ".png")
@@ -55,8 +58,20 @@ def blocks(text: str) -> Iterator[Block]:
         yield Block(found[1], found[2], found.start(), found.end(), line)
 
 
+def missing(text: str) -> list[str]:
+    """Modules that a page needs and that are not installed."""
+    needed = NEEDS.match(text)
+    return [] if needed is None else [module for module in needed[1].split() if find_spec(module) is None]
+
+
 def execute(text: str, name: str, folder: Path) -> str:
     """The page with what its blocks print; `folder` is where they run and write."""
+    absent = missing(text)
+    text = NEEDS.sub("", text)
+    if absent:
+        heading, _, rest = text.partition("\n")
+        why = f"*The code of this page was not run here, since {' and '.join(absent)} are not installed.*"
+        return f"{heading}\n\n{why if len(absent) > 1 else why.replace(' are ', ' is ')}\n{rest}"
     namespace: dict[str, Any] = {"__name__": "__page__"}
     out, done, found = [], 0, list(blocks(text))
     for block, following in zip(found, [*found[1:], None], strict=False):

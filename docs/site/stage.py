@@ -22,7 +22,7 @@ LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 # Records of what was measured once, with code that is quoted; nothing in them is run.
 QUOTED = (DOCS / "decisions", ROOT / "benchmarks", ROOT / "DESIGN.md", ROOT / "CHANGELOG.md")
 NAVIGATION = {
-    "Learn": ("start", "kernel", "recipes", "patterns/index"),
+    "Learn": ("start", "kernel", "recipes", "jax", "patterns/index"),
     "Look up": ("reference/attention", "reference/patterns", "reference/recognition", "reference/plans",
                 "reference/napkin", "reference/errors", "reference/commands"),
     "Evidence": ("performance", "honesty", "prediction", "napkin", "decisions/index"),

@@ -41,27 +41,33 @@ from weft.pattern.library import (
     full,
     global_tokens,
     nothing,
-    padding,
     periodic_keys,
     prefix,
     sparse_transformer,
     strided,
     window,
 )
+from weft.pattern.padded import padding
 from weft.pattern.pieces import bits, coarse, diagonals, folded, keys, queries, sized, staircase, steps
 from weft.pattern.tables import block_table, tree
 
 if TYPE_CHECKING:
     from weft.recognition import recognize
-    from weft.torch import attention, explain, plan
+    from weft.torch.attention import attention, explain, plan
+    from weft.torch.key_cache import decode_attention
+    from weft.torch.merging import merge
+    from weft.torch.varlen import varlen_attention
 
 __version__ = "0.1.0"
 __all__ = [
     "Pattern",
     "attention",
+    "decode_attention",
     "errors",
     "explain",
+    "merge",
     "plan",
+    "varlen_attention",
     "recognize",
     "full",
     "nothing",
@@ -108,20 +114,42 @@ __all__ = [
 ]  # fmt: skip
 
 
+TORCH = ("attention", "decode_attention", "explain", "merge", "plan", "varlen_attention")  # of weft.torch
+
+
 def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework; then kept."""
+    if name == "jax":
+        return import_module("weft.jax")
     if name == "recognize":
         home = import_module("weft.recognition")
-    elif name in ("attention", "plan", "explain"):
+    elif name == "torch" or name in TORCH:
         try:
             home = import_module("weft.torch")
         except ModuleNotFoundError as missing:
             if missing.name != "torch":
                 raise
-            raise ModuleNotFoundError(f"weft.{name} needs torch: pip install 'weft[torch]'", name="torch") from None
+            raise ModuleNotFoundError(
+                f"weft.{name} needs torch: {errors.install_line('torch')}", name="torch"
+            ) from None
     else:
-        raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    return globals().setdefault(name, getattr(home, name))
+        raise AttributeError(f"module 'weft' has no attribute {name!r}{_near(name)}", name=name)
+    return home if name == "torch" else globals().setdefault(name, getattr(home, name))
+
+
+def __dir__() -> list[str]:
+    """All names, also those that are loaded when they are first asked for."""
+    return sorted({*globals(), *__all__, "torch"})
+
+
+def _near(name: str) -> str:
+    """The public name that is spelled most alike, as the end of a message; nothing if none is."""
+    if name.startswith("_"):
+        return ""
+    from difflib import get_close_matches
+
+    found = get_close_matches(name, [*__all__, "torch"], n=1)
+    return f"; did you mean weft.{found[0]}?" if found else ""
 
 
 if sys.modules.get("torch") is not None:  # patterns may be made while a graph is traced: the front end knows how

@@ -5,13 +5,25 @@ Each one carries three sentences: what was asked, what is wrong with it, and wha
 
 from __future__ import annotations
 
+DISTRIBUTION = "weft-attention"  # on the package index, where another project is called weft
+RELEASED = False  # until it is there, anybody may register that name
+
+
+def install_line(extra: str) -> str:
+    """What installs weft with an extra, for a cure: of a checkout, until weft is on the package index.
+
+    >>> install_line("gpu")
+    "pip install '.[gpu]' in a checkout of weft"
+    """
+    return f"pip install '{DISTRIBUTION}[{extra}]'" if RELEASED else f"pip install '.[{extra}]' in a checkout of weft"
+
 
 class WeftError(Exception):
     """Base of all of weft's exceptions."""
 
     def __init__(self, asked: str, wrong: str = "", cure: str = "") -> None:
         self.asked, self.wrong, self.cure = asked, wrong, cure
-        super().__init__(asked, wrong, cure)
+        self.args = (asked, wrong, cure)  # not by super().__init__, where torch.compile would lose the text
 
     def __str__(self) -> str:
         lines = [self.asked]

@@ -4,8 +4,9 @@ A directory for each key, the hash of all that its content depends on, so an ent
 beside its place and renamed into it whole; afterwards only its timings grow. There are no locks: who finds a place
 taken keeps what is there, and a process that dies leaves at most a directory beside, which is removed later.
 
-An entry holds facts.json (what `weft cache list` says of it), the files that were put, SHA256SUMS over these as
-`sha256sum --check` reads it, and timings.jsonl. Its modification time is that of its last use.
+An entry holds facts.json (its key, and what `weft cache list` says of it), the files that were put, SHA256SUMS over
+these as `sha256sum --check` reads it, and timings.jsonl. Since the sums cover the key, an entry that was copied to
+another key's place counts as damaged. Its modification time is that of its last use.
 """
 
 from __future__ import annotations
@@ -50,10 +51,9 @@ class Entry:
     def facts(self) -> dict[str, Any]:
         """What was said of the entry when it was put; empty where that cannot be read."""
         try:
-            found = json.loads((self.path / FACTS).read_bytes())
-        except (OSError, ValueError):
+            return _facts(self.path)
+        except OSError:
             return {}
-        return found if isinstance(found, dict) else {}
 
 
 class Store:
@@ -71,7 +71,8 @@ class Store:
     def get(self, key: str) -> Path | None:
         """The directory of an entry, every byte of it checked; None if there is none, or it was damaged and set aside.
 
-        Another process may remove it at any time: files that are gone afterwards mean the same as None.
+        An entry of an older layout, which does not say its key, is removed without a word and counts as none. Another
+        process may remove an entry at any time: files that are gone afterwards mean the same as None.
         """
         return self._tolerant(partial(self._get, key), "read")
 
@@ -83,6 +84,9 @@ class Store:
                 return None
             problem = damage(path)
             if problem is None:
+                if "key" not in _facts(path):
+                    _discard(path)
+                    return None
                 with suppress(OSError):  # who may only read leaves no trace
                     os.utime(path)
                 return path
@@ -99,7 +103,7 @@ class Store:
     def _put(self, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         path = self._path(key)
         _prepare(path.parent)
-        said = json.dumps({**facts, "made": time.time()}, indent=1) + "\n"
+        said = json.dumps({**facts, "key": key, "made": time.time()}, indent=1) + "\n"
         with suppress(FileNotFoundError):  # the store was cleared meanwhile
             _write_aside(path, {FACTS: said.encode(), **files})
         self._make_room()
@@ -188,7 +192,7 @@ def _opened(root: Path | None, limit: int) -> Store:
 
 # ---- directories -----------------------------------------------------------------------------------------------------
 def damage(path: Path) -> str | None:
-    """What is wrong with the files of an entry; None: nothing."""
+    """What is wrong with an entry: a file that is not as it was written, or the key of another entry; None: nothing."""
     try:
         pairs = [line.split("  ", 1) for line in (path / SUMS).read_text().splitlines()]
         sums = {name: digest for digest, name in pairs}
@@ -196,11 +200,30 @@ def damage(path: Path) -> str | None:
         if odd or FACTS not in sums:
             return f"{', '.join(sorted(odd)) or FACTS} should or should not be there"
         changed = [name for name, digest in sums.items() if sha256((path / name).read_bytes()).hexdigest() != digest]
+        if not changed:
+            key = _facts(path).get("key", path.name[:64])
+            return None if key == path.name[:64] else f"it is a copy of the entry {key}"
     except (FileNotFoundError, IsADirectoryError) as error:
         return f"{Path(error.filename).name} is missing"
     except ValueError:
         return f"{SUMS} is no list of checksums"
-    return f"{', '.join(changed)} changed since it was written" if changed else None
+    return f"{', '.join(changed)} changed since it was written"
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """The facts of an entry; empty where they are no JSON object."""
+    data = (path / FACTS).read_bytes()
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _discard(path: Path) -> None:
+    """Remove a directory if the disk lets us."""
+    with suppress(OSError):
+        _remove(path)
 
 
 def _prepare(root: Path) -> None:

@@ -6,7 +6,9 @@ Figures of GPUs are the vendors', for one device without sparsity; what was meas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 KIB = 1024
 MMA_PER_CLOCK = {"sm_80": 2048, "sm_89": 1024, "sm_90": 4096, "sm_100": 8192, "gfx942": 2048}  # fp16, of one processor
@@ -91,3 +93,28 @@ GPUS = {
     )
 }  # fmt: skip
 GPU = GPUS["h200"]  # for whoever plans without saying for which
+
+
+def gpu_like(name: str, architecture: str, processors: int, shared: int = 0) -> Gpu:
+    """The numbers of a card: known ones by its name, else those of the nearest architecture scaled to its processors.
+
+    name: as the driver says it. shared: bytes of shared memory for a program, 0 if not known.
+    """
+    words = re.findall("[a-z0-9]+", name.lower())
+    said = {*words, *("".join(pair) for pair in pairwise(words))}
+    known = next((gpu for gpu in GPUS.values() if gpu.name in said), None)
+    if known is not None and known.processors == processors:
+        return known
+    near = known or min(GPUS.values(), key=lambda gpu: _distance(gpu.architecture, architecture))
+    share = processors / near.processors  # of rates, so that the clock stays
+    flops = tuple((dtype, rate * share) for dtype, rate in near.flops)
+    return replace(
+        near, name=name, processors=processors, bandwidth=near.bandwidth * share, flops=flops,
+        shared=shared or near.shared,
+    )  # fmt: skip
+
+
+def _distance(one: str, other: str) -> tuple[bool, int]:
+    """First the vendor ("sm_90", "gfx942"), then the number."""
+    (vendor, number), (vendor_2, number_2) = (re.findall("[a-z]+|[0-9a-f]+$", x) for x in (one, other))
+    return vendor != vendor_2, abs(int(number, 16) - int(number_2, 16))

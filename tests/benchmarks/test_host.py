@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.kernels.triton import launch, run
+from weft.torch import bind
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here launches do something")
 
@@ -30,18 +30,19 @@ def test_one_core_is_for_all_threads_and_for_a_while(host):
 
 
 def test_calls_launch_what_a_gpu_would_be_given(host, monkeypatch):
-    names, before = [], (run.kernel_of, run.gpu_of, launch.capturing)
+    names, before = [], (bind.kernel_of, bind.gpu_of, bind.is_capturing)
 
     class Kernel(host.Nothing):
-        def __init__(self, spec, device):
-            self.run = lambda *values: names.append(spec.direction)
+        def __init__(self, source, device):
+            self.run = lambda *values: names.append(source.name.partition("_")[0])
 
     monkeypatch.setattr(host, "Nothing", Kernel)
     found = host.measure(calls=1, rounds=2)
     alone = {"forward", "forward, recorded", "gradients", "gradients of an empty function"}
-    assert set(found) == alone | {host.IN_LAYERS, f"{host.IN_LAYERS}, an empty function", host.LOOP}
+    masks = {f"forward, the mask {name}" for name in host.GIVEN}
+    assert set(found) == alone | masks | {host.IN_LAYERS, f"{host.IN_LAYERS}, an empty function", host.LOOP}
     assert all(len(us) == 2 and min(us) > 0 for us in found.values())
     each = 2 * (host.WARM + 1)
     launched = {name: names.count(name) for name in names}  # of a short window
-    assert launched == {"forward": 2 * each + 1 + host.LAYERS, "gradients": each + each * host.LAYERS}
-    assert (run.kernel_of, run.gpu_of, launch.capturing) == before
+    assert launched == {"forward": (2 + len(masks)) * each + 1 + host.LAYERS, "gradients": each + each * host.LAYERS}
+    assert (bind.kernel_of, bind.gpu_of, bind.is_capturing) == before

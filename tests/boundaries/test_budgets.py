@@ -15,7 +15,13 @@ FUNCTION_LINES = 60
 PARAMETERS = 8
 
 # "module:function" -> why it may take more parameters than PARAMETERS.
-MANY_PARAMETERS = {"weft.torch.attention:attention": "the public face: every option by name"}
+MANY_PARAMETERS = {
+    "weft.torch.attention:attention": "the public face: every option by name",
+    "weft.torch.key_cache:decode_attention": "the public face: every option by name",
+    "weft.torch.varlen:varlen_attention": "as FlashAttention's, whose order of tensors is known",
+    "weft.jax.attention:attention": "the public face: every option by name",
+    "weft.jax.dot_product:dot_product_attention": "the signature of jax.nn.dot_product_attention",
+}
 
 # Put together, so that this file does not contain them: paths of one machine, hosts that only a user may choose.
 BANNED = ["/" + "work" + "/", *(f"{name}.org" for name in ("pypi", "pythonhosted", "download.pytorch"))]

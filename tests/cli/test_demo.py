@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import weft
 from weft.cli import main
+from weft.errors import install_line
 from weft.pattern.arguments import LIBRARY
 
 pytest.importorskip("torch")
@@ -99,7 +100,7 @@ def test_without_a_page_the_main_job_runs(monkeypatch):
 def test_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     done = run("--json")
-    assert done.exit_code == 2 and "weft[torch]" in done.output
+    assert done.exit_code == 2 and install_line("torch") in done.output
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 import weft
 from weft import cli
+from weft.errors import install_line
 
 LATE = ("attention", "plan", "explain", "recognize")
 
@@ -49,7 +50,7 @@ def test_without_torch_the_extra_is_named_every_time(name):
         f"    try: weft.{name}\n"
         "    except ModuleNotFoundError as missing: print(missing)\n"
     )
-    assert python("-c", code).stdout == f"weft.{name} needs torch: pip install 'weft[torch]'\n" * 2
+    assert python("-c", code).stdout == f"weft.{name} needs torch: {install_line('torch')}\n" * 2
 
 
 def test_what_is_not_there():

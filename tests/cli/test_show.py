@@ -14,6 +14,7 @@ import weft
 from weft import plot
 from weft.cli import main, progress, show
 from weft.cli.parse import parse
+from weft.errors import install_line
 
 
 class Screen(io.StringIO):
@@ -201,7 +202,7 @@ def test_without_matplotlib(run, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = run("causal()", "--out", "a.png")
-    assert done.exit_code == 2 and "weft[plot]" in done.output and "Traceback" not in done.output
+    assert done.exit_code == 2 and install_line("plot") in done.output and "Traceback" not in done.output
     assert run("causal()").exit_code == 0
 
 

@@ -36,9 +36,9 @@ SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {0}" width="{0}"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site, built as `make docs` does."""
-    pytest.importorskip("sphinx", reason="the site needs Sphinx: pip install 'weft[docs]'")
-    pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install 'weft[plot]'")
-    pytest.importorskip("transformers", reason="a recipe needs it: pip install 'weft[transformers]'")
+    pytest.importorskip("sphinx", reason="the site needs Sphinx: pip install '.[docs]'")
+    pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install '.[plot]'")
+    pytest.importorskip("transformers", reason="a recipe needs it: pip install '.[transformers]'")
     out = tmp_path_factory.mktemp("docs") / "site"
     done = subprocess.run(
         [sys.executable, SITE / "build.py", out], cwd=ROOT, capture_output=True, text=True, check=False
@@ -82,7 +82,9 @@ def test_every_pattern_has_a_page_with_its_picture(site):
     for name in {name for name in weft.__all__ if name.islower()} - {
         "errors",
         "attention",
+        "merge",
         "plan",
+        "varlen_attention",
         "explain",
         "recognize",
     }:
@@ -115,7 +117,7 @@ def test_the_site_is_small_enough_to_carry_along(site):
 
 def test_the_page_of_every_pattern_in_a_browser(tmp_path):
     """What `weft demo --html` writes: pictures drawn, nothing loaded, nothing said on the console."""
-    pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install 'weft[plot]'")
+    pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install '.[plot]'")
     program = browser()
     done = CliRunner().invoke(main, ["demo", "--html", str(tmp_path / "weft.html")])
     assert done.exit_code == 0, done.output
@@ -226,6 +228,15 @@ def test_a_page_that_promises_something_else_is_refused(tmp_path):
 def test_a_block_that_fails_names_its_line(tmp_path):
     with pytest.raises(PageError, match=r'(?s)page, line 4.*"page", line 5.*NameError'):
         execute("# A page\n\n```python\nx = 1\nboom()\n```\n", "page", tmp_path)
+
+
+def test_a_page_whose_modules_are_not_installed_says_so_and_runs_nothing(tmp_path):
+    page = "<!-- needs: os no_such_module -->\n# A page\n\n```python\nboom()\n```\n"
+    shown = execute(page, "page", tmp_path)
+    assert shown.startswith("# A page\n\n*The code of this page was not run here, since no_such_module is not")
+    assert shown.endswith(page.partition("# A page\n")[2])
+    with pytest.raises(PageError, match="page, line 4"):
+        execute(page.replace(" no_such_module", ""), "page", tmp_path)
 
 
 @pytest.mark.parametrize("line, word", [("rm -rf /", "no command of weft"), ("weft show 'causal('", "exit code 2")])

@@ -6,6 +6,7 @@ every command, and every pair of (module, exception class) that the sources rais
 
 import ast
 import inspect
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,13 @@ import numpy as np
 import pytest
 import torch
 from click import ClickException
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from weft import errors, plot
+from weft.acsr.packed import packed
 from weft.cli import COMMANDS, main
 from weft.errors import (
     AlignmentError,
@@ -47,15 +52,41 @@ NOTHING_TO_REFUSE = {"full", "nothing"}  # take no arguments
 
 # (module, class) that no row reaches -> the tests that do.
 ELSEWHERE = {
-    ("weft.kernels.triton.card", "UnsupportedKernel"): "tests/runtime/test_card.py",  # an old card
-    ("weft.kernels.triton.decode", "UnsupportedKernel"): "tests/torch/test_decode.py",
+    ("weft.torch.card", "UnsupportedKernel"): "tests/runtime/test_card.py",  # an old card
+    ("weft.torch.gpu", "UnsupportedKernel"): "tests/torch/test_decode.py",
     ("weft.recognition.pace", "InputError"): "tests/recognition/test_pace.py",  # while a function is compiled
     ("weft.runtime.evidence", "OptionError"): "tests/runtime/test_evidence.py",
     ("weft.runtime.tuner", "OptionError"): "tests/runtime/test_tuner.py",
     ("weft.runtime.tuner", "UnsupportedError"): "tests/runtime/test_tuner.py",
-    ("weft.kernels.triton.launch", "UnsupportedError"): "tests/triton/test_launch.py",  # while a CUDA graph is captured
+    ("weft.torch.bind", "InputError"): "tests/torch/test_bind.py",
+    ("weft.torch.bind", "UnsupportedError"): "tests/torch/test_bind.py",  # while a CUDA graph is captured
+    ("weft.kernels.triton.shared_code", "UnsupportedKernel"): "tests/triton/test_shared_code.py",
     ("weft.kernels.triton.source", "UnsupportedKernel"): "tests/triton/test_translated.py",
     ("weft.kernels.triton.tables", "UnsupportedKernel"): "",  # a plan of 2^30 integers: no test is that patient
+    ("weft.jax.gpu.attention", "UnsupportedError"): "tests/jax/test_gpu.py",
+    ("weft.jax.gpu.bind", "UnsupportedKernel"): "tests/jax/test_bind.py",
+    ("weft.jax.gpu.front", "AlignmentError"): "tests/jax/test_bind.py",
+    ("weft.jax.gpu.front", "UnsupportedError"): "tests/jax/test_bind.py",
+    ("weft.torch.key_cache", "InputError"): "tests/kernels/test_key_cache.py",
+    ("weft.torch.key_cache", "UnsupportedError"): "tests/kernels/test_key_cache.py",
+    ("weft.jax.dot_product", "InputError"): "tests/jax/test_dot_product.py",
+    ("weft.jax.dot_product", "OptionError"): "tests/jax/test_dot_product.py",
+    ("weft.jax.dot_product", "UnsupportedError"): "tests/jax/test_dot_product.py",
+    ("weft.jax.equinox", "OptionError"): "tests/jax/test_equinox.py",
+    ("weft.jax.implementations", "OptionError"): "tests/jax/test_refusals.py",
+    ("weft.jax.implementations", "UnsupportedKernel"): "tests/jax/test_refusals.py",
+    ("weft.jax.inputs", "AlignmentError"): "tests/jax/test_refusals.py",
+    ("weft.jax.inputs", "InputError"): "tests/jax/test_refusals.py",
+    ("weft.jax.inputs", "OptionError"): "tests/jax/test_refusals.py",
+    ("weft.jax.inputs", "UnsupportedError"): "tests/jax/test_refusals.py",
+    ("weft.jax.mask", "InputError"): "tests/jax/test_tables.py",
+    ("weft.jax.nnx", "InputError"): "tests/jax/test_nnx.py",
+    ("weft.jax.nnx", "OptionError"): "tests/jax/test_nnx.py",
+    ("weft.jax.nnx", "UnsupportedError"): "tests/jax/test_nnx.py",
+    ("weft.jax.operator", "UnsupportedError"): "tests/jax/test_transforms.py",
+    ("weft.jax.partition", "UnsupportedError"): "tests/jax/test_sharding.py",
+    ("weft.jax.sizes", "InputError"): "tests/jax/test_tables.py",
+    ("weft.jax.tables", "InputError"): "tests/jax/test_tables.py",
     ("weft.napkin.execute", "RelabelError"): "tests/napkin/test_relabel.py",
     ("weft.napkin.hierarchy", "RelabelError"): "tests/napkin/test_hierarchy.py",
     ("weft.napkin.schedule", "RelabelError"): "tests/napkin/test_relabel.py",
@@ -132,6 +163,49 @@ def unruly(q, k):
     return (q * q * k) % 1013 < 5
 
 
+def unseen(q, k):
+    return q - k < globals()["SMALL_WINDOW"]
+
+
+def no_blocks(length):
+    none = torch.zeros(1, 1, length // 8, dtype=torch.int32)
+    return BlockMask.from_kv_blocks(
+        none, none[..., None], BLOCK_SIZE=8, seq_lengths=(length, length), mask_mod=lambda b, h, q, k: q >= k
+    )
+
+
+def attend_captured():
+    with mock.patch("weft.torch.masks.is_capturing", lambda: True):
+        weft.attention(*tokens(), torch.ones(8, 8, dtype=torch.bool))
+
+
+class Traced(torch.nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, q, k, v):
+        return weft.attention(q, k, v, self.mask)
+
+
+def counted_by_fakes():
+    with FakeTensorMode(), FlopCounterMode(display=False):
+        torch.ops.weft.attention(*tokens(), "causal()", torch.empty(13, dtype=torch.int64), None, None, None, None,
+                                 "auto", False, False)  # fmt: skip
+
+
+def packed_by(queries, keys=None, pattern=None, device="cpu"):
+    sums = [None if x is None else torch.tensor(x, device=device) for x in (queries, keys)]
+    q, k, v = (x[0].transpose(0, 1) for x in tokens())
+    return lambda: weft.varlen_attention(q, k, v, *sums, FULL if pattern is None else pattern)
+
+
+def masked_tensors():
+    with warnings.catch_warnings(action="ignore"):  # a prototype, and says so
+        q = torch.masked.masked_tensor(tokens()[0], torch.ones(tokens()[0].shape, dtype=torch.bool))
+    weft.attention(q, *tokens()[1:], weft.causal())
+
+
 def failing(q, k):
     raise RuntimeError("a table is missing")
 
@@ -159,6 +233,7 @@ def other_columns(folder):
 CAUSAL, FULL = weft.causal(), weft.full()
 HALVES = tokens(dtype=torch.float16)
 SMALL = ("--shape", "1,4,64,32")
+CARD = ("--target", "h200")
 BITS = weft.recognize(np.random.default_rng(0).random((40, 40)) < 0.5).pattern  # noise: no affine form
 MANY = weft.global_tokens(list(range(0, 1 << 21, 7)))
 DIAGRAM = Derivation(attention_diagram())
@@ -181,10 +256,25 @@ TABLE = [
     ("chunks: size", PatternError, ("chunks", "size", "'8'"), lambda: weft.chunks("8")),
     ("blocks: pairs", PatternError, ("blocks", "pairs"), lambda: weft.blocks(64, 3)),
     ("blocks: block", PatternError, ("blocks", "block"), lambda: weft.blocks((4, 4, 4), [(0, 1)])),
+    ("keys: stop", PatternError, ("keys", "stop", "str"), lambda: weft.keys(0, "x")),
+    ("queries: stop", PatternError, ("queries", "stop", "str"), lambda: weft.queries(0, "x")),
+    ("diagonals: first", PatternError, ("diagonals", "first", "str"), lambda: weft.diagonals("x", 3)),
+    ("staircase: step", PatternError, ("staircase", "step"), lambda: weft.staircase("from", "x")),
+    ("steps: breaks", PatternError, ("steps", "breaks"), lambda: weft.steps("from", "x", [1])),
+    ("coarse: block", PatternError, ("coarse", "block"), lambda: weft.coarse(weft.causal(), "x")),
+    ("folded: width", PatternError, ("folded", "width", "str"), lambda: weft.folded(weft.full(), weft.full(), "x")),
+    ("sized: m", PatternError, ("sized", "m", "str"), lambda: weft.sized(weft.causal(), "x", 3)),
+    ("bits: words", PatternError, ("bits", "words"), lambda: weft.bits("x", 3, 3)),
+    ("decode_attention: key_count", InputError, ("decode_attention", "key_count", "9"),
+     lambda: weft.decode_attention(*tokens(4), weft.causal(align="bottom-right"), 9)),
     ("documents: none", PatternError, ("lengths", "ids", "cu_seqlens"), weft.documents),
     ("documents: cu_seqlens", PatternError, ("cu_seqlens", "1"), lambda: weft.documents(cu_seqlens=[0, 5, 3])),
     ("documents: ids", PatternError, ("documents(ids[1]=0.5)",), lambda: weft.documents(ids=[0, 0.5])),
     ("documents: ragged", PatternError, ("documents", "lengths"), lambda: weft.documents([[1], [2, 3]])),
+    ("documents: keys of their own", PatternError, ("1 documents of queries and 2 of keys",),
+     lambda: weft.documents([3], key_lengths=[3, 4])),
+    ("documents: packed", PatternError, ("1 lengths of queries", "2 of keys"), lambda: packed(FULL, [3], [3, 4])),
+    ("documents: packed length", LengthError, ("3 queries and 4 keys",), lambda: packed(FULL, [3], [4]).acsr(3)),
     ("documents: length", LengthError, ("documents", "8", "9"), lambda: weft.documents([3, 5]).acsr(9)),
     ("documents: mixed ids", LengthError, ("ids", "4"), lambda: weft.documents(ids=[0, 1, 0, 1]).to_dense(5)),
     ("padding: no rows", PatternError, ("padding", "lengths"), lambda: weft.padding([])),
@@ -258,9 +348,30 @@ TABLE = [
     ("load_mask: nowhere", InputError, ("nowhere.npy",), lambda folder: load_mask(folder / "nowhere.npy")),
     ("load_mask: text", InputError, ("notes.npy",), lambda folder: load_mask(text_file(folder))),
     # ---- attention ---------------------------------------------------------------------------------------------------
-    ("attention: mask", InputError, ("mask=Tensor", "recognize"), attend(torch.ones(8, 8, dtype=torch.bool))),
+    ("attention: mask", InputError, ("mask=list", "recognize"), attend([[True]])),
+    ("attention: no mask", InputError, ("mask=None", "weft.full()"), lambda: weft.attention(*tokens(), None)),
+    ("attention: a mask of padding", InputError, ("(B, N)", "weft.padding(mask=mask)"),
+     attend(torch.ones(2, 8, dtype=torch.bool))),
+    ("attention: a mask that could change unseen", InputError, ("by globals", "weft.recognize(unseen).pattern"),
+     attend(unseen)),
+    ("attention: a mask met while a graph is captured", UnsupportedError, ("captured", "before the capture"),
+     attend_captured),
+    ("attention: blocks of a BlockMask", InputError, ("block (0, 0)", "create_block_mask"), attend(no_blocks(8))),
+    ("attention: lengths of a BlockMask", LengthError, ("16 x 16", "8 queries"), attend(no_blocks(16))),
+    ("padding: of integers", PatternError, ("int64", "mask.bool()"), lambda: weft.padding(mask=np.ones((2, 4), int))),
     ("attention: q", InputError, ("q is int",), lambda: weft.attention(1, 2, 3, CAUSAL)),
     ("attention: rank", InputError, ("k has 3",), lambda: weft.attention(HALVES[0], HALVES[1][0], HALVES[2], CAUSAL)),
+    ("attention: another library's keyword", OptionError, ("is_causal", "mask=weft.causal()"), attend(is_causal=True)),
+    ("attention: a keyword to come", UnsupportedError, ("bias", "not implemented yet"), attend(bias=None)),
+    ("attention: layout", OptionError, ("layout='sbhd'", "'bshd'"), attend(layout="sbhd")),
+    ("attention: axes of a layout", InputError, ("q has 4", "'thd'"), attend(layout="thd")),
+    ("attention: surely another layout", OptionError, ("64 heads of 8 tokens", 'layout="bshd"'),
+     attend(qkv=tokens(8, heads=(64, 64)), sinks=torch.zeros(8))),
+    ("attention: another grid", LengthError, ("6 x 5", "5 x 6"),
+     attend(weft.neighborhood((5, 6), 3), qkv=[torch.zeros(2, 6, 5, 4, 8)] * 3, layout="bshd")),
+    ("attention: extra_keys", InputError, ("extra_values", "extra_keys is missing"), attend(extra_values=HALVES[1])),
+    ("merge: parts", InputError, ("1 outs and 2 lses", "one lse for each out"),
+     lambda: weft.merge(HALVES[:1], [HALVES[0][..., 0]] * 2)),
     ("attention: dtype", InputError, ("float16", "float32"), attend(qkv=[HALVES[0], *tokens()[1:]])),
     ("attention: heads", InputError, ("4 query heads", "3"), attend(qkv=tokens(heads=(4, 3)))),
     ("attention: heads of the mask", InputError, ("3 heads", "4"), attend(weft.per_head([FULL] * 3))),
@@ -283,20 +394,33 @@ TABLE = [
      lambda: torch.vmap(lambda q: weft.attention(q, *tokens()[1:], CAUSAL))(tokens()[0][None])),
     ("attention: torch.func", UnsupportedError, ("torch.func", "torch.autograd.grad()"),
      lambda: torch.func.grad(lambda q: weft.attention(q, *tokens()[1:], CAUSAL).sum())(tokens()[0])),
+    ("attention: a mask in torch.fx", InputError, ("torch.fx", "weft.recognize(mask).pattern"),
+     lambda: torch.fx.symbolic_trace(Traced(unseen))),
+    ("attention: a pattern without a module", InputError, ("no place for a pattern", "torch.nn.Module"),
+     lambda: CAUSAL.__fx_create_arg__(torch.fx.proxy.TracerBase())),
+    ("attention: counted without numbers", UnsupportedError, ("fake", "torch.device('meta')"), counted_by_fakes),
+    ("attention: masked tensors", UnsupportedError, ("q=MaskedTensor", "get_data()"), masked_tensors),
     ("attention: no kernel", UnsupportedKernel, ("triton", "float64"),
      attend(qkv=tokens(dtype=torch.float64), backend="triton")),
     ("attention: damaged graph", InputError, ("causal", "record"),
      lambda: torch.ops.weft.attention(*tokens(), "causal()", torch.zeros(3, dtype=torch.int64), None, None, None, None,
                                       "auto", False, False)),
+    ("varlen_attention: sums", InputError, ("cu_seqlens_q", "falls"), packed_by([0, 5, 3, 8])),
+    ("varlen_attention: alignment", AlignmentError, ("queries of a document", "bottom-right"),
+     packed_by([0, 8], [0, 8], CAUSAL)),
+    ("varlen_attention: rows", PatternError, ("2 batch rows", "1 documents"),
+     packed_by([0, 8], None, weft.per_batch([FULL] * 2))),
+    ("varlen_attention: sums on a device", UnsupportedError, ("cu_seqlens_q on meta", ".cpu()"),
+     packed_by([0, 8], device="meta")),
     ("SparseAttention: option", OptionError, ("window_size",), lambda: SparseAttention(CAUSAL, window_size=3)),
-    ("plan: mask", InputError, ("plan(..., mask=NoneType)",), lambda: weft.plan(None, *tokens())),
+    ("plan: mask", InputError, ("plan(..., mask=None)", "weft.full()"), lambda: weft.plan(None, *tokens())),
     ("explain: mask", InputError, ("explain(..., mask=int)",), lambda: weft.explain(3, *tokens())),
     ("explain: length", LengthError, ("documents", "8"), lambda: weft.explain(weft.documents([3, 4]), *tokens())),
     ("verify: no head", VerificationError, ("heads are served by no plan",), verified(forward=())),
     ("verify: no tile", VerificationError, ("defect",), verified(tiles={"launches": ()})),
     # ---- pictures, diagrams, settings --------------------------------------------------------------------------------
     ("pattern_figure: size", OptionError, ("10000 x 10000",), lambda: plot.pattern_figure(CAUSAL, 10_000)),
-    ("pattern_figure: matplotlib", UnsupportedError, ("matplotlib", "weft[plot]"),
+    ("pattern_figure: matplotlib", UnsupportedError, ("matplotlib", ".[plot]"),
      without(("matplotlib.figure", "matplotlib.backends.backend_agg"), lambda: plot.pattern_figure(CAUSAL, 8))),
     ("save: kind", OptionError, ("picture.gif", "end its name in .png or .svg"),
      lambda: plot.save(None, Path("picture.gif"))),
@@ -327,6 +451,12 @@ TABLE = [
     ("weft explain: no room", UnsupportedKernel, ("blocks of 64 x 64", "bytes", "rtx4090", "head dimension"),
      command("explain", "random_blocks(64, 2, seed=1)", "--shape", "1,1,256,256", "--device", "gpu",
              "--dtype", "float32", "--target", "rtx4090")),
+    ("weft compile: nothing", OptionError, ("PATTERN, --workloads NAME, --calls FILE",), command("compile", *CARD)),
+    ("weft compile: shape", OptionError, ("sizes are missing", "--shape"), command("compile", "causal()", *CARD)),
+    ("weft compile: file", OptionError, ("--calls nowhere", "a call on each line"),
+     command("compile", "--calls", "nowhere", *CARD)),
+    ("weft compile: triton", OptionError, ("--triton 1.2.3", "pip install triton==1.2.3"),
+     command("compile", "causal()", *SMALL, *CARD, "--triton", "1.2.3")),
     ("weft tune: nothing", OptionError, ("PATTERN, --share FILE and --adopt FILE",), command("tune")),
     ("weft tune: shape", OptionError, ("sizes are missing", "--shape"), command("tune", "causal()")),
     ("weft recognize: module", InputError, ("nowhere:mask",), command("recognize", "nowhere:mask")),

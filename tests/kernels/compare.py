@@ -51,9 +51,16 @@ def wide(dtype):
 @contextmanager
 def one_kernel():
     """Triton's gradients of q, k and v by one kernel meanwhile, where they need not be deterministic."""
-    run = import_module("weft.kernels.triton.run")
-    with mock.patch.object(run, "in_one_kernel", lambda plan: True):
+    backward = import_module("weft.kernels.gpu.programs.backward")
+    _forget_gradients()
+    with mock.patch.object(backward, "in_one_kernel", lambda plan: True):
         yield
+    _forget_gradients()
+
+
+def _forget_gradients():
+    """Programs of gradients are kept by plan and layout, and would be found again."""
+    import_module("weft.torch.gpu").bound_backward.cache_clear()
 
 
 @dataclass

@@ -26,13 +26,13 @@ from triton.runtime.errors import OutOfResources
 
 import weft
 from weft.errors import WeftError
-from weft.kernels.triton.card import at_hand
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime import tuner
 from weft.settings import interpreted
 from weft.target import GPUS
 from weft.testing.strategies import problems
 from weft.testing.tolerance import assert_close
+from weft.torch.card import at_hand
 
 from .compare import BACKENDS, Case, check, generator, normal, qkv
 from .layouts import LAYOUTS

@@ -1,13 +1,15 @@
 """Attention as planned for any card, under any tilings, by the entry points of the Triton backend."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from math import nan
+from unittest import mock
 
 import torch
 
-from weft.kernels.triton import run
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
+from weft.torch import bind, gpu
 from weft.torch.operator import Options, modifiers
 
 from .compare import one_kernel
@@ -20,29 +22,76 @@ def problem_of(case):
     return Problem(*sizes, str(q.dtype).removeprefix("torch."), "cuda")
 
 
-def planned(case, gpu, fixed=()):
+def planned(case, card, fixed=()):
     """(plan, Modifiers, sinks); fixed: (direction, Tiling), others as a call chooses."""
-    plan = plan_attention(case.pattern, problem_of(case), gpu, fixed)
+    plan = plan_attention(case.pattern, problem_of(case), card, fixed)
     sinks, slopes, *rest = (case.options.get(name) for name in ("sinks", "alibi_slopes", "scale", "softcap"))
     return plan, modifiers(plan, Options(sinks, slopes, *rest, "triton", True)), sinks
 
 
-def results(case, gpu, fixed=(), device="cpu", backward=True):
+def results(case, card, fixed=(), device="cpu", backward=True):
     """{name: tensor} as `Case.weft`, on the CPU; device: where it is computed."""
     with nullcontext() if case.deterministic else one_kernel():
-        return _results(case, gpu, fixed, device, backward)
+        return _results(case, card, fixed, device, backward)
 
 
-def _results(case, gpu, fixed, device, backward):
+def _results(case, card, fixed, device, backward):
     options = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in case.options.items()}
-    plan, how, sinks = planned(replace(case, options=options), gpu, fixed)
+    plan, how, sinks = planned(replace(case, options=options), card, fixed)
     tensors, seeds = (tuple(x.to(device) for x in some) for some in (case.tensors, case.seeds()))
-    out, lse = run.forward(tensors, plan, how, sinks)
+    out, lse = gpu.forward(tensors, plan, how, sinks)
     found = [("out", out), ("lse", lse)]
     if backward:
         rows = out, seeds[0], lse, seeds[1] if case.with_lse else None
-        *gradients, delta = run.backward(tensors, rows, plan, how, case.deterministic, sinks is not None)
+        *gradients, delta = gpu.backward(tensors, rows, plan, how, case.deterministic, sinks is not None)
         found += zip(("dq", "dk", "dv"), gradients, strict=True)
         if sinks is not None:
-            found.append(("dsinks", run.sink_gradient(sinks, lse, delta)))
+            found.append(("dsinks", gpu.sink_gradient(sinks, lse, delta)))
     return {name: x.cpu() for name, x in found}
+
+
+# ---- programs of calls -----------------------------------------------------------------------------------------------
+@contextmanager
+def bound():
+    """A list of the programs that calls bind meanwhile; none is found again, before or after."""
+    found = []
+
+    def kept(program, device):
+        found.append(program)
+        return bind.Bound(program, device)
+
+    forget()
+    with mock.patch.object(gpu, "Bound", kept):
+        yield found
+    forget()
+
+
+@contextmanager
+def launching_nothing():
+    """As `bound`; kernels are neither loaded nor run."""
+    nothing = mock.MagicMock()
+    with bound() as found, mock.patch.object(bind, "kernel_of", lambda source, device: nothing):
+        yield found
+
+
+def forget():
+    """Bound programs are kept by plan and layout, and would be found again."""
+    for kept in (gpu.bound_forward, gpu.bound_backward, gpu.bound_sinks, gpu._rows_of):
+        kept.cache_clear()
+
+
+def specs_of(programs):
+    """What the kernels of all launches were generated from, in order."""
+    return [launch.spec for program in programs for launch in program.launches]
+
+
+@contextmanager
+def nothing_is_set():
+    """What programs write, and their workspaces, hold no number before they write it."""
+    made = torch.empty_strided
+
+    def unset(*sizes, **how):
+        return made(*sizes, **how).fill_(nan)
+
+    with mock.patch.object(bind, "EMPTY", None), mock.patch.object(torch, "empty_strided", unset):
+        yield

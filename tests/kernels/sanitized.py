@@ -12,12 +12,11 @@ from unittest import mock
 from tests.ptx import test_few_keys, test_group_queries, test_groups, test_kernels, test_one_walk
 from tests.ptx.problems import check
 
-from weft.kernels.triton import run
-from weft.kernels.triton.card import at_hand
 from weft.planning import few_keys, short
 from weft.planning.candidates import IN_GROUPS
+from weft.torch.card import at_hand
 
-from .planned import results
+from .planned import bound, results
 
 
 def two_kernels():
@@ -53,11 +52,9 @@ KINDS = {
 @contextmanager
 def said(what):
     """Say what was prepared meanwhile."""
-    for kept in (run.prepared, run.prepared_rows, run.prepared_gradients):
-        kept.cache_clear()
-    with mock.patch.object(run, "kernel_of", wraps=run.kernel_of) as asked:
+    with bound() as programs:
         yield
-    names = dict.fromkeys(call.args[0].name for call in asked.call_args_list)
+    names = dict.fromkeys(launch.kernel.name for program in programs for launch in program.launches)
     print(f"{what}: {', '.join(names)}", flush=True)
 
 

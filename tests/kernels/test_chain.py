@@ -1,17 +1,16 @@
 """Launches of the backward that overlap leave the same bits as launches that follow each other."""
 
-from math import nan
 from unittest import mock
 
 import pytest
 import torch
 
 import weft
-from weft.kernels.triton import configure, run
-from weft.kernels.triton.launch import Prepared
+from weft.kernels.triton import configure
 from weft.settings import interpreted
 
 from .compare import BACKENDS, Case, generator, qkv
+from .planned import forget, nothing_is_set
 
 pytestmark = pytest.mark.skipif("triton" not in BACKENDS or interpreted(), reason="launches overlap on GPUs")
 
@@ -31,11 +30,10 @@ def test_same_bits(name, softcap):
     tensors = qkv(generator(f"chain {name}"), (TOKENS, TOKENS), torch.bfloat16, (8, 8), (64, 64))
     case = Case(PATTERNS[name], tensors, backend="triton", options={"softcap": softcap}, live=torch.tensor(True))
     with mock.patch.object(configure, "chained", lambda *_: False):
-        run.prepared.cache_clear()
+        forget()
         first = case.weft()
-    run.prepared.cache_clear()
-    empty = Prepared.empty
-    with mock.patch.object(Prepared, "empty", lambda *some: [x.fill_(nan) for x in empty(*some)]):
+    forget()
+    with nothing_is_set():
         for _ in range(20):
             again = case.weft()
             assert all(torch.equal(first[quantity], again[quantity]) for quantity in first)

@@ -1,7 +1,6 @@
 """Gradients of few keys beside a short window, on a Hopper card: what runs as PTX too (tests/ptx), and larger ones."""
 
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
@@ -10,10 +9,9 @@ from tests.ptx.test_few_keys import CALLS, CAUSAL, EVERY_FOURTH, PLAIN
 from tests.triton.specs import card
 
 import weft
-from weft.kernels.triton import run
 from weft.planning import few_keys, short
 
-from .planned import results
+from .planned import bound, results, specs_of
 from .test_group_queries import HOPPER, beside_tokens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper card")]
@@ -37,11 +35,9 @@ def _always(monkeypatch):
 
 def computed(case):
     """(directions of what is prepared, results)"""
-    run.prepared.cache_clear()
-    run.prepared_gradients.cache_clear()
-    with mock.patch.object(run, "kernel_of", wraps=run.kernel_of) as asked:
+    with bound() as programs:
         found = results(case, card("sm_90"), device="cuda")
-    return [call.args[0].direction for call in asked.call_args_list], found
+    return [spec.direction for spec in specs_of(programs)], found
 
 
 @pytest.mark.parametrize("lies", [lambda case: case, beside_tokens], ids=["heads first", "tokens first"])

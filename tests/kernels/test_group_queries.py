@@ -1,7 +1,6 @@
 """The forward by warp groups on a Hopper card: what runs as PTX too (tests/ptx), and larger ones."""
 
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
@@ -10,9 +9,8 @@ from tests.ptx.test_group_queries import CALLS, FIXED, loud
 from tests.triton.specs import card
 
 import weft
-from weft.kernels.triton import run
 
-from .planned import results
+from .planned import bound, results, specs_of
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper card")]
@@ -28,10 +26,9 @@ LARGE = {
 
 def computed(case, fixed=FIXED):
     """(how many warp groups of each kernel that is prepared, results) of a forward."""
-    run.prepared.cache_clear()
-    with mock.patch.object(run, "kernel_of", wraps=run.kernel_of) as asked:
+    with bound() as programs:
         found = results(case, card("sm_90"), fixed, "cuda", backward=False)
-    return [call.args[0].groups for call in asked.call_args_list], found
+    return [spec.groups for spec in specs_of(programs)], found
 
 
 def beside_tokens(case):

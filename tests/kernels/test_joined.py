@@ -1,6 +1,5 @@
 """Launches that meet the same rows; where one visits all keys and others few, it adds what these leave in float32."""
 
-from math import nan
 from unittest import mock
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 import weft
 from weft.kernels.triton import waves
-from weft.kernels.triton.launch import Prepared
 from weft.kernels.triton.waves import plan_waves
 from weft.planning import work
 from weft.planning.attention_plan import plan_attention
@@ -16,6 +14,7 @@ from weft.planning.problem import Problem
 from weft.target import GPU
 
 from .compare import BACKENDS, Case, check, generator, qkv
+from .planned import nothing_is_set
 
 pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="other backends launch nothing")
 
@@ -56,10 +55,9 @@ def test_gradients_of_other_dtypes(dims, dtype):
 
 def test_only_what_is_met_is_read():
     """The sums of all other rows are never set."""
-    empty = Prepared.empty
     case = case_of("one in sixteen", (16, 16), 2)
     before = case.weft()
-    with mock.patch.object(Prepared, "empty", lambda *some: [x.fill_(nan) for x in empty(*some)]):
+    with nothing_is_set():
         after = case.weft()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -69,14 +67,13 @@ def test_only_what_is_met_is_read():
 )
 def test_launches_that_meet_all_rows_read_nothing_unset(pattern):
     """What they sum begins as nothing; all else they write before anything reads it."""
-    empty = Prepared.empty
     problem = Problem(2, 4, 4, 130, 130, 16, 16, "float32", "cuda")
     for direction in ("forward", "dq"):
         waves = plan_waves(plan_attention(pattern, problem, GPU).towards(direction), problem, False)
         assert waves.covers
         assert waves.merges
     case = Case(pattern, qkv(generator("launches"), (130, 130), torch.float32), backend="triton")
-    with mock.patch.object(Prepared, "empty", lambda *some: [x.fill_(nan) for x in empty(*some)]):
+    with nothing_is_set():
         check(case)
 
 
@@ -84,7 +81,7 @@ def test_launches_that_meet_all_rows_read_nothing_unset(pattern):
 @pytest.mark.parametrize("tokens", [20, 64])
 def test_long_tiles_leave_shares_to_a_launch_of_their_own(tokens, kv_heads):
     """Keys that all see, where programs visit no more than six tiles: the window's launch joins what others sum."""
-    pattern, empty = weft.longformer(30 + kv_heads, global_tokens=tokens), Prepared.empty  # looked at nowhere else
+    pattern = weft.longformer(30 + kv_heads, global_tokens=tokens)  # looked at nowhere else
     case = Case(pattern, qkv(generator("long"), (330, 330), torch.float32, (4, kv_heads)), backend="triton")
     case.deterministic = False
     problem = Problem(2, 4, kv_heads, 330, 330, 16, 16, "float32", "cuda")
@@ -93,6 +90,6 @@ def test_long_tiles_leave_shares_to_a_launch_of_their_own(tokens, kv_heads):
         assert [(wave.kind.split, wave.joins) for wave in found.waves] == [(True, False), (False, True)]
         with (
             mock.patch.object(Case, "weft", Case._weft),  # by two kernels
-            mock.patch.object(Prepared, "empty", lambda *some: [x.fill_(nan) for x in empty(*some)]),
+            nothing_is_set(),
         ):
             check(case)

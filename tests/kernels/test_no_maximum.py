@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import weft
-from weft.kernels.triton import load, run
+from weft.kernels.triton import load
 from weft.kernels.triton.forward import Forward
 from weft.settings import interpreted
 
 from .compare import BACKENDS, Case, check, generator, qkv
+from .planned import forget
 
 pytestmark = [
     pytest.mark.skipif("triton" not in BACKENDS, reason="other backends have another soft maximum"),
@@ -72,12 +73,12 @@ def walks_again(case, blind=False):
                 yield "scale2 = tl.where(again > 0, float('nan'), scale2)"
 
     look = Forward.look
-    for cached in (run.prepared, load.source_of):
-        cached.cache_clear()
+    forget()
+    load.source_of.cache_clear()
     with mock.patch.object(Forward, "look", shown):
         got = case.weft()["out"]
-    for cached in (run.prepared, load.source_of):
-        cached.cache_clear()
+    forget()
+    load.source_of.cache_clear()
     return not got.isfinite().all()
 
 

@@ -10,10 +10,9 @@ from tests.ptx.test_one_walk import CALLS, PLAIN
 from tests.triton.specs import card
 
 import weft
-from weft.kernels.triton import run
 from weft.planning import short
 
-from .planned import results
+from .planned import bound, results, specs_of
 from .test_group_queries import HOPPER, beside_tokens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper card")]
@@ -34,11 +33,9 @@ def _always(monkeypatch):
 
 def computed(case):
     """(directions of what is prepared, results)"""
-    run.prepared.cache_clear()
-    run.prepared_gradients.cache_clear()
-    with mock.patch.object(run, "kernel_of", wraps=run.kernel_of) as asked:
+    with bound() as programs:
         found = results(case, card("sm_90"), device="cuda")
-    return [call.args[0].direction for call in asked.call_args_list], found
+    return [spec.direction for spec in specs_of(programs)], found
 
 
 @pytest.mark.parametrize("lies", [lambda case: case, beside_tokens], ids=["heads first", "tokens first"])

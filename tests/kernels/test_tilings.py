@@ -7,13 +7,13 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 import weft
-from weft.kernels.triton.card import at_hand
 from weft.planning.attention_plan import plan_attention
 from weft.planning.choice import offered
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime import tuner
 from weft.target import GPU
 from weft.testing.tolerance import assert_close
+from weft.torch.card import at_hand
 
 from .compare import BACKENDS, FEW, Case, generator, qkv
 from .planned import problem_of, results

@@ -9,12 +9,13 @@ from tempfile import TemporaryDirectory
 from unittest import mock
 
 import torch
+from tests.kernels.planned import forget
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from weft.kernels.triton import decode, run, sinks, source, translated
-from weft.kernels.triton.descriptors import Placed
-from weft.kernels.triton.load import source_of
+from weft.kernels.triton import source, translated
+from weft.torch import bind
+from weft.torch.launcher import Placed
 
 from . import specialised
 from .launch import Kernel, launch
@@ -30,7 +31,7 @@ def without_machine_code():
         TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
         mock.patch.object(CUDABackend, "make_cubin", lambda *_, **__: b"none"),
-        mock.patch.object(translated, "disassembled", lambda cubin: ""),
+        mock.patch.object(translated, "disassembled", lambda cubin, indirect: ""),
     ):
         yield
 
@@ -49,6 +50,10 @@ def kernel_of(text, shared):
 
 
 def storage(x):
+    """(address, bytes) of what a launch may touch through a tensor, or through a descriptor."""
+    if isinstance(x, Placed):
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True))
+        return x.address, 2 * (last + 1)  # of 16 bits each
     whole = x.untyped_storage()
     return whole.data_ptr(), whole.nbytes()
 
@@ -67,20 +72,18 @@ def emulated(way):
     """Launches run here meanwhile, and new tensors are not numbers; yields the names of the kernels as they run."""
     names, strict = [], torch.are_deterministic_algorithms_enabled()
 
-    def kernel(spec, device):
-        """What `weft.kernels.triton.source.kernel_of` returns, for its own Source or what it would be emitted from."""
-        given = spec if isinstance(spec, source.Source) else source_of(spec)
+    def kernel(given, device):
+        """What `weft.torch.bind.kernel_of` returns."""
         return Launched(given, way, names)
 
     with ExitStack() as stack:
-        for launching in (run, decode, sinks):
-            stack.enter_context(mock.patch.object(launching, "kernel_of", kernel))
+        stack.enter_context(mock.patch.object(bind, "kernel_of", kernel))
         torch.use_deterministic_algorithms(True)  # which fills them
-        _forget()
+        forget()
         try:
             yield names
         finally:
-            _forget()
+            forget()
             torch.use_deterministic_algorithms(strict)
 
 
@@ -98,7 +101,7 @@ class Launched:
     def _launch(self, grid, values):
         text, shared = text_of(self.given, self.way.arch)
         kernel = kernel_of(self.way.change(self.given.name, text), shared)
-        memory = Global([storage(x) for x in values if isinstance(x, torch.Tensor)])
+        memory = Global([storage(x) for x in values if isinstance(x, (torch.Tensor, Placed))])
         plain = [y for x in values for y in _plain(x)]
         if self.given.gluon:
             specialised.launch(kernel.program, grid[0], plain, (memory, shared), self.way.order)
@@ -112,9 +115,3 @@ def _plain(x):
     if isinstance(x, Placed):
         return specialised.Map.of(x.address, x.shape, x.strides), *x.shape, *x.strides
     return (x.data_ptr() if isinstance(x, torch.Tensor) else x,)
-
-
-def _forget():
-    """Launches are kept by plan and problem, and would be found again."""
-    for kept in (run.prepared, run.prepared_rows, run.prepared_gradients, decode._of_plan, sinks._prepared):
-        kept.cache_clear()

@@ -13,9 +13,9 @@ from tests.kernels.planned import planned, results
 from tests.triton.specs import card
 
 import weft
-from weft.kernels.triton import decode, run
 from weft.planning import short
 from weft.settings import interpreted
+from weft.torch import gpu
 
 from .problems import ORDERS, Call, check, check_in_every_order
 from .run import Way, emulated
@@ -77,16 +77,16 @@ def test_a_row_of_one_key_has_its_value(arch):
 @pytest.mark.wide
 @pytest.mark.parametrize("arch", CHOSEN)
 def test_tf32(arch):
-    with mock.patch.object(run, "tf32_wanted", lambda: True):
+    with mock.patch.object(gpu, "tf32_wanted", lambda: True):
         check_in_every_order(Call(BAND, 100, (32, 32), torch.float32).case(), Way(arch), tf32=True)
 
 
-def by_rows(gpu, device="cpu"):
+def by_rows(target, device="cpu"):
     """What few queries against many keys have, checked."""
     pattern, random = (weft.causal() & weft.window(left=200)).aligned("bottom-right"), generator("rows")
     case = Case(pattern, qkv(random, (3, 300), torch.bfloat16, (4, 2), (64, 64), 1), backend="triton")
-    plan, how, sinks = planned(case, gpu)
-    out, lse = decode.forward(tuple(x.to(device) for x in case.tensors), plan, how, sinks)
+    plan, how, sinks = planned(case, target)
+    out, lse = gpu.by_rows(tuple(x.to(device) for x in case.tensors), plan, how, sinks)
     made = {"out": out.cpu(), "lse": lse.cpu()}
     check(case, made)
     return made

@@ -3,11 +3,10 @@
 import re
 from dataclasses import replace
 from functools import partial
-from unittest import mock
 
 import pytest
 import torch
-from tests.kernels.planned import planned, results
+from tests.kernels.planned import launching_nothing, planned, results, specs_of
 from tests.triton.specs import card
 
 import weft
@@ -92,10 +91,9 @@ def test_heads_beside_tokens():
 
 def kernels(case, **how):
     """The specs of what is launched; nothing runs."""
-    found = []
-    with mock.patch("weft.kernels.triton.run.kernel_of", lambda spec, _: found.append(spec) or mock.MagicMock()):
+    with launching_nothing() as programs:
         results(case, card("sm_90"), **how)
-    return [spec.direction for spec in found]
+    return [spec.direction for spec in specs_of(programs)]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ pytest.importorskip("triton")
 
 from weft.errors import UnsupportedKernel
 from weft.kernels.backend import BACKENDS, CpuBackend, TritonBackend
-from weft.kernels.triton import card
-from weft.kernels.triton.card import numbers_of
-from weft.target import GPUS
+from weft.kernels.gpu.programs import __path__ as programs
+from weft.kernels.triton import __path__ as generators
+from weft.target import GPUS, gpu_like
 from weft.testing.refusals import refuse
+from weft.torch import card
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from weft.testing.refusals import refuse
     ],
 )
 def test_cards_that_are_known(name, architecture, processors, known):
-    assert numbers_of(name, architecture, processors) is GPUS[known]
+    assert gpu_like(name, architecture, processors) is GPUS[known]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_cards_that_are_known(name, architecture, processors, known):
     ],
 )
 def test_cards_that_are_not_keep_their_name_and_take_the_nearest_clock(name, architecture, processors, near):
-    found = numbers_of(name, architecture, processors)
+    found = gpu_like(name, architecture, processors)
     assert found.name == name and found.processors == processors
     assert found.architecture == GPUS[near].architecture
     assert found.clock == pytest.approx(GPUS[near].clock)
@@ -50,8 +51,8 @@ def test_cards_that_are_not_keep_their_name_and_take_the_nearest_clock(name, arc
 
 
 def test_shared_memory_is_the_cards_own():
-    assert numbers_of("NVIDIA A10G", "sm_86", 80, 99 << 10).shared == 99 << 10
-    assert numbers_of("NVIDIA H200", "sm_90", 132, 228 << 10) is GPUS["h200"]
+    assert gpu_like("NVIDIA A10G", "sm_86", 80, 99 << 10).shared == 99 << 10
+    assert gpu_like("NVIDIA H200", "sm_90", 132, 228 << 10) is GPUS["h200"]
 
 
 def at_hand(monkeypatch, name, capability, processors, shared, hip=None):
@@ -95,7 +96,7 @@ def test_versions_name_the_kernels_and_triton(monkeypatch):
     found = card.versions()
     assert found == TritonBackend().versions() and found["triton"] == triton.__version__
     assert len(found["kernels"]) == 16 and int(found["kernels"], 16) >= 0
-    here = {path.stem for path in card.Path(card.__file__).parent.glob("*.py")}
+    here = {path.stem for folder in (*generators, *programs) for path in card.Path(folder).glob("*.py")}
     assert set(card.APART) <= here  # a module that is gone need not be left out
 
 

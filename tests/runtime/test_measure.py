@@ -19,12 +19,12 @@ from triton.backends.compiler import GPUTarget
 
 import weft
 from weft.kernels.backend import Timing
-from weft.kernels.triton import measure
 from weft.planning.attention_plan import plan_attention
 from weft.planning.tiling import Tiling
 from weft.settings import interpreted
 from weft.store import opened
 from weft.target import GPU
+from weft.torch import measure
 
 from .fakes import PROBLEM
 
@@ -33,36 +33,31 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCHED = """
 import torch, weft
 from weft.kernels.options import Modifiers
-from weft.kernels.triton import measure, run
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
 from weft.target import GPU
+from weft.torch import gpu, measure
 
 problem = Problem(1, 2, 1, 64, 64, 16, 16, "float16", "cpu")
 several = weft.causal() & (weft.window(left=5) | weft.strided(8))  # launches whose results are merged
 for pattern in (weft.causal() & weft.window(left=20), weft.longformer(8, 4), several):
     plan = plan_attention(pattern, problem, GPU)
     subject = measure.Subject.of(plan)
-    saved, how = (subject.q, subject.k, subject.v), Modifiers(16**-0.5)
-    rows = (subject.out, subject.d_out, subject.lse, None)
-    dq, dk, dv, delta = run.backward(saved, rows, plan, how, deterministic=False)
-    meant = {"forward": [subject.out, subject.lse], "dq": [dq, delta], "dkdv": [dk, dv]}
-    written = []
-    launch, measure.launch = measure.launch, lambda *calls: (launch(*calls), written.append(calls[-1]))
+    q, k, v, out, lse, dout, stats = (subject.tensors[x] for x in ("q", "k", "v", "out", "lse", "dout", "stats"))
+    rows, how = (out, dout, lse, None), Modifiers(16**-0.5)
+    dq, dk, dv, delta = gpu.backward((q, k, v), rows, plan, how, deterministic=False)
+    torch.testing.assert_close(-stats[..., 8:11].float().sum(-1), delta, atol=4e-3, rtol=4e-3)
+    meant = {"forward": [out, lse], "dq": [dq], "dkdv": [dk, dv]}
     for direction, expected in meant.items():
         fixed = plan_attention(pattern, problem, GPU, ((direction, Tiling(32, 32, 4, 2)),))
         call = subject.call(direction, fixed)
         untuned = [one.clone() for one in subject.call(direction, plan)()]
         call()  # nothing is left of it
-        assert measure.alike(call(), untuned)
-        prepared, tensors = written[-1]
-        made = list(tensors[{"forward": 3, "dq": 7, "dkdv": 7}[direction] :])  # see emit.TENSORS
-        if direction == "dq":
-            made[1] = -made[2][..., 8:11].float().sum(-1)  # delta, of Stats
-        for one, x in zip(expected, made):
-            torch.testing.assert_close(x.to(one.dtype), one, atol=4e-3, rtol=4e-3)
-    measure.launch = launch
+        written = call()
+        assert measure.alike(written, untuned)
+        for one, x in zip(expected, written, strict=True):
+            torch.testing.assert_close(x, one, atol=4e-3, rtol=4e-3)
     assert measure.alike(subject.call("gradients", plan)(), [dq, dk, dv])
 print("alike")
 """

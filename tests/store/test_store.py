@@ -1,5 +1,6 @@
 """The store: what is put is found again whole, by many processes at once, or not at all."""
 
+import json
 import os
 import shutil
 import signal
@@ -104,6 +105,47 @@ def test_a_damaged_entry_is_set_aside_reported_once_and_made_anew(kept, name):
     assert kept.get(KEY) is not None and sorted(states(kept)) == ["", "damaged"]
     spoil(kept.root / KEY)
     assert kept.get(KEY) is None  # and no second warning, which would be an error
+
+
+def test_an_entry_that_was_copied_to_another_name_is_damaged(kept):
+    put(kept)
+    shutil.copytree(kept.root / KEY, kept.root / OTHER)
+    assert list(kept.verify()) == [OTHER]
+    with pytest.warns(RuntimeWarning, match=f"{OTHER} is damaged: it is a copy of the entry {KEY}"):
+        assert kept.get(OTHER) is None
+    assert kept.get(KEY) is not None and sorted(states(kept)) == ["", "damaged"]
+    put(kept, OTHER)
+    assert kept.get(OTHER) is not None and kept.verify() == {}
+
+
+def rewritten(path, facts):
+    """The entry with other facts, and sums that hold of them."""
+    (path / FACTS).write_text(facts)
+    lines = (f"{sha256((path / name).read_bytes()).hexdigest()}  {name}\n" for name in (FACTS, *FILES))
+    (path / SUMS).write_text("".join(lines))
+
+
+@pytest.mark.parametrize("facts", ['{"name": "kernel", "made": 1.5}', "[]", "{", ""])
+def test_an_entry_of_an_older_layout_is_replaced_without_a_word(kept, facts):
+    put(kept)
+    rewritten(kept.root / KEY, facts)
+    assert kept.verify() == {}
+    assert kept.get(KEY) is None and kept.entries() == []  # a warning would be an error
+    put(kept)
+    assert kept.get(KEY) is not None and states(kept) == [""]
+
+
+@pytest.mark.parametrize("key", [OTHER, "", None, 7, [KEY]])
+def test_only_its_own_key_will_do(kept, key):
+    put(kept)
+    rewritten(kept.root / KEY, json.dumps({"key": key}))
+    with pytest.warns(RuntimeWarning, match="it is a copy"):
+        assert kept.get(KEY) is None
+
+
+def test_whoever_puts_an_entry_does_not_choose_its_key(kept):
+    kept.put(KEY, {"name": "kernel", "key": OTHER}, FILES)
+    assert kept.get(KEY) is not None
 
 
 def test_a_writer_that_fails_leaves_nothing(kept, monkeypatch):

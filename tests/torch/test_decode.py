@@ -179,17 +179,17 @@ def grown(lengths, pattern, **options):
 
 
 def test_one_plan_and_one_kernel_for_all_lengths():
-    from weft.kernels.triton import decode as kernels  # Triton is not everywhere
+    from weft.torch import bind  # Triton is not everywhere
 
     pattern = weft.causal(align=END) & weft.window(left=40, align=END)
     planned = mock.patch.object(decode, "decode_plan", side_effect=decode.decode_plan)
-    made = mock.patch.object(kernels, "kernel_of", side_effect=kernels.kernel_of)
+    made = mock.patch.object(bind, "kernel_of", side_effect=bind.kernel_of)
     with planned as planned, made as made:
         for _, (q, k, v), out, _ in grown((1000, 1001, 1200), pattern):
             near = [q, k[:, :, -41:], v[:, :, -41:]]
             assert_close("out", out, dense.attention(*(x.double() for x in near), torch.tensor(True), {})[0], out)
-        with mock.patch.object(kernels.Step, "_start") as started:  # the interpreter takes its time
-            assert len(list(grown(range(1000, 1201), pattern))) == started.call_count
+        with mock.patch.object(bind.Started, "__call__") as started:  # the interpreter takes its time
+            assert 2 * len(list(grown(range(1000, 1201), pattern))) == started.call_count
     assert planned.call_count == 1
     assert [call.args[0].name.split("_")[0] for call in made.call_args_list] == ["rows", "merge"]
     assert len(decode._found) == 1
@@ -251,6 +251,21 @@ def test_a_change_is_seen(change):
     changed, options = CHANGES[change](tensors, {})
     check(changed, PATTERN, **options)
     check(tensors, PATTERN)
+
+
+@pytest.mark.parametrize("rows", ["sinks", "alibi_slopes"])
+def test_rows_that_lie_otherwise_are_seen(rows):
+    """The same numbers, every second one of others; and of another dtype. A program is made for each."""
+    tensors, plain = qkv(2, 40, dims=(8, 8)), torch.linspace(0.1, 1, 4)
+    apart = torch.stack([plain, torch.full_like(plain, 9.0)], -1)[:, 0]
+    for x in (plain, apart, plain.to(torch.float64), plain):
+        check(tensors, PATTERN, **{rows: x})
+    assert len(decode._found) == 3
+    keys = {
+        decode.key_of(tensors, PATTERN, (x, None) if rows == "sinks" else (None, x), (None,))
+        for x in (plain, apart, plain.clone())
+    }
+    assert len(keys) == 2
 
 
 def test_another_mask_of_the_same_id_is_another():
@@ -355,14 +370,14 @@ FEW_ROWS = {
 
 @pytest.mark.parametrize("name", FEW_ROWS)
 def test_few_rows(name):
-    from weft.kernels.triton.decode import forward
+    from weft.torch.gpu import by_rows
 
     pattern, m, n = FEW_ROWS[name]
     tensors = qkv(m, n, batch=1, heads=(4, 2), dims=(16, 24))
     slopes, sinks, shift = torch.tensor([0.1, 0.2, 0.0, 0.05]), torch.linspace(-1, 1, 4), 5
     problem = Problem(1, 4, 2, m, n, 16, 24, "float32", DEVICE)
     how = Modifiers(0.3, None, slopes.to(DEVICE, torch.float64), shift)
-    got = forward(tuple(x.to(DEVICE) for x in tensors), plan_attention(pattern, problem, GPU), how, sinks.to(DEVICE))
+    got = by_rows(tuple(x.to(DEVICE) for x in tensors), plan_attention(pattern, problem, GPU), how, sinks.to(DEVICE))
     live = torch.from_numpy(pattern.to_dense(m, n)).expand(1, 4, m, n)
     options = {"scale": 0.3, "alibi_slopes": slopes, "sinks": sinks}
     truth, plain = (
@@ -383,9 +398,9 @@ def test_a_plan_that_takes_rows_has_a_backward_by_tiles(name, monkeypatch):
     monkeypatch.setattr(row_choice, "may_gain", lambda *_: True)
     caching.clear()
     tensors = [x.to(DEVICE).requires_grad_() for x in qkv(m, n, batch=1, heads=(4, 2), dims=(16, 24))]
-    from weft.kernels.triton import decode as kernels
+    from weft.torch import gpu
 
-    with mock.patch.object(kernels, "forward", wraps=kernels.forward) as by_rows:
+    with mock.patch.object(gpu, "split_kv_program", wraps=gpu.split_kv_program) as by_rows:
         out, lse = weft.attention(*tensors, pattern, return_lse=True, backend="triton")
     caching.clear()
     assert by_rows.call_count == 1
@@ -402,8 +417,8 @@ def test_a_plan_that_takes_rows_has_a_backward_by_tiles(name, monkeypatch):
 
 
 def test_rows_without_a_formula_are_refused():
-    from weft.kernels.triton.decode import forward
+    from weft.torch.gpu import by_rows
 
     pattern, tensors = weft.random_blocks(16, 1), qkv(90, batch=1)
     plan = plan_attention(pattern, Problem(1, 4, 2, 90, 90, 8, 8, "float32", DEVICE), GPU)
-    refuse(lambda: forward(tuple(tensors), plan, Modifiers(0.3)), UnsupportedKernel, ["block by block"])
+    refuse(lambda: by_rows(tuple(tensors), plan, Modifiers(0.3)), UnsupportedKernel, ["block by block"])

@@ -66,10 +66,11 @@ def test_tensors(asked, error, words):
 
 
 @rows(
-    ("bool tensor", call(mask=torch.ones(16, 16, dtype=torch.bool)), InputError, ("mask", "Tensor", "weft.causal")),
+    ("tensor of numbers", call(mask=torch.ones(16, 16)), InputError, ("mask", "float32", "mask == 0")),
     ("bool array", call(mask=np.ones((16, 16), bool)), InputError, ("mask", "ndarray", "weft.causal")),
-    ("function", call(mask=lambda q, k: q >= k), InputError, ("mask", "function", "weft.causal")),
-    ("library function", call(mask=weft.causal), InputError, ("mask", "function", "weft.causal")),
+    ("function of numbers", call(mask=lambda q, k: q - k), InputError, ("not booleans",)),
+    ("library function", call(mask=weft.causal), InputError, ("mask=weft.causal", "not called", "weft.causal(...)")),
+    ("padding, not called", call(mask=weft.padding), InputError, ("mask=weft.padding", "not called")),
     ("none", call(mask=None), InputError, ("mask", "None", "weft.causal")),
     ("word", call(mask="causal"), InputError, ("mask", "str", "weft.causal")),
     ("a leaf", call(mask=CAUSAL.body), InputError, ("mask", "bare leaf", "weft.causal")),

@@ -96,12 +96,23 @@ def test_state_dict():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_dtypes(dtype):
     module = full_module().to(dtype)
-    assert (module.sinks.dtype, module.alibi_slopes.dtype) == (dtype, dtype)
+    kept = torch.float64 if dtype == torch.float64 else torch.float32
+    assert (module.sinks.dtype, module.alibi_slopes.dtype) == (kept, kept)
     out, lse = module(*qkv(20, dtype=dtype))
     assert out.dtype == dtype
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     out.sum().backward()
-    assert module.sinks.grad.dtype == dtype
+    assert module.sinks.grad.dtype == kept
+
+
+def test_conversions_take_no_digits_off_sinks_and_slopes():
+    module = full_module()
+    model = torch.nn.Sequential(copy.deepcopy(module), torch.nn.Linear(4, 4)).to(torch.bfloat16).half().float()
+    for name in ("sinks", "alibi_slopes"):
+        assert torch.equal(getattr(model[0], name), getattr(module, name))
+    assert model.to(torch.bfloat16)[1].weight.dtype == torch.bfloat16
+    given = SparseAttention(PATTERN, sinks=torch.zeros(4, dtype=torch.bfloat16))
+    assert given.half().sinks.dtype == torch.float16  # which were narrow when they came
 
 
 def test_devices():
@@ -125,9 +136,12 @@ def test_another_pattern_may_be_assigned():
     assert torch.equal(module(*qkv(20)), weft.attention(*qkv(20), weft.documents([7, 13])))
 
 
-@pytest.mark.parametrize("option", ["dropout", "is_causal", "mask"])
-def test_unknown_options(option):
-    refuse(lambda: SparseAttention(PATTERN, **{option: 1}), OptionError, ("SparseAttention", option, "softcap"))
+@pytest.mark.parametrize(
+    ("option", "cure"),
+    [("dropout", "softcap"), ("is_causal", "weft.causal()"), ("mask", "softcap"), ("scal", "scale=")],
+)
+def test_unknown_options(option, cure):
+    refuse(lambda: SparseAttention(PATTERN, **{option: 1}), OptionError, ("SparseAttention", option, cure))
 
 
 def test_heads_that_do_not_match_are_named_when_it_runs():
@@ -180,6 +194,22 @@ def test_export_of_a_pattern_made_inside(strict):
     again = exported(module, tuple(qkv(20, batch=3)), strict=strict, dynamic_shapes=any_size())
     for m in (20, 57):
         assert torch.equal(again(*qkv(m)), module(*qkv(m)))
+
+
+class BesideAnother(torch.nn.Module):
+    """A pattern made inside of one that was made outside."""
+
+    def forward(self, q, k, v):
+        return weft.attention(q, k, v, (OUTSIDE | weft.window(left=q.shape[2] // 4)) & (OTHER | OUTSIDE))
+
+
+OUTSIDE, OTHER = weft.documents([3, 8, 9]), weft.causal()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_a_pattern_made_inside_of_others(strict):
+    module, x = BesideAnother(), tuple(qkv(20))
+    assert torch.equal(exported(module, x, strict=strict)(*x), module(*x))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Which kernels a call would launch, found without a GPU: the real planner and the real entry points, no launch."""
 
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -9,8 +8,11 @@ from unittest import mock
 import torch
 
 import weft
-from weft.kernels.options import Modifiers
-from weft.kernels.triton import decode, run
+from weft.kernels.gpu.layout import Layout, Options, Vector
+from weft.kernels.gpu.program import row_major
+from weft.kernels.gpu.programs import backward
+from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import plan_attention
 from weft.planning.device import plan_for_device
@@ -18,6 +20,7 @@ from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
 from weft.target import GPU, GPUS
 from weft.testing.workloads import WORKLOADS
+from weft.torch.gpu import IMAGINED
 
 
 @dataclass(frozen=True)
@@ -44,48 +47,47 @@ class Call:
         )
 
 
-@contextmanager
-def launches():
-    """A list of what is launched meanwhile, one for each launch: a KernelSpec, or the source of a row-wise kernel;
-    nothing runs.
-    """
-    found = []
-    run.prepared_rows.cache_clear()  # found again by a problem, not by a plan
-
-    class Kernel:
-        def __init__(self, spec, device):
-            self.spec = spec
-
-        def __getitem__(self, grid):
-            return lambda *values: found.append(self.spec)
-
-    with mock.patch.object(run, "kernel_of", Kernel), mock.patch.object(decode, "kernel_of", Kernel):
-        yield found
-    run.prepared_rows.cache_clear()
-
-
 def specs_of(call, gpu=GPU):
     """The KernelSpecs of one call on a card, forward and backward, in the order of their launches."""
     return [spec for spec in launched(call, gpu) if isinstance(spec, KernelSpec)]
 
 
 def launched(call, gpu=GPU):
-    """What one call launches, row-wise kernels included."""
+    """What one call launches, forward and backward: KernelSpecs, and for kernels by rows their sources."""
+    found = [launch for program in programs_of(call, gpu) for launch in program.launches]
+    return [launch.spec if isinstance(launch.spec, KernelSpec) else launch.kernel for launch in found]
+
+
+def programs_of(call, gpu=GPU):
+    """The programs of one call, forward and backward."""
     fixed = (("dkdv", tiling_with_dq(call)),) if call.one_kernel else ()
     plan = plan_attention(call.pattern, call.problem(), gpu, fixed)
-    tensors = [_tensor(shape, call) for shape in _shapes(call)]
-    q, k, v, d_out, lse = tensors
-    group = call.heads[0] // call.heads[1]
-    alibi = torch.ones(call.heads[1], group) if call.options.get("alibi") else None
-    how = Modifiers(call.options.get("scale", 0.1), call.options.get("softcap"), alibi)
-    sinks = torch.zeros(call.heads[0]) if call.options.get("sinks") else None
-    lse = lse[..., 0].float()
-    tf32 = mock.patch.object(run, "tf32_wanted", lambda: True) if call.options.get("tf32") else nullcontext()
-    with launches() as found, mock.patch.object(run, "in_one_kernel", lambda plan: call.one_kernel), tf32:
-        run.forward((q, k, v), plan, how, sinks)
-        rows = d_out, d_out, lse, lse if call.options.get("lse") else None
-        run.backward((q, k, v), rows, plan, how, not call.one_kernel, sinks is not None)
-    return found
+    layout, options = layout_of(call, "qkv"), options_of(call)
+    if plan.by_rows is None:
+        forward = forward_program(plan, layout, options)
+    else:
+        forward = split_kv_program(plan.by_rows.plan, layout, options, IMAGINED)
+    options = options._replace(deterministic=not call.one_kernel, with_delta=bool(call.options.get("sinks")))
+    with mock.patch.object(backward, "in_one_kernel", lambda plan: call.one_kernel):
+        return forward, backward.backward_program(plan, layout_of(call, "gradients"), options)
+
+
+def layout_of(call, of):
+    """How the tensors of a call lie; of: "qkv", or "gradients", where out and dout lie alike."""
+    q, k, v, dout = (_strides(shape, call) for shape in _shapes(call))
+    row = Vector("float32", (1,))
+    slopes = row if call.options.get("alibi") else None
+    if of == "qkv":
+        return Layout((q, k, v), True, sinks=row if call.options.get("sinks") else None, slopes=slopes)
+    rows = row_major((call.batch, call.heads[0], call.m))
+    dlse = Vector("float32", rows) if call.options.get("lse") else None
+    return Layout((q, k, v, dout, dout), True, dlse=dlse, slopes=slopes)
+
+
+def options_of(call):
+    """The options of a call that programs are made for."""
+    asked = call.options
+    return Options(asked.get("scale", 0.1), asked.get("softcap"), tf32=asked.get("tf32", False))
 
 
 SMALL = Tiling(16, 8, 4, 1)  # many tiles in few tokens
@@ -136,20 +138,13 @@ def card(architecture):
 
 def _shapes(call):
     (d, dv), (q_heads, kv_heads) = call.dims, call.heads
-    sizes = (
-        (q_heads, call.m, d),
-        (kv_heads, call.n, d),
-        (kv_heads, call.n, dv),
-        (q_heads, call.m, dv),
-        (q_heads, call.m, 1),
-    )
+    sizes = (q_heads, call.m, d), (kv_heads, call.n, d), (kv_heads, call.n, dv), (q_heads, call.m, dv)
     return [(call.batch, *size) for size in sizes]
 
 
-def _tensor(shape, call):
-    """Memory is never written, so long sequences cost nothing."""
-    padded = torch.empty((*shape[:3], shape[3] + (not call.dense)), dtype=call.dtype)
-    return padded[..., : shape[3]]
+def _strides(shape, call):
+    """Of a tensor that is dense, or a part of one whose rows are one number longer."""
+    return row_major((*shape[:3], shape[3] + (not call.dense)))
 
 
 def square(pattern, **more):

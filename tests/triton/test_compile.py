@@ -368,9 +368,18 @@ def test_listed_tokens_beside_a_grid(direction):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_gradient_of_sinks(target):
-    taken = resources(source.compile_for(sinks.source(), TARGETS[target]), target)
-    assert (taken.spilled, taken.inside) == (0, 0)
-    assert taken.shared <= 1024
+    for made in (sinks.gradient_source(), sinks.sum_source()):
+        taken = resources(source.compile_for(made, TARGETS[target]), target)
+        assert (taken.spilled, taken.inside) == (0, 0)
+        assert taken.shared <= 1024
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_join_of_sinks(target):
+    for dtype, dv in (("bfloat16", 80), ("bfloat16", 128), ("float32", 192), ("float32", 256)):
+        taken = resources(source.compile_for(sinks.join_source(dtype, dv), TARGETS[target]), target)
+        assert (taken.spilled, taken.inside) == (0, 0)
+        assert taken.shared <= 1024
 
 
 BLOCKS_AT_256 = [

@@ -7,12 +7,12 @@ from unittest import mock
 import pytest
 
 import weft
-from weft.kernels.triton import decode
 from weft.kernels.triton.source import Source
 from weft.kernels.triton.spec import KernelSpec
 from weft.planning.candidates import Terms, menu
 from weft.testing.cases import parts
 
+from . import specs
 from .specs import Call, launched, specs_of, square
 
 LENGTHS = (1, 63, 64, 200, 1000, 4096, 5001)
@@ -111,7 +111,7 @@ def test_few_queries_add_two_kernels():
     """Where many keys are split: one for shares of rows, and one that merges them, whatever the lengths."""
     names = set()
     for m, n in ((64, 5000), (64, 6001), (60, 9000), (50, 100_000)):
-        with mock.patch.object(decode, "IMAGINED", 132):  # processors
+        with mock.patch.object(specs, "IMAGINED", 132):  # processors
             calls = launched(Call(weft.causal(align="bottom-right"), m, n))
         names |= {one.name for one in calls if isinstance(one, Source)}
     assert [name.split("_")[0] for name in sorted(names)] == ["merge", "rows"]

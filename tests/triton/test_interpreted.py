@@ -43,6 +43,7 @@ CHOSEN = {
         f"{POISON}_in_keys_that_no_query_sees_with_options[before a window-softcap-triton]",
         f"{POISON}_in_keys_that_no_query_sees_with_options[padding-alibi-triton]",
         "tests/kernels/test_sinks.py",
+        "tests/kernels/test_vectors.py",
     ],
     "rows that one maximum does not suit": [
         *(f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[{name}]" for name in ("window", "plane")),

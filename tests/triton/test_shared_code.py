@@ -1,10 +1,11 @@
-"""One copy of the code of groups that run the same program: what is recognised, and what is left as it is."""
+"""One copy of the code of groups that run the same program: what is recognised, and that nothing else is compiled."""
 
 import re
 
 import pytest
 
-from weft.kernels.triton.shared_code import MARK, TABLE, TARGET, begin_together, share, sharing
+from weft.errors import UnsupportedKernel
+from weft.kernels.triton.shared_code import ASKS, LIKE_BEFORE, TABLE, TARGET, begin_together, share, sharing
 from weft.settings import interpreted
 
 GROUP = """$L__BB0_{number}:
@@ -12,13 +13,20 @@ GROUP = """$L__BB0_{number}:
 \t{{ {mark}
 .reg .b32 t; mov.u32 t, %tid.x; }}
 \t// end inline asm
-\tld.shared.b32 \t%r{number}1, [%r9+{offset}];
+\tld.shared.b32 \t%r{number}1, [%r9+8];
 \tbar.sync \t{barrier}, 128;
 \t@%p{number} bra \t$L__BB0_{number}9;
 \tst.global.b32 \t[%rd1], %r{number}1;
 $L__BB0_{number}9:
 \tbar.sync \t{barrier}, 128;
 \tbra.uni \t$L__BB0_1;
+"""
+EMPTY = """$L__BB0_{number}:
+\t// begin inline asm
+\t{{ {mark}
+mov.b32 %r2, 0; }}
+\t// end inline asm
+\t{more}bra.uni \t$L__BB0_1;
 """
 KERNEL = """.visible .entry kernel()
 {{
@@ -30,21 +38,18 @@ $L__BB0_1:
 \t\t{targets};
 \tbrx.idx \t%r5, $L_brx_0;
 {groups}$L__BB0_8:
-\tret;
+\t{last}ret;
 }}
 """
 
 
-def kernel(barriers=(2, 3, 4), offsets=(0, 0, 0), mark=MARK, last=""):
-    """Of as many groups as barriers."""
-    numbers = range(2, 2 + len(barriers))
-    groups = [
-        GROUP.format(number=n, barrier=barrier, offset=offset, mark=mark)
-        for n, barrier, offset in zip(numbers, barriers, offsets, strict=True)
-    ]
-    groups[-1] = groups[-1].replace("st.global.b32", last or "st.global.b32")
+def kernel(mark=ASKS, barriers=(2, 2), others=(LIKE_BEFORE, LIKE_BEFORE), more="", last=""):
+    """A group, and others that are like it. barriers: of the first one; last: of who comes after all groups."""
+    first = GROUP.replace("{barrier}", str(barriers[0]), 1).format(number=2, barrier=barriers[1], mark=mark)
+    empty = [EMPTY.format(number=n, mark=one, more=more) for n, one in enumerate(others, 3)]
+    numbers = range(2, 3 + len(others))
     targets = ",\n\t\t".join([*(f"$L__BB0_{n}" for n in numbers), "$L__BB0_8"])
-    return KERNEL.format(targets=targets, groups="".join(groups))
+    return KERNEL.format(targets=targets, groups="".join([first, *empty]), last=last)
 
 
 def targets_of(ptx):
@@ -52,7 +57,7 @@ def targets_of(ptx):
     return TARGET.findall(found)
 
 
-def test_groups_take_the_first_copy():
+def test_groups_take_the_code_of_the_first():
     before = kernel()
     after = share(before)
     assert targets_of(after) == ["$L__BB0_2"] * 3 + ["$L__BB0_8"]
@@ -64,32 +69,44 @@ def test_groups_take_the_first_copy():
     assert after.count(".reg .b32 %group_barrier;") == 1
 
 
+def test_empty_groups_may_have_become_one():
+    one = kernel(others=(LIKE_BEFORE,))
+    merged = one.replace("$L__BB0_3,\n", "$L__BB0_3,\n\t\t$L__BB0_3,\n")
+    assert targets_of(share(merged)) == ["$L__BB0_2"] * 3 + ["$L__BB0_8"]
+
+
+def test_kernels_without_such_groups_are_left_as_they_are():
+    ptx = kernel(others=("// nothing", "// nothing"))
+    assert share(ptx) == ptx
+
+
 @pytest.mark.parametrize(
     "ptx",
     [
         kernel(mark="// nothing"),
-        kernel(barriers=(2, 4, 3)),
-        kernel(barriers=(2, 3, 5)),
-        kernel(barriers=(2,), offsets=(0,)),
-        kernel(last="st.shared.b32"),
+        kernel(others=(ASKS, LIKE_BEFORE)),
+        kernel(others=("// nothing", LIKE_BEFORE)),
+        kernel(barriers=(2, 3)),
+        kernel(more="st.shared.b32 \t[%r9], %r2;\n\t"),
+        kernel(last="bar.sync \t3, 128;\n\t"),
+        kernel().replace("bar.sync", "barrier.sync.aligned"),
         kernel().replace("brx.idx", "$L_brx_1: .branchtargets $L__BB0_2;\n\tbrx.idx"),
     ],
     ids=[
-        "not asked for",
-        "barriers out of order",
-        "a barrier left out",
-        "one group",
-        "another instruction",
+        "the first asks nothing",
+        "two ask",
+        "another group between",
+        "two barriers",
+        "one does something",
+        "a barrier of others",
+        "no barrier",
         "two tables",
     ],
 )
-def test_others_are_left_as_they_are(ptx):
-    assert share(ptx) == ptx
-
-
-def test_marks_outside_groups_are_nothing():
-    ptx = kernel(mark="// nothing").replace("barrier.sync", f"{MARK}\n\tbarrier.sync")
-    assert share(ptx) == ptx
+def test_what_is_not_known_is_refused(ptx):
+    """Left as they are, the other groups would do nothing."""
+    with pytest.raises(UnsupportedKernel, match="use Triton"):
+        share(ptx)
 
 
 INIT = "\tadd.s32 \t%r2, %r1, {at};\n\t// begin inline asm\n\t@%p1 mbarrier.init.shared::cta.b64 [%r2], 1;\n"
@@ -99,7 +116,7 @@ WAIT = "\tbar.sync \t0, 128;\n"
 def begins(*between, after=WAIT):
     """A kernel that begins barriers, with something between each two."""
     inits = (INIT.format(at=8 * n) + then for n, then in enumerate([*between, after]))
-    return KERNEL.format(targets="$L__BB0_8", groups="".join([WAIT, *inits]))
+    return KERNEL.format(targets="$L__BB0_8", groups="".join([WAIT, *inits]), last="")
 
 
 def test_nobody_waits_between_beginnings():

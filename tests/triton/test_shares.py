@@ -50,8 +50,10 @@ def test_boxes_begin_where_runs_do(pattern, tokens):
     some = [items[:, 1] > 0, *(items[:, 3 + 4 * n] > 0 for n in range(parts))]
     for side, (one, origin, first, exists) in enumerate(zip(reach, origins, firsts, some, strict=True)):
         place, lane = items[:, 2 + 4 * parts + 2 * side], items[:, 3 + 4 * parts + 2 * side]
-        assert (one.base + one.step * place + lane == origin + first)[exists].all()
-        assert ((lane >= 0) & (lane < one.lanes) & (place >= 0))[exists].all()
+        assert (one.step * place + lane == origin + first)[exists].all(), "descriptors begin at token 0"
+        first_place, first_lane = one.first
+        assert ((lane >= first_lane) & (lane < first_lane + one.lanes))[exists].all()
+        assert ((place >= first_place) & (place < first_place + one.places))[exists].all()
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.kernels.triton import decode, sinks
+from weft.kernels.triton import rowwise, sinks
 from weft.kernels.triton.emit import emit
 
-from . import test_rowwise as rowwise
 from .specs import BESIDE, CALLS, SHORT, gradients_of, specs_of, specs_towards
+from .test_rowwise import CALLS as ROW_CALLS
 
 GOLDEN = Path(__file__).with_name("golden")
 WRITE = "WEFT_GOLDEN=write python -m pytest tests/triton/test_source.py"
@@ -32,6 +32,11 @@ CHOSEN = {
 }
 WALKS = {"gradients_in_one_walk": (SHORT, 0), "few_keys": (BESIDE, 1), "few_sums": (BESIDE, 2)}
 BY_ROWS = {"rows_of_shares": ("window, 64, all options", 0), "rows_alone": ("two terms", 1), "merge": ("window", 2)}
+OF_SINKS = {
+    "sink_gradient": sinks.gradient_source,
+    "sink_gradient_sum": sinks.sum_source,
+    "join_sinks": lambda: sinks.join_source("bfloat16", 80),
+}
 EVERY = [replace(call, one_kernel=one) for call in (*CALLS.values(), SHORT, BESIDE) for one in (False, True)]
 SPECS = {spec.name: spec for spec in chain.from_iterable(map(specs_of, EVERY))}
 
@@ -47,11 +52,11 @@ def chosen(name):
 def text_of(name):
     if name in BY_ROWS:
         call, which = BY_ROWS[name]
-        return decode.source_of(rowwise.CALLS[call].specs()[which]).text
-    return sinks.source().text if name == "sink_gradient" else emit(chosen(name))
+        return rowwise.source_of(ROW_CALLS[call].specs()[which]).text
+    return OF_SINKS[name]().text if name in OF_SINKS else emit(chosen(name))
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *BY_ROWS, "sink_gradient"])
+@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *BY_ROWS, *OF_SINKS])
 def test_golden_source(name):
     path, text = GOLDEN / f"{name}.py", text_of(name)
     if os.environ.get("WEFT_GOLDEN") == "write":

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import weft
-from weft.kernels.triton import run
+from weft.kernels.gpu.programs import launches
 from weft.kernels.triton.configure import wave_specs
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import reciprocal
@@ -35,7 +35,7 @@ SHAPES = (None, SMALL)  # None: the shapes that kernels have
 
 
 def waves_of(pattern, problem, shape, transposed, packs=1):
-    """The waves of one direction as `weft.kernels.triton.run` makes them, of tiles of another shape if one is named;
+    """The waves of one direction as programs have them, of tiles of another shape if one is named;
     distinct heads dealt out into so many packs.
     """
     plan = plan_attention(pattern, problem, GPU)
@@ -149,9 +149,9 @@ def test_random_patterns_of_heads_and_rows(pattern, length, group, packs):
 def test_more_heads_than_the_third_axis_of_a_grid_has(pattern):
     """Of many small windows: a grid has 65,535 programs along its second and third axis."""
     (wave,) = waves_of(pattern, problem_at(64, 64, 4096, (17, 17)), None, False).waves
-    together, tiles, after = run._grid(wave, 0)
+    together, tiles, after = launches._grid(wave, 0)
     assert (together * after, tiles) == (wave.members, wave.items)
-    assert wave.members >= 4096 * 17 > run.GRID >= max(tiles, after)
+    assert wave.members >= 4096 * 17 > launches.GRID >= max(tiles, after)
 
 
 @pytest.mark.parametrize("span, fits", [((1 << 27) - 1, True), (1 << 27, False)])

@@ -1,23 +1,27 @@
 """Products of float32 take tf32 where torch's own may, from one call to the next; else they are float32's."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
+from tests.kernels.compare import one_kernel as of_one_kernel
+from tests.kernels.planned import launching_nothing, specs_of
 
 import weft
 from weft.kernels.options import Modifiers
-from weft.kernels.triton import run
 from weft.kernels.triton.emit import emit
 from weft.kernels.triton.load import compile_for
 from weft.planning.attention_plan import plan_attention
 from weft.settings import interpreted
 from weft.target import GPU
+from weft.torch import bind, gpu
 
 from .resources import TARGETS
-from .specs import Call, launches, specs_of, specs_towards, square
+from .specs import Call, specs_towards, square, tiling_with_dq
 
-MATMUL = torch.backends.cuda.matmul
+MATMUL, HOW = torch.backends.cuda.matmul, Modifiers(0.1)
 WAYS = {
     "set_float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
     "allow_tf32": lambda: setattr(MATMUL, "allow_tf32", True),
@@ -38,6 +42,21 @@ def as_it_was():
     MATMUL.fp32_precision = before
 
 
+def launched(call):
+    """The KernelSpecs of one call and its gradients, as torch's state has them at present."""
+    plan = plan_attention(call.pattern, call.problem(), GPU, (("dkdv", tiling_with_dq(call)),) * call.one_kernel)
+    q, k, v = qkv(call)
+    with of_one_kernel() if call.one_kernel else nullcontext(), launching_nothing() as programs:
+        out, lse = gpu.forward((q, k, v), plan, HOW)
+        gpu.backward((q, k, v), (out, out, lse, None), plan, HOW, not call.one_kernel, False)
+    return specs_of(programs)
+
+
+def qkv(call):
+    heads = call.heads[0], call.heads[1], call.heads[1]
+    return tuple(torch.empty(call.batch, count, call.m, call.dims[0], dtype=call.dtype) for count in heads)
+
+
 def precisions(specs):
     """What the products of emitted kernels say."""
     return {word for spec in specs for word in ("tf32", "ieee") if f'input_precision="{word}"' in emit(spec)}
@@ -48,10 +67,10 @@ def precisions(specs):
 @pytest.mark.parametrize("way", WAYS)
 def test_when_it_is_asked_for(way, name, one_kernel):
     call = replace(CALLS[name], one_kernel=one_kernel)
-    before = specs_of(call)
+    before = launched(call)
     assert precisions(before) == {"ieee"}
     WAYS[way]()
-    after = specs_of(call)
+    after = launched(call)
     assert precisions(after) == {"tf32"}
     assert all("tf32" in spec.name for spec in after)
     assert [replace(spec, tf32=False) for spec in after] == before
@@ -59,35 +78,39 @@ def test_when_it_is_asked_for(way, name, one_kernel):
 
 def test_other_types_do_not_care():
     call = Call(weft.causal())
-    before = specs_of(call)
+    before = launched(call)
     WAYS["allow_tf32"]()
-    assert specs_of(call) == before
+    assert launched(call) == before
 
 
 def test_amd_has_none(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     WAYS["allow_tf32"]()
-    assert precisions(specs_of(CALLS["window"])) == {"ieee"}
+    assert precisions(launched(CALLS["window"])) == {"ieee"}
 
 
 def test_one_plan_is_asked_again_at_every_call():
     call = CALLS["window"]
     plan = plan_attention(call.pattern, call.problem(), GPU)
-    q, k, v = (torch.empty(2, heads, 1000, 64) for heads in (4, 2, 2))
-    found = []
-    with launches() as launched:
+    names = []
+
+    def kernel_of(source, device):
+        kernel = mock.MagicMock()
+        kernel.__getitem__.side_effect = lambda grid: names.append(source.name) or (lambda *values: None)
+        return kernel
+
+    with launching_nothing() as programs, mock.patch.object(bind, "kernel_of", kernel_of):
         for precision in ("highest", "high", "highest", "medium"):
             torch.set_float32_matmul_precision(precision)
-            run.forward((q, k, v), plan, Modifiers(0.1))
-            found.append(launched[-1].tf32)
-    assert found == [False, True, False, True]
+            gpu.forward(qkv(call), plan, HOW)
+    assert ["tf32" in name for name in names] == [False, True, False, True]
+    assert len(programs) == 2
 
 
 @pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_compiles_it(target):
-    WAYS["allow_tf32"]()
-    spec = next(iter(specs_towards(CALLS["window"], "forward", target)))
+    (spec,) = specs_towards(replace(CALLS["window"], options={"tf32": True}), "forward", target)
     assembly = compile_for(spec, TARGETS[target]).asm
     if target.startswith("sm"):
         assert "tf32" in assembly["ptx"]

@@ -4,10 +4,10 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
-import triton
 
 import weft
 from weft.errors import UnsupportedKernel
+from weft.kernels.triton import stages
 from weft.kernels.triton.configure import specs_of
 from weft.kernels.triton.load import source_of
 from weft.kernels.triton.machine_code import parse
@@ -18,7 +18,7 @@ from weft.planning.tiling import Tiling
 from weft.settings import interpreted
 from weft.target import GPU
 
-from .resources import TARGETS
+from .resources import TARGETS, WHOLE
 from .specs import CALLS, specs_towards, square
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
@@ -39,7 +39,7 @@ def test_what_llvm_spoiled_is_refused():
     spec = specs_towards(CALLS["window"], "forward")[0]
     made = mock.Mock(asm={"ptx": "mul.wide.u32 \t%rd200, %r12, 2147483648;"})
     with (
-        mock.patch.object(triton, "compile", return_value=made),
+        mock.patch.object(stages, "run", return_value=made),
         pytest.raises(UnsupportedKernel, match="wrongly"),
     ):
         compile_for(source_of(spec), TARGETS["sm_90"])
@@ -195,5 +195,17 @@ def test_groups_that_part_have_what_was_written_before():
 
 def test_what_a_path_left_out_is_refused():
     made = mock.Mock(asm={"ptx": "wgmma.mma_async", "cubin": b""})
-    with mock.patch("weft.kernels.triton.translated.disassembled", lambda _: branch()):
+    with mock.patch("weft.kernels.triton.translated.disassembled", lambda _, indirect: branch()):
         assert "a path leaves out what is read by UIADD3" in mistake(made, TARGETS["sm_90"])
+
+
+@pytest.mark.parametrize("call", ["window, by groups", "window"])
+def test_branches_that_look_up_their_targets_are_disassembled_with_these(call):
+    """Of warp groups; other kernels have none, and are disassembled in less time to the same text."""
+    (spec,) = specs_towards(CALLS[call], "forward")
+    kernel = compile_for(source_of(spec), TARGETS["sm_90"])
+    code = WHOLE(kernel.asm["cubin"])
+    assert WHOLE(kernel.asm["cubin"], indirect=False) == code
+    targets = [one.to for one in parse(code) if one.opcode == "BRX"]
+    assert bool(targets) == (call == "window, by groups") == ("brx.idx" in kernel.asm["ptx"])
+    assert all(len(to) > 1 for to in targets)

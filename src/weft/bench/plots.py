@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.bench.figures import CEILINGS, PLANNERS, Machine, is_weft
 from weft.bench.rows import Row
-from weft.errors import UnsupportedError
+from weft.errors import UnsupportedError, install_line
 from weft.testing.workloads import WORKLOADS
 
 # Okabe and Ito's colours, told apart by every kind of colour vision, and two more; weft's is black.
@@ -52,7 +52,7 @@ def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise UnsupportedError("weft bench --report", "the plots need matplotlib", "pip install 'weft[plot]'") from None
+        raise UnsupportedError("weft bench --report", "the plots need matplotlib", install_line("plot")) from None
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE):
         figure = Figure(size, layout="constrained")

@@ -21,7 +21,7 @@ from typing import IO, Any
 import weft
 from weft.bench import rows
 from weft.bench.origin import commit
-from weft.errors import UnsupportedError
+from weft.errors import UnsupportedError, install_line
 from weft.testing.workloads import named
 
 DIRECTIONS = {"fwd": ("fwd",), "bwd": ("bwd",), "both": ("fwd", "bwd")}
@@ -127,7 +127,7 @@ def probe(device: str, peers: str = "") -> Machine:
         found = next(process.events())
     except Ended as ended:
         status, message = ended.args
-        raise UnsupportedError(asked, f"the worker {status}: {message}", "install weft[torch] and try again") from None
+        raise UnsupportedError(asked, f"the worker {status}: {message}", install_line("torch")) from None
     finally:
         process.close()
     if not found["device"]:

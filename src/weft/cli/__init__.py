@@ -23,6 +23,14 @@ COMMANDS = {
     "cache": Entry(
         "Look after compiled kernels on disk: list, size, verify, clear.", ("cache list", "cache verify --json")
     ),
+    "compile": Entry(
+        "Compile kernels for a card that need not be here, into the cache.",
+        (
+            'compile "causal() & window(1023)" --shape 1,16,32768,128 --target h200',
+            "compile --workloads core --target sm_90 --triton 3.6.0",
+            "compile --calls calls.txt --target h200 --forward-only",
+        ),
+    ),
     "demo": Entry(
         "Run the main job on real input, or write a page of every pattern.", ("demo --quick", "demo --html weft.html")
     ),

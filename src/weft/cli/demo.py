@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from weft.cli.parse import parse
-from weft.errors import OptionError, UnsupportedError
+from weft.errors import OptionError, UnsupportedError, install_line
 
 
 @click.command("demo")
@@ -31,7 +31,7 @@ def command(out: Path, quick: bool, no_pictures: bool, html: Path | None, as_jso
     try:
         import torch  # noqa: F401
     except ImportError as missing:
-        raise UnsupportedError("weft demo", f"torch: {missing}", "pip install 'weft[torch]'") from None
+        raise UnsupportedError("weft demo", f"torch: {missing}", install_line("torch")) from None
     if html or as_json:
         held = _library(html, as_json)
     else:

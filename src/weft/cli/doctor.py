@@ -18,7 +18,7 @@ import click
 
 import weft
 from weft.cli.cache import amount, cache_facts
-from weft.errors import UnsupportedKernel
+from weft.errors import UnsupportedKernel, install_line
 from weft.kernels.backend import BACKENDS, Reason
 from weft.planning.problem import Problem
 from weft.settings import interpreted
@@ -68,6 +68,7 @@ def examine() -> dict[str, Any]:
             name: {device: [{"why": r.why, "cure": r.cure} for r in found] for device, found in by.items()}
             for name, by in backends.items()
         },
+        "jax": look_at_jax(),
         "install": _cures(versions, torch, bool(driver["gpus"])),
     }  # fmt: skip
 
@@ -88,6 +89,18 @@ def look_at_torch() -> Torch:
     return found
 
 
+def look_at_jax() -> dict[str, Any] | None:
+    """What `weft.jax.facts` says, or the error that importing JAX raises; None where it is not installed."""
+    if find_spec("jax") is None:
+        return None
+    try:
+        from weft.jax.facts import facts
+
+        return facts()
+    except Exception as error:  # as above
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
 def _gpu(torch: Any, index: int) -> str:
     one = torch.cuda.get_device_properties(index)
     return f"{one.name}, compute capability {one.major}.{one.minor}, {one.total_memory / 2**30:.0f} GiB"
@@ -97,7 +110,7 @@ def _reasons(backend: Any, device: str, torch: Torch) -> list[Reason]:
     """Why a backend cannot run a small problem on a device; a torch that is installed may still be broken."""
     problem = Problem(1, 1, 1, 128, 128, 64, 64, DTYPES[device], device)
     broken = torch.error is not None and find_spec("torch") is not None
-    reasons = [Reason(f"torch cannot be used: {torch.error}", _TORCH)] if broken else []
+    reasons = [Reason(f"torch cannot be used: {torch.error}", install_line("torch"))] if broken else []
     reasons += backend.reasons_against(problem)
     if not reasons and device == "cuda" and torch.gpus:
         reasons += _against_card(backend, device)
@@ -115,20 +128,17 @@ def _against_card(backend: Any, device: str) -> list[Reason]:
     return []
 
 
-_TORCH = "pip install 'weft[torch]'"
-
-
 def _cures(versions: dict[str, str | None], torch: Torch, has_gpu: bool) -> list[str]:
     """What to install for what is missing."""
     cures = []
     if torch.error is not None:
-        cures.append(f"{_TORCH}: attention itself (patterns, plans and pictures need only numpy)")
+        cures.append(f"{install_line('torch')}: attention itself (patterns, plans and pictures need only numpy)")
     elif has_gpu and torch.build == "CPU only":
         cures.append("a build of torch for this machine's GPU: the one installed is for CPUs only")
     if versions["triton"] is None and (has_gpu or torch.gpus):
-        cures.append("pip install 'weft[gpu]': kernels for this machine's GPU")
+        cures.append(f"{install_line('gpu')}: kernels for this machine's GPU")
     if versions["matplotlib"] is None:
-        cures.append("pip install 'weft[plot]': pictures (weft show --out FILE.png)")
+        cures.append(f"{install_line('plot')}: pictures (weft show --out FILE.png)")
     return cures
 
 
@@ -197,6 +207,7 @@ def _report(facts: dict[str, Any]) -> str:
             where = "the CPU" if device == "cpu" else "the GPU"
             lines.append(f"  {name:<8} on {where}: {'no' if reasons else 'ready'}")
             lines += [f"      {reason['why']}; {reason['cure']}" for reason in reasons]
+    lines += _of_jax(facts["jax"])
     if facts["triton_interpreter"]:
         lines.append("  note     TRITON_INTERPRET=1: kernels are interpreted, slowly")
     lines += [
@@ -205,6 +216,19 @@ def _report(facts: dict[str, Any]) -> str:
         *(f"  {cure}" for cure in facts["install"] or ["nothing: all that weft uses here is here"]),
     ]
     return "\n".join(lines)
+
+
+def _of_jax(found: dict[str, Any] | None) -> list[str]:
+    """The implementations of weft.jax, as backends are told."""
+    if found is None:
+        return []
+    if "error" in found:
+        return ["", "from JAX", f"  it cannot be used: {found['error']}"]
+    lines = ["", "from JAX"]
+    for name, reason in found["implementations"].items():
+        lines.append(f"  {name:<8} on {found['platform']}: {'no' if reason else 'ready'}")
+        lines += [f"      {reason['why']}; {reason['cure']}"] if reason else []
+    return lines
 
 
 def _said(name: str, found: str | None, torch: dict[str, Any]) -> str:

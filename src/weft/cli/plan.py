@@ -23,18 +23,23 @@ DEVICES = {"cpu": "cpu", "gpu": "cuda"}  # as one says it -> as torch does
 DEFAULTS = {"cpu": "float32", "gpu": "bfloat16"}
 
 
-def problem_options(device: str = "cpu", required: bool = True) -> Callable[..., Any]:
-    """The options that describe a problem, for `problem_of`. device: the default; required: whether the shape is."""
+def problem_options(device: str = "cpu", required: bool = True, only: bool = False) -> Callable[..., Any]:
+    """The options that describe a problem, for `problem_of`. device: the default; required: whether the shape is; only:
+    there is no other device, and no option for it.
+    """
+    kinds = DEFAULTS["gpu"] if only else "float32 on a CPU, bfloat16 on a GPU"
     options = [
         click.option("--shape", type=Numbers(4, 4), required=required, metavar="B,H,M,D",
                      help="Batch rows, query heads, queries, head dimension."),
         click.option("--keys", type=click.IntRange(0, 1 << 31), metavar="N", help="Keys.  [default: M]"),
         click.option("--kv-heads", type=click.IntRange(1), metavar="HKV", help="Key and value heads.  [default: H]"),
         click.option("--dv", type=click.IntRange(1), metavar="DV", help="Head dimension of values.  [default: D]"),
-        click.option("--dtype", type=click.Choice(list(DTYPES)), help="[default: float32 on a CPU, bfloat16 on a GPU]"),
+        click.option("--dtype", type=click.Choice(list(DTYPES)), help=f"[default: {kinds}]"),
         click.option("--device", type=click.Choice(list(DEVICES)), default=device, show_default=True,
                      help="What to plan for."),
     ]  # fmt: skip
+    if only:
+        options.pop()
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):

@@ -20,3 +20,19 @@ def busy(text: str) -> Iterator[None]:
         yield
     finally:
         click.echo(f"\r{'':{len(text) + 4}}\r", nl=False, err=True)
+
+
+class Line:
+    """One line that changes, on standard error of a terminal; elsewhere nothing is said."""
+
+    WIDTH = 70
+
+    def say(self, text: str) -> None:
+        """Say something else."""
+        if sys.stderr.isatty():
+            click.echo(f"\r{text:<{self.WIDTH}}", nl=False, err=True)
+
+    def wipe(self) -> None:
+        """Say nothing any more."""
+        if sys.stderr.isatty():
+            click.echo(f"\r{'':{self.WIDTH}}\r", nl=False, err=True)

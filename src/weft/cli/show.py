@@ -116,7 +116,7 @@ def own_size(pattern: Pattern) -> tuple[int, int] | None:
         case Call():
             return own_size(pattern.body)
         case leaves.Affine():
-            return None if pattern.length is None else (pattern.length, pattern.length)
+            return None if pattern.length is None else pattern.lengths
         case leaves.Labels():
             return len(pattern.ids), len(pattern.ids)
         case BlockTable():

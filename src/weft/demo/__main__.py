@@ -14,7 +14,7 @@ from weft.demo.cases import Case, cases, has_transformers
 from weft.demo.inputs import HEADS, D, Pack, Qkv, drawn_map, embed_map, embed_text, pack_sources, photograph
 from weft.demo.measure import measure, yield_cores
 from weft.demo.table import Table
-from weft.errors import WeftError
+from weft.errors import WeftError, install_line
 
 SIZES = {False: (16384, 64, 224), True: (2048, 32, 96)}  # quick or not: bytes of text, side of the map, of the picture
 
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         table.say(f"  {case.name:<18}{case.pattern}")
     if not has_transformers():
         table.say(
-            "note  no mask function of transformers is recognised: not installed (pip install 'weft[transformers]')"
+            f"note  no mask function of transformers is recognised: not installed ({install_line('transformers')})"
         )
     table.say()
     failed = _run(table, todo, inputs)
@@ -73,7 +73,7 @@ def _inputs(table: Table, pack: Pack, side: int) -> dict[str, Qkv]:
     if colours is None:
         colours, kind = (
             drawn_map(side),
-            "drawn rings, since matplotlib's photograph is not here (pip install 'weft[plot]')",
+            f"drawn rings, since matplotlib's photograph is not here ({install_line('plot')})",
         )
     table.say(f"map   {side} x {side} pixels of {kind}")
     return {"text": embed_text(pack.tokens), "map": embed_map(colours)}
@@ -112,7 +112,7 @@ def _explain(table: Table) -> None:
 def _draw(table: Table, todo: list[Case], folder: Path, side: int) -> list[str]:
     """Writes the pictures; the names of checks that fail."""
     if importlib.util.find_spec("matplotlib") is None:
-        table.say("no pictures: matplotlib is not installed (pip install 'weft[plot]')")
+        table.say(f"no pictures: matplotlib is not installed ({install_line('plot')})")
         return []
     from weft.demo.pictures import draw_case, draw_photograph
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Protocol
 
-from weft.errors import OptionError, UnsupportedKernel
+from weft.errors import OptionError, UnsupportedKernel, install_line
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import Direction, Part
@@ -73,15 +73,26 @@ class Meter(Protocol):
 class Backend(Protocol):
     """One way to run plans."""
 
-    name: str
-    target: Target | Gpu  # what plans are for, where no card is at hand
+    @property
+    def name(self) -> str:
+        """What users choose it by."""
+        ...
+
+    @property
+    def target(self) -> Target | Gpu:
+        """What plans are for, where no card is at hand."""
+        ...
 
     def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
         """Empty if the backend can run the problem."""
         ...
 
     def load(self) -> ModuleType:
-        """The module with `forward`, `backward`, `sink_gradient`, and `ready` or None; imports a framework."""
+        """The module with `forward`, `backward` and `sink_gradient`; imports a framework.
+
+        Also, or None: `ready_forward` and `ready`, what answers by launches alone, and `expect_gradients`, which begins
+        to compile.
+        """
         ...
 
     def card(self, device: str) -> Card | None:
@@ -102,7 +113,7 @@ class Backend(Protocol):
 def _absent(package: str, extra: str) -> list[Reason]:
     """A reason if the package cannot be found; what is found may still break when it is loaded."""
     there = find_spec(package.lower()) is not None
-    return [] if there else [Reason(f"{package} is not installed", f"pip install 'weft[{extra}]'")]
+    return [] if there else [Reason(f"{package} is not installed", install_line(extra))]
 
 
 @dataclass(frozen=True)
@@ -156,20 +167,20 @@ class TritonBackend:
 
     @cache  # noqa: B019 - a module, loaded once
     def load(self) -> ModuleType:
-        return import_module("weft.kernels.triton.run")
+        return import_module("weft.torch.gpu")
 
     def card(self, device: str) -> Card | None:
         if device == "cpu":  # interpreted
             return None
-        found: Card | None = import_module("weft.kernels.triton.card").at_hand()
+        found: Card | None = import_module("weft.torch.card").at_hand()
         return found
 
     def versions(self) -> dict[str, str]:
-        found: dict[str, str] = import_module("weft.kernels.triton.card").versions()
+        found: dict[str, str] = import_module("weft.torch.card").versions()
         return found
 
     def meter(self, plan: AttentionPlan) -> AbstractContextManager[Meter]:
-        found: AbstractContextManager[Meter] = import_module("weft.kernels.triton.measure").DeviceMeter(plan)
+        found: AbstractContextManager[Meter] = import_module("weft.torch.measure").DeviceMeter(plan)
         return found
 
 

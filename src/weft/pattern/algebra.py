@@ -50,6 +50,12 @@ class Pattern:
     numbers: Ints
     tensor: Any
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As what crosses into a graph, where there is that: it needs no class of weft's to be read again."""
+        if "numbers" in self.__dict__:
+            return crossing.decode, (self.structure, self.numbers.tobytes())
+        return super().__reduce_ex__(protocol)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "tensor"}
 

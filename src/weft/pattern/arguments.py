@@ -61,6 +61,7 @@ def function(name: str) -> Callable[..., Pattern]:
     """The library function of that name; the whole library is there once one is asked for."""
     if name not in LIBRARY:
         import_module("weft")
+        import_module("weft.acsr.packed")
     return LIBRARY[name]
 
 

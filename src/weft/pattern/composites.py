@@ -44,21 +44,25 @@ def _draw_blocks(m: int, n: int, shift: int, block: int, count: int, seed: int) 
 
 
 @library
-def segments(lengths: Any, patterns: Any) -> Pattern:
+def segments(lengths: Any, patterns: Any, key_lengths: Any = None) -> Pattern:
     """A sequence of unlike parts, say text and an image: patterns[i][j] relates part i's queries to part j's keys.
 
-    Cells are patterns on local indices (resolved at lengths[i], lengths[j]), True for all, False or None for nothing.
-    M == N == sum(lengths).
+    Cells are patterns on local indices (resolved at lengths[i], key_lengths[j]), True for all, False or None for
+    nothing. M == sum(lengths), N == sum(key_lengths); key_lengths, of as many parts as one likes, defaults to lengths.
     """
     sizes = tuple(int(x) for x in integers("segments", "lengths", lengths).array)
+    keys = sizes if key_lengths is None else integers("segments", "key_lengths", key_lengths).array.tolist()
     rows = [_row(row) for row in patterns] if isinstance(patterns, tuple) else []
-    if [len(row) for row in rows] != [len(sizes)] * len(sizes):
+    if [len(row) for row in rows] != [len(keys)] * len(sizes):
+        parts = (
+            f"{len(sizes)} parts" if key_lengths is None else f"{len(sizes)} parts of queries and {len(keys)} of keys"
+        )
         raise PatternError(
             f"segments(lengths={list(sizes)}, ...)",
-            f"patterns has rows of {[len(row) for row in rows]} cells, for {len(sizes)} parts it needs as many of each",
-            "give one row per part, and one cell per part in each row",
+            f"patterns has rows of {[len(row) for row in rows]} cells, for {parts} it needs a row for each and a cell "
+            "for each in it", "give one row per part, and one cell per part in each row",
         )  # fmt: skip
-    return Segments(sizes, sizes, tuple(tuple(_cell(cell) for cell in row) for row in rows))
+    return Segments(sizes, tuple(keys), tuple(tuple(_cell(cell) for cell in row) for row in rows))
 
 
 def _row(row: Any) -> tuple[Any, ...]:

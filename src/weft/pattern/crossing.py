@@ -4,8 +4,11 @@
 graph is compiled for the first and takes the second as data; `decode` makes the pattern of both again.
 
 One record for each call: [its length, integers, tables, records of the patterns among its arguments, zeros]. `_`
-stands for an integer, `T` for a table and its length, `R` for a list of short tables. A record's length is 13 mod 16,
-seldom the size of another dimension, which torch would take for the same number.
+stands for an integer, `T` for a table and its length, `R` for a list of short tables, `B` for one of rows of booleans. A
+record's length is 13 mod 16, seldom the size of another dimension, which torch would take for the same number.
+
+The expression may travel with the integers, behind the record (`packed`): then it is data too, and one graph serves
+patterns of any expression.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ import numpy as np
 from weft.caching import cached
 from weft.errors import InputError
 
-ROWS = ("pairs",)  # arguments that are lists of short tables, and are spelled so when they are empty too
+MARK = 0x77656674  # of an expression behind a record
+# arguments that are lists of short tables, and are spelled so when they are empty too
+ROWS = {"pairs": "R", "allowed": "B"}
 integers: tuple[type, ...] = (int,)  # weft.torch adds torch.SymInt
 tracer: Any = (
     None  # set by weft.torch: is_compiling(), record(own, tables), column(values), call(name, args), tensor_of
@@ -51,9 +56,27 @@ def keep(pattern: Any) -> None:
     guards in inference mode.
     """
     if tracer is not None and not tracing() and "numbers" in pattern.__dict__:
-        found = tracer.tensor_of(pattern.numbers)
+        found = tracer.tensor_of(packed(pattern.structure, pattern.numbers))
         if found is not None:
             pattern.__dict__["tensor"] = found
+
+
+def packed(structure: str, numbers: Any) -> Any:
+    """A record with the expression behind it: [record, MARK, bytes of the expression, these as integers, zeros].
+
+    Its length is 13 mod 64, so that most patterns have one length, which torch would else compile anew for.
+    """
+    text = structure.encode()
+    words = np.frombuffer(text + b"\0" * (-len(text) % 8), np.int64)
+    size = len(numbers) + 2 + len(words)
+    out = np.zeros(_padded(size), np.int64)
+    out[:size] = np.concatenate([numbers, [MARK, len(text)], words])
+    return out
+
+
+def _padded(size: int) -> int:
+    """The length of a record with its expression."""
+    return size + (13 - size) % 64
 
 
 def column(values: Any) -> Any:
@@ -68,29 +91,30 @@ def cross(name: str, args: list[tuple[str, Any]]) -> tuple[str, Any]:
     tables: list[Any] = []
     inner: list[Any] = []
     for key, value in args:
-        words.append((key + "=" if key else "") + _word(value, own, tables, inner, key in ROWS))
+        words.append((key + "=" if key else "") + _word(value, own, tables, inner, ROWS.get(key, "")))
     return name + "(" + ", ".join(words) + ")", record(own, tables + inner)
 
 
-def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any], rows: bool = False) -> str:
+def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any], rows: str = "") -> str:
     if value is None or isinstance(value, (bool, str)):
         return repr(value)
     if isinstance(value, integers):
         own.append(value)  # type: ignore[arg-type]
         return "_"
     if hasattr(value, "structure"):
-        inner.append(value.numbers)
+        # a tensor, because torch.export loses the content of an array
+        inner.append(value.tensor if tracing() and hasattr(value, "tensor") else value.numbers)
         return value.structure
     if hasattr(value, "holds"):
         raise Bare(type(value).__name__)
     if isinstance(value, (tuple, list)) and (rows or any([not _plain(v) for v in value])):
-        if not all([_ragged(v) for v in value]):
+        if rows != "B" and not all([_ragged(v) for v in value]):
             return "(" + "".join([_word(v, own, tables, inner) + ", " for v in value]) + ")"
         flat: list[Any] = []
         for v in value:
             flat.append(len(v))
             flat.extend([int(x) for x in (v.array if hasattr(v, "array") else v)])
-        word, table = "R", column(flat)
+        word, table = rows or "R", column(flat)
     else:
         word, table = (
             "T",
@@ -112,14 +136,18 @@ def _ragged(value: Any) -> bool:
 # ---- back again ------------------------------------------------------------------------------------------------------
 @cached(1024)
 def decode(structure: str, numbers: bytes) -> Any:
-    """The pattern again; `numbers` are the bytes of its record."""
+    """The pattern again; `numbers` are the bytes of its record, or of what `packed` made, where structure may be ""."""
     values = np.frombuffer(numbers, np.int64)
-    if not len(values) or values[0] != len(values):
+    size = int(values[0]) if len(values) else 0
+    behind = values[size:] if size > 0 else values[:0]
+    marked = len(behind) > 1 and behind[0] == MARK and 0 < behind[1] <= 8 * (len(behind) - 2)
+    if not (marked or (structure and len(values) == size > 0)):
         raise InputError(
             f"read the pattern {structure} from a graph", f"its record of {len(values)} integers is damaged",
             "make the graph anew, of a pattern that was made after torch was imported",
         )  # fmt: skip
-    return _Reader(values).pattern(ast.parse(structure, mode="eval").body)
+    expression = structure or behind[2:].tobytes()[: int(behind[1])].decode()
+    return _Reader(values[:size]).pattern(ast.parse(expression, mode="eval").body)
 
 
 class _Reader:
@@ -159,20 +187,28 @@ class _Reader:
     def _tables(self, word: Any) -> Any:
         if not isinstance(word, tuple):
             return word
-        if len(word) != 2 or word[0] not in ("T", "R"):
+        if len(word) != 2 or word[0] not in ("T", "R", "B"):
             return tuple(self._tables(w) for w in word)
         table = self.take(word[1]).copy()
         if word[0] == "T":
             return table
-        rows, at = [], 0
+        rows, at, kind = [], 0, bool if word[0] == "B" else int
         while at < len(table):
-            rows.append(tuple(int(x) for x in table[at + 1 : at + 1 + table[at]]))
+            rows.append(tuple(kind(x) for x in table[at + 1 : at + 1 + table[at]]))
             at += 1 + int(table[at])
         return tuple(rows)
+
+    def _record(self) -> Any:
+        """The next record; what `packed` put behind it is passed over."""
+        first, size = self.at, int(self.values[self.at])
+        record = self.take(size)
+        if self.at + 1 < len(self.values) and self.values[self.at] == MARK:
+            self.at = first + _padded(size + 2 + -(-int(self.values[self.at + 1]) // 8))
+        return record
 
     def _patterns(self, word: Any) -> Any:
         if isinstance(word, tuple):
             return tuple(self._patterns(w) for w in word)
         if isinstance(word, ast.Call):
-            return _Reader(self.take(int(self.values[self.at]))).pattern(word)
+            return _Reader(self._record()).pattern(word)
         return ast.literal_eval(word) if isinstance(word, ast.AST) else word

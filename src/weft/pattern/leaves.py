@@ -57,21 +57,25 @@ class Affine(Leaf):
     """One relation between token indices. `positional`: it relates queries to keys, so M != N needs an alignment;
     others may declare one, by which nothing but distances is counted.
 
-    `length`: the only M and N it has a meaning for, if any.
+    `length`: the only M and N it has a meaning for, if any; `key_length`: the only N, where that is another.
     """
 
     relation: Relation
     positional: bool = False
     align: Align = None
     length: int | None = None
+    key_length: int | None = None
 
     def filled(self, align: Align) -> Pattern:
         return replace(self, align=self.align or align)
 
     def check(self, m: int, n: int, asked: str) -> None:
-        if self.length is not None and (m, n) != (self.length, self.length):
+        if self.length is not None and (m, n) != self.lengths:
+            both = f"{self.length} tokens, on both sides"
+            if self.key_length is not None:
+                both = f"{self.length} queries and {self.key_length} keys"
             raise LengthError(
-                asked, f"the pattern covers exactly {self.length} tokens, on both sides",
+                asked, f"the pattern covers exactly {both}",
                 "make the lengths add up to the number of tokens, or end with a document of padding",
             )  # fmt: skip
         if self.positional:
@@ -80,6 +84,11 @@ class Affine(Leaf):
     def alignments(self) -> Iterator[Align]:
         if self.positional or self.align:
             yield self.align
+
+    @property
+    def lengths(self) -> tuple[int | None, int | None]:
+        """M and N that it has a meaning for."""
+        return self.length, self.length if self.key_length is None else self.key_length
 
     def shift_at(self, m: int, n: int) -> int:
         """What is added to a query index before the relation is asked."""

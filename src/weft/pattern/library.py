@@ -237,11 +237,14 @@ def _pair(pair: Any) -> tuple[int, ...]:
 
 
 @library
-def documents(lengths: Any = None, *, ids: Any = None, cu_seqlens: Any = None) -> Pattern:
+def documents(
+    lengths: Any = None, *, ids: Any = None, cu_seqlens: Any = None, key_lengths: Any = None, key_cu_seqlens: Any = None
+) -> Pattern:
     """Tokens see their own document. M == N == the total.
 
     Exactly one of: lengths, tokens of each document (0 is an empty one); cu_seqlens, their running sum from 0; ids, a
-    number for each token, equal meaning same document, in any order.
+    number for each token, equal meaning same document, in any order. Where documents have other numbers of keys than of
+    queries, key_lengths beside lengths or key_cu_seqlens beside cu_seqlens says these; N is their total.
     """
     given = [name for name, x in (("lengths", lengths), ("ids", ids), ("cu_seqlens", cu_seqlens)) if x is not None]
     if len(given) != 1:
@@ -249,25 +252,59 @@ def documents(lengths: Any = None, *, ids: Any = None, cu_seqlens: Any = None) -
             f"documents({', '.join(given)})", f"{len(given)} descriptions of the documents are given",
             "give exactly one of lengths, ids, cu_seqlens",
         )  # fmt: skip
+    of_keys = {"lengths": key_lengths, "cu_seqlens": key_cu_seqlens}
+    odd = [f"key_{name}" for name, x in of_keys.items() if x is not None and name not in given]
+    if odd:
+        raise PatternError(
+            f"documents({', '.join([*given, *odd])})", f"{odd[0]} does not go with {given[0]}",
+            "give key_lengths beside lengths, or key_cu_seqlens beside cu_seqlens",
+        )  # fmt: skip
     if ids is not None:
         return _labelled(integers("documents", "ids", ids, -(2**63)))
-    if lengths is not None:
-        each = integers("documents", "lengths", lengths).array
-        ends = np.cumsum(each)
-        if each.size and ends[-1] > LARGEST:
-            raise PatternError(
-                "documents(lengths=...)", f"they have {ends[-1]} tokens together, beyond any sequence (2**31 tokens)",
-                "pass lengths that add up to 2**31 or less",
-            )  # fmt: skip
-    else:
-        bounds = integers("documents", "cu_seqlens", cu_seqlens).array
-        if not bounds.size or bounds[0] != 0 or (np.diff(bounds) < 0).any():
-            falls = np.flatnonzero(np.diff(bounds) < 0)
-            where = f"falls after position {falls[0]}" if falls.size else "does not begin with 0"
-            raise PatternError("documents(cu_seqlens=...)", f"the list {where}", "pass [0, n0, n0 + n1, ...]")
-        each, ends = np.diff(bounds), bounds[1:]
+    ends = _ends(lengths, cu_seqlens, "")
+    keys = of_keys[given[0]]
+    if keys is not None:
+        return _rectangular(ends, _ends(key_lengths, key_cu_seqlens, "key_"))
+    each = np.diff(ends, prepend=0)
     some = each > 0
     return _contiguous(ends if some.all() else ends[some])
+
+
+def _ends(lengths: Any, cu_seqlens: Any, of: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The token after each document; of: which argument it is."""
+    if lengths is not None:
+        ends: np.ndarray[Any, np.dtype[np.int64]] = np.cumsum(integers("documents", f"{of}lengths", lengths).array)
+        if ends.size and ends[-1] > LARGEST:
+            raise PatternError(
+                f"documents({of}lengths=...)",
+                f"they have {ends[-1]} tokens together, beyond any sequence (2**31 tokens)",
+                "pass lengths that add up to 2**31 or less",
+            )  # fmt: skip
+        return ends
+    bounds = integers("documents", f"{of}cu_seqlens", cu_seqlens).array
+    if not bounds.size or bounds[0] != 0 or (np.diff(bounds) < 0).any():
+        falls = np.flatnonzero(np.diff(bounds) < 0)
+        where = f"falls after position {falls[0]}" if falls.size else "does not begin with 0"
+        raise PatternError(f"documents({of}cu_seqlens=...)", f"the list {where}", "pass [0, n0, n0 + n1, ...]")
+    return bounds[1:]
+
+
+def _rectangular(ends: np.ndarray[Any, np.dtype[np.int64]], of_keys: np.ndarray[Any, np.dtype[np.int64]]) -> Pattern:
+    """Documents that end before these queries and these keys."""
+    if ends.size != of_keys.size:
+        raise PatternError(
+            "documents(..., with keys of their own)",
+            f"there are {ends.size} documents of queries and {of_keys.size} of keys",
+            "give one length on each side for each document, 0 for none",
+        )  # fmt: skip
+    length, key_length = (int(x[-1]) if x.size else 0 for x in (ends, of_keys))
+    some = np.diff(ends, prepend=0) > 0
+    if not some.any():
+        return Affine(Relation(), length=length, key_length=key_length)
+    first = np.append(0, of_keys[:-1])[some]
+    breaks, after = IntTable.taking(ends[some][:-1]), IntTable.taking(of_keys[some])
+    bounds = (Steps(breaks, IntTable.taking(first)),), (Steps(breaks, after),)
+    return Affine(Relation(*bounds), length=length, key_length=key_length)
 
 
 def _contiguous(ends: np.ndarray[Any, np.dtype[np.int64]]) -> Pattern:

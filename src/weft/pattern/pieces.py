@@ -29,13 +29,13 @@ SIDES = ("from", "before")
 @library
 def keys(first: int, stop: int, step: int = 1, width: int = 1) -> Pattern:
     """first <= k < stop and (k - first) % step < width: some keys, for every query."""
-    return _comb("keys", (first, stop - 1, step, width), None)
+    return _comb("keys", (first, integer("keys", "stop", stop) - 1, step, width), None)
 
 
 @library
 def queries(first: int, stop: int, step: int = 1, width: int = 1, align: Align = None) -> Pattern:
     """first <= q < stop and (q - first) % step < width: some queries see every key."""
-    return _comb("queries", (first, stop - 1, step, width), align)
+    return _comb("queries", (first, integer("queries", "stop", stop) - 1, step, width), align)
 
 
 @library

@@ -16,12 +16,21 @@ from weft.planning.tiles import Launch
 
 
 class Reach(NamedTuple):
-    """Tokens base + step * place + lane for places and lanes from 0 on."""
+    """Tokens base + step * place + lane for so many places and lanes.
+
+    Descriptors begin at token 0, so that they need no byte offset: they count places and lanes from there, and `first`
+    is where `base` then is. No tile lies before it.
+    """
 
     base: int
     step: int
     lanes: int
     places: int
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """Place and lane of `base`, counted from token 0."""
+        return divmod(self.base, self.step)
 
 
 def reaches(launch: Launch) -> tuple[Reach, ...] | None:

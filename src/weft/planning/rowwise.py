@@ -125,18 +125,19 @@ def row_plan(plan: AttentionPlan) -> RowPlan | str:
     return RowPlan(plan.pattern, plan.problem, tuple(shares), steady=False)
 
 
-def decode_plan(pattern: Pattern, problem: Problem) -> RowPlan | str:
+def decode_plan(pattern: Pattern, problem: Problem, capacity: int | None = None) -> RowPlan | str:
     """The rows of the pattern, at every N from now on up to a capacity; or why it has to be planned for each N.
 
-    Raises what planning at this N would raise; no later N can raise more, since alignments are declared and no part
-    has a length of its own.
+    capacity: the most keys there can be; without one, room for the problem's keys and more. Raises what planning at
+    this N would raise; no later N can raise more, since alignments are declared and no part has a length of its own.
     """
     check_extent(pattern, problem)
     pattern.check(problem.m, problem.n, f"{pattern} at M={problem.m}, N={problem.n}")
     why = why_unsteady(pattern)
     if why is not None:
         return why
-    return _up_to(pattern, replace(problem, n=max(LEAST_CAPACITY, 1 << (problem.n - 1).bit_length())))
+    room = max(LEAST_CAPACITY, 1 << (problem.n - 1).bit_length()) if capacity is None else capacity
+    return _up_to(pattern, replace(problem, n=room))
 
 
 @cached(256)  # a cache that is concatenated has other strides at every N, and another step

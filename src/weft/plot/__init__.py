@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weft.acsr.picture import Owned, owned
-from weft.errors import OptionError, UnsupportedError
+from weft.errors import OptionError, UnsupportedError, install_line
 from weft.pattern.algebra import Pattern
 from weft.pattern.relation import NDBool
 from weft.planning.attention_plan import plan_attention
@@ -132,7 +132,7 @@ def panels(count: int, across: int = 3, bottom: float = BOTTOM) -> tuple[Figure,
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as missing:
-        raise UnsupportedError("draw a picture", f"matplotlib: {missing}", "pip install 'weft[plot]'") from missing
+        raise UnsupportedError("draw a picture", f"matplotlib: {missing}", install_line("plot")) from missing
 
     columns, rows = min(count, across), ceil(count / across)
     side = PANEL if columns < 3 else SMALL

@@ -112,7 +112,8 @@ def winners(pattern: Pattern, problem: Problem, backend: Backend, card: Card) ->
     lines = [line for line in _lines(Subject.of(pattern, problem, card)) if "winner" in line]
     if not lines:  # versions are asked only where there is something to compare them with
         return ()
-    last = {row.direction: row.winner for row in _rows(lines, backend.versions())}
+    found = (row for row in _rows(lines, backend.versions()) if isinstance(row, Decision))
+    last = {row.direction: row.winner for row in found}
     return tuple((direction, tiling) for direction, tiling in last.items() if tiling is not None)
 
 

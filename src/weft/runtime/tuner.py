@@ -18,7 +18,7 @@ from math import inf
 from typing import Literal
 
 from weft.errors import OptionError, UnsupportedError
-from weft.kernels.backend import Backend, Card, Meter
+from weft.kernels.backend import Backend, Card, Meter, Timing
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan, count_heads, plan_attention
 from weft.planning.candidates import footprint, legal
@@ -28,6 +28,8 @@ from weft.planning.tiling import DIRECTIONS, OF_GRADIENTS, Direction, Tiling
 from weft.runtime import evidence
 from weft.runtime.evidence import Decision, Measured
 from weft.runtime.together import Together, in_force, settled
+from weft.store import opened
+from weft.target import Gpu
 
 SHAPES = 6  # measured in the first stage
 BATCH = 8  # drawn at a time in the second
@@ -160,7 +162,7 @@ class _Notes:
     def __init__(self, pattern: Pattern, problem: Problem, backend: Backend, card: Card) -> None:
         self.subject, self.name = evidence.Subject.of(pattern, problem, card), evidence.name_of(pattern, problem)
         self.versions, self.kept = backend.versions(), True
-        if evidence.opened().root is None:
+        if opened().root is None:
             raise OptionError(
                 f"tune {pattern} for {problem}", "nothing is kept between processes (WEFT_CACHE_DIR=off)",
                 "name a directory there, or leave it unset",
@@ -247,13 +249,20 @@ class Search:
         if self.untuned not in self.measured:
             return []
         best, usual = timed(self.final or self.measured.values())[:1], self.measured[self.untuned].timing
-        winner = best[0].tiling if best and best[0].timing.clearly_below(usual) else None
+        faster = bool(best) and _timing(best[0]).clearly_below(usual)
+        winner = best[0].tiling if faster else None
         return [Tuned(self.direction, self.predicted, self.untuned, dict(self.measured), winner)]
 
 
 def timed(rows: Iterable[Measured]) -> list[Measured]:
     """Those that have a time, the fastest first."""
-    return sorted((row for row in rows if row.timing), key=lambda row: row.timing.seconds)
+    return sorted((row for row in rows if row.timing), key=lambda row: _timing(row).seconds)
+
+
+def _timing(row: Measured) -> Timing:
+    """Of a row that has one."""
+    assert row.timing is not None
+    return row.timing
 
 
 def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[Tiling, float]]:
@@ -261,8 +270,10 @@ def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[
     that has several tilings the first one stands for all.
     """
     shares, problem, gpu = plan.towards(direction), plan.problem, plan.target
+    assert isinstance(gpu, Gpu), "a CPU's plan offers no tilings"
     rows = [(share.plan.acsr, count_heads(share.heads)) for share in shares]
     rank, untuned = rank_of(rows), shares[0].plan.tiling
+    assert untuned is not None
     found = dict.fromkeys([untuned, *offered(direction, rows, problem, gpu), *legal(direction, problem, rank, gpu)])
     if rank < 3 and gpu.architecture.startswith("sm"):  # elsewhere kernels take no limit: see `configure`, `load`
         for one, limit in product(tuple(found), LIMITS):
@@ -303,9 +314,9 @@ def draw(
     for tiling, seconds in predicted.items():
         mine = best.get(shape(tiling))
         if mine is not None and tiling not in measured and tiling not in late:
-            promise = mine.timing.seconds * seconds / predicted[mine.tiling]
+            promise = _timing(mine).seconds * seconds / predicted[mine.tiling]
             rewards[tiling] = promise**-SHARPNESS
-    drawn = []
+    drawn: list[Tiling] = []
     while rewards and len(drawn) < count:
         (one,) = dice.choices([*rewards], [*rewards.values()])
         drawn.append(one)

@@ -34,7 +34,7 @@ class Found:
     """
 
     mask: Pattern
-    step: Any  # weft.kernels.triton.decode.Step, whose module is imported with Triton
+    step: Any  # weft.torch.gpu.Step, whose module is imported with Triton
 
     def serves(self, keys: int) -> bool:
         """Whether that many keys need no new plan."""
@@ -69,8 +69,8 @@ def key_of(tensors: Any, mask: Pattern, rows: Any, options: tuple[Any, ...]) -> 
         id(mask), q.shape, *kb, kd, *vb, vd, q.stride(), k.stride(), v.stride(),
         (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15,
         q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, options, tuple(map(type, options)),
-        sinks is not None and (sinks.shape, sinks.dtype, sinks.device),
-        slopes is not None and (slopes.shape, slopes.dtype, slopes.device, slopes.requires_grad),
+        sinks is not None and (sinks.shape, sinks.stride(), sinks.dtype, sinks.device),
+        slopes is not None and (slopes.shape, slopes.stride(), slopes.dtype, slopes.device, slopes.requires_grad),
     )  # fmt: skip
 
 
@@ -121,10 +121,8 @@ def _step(tensors: Tensors, mask: Pattern, rows: Rows, options: tuple[Any, ...])
     plan = decode_plan(mask, problem)
     if isinstance(plan, str):
         return None
-    from weft.kernels.triton.decode import prepare_step
-    from weft.kernels.triton.row_spec import Numbers
+    from weft.kernels.gpu.layout import Options
+    from weft.torch.gpu import layout_of, prepare_step
 
-    strides = {name: x.stride() for name, x in zip("QKV", tensors, strict=True)}
-    aligned = not any(x.data_ptr() & 15 for x in tensors)
-    numbers = Numbers(problem.d**-0.5 if scale is None else scale, softcap, slopes is not None, sinks is not None)
-    return prepare_step(plan, strides, aligned, numbers, tensors[0].device)
+    layout = layout_of(tensors, sinks=sinks, slopes=slopes)
+    return prepare_step(plan, layout, Options(problem.d**-0.5 if scale is None else scale, softcap), tensors[0].device)

@@ -35,8 +35,9 @@ from weft.torch.operator import Options, as_tensor, gradients, modifiers
 
 PLAIN = (Tensor, torch.nn.Parameter)
 KEPT = 512  # calls
-LAID_OUT = 8  # ways in which the tensors of one call lie
+LAID_OUT = 16  # ways in which the tensors of one call lie
 UNASKED = object()  # whether launches alone make gradients
+EXPECTED = ("expected",)  # the place of calls whose gradients are compiled already
 ADDRESS, STRIDE, CONTIGUOUS = Tensor.data_ptr, Tensor.stride, Tensor.is_contiguous
 Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
 
@@ -46,7 +47,7 @@ class Call:
     """A call that was checked and planned, for all tensors of its shapes, types and device.
 
     mask: kept, so that no other pattern takes its id. how: without slopes; these are data, like sinks. ready: by
-    strides, what makes gradients and needs no more than launches.
+    strides, what makes results, or gradients, and needs no more than launches.
     """
 
     mask: Pattern
@@ -62,22 +63,47 @@ class Call:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, with_lse: bool) -> tuple[Tensor, Tensor]:
         """(out, lse), without gradients; lse is anything if it is not wanted."""
+        if rows[0] is None and rows[1] is None and self.kernels.ready_forward is not None:
+            found = self.forward_at_once(q, k, v)
+            if found is not None:
+                return found[0], found[1]
         out, lse = self.kernels.forward((q, k, v), self.plan, self.modifiers(rows[1]), rows[0], with_lse)
         return out, lse
 
-    def at_once(self, saved: list[Tensor], dout: Tensor, deterministic: bool) -> tuple[Tensor, ...] | None:
-        """(dq, dk, dv) by nothing but launches; None where `gradients` has more to do. saved: q, k, v, out, lse."""
-        tensors = (*saved, dout)
-        at = [*map(ADDRESS, tensors)]
-        strides = None if all(map(CONTIGUOUS, tensors)) else (*map(STRIDE, tensors),)
-        key = strides, (at[0] | at[1] | at[2] | at[3] | at[5]) & 15 == 0, deterministic
+    def forward_at_once(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor] | None:
+        """(out, lse) by nothing but launches; None where `forward` has more to do."""
+        at = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
+        dense = q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
+        key = None if dense else (q.stride(), k.stride(), v.stride()), (at[0] | at[1] | at[2]) & 15 == 0
         ready = self.ready.get(key, UNASKED)
         if ready is UNASKED:
-            if len(self.ready) >= LAID_OUT:
-                self.ready.clear()
-            ready = self.ready[key] = self.kernels.ready(self.plan, self.how, *key, dout.device)
-        found: tuple[Tensor, ...] | None = ready and ready(at)
-        return found
+            ready = self._keep(key, self.kernels.ready_forward(self.plan, self.how, *key, q.device))
+        return ready and ready.at_addresses(at)
+
+    def _keep(self, key: tuple[Any, ...], ready: Any) -> Any:
+        if len(self.ready) >= LAID_OUT:
+            self.ready.clear()
+        self.ready[key] = ready
+        return ready
+
+    def expect_gradients(self, qkv: tuple[Tensor, Tensor, Tensor], rows: Rows, deterministic: bool) -> None:
+        """Have the kernels of gradients compiled beside those of the forward."""
+        self._keep(EXPECTED, None)
+        if self.kernels.expect_gradients is not None:
+            there = rows[0] is not None, rows[1] is not None
+            self.kernels.expect_gradients(self.plan, self.modifiers(rows[1]), qkv, there, deterministic)
+
+    def at_once(self, saved: list[Tensor], dout: Tensor, deterministic: bool) -> list[Tensor] | None:
+        """(dq, dk, dv) by nothing but launches; None where `gradients` has more to do. saved: q, k, v, out, lse."""
+        q, k, v, out, lse = saved
+        tensors = (q, k, v, out, dout, lse)
+        at = [*map(ADDRESS, tensors)]
+        strides = None if all(map(CONTIGUOUS, tensors)) else (*map(STRIDE, tensors),)
+        key = strides, (at[0] | at[1] | at[2] | at[3] | at[4] | at[5]) & 15 == 0, deterministic
+        ready = self.ready.get(key, UNASKED)
+        if ready is UNASKED:
+            ready = self._keep(key, self.kernels.ready(self.plan, self.how, *key, dout.device))
+        return ready and ready.at_addresses(at)
 
     def operator_options(self, rows: Rows, deterministic: bool) -> Options:
         """As the operators take them."""
@@ -161,6 +187,8 @@ def attend(
     sinks = rows[0]
     wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
     if wanted and torch.is_grad_enabled():
+        if EXPECTED not in call.ready:
+            call.expect_gradients((q, k, v), rows, deterministic)
         out, lse = Recorded.apply(q, k, v, *rows, call, deterministic)
         return out, lse
     return call.forward(q, k, v, rows, with_lse)
@@ -195,7 +223,7 @@ class Recorded(torch.autograd.Function):
             if at_once is not None:
                 return *at_once, None, None, None, None
         how = call.how if slopes is None else call.modifiers(slopes)
-        *found, dsinks = gradients(call.kernels, call.plan, how, given, (*saved, sinks), ctx.deterministic)
+        *found, dsinks = gradients(call.kernels, call.plan, how, (dout, dlse), (*saved, sinks), ctx.deterministic)
         return *found, dsinks, None, None, None
 
 

@@ -17,6 +17,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             _wrong(f"{name} is {type(x).__name__}, not a tensor", "pass torch tensors")
+        check_kind(name, x)
         if not is_dense(x):
             _wrong(f"{name} is {'nested' if x.is_nested else x.layout}", "pass tensors with strides, padded if need be")
         if x.dim() != 4:
@@ -33,6 +34,22 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         _wrong(f"{q.shape[1]} query heads cannot share {k.shape[1]} key heads evenly", "make Hq a multiple of Hkv")
     if q.shape[3] == 0 or v.shape[3] == 0:
         _wrong("a head dimension is 0", "pass head dimensions of 1 or more")
+
+
+def check_kind(name: str, x: Tensor) -> None:
+    """Refuse subclasses that mean more than their numbers."""
+    kind = type(x).__name__
+    if kind == "DTensor":
+        cure = (
+            f"where they are sharded over batch rows or heads alone, pass {name}.to_local() and so on, and give the "
+            "result to DTensor.from_local"
+        )
+        raise UnsupportedError(
+            f"attention({name}=DTensor)", "attention of distributed tensors is not implemented", cure
+        )
+    if kind == "MaskedTensor":
+        cure = f"pass {name}.get_data(), and {name}.get_mask() as part of mask: weft.padding(mask=...) of tokens"
+        raise UnsupportedError(f"attention({name}=MaskedTensor)", "a tensor's own mask is not read", cure)
 
 
 def is_dense(x: Tensor) -> bool:

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from weft.errors import OptionError
 from weft.pattern.algebra import Pattern
-from weft.torch.attention import attention, check_mask
+from weft.torch.attention import attention
+from weft.torch.call import check_mask, unwrapped
 from weft.torch.inputs import check_choices, check_numbers, check_row
+from weft.torch.keywords import refuse_unknown
+from weft.torch.layouts import check_layout
 
-OPTIONS = ("scale", "softcap", "alibi_slopes", "return_lse", "backend", "deterministic")
+if TYPE_CHECKING:
+    from weft.recognition import Recognized
+
+OPTIONS = ("scale", "softcap", "alibi_slopes", "return_lse", "backend", "deterministic", "layout")
+NARROW = (torch.bfloat16, torch.float16)
 
 
 class SparseAttention(torch.nn.Module):
     """`attention` with a pattern and options kept; no parameters unless sinks are given, which are one or become one.
 
     Deep-copies, pickles and exports: the pattern is an immutable value, and `pattern` may be assigned anew at any time.
-    options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, as for `attention`; what can be
-    seen wrong without tensors is refused here, the rest at the first call.
+    options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, layout, as for `attention`; what can be
+    seen wrong without tensors is refused here, the rest at the first call. Sinks and slopes keep their digits where a
+    model is converted: `module.to(torch.bfloat16)` or `.half()` leave them in float32. Example::
+
+        attend = SparseAttention(weft.causal() & weft.window(left=1023), sinks=torch.zeros(heads), layout="bshd")
+        out = attend(q, k, v)  # (B, M, Hq, Dv)
     """
 
-    def __init__(self, pattern: Pattern, *, sinks: Tensor | None = None, **options: Any) -> None:
+    def __init__(self, pattern: Pattern | Recognized, *, sinks: Tensor | None = None, **options: Any) -> None:
         super().__init__()
-        unknown = sorted(set(options) - set(OPTIONS))
-        if unknown:
-            raise OptionError(
-                f"SparseAttention({', '.join(unknown)}=...)", "it takes no such option", f"use {', '.join(OPTIONS)}"
-            )
-        check_mask(pattern)
+        refuse_unknown("SparseAttention", {name: x for name, x in options.items() if name not in OPTIONS}, OPTIONS)
+        pattern = unwrapped(pattern)
+        check_mask(pattern, "SparseAttention")
         check_numbers(options)
         check_choices(options.get("backend", "auto"), options.get("deterministic"))
+        check_layout(options.get("layout", "bhsd"), "SparseAttention")
         slopes = options.pop("alibi_slopes", None)
         for name, x in (("sinks", sinks), ("alibi_slopes", slopes)):
             if x is not None:
@@ -41,13 +51,32 @@ class SparseAttention(torch.nn.Module):
         self.register_buffer("alibi_slopes", slopes)
         self.sinks = sinks if sinks is None or isinstance(sinks, torch.nn.Parameter) else _parameter(sinks)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv) -> (B, Hq, M, Dv); see `attention`."""
-        return attention(q, k, v, self.pattern, sinks=self.sinks, alibi_slopes=self.alibi_slopes, **self.options)
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, extra_keys: Tensor | None = None, extra_values: Tensor | None = None
+    ) -> Any:
+        """q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv) -> (B, Hq, M, Dv), or as `layout` says; see `attention`.
+
+        With return_lse: (out, lse).
+        """
+        rows: dict[str, Any] = {"sinks": self.sinks, "alibi_slopes": self.alibi_slopes}
+        extra: dict[str, Any] = {"extra_keys": extra_keys, "extra_values": extra_values}
+        return attention(q, k, v, self.pattern, **rows, **extra, **self.options)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseAttention:
+        """As torch's, but sinks and slopes stay as wide as they are."""
+        super()._apply(lambda x: _kept_wide(x, fn(x)), recurse)
+        return self
 
     def extra_repr(self) -> str:
         """The pattern, and the options that were given."""
         return ", ".join([str(self.pattern), *(f"{key}={value}" for key, value in self.options.items())])
+
+
+def _kept_wide(x: Tensor, converted: Tensor) -> Tensor:
+    """What became of x, with the dtype of x where a conversion would take digits off it."""
+    if converted.dtype in NARROW and x.is_floating_point() and x.dtype not in NARROW:
+        return x.to(converted.device)
+    return converted
 
 
 def _parameter(sinks: Tensor) -> torch.nn.Parameter:

@@ -127,7 +127,9 @@ def numbers_of(mask: Pattern | Written, q: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return numbers
     with q.fake_mode if isinstance(q, FakeTensor) and not _len_torch_dispatch_stack() else nullcontext():
-        return torch.ops.aten.lift_fresh_copy(numbers)
+        copied = torch.ops.aten.lift_fresh_copy(numbers)
+    copied.record = mask.numbers  # what is counted by where numbers are fake
+    return copied
 
 
 def _record(own: list[int], tables: list[Tensor]) -> Tensor:

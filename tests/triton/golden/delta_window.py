@@ -13,9 +13,9 @@ from weft.kernels.triton.device import (
 
 
 @triton.jit
-def kernel(
-    Out, DOut, Lse, DLse, DQ, Delta, Stats, all_heads, my_length, Out_batch, Out_head, Out_row,
-    DOut_batch, DOut_head, DOut_row, DQ_batch, DQ_head, DQ_row, scale,
+def weft_bwd_delta_tile_d128_bf16(
+    Out, DOut, Lse, all_heads, my_length, Out_batch, Out_head, Out_row, DOut_batch, DOut_head, DOut_row,
+    DQ_batch, DQ_head, DQ_row, scale, DQ, Stats,
 ):
     # strides count in 16 bytes, 8 elements: rows are aligned
     gdc_launch_dependents()  # that of dK and dV may begin where this one leaves room
@@ -54,3 +54,6 @@ def kernel(
     dq_0 = tl.zeros((64, 128), tl.float32)
     dq_0 = dq_0.to(DQ.dtype.element_ty)
     tl.store(dq_rows + (dq_rows_in[:, None] + d_0[None, :]), dq_0, mask=valid[:, None])
+
+
+kernel = weft_bwd_delta_tile_d128_bf16

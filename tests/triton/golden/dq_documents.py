@@ -13,11 +13,11 @@ from weft.kernels.triton.device import (
 
 
 @triton.jit
-def kernel(
-    Q, K, V, Out, DOut, Lse, DLse, DQ, Delta, Stats, Slopes, Tables, record, parts, parts_at, items_at,
-    heads_at, first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch,
-    K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, DOut_batch, DOut_head, DOut_row,
-    DQ_batch, DQ_head, DQ_row, scale, softcap,
+def weft_bwd_dq_tile_table_line_d128_bf16(
+    Q, K, V, Out, DOut, Lse, Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads,
+    my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head,
+    V_row, Out_batch, Out_head, Out_row, DOut_batch, DOut_head, DOut_row, DQ_batch, DQ_head, DQ_row,
+    scale, softcap, DQ, Stats,
 ):
     # strides count in 16 bytes, 8 elements: rows are aligned
     gdc_launch_dependents()  # that of dK and dV may begin where this one leaves room
@@ -131,3 +131,6 @@ def kernel(
     dq_0 = dq_0 * scale
     dq_0 = dq_0.to(DQ.dtype.element_ty)
     tl.store(dq_rows + (dq_rows_in[:, None] + d_0[None, :]), dq_0, mask=valid[:, None])
+
+
+kernel = weft_bwd_dq_tile_table_line_d128_bf16

@@ -8,10 +8,13 @@ from weft.kernels.triton.few_sums import join
 
 
 @gluon.jit
-def kernel(
-    Q, K, V, Out, DOut, Lse, DLse, DQ, DK, DV, Delta, Partial, parts, first, step, keys, kv_heads,
-    DK_batch, DK_head, DK_row, DV_batch, DV_head, DV_row, scale,
+def weft_reduce_partials_hopper_d64_bf16(
+    Partial, parts, first, step, keys, kv_heads, DK_batch, DK_head, DK_row, DV_batch, DV_head, DV_row,
+    scale, DK, DV,
 ):
     dk = DK, DK_batch, DK_head, DK_row
     dv = DV, DV_batch, DV_head, DV_row
     join(Partial, parts, (first, step, keys), (dk, dv), kv_heads, scale)
+
+
+kernel = weft_reduce_partials_hopper_d64_bf16

@@ -11,10 +11,10 @@ from weft.kernels.triton.device import (
 
 
 @triton.jit
-def kernel(
-    Q, K, V, Out, Lse, Sum, Sinks, Slopes, Tables, record, parts, parts_at, items_at, heads_at,
-    first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head,
-    K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap,
+def weft_fwd_tile_blocks_d96_bf16(
+    Q, K, V, Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads, my_length,
+    their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row,
+    Out_batch, Out_head, Out_row, scale, softcap, Out, Lse,
 ):
     # strides count in 16 bytes, 8 elements: rows are aligned
     # which tile of which head: head by head, or where some tiles far outlast the rest, these first
@@ -94,3 +94,6 @@ def kernel(
     tl.store(out_rows + (out_rows_in[:, None] + dv_0[None, :]), acc_0)
     acc_1 = acc_1.to(Out.dtype.element_ty)
     tl.store(out_rows + (out_rows_in[:, None] + dv_1[None, :]), acc_1)
+
+
+kernel = weft_fwd_tile_blocks_d96_bf16

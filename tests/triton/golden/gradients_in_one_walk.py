@@ -8,12 +8,16 @@ from weft.kernels.triton.one_walk import gradients
 
 
 @gluon.jit
-def kernel(
-    Q, K, V, Out, DOut, Lse, DLse, DQ, DK, DV, Delta, Partial, items, runs, per, tiles, shift, tokens,
-    kv_heads, share, left, right, scale, Q_box, K_box, V_box, DOut_box, Out_box, DQ_box, DK_box, DV_box,
+def weft_bwd_fused_hopper_line_d64_bf16(
+    Lse, items, runs, per, tiles, shift, tokens, kv_heads, share, left, right, scale, Q_box, K_box,
+    V_box, DOut_box, Out_box, DQ_box, DK_box, DV_box,
 ):
     gradients(
-        (Q_box, K_box, V_box, DOut_box, Out_box), (Lse, DLse, Delta), (DQ_box, DK_box, DV_box),
+        (Q_box, K_box, V_box, DOut_box, Out_box), (Lse, Lse, Lse),
+        (DQ_box, DK_box, DV_box),
         (items, runs, per, tiles, shift, tokens, kv_heads, share), (left, right), scale,
         LSE_GRADIENT=False, WITH_DELTA=False,
     )
+
+
+kernel = weft_bwd_fused_hopper_line_d64_bf16

@@ -8,11 +8,11 @@ from weft.kernels.triton.groups import key_gradients
 
 
 @gluon.jit
-def kernel(
-    Q, K, V, DOut, Lse, Delta, Stats, DK, DV, Slopes, Tables, record, parts, parts_at, items_at,
-    heads_at, first_item, all_heads, my_length, their_length, shift, blocks_at, blocks, Q_batch, Q_head,
-    Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, DOut_batch, DOut_head, DOut_row, DK_batch,
-    DK_head, DK_row, DV_batch, DV_head, DV_row, scale, softcap,
+def weft_bwd_dkdv_hopper_line_d64_bf16(
+    Q, K, V, DOut, Stats, Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads,
+    my_length, their_length, shift, blocks_at, blocks, Q_batch, Q_head, Q_row, K_batch, K_head, K_row,
+    V_batch, V_head, V_row, DOut_batch, DOut_head, DOut_row, DK_batch, DK_head, DK_row, DV_batch,
+    DV_head, DV_row, scale, softcap, DK, DV,
 ):
     q = Q, Q_batch, Q_head, Q_row
     k = K, K_batch, K_head, K_row
@@ -25,3 +25,6 @@ def kernel(
         (k, v), (q, dout, Stats), (dk, dv), tables, (all_heads, their_length, scale),
         WIDE=2, STAGES=4, CHAINED=True,
     )
+
+
+kernel = weft_bwd_dkdv_hopper_line_d64_bf16

@@ -13,11 +13,11 @@ from weft.kernels.triton.device import (
 
 
 @triton.jit
-def kernel(
-    Q, K, V, DOut, Lse, Delta, Stats, DK, DV, Slopes, Tables, record, parts, parts_at, items_at,
-    heads_at, first_item, all_heads, my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch,
-    K_head, K_row, V_batch, V_head, V_row, DOut_batch, DOut_head, DOut_row, DK_batch, DK_head, DK_row,
-    DV_batch, DV_head, DV_row, scale, softcap,
+def weft_bwd_dkdv_tile_lines_d64_bf16(
+    Q, K, V, DOut, Stats, Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads,
+    my_length, their_length, shift, Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head,
+    V_row, DOut_batch, DOut_head, DOut_row, DK_batch, DK_head, DK_row, DV_batch, DV_head, DV_row, scale,
+    softcap, DK, DV,
 ):
     # strides count in 16 bytes, 8 elements: rows are aligned
     # which tile of which head: head by head, or where some tiles far outlast the rest, these first
@@ -137,3 +137,6 @@ def kernel(
     tl.store(dk_rows + (dk_rows_in[:, None] + d_0[None, :]), dk_0, mask=valid[:, None])
     dv_sum_0 = dv_sum_0.to(DV.dtype.element_ty)
     tl.store(dv_rows + (dv_rows_in[:, None] + dv_0[None, :]), dv_sum_0, mask=valid[:, None])
+
+
+kernel = weft_bwd_dkdv_tile_lines_d64_bf16

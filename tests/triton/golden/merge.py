@@ -7,8 +7,8 @@ import triton.language as tl
 
 
 @triton.jit
-def kernel(
-    Work, Out, Lse, Sinks, splits, all_heads, m, sums, Out_batch, Out_head, Out_row,
+def weft_decode_combine_d128_bf16(
+    Work, splits, all_heads, m, sums, Out_batch, Out_head, Out_row, Out, Lse,
 ):
     # strides come in units of 16 bytes, 8 elements: rows are aligned
     Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
@@ -39,3 +39,6 @@ def kernel(
     lse = tl.where(total == 0, float("-inf"), (largest + tl.log2(total)) * 0.6931471805599453)
     tl.store(Lse + number, lse)
     tl.store((Out + batch * Out_batch + head * Out_head + row * Out_row) + dv_0, acc_0.to(Out.dtype.element_ty))
+
+
+kernel = weft_decode_combine_d128_bf16

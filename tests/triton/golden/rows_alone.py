@@ -10,10 +10,10 @@ from weft.kernels.triton.row_device import row_run, share
 
 
 @triton.jit
-def kernel(
-    Q, K, V, Work, Out, Lse, Sinks, Slopes, splits, all_heads, m, members_at, groups, lanes, span, sums,
-    Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row,
-    Tables, scale, softcap, shift, beside, length,
+def weft_decode_split_kv_d128_bf16(
+    Q, K, V, Tables, splits, all_heads, m, members_at, groups, lanes, span, sums, Q_batch, Q_head, Q_row,
+    K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row, scale, softcap, shift,
+    beside, length, Out, Lse,
 ):
     # strides come in units of 16 bytes, 8 elements: rows are aligned
     Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
@@ -44,12 +44,12 @@ def kernel(
     c = tl.arange(0, 64)
     all_tiles = 0
     for part in range(count_of_terms):
-        low, high, first, step, count = row_run(Tables, terms + part * 46, i, valid, i_0, length, 2, False)
+        low, high, first, step, count = row_run(Tables, terms + part * 46, i, valid, i_0, (tl.zeros_like(i), length), 2, False)
         all_tiles += (count + 63) // 64
     begin, end = share(all_tiles, split, splits)
     before = 0  # tiles of the terms before
     for part in range(count_of_terms):
-        low, high, first, step, count = row_run(Tables, terms + part * 46, i, valid, i_0, length, 2, False)
+        low, high, first, step, count = row_run(Tables, terms + part * 46, i, valid, i_0, (tl.zeros_like(i), length), 2, False)
         tiles = (count + 63) // 64
         mine = tl.maximum(begin - before, 0)
         for j in range(tl.minimum(end - before, tiles) - mine):
@@ -74,3 +74,6 @@ def kernel(
     tl.store(Lse + number, lse, mask=valid)
     out_at = Out + batch * Out_batch + head.to(tl.int64) * Out_head + row.to(tl.int64) * Out_row
     tl.store(out_at[:, None] + dv_0[None, :], acc_0.to(Out.dtype.element_ty), mask=valid[:, None])
+
+
+kernel = weft_decode_split_kv_d128_bf16

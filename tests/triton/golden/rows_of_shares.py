@@ -10,16 +10,15 @@ from weft.kernels.triton.row_device import row_run, share
 
 
 @triton.jit
-def kernel(
-    Q, K, V, Work, Out, Lse, Sinks, Slopes, splits, all_heads, m, members_at, groups, lanes, span, sums,
-    Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, Out_batch, Out_head, Out_row,
-    Tables, scale, softcap, shift, beside, length,
+def weft_decode_split_kv_d64_fp16(
+    Q, K, V, Slopes, Tables, splits, all_heads, m, members_at, groups, lanes, span, sums, Q_batch,
+    Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, scale, softcap, shift, beside, length,
+    Work,
 ):
     # strides come in units of 16 bytes, 8 elements: rows are aligned
     Q_batch = Q_batch * 8; Q_head = Q_head * 8; Q_row = Q_row * 8
     K_batch = K_batch * 8; K_head = K_head * 8; K_row = K_row * 8
     V_batch = V_batch * 8; V_head = V_head * 8; V_row = V_row * 8
-    Out_batch = Out_batch * 8; Out_head = Out_head * 8; Out_row = Out_row * 8
     # which rows: row_0, row_0 + lanes, ... of the query heads of one key/value head; and which share
     place, split = tl.program_id(0), tl.program_id(1)
     member = Tables + members_at + 6 * (place // groups)
@@ -43,7 +42,7 @@ def kernel(
     k_at = K + batch * K_batch + kv_head * K_head
     v_at = V + batch * V_batch + kv_head * V_head
     c = tl.arange(0, 64)
-    low, high, first, step, count = row_run(Tables, terms, i, valid, i_0, length, 2, False)
+    low, high, first, step, count = row_run(Tables, terms, i, valid, i_0, (tl.zeros_like(i), length), 2, False)
     tiles = (count + 63) // 64
     begin, end = share(tiles, split, splits)
     for j in range(end - begin):
@@ -70,3 +69,6 @@ def kernel(
     inverse = tl.where(some, 1.0 / total, 0.0)
     sums_at = (Work + sums + at * 64)[:, None] + dv_0[None, :]
     tl.store(sums_at, acc_0 * inverse[:, None], mask=some[:, None])
+
+
+kernel = weft_decode_split_kv_d64_fp16

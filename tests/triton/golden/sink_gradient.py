@@ -7,8 +7,8 @@ import triton.language as tl
 
 
 @triton.jit
-def kernel(
-    Sinks, Lse, Delta, Sums, batch, heads, length,
+def weft_sink_gradient(
+    Sinks, Lse, Delta, batch, heads, length, Sums,
 ):
     head, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     sink = tl.load(Sinks + head)
@@ -23,3 +23,6 @@ def kernel(
         share = tl.exp2(tl.minimum((sink - lse) * 1.4426950408889634, 0.0))  # of the sink in its sum; lse is rounded
         total += tl.where(lse == float("-inf"), 0.0, share * delta)  # a row without keys or sink has none
     tl.store(Sums + head * parts + part, -tl.sum(total, 0))
+
+
+kernel = weft_sink_gradient

@@ -66,10 +66,12 @@ def tables(plan: AttentionPlan, device: str) -> list[Any]:
     """What kernels read, of every direction, on the device; past the cache that would keep it."""
     import torch
 
-    from weft.kernels.triton.loaded import loaded
+    from weft.kernels.gpu.programs.launches import packed
 
     ways: tuple[Direction, ...] = ("forward", "dq", "dkdv")
-    return [loaded.__wrapped__(plan.towards(way), plan.problem, way == "dkdv", torch.device(device)) for way in ways]
+    found = [packed.__wrapped__(plan.towards(way), plan.problem, way == "dkdv") for way in ways]
+    read = (table for one in found for table in (*one.tables, one.met) if table is not None)
+    return [torch.from_numpy(table.words).to(device) for table in read]
 
 
 def peers() -> list[Peer]:

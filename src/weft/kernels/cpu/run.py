@@ -18,9 +18,9 @@ from weft.kernels.cpu.scores import Workspace
 from weft.kernels.options import ACCUMULATE, Modifiers, join_sinks, rows_in_order_of, sink_gradient
 from weft.planning.attention_plan import AttentionPlan, Heads
 
-__all__ = ["backward", "forward", "ready", "sink_gradient"]
+__all__ = ["backward", "expect_gradients", "forward", "ready", "ready_forward", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]
-ready = None  # gradients are never launches alone here
+ready = ready_forward = expect_gradients = None  # nothing is launched or compiled here
 
 
 def forward(

@@ -23,59 +23,26 @@ OF_FEW = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
 
 @dataclass(frozen=True)
 class Box:
-    """A descriptor but for its address. tensor: which of a launch's; ahead: bytes before its first token. shape,
-    strides: batch row, head, place, lane, channel, in elements.
-    """
+    """A descriptor. tensor: as its kernel names it. shape, strides: batch, head, place, lane, channel, in elements."""
 
-    tensor: int
-    ahead: int
+    name: str
+    tensor: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def at(self, address: int) -> Placed:
-        return Placed(self, address + self.ahead)
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A descriptor as Triton's launchers read it."""
-
-    box: Box
-    address: int
-    padding: str = "zero"
-    round_f32_to_tf32: bool = False
-
-    @property
-    def base(self) -> Placed:
-        return self
-
-    def data_ptr(self) -> int:
-        return self.address
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.box.shape
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        return self.box.strides
-
 
 def boxes(
-    which: Which, found: Sequence[Reach], problem: Problem, names: Sequence[str],
+    which: Which, names: Sequence[str], found: Sequence[Reach], problem: Problem,
     strides: Mapping[str, tuple[int, ...]],
 ) -> tuple[Box, ...]:  # fmt: skip
-    """found: what each side's reach; names: of a launch's tensors, in order; strides: batch row, head, token, channel,
-    in elements of 16 bits.
-    """
+    """names: of the descriptors. found: what each side's reach. strides: batch, head, token, channel, in elements."""
     made = []
-    for name, side in which:
-        reach, (batch, head, token, _) = found[side], strides[name]
-        heads = problem.kv_heads if name in KEYS else problem.q_heads
-        shape = (problem.batch, heads, reach.places, reach.lanes, CHANNELS)
-        made.append(Box(
-            names.index(name), 2 * reach.base * token, shape, (batch, head, reach.step * token, token, 1)
-        ))  # fmt: skip
+    for (tensor, side), name in zip(which, names, strict=True):
+        reach, (batch, head, token, _) = found[side], strides[tensor]
+        heads = problem.kv_heads if tensor in KEYS else problem.q_heads
+        place, lane = reach.first
+        shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, CHANNELS)
+        made.append(Box(name, tensor, shape, (batch, head, reach.step * token, token, 1)))
     return tuple(made)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
+from weft.kernels.triton.arguments import FEW, ROUNDS, WALK, arguments, strided
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
 from weft.kernels.triton.forward import Forward
@@ -17,31 +18,6 @@ from weft.kernels.triton.fragments import Fragments, indented, module, within_le
 from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.tables import AXIS, HEAD, PART, axis_words
 
-WALKS = ("gradients", "few_keys", "few_sums")  # what is launched one after the other, with the same tensors
-IN_WALKS = ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "DK", "DV", "Delta", "Partial")
-TENSORS = {
-    "forward": ("Q", "K", "V", "Out", "Lse", "Sum", "Sinks", "Slopes"),
-    "dq": ("Q", "K", "V", "Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats", "Slopes"),
-    "dkdv": ("Q", "K", "V", "DOut", "Lse", "Delta", "Stats", "DK", "DV", "Slopes"),
-    "delta": ("Out", "DOut", "Lse", "DLse", "DQ", "Delta", "Stats"),
-    **dict.fromkeys(WALKS, IN_WALKS),
-}
-JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
-STRIDED = {
-    "forward": ("Q", "K", "V", "Out"),
-    "dq": ("Q", "K", "V", "Out", "DOut", "DQ"),
-    "dkdv": ("Q", "K", "V", "DOut", "DK", "DV"),
-    "delta": ("Out", "DOut", "DQ"),
-    "gradients": (),  # which descriptors reach
-    "few_keys": (),
-    "few_sums": ("DK", "DV"),
-}
-PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
-         "shift")  # fmt: skip
-ROUNDS = ("blocks_at", "blocks")  # of blocks that programs take in turn
-FEW, SUMS = ("items", "parts", "tokens", "kv_heads", "share"), ("parts", "first", "step", "keys", "kv_heads")
-WALK = ("items", "runs", "per", "tiles", "shift", "tokens", "kv_heads", "share", "left", "right")  # see `one_walk`
-FLOATS = ("scale", "softcap")
 GROUPS = {  # what a kernel whose groups specialise is made of
     "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
     "forward": "from weft.kernels.triton.group_queries import attention\n\n",
@@ -53,52 +29,12 @@ GROUPS = {  # what a kernel whose groups specialise is made of
 WORD, ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"^\s*(\w+) = (?!.*;)")
 
 
-def tensors(spec: KernelSpec) -> tuple[str, ...]:
-    """Names of the tensors among the kernel's arguments, which come first."""
-    usual = tuple(x for x in TENSORS[spec.direction] if not (spec.few and x in ("DK", "DV")))
-    return usual + ("DQ",) * (spec.with_dq and spec.of_keys) + JOINED * (spec.joins or spec.few)
-
-
-def strided(spec: KernelSpec) -> tuple[str, ...]:
-    """Those of them that may lie anyhow."""
-    known = (*STRIDED[spec.direction], *JOINED[:1], *(("DQ",) * spec.of_keys))
-    return tuple(x for x in dict.fromkeys(known) if x in tensors(spec))
-
-
-def arguments(spec: KernelSpec) -> tuple[str, ...]:
-    """Names of the kernel's arguments, in order."""
-    strides = [f"{x}_{part}" for x in strided(spec) for part in _stride_names(spec)]
-    if spec.direction == "delta":
-        return (*tensors(spec), "all_heads", "my_length", *strides, "scale")
-    boxes = described(spec)
-    if spec.direction == "gradients":
-        return (*tensors(spec), *WALK, "scale", *boxes)
-    if spec.direction == "few_keys":
-        return (*tensors(spec), "Tables", *FEW, "scale", *boxes)
-    if spec.direction == "few_sums":
-        return (*tensors(spec), *SUMS, *strides, "scale")
-    return (*tensors(spec), "Tables", *PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS, *boxes)
-
-
-def described(spec: KernelSpec) -> tuple[str, ...]:
-    """Names of the descriptors among them, which come last."""
-    if spec.direction == "gradients":
-        return walk_names((*READ, *WRITTEN))
-    if spec.direction == "few_keys":
-        return walk_names(OF_FEW)
-    return box_names(spec.terms) if spec.groups and spec.direction == "forward" else ()
-
-
-def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
-    return ("batch", "head", "row") if spec.aligned else ("batch", "head", "row", "dim")
-
-
 def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     if spec.groups:
         about = f"{spec.name}\n\nEmitted by weft; {spec.groups} warp groups, {spec.stages} stages."
         helpers = GROUPS["short" if spec.short else spec.direction]
-        return module(about, helpers, arguments(spec), _in_groups(spec), "gluon")
+        return module(spec.symbol, about, helpers, arguments(spec), _in_groups(spec), "gluon")
     helpers = (
         "from weft.kernels.triton.device import (\n"
         "    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,\n"
@@ -109,7 +45,7 @@ def emit(spec: KernelSpec) -> str:
     if spec.fast_log:
         helpers = f"from triton.language.extra.cuda import libdevice\n\n{helpers}"
     about = f"{spec.name}\n\nEmitted by weft; {spec.warps} warps, {spec.stages} stages."
-    return module(about, helpers, arguments(spec), _needed(_kernel(spec)))
+    return module(spec.symbol, about, helpers, arguments(spec), _needed(_kernel(spec)))
 
 
 def _in_groups(spec: KernelSpec) -> Iterator[str]:
@@ -122,7 +58,9 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         return
     if spec.direction == "gradients":
         yield "gradients("
-        yield f"    ({', '.join(walk_names(READ))}), (Lse, DLse, Delta), ({', '.join(walk_names(WRITTEN))}),"
+        lse_gradient, delta = ("DLse" if spec.lse_gradient else "Lse"), ("Delta" if spec.with_delta else "Lse")
+        yield f"    ({', '.join(walk_names(READ))}), (Lse, {lse_gradient}, {delta}),"
+        yield f"    ({', '.join(walk_names(WRITTEN))}),"
         yield f"    ({', '.join(WALK[:-2])}), ({', '.join(WALK[-2:])}), scale,"
         yield f"    LSE_GRADIENT={spec.lse_gradient}, WITH_DELTA={spec.with_delta},"
         yield ")"
@@ -135,10 +73,11 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
     yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
     if spec.direction == "forward":
         (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
+        box = box if spec.boxed else "None"
         far = far_k, far_v
         yield "short_attention(" if spec.short else "attention("
         yield f"    (q, (k, v), ({', '.join((*near, *far))})), (out, Lse, {box}),"
-        yield "    tables, (all_heads, my_length, scale, Sinks),"
+        yield f"    tables, (all_heads, my_length, scale, {'Sinks' if spec.sinks else 'Lse'}),"
         yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"
     else:
         yield "key_gradients("

@@ -101,7 +101,7 @@ def fetch(G: gl.constexpr, asked, keys, Table):
             mbarrier.wait(k_empty.index(0), (n & 1) ^ 1)
             mbarrier.expect(k_full.index(0), 2 * TILES * boxes[3].block_type.nbytes)
             for t in gl.static_range(TILES):
-                where = [member // sizes[3], member % sizes[3], t * TILE, 0, 0]
+                where = [member // sizes[3], member % sizes[3], sizes[5] + t * TILE, sizes[6], 0]
                 tma.async_copy_global_to_shared(boxes[3], where, k_full.index(0), k.index(t))
                 tma.async_copy_global_to_shared(boxes[4], where, k_full.index(0), v.index(t))
         n += 1
@@ -242,8 +242,8 @@ def compute(G: gl.constexpr, told, Partial, k_bars):
 @gluon.jit
 def add_gradients(boxes, rows, Partial, sizes, Table, scale):
     """boxes: descriptors of Q, dO, dQ, K and V. rows: pointers to lse and to what scores subtract. sizes: (items, parts
-    of a head of keys, tokens, heads of keys, heads of queries to each); Table: see `weft.planning.few_keys`. Partial:
-    (items, groups, tiles of keys, 2, 64, 64).
+    of a head of keys, tokens, heads of keys, heads of queries to each, place and lane of the first key). Table: see
+    `weft.planning.few_keys`. Partial: (items, groups, tiles of keys, 2, 64, 64).
     """
     q, do = room_of_boxes(boxes[0], GROUPS * STAGES), room_of_boxes(boxes[1], GROUPS * STAGES)
     dq, scores = room_of_boxes(boxes[2], GROUPS * STAGES), room_of_boxes(boxes[2], GROUPS * TILES)

@@ -21,16 +21,20 @@ def indented(lines: Iterator[str]) -> Iterator[str]:
         yield "    " + line if line else line
 
 
-def module(about: str, helpers: str, arguments: Sequence[str], body: Iterator[str], language: str = "triton") -> str:
-    """The source of a module with one kernel, `kernel`. helpers: imports of what the body calls, blank lines after.
-    language: "triton", or "gluon", its dialect that says who does what.
+def module(
+    symbol: str, about: str, helpers: str, arguments: Sequence[str], body: Iterator[str], language: str = "triton"
+) -> str:  # fmt: skip
+    """The source of a module with one kernel, which a profiler knows by its symbol and callers as `kernel`. helpers:
+    imports of what the body calls, blank lines after. language: "triton", or "gluon", its dialect that says who does
+    what.
     """
     imports = {
         "triton": "import triton\nimport triton.language as tl\n", "gluon": "from triton.experimental import gluon\n",
     }  # fmt: skip
     names = "".join(f"    {line}\n" for line in _wrapped(arguments))
     lines = "\n".join(indented(body))
-    return f'"""{about}"""\n\n{imports[language]}\n{helpers}\n@{language}.jit\ndef kernel(\n{names}):\n{lines}\n'
+    function = f"@{language}.jit\ndef {symbol}(\n{names}):\n{lines}"
+    return f'"""{about}"""\n\n{imports[language]}\n{helpers}\n{function}\n\n\nkernel = {symbol}\n'
 
 
 def within_length() -> Iterator[str]:

@@ -46,7 +46,7 @@ from weft.kernels.triton.query_blocks import (
     share_of,
     tiles_of,
 )
-from weft.kernels.triton.shared_code import which_group
+from weft.kernels.triton.shared_code import COPIES, like_the_group_before, which_group
 from weft.kernels.triton.short_queries import add_tile, heard, scores_of, short_weights
 from weft.kernels.triton.told import axes_of, boxes_told, numbers_of, room, tell_bounds, tell_numbers
 
@@ -273,6 +273,20 @@ def keep_some(result, tensor, place, C):
 
 
 @gluon.jit
+def leave(result, out, rows, place, C):
+    """Write one group's rows: whole tiles by the descriptor of Out, if there is one. rows: as of `keep_some`."""
+    Out, out_box = out
+    if out_box is None:
+        keep_some(matrix(result), Out, rows, C)
+    else:
+        if rows[3] >= C * 64 + 64:
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out_box, [rows[0], rows[1], place[0] + C * 64, place[1], 0], result)
+        else:
+            keep_some(matrix(result), Out, rows, C)
+
+
+@gluon.jit
 def attend(
     C, told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr, SHORT: gl.constexpr
 ):  # fmt: skip
@@ -319,13 +333,9 @@ def attend(
         marked = marked | wild.to(gl.int32)
         tma.store_wait(0)  # for the result of the block before
         matrix(result).store(out)
-        if height >= C * 64 + 64:
-            fence_async_shared()
-            if not SHORT:
-                at, lane = place_of(mine, 0, TERMS)
-            tma.async_copy_shared_to_global(out_box, [batch, head, at + C * 64, lane, 0], result)
-        else:
-            keep_some(matrix(result), Out, (batch, head, origin + start, height, pace), C)
+        if not SHORT:
+            at, lane = place_of(mine, 0, TERMS)
+        leave(result, (Out, out_box), (batch, head, origin + start, height, pace), (at, lane), C)
         # after the fence, which waits for what was stored before it
         row = origin + start + gl.minimum(r + C * 64, height - 1) * pace
         gl.store(Lse + (batch.to(gl.int64) * all_heads + head) * length + row, lse, mask=valid)
@@ -337,6 +347,15 @@ def attend(
 def any_group(told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr):
     """`attend`, of whichever group."""
     attend(which_group(), told, WIDE, STAGES, TERMS, SINKS, True)
+
+
+@gluon.jit
+def like_before(told, WIDE: gl.constexpr, STAGES: gl.constexpr, TERMS: gl.constexpr, SINKS: gl.constexpr):
+    """`any_group`, of the groups after the first one."""
+    if COPIES:
+        any_group(told, WIDE, STAGES, TERMS, SINKS)
+    else:
+        like_the_group_before()
 
 
 @gluon.jit
@@ -404,7 +423,7 @@ def short_attention(
     gl.static_assert(WIDE == 4)
     gl.warp_specialize([
         (load_blocks, (asked, WIDE, STAGES, TERMS, True)),
-        (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (any_group, (told, WIDE, STAGES, TERMS, SINKS)),
-        (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (any_group, (told, WIDE, STAGES, TERMS, SINKS)),
+        (any_group, (told, WIDE, STAGES, TERMS, SINKS)), (like_before, (told, WIDE, STAGES, TERMS, SINKS)),
+        (like_before, (told, WIDE, STAGES, TERMS, SINKS)), (like_before, (told, WIDE, STAGES, TERMS, SINKS)),
     ], [4, 4, 4, 4], [COMPUTES, COMPUTES, COMPUTES, COMPUTES])  # fmt: skip
     again_if_marked(read, told, flags, rooms, WIDE, TERMS, SINKS)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import CompiledKernel
-
-from weft.kernels.triton import source
+from weft.kernels.triton.arguments import FLOATS, PLAIN, ROUNDS, arguments, described, tensors
+from weft.kernels.triton.described import POINTERS, Source
 from weft.kernels.triton.descriptors import box_kind
-from weft.kernels.triton.emit import FLOATS, PLAIN, ROUNDS, arguments, described, emit, tensors
-from weft.kernels.triton.source import POINTERS, Source
+from weft.kernels.triton.emit import emit
 from weft.kernels.triton.spec import KernelSpec
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import CompiledKernel
 
 THEIRS = ("DLse", "Sinks", "Slopes")  # used where they lie, wherever that is
 GROUP_WARPS = 4  # as products take rows by 64
@@ -42,7 +42,7 @@ def source_of(spec: KernelSpec) -> Source:
 
 def signature(spec: KernelSpec) -> dict[str, str]:
     """The type of every argument: integers have a declared width and are never specialised."""
-    kinds, boxes = {}, described(spec)
+    kinds, boxes = {}, [name for some in described(spec) for name in some]
     for name in arguments(spec):
         if name == "Tables":
             kinds[name] = "*i32"
@@ -65,17 +65,16 @@ def signature(spec: KernelSpec) -> dict[str, str]:
 
 def compile_for(spec: KernelSpec, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU."""
+    from weft.kernels.triton import source  # it imports Triton
+
     return source.compile_for(source_of(spec), target)
 
 
 def stored(spec: KernelSpec, target: GPUTarget) -> CompiledKernel:
     """The kernel from the store, or compiled and put there; needs no GPU."""
+    from weft.kernels.triton import source  # it imports Triton
+
     return source.stored(source_of(spec), target)
 
 
-def kernel_of(spec: KernelSpec, device: torch.device) -> Any:
-    """What `kernel[grid](*values)` runs on the current stream; values in the order of `arguments(spec)`."""
-    return source.kernel_of(source_of(spec), device)
-
-
-__all__ = ["arguments", "compile_for", "kernel_of", "signature", "source_of", "stored"]
+__all__ = ["arguments", "compile_for", "signature", "source_of", "stored"]

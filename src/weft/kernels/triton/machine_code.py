@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 FACTOR = 4  # registers of a factor
@@ -17,6 +19,7 @@ SPILLED = re.compile(r"\[R1(?:\+(0x[0-9a-f]+))?\]")  # on the stack, where ptxas
 STACK = 1 << 16  # words of the stack are numbered from here, after all registers
 SPILLS = {"STL": 1, "STL.64": 2, "STL.128": 4}
 WIDTHS = {".128": 4, ".64": 2, ".WIDE": 2, "CS2R": 2}
+FIRST_FACTOR = re.compile(r"R\d+, R(\d+),")
 UNIFORM = re.compile(r"\bUR(\d+)")
 DESCRIPTORS = re.compile(r"gdesc\[UR(\d+)")  # of a product: a pair of uniform registers for either factor
 MAKES_UNIFORM = ("U", "R2UR", "S2UR", "CS2UR", "LDCU", "VOTEU", "REDUX", "CREDUX")  # in their first operand
@@ -41,7 +44,7 @@ class Instruction:
     @property
     def factor(self) -> range:
         """The registers of a product's first factor, none where it lies in shared memory."""
-        found = re.match(r"R\d+, R(\d+),", self.operands) if self.opcode.startswith("HGMMA") else None
+        found = FIRST_FACTOR.match(self.operands) if self.opcode.startswith("HGMMA") else None
         return range(int(found[1]), int(found[1]) + FACTOR) if found else range(0)
 
     def copied(self, register: int) -> int | None:
@@ -56,8 +59,10 @@ class Instruction:
     @property
     def makes(self) -> range:
         """The uniform registers that it writes."""
-        first = self._operands[0] if self._operands else ""
-        if not re.fullmatch(r"UR\d+", first) or not self.opcode.startswith(MAKES_UNIFORM):
+        if not self.opcode.startswith(MAKES_UNIFORM) or "UR" not in self.operands:
+            return range(0)
+        first = next(iter(self._operands), "")
+        if not re.fullmatch(r"UR\d+", first):
             return range(0)
         count = next((width for text, width in WIDTHS.items() if text in self.opcode), 1)
         return range(int(first[2:]), int(first[2:]) + count)
@@ -65,6 +70,8 @@ class Instruction:
     @property
     def takes(self) -> tuple[int, ...]:
         """The uniform registers that it reads; of several that belong together the first, of products all."""
+        if "UR" not in self.operands:
+            return ()
         found = DESCRIPTORS.search(self.operands)
         if found:
             first = int(found[1])
@@ -137,3 +144,49 @@ def predecessors(program: list[Instruction]) -> list[list[int]]:
         for one in after:
             before[one].append(at)
     return before
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Where numbers in registers come from. before: which instructions each may follow; starts: of each, the first of
+    those that run one after the other up to it; writers: of a register, the instructions that write it, in order.
+    """
+
+    program: list[Instruction]
+    before: list[list[int]]
+    starts: list[int]
+    writers: dict[int, list[int]]
+
+    @staticmethod
+    def of(program: list[Instruction]) -> Flow:
+        before = predecessors(program)
+        starts: list[int] = []
+        writers: dict[int, list[int]] = {}
+        for at, one in enumerate(program):
+            starts.append(starts[-1] if at and before[at] == [at - 1] else at)
+            for register in one.writes:
+                writers.setdefault(register, []).append(at)
+        return Flow(program, before, starts, writers)
+
+    def makers(self, at: int, register: int) -> Iterator[int]:
+        """The instructions that a register's number may come from, through copies and the stack."""
+        ahead = [(one, register) for one in self.before[at]]
+        seen: set[tuple[int, int]] = set()
+        while ahead:
+            here, wanted = ahead.pop()
+            if (here, wanted) in seen:
+                continue
+            seen.add((here, wanted))
+            places = self.writers.get(wanted, [])
+            last = bisect_right(places, here) - 1
+            if last < 0 or places[last] < self.starts[here]:
+                ahead += [(earlier, wanted) for earlier in self.before[self.starts[here]]]
+                continue
+            one, earlier_ones = self.program[places[last]], self.before[places[last]]
+            source = one.copied(wanted)
+            if source is None:
+                yield places[last]
+            else:
+                ahead += [(earlier, source) for earlier in earlier_ones]
+            if one.guard:
+                ahead += [(earlier, wanted) for earlier in earlier_ones]

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from weft.kernels.triton.groups import LOG2E, TILE, barriers, live, masked, seen
 from weft.kernels.triton.query_blocks import matrix, room_of_boxes
-from weft.kernels.triton.shared_code import which_group
+from weft.kernels.triton.shared_code import COPIES, like_the_group_before, which_group
 from weft.planning import short
 
 GROUPS = gl.constexpr(short.SEEN)  # that compute, a key tile each
@@ -341,6 +341,15 @@ def compute(told):
 
 
 @gluon.jit
+def like_before(told):
+    """`compute`, of the groups after the first one."""
+    if COPIES:
+        compute(told)
+    else:
+        like_the_group_before()
+
+
+@gluon.jit
 def gradients(
     boxes, rows, written, sizes, window, scale, LSE_GRADIENT: gl.constexpr, WITH_DELTA: gl.constexpr
 ):  # fmt: skip
@@ -363,5 +372,5 @@ def gradients(
     told = (written, (q, do, k, v), stats, scores, results, bars, sizes, window, scale)
     gl.static_assert(GROUPS == 3)
     gl.warp_specialize([
-        (fetch, (asked, LSE_GRADIENT, WITH_DELTA)), (compute, (told,)), (compute, (told,)), (compute, (told,)),
+        (fetch, (asked, LSE_GRADIENT, WITH_DELTA)), (compute, (told,)), (like_before, (told,)), (like_before, (told,)),
     ], [4, 4, 4], [COMPUTES, COMPUTES, COMPUTES])  # fmt: skip

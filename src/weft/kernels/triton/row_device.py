@@ -69,13 +69,13 @@ def positions(bound, first, step):
 
 
 @triton.jit
-def row_run(tables, record, i, valid, i_0, length, BOUNDS: tl.constexpr, TABLES: tl.constexpr):  # noqa: PLR0913
+def row_run(tables, record, i, valid, i_0, within, BOUNDS: tl.constexpr, TABLES: tl.constexpr):  # noqa: PLR0913
     """The run of keys that some of the rows i see under one term, all of one residue class, that of row i_0.
 
-    (low, high (rows,), first, step, count): row r sees the places low[r] <= x < high[r] of first, first + step, ...;
-    there are `count` places.
+    within: the first key that each row may see (rows,), and the number of keys. Returns (low, high (rows,), first,
+    step, count): row r sees the places low[r] <= x < high[r] of first, first + step, ...; there are `count` places.
     """
-    low, high = tl.zeros_like(i), tl.zeros_like(i) + length
+    low, high = within[0], tl.zeros_like(i) + within[1]
     for b in tl.static_range(BOUNDS):
         low = tl.maximum(low, bound(tables, record + CLASSES + BOUND * b, i, TABLES))
         high = tl.minimum(high, bound(tables, record + CLASSES + BOUND * (BOUNDS + b), i, TABLES))

@@ -12,19 +12,43 @@ from weft.planning.row_choice import ByRows, RowShape
 from weft.planning.rowwise import RowPlan
 from weft.settings import interpreted
 
-# Last arguments, 32-bit integers that grow step by step: from a query to the row of a term, and to the key beside it
+# 32-bit integers that grow step by step: from a query to the row of a term, and to the key beside it
 # (for distances); the number of keys.
 GROWING = ("shift", "beside", "length")
 
 
-class Numbers(NamedTuple):
-    """The options that a kernel is made for or told."""
+class Counts(NamedTuple):
+    """How a kernel learns the number of keys and where its queries stand.
 
-    scale: float
-    softcap: float | None
-    alibi: bool
-    sinks: bool
-    beside: int = 0  # see `Step`
+    dtype: of the device slots that hold these, "" where the host gives them at each call. per_batch: each batch row has
+    a number of its own. ring: token t lies at place t modulo the capacity. offset: the first query's token has a slot,
+    and does not follow from the number of keys. window: a slot says how many tokens up to its own a query may see.
+    """
+
+    dtype: str = ""
+    per_batch: bool = False
+    ring: bool = False
+    offset: bool = False
+    window: bool = False
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Arguments that point to device slots."""
+        if not self.dtype:
+            return ()
+        return ("KeyCount", *(("Offset",) * self.offset), *(("Window",) * self.window))
+
+
+HOST = Counts()  # gives the number of keys at each call
+
+
+class RowOptions(NamedTuple):
+    """The options of scores that a kernel is made for, and how it learns the number of keys."""
+
+    softcap: bool = False
+    alibi: bool = False
+    sinks: bool = False
+    counts: Counts = HOST
 
 
 @dataclass(frozen=True)
@@ -49,6 +73,7 @@ class RowSpec(Strided):
     softcap: bool = False
     alibi: bool = False
     sinks: bool = False
+    counts: Counts = HOST
     upcast: bool = False  # see KernelSpec
     merge: bool = False
     warps: int = 4
@@ -60,20 +85,34 @@ class RowSpec(Strided):
         dims = f"{self.d}" if self.d == self.dv else f"{self.d}x{self.dv}"
         words = ("tables", "several", "split", "softcap", "alibi", "sinks")
         options = "".join(f"_{x}" for x in words if getattr(self, x)) + "_any" * (not self.aligned)
+        if self.counts.dtype:
+            told = ("per_batch", "ring", "offset", "window")
+            options += f"_{self.counts.dtype}_count" + "".join(f"_{x}" for x in told if getattr(self.counts, x))
         kind = "merge" if self.merge else "rows"
         return f"{kind}_{self.dtype}_{dims}_{self.rows}x{self.cols}{options}"
 
     @property
-    def tensors(self) -> tuple[str, ...]:
-        """Arguments that are tensors, first of all."""
-        return (
-            ("Work", "Out", "Lse", "Sinks") if self.merge else ("Q", "K", "V", "Work", "Out", "Lse", "Sinks", "Slopes")
-        )
+    def symbol(self) -> str:
+        """What a profiler shows; several specs may share it."""
+        return f"weft_decode_{'combine' if self.merge else 'split_kv'}_{self.sizes}"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Arguments that are pointers to what is read, in order."""
+        sinks = ("Sinks",) * (self.sinks and (self.merge or not self.split))
+        if self.merge:
+            return ("Work", *sinks)
+        return ("Q", "K", "V", *sinks, *(("Slopes",) * self.alibi), "Tables", *self.counts.slots)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Arguments that are pointers to what is written, in order."""
+        return ("Work",) if self.split and not self.merge else ("Out", "Lse")
 
     @property
     def strided(self) -> tuple[str, ...]:
         """Tensors whose strides are told, in elements or units."""
-        return ("Out",) if self.merge else ("Q", "K", "V", "Out")
+        return tuple(name for name in ("Q", "K", "V", "Out") if name in (*self.reads, *self.writes))
 
     @property
     def integers(self) -> tuple[str, ...]:
@@ -82,21 +121,26 @@ class RowSpec(Strided):
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """All arguments in order."""
+        """All arguments in order: what is read, scalars, what is written."""
         parts = ("batch", "head", "row") if self.aligned else ("batch", "head", "row", "dim")
         strides = ["sums", *(f"{x}_{part}" for x in self.strided for part in parts)]
-        more = () if self.merge else ("Tables", "scale", "softcap", *GROWING)
-        return (*self.tensors, *self.integers, *strides, *more)
+        more = () if self.merge else ("scale", "softcap", *self.growing)
+        return (*self.reads, *self.integers, *strides, *more, *self.writes)
+
+    @property
+    def growing(self) -> tuple[str, ...]:
+        """Integers that grow, or where the device knows these the capacity of the cache."""
+        return ("capacity",) if self.counts.dtype else GROWING
 
 
-def row_spec(plan: RowPlan, shape: RowShape, aligned: bool, numbers: Numbers) -> RowSpec:
+def row_spec(plan: RowPlan, shape: RowShape, aligned: bool, options: RowOptions) -> RowSpec:
     """The row-wise kernel of a plan."""
     problem = plan.problem
     step_functions = any(not isinstance(b, Stair) for r in plan.relations for b in r.lower + r.upper)
     return RowSpec(
         problem.dtype, problem.d, problem.dv, shape.rows, shape.cols, bounds_of(plan), step_functions, aligned,
         several=any(len(s.relations) != 1 for s in plan.shares), split=shape.splits > 1,
-        softcap=numbers.softcap is not None, alibi=numbers.alibi, sinks=numbers.sinks,
+        softcap=options.softcap, alibi=options.alibi, sinks=options.sinks, counts=options.counts,
         upcast=problem.dtype != "float32" and interpreted(), warps=shape.warps, stages=shape.stages,
     )  # fmt: skip
 
@@ -105,7 +149,7 @@ def specs_of(found: ByRows) -> tuple[RowSpec, ...]:
     """The kernels of a forward by rows, as `configure.specs_of` has those of tiles."""
     problem = found.plan.problem
     aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))
-    spec = row_spec(found.plan, found.shape, aligned, Numbers(problem.d**-0.5, None, alibi=False, sinks=False))
+    spec = row_spec(found.plan, found.shape, aligned, RowOptions())
     return (spec, merging(spec)) if spec.split else (spec,)
 
 

@@ -7,12 +7,16 @@ where there are several shares, a second kernel (`_merge`) joins them by lse.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import lru_cache
 
 import numpy as np
 
+from weft.kernels.triton.described import POINTERS, Source
 from weft.kernels.triton.fragments import LN2, LOG2E, module
-from weft.kernels.triton.row_spec import RowSpec, bounds_of
+from weft.kernels.triton.row_spec import GROWING, RowSpec, bounds_of
 from weft.kernels.triton.tables import NO_LOWER, NO_UPPER, Writer
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import Relation
@@ -23,6 +27,33 @@ from weft.planning.tiling import chunks
 
 MEMBER = 6  # integers of a member: batch row, key/value head, first query head, query heads, terms, where they are
 BLOCK = 16  # splits that the merge takes together
+WIDE = ("Work", "Lse", "Sinks", "Slopes")  # always float32
+ALIGNED = ("Work", "Lse", "Tables")  # weft's own; sinks and slopes are a user's
+COUNTED = {"int32": "*i32", "int64": "*i64"}
+
+
+@lru_cache(maxsize=256)
+def source_of(spec: RowSpec) -> Source:
+    """The emitted source with the types of its arguments; integers have a declared width and are never specialised."""
+    types = {name: _type_of(name, spec) for name in spec.arguments}
+    aligned = tuple(
+        i for i, name in enumerate(types)
+        if name in ALIGNED or (spec.aligned and name in ("Q", "K", "V", "Out"))
+    )  # fmt: skip
+    return Source(spec.name, emit(spec), tuple(types.items()), aligned, spec.warps, spec.stages,
+                  spec=json.dumps(asdict(spec), indent=1))  # fmt: skip
+
+
+def _type_of(name: str, spec: RowSpec) -> str:
+    if name == "Tables":
+        return "*i32"
+    if name in spec.counts.slots:
+        return COUNTED[spec.counts.dtype]
+    if name in (*spec.reads, *spec.writes):
+        return "*fp32" if name in WIDE else POINTERS[spec.dtype]
+    if name in ("scale", "softcap"):
+        return "fp32"
+    return "i32" if name in (*spec.integers, *GROWING, "capacity") else "i64"
 
 
 def emit(spec: RowSpec) -> str:
@@ -31,7 +62,8 @@ def emit(spec: RowSpec) -> str:
         "from weft.kernels.triton.device import tanh\nfrom weft.kernels.triton.row_device import row_run, share\n\n"
     )  # fmt: skip
     about = f"{spec.name}\n\nEmitted by weft; {spec.warps} warps, {spec.stages} stages."
-    return module(about, helpers, spec.arguments, _merge(spec) if spec.merge else _rows(spec))
+    body = _merge(spec) if spec.merge else _rows(spec)
+    return module(spec.symbol, about, helpers, spec.arguments, body)
 
 
 # ---- one share of a few rows -----------------------------------------------------------------------------------------
@@ -73,7 +105,35 @@ def _where_am_i(spec: RowSpec) -> Iterator[str]:
     yield f"r = tl.arange(0, {spec.rows})"
     yield "row, head = row_0 + lanes * (r // heads), first_head + r % heads  # (rows,)"
     yield "valid = (r < span * heads) & (row < m)"
+    if spec.counts.dtype:
+        yield from _counted(spec)
     yield "i_0, i = row_0 + shift, row + shift  # as terms count rows"
+    if spec.counts.dtype:
+        yield "i_0 += tl.where(i_0 < 0, lanes * m, 0)  # a row of the same residue classes that exists"
+    yield from _least_key(spec)
+
+
+def _counted(spec: RowSpec) -> Iterator[str]:
+    """The number of keys, and where queries stand, as device slots say; a query before the first token sees no key."""
+    at = " + batch" * spec.counts.per_batch
+    yield f"length = tl.load(KeyCount{at}).to(tl.int32)"
+    yield "shift = " + (f"tl.load(Offset{at}).to(tl.int32)" if spec.counts.offset else "length - m")
+    yield "beside = shift"
+    if not spec.counts.ring:
+        yield "length = tl.minimum(length, capacity)  # what lies beyond the cache is never read"
+    yield "sees = valid & (row + shift >= 0)  # others are written too: they see nothing"
+
+
+def _least_key(spec: RowSpec) -> Iterator[str]:
+    """The first key that rows may see, whatever their terms say."""
+    if not (spec.counts.ring or spec.counts.window):
+        return
+    yield "least = tl.zeros_like(i)"
+    if spec.counts.ring:
+        yield "least = tl.maximum(least, length - capacity)  # older ones are overwritten"
+    if spec.counts.window:
+        at = " + batch" * spec.counts.per_batch
+        yield f"least = tl.maximum(least, i + 1 - tl.load(Window{at}).to(tl.int32))"
 
 
 def _in_elements(spec: RowSpec) -> Iterator[str]:
@@ -107,7 +167,9 @@ def _load(spec: RowSpec, target: str, at: str, tensor: str, kind: str, mask: str
 
 
 def _run_of(spec: RowSpec, record: str) -> str:
-    return f"row_run(Tables, {record}, i, valid, i_0, length, {spec.bounds}, {spec.tables})"
+    least = "least" if spec.counts.ring or spec.counts.window else "tl.zeros_like(i)"
+    sees = "sees" if spec.counts.dtype else "valid"
+    return f"row_run(Tables, {record}, i, {sees}, i_0, ({least}, length), {spec.bounds}, {spec.tables})"
 
 
 def _shared_terms(spec: RowSpec) -> Iterator[str]:
@@ -140,8 +202,12 @@ def _tile(spec: RowSpec, begin: str = "begin") -> Iterator[str]:
     precision = ', input_precision="ieee"' if spec.dtype == "float32" else ""
     yield f"x = ({begin} + j) * {spec.cols} + c"
     yield "token = (first + step * tl.minimum(x, count - 1)).to(tl.int64)"
-    yield from _load(spec, "k", "(k_at + token * K_row)", "K", "d")
-    yield from _load(spec, "v", "(v_at + token * V_row)", "V", "dv")
+    place = "token"
+    if spec.counts.ring:  # another name than the program's place has: Triton's variables keep their types in loops
+        yield "ring_place = token % capacity"
+        place = "ring_place"
+    yield from _load(spec, "k", f"(k_at + {place} * K_row)", "K", "d")
+    yield from _load(spec, "v", f"(v_at + {place} * V_row)", "V", "dv")
     score = ""
     for n in range(len(chunks(spec.d))):
         score = f"tl.dot(q_{n}, tl.trans(k_{n}){score and f', {score}'}{precision})"

@@ -1,10 +1,12 @@
 """One copy of the code of warp groups that run the same program: a rewriting of the PTX of a kernel that specialises.
 
-Triton translates each group of a `warp_specialize` by itself, even where all call one function and ask the hardware
-which of them they are (`which_group`). Four copies of a loop do not fit where processors keep instructions, and warps
-wait for them (docs/decisions/0010-warp-groups-that-specialise.md). `share` sends all groups to the first copy, whose
-barrier becomes a number that follows from the thread's own. What it does not recognise it leaves as it is, which is
-right and slower; tests say that it recognises what it has to.
+Triton translates each group of a `warp_specialize` by itself, even where all would call one function and ask the
+hardware which of them they are (`which_group`). Copies of a loop do not fit where processors keep instructions, and
+warps wait for them (docs/decisions/0010-warp-groups-that-specialise.md); they also take LLVM most of its time. So only
+the first of such groups is given its function. The others are given `like_the_group_before`, which says so in the PTX,
+and `share` sends them to the first one's code, whose barrier becomes a number that follows from the thread's own.
+Where it does not recognise what Triton made, the kernel is refused: those groups would do nothing. For a version of
+Triton that is not known every group is given its function (`COPIES`), which is right and slower.
 
 Such a kernel begins some thirty barriers in shared memory before anything else, and Triton has all warps wait for each
 other after each, since it does not tell them apart. `begin_together` leaves out these waits: 0.5 to 1.0 us of a launch
@@ -21,12 +23,18 @@ from itertools import pairwise
 from threading import RLock
 from typing import Any
 
+import triton
 from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from weft.errors import UnsupportedKernel
+from weft.kernels.triton.stages import VERSIONS
+
 GROUP = 128  # threads
-MARK = "// which of the groups that share their code"  # in the PTX of kernels that want this
+COPIES = gl.constexpr(not triton.__version__.startswith(VERSIONS))  # whether each group has code of its own
+ASKS = "// which of the groups that share their code"  # in the PTX of a group
+LIKE_BEFORE = "// runs the code of the group before"  # and of those that have none
 TABLE = re.compile(r"(\.branchtargets\s+)([^;]+);")
 LABEL = re.compile(r"^(\$L__BB\d+_\d+):")
 TARGET = re.compile(r"\$L__BB\d+_\d+")
@@ -41,13 +49,21 @@ MINE = "%group_barrier"
 
 
 @gluon.jit
-def which_group():
+def which_group():  # type: ignore[no-untyped-def] # of Triton's, which takes no annotation
     """The number of a group of four warps, of those that come after the kernel's own four."""
     return gl.inline_asm_elementwise(
         "{ // which of the groups that share their code\n"
         ".reg .b32 t; mov.u32 t, %tid.x; shr.u32 t, t, 7; add.s32 t, t, -1; shfl.sync.idx.b32 $0, t, 0, 31, -1; }",
         "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
+
+
+@gluon.jit
+def like_the_group_before():  # type: ignore[no-untyped-def]
+    """Stands for the function of the group before, in a kernel that is rewritten."""
+    gl.inline_asm_elementwise(
+        "{ // runs the code of the group before\nmov.b32 $0, 0; }", "=r,r", [0], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,8 @@ class Blocks:
 
     @staticmethod
     def of(ptx: str) -> Blocks:
-        text, lines, at = ptx.split("\n"), {"": []}, ""
+        lines: dict[str, list[int]] = {"": []}
+        text, at = ptx.split("\n"), ""
         for number, line in enumerate(text):
             found = LABEL.match(line)
             if found:
@@ -97,23 +114,43 @@ class Blocks:
 
 
 def share(ptx: str) -> str:
-    """PTX whose equal groups run the same instructions."""
-    tables = TABLE.findall(ptx)
-    if MARK not in ptx or len(tables) != 1:
+    """PTX whose groups without code run that of the group before. Raises UnsupportedKernel for what is not known."""
+    if LIKE_BEFORE not in ptx:
         return ptx
+    tables = TABLE.findall(ptx)
+    if len(tables) != 1:
+        raise _unknown(f"{len(tables)} tables of groups")
     blocks, entries = Blocks.of(ptx), TARGET.findall(tables[0][1])
     dispatch = next(name for name, code in blocks.lines.items() if any("brx.idx" in blocks.text[n] for n in code))
-    groups = {entry: blocks.reached(entry, dispatch) for entry in entries}
-    asking = [entry for entry in entries if any(MARK in line for line in _raw(blocks, groups[entry]))]
-    if len(asking) < 2 or entries[: len(asking)] != asking:
-        return ptx
-    first, *others = asking
-    barriers = [_barrier(blocks, groups[entry]) for entry in asking]
-    if barriers != [*range(barriers[0], barriers[0] + len(asking))]:
-        return ptx
-    if not all(_same(blocks, groups[first], groups[other]) for other in others):
-        return ptx
-    return _shared(ptx, blocks, asking, groups[first], barriers[0])
+    groups = [blocks.reached(entry, dispatch) for entry in entries]
+    alike = 1 + sum(any(LIKE_BEFORE in line for line in _raw(blocks, names)) for names in groups)
+    asks, *others = (any(ASKS in line for line in _raw(blocks, names)) for names in groups)
+    if not asks or any(others) or not all(_is_empty(blocks, names) for names in groups[1:alike]):
+        raise _unknown("groups in another order")
+    barrier = _barrier(blocks, groups[0])
+    if barrier < 0 or _elsewhere(blocks, groups[0]).intersection(range(barrier, barrier + alike)):
+        raise _unknown("barriers by other numbers")
+    return _shared(ptx, blocks, entries[:alike], groups[0], barrier)
+
+
+def _unknown(what: str) -> UnsupportedKernel:
+    return UnsupportedKernel(
+        "a kernel whose warp groups share their code", f"Triton {triton.__version__} translates it with {what}",
+        f"use Triton {' or '.join(f'{one}*' for one in VERSIONS)}, and report this",
+    )  # fmt: skip
+
+
+def _is_empty(blocks: Blocks, names: list[str]) -> bool:
+    """Whether a group does nothing but say that it runs the code of the one before."""
+    effects = [effect for name in names for effect in blocks.effects(name)]
+    marked = any(LIKE_BEFORE in line for line in _raw(blocks, names))
+    return marked and not any(effect.startswith(("ld.global", "st.", "wgmma", "mbarrier", "cp.")) for effect in effects)
+
+
+def _elsewhere(blocks: Blocks, names: list[str]) -> set[int]:
+    """The barriers of four warps that others wait at."""
+    rest = [name for name in blocks.lines if name not in names]
+    return {int(x) for name in rest for line in blocks.code(name) for x in BARRIER.findall(line)}
 
 
 def _raw(blocks: Blocks, names: list[str]) -> Iterator[str]:
@@ -127,20 +164,6 @@ def _barrier(blocks: Blocks, names: list[str]) -> int:
     """The only barrier that a group of four warps waits at; -1 where there are none or several."""
     found = {int(x) for name in names for line in blocks.code(name) for x in BARRIER.findall(line)}
     return found.pop() if len(found) == 1 else -1
-
-
-def _same(blocks: Blocks, first: list[str], other: list[str]) -> bool:
-    """Whether two groups do the same to memory, to barriers and to each other, block by block.
-
-    They are one function called with the same arguments, so what they compute is the same too; LLVM may compute it
-    elsewhere in each copy, so instructions that only compute are not compared.
-    """
-    label_of = dict(zip(other, first, strict=False))
-    return len(first) == len(other) and all(
-        blocks.effects(one) == blocks.effects(two)
-        and blocks.after(one) == [label_of.get(name, name) for name in blocks.after(two)]
-        for one, two in zip(first, other, strict=True)
-    )
 
 
 def _shared(ptx: str, blocks: Blocks, asking: list[str], group: list[str], barrier: int) -> str:
@@ -157,7 +180,8 @@ def _shared(ptx: str, blocks: Blocks, asking: list[str], group: list[str], barri
     text[begin] = f"\t.reg .b32 {MINE};\n{text[begin]}"
     table = TABLE.search(ptx)
     assert table is not None
-    targets = ",\n\t\t".join(asking[0] if x in asking else x for x in TARGET.findall(table[2]))
+    rest = TARGET.findall(table[2])[len(asking) :]
+    targets = ",\n\t\t".join([asking[0]] * len(asking) + rest)
     return "\n".join(text).replace(table[0], f"{table[1]}{targets};")
 
 
@@ -186,6 +210,11 @@ def _between_inits(blocks: Blocks, name: str) -> Iterator[int]:
             waits = None
 
 
+def rewritten(ptx: str) -> str:
+    """PTX as it is assembled."""
+    return begin_together(share(ptx))
+
+
 # ---- while Triton compiles -------------------------------------------------------------------------------------------
 _COMPILING = RLock()
 
@@ -205,7 +234,7 @@ def sharing() -> Iterator[None]:
                 hook(*given)
             stages = given[1]
             translate = stages["ptx"]
-            stages["ptx"] = lambda source, metadata: begin_together(share(translate(source, metadata)))
+            stages["ptx"] = lambda source, metadata: rewritten(translate(source, metadata))
             return None
 
         knobs.runtime.add_stages_inspection_hook, knobs.compilation.always_compile = inspect, True

@@ -70,7 +70,8 @@ def is_short(launch: Launch, items: NDArray[np.int32], shares: Ints) -> bool:
 def _place(reach: Reach, token: Ints) -> tuple[Ints, Ints]:
     """(place, lane) of tokens that a descriptor reaches; anything of others, where a run is empty."""
     place, lane = np.divmod(token - reach.base, reach.step)
-    return place, lane
+    first_place, first_lane = reach.first
+    return place + first_place, lane + first_lane
 
 
 def _share(axis: AxisPlan, queries: Ints, run: tuple[Ints, Ints]) -> Ints:

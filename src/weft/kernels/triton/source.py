@@ -6,22 +6,22 @@ keeps a cache of its own, which a process enters only after hashing Triton itsel
 
 from __future__ import annotations
 
+import inspect
 import json
 import linecache
+import os
 import sys
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
 from typing import Any
 
-import torch
 import triton
 from triton import knobs
-from triton._C import libtriton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.compiler.compiler import make_backend
@@ -29,33 +29,14 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from weft import store
 from weft.errors import UnsupportedKernel
-from weft.kernels.triton import translated
-from weft.kernels.triton.shared_code import sharing
-from weft.planning import few_keys, short
+from weft.kernels.triton import keys, shared_code, stages, translated
+from weft.kernels.triton.described import Source
 from weft.settings import interpreted
 
-POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
-
-
-@dataclass(frozen=True)
-class Source:
-    """A module with one kernel, `kernel`. types: of its arguments, in order. aligned: pointers that are multiples of 16
-    bytes, by place. registers: the most that a thread may use, 0: what the compiler takes. spec: what it was emitted
-    from, as JSON for people. early: a launch of it may begin while the one before it ends. gluon: it is written in
-    Triton's dialect of that name. shared: its warp groups share their code, see `weft.kernels.triton.shared_code`.
-    """
-
-    name: str
-    text: str
-    types: tuple[tuple[str, str], ...]
-    aligned: tuple[int, ...]
-    warps: int
-    stages: int
-    registers: int = 0
-    spec: str = ""
-    early: bool = False
-    gluon: bool = False
-    shared: bool = False
+LAYOUT = 3  # of what an entry holds; raised whenever `_revived` would read an older one wrongly
+# Kernels that `weft.kernels.triton.ahead` compiles, by their keys, until somebody takes them. Threads end with a fork.
+UNDER_WAY: dict[str, Future[CompiledKernel]] = {}
+os.register_at_fork(after_in_child=UNDER_WAY.clear)
 
 
 @lru_cache(maxsize=256)
@@ -80,8 +61,9 @@ def _described(source: Source) -> ASTSource:
 def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
     """What Triton's compiler is told."""
     amd = target.backend == "hip"  # 64 KB of shared memory, and no limit to registers
-    stages = min(source.stages, 2) if amd else source.stages
-    options = {"num_warps": source.warps, "num_stages": stages, "enable_fp_fusion": True}
+    depth = min(source.stages, 2) if amd else source.stages
+    options = {"num_warps": source.warps, "num_stages": depth, "enable_fp_fusion": True}
+    options["sanitize_overflow"] = False  # checks that nobody reads unless Triton debugs: a tenth of a walk's time
     if source.registers and not amd:
         options["maxnreg"] = source.registers
     if source.early:
@@ -91,8 +73,7 @@ def _options(source: Source, target: GPUTarget) -> dict[str, Any]:
 
 def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU. Raises UnsupportedKernel where that went wrong without a word."""
-    with sharing() if source.shared else nullcontext():
-        kernel = triton.compile(_described(source), target=target, options=_options(source, target))
+    kernel = _compiled(source, target)
     wrong = translated.mistake(kernel, target)
     if wrong:
         raise UnsupportedKernel(
@@ -103,12 +84,33 @@ def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
     return kernel
 
 
+def _compiled(source: Source, target: GPUTarget) -> CompiledKernel:
+    """What Triton makes of a source, by `triton.compile` where somebody watches it or `stages` does not know it."""
+    described, options = _described(source), _options(source, target)
+    if stages.watched() or knobs.compilation.listener or not triton.__version__.startswith(stages.VERSIONS):
+        with shared_code.sharing() if source.shared else nullcontext():
+            return triton.compile(described, target=target, options=options)
+    rewrite = shared_code.rewritten if source.shared else None
+    return stages.run(described, target, options, key_of(source, target), rewrite)
+
+
 # ---- the store -------------------------------------------------------------------------------------------------------
 def stored(source: Source, target: GPUTarget) -> CompiledKernel:
-    """The kernel from the store, or compiled and put there; needs no GPU."""
-    if not _storable():
+    """The kernel from the store, or compiled and put there; needs no GPU. What is under way is waited for."""
+    if not storable():
         return compile_for(source, target)
-    key, kept = key_of(source, target), store.opened()
+    key = key_of(source, target)
+    ahead = UNDER_WAY.get(key)
+    if ahead is not None:
+        wait([ahead])
+        if UNDER_WAY.pop(key, None) is ahead:  # for one caller, since it will be loaded on one device
+            return ahead.result()
+    return found_or_made(key, source, target)
+
+
+def found_or_made(key: str, source: Source, target: GPUTarget) -> CompiledKernel:
+    """The kernel of a key: from the store, or compiled and put there."""
+    kept = store.opened()
     found = kept.get(key)
     kernel = None if found is None else _revived(source, target, found)
     if kernel is None:
@@ -124,45 +126,27 @@ def stored(source: Source, target: GPUTarget) -> CompiledKernel:
     return kernel
 
 
-def _storable() -> bool:
+def storable() -> bool:
     """Whether nobody interprets kernels, or asked Triton to do or to show something while it compiles."""
-    asked = knobs.compilation
-    looks = asked.always_compile or asked.dump_ir or asked.override or asked.use_ir_loc
-    return not (interpreted() or looks or knobs.runtime.add_stages_inspection_hook)
+    return not (interpreted() or stages.watched())
 
 
 def key_of(source: Source, target: GPUTarget) -> str:
-    """The hash of all that decides the machine code: source, types, options, Triton, its assembler, the environment."""
-    backend = make_backend(target)
-    options = backend.parse_options(_options(source, target)).hash()  # with the libraries that are linked
-    environment = sorted(libtriton.get_cache_invalidating_env_vars().items())
-    content = [source.text, source.types, source.aligned, repr(target), backend.hash(), options, environment]
-    return sha256(json.dumps([*content, *_toolchain()]).encode()).hexdigest()
-
-
-def helpers() -> list[Path]:
-    """Whose functions and numbers emitted kernels may take: all files beside this one, and where walks have their
-    sizes.
-    """
-    return [*sorted(Path(__file__).parent.glob("*.py")), Path(short.__file__), Path(few_keys.__file__)]
-
-
-@cache
-def _toolchain() -> tuple[str | int, ...]:
-    """What tells one compiler from another: our helpers and what we refuse, Triton's version, and when its library was
-    written.
-    """
-    library = Path(libtriton.__file__).stat()
-    ours = "".join(path.read_text() for path in helpers())
-    return ours, triton.__version__, library.st_size, library.st_mtime_ns
+    """The hash of all that decides the machine code, and of what is refused: see `weft.kernels.triton.keys`."""
+    kernel = keys.reached(module_of(source).kernel), source.types, source.aligned, source.gluon
+    rewritten = inspect.getsource(shared_code) if source.shared else ""
+    told = keys.target_content(target, _options(source, target))
+    return keys.digest([LAYOUT, kernel, rewritten, told, keys.compiler(), keys.environment(), translated.VERSION])
 
 
 def _files(source: Source, target: GPUTarget, kernel: CompiledKernel) -> dict[str, bytes]:
-    """What the store keeps: spec and source for people; machine code and Triton's account of it."""
+    """What the store keeps: spec and source for people; machine code and Triton's account of it, without paths."""
+    said = kernel.metadata._asdict()
+    said["extern_libs"] = [[name, Path(path).name] for name, path in said.get("extern_libs") or ()]
     return {
         "spec.json": source.spec.encode(),
         "source.py": source.text.encode(),
-        "kernel.json": json.dumps(kernel.metadata._asdict(), default=vars).encode(),
+        "kernel.json": json.dumps(said, default=vars).encode(),
         _binary(target): kernel.kernel,
     }
 
@@ -180,15 +164,3 @@ def _revived(source: Source, target: GPUTarget, entry: Path) -> CompiledKernel |
 def _binary(target: GPUTarget) -> str:
     """The file of the machine code."""
     return f"kernel.{make_backend(target).binary_ext}"
-
-
-@lru_cache(maxsize=256)
-def compiled(source: Source, device: int) -> Any:
-    """The kernel loaded on one device."""
-    with torch.cuda.device(device):
-        return stored(source, triton.runtime.driver.active.get_current_target())
-
-
-def kernel_of(source: Source, device: torch.device) -> Any:
-    """What `kernel[grid](*values)` runs on the current stream; values in the order of `types`."""
-    return module_of(source).kernel if device.type == "cpu" else compiled(source, device.index or 0)

@@ -12,13 +12,27 @@ from weft.planning.tiling import Direction
 NARROW = 64
 # Head dimensions at which dK and dV have the registers to hold keys; of 49 to 64 they are 64 wide.
 KEYS_HELD = (*range(49, 65), *range(97, 129))
+SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+# What a profiler shows of a direction and of the family of its kernels.
+SYMBOLS = {
+    "forward": "fwd", "dq": "bwd_dq", "dkdv": "bwd_dkdv", "delta": "bwd_delta", "gradients": "bwd_fused",
+    "few_keys": "bwd_sparse_keys", "few_sums": "reduce_partials",
+}  # fmt: skip
 
 
 class Strided:
     """A kernel that is told strides."""
 
     dtype: str
+    d: int
+    dv: int
     aligned: bool
+
+    @property
+    def sizes(self) -> str:
+        """Head dimensions and dtype, as they end the name that a profiler shows."""
+        dims = f"{self.d}" if self.d == self.dv else f"{self.d}x{self.dv}"
+        return f"d{dims}_{SHORT_DTYPES[self.dtype]}"
 
     @property
     def unit(self) -> int:
@@ -52,7 +66,8 @@ class KernelSpec(Strided):
     before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22. partial:
     sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp groups that
     specialise, see `weft.kernels.triton.groups`; 0: none. short: of a forward by these, see
-    `weft.kernels.triton.short_queries`.
+    `weft.kernels.triton.short_queries`. boxed: its whole tiles leave by a TMA descriptor; else it has one argument for
+    each tensor that it writes.
     """
 
     direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
@@ -93,6 +108,7 @@ class KernelSpec(Strided):
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
     groups: int = 0
     short: bool = False
+    boxed: bool = True
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
     stages: int = 3
@@ -137,10 +153,32 @@ class KernelSpec(Strided):
             if getattr(self, x)
         )
         options = f"_{self.terms}_terms" * (self.terms > 1) + f"_{self.groups}_groups" * bool(self.groups) + options
+        options += "" if self.boxed else "_unboxed"
         made = "" if self.makes == "both" else f"_{self.makes}"
         return f"{self.direction}{made}_{self.dtype}_{dims}_{tile}{options}" + (
             "_any" * (not self.aligned) + "_table" * (not self.formula and self.rank > 0)
         )
+
+    @property
+    def symbol(self) -> str:
+        """What a profiler shows: direction, family, structure, head dimension and dtype; several specs may share it.
+
+        Families: hopper, whose warp groups specialise, and tile. Structures: blocks of the remainder; grids by their
+        axes; lines of tokens by the number of terms in one loop, bounds from a table or by a list told apart.
+        """
+        made = {"both": "", "dk": "dk", "dv": "dv"}[self.makes]
+        direction = f"bwd_{made}" if made else SYMBOLS[self.direction] + "_dq" * (self.of_keys and self.with_dq)
+        parts = ["weft", direction, "hopper" if self.groups else "tile", "short" * self.short, self._structure]
+        return "_".join(filter(None, [*parts, self.sizes, "tf32" * self.tf32]))
+
+    @property
+    def _structure(self) -> str:
+        if self.direction in ("delta", "few_keys", "few_sums"):
+            return ""
+        if self.rank != 1:
+            return f"grid{self.rank}" if self.rank else "blocks"
+        kind = "listed_line" if self.listed else "line" if self.formula else "table_line"
+        return f"{kind}s" if self.several else f"{kind}{self.terms}" if self.terms > 1 else kind
 
     @property
     def of_keys(self) -> bool:

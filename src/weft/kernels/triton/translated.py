@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
-from weft.kernels.triton.machine_code import Instruction, parse, predecessors, successors
+from weft.kernels.triton.machine_code import Flow, Instruction, parse, successors
 
+VERSION = 1  # of what is refused; raised whenever a kernel that was accepted may now be refused
+LOOKED_UP = "BRX"  # a branch whose target comes from a table
 HOPPER = 90  # whose products run while other instructions do
 
 
@@ -28,7 +30,7 @@ def mistake(kernel: CompiledKernel, target: GPUTarget) -> str:
     if found:
         return f"{found[0]} multiplies what should be shifted"
     if target.arch == HOPPER and "wgmma.mma_async" in ptx:
-        program = parse(disassembled(kernel.asm["cubin"]))
+        program = parse(disassembled(kernel.asm["cubin"], indirect="brx.idx" in ptx))
         lost = overwritten(program)
         if lost:
             return f"the second tile of a loop overwrites a factor of {lost[0]}"
@@ -54,12 +56,12 @@ def overwritten(program: list[Instruction]) -> tuple[str, ...]:
     A factor that stays in registers is written before the loop and not in it. ptxas (12.8 and 13.0) gave its registers
     to other numbers where it ran a kernel's products one by one, as it does when it is not sure of all their registers.
     """
-    before = predecessors(program)
+    flow = Flow.of(program)
     loops = [range(to, at + 1) for at, one in enumerate(program) for to in one.to if to <= at]
     found = []
     for at, one in enumerate(program):
-        around = [loop for loop in loops if at in loop]
-        makers = [set(_makers(at, register, before, program)) for register in (one.factor if around else ())]
+        around = [loop for loop in loops if at in loop] if one.factor else []
+        makers = [set(flow.makers(at, register)) for register in (one.factor if around else ())]
         if any(0 < len(these.intersection(loop)) < len(these) for these in makers for loop in around):
             found.append(f"{one.opcode} {one.operands}")
     return tuple(found)
@@ -72,46 +74,36 @@ def unset(program: list[Instruction]) -> tuple[str, ...]:
     once for all products of one matrix: also where the first of these stands in a branch, which a program may pass by.
     """
     after = successors(program)
-    known: dict[int, set[int]] = {0: set()}  # of an instruction that some path reaches: what all of these have written
+    makes, takes = ([_bits(each) for each in side] for side in ([x.makes for x in program], [x.takes for x in program]))
+    # of each instruction that some path reaches: what all of these have written, a bit a register
+    known: dict[int, int] = {0: 0}
     ahead = [0] if program else []
     while ahead:
         at = ahead.pop()
-        found = known[at].union(program[at].makes)
+        found = known[at] | makes[at]
         for later in after[at]:
             common = found & known.get(later, found)
             if common != known.get(later):
                 known[later] = common
                 ahead.append(later)
-    wrong = (one for at, one in enumerate(program) if at in known and not known[at].issuperset(one.takes))
+    wrong = (one for at, one in enumerate(program) if takes[at] & ~known.get(at, -1))
     return tuple(f"{one.opcode} {one.operands}" for one in wrong)
 
 
-def disassembled(cubin: bytes) -> str:
-    """The machine code as text; "" where there is no disassembler."""
+def _bits(registers: Iterable[int]) -> int:
+    return sum(1 << one for one in set(registers))
+
+
+def disassembled(cubin: bytes, indirect: bool = True) -> str:
+    """The machine code as text; "" where there is no disassembler. indirect: with the targets of branches that look
+    these up, which takes the disassembler another third of its time.
+    """
     try:
         tool = knobs.nvidia.nvdisasm.path
     except RuntimeError:
         return ""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
-        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
-
-
-def _makers(at: int, register: int, before: list[list[int]], program: list[Instruction]) -> Iterator[int]:
-    """The instructions that a register's number may come from, through copies and the stack."""
-    seen, ahead = set(), [(one, register) for one in before[at]]
-    while ahead:
-        here, wanted = ahead.pop()
-        if (here, wanted) in seen:
-            continue
-        seen.add((here, wanted))
-        one = program[here]
-        if wanted in one.writes:
-            source = one.copied(wanted)
-            if source is None:
-                yield here
-            else:
-                ahead += [(earlier, source) for earlier in before[here]]
-            if not one.guard:
-                continue
-        ahead += [(earlier, wanted) for earlier in before[here]]
+        command = [tool, "-c", *(() if indirect else ("-ndf",)), file.name]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return disassembled(cubin) if LOOKED_UP in found and not indirect else found

@@ -77,8 +77,10 @@ class Walked:
         (few, parts), problem = self.beside[number], self.problem
         add, join = few_specs(problem)
         items = self.heads * parts
+        place, lane = few.reach.first
         values = {
             "items": items, "parts": parts, "tokens": problem.m, "kv_heads": problem.kv_heads, "share": problem.group,
+            "place": place, "lane": lane,
         }  # fmt: skip
         reach = Reach(0, 1, 1, problem.m), few.reach
         yield Asked(add, (min(self.gpu.processors, items), 1, 1), values, OF_FEW, reach, number)

@@ -1,0 +1,1 @@
+"""GPU kernels as launch programs, described before any framework is known."""

@@ -1,0 +1,239 @@
+"""Kernels whose warp groups specialise, on Hopper: forward, and dK and dV. Programs take blocks of tiles in turn.
+
+Each group has GROUP rows of a block. What a forward reads beside its item (`weft.kernels.triton.shares`) is checked
+against the bounds of rows: tiles that a group passes over have no live pair, and tiles that it does not mask are full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.kernels.gpu.oracle import bounds
+from weft.kernels.gpu.oracle.backward import subtracted
+from weft.kernels.gpu.oracle.forward import numbers_of
+from weft.kernels.gpu.oracle.laws import law
+from weft.kernels.gpu.oracle.memory import Bools, Box, Call, Ints, Reals
+from weft.kernels.gpu.oracle.numbers import SoftMaximum
+from weft.kernels.gpu.oracle.programs import member_at, place_of
+from weft.kernels.gpu.oracle.tables import Owner
+from weft.kernels.triton.shares import GROUP, SHARE
+from weft.kernels.triton.tables import PART, axis_words
+
+TILE = 64  # columns of a tile
+TERM = PART + axis_words(1)
+RUN = 4  # integers of an item for each term
+
+
+class Range(NamedTuple):
+    """Tiles of a run that a group visits, from begin to before end; bounds cut those before below and from beyond on.
+
+    folds: the first and the last tile are one tile of weights.
+    """
+
+    begin: int
+    end: int
+    below: int
+    beyond: int
+    folds: int = 0
+
+
+class Block(NamedTuple):
+    """A tile of rows of one head. mine: the integers of its item; start, height: its first row, and how many."""
+
+    owner: Owner
+    words: Ints
+    parts_at: int
+    mine: Ints
+    start: int
+    height: int
+
+
+class Walk(NamedTuple):
+    """One group's rows against one run of so many columns; live low <= column < high of each row."""
+
+    length: int
+    low: Ints
+    high: Ints
+    tokens: Ints
+
+    def mask(self, tile: int) -> Bools:
+        """The live pairs of a tile of columns."""
+        c = tile * TILE + np.arange(TILE)
+        found: Bools = (c >= self.low[:, None]) & (c < self.high[:, None])
+        return found
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the run."""
+        return -(-self.length // TILE)
+
+
+def blocks(call: Call) -> Iterator[Block]:
+    """Every block, program by program."""
+    words, at, count = call.table(), call.integer("blocks_at"), call.integer("blocks")
+    place, programs = place_of(call), call.grid[0]
+    law(0 < at and at + 2 * count <= words.size, "blocks lie beyond the tables")
+    every = words[at : at + 2 * count].reshape(-1, 2)
+    law(len(np.unique(every, axis=0)) == count, "a block is taken twice")
+    for program in range(programs):
+        for number in range(program, count, programs):
+            item, member = (int(x) for x in every[number])
+            found = member_at(call, member)
+            law(0 <= item < found.items, f"item {item} of {found.items} is a block")
+            mine = words[place.items_at + place.record * item :][: place.record]
+            yield Block(found.owner, words, place.parts_at, mine, int(mine[0]), int(mine[1]))
+
+
+def _rows(block: Block, group: int) -> Ints:
+    """Coordinates of a group's rows; those beyond the block's last one are that."""
+    return block.start + int(block.words[3]) * np.minimum(group * GROUP + np.arange(GROUP), block.height - 1)
+
+
+def _walk(block: Block, group: int, term: int) -> Walk:
+    """A group's bounds in the run of a term."""
+    words, here = block.words, block.parts_at + TERM * term
+    first, count = (int(x) for x in block.mine[2 + RUN * term :][:2])
+    low, high = bounds.lines(words, here + PART, _rows(block, group))
+    low, high = (bounds.positions(words, here + PART, x, first) for x in (low, high))
+    tokens = int(words[here]) + first + int(words[here + PART]) * np.arange(-(-count // TILE) * TILE)
+    return Walk(count, low, np.minimum(high, count), tokens)
+
+
+def _check(walk: Walk, found: Range, exists: Ints, what: str) -> None:
+    """Tiles that are passed over have no live pair. exists: rows that there are."""
+    low, high = walk.low[exists], walk.high[exists]
+    live = low < high
+    law(0 <= found.begin <= found.end <= walk.tiles or not found.end, f"{what}: tiles beyond the run")
+    inside = (low >= TILE * found.begin) & (high <= TILE * found.end)
+    law(inside[live].all(), f"{what}: a tile that a group passes over has a live pair")
+
+
+# ---- forward ---------------------------------------------------------------------------------------------------------
+def forward(call: Call) -> None:
+    """Out and Lse of one or two terms, whose tiles tensor descriptors read."""
+    near, far = ("K_near", "V_near"), ("K_far", "V_far")
+    terms = [tuple(call.box(name) for name in names) for names in (near, far)[: call.spec.terms]]
+    sinks = call.flat("Sinks") if call.spec.sinks else None
+    for block in blocks(call):
+        law(block.mine.size == _share_at(call, 0, call.spec.terms), "an item has other integers than its groups read")
+        for group in range(-(-block.height // GROUP)):
+            sums, tokens = _attended(call, block, group, terms)
+            out, lse = sums.finish(None if sinks is None else float(sinks.load(block.owner.head)))
+            _write_rows(call, block, group, tokens, (out, lse))
+
+
+def _share_at(call: Call, group: int, term: int) -> int:
+    """Where an item has the range of a group in the run of a term."""
+    terms, groups = call.spec.terms, call.spec.groups
+    return 2 + RUN * terms + 2 * (1 + terms) + SHARE * (groups * term + group)
+
+
+def _place(call: Call, block: Block, side: int) -> tuple[int, int]:
+    """(place, lane) where the boxes of queries begin, or those of a term's keys (from side 1 on)."""
+    place, lane = block.mine[2 + RUN * call.spec.terms + 2 * side :][:2]
+    return int(place), int(lane)
+
+
+def _boxed(box: Box, place: tuple[int, int], tokens: Ints, what: str) -> tuple[int, int]:
+    """The place, once the descriptor has there the tokens that tables name."""
+    law(np.array_equal(box.tokens(*place)[: tokens.size], tokens), f"a box of {what} is of other tokens")
+    return place
+
+
+def _attended(call: Call, block: Block, group: int, terms: list[tuple[Box, ...]]) -> tuple[SoftMaximum, Ints]:
+    """(sums of a group's rows, their tokens)"""
+    batch, kv_head, head, _ = block.owner
+    tokens = int(block.words[0]) + _rows(block, group)[: block.height - group * GROUP]
+    place, lane = _place(call, block, 0)
+    at = _boxed(call.box("Q_near"), (place + group * GROUP, lane), tokens, "queries")
+    q, sums = call.box("Q_near").load(batch, head, *at), SoftMaximum(GROUP, call.spec.dv)
+    for term, (k_box, v_box) in enumerate(terms):
+        walk, found = _walk(block, group, term), _range(call, block, group, term)
+        _check(walk, found, np.arange(tokens.size), f"group {group} of a forward")
+        place, lane = _place(call, block, 1 + term)
+        folds = found.folds if call.spec.short and term == 0 else 0
+        pieces = {}
+        for j in range(found.begin, found.end):
+            keys = walk.tokens[j * TILE : min(walk.length, j * TILE + TILE)]
+            at = _boxed(k_box, (place + j * TILE, lane), keys, "keys")
+            pieces[j] = q @ k_box.load(batch, kv_head, *at).T * call.real("scale"), v_box.load(batch, kv_head, *at)
+        if folds:
+            law(found.end - found.begin >= 2, "one tile folds with itself")
+            _add_folded(sums, walk, found, (pieces.pop(found.begin), pieces.pop(found.end - 1)))
+        for j, (s, v) in pieces.items():
+            cut = j < found.below or j >= found.beyond
+            law(cut or walk.mask(j)[: tokens.size].all(), "a tile that is not masked is not full")
+            sums.add(np.where(walk.mask(j), s, -np.inf) if cut else s, v)
+    return sums, tokens
+
+
+def _range(call: Call, block: Block, group: int, term: int) -> Range:
+    return Range(*(int(x) for x in block.mine[_share_at(call, group, term) :][:SHARE]))
+
+
+def _add_folded(sums: SoftMaximum, walk: Walk, found: Range, pieces: tuple[tuple[Reals, Reals], ...]) -> None:
+    """A run's first and last tile as one: of the first what is right of the lower bound, of the last the rest."""
+    (s, v), (s_last, v_last) = pieces
+    c = np.arange(TILE)
+    first = c >= (walk.low - found.begin * TILE)[:, None]
+    other = c < (walk.high - (found.end - 1) * TILE)[:, None]
+    law(np.array_equal(first, ~other), "two tiles fold whose live columns are not each other's rest")
+    both = np.concatenate([np.where(first, s, -np.inf), np.where(first, -np.inf, s_last)], axis=1)
+    sums.add(both, np.concatenate([v, v_last]))
+
+
+def _write_rows(call: Call, block: Block, group: int, tokens: Ints, results: tuple[Reals, Reals]) -> None:
+    """Out by a descriptor where the kernel has one and all rows of the group exist, else by rows; Lse by rows."""
+    (out, lse), (batch, _, head, _) = results, block.owner
+    if call.spec.boxed and tokens.size == GROUP:
+        place, lane = _place(call, block, 0)
+        at = _boxed(call.box("Out_near"), (place + group * GROUP, lane), tokens, "out")
+        call.box("Out_near").store(out, batch, head, *at)
+    else:
+        call.tensor("Out").store(out[: tokens.size], batch, head, tokens)
+    call.flat("Lse").store(lse[: tokens.size], numbers_of(call, batch, head, tokens))
+
+
+# ---- dK and dV -------------------------------------------------------------------------------------------------------
+def key_gradients(call: Call) -> None:
+    """DK and DV of one term."""
+    for block in blocks(call):
+        law(block.owner.heads == 1, "a kernel of one head meets a group of heads")
+        for group in range(-(-block.height // GROUP)):
+            walk = _walk(block, group, 0)
+            found = _range_of_lines(walk, block.height - group * GROUP)
+            exists = np.arange(min(GROUP, block.height - group * GROUP))
+            _check(walk, found, exists, f"group {group} of keys")
+            _key_gradients(call, block, walk, found, _rows(block, group)[exists])
+
+
+def _range_of_lines(walk: Walk, exist: int) -> Range:
+    """What a group computes from its first and its last row: lines rise or fall."""
+    low, high = walk.low[[0, -1]], walk.high[[0, -1]]
+    end = min(-(-int(high.max()) // TILE), walk.tiles) if exist > 0 else 0
+    begin = min(int(low.min()) // TILE, end)
+    return Range(begin, end, -(-int(low.max()) // TILE), int(high.min()) // TILE)
+
+
+def _key_gradients(call: Call, block: Block, walk: Walk, found: Range, rows: Ints) -> None:
+    batch, kv_head, head, _ = block.owner
+    scale, keys = call.real("scale"), int(block.words[0]) + rows
+    k, v = (call.tensor(name).load(batch, kv_head, keys) for name in ("K", "V"))
+    dk, dv = np.zeros_like(k), np.zeros_like(v)
+    for j in range(found.begin, found.end):
+        tokens = walk.tokens[j * TILE : min(walk.length, j * TILE + TILE)]
+        q, do = (call.tensor(name).load(batch, head, tokens) for name in ("Q", "DOut"))
+        lse, delta = subtracted(call, numbers_of(call, batch, head, tokens, "their_length"))
+        p, dp = np.exp(k @ q.T * scale - lse), v @ do.T - delta
+        mask = walk.mask(j)[: keys.size, : tokens.size]
+        if j < found.below or j >= found.beyond:
+            p, dp = np.where(mask, p, 0.0), np.where(mask, dp, 0.0)
+        else:
+            law(tokens.size == TILE and mask.all(), "a tile that is not masked is not full")
+        dv += p @ do
+        dk += (p * dp) @ q
+    call.tensor("DK").store(dk * scale, batch, kv_head, keys)
+    call.tensor("DV").store(dv, batch, kv_head, keys)

@@ -1,0 +1,68 @@
+"""Numbers that kernels share: scores of pairs, and the soft maximum of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
+from weft.kernels.gpu.oracle.tables import Visit
+
+
+class Scoring:
+    """Score of a pair from x = scale * (q . k): softcap * tanh(x / softcap), less slope * |query + shift - key|."""
+
+    def __init__(self, call: Call, shift: int) -> None:
+        spec, self.shift = call.spec, shift
+        self.scale = call.real("scale")
+        self.softcap = call.real("softcap") if spec.softcap else None
+        self.slopes = call.flat("Slopes") if spec.alibi else None
+
+    def scores(self, raw: Reals, head: int | Ints, queries: Ints, keys: Ints) -> tuple[Reals, Reals]:
+        """(scores, their derivative by x) of raw = q . k (queries, keys). head: of all queries, or of each one."""
+        x, slope = self.scale * raw, np.ones_like(raw)
+        if self.softcap is not None:
+            capped = np.tanh(x / self.softcap)
+            x, slope = self.softcap * capped, 1.0 - capped * capped
+        if self.slopes is not None:
+            x = x - self.slopes.load(head)[..., None] * np.abs(queries[:, None] + self.shift - keys[None, :])
+        return x, slope
+
+
+def penalised(visit: Visit, s: Reals) -> Reals:
+    """Scores with the penalties of a grid, which leave NaN as it is."""
+    return s if visit.within is None else s + np.where(visit.within, 0.0, -np.inf)
+
+
+def replaced(visit: Visit, x: Reals, dead: float) -> Reals:
+    """Numbers of pairs, `dead` where a pair is not computed and the kernel masks the tile."""
+    return np.where(visit.live, x, dead) if visit.masked else x
+
+
+class SoftMaximum:
+    """Sums of weights and of weighted values of so many rows, by the online form."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.largest, self.total = np.full(rows, -np.inf), np.zeros(rows)
+        self.acc = np.zeros((rows, width))
+
+    def add(self, s: Reals, v: Reals) -> None:
+        """More keys: scores (rows, keys), values (keys, width)."""
+        new = np.maximum(self.largest, s.max(1, initial=-np.inf))
+        safe = np.where(new == -np.inf, 0.0, new)  # of rows that have seen no key yet
+        p, kept = np.exp(s - safe[:, None]), np.exp(self.largest - safe)
+        self.total = self.total * kept + p.sum(1)
+        self.acc = self.acc * kept[:, None] + p @ v
+        self.largest = new
+
+    def finish(self, sink: Reals | float | None = None) -> tuple[Reals, Reals]:
+        """(out, lse). sink: joins the sum of each row and has no value; None for none."""
+        total, largest, acc, alone = self.total, self.largest, self.acc, self.total == 0
+        if sink is not None:
+            above = np.maximum(largest, sink)
+            safe = np.where(above == -np.inf, 0.0, above)  # neither keys nor a sink
+            less = np.where(alone, 0.0, np.exp(largest - safe))
+            total, largest, acc = total * less + np.exp(sink - safe), safe, acc * less[:, None]
+        with np.errstate(divide="ignore"):
+            inverse = np.where(total == 0, 0.0, 1.0 / total)
+            lse = np.where(total == 0, -np.inf, largest + np.log(total))
+        return acc * inverse[:, None], lse if sink is None else np.where(alone, sink, lse)

@@ -1,0 +1,1 @@
+"""Programs of attention: forward, gradients, a few rows against many keys, the gradient of sinks."""

@@ -1,0 +1,254 @@
+"""The program of gradients: dq, dk and dv of q, k, v, out, lse and dout.
+
+Two kernels make them, with the same bits every time: that of dq leaves for the other what it subtracts from scores and
+their gradients, in `stats` or `delta`. Where the order of sums is free, the kernel that walks keys may add to dq too.
+Gradients of short windows come of one walk over queries: `weft.planning.walk`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import Literal
+
+from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
+from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Role, Slot, Step, Strides, Table
+from weft.kernels.gpu.programs.launches import (
+    Bindings,
+    Packed,
+    kernel_launch,
+    may_specialise,
+    tables_of,
+    wave_launches,
+    widened,
+)
+from weft.kernels.triton.backward import STATS
+from weft.kernels.triton.configure import chained, for_card
+from weft.kernels.triton.descriptors import boxes as boxes_of
+from weft.kernels.triton.descriptors import walk_names
+from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.triton.walked import Walked
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.problem import Problem
+from weft.planning.walk import Walk
+from weft.settings import interpreted
+from weft.target import Gpu
+
+Part = Literal["dq", "dkdv", "delta"]
+
+
+def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
+    """Slots q, k, v, out, dout, lse, and dlse and slopes if the layout has them; outputs dq, dk, dv.
+
+    With `options.with_delta` also delta (B, Hq, M): what the gradient of sinks takes. Raises UnsupportedKernel where
+    the card has no room for the plan's kernels.
+    """
+    if plan.one_walk and may_specialise(layout, options, plan.problem):
+        return walk_program(plan, plan.one_walk, layout, options)
+    summing = not options.deterministic and in_one_kernel(plan)
+    queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
+    keys = keys_program(plan, layout, options, summing)
+    outputs = ("dq", "dk", "dv") + ("delta",) * options.with_delta
+    found = queries.then(keys, outputs)
+    if not summing:
+        return found
+    dq = result("dq", "q", plan.problem, layout, (plan.problem.dtype, plan.problem.d))
+    last = LaunchProgram("dq", (found.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
+    return found.then(last, outputs)
+
+
+def in_one_kernel(plan: AttentionPlan) -> bool:
+    """Whether the kernel that walks keys makes dq too, where the order of sums is free."""
+    return plan.in_one is not None
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+def queries_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
+    """dq by tiles of queries, with what `keys_program` reads: delta, stats or both."""
+    plan.check_room("dq", options.tf32)
+    problem = plan.problem
+    found = tables_of("dq", plan, layout, options, summing=False)
+    covers, merges = found.waves.covers, found.waves.merges
+    slots, steps, memory = _given(problem, layout)
+    dq, converted = _summed(("dq", "q", problem.d), problem, layout, merges)
+    slots += dq
+    memory["DQ"] = dq[-1].name
+    strides = layout.named | {"dq": dq[-1].strides}
+    spec = for_card(_spec("dq", plan, layout, options, strides), "dq", plan)
+    slots += _row_numbers(spec, problem, memory)
+    if not covers or merges:
+        steps.append(Fill(memory["DQ"], 0.0))
+    if not covers:
+        steps += _nothing(spec, layout, options)
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
+    waves, tables = wave_launches(spec, found, bound, plan, options)
+    slots += [table.slot(name) for name, table in tables.items()]
+    return LaunchProgram("backward", tuple(slots), (*steps, *chain.from_iterable(waves), *converted), tables)
+
+
+def keys_program(plan: AttentionPlan, layout: Layout, options: Options, summing: bool) -> LaunchProgram:
+    """dk and dv by tiles of keys, of delta or stats; summing: and dq_float32, which it adds to."""
+    plan.check_room("dkdv", options.tf32)
+    problem = plan.problem
+    found = tables_of("dkdv", plan, layout, options, summing)
+    joins = found.met is not None
+    merges = found.waves.merges and not joins
+    slots, steps, memory = _given(problem, layout)
+    dk, dk_converted = _summed(("dk", "k", problem.d), problem, layout, merges)
+    dv, dv_converted = _summed(("dv", "k", problem.dv), problem, layout, merges)
+    slots += [*dk, *dv]
+    memory |= {"DK": dk[-1].name, "DV": dv[-1].name}
+    strides = layout.named | {"dk": dk[-1].strides, "dv": dv[-1].strides}
+    if summing:
+        slots.append(_float32_dq(problem, layout))
+        memory["DQ"], strides["dq"] = slots[-1].name, slots[-1].strides
+    tables: dict[str, Table] = {}
+    if found.met is not None:
+        slots.append(_sums(problem, found))
+        steps.append(Fill("key_sums", 0.0))
+        memory |= {"Sums": "key_sums", "Slots": "met_rows"}
+        strides["sums"], tables["met_rows"] = slots[-1].strides, found.met
+    if not found.waves.covers or merges:
+        steps += [Fill(memory["DK"], 0.0), Fill(memory["DV"], 0.0)]
+    spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
+    slots += [replace(slot, role="input") for slot in _row_numbers(spec, problem, memory)]
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
+    waves, more = wave_launches(spec, found, bound, plan, options)
+    tables |= more
+    slots += [table.slot(name) for name, table in tables.items()]
+    steps += [*chain.from_iterable(waves), *dk_converted, *dv_converted]
+    return LaunchProgram("backward", tuple(slots), tuple(steps), tables)
+
+
+def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
+    """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to."""
+    problem = plan.problem
+    slots, steps, memory = _given(problem, layout)
+    dq = _float32_dq(problem, layout)
+    strides = layout.named | {"dq": dq.strides}
+    spec = _spec("delta", plan, layout, options, strides, summing=True)
+    spec = replace(
+        spec, rows=32 if max(problem.d, problem.dv) > 128 else 64, warps=4, chained=chained("delta", plan.target)
+    )
+    slots += [replace(dq, role="output"), *_row_numbers(spec, problem, memory)]
+    memory["DQ"] = dq.name
+    values = {"all_heads": problem.q_heads, "my_length": problem.m, "scale": options.scale}
+    grid = (problem.batch * problem.q_heads * -(-problem.m // spec.rows), 1, 1)
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
+    return LaunchProgram("backward", tuple(slots), (*steps, kernel_launch(spec, grid, values, bound)))
+
+
+def walk_program(plan: AttentionPlan, walk: Walk, layout: Layout, options: Options) -> LaunchProgram:
+    """All gradients of a walk, which is the plan's."""
+    problem = plan.problem
+    assert isinstance(plan.target, Gpu)
+    walked = Walked(walk, problem, plan.target)
+    slots, steps, memory = _given(problem, layout)
+    made = [
+        result("dq", "q", problem, layout, (problem.dtype, problem.d)),
+        result("dk", "k", problem, layout, (problem.dtype, problem.d)),
+        result("dv", "k", problem, layout, (problem.dtype, problem.dv)),
+    ]
+    memory |= {"DQ": "dq", "DK": "dk", "DV": "dv"}
+    with_delta = options.with_delta or bool(walked.beside)
+    if with_delta:
+        role: Role = "output" if options.with_delta else "workspace"
+        made.append(replace(of_rows("delta", problem), role=role))
+        memory["Delta"] = "delta"
+    if walked.beside:
+        made.append(Slot.dense("partial", "workspace", "float32", walked.partial))
+        memory["Partial"] = "partial"
+    tables = {f"few_keys_{number}": Table(few.table()) for number, few in enumerate(walk.launches)}
+    strides = layout.named | {slot.name: slot.strides for slot in made[:3]}
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
+    for one in walked.kernels(layout.dlse is not None, with_delta):
+        values = {**one.values, "scale": options.scale, "Tables": f"few_keys_{one.table}"}
+        boxes = boxes_of(one.boxes, walk_names(one.boxes), one.reach, problem, bound.strides)
+        steps.append(kernel_launch(one.spec, one.grid, values, bound, boxes))
+    slots += [*made, *(table.slot(name) for name, table in tables.items())]
+    return LaunchProgram("backward", tuple(slots), tuple(steps), tables)
+
+
+# ---- what parts share ------------------------------------------------------------------------------------------------
+def _given(problem: Problem, layout: Layout) -> tuple[list[Slot], list[Step], dict[str, str]]:
+    """Slots of what a call is given, steps that bring its vectors to contiguous float32, and kernels' names for all."""
+    slots = [slot for slot in inputs(problem, layout) if slot.name != "sinks"]
+    copied = () if layout.lse is None else ("lse",)
+    steps, names = widened(slots, ("lse", "dlse", "slopes"), copied)
+    memory = {_kernel_name(name): name for name in layout.named}
+    return slots, steps, memory | {_kernel_name(name): slot for name, slot in names.items()}
+
+
+def _kernel_name(slot: str) -> str:
+    """What kernels call a slot: Q, K, V, Out, DOut, Lse, DLse, DQ, DK, DV, Slopes, Sums."""
+    plain = slot.removeprefix("d") if slot in ("dq", "dk", "dv", "dout", "dlse") else slot
+    return ("D" if plain != slot else "") + plain.capitalize()
+
+
+def _summed(
+    what: tuple[str, Literal["q", "k"], int], problem: Problem, layout: Layout, merges: bool
+) -> tuple[list[Slot], list[Step]]:
+    """A gradient's slots, of which launches write the last one, and what follows these.
+
+    Several launches add in float32, and the sum is converted. what: its name, whose order it takes, its width.
+    """
+    name, side, width = what
+    made = result(name, side, problem, layout, (problem.dtype, width))
+    if not merges or problem.dtype == "float32":
+        return [made], []
+    wide = replace(made, name=f"{name}_float32", role="workspace", dtype="float32")
+    return [made, wide], [Convert(wide.name, name)]
+
+
+def _float32_dq(problem: Problem, layout: Layout) -> Slot:
+    """What the kernel that walks keys adds dq to, before the scale."""
+    made = result("dq_float32", "q", problem, layout, ("float32", problem.d))
+    return replace(made, role="workspace")
+
+
+def _row_numbers(spec: KernelSpec, problem: Problem, memory: dict[str, str]) -> list[Slot]:
+    """What dk and dv subtract, and what is wanted beside; entered in `memory`."""
+    found = []
+    if spec.leaves_delta:
+        memory["Delta"] = "delta"
+        found.append(of_rows("delta", problem))
+    if spec.folded:
+        memory["Stats"] = "stats"
+        found.append(of_rows("stats", problem, "bfloat16", STATS))
+    return found
+
+
+def _nothing(spec: KernelSpec, layout: Layout, options: Options) -> list[Step]:
+    """What rows without keys have in delta and stats: of delta less the gradient of lse, which sinks take."""
+    steps: list[Step] = [Fill("stats", 0.0)] if spec.folded else []
+    if not spec.leaves_delta:
+        return steps
+    if layout.dlse is not None and options.with_delta:
+        return [*steps, Convert("dlse", "delta", -1.0)]
+    return [*steps, Fill("delta", 0.0)]
+
+
+def _sums(problem: Problem, found: Packed) -> Slot:
+    """Sums of dk and dv, side by side, for the keys whose sums one wave joins."""
+    assert found.waves.met is not None
+    shape = problem.batch, problem.kv_heads, int(found.waves.met.sum()), problem.d + problem.dv
+    return Slot.dense("key_sums", "workspace", "float32", shape)
+
+
+def _spec(
+    part: Part, plan: AttentionPlan, layout: Layout, options: Options, strides: dict[str, Strides],
+    summing: bool = False,
+) -> KernelSpec:  # fmt: skip
+    """All but what a wave adds."""
+    problem = plan.problem
+    with_rows = part in ("dq", "delta")
+    return KernelSpec(
+        part, problem.dtype, problem.d, problem.dv, 1, 0, 0,
+        aligned=layout.aligned and dense_rows(strides, problem.dtype), softcap=options.softcap is not None,
+        alibi=layout.slopes is not None, rescaled=options.rescaled, grouped=part == "dkdv" and problem.group != 1,
+        with_dq=summing, tf32=options.tf32, lse_gradient=with_rows and layout.dlse is not None,
+        with_delta=with_rows and options.with_delta, upcast=problem.dtype != "float32" and interpreted(),
+    )  # fmt: skip
+
+
+__all__ = ["backward_program", "keys_program", "queries_program", "row_sums_program", "walk_program"]

@@ -1,0 +1,63 @@
+"""The program of a forward: out and lse of q, k and v."""
+
+from __future__ import annotations
+
+from itertools import chain
+from math import inf
+
+from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
+from weft.kernels.gpu.program import Fill, LaunchProgram, Slot
+from weft.kernels.gpu.programs.launches import Bindings, tables_of, wave_launches, widened
+from weft.kernels.gpu.programs.sinks import join_sinks
+from weft.kernels.triton.configure import for_card
+from weft.kernels.triton.spec import KernelSpec
+from weft.planning.attention_plan import AttentionPlan
+from weft.settings import interpreted
+
+
+def forward_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
+    """Slots q, k, v, and where there are any sinks and slopes (Hq,); outputs out (B, Hq, M, Dv) and lse (B, Hq, M).
+
+    layout: of q, k and v. Raises UnsupportedKernel where the card has no room for the plan's kernels.
+    """
+    plan.check_room("forward", options.tf32)
+    problem = plan.problem
+    found = tables_of("forward", plan, layout, options, summing=False)
+    complete = found.waves.covers and not found.waves.merges
+    out = result("out", "q", problem, layout, (problem.dtype, problem.dv))
+    slots = [*inputs(problem, layout), out, of_rows("lse", problem)]
+    steps, names = widened(slots, ("sinks", "slopes"))
+    memory = {"Q": "q", "K": "k", "V": "v", "Out": "out", "Lse": "lse"}
+    if "slopes" in names:
+        memory["Slopes"] = names["slopes"]
+    if "sinks" in names and complete:
+        memory["Sinks"] = names["sinks"]
+    if not found.waves.covers:
+        steps.append(Fill("out", 0.0))
+    if not complete:
+        steps.append(Fill("lse", -inf))
+    if found.waves.merges:
+        slots.append(Slot.dense("sum", "workspace", "float32", out.shape))
+        steps.append(Fill("sum", 0.0))
+        memory["Sum"] = "sum"
+    strides = layout.named | {"out": out.strides}
+    bound = Bindings(memory, {name: strides[name.lower()] for name in ("Q", "K", "V", "Out")})
+    waves, tables = wave_launches(_spec(plan, layout, options, bound), found, bound, plan, options)
+    steps += chain.from_iterable(waves)
+    if "sinks" in names and not complete:
+        steps.append(join_sinks(problem, out.strides, names["sinks"]))
+    slots += [table.slot(name) for name, table in tables.items()]
+    return LaunchProgram("forward", tuple(slots), tuple(steps), tables)
+
+
+def _spec(plan: AttentionPlan, layout: Layout, options: Options, bound: Bindings) -> KernelSpec:
+    """All but what a wave adds."""
+    problem = plan.problem
+    spec = KernelSpec(
+        "forward", problem.dtype, problem.d, problem.dv, 1, 0, 0,
+        aligned=layout.aligned and dense_rows(bound.strides, problem.dtype),
+        softcap=options.softcap is not None, alibi="Slopes" in bound.slots, sinks="Sinks" in bound.slots,
+        rescaled=options.rescaled, tf32=options.tf32,
+        upcast=problem.dtype != "float32" and interpreted(),
+    )  # fmt: skip
+    return for_card(spec, "forward", plan)

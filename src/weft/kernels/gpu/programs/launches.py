@@ -1,0 +1,192 @@
+"""From a plan's waves to the launches of a program: packed tables, grids, and arguments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from weft.caching import cached
+from weft.kernels.gpu.layout import PARTS, Layout, Options, dense_rows
+from weft.kernels.gpu.program import (
+    Argument,
+    Convert,
+    Descriptor,
+    Known,
+    Launch,
+    Pointer,
+    Slot,
+    Step,
+    Strides,
+    Table,
+)
+from weft.kernels.triton.arguments import described, reads, scalars, writes
+from weft.kernels.triton.backward import STATS
+from weft.kernels.triton.configure import wave_specs
+from weft.kernels.triton.descriptors import FORWARD, Box, box_names
+from weft.kernels.triton.descriptors import boxes as boxes_of
+from weft.kernels.triton.load import source_of
+from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.triton.tables import Place
+from weft.kernels.triton.turns import in_turns
+from weft.kernels.triton.waves import Wave, Waves, plan_waves
+from weft.planning.attention_plan import AttentionPlan, Share
+from weft.planning.problem import Problem
+from weft.planning.tiling import Direction
+from weft.planning.work import slots_of
+from weft.settings import interpreted
+from weft.target import Gpu
+
+GRID = 65535  # programs along the second and the third axis of a grid, at most
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Waves and their tables. met: for each key the row of the joined sums, negative for none; see `Waves.met`."""
+
+    waves: Waves
+    tables: tuple[Table, ...]
+    met: Table | None
+
+
+@cached(128)
+def packed(
+    shares: tuple[Share, ...], problem: Problem, transposed: bool, split: int | None = None, processors: int = 0
+) -> Packed:
+    """The waves of one direction with their tables. processors: on which persistent kernels take blocks in turn."""
+    found = plan_waves(shares, problem, transposed, split)
+    waves = Waves(tuple(in_turns(wave, processors) for wave in found.waves), found.covers, found.met)
+    tables = tuple(Table(wave.words) for wave in waves.waves)
+    if found.met is None:
+        return Packed(waves, tables, None)
+    rows = np.where(found.met, np.cumsum(found.met) - 1, -1)
+    return Packed(waves, tables, Table(rows.astype(np.int32)))
+
+
+def tables_of(direction: Direction, plan: AttentionPlan, layout: Layout, options: Options, summing: bool) -> Packed:
+    """The tables of one direction; in tiles of warp groups only where these may specialise.
+
+    summing: the kernel that walks keys makes dQ too.
+    """
+    problem, transposed = plan.problem, direction == "dkdv"
+    split = slots_of(plan.target) if transposed and not options.deterministic else None
+    shares = plan.summing if summing else plan.towards(direction)
+    processors = plan.target.processors if isinstance(plan.target, Gpu) else 0
+    found = packed(shares, problem, transposed, split, processors)
+    if not any(share.plan.tiling and share.plan.tiling.groups for share in shares):
+        return found
+    widest = max(STATS, *(stride[2] for stride in layout.strides))
+    near = all(wave.span * widest < 1 << 31 for wave in found.waves.waves)
+    if near and may_specialise(layout, options, problem):
+        return found
+    in_step = plan.keys_in_step if direction == "dkdv" else plan.forward_in_step
+    return packed(in_step, problem, transposed, split)
+
+
+def may_specialise(layout: Layout, options: Options, problem: Problem) -> bool:
+    """Whether kernels whose warp groups specialise compute such options, for tensors that lie so."""
+    linear = not (options.softcap or layout.slopes or options.rescaled)
+    aligned = layout.aligned and dense_rows(layout.named, problem.dtype)
+    apart = all(all(stride[:3]) for stride in layout.strides)  # descriptors of rows that are one are not known to work
+    return linear and aligned and apart and not interpreted()
+
+
+# ---- vectors of a call ------------------------------------------------------------------------------------------
+def widened(
+    slots: list[Slot], names: tuple[str, ...], copied: tuple[str, ...] = ()
+) -> tuple[list[Step], dict[str, str]]:
+    """Steps that bring vectors of a call to contiguous float32, and the slots to read instead.
+
+    Workspaces are added to `slots`. copied: vectors that are copied in any case, as those off 16 bytes.
+    """
+    steps: list[Step] = []
+    found = {}
+    for slot in [slot for slot in slots if slot.name in names and slot.role == "input"]:
+        plain = Slot.dense(f"{slot.name}_float32", "workspace", "float32", slot.shape)
+        if (slot.dtype, slot.strides) == (plain.dtype, plain.strides) and slot.name not in copied:
+            found[slot.name] = slot.name
+            continue
+        slots.append(plain)
+        steps.append(Convert(slot.name, plain.name))
+        found[slot.name] = plain.name
+    return steps, found
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Bindings:
+    """What kernels' names of memory stand for: slots, and strides in elements."""
+
+    slots: Mapping[str, str]
+    strides: Mapping[str, Strides]
+
+
+def kernel_launch(
+    spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any], bound: Bindings, boxes: Sequence[Box] = ()
+) -> Launch:
+    """A launch. values: scalars by name, and under "Tables" the slot of tables; others are 0. boxes: of descriptors."""
+    per, known = spec.unit, dict(values)
+    for name, stride in bound.strides.items():
+        known |= {f"{name}_{part}": stride[i] // per for i, part in enumerate(PARTS)}
+        known[f"{name}_dim"] = stride[3]
+    found: list[Argument] = [Pointer(known[name] if name == "Tables" else bound.slots[name]) for name in reads(spec)]
+    found += [Known(known.get(name, 0)) for name in scalars(spec)]
+    named = {box.name: box for box in boxes}
+    read, written = ([named[name] for name in names] for names in described(spec))
+    found += [Descriptor(bound.slots[box.tensor], box.shape, box.strides) for box in read]
+    found += [Pointer(bound.slots[name], writes=True) for name in writes(spec)]
+    found += [Descriptor(bound.slots[box.tensor], box.shape, box.strides, writes=True) for box in written]
+    return Launch(spec, source_of(spec), grid, tuple(found))
+
+
+def wave_launches(
+    spec: KernelSpec, found: Packed, bound: Bindings, plan: AttentionPlan, options: Options
+) -> tuple[list[list[Launch]], dict[str, Table]]:
+    """The launches of each wave, and their tables by slot. spec: all that waves share."""
+    made, tables = [], {}
+    widest = max(stride[2] for stride in bound.strides.values())
+    for number, (wave, table) in enumerate(zip(found.waves.waves, found.tables, strict=True)):
+        slot = f"{spec.direction}_tables_{number}"
+        tables[slot] = table
+        values = _values(wave, spec, plan.problem, options) | {"Tables": slot}
+        ones = [replace(one, boxed=not options.one_argument) for one in wave_specs(spec, wave, found.waves, widest)]
+        boxes: tuple[Box, ...] = ()
+        if ones[0].groups and isinstance(plan.target, Gpu):
+            grids = [_persistent(wave, plan.target)]
+            if not spec.of_keys:
+                reach = wave.reach or ()
+                names = box_names(ones[0].terms)
+                boxes = boxes_of(FORWARD[: 2 * len(reach)], names, reach, plan.problem, bound.strides)
+        else:
+            grids = [(_grid(wave, first), {"first_item": first}) for first in range(0, wave.items, GRID)]
+        made.append([kernel_launch(one, grid, values | more, bound, boxes) for one in ones for grid, more in grids])
+    return made, tables
+
+
+def _values(wave: Wave, spec: KernelSpec, problem: Problem, options: Options) -> dict[str, Any]:
+    mine, theirs = (problem.n, problem.m) if spec.of_keys else (problem.m, problem.n)
+    place = wave.place or Place(0, 0, 0, 0)
+    return {
+        "record": place.record, "parts": place.parts, "parts_at": place.parts_at, "items_at": place.items_at,
+        "heads_at": wave.heads_at, "all_heads": problem.q_heads, "my_length": mine, "their_length": theirs,
+        "shift": options.shift, "scale": options.scale, "softcap": options.softcap or 0.0,
+    }  # fmt: skip
+
+
+def _persistent(wave: Wave, gpu: Gpu) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """A program for each processor, which takes blocks in turn."""
+    assert wave.blocks_at, "in_turns comes before"
+    blocks = wave.items * wave.members
+    return (min(gpu.processors, blocks), 1, 1), {"blocks_at": wave.blocks_at, "blocks": blocks}
+
+
+def _grid(wave: Wave, first: int) -> tuple[int, int, int]:
+    """Heads side by side, tiles, and heads one after the other, whose tiles read the same keys.
+
+    More heads than the third axis has room for go side by side too.
+    """
+    together = wave.members if wave.skewed or wave.members > GRID else 1
+    return together, min(GRID, wave.items - first), wave.members // together

@@ -1,0 +1,58 @@
+"""The GPU at hand: what its driver calls it, the numbers that plans take, and what made the kernels that run on it."""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import triton
+from triton.runtime import driver
+
+from weft.errors import UnsupportedKernel
+from weft.kernels import triton as triton_kernels
+from weft.kernels.backend import Card
+from weft.kernels.gpu import programs
+from weft.target import gpu_like
+from weft.torch import bind, launcher
+
+OLDEST = (8, 0)  # compute capability of NVIDIA's cards
+APART = ("__init__", "ahead", "filling", "kernels", "keys", "row_device", "row_spec", "rowwise", "sinks", "split_kv")
+
+
+def at_hand() -> Card | None:
+    """The current device; None where torch finds none."""
+    return _card(torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+@cache
+def _card(device: int) -> Card:
+    """Raises UnsupportedKernel for a card that Triton makes no kernels for."""
+    found = torch.cuda.get_device_properties(device)
+    rocm = torch.version.hip is not None
+    if not rocm and (found.major, found.minor) < OLDEST:
+        raise UnsupportedKernel(
+            f"attention on {found.name}",
+            f"its compute capability is {found.major}.{found.minor}, and kernels need {OLDEST[0]}.{OLDEST[1]}",
+            "use a newer GPU, or move q, k and v to the CPU",
+        )
+    architecture = found.gcnArchName.split(":")[0] if rocm else f"sm_{found.major}{found.minor}"
+    shared = driver.active.utils.get_device_properties(device)["max_shared_mem"]  # which torch tells from 2.12 on
+    return Card(found.name, gpu_like(found.name, architecture, found.multi_processor_count, shared))
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What evidence of a kernel's time depends on, beside pattern, problem and card: Triton and the text of the modules
+    that make and start kernels. A remark changed in one of them counts as another version.
+    """
+    made = sha256()
+    for path in (*_sources(triton_kernels), *_sources(programs), Path(bind.__file__), Path(launcher.__file__)):
+        made.update(path.read_bytes())
+    return {"kernels": made.hexdigest()[:16], "triton": triton.__version__}
+
+
+def _sources(package: ModuleType) -> list[Path]:
+    return sorted(path for path in Path(package.__path__[0]).glob("*.py") if path.stem not in APART)

@@ -1,0 +1,271 @@
+"""`weft.decode_attention`: the last tokens against a cache of keys whose number only the device knows.
+
+Nothing on the host depends on the number of keys, so a CUDA graph that was captured once replays at every length. The
+pattern is planned for the capacity of the cache: `weft.planning.rowwise` says which patterns can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.caching import emptied_by
+from weft.errors import InputError, UnsupportedError
+from weft.kernels.backend import choose
+from weft.pattern.algebra import Pattern
+from weft.planning.problem import Problem
+from weft.planning.rowwise import RowPlan, decode_plan, why_unsteady
+from weft.torch.attention import attention
+from weft.torch.cached_rows import Caches, Counted, Rows, Scores, attend
+from weft.torch.call import check_mask
+from weft.torch.eager import KEPT
+from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
+
+POSITIONS = 1 << 28  # tokens that a sequence behind a ring cache may have
+LOOKED_AT = 1 << 16  # queries that are looked at to see how old the keys are that they may see
+COUNTS = {torch.int32: "int32", torch.int64: "int64"}
+
+
+class Run(Protocol):
+    """What answers a call that was checked: (out, lse)."""
+
+    def __call__(self, caches: Caches, counts: _Counts, rows: Rows) -> tuple[Tensor, Tensor]: ...
+
+
+def decode_attention(  # noqa: PLR0913 - the public face; every option by name
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    mask: Pattern,
+    key_count: int | Tensor,
+    *,
+    offset: Tensor | None = None,
+    window: Tensor | None = None,
+    ring: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of the last M tokens over the first `key_count` keys of a cache, without learning that number.
+
+    q (B, Hq, M, D), k_cache (B, Hkv, C, D), v_cache (B, Hkv, C, Dv); C is the capacity. key_count is an integer tensor
+    of shape (), (1,) or (B,) on q's device, int32 or int64: tokens so far, q's own included. The result is that of
+    `weft.attention(q, k_cache[:, :, :n], v_cache[:, :, :n], mask)` at n = key_count. A plain int does exactly this.
+
+    offset, of the same shapes: the token of the first query, where it is not key_count - M. window, likewise: a query
+    sees only so many tokens up to its own, beside what the mask says. ring: token t lies at place t % C of the cache,
+    which holds the last C tokens. A query before token 0 sees no key: out 0, lse -inf.
+
+    Nothing is read beyond the cache, whatever the counts are. A call is captured into a CUDA graph after one call
+    outside of it; replays read the counts anew. No gradients. Options and results as of `weft.attention`.
+
+    Raises InputError for tensors and counts, UnsupportedError for a mask that must be planned for each length, for a
+    mask that sees older keys than a ring holds, and where gradients are asked for; OptionError for options.
+
+    Example::
+
+        count = torch.zeros((), dtype=torch.int32, device="cuda")
+        mask = weft.causal(align="bottom-right") & weft.window(left=4095, align="bottom-right")
+        out = weft.decode_attention(q, k_cache, v_cache, mask, count)
+    """
+    caches, counts = (q, k_cache, v_cache), _Counts(key_count, offset, window, ring)
+    given: dict[str, Any] = {"scale": scale, "softcap": softcap, "backend": backend}
+    given |= {"sinks": sinks, "alibi_slopes": alibi_slopes}
+    if not isinstance(key_count, Tensor):
+        return attention(*_first_keys(caches, counts), mask, return_lse=return_lse, **given)
+    key = _key_of(caches, mask, counts, given)
+    found = _find(key) or _prepare(key, caches, mask, counts, given)
+    out, lse = found.run(caches, counts, (sinks, alibi_slopes))
+    return (out, lse) if return_lse else out
+
+
+class _Counts(NamedTuple):
+    """What a call says of the number of keys and of where its queries stand."""
+
+    key_count: Any
+    offset: Any = None
+    window: Any = None
+    ring: bool = False
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that kernels read."""
+        return tuple(x for x in self[:3] if x is not None)
+
+
+def _first_keys(caches: Caches, counts: _Counts) -> Caches:
+    """The tensors of an ordinary call, where the host knows the number of keys."""
+    q, k, v = caches
+    number = counts.key_count
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= k.shape[2]:
+        _wrong(f"key_count is {number!r}", f"pass an int from 0 to {k.shape[2]}, or an integer tensor")
+    if counts.ring or any(x is not None for x in counts[1:3]):
+        cure = "pass key_count=torch.tensor(key_count, dtype=torch.int32, device=q.device)"
+        _wrong("offset, window and ring go with a key_count that is a tensor", cure)
+    return q, k[:, :, :number], v[:, :, :number]
+
+
+# ---- calls that are known --------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False, slots=True)
+class Known:
+    """A call that was checked and planned. mask: kept, so that no other pattern takes its id."""
+
+    mask: Pattern
+    run: Run
+
+
+_known: dict[Hashable, Known] = {}
+_lock = Lock()
+
+
+def forget() -> None:
+    """All calls."""
+    with _lock:
+        _known.clear()
+
+
+emptied_by(forget)
+
+
+def _key_of(caches: Caches, mask: Any, counts: _Counts, given: dict[str, Any]) -> Hashable:
+    """All that a check and a plan look at; none of it is a number that only the device knows."""
+    tensors = *caches, *counts.tensors, given["sinks"], given["alibi_slopes"]
+    lies = tuple([_lie(x) if isinstance(x, Tensor) else type(x) for x in tensors])
+    options = tuple([given[name] for name in ("scale", "softcap", "backend")])
+    asked = tuple([x is None for x in counts[:3]])
+    return id(mask), lies, asked, counts.ring, options, tuple(map(type, options)), torch.is_grad_enabled()
+
+
+def _lie(x: Tensor) -> Hashable:
+    return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15, x.requires_grad
+
+
+def _find(key: Hashable) -> Known | None:
+    try:
+        return _known.get(key)
+    except TypeError:  # an option without a hash: a check will name it
+        return None
+
+
+def _prepare(key: Hashable, caches: Caches, mask: Any, counts: _Counts, given: dict[str, Any]) -> Known:
+    _check(caches, mask, counts, given)
+    problem = problem_of(*caches)
+    backend = choose(given["backend"], problem)
+    plan = _plan(mask, problem, counts.ring)
+    scale = problem.d**-0.5 if given["scale"] is None else given["scale"]
+    if backend.name == "triton":
+        run = _on_gpu(plan, caches, counts, {**given, "scale": scale})
+    else:
+        run = partial(_on_cpu, plan, Scores(scale, given["softcap"]))
+    made = Known(mask, run)
+    with _lock:
+        if len(_known) >= KEPT:
+            del _known[next(iter(_known))]
+        _known[key] = made
+    return made
+
+
+def _on_gpu(plan: RowPlan, caches: Caches, counts: _Counts, given: dict[str, Any]) -> Run:
+    from weft.kernels.gpu.layout import Options
+    from weft.kernels.gpu.programs.split_kv import Cache
+    from weft.kernels.triton.row_spec import Counts
+    from weft.torch.gpu import bind_cache, layout_of
+
+    k = caches[1]
+    first = counts.tensors[0]
+    offset, window = counts.offset is not None, counts.window is not None
+    told = Counts(COUNTS[first.dtype], first.numel() > 1, counts.ring, offset, window)
+    layout = layout_of(caches, sinks=given["sinks"], slopes=given["alibi_slopes"])
+    bound = bind_cache(plan, layout, Options(given["scale"], given["softcap"]), Cache(k.shape[2], told), k.device)
+
+    def run(caches: Caches, counts: _Counts, rows: Rows) -> tuple[Tensor, Tensor]:
+        out, lse = bound((*caches, *[x for x in rows if x is not None], *counts.tensors))
+        return out, lse
+
+    return run
+
+
+def _on_cpu(plan: RowPlan, scores: Scores, caches: Caches, counts: _Counts, rows: Rows) -> tuple[Tensor, Tensor]:
+    batch, m = caches[0].shape[0], caches[0].shape[2]
+    keys, offset, window = (None if x is None else x.reshape(-1).expand(batch).tolist() for x in counts[:3])
+    counted = [
+        Counted(n, n - m if offset is None else offset[b], None if window is None else window[b])
+        for b, n in enumerate(keys or ())
+    ]
+    return attend(plan, scores, caches, counted, rows, counts.ring)
+
+
+def _plan(mask: Pattern, problem: Problem, ring: bool) -> RowPlan:
+    """The rows of the mask at every length. Raises UnsupportedError where they depend on it, or a ring forgets keys."""
+    plan = decode_plan(mask, problem, POSITIONS if ring else problem.n)
+    asked = f"decode_attention under {mask}"
+    if isinstance(plan, str):
+        cure = 'declare align="bottom-right" for all parts, as mask.aligned("bottom-right") does where none is declared'
+        if why_unsteady(mask) is None:
+            cure = "pass key_count as an int: the call is then planned for each length"
+        raise UnsupportedError(asked, f"its rows are no formula for every number of keys: {plan}", cure)
+    if ring and (old := _oldest(plan)) > problem.n - problem.m:
+        raise UnsupportedError(
+            f"{asked} with a ring of {problem.n} tokens", f"a query may see a key that is {old} tokens before it",
+            f"pass caches of {old + problem.m} tokens or more, or a mask with a shorter window",
+        )  # fmt: skip
+    return plan
+
+
+def _oldest(plan: RowPlan) -> int:
+    """How many tokens before a query the oldest key is that it may see, of the queries that are looked at."""
+    early, late = np.arange(LOOKED_AT), np.linspace(LOOKED_AT, plan.capacity - 1, LOOKED_AT).astype(np.int64)
+    rows = np.concatenate([early, late])
+    ages = [0]
+    for relation in plan.relations:
+        first, _, count = relation.affine_rows(rows, plan.capacity)
+        ages.append(int((rows - first)[count > 0].max(initial=0)))
+    return max(ages)
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+def _check(caches: Caches, mask: Any, counts: _Counts, given: dict[str, Any]) -> None:
+    check_mask(mask, "decode_attention")
+    check_tensors(*caches)
+    q = caches[0]
+    check_options(q, {**given, "dropout": 0})
+    check_choices(given["backend"], None)
+    if not isinstance(counts.ring, bool):
+        _wrong(f"ring is {counts.ring!r}", "pass True or False")
+    for name, x in zip(("key_count", "offset", "window"), counts[:3], strict=True):
+        if x is not None:
+            _check_count(name, x, q, counts.key_count)
+    rows = [x for x in (*caches, given["sinks"], given["alibi_slopes"]) if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in rows):
+        raise UnsupportedError(
+            "decode_attention with gradients", "it is for inference, and has no backward",
+            "call it under torch.no_grad(), or use weft.attention on the first keys of the cache",
+        )  # fmt: skip
+    if not all(x.numel() for x in caches):
+        _wrong("a tensor is empty", "pass at least one batch row, head, query and place of the cache")
+
+
+def _check_count(name: str, x: Any, q: Tensor, first: Tensor) -> None:
+    cure = f"pass {name} as a contiguous int32 or int64 tensor of shape (), (1,) or ({q.shape[0]},) on {q.device}"
+    if not isinstance(x, Tensor) or x.dtype not in COUNTS:
+        _wrong(f"{name} is {x.dtype if isinstance(x, Tensor) else type(x).__name__}", cure)
+    if x.dim() > 1 or x.numel() not in (1, q.shape[0]) or not x.is_contiguous():
+        _wrong(f"{name} has shape {tuple(x.shape)}", cure)
+    if x.device != q.device:
+        _wrong(f"{name} is on {x.device}", cure)
+    if (x.dtype, x.numel()) != (first.dtype, first.numel()):
+        _wrong(f"{name} and key_count differ in dtype or shape", "give them one dtype and shape")
+
+
+def _wrong(wrong: str, cure: str) -> None:
+    raise InputError("decode_attention(q, k_cache, v_cache, mask, key_count)", wrong, cure)

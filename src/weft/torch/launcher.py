@@ -1,0 +1,127 @@
+"""Launches past Triton's own Python, which asks at each call what a kernel wants and encodes its descriptors anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import triton
+
+VERSIONS = ("3.6.", "3.7.")  # of Triton, whose launchers take what they are given here
+KEPT = 256  # addresses of a descriptor, and of all that a launch has
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A descriptor but for its address; shape and strides in elements, outermost first."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def at(self, address: int) -> Placed:
+        """It, of a tensor at that address."""
+        return Placed(self, address)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A descriptor as Triton's launchers read it."""
+
+    box: Box
+    address: int
+    padding: str = "zero"
+    round_f32_to_tf32: bool = False
+
+    @property
+    def base(self) -> Placed:
+        """What has the address."""
+        return self
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.address
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In elements, outermost first."""
+        return self.box.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In elements, outermost first."""
+        return self.box.strides
+
+
+class Encoder:
+    """A launch's descriptor as the driver reads it, encoded once for each address. facts: what Triton knows of it."""
+
+    def __init__(self, box: Box, facts: Any) -> None:
+        self.box, self.facts = box, facts
+        self.known: dict[int, Values] = {}
+
+    def at(self, address: int) -> Values:
+        """The arguments that stand for the descriptor of a tensor at that address."""
+        found = self.known.get(address)
+        if found is None:
+            if len(self.known) >= KEPT:
+                self.known.clear()
+            found = self.known[address] = _encoded(self.box, self.facts, address)
+        return found
+
+
+def _encoded(box: Box, about: Any, address: int) -> Values:
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    return tuple(make_tensordesc_arg(box.at(address), about))
+
+
+class Direct(NamedTuple):
+    """start(*grid, stream, *handles, *arguments) launches. encoders: of descriptors, in order; None where `start` takes
+    descriptors as kernel[grid] does.
+    """
+
+    start: Callable[..., Any]
+    handles: tuple[Any, ...]
+    encoders: tuple[Encoder, ...] | None = None
+
+
+def direct(kernel: Any, boxes: Sequence[Box]) -> Direct | None:
+    """How to launch a kernel with such descriptors, which is loaded on the current device; None where only kernel[grid]
+    is known to work. What it saves: benchmarks/notes/triton.md.
+    """
+    if not triton.__version__.startswith(VERSIONS):
+        return None
+    launcher = kernel.run  # loads it, and only then there is a function
+    told = kernel.packed_metadata, None, None, None  # and hooks: what they are told, on entering, on leaving
+    plain, early = Direct(launcher, (kernel.function, *told)), triton.__version__.startswith("3.6.")
+    if not _is_bare(launcher) or not (early or boxes):
+        return plain
+    start, encoders = launcher.launch, None
+    if boxes:
+        inner = _past_descriptors(start)
+        if inner is None:
+            return plain
+        start = inner[0]
+        encoders = tuple(Encoder(box, facts) for box, facts in zip(boxes, inner[1], strict=True))
+    first = kernel.function, False, launcher.launch_pdl  # whether programs wait for each other, and for other launches
+    if early:
+        return Direct(start, (*first, None, None, *told), encoders)
+    handles = *first, *told, None, None, launcher.arg_annotations, launcher.kernel_signature
+    return Direct(lambda x, y, z, stream, *given: start(x, y, z, stream, *handles, given), (), encoders)
+
+
+def _is_bare(launcher: Any) -> bool:
+    """Whether Triton's launcher would ask for no memory beside, and calls a C function of its own."""
+    wants = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid")
+    return hasattr(launcher, "launch") and not any(getattr(launcher, name) for name in wants)
+
+
+def _past_descriptors(wrapped: Any) -> tuple[Any, Sequence[Any]] | None:
+    """(the C function, facts of descriptors) behind the loop that encodes them; None where it is not what is known."""
+    names = getattr(getattr(wrapped, "__code__", None), "co_freevars", ())
+    held = dict(zip(names, (cell.cell_contents for cell in wrapped.__closure__ or ()), strict=True)) if names else {}
+    if not {"launcher", "tensordesc_meta"} <= held.keys():
+        return None
+    return held["launcher"], held["tensordesc_meta"]

@@ -1,0 +1,296 @@
+"""`weft.varlen_attention`: documents packed one after the other, (T, H, D), under one pattern for each of them.
+
+Lengths are on the host. Where every row of a document is a few intervals of keys, or the pattern asks for distances
+alone and queries and keys are the same tokens, all documents are one plan; else each is a call of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from weft.acsr.packed import intervals_of, packed
+from weft.caching import emptied_by
+from weft.errors import AlignmentError, InputError, PatternError, UnsupportedError, WeftError
+from weft.pattern.algebra import Call, Operator, Pattern, Shift
+from weft.pattern.arguments import rebuild
+from weft.pattern.bounds import Ints
+from weft.pattern.library import documents
+from weft.torch.attention import attention
+from weft.torch.call import check_mask, unwrapped
+from weft.torch.inputs import check_tensors
+from weft.torch.keywords import OWN, refuse_unknown
+from weft.torch.layouts import hint, viewed
+
+if TYPE_CHECKING:
+    from weft.recognition import Recognized
+
+KEPT = 256  # patterns with the lengths that they were packed for
+BY_DISTANCE = ("full", "nothing", "causal", "window", "dilated", "strided", "per_head")  # ask for k - q alone
+PER_ROW = ("per_batch", "padding", "prefix")  # take one entry for each batch row
+KEYWORDS = frozenset(OWN) - {"mask", "layout", "return_lse"}
+
+
+class Options(TypedDict, total=False):
+    """The other keywords, as of `attention`, for type checkers."""
+
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    alibi_slopes: Tensor | None
+    backend: str
+    deterministic: bool | None
+    dropout: float
+    extra_keys: Tensor | None
+    extra_values: Tensor | None
+
+
+@overload
+def varlen_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
+    pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+    return_lse: Literal[False] = False, **options: Unpack[Options],
+) -> Tensor: ...  # fmt: skip
+@overload
+def varlen_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
+    pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+    return_lse: bool, **options: Unpack[Options],
+) -> Any: ...  # fmt: skip
+def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
+    pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+    return_lse: bool = False, **options: Any,
+) -> Any:  # fmt: skip
+    """Attention inside each of many documents, packed one after the other.
+
+    - q (T, Hq, D), k (S, Hkv, D), v (S, Hkv, Dv): the documents' tokens, as `attention` takes them with layout="thd".
+    - cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers, on the CPU;
+      cu_seqlens_k None or the same object: queries and keys are the same tokens. A document may be empty.
+    - pattern_per_document: a pattern, for each document at its own lengths and by its own alignment. It needs one
+      unless queries and keys are the same tokens. Where it tells batch rows apart, row i is for document i.
+    - max_seqlen_q, max_seqlen_k: no document is longer; checked where they are given.
+    - return_lse and the other keywords: as of `attention`. Slopes count distances inside a document.
+
+    Returns out (T, Hq, Dv); with return_lse also lse (T, Hq). Gradients flow as of `attention`. Raises what that does,
+    InputError for lengths that do not fit, AlignmentError for a pattern without an alignment. Example::
+
+        sums = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
+        out = weft.varlen_attention(q, k, v, sums, sums, weft.causal() & weft.window(left=1023))
+    """
+    if not options.keys() <= KEYWORDS:
+        unknown = {name: x for name, x in options.items() if name not in KEYWORDS}
+        refuse_unknown("varlen_attention", unknown, tuple(sorted(KEYWORDS)))
+    mask = unwrapped(pattern_per_document)
+    same = cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q
+    asked = _Asked(mask, cu_seqlens_q, cu_seqlens_q if same else cu_seqlens_k, same, (max_seqlen_q, max_seqlen_k))
+    try:
+        work = _found(asked, q, k) or _packing(asked, (q, k, v))
+    except WeftError as error:
+        hint(error, (q, k, v), "thd")
+        raise
+    # one plan counts distances from the first query and the first key of all
+    whole = work.whole if work.queries == work.keys or options.get("alibi_slopes") is None else None
+    given: dict[str, Any] = {**options, "return_lse": return_lse}
+    if whole is not None:
+        return attention(q, k, v, whole, layout="thd", **given)
+    return _one_by_one((q, k, v), work, given)
+
+
+# ---- what a pattern is for documents of some lengths ----------------------------------------------------------------
+class _Asked(NamedTuple):
+    """A pattern, running sums on both sides, whether these are one object, and the maximal lengths."""
+
+    mask: Any
+    sums: Any
+    key_sums: Any
+    same: bool
+    most: tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Work:
+    """mask: kept, so that no other pattern takes its id. whole: of all documents; None where each is its own call."""
+
+    mask: Pattern
+    queries: list[int]
+    keys: list[int]
+    whole: Pattern | None
+
+
+_packed: dict[Hashable, _Work] = {}
+_lock = Lock()
+
+
+def forget() -> None:
+    """All that was packed."""
+    with _lock:
+        _packed.clear()
+
+
+emptied_by(forget)
+
+
+def _key(asked: _Asked, q: Any, k: Any) -> Hashable:
+    """What the work depends on, None where something is wrong, which a check will name."""
+    if is_compiling():
+        return None
+    try:
+        both = _content(asked.sums), _content(asked.key_sums)
+        return id(asked.mask), both, asked.same, asked.most, q.shape[0], k.shape[0]
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return None
+
+
+def _content(sums: Any) -> tuple[Any, ...]:
+    array = sums.numpy() if isinstance(sums, Tensor) else sums
+    return array.dtype, array.shape, array.tobytes()
+
+
+def _found(asked: _Asked, q: Any, k: Any) -> _Work | None:
+    key = _key(asked, q, k)
+    return None if key is None else _packed.get(key)
+
+
+def _packing(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
+    """Check a call, and pack its documents."""
+    mask, sums, key_sums, same, (most, most_keys) = asked
+    check_mask(mask, "varlen_attention")
+    if is_compiling():
+        raise UnsupportedError(
+            "varlen_attention inside a compiled function", "lengths are read on the host, which a graph cannot",
+            'call it outside of it, or pass attention(..., layout="thd") a pattern that was made outside',
+        )  # fmt: skip
+    check_tensors(*viewed(tensors, "thd").tensors)
+    queries = _lengths("q", sums, tensors[0], most)
+    keys = _lengths("k", key_sums, tensors[1], most_keys)
+    _check(mask, queries, keys, same)
+    found = _Work(mask, queries.tolist(), keys.tolist(), _whole(mask, queries, keys, same))
+    key = _key(asked, tensors[0], tensors[1])
+    if key is not None:
+        with _lock:
+            if len(_packed) >= KEPT:
+                del _packed[next(iter(_packed))]
+            _packed[key] = found
+    return found
+
+
+def _lengths(side: str, sums: Any, x: Tensor, most: int | None) -> Ints:
+    """The lengths of running sums."""
+    name = f"cu_seqlens_{side}"
+    if isinstance(sums, Tensor):
+        if sums.device.type != "cpu":
+            raise UnsupportedError(
+                f"varlen_attention({name} on {sums.device})",
+                "lengths are planned on the host, and are not copied from a device unasked",
+                f"pass {name}.cpu(), once for all layers",
+            )  # fmt: skip
+        sums = sums.detach().numpy()
+    if not isinstance(sums, np.ndarray) or sums.ndim != 1 or sums.dtype.kind not in "iu" or not sums.size:
+        said = f"{tuple(sums.shape)} of {sums.dtype}" if isinstance(sums, np.ndarray) else type(sums).__name__
+        _wrong(f"{name} is {said}", f"pass {name} as a tensor of integers, [0, n0, n0 + n1, ...]")
+    found: Ints = np.diff(sums.astype(np.int64))
+    if sums[0] != 0 or (found < 0).any():
+        at = int((found < 0).argmax())
+        wrong = f"{name} begins with {sums[0]}" if sums[0] else f"{name} falls after position {at}"
+        _wrong(wrong, f"pass {name} as running sums from 0 that never fall")
+    if sums[-1] != x.shape[0]:
+        _wrong(f"{name} ends at {sums[-1]}, {side} has {x.shape[0]} tokens", f"let {name} end at the number of tokens")
+    if most is not None and found.size and found.max() > most:
+        wrong = f"document {int(found.argmax())} has {found.max()} tokens, max_seqlen_{side} is {most}"
+        _wrong(wrong, f"pass max_seqlen_{side}={found.max()} or more, or leave it out")
+    return found
+
+
+def _wrong(wrong: str, cure: str) -> None:
+    raise InputError("varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)", wrong, cure)
+
+
+def _check(pattern: Pattern, queries: Any, keys: Any, same: bool) -> None:
+    if queries.size != keys.size:
+        _wrong(f"there are {queries.size} documents of queries and {keys.size} of keys", "give both as many documents")
+    if not same and None in set(pattern.alignments()):
+        raise AlignmentError(
+            f"varlen_attention under {pattern}", "it does not say how the queries of a document stand beside its keys",
+            'call .aligned("bottom-right") on the pattern (last query beside last key) or .aligned("top-left"), or '
+            "pass the same cu_seqlens for both where queries and keys are the same tokens",
+        )  # fmt: skip
+    rows = pattern.extent()[0]
+    if rows is not None and rows != queries.size:
+        raise PatternError(
+            f"varlen_attention under {pattern}",
+            f"it tells {rows} batch rows apart, and there are {queries.size} documents",
+            "give one row for each document",
+        )  # fmt: skip
+
+
+def _whole(pattern: Pattern, queries: Any, keys: Any, same: bool) -> Pattern | None:
+    """All documents as one pattern: documents(...) & pattern where that is the same, else intervals of keys."""
+    if not queries.size:
+        return packed(pattern, queries, keys)
+    if same and _by_distance(pattern):
+        return documents(queries) & pattern
+    heads = range(pattern.extent()[1] or 1)
+    sizes = {(m, n) for m, n in zip(queries.tolist(), keys.tolist(), strict=True) if m and n}
+    rows = pattern.extent()[0]
+    asked = [(rows_at, head) for rows_at in range(rows or 1) for head in heads]
+    for m, n in sizes:
+        for row, head in asked:
+            if rows is not None and (queries[row], keys[row]) != (m, n):
+                continue
+            pattern.check(m, n, f"{pattern} at M={m}, N={n}")
+            if intervals_of(pattern.at(row, head), m, n) is None:
+                return None
+    return packed(pattern, queries, keys)
+
+
+def _by_distance(pattern: Pattern) -> bool:
+    """Whether a pattern asks for k - q alone, so that where a document begins does not matter."""
+    if isinstance(pattern, Call):
+        parts = [part for _, x in pattern.args if isinstance(x, tuple) for part in x if isinstance(part, Pattern)]
+        return pattern.name in BY_DISTANCE and all(_by_distance(part) for part in parts)
+    if isinstance(pattern, Shift):  # what moves in from before a document is dead
+        return False
+    return isinstance(pattern, Operator) and all(_by_distance(part) for part in pattern.parts)
+
+
+def _one_by_one(tensors: tuple[Tensor, Tensor, Tensor], work: _Work, options: dict[str, Any]) -> Any:
+    """A call for each document that has queries."""
+    q, k, v = tensors
+    split = zip(q.split(work.queries), k.split(work.keys), v.split(work.keys), strict=True)
+    found = [
+        attention(*three, _of_document(work.mask, i), layout="thd", **{**options, "return_lse": True})
+        for i, three in enumerate(split)
+        if work.queries[i]
+    ]
+    out = torch.cat([one[0] for one in found])
+    return (out, torch.cat([one[1] for one in found])) if options["return_lse"] else out
+
+
+def _of_document(pattern: Pattern, i: int) -> Pattern:
+    """What document i sees of a pattern that may tell batch rows apart."""
+    if pattern.extent()[0] is None:
+        return pattern
+    if isinstance(pattern, Operator):
+        return pattern.rebuilt(tuple(_of_document(part, i) for part in pattern.parts))
+    if isinstance(pattern, Call):
+        args = dict(pattern.args)
+        first = next(iter(args))
+        if pattern.name == "per_batch":
+            row: Pattern = args[first][i]
+            return row
+        if pattern.name in PER_ROW:
+            return rebuild(pattern.name, {**args, first: int(args[first].array[i])})
+        if pattern.name == "per_head":
+            return rebuild("per_head", {first: tuple(_of_document(part, i) for part in args[first])})
+    raise PatternError(
+        f"varlen_attention under {pattern}", "which of its batch rows is a document's is not known",
+        "write it as weft.per_batch([...]), one pattern for each document",
+    )  # fmt: skip

@@ -1,0 +1,33 @@
+"""The way of a call to weft's GPU kernels, as far as it goes without a GPU."""
+
+import jax
+import pytest
+
+import weft
+from weft.errors import AlignmentError, UnsupportedError, UnsupportedKernel
+from weft.jax.gpu.front import _shift
+from weft.planning.problem import Problem
+
+pytest.importorskip("triton", reason="kernels are made with Triton")
+
+
+def problem(m, n):
+    return Problem(1, 2, 2, m, n, 64, 64, "bfloat16", "cuda")
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+def test_without_a_gpu_there_is_no_card():
+    from weft.jax.gpu.bind import card
+
+    with pytest.raises(UnsupportedKernel, match="xla"):
+        card()
+
+
+def test_distances_of_slopes():
+    assert _shift(weft.causal(), problem(8, 8)) == 0
+    assert _shift(weft.causal(align="bottom-right"), problem(3, 8)) == 5
+    assert _shift(weft.causal(align="top-left"), problem(3, 8)) == 0
+    with pytest.raises(AlignmentError, match="aligned"):
+        _shift(weft.full(), problem(3, 8))
+    with pytest.raises(UnsupportedError, match="grid"):
+        _shift(weft.neighborhood((2, 4), (1, 3)), problem(8, 8))

@@ -1,0 +1,49 @@
+"""Specs whose kernels take functions and numbers from every file of fragments; run, it prints their keys."""
+
+import json
+import sys
+from dataclasses import replace
+
+from triton.backends.compiler import GPUTarget
+
+from weft.kernels.triton import load, rowwise, source
+from weft.kernels.triton.configure import few_specs, walk_spec
+from weft.kernels.triton.row_spec import RowSpec
+from weft.kernels.triton.source import Source
+from weft.kernels.triton.spec import KernelSpec
+from weft.planning.problem import Problem
+
+HOPPER, AMD = GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)
+SMALL = KernelSpec("forward", "bfloat16", 16, 16, 0, 64, 64, warps=4)  # quick to compile
+WIDE = KernelSpec("forward", "bfloat16", 64, 64, 0, 256, 64, groups=4)
+SHORT = Problem(1, 2, 2, 4096, 4096, 64, 64, "bfloat16", "cuda")
+SPECS = {
+    **{one: replace(SMALL, direction=one, rank=1) for one in ("forward", "dq", "dkdv")},
+    "forward of blocks": SMALL,
+    "forward in groups": WIDE,
+    "short forward in groups": replace(WIDE, rank=1, lines=True, short=True),
+    "dkdv in groups": replace(WIDE, direction="dkdv", groups=2, rows=128),
+    "gradients in groups": walk_spec(SHORT),
+    "few keys": few_specs(SHORT)[0],
+    "sums of few keys": few_specs(SHORT)[1],
+}
+
+
+def sources():
+    """Emitted anew; by rows too, which have a specification of their own."""
+    rows = rowwise.emit(RowSpec("bfloat16", 64, 64, 16, 64))
+    found = {name: load.source_of.__wrapped__(spec) for name, spec in SPECS.items()}
+    return found | {"by rows": Source("rows", rows, (), (), 4, 3)}
+
+
+def keys():
+    """name -> the keys of both targets."""
+    return {
+        name: [source.key_of(one, target) for target in (HOPPER, AMD) if not (one.gluon and target is AMD)]
+        for name, one in sources().items()
+    }
+
+
+if __name__ == "__main__":
+    assert "torch" not in sys.modules
+    print(json.dumps(keys()))
