@@ -62,7 +62,6 @@ ELSEWHERE = {
     ("weft.kernels.triton.shared_code", "UnsupportedKernel"): "tests/triton/test_shared_code.py",
     ("weft.kernels.triton.source", "UnsupportedKernel"): "tests/triton/test_translated.py",
     ("weft.kernels.triton.tables", "UnsupportedKernel"): "",  # a plan of 2^30 integers: no test is that patient
-    ("weft.recognition.pace", "InputError"): "tests/recognition/test_pace.py",
     ("weft.jax.gpu.attention", "UnsupportedError"): "tests/jax/test_gpu.py",
     ("weft.jax.gpu.bind", "UnsupportedKernel"): "tests/jax/test_bind.py",
     ("weft.jax.gpu.front", "AlignmentError"): "tests/jax/test_bind.py",

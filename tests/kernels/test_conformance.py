@@ -42,7 +42,8 @@ SMALLER = {
 }
 
 
-SPILLED = ("blocks", "blocks_oblong", "documents_scattered", "random_blocks", "bigbird")  # into blocks of single pairs
+# into blocks of single pairs
+SPILLED = ("blocks", "blocks_oblong", "documents_scattered", "random_blocks", "bigbird", "bits", "folded")
 
 
 def allowed(row):

@@ -22,6 +22,8 @@ UNSTEADY = {
     *("fixed_summary", "sparse_transformer_fixed", "blocks", "blocks_oblong", "documents", "documents_cu_seqlens"),
     *("documents_scattered", "random_blocks", "segments", "bigbird", "product", "packed", "shifted"),
     *("neighborhood_1d", "neighborhood_1d_strided", "neighborhood_2d", "neighborhood_2d_causal", "neighborhood_3d"),
+    *("coarse", "bits", "sized", "folded", "block_table", "tree", "block_diffusion", "shared_prefix"),
+    *("sliding_tile", "svg_temporal", "radial", "rotating_anchors"),
 }
 
 

@@ -4,8 +4,8 @@
 graph is compiled for the first and takes the second as data; `decode` makes the pattern of both again.
 
 One record for each call: [its length, integers, tables, records of the patterns among its arguments, zeros]. `_`
-stands for an integer, `T` for a table and its length, `R` for a list of short tables. A record's length is 13 mod 16,
-seldom the size of another dimension, which torch would take for the same number.
+stands for an integer, `T` for a table and its length, `R` for a list of short tables, `B` for one of rows of booleans. A
+record's length is 13 mod 16, seldom the size of another dimension, which torch would take for the same number.
 
 The expression may travel with the integers, behind the record (`packed`): then it is data too, and one graph serves
 patterns of any expression.
@@ -24,7 +24,8 @@ from weft.caching import cached
 from weft.errors import InputError
 
 MARK = 0x77656674  # of an expression behind a record
-ROWS = ("pairs",)  # arguments that are lists of short tables, and are spelled so when they are empty too
+# arguments that are lists of short tables, and are spelled so when they are empty too
+ROWS = {"pairs": "R", "allowed": "B"}
 integers: tuple[type, ...] = (int,)  # weft.torch adds torch.SymInt
 tracer: Any = (
     None  # set by weft.torch: is_compiling(), record(own, tables), column(values), call(name, args), tensor_of
@@ -90,11 +91,11 @@ def cross(name: str, args: list[tuple[str, Any]]) -> tuple[str, Any]:
     tables: list[Any] = []
     inner: list[Any] = []
     for key, value in args:
-        words.append((key + "=" if key else "") + _word(value, own, tables, inner, key in ROWS))
+        words.append((key + "=" if key else "") + _word(value, own, tables, inner, ROWS.get(key, "")))
     return name + "(" + ", ".join(words) + ")", record(own, tables + inner)
 
 
-def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any], rows: bool = False) -> str:
+def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any], rows: str = "") -> str:
     if value is None or isinstance(value, (bool, str)):
         return repr(value)
     if isinstance(value, integers):
@@ -107,13 +108,13 @@ def _word(value: Any, own: list[int], tables: list[Any], inner: list[Any], rows:
     if hasattr(value, "holds"):
         raise Bare(type(value).__name__)
     if isinstance(value, (tuple, list)) and (rows or any([not _plain(v) for v in value])):
-        if not all([_ragged(v) for v in value]):
+        if rows != "B" and not all([_ragged(v) for v in value]):
             return "(" + "".join([_word(v, own, tables, inner) + ", " for v in value]) + ")"
         flat: list[Any] = []
         for v in value:
             flat.append(len(v))
             flat.extend([int(x) for x in (v.array if hasattr(v, "array") else v)])
-        word, table = "R", column(flat)
+        word, table = rows or "R", column(flat)
     else:
         word, table = (
             "T",
@@ -186,14 +187,14 @@ class _Reader:
     def _tables(self, word: Any) -> Any:
         if not isinstance(word, tuple):
             return word
-        if len(word) != 2 or word[0] not in ("T", "R"):
+        if len(word) != 2 or word[0] not in ("T", "R", "B"):
             return tuple(self._tables(w) for w in word)
         table = self.take(word[1]).copy()
         if word[0] == "T":
             return table
-        rows, at = [], 0
+        rows, at, kind = [], 0, bool if word[0] == "B" else int
         while at < len(table):
-            rows.append(tuple(int(x) for x in table[at + 1 : at + 1 + table[at]]))
+            rows.append(tuple(kind(x) for x in table[at + 1 : at + 1 + table[at]]))
             at += 1 + int(table[at])
         return tuple(rows)
 

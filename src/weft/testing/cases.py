@@ -77,6 +77,35 @@ def _text_and_image(at: At) -> Pattern:
     return weft.segments([text, image], [[weft.causal(), False], [True, pixels]])
 
 
+def _blocks_of_a_table(at: At) -> Pattern:
+    allowed = [[True, False, False], [False, True, True], [True, True, False], [False, False, True]]
+    return weft.block_table(parts(at.m, 1, 3, 2, 2), parts(at.n, 2, 1, 3), allowed)
+
+
+def _block_diffusion(at: At) -> Pattern:
+    noisy = at.m // 2
+    return weft.segments([2 * noisy, at.m % 2], [[weft.block_diffusion(noisy, 5), False], [True, True]])
+
+
+def _sliding_tile(at: At) -> Pattern:
+    text = 2 - at.m % 2
+    return weft.sliding_tile(at.m - text, 2, 3, text=text)
+
+
+def _frames(at: At) -> tuple[int, int]:
+    """(tokens of a frame, frames) that fill the length."""
+    frames, frame = grid(at.m)
+    return frame, frames
+
+
+def _bits(at: At) -> Pattern:
+    """One word a row for each 64 keys; bits beyond the last key are not set."""
+    wide = -(-at.n // 64)
+    ones = [((1 << min(64, at.n - 64 * i)) - 1) for i in range(wide)]
+    words = [((0x9E3779B97F4A7C15 * (q + 7 * i)) % (1 << 64)) & ones[i] for q in range(at.m) for i in range(wide)]
+    return weft.bits([w - (1 << 64) if w >> 63 else w for w in words], at.m, at.n)
+
+
 def _fitted(make: Callable[[At], Pattern], **options: Any) -> Case:
     return Case(make, square=True, **options)
 
@@ -139,6 +168,31 @@ CASES: dict[str, Case] = {
     ),
     "per_batch": Case(lambda at: weft.per_batch([weft.chunks(9, align=at.align), weft.full()])),
     "product": _fitted(lambda at: weft.product([weft.causal(), weft.window(2, 1)], grid(at.m)), least=1, grid=True),
+    # parts that recognition writes with
+    "keys": _anywhere(lambda at: weft.keys(3, 90, 7, width=2)),
+    "queries": Case(lambda at: weft.queries(2, 120, 5, align=at.align)),
+    "diagonals": Case(lambda at: weft.diagonals(-30, 8, 4, align=at.align)),
+    "staircase": Case(lambda at: weft.staircase("before", (6, 4), (1, 3), (2, 80), align=at.align)),
+    "steps": Case(lambda at: weft.steps("from", [5, 5, 40, 66], [0, 3, 9, 30, 64], align=at.align)),
+    "coarse": _anywhere(lambda at: weft.coarse(weft.window(left=2, right=0, align="top-left"), (12, 8))),
+    "bits": _anywhere(_bits),
+    "sized": Case(lambda at: weft.sized(weft.window(left=11, right=2, align=at.align), at.m, at.n)),
+    "folded": Case(
+        lambda at: weft.folded(weft.causal(align="top-left"), weft.window(left=3, right=3), 9),
+        positional=False,
+        grid=True,
+    ),
+    # masks of models
+    "block_table": _anywhere(_blocks_of_a_table),
+    "tree": _fitted(lambda at: weft.tree([-1, 0, 0, 2, 1], parts(at.m, 3, 1, 0, 2, 2))),
+    "block_diffusion": _fitted(_block_diffusion),
+    "shared_prefix": _fitted(lambda at: weft.shared_prefix(parts(at.m, 3, 1, 2, 2, 1), [0, 0, 2, 2, 0])),
+    "streaming_chunks": Case(lambda at: weft.streaming_chunks(8, 2, align=at.align)),
+    "sliding_tile": _fitted(_sliding_tile, least=3, grid=True),
+    "svg_spatial": Case(lambda at: weft.svg_spatial(9, 2, prompt=4, sink=True, align=at.align)),
+    "svg_temporal": _fitted(lambda at: weft.svg_temporal(*_frames(at), width=1), least=1, grid=True),
+    "radial": _fitted(lambda at: weft.radial(*reversed(_frames(at))), least=1, grid=True),
+    "rotating_anchors": Case(lambda at: weft.rotating_anchors(7, 1, 4, turn=2, align=at.align)),
     # what people combine
     "sliding_window": Case(lambda at: weft.causal(align=at.align) & weft.window(left=15, align=at.align)),
     "prefix_lm": Case(lambda at: weft.causal(align=at.align) | weft.prefix(at.n // 4)),
