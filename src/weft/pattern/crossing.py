@@ -4,7 +4,7 @@
 graph is compiled for the first and takes the second as data; `decode` makes the pattern of both again.
 
 One record for each call: [its length, integers, tables, records of the patterns among its arguments, zeros]. `_`
-stands for an integer, `T` for a table and its length, `R` for a list of short tables, `B` for one of rows of booleans. A
+stands for an integer, `T` for a table and its length, `R` for a list of short tables, `B` for rows of booleans. A
 record's length is 13 mod 16, seldom the size of another dimension, which torch would take for the same number.
 
 The expression may travel with the integers, behind the record (`packed`): then it is data too, and one graph serves
