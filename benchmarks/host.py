@@ -95,10 +95,11 @@ def without_a_gpu(stack: ExitStack, tensors: list[torch.Tensor]) -> None:
     for name, value in (
         ("kernel_of", Nothing), ("gpu_of", lambda device: 0), ("on", lambda gpu: nullcontext()),
         ("is_capturing", lambda: False), ("_stream_of", lambda: lambda gpu: 0), ("current_gpu", lambda: 0),
-        ("EMPTY", _empty_strided_cpu),
+        ("EMPTY", _empty_strided_cpu), ("begin_loading", lambda sources, gpu: []),
         ("direct", lambda kernel, boxes: Direct(kernel.run, (), tuple(Nowhere() for _ in boxes) or None)),
     ):  # fmt: skip
         stack.enter_context(mock.patch.object(bind, name, value))
+    stack.enter_context(mock.patch.object(gpu, "begin_loading", bind.begin_loading))
     plan = plan_attention(MASK, problem_of(*tensors), GPU)
     for pattern in (MASK, *(pattern_of(given, (*SHAPE[:3], SHAPE[2])) for given in GIVEN.values())):
         call = eager.Call(pattern, "auto", plan, gpu, Modifiers(SHAPE[3] ** -0.5))

@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("triton")
 
 from benchmarks import compiling
-from weft.kernels.triton.recorded import kernels_of
 
+from weft.kernels.gpu.programs.kernels import kernels_of
 from weft.planning.attention_plan import plan_attention
 from weft.settings import interpreted
 from weft.target import GPU

@@ -85,6 +85,7 @@ def test_every_pattern_has_a_page_with_its_picture(site):
         "merge",
         "plan",
         "varlen_attention",
+        "decode_attention",
         "explain",
         "recognize",
     }:

@@ -25,14 +25,16 @@ class Kernel:
         return lambda *values, stream: self.started(*grid, stream, "by Triton", *values)
 
 
-class Descriptors:
-    """Of a launch: the addresses of what they are of."""
+class Encoder:
+    """Of a descriptor: the address of what it is of."""
 
-    def __init__(self, boxes):
-        self.boxes = boxes
+    def at(self, address):
+        return (address,)
 
-    def of(self, addresses):
-        return tuple(addresses[box.tensor] for box in self.boxes)
+
+def encoders(boxes):
+    """One for each descriptor of a launch; None where there are none."""
+    return tuple(Encoder() for _ in boxes) or None
 
 
 class Launched(list):
@@ -56,7 +58,7 @@ class Launched(list):
             self.append((kernel.source.name, dict(zip(names, values, strict=True)), stream, (x, y, z)))
 
         kernel.started = start
-        return Direct(start, ("handle",), Descriptors(boxes) if boxes else None)
+        return Direct(start, ("handle",), encoders(boxes))
 
     def named(self, **tensors):
         """Launches, with the names of tensors where they are told addresses; what programs made is "made"."""
@@ -71,11 +73,12 @@ def pretended(**state):
     patched = {
         "current_gpu": lambda: 0, "gpu_of": lambda device: 0, "is_capturing": lambda: False, "_hooked": lambda: False,
         "EMPTY": found.empty, "_stream_of": lambda: lambda gpu: STREAM, "direct": found.direct,
-        "kernel_of": lambda source, device: Kernel(source),
+        "kernel_of": lambda source, device: Kernel(source), "begin_loading": lambda sources, gpu: [],
     }  # fmt: skip
     with ExitStack() as stack:
         for name, value in (patched | state).items():
             stack.enter_context(mock.patch.object(bind, name, value))
+        stack.enter_context(mock.patch.object(gpu, "begin_loading", lambda sources, gpu: []))
         stack.enter_context(mock.patch.object(torch.cuda, "device", lambda gpu: mock.MagicMock()))
         forget()
         try:

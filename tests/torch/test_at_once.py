@@ -12,7 +12,7 @@ from weft.settings import interpreted
 from weft.torch import bind, eager, gpu
 from weft.torch.launcher import Direct
 
-from .fake_gpu import CPU, Descriptors, planned, pretended, tensors_of
+from .fake_gpu import CPU, encoders, planned, pretended, tensors_of
 from .test_bind import GIVEN, PLANS, STRIDED
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="kernels are told tensors, not addresses")
@@ -120,7 +120,7 @@ def test_kernels_that_only_triton_knows_to_launch(boxes, of_keys):
 
     def direct(kernel, found):
         known = of_keys and not kernel.source.name.startswith("dkdv")
-        return Direct(print, (), Descriptors(found) if found and known else None) if known or found else None
+        return Direct(print, (), encoders(found) if known else None) if known or found else None
 
     with pretended(direct=direct):
         assert (ready_for(plan, tensors_of(plan)) is None) == (not boxes or not of_keys)

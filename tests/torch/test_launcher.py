@@ -187,9 +187,9 @@ def test_descriptors_are_passed_as_triton_passes_them(driver, one):
     bound(tensors)
     (step,) = bound.steps
     mine = step.pick((*(x.data_ptr() for x in (*tensors, *one.out)), *bound.constants))
-    boxes = [box.at(mine[box.tensor]) for box in step.boxes]
-    assert [box.address for box in boxes] == [x.data_ptr() for x in (one.out[0], *tensors)]
-    one.kernel[one.launch.grid](*mine, *boxes, stream=STREAM)
+    placed = {at: box.at(mine[at]) for at, box in step.boxes.items()}
+    assert {box.address for box in placed.values()} == {x.data_ptr() for x in (one.out[0], *tensors)}
+    one.kernel[one.launch.grid](*(placed.get(at, x) for at, x in enumerate(mine)), stream=STREAM)
     first, its = plain(one.seen)
     assert first == its
 

@@ -102,7 +102,10 @@ def test_the_front_end_by_its_name():
             except ModuleNotFoundError as error:
                 print(str(error).replace(" ", "_"))
         """)
-    assert said == [f"weft.{name}_needs_torch:_pip_install_'weft[torch]'" for name in ("torch", "attention", "merge")]
+    assert said == [
+        f"weft.{name}_needs_torch:_pip_install_'.[torch]'_in_a_checkout_of_weft"
+        for name in ("torch", "attention", "merge")
+    ]
 
 
 # ---- types -----------------------------------------------------------------------------------------------------------

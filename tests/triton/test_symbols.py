@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from weft.kernels.triton import decode, load, rowwise, sinks, source
+from weft.kernels.triton import load, rowwise, sinks, source
 from weft.kernels.triton.configure import few_specs, walk_spec
 from weft.kernels.triton.emit import emit
 from weft.kernels.triton.row_spec import RowSpec, merging
@@ -55,8 +55,8 @@ def test_what_a_name_says(name):
 def test_kernels_are_compiled_under_their_names(target):
     small = KernelSpec("forward", "bfloat16", 16, 16, 0, 64, 64, warps=4)
     merge = RowSpec("bfloat16", 16, 16, 16, 16, merge=True)
-    found = [load.source_of(small), decode.source_of(merge), sinks.source()]
+    found = [load.source_of(small), rowwise.source_of(merge), sinks.gradient_source()]
     found += [load.source_of(few_specs(SHORT)[1])] if target == "sm_90" else []
     names = [source.compile_for(one, TARGETS[target]).name for one in found]
-    expected = [small.symbol, merge.symbol, "weft_sinks_grad", "weft_reduce_partials_hopper_d64_bf16"]
+    expected = [small.symbol, merge.symbol, "weft_sink_gradient", "weft_reduce_partials_hopper_d64_bf16"]
     assert names == expected[: len(found)]

@@ -258,8 +258,9 @@ def _width(n: int) -> int:
 def _by_block(words: Ints) -> Ints:
     """(blocks, BLOCK): the rows of each block, of those beyond the last one nothing."""
     m, width = words.shape
-    rows = np.concatenate([words, np.zeros((-m % BLOCK, width), np.int64)])
-    return rows.reshape(-1, BLOCK, width).transpose(0, 2, 1).reshape(-1, BLOCK)
+    blocks = -(-m // BLOCK)
+    rows = np.concatenate([words, np.zeros((blocks * BLOCK - m, width), np.int64)])
+    return rows.reshape(blocks, BLOCK, width).transpose(0, 2, 1).reshape(blocks * width, BLOCK)
 
 
 def _at(m: int, n: int) -> Where:
