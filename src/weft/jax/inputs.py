@@ -18,8 +18,8 @@ from weft.jax.partition import check_sequence
 from weft.jax.structure import Structure
 from weft.pattern.algebra import Pattern
 from weft.planning.problem import DTYPES, Problem
+from weft.planning.scores import check_scores
 
-LARGEST = 1e38  # of a number that scores are multiplied by, in float32
 ASKED = "attention(q, k, v, ...)"
 LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # -> the dimensions of tokens and of heads
 SHAPES = {
@@ -169,17 +169,9 @@ def check_alibi(structure: Structure) -> None:
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 def check_numbers(options: dict[str, Any]) -> None:
-    """scale, softcap and scale / softcap within LARGEST, softcap positive, no dropout; absent ones are None."""
+    """scale and softcap as `check_scores` has them, no dropout; absent ones are None."""
     scale, softcap, dropout = (_number(name, options.get(name)) for name in ("scale", "softcap", "dropout"))
-    if scale is not None and not -LARGEST <= scale <= LARGEST:
-        wrong = f"the scale is not a finite number within {LARGEST}"
-        _option(f"scale={scale}", wrong, "pass a smaller scale, or None for D ** -0.5")
-    if softcap is not None and not 0 < softcap <= LARGEST:
-        wrong = f"a soft cap is a positive finite number, up to {LARGEST}"
-        _option(f"softcap={softcap}", wrong, "pass softcap > 0, or None for none")
-    if softcap is not None and (1 if scale is None else max(1, abs(scale))) > softcap * LARGEST:
-        wrong = f"the scale or 1, divided by the soft cap, is beyond {LARGEST}"
-        _option(f"scale={scale}, softcap={softcap}", wrong, "pass a larger softcap, or None for none")
+    check_scores(scale, softcap)
     if dropout:
         raise UnsupportedError(
             f"attention(dropout={dropout})", "attention dropout is not implemented", "pass dropout=0.0, or drop outputs"

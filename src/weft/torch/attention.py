@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Mask: TypeAlias = "Pattern | Recognized | Tensor | Callable[..., Any]"
 
 
-class Options(TypedDict, total=False):
-    """The keywords of `attention` but return_lse, for type checkers."""
+class SharedOptions(TypedDict, total=False):
+    """The keywords that `attention` and `varlen_attention` share, but return_lse, for type checkers."""
 
     scale: float | None
     softcap: float | None
@@ -37,9 +37,14 @@ class Options(TypedDict, total=False):
     backend: str
     deterministic: bool | None
     dropout: float
-    layout: str
     extra_keys: Tensor | None
     extra_values: Tensor | None
+
+
+class Options(SharedOptions, total=False):
+    """The keywords of `attention` but return_lse, for type checkers."""
+
+    layout: str
 
 
 @overload

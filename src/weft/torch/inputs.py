@@ -8,8 +8,7 @@ from torch import SymFloat, SymInt, Tensor, strided
 
 from weft.errors import InputError, OptionError, UnsupportedError
 from weft.planning.problem import Problem
-
-LARGEST = 1e38  # of a number that kernels multiply by, in float32
+from weft.planning.scores import check_scores
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -98,18 +97,9 @@ def check_row(name: str, x: Any, heads: int | str = "Hq") -> None:
 
 
 def check_numbers(options: dict[str, Any]) -> None:
-    """scale, softcap and scale / softcap within LARGEST, softcap positive, no dropout; absent ones are None."""
+    """scale and softcap as `check_scores` has them, no dropout; absent ones are None."""
     scale, softcap, dropout = (_number(name, options.get(name)) for name in ("scale", "softcap", "dropout"))
-    if scale is not None and not -LARGEST <= scale <= LARGEST:  # false for nan; works for torch's symbolic floats
-        wrong = f"the scale is not a finite number within {LARGEST}"
-        _option(f"scale={scale}", wrong, "pass a smaller scale, or None for D ** -0.5")
-    if softcap is not None and not 0 < softcap <= LARGEST:
-        wrong = f"a soft cap is a positive finite number, up to {LARGEST}"
-        _option(f"softcap={softcap}", wrong, "pass softcap > 0, or None for none")
-    # beyond float32, kernels would multiply a score of 0 by infinity
-    if softcap is not None and (1 if scale is None else max(1, abs(scale))) > softcap * LARGEST:
-        wrong = f"the scale or 1, divided by the soft cap, is beyond {LARGEST}"
-        _option(f"scale={scale}, softcap={softcap}", wrong, "pass a larger softcap, or None for none")
+    check_scores(scale, softcap)
     if dropout:
         raise UnsupportedError(
             f"attention(dropout={dropout})", "attention dropout is not implemented", "pass dropout=0.0, or drop outputs"

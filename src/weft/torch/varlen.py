@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from weft.pattern.algebra import Call, Operator, Pattern, Shift
 from weft.pattern.arguments import rebuild
 from weft.pattern.bounds import Ints
 from weft.pattern.library import documents
-from weft.torch.attention import attention
+from weft.torch.attention import SharedOptions, attention
 from weft.torch.call import check_mask, unwrapped
 from weft.torch.inputs import check_tensors
 from weft.torch.keywords import OWN, refuse_unknown
@@ -38,31 +38,17 @@ PER_ROW = ("per_batch", "padding", "prefix")  # take one entry for each batch ro
 KEYWORDS = frozenset(OWN) - {"mask", "layout", "return_lse"}
 
 
-class Options(TypedDict, total=False):
-    """The other keywords, as of `attention`, for type checkers."""
-
-    scale: float | None
-    softcap: float | None
-    sinks: Tensor | None
-    alibi_slopes: Tensor | None
-    backend: str
-    deterministic: bool | None
-    dropout: float
-    extra_keys: Tensor | None
-    extra_values: Tensor | None
-
-
 @overload
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
     pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    return_lse: Literal[False] = False, **options: Unpack[Options],
+    return_lse: Literal[False] = False, **options: Unpack[SharedOptions],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
     pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    return_lse: bool, **options: Unpack[Options],
+    return_lse: bool, **options: Unpack[SharedOptions],
 ) -> Any: ...  # fmt: skip
 def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
