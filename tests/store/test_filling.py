@@ -66,3 +66,11 @@ def test_as_many_processes_as_processors_and_no_more_than_kernels(monkeypatch):
     fill(SOURCES, HOPPER)
     fill(SOURCES, HOPPER, 2)
     assert asked == [len(SOURCES), 2]
+
+
+def test_processes_fill_the_store_that_the_settings_name_now(tmp_path, monkeypatch):
+    """The server that starts them keeps the environment of its own first day."""
+    fill(SOURCES[:2], HOPPER, 2)
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "another"))
+    fill(SOURCES[:2], HOPPER, 2)
+    assert len(opened().entries()) == 2

@@ -7,7 +7,6 @@ are compiled side by side, by processes that leave them in the store.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.options import Modifiers
 from weft.kernels.triton import load
 from weft.kernels.triton.configure import specs_of, walk_specs
+from weft.kernels.triton.filling import begin_child
 from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
@@ -169,7 +169,7 @@ class Compilers:
         self.asked: dict[KernelSpec, AsyncResult[str]] = {}
         context = get_context("forkserver")
         context.set_forkserver_preload([load.__name__])
-        self.pool = context.Pool(len(os.sched_getaffinity(0)), signal.signal, (signal.SIGINT, signal.SIG_IGN))
+        self.pool = context.Pool(len(os.sched_getaffinity(0)), begin_child, (dict(os.environ),))
 
     def __enter__(self) -> Compilers:
         return self

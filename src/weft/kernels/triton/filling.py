@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -77,12 +78,20 @@ def _all_made(sources: list[Source], target: GPUTarget, jobs: int) -> Iterator[M
     # children of a process that only imported what compiles: nobody's threads are copied, and they begin at once
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([MAIN])
-    pool = ProcessPoolExecutor(jobs, context)
+    # the server may have started before this process changed its environment: whoever used it first started it
+    pool = ProcessPoolExecutor(jobs, context, initializer=begin_child, initargs=(dict(os.environ),))
     try:
         for one in as_completed([pool.submit(made, source, target) for source in sources]):
             yield one.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def begin_child(environment: dict[str, str]) -> None:
+    """Give a child of a fork server the environment of the process that asked for it, and leave interrupts to that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def made(one: Source, target: GPUTarget) -> Made:
