@@ -23,9 +23,10 @@ from planning import RESULTS, append
 import weft
 from weft.pattern.algebra import Pattern
 from weft.planning import choice
-from weft.planning.attention_plan import AttentionPlan, Share, count_heads, plan_attention
+from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.candidates import in_one
 from weft.planning.cost import adding
+from weft.planning.heads import Share, count_heads
 from weft.planning.problem import Problem
 from weft.target import GPU, Gpu
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from prediction.problems import Case
-from weft.planning.attention_plan import AttentionPlan, count_heads, plan_attention
+from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.candidates import legal
 from weft.planning.choice import offered, rank_of
+from weft.planning.heads import count_heads
 from weft.planning.tiling import DIRECTIONS, Direction, Tiling
 from weft.planning.work import Work, slots_of, works
 from weft.target import Gpu

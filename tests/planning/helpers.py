@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 
 import weft
-from weft.planning.attention_plan import count_heads, plan_attention
+from weft.planning.attention_plan import plan_attention
+from weft.planning.heads import count_heads
 from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
 from weft.planning.tiles import walk

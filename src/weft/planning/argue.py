@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.napkin.formulas import naive_attention_transfers
-from weft.planning.attention_plan import AttentionPlan, Share, count_heads
+from weft.planning.attention_plan import AttentionPlan
 from weft.planning.candidates import in_halves, in_one, shared_of
-from weft.planning.choice import IN_ONE, Candidate, Rows, candidate, offered, rank_of, ranked, unlike_apart
+from weft.planning.choice import IN_ONE, Candidate, candidate, offered, rank_of, ranked, unlike_apart
 from weft.planning.cost import FLOORS, Cost, adding, moved
 from weft.planning.few_keys import parts_of
+from weft.planning.heads import rows_of
 from weft.planning.problem import DTYPES
 from weft.planning.short import cut
 from weft.planning.tiling import DIRECTIONS, Direction
@@ -49,7 +50,7 @@ def _direction(plan: AttentionPlan, gpu: Gpu, direction: Direction) -> Iterator[
     if wrong:
         yield f"{direction:<9} cannot run: {wrong}"
         return
-    rows = _rows(plan.towards(direction))
+    rows = rows_of(plan.towards(direction))
     menu = offered(direction, rows, plan.problem, gpu)
     apart = unlike_apart(direction, rows, plan.problem, gpu, menu)
     count = len(menu) + (apart is not None)
@@ -107,10 +108,6 @@ def _named(one: Candidate) -> str:
     return f"unlike heads apart, in {len(one.tilings)} packs: {'; '.join(map(str, one.tilings))}"
 
 
-def _rows(shares: tuple[Share, ...]) -> Rows:
-    return [(share.plan.acsr, count_heads(share.heads)) for share in shares]
-
-
 def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
     """One kernel or two."""
     two = plan.candidate("dq"), plan.candidate("dkdv")
@@ -119,7 +116,7 @@ def _backward(plan: AttentionPlan, gpu: Gpu) -> str:
     if plan.no_room("dq") or plan.no_room("dkdv"):
         return "backward  cannot run"
     seconds = sum(one.cost.seconds for one in two)
-    rows = _rows(plan.in_one or plan.towards("dkdv"))
+    rows = rows_of(plan.in_one or plan.towards("dkdv"))
     tiling = in_one(plan.problem, rank_of(rows))
     if tiling is None:
         return f"backward  two kernels, {_ms(seconds)}: one that makes dQ beside dK and dV has too few registers"

@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product as cartesian
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from weft.acsr.format import BLOCK, Acsr
-from weft.acsr.interpret import Reals, Scoring
-from weft.errors import InputError, UnsupportedKernel, VerificationError
+from weft.acsr.interpret import Reals
+from weft.errors import UnsupportedKernel
 from weft.pattern.algebra import Pattern
-from weft.planning import short
+from weft.planning import interpret, row_choice, short
 from weft.planning.candidates import shared_of_blocks, usual
 from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, packed, plan_rows
 from weft.planning.device import plan_for_device
+from weft.planning.heads import Share, check_extent, count_heads, distinct_heads
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.tiles import TilePlan
+from weft.planning.row_choice import ByRows
+from weft.planning.rowwise import row_plan
 from weft.planning.tiling import DIRECTIONS, OF_GRADIENTS, Direction
+from weft.planning.verify import verify_heads, verify_pattern, verify_plan
+from weft.planning.verify_walk import verify_walk
 from weft.planning.walk import Walk, walk_of
 from weft.target import CPU, Gpu, Target
-
-if TYPE_CHECKING:  # it plans rows of an AttentionPlan
-    from weft.planning.row_choice import ByRows
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Batch rows [batch[0], batch[1]), key/value heads [kv[0], kv[1]), and query heads [group[0], group[1]) of each."""
-
-    batch: tuple[int, int]
-    kv: tuple[int, int]
-    group: tuple[int, int]
-
-
-@dataclass(frozen=True, eq=False)
-class Share:
-    """A TilePlan and the heads that it serves; `batch` and `head` are one of them. pack: shares of one run side by side
-    on a GPU where they can; packs follow each other.
-    """
-
-    plan: TilePlan
-    heads: tuple[Heads, ...]
-    batch: int
-    head: int
-    pack: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +109,6 @@ class AttentionPlan:
         two = sum(self.candidate(direction).cost.seconds for direction in OF_GRADIENTS)
         if found.seconds(self.problem, self.target) >= two:
             return None
-        from weft.planning.verify_walk import verify_walk
-
         # 0.1 ms, and the kernel looks at no mask: nothing later would tell
         verify_walk(found, self.forward[0].plan.acsr)
         return found
@@ -161,8 +134,6 @@ class AttentionPlan:
         """The forward by rows; None where tiles are about as fast, were asked for, or rows have no formula."""
         if not isinstance(self.target, Gpu) or "forward" in dict(self.fixed):
             return None
-        from weft.planning import row_choice
-
         tiles = self.candidate("forward")
         if not row_choice.may_gain(tiles, self.problem, self.target):
             return None
@@ -171,12 +142,9 @@ class AttentionPlan:
 
     def as_rows(self) -> ByRows | str:
         """The forward by rows on its GPU, chosen or not, or why there is none."""
-        from weft.planning.row_choice import by_rows
-        from weft.planning.rowwise import row_plan
-
         assert isinstance(self.target, Gpu)
-        found = row_plan(self)
-        return found if isinstance(found, str) else by_rows(found, self.target)
+        found = row_plan(self.pattern, self.problem, self.forward)
+        return found if isinstance(found, str) else row_choice.by_rows(found, self.target)
 
     def candidate(self, direction: Direction) -> Candidate:
         """What a GPU computes with in one direction, and its cost."""
@@ -262,10 +230,7 @@ class AttentionPlan:
 
     def verify(self) -> None:
         """Raise VerificationError unless the plan computes every live pair once and no other."""
-        from weft.planning.verify import verify_pattern, verify_plan
-        from weft.planning.verify_walk import verify_walk
-
-        self._verify_heads()
+        verify_heads(self.forward, self.transposed, self.problem)
         if self.walk is not None:
             verify_walk(self.walk, self.forward[0].plan.acsr)
         for plan in {id(share.plan): share.plan for share in self.every_share()}.values():
@@ -273,36 +238,12 @@ class AttentionPlan:
         for share in self.forward:
             verify_pattern(self.pattern, share.plan, share.batch, share.head)
 
-    def _verify_heads(self) -> None:
-        """Every head is served once, and the transposed plans are those of the same rows and heads."""
-        served = np.zeros((self.problem.batch, self.problem.q_heads), np.int64)
-        for share in self.forward:
-            for b, h in _served(share.heads, self.problem.group):
-                served[b, h] += 1
-        turned = [(share.plan.acsr.transpose(), share.heads) for share in self.forward]
-        if not (served == 1).all():
-            wrong = f"{int((served == 0).sum())} heads are served by no plan, {int((served > 1).sum())} by several"
-        elif turned != [(share.plan.acsr, share.heads) for share in self.transposed]:
-            wrong = "a transposed plan is of other rows than the forward plan"
-        else:
-            return
-        raise VerificationError("verify a plan", wrong, "report this as a defect of weft; do not use the plan")
-
     def interpret(self, q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Reals, Reals]:
         """(out, lse) in float64 numpy, tile by tile exactly as the plan says; q, k, v (B, H, length, D) array-likes.
 
         Slow: for small problems and for doubts. Other options: `weft.planning.interpret`, one head at a time.
         """
-        from weft.planning.interpret import forward
-
-        q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-        out, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
-        scoring = Scoring(self.problem.d**-0.5 if scale is None else scale)
-        for share in self.forward:
-            for b, h in _served(share.heads, self.problem.group):
-                kv = h // self.problem.group
-                out[b, h], lse[b, h] = forward(share.plan, q[b, h], k[b, kv], v[b, kv], scoring)
-        return out, lse
+        return interpret.attention(self.forward, self.problem, (q, k, v), scale)
 
     def explain(self) -> str:
         """The pattern's format, the plan, and why it was chosen, as text."""
@@ -331,69 +272,3 @@ def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CP
     plan = AttentionPlan(pattern, problem, target, tuple(shares), fixed)
     plan.check_room("forward")
     return plan
-
-
-def check_extent(pattern: Pattern, problem: Problem) -> None:
-    """Raise InputError if the pattern tells another number of heads or batch rows apart than there are."""
-    for told, have, name in zip(
-        pattern.extent(), (problem.batch, problem.q_heads), ("batch rows", "heads"), strict=True
-    ):
-        if told is not None and told != have:
-            raise InputError(
-                f"attention under {pattern}", f"the pattern is for {told} {name}, q has {have}",
-                f"give one pattern for each of the {have} {name}",
-            )  # fmt: skip
-
-
-def distinct_heads(pattern: Pattern, problem: Problem) -> dict[tuple[int, int], list[Heads]]:
-    """For each distinct pattern its first (batch row, head), and all that share it."""
-    batches, heads = pattern.extent()
-    everyone = Heads((0, problem.batch), (0, problem.kv_heads), (0, problem.group))
-    if batches is None and heads is None:
-        return {(0, 0): [everyone]}
-    owner: dict[Pattern, tuple[int, int]] = {}
-    found: dict[tuple[int, int], list[Heads]] = {}
-    for b in range(problem.batch if batches is not None else 1):
-        rows = (b, b + 1) if batches is not None else (0, problem.batch)
-        if heads is None:
-            first = owner.setdefault(pattern.at(b, 0), (b, 0))
-            found.setdefault(first, []).append(Heads(rows, everyone.kv, everyone.group))
-            continue
-        owners = [owner.setdefault(pattern.at(b, h), (b, h)) for h in range(problem.q_heads)]
-        for first, kv, group in _runs(owners, problem.group):
-            found.setdefault(first, []).append(Heads(rows, kv, group))
-    return found
-
-
-def _runs(
-    owners: list[tuple[int, int]], group: int
-) -> Iterator[tuple[tuple[int, int], tuple[int, int], tuple[int, int]]]:
-    """(owner, key/value heads, heads of a group): neighbouring whole groups of one owner together, the rest singly."""
-    kv_heads, at = len(owners) // group, 0
-    while at < kv_heads:
-        mine = owners[at * group : (at + 1) * group]
-        if len(set(mine)) == 1:
-            stop = at + 1
-            while stop < kv_heads and set(owners[stop * group : (stop + 1) * group]) == set(mine):
-                stop += 1
-            yield mine[0], (at, stop), (0, group)
-            at = stop
-            continue
-        first = 0
-        for g in range(1, group + 1):
-            if g == group or mine[g] != mine[first]:
-                yield mine[first], (at, at + 1), (first, g)
-                first = g
-        at += 1
-
-
-def _served(heads: tuple[Heads, ...], group: int) -> Iterator[tuple[int, int]]:
-    """(batch row, query head) of every head served."""
-    for one in heads:
-        for b, kv, g in cartesian(range(*one.batch), range(*one.kv), range(*one.group)):
-            yield b, kv * group + g
-
-
-def count_heads(heads: Iterable[Heads]) -> int:
-    """Query heads over all batch rows."""
-    return sum((h.batch[1] - h.batch[0]) * (h.kv[1] - h.kv[0]) * (h.group[1] - h.group[0]) for h in heads)

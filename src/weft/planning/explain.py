@@ -5,7 +5,8 @@ from __future__ import annotations
 from weft.acsr.picture import owned
 from weft.pattern.draw import drawn
 from weft.planning.argue import argue
-from weft.planning.attention_plan import AttentionPlan, Share
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.heads import Share
 from weft.target import Gpu
 
 

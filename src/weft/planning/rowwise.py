@@ -9,7 +9,7 @@ from the expression whether there is such an R.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import lcm
@@ -24,8 +24,8 @@ from weft.pattern.algebra import And, Call, Not, Or, Pattern, Shift
 from weft.pattern.bounds import Bound, Stair, Steps
 from weft.pattern.leaves import Affine, Chosen, PerBatch, PerHead
 from weft.pattern.relation import Relation
-from weft.planning.attention_plan import AttentionPlan, Heads, check_extent, distinct_heads
 from weft.planning.device import FAR, is_narrow
+from weft.planning.heads import Heads, Share, check_extent, distinct_heads
 from weft.planning.problem import Problem
 
 LEAST_CAPACITY = 1 << 16  # so that a sequence that begins short is planned once
@@ -112,17 +112,17 @@ class RowPlan:
         return max((int(np.max(tiles)) for tiles in found), default=0)
 
 
-def row_plan(plan: AttentionPlan) -> RowPlan | str:
-    """The rows of a plan as a row-wise kernel computes them, or why it cannot."""
+def row_plan(pattern: Pattern, problem: Problem, planned: Sequence[Share]) -> RowPlan | str:
+    """The rows of planned heads as a row-wise kernel computes them, or why it cannot."""
     shares = []
-    for share in plan.forward:
+    for share in planned:
         if len(share.plan.acsr.remainder):
             return "some of it is listed block by block"
         try:
-            shares.append(RowShare(_computed(share.plan.acsr.terms, plan.problem.m), share.heads))
+            shares.append(RowShare(_computed(share.plan.acsr.terms, problem.m), share.heads))
         except NotAffineError as reason:
             return str(reason)
-    return RowPlan(plan.pattern, plan.problem, tuple(shares), steady=False)
+    return RowPlan(pattern, problem, tuple(shares), steady=False)
 
 
 def decode_plan(pattern: Pattern, problem: Problem, capacity: int | None = None) -> RowPlan | str:

@@ -8,7 +8,7 @@ columns, which no bound chooses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -22,6 +22,8 @@ from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF, Bound, Ints, IntTable, Steps
 from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool
+from weft.planning.heads import Share, served
+from weft.planning.problem import Problem
 from weft.planning.relayout import Lanes
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan
 
@@ -45,6 +47,19 @@ def verify_plan(plan: TilePlan) -> None:
             require(0 <= grid.origin <= length - grid.size, f"term {i} reaches beyond {acsr.m} x {acsr.n}")
     _blocks(plan)
     _disjoint(acsr)
+
+
+def verify_heads(forward: Sequence[Share], transposed: Sequence[Share], problem: Problem) -> None:
+    """Raise VerificationError unless every head is served once, and by the transposed plan of the same rows."""
+    count = np.zeros((problem.batch, problem.q_heads), np.int64)
+    for share in forward:
+        for b, h in served(share.heads, problem.group):
+            count[b, h] += 1
+    unserved, often = int((count == 0).sum()), int((count > 1).sum())
+    require(not unserved and not often, f"{unserved} heads are served by no plan, {often} by several")
+    turned = [(share.plan.acsr.transpose(), share.heads) for share in forward]
+    same = turned == [(share.plan.acsr, share.heads) for share in transposed]
+    require(same, "a transposed plan is of other rows than the forward plan")
 
 
 def require(held: bool, wrong: str) -> None:

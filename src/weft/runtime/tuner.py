@@ -20,9 +20,10 @@ from typing import Literal
 from weft.errors import OptionError, UnsupportedError
 from weft.kernels.backend import Backend, Card, Meter, Timing
 from weft.pattern.algebra import Pattern
-from weft.planning.attention_plan import AttentionPlan, count_heads, plan_attention
+from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.candidates import footprint, legal
 from weft.planning.choice import offered, rank_of, ranked
+from weft.planning.heads import rows_of
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS, OF_GRADIENTS, Direction, Tiling
 from weft.runtime import evidence
@@ -271,7 +272,7 @@ def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[
     """
     shares, problem, gpu = plan.towards(direction), plan.problem, plan.target
     assert isinstance(gpu, Gpu), "a CPU's plan offers no tilings"
-    rows = [(share.plan.acsr, count_heads(share.heads)) for share in shares]
+    rows = rows_of(shares)
     rank, untuned = rank_of(rows), shares[0].plan.tiling
     assert untuned is not None
     found = dict.fromkeys([untuned, *offered(direction, rows, problem, gpu), *legal(direction, problem, rank, gpu)])

@@ -22,7 +22,7 @@ from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.rowwise import RowPlan, row_plan
+from weft.planning.rowwise import RowPlan
 from weft.torch.bind import Bound, begin_loading, gpu_of, refuse_capture
 from weft.torch.device_tables import is_capturing
 
@@ -236,14 +236,14 @@ def bind_cache(plan: RowPlan, layout: Layout, options: Options, cache: Cache, de
 
 def by_rows(qkv: Tensors, plan: AttentionPlan, how: Modifiers, sinks: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) as `forward`, by rows, chosen or not. Raises UnsupportedKernel where rows have no formula."""
-    found = row_plan(plan) if plan.by_rows is None else plan.by_rows.plan
+    found = plan.as_rows()
     if isinstance(found, str):
         raise UnsupportedKernel(
             f"attention by rows under {plan.pattern}", found, "use the kernels of tiles: weft.attention chooses them"
         )
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
     layout = layout_of(qkv, sinks=sinks, slopes=slopes)
-    return _rows_of(found, layout, options_of(how, plan), qkv[0].device)(qkv, sinks, slopes)
+    return _rows_of(found.plan, layout, options_of(how, plan), qkv[0].device)(qkv, sinks, slopes)
 
 
 @cached(128)

@@ -32,7 +32,8 @@ from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.kernels.gpu.tables.pack import Place
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.kernels.triton.backward import STATS
-from weft.planning.attention_plan import AttentionPlan, Share
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of

@@ -17,7 +17,7 @@ from weft.acsr.format import BLOCK
 from weft.kernels.gpu.tables.pack import Kind, LaunchTables, Place, Words, block_tables, launch_tables
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.planning.attention_plan import Heads, Share
+from weft.planning.heads import Heads, Share
 from weft.planning.problem import Problem
 from weft.planning.reach import Reach
 from weft.planning.tiles import TilePlan
