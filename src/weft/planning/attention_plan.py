@@ -10,7 +10,7 @@ from weft.acsr.format import BLOCK, Acsr
 from weft.acsr.interpret import Reals
 from weft.errors import UnsupportedKernel
 from weft.pattern.algebra import Pattern
-from weft.planning import interpret, row_choice, short
+from weft.planning import interpret, row_choice, short, verify
 from weft.planning.candidates import shared_of_blocks, usual
 from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, packed, plan_rows
 from weft.planning.device import plan_for_device
@@ -19,7 +19,6 @@ from weft.planning.problem import DTYPES, Problem
 from weft.planning.row_choice import ByRows
 from weft.planning.rowwise import row_plan
 from weft.planning.tiling import DIRECTIONS, OF_GRADIENTS, Direction
-from weft.planning.verify import verify_heads, verify_pattern, verify_plan
 from weft.planning.verify_walk import verify_walk
 from weft.planning.walk import Walk, walk_of
 from weft.target import CPU, Gpu, Target
@@ -230,13 +229,13 @@ class AttentionPlan:
 
     def verify(self) -> None:
         """Raise VerificationError unless the plan computes every live pair once and no other."""
-        verify_heads(self.forward, self.transposed, self.problem)
+        verify.verify_heads(self.forward, self.transposed, self.problem)
         if self.walk is not None:
             verify_walk(self.walk, self.forward[0].plan.acsr)
         for plan in {id(share.plan): share.plan for share in self.every_share()}.values():
-            verify_plan(plan)
+            verify.verify_plan(plan)
         for share in self.forward:
-            verify_pattern(self.pattern, share.plan, share.batch, share.head)
+            verify.verify_pattern(self.pattern, share.plan, share.batch, share.head)
 
     def interpret(self, q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Reals, Reals]:
         """(out, lse) in float64 numpy, tile by tile exactly as the plan says; q, k, v (B, H, length, D) array-likes.
