@@ -15,9 +15,9 @@ from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import plan_attention
-from weft.planning.device import plan_for_device
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
+from weft.planning.tiling.gpu import plan_for_device
 from weft.target import GPU, GPUS
 from weft.testing.workloads import WORKLOADS
 from weft.torch.gpu import IMAGINED

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import weft
 from weft.pattern.bounds import Stair
 from weft.pattern.relation import Relation
-from weft.planning.lines import _merged, as_lines
+from weft.planning.affine_bounds import _merged, as_lines
 
 from .specs import small_launches
 

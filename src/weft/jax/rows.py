@@ -17,8 +17,8 @@ from weft.jax.structure import Axis, TileLoop, bucket
 from weft.pattern.bounds import Ints, Stair
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import Relation
-from weft.planning.planner import on_axis
 from weft.planning.relayout import Lanes, lanes_of, live_range, natural_step
+from weft.planning.tiling.cpu import on_axis
 
 Table: TypeAlias = NDArray[np.int32] | NDArray[np.uint8] | NDArray[np.bool_]
 Tables: TypeAlias = dict[str, Table]

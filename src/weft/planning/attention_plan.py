@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from weft.acsr.format import BLOCK, Acsr
+from weft.acsr.format import Acsr
 from weft.acsr.interpret import Reals
 from weft.errors import UnsupportedKernel
 from weft.pattern.algebra import Pattern
-from weft.planning import interpret, row_choice, short, verify
-from weft.planning.candidates import shared_of_blocks, usual
-from weft.planning.choice import Candidate, Fixed, Rows, backward_in_one, packed, plan_rows
-from weft.planning.device import plan_for_device
-from weft.planning.heads import Share, check_extent, count_heads, distinct_heads
+from weft.planning import explain, interpret, verify, verify_fused
+from weft.planning.choose import BACKWARDS, FORWARDS, Beside, Decision, Fixed, beside_tiles, plan_rows, tilings
+from weft.planning.families import fused_backward, split_kv, tile
+from weft.planning.families.base import Alternative, InTiles, Pass, Tiled
+from weft.planning.families.fused_backward import Fused, FusedBackward
+from weft.planning.families.one_kernel import OneKernel
+from weft.planning.families.split_kv import ByRows
+from weft.planning.heads import Share, check_extent, count_heads, distinct_heads, rows_of
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.row_choice import ByRows
-from weft.planning.rowwise import row_plan
 from weft.planning.tiling import DIRECTIONS, OF_GRADIENTS, Direction
-from weft.planning.verify_walk import verify_walk
-from weft.planning.walk import Walk, walk_of
+from weft.planning.tiling.gpu import plan_for_device
 from weft.target import CPU, Gpu, Target
 
 
@@ -51,112 +51,111 @@ class AttentionPlan:
         """The same pairs by tiles of keys. On a CPU a plan may be its own transpose: both sides are planned alike."""
         return self._planned("dkdv", [share.plan.acsr.transpose() for share in self.forward])
 
-    @cached_property
-    def forward_in_step(self) -> tuple[Share, ...]:
-        """Tiles of queries where all warps do the same, for calls that have no kernel whose groups specialise."""
-        return self._in_step("forward")
+    def in_step(self, direction: Direction) -> tuple[Share, ...]:
+        """Tiles where all warps do the same, for calls that have no kernel whose groups specialise."""
+        return self._forward_in_step if direction == "forward" else self._keys_in_step
 
     @cached_property
-    def keys_in_step(self) -> tuple[Share, ...]:
-        """The same of keys."""
-        return self._in_step("dkdv")
+    def _forward_in_step(self) -> tuple[Share, ...]:
+        return self._without_groups("forward")
 
-    def _in_step(self, direction: Direction) -> tuple[Share, ...]:
+    @cached_property
+    def _keys_in_step(self) -> tuple[Share, ...]:
+        return self._without_groups("dkdv")
+
+    def _without_groups(self, direction: Direction) -> tuple[Share, ...]:
         shares = self.towards(direction)
         if not isinstance(self.target, Gpu) or not any(s.plan.tiling and s.plan.tiling.groups for s in shares):
             return shares
-        tiling = usual(direction, self.problem, 1, self.target)
+        tiling = tile.usual(direction, self.problem, 1, self.target)
         plans = [plan_for_device(s.plan.acsr, self.problem, self.target, tiling) for s in shares]
         return tuple(replace(share, plan=plan) for share, plan in zip(shares, plans, strict=True))
+
+    # ---- what computes it ----
+    @cached_property
+    def forwards(self) -> Decision[Alternative]:
+        """What computes the forward on a GPU: tiles, or split keys."""
+        return self._beside(("forward",), FORWARDS)
+
+    @cached_property
+    def backwards(self) -> Decision[Alternative]:
+        """What computes gradients on a GPU where the order of sums is free: two kernels, or one."""
+        return self._beside(OF_GRADIENTS, BACKWARDS)
+
+    def _beside(self, directions: tuple[Direction, ...], families: Beside) -> Decision[Alternative]:
+        asked = InTiles(self.pattern, self.forward, tuple(self.candidate(one) for one in directions))
+        return beside_tiles(asked, families, not dict(self.fixed).keys().isdisjoint(directions))
+
+    @cached_property
+    def by_rows(self) -> ByRows | None:
+        """The forward by rows; None where tiles are about as fast, were asked for, or rows have no formula."""
+        if not isinstance(self.target, Gpu):
+            return None
+        taken = self.forwards.taken
+        return taken if isinstance(taken, ByRows) else None
+
+    def as_rows(self) -> ByRows | str:
+        """The forward by rows on its GPU, chosen or not, or why there is none."""
+        asked = InTiles(self.pattern, self.forward, (self.candidate("forward"),))
+        if isinstance(asked.rows, str):
+            return asked.rows
+        (shape,) = split_kv.configs(asked)
+        return split_kv.cost(asked, shape)
 
     @cached_property
     def in_one(self) -> tuple[Share, ...] | None:
         """Tiles of keys for a backward in one kernel, which is not deterministic; None unless one is predicted to be
         clearly faster than two, and fits.
         """
-        if not isinstance(self.target, Gpu) or self._two_asked:
+        listed = self.backwards.listed if isinstance(self.target, Gpu) else ()
+        found = next((one for one in listed if isinstance(one, OneKernel)), None)
+        if found is None:
             return None
-        two, every = (self.candidate("dq"), self.candidate("dkdv")), [share.plan.acsr for share in self.transposed]
-        plans = backward_in_one(self._rows(every), self.problem, self.target, two)
-        # only then, since all rows of a long sequence are looked at
-        if plans is not None and (seeing := self._keys_that_see) != every:
-            plans = backward_in_one(self._rows(seeing), self.problem, self.target, two)
-        if plans is None:
-            return None
-        return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, plans, strict=True))
+        return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, found.plans, strict=True))
 
     @cached_property
     def summing(self) -> tuple[Share, ...]:
         """Tiles of keys for a backward in one kernel, be it chosen or asked for in spite of what is predicted."""
-        return self.in_one or self._planned("dkdv", self._keys_that_see)
-
-    @property
-    def _keys_that_see(self) -> list[Acsr]:
-        """Rows of keys where each may join a sum: none whose queries are all left out by a list."""
-        return [share.plan.acsr.without_blind() for share in self.transposed]
+        return self.in_one or self._planned("dkdv", [share.plan.acsr.without_blind() for share in self.transposed])
 
     @cached_property
-    def one_walk(self) -> Walk | None:
-        """What gradients of short windows come of; None where two kernels make them, as they do where few heads of
-        keys, which many share, leave processors nothing to walk. Raises VerificationError unless it is of the pattern.
+    def fused_backward(self) -> FusedBackward | None:
+        """What all gradients come of in one pass; None where two kernels make them. Raises VerificationError unless it
+        is of the pattern.
         """
-        if not isinstance(self.target, Gpu) or self._two_asked:
-            return None
-        found = self.walk
-        if found is None:
-            return None
-        two = sum(self.candidate(direction).cost.seconds for direction in OF_GRADIENTS)
-        if found.seconds(self.problem, self.target) >= two:
+        listed = self.backwards.listed if isinstance(self.target, Gpu) else ()
+        if not any(isinstance(one, Fused) for one in listed) or self.fused is None:
             return None
         # 0.1 ms, and the kernel looks at no mask: nothing later would tell
-        verify_walk(found, self.forward[0].plan.acsr)
-        return found
-
-    @property
-    def _two_asked(self) -> bool:
-        """Whether tilings were asked for that only two kernels of gradients have."""
-        return not dict(self.fixed).keys().isdisjoint(OF_GRADIENTS)
+        verify_fused.verify_fused(self.fused, self.forward[0].plan.acsr)
+        return self.fused
 
     @property
     def gradients_together(self) -> bool:
-        """Whether gradients come of one kernel, or of one walk, where the order of sums is free."""
-        return self.one_walk is not None or self.in_one is not None
+        """Whether gradients come of one kernel where the order of sums is free."""
+        return self.fused_backward is not None or self.in_one is not None
 
-    @cached_property
-    def walk(self) -> Walk | None:
-        """What one walk would be of; None where the pattern, or the card, has none."""
-        known = isinstance(self.target, Gpu) and len(self.forward) == 1 and short.has_kernel(self.problem, self.target)
-        return walk_of(self.forward[0].plan, self.problem) if known else None
+    @property
+    def fused(self) -> FusedBackward | None:
+        """What one pass would make gradients of, taken or not; None where the pattern, or the card, has none."""
+        known = isinstance(self.target, Gpu)
+        found = fused_backward.fused_backward(self.forward, self.problem, self.target) if known else ""
+        return found if isinstance(found, FusedBackward) else None
 
-    @cached_property
-    def by_rows(self) -> ByRows | None:
-        """The forward by rows; None where tiles are about as fast, were asked for, or rows have no formula."""
-        if not isinstance(self.target, Gpu) or "forward" in dict(self.fixed):
-            return None
-        tiles = self.candidate("forward")
-        if not row_choice.may_gain(tiles, self.problem, self.target):
-            return None
-        found = self.as_rows()
-        return None if isinstance(found, str) or not row_choice.worth_it(found, tiles, self.target) else found
-
-    def as_rows(self) -> ByRows | str:
-        """The forward by rows on its GPU, chosen or not, or why there is none."""
-        assert isinstance(self.target, Gpu)
-        found = row_plan(self.pattern, self.problem, self.forward)
-        return found if isinstance(found, str) else row_choice.by_rows(found, self.target)
-
-    def candidate(self, direction: Direction) -> Candidate:
+    def candidate(self, direction: Direction) -> Tiled:
         """What a GPU computes with in one direction, and its cost."""
-        assert isinstance(self.target, Gpu)
         shares = self.towards(direction)
-        ways = [(share.plan.tiling, share.pack) for share in shares if share.plan.tiling is not None]
-        return packed(direction, self._rows([s.plan.acsr for s in shares]), self.problem, self.target, ways)
+        ways = tuple((share.plan.tiling, share.pack) for share in shares if share.plan.tiling is not None)
+        return Tiled(self.asked(direction), ways)
 
-    def _rows(self, acsrs: list[Acsr]) -> Rows:
-        return [(acsr, count_heads(share.heads)) for acsr, share in zip(acsrs, self.forward, strict=True)]
+    def asked(self, direction: Direction) -> Pass:
+        """What was asked of families in one direction."""
+        assert isinstance(self.target, Gpu)
+        return Pass(direction, rows_of(self.towards(direction)), self.problem, self.target)
 
     def _planned(self, direction: Direction, acsrs: list[Acsr]) -> tuple[Share, ...]:
-        found = plan_rows(direction, self._rows(acsrs), self.problem, self.target, self.fixed)
+        rows = [(acsr, count_heads(share.heads)) for acsr, share in zip(acsrs, self.forward, strict=True)]
+        found = plan_rows(direction, rows, self.problem, self.target, self.fixed)
         pairs = zip(self.forward, found, strict=True)
         return tuple(replace(share, plan=plan, pack=pack) for share, (plan, pack) in pairs)
 
@@ -170,16 +169,8 @@ class AttentionPlan:
         """Why the remainder has no kernel of one direction on the GPU that is planned for; "" where it has."""
         if not isinstance(self.target, Gpu):
             return ""
-        plans = [share.plan for share in self.towards(direction) if share.plan.blocks is not None]
-        stages = [1 if plan.of_blocks is None else plan.of_blocks.stages for plan in plans]
-        room, name = self.target.shared, self.target.name
-        takes = [shared_of_blocks(direction, self.problem, one, self.target, tf32) for one in stages]
-        if max(takes, default=0) <= room:
-            return ""
-        return (
-            f"the pattern has pairs that no affine term covers, in blocks of {BLOCK} x {BLOCK}; their "
-            f"kernel for {direction} takes up to {max(takes)} bytes of shared memory, and {name} has {room}"
-        )
+        plans = [share.plan for share in self.towards(direction)]
+        return tile.no_room(direction, plans, self.problem, self.target, tf32)
 
     def check_room(self, direction: Direction, tf32: bool = False) -> None:
         """Raise UnsupportedKernel where the forward, or a kernel of the gradients, has no room on the card."""
@@ -230,8 +221,8 @@ class AttentionPlan:
     def verify(self) -> None:
         """Raise VerificationError unless the plan computes every live pair once and no other."""
         verify.verify_heads(self.forward, self.transposed, self.problem)
-        if self.walk is not None:
-            verify_walk(self.walk, self.forward[0].plan.acsr)
+        if self.fused is not None:
+            verify_fused.verify_fused(self.fused, self.forward[0].plan.acsr)
         for plan in {id(share.plan): share.plan for share in self.every_share()}.values():
             verify.verify_plan(plan)
         for share in self.forward:
@@ -246,9 +237,18 @@ class AttentionPlan:
 
     def explain(self) -> str:
         """The pattern's format, the plan, and why it was chosen, as text."""
-        from weft.planning.explain import explain_plan
-
-        return explain_plan(self)
+        lines = list(explain.head(self.pattern, self.problem, self.forward, self.nbytes))
+        if not isinstance(self.target, Gpu):
+            return "\n".join(lines)
+        fixed = dict(self.fixed)
+        for direction in DIRECTIONS:
+            decision = tilings(self.asked(direction), fixed.get(direction))
+            wrong = self.no_room(direction)
+            lines += explain.tilings(self.candidate(direction), decision, direction in fixed, wrong)
+            if direction == "forward" and self.nnz:
+                lines += explain.forwards(self.forwards, self.problem, self.target, self.nnz)
+        wrong = self.no_room("dq") or self.no_room("dkdv")
+        return "\n".join([*lines, *explain.backwards(self.backwards, self.problem, self.target, wrong)])
 
     def __str__(self) -> str:
         return "\n".join([f"{self.pattern}  {self.problem}", *(str(share.plan) for share in self.forward)])

@@ -24,9 +24,9 @@ from weft.pattern.algebra import And, Call, Not, Or, Pattern, Shift
 from weft.pattern.bounds import Bound, Stair, Steps
 from weft.pattern.leaves import Affine, Chosen, PerBatch, PerHead
 from weft.pattern.relation import Relation
-from weft.planning.device import FAR, is_narrow
 from weft.planning.heads import Heads, Share, check_extent, distinct_heads
 from weft.planning.problem import Problem
+from weft.planning.tiling.gpu import FAR, is_narrow
 
 LEAST_CAPACITY = 1 << 16  # so that a sequence that begins short is planned once
 MOST_BOUNDS = 4  # on either side of a term

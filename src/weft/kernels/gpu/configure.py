@@ -8,12 +8,14 @@ from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.kernels.triton.backward import STATS
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.candidates import IN_GROUPS, MOST_IN_GROUPS, always_apart, held, in_halves, no_maximum
-from weft.planning.device import FAR
-from weft.planning.few_keys import GROUPS, TILES
+from weft.planning.families.fused_backward import SEEN
+from weft.planning.families.hopper import CONFIGS
+from weft.planning.families.hopper import MOST_TERMS as MOST_IN_GROUPS
+from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
+from weft.planning.features import always_apart, held, in_halves, no_maximum
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.short import SEEN, TILE
 from weft.planning.tiling import Direction
+from weft.planning.tiling.gpu import FAR
 from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu, Target
@@ -92,7 +94,7 @@ def few_specs(problem: Problem) -> tuple[KernelSpec, ...]:
 
 def walk_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
     """The kernels of one walk, without sinks and a gradient of lse; none where there is no such walk."""
-    walk, problem = plan.one_walk, plan.problem
+    walk, problem = plan.fused_backward, plan.problem
     if walk is None:
         return ()
     beside = bool(walk.beside)
@@ -146,7 +148,7 @@ def _specialises(spec: KernelSpec, wave: Wave) -> bool:
     """Whether `weft.kernels.triton.groups` has such a kernel; where not, a tiling of warp groups is one of warps."""
     direction, forward = spec.direction, spec.direction == "forward"
     # with other registers than it has for all groups together, some would wait for more for ever
-    if direction == "delta" or wave.kind.tiling != IN_GROUPS.get(direction):
+    if direction == "delta" or wave.kind.tiling != CONFIGS.get(direction):
         return False
     known = spec.lines and wave.place is not None and wave.terms <= MOST_IN_GROUPS[direction] and not wave.more
     known &= spec.no_maximum and spec.linear if forward else spec.of_keys and spec.folded

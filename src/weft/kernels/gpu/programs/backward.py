@@ -2,7 +2,7 @@
 
 Two kernels make them, with the same bits every time: that of dq leaves for the other what it subtracts from scores and
 their gradients, in `stats` or `delta`. Where the order of sums is free, the kernel that walks keys may add to dq too.
-Gradients of short windows come of one walk over queries: `weft.planning.walk`.
+Gradients of short windows come of one walk over queries: `weft.planning.families.fused_backward`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.walked import Walked
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.fused_backward import FusedBackward
 from weft.planning.problem import Problem
-from weft.planning.walk import Walk
 from weft.settings import interpreted
 from weft.target import Gpu
 
@@ -43,8 +43,8 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     With `options.with_delta` also delta (B, Hq, M): what the gradient of sinks takes. Raises UnsupportedKernel where
     the card has no room for the plan's kernels.
     """
-    if plan.one_walk and may_specialise(layout, options, plan.problem):
-        return walk_program(plan, plan.one_walk, layout, options)
+    if plan.fused_backward and may_specialise(layout, options, plan.problem):
+        return walk_program(plan, plan.fused_backward, layout, options)
     summing = not options.deterministic and in_one_kernel(plan)
     queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
     keys = keys_program(plan, layout, options, summing)
@@ -138,7 +138,7 @@ def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     return LaunchProgram("backward", tuple(slots), (*steps, kernel_launch(spec, grid, values, bound)))
 
 
-def walk_program(plan: AttentionPlan, walk: Walk, layout: Layout, options: Options) -> LaunchProgram:
+def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, options: Options) -> LaunchProgram:
     """All gradients of a walk, which is the plan's."""
     problem = plan.problem
     assert isinstance(plan.target, Gpu)

@@ -83,8 +83,7 @@ def tables_of(direction: Direction, plan: AttentionPlan, layout: Layout, options
     near = all(wave.span * widest < 1 << 31 for wave in found.waves.waves)
     if near and may_specialise(layout, options, problem):
         return found
-    in_step = plan.keys_in_step if direction == "dkdv" else plan.forward_in_step
-    return packed(in_step, problem, transposed, split)
+    return packed(plan.in_step(direction), problem, transposed, split)
 
 
 def may_specialise(layout: Layout, options: Options, problem: Problem) -> bool:

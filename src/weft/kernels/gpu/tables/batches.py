@@ -19,8 +19,8 @@ from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
 from weft.planning.heads import Heads, Share
 from weft.planning.problem import Problem
-from weft.planning.reach import Reach
 from weft.planning.tiles import TilePlan
+from weft.planning.tma import TmaExtent
 from weft.planning.work import are_few, most_of
 
 
@@ -67,7 +67,7 @@ class Wave:
     whole: bool
     lines: bool
     joins: bool = False
-    reach: tuple[Reach, ...] | None = None
+    reach: tuple[TmaExtent, ...] | None = None
     short: bool = False
     work: Ints | None = None
     blocks_at: int = 0

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from weft.pattern.bounds import Ints
-from weft.planning.device import is_listed
 from weft.planning.tiles import AxisPlan, Launch
+from weft.planning.tiling.gpu import is_listed
 
 
 def whole_boxes(launch: Launch) -> Launch | None:

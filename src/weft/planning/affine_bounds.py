@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.pattern.bounds import INF, Bound, Stair
-from weft.planning.device import tiles_on_line
 from weft.planning.tiles import AxisPlan, Launch
+from weft.planning.tiling.gpu import tiles_on_line
 
 
 def as_lines(launch: Launch) -> Launch | None:
