@@ -34,9 +34,9 @@ ELSEWHERE = {
     ("weft.runtime.tuner", "UnsupportedError"): "tests/runtime/test_tuner.py",
     ("weft.torch.bind", "InputError"): "tests/torch/test_bind.py",
     ("weft.torch.bind", "UnsupportedError"): "tests/torch/test_graphs_of_programs.py",  # while a CUDA graph is captured
-    ("weft.kernels.triton.shared_code", "UnsupportedKernel"): "tests/triton/test_shared_code.py",
-    ("weft.kernels.triton.source", "UnsupportedKernel"): "tests/triton/test_translated.py",
-    ("weft.kernels.triton.tables", "UnsupportedKernel"): "",  # a plan of 2^30 integers: no test is that patient
+    ("weft.kernels.gpu.compile.dedup", "UnsupportedKernel"): "tests/triton/test_shared_code.py",
+    ("weft.kernels.gpu.compile.compiler", "UnsupportedKernel"): "tests/triton/test_translated.py",
+    ("weft.kernels.gpu.tables.pack", "UnsupportedKernel"): "",  # a plan of 2^30 integers: no test is that patient
     ("weft.jax.gpu.attention", "UnsupportedError"): "tests/jax/test_gpu.py",
     ("weft.jax.gpu.bind", "UnsupportedKernel"): "tests/jax/test_bind.py",
     ("weft.jax.gpu.front", "AlignmentError"): "tests/jax/test_bind.py",

@@ -11,7 +11,7 @@ from weft.kernels.gpu.layout import Vector
 from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import Convert
 from weft.kernels.gpu.programs.backward import backward_program
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.tiling import DIRECTIONS
 from weft.testing.workloads import WORKLOADS
 

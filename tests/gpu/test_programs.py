@@ -10,6 +10,7 @@ from tests.triton.specs import CALLS, WITH_MORE, Call, programs_of
 
 import weft
 from weft.errors import UnsupportedKernel
+from weft.kernels.gpu.compile import load
 from weft.kernels.gpu.layout import Layout, Options, Vector, dense_rows, rows_like
 from weft.kernels.gpu.program import Convert, Descriptor, Fill, Given, Known, Launch, OnDevice, Pointer, row_major
 from weft.kernels.gpu.programs import backward
@@ -18,7 +19,6 @@ from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
 from weft.kernels.options import rows_in_order_of
-from weft.kernels.triton import load
 from weft.kernels.triton.row_spec import Counts
 from weft.kernels.triton.sinks import ALONE, TILE
 from weft.planning.attention_plan import plan_attention

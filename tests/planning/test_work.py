@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 import weft
-from weft.kernels.triton.waves import plan_waves
+from weft.kernels.gpu.tables.batches import plan_waves
 from weft.planning.attention_plan import count_heads, plan_attention
 from weft.planning.cost import waiting
 from weft.planning.problem import Problem
@@ -68,7 +68,7 @@ def _tiles(wave):
 
 def _boxes(words, rank, parts):
     """Keys of a box, for each part and axis."""
-    from weft.kernels.triton.tables import PART, axis_words
+    from weft.kernels.gpu.tables.pack import PART, axis_words
 
     at, size = 2 + 3 * rank, PART + axis_words(rank) * rank
     return [

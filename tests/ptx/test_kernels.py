@@ -1,7 +1,7 @@
 """Weft's kernels as Triton compiled them for a GPU, run on the CPU: right, and the same bits whatever is done early.
 
 What runs here went through LLVM, which Triton's own interpreter, of sources, does not meet; ptxas and what comes after
-it are met by GPUs alone (and by `weft.kernels.triton.translated`).
+it are met by GPUs alone (and by `weft.kernels.gpu.compile.miscompiles`).
 """
 
 from unittest import mock

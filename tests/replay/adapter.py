@@ -12,11 +12,11 @@ from unittest import mock
 from tests.triton.resources import TARGETS
 from tests.triton.specs import card, layout_of, options_of, tiling_with_dq
 
+from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.program import Pointer
 from weft.kernels.gpu.programs import backward
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.split_kv import split_kv_program
-from weft.kernels.triton import source
 from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.rowwise import decode_plan
 
@@ -50,7 +50,7 @@ def trace(case, target):
 
 def compile_kernel(kernel, target):
     """The compiled kernel, with `asm` and `metadata` as Triton names them. The store is not asked."""
-    return source.compile_for(kernel, TARGETS[target])
+    return compiler.compile_for(kernel, TARGETS[target])
 
 
 def _trace_call(case, gpu):

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from tests.triton.resources import innermost, resources, translated
 
-from weft.kernels.triton.machine_code import parse
+from weft.kernels.gpu.compile.sass import parse
 
 from .adapter import HEX
 from .measured import Measured

@@ -8,8 +8,8 @@ from tests.triton.resources import TARGETS
 from tests.triton.specs import launched
 
 import weft
-from weft.kernels.triton.load import source_of
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.gpu.compile.load import source_of
+from weft.kernels.gpu.spec import KernelSpec
 from weft.settings import interpreted
 
 from . import __main__ as command

@@ -13,7 +13,7 @@ from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs import backward
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.split_kv import split_kv_program
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import plan_attention
 from weft.planning.device import plan_for_device
 from weft.planning.problem import Problem

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import weft
-from weft.kernels.triton.boxes import whole_boxes
-from weft.kernels.triton.configure import specs_of
+from weft.kernels.gpu.configure import specs_of
+from weft.kernels.gpu.tables.boxes import whole_boxes
 from weft.pattern.bounds import Stair
 from weft.planning.attention_plan import plan_attention
 from weft.target import GPU

@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
+from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.triton import groups
-from weft.kernels.triton.load import source_of
 from weft.settings import interpreted
 
 from .specs import CALLS, DIRECTIONS, has_room_for_dq, specs_towards

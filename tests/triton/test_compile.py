@@ -16,9 +16,10 @@ import torch
 import triton
 
 import weft
-from weft.kernels.triton import sinks, source
-from weft.kernels.triton.configure import specs_of
-from weft.kernels.triton.load import compile_for
+from weft.kernels.gpu.compile import compiler
+from weft.kernels.gpu.compile.load import compile_for
+from weft.kernels.gpu.configure import specs_of
+from weft.kernels.triton import sinks
 from weft.planning.attention_plan import plan_attention
 from weft.planning.candidates import shared_of_blocks
 from weft.planning.choice import offered
@@ -369,7 +370,7 @@ def test_listed_tokens_beside_a_grid(direction):
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_gradient_of_sinks(target):
     for made in (sinks.gradient_source(), sinks.sum_source()):
-        taken = resources(source.compile_for(made, TARGETS[target]), target)
+        taken = resources(compiler.compile_for(made, TARGETS[target]), target)
         assert (taken.spilled, taken.inside) == (0, 0)
         assert taken.shared <= 1024
 
@@ -377,7 +378,7 @@ def test_the_gradient_of_sinks(target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_join_of_sinks(target):
     for dtype, dv in (("bfloat16", 80), ("bfloat16", 128), ("float32", 192), ("float32", 256)):
-        taken = resources(source.compile_for(sinks.join_source(dtype, dv), TARGETS[target]), target)
+        taken = resources(compiler.compile_for(sinks.join_source(dtype, dv), TARGETS[target]), target)
         assert (taken.spilled, taken.inside) == (0, 0)
         assert taken.shared <= 1024
 

@@ -9,10 +9,10 @@ import pytest
 
 import weft
 from weft import steps
-from weft.kernels.triton import source
+from weft.kernels.gpu.compile import compiler
+from weft.kernels.gpu.compile.compiler import compile_for
 from weft.kernels.triton.row_spec import HOST, Counts, RowOptions, merging, row_spec
 from weft.kernels.triton.rowwise import source_of
-from weft.kernels.triton.source import compile_for
 from weft.planning.problem import Problem
 from weft.planning.row_choice import shape_of
 from weft.planning.rowwise import decode_plan
@@ -113,11 +113,11 @@ def test_the_store_keeps_them(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "store"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     wanted = source_of(CALLS["window"].specs()[2])
-    with mock.patch.object(source, "compile_for", side_effect=compile_for) as compiled:
-        first, second = (source.stored(wanted, TARGETS["sm_90"]) for _ in range(2))
+    with mock.patch.object(compiler, "compile_for", side_effect=compile_for) as compiled:
+        first, second = (compiler.stored(wanted, TARGETS["sm_90"]) for _ in range(2))
     assert compiled.call_count == 1
     assert first.kernel == second.kernel
-    assert source.key_of(wanted, TARGETS["sm_90"]) != source.key_of(wanted, TARGETS["sm_80"])
+    assert compiler.key_of(wanted, TARGETS["sm_90"]) != compiler.key_of(wanted, TARGETS["sm_80"])
 
 
 # ---- what a compiler may drop ----------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import weft
+from weft.kernels.gpu.configure import wave_specs
 from weft.kernels.gpu.programs import launches
-from weft.kernels.triton.configure import wave_specs
-from weft.kernels.triton.spec import KernelSpec
-from weft.kernels.triton.tables import reciprocal
-from weft.kernels.triton.waves import plan_waves
+from weft.kernels.gpu.spec import KernelSpec
+from weft.kernels.gpu.tables.batches import plan_waves
+from weft.kernels.gpu.tables.pack import reciprocal
 from weft.planning.attention_plan import plan_attention
 from weft.planning.device import FAR, plan_for_device
 from weft.planning.problem import Problem

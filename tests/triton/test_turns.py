@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import weft
-from weft.kernels.triton.turns import in_turns
-from weft.kernels.triton.waves import plan_waves
+from weft.kernels.gpu.tables.batches import plan_waves
+from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.planning.attention_plan import plan_attention
 from weft.planning.candidates import IN_GROUPS
 from weft.planning.problem import Problem

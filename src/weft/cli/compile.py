@@ -25,8 +25,8 @@ from weft.store import opened
 from weft.target import GPUS, Gpu, gpu_like
 
 if TYPE_CHECKING:
-    from weft.kernels.triton.described import Source
-    from weft.kernels.triton.filling import Filled
+    from weft.kernels.gpu.compile.filling import Filled
+    from weft.kernels.gpu.compile.source import Source
 
 ARCHITECTURES = {gpu.architecture: gpu for gpu in reversed(GPUS.values())}  # the first card of each
 # What a call is asked beside its sizes, as `kernels_of` has it.
@@ -162,7 +162,7 @@ def _refuse_if_unkept(version: str | None) -> None:
         import torch  # noqa: F401 - whose tensors describe a call
         import triton
 
-        from weft.kernels.triton.source import storable
+        from weft.kernels.gpu.compile.compiler import storable
     except ModuleNotFoundError as error:
         raise OptionError(asked, f"{error.name} is not installed", install_line("gpu")) from None
     if version is not None and triton.__version__.split("+")[0] != version:
@@ -193,7 +193,7 @@ def _kernels(call: Call, card: Gpu, also: frozenset[str]) -> list[Source]:
 
 
 def _filled(sources: list[Source], card: Gpu, jobs: int | None) -> Filled:
-    from weft.kernels.triton.filling import fill, target_of
+    from weft.kernels.gpu.compile.filling import fill, target_of
 
     line = Line()
     try:

@@ -41,8 +41,8 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     """The source of each kernel that a plan launches in one direction, by name: see `configure.specs_of`; "gradients"
     are all of a short window, by one walk.
     """
+    from weft.kernels.gpu.configure import specs_of, walk_specs
     from weft.kernels.triton import emit, rowwise
-    from weft.kernels.triton.configure import specs_of, walk_specs
     from weft.kernels.triton.row_spec import specs_of as specs_of_rows
 
     problem = plan.problem

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from weft.kernels.triton.arguments import FEW, ROUNDS, WALK, arguments, strided
+from weft.kernels.gpu.arguments import FEW, ROUNDS, WALK, arguments, strided
+from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.spec import KernelSpec
+from weft.kernels.gpu.tables.pack import AXIS, HEAD, PART, axis_words
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
-from weft.kernels.triton.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
 from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented, module, within_length
-from weft.kernels.triton.spec import KernelSpec
-from weft.kernels.triton.tables import AXIS, HEAD, PART, axis_words
 
 GROUPS = {  # what a kernel whose groups specialise is made of
     "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
@@ -36,7 +36,7 @@ def emit(spec: KernelSpec) -> str:
         helpers = GROUPS["short" if spec.short else spec.direction]
         return module(spec.symbol, about, helpers, arguments(spec), _in_groups(spec), "gluon")
     helpers = (
-        "from weft.kernels.triton.device import (\n"
+        "from weft.kernels.gpu.ops.bounds import (\n"
         "    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,\n"
         ")\n\n"
     )

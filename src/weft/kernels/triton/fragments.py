@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.device import FAR, PLACES
 from weft.planning.tiling import chunks
 

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
+from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
 from weft.kernels.triton import forward as short
 from weft.kernels.triton.groups import (
     LOG2E,
@@ -46,7 +47,6 @@ from weft.kernels.triton.query_blocks import (
     share_of,
     tiles_of,
 )
-from weft.kernels.triton.shared_code import COPIES, like_the_group_before, which_group
 from weft.kernels.triton.short_queries import add_tile, heard, scores_of, short_weights
 from weft.kernels.triton.told import axes_of, boxes_told, numbers_of, room, tell_bounds, tell_numbers
 

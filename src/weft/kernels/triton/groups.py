@@ -7,7 +7,7 @@ as there are stages, across blocks; each of WIDE groups of four more has 64 keys
 tiles that none of them sees. Head dimension 64, 16 bits, one clipped line a side; tables as every kernel reads them.
 
 tensors: (pointer, strides of batch, head and row in 16 bytes). tables: (Tables, record, parts_at, items_at, heads_at,
-blocks_at, blocks), see `weft.kernels.triton.tables`.
+blocks_at, blocks), see `weft.kernels.gpu.tables.pack`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.triton import backward, tables
-from weft.kernels.triton.device import positions
+from weft.kernels.gpu.ops.bounds import positions
+from weft.kernels.gpu.tables import pack
+from weft.kernels.triton import backward
 
 UNIT, TILE = gl.constexpr(8), gl.constexpr(64)  # elements in 16 bytes; queries of a tile
-STATS, MEMBER, PART = (gl.constexpr(x) for x in (backward.STATS, tables.HEAD, tables.PART))
+STATS, MEMBER, PART = (gl.constexpr(x) for x in (backward.STATS, pack.HEAD, pack.PART))
 LOG2E = gl.constexpr(1.4426950408889634)
 # Of a part's numbers those that `bounds` takes: step, length, the step's reciprocal, and two clipped lines.
-LINES = tables.PART + tables.AXIS
-OF_BOUNDS = gl.constexpr((*(tables.PART + n for n in (0, 2, 4, 5)), *(LINES + n for n in (0, 3, 4, 5, 16, 19, 20, 21))))
+LINES = pack.PART + pack.AXIS
+OF_BOUNDS = gl.constexpr((*(pack.PART + n for n in (0, 2, 4, 5)), *(LINES + n for n in (0, 3, 4, 5, 16, 19, 20, 21))))
 # Registers of a thread that computes and of one that loads; the first group has what the others leave of 3 x 168.
 COMPUTES, LOADS = gl.constexpr(224), gl.constexpr(56)
 LOADERS = gl.constexpr(4)  # warps that load
@@ -77,7 +78,7 @@ def room(dtype: gl.constexpr, COUNT: gl.constexpr, WIDTH: gl.constexpr):
 # ---- where things are ------------------------------------------------------------------------------------------------
 @gluon.jit
 def block_at(number, tables):
-    """(item, member) of a program's block, or beyond the last one of that; see `weft.kernels.triton.turns`."""
+    """(item, member) of a program's block, or beyond the last one of that; see `tables.tile_scheduler`."""
     at = tables[0] + tables[5] + 2 * gl.minimum(number, tables[6] - 1)
     return gl.load(at), gl.load(at + 1)
 
@@ -123,7 +124,7 @@ def axis_of(here):
 @gluon.jit
 def bounds(axis, i, first, count):
     """Positions among the walked from `first` on that rows i see, the first and the one after the last; as `lines` of
-    `weft.kernels.triton.device`, whose numbers were read before.
+    `weft.kernels.gpu.ops.bounds`, whose numbers were read before.
     """
     step, length, inverse, digits, rise, base, least, most, rise_to, base_to, least_to, most_to = axis
     low = gl.maximum(gl.minimum(gl.maximum(i * rise + base, least), most), 0)

@@ -21,9 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
 from weft.kernels.triton.groups import LOG2E, TILE, barriers, live, masked, seen
 from weft.kernels.triton.query_blocks import matrix, room_of_boxes
-from weft.kernels.triton.shared_code import COPIES, like_the_group_before, which_group
 from weft.planning import short
 
 GROUPS = gl.constexpr(short.SEEN)  # that compute, a key tile each

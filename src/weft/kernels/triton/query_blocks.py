@@ -1,6 +1,6 @@
 # ruff: noqa: PLR0913 - kernels take as many arguments as they need, and Gluon is not all of Python
 """Where a forward by warp groups finds the queries and keys of its blocks, and memory for them. Functions of Gluon,
-inlined into an emitted kernel; mine: a block's numbers, as `weft.kernels.triton.tables` and `shares` leave them.
+inlined into an emitted kernel; mine: a block's numbers, as `weft.kernels.gpu.tables.pack` and `shares` leave them.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from weft.kernels.triton import shares
-from weft.kernels.triton import tables as words
+from weft.kernels.gpu.tables import consumer_ranges
+from weft.kernels.gpu.tables import pack as words
 from weft.kernels.triton.groups import TILE, bounds
 
-RUN, SHARE = gl.constexpr(4), gl.constexpr(shares.SHARE)  # integers of an item: a run of one term, a share of a group
-FOLDS = gl.constexpr(shares.FOLDS)
+RUN, SHARE = gl.constexpr(4), gl.constexpr(consumer_ranges.SHARE)  # integers of a term's run; of a group's share
+FOLDS = gl.constexpr(consumer_ranges.FOLDS)
 TERM = gl.constexpr(words.PART + words.axis_words(1))  # words of a term
 
 

@@ -1,11 +1,11 @@
 # ruff: noqa: PLR0913 - kernels take as many arguments as they need, and Gluon is not all of Python
 """A forward's short runs, of four tiles at most: terms one after the other, and a run's first and last tile as one.
 Functions of Gluon, inlined into an emitted kernel; as those of `group_queries.walk`, and more code, which four copies
-would have warps wait for (`weft.kernels.triton.shared_code`).
+would have warps wait for (`weft.kernels.gpu.compile.dedup`).
 
 A window of a multiple of 64 keys has of 64 queries' first tile what is right of a diagonal, and of the last what is
 left of it: no query sees the same column of both. So a column's score is of either, one exponential makes its weight,
-and only products are made of both tiles (`weft.kernels.triton.shares` says where).
+and only products are made of both tiles (`weft.kernels.gpu.tables.consumer_ranges` says where).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language import debug_barrier
 
-from weft.kernels.triton import shares
+from weft.kernels.gpu.tables import consumer_ranges
 from weft.kernels.triton.groups import OF_BOUNDS, barriers, bounds, places_of
 from weft.kernels.triton.query_blocks import RUN, SHARE, TERM, tiles_of
 
@@ -25,7 +25,7 @@ NUMBERS, GROUP, ITEM, FLAT = (gl.constexpr(x) for x in (64, 12, 48, gl.SwizzledS
 PLACES, OF_MEMBER, KEYS, END = (gl.constexpr(x) for x in (4, 10, 13, 15))  # of those from ITEM on
 AXES = gl.constexpr(32)  # numbers of both terms' axes, then a step of queries
 OF_AXIS = gl.constexpr(len(OF_BOUNDS.value))  # of one axis
-HALF = gl.constexpr(shares.MOST.bit_length())  # bits of a bound
+HALF = gl.constexpr(consumer_ranges.MOST.bit_length())  # bits of a bound
 
 
 @gluon.jit

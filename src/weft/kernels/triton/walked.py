@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from weft.kernels.triton.configure import few_specs, walk_spec
-from weft.kernels.triton.descriptors import OF_FEW, READ, WRITTEN, Which
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.gpu.configure import few_specs, walk_spec
+from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, Which
+from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.few_keys import GROUPS, JOINED, TILE, TILES, FewKeys, parts_of
 from weft.planning.problem import Problem
 from weft.planning.reach import Reach

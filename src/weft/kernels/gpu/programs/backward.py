@@ -11,6 +11,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
+from weft.kernels.gpu.configure import chained, for_card
+from weft.kernels.gpu.descriptors import boxes as boxes_of
+from weft.kernels.gpu.descriptors import walk_names
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Role, Slot, Step, Strides, Table
 from weft.kernels.gpu.programs.launches import (
@@ -22,11 +25,8 @@ from weft.kernels.gpu.programs.launches import (
     wave_launches,
     widened,
 )
+from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.triton.backward import STATS
-from weft.kernels.triton.configure import chained, for_card
-from weft.kernels.triton.descriptors import boxes as boxes_of
-from weft.kernels.triton.descriptors import walk_names
-from weft.kernels.triton.spec import KernelSpec
 from weft.kernels.triton.walked import Walked
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import chain
 from math import inf
 
+from weft.kernels.gpu.configure import for_card
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Fill, LaunchProgram, Slot
 from weft.kernels.gpu.programs.launches import Bindings, tables_of, wave_launches, widened
 from weft.kernels.gpu.programs.sinks import join_sinks
-from weft.kernels.triton.configure import for_card
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.settings import interpreted
 

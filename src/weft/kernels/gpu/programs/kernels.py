@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.kernels.gpu.compile.source import Source
 from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.program import LaunchProgram, row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import split_kv_program
-from weft.kernels.triton.described import Source
 from weft.planning.attention_plan import AttentionPlan
 from weft.target import Gpu
 

@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 
 from weft.caching import cached
+from weft.kernels.gpu.arguments import described, reads, scalars, writes
+from weft.kernels.gpu.compile.load import source_of
+from weft.kernels.gpu.configure import wave_specs
+from weft.kernels.gpu.descriptors import FORWARD, Box, box_names
+from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.layout import PARTS, Layout, Options, dense_rows
 from weft.kernels.gpu.program import (
     Argument,
@@ -22,16 +27,11 @@ from weft.kernels.gpu.program import (
     Strides,
     Table,
 )
-from weft.kernels.triton.arguments import described, reads, scalars, writes
+from weft.kernels.gpu.spec import KernelSpec
+from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
+from weft.kernels.gpu.tables.pack import Place
+from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.kernels.triton.backward import STATS
-from weft.kernels.triton.configure import wave_specs
-from weft.kernels.triton.descriptors import FORWARD, Box, box_names
-from weft.kernels.triton.descriptors import boxes as boxes_of
-from weft.kernels.triton.load import source_of
-from weft.kernels.triton.spec import KernelSpec
-from weft.kernels.triton.tables import Place
-from weft.kernels.triton.turns import in_turns
-from weft.kernels.triton.waves import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan, Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction

@@ -29,7 +29,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from weft.errors import UnsupportedKernel
-from weft.kernels.triton.stages import VERSIONS
+from weft.kernels.gpu.compile.stages import VERSIONS
 
 GROUP = 128  # threads
 COPIES = gl.constexpr(not triton.__version__.startswith(VERSIONS))  # whether each group has code of its own

@@ -7,9 +7,9 @@
               coordinate
     items     for each tile: (first query, queries) for each axis; then for each part and axis (first key, keys, tiles
               before the full ones, full tiles). Where tokens are listed, first is a place in the list. Of a
-              forward by warp groups more: see `weft.kernels.triton.shares`
+              forward by warp groups more: see `weft.kernels.gpu.tables.consumer_ranges`
     members   for each head and launch of the wave HEAD integers: which head, and where the launch's tables are
-    blocks    of warp groups, (item, member) of each: see `weft.kernels.triton.turns`
+    blocks    of warp groups, (item, member) of each: see `weft.kernels.gpu.tables.tile_scheduler`
 
 A kernel reaches everything that it needs in two loads that wait for each other (three, where launches are packed).
 """
@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from weft.acsr.bits import BACKWARDS
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
-from weft.kernels.triton.boxes import whole_boxes
-from weft.kernels.triton.shares import is_short, shares_of, time_of
+from weft.kernels.gpu.tables.boxes import whole_boxes
+from weft.kernels.gpu.tables.consumer_ranges import is_short, shares_of, time_of
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.candidates import IN_GROUPS
@@ -78,12 +78,12 @@ class Kind(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class LaunchTables:
     """One launch. words: everything but the members and blocks. rank: axes (0: the remainder). work: tiles visited by
-    each item, or of a forward by warp groups `shares.time_of`.
+    each item, or of a forward by warp groups `consumer_ranges.time_of`.
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
-    column of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `weft.kernels.triton.boxes`. lines:
-    see `weft.planning.lines`. reach: of a forward by warp groups what descriptors reach, see `weft.planning.reach`.
-    short: and whether its runs are, see `weft.kernels.triton.shares`.
+    column of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `tables.boxes`. lines: see
+    `weft.planning.lines`. reach: of a forward by warp groups what descriptors reach, see `weft.planning.reach`. short:
+    and whether its runs are, see `tables.consumer_ranges`.
     """
 
     words: Words

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK
-from weft.kernels.triton.tables import Kind, LaunchTables, Place, Words, block_tables, launch_tables
+from weft.kernels.gpu.tables.pack import Kind, LaunchTables, Place, Words, block_tables, launch_tables
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
 from weft.planning.attention_plan import Heads, Share
@@ -49,7 +49,7 @@ class Wave:
     merges: some row is visited by another wave too. joins: it visits every row once and comes last, and adds what the
     others left for the few rows that these visit. whole: every column of every box exists. terms: the most of one
     launch. lines: every bound is a clipped line. reach, short, work: of the only launch, see
-    `LaunchTables`. blocks_at: where the list of blocks is, see `weft.kernels.triton.turns`.
+    `LaunchTables`. blocks_at: where the list of blocks is, see `weft.kernels.gpu.tables.tile_scheduler`.
     """
 
     words: Words

@@ -1,6 +1,6 @@
 """What a forward by warp groups reads of an item beside what every kernel does, so that no group computes it.
 
-After an item's other integers (`weft.kernels.triton.tables`): place and lane (`weft.planning.reach`) of its first query
+After an item's other integers (`tables.pack`): place and lane (`weft.planning.reach`) of its first query
 and of each part's first key; then for each part and each group of GROUP rows SHARE integers: the first tile of columns
 that some row sees and the one after the last, the tiles that all rows see whole, from the first to the one after the
 last, and whether the first and the last tile fold. Tiles count from the run's first column.

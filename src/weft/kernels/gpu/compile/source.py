@@ -12,7 +12,7 @@ class Source:
     """A module with one kernel, `kernel`. types: of its arguments, in order. aligned: pointers that are multiples of 16
     bytes, by place. registers: the most that a thread may use, 0: what the compiler takes. spec: what it was emitted
     from, as JSON for people. early: a launch of it may begin while the one before it ends. gluon: it is written in
-    Triton's dialect of that name. shared: its warp groups share their code, see `weft.kernels.triton.shared_code`.
+    Triton's dialect of that name. shared: its warp groups share their code, see `weft.kernels.gpu.compile.dedup`.
     """
 
     name: str

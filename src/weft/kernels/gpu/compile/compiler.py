@@ -29,12 +29,12 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from weft import store
 from weft.errors import UnsupportedKernel
-from weft.kernels.triton import keys, shared_code, stages, translated
-from weft.kernels.triton.described import Source
+from weft.kernels.gpu.compile import dedup, keys, miscompiles, stages
+from weft.kernels.gpu.compile.source import Source
 from weft.settings import interpreted
 
 LAYOUT = 3  # of what an entry holds; raised whenever `_revived` would read an older one wrongly
-# Kernels that `weft.kernels.triton.ahead` compiles, by their keys, until somebody takes them. Threads end with a fork.
+# Kernels that `compile.ahead` compiles, by their keys, until somebody takes them. Threads end with a fork.
 UNDER_WAY: dict[str, Future[CompiledKernel]] = {}
 os.register_at_fork(after_in_child=UNDER_WAY.clear)
 
@@ -75,7 +75,7 @@ def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU. Raises UnsupportedKernel where that went wrong without a word."""
     kernel = _compiled(source, target)
     with stages.without_collection():
-        wrong = translated.mistake(kernel, target)
+        wrong = miscompiles.mistake(kernel, target)
     if wrong:
         raise UnsupportedKernel(
             f"the kernel {source.name} for {target.arch}",
@@ -89,9 +89,9 @@ def _compiled(source: Source, target: GPUTarget) -> CompiledKernel:
     """What Triton makes of a source, by `triton.compile` where somebody watches it or `stages` does not know it."""
     described, options = _described(source), _options(source, target)
     if stages.watched() or knobs.compilation.listener or not triton.__version__.startswith(stages.VERSIONS):
-        with shared_code.sharing() if source.shared else nullcontext():
+        with dedup.sharing() if source.shared else nullcontext():
             return triton.compile(described, target=target, options=options)
-    rewrite = shared_code.rewritten if source.shared else None
+    rewrite = dedup.rewritten if source.shared else None
     return stages.run(described, target, options, key_of(source, target), rewrite)
 
 
@@ -133,11 +133,11 @@ def storable() -> bool:
 
 
 def key_of(source: Source, target: GPUTarget) -> str:
-    """The hash of all that decides the machine code, and of what is refused: see `weft.kernels.triton.keys`."""
+    """The hash of all that decides the machine code, and of what is refused: see `weft.kernels.gpu.compile.keys`."""
     kernel = keys.reached(module_of(source).kernel), source.types, source.aligned, source.gluon
-    rewritten = inspect.getsource(shared_code) if source.shared else ""
+    rewritten = inspect.getsource(dedup) if source.shared else ""
     told = keys.target_content(target, _options(source, target))
-    return keys.digest([LAYOUT, kernel, rewritten, told, keys.compiler(), keys.environment(), translated.VERSION])
+    return keys.digest([LAYOUT, kernel, rewritten, told, keys.compiler(), keys.environment(), miscompiles.VERSION])
 
 
 def _files(source: Source, target: GPUTarget, kernel: CompiledKernel) -> dict[str, bytes]:

@@ -1,8 +1,8 @@
 """Kernels that compile at the same time, before anybody asks for the first of them.
 
 Threads do it. Of a compilation only the walk over the syntax tree holds Python's lock, and these walks follow each
-other (`weft.kernels.triton.stages`). LLVM releases the lock; the assembler and the disassembler are processes. So the
-check of one kernel overlaps the compilation of the next.
+other (`weft.kernels.gpu.compile.stages`). LLVM releases the lock; the assembler and the disassembler are processes. So
+the check of one kernel overlaps the compilation of the next.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
-from weft.kernels.triton import source as compiling
-from weft.kernels.triton.described import Source
+from weft.kernels.gpu.compile import compiler as compiling
+from weft.kernels.gpu.compile.source import Source
 
 
 def compile_all(sources: Iterable[Source], target: GPUTarget) -> None:

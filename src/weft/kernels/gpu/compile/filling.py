@@ -14,10 +14,10 @@ from typing import NamedTuple
 from triton.backends.compiler import GPUTarget
 
 from weft import store
-from weft.kernels.triton import source as compiling
-from weft.kernels.triton.described import Source
+from weft.kernels.gpu.compile import compiler as compiling
+from weft.kernels.gpu.compile.source import Source
 
-MAIN = "weft.kernels.triton.source"  # what a process imports before it compiles
+MAIN = "weft.kernels.gpu.compile.compiler"  # what a process imports before it compiles
 
 
 class Made(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.kernels.triton.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.spec import KernelSpec
 
 JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
 STRIDED = {

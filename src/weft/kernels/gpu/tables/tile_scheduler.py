@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.kernels.triton.waves import Wave
+from weft.kernels.gpu.tables.batches import Wave
 from weft.pattern.bounds import Ints
 
 MOST = 1 << 14  # blocks, with more of which no program has few

@@ -1,4 +1,4 @@
-"""KernelSpec -> kernel: its source, and the types of its arguments; `weft.kernels.triton.source` does the rest."""
+"""KernelSpec -> kernel: its source and the types of its arguments; `compile.compiler` does the rest."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from weft.kernels.triton.arguments import FLOATS, PLAIN, ROUNDS, arguments, described, tensors
-from weft.kernels.triton.described import POINTERS, Source
-from weft.kernels.triton.descriptors import box_kind
+from weft.kernels.gpu.arguments import FLOATS, PLAIN, ROUNDS, arguments, described, tensors
+from weft.kernels.gpu.compile.source import POINTERS, Source
+from weft.kernels.gpu.descriptors import box_kind
+from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.triton.emit import emit
-from weft.kernels.triton.spec import KernelSpec
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
@@ -65,16 +65,16 @@ def signature(spec: KernelSpec) -> dict[str, str]:
 
 def compile_for(spec: KernelSpec, target: GPUTarget) -> CompiledKernel:
     """The kernel, compiled; needs no GPU."""
-    from weft.kernels.triton import source  # it imports Triton
+    from weft.kernels.gpu.compile import compiler  # it imports Triton
 
-    return source.compile_for(source_of(spec), target)
+    return compiler.compile_for(source_of(spec), target)
 
 
 def stored(spec: KernelSpec, target: GPUTarget) -> CompiledKernel:
     """The kernel from the store, or compiled and put there; needs no GPU."""
-    from weft.kernels.triton import source  # it imports Triton
+    from weft.kernels.gpu.compile import compiler  # it imports Triton
 
-    return source.stored(source_of(spec), target)
+    return compiler.stored(source_of(spec), target)
 
 
 __all__ = ["arguments", "compile_for", "signature", "source_of", "stored"]

@@ -16,7 +16,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 
-from weft.kernels.triton.machine_code import LOOKED_UP, Flow, Instruction, parse, table_of
+from weft.kernels.gpu.compile.sass import LOOKED_UP, Flow, Instruction, parse, table_of
 
 VERSION = 1  # of what is refused; raised whenever a kernel that was accepted may now be refused
 HOPPER = 90  # whose products run while other instructions do
