@@ -15,6 +15,8 @@ import io
 import os
 import re
 import shlex
+import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -137,3 +139,9 @@ def _shown(printed: str, pictures: list[str]) -> str:
     language = "python" if printed.startswith('"""') else "text"  # the source of a kernel opens so
     text = f"\n```{language}\n{printed.strip(chr(10))}\n```\n" if printed.strip() else ""
     return text + "".join(f"\n![{Path(name).stem}]({name})\n" for name in pictures)
+
+
+if __name__ == "__main__":  # the code of pages, with the weft that is installed
+    for page in map(Path, sys.argv[1:]):
+        with tempfile.TemporaryDirectory() as beside:
+            print(execute(page.read_text(encoding="utf-8"), page.name, Path(beside)))
