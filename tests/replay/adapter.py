@@ -12,6 +12,7 @@ from unittest import mock
 from tests.triton.resources import TARGETS
 from tests.triton.specs import card, layout_of, options_of, tiling_with_dq
 
+from weft.kernels.gpu import select
 from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.program import Pointer
 from weft.kernels.gpu.programs import backward
@@ -63,7 +64,7 @@ def _trace_call(case, gpu):
         del phases["deterministic"]
     if case.one_kernel:
         fixed = plan_attention(call.pattern, call.problem(), gpu, (("dkdv", tiling_with_dq(call)),))
-        with mock.patch.object(backward, "in_one_kernel", lambda plan: True):
+        with mock.patch.object(select, "lists_one_kernel", lambda plan: True):
             phases["one kernel"] = _backward(call, fixed, False)
     return Trace(plan, phases)
 

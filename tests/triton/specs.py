@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 
 import weft
+from weft.kernels.gpu import select
 from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs import backward
@@ -68,7 +69,7 @@ def programs_of(call, gpu=GPU):
     else:
         forward = split_kv_program(plan.by_rows.plan, layout, options, IMAGINED)
     options = options._replace(deterministic=not call.one_kernel, with_delta=bool(call.options.get("sinks")))
-    with mock.patch.object(backward, "in_one_kernel", lambda plan: call.one_kernel):
+    with mock.patch.object(select, "lists_one_kernel", lambda plan: call.one_kernel):
         return forward, backward.backward_program(plan, layout_of(call, "gradients"), options)
 
 

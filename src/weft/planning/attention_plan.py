@@ -12,7 +12,7 @@ from weft.errors import UnsupportedKernel
 from weft.pattern.algebra import Pattern
 from weft.planning import explain, interpret, verify, verify_fused
 from weft.planning.choose import BACKWARDS, FORWARDS, Beside, Decision, Fixed, beside_tiles, plan_rows, tilings
-from weft.planning.families import fused_backward, split_kv, tile
+from weft.planning.families import fused_backward, hopper, split_kv, tile
 from weft.planning.families.base import Alternative, InTiles, Pass, Tiled
 from weft.planning.families.fused_backward import Fused, FusedBackward
 from weft.planning.families.one_kernel import OneKernel
@@ -51,8 +51,15 @@ class AttentionPlan:
         """The same pairs by tiles of keys. On a CPU a plan may be its own transpose: both sides are planned alike."""
         return self._planned("dkdv", [share.plan.acsr.transpose() for share in self.forward])
 
+    def in_groups(self, direction: Direction) -> tuple[Share, ...] | None:
+        """Tiles for warp groups that specialise; None where they are others, or have no such kernel."""
+        asked = any(share.plan.tiling and share.plan.tiling.groups for share in self.towards(direction))
+        return self.towards(direction) if asked and not hopper.reasons_against(self.asked(direction)) else None
+
     def in_step(self, direction: Direction) -> tuple[Share, ...]:
-        """Tiles where all warps do the same, for calls that have no kernel whose groups specialise."""
+        """Tiles where all warps do the same: for calls that allow no other."""
+        if direction == "dq":
+            return self.queries
         return self._forward_in_step if direction == "forward" else self._keys_in_step
 
     @cached_property

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
+from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import chained, for_card
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.descriptors import walk_names
@@ -20,7 +21,6 @@ from weft.kernels.gpu.programs.launches import (
     Bindings,
     Packed,
     kernel_launch,
-    may_specialise,
     tables_of,
     wave_launches,
     widened,
@@ -29,6 +29,7 @@ from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.walked import Walked
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families import fused_backward, one_kernel
 from weft.planning.families.fused_backward import FusedBackward
 from weft.planning.problem import Problem
 from weft.settings import interpreted
@@ -43,9 +44,11 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     With `options.with_delta` also delta (B, Hq, M): what the gradient of sinks takes. Raises UnsupportedKernel where
     the card has no room for the plan's kernels.
     """
-    if plan.fused_backward and may_specialise(layout, options, plan.problem):
+    family = select.gradients(plan, layout, options)
+    if family == fused_backward.NAME:
+        assert plan.fused_backward is not None, "what is selected is listed"
         return walk_program(plan, plan.fused_backward, layout, options)
-    summing = not options.deterministic and in_one_kernel(plan)
+    summing = family == one_kernel.NAME
     queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
     keys = keys_program(plan, layout, options, summing)
     outputs = ("dq", "dk", "dv") + ("delta",) * options.with_delta
@@ -55,11 +58,6 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     dq = result("dq", "q", plan.problem, layout, (plan.problem.dtype, plan.problem.d))
     last = LaunchProgram("dq", (found.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
     return found.then(last, outputs)
-
-
-def in_one_kernel(plan: AttentionPlan) -> bool:
-    """Whether the kernel that walks keys makes dq too, where the order of sums is free."""
-    return plan.in_one is not None
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
