@@ -16,7 +16,7 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.program import Pointer
 from weft.kernels.gpu.programs import backward
-from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.rowwise import decode_plan
@@ -79,9 +79,7 @@ def _trace_step(case, gpu):
 
 def _forward(call, plan, gpu):
     layout, options = layout_of(call, "qkv"), options_of(call)
-    if plan.by_rows is not None:
-        return _launches(split_kv_program(plan.by_rows.plan, layout, options, gpu.processors))
-    return _launches(forward_program(plan, layout, options))
+    return _launches(chosen_forward(plan, layout, options, gpu.processors))
 
 
 def _backward(call, plan, deterministic):

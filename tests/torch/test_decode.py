@@ -400,9 +400,9 @@ def test_a_plan_that_takes_rows_has_a_backward_by_tiles(name, monkeypatch):
     monkeypatch.setattr(split_kv, "WORTH", -inf)
     caching.clear()
     tensors = [x.to(DEVICE).requires_grad_() for x in qkv(m, n, batch=1, heads=(4, 2), dims=(16, 24))]
-    from weft.torch import gpu
+    from weft.kernels.gpu.programs import forward
 
-    with mock.patch.object(gpu, "split_kv_program", wraps=gpu.split_kv_program) as by_rows:
+    with mock.patch.object(forward, "split_kv_program", wraps=forward.split_kv_program) as by_rows:
         out, lse = weft.attention(*tensors, pattern, return_lse=True, backend="triton")
     caching.clear()
     assert by_rows.call_count == 1

@@ -17,7 +17,7 @@ from weft.errors import UnsupportedKernel, WeftError
 from weft.kernels.gpu.layout import Layout, Options, Vector, rows_like
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
-from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
 from weft.kernels.options import Modifiers
@@ -176,9 +176,7 @@ def _dtype(x: torch.Tensor) -> str:
 def bound_forward(plan: AttentionPlan, layout: Layout, options: Options, device: torch.device) -> Bound:
     """The program of a forward on a device, by rows where the plan says so."""
     refuse_capture(f"attention on {plan.problem}", gpu_of(device))
-    if plan.by_rows is not None:
-        return Bound(split_kv_program(plan.by_rows.plan, layout, options, processors_of(device)), device)
-    return Bound(forward_program(plan, layout, options), device)
+    return Bound(chosen_forward(plan, layout, options, processors_of(device)), device)
 
 
 @cached(512)

@@ -11,7 +11,7 @@ from weft.kernels.gpu.layout import Layout, Options, dense_rows
 from weft.kernels.gpu.tables.batches import Waves
 from weft.kernels.triton.backward import STATS
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families import fused_backward, one_kernel, tile
+from weft.planning.families import fused_backward, one_kernel, split_kv, tile
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
@@ -23,6 +23,11 @@ class Tiles(NamedTuple):
 
     shares: tuple[Share, ...]
     groups: bool
+
+
+def forward(plan: AttentionPlan) -> str:
+    """The family that computes the forward: all of it is decided in the plan."""
+    return tile.NAME if plan.by_rows is None else split_kv.NAME
 
 
 def gradients(plan: AttentionPlan, layout: Layout, options: Options) -> str:
