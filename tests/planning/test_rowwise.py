@@ -6,12 +6,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import weft
+from weft.acsr.steady import why_unsteady
 from weft.errors import AlignmentError, InputError, LengthError
 from weft.pattern.bounds import IntTable, Stair, Steps
 from weft.pattern.leaves import Affine
 from weft.pattern.relation import Relation, Residue
 from weft.planning.problem import Problem
-from weft.planning.rowwise import LEAST_CAPACITY, decode_plan, row_plan, why_unsteady
+from weft.planning.rowwise import LEAST_CAPACITY, decode_plan, row_plan
 from weft.testing import strategies
 from weft.testing.cases import CASES, At
 

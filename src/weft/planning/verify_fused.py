@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from weft.acsr.format import Acsr, Term
+from weft.acsr.proof import require
 from weft.planning.families.fused_backward import SEEN, FusedBackward, ShortWindow
 from weft.planning.families.sparse_keys import TILE, SparseKeys
-from weft.planning.verify import ROWS, require
+from weft.planning.verify import ROWS
 
 
 def verify_fused(fused: FusedBackward, acsr: Acsr) -> None:

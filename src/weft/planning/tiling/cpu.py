@@ -15,11 +15,11 @@ from math import lcm, prod
 import numpy as np
 
 from weft.acsr.format import Acsr, Grid, Term
+from weft.acsr.relayout import Lanes, lanes_of, live_range, natural_step
 from weft.caching import cached
 from weft.pattern.bounds import IntTable
 from weft.pattern.listed import EVERY, Listed
 from weft.planning.problem import Problem
-from weft.planning.relayout import Lanes, lanes_of, live_range, natural_step
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
 from weft.target import CPU, Target
 
