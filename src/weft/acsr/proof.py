@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
-from weft.acsr.format import Acsr, Term
+from weft.acsr.format import BLOCK, Acsr, Term
 from weft.acsr.lower import Union, lower
 from weft.errors import VerificationError
 from weft.pattern.algebra import Pattern
@@ -43,6 +43,22 @@ def _share(a: Term, b: Term) -> bool:
     except algebra.NotAffineError as reason:
         require(False, f"whether two terms share pairs cannot be proven: {reason}")
         return True
+
+
+def verify_remainder(acsr: Acsr) -> None:
+    """Raise VerificationError unless each block is listed once, inside the mask, with bits where it is partial."""
+    remainder = acsr.remainder
+    listed = remainder.rows.astype(np.int64) * (1 + int(remainder.cols.max(initial=0))) + remainder.cols
+    require(bool((np.diff(listed) > 0).all()), "the remainder lists a block twice, or out of order")
+    inside = (
+        (remainder.rows >= 0)
+        & (remainder.cols >= 0)
+        & (remainder.rows * BLOCK < acsr.m)
+        & (remainder.cols * BLOCK < acsr.n)
+    )
+    require(bool(inside.all()), "a block of the remainder lies outside the mask")
+    partial = np.sort(remainder.bit_index[remainder.bit_index >= 0])
+    require(np.array_equal(partial, np.arange(len(remainder.bits))), "the remainder's bits and blocks disagree")
 
 
 # ---- meaning -----------------------------------------------------------------------------------------------------

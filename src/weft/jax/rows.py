@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import Term
-from weft.acsr.relayout import Lanes, lanes_of, live_range, natural_step
+from weft.acsr.relayout import Lanes, lanes_of, live_range, natural_step, on_axis
 from weft.jax.structure import Axis, TileLoop, bucket
 from weft.pattern.bounds import Ints, Stair
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import Relation
-from weft.planning.tiling.cpu import on_axis
 
 Table: TypeAlias = NDArray[np.int32] | NDArray[np.uint8] | NDArray[np.bool_]
 Tables: TypeAlias = dict[str, Table]

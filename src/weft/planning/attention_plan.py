@@ -11,7 +11,17 @@ from weft.acsr.interpret import Reals
 from weft.errors import UnsupportedKernel
 from weft.pattern.algebra import Pattern
 from weft.planning import explain, interpret, verify, verify_fused
-from weft.planning.choose import BACKWARDS, FORWARDS, Beside, Decision, Fixed, beside_tiles, plan_rows, tilings
+from weft.planning.choose import (
+    BACKWARDS,
+    FORWARDS,
+    Beside,
+    Decision,
+    Fixed,
+    beside_tiles,
+    plan_rows,
+    tilings,
+    without_groups,
+)
 from weft.planning.families import fused_backward, hopper, split_kv, tile
 from weft.planning.families.base import Alternative, InTiles, Pass, Tiled
 from weft.planning.families.fused_backward import Fused, FusedBackward
@@ -20,7 +30,6 @@ from weft.planning.families.split_kv import ByRows
 from weft.planning.heads import Share, check_extent, count_heads, distinct_heads, rows_of
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiling import DIRECTIONS, OF_GRADIENTS, Direction
-from weft.planning.tiling.gpu import plan_for_device
 from weft.target import CPU, Gpu, Target
 
 
@@ -58,25 +67,7 @@ class AttentionPlan:
 
     def in_step(self, direction: Direction) -> tuple[Share, ...]:
         """Tiles where all warps do the same: for calls that allow no other."""
-        if direction == "dq":
-            return self.queries
-        return self._forward_in_step if direction == "forward" else self._keys_in_step
-
-    @cached_property
-    def _forward_in_step(self) -> tuple[Share, ...]:
-        return self._without_groups("forward")
-
-    @cached_property
-    def _keys_in_step(self) -> tuple[Share, ...]:
-        return self._without_groups("dkdv")
-
-    def _without_groups(self, direction: Direction) -> tuple[Share, ...]:
-        shares = self.towards(direction)
-        if not isinstance(self.target, Gpu) or not any(s.plan.tiling and s.plan.tiling.groups for s in shares):
-            return shares
-        tiling = tile.usual(direction, self.problem, 1, self.target)
-        plans = [plan_for_device(s.plan.acsr, self.problem, self.target, tiling) for s in shares]
-        return tuple(replace(share, plan=plan) for share, plan in zip(shares, plans, strict=True))
+        return without_groups(direction, self.towards(direction), self.problem, self.target)
 
     # ---- what computes it ----
     @cached_property

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeAlias, TypeVar
 
+from weft.caching import cached
 from weft.planning.families import fused_backward, hopper, one_kernel, split_kv, tile
 from weft.planning.families.base import Alternative, Family, InTiles, Pass, Rows, Tiled
+from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.resources import of_blocks
 from weft.planning.tiles import TilePlan
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.tiling.cpu import plan_tiles
+from weft.planning.tiling.gpu import plan_for_device
 from weft.target import Gpu, Target
 
 Fixed: TypeAlias = tuple[tuple[Direction, Tiling], ...]  # tilings that somebody asked for
@@ -79,7 +82,7 @@ def beside_tiles(asked: InTiles, families: Beside, fixed: bool) -> Decision[Alte
 
 def offered(asked: Pass) -> tuple[Tiling, ...]:
     """The tilings that a call with such rows chooses from."""
-    return tuple(dict.fromkeys(one.tilings[0] for one in tilings(asked).weighed if len(one.packs) == 1))
+    return tuple(dict.fromkeys(one.tilings[0] for one in tilings(asked).weighed if len(set(one.ways)) == 1))
 
 
 def plan_rows(
@@ -98,3 +101,14 @@ def _with_blocks(direction: Direction, plan: TilePlan, problem: Problem, gpu: Gp
     if plan.blocks is None or plan.tiling is None:
         return plan
     return replace(plan, of_blocks=of_blocks(direction, problem, plan.tiling, gpu))
+
+
+@cached(128)  # tables are packed once for the same shares
+def without_groups(
+    direction: Direction, shares: tuple[Share, ...], problem: Problem, target: Target | Gpu
+) -> tuple[Share, ...]:  # fmt: skip
+    """Shares in tiles whose warps all do the same."""
+    if not isinstance(target, Gpu) or not any(share.plan.tiling and share.plan.tiling.groups for share in shares):
+        return shares
+    tiling = tile.usual(direction, problem, 1, target)
+    return tuple(replace(share, plan=plan_for_device(share.plan.acsr, problem, target, tiling)) for share in shares)

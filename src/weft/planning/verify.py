@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.acsr import proof
-from weft.acsr.format import BLOCK, Grid, Term
-from weft.acsr.proof import joined, require, thinned, verify_disjoint
+from weft.acsr.format import Grid, Term
+from weft.acsr.proof import joined, require, thinned, verify_disjoint, verify_remainder
 from weft.acsr.relayout import Lanes
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Ints, IntTable
@@ -208,18 +208,9 @@ def _listed_keys(axis: AxisPlan, listed: Listed, queries: Ints, span: tuple[Ints
 
 
 def _blocks(plan: TilePlan) -> None:
+    """Every block of the remainder is planned once, in its own row of blocks."""
     remainder = plan.acsr.remainder
-    listed = remainder.rows.astype(np.int64) * (1 + int(remainder.cols.max(initial=0))) + remainder.cols
-    require(bool((np.diff(listed) > 0).all()), "the remainder lists a block twice, or out of order")
-    inside = (
-        (remainder.rows >= 0)
-        & (remainder.cols >= 0)
-        & (remainder.rows * BLOCK < plan.acsr.m)
-        & (remainder.cols * BLOCK < plan.acsr.n)
-    )
-    require(bool(inside.all()), "a block of the remainder lies outside the mask")
-    partial = np.sort(remainder.bit_index[remainder.bit_index >= 0])
-    require(np.array_equal(partial, np.arange(len(remainder.bits))), "the remainder's bits and blocks disagree")
+    verify_remainder(plan.acsr)
     if plan.blocks is None:
         require(len(remainder) == 0, f"{len(remainder)} blocks of the remainder are planned nowhere")
         return

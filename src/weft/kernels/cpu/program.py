@@ -18,8 +18,8 @@ import torch
 
 from weft.acsr.format import BLOCK, Grid
 from weft.pattern.bounds import Ints
+from weft.planning.families.cpu import CHUNK
 from weft.planning.tiles import AxisPlan, Launch, Part, TileIndex, TilePlan
-from weft.planning.tiling.cpu import CHUNK
 
 
 @dataclass(frozen=True)
