@@ -21,6 +21,7 @@ from weft.pattern.composites import (
     random_blocks,
     segments,
 )
+from weft.pattern.excerpt import excerpt
 from weft.pattern.families import (
     block_diffusion,
     radial,
@@ -111,6 +112,7 @@ __all__ = [
     "folded",
     "bits",
     "sized",
+    "excerpt",
 ]  # fmt: skip
 
 
