@@ -80,4 +80,6 @@ def _with_sets(term: Term, made: tuple[Grid, Grid, tuple[Relation, ...]], by: tu
     found = Term(*made)
     if term.rows.is_every and term.keys.is_every:
         return found
-    return found.chosen(*(EVERY if x.is_every else x.moved(-d) for x, d in zip((term.rows, term.keys), by, strict=True)))
+    return found.chosen(
+        *(EVERY if x.is_every else x.moved(-d) for x, d in zip((term.rows, term.keys), by, strict=True))
+    )

@@ -1,4 +1,4 @@
-"""What one rank computes: parts, each with some of its rows, some keys side by side, and what these rows see of them."""
+"""What one rank computes: parts, each of some of its rows, of keys side by side, and of what the rows see of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Literal
 
 import numpy as np
 
-import weft
 from weft.acsr.format import Acsr
-from weft.distributed.needs import needed
+from weft.acsr.needs import needed
+from weft.acsr.tokens import Tokens, union
 from weft.distributed.plan import Plan, boxes_of
 from weft.distributed.shards import pairs_between
-from weft.distributed.tokens import Tokens, union
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Ints
-from weft.pattern.excerpt import Box
+from weft.pattern.composites import segments
+from weft.pattern.excerpt import Box, excerpt
 from weft.pattern.relation import Relation
 
 GAP, MOST = 1024, 4  # tokens between runs of keys that are one piece nevertheless; pieces at most
@@ -55,7 +55,8 @@ def local_of(plan: Plan, rank: int) -> Local:
     held, moved = plan.shards.tokens[rank], plan.moved[rank]
     maker = _Maker(plan, rank)
     rest = boxes_of(held - moved, plan.shards.shape) if len(moved) else plan.shards.boxes[rank]
-    before, after = [], []
+    before: list[Part] = []
+    after: list[Part] = []
     for boxes in _split(plan, rank, rest):
         part = maker.part(boxes)
         (before if isinstance(part.keys, str) else after).append(part)
@@ -115,13 +116,13 @@ class _Maker:
         cells = [[self._excerpt(a, b) for b in k] for a in q]
         if len(q) == len(k) == 1:
             return cells[0][0]
-        return weft.segments([a.size for a in q], cells, key_lengths=[b.size for b in k])
+        return segments([a.size for a in q], cells, key_lengths=[b.size for b in k])
 
     def _excerpt(self, q: Box, k: Box) -> Pattern:
         queries, keys = ([(a, a + n) for a, n in zip(box.first, box.sizes, strict=True)] for box in (q, k))
         if len(self.shape) == 1:
-            return weft.excerpt(self.plan.pattern, self.shape[0], queries[0], keys[0])
-        return weft.excerpt(self.plan.pattern, self.shape, queries, keys)
+            return excerpt(self.plan.pattern, self.shape[0], queries[0], keys[0])
+        return excerpt(self.plan.pattern, self.shape, queries, keys)
 
 
 def _received(plan: Plan, rank: int, at: int) -> Iterator[tuple[Tokens, int]]:

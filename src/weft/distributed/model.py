@@ -49,4 +49,6 @@ def cost_of(received: Ints, work: Ints, heads: Heads, link: Link, phases: int) -
     peers = ((received > 0) | (received.T > 0)).sum(axis=1)
     hops = phases * link.latency * np.ceil(np.log2(peers + 1))
     exchange = np.maximum(seconds(received), seconds(received.T)) + hops
-    return Cost(float(work.max(initial=0)) * 2 * (heads.d + heads.dv) * heads.q / link.rate, float(exchange.max(initial=0)))
+    return Cost(
+        float(work.max(initial=0)) * 2 * (heads.d + heads.dv) * heads.q / link.rate, float(exchange.max(initial=0))
+    )

@@ -1,11 +1,11 @@
-"""Who sends what to whom, so that each rank computes the rows it holds: planned from the pattern, the same on every rank.
+"""Who sends what to whom, so that each rank computes the rows it holds: from the pattern, the same on every rank.
 
 Sizes are of one batch row. Bytes are those that a rank receives in a forward.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from weft.acsr.build import build
 from weft.acsr.format import Acsr
+from weft.acsr.needs import needed, of_term
+from weft.acsr.tokens import EMPTY, Tokens, boxes_of_run, union
 from weft.distributed.model import Cost, Link, cost_of
-from weft.distributed.needs import needed, of_term
 from weft.distributed.shards import Shards, pairs_between, shards_of
-from weft.distributed.tokens import EMPTY, Tokens, boxes_of_run, union
 from weft.errors import OptionError, PatternError
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Ints
@@ -137,7 +137,9 @@ class Plan:
         """[rank][peer]: the rows of a peer that a rank computes a part of."""
         found = []
         for r, held in enumerate(self.shards.tokens):
-            found.append(tuple(EMPTY if p == r else _rows_seeing(self.acsr, rows, held) for p, rows in enumerate(self.moved)))
+            found.append(
+                tuple(EMPTY if p == r else _rows_seeing(self.acsr, rows, held) for p, rows in enumerate(self.moved))
+            )
         return tuple(found)
 
     def __str__(self) -> str:
@@ -165,8 +167,8 @@ def plan(  # noqa: PLR0913 - the public face
     - pattern: on the indices of the whole sequence of m tokens; n, if given, equals m.
     - heads: (query heads, key heads). head_dim: of q, k and v, or (that of q and k, that of v).
     - shards: "contiguous" (equal runs), "work" (runs of equal live pairs), "zigzag" (runs r and -1 - r of twice as
-      many), "boxes" (the split of the grid that needs fewest bytes), {"boxes": (2, 4)}, or for each rank the ranges
-      [(first, after), ...] that it holds.
+      many), "boxes" (the split of the grid that needs fewest bytes), "2x4" (ranks along the axes of the grid), or for
+      each rank the ranges [(first, after), ...] that it holds.
     - strategy: one of STRATEGIES, or None: the one that is predicted to take least time.
 
     Raises OptionError for shards and strategies that do not fit, PatternError for a pattern that tells heads or batch
@@ -188,7 +190,9 @@ def plan(  # noqa: PLR0913 - the public face
     if ranks < 1:
         raise OptionError(f"distributed.plan(ranks={ranks})", "there is no such number of ranks", "pass 1 or more")
     if dtype not in DTYPES and dtype != "float64":
-        raise OptionError(f"distributed.plan(dtype={dtype!r})", f"it is none of {', '.join(DTYPES)}", "pass one of them")
+        raise OptionError(
+            f"distributed.plan(dtype={dtype!r})", f"it is none of {', '.join(DTYPES)}", "pass one of them"
+        )
     if strategy is not None and strategy not in STRATEGIES:
         raise OptionError(
             f"distributed.plan(strategy={strategy!r})", f"it is none of {', '.join(STRATEGIES)}", "pass one, or None"
@@ -215,8 +219,6 @@ def _why_not(strategy: str, heads: Heads, ranks: int) -> str:
 
 
 def _costed(one: Candidate, heads: Heads, link: Link) -> Candidate:
-    from dataclasses import replace
-
     return replace(one, cost=cost_of(one.received, one.work, heads, link, phases=1 + (one.strategy != "halo")))
 
 
@@ -266,7 +268,9 @@ def _holders(need: Tokens, shards: Shards) -> list[int]:
     if not need.starts.size:
         return []
     low, high = need.starts[0], need.stops[-1]
-    return [p for p, held in enumerate(shards.tokens) if held.starts.size and held.starts[0] < high and held.stops[-1] > low]
+    return [
+        p for p, held in enumerate(shards.tokens) if held.starts.size and held.starts[0] < high and held.stops[-1] > low
+    ]
 
 
 def _moved_rows(acsr: Acsr, shards: Shards, heads: Heads) -> tuple[Tokens, ...]:

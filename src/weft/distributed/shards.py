@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
 from typing import Any
@@ -14,7 +16,7 @@ import numpy as np
 from weft.acsr.excerpts import cut
 from weft.acsr.format import Acsr
 from weft.acsr.terms import NotAffineError
-from weft.distributed.tokens import Tokens, boxes_of_run, union
+from weft.acsr.tokens import Tokens, boxes_of_run, union
 from weft.errors import OptionError
 from weft.pattern.bounds import Ints
 from weft.pattern.excerpt import Box
@@ -67,14 +69,16 @@ def shards_of(given: Any, acsr: Acsr, ranks: int) -> Shards:
         return _zigzag(acsr.m, ranks)
     if given == "boxes":
         return best_boxes(acsr, ranks)
-    if isinstance(given, dict) and set(given) == {"boxes"}:
-        return _boxes(shape, tuple(given["boxes"]), ranks)
+    if isinstance(given, str) and re.fullmatch(r"\d+(x\d+)+", given):
+        return _boxes(shape, tuple(map(int, given.split("x"))), ranks)
     return _of_ranges(given, acsr.m, ranks)
 
 
 def grid_of(acsr: Acsr) -> tuple[int, ...]:
     """The grid that all tokens are, where terms have one; else a line."""
-    shapes = {term.q.shape for term in acsr.terms if term.rank > 1 and (term.q.shape, term.q.size) == (term.k.shape, acsr.m)}
+    shapes = {
+        term.q.shape for term in acsr.terms if term.rank > 1 and (term.q.shape, term.q.size) == (term.k.shape, acsr.m)
+    }
     return shapes.pop() if len(shapes) == 1 else (acsr.m,)
 
 
@@ -84,7 +88,7 @@ def _even(tokens: int, ranks: int) -> list[int]:
 
 
 def _of_cuts(shape: tuple[int, ...], cuts: Sequence[int], kind: str) -> Shards:
-    boxes = tuple(tuple(boxes_of_run(a, b, shape)) for a, b in zip(cuts[:-1], cuts[1:], strict=True))
+    boxes = tuple(tuple(boxes_of_run(a, b, shape)) for a, b in pairwise(cuts))
     return Shards(shape, boxes, kind)
 
 
@@ -124,7 +128,7 @@ def _counts(term: Any, rows: Ints) -> Ints:
 def _zigzag(tokens: int, ranks: int) -> Shards:
     """Chunk r and the r-th from the end, of twice as many chunks as ranks: causal rows have equal work."""
     cuts = _even(tokens, 2 * ranks)
-    box = [Box((tokens,), (a,), (b - a,)) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    box = [Box((tokens,), (a,), (b - a,)) for a, b in pairwise(cuts)]
     pairs = [(box[r], box[2 * ranks - 1 - r]) for r in range(ranks)]
     return Shards((tokens,), tuple(tuple(x for x in pair if x.size) for pair in pairs), "zigzag")
 
@@ -133,8 +137,9 @@ def _zigzag(tokens: int, ranks: int) -> Shards:
 def _boxes(shape: tuple[int, ...], split: tuple[int, ...], ranks: int) -> Shards:
     if len(split) != len(shape) or prod(split) != ranks or any(d > n for d, n in zip(split, shape, strict=True)):
         raise OptionError(
-            f"shards={{'boxes': {split}}} for {ranks} ranks", f"it is no split of a grid of {'x'.join(map(str, shape))}",
-            "give one number of ranks for each axis, at most its length, whose product is the number of ranks",
+            f"shards={'x'.join(map(str, split))!r} for {ranks} ranks",
+            f"it is no split of a grid of {'x'.join(map(str, shape))}",
+            "give one number of ranks for each axis, at most its length, whose product is the number of ranks: '2x4'",
         )  # fmt: skip
     found = []
     for at in cartesian(*map(range, split)):
@@ -145,7 +150,7 @@ def _boxes(shape: tuple[int, ...], split: tuple[int, ...], ranks: int) -> Shards
 
 def best_boxes(acsr: Acsr, ranks: int) -> Shards:
     """Of all splits of the grid the one whose rank that needs most other tokens needs fewest."""
-    from weft.distributed.needs import needed
+    from weft.acsr.needs import needed
 
     shape = grid_of(acsr)
     splits = [
@@ -173,7 +178,7 @@ def _of_ranges(given: Any, tokens: int, ranks: int) -> Shards:
     except (TypeError, ValueError):
         raise OptionError(
             f"shards={given!r}", f"it is none of {', '.join(map(repr, KINDS))} and no list of ranges for each rank",
-            "pass a name, {'boxes': (2, 4)}, or [[(first, after), ...], ...] with one list for each rank",
+            "pass a name, a split such as '2x4', or [[(first, after), ...], ...] with one list for each rank",
         ) from None  # fmt: skip
     asked = f"shards of {len(held)} ranks"
     if len(held) != ranks:

@@ -53,7 +53,7 @@ class Pending:
 
     def arrived(self) -> tuple[Tensor, list[list[Tensor]]]:
         """(a scalar 0 for `tie`, by peer the blocks that came)."""
-        scalar, flat = _Arrive.apply(self, self.flat)  # type: ignore[no-untyped-call]
+        scalar, flat = _Arrive.apply(self, self.flat)
         return scalar, self.message.unpacked(flat)
 
 
@@ -87,7 +87,7 @@ def tie(x: Tensor, scalars: Sequence[Tensor]) -> Tensor:
     """x, whose gradient also runs through the scalars of exchanges, with which it has nothing to do: a rank that
     received nothing takes part in the way back nevertheless, as its peers expect.
     """
-    return _Tie.apply(x, *scalars) if scalars else x  # type: ignore[no-untyped-call,no-any-return]
+    return _Tie.apply(x, *scalars) if scalars else x
 
 
 class _Pick(torch.autograd.Function):
@@ -107,4 +107,4 @@ class _Pick(torch.autograd.Function):
 
 def pick(x: Tensor, rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Rows of x (B, H, S, D) for each peer, (rows, B, H, D). Gradients are added in float32, peer after peer."""
-    return tuple(_Pick.apply(x, *rows))  # type: ignore[no-untyped-call]
+    return tuple(_Pick.apply(x, *rows))

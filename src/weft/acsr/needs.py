@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from weft.acsr.format import BLOCK, Acsr, Remainder, Term
-from weft.distributed.tokens import EMPTY, Tokens, boxes_of_run, grid_of, union
+from weft.acsr.tokens import EMPTY, Tokens, boxes_of_run, grid_of, union
 from weft.pattern.bounds import Ints
 from weft.pattern.excerpt import Box
 from weft.pattern.listed import Listed
@@ -128,4 +128,3 @@ def _of_blocks(blocks: Remainder, rows: Tokens) -> Tokens:
         seen[cut] = (bits & mine[some][cut][:, :, None]).any(axis=1)
         found.append(columns[some][seen])
     return Tokens.listed(np.unique(np.concatenate(found)))
-

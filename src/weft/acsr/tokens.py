@@ -132,7 +132,9 @@ def grid_of(shape: tuple[int, ...], axes: tuple[Tokens, ...]) -> Tokens:
     inner = shape[-1]
     rows = reduce(lambda found, one: (found[:, None] * one[1] + one[0].array()).reshape(-1),
                   zip(leading, shape[:-1], strict=True), np.zeros(1, np.int64))  # fmt: skip
-    return Tokens.of((rows[:, None] * inner + last.starts).reshape(-1), (rows[:, None] * inner + last.stops).reshape(-1))
+    return Tokens.of(
+        (rows[:, None] * inner + last.starts).reshape(-1), (rows[:, None] * inner + last.stops).reshape(-1)
+    )
 
 
 def boxes_of_run(first: int, after: int, shape: tuple[int, ...]) -> list[Box]:
@@ -147,7 +149,9 @@ def boxes_of_run(first: int, after: int, shape: tuple[int, ...]) -> list[Box]:
         return [_in_row(box, row, shape) for box in boxes_of_run(first - row * inner, after - row * inner, shape[1:])]
     head = -(-first // inner)
     tail = after // inner
-    found = [_in_row(box, row, shape) for box in boxes_of_run(first - row * inner, inner, shape[1:])] if head > row else []
+    found = (
+        [_in_row(box, row, shape) for box in boxes_of_run(first - row * inner, inner, shape[1:])] if head > row else []
+    )
     if head < tail:
         found.append(Box(shape, (head, *(0 for _ in shape[1:])), (tail - head, *shape[1:])))
     if tail * inner < after:

@@ -30,7 +30,9 @@ def agreed(tensors: tuple[Tensor, Tensor, Tensor], pattern: Pattern, options: tu
     if key in _known:
         _known.move_to_end(key)
         return _known[key]
-    wrong = "" if q.shape[2] == k.shape[2] == v.shape[2] else f"q has {q.shape[2]} tokens, k {k.shape[2]}, v {v.shape[2]}"
+    wrong = (
+        "" if q.shape[2] == k.shape[2] == v.shape[2] else f"q has {q.shape[2]} tokens, k {k.shape[2]}, v {v.shape[2]}"
+    )
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, (said, q.shape[2], wrong), group=group)
     _compare(found)
