@@ -28,9 +28,7 @@ def _by_tokens(term: Term, q: tuple[int, int], k: tuple[int, int]) -> list[Term]
     """The cut by runs of tokens; None for a term on a grid of which they take parts of rows."""
     at_q, at_k = (-q[0], term.q.origin + term.q.size, q[1] - q[0]), (-k[0], term.k.origin + term.k.size, k[1] - k[0])
     if term.rank == 1:
-        if term.q.origin or term.k.origin:
-            return None
-        return moved(term, at_q, at_k)
+        return moved(_from_0(term), at_q, at_k)
     rows, keys = _whole_rows(term.q, q), _whole_rows(term.k, k)
     if rows is None or keys is None:
         return None
@@ -43,6 +41,15 @@ def _by_tokens(term: Term, q: tuple[int, int], k: tuple[int, int]) -> list[Term]
         Grid(term.k.origin + keys[0] * inner_k - k[0], (keys[1] - keys[0], *term.k.shape[1:])),
     )
     return [_with_sets(term, (*grids, (first, *term.axes[1:])), (q[0], k[0]))]
+
+
+def _from_0(term: Term) -> Term:
+    """A term of one axis on grids that begin with the first token."""
+    if not (term.q.origin or term.k.origin):
+        return term
+    (q0, rows), (k0, keys) = ((grid.origin, grid.size) for grid in (term.q, term.k))
+    axis = term.axes[0].moved(q0, k0).within((q0, q0 + rows), (k0, k0 + keys))
+    return Term.flat(axis, q0 + rows, k0 + keys, term.rows, term.keys)
 
 
 def _whole_rows(grid: Grid, span: tuple[int, int]) -> tuple[int, int] | None:

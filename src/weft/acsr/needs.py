@@ -19,7 +19,7 @@ STRIDES = (4096, 64)  # rows between the ones that are looked at, before all are
 def needed(acsr: Acsr, rows: Tokens | Sequence[Box]) -> Tokens:
     """The keys that any of the rows sees, exactly. Rows that are boxes of the terms' own grid are looked at as such."""
     tokens = rows if isinstance(rows, Tokens) else union(map(Tokens.of_box, rows))
-    return union([*(of_term(term, rows) for term in acsr.terms), _of_blocks(acsr.remainder, tokens)])
+    return union([*(of_term(term, rows) for term in acsr.terms), _of_blocks(acsr.remainder, tokens, acsr.n)])
 
 
 def of_term(term: Term, rows: Tokens | Sequence[Box]) -> Tokens:
@@ -111,7 +111,7 @@ def _padded(marks: Ints, step: int) -> Ints:
     return np.pad(marks, (0, -marks.size % step))
 
 
-def _of_blocks(blocks: Remainder, rows: Tokens) -> Tokens:
+def _of_blocks(blocks: Remainder, rows: Tokens, n: int) -> Tokens:
     """The keys that any of the rows sees in the remainder."""
     if not len(blocks):
         return EMPTY
@@ -127,4 +127,5 @@ def _of_blocks(blocks: Remainder, rows: Tokens) -> Tokens:
         bits = np.unpackbits(blocks.bits[index[cut]], axis=2).view(np.bool_)
         seen[cut] = (bits & mine[some][cut][:, :, None]).any(axis=1)
         found.append(columns[some][seen])
-    return Tokens.listed(np.unique(np.concatenate(found)))
+    seen_by_some = np.unique(np.concatenate(found))
+    return Tokens.listed(seen_by_some[seen_by_some < n])  # the last block may reach beyond the end

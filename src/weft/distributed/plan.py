@@ -16,7 +16,7 @@ from weft.acsr.format import Acsr
 from weft.acsr.needs import needed, of_term
 from weft.acsr.tokens import EMPTY, Tokens, boxes_of_run, union
 from weft.distributed.model import Cost, Link, cost_of
-from weft.distributed.shards import Shards, pairs_between, shards_of
+from weft.distributed.shards import Shards, pairs_between, row_work, shards_of
 from weft.errors import OptionError, PatternError
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Ints
@@ -239,19 +239,11 @@ def _candidates(acsr: Acsr, shards: Shards, heads: Heads) -> list[Candidate]:
 
 def _work(acsr: Acsr, shards: Shards) -> Ints:
     """Live pairs of the rows that each rank holds."""
-    whole = (Box(shards.shape, (0,) * len(shards.shape), shards.shape),)
-    found = np.array([pairs_between(acsr, boxes, whole) for boxes in shards.boxes], np.int64)
     if len(acsr.remainder):
-        found += _remainder_work(acsr, shards)
-    return found
-
-
-def _remainder_work(acsr: Acsr, shards: Shards) -> Ints:
-    rows = np.zeros(acsr.m, np.int64)
-    for i, row in enumerate(acsr.remainder.rows.tolist()):
-        mask = acsr.remainder.mask(i, acsr.m, acsr.n)
-        rows[64 * row : 64 * row + len(mask)] += mask.sum(axis=1)
-    return np.array([rows[held.array()].sum() for held in shards.tokens], np.int64)
+        rows = row_work(acsr)
+        return np.array([rows[held.array()].sum() for held in shards.tokens], np.int64)
+    whole = (Box(shards.shape, (0,) * len(shards.shape), shards.shape),)
+    return np.array([pairs_between(acsr, boxes, whole) for boxes in shards.boxes], np.int64)
 
 
 def _received(needs: tuple[Tokens, ...], shards: Shards, heads: Heads) -> Ints:

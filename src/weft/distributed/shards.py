@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from weft.acsr.excerpts import cut
-from weft.acsr.format import Acsr
+from weft.acsr.format import BLOCK, Acsr, Term, listed_counts, row_counts
 from weft.acsr.terms import NotAffineError
 from weft.acsr.tokens import Tokens, boxes_of_run, union
 from weft.errors import OptionError
@@ -110,19 +110,17 @@ def row_work(acsr: Acsr) -> Ints:
             found[rows] += _counts(term, rows)
     for i, row in enumerate(acsr.remainder.rows.tolist()):
         mask = acsr.remainder.mask(i, acsr.m, acsr.n)
-        found[64 * row : 64 * row + len(mask)] += mask.sum(axis=1)
+        found[BLOCK * row : BLOCK * row + len(mask)] += mask.sum(axis=1)
     return found
 
 
-def _counts(term: Any, rows: Ints) -> Ints:
-    """Keys of rows by a term; of sets exactly where they are kept, else an upper bound less what is left out."""
-    from weft.acsr.format import row_counts
-
-    counts = row_counts(term, rows) * term.rows.holds(rows)
-    if not term.keys.is_every and counts.any():
-        share = term.nnz / max(1, int(row_counts(term, rows).sum()))
-        counts = np.ceil(counts * min(1.0, share)).astype(np.int64)
-    return np.asarray(counts)
+def _counts(term: Term, rows: Ints) -> Ints:
+    """Keys of each of the rows by a term."""
+    counts = row_counts(term, rows)
+    if not term.keys.is_every:
+        listed = listed_counts(term, rows)
+        counts = listed if term.keys.kept else counts - listed
+    return np.where(term.rows.holds(rows), counts, 0)
 
 
 def _zigzag(tokens: int, ranks: int) -> Shards:
@@ -202,7 +200,10 @@ def _of_ranges(given: Any, tokens: int, ranks: int) -> Shards:
 
 # ---- pairs between boxes ---------------------------------------------------------------------------------------------
 def pairs_between(acsr: Acsr, q: Sequence[Box], k: Sequence[Box]) -> int:
-    """Live pairs of queries in some boxes and keys in others, without the remainder; exact where terms are cut."""
+    """Live pairs of terms between queries in some boxes and keys in others.
+
+    Where boxes cut a term into what is no term, its rows are taken to see as much of these keys as of all.
+    """
     total = 0
     for term in acsr.terms:
         for a, b in cartesian(q, k):
@@ -210,6 +211,6 @@ def pairs_between(acsr: Acsr, q: Sequence[Box], k: Sequence[Box]) -> int:
                 total += sum(piece.nnz for piece in cut(term, a, b))
             except NotAffineError:
                 rows = Tokens.of_box(a).array()
-                inside = term.q.coordinates(rows)[0]
-                total += int(_counts(term, rows[inside]).sum() * b.size / max(1, term.k.size))
+                found = int(_counts(term, rows[term.q.coordinates(rows)[0]]).sum())
+                total += found if b.size == acsr.n else found * b.size // acsr.n
     return total
