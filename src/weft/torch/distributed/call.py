@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from weft.torch.distributed.ranks import Rank, Result
 LAYOUTS = ("bhsd", "bshd")
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled caller breaks its graph here
 def attention(  # noqa: PLR0913 - the public face; every option by name
     q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, *, group: Any = None, mesh: Any = None, dim: int | str = 0,
     shards: Any = "contiguous", strategy: str | None = None, scale: float | None = None, softcap: float | None = None,
