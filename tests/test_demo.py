@@ -63,6 +63,7 @@ def rows(printed: str) -> dict[str, list[str]]:
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------
+@pytest.mark.more
 def test_a_run_holds_and_is_quiet_on_stderr(quick):
     done, _ = quick
     assert done.returncode == 0, done.stdout + done.stderr
@@ -71,6 +72,7 @@ def test_a_run_holds_and_is_quiet_on_stderr(quick):
     assert "every check holds" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.more
 def test_every_case_has_a_row_with_numbers_in_it(quick):
     found = rows(quick[0].stdout)
     assert list(found) == NAMES
@@ -82,6 +84,7 @@ def test_every_case_has_a_row_with_numbers_in_it(quick):
         assert float(cells[7]) < 1e-5
 
 
+@pytest.mark.more
 def test_columns_are_aligned(quick):
     lines = quick[0].stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("---"))
@@ -91,6 +94,7 @@ def test_columns_are_aligned(quick):
     assert len(ends) == 1
 
 
+@pytest.mark.more
 def test_the_pictures_show_something(quick):
     _, folder = quick
     expected = {name.replace(" ", "-") + ".png" for name in NAMES} | {"photograph.png"}
@@ -106,6 +110,7 @@ def test_the_pictures_show_something(quick):
             assert min(share.values()) > 1e-3, f"{path.name} shows no partial tile"
 
 
+@pytest.mark.more
 def test_without_matplotlib_it_says_so_and_goes_on(tmp_path):
     done = run("--out", str(tmp_path), before=f"import sys\nsys.modules['matplotlib'] = None\n{SMALL}")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -63,10 +63,12 @@ def test_the_first_call_of_a_process_may_be_compiled():
     run_cold(outside=MAKE, grad=False, backend="eager")
 
 
+@pytest.mark.more
 def test_the_first_call_of_a_process_may_make_its_pattern():
     run_cold(imports=FRONT_END, inside=MAKE, grad=True, backend="aot_eager")
 
 
+@pytest.mark.more
 def test_the_first_call_of_a_process_may_make_its_pattern_if_torch_was_imported_before_weft():
     run_cold(inside=MAKE, grad=False, backend="eager")
 
