@@ -99,6 +99,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.more
 def test_finished_rows_are_kept_and_not_repeated(bench):
     seen = []
     bench.show = lambda name, event: seen.append(event)

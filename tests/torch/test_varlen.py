@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 from torch._dynamo.testing import CompileCounter
 
 import weft
@@ -164,7 +165,7 @@ def test_a_row_for_each_document():
 drawn = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(drawn, st.sampled_from(sorted(ALIGNED)), st.sampled_from(sorted(OPTIONS)), st.integers(0, 99))
 def test_any_lengths(lengths, name, option, seed):
     queries, keys = [a for a, _ in lengths], [b for _, b in lengths]

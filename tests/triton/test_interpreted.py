@@ -108,7 +108,7 @@ NAMES = [[QUICK], *(REST[first::SHARES] for first in range(SHARES))]
 @pytest.mark.parametrize("names", sample(NAMES, [QUICK]), ids="; ".join)
 def test_interpreted(names):
     chosen = [test for name in names for test in CHOSEN[name]]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not wide", *chosen]
     settings = {"TRITON_INTERPRET": "1", "WEFT_TESTS": "few"}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
