@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | none | `make test` | what is quick of every floor and law, and samples of the rest: three minutes on two cores |
 | `more` | `make test-more` | the rest of what a change must pass, within ten |
-| `wide` | `make test-gpu` | what compiles for hours, on a machine with a GPU: there all tests of kernels run |
+| `wide` | `make test-gpu` | what compiles for longer, on a machine with a GPU: there all tests of kernels run |
 
 A test of both is of the longer one. Drawn tests have no mark: they run in `make test` with few examples, and again in
 `make test-more` with all.
