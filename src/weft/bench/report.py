@@ -65,6 +65,7 @@ def _opening(machines: list[Machine]) -> Iterator[str]:
         if chart.complete(machine):
             yield f"![weft beside the best peer, {machine.name}](plots/{machine.slug}-core.svg)"
             yield f"{chart.conclusion(machine)} {chart.MARKED}"
+            yield chart.advice(machine)
 
 
 # ---- one machine -------------------------------------------------------------------------------------------------
