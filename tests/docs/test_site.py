@@ -36,6 +36,7 @@ RUN = ("python", "sh")
 BROKEN = """<!doctype html><html><head><link rel="icon" href="data:,"></head><body id="top">
 <a href="#top">fine</a> <a href="other.html#there">fine</a> <a href="https://example.org/">not followed</a>
 <a href="missing.html">m</a> <a href="other.html#nowhere">a</a> <a href="../outside.html">o</a>
+<div style="width: 500px">wide</div>
 <img src="good.svg"> <img src="empty.svg"> <img src="text.png"> <img src="absent.png">
 <script src="https://example.org/code.js"></script><script>{script}</script></body></html>"""
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {0}" width="{0}" height="{0}"/>'
@@ -167,9 +168,10 @@ def test_a_browser_finds_errors_and_pictures_that_are_not_drawn(broken):
         "text.png is not drawn",
         "absent.png is not drawn",
         "code.js is loaded",
+        "wider than a window of 390",
     ):
         assert fault in told, told
-    assert "good.svg is not drawn" not in told and "other.html:" not in told
+    assert "good.svg is not drawn" not in told and "other.html:" not in told and "window of 820" not in told
 
 
 def test_a_browser_that_is_named_must_be_there(monkeypatch):
@@ -301,6 +303,19 @@ def test_the_readme_is_short_and_names_the_distribution():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) < 90
     assert f"`{DISTRIBUTION}`" in text
+
+
+def test_the_code_of_the_readme_is_typed(tmp_path):
+    """As strictly as mypy can, but for what torch leaves without types."""
+    pytest.importorskip("mypy", reason="pip install '.[dev]'")
+    code = [b.body for b in blocks((ROOT / "README.md").read_text()) if b.language == "python" and b.runs]
+    (tmp_path / "readme.py").write_text("\n".join(code))
+    words = ["--strict", "--config-file=", "--follow-imports=silent", "--untyped-calls-exclude=torch", "readme.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"MYPYPATH": str(ROOT / "src"), "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "readme")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_files_that_the_readme_links_to_are_there():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.acsr.picture import owned
-from weft.pattern.draw import drawn
+from weft.pattern.draw import OF_SHADES, drawn
 from weft.planning.argue import argue
 from weft.planning.attention_plan import AttentionPlan, Share
 from weft.target import Gpu
@@ -20,6 +20,7 @@ def explain_plan(plan: AttentionPlan) -> str:
         f" ({plan.nnz / max(1, plan.visited):.1%} useful)",
         f"work      {_flops(plan)}",
         f"tables    {plan.nbytes} bytes, forward and transposed",
+        f"drawing   {OF_SHADES}",
     ]
     for one in plan.forward:
         lines += _share(one, plan)
