@@ -10,94 +10,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import pairwise
-from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 
-from weft.acsr.format import BLOCK, Grid
+from weft.acsr.format import BLOCK
+from weft.kernels.cpu.boxes import Box
+from weft.kernels.cpu.dense import Dense, dense_of, in_order, seconds, seconds_of_tiles
 from weft.pattern.bounds import Ints
 from weft.planning.planner import CHUNK
+from weft.planning.problem import Problem
 from weft.planning.tiles import AxisPlan, Launch, Part, TileIndex, TilePlan
 
-
-@dataclass(frozen=True)
-class Box:
-    """Tokens first + sum(index * stride) over some axes; and `count` such boxes, `pitch` tokens from one to the next.
-
-    So a box of a grid, every second token of a row, and all tiles of a window of one kind are each one view of q, k or
-    v, and are copied by one call. Or the tokens `listed`, the same `count` times: those are gathered.
-    """
-
-    first: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    count: int = 1
-    pitch: int = 0
-    listed: torch.Tensor | None = None
-
-    @staticmethod
-    def on(grid: Grid, spans: Iterable[tuple[int, int, int]]) -> Box:
-        """Indices base, base + step, ... on each axis of a grid: (base, step, how many)."""
-        pace = [prod(grid.shape[axis + 1 :]) for axis in range(len(grid.shape))]
-        bases, steps, sizes = zip(*spans, strict=True)
-        first = grid.origin + sum(base * tokens for base, tokens in zip(bases, pace, strict=True))
-        return Box(first, sizes, tuple(step * tokens for step, tokens in zip(steps, pace, strict=True)))
-
-    @cached_property
-    def size(self) -> int:
-        """Tokens of one box."""
-        return prod(self.sizes)
-
-    def of(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """The view of x, whose tokens are dimension `dim`: that becomes the axes of the box, and `count` goes first.
-
-        A copy where tokens are listed.
-        """
-        if self.listed is not None:
-            return x.index_select(dim, self.listed).expand(self.count, *x.shape[:dim], self.size, *x.shape[dim + 1 :])
-        shape, strides = x.shape, x.stride()
-        token = strides[dim]
-        return x.as_strided(
-            (self.count, *shape[:dim], *self.sizes, *shape[dim + 1 :]),
-            (self.pitch * token, *strides[:dim], *[token * s for s in self.strides], *strides[dim + 1 :]),
-            x.storage_offset() + self.first * token,
-        )
-
-    def put(
-        self, x: torch.Tensor, dim: int, values: torch.Tensor, *, add: bool = False, over: torch.Tensor | None = None
-    ) -> None:
-        """x at the box = values, values / over, or += values; no token is in it twice."""
-        if self.listed is None:
-            view = self.of(x, dim)
-            values = values.view(view.shape)
-            if over is not None:
-                torch.div(values, over.view(*view.shape[:-1], 1), out=view)
-            else:
-                (view.add_ if add else view.copy_)(values)
-            return
-        rows = values if over is None else values.div_(over)
-        rows = rows.reshape(*x.shape[:dim], self.size, *x.shape[dim + 1 :]).to(x.dtype)
-        (x.index_add_ if add else x.index_copy_)(dim, self.listed, rows)
-
-    @property
-    def slides(self) -> bool:
-        """Whether all `count` boxes lie on the tokens first, first + stride, ..."""
-        return self.listed is None and len(self.strides) == 1 and self.pitch % self.strides[0] == 0
-
-    def part(self, first: int, last: int) -> Box:
-        """Boxes first to last - 1."""
-        return replace(self, first=self.first + first * self.pitch, count=last - first)
-
-    def tokens(self) -> Ints:
-        """The token indices, (count, size)."""
-        if self.listed is not None:
-            return np.broadcast_to(self.listed.numpy(), (self.count, self.size))
-        found = self.first + self.pitch * np.arange(self.count)[:, None]
-        for size, stride in zip(self.sizes, self.strides, strict=True):
-            found = (found[:, :, None] + stride * np.arange(size)).reshape(self.count, -1)
-        return found
+TOGETHER = 1 << 18  # scores of a batch: 1 MB, so that a buffer of them stays near the cores
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +63,11 @@ class Tile:
     def count(self) -> int:
         """How many tiles."""
         return self.queries.count
+
+    @property
+    def pairs(self) -> int:
+        """Pairs computed over all tiles of the run."""
+        return self.count * self.queries.size * sum(step.width for step in self.steps)
 
     @cached_property
     def dead(self) -> torch.Tensor | None:
@@ -183,12 +114,13 @@ class Program:
     """All tiles of a plan, those of the same launch and shape side by side and joined to runs.
 
     merges: rows may be visited by more than one launch, so outputs are merged by lse. covers: every row is visited, so
-    nothing need be written beforehand.
+    nothing need be written beforehand. dense: what torch's own kernel computes.
     """
 
     alike: tuple[tuple[Tile, ...], ...]
     merges: bool
     covers: bool
+    dense: tuple[Dense, ...] = ()
     schedules: dict[int, Any] = field(default_factory=dict)  # of so many heads: see `scores.schedule`
 
 
@@ -201,14 +133,39 @@ class _Draft:
     alive: np.ndarray | None
 
 
-def program(plan: TilePlan, dtype: torch.dtype) -> Program:
-    """The program of a plan with masks of `dtype`."""
+def program(plan: TilePlan, dtype: torch.dtype, problem: Problem | None = None) -> Program:
+    """The program of a plan with masks of `dtype`. problem: what launches of rectangles and triangles are predicted to
+    cost for; without one they go by tiles as all others do.
+    """
     masks = Masks(dtype)
-    walks = [*(_launch_tiles(launch, masks) for launch in plan.launches), _block_tiles(plan, masks)]
-    alike = [tiles for walk in walks for tiles in _alike(walk)]
+    dense: list[Dense] = []
+    alike: list[tuple[Tile, ...]] = []
     merges = len(plan.launches) + (plan.blocks is not None) > 1
+    for launch in plan.launches:
+        tiles = _alike(_launch_tiles(launch, masks))
+        shapes = None if problem is None else _worth_it(launch, tiles, problem, merges)
+        alike += tiles if shapes is None else []
+        dense += shapes or ()
+    alike += _alike(_block_tiles(plan, masks))
+    shaped = in_order(tuple(dense), plan.acsr.m)
+    merges = merges or not all(one.fresh for one in shaped)
     visited = sum(tile.count * tile.queries.size for tiles in alike for tile in tiles)
-    return Program(tuple(alike), merges, covers=not merges and visited == plan.acsr.m)
+    visited += sum(one.queries.count * one.queries.size for one in shaped)
+    return Program(tuple(alike), merges, not merges and visited == plan.acsr.m, shaped)
+
+
+def _worth_it(
+    launch: Launch, alike: list[tuple[Tile, ...]], problem: Problem, merges: bool
+) -> tuple[Dense, ...] | None:
+    """The launch as shapes that torch's kernel computes, None where tiles are predicted to take less."""
+    shapes = dense_of(launch)
+    if shapes is None:
+        return None
+    heads, wide = problem.batch * problem.q_heads, (problem.d + problem.dv) / 128
+    pairs = [sum(tile.pairs for tile in tiles) for tiles in alike]
+    batches = sum(-(-heads * some // TOGETHER) for some in pairs)
+    tiled = seconds_of_tiles(sum(pairs), batches, heads, wide)
+    return shapes if seconds(shapes, heads, wide, merges) <= tiled else None
 
 
 def _alike(walk: Iterable[Tile]) -> list[tuple[Tile, ...]]:
