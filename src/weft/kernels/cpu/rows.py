@@ -20,7 +20,7 @@ from weft.planning.attention_plan import Heads
 from weft.planning.rowwise import RowPlan
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-WASTE = 2  # times as many keys as the longest row has, in one masked call; beyond it rows are computed singly
+WASTE = 2  # times as many keys as the longest row has, in one masked call of rows that share keys; else one by one
 
 
 class Visit(NamedTuple):
@@ -107,7 +107,7 @@ def _visits(relation: Relation, rows: Ints, n: int, dtype: torch.dtype) -> Itera
     stop = max(a + step * (c - 1) for a, c in zip(firsts, counts, strict=True)) + 1
     if least == most and start == max(firsts):
         yield Visit(0, m, slice(start, stop, step))
-    elif least and step == 1 and stop - start <= WASTE * most:
+    elif least and step == 1 and stop - start <= WASTE * most and (first[1:] < (first + count)[:-1]).all():
         columns = torch.arange(start, stop)
         lo, hi = (torch.from_numpy(x)[:, None] for x in (first, first + count))
         live = (columns >= lo) & (columns < hi)

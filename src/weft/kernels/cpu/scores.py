@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from weft.kernels.cpu.boxes import Box
-from weft.kernels.cpu.program import TOGETHER, Program, Step, Tile
+from weft.kernels.cpu.program import TOGETHER, Program
+from weft.kernels.cpu.tiles import Step, Tile
 from weft.kernels.options import Modifiers
 
 LOG2E = 1.4426950408889634  # of scores in bits: exp2 costs a third of exp
