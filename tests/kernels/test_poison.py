@@ -6,7 +6,8 @@ padded length or a prefix, before a window, in another block or residue class. N
 tile sees, or that lies between such keys, or that a list leaves out, or on a grid or in a block of single pairs in one
 box with seen ones, or beside queries of the tile whose two bounds cross, so that they see nothing, unless a list names
 them. The tile's other queries compute a score with it and mask that by adding -inf, which NaN survives, as it does in
-dense attention; so NaN in one document may reach its neighbours.
+dense attention; so on a GPU NaN in one document may reach its neighbours. On a CPU documents and padding are promised
+too (test_isolation.py).
 """
 
 from unittest import mock
