@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from weft.planning.candidates import menu
+from weft.planning.families.tile import menu
 from weft.planning.rates import Rates, measured
 from weft.planning.tiling import Tiling
 from weft.target import GPU, GPUS

@@ -12,7 +12,7 @@ from tests.tiers import every, examples
 import weft
 from weft.acsr import interpret
 from weft.errors import UnsupportedKernel
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families.hopper import CONFIGS
 from weft.target import GPUS
 from weft.testing.cases import CASES, HEADS, At
 from weft.testing.strategies import per_row_patterns, problems
@@ -94,7 +94,7 @@ SHORT = st.one_of(WINDOWS, LEFT, DILATED, st.builds(lambda a, b: a | (weft.causa
 def test_drawn_windows_by_warp_groups(pattern, length, heads, grouped, options):
     """What kernels of warp groups have, in their tiles at any length or as planned."""
     options = {name: x for name, x in options.items() if name != "softcap"}
-    fixed = tuple(IN_GROUPS.items()) if grouped else ()
+    fixed = tuple(CONFIGS.items()) if grouped else ()
     check(Call(pattern, length, length, heads, 1, (64, 64), options=options, fixed=fixed))
 
 

@@ -56,7 +56,7 @@ def test_rows_of_the_library(number, name):
     at = At(9, 130, END) if CASES[name].fits(9, 130) else At(70, 70)
     options = OPTIONS[number % 2]
     call = Call(CASES[name].make(at), at.m, at.n, (HEADS, 2), options=options)
-    plan = row_plan(call.plan)
+    plan = row_plan(call.pattern, call.plan.problem, call.plan.forward)
     if isinstance(plan, str):
         assert plan in NO_FORMULA
         return

@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 
 import weft
+from weft.acsr.relayout import lanes_of, natural_step
 from weft.errors import RelabelError
 from weft.napkin.cost import evaluate, span
 from weft.napkin.diagram import Reading
 from weft.napkin.span import Span, floor_sum
 from weft.pattern.relation import Relation, Residue
-from weft.planning.candidates import usual
-from weft.planning.device import plan_for_device
+from weft.planning.families.tile import usual
 from weft.planning.problem import Problem
-from weft.planning.relayout import lanes_of, natural_step
 from weft.planning.tiles import axis_plan
+from weft.planning.tiling.gpu import plan_for_device
 from weft.target import GPU
 
 SIZES = (1, 2, 3, 5, 8, 16, 64)

@@ -7,10 +7,11 @@ from hypothesis import HealthCheck, settings
 from tests.tiers import examples
 
 import weft
-from weft.planning.attention_plan import count_heads, plan_attention
-from weft.planning.planner import plan_tiles
+from weft.planning.attention_plan import plan_attention
+from weft.planning.heads import count_heads
 from weft.planning.problem import Problem
 from weft.planning.tiles import walk
+from weft.planning.tiling.cpu import plan_tiles
 from weft.target import CPU, Target
 
 # Under CI the examples are always the same; elsewhere every run draws new ones.

@@ -9,9 +9,9 @@ from tests.tiers import every, sample
 import weft
 from weft import caching
 from weft.acsr.blocks import Blocks
+from weft.acsr.relayout import natural_step
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
-from weft.planning.relayout import natural_step
 from weft.planning.tiles import BLOCK
 from weft.testing.mask_functions import as_function
 

@@ -7,8 +7,9 @@ from tests.tiers import examples
 
 import weft
 from weft.kernels.gpu.tables.batches import plan_waves
-from weft.planning.attention_plan import count_heads, plan_attention
+from weft.planning.attention_plan import plan_attention
 from weft.planning.cost import waiting
+from weft.planning.heads import count_heads
 from weft.planning.problem import Problem
 from weft.planning.rates import Rates
 from weft.planning.work import Work, slots_of, works

@@ -10,7 +10,7 @@ import pytest
 from tests.tiers import every
 
 import weft
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families.hopper import CONFIGS
 from weft.settings import interpreted
 
 from .parse import Fault
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and co
 @pytest.fixture(autouse=True)
 def _usual_forwards(monkeypatch):
     """What is changed here is of usual kernels: of warp groups see test_group_queries."""
-    monkeypatch.delitem(IN_GROUPS, "forward")
+    monkeypatch.delitem(CONFIGS, "forward")
 
 
 CALL = Call(weft.causal() & weft.window(left=150), 330, heads=(2, 1))  # loops go round a few times

@@ -11,7 +11,7 @@ from tests.tiers import sample
 from tests.triton.specs import card
 
 import weft
-from weft.planning import few_keys, short
+from weft.planning.families import fused_backward, sparse_keys
 from weft.settings import interpreted
 
 from .problems import ORDERS, Call, at_once, check, said_of
@@ -40,8 +40,8 @@ CALLS = {
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Whatever two kernels would take."""
-    monkeypatch.setattr(short, "seconds", lambda *_: 0.0)
-    monkeypatch.setattr(few_keys, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(fused_backward, "window_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(sparse_keys, "seconds", lambda *_: 0.0)
 
 
 def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):

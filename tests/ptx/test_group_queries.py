@@ -11,7 +11,7 @@ from tests.tiers import sample
 from tests.triton.specs import card
 
 import weft
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families.hopper import CONFIGS
 from weft.settings import interpreted
 
 from .problems import AHEAD, ORDERS, Call, at_once, check, said_of, unreached
@@ -22,7 +22,7 @@ from .threads import EAGER
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
-FIXED = (("forward", IN_GROUPS["forward"]),)
+FIXED = (("forward", CONFIGS["forward"]),)
 BAND = Call(weft.causal() & weft.window(left=50), 300)  # heads share keys; the first query sees one
 CALLS = {
     "causal window": BAND,
@@ -166,7 +166,7 @@ def test_tensors_that_descriptors_do_not_reach(made):
     case = unreached(BAND.case(), made)
     plan, *_ = planned(case, few(1), FIXED)
     assert plan.forward[0].plan.tiling.groups == 4
-    assert plan.forward_in_step[0].plan.tiling.groups == 0
+    assert plan.in_step("forward")[0].plan.tiling.groups == 0
     names, found = found_in(case)
     assert not any("groups" in one for one in names)
     check(case, found)

@@ -12,8 +12,8 @@ from tests.tiers import sample
 from tests.triton.specs import card
 
 import weft
-from weft.planning import short
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families import fused_backward
+from weft.planning.families.hopper import CONFIGS
 from weft.settings import interpreted
 
 from . import problems
@@ -40,8 +40,8 @@ FEW = replace(GPU, processors=1)
 @pytest.fixture(autouse=True)
 def _no_other_groups(monkeypatch):
     """The forward is of the usual kernels here, and gradients are of two: see test_group_queries and test_one_walk."""
-    monkeypatch.delitem(IN_GROUPS, "forward")
-    monkeypatch.setattr(short, "has_kernel", lambda *_: False)
+    monkeypatch.delitem(CONFIGS, "forward")
+    monkeypatch.setattr(fused_backward, "has_kernel", lambda *_: False)
 
 
 DEALT = [*((name, 1) for name in CALLS), ("causal window", 3), ("dilated", 3)]  # to so many processors
@@ -106,7 +106,7 @@ def test_strides_that_are_no_multiples_of_16_bytes():
     case = BAND.case()
     plan, *_ = planned(case, FEW)
     assert plan.transposed[0].plan.tiling.groups == 2
-    assert plan.keys_in_step[0].plan.tiling.groups == 0
+    assert plan.in_step("dkdv")[0].plan.tiling.groups == 0
     odd = tuple(torch.cat([x, x], -1)[..., 1:65] for x in case.tensors)
     with emulated(Way(90)) as names:
         found = results(replace(case, tensors=odd), FEW)

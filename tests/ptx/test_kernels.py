@@ -13,7 +13,7 @@ from tests.kernels.planned import planned, results
 from tests.triton.specs import card
 
 import weft
-from weft.planning import short
+from weft.planning.families import fused_backward
 from weft.settings import interpreted
 from weft.torch import gpu
 
@@ -51,7 +51,7 @@ CHOSEN = {
 @pytest.fixture(autouse=True)
 def _two_kernels(monkeypatch):
     """Gradients are of two kernels, or of the one that walks keys: see test_one_walk."""
-    monkeypatch.setattr(short, "has_kernel", lambda *_: False)
+    monkeypatch.setattr(fused_backward, "has_kernel", lambda *_: False)
 
 
 def cases():

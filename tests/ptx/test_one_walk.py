@@ -11,7 +11,7 @@ from tests.tiers import sample
 from tests.triton.specs import card
 
 import weft
-from weft.planning import short
+from weft.planning.families import fused_backward
 from weft.settings import interpreted
 
 from .problems import AHEAD, ORDERS, Call, at_once, check, said_of, unreached
@@ -40,7 +40,7 @@ CALLS = {
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Whatever two kernels would take."""
-    monkeypatch.setattr(short, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(fused_backward, "window_seconds", lambda *_: 0.0)
 
 
 def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
@@ -117,7 +117,7 @@ def test_elsewhere_two_kernels_make_them(call):
 def test_tensors_that_descriptors_do_not_reach(made):
     case = unreached(CAUSAL.case(), made)
     plan, *_ = planned(case, card("sm_90"))
-    assert plan.one_walk
+    assert plan.fused_backward
     assert "gradients" not in kernels(case)
 
 

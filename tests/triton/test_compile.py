@@ -24,9 +24,10 @@ from weft.kernels.gpu.compile.load import compile_for
 from weft.kernels.gpu.configure import specs_of
 from weft.kernels.triton import sinks
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import shared_of_blocks
-from weft.planning.choice import offered
+from weft.planning.choose import offered
+from weft.planning.families.base import Pass
 from weft.planning.problem import Problem
+from weft.planning.resources import shared_of_blocks
 from weft.planning.tiling import chunks
 from weft.settings import interpreted
 
@@ -374,7 +375,7 @@ def test_what_is_offered_beside_the_usual_tiling(name, direction, d, target):
     """Problems as small as these may not choose it. Narrow tiles of keys at D=128 are faster for what they spill."""
     few = 8 if (direction, d) == ("dkdv", 128) else 0
     pattern, problem, gpu = LINES[name], Problem(1, 2, 2, 300, 300, d, d, "bfloat16", "cuda"), card(target)
-    for tiling in offered(direction, [(pattern.acsr(300, 300), 2)], problem, gpu)[1:]:
+    for tiling in offered(Pass(direction, [(pattern.acsr(300, 300), 2)], problem, gpu))[1:]:
         for spec in specs_of(plan_attention(pattern, problem, gpu, ((direction, tiling),)), direction):
             taken = resources(compile_for(spec, TARGETS[target]), target)
             assert taken.inside <= few, spec.name

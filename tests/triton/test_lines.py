@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 
 import weft
+from weft.acsr.stairs import one_line
 from weft.pattern.bounds import Stair
 from weft.pattern.relation import Relation
-from weft.planning.lines import _merged, as_lines
+from weft.planning.affine_bounds import as_lines
 
 from .specs import small_launches
 
@@ -75,7 +76,7 @@ def stairs(draw):
 @settings(laws, max_examples=examples(500))
 @given(st.lists(stairs(), max_size=3), st.booleans())
 def test_one_line_says_the_same_of_the_rows_that_are_named(bounds, lower):
-    found = _merged(bounds, lower)
+    found = one_line(bounds, lower)
     if found is None:
         return
     rows = np.arange(max(found.begin, -30), min(found.end, 70))

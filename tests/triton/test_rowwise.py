@@ -14,8 +14,8 @@ from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.compile.compiler import compile_for
 from weft.kernels.triton.row_spec import HOST, Counts, RowOptions, merging, row_spec
 from weft.kernels.triton.rowwise import source_of
+from weft.planning.families.split_kv import shape_of
 from weft.planning.problem import Problem
-from weft.planning.row_choice import shape_of
 from weft.planning.rowwise import decode_plan
 from weft.settings import interpreted
 

@@ -16,9 +16,9 @@ from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.batches import plan_waves
 from weft.kernels.gpu.tables.pack import reciprocal
 from weft.planning.attention_plan import plan_attention
-from weft.planning.device import FAR, plan_for_device
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
+from weft.planning.tiling.gpu import FAR, plan_for_device
 from weft.target import GPU
 from weft.testing.cases import BATCH, CASES, HEADS, At
 from weft.testing.strategies import per_row_patterns, problems
