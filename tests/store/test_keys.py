@@ -160,7 +160,7 @@ keys.reached(kernel)
 kernel.cache_key
 triton = {one.fn for one in gc.get_objects() if isinstance(one, JITCallable) and one.hash is not None}
 theirs = {f"{one.__module__}.{one.__qualname__}" for one in triton if one.__module__.startswith("weft")}
-print(json.dumps([sorted(theirs), sorted(f"{one.__module__}.{one.__qualname__}" for one in keys._REACHED)]))
+print(json.dumps([sorted(theirs), sorted({f"{one.__module__}.{one.__qualname__}" for one in keys._REACHED})]))
 """
 
 

@@ -12,6 +12,7 @@ from itertools import chain
 
 from weft.kernels.gpu.arguments import FEW, ROUNDS, WALK, arguments, strided
 from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.hopper import entry
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.pack import AXIS, HEAD, PART, axis_words
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
@@ -19,7 +20,6 @@ from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented, module, within_length
 
 GROUPS = {  # what a kernel whose groups specialise is made of
-    "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
     "forward": "from weft.kernels.triton.group_queries import attention\n\n",
     "short": "from weft.kernels.triton.group_queries import short_attention\n\n",
     "gradients": "from weft.kernels.triton.one_walk import gradients\n\n",
@@ -33,6 +33,8 @@ def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     if spec.groups:
         about = f"{spec.name}\n\nEmitted by weft; {spec.groups} warp groups, {spec.stages} stages."
+        if spec.direction == "dkdv":
+            return module(spec.symbol, about, entry.imports(spec), arguments(spec), entry.body(spec), "gluon")
         helpers = GROUPS["short" if spec.short else spec.direction]
         return module(spec.symbol, about, helpers, arguments(spec), _in_groups(spec), "gluon")
     helpers = (
@@ -71,18 +73,13 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         yield "join(Partial, parts, (first, step, keys), (dk, dv), kv_heads, scale)"
         return
     yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
-    if spec.direction == "forward":
-        (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
-        far = far_k, far_v
-        written = ", ".join(("out", "Lse", *((box,) * spec.boxed)))
-        yield "short_attention(" if spec.short else "attention("
-        yield f"    (q, (k, v), ({', '.join((*near, *far))})), ({written}),"
-        yield f"    tables, (all_heads, my_length, scale, {'Sinks' if spec.sinks else 'Lse'}),"
-        yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"
-    else:
-        yield "key_gradients("
-        yield "    (k, v), (q, dout, Stats), (dk, dv), tables, (all_heads, their_length, scale),"
-        yield f"    WIDE={spec.groups}, STAGES={spec.stages}, CHAINED={spec.chained},"
+    (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
+    far = far_k, far_v
+    written = ", ".join(("out", "Lse", *((box,) * spec.boxed)))
+    yield "short_attention(" if spec.short else "attention("
+    yield f"    (q, (k, v), ({', '.join((*near, *far))})), ({written}),"
+    yield f"    tables, (all_heads, my_length, scale, {'Sinks' if spec.sinks else 'Lse'}),"
+    yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"
     yield ")"
 
 

@@ -1,0 +1,53 @@
+"""Configurations of the kernels for Hopper: every number that belongs to a head dimension or a tile is a field here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.kernels.gpu.spec import KernelSpec
+
+RowMax = Literal["none", "first", "online"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """One kernel's tiles, warp groups and registers.
+
+    d, dv: head dimensions. rows: of a consumer, of the side that stays. columns: of a tile of the side that is walked.
+    consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
+    consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
+    """
+
+    d: int
+    dv: int
+    rows: int
+    columns: int
+    consumers: int
+    stages: int
+    producer_warps: int
+    consumer_registers: int
+    producer_registers: int
+
+    @property
+    def width(self) -> int:
+        """Channels of q and k in shared memory: products want a power of two."""
+        return _padded(self.d)
+
+    @property
+    def width_v(self) -> int:
+        """The same of v."""
+        return _padded(self.dv)
+
+
+def _padded(channels: int) -> int:
+    return 1 << (channels - 1).bit_length()
+
+
+def config_of(spec: KernelSpec) -> Config:
+    """The configuration of a kernel."""
+    assert spec.direction == "dkdv", spec
+    return Config(
+        spec.d, spec.dv, rows=64, columns=64, consumers=spec.groups, stages=spec.stages, producer_warps=4,
+        consumer_registers=224, producer_registers=56,
+    )  # fmt: skip
