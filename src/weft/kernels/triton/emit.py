@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from weft.kernels.gpu.arguments import FEW, ROUNDS, WALK, arguments, strided
-from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.arguments import FEW, WALK, arguments, strided
+from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, walk_names
 from weft.kernels.gpu.hopper import entry
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.pack import AXIS, HEAD, PART, axis_words
@@ -20,8 +20,6 @@ from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented, module, within_length
 
 GROUPS = {  # what a kernel whose groups specialise is made of
-    "forward": "from weft.kernels.triton.group_queries import attention\n\n",
-    "short": "from weft.kernels.triton.group_queries import short_attention\n\n",
     "gradients": "from weft.kernels.triton.one_walk import gradients\n\n",
     "few_keys": "from weft.kernels.triton.few_keys import add_gradients\n\n",
     "few_sums": "from weft.kernels.triton.few_sums import join\n\n",
@@ -33,9 +31,9 @@ def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     if spec.groups:
         about = f"{spec.name}\n\nEmitted by weft; {spec.groups} warp groups, {spec.stages} stages."
-        if spec.direction == "dkdv":
+        if spec.direction in ("forward", "dkdv"):
             return module(spec.symbol, about, entry.imports(spec), arguments(spec), entry.body(spec), "gluon")
-        helpers = GROUPS["short" if spec.short else spec.direction]
+        helpers = GROUPS[spec.direction]
         return module(spec.symbol, about, helpers, arguments(spec), _in_groups(spec), "gluon")
     helpers = (
         "from weft.kernels.gpu.ops.bounds import (\n"
@@ -71,16 +69,6 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"
     if spec.direction == "few_sums":
         yield "join(Partial, parts, (first, step, keys), (dk, dv), kv_heads, scale)"
-        return
-    yield f"tables = Tables, record, parts_at, items_at, heads_at, {', '.join(ROUNDS)}"
-    (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
-    far = far_k, far_v
-    written = ", ".join(("out", "Lse", *((box,) * spec.boxed)))
-    yield "short_attention(" if spec.short else "attention("
-    yield f"    (q, (k, v), ({', '.join((*near, *far))})), ({written}),"
-    yield f"    tables, (all_heads, my_length, scale, {'Sinks' if spec.sinks else 'Lse'}),"
-    yield f"    WIDE={spec.groups}, STAGES={spec.stages}, TERMS={spec.terms}, SINKS={spec.sinks},"
-    yield ")"
 
 
 def _needed(lines: Iterable[str]) -> list[str]:

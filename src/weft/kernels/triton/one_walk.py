@@ -22,10 +22,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
-from weft.kernels.triton.groups import LOG2E, TILE, barriers, live, masked, seen
-from weft.kernels.triton.query_blocks import matrix, room_of_boxes
+from weft.kernels.gpu.hopper.ops.channel import barriers
+from weft.kernels.gpu.hopper.ops.layouts import boxes as room_of_boxes
+from weft.kernels.gpu.hopper.ops.layouts import matrix
+from weft.kernels.gpu.hopper.ops.mask import mask_words as seen
+from weft.kernels.gpu.hopper.ops.mask import masked
+from weft.kernels.gpu.hopper.ops.values import LOG2E
+from weft.kernels.gpu.hopper.ops.values import opaque as live
 from weft.planning import short
 
+TILE = gl.constexpr(64)
 GROUPS = gl.constexpr(short.SEEN)  # that compute, a key tile each
 LEAD = gl.constexpr(short.SEEN - 1)
 KEYS, QUERIES = gl.constexpr(5), gl.constexpr(3)  # tiles under way; of O two

@@ -12,11 +12,13 @@ RowMax = Literal["none", "first", "online"]
 
 @dataclass(frozen=True)
 class Config:
-    """One kernel's tiles, warp groups and registers.
+    """One kernel's tiles, warp groups and registers, and what it computes beside.
 
     d, dv: head dimensions. rows: of a consumer, of the side that stays. columns: of a tile of the side that is walked.
     consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
+    first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
+    terms: that one walk has. short: runs are short (`fwd_short`). boxed: whole tiles of results leave by a descriptor.
     """
 
     d: int
@@ -28,6 +30,11 @@ class Config:
     producer_warps: int
     consumer_registers: int
     producer_registers: int
+    first_tiles: int = 0
+    terms: int = 1
+    short: bool = False
+    sinks: bool = False
+    boxed: bool = True
 
     @property
     def width(self) -> int:
@@ -46,8 +53,14 @@ def _padded(channels: int) -> int:
 
 def config_of(spec: KernelSpec) -> Config:
     """The configuration of a kernel."""
-    assert spec.direction == "dkdv", spec
+    if spec.direction == "dkdv":
+        return Config(
+            spec.d, spec.dv, rows=64, columns=64, consumers=spec.groups, stages=spec.stages, producer_warps=4,
+            consumer_registers=224, producer_registers=56,
+        )  # fmt: skip
+    assert spec.direction == "forward", spec
     return Config(
-        spec.d, spec.dv, rows=64, columns=64, consumers=spec.groups, stages=spec.stages, producer_warps=4,
-        consumer_registers=224, producer_registers=56,
+        spec.d, spec.dv, rows=64, columns=64, consumers=spec.groups, stages=spec.stages,
+        producer_warps=4 if spec.short else 1, consumer_registers=112, producer_registers=24, first_tiles=3,
+        terms=spec.terms, short=spec.short, sinks=spec.sinks, boxed=spec.boxed,
     )  # fmt: skip

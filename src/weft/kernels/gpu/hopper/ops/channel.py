@@ -48,6 +48,19 @@ def phase_of(i, STAGES: gl.constexpr):
 
 
 @aggregate
+class Arrival:
+    """A tile that will be there: its barrier, and the phase that says so."""
+
+    barrier: gl.shared_memory_descriptor
+    phase: gl.tensor
+
+    @gluon.jit
+    def wait(self):
+        """Wait until it is there."""
+        mbarrier.wait(self.barrier, self.phase)
+
+
+@aggregate
 class Channel:
     """A ring of STAGES stages and its barriers. Its stages begin at `first`, so several rings may share memory."""
 
@@ -75,6 +88,11 @@ class Channel:
     def commit(self, i):
         """Each thread of the producer arrives when what it asked for by cp.async is there."""
         async_copy.mbarrier_arrive(self.full.index(self.stage(i)), increment_count=False)
+
+    @gluon.jit
+    def arrival(self, i):
+        """Tile i, for a consumer that waits for it later."""
+        return Arrival(self.full.index(self.stage(i)), phase_of(i, self.STAGES))
 
     @gluon.jit
     def wait(self, i):

@@ -7,8 +7,8 @@ from triton.experimental.gluon import language as gl
 
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import by_rows
-from weft.kernels.gpu.hopper.ops.values import UNIT
+from weft.kernels.gpu.hopper.ops.layouts import by_rows, matrix
+from weft.kernels.gpu.hopper.ops.values import UNIT, opaque
 
 WARPS = gl.constexpr(GROUP_WARPS)
 
@@ -36,3 +36,21 @@ def store_rows(sums, tensor, rows, C):
     at = at + (gl.expand_dims(r * rows.pace * (tensor.per_row * UNIT), 1) + d)
     sums = gl.convert_layout(sums.to(tensor.pointer.dtype.element_ty), layout)
     gl.store(at, sums, mask=gl.expand_dims(r < rows.height, 1))
+
+
+@gluon.jit
+def store_box_rows(result, tensor, rows, C, CHANNELS: gl.constexpr):
+    """Write those of consumer C's rows that exist, from a box in shared memory."""
+    tile = matrix(result)
+    ROWS: gl.constexpr = tile.type.shape[0]
+    WIDTH: gl.constexpr = tile.type.shape[1]
+    layout: gl.constexpr = by_rows(WIDTH, WARPS)
+    pace = opaque(rows.pace)  # so that no address is made before all blocks, and held
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + C * ROWS
+    d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
+    at = tensor.row(rows.batch, rows.head, rows.first)
+    at = at + (gl.expand_dims(r * pace * (tensor.per_row * UNIT), 1) + d)
+    mask = gl.expand_dims(r < rows.height, 1)
+    if CHANNELS < WIDTH:
+        mask = mask & (d < CHANNELS)
+    gl.store(at, tile.load(layout), mask=mask)

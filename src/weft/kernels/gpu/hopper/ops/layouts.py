@@ -60,3 +60,9 @@ def matrix(box):
     """A box (1, 1, rows, 1, channels) as products read it."""
     shape: gl.constexpr = box.type.shape
     return box.reshape([shape[2], shape[4]])
+
+
+@gluon.jit
+def marks(memory, COUNT: gl.constexpr, ROWS: gl.constexpr):
+    """A number for each row of so many consumers, in memory of integers that has room for them."""
+    return memory._reinterpret(gl.int32, [COUNT, ROWS, 1], flat(2))
