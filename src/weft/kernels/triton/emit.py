@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from weft.kernels.gpu.arguments import FEW, WALK, arguments, strided
-from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, walk_names
+from weft.kernels.gpu.arguments import FEW, arguments, strided
+from weft.kernels.gpu.descriptors import OF_FEW, walk_names
 from weft.kernels.gpu.hopper import entry
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.pack import AXIS, HEAD, PART, axis_words
@@ -20,7 +20,6 @@ from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented, module, within_length
 
 GROUPS = {  # what a kernel whose groups specialise is made of
-    "gradients": "from weft.kernels.triton.one_walk import gradients\n\n",
     "few_keys": "from weft.kernels.triton.few_keys import add_gradients\n\n",
     "few_sums": "from weft.kernels.triton.few_sums import join\n\n",
 }
@@ -31,7 +30,7 @@ def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     if spec.groups:
         about = f"{spec.name}\n\nEmitted by weft; {spec.groups} warp groups, {spec.stages} stages."
-        if spec.direction in ("forward", "dkdv"):
+        if spec.direction in ("forward", "dkdv", "gradients"):
             return module(spec.symbol, about, entry.imports(spec), arguments(spec), entry.body(spec), "gluon")
         helpers = GROUPS[spec.direction]
         return module(spec.symbol, about, helpers, arguments(spec), _in_groups(spec), "gluon")
@@ -54,15 +53,6 @@ def _in_groups(spec: KernelSpec) -> Iterator[str]:
         yield f"sizes = {', '.join(FEW)}"
         yield "add_gradients("
         yield f"    ({', '.join(walk_names(OF_FEW))}), (Lse, Delta), Partial, sizes, Tables, scale,"
-        yield ")"
-        return
-    if spec.direction == "gradients":
-        yield "gradients("
-        lse_gradient, delta = ("DLse" if spec.lse_gradient else "Lse"), ("Delta" if spec.with_delta else "Lse")
-        yield f"    ({', '.join(walk_names(READ))}), (Lse, {lse_gradient}, {delta}),"
-        yield f"    ({', '.join(walk_names(WRITTEN))}),"
-        yield f"    ({', '.join(WALK[:-2])}), ({', '.join(WALK[-2:])}), scale,"
-        yield f"    LSE_GRADIENT={spec.lse_gradient}, WITH_DELTA={spec.with_delta},"
         yield ")"
         return
     for name in strided(spec):

@@ -18,7 +18,8 @@ class Config:
     consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
-    terms: that one walk has. short: runs are short (`fwd_short`). boxed: whole tiles of results leave by a descriptor.
+    key_stages: of the fused walk's ring of keys. terms: that one walk has. short: runs are short (`fwd_short`). boxed:
+    whole tiles of results leave by a descriptor.
     """
 
     d: int
@@ -31,10 +32,13 @@ class Config:
     consumer_registers: int
     producer_registers: int
     first_tiles: int = 0
+    key_stages: int = 0
     terms: int = 1
     short: bool = False
     sinks: bool = False
     boxed: bool = True
+    lse_gradient: bool = False
+    with_delta: bool = False
 
     @property
     def width(self) -> int:
@@ -57,6 +61,11 @@ def config_of(spec: KernelSpec) -> Config:
         return Config(
             spec.d, spec.dv, rows=64, columns=64, consumers=spec.groups, stages=spec.stages, producer_warps=4,
             consumer_registers=224, producer_registers=56,
+        )  # fmt: skip
+    if spec.direction == "gradients":
+        return Config(
+            spec.d, spec.dv, rows=64, columns=64, consumers=spec.groups, stages=3, key_stages=5, producer_warps=4,
+            consumer_registers=160, producer_registers=0, lse_gradient=spec.lse_gradient, with_delta=spec.with_delta,
         )  # fmt: skip
     assert spec.direction == "forward", spec
     return Config(

@@ -61,6 +61,29 @@ class Arrival:
 
 
 @aggregate
+class Ring:
+    """Barriers alone, of a ring of STAGES stages that has no partner: what is read, or made, beside a channel's."""
+
+    barriers: gl.shared_memory_descriptor
+    STAGES: gl.constexpr
+
+    @gluon.jit
+    def wait(self, i):
+        """Wait for the arrivals of tile i."""
+        mbarrier.wait(self.barriers.index(stage_of(i, self.STAGES)), phase_of(i, self.STAGES))
+
+    @gluon.jit
+    def wait_before(self, i):
+        """Wait for those of the tile whose stage tile i takes."""
+        mbarrier.wait(self.barriers.index(stage_of(i, self.STAGES)), phase_of(i, self.STAGES) ^ 1)
+
+    @gluon.jit
+    def arrive(self, i):
+        """Arrive for tile i."""
+        mbarrier.arrive(self.barriers.index(stage_of(i, self.STAGES)), count=1)
+
+
+@aggregate
 class Channel:
     """A ring of STAGES stages and its barriers. Its stages begin at `first`, so several rings may share memory."""
 
