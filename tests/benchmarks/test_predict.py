@@ -29,6 +29,7 @@ PATTERNS = (
 )
 
 
+@pytest.mark.more
 def test_the_page_is_what_its_rows_say_now(predict, tmp_path):
     """Choices are those of today's rates and of what is offered: `python benchmarks/predict.py judge` writes it."""
     from prediction import page, rows

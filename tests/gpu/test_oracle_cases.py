@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.tiers import every, examples
 
 import weft
 from weft.acsr import interpret
@@ -26,7 +27,7 @@ OPTIONS = (
 )  # fmt: skip
 FORMS = (((64, 64), "bfloat16"), ((16, 16), "float32"), ((33, 17), "float16"), ((96, 128), "bfloat16"))
 laws = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     derandomize=bool(os.environ.get("CI")),  # under CI the examples are always the same
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -34,7 +35,7 @@ laws = settings(
 )
 
 
-@pytest.mark.parametrize("number,name", enumerate(CASES))
+@pytest.mark.parametrize("number,name", every(4, enumerate(CASES)))
 def test_cases(number, name):
     """Every pattern of the library at lengths it fits, each with other options on another card."""
     case = CASES[name]
@@ -97,7 +98,7 @@ def test_drawn_windows_by_warp_groups(pattern, length, heads, grouped, options):
     check(Call(pattern, length, length, heads, 1, (64, 64), options=options, fixed=fixed))
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", every(4, OPTIONS))
 @pytest.mark.parametrize("name", ["longformer_global", "padded_causal", "strided", "per_head"])
 def test_the_dense_form_is_the_definition(name, options):
     """What programs are held to is what `weft.acsr.interpret` says."""

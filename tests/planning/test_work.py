@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
+from tests.tiers import examples
 
 import weft
 from weft.kernels.gpu.tables.batches import plan_waves
@@ -87,7 +88,9 @@ def test_tiles_of_patterns(pattern):
     assert len(counted) == len(waves.waves)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(problems(longest=300))
 @example((~weft.segments([1, 6], [[True, False], [False, weft.strided(1, align="top-left")]]), 7, 7))
 def test_tiles_of_any_pattern(found):

@@ -7,6 +7,7 @@ import re
 from functools import partial
 
 import pytest
+from tests.tiers import every
 
 import weft
 from weft.planning.families.hopper import CONFIGS
@@ -82,7 +83,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "change", "arch"), CASES)
+@pytest.mark.parametrize(("kernel", "change", "arch"), every(4, CASES))
 def test_what_is_wrong_is_seen(kernel, change, arch):
     how, said = CHANGES[change]
 

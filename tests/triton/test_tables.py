@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.kernels.gpu.configure import wave_specs
@@ -25,7 +26,7 @@ from weft.testing.strategies import per_row_patterns, problems
 from .walker import walk_wave
 
 laws = settings(
-    max_examples=100,
+    max_examples=examples(100),
     deadline=None,
     derandomize=bool(os.environ.get("CI")),  # under CI the examples are always the same
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

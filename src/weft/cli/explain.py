@@ -19,12 +19,12 @@ DIRECTIONS = ("forward", "dq", "dkdv", "gradients")
 @click.argument("pattern")
 @problem_options()
 @target_option
-@click.option("--source", type=click.Choice(DIRECTIONS), help="Print the Triton source instead (with --device gpu).")
+@click.option("--source", type=click.Choice(DIRECTIONS), help="Print the Triton source instead (with --device cuda).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> None:
     """Explain the plan of PATTERN: the format's terms, the launches, and what each is predicted to take."""
-    if source and options["device"] != "gpu":
-        raise OptionError(f"--source {source} --device cpu", "kernels are generated for GPUs only", "add --device gpu")
+    if source and options["device"] != "cuda":
+        raise OptionError(f"--source {source} --device cpu", "kernels are generated for GPUs only", "add --device cuda")
     plan = planned(pattern, options)
     facts = facts_of(plan, False)
     notes = [f"note      attention cannot run it: {why}" for why in facts["reasons_against"]]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from weft.acsr.picture import owned
 from weft.napkin.formulas import naive_attention_transfers
 from weft.pattern.algebra import Pattern
-from weft.pattern.draw import drawn
+from weft.pattern.draw import OF_SHADES, drawn
 from weft.planning.choose import Decision
 from weft.planning.cost import FLOORS, Cost, moved
 from weft.planning.families import tile
@@ -47,6 +47,7 @@ def head(pattern: Pattern, problem: Problem, shares: Sequence[Share], nbytes: in
     yield f"live      {live}; {visited} computed ({nnz / max(1, visited):.1%} useful)"
     yield f"work      {useful:.2f} useful GFLOP forward, {useful * 2.5:.2f} backward"
     yield f"tables    {nbytes} bytes, forward and transposed"
+    yield f"drawing   {OF_SHADES}"
     for share in shares:
         acsr = share.plan.acsr
         picture = drawn(owned(acsr, 24, 24).share) if acsr.m and acsr.n else ""
