@@ -143,7 +143,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kerne
 
 
 def _specialises(spec: KernelSpec, wave: Wave) -> bool:
-    """Whether `weft.kernels.triton.groups` has such a kernel; where not, a tiling of warp groups is one of warps."""
+    """Whether `weft.kernels.gpu.hopper` has such a kernel; where not, a tiling of warp groups is one of warps."""
     direction, forward = spec.direction, spec.direction == "forward"
     # with other registers than it has for all groups together, some would wait for more for ever
     if direction == "delta" or wave.kind.tiling != IN_GROUPS.get(direction):

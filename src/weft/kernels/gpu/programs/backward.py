@@ -14,6 +14,7 @@ from typing import Literal
 from weft.kernels.gpu.configure import chained, for_card
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.descriptors import walk_names
+from weft.kernels.gpu.hopper.launch import FusedBackward
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Role, Slot, Step, Strides, Table
 from weft.kernels.gpu.programs.launches import (
@@ -27,7 +28,6 @@ from weft.kernels.gpu.programs.launches import (
 )
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.triton.backward import STATS
-from weft.kernels.triton.walked import Walked
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
 from weft.planning.walk import Walk
@@ -142,7 +142,7 @@ def walk_program(plan: AttentionPlan, walk: Walk, layout: Layout, options: Optio
     """All gradients of a walk, which is the plan's."""
     problem = plan.problem
     assert isinstance(plan.target, Gpu)
-    walked = Walked(walk, problem, plan.target)
+    walked = FusedBackward(walk, problem, plan.target)
     slots, steps, memory = _given(problem, layout)
     made = [
         result("dq", "q", problem, layout, (problem.dtype, problem.d)),

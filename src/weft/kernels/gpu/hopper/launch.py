@@ -10,10 +10,10 @@ from typing import NamedTuple
 from weft.kernels.gpu.configure import few_specs, walk_spec
 from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, Which
 from weft.kernels.gpu.spec import KernelSpec
-from weft.planning.few_keys import GROUPS, JOINED, TILE, TILES, FewKeys, parts_of
+from weft.planning.few_keys import GROUPS, JOINED, TILES, FewKeys, parts_of
 from weft.planning.problem import Problem
 from weft.planning.reach import Reach
-from weft.planning.short import cut
+from weft.planning.short import TILE, cut
 from weft.planning.walk import Walk
 from weft.target import Gpu
 
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Walked:
+class FusedBackward:
     """The launches of a walk, one after the other."""
 
     walk: Walk
