@@ -1,3 +1,4 @@
+# ruff: noqa: SIM113 - Gluon is not all of Python
 """The forward's arguments, shared memory and channels, and its producer: see `fwd`."""
 
 from __future__ import annotations
