@@ -1,7 +1,7 @@
 # ruff: noqa: PLR0913 - kernels take as many arguments as they need, and Gluon is not all of Python
 """dQ, dK and dV of a short window in one walk over queries: every tensor is read once, every product made once.
 
-Query tile i sees the key tiles i to i + 2, where tile c begins at key c * rows - shift (`weft.planning.short`). A
+Query tile i sees the key tiles i to i + 2, where tile c begins at key c * rows - shift (`families.fused_backward`). A
 program walks the queries of a run; each of three consumers keeps dK and dV of one key tile in registers for as long as
 it is seen, of tile c consumer c % 3. What scores take is left in shared memory for dQ, which the consumers make in
 turns, a step late: all of it is there by then. The producer asks for tiles by tensor descriptors of (batch row, head,
@@ -195,7 +195,7 @@ def write_keys(G, member, c, mine, dk, dv, state):
     """dK and dV of a key tile that is seen no more: dV through its own memory, whose place is `mine`."""
     sizes = state.sizes
     key = c * state.cfg.rows - sizes.shift
-    if (key >= 0) & (key < sizes.length):  # else nothing is written: see `weft.planning.short`
+    if (key >= 0) & (key < sizes.length):  # else nothing is written: see `weft.planning.families.fused_backward`
         where = sizes.keys_at(member, key)
         send(state.dk_box, where, state.results.index(G), (dk * state.scale).to(state.q.dtype))
         send(state.dv_box, where, state.v.index(mine), dv.to(state.q.dtype))

@@ -4,8 +4,8 @@
 They add to dQ where it is, and to dK and dV as sums of each program (`reduce_partials`). A program takes every so many
 tiles of the queries of a head of keys; each of two consumers takes its own of them, and keeps dK and dV of two tiles of
 keys in registers while they pass. First come the tiles of queries that see keys of the first alone, then those that may
-see both (`weft.planning.few_keys`). A producer warp for each consumer asks for queries, dO and dQ by tensor descriptors
-of (batch row, head, token, 1, channel), a tile ahead; dQ goes out from where it came in.
+see both (`weft.planning.families.sparse_keys`). A producer warp for each consumer asks for queries, dO and dQ by tensor
+descriptors of (batch row, head, token, 1, channel), a tile ahead; dQ goes out from where it came in.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, first_factor, flat, line, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.values import LOG2E, opaque
-from weft.planning import few_keys as few
+from weft.planning.families import sparse_keys as few
 
 TILES, EDGES, BOUNDS = (gl.constexpr(x) for x in (few.TILES, few.EDGES, few.TILES * few.TILE))
 EDGES_AT, BOUNDS_AT = gl.constexpr(few.RANGES), gl.constexpr(few.RANGES + few.EDGES * few.TILES)
@@ -60,8 +60,9 @@ class Sizes:
 class SparseKeys:
     """The kernel's arguments, shared memory and channels.
 
-    table: `weft.planning.few_keys` says what of. ds: what scores take, for dQ. keys: the channel of K and V, which have
-    one stage; each consumer's ring of queries, dO, dQ and their numbers is a part of `queries`.
+    table: tiles of queries and bounds of keys (`weft.planning.families.sparse_keys`). ds: what scores take, for dQ.
+    keys: the channel of K and V, which have one stage; each consumer's ring of queries, dO, dQ and their numbers is a
+    part of `queries`.
     """
 
     cfg: gl.constexpr
