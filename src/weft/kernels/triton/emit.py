@@ -12,11 +12,12 @@ from itertools import chain
 
 from weft.kernels.gpu.arguments import FEW, ROUNDS, WALK, arguments, strided
 from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.entry import indented, module
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.pack import AXIS, HEAD, PART, axis_words
 from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
-from weft.kernels.triton.fragments import Fragments, indented, module, within_length
+from weft.kernels.triton.fragments import Fragments, within_length
 
 GROUPS = {  # what a kernel whose groups specialise is made of
     "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
