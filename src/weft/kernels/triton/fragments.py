@@ -78,7 +78,7 @@ class Fragments:
         on lines, and not where the first row's number would outlast the walk in dQ (benchmarks/notes/triton.md).
         """
         spec = self.spec
-        if near and spec.aligned and spec.rank == 1 and not spec.listed and spec.direction != "delta":
+        if near and spec.aligned and spec.rank == 1 and not spec.listed:
             yield f"{name} = {self.head_of(tensor, head, 'first_r')}"
             yield f"{name}_in = {self.inside(tensor, 'near_r')}"
         else:
