@@ -28,13 +28,14 @@ class Block(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """One head of a tensor whose rows are walked: where it begins, and how far each row of a tile, (rows, 1) or
-    transposed, lies from the tile's first row; () where tiles differ in that.
+    """One head of a tensor whose rows are walked: where it begins; how far each row of a tile, (rows, 1) or transposed,
+    lies from the tile's first row, unless tiles differ in that; and `columns` of its head dimension.
     """
 
     tensor: Strided
     pointer: tl.tensor
     inside: tl.tensor
+    columns: tuple
 
 
 # ---- where things lie ------------------------------------------------------------------------------------------------
@@ -71,12 +72,12 @@ def tile_at(C: tl.constexpr, tensor, token):
 
 
 @triton.jit
-def reach(C: tl.constexpr, tensor, tokens):
-    """How far so many tokens reach inside a tile: 32 bits suffice where rows are aligned."""
+def reach(C: tl.constexpr, tensor, tokens, step):
+    """How far so many steps of tokens reach inside a tile: 32 bits suffice where rows are aligned."""
     if C.aligned:
-        far = tokens * (tensor.row * C.unit)
+        far = tokens * (step * (tensor.row * C.unit))
     else:
-        far = tokens.to(tl.int64) * tensor.row
+        far = (tokens * step).to(tl.int64) * tensor.row
     return far
 
 
@@ -91,7 +92,7 @@ def near_rows_of(C: tl.constexpr, tensor, rows, batch, head):
     """The same, counted in 32 bits from the first row of the tile where the configuration says that they suffice."""
     if C.near_rows:
         first = batch * tensor.batch + head * tensor.head + rows.first.to(tl.int64) * tensor.row
-        block = Block(tensor.pointer + first * C.unit, reach(C, tensor, rows.near))
+        block = Block(tensor.pointer + first * C.unit, reach(C, tensor, rows.near, 1))
     else:
         block = rows_of(C, tensor, rows, batch, head)
     return block

@@ -76,7 +76,7 @@ def lse_without_keys(C: tl.constexpr, lse, scale):
     masked after they are weighed, so lse may be any number. The kernel of delta leaves lse for all of them.
     """
     if C.rank > 1 or C.direction == "delta":
-        none = lse < (PENALTY / 10 * scale if C.linear else PENALTY / 10)
+        none = lse < (scale * (PENALTY / 10) if C.linear else PENALTY / 10)
     else:
         none = lse == float("-inf")
     return tl.where(none, 0.0, lse)
