@@ -111,7 +111,7 @@ def test_grids_are_masked_by_a_product(name):
     found = fragments_of(spec, KIND="either")
     (home,) = {module for module, _ in found if module.startswith("weft.kernels.gpu.tile.") and "wd" in module}
     steps = [text for (module, _), text in found.items() if module == home]
-    assert sum(text.count(" penalty(") + text.count("(penalty(") for text in steps) == 1
+    assert sum(len(re.findall(r"\bpenalty\(", text)) for text in steps) == 1
     masks = {part for module, part in found if module == MASK and part.startswith("_mask")}
     assert masks == ({"_mask_edge"} if spec.listed else set())
 

@@ -9,7 +9,7 @@ from weft.kernels.gpu.ops.loads import Strided
 from weft.kernels.gpu.ops.scores import Scaling
 from weft.kernels.gpu.tile.fwd import Tensors, attention
 from weft.kernels.gpu.tile.config import Config
-from weft.kernels.gpu.tile.place import Launch
+from weft.kernels.gpu.tile.places import Launch
 
 
 @triton.jit

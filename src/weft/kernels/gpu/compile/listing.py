@@ -39,9 +39,12 @@ def fragments(entry: str, constants: Mapping[str, Any]) -> Iterator[tuple[str, s
 
 def _named(tree: ast.AST, known: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """(module, name) of what a text names, in its order."""
+    parts = {node.value: node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in known]
     for node in sorted(names, key=lambda node: (node.lineno, node.col_offset)):
-        yield known[node.id]
+        module, name = known[node.id]
+        of_module = node in parts and _is_module(f"{module}.{name}")
+        yield (f"{module}.{name}", parts[node]) if of_module else (module, name)
 
 
 @cache
@@ -69,6 +72,15 @@ def _functions(module: str) -> dict[str, str]:
         if isinstance(node, ast.FunctionDef)
         and any(ast.unparse(x) in ("triton.jit", "gluon.jit") for x in node.decorator_list)
     }
+
+
+@cache
+def _is_module(name: str) -> bool:
+    """Whether a name is that of a module; its parent is one of weft's."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent is no package
+        return False
 
 
 def _tree(module: str) -> ast.Module:

@@ -1,6 +1,6 @@
 """What becomes of the sums of a forward's rows: the output, and lse. Pointwise in rows and columns."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
@@ -13,15 +13,9 @@ from weft.kernels.gpu.ops.scores import LOG2E
 LN2 = tl.constexpr(constants.LN2)
 
 
-class Rest(NamedTuple):
-    """Finished sums of rows. top (rows,): what was subtracted from their scores in units of log2. total (rows,): the
-    sum of weights, and weight (rows,): what the sums of values acc (rows, dv) are divided by.
-    """
-
-    acc: tuple
-    top: tl.tensor
-    total: tl.tensor
-    weight: tl.tensor
+# Finished sums of rows. top (rows,): what was subtracted from their scores in units of log2. total (rows,): the sum of
+# weights, and weight (rows,): what the sums of values acc (rows, dv) are divided by.
+Rest = namedtuple("Rest", "acc top total weight")
 
 
 @triton.jit
@@ -50,13 +44,8 @@ def lse_of(rest, ONLINE: tl.constexpr, FAST: tl.constexpr):
     return tl.where(rest.total == 0, float("-inf"), log * LN2)
 
 
-class Merging(NamedTuple):
-    """How rows of two results over disjoint keys are merged: (x * mine + y * theirs) * inverse. lse: of both."""
-
-    mine: tl.tensor
-    theirs: tl.tensor
-    inverse: tl.tensor
-    lse: tl.tensor
+# How rows of two results over disjoint keys are merged: (x * mine + y * theirs) * inverse. lse: of both.
+Merging = namedtuple("Merging", "mine theirs inverse lse")
 
 
 @triton.jit

@@ -4,38 +4,20 @@ C is a `weft.kernels.gpu.tile.config.Config`. A chunk is (first, width, live): i
 a power of 2, and how many of its columns exist. A tile of a tensor is a tuple with one block of values for each chunk.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 
+# A tensor (batch, head, row, dim): its pointer and its strides. They count in `C.unit` elements.
+Strided = namedtuple("Strided", "pointer batch head row dim")
 
-class Strided(NamedTuple):
-    """A tensor (batch, head, row, dim): its pointer and its strides. They count in `C.unit` elements."""
+# Rows of a tensor: where they are counted from, and how far each lies from there (rows,), in elements.
+Block = namedtuple("Block", "pointer inside")
 
-    pointer: tl.tensor
-    batch: tl.tensor
-    head: tl.tensor
-    row: tl.tensor
-    dim: tl.tensor
-
-
-class Block(NamedTuple):
-    """Rows of a tensor: where they are counted from, and how far each lies from there (rows,), in elements."""
-
-    pointer: tl.tensor
-    inside: tl.tensor
-
-
-class Walked(NamedTuple):
-    """One head of a tensor whose rows are walked: where it begins; how far each row of a tile, (rows, 1) or transposed,
-    lies from the tile's first row, unless tiles differ in that; and `columns` of its head dimension.
-    """
-
-    tensor: Strided
-    pointer: tl.tensor
-    inside: tl.tensor
-    columns: tuple
+# One head of a tensor whose rows are walked: where it begins; how far each row of a tile, (rows, 1) or transposed, lies
+# from the tile's first row, unless tiles differ in that; and `columns` of its head dimension.
+Walked = namedtuple("Walked", "tensor pointer inside columns")
 
 
 # ---- where things lie ------------------------------------------------------------------------------------------------
@@ -83,7 +65,7 @@ def reach(C: tl.constexpr, tensor, tokens, step):
 
 @triton.jit
 def rows_of(C: tl.constexpr, tensor, rows, batch, head):
-    """The rows of a tile (`weft.kernels.gpu.tile.place.Rows`) in one head of a tensor."""
+    """The rows of a tile (`weft.kernels.gpu.tile.places.Rows`) in one head of a tensor."""
     return Block(head_of(C, tensor, batch, head), token_at(C, tensor, rows.token))
 
 

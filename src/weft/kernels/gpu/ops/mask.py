@@ -1,134 +1,32 @@
-"""Which columns of a tile exist, where they lie, and which pairs of it are outside of the mask.
+"""Which pairs of a tile are outside of the mask.
 
-C is a `weft.kernels.gpu.tile.config.Config`, a visit a `weft.kernels.gpu.tile.walk.Visit`. On lines and in blocks pairs
-outside get a value that counts for nothing. On grids a matrix product adds a penalty to their scores.
+On lines and in blocks they get a value that counts for nothing. On grids a matrix product adds a penalty to their
+scores. C is a `weft.kernels.gpu.tile.config.Config`, a tile a `weft.kernels.gpu.ops.tiles.Tile`.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.bounds import is_out
-from weft.kernels.gpu.ops.loads import dot, nothing, reach, read, tile_at, token_at
+from weft.kernels.gpu.ops.loads import dot, nothing
 from weft.planning import device
 
 PENALTY = tl.constexpr(constants.PENALTY)
 FAR, PLACES = tl.constexpr(device.FAR), tl.constexpr(device.PLACES)
 
 
-class Tile(NamedTuple):
-    """A tile of a walk, and its columns, all (cols,); () for what a kind of tile has not.
-
-    at: the tile's first token. there: which columns exist. read: which columns are read. near: of columns their place
-    in the tile, or that of the last column that exists. token: of each its token, where tokens are listed or ALiBi asks
-    for them. coordinate: of listed tokens.
-    """
-
-    visit: tuple
-    at: tl.tensor
-    there: tl.tensor
-    read: tl.tensor
-    near: tl.tensor
-    token: tl.tensor
-    coordinate: tl.tensor
-
-
-class Penalties(NamedTuple):
-    """What masks boxes of a grid by a product: their coordinates on all axes together have PLACES places.
-
-    axes: of each axis its places. begins, ends (rows, places): the bounds of a row on the axis of a place. hot
-    (cols, places): 1 at the places of a column.
-    """
-
-    axes: tuple[tl.tensor, ...]
-    begins: tl.tensor
-    ends: tl.tensor
-    hot: tl.tensor
-
-
-# ---- columns ---------------------------------------------------------------------------------------------------------
-@triton.jit
-def locate(C: tl.constexpr, KIND: tl.constexpr, visit):
-    """The columns of a tile."""
-    if C.rank == 0:
-        tile = _locate_block(C, visit)
-    elif C.rank == 1:
-        tile = _locate_on_line(C, KIND, visit)
-    else:
-        tile = _locate_box(C, visit)
-    return tile
-
-
-@triton.jit
-def _locate_block(C: tl.constexpr, visit):
-    blocks, column = visit.part, visit.part.column
-    at = tl.load(blocks.columns + visit.j) * C.cols
-    there = column < blocks.end - at
-    return Tile(visit, at, there, there & (column >= blocks.begin - at), (), at + column, ())
-
-
-@triton.jit
-def _locate_on_line(C: tl.constexpr, KIND: tl.constexpr, visit):
-    part, line, j, column = visit.part, visit.line, visit.j, visit.part.column
-    begin = j * C.cols
-    count, base = line.count, line.base
-    if C.more:  # tiles of other terms follow those of the first
-        before = line.full if C.apart else line.boxes
-        if KIND == "either":
-            count = tl.where(j < line.boxes, count, (j + 1) * C.cols)
-        if KIND != "edge":
-            base = tl.where(j < before, base, part.more_at)
-    near = tl.minimum(column, count - 1 - begin)
-    there = column < count - begin
-    at = base + j * line.pace
-    token, coordinate = at + (column * line.step if C.terms > 1 else part.token), column
-    if C.listed:
-        lists = part.lists
-        place = line.first + line.step * (begin + column)
-        coordinate = place
-        if lists.keys_at != 0:
-            coordinate = tl.load(lists.tables + lists.keys_at + place, mask=there, other=0)
-        token = tl.load(lists.part) + coordinate
-    return Tile(visit, at, there, there, near, token, coordinate)
-
-
-@triton.jit
-def _locate_box(C: tl.constexpr, visit):
-    axes, j, part = visit.part.runs, visit.j, visit.part
-    there = axes[0].column < axes[0].count - (j[0] << axes[0].log)
-    at = part.base + j[0] * axes[0].pace
-    for a in tl.static_range(1, C.rank):
-        there &= axes[a].column < axes[a].count - (j[a] << axes[a].log)
-        at += j[a] * axes[a].pace
-    return Tile(visit, at, there, there, (), at + part.token, ())
-
-
-@triton.jit
-def load_tile(C: tl.constexpr, KIND: tl.constexpr, chunks, walked, tile):
-    """The rows (cols, d) of a tensor (`weft.kernels.gpu.ops.loads.Walked`) that are the columns of a tile."""
-    where, inside = walked.pointer, walked.inside
-    if C.listed:
-        inside = token_at(C, walked.tensor, tile.token)[:, None]
-    else:
-        where += tile_at(C, walked.tensor, tile.at)
-        if C.clamps and KIND != "full":
-            inside = reach(C, walked.tensor, tile.near, tile.visit.line.step)[:, None]
-    found = ()
-    for n in tl.static_range(len(chunks)):
-        column, live = walked.columns[n]
-        offsets = inside + (column[None, :] if C.aligned else column[None, :] * walked.tensor.dim)
-        rows = None
-        if (C.listed or not (KIND == "full" or C.whole)) and not (C.clamps and KIND != "full"):
-            rows = tile.read[:, None]
-        found += (read(C, chunks[n], where + offsets, rows, live),)
-    return found
+# What masks boxes of a grid by a product: their coordinates on all axes together have PLACES places. axes: of each axis
+# its places. begins, ends (rows, places): the bounds of a row on the axis of a place. hot (cols, places): 1 at the
+# places of a column.
+Penalties = namedtuple("Penalties", "axes begins ends hot")
 
 
 # ---- pairs on lines and in blocks ------------------------------------------------------------------------------------
 @triton.jit
-def mask(C: tl.constexpr, KIND: tl.constexpr, rows, tile, values, outside: tl.constexpr):
+def masked(C: tl.constexpr, KIND: tl.constexpr, rows, tile, values, outside: tl.constexpr):
     """Some values (rows, cols) of the pairs of a tile, and `outside` of the mask a number instead.
 
     On grids scores have their penalties, and only lists are left to ask.

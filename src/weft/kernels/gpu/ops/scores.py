@@ -4,7 +4,7 @@ These are pointwise: they run in Triton and in Gluon. A score function that is t
 `score` and `through_score`.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
@@ -15,25 +15,12 @@ from weft.kernels.gpu.ops.bounds import tanh
 LOG2E = tl.constexpr(constants.LOG2E)
 
 
-class Scaling(NamedTuple):
-    """What scores are made with. shift: what the walked side's tokens lag behind the other's, for ALiBi. slopes: of
-    ALiBi, one float32 for each query head, or None.
-    """
+# What scores are made with. shift: what the walked side's tokens lag behind the other's, for ALiBi. slopes: of ALiBi,
+# one float32 for each query head, or None.
+Scaling = namedtuple("Scaling", "scale softcap shift slopes")
 
-    scale: tl.tensor
-    softcap: tl.tensor
-    shift: tl.tensor
-    slopes: tl.tensor
-
-
-class Scores(NamedTuple):
-    """The same for one query head. slope: of ALiBi in units of log2. log2_scale: the scale in these units."""
-
-    scale: tl.tensor
-    softcap: tl.tensor
-    shift: tl.tensor
-    slope: tl.tensor
-    log2_scale: tl.tensor
+# The same for one query head. slope: of ALiBi in units of log2. log2_scale: the scale in these units.
+Scores = namedtuple("Scores", "scale softcap shift slope log2_scale")
 
 
 @triton.jit

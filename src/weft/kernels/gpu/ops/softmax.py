@@ -1,6 +1,6 @@
 """Softmax over the tiles of a walk: by the online form, or without a maximum. Pointwise, but for sums of rows."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
@@ -13,16 +13,10 @@ NOTHING = tl.constexpr(constants.NOTHING)
 SHARERS = tl.constexpr(4)  # threads that share a row of a product; each has two of every eight columns
 
 
-class Sums(NamedTuple):
-    """What a row (rows,) has summed: acc (rows, dv) in chunks, weights times values; largest: its largest score in
-    units of log2, unless nothing is subtracted; total: of weights (rows,), or of each thread's (rows, SHARERS); keys:
-    how many keys it has seen, where that is counted beside.
-    """
-
-    acc: tuple
-    largest: tl.tensor
-    total: tl.tensor
-    keys: tl.tensor
+# What a row (rows,) has summed: acc (rows, dv) in chunks, weights times values; largest: its largest score in units of
+# log2, unless nothing is subtracted; total: of weights (rows,), or of each thread's (rows, SHARERS); keys: how many
+# keys it has seen, where that is counted beside.
+Sums = namedtuple("Sums", "acc largest total keys")
 
 
 @triton.jit

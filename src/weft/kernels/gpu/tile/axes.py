@@ -1,6 +1,6 @@
 """The columns that a tile of rows walks, as the tables of a plan have them: runs on a line, boxes on a grid, blocks."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
@@ -11,90 +11,30 @@ from weft.kernels.gpu.tables import pack
 PART, AXIS = tl.constexpr(pack.PART), tl.constexpr(pack.AXIS)
 
 
-class Line(NamedTuple):
-    """The run of columns of one term on a line.
+# The run of columns of one term on a line. part: where the tables describe it. first: its first coordinate. count: its
+# columns. step: between columns. length: of the axis. Of its tiles, those from `left` to `full` are full, and there are
+# `boxes`. pace: tokens from one tile to the next.
+Line = namedtuple("Line", "part first count step length left full boxes pace")
 
-    part: where the tables describe it. first: its first coordinate. count: its columns. step: between columns. length:
-    of the axis. Of its tiles, those from `left` to `full` are full, and there are `boxes`. base: its first token. pace:
-    tokens from one tile to the next.
-    """
+# The run of columns along one axis of a grid, in boxes. first, count, step, length: as those of a Line. log: log2 of
+# the box. boxes: their number. column (cols,): of each column of a box its place on this axis. low, high (rows,): the
+# columns that each row sees. pace: tokens from one box to the next.
+Axis = namedtuple("Axis", "first count step length log boxes column low high pace")
 
-    part: tl.tensor
-    first: tl.tensor
-    count: tl.tensor
-    step: tl.tensor
-    length: tl.tensor
-    left: tl.tensor
-    full: tl.tensor
-    boxes: tl.tensor
-    base: tl.tensor
-    pace: tl.tensor
+# What a tile of rows walks in one go: on a line, one run for each term; on a grid, boxes of one term. runs: Lines or
+# Axes. bounds: of each Line the columns (low, high), (rows,) each, that each row sees. column (cols,): the columns of a
+# tile, and token (cols,): how far their tokens lie from the tile's first. bases: of each run on a line its first token,
+# on a grid of the part. more, more_at: full tiles of other terms that follow, and the first token of these less what
+# comes before them. lists: a LeftOut, or () where no tokens are listed.
+Part = namedtuple("Part", "runs bounds column token bases more more_at lists")
 
+# Tokens of a list. keys_at: where the tables list the columns, or 0. rows (rows,): 1 for rows that a list leaves out.
+# columns: where the tables have the columns that one leaves out, or 0. part: where they have the token of coordinate 0.
+LeftOut = namedtuple("LeftOut", "tables keys_at rows columns part")
 
-class Axis(NamedTuple):
-    """The run of columns along one axis of a grid, in boxes.
-
-    first, count, step, length: as those of a Line. log: log2 of the box. boxes: their number. column (cols,): of each
-    column of a box its place on this axis. low, high (rows,): the columns that each row sees. pace: tokens from one box
-    to the next.
-    """
-
-    first: tl.tensor
-    count: tl.tensor
-    step: tl.tensor
-    length: tl.tensor
-    log: tl.tensor
-    boxes: tl.tensor
-    column: tl.tensor
-    low: tl.tensor
-    high: tl.tensor
-    pace: tl.tensor
-
-
-class Part(NamedTuple):
-    """What a tile of rows walks in one go: on a line, one run for each term; on a grid, boxes of one term.
-
-    runs: Lines or Axes. bounds: of each Line the columns (low, high), (rows,) each, that each row sees. column (cols,):
-    the columns of a tile, and token (cols,): how far their tokens lie from the tile's first. base: the first token.
-    more, more_at: full tiles of other terms that follow, and the first token of these less what comes before them.
-    lists: a LeftOut, or () where no tokens are listed.
-    """
-
-    runs: tuple[Line | Axis, ...]
-    bounds: tuple[tuple[tl.tensor, tl.tensor], ...]
-    column: tl.tensor
-    token: tl.tensor
-    base: tl.tensor
-    more: tl.tensor
-    more_at: tl.tensor
-    lists: tuple
-
-
-class LeftOut(NamedTuple):
-    """Tokens of a list. keys_at: where the tables list the columns, or 0. rows (rows,): 1 for rows that a list leaves
-    out. columns: where the tables have the columns that one leaves out, or 0. part: where they have the token of
-    coordinate 0.
-    """
-
-    tables: tl.tensor
-    keys_at: tl.tensor
-    rows: tl.tensor
-    columns: tl.tensor
-    part: tl.tensor
-
-
-class Blocks(NamedTuple):
-    """Blocks of columns. columns: where the tables list them. places, bits: where they have the pairs of each block.
-    begin, end: the first column that some row sees, and the one after the last. column, token (cols,): of a block.
-    """
-
-    columns: tl.tensor
-    places: tl.tensor
-    bits: tl.tensor
-    begin: tl.tensor
-    end: tl.tensor
-    column: tl.tensor
-    token: tl.tensor
+# Blocks of columns. columns: where the tables list them. places, bits: where they have the pairs of each block. begin,
+# end: the first column that some row sees, and the one after the last. column, token (cols,): of a block.
+Blocks = namedtuple("Blocks", "columns places bits begin end column token")
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
@@ -136,7 +76,7 @@ def _line(C: tl.constexpr, launch, part, run, TERM: tl.constexpr):
     left = tl.load(run + 2)
     full = left + tl.load(run + 3)
     boxes = (count + (C.cols - 1)) // C.cols
-    return Line(part, first, count, step, length, left, full, boxes, tl.load(part) + first, step * C.cols)
+    return Line(part, first, count, step, length, left, full, boxes, step * C.cols)
 
 
 @triton.jit
@@ -156,15 +96,14 @@ def line_part(C: tl.constexpr, place, n):
         more = tl.load(run + 7, mask=there, other=0)
         more_at = tl.load(part + words, mask=there, other=0) + tl.load(run + 4, mask=there, other=0)
         more_at -= (line.full if C.apart else line.boxes) * line.pace
-    return Part(runs, bounds, column, column * line.step, line.base, more, more_at, _lists(C, place, part))
+    bases = [tl.load(line.part) + line.first for line in runs]
+    return Part(runs, bounds, column, column * runs[0].step, bases, more, more_at, _lists(C, place, part))
 
 
 @triton.jit
-def with_bounds(part, low, high):
-    """A part of one run whose bounds were read later."""
-    return Part(
-        part.runs, ((low, high),), part.column, part.token, part.base, part.more, part.more_at, part.lists
-    )  # fmt: skip
+def with_bounds(part, bounds):
+    """A part whose bounds were read later, or once more."""
+    return Part(part.runs, bounds, part.column, part.token, part.bases, part.more, part.more_at, part.lists)
 
 
 @triton.jit
@@ -208,11 +147,11 @@ def grid_part(C: tl.constexpr, place, n):
     run = place.record + 2 * C.rank + n * (4 * C.rank)
     last_first = [_axis(C, place, part + PART, run, a) for a in C.axes_last_first]
     runs = [last_first[a] for a in C.axes_last_first]
-    base, token = runs[0].first, runs[0].column * runs[0].step
+    base, first, token = runs[0].first, runs[0].first, runs[0].column * runs[0].step
     for a in tl.static_range(1, C.rank):
-        base, token = base * runs[a].length + runs[a].first, token * runs[a].length + runs[a].column * runs[a].step
-    base = tl.load(part) + base
-    return Part(runs, (), tl.arange(0, C.cols), token, base, base, base, _lists(C, place, part))
+        first, token = first * runs[a].length, token * runs[a].length + runs[a].column * runs[a].step
+        base, first = tl.load(part) + first + runs[a].first, first + runs[a].first
+    return Part(runs, (), tl.arange(0, C.cols), token, (base,), base, base, _lists(C, place, part))
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------

@@ -5,129 +5,59 @@ for both sums; or dQ as well, which is added up in memory by all programs that m
 are keys, and columns are queries.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from weft.kernels.gpu import constants
-from weft.kernels.gpu.ops.loads import (
-    Block,
-    Strided,
-    Walked,
-    accumulate,
-    columns,
-    dot,
-    head_of,
-    hold,
-    load,
-    near_rows_of,
-    products,
-    reach,
-    scaled,
-    tile_at,
-    token_at,
-    zeros,
-)
-from weft.kernels.gpu.ops.mask import Penalties, corner_penalties, load_tile, locate, mask, penalties_of, penalty
-from weft.kernels.gpu.ops.scores import LOG2E, Scaling, Scores, exponent, score, scores_of, through_score
+from weft.kernels.gpu.ops import loads, mask, scores, tiles
+from weft.kernels.gpu.tile import places
 from weft.kernels.gpu.tile.gradients import joined, keep, where_rows
 from weft.kernels.gpu.tile.keys import part_of
-from weft.kernels.gpu.tile.place import Place, head_at, member_of, own_launch, place_of
-from weft.kernels.gpu.tile.row_numbers import Numbers, lse_without_keys
+from weft.kernels.gpu.tile.row_numbers import lse_without_keys
 from weft.kernels.gpu.tile.walk import walk_part
 
 STATS = tl.constexpr(constants.STATS)
 
 
-class Tensors(NamedTuple):
-    """What the kernel of dK and dV reads, and what it makes; None for what it does not make.
+# What the kernel of dK and dV reads, and what it makes; None for what it does not make. numbers: of queries. sums: dK
+# and then dV, float32, of few keys alone, which some launches leave for others; slots: of each token its row there, or
+# -1.
+Tensors = namedtuple("Tensors", "q k v dout dq dk dv numbers sums slots")
 
-    numbers: of queries. sums: dK and then dV, float32, of few keys alone, which some launches leave for others; slots:
-    of each token its row there, or -1.
-    """
+# What a program reads of its keys: tiles of k and v. wanted (rows,): which keys join sums of dQ.
+Keys = namedtuple("Keys", "k v wanted")
 
-    q: Strided
-    k: Strided
-    v: Strided
-    dout: Strided
-    dq: Strided
-    dk: Strided
-    dv: Strided
-    numbers: Numbers
-    sums: Strided
-    slots: tl.tensor
+# Columns of Stats, and matrices (rows, STATS) by which products subtract lse and delta, where they do so.
+Folding = namedtuple("Folding", "column of_lse of_delta")
 
+# dK and dV of a tile of keys in chunks, float32; () for what is not made.
+Sums = namedtuple("Sums", "dk dv")
 
-class Keys(NamedTuple):
-    """What a program reads of its keys: tiles of k and v. wanted (rows,): which keys join sums of dQ."""
+# What stays while the queries of a part are walked. q, dout, dq: how far each query of a tile lies from its first one,
+# in each of these tensors.
+HeldOfPart = namedtuple("HeldOfPart", "place tensors scaling keys folding penalties q dout dq")
 
-    k: tuple
-    v: tuple
-    wanted: tl.tensor
+# The queries of one head, whose tiles are walked. row: where their numbers begin.
+Queries = namedtuple("Queries", "q dout dq row scores")
 
-
-class Folding(NamedTuple):
-    """Columns of Stats, and matrices (rows, STATS) by which products subtract lse and delta, where they do so."""
-
-    column: tl.tensor
-    of_lse: tl.tensor
-    of_delta: tl.tensor
-
-
-class Sums(NamedTuple):
-    """dK and dV of a tile of keys in chunks, float32; () for what is not made."""
-
-    dk: tuple
-    dv: tuple
-
-
-class HeldOfPart(NamedTuple):
-    """What stays while the queries of a part are walked. q, dout, dq: how far each query of a tile lies from its first
-    one, in each of these tensors.
-    """
-
-    place: Place
-    tensors: Tensors
-    scaling: Scaling
-    keys: Keys
-    folding: Folding
-    penalties: Penalties
-    q: tl.tensor
-    dout: tl.tensor
-    dq: tl.tensor
-
-
-class Queries(NamedTuple):
-    """The queries of one head, whose tiles are walked. row: where their numbers begin."""
-
-    q: Walked
-    dout: Walked
-    dq: Walked
-    row: tl.tensor
-    scores: Scores
-
-
-class HeldOfHead(NamedTuple):
-    """What stays while the queries of one head in a part are walked."""
-
-    place: Place
-    part: HeldOfPart
-    queries: Queries
+# What stays while the queries of one head in a part are walked.
+HeldOfHead = namedtuple("HeldOfHead", "place part queries")
 
 
 @triton.jit
 def key_gradients(C: tl.constexpr, tensors, launch, scaling):
     """dK and dV of a tile of keys."""
     item = launch.first_item + tl.program_id(1)
-    member = member_of(launch)
-    head = head_at(member)
+    member = places.member_of(launch)
+    head = places.head_at(member)
     if C.packed and item >= tl.load(member + 5):
         return
-    place = place_of(C, own_launch(C, launch, member), head, item)
+    place = places.place_of(C, places.own_launch(C, launch, member), head, item)
     keys, folding = _load(C, tensors, place), _folding(C)
-    sums = Sums(zeros(C, C.d) if C.makes != "dv" else (), zeros(C, C.dv) if C.makes != "dk" else ())
+    sums = Sums(loads.zeros(C, C.d) if C.makes != "dv" else (), loads.zeros(C, C.dv) if C.makes != "dk" else ())
     seen = place.rows.number < 0
     if C.rank == 1 and not C.several:
         # All of a single line is read before anything waits (benchmarks/notes/triton.md).
@@ -154,9 +84,11 @@ def _load(C: tl.constexpr, tensors, place):
     if not C.reads_seen:
         if C.with_dq:  # what joins sums over keys joins them once, and where some query sees it
             wanted = rows.valid & rows.within
-        k = load(C, C.d, tensors.k, near_rows_of(C, tensors.k, rows, batch, head), wanted if C.with_dq else None)
+        k = loads.load(
+            C, C.d, tensors.k, loads.near_rows_of(C, tensors.k, rows, batch, head), wanted if C.with_dq else None
+        )
         if C.makes != "dv":
-            v = load(C, C.dv, tensors.v, near_rows_of(C, tensors.v, rows, batch, head), None)
+            v = loads.load(C, C.dv, tensors.v, loads.near_rows_of(C, tensors.v, rows, batch, head), None)
     return Keys(k, v, wanted)
 
 
@@ -167,9 +99,9 @@ def _load_seen(C: tl.constexpr, tensors, place, part):
     wanted = rows.valid & _some_column(C, part)
     if C.listed:
         wanted &= part.lists.rows == 0
-    k = load(C, C.d, tensors.k, near_rows_of(C, tensors.k, rows, batch, head), wanted)
-    v = load(
-        C, C.dv, tensors.v, near_rows_of(C, tensors.v, rows, batch, head), wanted if C.rank > 1 else None
+    k = loads.load(C, C.d, tensors.k, loads.near_rows_of(C, tensors.k, rows, batch, head), wanted)
+    v = loads.load(
+        C, C.dv, tensors.v, loads.near_rows_of(C, tensors.v, rows, batch, head), wanted if C.rank > 1 else None
     )  # fmt: skip
     return Keys(k, v, wanted)
 
@@ -205,7 +137,7 @@ def _begin(C: tl.constexpr, keys):
     if C.chained and C.accumulate:
         gdc_launch_dependents()
     if C.hold_k:
-        keys = Keys(hold(C, keys.k), keys.v, keys.wanted)
+        keys = Keys(loads.hold(C, keys.k), keys.v, keys.wanted)
     return keys
 
 
@@ -213,13 +145,13 @@ def _begin(C: tl.constexpr, keys):
 @triton.jit
 def _walk(C: tl.constexpr, held, part, sums, seen):
     """Walk the queries of a part; seen (rows,): keys on a grid that some query sees."""
-    tensors, keys, penalties = held.tensors, held.keys, penalties_of(C, part)
+    tensors, keys, penalties = held.tensors, held.keys, mask.penalties_of(C, part)
     if C.rank > 1:
         seen |= _some_column(C, part)
-    q, dout = reach(C, tensors.q, part.token, 1)[:, None], reach(C, tensors.dout, part.token, 1)[:, None]
+    q, dout = loads.reach(C, tensors.q, part.token, 1)[:, None], loads.reach(C, tensors.dout, part.token, 1)[:, None]
     dq = q
     if C.with_dq:
-        dq = reach(C, tensors.dq, part.token, 1)[None, :]
+        dq = loads.reach(C, tensors.dq, part.token, 1)[None, :]
     if C.reads_seen:
         keys = _load_seen(C, tensors, held.place, part)
     held = HeldOfPart(held.place, tensors, held.scaling, keys, held.folding, penalties, q, dout, dq)
@@ -241,37 +173,31 @@ def _each_head(C: tl.constexpr, WALK: tl.constexpr, STEP: tl.constexpr, held, pa
 @triton.jit
 def _queries(C: tl.constexpr, held, head):
     batch, tensors, launch, wide = held.place.head.batch, held.tensors, held.place.launch, head.to(tl.int64)
-    q = Walked(tensors.q, head_of(C, tensors.q, batch, wide), held.q, columns(C.d))
-    dout = Walked(tensors.dout, head_of(C, tensors.dout, batch, wide), held.dout, columns(C.dv))
+    q = loads.Walked(tensors.q, loads.head_of(C, tensors.q, batch, wide), held.q, loads.columns(C.d))
+    dout = loads.Walked(tensors.dout, loads.head_of(C, tensors.dout, batch, wide), held.dout, loads.columns(C.dv))
     row, dq = (batch * launch.all_heads + head) * launch.their_length, q
     if C.with_dq:
-        dq = Walked(tensors.dq, head_of(C, tensors.dq, batch, wide), held.dq, columns(C.d))
-    return Queries(q, dout, dq, row, scores_of(C, held.scaling, head))
+        dq = loads.Walked(tensors.dq, loads.head_of(C, tensors.dq, batch, wide), held.dq, loads.columns(C.d))
+    return Queries(q, dout, dq, row, scores.scores_of(C, held.scaling, head))
 
 
 # ---- one tile --------------------------------------------------------------------------------------------------------
-class Scored(NamedTuple):
-    """Products of the keys and queries of a tile (rows, cols). numbers: of its queries, Stats (cols, STATS) where they
-    are subtracted in products, else lse (cols,) in units of log2. corners: `corner_penalties`.
-    """
-
-    tile: tuple
-    product: tl.tensor
-    numbers: tl.tensor
-    corners: tl.tensor
+# Products of the keys and queries of a tile (rows, cols). numbers: of its queries, Stats (cols, STATS) where they are
+# subtracted in loads.products, else lse (cols,) in units of log2. corners: `corner_penalties`.
+Scored = namedtuple("Scored", "tile product numbers corners")
 
 
 @triton.jit
 def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     part, dk = held.part, sums.dk
-    tile = locate(C, KIND, visit)
-    q = load_tile(C, KIND, C.d, held.queries.q, tile)
-    corners = corner_penalties(C, part.penalties, visit)
-    start = penalty(C, part.penalties, corners) if C.rank > 1 and C.linear else None
+    tile = tiles.locate(C, KIND, visit)
+    q = tiles.load(C, KIND, C.d, held.queries.q, tile)
+    corners = mask.corner_penalties(C, part.penalties, visit)
+    start = mask.penalty(C, part.penalties, corners) if C.rank > 1 and C.linear else None
     numbers = _numbers(C, KIND, held, tile)
     if C.folded:
-        start = dot(C, part.folding.of_lse, tl.trans(numbers), start)
-    scored = Scored(tile, products(C, part.keys.k, q, start), numbers, corners)
+        start = loads.dot(C, part.folding.of_lse, tl.trans(numbers), start)
+    scored = Scored(tile, loads.products(C, part.keys.k, q, start), numbers, corners)
     if C.products_first:
         dv, ds = _together(C, KIND, held, scored, sums.dv)
     else:
@@ -280,7 +206,7 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
         ds = tl.where(part.keys.wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite
     if C.makes != "dv":
         ds = ds.to(q[0].dtype)
-        dk = accumulate(C, dk, ds, q)
+        dk = loads.accumulate(C, dk, ds, q)
     if C.with_dq:
         _add_to_dq(C, KIND, held, tile, ds)
     return Sums(dk, dv)
@@ -314,7 +240,7 @@ def _numbers(C: tl.constexpr, KIND: tl.constexpr, held, tile):
         found = _of_queries(C, KIND, held, tile, numbers.lse)
         if C.rank > 1:  # elsewhere weights are masked after this
             found = lse_without_keys(C, found, held.part.scaling.scale)
-        found = found * LOG2E
+        found = found * scores.LOG2E
     return found
 
 
@@ -322,38 +248,38 @@ def _numbers(C: tl.constexpr, KIND: tl.constexpr, held, tile):
 def _together(C: tl.constexpr, KIND: tl.constexpr, held, scored, dv):
     """(dV, ds): both products first, and one mask."""
     rows, folding = held.place.rows, held.part.folding
-    dout = load_tile(C, KIND, C.dv, held.queries.dout, scored.tile)
-    dp = products(C, held.part.keys.v, dout, dot(C, folding.of_delta, tl.trans(scored.numbers)))
-    p = tl.exp2(exponent(C, scored.product, held.queries.scores))
+    dout = tiles.load(C, KIND, C.dv, held.queries.dout, scored.tile)
+    dp = loads.products(C, held.part.keys.v, dout, loads.dot(C, folding.of_delta, tl.trans(scored.numbers)))
+    p = tl.exp2(scores.exponent(C, scored.product, held.queries.scores))
     if C.rank == 1:
-        p, dp = mask(C, KIND, rows, scored.tile, (p, dp), 0.0)  # dp: whatever lies in a key that no query sees
+        p, dp = mask.masked(C, KIND, rows, scored.tile, (p, dp), 0.0)  # dp: whatever lies in a key that no query sees
     else:
-        p = mask(C, KIND, rows, scored.tile, (p,), 0.0)[0]
-    return accumulate(C, dv, p.to(dout[0].dtype), dout), p * dp
+        p = mask.masked(C, KIND, rows, scored.tile, (p,), 0.0)[0]
+    return loads.accumulate(C, dv, p.to(dout[0].dtype), dout), p * dp
 
 
 @triton.jit
 def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, scored, dv):
     """(dV, ds): the products of dO after all that needs the weights alone."""
     part, tile = held.part, scored.tile
-    s, capped = score(C, scored.product, held.queries.scores, held.place.rows.token, tile.token)
+    s, capped = scores.score(C, scored.product, held.queries.scores, held.place.rows.token, tile.token)
     if C.rank > 1 and not C.linear:
-        s += penalty(C, part.penalties, scored.corners)
-    s = exponent(C, s, held.queries.scores)
+        s += mask.penalty(C, part.penalties, scored.corners)
+    s = scores.exponent(C, s, held.queries.scores)
     p = tl.exp2(s if C.folded else s - scored.numbers[None, :])
-    p = mask(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
-    dout = load_tile(C, KIND, C.dv, held.queries.dout, tile)
+    p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
+    dout = tiles.load(C, KIND, C.dv, held.queries.dout, tile)
     ds = p
     if C.makes != "dk":
-        dv = accumulate(C, dv, p.to(dout[0].dtype), dout)
+        dv = loads.accumulate(C, dv, p.to(dout[0].dtype), dout)
     if C.makes != "dv":
         if C.folded:
-            start = dot(C, part.folding.of_delta, tl.trans(scored.numbers))
-            ds = p * products(C, part.keys.v, dout, start)
+            start = loads.dot(C, part.folding.of_delta, tl.trans(scored.numbers))
+            ds = p * loads.products(C, part.keys.v, dout, start)
         else:
             delta = _of_queries(C, KIND, held, tile, part.tensors.numbers.delta)
-            ds = p * (products(C, part.keys.v, dout) - delta[None, :])
-        ds = through_score(C, ds, capped)
+            ds = p * (loads.products(C, part.keys.v, dout) - delta[None, :])
+        ds = scores.through_score(C, ds, capped)
         if C.rank < 2 and KIND != "full":
             # Whatever lies in a key that no query sees. Not in a branch for tiles with an edge: with one, LLVM spoiled
             # masks of listed tokens (benchmarks/notes/triton.md).
@@ -367,12 +293,12 @@ def _add_to_dq(C: tl.constexpr, KIND: tl.constexpr, held, tile, ds):
     dq, k = held.queries.dq, held.part.keys.k
     where, inside = dq.pointer, dq.inside
     if C.listed:
-        inside = token_at(C, dq.tensor, tile.token)[None, :]
+        inside = loads.token_at(C, dq.tensor, tile.token)[None, :]
     else:
-        where += tile_at(C, dq.tensor, tile.at)
+        where += loads.tile_at(C, dq.tensor, tile.at)
     for n in tl.static_range(len(C.d)):
         column, live = dq.columns[n]
-        value = dot(C, tl.trans(k[n]), ds)
+        value = loads.dot(C, tl.trans(k[n]), ds)
         at = where + (inside + (column[:, None] if C.aligned else column[:, None] * dq.tensor.dim))
         if C.listed or not (KIND == "full" or C.whole):
             if C.d[n][2] < C.d[n][1]:
@@ -393,7 +319,7 @@ def _finish(C: tl.constexpr, tensors, place, scale, sums, seen):
     batch, head = place.head.batch, place.head.kv_head
     if C.rank > 1:  # whatever lies in a key that no query sees: a test for each pair would be one in every tile
         dk, dv = where_rows(seen, dk), where_rows(seen, dv)
-    dk = scaled(dk, scale)
+    dk = loads.scaled(dk, scale)
     if C.few:
         dk_at, dv_at = _slots_of(C, tensors, batch, head, tl.load(tensors.slots + rows.token))
         if C.makes != "dv":
@@ -402,9 +328,9 @@ def _finish(C: tl.constexpr, tensors, place, scale, sums, seen):
             keep(C, C.dv, tensors.sums, dv_at, dv, rows.valid)
     else:
         if C.makes != "dv":
-            dk_rows = near_rows_of(C, tensors.dk, rows, batch, head)
+            dk_rows = loads.near_rows_of(C, tensors.dk, rows, batch, head)
         if C.makes != "dk":
-            dv_rows = near_rows_of(C, tensors.dv, rows, batch, head)
+            dv_rows = loads.near_rows_of(C, tensors.dv, rows, batch, head)
         if C.joins:
             dk, dv = _join(C, tensors, place, dk, dv)
         if C.makes != "dv":
@@ -416,8 +342,8 @@ def _finish(C: tl.constexpr, tensors, place, scale, sums, seen):
 @triton.jit
 def _slots_of(C: tl.constexpr, tensors, batch, head, slot):
     """Where the sums dK and dV of keys lie that have rows (rows,) of their own."""
-    at, inside = head_of(C, tensors.sums, batch, head), token_at(C, tensors.sums, slot)
-    return Block(at, inside), Block(at + C.sums_dv, inside)
+    at, inside = loads.head_of(C, tensors.sums, batch, head), loads.token_at(C, tensors.sums, slot)
+    return loads.Block(at, inside), loads.Block(at + C.sums_dv, inside)
 
 
 @triton.jit

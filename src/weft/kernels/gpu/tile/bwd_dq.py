@@ -1,90 +1,28 @@
 """The kernel of dQ: a tile of queries stays, and keys and values are walked; dQ = scale * the sum over keys of ds K."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from weft.kernels.gpu.ops.loads import (
-    Strided,
-    Walked,
-    accumulate,
-    hold,
-    load,
-    near_rows_of,
-    products,
-    rows_of,
-    scaled,
-    zeros,
-)
-from weft.kernels.gpu.ops.mask import (
-    Penalties,
-    corner_penalties,
-    load_tile,
-    locate,
-    mask,
-    penalties_of,
-    penalty,
-)
-from weft.kernels.gpu.ops.scores import LOG2E, Scores, exponent, score, scores_of, through_score
+from weft.kernels.gpu.ops import loads, mask, scores, tiles
+from weft.kernels.gpu.tile import places, row_numbers
 from weft.kernels.gpu.tile.gradients import keep, where_rows
 from weft.kernels.gpu.tile.keys import part_of, walked_keys
-from weft.kernels.gpu.tile.place import Place, head_at, member_of, own_launch, place_of
-from weft.kernels.gpu.tile.row_numbers import (
-    Loaded,
-    Numbers,
-    RowNumbers,
-    delta_of,
-    leave_delta,
-    leave_stats,
-    load_numbers,
-    lse_without_keys,
-)
 from weft.kernels.gpu.tile.walk import once, walk_part
 
+# What the kernel of dQ reads, dQ, and numbers of rows, some of which it leaves for the kernel of dK and dV.
+Tensors = namedtuple("Tensors", "q k v out dout dq numbers")
 
-class Tensors(NamedTuple):
-    """What the kernel of dQ reads, dQ, and numbers of rows, some of which it leaves for the kernel of dK and dV."""
+# What a program reads of its rows: tiles of q, dout and out, and their numbers; what it makes scores with.
+Read = namedtuple("Read", "q dout out numbers scores")
 
-    q: Strided
-    k: Strided
-    v: Strided
-    out: Strided
-    dout: Strided
-    dq: Strided
-    numbers: Numbers
+# What stays while keys are walked. lse: in units of log2.
+Held = namedtuple("Held", "place q dout lse numbers scores")
 
-
-class Read(NamedTuple):
-    """What a program reads of its rows: tiles of q, dout and out, and their numbers; what it makes scores with."""
-
-    q: tuple
-    dout: tuple
-    out: tuple
-    numbers: Loaded
-    scores: Scores
-
-
-class Held(NamedTuple):
-    """What stays while keys are walked. lse: in units of log2."""
-
-    place: Place
-    q: tuple
-    dout: tuple
-    lse: tl.tensor
-    numbers: RowNumbers
-    scores: Scores
-
-
-class HeldOfPart(NamedTuple):
-    """The same, with keys, values and the masks of boxes of one part."""
-
-    place: Place
-    rows: Held
-    k: Walked
-    v: Walked
-    penalties: Penalties
+# The same, with keys, values and the masks of boxes of one part.
+HeldOfPart = namedtuple("HeldOfPart", "place rows k v penalties")
 
 
 @triton.jit
@@ -93,13 +31,13 @@ def query_gradient(C: tl.constexpr, tensors, launch, scaling):
     if C.chained:
         gdc_launch_dependents()  # the kernel of dK and dV may begin where this one leaves room
     item = launch.first_item + tl.program_id(1)
-    member = member_of(launch)
-    head = head_at(member)
+    member = places.member_of(launch)
+    head = places.head_at(member)
     if C.packed and item >= tl.load(member + 5):
         return
-    place = place_of(C, own_launch(C, launch, member), head, item)
+    place = places.place_of(C, places.own_launch(C, launch, member), head, item)
     loaded = _load(C, tensors, place, scaling)
-    dq = zeros(C, C.d)
+    dq = loads.zeros(C, C.d)
     if C.rank == 1 and not C.several:
         # All of a single line is read before anything waits (benchmarks/notes/triton.md).
         part = part_of(C, place, 0)
@@ -119,16 +57,16 @@ def query_gradient(C: tl.constexpr, tensors, launch, scaling):
 @triton.jit
 def _load(C: tl.constexpr, tensors, place, scaling):
     batch, head, rows = place.head.batch, place.head.head.to(tl.int64), place.rows
-    q = load(C, C.d, tensors.q, near_rows_of(C, tensors.q, rows, batch, head), None)
+    q = loads.load(C, C.d, tensors.q, loads.near_rows_of(C, tensors.q, rows, batch, head), None)
     if C.rank > 1 and C.hold_q:  # on grids registers are worth more than the wait
-        q = hold(C, q)
+        q = loads.hold(C, q)
     row = (batch * place.launch.all_heads + place.head.head) * place.launch.my_length + rows.token
-    numbers = load_numbers(C, tensors.numbers, row)
-    dout = load(C, C.dv, tensors.dout, near_rows_of(C, tensors.dout, rows, batch, head), None)
+    numbers = row_numbers.load_numbers(C, tensors.numbers, row)
+    dout = loads.load(C, C.dv, tensors.dout, loads.near_rows_of(C, tensors.dout, rows, batch, head), None)
     if C.rank > 1 and C.hold_dout:
-        dout = hold(C, dout)
-    out = load(C, C.dv, tensors.out, near_rows_of(C, tensors.out, rows, batch, head), None)
-    return Read(q, dout, out, numbers, scores_of(C, scaling, place.head.head))
+        dout = loads.hold(C, dout)
+    out = loads.load(C, C.dv, tensors.out, loads.near_rows_of(C, tensors.out, rows, batch, head), None)
+    return Read(q, dout, out, numbers, scores.scores_of(C, scaling, place.head.head))
 
 
 @triton.jit
@@ -137,20 +75,20 @@ def _hold(C: tl.constexpr, tensors, place, loaded):
     scale = loaded.scores.scale
     if C.rank <= 1:
         if C.hold_q:
-            q = hold(C, q)
+            q = loads.hold(C, q)
         if C.hold_dout:
-            dout = hold(C, dout)
-    delta = delta_of(C, numbers, loaded.out, dout)
-    leave_delta(C, tensors.numbers, numbers.row, delta, valid)
-    found = RowNumbers(numbers.row, lse_without_keys(C, numbers.lse, scale), delta)
+            dout = loads.hold(C, dout)
+    delta = row_numbers.delta_of(C, numbers, loaded.out, dout)
+    row_numbers.leave_delta(C, tensors.numbers, numbers.row, delta, valid)
+    found = row_numbers.RowNumbers(numbers.row, row_numbers.lse_without_keys(C, numbers.lse, scale), delta)
     if not C.leaves_last:
-        leave_stats(C, tensors.numbers, found, valid, scale)
-    return Held(place, q, dout, found.lse * LOG2E, found, loaded.scores)
+        row_numbers.leave_stats(C, tensors.numbers, found, valid, scale)
+    return Held(place, q, dout, found.lse * scores.LOG2E, found, loaded.scores)
 
 
 @triton.jit
 def _walk(C: tl.constexpr, tensors, held, part, dq):
-    penalties = penalties_of(C, part)
+    penalties = mask.penalties_of(C, part)
     k, v = walked_keys(C, tensors, held.place, part)
     return walk_part(C, once, _step, HeldOfPart(held.place, held, k, v, penalties), part, dq)
 
@@ -158,27 +96,27 @@ def _walk(C: tl.constexpr, tensors, held, part, dq):
 @triton.jit
 def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, dq):
     rows = held.rows
-    tile = locate(C, KIND, visit)
-    k = load_tile(C, KIND, C.d, held.k, tile)
-    v = load_tile(C, KIND, C.dv, held.v, tile)
-    corners = corner_penalties(C, held.penalties, visit)
-    start = penalty(C, held.penalties, corners) if C.rank > 1 and C.linear else None
-    s, capped = score(C, products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile.token)
+    tile = tiles.locate(C, KIND, visit)
+    k = tiles.load(C, KIND, C.d, held.k, tile)
+    v = tiles.load(C, KIND, C.dv, held.v, tile)
+    corners = mask.corner_penalties(C, held.penalties, visit)
+    start = mask.penalty(C, held.penalties, corners) if C.rank > 1 and C.linear else None
+    s, capped = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile.token)
     if C.rank > 1 and not C.linear:
-        s += penalty(C, held.penalties, corners)
-    p = tl.exp2(exponent(C, s, rows.scores) - rows.lse[:, None])
-    p = mask(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
-    ds = p * (products(C, rows.dout, v) - rows.numbers.delta[:, None])
-    return accumulate(C, dq, through_score(C, ds, capped).to(k[0].dtype), k)
+        s += mask.penalty(C, held.penalties, corners)
+    p = tl.exp2(scores.exponent(C, s, rows.scores) - rows.lse[:, None])
+    p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
+    ds = p * (loads.products(C, rows.dout, v) - rows.numbers.delta[:, None])
+    return loads.accumulate(C, dq, scores.through_score(C, ds, capped).to(k[0].dtype), k)
 
 
 @triton.jit
 def _finish(C: tl.constexpr, tensors, held, dq):
     place, rows, scale = held.place, held.place.rows, held.scores.scale
     if C.leaves_last:
-        leave_stats(C, tensors.numbers, held.numbers, rows.valid, scale)
-    dq = scaled(dq, scale)
+        row_numbers.leave_stats(C, tensors.numbers, held.numbers, rows.valid, scale)
+    dq = loads.scaled(dq, scale)
     if C.rank == 0:
         dq = where_rows(rows.within, dq)
-    block = rows_of(C, tensors.dq, rows, place.head.batch, place.head.head.to(tl.int64))
+    block = loads.rows_of(C, tensors.dq, rows, place.head.batch, place.head.head.to(tl.int64))
     keep(C, C.d, tensors.dq, block, dq, rows.valid)

@@ -39,7 +39,7 @@ def _imports(spec: KernelSpec) -> Iterator[str]:
     yield f"tile.{home} import Tensors, {name}"
     yield "tile.config import Config"
     if walks:
-        yield "tile.place import Launch"
+        yield "tile.places import Launch"
     if NUMBERS in fields:
         yield "tile.row_numbers import Numbers"
 

@@ -5,92 +5,54 @@ scores, so no tile waits for a maximum and no sum is scaled. Where a row's sum t
 is not finite, its tile is walked again by the online form. A row's bits are its own: they depend on no other row.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 
 from weft.kernels.gpu import constants
-from weft.kernels.gpu.ops.epilogue import Rest, lse_of, merged_lse, output, with_sink
-from weft.kernels.gpu.ops.loads import (
-    Strided,
-    Walked,
-    accumulate,
-    columns,
-    load,
-    near_rows_of,
-    products,
-    scaled,
-    store,
-)
-from weft.kernels.gpu.ops.mask import Penalties, corner_penalties, load_tile, locate, mask, penalties_of, penalty
-from weft.kernels.gpu.ops.scores import Scores, score, scores_of
-from weft.kernels.gpu.ops.softmax import Sums, no_sums, online_weights, row_sum, weights
-from weft.kernels.gpu.tile.axes import Axis, Line, Part, line_bounds
+from weft.kernels.gpu.ops import epilogue, loads, mask, scores, softmax, tiles
+from weft.kernels.gpu.tile import axes, places, walk
 from weft.kernels.gpu.tile.keys import part_of, walked_keys
-from weft.kernels.gpu.tile.place import Place, head_at, member_of, own_launch, place_of
-from weft.kernels.gpu.tile.walk import once, walk_few_edges, walk_rest
 
 LEAST, MOST = tl.constexpr(constants.LEAST), tl.constexpr(constants.MOST)
 
 
-class Tensors(NamedTuple):
-    """What a forward reads, and Out. lse: (batch, heads, length), float32. sinks: one float32 for each head, or None.
-    sums: out in float32 (batch, heads, length, dv), where later launches join other keys, or None.
-    """
+# What a forward reads, and Out. lse: (batch, heads, length), float32. sinks: one float32 for each head, or None. sums:
+# out in float32 (batch, heads, length, dv), where later launches join other keys, or None.
+Tensors = namedtuple("Tensors", "q k v out lse sinks sums")
 
-    q: Strided
-    k: Strided
-    v: Strided
-    out: Strided
-    lse: tl.tensor
-    sinks: tl.tensor
-    sums: tl.tensor
+# What stays while keys are walked. wild (rows,): in a second walk, the rows that need it; else None.
+Held = namedtuple("Held", "place q scores wild")
 
-
-class Held(NamedTuple):
-    """What stays while keys are walked. wild (rows,): in a second walk, the rows that need it; else None."""
-
-    place: Place
-    q: tuple
-    scores: Scores
-    wild: tl.tensor
-
-
-class HeldOfPart(NamedTuple):
-    """The same, with keys, values and the masks of boxes of one part."""
-
-    place: Place
-    rows: Held
-    k: Walked
-    v: Walked
-    penalties: Penalties
+# The same, with keys, values and the masks of boxes of one part.
+HeldOfPart = namedtuple("HeldOfPart", "place rows k v penalties")
 
 
 @triton.jit
 def attention(C: tl.constexpr, tensors, launch, scaling):
     """Out and lse of a tile of queries."""
     item = launch.first_item + tl.program_id(1)
-    member = member_of(launch)
-    head = head_at(member)
+    member = places.member_of(launch)
+    head = places.head_at(member)
     if C.packed and item >= tl.load(member + 5):
         return
-    place = place_of(C, own_launch(C, launch, member), head, item)
-    q_rows = near_rows_of(C, tensors.q, place.rows, head.batch, head.head.to(tl.int64))
-    q = load(C, C.d, tensors.q, q_rows, None)
-    scores = scores_of(C, scaling, head.head)
+    place = places.place_of(C, places.own_launch(C, launch, member), head, item)
+    q_rows = loads.near_rows_of(C, tensors.q, place.rows, head.batch, head.head.to(tl.int64))
+    q = loads.load(C, C.d, tensors.q, q_rows, None)
+    scoring = scores.scores_of(C, scaling, head.head)
     if C.no_maximum:
-        wild = _attend(C, False, tensors, Held(place, q, scores, None))
+        wild = _attend(C, False, tensors, Held(place, q, scoring, None))
         if tl.max(wild.to(tl.int32), 0) != 0:
-            _attend(C, True, tensors, Held(place, q, scores, wild))
+            _attend(C, True, tensors, Held(place, q, scoring, wild))
     else:
-        _attend(C, True, tensors, Held(place, q, scores, None))
+        _attend(C, True, tensors, Held(place, q, scoring, None))
 
 
 @triton.jit
 def _attend(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held):
     """Walk all keys and store what comes of it. Of the short form: the rows (rows,) that need the online one."""
-    sums = no_sums(C, ONLINE)
+    sums = softmax.no_sums(C, ONLINE)
     if C.several:
         for n in range(held.place.launch.parts):
             sums = _walk(C, ONLINE, tensors, held, part_of(C, held.place, n), sums)
@@ -112,7 +74,7 @@ def _attend(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held):
     if C.rounds and not ONLINE:
         # a row's only weight, rounded as its value met it: divided by that, the value is exact
         weight = tl.where(keys == 1, total.to(tl.bfloat16).to(tl.float32), total)
-    _finish(C, ONLINE, tensors, held, Rest(sums.acc, top, total, weight), wild)
+    _finish(C, ONLINE, tensors, held, epilogue.Rest(sums.acc, top, total, weight), wild)
     return wild
 
 
@@ -121,16 +83,16 @@ def _attend(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held):
 def _walk(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, part, sums):
     """Walk the keys of a part."""
     STEP: tl.constexpr = _online_step if ONLINE else _short_step
-    penalties = penalties_of(C, part)
+    penalties = mask.penalties_of(C, part)
     k, v = walked_keys(C, tensors, held.place, part)
     stays = HeldOfPart(held.place, held, k, v, penalties)
     if C.few_edges:
-        part, sums = walk_few_edges(C, once, STEP, stays, part, sums)
+        part, sums = walk.walk_few_edges(C, walk.once, STEP, stays, part, sums)
     if C.counts_early and not ONLINE:
-        sums = Sums(sums.acc, sums.largest, sums.total, sums.keys + count_keys(C, part))
+        sums = softmax.Sums(sums.acc, sums.largest, sums.total, sums.keys + count_keys(C, part))
     if C.no_maximum and ONLINE:
         part = _if_seen(C, held.wild, part)
-    return walk_rest(C, once, STEP, stays, part, sums)
+    return walk.walk_rest(C, walk.once, STEP, stays, part, sums)
 
 
 @triton.jit
@@ -139,33 +101,33 @@ def _scores(C: tl.constexpr, KIND: tl.constexpr, held, visit, tile):
     penalties, rows = held.penalties, held.rows
     outside = ()
     if C.rank > 1:  # made while the keys of the box are under way
-        outside = (penalty(C, penalties, corner_penalties(C, penalties, visit)),)
-    k = load_tile(C, KIND, C.d, held.k, tile)
+        outside = (mask.penalty(C, penalties, mask.corner_penalties(C, penalties, visit)),)
+    k = tiles.load(C, KIND, C.d, held.k, tile)
     start = outside[0] if C.rank > 1 and C.linear else None
-    s = score(C, products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile.token)[0]
+    s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile.token)[0]
     if C.rank > 1 and not C.linear:
         s += outside[0]
-    return mask(C, KIND, held.place.rows, tile, (s,), float("-inf"))[0]
+    return mask.masked(C, KIND, held.place.rows, tile, (s,), float("-inf"))[0]
 
 
 @triton.jit
 def _short_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
-    tile = locate(C, KIND, visit)
-    p = weights(C, _scores(C, KIND, held, visit, tile), held.rows.scores)
-    total = sums.total + row_sum(C, p)
-    v = load_tile(C, KIND, C.dv, held.v, tile)
-    return Sums(accumulate(C, sums.acc, p.to(v[0].dtype), v), sums.largest, total, sums.keys)
+    tile = tiles.locate(C, KIND, visit)
+    p = softmax.weights(C, _scores(C, KIND, held, visit, tile), held.rows.scores)
+    total = sums.total + softmax.row_sum(C, p)
+    v = tiles.load(C, KIND, C.dv, held.v, tile)
+    return softmax.Sums(loads.accumulate(C, sums.acc, p.to(v[0].dtype), v), sums.largest, total, sums.keys)
 
 
 @triton.jit
 def _online_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
-    tile = locate(C, KIND, visit)
+    tile = tiles.locate(C, KIND, visit)
     s = _scores(C, KIND, held, visit, tile)
-    p, largest, kept = online_weights(C, s, held.rows.scores, sums.largest)
-    total = sums.total * (kept[:, None] if C.partial else kept) + row_sum(C, p)
-    v = load_tile(C, KIND, C.dv, held.v, tile)
-    acc = accumulate(C, scaled(sums.acc, kept[:, None]), p.to(v[0].dtype), v)
-    return Sums(acc, largest, total, sums.keys)
+    p, largest, kept = softmax.online_weights(C, s, held.rows.scores, sums.largest)
+    total = sums.total * (kept[:, None] if C.partial else kept) + softmax.row_sum(C, p)
+    v = tiles.load(C, KIND, C.dv, held.v, tile)
+    acc = loads.accumulate(C, loads.scaled(sums.acc, kept[:, None]), p.to(v[0].dtype), v)
+    return softmax.Sums(acc, largest, total, sums.keys)
 
 
 @triton.jit
@@ -191,7 +153,9 @@ def _if_seen(C: tl.constexpr, wild, part):
             sees |= part.more > 0
     again = tl.max((wild & sees).to(tl.int32), 0)  # 0 or 1
     runs = [_times(C, run, again) for run in part.runs]
-    return Part(runs, part.bounds, part.column, part.token, part.base, part.more * again, part.more_at, part.lists)
+    return axes.Part(
+        runs, part.bounds, part.column, part.token, part.bases, part.more * again, part.more_at, part.lists
+    )
 
 
 @triton.jit
@@ -199,13 +163,13 @@ def _times(C: tl.constexpr, run, again):
     """A run whose numbers of tiles are multiplied by 0 or 1."""
     boxes = run.boxes * again
     if C.rank > 1:
-        found = Axis(
+        found = axes.Axis(
             run.first, run.count, run.step, run.length, run.log, boxes, run.column, run.low, run.high, run.pace
         )  # fmt: skip
     else:
         left, full = (run.left * again, run.full * again) if C.apart else (run.left, run.full)
-        found = Line(
-            run.part, run.first, run.count, run.step, run.length, left, full, boxes, run.base, run.pace
+        found = axes.Line(
+            run.part, run.first, run.count, run.step, run.length, left, full, boxes, run.pace
         )  # fmt: skip
     return found
 
@@ -247,10 +211,7 @@ def _read_again(C: tl.constexpr, place, part):
     if C.formula:
         found = part
     else:
-        bounds = [line_bounds(C, place, line) for line in part.runs]
-        found = Part(
-            part.runs, bounds, part.column, part.token, part.base, part.more, part.more_at, part.lists
-        )  # fmt: skip
+        found = axes.with_bounds(part, [axes.line_bounds(C, place, line) for line in part.runs])
     return found
 
 
@@ -272,30 +233,30 @@ def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
         done = wild
     alone = rest.total == 0
     if C.sinks:
-        rest = with_sink(rest, tl.load(tensors.sinks + head.head), ONLINE)
-    acc = output(rest)
-    lse = lse_of(rest, ONLINE or C.sinks, C.fast_log)
+        rest = epilogue.with_sink(rest, tl.load(tensors.sinks + head.head), ONLINE)
+    acc = epilogue.output(rest)
+    lse = epilogue.lse_of(rest, ONLINE or C.sinks, C.fast_log)
     if C.sinks:
         lse = tl.where(alone, tl.load(tensors.sinks + head.head), lse)  # exactly
     of_head = (head.batch * launch.all_heads + head.head) * launch.my_length
     lse_at = tensors.lse + of_head + rows.token
-    block = near_rows_of(C, tensors.out, rows, head.batch, head.head.to(tl.int64))
+    block = loads.near_rows_of(C, tensors.out, rows, head.batch, head.head.to(tl.int64))
     if C.accumulate:
         # with what earlier launches left in sums and lse, in float32: all are over disjoint keys
-        merging = merged_lse(lse, tl.load(lse_at, mask=done, other=float("-inf")))
+        merging = epilogue.merged_lse(lse, tl.load(lse_at, mask=done, other=float("-inf")))
         sums = tensors.sums + (of_head + rows.token.to(tl.int64)) * C.sums_row
         acc, lse = _merged(C, sums, acc, done, merging), merging.lse
     if done is None:
         tl.store(lse_at, lse)
     else:
         tl.store(lse_at, lse, mask=done)
-    store(C, C.dv, tensors.out, block, acc, done)
+    loads.store(C, C.dv, tensors.out, block, acc, done)
 
 
 @triton.jit
 def _merged(C: tl.constexpr, rows, acc, done, merging):
     """acc merged with the sums (rows, dv) of earlier launches, and left there for later ones; rows: their pointers."""
-    found, column = (), columns(C.dv)
+    found, column = (), loads.columns(C.dv)
     for n in tl.static_range(len(C.dv)):
         where, inside = rows[:, None] + column[n][0][None, :], done[:, None]
         if C.dv[n][2] < C.dv[n][1]:

@@ -5,24 +5,17 @@ has: "edge", tiles that some row sees in part; "full", tiles that all rows see; 
 tiles are walked. `EACH(C, WALK, STEP, held, part, state)` does a walk once, or for each head of a group.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 
-from weft.kernels.gpu.tile.axes import Blocks, Line, Part, line_bounds, with_bounds
+from weft.kernels.gpu.tile.axes import Line, line_bounds, with_bounds
 
-
-class Visit(NamedTuple):
-    """One tile of a walk. j: on a line its number in its run, on a grid its numbers along all axes, of blocks the place
-    of its number in the tables. line, and low, high (rows,), which each row sees of the run: on a line.
-    """
-
-    part: Part | Blocks
-    j: tl.tensor
-    line: Line
-    low: tl.tensor
-    high: tl.tensor
+# One tile of a walk. j: on a line its number in its run, on a grid its numbers along all axes, of blocks the place of
+# its number in the tables. Of lines also: line, the run; low, high (rows,), what each row sees of it; base, its first
+# token.
+Visit = namedtuple("Visit", "part j line low high base")
 
 
 @triton.jit
@@ -67,8 +60,8 @@ def walk_few_edges(C: tl.constexpr, EACH: tl.constexpr, STEP: tl.constexpr, held
     if line.boxes > line.full - line.left:
         low, high = line_bounds(C, held.place, line)
         if C.apart:
-            state = EACH(C, walk_edges, STEP, held, with_bounds(part, low, high), state)
-    return with_bounds(part, low, high), state
+            state = EACH(C, walk_edges, STEP, held, with_bounds(part, ((low, high),)), state)
+    return with_bounds(part, ((low, high),)), state
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
@@ -78,7 +71,7 @@ def walk_edges(C: tl.constexpr, STEP: tl.constexpr, held, part, state):
     line, bounds = part.runs[0], part.bounds[0]
     for n in range(line.boxes - line.full + line.left):
         j = tl.where(n < line.left, n, n + line.full - line.left)
-        state = STEP(C, "edge", held, Visit(part, j, line, bounds[0], bounds[1]), state)
+        state = STEP(C, "edge", held, Visit(part, j, line, bounds[0], bounds[1], part.bases[0]), state)
     return state
 
 
@@ -90,7 +83,7 @@ def walk_full(C: tl.constexpr, STEP: tl.constexpr, held, part, state):
     if C.more:
         last += part.more
     for j in range(line.left, last):
-        state = STEP(C, "full", held, Visit(part, j, line, bounds[0], bounds[1]), state)
+        state = STEP(C, "full", held, Visit(part, j, line, bounds[0], bounds[1], part.bases[0]), state)
     return state
 
 
@@ -109,7 +102,7 @@ def walk_either(C: tl.constexpr, STEP: tl.constexpr, held, part, state):
     if C.more:
         last += part.more
     for j in range(last):
-        state = STEP(C, "either", held, Visit(part, j, line, bounds[0], bounds[1]), state)
+        state = STEP(C, "either", held, Visit(part, j, line, bounds[0], bounds[1], part.bases[0]), state)
     return state
 
 
@@ -129,7 +122,7 @@ def _of_term(C: tl.constexpr, part, n):
     """The n-th tile of all terms: the number in its term, and the numbers of that term."""
     one, bounds = part.runs[0], part.bounds[0]
     j, count, step, left, full = n, one.count, one.step, one.left, one.full
-    low, high, base, before = bounds[0], bounds[1], one.base, one.boxes
+    low, high, base, before = bounds[0], bounds[1], part.bases[0], one.boxes
     for term in tl.static_range(1, C.terms):
         one, bounds = part.runs[term], part.bounds[term]
         here = n >= before  # of this term, or of one after it
@@ -137,10 +130,10 @@ def _of_term(C: tl.constexpr, part, n):
         count, step = tl.where(here, one.count, count), tl.where(here, one.step, step)
         left, full = tl.where(here, one.left, left), tl.where(here, one.full, full)
         low, high = tl.where(here, bounds[0], low), tl.where(here, bounds[1], high)
-        base = tl.where(here, one.base, base)
+        base = tl.where(here, part.bases[term], base)
         before += one.boxes
-    line = Line(one.part, one.first, count, step, one.length, left, full, one.boxes, base, step * C.cols)
-    return Visit(part, j, line, low, high)
+    line = Line(one.part, one.first, count, step, one.length, left, full, one.boxes, step * C.cols)
+    return Visit(part, j, line, low, high, base)
 
 
 # ---- grids and blocks ------------------------------------------------------------------------------------------------
@@ -152,7 +145,7 @@ def walk_grid(C: tl.constexpr, STEP: tl.constexpr, held, part, state):
         count *= part.runs[a].boxes
     j = (0,) * C.rank
     for _ in range(count):
-        state = STEP(C, "either", held, Visit(part, j, (), (), ()), state)
+        state = STEP(C, "either", held, Visit(part, j, (), (), (), ()), state)
         j = _next_box(C, part.runs, j)
     return state
 
@@ -174,5 +167,5 @@ def walk_blocks(C: tl.constexpr, STEP: tl.constexpr, held, blocks, state):
     """The blocks of columns that an item names."""
     record = held.place.record
     for j in range(tl.load(record + 1), tl.load(record + 2)):
-        state = STEP(C, "either", held, Visit(blocks, j, (), (), ()), state)
+        state = STEP(C, "either", held, Visit(blocks, j, (), (), (), ()), state)
     return state
