@@ -14,7 +14,7 @@ from triton.compiler.compiler import make_backend
 from weft.kernels.gpu.compile import compiler, load
 from weft.kernels.gpu.compile.listing import fragments
 from weft.kernels.gpu.tile.config import config_of
-from weft.kernels.triton import rowwise, sinks
+from weft.kernels.triton import rowwise
 from weft.kernels.triton.emit import emit
 from weft.settings import interpreted
 
@@ -32,11 +32,6 @@ CHOSEN = {
 }
 WALKS = {"gradients_in_one_walk": (SHORT, 0), "few_keys": (BESIDE, 1), "few_sums": (BESIDE, 2)}
 BY_ROWS = {"rows_of_shares": ("window, 64, all options", 0), "rows_alone": ("two terms", 1), "merge": ("window", 2)}
-OF_SINKS = {
-    "sink_gradient": sinks.gradient_source,
-    "sink_gradient_sum": sinks.sum_source,
-    "join_sinks": lambda: sinks.join_source("bfloat16", 80),
-}
 EVERY = [replace(call, one_kernel=one) for call in (*CALLS.values(), SHORT, BESIDE) for one in (False, True)]
 SPECS = {spec.name: spec for spec in chain.from_iterable(map(specs_of, EVERY))}
 
@@ -53,10 +48,10 @@ def text_of(name):
     if name in BY_ROWS:
         call, which = BY_ROWS[name]
         return rowwise.source_of(ROW_CALLS[call].specs()[which]).text
-    return OF_SINKS[name]().text if name in OF_SINKS else emit(chosen(name))
+    return emit(chosen(name))
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *BY_ROWS, *OF_SINKS])
+@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *BY_ROWS])
 def test_golden_source(name):
     path, text = GOLDEN / f"{name}.py", text_of(name)
     if os.environ.get("WEFT_GOLDEN") == "write":
