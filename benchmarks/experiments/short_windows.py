@@ -82,7 +82,7 @@ def measured(pattern: weft.Pattern, batch: int, heads: tuple[int, int], tokens: 
     off = max(float((x.float() - y).norm() / y.norm()) for x, y in zip(calls[2](), found, strict=True))
     times = [round(1e6 * one.seconds, 1) for one in measure.timings_of(calls, rounds=6)]
     named = dict(zip(SIZES, (batch, *heads, tokens), strict=True))
-    return named | dict(zip(TIMES, (plan.one_walk is not None, *times, f"{off:.1e}"), strict=True))
+    return named | dict(zip(TIMES, (plan.fused_backward is not None, *times, f"{off:.1e}"), strict=True))
 
 
 def show(row: dict[str, object]) -> dict[str, object]:

@@ -57,6 +57,12 @@ def test_the_worst_pair_comes_last_and_the_conclusion_names_it():
     )
 
 
+def test_the_advice_names_each_problem_once():
+    rates = {("causal", "weft-triton"): 450, ("causal", "fa4"): 600, ("dense_d64", "weft-triton"): 300}
+    said = chart.advice(machine(rates | {("dense_d64", "flex"): 100})).split("\n")[2:]
+    assert said == ["- Take weft: full attention (D=64).", "- Take the peer in the chart: causal (D=128)."]
+
+
 def test_a_chart_needs_the_whole_dozen(tmp_path):
     pytest.importorskip("matplotlib")
     assert not chart.complete(machine({("causal", "weft-triton"): 450, ("causal", "fa4"): 600}))

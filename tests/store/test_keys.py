@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("triton")
 
 import triton
+from tests.tiers import every
 from triton.backends.compiler import GPUTarget
 from triton.language import constexpr
 
@@ -164,7 +165,7 @@ print(json.dumps([sorted(theirs), sorted(f"{one.__module__}.{one.__qualname__}" 
 """
 
 
-@pytest.mark.parametrize("name", [*SPECS, "by rows"])
+@pytest.mark.parametrize("name", every(4, [*SPECS, "by rows"]))
 def test_it_reaches_what_triton_finds(name):
     """The functions that Triton's own walk over a kernel's syntax tree meets, and no others."""
     done = subprocess.run([sys.executable, "-c", USES % name], capture_output=True, text=True, check=True)

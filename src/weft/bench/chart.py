@@ -91,6 +91,20 @@ def conclusion(machine: Machine) -> str:
     return " ".join(told)
 
 
+def advice(machine: Machine) -> str:
+    """What to take for each of the problems, where speed alone decides."""
+    shown = pairs(machine)
+    lists = [
+        f"- Take {whom}: {'; '.join(pair.label for pair in some)}."
+        for whom, some in (
+            ("weft", [pair for pair in shown if pair.ratio > 1]),
+            ("the peer in the chart", [pair for pair in shown if pair.ratio <= 1]),
+        )
+        if some
+    ]
+    return "\n".join(["Where speed alone decides:", "", *lists])
+
+
 def _span(shown: list[Pair]) -> str:
     """The least and the largest ratio."""
     return " to ".join(dict.fromkeys((times(shown[-1].ratio), times(shown[0].ratio))))

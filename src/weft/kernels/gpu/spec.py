@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from weft.planning.candidates import HELD
+from weft.planning.features import HELD
 from weft.planning.problem import DTYPES
 from weft.planning.tiling import Direction
 

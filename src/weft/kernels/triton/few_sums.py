@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from weft.kernels.triton.groups import head_of
-from weft.planning import few_keys
+from weft.planning.families import sparse_keys as few_keys
 
 ROWS, TILES = gl.constexpr(few_keys.JOINED), gl.constexpr(few_keys.TILES)  # keys of a program; tiles of a launch
 TOGETHER = gl.constexpr(16)  # sums that are asked for together, four of them by a warp: ptxas waits for them singly

@@ -4,7 +4,7 @@ inlined into an emitted kernel (docs/decisions/0010-warp-groups-that-specialise.
 
 As `weft.kernels.triton.groups`, with queries that stay: each of WIDE groups has 64 of a block. One or two terms, whose
 tiles follow each other; one warp asks for them by tensor descriptors of (batch row, head, place, lane, channel), where
-tokens are step * place + lane (`weft.planning.reach`). It means all that `tile.fwd` does without a maximum; rows
+tokens are step * place + lane (`weft.planning.tma`). It means all that `tile.fwd` does without a maximum; rows
 whose sums leave the range are marked, and walked again when all blocks are done, so that the code for it is there once,
 and nowhere between blocks.
 """

@@ -2,7 +2,7 @@
 """dQ, dK and dV of a short window in one walk over queries, on Hopper: every tensor is read once, every product made
 once. Functions of Gluon, inlined into an emitted kernel (docs/decisions/0010-warp-groups-that-specialise.md).
 
-Query tile i sees the key tiles i to i + 2, where tile c begins at key 64 c - shift (`weft.planning.short`). A program
+Query tile i sees the key tiles i to i + 2, where tile c begins at key 64 c - shift (`fused_backward`). A program
 walks the queries of a run; each of three warp groups keeps dK and dV of one key tile in registers for as long as it is
 seen, of tile c the group c % 3. What scores take is left in shared memory for dQ, which the groups make in turns, a
 step late: all of it is there by then. Four warps ask for tiles by tensor descriptors of (batch row, head, token, 1,
@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
 from weft.kernels.triton.groups import LOG2E, TILE, barriers, live, masked, seen
 from weft.kernels.triton.query_blocks import matrix, room_of_boxes
-from weft.planning import short
+from weft.planning.families import fused_backward as short
 
 GROUPS = gl.constexpr(short.SEEN)  # that compute, a key tile each
 LEAD = gl.constexpr(short.SEEN - 1)
@@ -275,7 +275,7 @@ def write_keys(G, member, c, mine, dk, dv, told):
     """dK and dV of a key tile that is seen no more: dV through its own memory, whose place is `mine`."""
     written, rings, _, _, results, _, sizes, _, scale = told
     key = c * TILE - sizes[4]
-    if (key >= 0) & (key < sizes[5]):  # else nothing is written: see `weft.planning.short`
+    if (key >= 0) & (key < sizes[5]):  # else nothing is written: see `weft.planning.families.fused_backward`
         where = of_keys(member, key, sizes)
         send(written[1], where, results.index(G), (dk * scale).to(gl.bfloat16))
         send(written[2], where, rings[3].index(mine), dv.to(gl.bfloat16))

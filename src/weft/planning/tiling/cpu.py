@@ -7,26 +7,23 @@ mask, elements staged, and steps. All constants come from the Target.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product as cartesian
 from math import lcm, prod
 
 import numpy as np
 
-from weft.acsr.format import Acsr, Grid, Term
+from weft.acsr.format import Acsr, Term
+from weft.acsr.relayout import Lanes, lanes_of, left_out, live_range, natural_step, on_axis
 from weft.caching import cached
-from weft.pattern.bounds import IntTable
 from weft.pattern.listed import EVERY, Listed
+from weft.planning.families import cpu
+from weft.planning.families.cpu import Cost
 from weft.planning.problem import Problem
-from weft.planning.relayout import Lanes, lanes_of, live_range, natural_step
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan, axis_plan, block_launch
 from weft.target import CPU, Target
 
-FLAT_BLOCKS = (256, 128, 64, 32)
-BOX_SIZES = (32, 64, 128, 256)
 KEY_BLOCK = 32
-CHUNK = 4096  # keys that a backend takes in one step
 
 
 @dataclass(frozen=True)
@@ -49,25 +46,6 @@ class Group:
         return self.listed == other.listed and all(
             max(a[0], b[0]) < min(a[1], b[1]) for a, b in zip(self.rows, other.rows, strict=True)
         )
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Predicted seconds of a launch on a Target, by cause."""
-
-    matmul: float
-    softmax: float
-    mask: float
-    staging: float
-    steps: float
-
-    @property
-    def total(self) -> float:
-        return self.matmul + self.softmax + self.mask + self.staging + self.steps
-
-    def __str__(self) -> str:
-        parts = ("matmul", "softmax", "mask", "staging", "steps")
-        return f"{self.total * 1e3:.2f} ms (" + ", ".join(f"{p} {getattr(self, p) * 1e3:.2f}" for p in parts) + ")"
 
 
 @cached(128)
@@ -129,7 +107,7 @@ def best_launch(acsr: Acsr, group: Group, problem: Problem, target: Target) -> t
         return known[i, a, block]
 
     best: tuple[Launch, Cost] | None = None
-    for box in boxes(tuple(int(one[0].rows.max(initial=1)) for one in lanes)):
+    for box in cpu.configs(tuple(int(one[0].rows.max(initial=1)) for one in lanes)):
         parts = tuple(
             Part(
                 number,
@@ -141,7 +119,7 @@ def best_launch(acsr: Acsr, group: Group, problem: Problem, target: Target) -> t
             for i, (number, term) in enumerate(zip(group.terms, terms, strict=True))
         )
         launch = Launch(terms[0].q, box, parts)
-        cost = launch_cost(launch, problem, target)
+        cost = cpu.cost(launch, problem, target)
         if best is None or cost.total < best[1].total:
             best = launch, cost
         if len(box) == 1 and _at_stake(launch, cost) <= cost.steps:
@@ -170,65 +148,3 @@ def _group_lanes(terms: list[Term], axis: int, group: Group) -> list[Lanes]:
         found = [replace(lanes, alone=False) for lanes in found]
     live = np.logical_or.reduce([lanes.live for lanes in found])
     return found if live.all() else [lanes.only(live) for lanes in found]
-
-
-def on_axis(listed: Listed, grid: Grid, axis: int) -> Listed:
-    """A set of tokens as coordinates of one axis. On a grid it is told on the first axis, and there a coordinate is
-    left out (never taken for full) if any token with it is.
-    """
-    if len(grid.shape) == 1 or listed.is_every:
-        return listed.moved(-grid.origin)
-    coordinates = np.unique(grid.coordinates(listed.tokens.array)[1][0])
-    return EVERY if axis else Listed(IntTable(coordinates), kept=False)
-
-
-def left_out(listed: Listed) -> Listed:
-    """The set without what it keeps: what a part leaves out and a kernel masks."""
-    return EVERY if listed.kept else listed
-
-
-def boxes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Boxes of queries worth a look: powers of two per axis, none larger than the axis needs; on one axis the largest
-    first, whose tables are short.
-    """
-    if len(shape) == 1:
-        yield from ((block,) for block in FLAT_BLOCKS if block == FLAT_BLOCKS[-1] or block // 2 < shape[0])
-        return
-    sides = [[1 << i for i in range(9) if (1 << i) < 2 * length] for length in shape]
-    largest = prod(side[-1] for side in sides)
-    for box in cartesian(*sides):
-        if prod(box) in BOX_SIZES or prod(box) == largest < BOX_SIZES[0]:
-            yield box
-
-
-# ---- cost --------------------------------------------------------------------------------------------------------
-def launch_cost(launch: Launch, problem: Problem, target: Target) -> Cost:
-    """Seconds of one launch, forward. Terms that all candidates share (reading q, writing out) are left out."""
-    heads = problem.batch * problem.q_heads
-    pairs = heads * sum(part.visited for part in launch.parts)
-    masked = pairs - heads * sum(part.unmasked for part in launch.parts)
-    staged = problem.batch * problem.kv_heads * (problem.d + problem.dv) * _staged_keys(launch)
-    return Cost(
-        matmul=2 * (problem.d + problem.dv) * pairs / target.matmul_flops,
-        softmax=pairs * target.softmax_seconds,
-        mask=masked * target.mask_seconds,
-        staging=staged * target.copy_seconds,
-        steps=_steps(launch) * target.step_seconds,
-    )
-
-
-def _staged_keys(launch: Launch) -> int:
-    """Keys copied into a contiguous tile: listed ones and boxes of more than one axis (a slice of one axis is used in
-    place).
-    """
-    staged = [part for part in launch.parts if len(part.axes) > 1 or part.axes[0].lanes.keys is not None]
-    return sum(prod(axis.steps(1) for axis in part.axes) for part in staged)
-
-
-def _steps(launch: Launch) -> int:
-    """Tiles that visit anything, once for every part and every CHUNK of keys."""
-    total = 0
-    for part in launch.parts:
-        flat = len(part.axes) == 1
-        total += prod(axis.steps(CHUNK) if flat else int((axis.widths > 0).sum()) for axis in part.axes)
-    return total

@@ -1,5 +1,5 @@
-"""Few keys that many queries see beside a short window, as every 128th or the first ones: a kernel of their own adds to
-the gradients of one walk what these have of them (docs/decisions/0010-warp-groups-that-specialise.md).
+"""Sparse keys: few that many queries see beside a short window, as every 128th or the first ones. A kernel of their own
+adds their gradients to those of the fused backward (docs/decisions/0010-warp-groups-that-specialise.md).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from weft.acsr.format import Term
 from weft.pattern.bounds import Ints
 from weft.planning.problem import Problem
-from weft.planning.reach import Reach
-from weft.planning.short import TILE
+from weft.planning.tma import TmaExtent
 from weft.target import Gpu
 
+TILE = 64  # queries, and keys
 GROUPS = 2  # of warps that compute, each its own tiles of queries
 TILES = 2  # of keys that a group has in registers, and so of a launch
 JOINED = 4  # keys of a program that joins sums
@@ -27,7 +27,7 @@ START, ITEM, STEPS = 9.1e-6, 6.6e-6, (2.05e-6, 3.54e-6)
 
 
 @dataclass(frozen=True, eq=False)
-class FewKeys:
+class SparseKeys:
     """Keys base, base + step, ...: each is seen by the queries from `low` to before `high`, one at least."""
 
     base: int
@@ -44,10 +44,10 @@ class FewKeys:
         return -(-self.count // TILE)
 
     @property
-    def reach(self) -> Reach:
-        return Reach(self.base, self.step, 1, self.count)
+    def extent(self) -> TmaExtent:
+        return TmaExtent(self.base, self.step, 1, self.count)
 
-    def launches(self) -> list[FewKeys]:
+    def launches(self) -> list[SparseKeys]:
         """As many keys at a time as one launch takes."""
         some = TILES * TILE
         return [
@@ -84,7 +84,7 @@ class Parts:
     seconds: float
 
 
-def parts_of(few: FewKeys, problem: Problem, gpu: Gpu) -> Parts:
+def parts_of(few: SparseKeys, problem: Problem, gpu: Gpu) -> Parts:
     """The parts by which a launch takes least."""
     begin, middle, end = few.ranges()
     heads, found = problem.batch * problem.kv_heads, []
@@ -96,12 +96,12 @@ def parts_of(few: FewKeys, problem: Problem, gpu: Gpu) -> Parts:
     return min(found, key=lambda one: one.seconds)
 
 
-def seconds(few: FewKeys, problem: Problem, gpu: Gpu) -> float:
+def seconds(few: SparseKeys, problem: Problem, gpu: Gpu) -> float:
     """What all launches take."""
     return sum(parts_of(one, problem, gpu).seconds for one in few.launches())
 
 
-def few_keys(term: Term, length: int) -> FewKeys | None:
+def sparse_keys(term: Term, length: int) -> SparseKeys | None:
     """The keys of a term that some query sees, where all of them do at equal steps; each by queries side by side."""
     relation = term.axes[0]
     listed = not (term.rows.is_every and term.keys.is_every)
@@ -113,4 +113,4 @@ def few_keys(term: Term, length: int) -> FewKeys | None:
     (seen,) = np.nonzero(high > low)
     if not seen.size or seen[-1] - seen[0] + 1 != seen.size:
         return None
-    return FewKeys(int(keys[seen[0]]), relation.keys.step, low[seen], high[seen])
+    return SparseKeys(int(keys[seen[0]]), relation.keys.step, low[seen], high[seen])

@@ -15,7 +15,7 @@ from weft.pattern.bounds import Ints
 from weft.planning.tiles import Launch
 
 
-class Reach(NamedTuple):
+class TmaExtent(NamedTuple):
     """Tokens base + step * place + lane for so many places and lanes.
 
     Descriptors begin at token 0, so that they need no byte offset: they count places and lanes from there, and `first`
@@ -33,7 +33,7 @@ class Reach(NamedTuple):
         return divmod(self.base, self.step)
 
 
-def reaches(launch: Launch) -> tuple[Reach, ...] | None:
+def extents(launch: Launch) -> tuple[TmaExtent, ...] | None:
     """Of the queries and of each term's keys of a launch on one axis; None where these are no such places, or some of
     them are keys that no query sees.
     """
@@ -41,21 +41,21 @@ def reaches(launch: Launch) -> tuple[Reach, ...] | None:
     lanes = launch.lanes[0]
     height = np.minimum(launch.box[0], lanes.rows[lane] - launch.box[0] * tile)
     first = lanes.q_first[lane] + lanes.q_step * launch.box[0] * tile
-    found = [_reach(first, height, (launch.q.origin, lanes.q_step, launch.q.shape[0]))]
+    found = [_extent(first, height, (launch.q.origin, lanes.q_step, launch.q.shape[0]))]
     for part in launch.parts:
         axis = part.axes[0]
         first = axis.lanes.k_first[lane] + axis.lanes.k_step * axis.start[lane, tile].astype(np.int64)
         grid = part.k.origin, axis.lanes.k_step, part.k.shape[0]
-        found.append(_reach(first, axis.widths[lane, tile].astype(np.int64), grid))
+        found.append(_extent(first, axis.widths[lane, tile].astype(np.int64), grid))
     return None if None in found else tuple(one for one in found if one is not None)
 
 
-def _reach(first: Ints, count: Ints, grid: tuple[int, int, int]) -> Reach | None:
+def _extent(first: Ints, count: Ints, grid: tuple[int, int, int]) -> TmaExtent | None:
     """Of runs of `count` tokens from `first` on; grid: its origin, step and length."""
     origin, step, length = grid
     first, count = first[count > 0], count[count > 0]
     if not first.size:
-        return Reach(origin, step, 1, 1)
+        return TmaExtent(origin, step, 1, 1)
     places, lane = np.divmod(first, step)
     low, high = int(places.min()), int((places + count).max())
     known = np.unique(lane)
@@ -63,7 +63,7 @@ def _reach(first: Ints, count: Ints, grid: tuple[int, int, int]) -> Reach | None
     if known.size != lanes or base + (high - low - 1) * step + lanes > length:
         return None
     whole = all(_is_whole(places[lane == one], count[lane == one], low, high) for one in known)
-    return Reach(origin + base, step, lanes, high - low) if whole else None
+    return TmaExtent(origin + base, step, lanes, high - low) if whole else None
 
 
 def _is_whole(first: Ints, count: Ints, low: int, high: int) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
-from weft.pattern.bounds import INF, Bound, Stair
-from weft.planning.device import tiles_on_line
+from weft.acsr.stairs import one_line
 from weft.planning.tiles import AxisPlan, Launch
+from weft.planning.tiling.gpu import tiles_on_line
 
 
 def as_lines(launch: Launch) -> Launch | None:
@@ -37,44 +35,12 @@ def _straight(axis: AxisPlan) -> AxisPlan | None:
     tiles, full = tiles_on_line(axis)
     if (tiles == full).all():
         return unbounded(axis)
-    lower, upper = _merged(axis.relation.lower, True), _merged(axis.relation.upper, False)
+    lower, upper = one_line(axis.relation.lower, True), one_line(axis.relation.upper, False)
     if lower is None or upper is None:
         return None
     found = replace(axis, relation=replace(axis.relation, lower=lower.line, upper=upper.line))
     alike = max(lower.begin, upper.begin), min(lower.end, upper.end)
     return found if found.relation == axis.relation or _agree(axis, found, alike) else None
-
-
-class _Merged(NamedTuple):
-    """One line at most, and the rows [begin, end) of which it says what all bounds say."""
-
-    line: tuple[Stair, ...]
-    begin: int
-    end: int
-
-
-def _merged(bounds: Sequence[Bound], lower: bool) -> _Merged | None:
-    """One line clipped by all constants, thresholds left out; None where there are more lines, or steps."""
-    stairs = [bound for bound in bounds if isinstance(bound, Stair)]
-    constants = [stair.out_lo for stair in stairs if stair.is_constant]
-    lines = [stair for stair in stairs if not (stair.is_constant or stair.is_threshold)]
-    thresholds = [stair.in_lo for stair in stairs if stair.is_threshold and not stair.is_constant]
-    if len(stairs) < len(bounds) or len(lines) > 1 or any(line.run > 1 for line in lines):
-        return None
-    # a threshold, -inf before its row and +inf from it on, says nothing before as a lower bound, after as an upper one
-    begin = max([-INF, *(line.in_lo for line in lines), *([] if lower else thresholds)])
-    end = min([INF, *(line.in_hi for line in lines), *(thresholds if lower else [])])
-    if not lines:
-        line = (Stair.constant(max(constants) if lower else min(constants)),) if constants else ()
-        return _Merged(line, begin, end)
-    low, high = lines[0].out_lo, lines[0].out_hi
-    if lower:
-        low = max([low, *constants])
-        high = max(low, high)
-    else:
-        high = min([high, *constants])
-        low = min(low, high)
-    return _Merged((replace(lines[0], out_lo=low, out_hi=high, in_lo=-INF, in_hi=INF),), begin, end)
 
 
 def _agree(axis: AxisPlan, other: AxisPlan, alike: tuple[int, int]) -> bool:

@@ -14,14 +14,14 @@ from typing import TypeAlias
 import numpy as np
 
 from weft.acsr.format import Acsr, Term
+from weft.acsr.relayout import Lanes, left_out
 from weft.caching import cached
 from weft.pattern.bounds import Ints, Stair
 from weft.pattern.relation import NDBool
-from weft.planning.planner import Group, _group_lanes, _grouped, left_out
 from weft.planning.problem import Problem
-from weft.planning.relayout import Lanes
 from weft.planning.tiles import AxisPlan, Launch, Part, TileBounds, TilePlan, axis_plan, block_launch, tile_bounds
 from weft.planning.tiling import Tiling
+from weft.planning.tiling.cpu import Group, _group_lanes, _grouped
 from weft.target import Gpu
 
 # Coordinates that a box of keys on a grid has on all axes together, at most: kernels mask it by a product over them.

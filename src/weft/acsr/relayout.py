@@ -13,7 +13,8 @@ from math import lcm
 
 import numpy as np
 
-from weft.pattern.bounds import INF, Ints, Stair
+from weft.acsr.format import Grid
+from weft.pattern.bounds import INF, Ints, IntTable, Stair
 from weft.pattern.listed import EVERY, ByClass, Listed
 from weft.pattern.relation import NDBool, Relation
 
@@ -190,3 +191,19 @@ def lanes_of(
         k_first, k_step = listed.rank(k_first, np.zeros_like(k_first)), 1
     out = rows.left_out, keys.left_out
     return Lanes(q_first, counts, q_step, k_first, k_step, live & agree, queries, listed, out)
+
+
+# ---- sets of tokens on an axis -----------------------------------------------------------------------------------
+def on_axis(listed: Listed, grid: Grid, axis: int) -> Listed:
+    """A set of tokens as coordinates of one axis. On a grid it is told on the first axis, and there a coordinate is
+    left out (never taken for full) if any token with it is.
+    """
+    if len(grid.shape) == 1 or listed.is_every:
+        return listed.moved(-grid.origin)
+    coordinates = np.unique(grid.coordinates(listed.tokens.array)[1][0])
+    return EVERY if axis else Listed(IntTable(coordinates), kept=False)
+
+
+def left_out(listed: Listed) -> Listed:
+    """The set without what it keeps: what a part leaves out and a kernel masks."""
+    return EVERY if listed.kept else listed

@@ -1,23 +1,28 @@
-"""Rows or tiles: how the rows of a forward are dealt out to programs, and whether that costs less than tiles.
+"""Split-KV: a forward of few rows, whose keys are split into equal shares; a second kernel merges their results.
 
-Tiles of 64 queries leave a GPU idle where there are few of them: a few queries against many keys, a short batch. A
-row-wise kernel holds fewer rows in a program and splits their keys, so that there are programs enough; its results are
-merged by a second kernel.
+Tiles of 64 queries leave a GPU idle where there are few of them: a few queries against many keys, a short batch. This
+kernel holds fewer rows in a program and splits their keys, so that there are programs enough.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from weft.planning.candidates import resident
-from weft.planning.choice import Candidate
-from weft.planning.cost import Cost, cost
+from weft.planning.cost import Cost
+from weft.planning.cost import cost as cost_of
+from weft.planning.families.base import InTiles
 from weft.planning.problem import DTYPES, Problem
+from weft.planning.resources import resident
 from weft.planning.rowwise import RowPlan
 from weft.planning.tiling import Tiling
 from weft.planning.work import Work
 from weft.target import Gpu
 
+NAME = "split_kv"
+# Launches that it must be predicted to save: what it is worth compiling for. On an H200 it gained 1.1 to 1.5 times what
+# was predicted then, and was even with tiles where it was predicted to lose (benchmarks/results/choices.csv).
+WORTH = 2
 FILLED = 2  # programs that a processor is given at once
 MOST_SPLITS = 256
 # Tiles without a mask that one by rows counts as, whose keys are all gathered and masked: 763 us for 64 queries against
@@ -81,23 +86,57 @@ def _largest(problem: Problem) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class ByRows:
-    """A forward by rows: its plan, how rows are dealt out, and what that is predicted to take."""
+    """A forward by rows: its plan, how rows are dealt out, and what that is predicted to take on a card."""
 
     plan: RowPlan
     shape: RowShape
     cost: Cost
+    gpu: Gpu
+    family: str = NAME
+
+    @property
+    def seconds(self) -> float:
+        return self.cost.seconds
+
+    @property
+    def compared(self) -> float:
+        return self.seconds + WORTH * self.gpu.launch_seconds
 
 
-def by_rows(plan: RowPlan, gpu: Gpu) -> ByRows:
+# ---- the family ------------------------------------------------------------------------------------------------------
+def reasons_against(asked: InTiles) -> str:
+    """Why rows cannot be faster, or have no formula. Not for float32, whose tiles were not measured, and may be
+    multiplied in tf32.
+    """
+    (tiles,), problem, gpu = asked.tiles, asked.problem, asked.gpu
+    programs = sum(work.programs for work in tiles.works)
+    if not programs:
+        return "there is nothing to compute"
+    if problem.dtype == "float32":
+        return "it is not for float32"
+    room = min(resident("forward", problem, tiling, gpu) for tiling in tiles.tilings)
+    if programs >= gpu.processors * room and problem.m >= max(tiling.rows for tiling in tiles.tilings):
+        return f"{programs:,} tiles full of queries leave no room on any processor"
+    return asked.rows if isinstance(asked.rows, str) else ""
+
+
+def configs(asked: InTiles) -> Iterable[RowShape]:
+    """The one for the card's processors."""
+    assert isinstance(asked.rows, RowPlan), "reasons_against comes before"
+    yield shape_of(asked.rows, asked.gpu.processors)
+
+
+def cost(asked: InTiles, config: RowShape) -> ByRows:
     """The prediction for a plan that is not steady. Every program is taken to visit as many tiles as the longest row,
     and one more where its tokens see keys that move with them.
     """
-    shape, problem = shape_of(plan, gpu.processors), plan.problem
+    plan, problem, gpu, shape = asked.rows, asked.problem, asked.gpu, config
+    assert isinstance(plan, RowPlan), "reasons_against comes before"
     tiles = max(1, plan.longest(shape.cols)) + -(-(shape.span - 1) // shape.cols)
     share = -(-tiles // shape.splits)
     whole, longest = round(MASKED * shape.programs * tiles), round(MASKED * share)
     work = Work("table", shape.programs * shape.splits, 0, whole, (0, longest))
-    found = cost([work], "forward", problem, shape.tiling, gpu)
+    found = cost_of([work], "forward", problem, shape.tiling, gpu)
     keys = min(tiles * shape.cols * shape.programs, problem.batch * problem.kv_heads * problem.n)
     loads = keys * (problem.d + problem.dv) * DTYPES[problem.dtype] / (STREAMED * gpu.bandwidth)
     merging = launches = 0.0
@@ -106,23 +145,4 @@ def by_rows(plan: RowPlan, gpu: Gpu) -> ByRows:
         merging, launches = 8 * rows * shape.splits * (problem.dv + 1) / gpu.bandwidth, gpu.launch_seconds
     waits = max(0.0, loads - (found.starts + found.full + found.uneven))
     masked = replace(found, edges=found.full, full=0.0, uneven=found.uneven + waits)
-    return ByRows(plan, shape, replace(masked, merging=merging, launches=found.launches + launches))
-
-
-def worth_it(rows: ByRows, tiles: Candidate, gpu: Gpu) -> bool:
-    """Whether rows are predicted to be faster by what is worth compiling them for. On an H200 they gained 1.1 to 1.5
-    times what was predicted then, and were even with tiles where they were predicted to lose
-    (benchmarks/results/choices.csv).
-    """
-    return tiles.cost.seconds - rows.cost.seconds > 2 * gpu.launch_seconds
-
-
-def may_gain(tiles: Candidate, problem: Problem, gpu: Gpu) -> bool:
-    """Whether rows can be faster: tiles are not full of queries, or leave room on some processor. Not for float32,
-    whose tiles were not measured, and may be multiplied in tf32.
-    """
-    programs = sum(work.programs for work in tiles.works)
-    if not programs or problem.dtype == "float32":
-        return False
-    room = min(resident("forward", problem, tiling, gpu) for tiling in tiles.tilings)
-    return programs < gpu.processors * room or problem.m < max(tiling.rows for tiling in tiles.tilings)
+    return ByRows(plan, shape, replace(masked, merging=merging, launches=found.launches + launches), gpu)
