@@ -4,7 +4,7 @@ products, with a kernel of the few keys after it, beside two kernels.
     python benchmarks/experiments/short_windows.py [--record]
 
 On a Hopper GPU, at head dimension 64 in bfloat16: what weft launches where one walk is predicted to be faster
-(`weft.kernels.triton.one_walk`), and the kernels of dQ and of dK and dV that other windows have; medians in
+(`hopper.bwd_fused`), and the kernels of dQ and of dK and dV that other windows have; medians in
 microseconds, and how far gradients of either are from each other. What came out is in
 docs/decisions/0010-warp-groups-that-specialise.md.
 """

@@ -23,10 +23,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from weft.kernels.triton.groups import LOG2E, TILE, barriers, live, masked, seen
-from weft.kernels.triton.query_blocks import matrix, room_of_boxes
+from weft.kernels.gpu.hopper.ops.channel import barriers
+from weft.kernels.gpu.hopper.ops.layouts import boxes as room_of_boxes
+from weft.kernels.gpu.hopper.ops.layouts import matrix
+from weft.kernels.gpu.hopper.ops.mask import mask_words as seen
+from weft.kernels.gpu.hopper.ops.mask import masked
+from weft.kernels.gpu.hopper.ops.values import LOG2E
+from weft.kernels.gpu.hopper.ops.values import opaque as live
 from weft.planning.families import sparse_keys as few
 
+TILE = gl.constexpr(64)
 GROUPS, TILES, EDGES, BOUNDS = (gl.constexpr(x) for x in (few.GROUPS, few.TILES, few.EDGES, few.TILES * few.TILE))
 EDGES_AT, BOUNDS_AT = gl.constexpr(few.RANGES), gl.constexpr(few.RANGES + few.EDGES * few.TILES)
 STAGES = gl.constexpr(2)  # tiles of queries of a group under way
