@@ -19,10 +19,10 @@ import triton
 from tests.tiers import sample
 
 import weft
+from weft.kernels.gpu import sinks
 from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.compile.load import compile_for
 from weft.kernels.gpu.configure import specs_of
-from weft.kernels.triton import sinks
 from weft.planning.attention_plan import plan_attention
 from weft.planning.choose import offered
 from weft.planning.families.base import Pass

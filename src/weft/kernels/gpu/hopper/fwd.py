@@ -3,7 +3,7 @@
 
 Each consumer has its rows of a block of queries. One or two terms, whose tiles follow each other in one ring. Boxes are
 of (batch row, head, place, lane, channel), where tokens are step * place + lane (`weft.planning.tma`). It means all
-that `weft.kernels.triton.forward` does without a row maximum. Rows whose sums leave the range are marked, and computed
+that `weft.kernels.gpu.tile.fwd` does without a row maximum. Rows whose sums leave the range are marked, and computed
 again when all blocks are done (`fwd_overflow`).
 """
 
@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from weft.kernels.gpu import constants as rule
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
 from weft.kernels.gpu.hopper.fwd_loads import Forward, producer
 from weft.kernels.gpu.hopper.fwd_overflow import overflowed_rows
@@ -28,7 +29,6 @@ from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, flat, marks, matrix
 from weft.kernels.gpu.hopper.ops.softmax import fast_inverse, fast_log2, in_parts, with_sink
 from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, opaque
-from weft.kernels.triton import forward as rule
 
 LEAST, MOST = gl.constexpr(rule.LEAST), gl.constexpr(rule.MOST)  # what sums of weights may be
 WARPS = gl.constexpr(GROUP_WARPS)
