@@ -162,9 +162,8 @@ class Pattern:
         return dense[0, 0] if batches is None and heads is None else dense
 
     def acsr(self, m: int, n: int | None = None, batch: int = 0, head: int = 0, *, orders: bool = True) -> Acsr:
-        """The affine rows of batch row `batch` and head `head`, built without a dense matrix and proven disjoint.
-
-        orders=False: scattered documents are listed pair by pair, not as tokens in another order.
+        """The affine rows of batch row `batch` and head `head`, built without a dense matrix and proven disjoint. Without
+        orders scattered documents are listed pair by pair, not as tokens in another order.
         """
         from weft.acsr.build import build  # the floor above; a method here because users look for it here
 
