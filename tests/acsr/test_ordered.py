@@ -119,7 +119,7 @@ def test_two_orders_that_meet_are_listed():
 def test_an_order_that_is_none_is_refused(order):
     grid = Grid(0, (3,), IntTable(order))
     acsr = Acsr(3, 3, (Term(grid, grid, ALIKE.acsr(200).terms[0].axes),), Remainder.none())
-    from weft.planning.planner import plan_tiles
+    from weft.planning.tiling.cpu import plan_tiles
 
     with pytest.raises(VerificationError):
         verify_plan(plan_tiles(acsr, Problem(1, 1, 1, 3, 3, 8, 8)))

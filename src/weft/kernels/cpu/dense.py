@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from weft.acsr.relayout import Lanes
 from weft.kernels.cpu.boxes import Box
 from weft.pattern.bounds import Ints
-from weft.planning.relayout import Lanes
 from weft.planning.tiles import Launch, Part
 
 RECTANGLE, TRIANGLE, APART = 0, 1, 2  # how a row's keys differ from those of the row before

@@ -15,7 +15,7 @@ from weft.kernels.cpu.boxes import Box
 from weft.kernels.cpu.tiles import Draft, Masks, Tile, steps_of
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.planning.planner import CHUNK
+from weft.planning.families.cpu import CHUNK
 from weft.planning.tiles import AxisPlan, Launch, Part
 
 Bounds = tuple[Ints, Ints]  # positions [lo, hi) of the keys of some rows; lo >= hi where there are none

@@ -19,7 +19,7 @@ from weft.kernels.cpu.dense import Dense, dense_of, in_order, seconds, seconds_o
 from weft.kernels.cpu.lines import line_tiles
 from weft.kernels.cpu.tiles import Draft, Masks, Tile, steps_of
 from weft.pattern.bounds import Ints
-from weft.planning.planner import CHUNK
+from weft.planning.families.cpu import CHUNK
 from weft.planning.problem import Problem
 from weft.planning.tiles import Launch, Part, TileIndex, TilePlan
 

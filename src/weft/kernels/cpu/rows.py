@@ -16,7 +16,7 @@ from weft.kernels.cpu.forward import merge
 from weft.kernels.options import ACCUMULATE, join_sinks, rows_in_order_of
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import Relation
-from weft.planning.attention_plan import Heads
+from weft.planning.heads import Heads
 from weft.planning.rowwise import RowPlan
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -17,7 +17,8 @@ from weft.kernels.cpu.forward import forward as run_forward
 from weft.kernels.cpu.program import Program, program
 from weft.kernels.cpu.scores import Workspace
 from weft.kernels.options import ACCUMULATE, Modifiers, join_sinks, rows_in_order_of, sink_gradient
-from weft.planning.attention_plan import AttentionPlan, Heads
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.heads import Heads
 
 __all__ = ["backward", "expect_gradients", "forward", "ready", "ready_forward", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]

@@ -11,7 +11,7 @@ import torch
 
 from weft.kernels.cpu.boxes import Box
 from weft.pattern.bounds import Ints
-from weft.planning.planner import CHUNK
+from weft.planning.families.cpu import CHUNK
 
 
 @dataclass(frozen=True, eq=False)
