@@ -199,7 +199,7 @@ def plan(  # noqa: PLR0913 - the public face
         )
     d, dv = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
     sizes = Heads(int(heads[0]), int(heads[1]), d, dv, 8 if dtype == "float64" else DTYPES[dtype])
-    acsr = build(pattern, *pattern._sizes(m, m), 0, 0)
+    acsr = build(pattern, *pattern._sizes(m, m), 0, 0, orders=False)
     held = shards_of(shards, acsr, ranks)
     found = [_costed(one, sizes, link or Link()) for one in _candidates(acsr, held, sizes)]
     named = [one for one in found if strategy in (None, one.strategy)]
