@@ -21,6 +21,7 @@ from weft.pattern.composites import (
     random_blocks,
     segments,
 )
+from weft.pattern.excerpt import excerpt
 from weft.pattern.families import (
     block_diffusion,
     radial,
@@ -111,6 +112,7 @@ __all__ = [
     "folded",
     "bits",
     "sized",
+    "excerpt",
 ]  # fmt: skip
 
 
@@ -119,8 +121,8 @@ TORCH = ("attention", "decode_attention", "explain", "merge", "plan", "varlen_at
 
 def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework; then kept."""
-    if name == "jax":
-        return import_module("weft.jax")
+    if name in ("jax", "distributed"):
+        return import_module(f"weft.{name}")
     if name == "recognize":
         home = import_module("weft.recognition")
     elif name == "torch" or name in TORCH:
@@ -139,7 +141,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """All names, also those that are loaded when they are first asked for."""
-    return sorted({*globals(), *__all__, "torch"})
+    return sorted({*globals(), *__all__, "distributed", "torch"})
 
 
 def _near(name: str) -> str:

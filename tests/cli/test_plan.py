@@ -118,10 +118,10 @@ def test_sources_of_one_walk():
     said = json.loads(run("explain", *asked, "--json").output)
     (source,) = said["sources"].values()
     assert "def weft_" in source
-    assert "but taken is: one walk" in said["explanation"]
+    assert "but taken is: one pass over queries" in said["explanation"]
     beside = ("causal() & (window(left=127) | periodic_keys(128))", *asked[1:])
     assert len(json.loads(run("explain", *beside, "--json").output)["sources"]) == 3
-    assert "one walk" in run("explain", *asked[:-1], "dq").stderr
+    assert "one pass over queries" in run("explain", *asked[:-1], "dq").stderr
     assert not run("explain", "causal()", *asked[1:-1], "dkdv").stderr
 
 

@@ -82,11 +82,13 @@ def browser():
 
 
 # ---- the site --------------------------------------------------------------------------------------------------------
+@pytest.mark.more
 def test_every_page_is_in_the_site(site):
     for page in pages()[1:]:
         assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page
 
 
+@pytest.mark.more
 def test_every_pattern_has_a_page_with_its_picture(site):
     for name in {name for name in weft.__all__ if name.islower()} - {
         "errors",
@@ -102,6 +104,7 @@ def test_every_pattern_has_a_page_with_its_picture(site):
         assert [address for tag, address in page.links if tag == "img" and address.endswith(f"{name}-tiles.svg")], name
 
 
+@pytest.mark.more
 def test_the_reference_has_every_public_name(site):
     """What `weft`, its exceptions and `weft.napkin`'s derivations offer stands in the reference, with its source."""
     known = set().union(*(check.parsed(page).ids for page in (site / "reference").glob("*.html")))
@@ -111,20 +114,24 @@ def test_the_reference_has_every_public_name(site):
     assert public - known == set()
 
 
+@pytest.mark.more
 def test_every_link_and_picture_of_the_site(site, monkeypatch):
     assert check.linked(site) == []
     monkeypatch.chdir(site.parent)  # and named as `make docs-check` names it
     assert check.linked(Path(site.name)) == []
 
 
+@pytest.mark.more
 def test_the_site_in_a_browser(site):
     assert list(check.browsed(site, browser())) == []
 
 
+@pytest.mark.more
 def test_the_site_is_small_enough_to_carry_along(site):
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 12 << 20
 
 
+@pytest.mark.more
 def test_the_page_of_every_pattern_in_a_browser(tmp_path):
     """What `weft demo --html` writes: pictures drawn, nothing loaded, nothing said on the console."""
     pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install '.[plot]'")
@@ -132,6 +139,11 @@ def test_the_page_of_every_pattern_in_a_browser(tmp_path):
     done = CliRunner().invoke(main, ["demo", "--html", str(tmp_path / "weft.html")])
     assert done.exit_code == 0, done.output
     assert list(check.browsed(tmp_path, program)) == []
+
+
+def test_the_code_of_the_first_page_runs(tmp_path):
+    page = ROOT / "docs" / "start.md"
+    assert "```text\n" in execute(page.read_text(), "start.md", tmp_path)
 
 
 # ---- the checks ------------------------------------------------------------------------------------------------------

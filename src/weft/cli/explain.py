@@ -29,8 +29,10 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
     facts = facts_of(plan, False)
     notes = [f"note      attention cannot run it: {why}" for why in facts["reasons_against"]]
     sources = sources_of(plan, source) if source else {}
-    if source in ("dq", "dkdv") and plan.one_walk is not None:
-        click.echo("note: calls make these in one walk (--source gradients), unless options forbid it", err=True)
+    if source in ("dq", "dkdv") and plan.fused_backward is not None:
+        click.echo(
+            "note: calls make these in one pass over queries (--source gradients), unless options forbid it", err=True
+        )
     if as_json:
         click.echo(json.dumps({**facts, "explanation": plan.explain(), "sources": sources}, indent=2))
     else:
@@ -39,7 +41,7 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     """The source of each kernel that a plan launches in one direction, by name: see `configure.specs_of`; "gradients"
-    are all of a short window, by one walk.
+    are all of a short window, by one pass over queries.
     """
     from weft.kernels.gpu.configure import specs_of, walk_specs
     from weft.kernels.triton import emit, rowwise
@@ -54,9 +56,9 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
         )
     if direction == "forward" and plan.by_rows is not None:
         return {spec.name: rowwise.emit(spec) for spec in specs_of_rows(plan.by_rows)}
-    if direction == "gradients" and plan.one_walk is None:
+    if direction == "gradients" and plan.fused_backward is None:
         raise OptionError(
-            f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one walk",
+            f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one pass over queries",
             "ask for --source dq and --source dkdv",
         )  # fmt: skip
     specs = walk_specs(plan) if direction == "gradients" else specs_of(plan, direction)

@@ -14,7 +14,8 @@ from weft.cli.parse import Numbers, parse
 from weft.cli.progress import busy
 from weft.errors import OptionError
 from weft.kernels.backend import BACKENDS, Backend
-from weft.planning.attention_plan import AttentionPlan, Share, plan_attention
+from weft.planning.attention_plan import AttentionPlan, plan_attention
+from weft.planning.heads import Share
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiles import TilePlan
 from weft.target import GPU, GPUS

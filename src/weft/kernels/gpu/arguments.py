@@ -98,8 +98,7 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if spec.direction == "gradients":
         return walk_names(READ), walk_names(WRITTEN)
     if spec.direction == "few_keys":
-        read = walk_names(OF_FEW)
-        return tuple(x for x in read if x != ADDED_BOX), (ADDED_BOX,)
+        return tuple(x for x in walk_names(OF_FEW) if x != ADDED_BOX), (ADDED_BOX,)
     if spec.groups and spec.direction == "forward":
         written, *read = box_names(spec.terms)
         return tuple(read), (written,) * spec.boxed

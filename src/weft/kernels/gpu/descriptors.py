@@ -1,4 +1,4 @@
-"""Tensor descriptors of a kernel's arguments: what `weft.planning.reach` says, for tensors that lie somehow."""
+"""Tensor descriptors of a kernel's arguments: what `weft.planning.tma` says, for tensors that lie somehow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.planning.problem import Problem
-from weft.planning.reach import Reach
+from weft.planning.tma import TmaExtent
 
 TILE, CHANNELS = 64, 64  # places and channels of a box
 KEYS = ("K", "V", "DK", "DV")  # as many heads as keys have
@@ -32,7 +32,7 @@ class Box:
 
 
 def boxes(
-    which: Which, names: Sequence[str], found: Sequence[Reach], problem: Problem,
+    which: Which, names: Sequence[str], found: Sequence[TmaExtent], problem: Problem,
     strides: Mapping[str, tuple[int, ...]],
 ) -> tuple[Box, ...]:  # fmt: skip
     """names: of the descriptors. found: what each side's reach. strides: batch, head, token, channel, in elements."""

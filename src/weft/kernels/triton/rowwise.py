@@ -20,10 +20,10 @@ from weft.kernels.triton.fragments import LN2, LOG2E, module
 from weft.kernels.triton.row_spec import GROWING, RowSpec, bounds_of
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import Relation
-from weft.planning.attention_plan import Heads
-from weft.planning.device import FAR
+from weft.planning.heads import Heads
 from weft.planning.rowwise import RowPlan
 from weft.planning.tiling import chunks
+from weft.planning.tiling.gpu import FAR
 
 MEMBER = 6  # integers of a member: batch row, key/value head, first query head, query heads, terms, where they are
 BLOCK = 16  # splits that the merge takes together
