@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from weft.kernels.gpu.arguments import FEW, arguments, strided
-from weft.kernels.gpu.descriptors import OF_FEW, walk_names
+from weft.kernels.gpu.arguments import arguments
 from weft.kernels.gpu.hopper import entry
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.pack import AXIS, HEAD, PART, axis_words
@@ -19,10 +18,6 @@ from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
 from weft.kernels.triton.forward import Forward
 from weft.kernels.triton.fragments import Fragments, indented, module, within_length
 
-GROUPS = {  # what a kernel whose groups specialise is made of
-    "few_keys": "from weft.kernels.triton.few_keys import add_gradients\n\n",
-    "few_sums": "from weft.kernels.triton.few_sums import join\n\n",
-}
 WORD, ASSIGNED = re.compile(r"[A-Za-z_]\w*"), re.compile(r"^\s*(\w+) = (?!.*;)")
 
 
@@ -30,10 +25,7 @@ def emit(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     if spec.groups:
         about = f"{spec.name}\n\nEmitted by weft; {spec.groups} warp groups, {spec.stages} stages."
-        if spec.direction in ("forward", "dkdv", "gradients"):
-            return module(spec.symbol, about, entry.imports(spec), arguments(spec), entry.body(spec), "gluon")
-        helpers = GROUPS[spec.direction]
-        return module(spec.symbol, about, helpers, arguments(spec), _in_groups(spec), "gluon")
+        return module(spec.symbol, about, entry.imports(spec), arguments(spec), entry.body(spec), "gluon")
     helpers = (
         "from weft.kernels.gpu.ops.bounds import (\n"
         "    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,\n"
@@ -45,20 +37,6 @@ def emit(spec: KernelSpec) -> str:
         helpers = f"from triton.language.extra.cuda import libdevice\n\n{helpers}"
     about = f"{spec.name}\n\nEmitted by weft; {spec.warps} warps, {spec.stages} stages."
     return module(spec.symbol, about, helpers, arguments(spec), _needed(_kernel(spec)))
-
-
-def _in_groups(spec: KernelSpec) -> Iterator[str]:
-    """A kernel whose warp groups specialise, of the parts of `weft.kernels.gpu.hopper`."""
-    if spec.direction == "few_keys":
-        yield f"sizes = {', '.join(FEW)}"
-        yield "add_gradients("
-        yield f"    ({', '.join(walk_names(OF_FEW))}), (Lse, Delta), Partial, sizes, Tables, scale,"
-        yield ")"
-        return
-    for name in strided(spec):
-        yield f"{name.lower()} = {name}, {name}_batch, {name}_head, {name}_row"
-    if spec.direction == "few_sums":
-        yield "join(Partial, parts, (first, step, keys), (dk, dv), kv_heads, scale)"
 
 
 def _needed(lines: Iterable[str]) -> list[str]:
