@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from weft import errors
+from weft import bias, errors
 from weft.pattern.algebra import Pattern
 from weft.pattern.composites import (
     bigbird,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from weft.torch.attention import attention, explain, plan
     from weft.torch.key_cache import decode_attention
     from weft.torch.merging import merge
+    from weft.torch.tracing import trace_score
     from weft.torch.varlen import varlen_attention
 
 __version__ = "0.1.0"
@@ -67,7 +68,9 @@ __all__ = [
     "explain",
     "merge",
     "plan",
+    "trace_score",
     "varlen_attention",
+    "bias",
     "recognize",
     "full",
     "nothing",
@@ -114,7 +117,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-TORCH = ("attention", "decode_attention", "explain", "merge", "plan", "varlen_attention")  # of weft.torch
+TORCH = (
+    "attention",
+    "decode_attention",
+    "explain",
+    "merge",
+    "plan",
+    "trace_score",
+    "varlen_attention",
+)  # of weft.torch
 
 
 def __getattr__(name: str) -> Any:

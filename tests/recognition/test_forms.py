@@ -5,10 +5,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft.recognition import forms
-from weft.recognition.capture import watched
 from weft.recognition.function import recognize_function
 from weft.recognition.lower import Size, lower
 from weft.recognition.periodic import NoFormError
+from weft.recognition.tables import watched
 from weft.recognition.tracer import Trace, condition
 
 OPTIONS = {"deadline": None, "suppress_health_check": list(HealthCheck)}
