@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from weft import bias, errors
+from weft import errors
 from weft.pattern.algebra import Pattern
 from weft.pattern.composites import (
     bigbird,
@@ -52,6 +52,7 @@ from weft.pattern.pieces import bits, coarse, diagonals, folded, keys, queries, 
 from weft.pattern.tables import block_table, tree
 
 if TYPE_CHECKING:
+    from weft import bias
     from weft.recognition import recognize
     from weft.torch.attention import attention, explain, plan
     from weft.torch.key_cache import decode_attention
@@ -130,8 +131,8 @@ TORCH = (
 
 def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework; then kept."""
-    if name == "jax":
-        return import_module("weft.jax")
+    if name in ("jax", "bias"):
+        return import_module(f"weft.{name}")
     if name == "recognize":
         home = import_module("weft.recognition")
     elif name == "torch" or name in TORCH:

@@ -195,8 +195,11 @@ class Traced(Answering):
         return function_of(name) is not None
 
     def end(self, what: str) -> NoReturn:
-        note(self)
         raise UntraceableError(what)
+
+    def miss(self, name: str) -> NoReturn:
+        note(self)
+        self.end(f"`{name}`")
 
     def forbid_change(self) -> None:
         """Raise if this is an argument of the function, or may be one, or is a plain number to each of several rows."""

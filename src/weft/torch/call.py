@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _get_deterministic_algorithms, _is_any_autocast_enabled
+from torch._C import _are_functorch_transforms_active, _get_deterministic_algorithms, _is_any_autocast_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from weft.errors import InputError
@@ -67,6 +67,8 @@ def _by_operator(
         deterministic = torch.are_deterministic_algorithms_enabled()
     if not is_compiling():
         follow_counters()
+        if _are_functorch_transforms_active():
+            return _transformed(tensors, mask, rows, (scale, softcap, backend, deterministic), extras)
     # in a graph of torch.compile the expression is data too; an exported one shows it
     structure = "" if is_dynamo_compiling() and not is_exporting() and hasattr(mask, "tensor") else mask.structure
     # constants of the code: a graph would take a global's 0.0 for an input
@@ -74,6 +76,13 @@ def _by_operator(
     chosen = (*rows, scale, softcap, backend, deterministic, score, tables, dropout, seed)
     out, lse = torch.ops.weft.attention(*tensors, structure, numbers_of(mask, tensors[0]), *chosen, return_lse)
     return out, lse
+
+
+def _transformed(tensors: Tensors, mask: Any, rows: Any, chosen: Any, extras: Extras | None) -> tuple[Tensor, Tensor]:
+    """Under torch.func; loaded when it is first asked for."""
+    from weft.torch import transforms
+
+    return transforms.attend(tensors, mask, Options(*rows, *chosen, *(() if extras is None else extras)))
 
 
 def _check(tensors: Any, mask: Any, rows: Any, given: Any) -> None:

@@ -336,12 +336,12 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> None:
-        raise _refusal("forward-mode differentiation", *DERIVATIVES)
+        raise refusal("forward-mode differentiation", *DERIVATIVES)
 
 
 def _autograd(q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, *rest: Any) -> Any:
     if _are_functorch_transforms_active():
-        raise _refusal("a torch.func transform", *TRANSFORMS)
+        raise refusal("a torch.func transform", *TRANSFORMS)
     *given, with_lse = rest
     options = Options(*given)
     wanted = (q, k, v, *options.tables, *(() if options.sinks is None else (options.sinks,)))
@@ -354,20 +354,21 @@ def _autograd(q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, 
 DENSE = "use weft.attention outside it, or dense attention where it is needed"
 # What is wrong, and what to do.
 DERIVATIVES = ("only the first derivative, in reverse mode, is implemented", DENSE)
-TRANSFORMS = ("no transform is implemented; gradients flow in backward() and torch.autograd.grad()", DENSE)
+TRANSFORMS = ("transforms are those of weft.attention, and not of its operator", "call weft.attention")
 BATCHING = (
     "it has no rule for a mapped dimension",
     "fold that dimension into the batch of q, k and v, or loop over it",
 )
 
 
-def _refusal(what: str, wrong: str, cure: str) -> UnsupportedError:
+def refusal(what: str, wrong: str, cure: str) -> UnsupportedError:
+    """What says that something of attention is not implemented."""
     return UnsupportedError(f"{what} of weft.attention", wrong, cure)
 
 
 def _refuse(what: str, wrong: str, cure: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise _refusal(what, wrong, cure)
+        raise refusal(what, wrong, cure)
 
     return refuse
 

@@ -50,6 +50,10 @@ class Answering:
         """Raise: the function does what cannot be traced."""
         raise NotImplementedError
 
+    def miss(self, name: str) -> NoReturn:
+        """Raise: there is no operation of that name."""
+        self.end(f"`{name}`")
+
     # ---- Python --------------------------------------------------------------------------------------------------
     __add__, __radd__, __iadd__ = _operator("add"), _operator("add", reflected=True), _operator("__iadd__")
     __sub__, __rsub__, __isub__ = _operator("sub"), _operator("sub", reflected=True), _operator("__isub__")
@@ -79,7 +83,7 @@ class Answering:
         if name.startswith("__"):
             raise AttributeError(name)
         if not self.knows(name):
-            self.end(f"`{name}`")
+            self.miss(name)
 
         def method(*args: Any, **options: Any) -> Any:
             return self.operate(name, of_method(name, self, args), options)
