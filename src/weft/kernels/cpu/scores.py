@@ -212,7 +212,7 @@ def _packed(runs: Iterable[Tile], size: int) -> Iterator[tuple[Tile, ...]]:
         yield tuple(batch)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Scored:
     """Scores of one step, (tiles * pairs, group * rows, width), after every modifier; `capped` before rules and mask.
 
@@ -230,7 +230,7 @@ class Scored:
     factors: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen, as `How`
 class Stage:
     """One step of a batch of tiles, and what is done to its scores. keeps: what gradients of rules need."""
 
