@@ -4,9 +4,9 @@
 
 Of workloads by name (`weft bench --list`). Every figure is the least of some rounds, each in a process of its own that
 has imported weft and Triton already: seconds of each kernel alone, of all kernels of a forward and a backward one after
-the other, of all together as a first call has them (`weft.kernels.triton.ahead`), and of all from the store that was
-filled so. Needs no GPU, and no torch. Run with PYTHONPATH at the sources of an older commit, it measures these, where
-nothing compiles together.
+the other, of all together as a first call has them (`weft.kernels.gpu.compile.ahead`), and of all from the store that
+was filled so. Needs no GPU, and no torch. Run with PYTHONPATH at the sources of an older commit, it measures these,
+where nothing compiles together.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ALONE, SERIAL, TOGETHER, STORED = "alone", "one after the other", "together", "f
 
 def sources_of(name: str, architecture: str) -> list[Any]:
     """What a call of a workload compiles, forward and backward."""
-    from weft.kernels.triton import load
-    from weft.kernels.triton.configure import specs_of, walk_specs
+    from weft.kernels.gpu.compile import load
+    from weft.kernels.gpu.configure import specs_of, walk_specs
     from weft.planning.attention_plan import plan_attention
     from weft.target import GPUS
     from weft.testing.workloads import WORKLOADS
@@ -45,18 +45,18 @@ def child(name: str, way: str, at: int, architecture: str) -> None:
     """Print seconds and kernels of one measurement, with the store that the environment names."""
     from triton.backends.compiler import GPUTarget
 
-    from weft.kernels.triton import source
+    from weft.kernels.gpu.compile import compiler
 
     target = GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
     found = sources_of(name, architecture)
     chosen = found[at : at + 1] if way == ALONE else found
     began = time.perf_counter()
     if way == TOGETHER:
-        from weft.kernels.triton import ahead
+        from weft.kernels.gpu.compile import ahead
 
         ahead.compile_all(chosen, target)
     for one in chosen:
-        source.stored(one, target)
+        compiler.stored(one, target)
     print(json.dumps({"seconds": time.perf_counter() - began, "kernels": [one.name for one in found]}))
 
 

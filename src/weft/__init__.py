@@ -21,6 +21,7 @@ from weft.pattern.composites import (
     random_blocks,
     segments,
 )
+from weft.pattern.excerpt import excerpt
 from weft.pattern.families import (
     block_diffusion,
     radial,
@@ -115,6 +116,7 @@ __all__ = [
     "folded",
     "bits",
     "sized",
+    "excerpt",
 ]  # fmt: skip
 
 
@@ -131,7 +133,7 @@ TORCH = (
 
 def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework; then kept."""
-    if name in ("jax", "bias"):
+    if name in ("bias", "distributed", "jax"):
         return import_module(f"weft.{name}")
     if name == "recognize":
         home = import_module("weft.recognition")
@@ -151,7 +153,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """All names, also those that are loaded when they are first asked for."""
-    return sorted({*globals(), *__all__, "torch"})
+    return sorted({*globals(), *__all__, "distributed", "torch"})
 
 
 def _near(name: str) -> str:

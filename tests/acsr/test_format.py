@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.acsr import Acsr, Grid, Remainder, Term
@@ -21,7 +22,7 @@ from weft.pattern.relation import Relation, Residue
 from weft.testing.strategies import problems
 
 laws = settings(
-    max_examples=80,
+    max_examples=examples(80),
     deadline=None,
     derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -11,8 +11,8 @@ import triton
 
 import weft
 from weft.cli import main
-from weft.kernels.triton import filling, source
-from weft.kernels.triton.filling import Filled, Made
+from weft.kernels.gpu.compile import compiler, filling
+from weft.kernels.gpu.compile.filling import Filled, Made
 from weft.planning.attention_plan import plan_attention
 from weft.settings import interpreted
 from weft.store import opened
@@ -48,11 +48,12 @@ def run(*args, code=0):
 
 
 # ---- the whole -------------------------------------------------------------------------------------------------------
+@pytest.mark.more
 def test_a_call_on_the_card_compiles_nothing_afterwards(monkeypatch):
     facts = json.loads(run(*CALL, "--jobs", "1", "--json"))
     assert len(facts["compiled"]) == 3 == len(opened().entries()) and facts["found"] == [] and facts["refused"] == {}
     assert facts["card"] == "h200" and facts["triton"] == triton.__version__ and facts["calls"] == 1
-    monkeypatch.setattr(source, "compile_for", lambda *given: pytest.fail("compiled"))
+    monkeypatch.setattr(compiler, "compile_for", lambda *given: pytest.fail("compiled"))
     again = json.loads(run(*CALL, "--json"))
     assert again["compiled"] == {} and sorted(again["found"]) == sorted(facts["compiled"])
 

@@ -49,7 +49,7 @@ OF_TILES = [
     (of_item(3, field), by) for field, by in ((0, 1), (1, -1), (2, 1), (2, -1), (3, -1), (4, 1), (4, -1), (5, 1))
 ]
 # Of a forward by groups also place and lane of queries and keys (6 to 9), then what each group sees: the first tile and
-# the one after the last, from which and to which it masks, whether two tiles fold. See `weft.kernels.triton.shares`.
+# the one after the last, from which and to which it masks, whether two tiles fold. See `tables.consumer_ranges`.
 OF_GROUPS = [
     *((SHORT, of_item(1, field), by) for field, by in ((6, 1), (7, 1), (8, 1), (8, -1), (10, 1), (11, -1), (15, 1))),
     (SHORT, of_item(0, 14), 1),

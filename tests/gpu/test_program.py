@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from weft.kernels.gpu.compile.compiler import Source
 from weft.kernels.gpu.program import (
     Convert,
     Descriptor,
@@ -17,7 +18,6 @@ from weft.kernels.gpu.program import (
     Table,
     row_major,
 )
-from weft.kernels.triton.source import Source
 
 BOX = "tensordesc<bf16[1, 1, 64, 1, 64]>"
 TYPES = (("X", "*fp32"), ("Y", "*bf16"), ("Words", "*i32"), ("n", "i32"), ("Box", BOX))

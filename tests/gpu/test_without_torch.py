@@ -24,7 +24,7 @@ for mask in masks:
     print(*sorted(kernel.name for kernel in kernels))
 
 from triton.backends.compiler import GPUTarget
-from weft.kernels.triton.source import compile_for
+from weft.kernels.gpu.compile.compiler import compile_for
 
 made = compile_for(kernels[0], GPUTarget("cuda", 90, 32))
 print(made.metadata.name, len(made.asm["cubin"]) > 0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from weft.kernels.triton import configure
+from weft.kernels.gpu import configure
 from weft.settings import interpreted
 
 from .compare import BACKENDS, Case, generator, qkv

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import weft
-from weft.kernels.triton.configure import specs_of
+from weft.kernels.gpu.configure import specs_of
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.target import GPU

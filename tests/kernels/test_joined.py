@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import weft
-from weft.kernels.triton import waves
-from weft.kernels.triton.waves import plan_waves
+from weft.kernels.gpu.tables import batches
+from weft.kernels.gpu.tables.batches import plan_waves
 from weft.planning import work
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
@@ -85,7 +85,7 @@ def test_long_tiles_leave_shares_to_a_launch_of_their_own(tokens, kv_heads):
     case = Case(pattern, qkv(generator("long"), (330, 330), torch.float32, (4, kv_heads)), backend="triton")
     case.deterministic = False
     problem = Problem(2, 4, kv_heads, 330, 330, 16, 16, "float32", "cuda")
-    with mock.patch.object(waves, "most_of", lambda plans, slots: 6), mock.patch.object(work, "LEAST", 0):
+    with mock.patch.object(batches, "most_of", lambda plans, slots: 6), mock.patch.object(work, "LEAST", 0):
         found = plan_waves(plan_attention(pattern, problem, GPU).transposed, problem, True, 1)
         assert [(wave.kind.split, wave.joins) for wave in found.waves] == [(True, False), (False, True)]
         with (

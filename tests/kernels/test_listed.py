@@ -1,7 +1,7 @@
 """Listed tokens that all see: kernels gather them, and other terms leave them out, one by one.
 
 Their dK and dV were once wrong on a GPU, at D=128 and three stages, for some rows of a tile and the neighbours of some
-listed tokens, though the emitted source was right (`weft.kernels.triton.translated.spoiled`): so lists are drawn.
+listed tokens, though the emitted source was right (`weft.kernels.gpu.compile.miscompiles.spoiled`): so lists are drawn.
 """
 
 import pytest

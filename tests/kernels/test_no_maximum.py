@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from weft.kernels.triton import load
+from weft.kernels.gpu.compile import load
 from weft.kernels.triton.forward import Forward
 from weft.settings import interpreted
 

@@ -13,7 +13,7 @@ from tests.kernels.planned import forget
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
-from weft.kernels.triton import source, translated
+from weft.kernels.gpu.compile import compiler, miscompiles
 from weft.torch import bind
 from weft.torch.launcher import Placed
 
@@ -31,7 +31,7 @@ def without_machine_code():
         TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
         mock.patch.object(CUDABackend, "make_cubin", lambda *_, **__: b"none"),
-        mock.patch.object(translated, "disassembled", lambda cubin, *options: ""),
+        mock.patch.object(miscompiles, "disassembled", lambda cubin, *options: ""),
     ):
         yield
 
@@ -40,7 +40,7 @@ def without_machine_code():
 def text_of(given, arch):
     """(PTX, bytes of shared memory) of a Source for sm_<arch>."""
     with without_machine_code():
-        kernel = source.compile_for(given, GPUTarget("cuda", arch, 32))
+        kernel = compiler.compile_for(given, GPUTarget("cuda", arch, 32))
     return kernel.asm["ptx"], kernel.metadata.shared
 
 
@@ -91,7 +91,7 @@ def emulated(way):
 class Launched:
     """A kernel that is launched as Triton's are."""
 
-    given: source.Source
+    given: compiler.Source
     way: Way
     names: list[str]
 

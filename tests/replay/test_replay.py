@@ -8,15 +8,15 @@ from tests.triton.resources import TARGETS
 from tests.triton.specs import launched
 
 import weft
-from weft.kernels.triton.load import source_of
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.gpu.compile.load import source_of
+from weft.kernels.gpu.spec import KernelSpec
 from weft.settings import interpreted
 
 from . import __main__ as command
 from . import farm, reference
 from .adapter import trace
 from .cases import CASES, EVERYWHERE, LEFT_OUT, MOST, ONE_KERNEL, PART, SOMEWHERE, Case
-from .measured import Measured, differences, from_record
+from .measured import RECORDED, Measured, differences, from_record
 from .plan_text import plan_lines
 from .reference import State, read, report, write
 
@@ -98,7 +98,8 @@ def test_what_is_written_is_read_in_any_order(tmp_path):
         assert read(folder) == state
     texts = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "xy"]
     assert texts[0] == texts[1]
-    assert texts[0]["kernels-sm_90-triton-3.7.1.jsonl"].count(b'"as":"a | forward.0"') == 1
+    table = texts[0]["kernels-sm_90-triton-3.7.1.csv"].decode().splitlines()
+    assert table[3] == "b | forward.0,a | forward.0,,,,,,,,"
 
 
 def test_a_part_is_recorded_among_the_rest(tmp_path):
@@ -112,7 +113,7 @@ def test_a_part_is_recorded_among_the_rest(tmp_path):
 
 
 def test_an_older_record_is_refused():
-    record = KERNEL.record()
+    record = dict.fromkeys(RECORDED, "") | KERNEL.record()
     assert from_record(record) == KERNEL
     with pytest.raises(ValueError, match="--record"):
         from_record({name: record[name] for name in ("registers", "spilled")})
@@ -157,6 +158,7 @@ def test_a_version_that_is_not_there_is_refused():
         farm.home_of("0.0.1")
 
 
+@pytest.mark.more
 @pytest.mark.skipif(triton.__version__ not in command.TRITONS, reason="the gate has no reference of this Triton")
 def test_a_process_of_its_own_finds_what_the_reference_has():
     """All but the numbers, which are for the gate."""

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from triton.backends.compiler import GPUTarget
 
-from weft.kernels.triton import load, rowwise, source
-from weft.kernels.triton.configure import few_specs, walk_spec
+from weft.kernels.gpu.compile import compiler, load
+from weft.kernels.gpu.compile.compiler import Source
+from weft.kernels.gpu.configure import few_specs, walk_spec
+from weft.kernels.gpu.spec import KernelSpec
+from weft.kernels.triton import rowwise
 from weft.kernels.triton.row_spec import RowSpec
-from weft.kernels.triton.source import Source
-from weft.kernels.triton.spec import KernelSpec
 from weft.planning.problem import Problem
 
 HOPPER, AMD = GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)
@@ -39,7 +40,7 @@ def sources():
 def keys():
     """name -> the keys of both targets."""
     return {
-        name: [source.key_of(one, target) for target in (HOPPER, AMD) if not (one.gluon and target is AMD)]
+        name: [compiler.key_of(one, target) for target in (HOPPER, AMD) if not (one.gluon and target is AMD)]
         for name, one in sources().items()
     }
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from weft.kernels.triton import filling, load, source
-from weft.kernels.triton.filling import fill, target_of
+from weft.kernels.gpu.compile import compiler, filling, load
+from weft.kernels.gpu.compile.filling import fill, target_of
 from weft.settings import interpreted
 from weft.store import opened
 
@@ -16,7 +16,7 @@ from .kernel_keys import AMD, HOPPER, SMALL
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 SOURCES = [load.source_of(replace(SMALL, warps=warps)) for warps in (2, 4, 8)]
-WRONG = source.Source(
+WRONG = compiler.Source(
     "wrong", "import triton\n\n\n@triton.jit\ndef kernel(X):\n    unknown(X)\n", (("X", "i32"),), (), 4, 1
 )
 
@@ -41,7 +41,7 @@ def test_each_kernel_is_compiled_once_and_found_afterwards(jobs):
 def test_what_is_filled_is_what_is_compiled():
     fill(SOURCES[:2], HOPPER, 2)
     for one in SOURCES[:2]:
-        assert source.stored(one, HOPPER).kernel == source.compile_for(one, HOPPER).kernel
+        assert compiler.stored(one, HOPPER).kernel == compiler.compile_for(one, HOPPER).kernel
 
 
 def test_targets():

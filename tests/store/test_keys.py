@@ -14,12 +14,16 @@ import pytest
 pytest.importorskip("triton")
 
 import triton
+from tests.tiers import every
 from triton.backends.compiler import GPUTarget
 from triton.language import constexpr
 
 import weft
-from weft.kernels.triton import device, group_queries, keys, load, shared_code, source, told, translated
-from weft.kernels.triton.source import Source
+from weft.kernels.gpu.compile import compiler, dedup, keys, load, miscompiles
+from weft.kernels.gpu.compile.compiler import Source
+from weft.kernels.gpu.hopper import fwd
+from weft.kernels.gpu.hopper.ops import broadcast, mask
+from weft.kernels.gpu.ops import bounds
 from weft.settings import interpreted
 
 from . import kernel_keys
@@ -30,7 +34,7 @@ THIS = Path(kernel_keys.__file__)
 
 
 def key_of(spec, target=HOPPER):
-    return source.key_of(load.source_of.__wrapped__(spec), target)  # emitted anew
+    return compiler.key_of(load.source_of.__wrapped__(spec), target)  # emitted anew
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +87,7 @@ def test_the_key_of_the_same_kernel_is_the_same():
 def test_remarks_about_a_kernel_are_no_part_of_it():
     made = load.source_of(SMALL)
     other = replace(made, name="another", text=made.text.replace(SMALL.name, "another"), spec="{}")
-    assert source.key_of(made, HOPPER) == source.key_of(other, HOPPER)
+    assert compiler.key_of(made, HOPPER) == compiler.key_of(other, HOPPER)
 
 
 # ---- another one -----------------------------------------------------------------------------------------------------
@@ -109,12 +113,12 @@ def test_everything_that_changes_machine_code_changes_the_key(monkeypatch, tmp_p
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert key_of(SMALL) != before, name
-    backend = type(source.make_backend(HOPPER))
+    backend = type(compiler.make_backend(HOPPER))
     for place, name, value in (
         (keys, "compiler", lambda: "other sources"),
         (backend, "hash", lambda self: "another assembler"),
-        (translated, "VERSION", translated.VERSION + 1),
-        (source, "LAYOUT", source.LAYOUT + 1),
+        (miscompiles, "VERSION", miscompiles.VERSION + 1),
+        (compiler, "LAYOUT", compiler.LAYOUT + 1),
         (load, "emit", lambda spec: "import triton\n\n\n@triton.jit\ndef kernel(Q):\n    pass\n"),
     ):
         with monkeypatch.context() as patch:
@@ -126,7 +130,7 @@ def test_everything_that_changes_machine_code_changes_the_key(monkeypatch, tmp_p
 def test_kernels_whose_code_is_rewritten_depend_on_how(monkeypatch):
     text = "nothing of the kind"
     before = [key_of(SPECS[name]) for name in ("short forward in groups", "forward in groups")]
-    monkeypatch.setattr(source, "inspect", SimpleNamespace(getsource=lambda module: {shared_code: text}[module]))
+    monkeypatch.setattr(compiler, "inspect", SimpleNamespace(getsource=lambda module: {dedup: text}[module]))
     after = [key_of(SPECS[name]) for name in ("short forward in groups", "forward in groups")]
     assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
 
@@ -151,18 +155,18 @@ def test_tritons_sources_count_by_name_and_content(monkeypatch, tmp_path):
 USES = """
 import gc, json
 from triton.runtime.jit import JITCallable
-from weft.kernels.triton import keys, source
+from weft.kernels.gpu.compile import keys, compiler
 from tests.store.kernel_keys import sources
-kernel = source.module_of(sources()[%r]).kernel
+kernel = compiler.module_of(sources()[%r]).kernel
 keys.reached(kernel)
 kernel.cache_key
 triton = {one.fn for one in gc.get_objects() if isinstance(one, JITCallable) and one.hash is not None}
 theirs = {f"{one.__module__}.{one.__qualname__}" for one in triton if one.__module__.startswith("weft")}
-print(json.dumps([sorted(theirs), sorted(f"{one.__module__}.{one.__qualname__}" for one in keys._REACHED)]))
+print(json.dumps([sorted(theirs), sorted({f"{one.__module__}.{one.__qualname__}" for one in keys._REACHED})]))
 """
 
 
-@pytest.mark.parametrize("name", [*SPECS, "by rows"])
+@pytest.mark.parametrize("name", every(4, [*SPECS, "by rows"]))
 def test_it_reaches_what_triton_finds(name):
     """The functions that Triton's own walk over a kernel's syntax tree meets, and no others."""
     done = subprocess.run([sys.executable, "-c", USES % name], capture_output=True, text=True, check=True)
@@ -171,7 +175,7 @@ def test_it_reaches_what_triton_finds(name):
 
 
 # of what a forward in groups takes, directly and through others, and what it does not take
-USED, UNUSED = (group_queries.attention, told.lanes, device.positions), (device.tanh, group_queries.short_attention)
+USED, UNUSED = (fwd.fwd, mask.mask_words, bounds.positions), (bounds.tanh, fwd.fwd_short)
 
 
 def test_text_that_is_used_is_part_of_the_key_and_other_text_is_not(monkeypatch):
@@ -190,7 +194,7 @@ def test_numbers_that_are_used_are_part_of_the_key_and_others_are_not(monkeypatc
     for name, used in (("AXES", True), ("HALF", True), ("unused", False)):
         with monkeypatch.context() as patch:
             patch.setattr(keys, "_REACHED", {})
-            patch.setattr(told, name, constexpr(5), raising=False)
+            patch.setattr(broadcast, name, constexpr(5), raising=False)
             assert (key_of(spec) != before) == used, name
 
 
@@ -201,7 +205,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton import constexpr_function
 from triton.language.core import _aggregate as aggregate
-from weft.kernels.triton import device as functions
+from weft.kernels.gpu.ops import bounds as functions
 LAYOUT, PAIR, WRONG = gl.SwizzledSharedLayout(1, 1, 1, [0]), gl.constexpr((1, 2.5)), object()
 MORE = types.SimpleNamespace()
 @aggregate
@@ -225,7 +229,7 @@ def kernel(X, COUNT):
 def content(line, change="", place=""):
     """The hash of a kernel of one line, in a module that is changed."""
     text = (WORDS % line).replace(change or "\0", place)
-    return keys.reached(source.module_of(Source("words", text, (), (), 4, 1)).kernel)
+    return keys.reached(compiler.module_of(Source("words", text, (), (), 4, 1)).kernel)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +255,7 @@ def test_modules_are_looked_through(monkeypatch):
     line, other = "return functions.tanh(X)", "return functions.positions(X)"
     before = content(line), content(other)
     monkeypatch.setattr(keys, "_REACHED", {})
-    monkeypatch.setattr(device.tanh, "_src", f"{device.tanh.src}    # and more\n")
+    monkeypatch.setattr(bounds.tanh, "_src", f"{bounds.tanh.src}    # and more\n")
     assert [one == two for one, two in zip(before, (content(line), content(other)), strict=True)] == [False, True]
 
 

@@ -15,9 +15,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 import weft
-from weft.kernels.triton import load, source
+from weft.kernels.gpu.compile import compiler, load
+from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.triton.emit import emit
-from weft.kernels.triton.spec import KernelSpec
 from weft.settings import interpreted
 from weft.store import opened
 
@@ -38,13 +38,13 @@ def own_directories(tmp_path, monkeypatch):
 def compilations(monkeypatch):
     """Specs that are compiled, one for each time."""
     found = []
-    compile_for = source.compile_for
+    compile_for = compiler.compile_for
 
     def counted(one, target):
         found.append(KernelSpec(**json.loads(one.spec)))
         return compile_for(one, target)
 
-    monkeypatch.setattr(source, "compile_for", counted)
+    monkeypatch.setattr(compiler, "compile_for", counted)
     return found
 
 
@@ -53,10 +53,10 @@ CHILD = """
 import json
 from hashlib import sha256
 from triton.backends.compiler import GPUTarget
-from weft.kernels.triton import load, source
-from weft.kernels.triton.spec import KernelSpec
-asked, compiled = [], source.compile_for
-source.compile_for = lambda *a: asked.append(1) or compiled(*a)
+from weft.kernels.gpu.compile import load, compiler
+from weft.kernels.gpu.spec import KernelSpec
+asked, compiled = [], compiler.compile_for
+compiler.compile_for = lambda *a: asked.append(1) or compiled(*a)
 spec = KernelSpec("forward", "bfloat16", 16, 16, 0, 64, 64, warps=4)
 kernel = load.stored(spec, GPUTarget("cuda", 90, 32))
 shared = kernel.metadata.shared, kernel.packed_metadata, kernel.name, kernel.hash, list(kernel.src.signature.values())
@@ -144,16 +144,16 @@ def test_without_a_store_every_process_compiles(compilations, monkeypatch):
     ("knob", "value"), [("TRITON_ALWAYS_COMPILE", "1"), ("TRITON_KERNEL_DUMP", "1"), ("USE_IR_LOC", "ttgir")]
 )
 def test_who_wants_to_see_the_compilation_sees_it(knob, value, monkeypatch):
-    assert source.storable()
+    assert compiler.storable()
     monkeypatch.setenv(knob, value)
-    assert not source.storable()
+    assert not compiler.storable()
 
 
 def test_kernels_that_are_interpreted_are_never_stored(monkeypatch):
-    monkeypatch.setattr(source, "interpreted", lambda: True)
-    assert not source.storable()
+    monkeypatch.setattr(compiler, "interpreted", lambda: True)
+    assert not compiler.storable()
 
 
 def test_a_hook_into_the_compiler_is_not_passed_by(monkeypatch):
     monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", lambda *a: ("", ""))
-    assert not source.storable()
+    assert not compiler.storable()

@@ -8,12 +8,12 @@ import torch
 
 import weft
 from weft.errors import InputError
+from weft.kernels.gpu.compile.compiler import Source
 from weft.kernels.gpu.layout import Options
 from weft.kernels.gpu.program import Convert, Fill, Given, Known, Launch, LaunchProgram, Pointer, Slot
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.kernels.options import Modifiers
-from weft.kernels.triton.source import Source
 from weft.planning.problem import Problem
 from weft.planning.rowwise import decode_plan
 from weft.settings import interpreted

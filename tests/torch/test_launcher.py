@@ -11,11 +11,11 @@ from triton.backends.nvidia.driver import CudaLauncher, wrap_handle_tensordesc
 from triton.compiler.compiler import LazyDict
 
 import weft
+from weft.kernels.gpu.compile import load
 from weft.kernels.gpu.layout import Layout, Options
 from weft.kernels.gpu.program import POINTEES, Known, Launch, LaunchProgram, Pointer, Slot
 from weft.kernels.gpu.programs.forward import forward_program
-from weft.kernels.triton import load
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.gpu.spec import KernelSpec
 from weft.settings import interpreted
 from weft.torch import bind, gpu, launcher
 from weft.torch.bind import Bound

@@ -10,12 +10,12 @@ from pathlib import Path
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from weft.kernels.triton import translated
+from weft.kernels.gpu.compile import miscompiles
 
 # weft looks at the machine code of what it compiles, too: half a second that is not spent twice.
-WHOLE = translated.disassembled
+WHOLE = miscompiles.disassembled
 _once = lru_cache(maxsize=1)(WHOLE)
-translated.disassembled = lambda cubin, *options: _once(cubin)
+miscompiles.disassembled = lambda cubin, *options: _once(cubin)
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -54,7 +54,7 @@ def resources(kernel, target):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])
         usage = _output(knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
-    code = translated.disassembled(kernel.asm["cubin"]) if target == "sm_90" else ""
+    code = miscompiles.disassembled(kernel.asm["cubin"]) if target == "sm_90" else ""
     assert code or target != "sm_90", "there is no nvdisasm"
     loops = innermost(code)
     spills = sum(len(re.findall(r"\b(?:LDL|STL)\b", loop)) for loop in loops)

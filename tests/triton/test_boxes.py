@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
-from weft.kernels.triton.boxes import whole_boxes
-from weft.kernels.triton.configure import specs_of
+from weft.kernels.gpu.configure import specs_of
+from weft.kernels.gpu.tables.boxes import whole_boxes
 from weft.pattern.bounds import Stair
 from weft.planning.attention_plan import plan_attention
 from weft.target import GPU
@@ -19,7 +20,7 @@ from weft.testing.workloads import named
 
 from .specs import small_launches
 
-laws = settings(max_examples=60, deadline=None, derandomize=bool(os.environ.get("CI")))
+laws = settings(max_examples=examples(60), deadline=None, derandomize=bool(os.environ.get("CI")))
 
 
 @st.composite

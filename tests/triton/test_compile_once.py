@@ -7,9 +7,9 @@ from unittest import mock
 import pytest
 
 import weft
-from weft.kernels.triton.source import Source
-from weft.kernels.triton.spec import KernelSpec
-from weft.planning.candidates import Terms, menu
+from weft.kernels.gpu.compile.compiler import Source
+from weft.kernels.gpu.spec import KernelSpec
+from weft.planning.families.tile import Terms, menu
 from weft.testing.cases import parts
 
 from . import specs

@@ -6,15 +6,16 @@ from dataclasses import dataclass, field, replace
 from unittest import mock
 
 import pytest
+from tests.tiers import sample
 
 import weft
 from weft import steps
-from weft.kernels.triton import source
+from weft.kernels.gpu.compile import compiler
+from weft.kernels.gpu.compile.compiler import compile_for
 from weft.kernels.triton.row_spec import HOST, Counts, RowOptions, merging, row_spec
 from weft.kernels.triton.rowwise import source_of
-from weft.kernels.triton.source import compile_for
+from weft.planning.families.split_kv import shape_of
 from weft.planning.problem import Problem
-from weft.planning.row_choice import shape_of
 from weft.planning.rowwise import decode_plan
 from weft.settings import interpreted
 
@@ -73,10 +74,11 @@ CALLS = {
 
 # ---- compiled --------------------------------------------------------------------------------------------------------
 def cases():
-    """(target, call); each call for one target unless all are asked for."""
+    """(target, call): each call for one target, one call for each target in `make test`; the rest is wide."""
     for i, call in enumerate(CALLS):
         for t, target in enumerate(TARGETS):
-            marks = () if i % len(TARGETS) == t else pytest.mark.wide
+            narrow = i % len(TARGETS) == t
+            marks = pytest.mark.wide if not narrow else () if i < len(TARGETS) else pytest.mark.more
             yield pytest.param(target, call, id=f"{target}-{call}", marks=marks)
 
 
@@ -91,7 +93,7 @@ def test_compiles_and_fits(target, call, tmp_path, monkeypatch):
         assert taken.spilled <= 32, f"{spec.name} spills {taken.spilled} bytes a thread"
 
 
-@pytest.mark.parametrize("call", ["window", "two terms", "many queries of many heads"])
+@pytest.mark.parametrize("call", sample(["window", "two terms", "many queries of many heads"], "two terms"))
 def test_keys_are_loaded_ahead(call, tmp_path, monkeypatch):
     """Copies to shared memory that nobody waits for at once: without them a step takes twice as long."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -113,11 +115,11 @@ def test_the_store_keeps_them(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "store"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     wanted = source_of(CALLS["window"].specs()[2])
-    with mock.patch.object(source, "compile_for", side_effect=compile_for) as compiled:
-        first, second = (source.stored(wanted, TARGETS["sm_90"]) for _ in range(2))
+    with mock.patch.object(compiler, "compile_for", side_effect=compile_for) as compiled:
+        first, second = (compiler.stored(wanted, TARGETS["sm_90"]) for _ in range(2))
     assert compiled.call_count == 1
     assert first.kernel == second.kernel
-    assert source.key_of(wanted, TARGETS["sm_90"]) != source.key_of(wanted, TARGETS["sm_80"])
+    assert compiler.key_of(wanted, TARGETS["sm_90"]) != compiler.key_of(wanted, TARGETS["sm_80"])
 
 
 # ---- what a compiler may drop ----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from weft.errors import UnsupportedKernel
-from weft.kernels.triton.shared_code import ASKS, LIKE_BEFORE, TABLE, TARGET, begin_together, share, sharing
+from weft.kernels.gpu.compile.dedup import ASKS, LIKE_BEFORE, TABLE, TARGET, begin_together, share, sharing
 from weft.settings import interpreted
 
 GROUP = """$L__BB0_{number}:

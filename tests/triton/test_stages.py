@@ -15,9 +15,9 @@ pytest.importorskip("triton")
 import triton
 from triton import knobs
 
-from weft.kernels.triton import load, shared_code, source, stages
-from weft.kernels.triton.configure import walk_spec
-from weft.kernels.triton.spec import KernelSpec
+from weft.kernels.gpu.compile import compiler, dedup, load, stages
+from weft.kernels.gpu.configure import walk_spec
+from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 
@@ -50,7 +50,7 @@ def test_it_is_what_triton_compiles(spec, target):
     assert said | {"hash": "", LINES: told[LINES]} == told | {"hash": ""}
     assert ours.packed_metadata == theirs.packed_metadata and ours.name == theirs.name
     assert ours.asm == {kind: theirs.asm[kind] for kind in ours.asm}
-    assert (spec is WALK) == (shared_code.MINE in ours.asm.get("ptx", ""))
+    assert (spec is WALK) == (dedup.MINE in ours.asm.get("ptx", ""))
 
 
 def test_nothing_goes_to_tritons_cache(tmp_path):
@@ -109,9 +109,9 @@ def test_a_knob_that_was_set_stays(monkeypatch):
 
 
 def test_a_kernel_that_does_not_compile_says_why_and_leaves_nothing_behind(monkeypatch):
-    wrong = source.Source(
+    wrong = compiler.Source(
         "wrong", "import triton\n\n\n@triton.jit\ndef kernel(X):\n    unknown(X)\n", (("X", "i32"),), (), 4, 1
     )
     with pytest.raises(triton.CompilationError, match=re.escape("NameError('unknown is not defined')")):
-        source.compile_for(wrong, TARGETS["sm_90"])
+        compiler.compile_for(wrong, TARGETS["sm_90"])
     assert gc.isenabled()

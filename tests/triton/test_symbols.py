@@ -7,11 +7,12 @@ import pytest
 
 pytest.importorskip("triton")
 
-from weft.kernels.triton import load, rowwise, sinks, source
-from weft.kernels.triton.configure import few_specs, walk_spec
+from weft.kernels.gpu.compile import compiler, load
+from weft.kernels.gpu.configure import few_specs, walk_spec
+from weft.kernels.gpu.spec import KernelSpec
+from weft.kernels.triton import rowwise, sinks
 from weft.kernels.triton.emit import emit
 from weft.kernels.triton.row_spec import RowSpec, merging
-from weft.kernels.triton.spec import KernelSpec
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 
@@ -57,6 +58,6 @@ def test_kernels_are_compiled_under_their_names(target):
     merge = RowSpec("bfloat16", 16, 16, 16, 16, merge=True)
     found = [load.source_of(small), rowwise.source_of(merge), sinks.gradient_source()]
     found += [load.source_of(few_specs(SHORT)[1])] if target == "sm_90" else []
-    names = [source.compile_for(one, TARGETS[target]).name for one in found]
+    names = [compiler.compile_for(one, TARGETS[target]).name for one in found]
     expected = [small.symbol, merge.symbol, "weft_sink_gradient", "weft_reduce_partials_hopper_d64_bf16"]
     assert names == expected[: len(found)]

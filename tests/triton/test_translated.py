@@ -7,12 +7,12 @@ import pytest
 
 import weft
 from weft.errors import UnsupportedKernel
-from weft.kernels.triton import stages
-from weft.kernels.triton.configure import specs_of
-from weft.kernels.triton.load import source_of
-from weft.kernels.triton.machine_code import parse, table_of
-from weft.kernels.triton.source import compile_for
-from weft.kernels.triton.translated import mistake, overwritten, spoiled, unset
+from weft.kernels.gpu.compile import stages
+from weft.kernels.gpu.compile.compiler import compile_for
+from weft.kernels.gpu.compile.load import source_of
+from weft.kernels.gpu.compile.miscompiles import mistake, overwritten, spoiled, unset
+from weft.kernels.gpu.compile.sass import parse, table_of
+from weft.kernels.gpu.configure import specs_of
 from weft.planning.attention_plan import plan_attention
 from weft.planning.tiling import Tiling
 from weft.settings import interpreted
@@ -195,7 +195,7 @@ def test_groups_that_part_have_what_was_written_before():
 
 def test_what_a_path_left_out_is_refused():
     made = mock.Mock(asm={"ptx": "wgmma.mma_async", "cubin": b""})
-    with mock.patch("weft.kernels.triton.translated.disassembled", lambda *_: branch()):
+    with mock.patch("weft.kernels.gpu.compile.miscompiles.disassembled", lambda *_: branch()):
         assert "a path leaves out what is read by UIADD3" in mistake(made, TARGETS["sm_90"])
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.kernels.gpu.oracle.tables import Form, Member, Owner, Tables, member_of
-from weft.kernels.triton.tables import HEAD
+from weft.kernels.gpu.tables.pack import HEAD
 
 
 @dataclass

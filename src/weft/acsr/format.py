@@ -187,10 +187,10 @@ def row_counts(term: Term, rows: Ints) -> Ints:
 
 def _between(term: Term) -> int:
     """Pairs of a listed query and a listed key that are live by the axes."""
-    return int(_listed_counts(term, term.rows.tokens.array).sum())
+    return int(listed_counts(term, term.rows.tokens.array).sum())
 
 
-def _listed_counts(term: Term, rows: Ints) -> Ints:
+def listed_counts(term: Term, rows: Ints) -> Ints:
     """Listed keys that each of the queries `rows` sees by the axes, whether the list keeps them or leaves them out."""
     keys = term.keys.tokens.array
     if not rows.size or not keys.size:
@@ -220,7 +220,7 @@ def without_blind(term: Term) -> Term:
     else:
         seen = row_counts(term, rows)
         rows, left = (x[(seen > 0) & (seen <= listed.size)] for x in (rows, seen))
-    blind = rows[_listed_counts(term, rows) == left]
+    blind = rows[listed_counts(term, rows) == left]
     return replace(term, rows=term.rows.meet(Listed(IntTable(blind), kept=False))) if blind.size else term
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
 from weft.acsr.cover import of_table, room
+from weft.acsr.excerpts import cut
 from weft.acsr.format import BLOCK, MAX_TERMS, Term
 from weft.acsr.labels import axes_of_labels
 from weft.acsr.terms import NotAffineError
@@ -21,6 +22,7 @@ from weft.pattern import algebra as ops
 from weft.pattern import leaves, pieces
 from weft.pattern.algebra import Pattern, Where
 from weft.pattern.bounds import INF, Bound, Ints, IntTable, Stair, Steps
+from weft.pattern.excerpt import Excerpt
 from weft.pattern.leaves import Affine, BlockList, Product
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import NDBool, Relation
@@ -297,3 +299,16 @@ def _(pattern: pieces.Folded, m: int, n: int) -> Union:
     rows = pattern.rows(m, n)
     grid = Product((pattern.outer, pattern.inner), (rows[0], pattern.width), (rows[1], pattern.width))
     return lower(grid, m, n)
+
+
+@lower.register
+def _(pattern: Excerpt, m: int, n: int) -> Union:
+    whole = lower(pattern.part, *pattern.whole)
+    terms = [piece for term in whole.terms for piece in cut(term, pattern.q, pattern.k)]
+    blocks = None
+    if whole.blocks is not None:
+        q, k = pattern.q.span, pattern.k.span
+        if q is None or k is None:
+            raise NotAffineError("a box is cut out of blocks")
+        blocks = whole.blocks.moved(-q[0], -k[0], m, n)
+    return Union(terms, blocks, whole.notes, whole.apart)

@@ -25,8 +25,8 @@ from weft.store import opened
 from weft.target import GPUS, Gpu, gpu_like
 
 if TYPE_CHECKING:
-    from weft.kernels.triton.described import Source
-    from weft.kernels.triton.filling import Filled
+    from weft.kernels.gpu.compile.filling import Filled
+    from weft.kernels.gpu.compile.source import Source
 
 ARCHITECTURES = {gpu.architecture: gpu for gpu in reversed(GPUS.values())}  # the first card of each
 # What a call is asked beside its sizes, as `kernels_of` has it.
@@ -58,7 +58,7 @@ def _flag_options(command: Any) -> Any:
 
 @click.command("compile")
 @click.argument("pattern", required=False)
-@problem_options(device="gpu", required=False, only=True)
+@problem_options(device="cuda", required=False, only=True)
 @_flag_options
 @click.option("--workloads", multiple=True, metavar="NAME", help="A workload of `weft bench --list`, or a tag instead.")
 @click.option("--calls", type=click.Path(path_type=Path),
@@ -108,7 +108,7 @@ def _call(options: dict[str, Any]) -> Call:
         raise OptionError(
             f'weft compile "{options["pattern"]}"', "the problem's sizes are missing", "add --shape B,H,M,D"
         )
-    problem = problem_of({**options, "device": "gpu"})
+    problem = problem_of({**options, "device": "cuda"})
     reasons = [one for one in TritonBackend().reasons_against(problem) if "not installed" not in one.why]
     for reason in reasons:
         raise OptionError(f"kernels for {problem}", reason.why, reason.cure)
@@ -129,7 +129,7 @@ def _workloads(names: tuple[str, ...]) -> Iterator[Call]:
 
 @click.command("a line of --calls", add_help_option=False)
 @click.argument("pattern")
-@problem_options(device="gpu", only=True)
+@problem_options(device="cuda", only=True)
 @_flag_options
 def _line(**options: Any) -> Call:
     return _call(options)
@@ -162,7 +162,7 @@ def _refuse_if_unkept(version: str | None) -> None:
         import torch  # noqa: F401 - whose tensors describe a call
         import triton
 
-        from weft.kernels.triton.source import storable
+        from weft.kernels.gpu.compile.compiler import storable
     except ModuleNotFoundError as error:
         raise OptionError(asked, f"{error.name} is not installed", install_line("gpu")) from None
     if version is not None and triton.__version__.split("+")[0] != version:
@@ -193,7 +193,7 @@ def _kernels(call: Call, card: Gpu, also: frozenset[str]) -> list[Source]:
 
 
 def _filled(sources: list[Source], card: Gpu, jobs: int | None) -> Filled:
-    from weft.kernels.triton.filling import fill, target_of
+    from weft.kernels.gpu.compile.filling import fill, target_of
 
     line = Line()
     try:

@@ -19,18 +19,20 @@ DIRECTIONS = ("forward", "dq", "dkdv", "gradients")
 @click.argument("pattern")
 @problem_options()
 @target_option
-@click.option("--source", type=click.Choice(DIRECTIONS), help="Print the Triton source instead (with --device gpu).")
+@click.option("--source", type=click.Choice(DIRECTIONS), help="Print the Triton source instead (with --device cuda).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> None:
     """Explain the plan of PATTERN: the format's terms, the launches, and what each is predicted to take."""
-    if source and options["device"] != "gpu":
-        raise OptionError(f"--source {source} --device cpu", "kernels are generated for GPUs only", "add --device gpu")
+    if source and options["device"] != "cuda":
+        raise OptionError(f"--source {source} --device cpu", "kernels are generated for GPUs only", "add --device cuda")
     plan = planned(pattern, options)
     facts = facts_of(plan, False)
     notes = [f"note      attention cannot run it: {why}" for why in facts["reasons_against"]]
     sources = sources_of(plan, source) if source else {}
-    if source in ("dq", "dkdv") and plan.one_walk is not None:
-        click.echo("note: calls make these in one walk (--source gradients), unless options forbid it", err=True)
+    if source in ("dq", "dkdv") and plan.fused_backward is not None:
+        click.echo(
+            "note: calls make these in one pass over queries (--source gradients), unless options forbid it", err=True
+        )
     if as_json:
         click.echo(json.dumps({**facts, "explanation": plan.explain(), "sources": sources}, indent=2))
     else:
@@ -39,10 +41,10 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     """The source of each kernel that a plan launches in one direction, by name: see `configure.specs_of`; "gradients"
-    are all of a short window, by one walk.
+    are all of a short window, by one pass over queries.
     """
+    from weft.kernels.gpu.configure import specs_of, walk_specs
     from weft.kernels.triton import emit, rowwise
-    from weft.kernels.triton.configure import specs_of, walk_specs
     from weft.kernels.triton.row_spec import specs_of as specs_of_rows
 
     problem = plan.problem
@@ -54,9 +56,9 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
         )
     if direction == "forward" and plan.by_rows is not None:
         return {spec.name: rowwise.emit(spec) for spec in specs_of_rows(plan.by_rows)}
-    if direction == "gradients" and plan.one_walk is None:
+    if direction == "gradients" and plan.fused_backward is None:
         raise OptionError(
-            f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one walk",
+            f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one pass over queries",
             "ask for --source dq and --source dkdv",
         )  # fmt: skip
     specs = walk_specs(plan) if direction == "gradients" else specs_of(plan, direction)

@@ -69,6 +69,7 @@ SHOWN: dict[str, str] = {
     "folded": "folded(window(left=1, right=1), window(left=2, right=2), 16)",
     "bits": "bits(range(7, 1031), 256, 256)",
     "sized": "sized(causal() & window(left=31), 256, 256)",
+    "excerpt": "excerpt(longformer(64, 16), 1024, (512, 768), (480, 736))",
 }
 
 

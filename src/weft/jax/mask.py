@@ -16,7 +16,7 @@ from weft.jax.structure import Structure
 from weft.jax.tables import Mask, Unit, parts_of, programs_of
 from weft.pattern.algebra import Pattern
 from weft.pattern.leaves import has_grid
-from weft.planning.attention_plan import Heads, check_extent, distinct_heads
+from weft.planning.heads import Heads, check_extent, distinct_heads
 from weft.planning.problem import Problem
 
 # What the fields of a Structure are to whoever reads an error.

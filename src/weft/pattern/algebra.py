@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from weft.errors import PatternError
-from weft.pattern import crossing
+from weft.pattern import crossing, misuse
 from weft.pattern.bounds import PRINTED, Ints, IntTable
 from weft.pattern.listed import SPAN
 from weft.pattern.relation import NDBool
@@ -69,6 +69,8 @@ class Pattern:
 
     def __or__(self, other: Pattern) -> Pattern:
         return _joined("or_", Or, self, other)
+
+    __rand__, __ror__, __array_ufunc__ = __and__, __or__, None  # of `mask & pattern`: refused, by numpy too
 
     def __invert__(self) -> Pattern:
         return Not(self)
@@ -352,7 +354,7 @@ def _joined(name: str, kind: type[And] | type[Or], left: Pattern, right: object)
     """left & right or left | right; written down instead while a compiler traces."""
     if crossing.tracing():
         return crossing.tracer.call(name, [("", left), ("", right)])
-    return kind(_flat(kind, left, right)) if isinstance(right, Pattern) else NotImplemented
+    return kind(_flat(kind, left, right)) if isinstance(right, Pattern) else misuse.not_a_pattern(left, name, right)
 
 
 def _crossed(pattern: Pattern, name: str, args: list[tuple[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import PatternError
+from weft.pattern import misuse
 from weft.pattern.algebra import Align, Pattern, text
 from weft.pattern.arguments import LARGEST, axes, choice, flags, integer, integers, library
 from weft.pattern.bounds import IntTable, Stair, Steps
@@ -66,6 +67,8 @@ def window(left: int | None = None, right: int | None = None, align: Align = Non
     """
     if left is None and right is None:
         raise PatternError("window()", "neither left nor right is given", "give one of them, or use full()")
+    if isinstance(left, (tuple, IntTable)) and len(left) == 2:
+        misuse.two_sides(left if isinstance(left, tuple) else tuple(left.array.tolist()))
     far = "use None for an unbounded side"
     lower = () if left is None else (diagonal(-integer("window", "left", left, 0, far)),)
     upper = () if right is None else (diagonal(integer("window", "right", right, 0, far) + 1),)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, fields, replace
 from math import floor
 
 from weft.napkin.formulas import attention_transfers
-from weft.planning.candidates import in_halves, resident
+from weft.planning.features import in_halves
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.rates import Rates, rates
+from weft.planning.resources import resident
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.work import Work
 from weft.target import Gpu

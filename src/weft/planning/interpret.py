@@ -5,10 +5,29 @@ A plan that drops, doubles or mislabels a tile gives other numbers here than `we
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from weft.acsr.interpret import Gradients, Reals, Scoring
+from weft.planning.heads import Share, served
+from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan, Visit, walk
+
+
+def attention(
+    shares: Sequence[Share], problem: Problem, qkv: tuple[Any, Any, Any], scale: float | None
+) -> tuple[Reals, Reals]:
+    """(out, lse) of all heads, (B, Hq, M, Dv) and (B, Hq, M); q, k, v: (B, H, length, D) array-likes."""
+    q, k, v = (np.asarray(x, np.float64) for x in qkv)
+    out, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
+    scoring = Scoring(problem.d**-0.5 if scale is None else scale)
+    for share in shares:
+        for b, h in served(share.heads, problem.group):
+            kv = h // problem.group
+            out[b, h], lse[b, h] = forward(share.plan, q[b, h], k[b, kv], v[b, kv], scoring)
+    return out, lse
 
 
 def forward(plan: TilePlan, q: Reals, k: Reals, v: Reals, scoring: Scoring) -> tuple[Reals, Reals]:

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK, Acsr, Grid
+from weft.acsr.relayout import Lanes
 from weft.pattern.bounds import Ints
 from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool, Relation
-from weft.planning.relayout import Lanes
 from weft.planning.tiling import Tiling
 
 Table32: TypeAlias = NDArray[np.int32]

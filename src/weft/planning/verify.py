@@ -1,34 +1,29 @@
 """Proof that a plan computes its pattern: every live pair once, no other, and no mask left out where one is needed.
 
 `verify_plan` compares the plan with its Acsr exactly, row by row on each axis: time grows with axis lengths times terms
-squared, memory is bounded. `verify_pattern` compares the Acsr with the pattern's predicate: on every pair of a small
-problem; on a large one two pairs either side of every bound at every tile edge, at random, and in whole rows and
-columns, which no bound chooses.
+squared, memory is bounded. `verify_pattern` compares the Acsr with the pattern's predicate, at every tile edge too
+(`weft.acsr.proof`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Sequence
 
 import numpy as np
 
-from weft.acsr import terms as algebra
-from weft.acsr.blocks import Blocks
-from weft.acsr.format import BLOCK, Acsr, Grid, Term
-from weft.acsr.lower import Union, lower
-from weft.errors import VerificationError
+from weft.acsr import proof
+from weft.acsr.format import Grid, Term
+from weft.acsr.proof import joined, require, thinned, verify_disjoint, verify_remainder
+from weft.acsr.relayout import Lanes
 from weft.pattern.algebra import Pattern
-from weft.pattern.bounds import INF, Bound, Ints, IntTable, Steps
+from weft.pattern.bounds import Ints, IntTable
 from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool
-from weft.planning.relayout import Lanes
+from weft.planning.heads import Share, served
+from weft.planning.problem import Problem
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan
 
 ROWS = 1 << 17  # rows of an axis looked at together
-EXHAUSTIVE = 1 << 20  # pairs up to which every one is compared
-SAMPLES = 1 << 12  # rows compared beyond that
-WHOLE = 1 << 20  # pairs of whole rows, and of whole columns, compared beyond that: at least one of each
 
 
 def verify_plan(plan: TilePlan) -> None:
@@ -44,13 +39,20 @@ def verify_plan(plan: TilePlan) -> None:
         for grid, length in ((term.q, acsr.m), (term.k, acsr.n)):
             require(0 <= grid.origin <= length - grid.size, f"term {i} reaches beyond {acsr.m} x {acsr.n}")
     _blocks(plan)
-    _disjoint(acsr)
+    verify_disjoint(acsr)
 
 
-def require(held: bool, wrong: str) -> None:
-    """Raise VerificationError, with what is wrong, unless it held."""
-    if not held:
-        raise VerificationError("verify a plan", wrong, "report this as a defect of weft; do not use the plan")
+def verify_heads(forward: Sequence[Share], transposed: Sequence[Share], problem: Problem) -> None:
+    """Raise VerificationError unless every head is served once, and by the transposed plan of the same rows."""
+    count = np.zeros((problem.batch, problem.q_heads), np.int64)
+    for share in forward:
+        for b, h in served(share.heads, problem.group):
+            count[b, h] += 1
+    unserved, often = int((count == 0).sum()), int((count > 1).sum())
+    require(not unserved and not often, f"{unserved} heads are served by no plan, {often} by several")
+    turned = [(share.plan.acsr.transpose(), share.heads) for share in forward]
+    same = turned == [(share.plan.acsr, share.heads) for share in transposed]
+    require(same, "a transposed plan is of other rows than the forward plan")
 
 
 # ---- one part ----------------------------------------------------------------------------------------------------
@@ -206,18 +208,9 @@ def _listed_keys(axis: AxisPlan, listed: Listed, queries: Ints, span: tuple[Ints
 
 
 def _blocks(plan: TilePlan) -> None:
+    """Every block of the remainder is planned once, in its own row of blocks."""
     remainder = plan.acsr.remainder
-    listed = remainder.rows.astype(np.int64) * (1 + int(remainder.cols.max(initial=0))) + remainder.cols
-    require(bool((np.diff(listed) > 0).all()), "the remainder lists a block twice, or out of order")
-    inside = (
-        (remainder.rows >= 0)
-        & (remainder.cols >= 0)
-        & (remainder.rows * BLOCK < plan.acsr.m)
-        & (remainder.cols * BLOCK < plan.acsr.n)
-    )
-    require(bool(inside.all()), "a block of the remainder lies outside the mask")
-    partial = np.sort(remainder.bit_index[remainder.bit_index >= 0])
-    require(np.array_equal(partial, np.arange(len(remainder.bits))), "the remainder's bits and blocks disagree")
+    verify_remainder(plan.acsr)
     if plan.blocks is None:
         require(len(remainder) == 0, f"{len(remainder)} blocks of the remainder are planned nowhere")
         return
@@ -229,80 +222,16 @@ def _blocks(plan: TilePlan) -> None:
     require(np.unique(plan.blocks.rows).size == plan.blocks.rows.size, "a row of blocks is planned twice")
 
 
-# ---- ownership ---------------------------------------------------------------------------------------------------
-def _disjoint(acsr: Acsr) -> None:
-    """No pair has two owners."""
-    for (i, a), (j, b) in combinations(enumerate(acsr.terms), 2):
-        require(not _share(a, b), f"terms {i} and {j} own a pair together")
-    held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
-    for i, term in enumerate(acsr.terms):
-        both = held.reached_by(term)
-        require(not len(both), f"the remainder and term {i} own a pair together")
-
-
-def _share(a: Term, b: Term) -> bool:
-    try:
-        return any(both.nnz for both in algebra.meet(a, b))
-    except algebra.NotAffineError as reason:
-        require(False, f"whether two terms share pairs cannot be proven: {reason}")
-        return True
-
-
 # ---- meaning -----------------------------------------------------------------------------------------------------
 def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int = 0) -> None:
     """Raise VerificationError if the pattern's predicate and the plan's Acsr differ on a pair looked at."""
-    acsr = plan.acsr
-    held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
-    union = _lowered(pattern.at(batch, head), acsr)
-    if union.blocks is not None:
-        lost = union.blocks.elsewhere(held).without(acsr.terms)
-        if len(lost):
-            query, key = lost.first_pair()
-            require(False, f"query {query}, key {key}: live in {pattern}, and in no term and not in the remainder")
-    for q, k in _pairs(plan, [*acsr.terms, *union.terms]):
-        said = pattern.contains(q, k, acsr.m, acsr.n, batch, head)
-        owned = held.contains(*np.broadcast_arrays(q, k))
-        for term in acsr.terms:
-            owned = owned | term.contains(q, k)
-        inside = (q >= 0) & (q < acsr.m) & (k >= 0) & (k < acsr.n)
-        wrong = np.argwhere((said != owned) & inside)
-        if wrong.size:
-            pair = [int(np.broadcast_to(x, said.shape)[tuple(wrong[0])]) for x in (q, k)]
-            state = "live" if said[tuple(wrong[0])] else "dead"
-            require(False, f"query {pair[0]}, key {pair[1]}: {state} in {pattern}, and not so in its rows")
+    some = plan.acsr.m * plan.acsr.n > proof.EXHAUSTIVE
+    proof.verify_pattern(pattern, plan.acsr, _at_edges(plan) if some else np.zeros(0, np.int64), batch, head)
 
 
-def _lowered(pattern: Pattern, acsr: Acsr) -> Union:
-    """The pattern's own terms and blocks, before any subtraction; empty where only a scan would give them."""
-    try:
-        return lower(pattern, acsr.m, acsr.n)
-    except algebra.NotAffineError:
-        return Union()
-
-
-def _pairs(plan: TilePlan, probes: list[Term]) -> Iterator[tuple[Ints, Ints]]:
-    """Arrays (q, k) to compare, in bounded pieces."""
-    m, n = plan.acsr.m, plan.acsr.n
-    if m * n <= EXHAUSTIVE:
-        yield np.arange(m, dtype=np.int64)[:, None], np.arange(n, dtype=np.int64)[None, :]
-        return
-    rows = _rows_of_interest(plan, probes)
-    generator = np.random.default_rng(0)
-    for at in range(0, rows.size, SAMPLES):
-        some = rows[at : at + SAMPLES]
-        columns = [_columns_of_interest(term, some) for term in probes]
-        columns.append(generator.integers(0, n, size=(some.size, 16)))
-        columns += [_listed_columns(term, some.size, generator) for term in probes if len(term.keys.tokens)]
-        yield some[:, None], np.concatenate(columns, axis=1)
-    held = Blocks.of_remainder(plan.acsr.remainder, m, n)
-    yield from held.samples(generator, SAMPLES)
-    yield generator.integers(0, m, max(1, WHOLE // n))[:, None], np.arange(n, dtype=np.int64)[None, :]
-    yield np.arange(m, dtype=np.int64)[:, None], generator.integers(0, n, max(1, WHOLE // m))[None, :]
-
-
-def _rows_of_interest(plan: TilePlan, probes: list[Term]) -> Ints:
-    """Token indices of rows two either side of tile edges and of what bounds say of queries, and random ones."""
-    found = [np.random.default_rng(1).integers(0, max(1, plan.acsr.m), SAMPLES)]
+def _at_edges(plan: TilePlan) -> Ints:
+    """Rows two either side of tile edges, those of large grids by chance."""
+    found = [np.zeros(0, np.int64)]
     for launch in plan.launches:
         tokens = np.zeros(1, np.int64)
         for lanes, block, size in zip(launch.lanes, launch.box, launch.q.shape, strict=True):
@@ -312,57 +241,6 @@ def _rows_of_interest(plan: TilePlan, probes: list[Term]) -> Ints:
             if lanes.queries is not None:
                 index = lanes.queries[index[(index >= 0) & (index < lanes.queries.size)]]
             coordinates = np.unique(index)
-            tokens = _thinned(_joined(tokens, coordinates, size))
+            tokens = thinned(joined(tokens, coordinates, size))
         found.append(tokens + launch.q.origin)
-    for term in probes:
-        tokens = np.zeros(1, np.int64)
-        for axis, size in zip(term.axes, term.q.shape, strict=True):
-            jumps = [jump for bound in (*axis.lower, *axis.upper) for jump in _jumps(bound)]
-            near = (np.array([0, size // 2, size - 1, *jumps])[:, None] + np.arange(-2, 3)).reshape(-1)
-            tokens = _thinned(_joined(tokens, np.unique(near), size))
-        found.append(tokens + term.q.origin)
-        found.append(_thinned((term.rows.tokens.array[:, None] + np.arange(-1, 2)).reshape(-1)))
-    rows = np.unique(np.concatenate(found))
-    return rows[(rows >= 0) & (rows < plan.acsr.m)]
-
-
-def _joined(tokens: Ints, coordinates: Ints, size: int) -> Ints:
-    """Row-major indices one axis further, coordinates outside the axis left out."""
-    inside = coordinates[(coordinates >= 0) & (coordinates < size)]
-    return (tokens[:, None] * size + inside).reshape(-1)
-
-
-def _listed_columns(term: Term, rows: int, generator: np.random.Generator) -> Ints:
-    """For each row eight of the listed keys and of their neighbours: (rows, 8)."""
-    return generator.choice(term.keys.tokens.array, (rows, 8)) + generator.integers(-1, 2, (rows, 8))
-
-
-def _jumps(bound: Bound) -> list[int]:
-    """Queries at which a bound begins or ends to say something, or jumps out of turn."""
-    if isinstance(bound, Steps):
-        return [int(x) for x in bound.breaks.array if abs(x) < INF]
-    turn = bound.adjoint()
-    keys = [x for x in (bound.out_lo, bound.out_hi) if abs(x) < INF and not bound.is_constant]
-    return [x for x in (bound.in_lo, bound.in_hi) if abs(x) < INF] + [int(x) for x in turn(np.array(keys, np.int64))]
-
-
-def _thinned(tokens: Ints) -> Ints:
-    limit = 4 * SAMPLES
-    return tokens if tokens.size <= limit else np.random.default_rng(2).choice(tokens, limit, replace=False)
-
-
-def _columns_of_interest(term: Term, rows: Ints) -> Ints:
-    """For each row keys two either side of the first and last live key, on each axis in turn: (rows, some)."""
-    _, at = term.q.coordinates(rows)
-    spans = [axis.affine_rows(i, n) for axis, i, n in zip(term.axes, at, term.k.shape, strict=True)]
-    ends = [(first, first + step * np.maximum(count - 1, 0)) for first, step, count in spans]
-    found = []
-    for axis in range(term.rank):
-        for end in (0, 1):
-            for by in range(-2, 3):
-                tokens = np.zeros(rows.shape, np.int64)
-                for other, size in enumerate(term.k.shape):
-                    here = ends[other][end] + (by if other == axis else 0)
-                    tokens = tokens * size + np.clip(here, 0, size - 1)
-                found.append(tokens + term.k.origin)
-    return np.stack(found, axis=1)
+    return np.concatenate(found)

@@ -2,6 +2,7 @@
 `SparseAttention`."""
 
 from weft.torch.attention import attention, explain, plan
+from weft.torch.frameworks import unscriptable
 from weft.torch.key_cache import decode_attention
 from weft.torch.merging import merge
 from weft.torch.module import SparseAttention
@@ -18,3 +19,6 @@ __all__ = [
     "trace_score",
     "varlen_attention",
 ]
+
+for function in (attention, decode_attention, merge, varlen_attention):
+    unscriptable(function)

@@ -19,6 +19,9 @@ from triton import knobs
 from triton.runtime import driver
 
 from weft.errors import InputError, UnsupportedError
+from weft.kernels.gpu.compile import ahead
+from weft.kernels.gpu.compile.compiler import module_of, stored
+from weft.kernels.gpu.compile.source import Source
 from weft.kernels.gpu.program import (
     Argument,
     Convert,
@@ -31,9 +34,6 @@ from weft.kernels.gpu.program import (
     Slot,
     Step,
 )
-from weft.kernels.triton import ahead
-from weft.kernels.triton.described import Source
-from weft.kernels.triton.source import module_of, stored
 from weft.torch.device_tables import is_capturing, on_device
 from weft.torch.launcher import Box, Direct, Encoder, direct
 

@@ -12,14 +12,27 @@ import triton
 from triton.runtime import driver
 
 from weft.errors import UnsupportedKernel
+from weft.kernels import gpu
 from weft.kernels import triton as triton_kernels
 from weft.kernels.backend import Card
-from weft.kernels.gpu import programs
 from weft.target import gpu_like
 from weft.torch import bind, launcher
 
 OLDEST = (8, 0)  # compute capability of NVIDIA's cards
-APART = ("__init__", "ahead", "filling", "kernels", "keys", "row_device", "row_spec", "rowwise", "sinks", "split_kv")
+# Modules and folders that change no kernel that a tuner measures.
+APART = {
+    "__init__",
+    "ahead",
+    "filling",
+    "kernels",
+    "keys",
+    "oracle",
+    "row_device",
+    "row_spec",
+    "rowwise",
+    "sinks",
+    "split_kv",
+}
 
 
 def at_hand() -> Card | None:
@@ -49,10 +62,12 @@ def versions() -> dict[str, str]:
     that make and start kernels. A remark changed in one of them counts as another version.
     """
     made = sha256()
-    for path in (*_sources(triton_kernels), *_sources(programs), Path(bind.__file__), Path(launcher.__file__)):
+    for path in (*_sources(triton_kernels), *_sources(gpu), Path(bind.__file__), Path(launcher.__file__)):
         made.update(path.read_bytes())
     return {"kernels": made.hexdigest()[:16], "triton": triton.__version__}
 
 
 def _sources(package: ModuleType) -> list[Path]:
-    return sorted(path for path in Path(package.__path__[0]).glob("*.py") if path.stem not in APART)
+    root = Path(package.__path__[0])
+    found = {path: {*path.relative_to(root).parent.parts, path.stem} for path in root.rglob("*.py")}
+    return sorted(path for path, names in found.items() if not names & APART)

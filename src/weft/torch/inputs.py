@@ -40,8 +40,8 @@ def check_kind(name: str, x: Tensor) -> None:
     kind = type(x).__name__
     if kind == "DTensor":
         cure = (
-            f"where they are sharded over batch rows or heads alone, pass {name}.to_local() and so on, and give the "
-            "result to DTensor.from_local"
+            "where q, k and v are sharded over batch rows or heads alone, write weft.attention(q.to_local(), "
+            "k.to_local(), v.to_local(), mask), and give the result to DTensor.from_local"
         )
         raise UnsupportedError(
             f"attention({name}=DTensor)", "attention of distributed tensors is not implemented", cure

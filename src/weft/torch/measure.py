@@ -22,15 +22,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from weft.kernels.backend import Timing
+from weft.kernels.gpu.compile import load
+from weft.kernels.gpu.compile.filling import begin_child
+from weft.kernels.gpu.configure import specs_of, walk_specs
 from weft.kernels.gpu.layout import OF_CALL, Layout, Options
 from weft.kernels.gpu.program import LaunchProgram
 from weft.kernels.gpu.programs.backward import backward_program, keys_program, queries_program, walk_program
 from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.options import Modifiers
-from weft.kernels.triton import load
-from weft.kernels.triton.configure import specs_of, walk_specs
-from weft.kernels.triton.filling import begin_child
-from weft.kernels.triton.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
 from weft.planning.tiling import OF_GRADIENTS, Direction, Part
@@ -100,8 +100,8 @@ class Subject:
 
     def walk(self, plan: AttentionPlan) -> Call:
         """What launches the plan's one walk, taken or not: dq, dk, dv."""
-        assert plan.walk, "one walk has no such pattern"
-        return self.call_of(walk_program(plan, plan.walk, self.layout(*OF_CALL), _options(plan)))
+        assert plan.fused, "one walk has no such pattern"
+        return self.call_of(walk_program(plan, plan.fused, self.layout(*OF_CALL), _options(plan)))
 
 
 def _sizes(p: Problem) -> Iterator[tuple[int, int, int]]:

@@ -12,6 +12,7 @@ from weft.errors import OptionError
 from weft.pattern.algebra import Pattern
 from weft.torch.attention import attention
 from weft.torch.call import check_mask, unwrapped
+from weft.torch.frameworks import refuse_script
 from weft.torch.inputs import check_choices, check_numbers, check_row
 from weft.torch.keywords import refuse_unknown
 from weft.torch.layouts import check_layout
@@ -66,6 +67,10 @@ class SparseAttention(torch.nn.Module):
         """As torch's, but sinks and slopes stay as wide as they are."""
         super()._apply(lambda x: _kept_wide(x, fn(x)), recurse)
         return self
+
+    def __prepare_scriptable__(self) -> Any:
+        """`torch.jit.script` calls it: refused by name."""
+        refuse_script(self)
 
     def extra_repr(self) -> str:
         """The pattern, and the options that were given."""

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from weft.kernels.triton.device import (
+from weft.kernels.gpu.ops.bounds import (
     in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,
 )
 

@@ -5,7 +5,7 @@ Emitted by weft; 4 warps, 3 stages."""
 import triton
 import triton.language as tl
 
-from weft.kernels.triton.device import (
+from weft.kernels.gpu.ops.bounds import (
     in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,
 )
 

@@ -5,7 +5,7 @@ Emitted by weft; 4 warps, 3 stages."""
 import triton
 import triton.language as tl
 
-from weft.kernels.triton.device import tanh
+from weft.kernels.gpu.ops.bounds import tanh
 from weft.kernels.triton.row_device import row_run, share
 
 

@@ -16,6 +16,7 @@ from jax import Array
 
 from weft.errors import UnsupportedKernel
 from weft.jax.gpu.message import TARGET, Binary, TensorMap, array, message, scalar
+from weft.kernels.gpu.compile.source import Source
 from weft.kernels.gpu.program import (
     Argument,
     Convert,
@@ -30,7 +31,6 @@ from weft.kernels.gpu.program import (
     Slot,
     row_major,
 )
-from weft.kernels.triton.described import Source
 from weft.target import Gpu
 
 
@@ -136,7 +136,7 @@ def compiled(source: Source, gpu: Gpu) -> tuple[Binary, Sequence[tuple[int, int,
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
-    from weft.kernels.triton.source import stored
+    from weft.kernels.gpu.compile.compiler import stored
 
     vendor, _, number = gpu.architecture.partition("_")
     if vendor != "sm":

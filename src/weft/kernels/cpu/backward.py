@@ -36,7 +36,8 @@ class Gradients:
 class Saved:
     """What forward left: q, k, v, lse (P, G, M) with -inf in empty rows; and d_out (P, G, M, Dv), delta (P, G, M).
 
-    Inside this module lse and delta are columns (P, G, M, 1), and lse is in bits and +inf in empty rows.
+    Inside this module lse and delta are columns (P, G, M, 1), and lse is in bits and +inf in empty rows. out (P, G, M,
+    Dv) is for torch's kernel alone, which makes delta of it.
     """
 
     q: torch.Tensor
@@ -45,6 +46,7 @@ class Saved:
     lse: torch.Tensor
     d_out: torch.Tensor
     delta: torch.Tensor
+    out: torch.Tensor | None = None
 
     def of_head(self, pair: int, head: int) -> Saved:
         """Those of one head of one pair."""

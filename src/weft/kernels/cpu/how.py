@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from weft.kernels.cpu.program import Box, Step
+from weft.kernels.cpu.boxes import Box
 from weft.kernels.cpu.rules import Heads, Rule
+from weft.kernels.cpu.tiles import Step
 from weft.kernels.options import Modifiers
 from weft.score import dropout
 from weft.score.text import parse

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from weft.caching import cached
+from weft.kernels.cpu import flash
 from weft.kernels.cpu.backward import Gradients, Saved
 from weft.kernels.cpu.backward import backward as run_backward
 from weft.kernels.cpu.forward import forward as run_forward
@@ -18,7 +19,8 @@ from weft.kernels.cpu.program import Program, program
 from weft.kernels.cpu.rules import Heads as Folded
 from weft.kernels.cpu.scores import Workspace
 from weft.kernels.options import ACCUMULATE, Modifiers, join_sinks, rows_in_order_of, sink_gradient
-from weft.planning.attention_plan import AttentionPlan, Heads
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.heads import Heads
 
 __all__ = ["backward", "expect_gradients", "forward", "ready", "ready_forward", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]
@@ -36,9 +38,11 @@ def forward(
     (B, Hq, M) in the dtype of accumulation, or (B, Hq, 0) if it is not wanted. sinks, how.alibi: (Hq,) or None."""
     q, k, v = tensors
     dtype = ACCUMULATE[q.dtype]
-    programs = programs_of(plan, dtype)
+    programs = programs_of(plan, dtype, flash.serves(q, v, how))
+    if any(one.dense for one in programs):
+        q, k, v = (flash.as_it_reads(x, dtype) for x in tensors)
     joined = sinks is not None or any(one.merges for one in programs)
-    out = rows_in_order_of(q, v.shape[3], dtype if joined else q.dtype)
+    out = rows_in_order_of(tensors[0], v.shape[3], dtype if joined else tensors[0].dtype)
     lse = torch.empty((*q.shape[:2], q.shape[2] if with_lse or joined else 0), dtype=dtype)
     if not all(one.covers for one in programs):
         out.zero_()
@@ -47,10 +51,12 @@ def forward(
     for share, one in zip(plan.forward, programs, strict=True):
         for heads in share.heads:
             for (q_, out_, lse_), (k_, v_), local in _folded((q, out, lse), (k, v), heads, local_how):
-                run_forward((q_, k_, v_), (out_, lse_ if lse.shape[2] == q.shape[2] else None), one, local, work)
+                result = out_, lse_ if lse.shape[2] == q.shape[2] else None
+                flash.forward((q_, k_, v_), result, one.dense, local)
+                run_forward((q_, k_, v_), result, one, local, work)
     if sinks is not None:
         lse = join_sinks(out, lse, sinks)
-    return out.to(q.dtype), lse if with_lse else lse.new_empty((*q.shape[:2], 0))
+    return out.to(tensors[0].dtype), lse if with_lse else lse.new_empty((*q.shape[:2], 0))
 
 
 def backward(
@@ -77,19 +83,24 @@ def backward(
     if d_lse is not None:
         delta.sub_(d_lse.masked_fill(lse == -torch.inf, 0.0))  # of rows without keys it may be NaN, as logaddexp's is
     dq, dk, dv = (rows_in_order_of(x, x.shape[3], dtype) for x in (q, k, v))
-    programs = programs_of(plan, dtype)
+    # torch's kernel makes delta of out and d_out, and has no place for a gradient of lse
+    programs = programs_of(plan, dtype, d_lse is None and flash.serves(q, v, how))
+    if any(one.dense for one in programs):
+        q, k, v, out, d_out = (flash.as_it_reads(x, dtype) for x in (q, k, v, out, d_out))
     covered = all(one.covers for one in programs)
     for x in (dk, dv) if covered else (dq, dk, dv):
         x.zero_()
     work, local_how = Workspace(dtype), How.of(how, dtype)
     for share, one in zip(plan.forward, programs, strict=True):
         for heads in share.heads:
-            for many, few, local in _folded((q, d_out, lse, delta, dq), (k, v, dk, dv), heads, local_how):
-                q_, d_out_, lse_, delta_, dq_ = many
+            for many, few, local in _folded((q, d_out, lse, delta, dq, out), (k, v, dk, dv), heads, local_how):
+                q_, d_out_, lse_, delta_, dq_, out_ = many
                 k_, v_, dk_, dv_ = few
-                what = Saved(q_, k_, v_, lse_, d_out_, delta_)
-                run_backward(what, Gradients(dq_, dk_, dv_), one, local, work)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), delta, *_of_tables(how, local_how)
+                what, grads = Saved(q_, k_, v_, lse_, d_out_, delta_, out_), Gradients(dq_, dk_, dv_)
+                run_backward(what, grads, one, local, work)
+                flash.backward(what, grads, one.dense, local, one.covers)
+    found = (x.to(given.dtype) for x, given in zip((dq, dk, dv), saved, strict=True))
+    return *found, delta, *_of_tables(how, local_how)
 
 
 def _of_tables(what: Modifiers, how: How) -> Iterator[torch.Tensor | None]:
@@ -101,9 +112,10 @@ def _of_tables(what: Modifiers, how: How) -> Iterator[torch.Tensor | None]:
 
 
 @cached(32)
-def programs_of(plan: AttentionPlan, dtype: torch.dtype) -> tuple[Program, ...]:
+def programs_of(plan: AttentionPlan, dtype: torch.dtype, with_dense: bool) -> tuple[Program, ...]:
     """The programs of a plan, one for each of its distinct heads; of 32 plans, however many heads they tell apart."""
-    return tuple(program(share.plan, dtype) for share in plan.forward)
+    problem = plan.problem if with_dense else None
+    return tuple(program(share.plan, dtype, problem) for share in plan.forward)
 
 
 def _folded(many: Tensors, few: Tensors, heads: Heads, how: How) -> Iterator[tuple[Tensors, Tensors, How]]:

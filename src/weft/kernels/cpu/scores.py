@@ -10,12 +10,13 @@ from math import prod
 
 import torch
 
+from weft.kernels.cpu.boxes import Box
 from weft.kernels.cpu.how import How, Pairs
-from weft.kernels.cpu.program import Box, Program, Step, Tile
+from weft.kernels.cpu.program import TOGETHER, Program
 from weft.kernels.cpu.rules import Applied, Rule
+from weft.kernels.cpu.tiles import Step, Tile
 
 LOG2E = 1.4426950408889634  # of scores in bits: exp2 costs a third of exp
-TOGETHER = 1 << 18  # scores of a batch: 1 MB, so that a buffer of them stays near the cores
 IN_A_STRIP = 1 << 20  # and of a strip: long steps, since threads wait for each other at the end of every one
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.kernels.triton.described import Source
+from weft.kernels.gpu.compile.source import Source
 
 Role = Literal["input", "output", "workspace", "table"]
 Strides = tuple[int, ...]
@@ -107,7 +107,7 @@ Argument: TypeAlias = Pointer | Known | Given | OnDevice | Descriptor
 class Launch:
     """A kernel over its grid; arguments in the order of `kernel.types`. spec: what the kernel was generated from.
 
-    `weft.kernels.triton.source` compiles `kernel`; the total of warps and the shared memory are known after that.
+    `compile.compiler` compiles `kernel`; the total of warps and the shared memory are known after that.
     """
 
     spec: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.kernels.triton.fragments import LOG2E, PENALTY, Fragments, KeyWalk, indented, within_length
-from weft.planning.candidates import REGISTERS_OF_FIVE
+from weft.planning.families.tile import REGISTERS_OF_FIVE
 
 STATS = 16  # numbers of bfloat16 for each query: its lse and delta in three each, and what a product needs beside
 

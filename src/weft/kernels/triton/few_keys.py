@@ -5,7 +5,7 @@ to dK and dV as sums of each program. Functions of Gluon, inlined into an emitte
 
 A program takes every so many tiles of the queries of a head of keys; each of two warp groups takes its own of them, and
 keeps dK and dV of two tiles of keys in registers while they pass. First come the tiles of queries that see keys of the
-first alone, then those that may see both (`weft.planning.few_keys`). A warp for each group asks for queries, dO and dQ
+first alone, then those that may see both (`families.sparse_keys`). A warp for each group asks for queries, dO and dQ
 by tensor descriptors of (batch row, head, token, 1, channel), a tile ahead; dQ goes out from where it came in. Head
 dimension 64, bfloat16.
 """
@@ -23,10 +23,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from weft.kernels.triton.groups import LOG2E, TILE, barriers, live, masked, seen
-from weft.kernels.triton.query_blocks import matrix, room_of_boxes
-from weft.planning import few_keys as few
+from weft.kernels.gpu.hopper.ops.channel import barriers
+from weft.kernels.gpu.hopper.ops.layouts import boxes as room_of_boxes
+from weft.kernels.gpu.hopper.ops.layouts import matrix
+from weft.kernels.gpu.hopper.ops.mask import mask_words as seen
+from weft.kernels.gpu.hopper.ops.mask import masked
+from weft.kernels.gpu.hopper.ops.values import LOG2E
+from weft.kernels.gpu.hopper.ops.values import opaque as live
+from weft.planning.families import sparse_keys as few
 
+TILE = gl.constexpr(64)
 GROUPS, TILES, EDGES, BOUNDS = (gl.constexpr(x) for x in (few.GROUPS, few.TILES, few.EDGES, few.TILES * few.TILE))
 EDGES_AT, BOUNDS_AT = gl.constexpr(few.RANGES), gl.constexpr(few.RANGES + few.EDGES * few.TILES)
 STAGES = gl.constexpr(2)  # tiles of queries of a group under way
@@ -243,7 +249,7 @@ def compute(G: gl.constexpr, told, Partial, k_bars):
 def add_gradients(boxes, rows, Partial, sizes, Table, scale):
     """boxes: descriptors of Q, dO, dQ, K and V. rows: pointers to lse and to what scores subtract. sizes: (items, parts
     of a head of keys, tokens, heads of keys, heads of queries to each, place and lane of the first key). Table: see
-    `weft.planning.few_keys`. Partial: (items, groups, tiles of keys, 2, 64, 64).
+    `weft.planning.families.sparse_keys`. Partial: (items, groups, tiles of keys, 2, 64, 64).
     """
     q, do = room_of_boxes(boxes[0], GROUPS * STAGES), room_of_boxes(boxes[1], GROUPS * STAGES)
     dq, scores = room_of_boxes(boxes[2], GROUPS * STAGES), room_of_boxes(boxes[2], GROUPS * TILES)

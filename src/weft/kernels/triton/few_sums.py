@@ -7,8 +7,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from weft.kernels.triton.groups import head_of
-from weft.planning import few_keys
+from weft.kernels.gpu.hopper.ops.values import Tensor
+from weft.planning.families import sparse_keys as few_keys
 
 ROWS, TILES = gl.constexpr(few_keys.JOINED), gl.constexpr(few_keys.TILES)  # keys of a program; tiles of a launch
 TOGETHER = gl.constexpr(16)  # sums that are asked for together, four of them by a warp: ptxas waits for them singly
@@ -52,4 +52,5 @@ def place_of(tensor, where):
     """Where rows of a gradient are; where: (batch row, head, tokens, channels)."""
     batch, head, token, d = where
     row = token.to(gl.int64) * (tensor[3] * 8)
-    return head_of(tensor, batch, head, batch * 0) + (gl.expand_dims(row, 1) + gl.expand_dims(d, 0))
+    tensor = Tensor(tensor[0], tensor[1], tensor[2], tensor[3])
+    return tensor.row(batch, head, batch * 0) + (gl.expand_dims(row, 1) + gl.expand_dims(d, 0))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weft.kernels.triton.spec import KernelSpec
-from weft.planning.device import FAR, PLACES
+from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.tiling import chunks
+from weft.planning.tiling.gpu import FAR, PLACES
 
 LOG2E = 1.4426950408889634  # scores are scaled by it, so that exp2 serves for exp
 LN2 = 0.6931471805599453  # back again

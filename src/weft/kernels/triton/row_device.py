@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.kernels.triton.device import stair
+from weft.kernels.gpu.ops.bounds import stair
 
 CLASSES = tl.constexpr(10)
 BOUND = tl.constexpr(9)

@@ -14,16 +14,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from weft.kernels.triton.described import POINTERS, Source
+from weft.kernels.gpu.compile.source import POINTERS, Source
+from weft.kernels.gpu.tables.pack import NO_LOWER, NO_UPPER, Writer
 from weft.kernels.triton.fragments import LN2, LOG2E, module
 from weft.kernels.triton.row_spec import GROWING, RowSpec, bounds_of
-from weft.kernels.triton.tables import NO_LOWER, NO_UPPER, Writer
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import Relation
-from weft.planning.attention_plan import Heads
-from weft.planning.device import FAR
+from weft.planning.heads import Heads
 from weft.planning.rowwise import RowPlan
 from weft.planning.tiling import chunks
+from weft.planning.tiling.gpu import FAR
 
 MEMBER = 6  # integers of a member: batch row, key/value head, first query head, query heads, terms, where they are
 BLOCK = 16  # splits that the merge takes together
@@ -59,7 +59,7 @@ def _type_of(name: str, spec: RowSpec) -> str:
 def emit(spec: RowSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     helpers = "" if spec.merge else (
-        "from weft.kernels.triton.device import tanh\nfrom weft.kernels.triton.row_device import row_run, share\n\n"
+        "from weft.kernels.gpu.ops.bounds import tanh\nfrom weft.kernels.triton.row_device import row_run, share\n\n"
     )  # fmt: skip
     about = f"{spec.name}\n\nEmitted by weft; {spec.warps} warps, {spec.stages} stages."
     body = _merge(spec) if spec.merge else _rows(spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from weft.kernels.triton.described import POINTERS, Source
+from weft.kernels.gpu.compile.source import POINTERS, Source
 from weft.kernels.triton.fragments import LN2, LOG2E, module
 from weft.planning.tiling import chunks
 

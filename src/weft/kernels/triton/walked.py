@@ -1,4 +1,4 @@
-"""What is launched for gradients that come of one walk over queries: see `weft.planning.walk`."""
+"""What is launched for gradients that come of one walk over queries: see `weft.planning.families.fused_backward`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from weft.kernels.triton.configure import few_specs, walk_spec
-from weft.kernels.triton.descriptors import OF_FEW, READ, WRITTEN, Which
-from weft.kernels.triton.spec import KernelSpec
-from weft.planning.few_keys import GROUPS, JOINED, TILE, TILES, FewKeys, parts_of
+from weft.kernels.gpu.configure import few_specs, walk_spec
+from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, Which
+from weft.kernels.gpu.spec import KernelSpec
+from weft.planning.families.fused_backward import FusedBackward, cut
+from weft.planning.families.sparse_keys import GROUPS, JOINED, TILE, TILES, SparseKeys, parts_of
 from weft.planning.problem import Problem
-from weft.planning.reach import Reach
-from weft.planning.short import cut
-from weft.planning.walk import Walk
+from weft.planning.tma import TmaExtent
 from weft.target import Gpu
 
 
@@ -27,7 +26,7 @@ class Asked(NamedTuple):
     grid: tuple[int, int, int]
     values: Mapping[str, int]
     boxes: Which = ()
-    reach: tuple[Reach, ...] = ()
+    reach: tuple[TmaExtent, ...] = ()
     table: int | None = None
 
 
@@ -35,12 +34,12 @@ class Asked(NamedTuple):
 class Walked:
     """The launches of a walk, one after the other."""
 
-    walk: Walk
+    walk: FusedBackward
     problem: Problem
     gpu: Gpu
 
     @cached_property
-    def beside(self) -> list[tuple[FewKeys, int]]:
+    def beside(self) -> list[tuple[SparseKeys, int]]:
         """Few keys of a launch, and the programs that share the queries of a head of keys."""
         return [(few, parts_of(few, self.problem, self.gpu).parts) for few in self.walk.launches]
 
@@ -69,7 +68,7 @@ class Walked:
             "tokens": window.length, "kv_heads": problem.kv_heads, "share": problem.group, "left": window.left,
             "right": window.right,
         }  # fmt: skip
-        every = Reach(0, 1, 1, window.length)
+        every = TmaExtent(0, 1, 1, window.length)
         spec = walk_spec(problem, lse_gradient, with_delta)
         return Asked(spec, (min(self.gpu.processors, items), 1, 1), values, (*READ, *WRITTEN), (every, every))
 
@@ -77,12 +76,12 @@ class Walked:
         (few, parts), problem = self.beside[number], self.problem
         add, join = few_specs(problem)
         items = self.heads * parts
-        place, lane = few.reach.first
+        place, lane = few.extent.first
         values = {
             "items": items, "parts": parts, "tokens": problem.m, "kv_heads": problem.kv_heads, "share": problem.group,
             "place": place, "lane": lane,
         }  # fmt: skip
-        reach = Reach(0, 1, 1, problem.m), few.reach
+        reach = TmaExtent(0, 1, 1, problem.m), few.extent
         yield Asked(add, (min(self.gpu.processors, items), 1, 1), values, OF_FEW, reach, number)
         values = {
             "parts": GROUPS * parts, "first": few.base, "step": few.step, "keys": few.count,

@@ -1,7 +1,7 @@
 """Bounds of rows, read from packed tables: staircases, step functions, and lists of both.
 
-`weft.kernels.triton.tables` and `weft.kernels.triton.rowwise` say how they are packed. Integers are those of a kernel,
-32 bits wide, and divisions round towards zero.
+`weft.kernels.gpu.tables.pack` and `weft.kernels.triton.rowwise` say how they are packed. Integers are those of a
+kernel, 32 bits wide, and divisions round towards zero.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import numpy as np
 
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Ints
-from weft.kernels.triton.tables import AXIS
-from weft.planning.device import FAR
+from weft.kernels.gpu.tables.pack import AXIS
+from weft.planning.tiling.gpu import FAR
 
 RECORD = 12  # integers of a bound in a list of tables
 UPPER = 16  # integers of the two lower staircases, before the upper ones

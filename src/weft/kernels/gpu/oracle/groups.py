@@ -1,7 +1,7 @@
 """Kernels whose warp groups specialise, on Hopper: forward, and dK and dV. Programs take blocks of tiles in turn.
 
-Each group has GROUP rows of a block. What a forward reads beside its item (`weft.kernels.triton.shares`) is checked
-against the bounds of rows: tiles that a group passes over have no live pair, and tiles that it does not mask are full.
+Each group has GROUP rows of a block. What a forward reads beside its item (`tables.consumer_ranges`) is checked against
+the bounds of rows: tiles that a group passes over have no live pair, and tiles that it does not mask are full.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from weft.kernels.gpu.oracle.memory import Bools, Box, Call, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import SoftMaximum
 from weft.kernels.gpu.oracle.programs import member_at, place_of
 from weft.kernels.gpu.oracle.tables import Owner
-from weft.kernels.triton.shares import GROUP, SHARE
-from weft.kernels.triton.tables import PART, axis_words
+from weft.kernels.gpu.tables.consumer_ranges import GROUP, SHARE
+from weft.kernels.gpu.tables.pack import PART, axis_words
 
 TILE = 64  # columns of a tile
 TERM = PART + axis_words(1)

@@ -1,7 +1,7 @@
 """Gradients of a short window by one walk over queries, and what few keys beside the window add to them.
 
 Tiles have TILE tokens on both sides and are read and written by tensor descriptors: tokens beyond the sequence read as
-zeros, and are not written. `weft.planning.short` and `weft.planning.few_keys` say which tiles meet.
+zeros, and are not written. `fused_backward` and `sparse_keys` in `weft.planning.families` say which tiles meet.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Call, Ints, Reals
-from weft.planning.few_keys import EDGES, GROUPS, JOINED, RANGES, TILES
-from weft.planning.short import SEEN, TILE
+from weft.planning.families.fused_backward import SEEN
+from weft.planning.families.sparse_keys import EDGES, GROUPS, JOINED, RANGES, TILE, TILES
 
 LEAD = SEEN - 1
 SUMS = 2 * TILE * TILE  # numbers of dK and dV of one tile of keys

@@ -8,7 +8,7 @@ from itertools import product
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call
 from weft.kernels.gpu.oracle.tables import Form, Member, Owner, Tables, Tile, member_of
-from weft.kernels.triton.tables import HEAD, Place
+from weft.kernels.gpu.tables.pack import HEAD, Place
 
 
 def form_of(call: Call) -> Form:

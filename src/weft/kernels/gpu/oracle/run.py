@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from weft.kernels.gpu.oracle import backward, forward, groups, one_walk, rows, sinks
 from weft.kernels.gpu.oracle.memory import Call, Memory, Reals
 from weft.kernels.gpu.program import Convert, Fill, Launch, LaunchProgram, Step
+from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.triton.row_spec import RowSpec
-from weft.kernels.triton.spec import KernelSpec
 
 Kernel = Callable[[Call], None]
 OF_TILES: Mapping[str, Kernel] = {

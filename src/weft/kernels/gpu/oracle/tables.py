@@ -1,7 +1,7 @@
 """Packed tables of tiles, read back as kernels read them: which rows an item has, and which columns it visits.
 
 The side that stays is called rows and the side that is walked columns: queries and keys in forward and dq, keys and
-queries in dkdv. `weft.kernels.triton.tables` says how tables are packed.
+queries in dkdv. `weft.kernels.gpu.tables.pack` says how tables are packed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from weft.kernels.gpu.oracle import bounds
 from weft.kernels.gpu.oracle.bounds import narrow
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Ints
-from weft.kernels.triton.tables import HEAD, PART, Place, axis_words
+from weft.kernels.gpu.tables.pack import HEAD, PART, Place, axis_words
 
 
 class Form(NamedTuple):
-    """What the code of a kernel says of its tables: see `weft.kernels.triton.spec.KernelSpec`."""
+    """What the code of a kernel says of its tables: see `weft.kernels.gpu.spec.KernelSpec`."""
 
     rank: int
     rows: int

@@ -30,7 +30,7 @@ from weft.kernels.gpu.program import (
 from weft.kernels.gpu.programs.launches import widened
 from weft.kernels.triton.row_spec import GROWING, HOST, Counts, RowOptions, RowSpec, merging, row_spec
 from weft.kernels.triton.rowwise import row_tables, source_of
-from weft.planning.row_choice import RowShape, shape_of
+from weft.planning.families.split_kv import RowShape, shape_of
 from weft.planning.rowwise import RowPlan
 
 COUNTED = {"KeyCount": "key_count", "Offset": "offset", "Window": "window"}  # slots of what a kernel reads by itself

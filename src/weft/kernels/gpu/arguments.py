@@ -1,0 +1,109 @@
+"""What a generated kernel is told: pointers to what it reads, scalars, descriptors, pointers to what it writes."""
+
+from __future__ import annotations
+
+from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.spec import KernelSpec
+
+JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
+STRIDED = {
+    "forward": ("Q", "K", "V", "Out"),
+    "dq": ("Q", "K", "V", "Out", "DOut", "DQ"),
+    "dkdv": ("Q", "K", "V", "DOut", "DK", "DV"),
+    "delta": ("Out", "DOut", "DQ"),
+    "gradients": (),  # which descriptors reach
+    "few_keys": (),
+    "few_sums": ("DK", "DV"),
+}
+PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
+         "shift")  # fmt: skip
+ADDED_BOX = "DQ_box"  # what few keys add to
+ROUNDS = ("blocks_at", "blocks")  # of blocks that programs take in turn
+FEW = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `few_keys`
+SUMS = ("parts", "first", "step", "keys", "kv_heads")
+WALK = ("items", "runs", "per", "tiles", "shift", "tokens", "kv_heads", "share", "left", "right")  # see `one_walk`
+FLOATS = ("scale", "softcap")
+
+
+def reads(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of the pointers that a kernel reads only."""
+    direction, sums = spec.direction, ("Slots",) * (spec.joins or spec.few) + ("Sums",) * spec.joins
+    rows = ("Lse", *(("DLse",) * spec.lse_gradient))
+    slopes, tables = ("Slopes",) * spec.alibi, ("Tables",)
+    if direction == "forward":
+        return ("Q", "K", "V", *(("Sinks",) * spec.sinks), *slopes, *tables)
+    if direction == "dq":
+        return ("Q", "K", "V", "Out", "DOut", *rows, *slopes, *tables)
+    if direction == "dkdv":
+        of_rows = ("Stats",) if spec.folded else ("Lse", "Delta")
+        return ("Q", "K", "V", "DOut", *of_rows, *slopes, *sums, *tables)
+    if direction == "delta":
+        return ("Out", "DOut", *rows)
+    return {"gradients": rows, "few_keys": ("Lse", "Delta", *tables), "few_sums": ("Partial",)}[direction]
+
+
+def writes(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of the pointers that a kernel writes, or adds to."""
+    direction = spec.direction
+    numbers = ("Delta",) * spec.leaves_delta + ("Stats",) * spec.folded
+    if direction == "forward":
+        return ("Out", "Lse", *(("Sum",) * spec.accumulate))
+    if direction in ("dq", "delta"):
+        return ("DQ", *numbers)
+    if direction == "dkdv":
+        made = {"both": ("DK", "DV"), "dk": ("DK",), "dv": ("DV",)}[spec.makes]
+        return (("Sums",) if spec.few else made) + ("DQ",) * spec.with_dq
+    if direction == "gradients":
+        return ("Delta",) * spec.with_delta
+    return ("Partial",) if direction == "few_keys" else ("DK", "DV")
+
+
+def tensors(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of all pointers but that of tables: the kernel's memory."""
+    return tuple(name for name in (*reads(spec), *writes(spec)) if name != "Tables")
+
+
+def strided(spec: KernelSpec) -> tuple[str, ...]:
+    """Those of them that may lie anyhow."""
+    known = (*STRIDED[spec.direction], *JOINED[:1], *(("DQ",) * spec.of_keys))
+    return tuple(x for x in dict.fromkeys(known) if x in tensors(spec))
+
+
+def arguments(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of the kernel's arguments, in order: what is read, scalars, what is written.
+
+    Descriptors follow the pointers of their kind. So every slot that is written comes after all that are read, as
+    frameworks want it that know a kernel by what goes in and what comes out.
+    """
+    read, written = described(spec)
+    return (*reads(spec), *scalars(spec), *read, *writes(spec), *written)
+
+
+def scalars(spec: KernelSpec) -> tuple[str, ...]:
+    """Names of integers and numbers among them."""
+    strides = [f"{x}_{part}" for x in strided(spec) for part in _stride_names(spec)]
+    if spec.direction == "delta":
+        return ("all_heads", "my_length", *strides, "scale")
+    if spec.direction == "gradients":
+        return (*WALK, "scale")
+    if spec.direction == "few_keys":
+        return (*FEW, "scale")
+    if spec.direction == "few_sums":
+        return (*SUMS, *strides, "scale")
+    return (*PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS)
+
+
+def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the descriptors of what is read, and of what is written."""
+    if spec.direction == "gradients":
+        return walk_names(READ), walk_names(WRITTEN)
+    if spec.direction == "few_keys":
+        return tuple(x for x in walk_names(OF_FEW) if x != ADDED_BOX), (ADDED_BOX,)
+    if spec.groups and spec.direction == "forward":
+        written, *read = box_names(spec.terms)
+        return tuple(read), (written,) * spec.boxed
+    return (), ()
+
+
+def _stride_names(spec: KernelSpec) -> tuple[str, ...]:
+    return ("batch", "head", "row") if spec.aligned else ("batch", "head", "row", "dim")

@@ -1,0 +1,153 @@
+"""From what a plan chose to what a kernel is compiled as."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+from weft.kernels.gpu.spec import NARROW, KernelSpec
+from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
+from weft.kernels.triton.backward import STATS
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.fused_backward import SEEN
+from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
+from weft.planning.features import always_apart, held, in_halves, no_maximum
+from weft.planning.problem import DTYPES, Problem
+from weft.planning.tiling import Direction
+from weft.planning.work import slots_of
+from weft.settings import interpreted
+from weft.target import Gpu, Target
+
+# Head dimensions at which a forward on a grid takes no maximum, and holds the bounds of its masks. With one maximum,
+# from the first tile, it was 7 to 9 % faster at 128, and at 64 the registers of the second walk cost up to 17 %
+# (benchmarks/notes/triton.md). Others were not measured.
+GRIDS_TAKE_NONE = range(65, 129)
+MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
+
+
+def chained(direction: str, target: Target | Gpu) -> bool:
+    """Whether launches of the backward overlap: on NVIDIA's cards from sm_90 on, where they run."""
+    new = isinstance(target, Gpu) and target.architecture in ("sm_90", "sm_100")
+    return new and direction != "forward" and not interpreted()
+
+
+def fast_log(direction: str, problem: Problem, target: Target | Gpu) -> bool:
+    """Whether forwards may take logarithms by NVIDIA's own instruction: where they run, and not in full float32."""
+    nvidia = isinstance(target, Gpu) and target.architecture.startswith("sm_")
+    known = problem.dtype != "float32" and max(problem.d, problem.dv) < GRIDS_TAKE_NONE.stop  # wider: see `wave_spec`
+    return nvidia and direction == "forward" and known and not interpreted()
+
+
+def partial(direction: str, problem: Problem, target: Target | Gpu) -> bool:
+    """Whether a forward's threads sum apart: where several share a row of a product, on NVIDIA's cards before sm_100.
+    Not at wider heads, whose kernels Triton then translates to slower ones (benchmarks/notes/triton.md).
+    """
+    shared = isinstance(target, Gpu) and target.architecture in ("sm_80", "sm_89", "sm_90")
+    narrow = problem.dtype != "float32" and max(problem.d, problem.dv) <= NARROW
+    return shared and direction == "forward" and narrow
+
+
+def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> KernelSpec:
+    """With what the card that is planned for allows."""
+    problem, target = plan.problem, plan.target
+    return replace(
+        spec, held=held(problem, target), no_maximum=no_maximum(direction, problem, target),
+        chained=chained(direction, target), fast_log=fast_log(direction, problem, target),
+        partial=partial(direction, problem, target), apart=always_apart(direction, problem, target),
+        makes="dv" if in_halves(direction, problem, target) and not spec.with_dq else "both",
+    )  # fmt: skip
+
+
+def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> tuple[KernelSpec, ...]:
+    """The kernels of one direction of a plan, without softcap, ALiBi, sinks and a gradient of lse; split: see
+    `plan_waves`. q, k and v are taken to be contiguous, and so aligned wherever head dimensions allow it.
+    """
+    plan.check_room(direction)
+    problem, transposed = plan.problem, direction == "dkdv"
+    shares = plan.in_groups(direction)
+    groups = shares is not None and not interpreted()
+    shares = shares if shares is not None and groups else plan.in_step(direction)
+    waves = plan_waves(shares, problem, transposed, slots_of(plan.target) if split else None)
+    aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))
+    grouped = transposed and problem.group != 1
+    spec = KernelSpec(direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped)
+    spec = for_card(spec, direction, plan)
+    widest = max(problem.d, problem.dv)
+    return tuple(dict.fromkeys(one for wave in waves.waves for one in wave_specs(spec, wave, waves, widest, groups)))
+
+
+def walk_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = False) -> KernelSpec:
+    """The kernel of all gradients of a short window."""
+    return KernelSpec(
+        "gradients", problem.dtype, problem.d, problem.dv, 1, TILE, SEEN * TILE, lse_gradient=lse_gradient,
+        with_delta=with_delta, groups=SEEN, warps=4, registers=128,
+    )  # fmt: skip
+
+
+def few_specs(problem: Problem) -> tuple[KernelSpec, ...]:
+    """The kernels of few keys beside a short window: what adds to dQ, and to dK and dV."""
+    add = KernelSpec(
+        "few_keys", problem.dtype, problem.d, problem.dv, 1, TILE, TILES * TILE, groups=GROUPS, warps=4, stages=2,
+        registers=168,
+    )  # fmt: skip
+    return add, replace(add, direction="few_sums", groups=1, registers=0)
+
+
+def walk_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
+    """The kernels of one walk, without sinks and a gradient of lse; none where there is no such walk."""
+    walk, problem = plan.fused_backward, plan.problem
+    if walk is None:
+        return ()
+    beside = bool(walk.beside)
+    return (walk_spec(problem, with_delta=beside), *(few_specs(problem) if beside else ()))
+
+
+def wave_specs(
+    spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: bool = False
+) -> tuple[KernelSpec, ...]:  # fmt: skip
+    """The specs of one wave's launches; spec: all that waves share. widest: stride of rows, elements. groups: warp
+    groups specialise; else a tiling of warp groups is one of warps.
+    """
+    one = _wave_spec(spec, wave, waves, widest, groups)
+    return (one,) if one.makes == "both" else (one, replace(one, makes="dk"))
+
+
+def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: bool) -> KernelSpec:
+    kind = wave.kind._asdict()
+    tiling = kind.pop("tiling")
+    aligned = spec.aligned and wave.span * max(widest, STATS) < 1 << 31
+    # what addresses and masks need there does not fit into fewer
+    crowded = not aligned or wave.kind.listed or wave.kind.rank > 2
+    single = wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
+    terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
+    several = terms == 1 and (wave.several or (wave.more and spec.with_dq))
+    limits: dict[str, int] = {"registers": 0} if crowded else {}
+    if spec.makes != "both" and not wave.kind.formula:
+        limits["stages"] = min(tiling.stages, 2)  # bounds from tables need what the third leaves not free
+    if terms > 1:
+        limits["apart"] = False
+    elif spec.apart and wave.kind.rank == 1:
+        limits["apart"] = True
+    one = replace(
+        spec, **kind, **asdict(tiling) | limits, aligned=aligned, lines=wave.lines and not several, several=several,
+        terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
+        joins=wave.joins, few=waves.met is not None and not wave.joins,
+        accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
+    )  # fmt: skip
+    room = one.whole and _grid_takes_none(one) if one.direction == "forward" else not one.with_dq
+    masks = one.rank > 1 and room
+    # with lists both walks spill far more (compiled, not timed); ALiBi takes far keys' scores below what sums may be
+    known = (one.rank == 1 or _grid_takes_none(one)) and not (one.listed or one.alibi)
+    takes_none = one.no_maximum and known
+    # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
+    # listed, and where boxes on a grid are cut
+    assert aligned or not groups, "select asks for it"
+    short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
+    return replace(
+        one, held=one.held and (masks or bool(one.factors)), no_maximum=takes_none, partial=one.partial and takes_none,
+        fast_log=short and takes_none, groups=one.groups if groups else 0, short=groups and wave.short,
+    )  # fmt: skip
+
+
+def _grid_takes_none(spec: KernelSpec) -> bool:
+    """Whether the forward on a grid takes no maximum."""
+    return spec.rank > 1 and max(spec.d, spec.dv) in GRIDS_TAKE_NONE

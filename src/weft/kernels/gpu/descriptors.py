@@ -1,0 +1,64 @@
+"""Tensor descriptors of a kernel's arguments: what `weft.planning.tma` says, for tensors that lie somehow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.planning.problem import Problem
+from weft.planning.tma import TmaExtent
+
+TILE, CHANNELS = 64, 64  # places and channels of a box
+KEYS = ("K", "V", "DK", "DV")  # as many heads as keys have
+Which = Sequence[tuple[str, int]]  # boxes: a tensor, and which side's tokens
+# Of a forward of two terms. Of queries Out is written whole, where a tile is.
+FORWARD = (("Out", 0), ("Q", 0), ("K", 1), ("V", 1), ("K", 2), ("V", 2))
+# Of one walk: what it reads, and what it writes.
+READ = (("Q", 0), ("K", 1), ("V", 1), ("DOut", 0), ("Out", 0))
+WRITTEN = (("DQ", 0), ("DK", 1), ("DV", 1))
+# Of the few keys beside it; dQ is written too.
+OF_FEW = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
+
+
+@dataclass(frozen=True)
+class Box:
+    """A descriptor. tensor: as its kernel names it. shape, strides: batch, head, place, lane, channel, in elements."""
+
+    name: str
+    tensor: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def boxes(
+    which: Which, names: Sequence[str], found: Sequence[TmaExtent], problem: Problem,
+    strides: Mapping[str, tuple[int, ...]],
+) -> tuple[Box, ...]:  # fmt: skip
+    """names: of the descriptors. found: what each side's reach. strides: batch, head, token, channel, in elements."""
+    made = []
+    for (tensor, side), name in zip(which, names, strict=True):
+        reach, (batch, head, token, _) = found[side], strides[tensor]
+        heads = problem.kv_heads if tensor in KEYS else problem.q_heads
+        place, lane = reach.first
+        shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, CHANNELS)
+        made.append(Box(name, tensor, shape, (batch, head, reach.step * token, token, 1)))
+    return tuple(made)
+
+
+def box_names(terms: int) -> tuple[str, ...]:
+    """Names of the descriptors among a kernel's arguments."""
+    return tuple(f"{name}_{'near' if side < 2 else 'far'}" for name, side in FORWARD[: 2 + 2 * terms])
+
+
+def walk_names(which: Which) -> tuple[str, ...]:
+    """The same of a walk's; which: READ, WRITTEN or OF_FEW."""
+    return tuple(f"{name}_box" for name, _ in which)
+
+
+def box_kind() -> str:
+    """The type of a descriptor among a kernel's arguments."""
+    from triton.experimental.gluon import language as gl
+
+    shape: Any = [1, 1, TILE, 1, CHANNELS]
+    return f"tensordesc<bf16{shape},{gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)!r}>"

@@ -1,0 +1,1 @@
+"""Functions that kernels of several families call."""

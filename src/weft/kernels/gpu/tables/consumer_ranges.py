@@ -1,0 +1,99 @@
+"""What a forward by warp groups reads of an item beside what every kernel does, so that no group computes it.
+
+After an item's other integers (`tables.pack`): place and lane (`weft.planning.tma`) of its first query
+and of each part's first key; then for each part and each group of GROUP rows SHARE integers: the first tile of columns
+that some row sees and the one after the last, the tiles that all rows see whole, from the first to the one after the
+last, and whether the first and the last tile fold. Tiles count from the run's first column.
+
+Two tiles fold where every row sees as many columns as one tile has of both together, those to the right of the first
+and those to the left of the last: a window of a multiple of GROUP columns. Then they are one tile of weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.pattern.bounds import Ints
+from weft.planning.tiles import AxisPlan, Launch
+from weft.planning.tma import TmaExtent
+
+GROUP, SHARE, FOLDS = 64, 5, 4
+MOST = (1 << 15) - 1  # columns of a run, where bounds have half a word
+BESIDE = 3  # half tiles in whose time a group begins and ends a block, a guess
+FEW = 4  # tiles of a run that may fold, all of which a group holds at a time
+
+
+def shares_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, ...]) -> Ints:
+    """(items, integers) of a launch on one axis; items: (first query, queries), then each part's run."""
+    known = items.astype(np.int64)
+    first, height = known[:, :2].T
+    origins = [launch.q.origin, *(part.k.origin for part in launch.parts)]
+    firsts = [first, *(known[:, 2 + 4 * n] for n in range(len(launch.parts)))]
+    columns = [x for side, at, base in zip(reach, firsts, origins, strict=True) for x in _place(side, at + base)]
+    ends = np.arange(launch.box[0]).reshape(-1, GROUP)[:, [0, -1]]  # bounds rise or fall, so these say what all see
+    exists = ends[:, 0] < height[:, None]
+    rows = np.minimum(ends, height[:, None, None] - 1)  # (items, groups, 2)
+    queries = first[:, None, None] + launch.lanes[0].q_step * rows
+    for n, part in enumerate(launch.parts):
+        run = known[:, 2 + 4 * n], known[:, 3 + 4 * n]
+        share = _share(part.axes[0], queries, run)
+        share[:, :, 1] *= exists
+        if n == 0:
+            rows = np.minimum(np.arange(launch.box[0]).reshape(-1, GROUP), height[:, None, None] - 1)
+            every = first[:, None, None] + launch.lanes[0].q_step * rows
+            share[:, :, FOLDS] = _folds(part.axes[0], every, run, share)
+        share[:, :, 0] = np.minimum(share[:, :, 0], share[:, :, 1])
+        columns += list(share.reshape(len(known), -1).T)
+    return np.stack(columns, axis=1)
+
+
+def time_of(launch: Launch, items: NDArray[np.int32], shares: Ints) -> Ints:
+    """About how long groups take for each item together, in half tiles; items, shares: see `shares_of`."""
+    known = shares[:, 2 * (1 + len(launch.parts)) :].reshape(len(items), -1, SHARE)
+    tiles: Ints = (known[:, :, 1] - known[:, :, 0] - known[:, :, FOLDS]).sum(1)
+    return 2 * tiles + BESIDE * -(-items[:, 1].astype(np.int64) // GROUP)
+
+
+def is_short(launch: Launch, items: NDArray[np.int32], shares: Ints) -> bool:
+    """Whether groups see few tiles of the first part, the first and the last of some are one, and bounds fit half a
+    word; items, shares: see `shares_of`.
+    """
+    runs = items[:, 2 : 2 + 4 * len(launch.parts)].reshape(len(items), -1, 4)
+    at, groups = 2 * (1 + len(launch.parts)), launch.box[0] // GROUP
+    first = shares[:, at : at + SHARE * groups].reshape(-1, groups, SHARE)
+    tiles = first[:, :, 1] - first[:, :, 0]
+    few = tiles.max() <= FEW + 1  # one more where runs begin elsewhere
+    return bool(few and first[:, :, FOLDS].any() and runs[:, :, 1].max() <= MOST)
+
+
+def _place(reach: TmaExtent, token: Ints) -> tuple[Ints, Ints]:
+    """(place, lane) of tokens that a descriptor reaches; anything of others, where a run is empty."""
+    place, lane = np.divmod(token - reach.base, reach.step)
+    first_place, first_lane = reach.first
+    return place + first_place, lane + first_lane
+
+
+def _share(axis: AxisPlan, queries: Ints, run: tuple[Ints, Ints]) -> Ints:
+    """(items, groups, SHARE) of one part."""
+    low, high = _bounds(axis, queries, run)
+    tile = axis.block_k
+    begin, end = low.min(2) // tile, -(-high.max(2) // tile)
+    return np.stack([begin, end, -(-low.max(2) // tile), high.min(2) // tile, 0 * begin], axis=2)
+
+
+def _folds(axis: AxisPlan, queries: Ints, run: tuple[Ints, Ints], share: Ints) -> NDArray[np.bool_]:
+    """(items, groups) of one part; queries: all of them."""
+    low, high = _bounds(axis, queries, run)
+    begin, end, below, beyond = (share[:, :, i] for i in range(FOLDS))
+    between = axis.block_k * (end - begin - 1)[:, :, None]
+    few = (end - begin >= 2) & (end - begin <= FEW)
+    folds: NDArray[np.bool_] = few & (below < end) & (beyond > begin) & (high - low == between).all(2)
+    return folds
+
+
+def _bounds(axis: AxisPlan, queries: Ints, run: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """Columns of their runs, from the first to the one after the last, that queries see."""
+    first, count = (x[:, None, None] for x in run)
+    low, high = (np.maximum(-((first - x) // axis.lanes.k_step), 0) for x in axis.relation.interval(queries, axis.n))
+    return low, np.minimum(high, count)

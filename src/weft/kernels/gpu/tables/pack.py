@@ -1,0 +1,449 @@
+"""A plan as kernels read it: one vector of 32-bit integers for each wave of launches.
+
+    header    origin of the query grid, place of the list of queries; for each axis the logarithm of the box, the step
+              of queries, the grid's length
+    parts     for each part PART integers, and for each axis `axis_words`
+    bounds    records of `device.BOUND` integers, and the tables of step functions; on grids the two bounds of every
+              coordinate
+    items     for each tile: (first query, queries) for each axis; then for each part and axis (first key, keys, tiles
+              before the full ones, full tiles). Where tokens are listed, first is a place in the list. Of a
+              forward by warp groups more: see `weft.kernels.gpu.tables.consumer_ranges`
+    members   for each head and launch of the wave HEAD integers: which head, and where the launch's tables are
+    blocks    of warp groups, (item, member) of each: see `weft.kernels.gpu.tables.tile_scheduler`
+
+A kernel reaches everything that it needs in two loads that wait for each other (three, where launches are packed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.acsr.bits import BACKWARDS
+from weft.acsr.format import BLOCK
+from weft.errors import UnsupportedKernel
+from weft.kernels.gpu.tables.boxes import whole_boxes
+from weft.kernels.gpu.tables.consumer_ranges import is_short, shares_of, time_of
+from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
+from weft.pattern.relation import NDBool
+from weft.planning.affine_bounds import as_lines, unbounded
+from weft.planning.families.hopper import CONFIGS
+from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
+from weft.planning.tiling import Tiling
+from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow, more_run
+from weft.planning.tma import TmaExtent, extents
+from weft.planning.work import rows_apart
+
+Words = NDArray[np.int32]
+Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
+# Integers of a part: origin of the key grid; places of the list of keys, of the queries left out and of the keys left
+# out, one bit a token; 0 for none.
+PART = 4
+# Integers of a part's axis: step of keys, log2 of the box, length of the grid, on a grid the place of the bounds of
+# every coordinate, and the reciprocal of the step. On a single axis, which may be long: two lower and two upper
+# staircases, or the places and lengths of two lists.
+AXIS, BOUNDS = 6, 32
+# Of a member: batch row, key/value head, (first) query head, number of query heads; then where the launch's tables
+# begin, its items, and the four numbers of `Place`.
+HEAD = 10
+NO_LOWER = (1, 1, 0, 0, 0, 0, -FAR, FAR)  # staircases that say nothing: never above 0, never below FAR
+NO_UPPER = (1, 1, 0, 0, FAR, FAR, -FAR, FAR)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launch keeps what: integers of an item, number of parts, and where parts and items begin."""
+
+    record: int
+    parts: int
+    parts_at: int
+    items_at: int
+
+
+class Kind(NamedTuple):
+    """What of a launch its code depends on."""
+
+    rank: int
+    tiling: Tiling
+    formula: bool
+    listed: bool
+    split: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchTables:
+    """One launch. words: everything but the members and blocks. rank: axes (0: the remainder). work: tiles visited by
+    each item, or of a forward by warp groups `consumer_ranges.time_of`.
+
+    split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
+    column of a tile, at most. more: see `tiling.gpu.more_run`. whole: see `tables.boxes`. lines: see
+    `planning.affine_bounds`. reach: of a forward by warp groups what descriptors reach, see `planning.tma`. short: and
+    whether its runs are, see `tables.consumer_ranges`.
+    """
+
+    words: Words
+    rank: int
+    tiling: Tiling
+    place: Place
+    work: Ints
+    formula: bool = True
+    listed: bool = False
+    split: bool = False
+    span: int = BLOCK
+    more: bool = False
+    whole: bool = False
+    lines: bool = False
+    reach: tuple[TmaExtent, ...] | None = None
+    short: bool = False
+
+    @property
+    def several(self) -> bool:
+        """Whether kernels walk one part after the other."""
+        return self.place.parts > 1 and not self.more
+
+    @property
+    def items(self) -> int:
+        return int(self.work.size)
+
+    @property
+    def kind(self) -> Kind:
+        """Launches of one kind run the same code."""
+        return Kind(self.rank, self.tiling, self.formula, self.listed, self.split)
+
+    @property
+    def skewed(self) -> bool:
+        """Whether some tile has far more to do than most: all heads then begin with it."""
+        return bool(self.work.size) and int(self.work[0]) > 4 * float(self.work.mean())
+
+
+def axis_words(rank: int) -> int:
+    """Integers of one axis of a part."""
+    return AXIS if rank > 1 else AXIS + BOUNDS
+
+
+class Writer:
+    """Appends integers and says where they begin."""
+
+    def __init__(self) -> None:
+        self.words: list[Words] = []
+        self.size = 0
+
+    def put(self, values: object) -> int:
+        array = np.asarray(values, np.int64).reshape(-1)
+        return self.put_words(np.clip(array, -FAR, FAR).astype(np.int32))
+
+    def put_words(self, words: Words) -> int:
+        """As `put`, every bit kept."""
+        self.words.append(words)
+        at, self.size = self.size, self.size + words.size
+        return at
+
+    def all(self) -> Words:
+        return np.concatenate([np.zeros(0, np.int32), *self.words])
+
+
+# ---- terms ---------------------------------------------------------------------------------------------------------
+class Shares(NamedTuple):
+    """Items: tiles of rows in their order, which share of its tiles of columns each has, and of how many."""
+
+    order: Ints
+    share: Ints
+    of: Ints
+
+
+def launch_tables(launch: Launch, tiling: Tiling, m: int, most: int | None) -> list[tuple[LaunchTables, NDBool]]:
+    """(tables, which of m rows are visited) of one launch, whose boxes have that many tokens.
+
+    Items visit about `most` tiles or fewer: where some tiles of rows would visit more, and have few of all rows, their
+    other shares are a launch of their own, whose sums the first then joins.
+    """
+    slots = [launch.slots(axis) for axis in range(len(launch.box))]
+    work, rows = launch_work(launch, slots), launch.rows(m)
+    order = schedule(work)
+    of, share = _pieces(work[order], most)
+    shares = Shares(np.repeat(order, of), share, np.repeat(of, of))
+    later = share > 0
+    if not later.any():
+        return [(_tables(launch, tiling, work, shares, False), rows)]
+    some = rows_apart(launch, m, work, most or 0)
+    if some is None:
+        return [(_tables(launch, tiling, work, shares, True), rows)]
+    first, others = (Shares(*(x[which] for x in shares)) for which in (~later, later))
+    return [(_tables(launch, tiling, work, first, False), rows), (_tables(launch, tiling, work, others, True), some)]
+
+
+def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: bool) -> LaunchTables:
+    """split: several items may have rows in common."""
+    rank, more, order = len(launch.box), more_run(launch), shares.order
+    whole = whole_boxes(launch)
+    launch = whole or launch
+    slots = [launch.slots(axis) for axis in range(rank)]
+    if more is not None:
+        first, second = launch.parts[:2]  # which stands for all others
+        launch = replace(launch, parts=(first, replace(second, axes=(unbounded(second.axes[0]),))))
+    chosen = np.indices([lane.size for lane, _ in slots]).reshape(rank, -1)[:, order]
+    both = [(axis, m) for part in launch.parts for axis, m in zip(part.axes, launch.q.shape, strict=True)]
+    formula, listed = rank > 1 or all(is_formula(axis, m) for axis, m in both), any(map(is_listed, launch.parts))
+    lines = as_lines(launch) if formula and rank == 1 else None
+    launch = lines or launch
+    out, lists = Writer(), Writer()
+    rest_at = 2 + 3 * rank + (PART + axis_words(rank) * rank) * len(launch.parts)  # header and parts come before lists
+    out.put([launch.q.origin, _queries_at(launch, lists, rest_at)])
+    logs = [_log2(size) if rank > 1 else 0 for size in launch.box]  # of boxes on grids, which are powers of two
+    out.put([x for a in range(rank) for x in (logs[a], launch.lanes[a].q_step, launch.q.shape[a])])
+    parts_at = out.size
+    for part in launch.parts:
+        out.put([part.k.origin, *_lists_at(part, lists, rest_at)])
+        for a, axis in enumerate(part.axes):
+            bounds_at = rest_at + lists.put(_bounds_of(axis, launch.q.shape[a])) if rank > 1 else 0
+            out.put([axis.lanes.k_step, _log2(axis.block_k), part.k.shape[a], bounds_at])
+            out.put_words(np.array(reciprocal(axis.lanes.k_step), np.uint32).view(np.int32))
+            if rank == 1:
+                rows = launch.q.shape[a]
+                out.put(_formulas(axis) if formula else _lists(axis, rows, (lists, rest_at), (slots[a], chosen[a])))
+    words = np.concatenate([out.all(), lists.all()])
+    items = _items(launch, slots, chosen)
+    if more is not None:
+        _put_more(items, launch.parts[1], more, chosen[0])
+    if (shares.of > 1).any():
+        _cut(items, launch, shares.share, shares.of)
+    reach = extents(launch) if tiling == CONFIGS.get("forward") and rank == 1 else None
+    short, work = False, work[order] // shares.of
+    if reach is not None:
+        told = shares_of(launch, items, reach)
+        short, work = is_short(launch, items, told), time_of(launch, items, told)
+        items = np.concatenate([items, told.astype(np.int32)], axis=1)
+    place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
+    words = _checked(np.concatenate([words, items.reshape(-1)]))
+    return LaunchTables(
+        words,
+        rank,
+        tiling,
+        place,
+        work,
+        formula,
+        listed,
+        split,
+        _span(launch),
+        more is not None,
+        whole is not None,
+        lines is not None,
+        reach,
+        short,
+    )
+
+
+def _put_more(items: Words, part: Part, more: Run, order: Ints) -> None:
+    """The run of full tiles of every item, as the second part's, in place."""
+    first, count = (x[order] for x in more)
+    tiles = count // part.axes[0].block_k
+    items[:, 6:10] = np.stack([np.where(count > 0, first - part.k.origin, 0), count, 0 * tiles, tiles], axis=1)
+
+
+def _pieces(work: Ints, most: int | None) -> tuple[Ints, Ints]:
+    """(items of each tile, which of them each item is)"""
+    pieces = np.ones_like(work) if most is None else np.maximum(-(-work // most), 1)
+    return pieces, np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+
+
+def _cut(items: Words, launch: Launch, piece: Ints, pieces: Ints) -> None:
+    """Leave each item its share of the boxes along the first axis of every part, in place."""
+    rank = len(launch.box)
+    for number, part in enumerate(launch.parts):
+        at, axis = 2 * rank + 4 * rank * number, part.axes[0]
+        first, count, left, full = (items[:, at + i].astype(np.int64) for i in range(4))
+        boxes = -(-count // axis.block_k)
+        begin, end = boxes * piece // pieces, boxes * (piece + 1) // pieces
+        items[:, at] = first + axis.lanes.k_step * axis.block_k * begin
+        items[:, at + 1] = np.maximum(np.minimum(count, end * axis.block_k) - begin * axis.block_k, 0)
+        items[:, at + 2] = np.clip(left - begin, 0, end - begin)
+        items[:, at + 3] = np.clip(left + full - begin, 0, end - begin) - items[:, at + 2]
+
+
+def _span(launch: Launch) -> int:
+    found = [1]
+    for part in launch.parts:
+        rows = columns = 0
+        for axis, m, n in zip(part.axes, launch.q.shape, part.k.shape, strict=True):
+            rows = rows * m + (axis.block_q - 1) * axis.lanes.q_step
+            columns = columns * n + (axis.block_k - 1) * axis.lanes.k_step
+        found += [rows + 1, columns + 1]
+    return max(found)
+
+
+def _queries_at(launch: Launch, lists: Writer, base: int) -> int:
+    queries = launch.lanes[0].queries
+    return 0 if queries is None else base + lists.put(queries)
+
+
+def _lists_at(part: Part, lists: Writer, base: int) -> tuple[int, int, int]:
+    """Places of the list of keys and of the bits of queries and keys left out."""
+    keys = part.axes[0].lanes.keys
+    found = [0 if keys is None else base + lists.put(keys.tokens)]
+    out = (part.rows, part.keys)
+    found += [0 if one.is_every else base + lists.put_words(_bits(one.left_out)) + 1 for one in out]
+    return found[0], found[1], found[2]
+
+
+def _bits(tokens: Ints) -> Words:
+    """How many words hold the bits of all tokens up to the last one listed; those words; a word of 0 after them."""
+    count = int(tokens.max(initial=-1)) // 32 + 1
+    bits = np.zeros((count + 1) * 32, np.uint8)
+    bits[tokens] = 1
+    return np.concatenate([np.array([count], np.int32), np.packbits(bits, bitorder="little").view(np.int32)])
+
+
+def reciprocal(step: int) -> tuple[int, int]:
+    """(inverse, digits): x // step == (2 * x * inverse) >> (32 + digits), for 0 <= x < 2^31; an inverse has 32 bits.
+
+    Rounded up, as long as what that adds to a quotient cannot reach the next one: T. Granlund, P. L. Montgomery,
+    Division by invariant integers using multiplication, 1994.
+    """
+    digits = (step - 1).bit_length()
+    return -(-(1 << (31 + digits)) // step), digits
+
+
+def _log2(size: int) -> int:
+    assert size & (size - 1) == 0, "boxes of the Triton backend are powers of two"
+    return size.bit_length() - 1
+
+
+def launch_work(launch: Launch, slots: list[Slots]) -> Ints:
+    """Key tiles that each tile of queries visits, in the order of `Launch.walk_tiles`."""
+    total = np.zeros(prod(lane.size for lane, _ in slots), np.int64)
+    for part in launch.parts:
+        share = np.ones(1, np.int64)
+        for axis, slot in zip(part.axes, slots, strict=True):
+            share = np.outer(share, -(-axis.widths[slot] // axis.block_k)).reshape(-1)
+        total += share
+    return total
+
+
+def schedule(work: Ints) -> Ints:
+    """The order in which tiles start: those with far more to do than the others first, longest first.
+
+    The rest stay neighbours, since neighbours read the same keys, in the direction in which work falls more often than
+    it rises: the last to finish are short.
+    """
+    heavy = work > 2 * work.mean() if work.size else work > 0
+    first = np.flatnonzero(heavy)
+    rest = np.flatnonzero(~heavy)
+    change = np.diff(work[rest])
+    if (change > 0).sum() > (change < 0).sum():
+        rest = rest[::-1]
+    return np.concatenate([first[np.argsort(-work[first], kind="stable")], rest])
+
+
+def _items(launch: Launch, slots: list[Slots], chosen: Ints) -> Words:
+    columns = []
+    for (lane, tile), lanes, block, which in zip(slots, launch.lanes, launch.box, chosen, strict=True):
+        first = lanes.q_first[lane] + lanes.q_step * block * tile
+        height = np.minimum(block, lanes.rows[lane] - block * tile)
+        columns += [first[which], height[which]]
+    for part in launch.parts:
+        for axis, slot, which in zip(part.axes, slots, chosen, strict=True):
+            columns += [x[which] for x in _runs(axis, slot)]
+    return np.stack(columns, axis=1).astype(np.int32)
+
+
+def _runs(axis: AxisPlan, slot: Slots) -> tuple[Ints, ...]:
+    """(first key, keys, tiles before the full ones, full tiles) of every tile of one axis."""
+    count = axis.widths[slot]
+    first = axis.lanes.k_first[slot[0]] + axis.lanes.k_step * axis.start[slot].astype(np.int64)
+    return np.where(count > 0, first, 0), count, axis.left[slot].astype(np.int64), axis.unmasked[slot]
+
+
+# ---- bounds --------------------------------------------------------------------------------------------------------
+def _bounds_of(axis: AxisPlan, m: int) -> Ints:
+    """(first live coordinate of keys, the one after the last) for every coordinate of queries, from 0 to m."""
+    return np.stack(axis.relation.interval(np.arange(m), axis.n), axis=1)
+
+
+def _formulas(axis: AxisPlan) -> list[tuple[int, ...]]:
+    """Two staircases on either side."""
+    found = []
+    for bounds, nothing in ((axis.relation.lower, NO_LOWER), (axis.relation.upper, NO_UPPER)):
+        stairs = [_stair(bound) for bound in bounds if isinstance(bound, Stair)]
+        found += stairs + [nothing] * (2 - len(stairs))
+    return found
+
+
+def _stair(b: Stair) -> tuple[int, ...]:
+    if b.is_constant:
+        return 1, 1, 0, 0, b.out_lo, b.out_hi, -FAR, FAR
+    return b.rise, b.run, b.shift, b.base, b.out_lo, b.out_hi, b.in_lo, b.in_hi
+
+
+def _lists(axis: AxisPlan, m: int, listed: tuple[Writer, int], where: tuple[Slots, Ints]) -> list[int]:
+    """(place, length) of the lists of lower and upper bounds of m rows, filled up to the length of formulas."""
+    both = ([_in_words(x, m, axis.n) for x in bounds] for bounds in (axis.relation.lower, axis.relation.upper))
+    found = [x for bounds in both for x in _bounds(*listed, bounds, (axis, *where))]
+    return found + [0] * (BOUNDS - len(found))
+
+
+def _in_words(bound: Bound, m: int, n: int) -> Bound:
+    """A bound that is computed in 32 bits: as steps, up to m rows and n keys, where a staircase would overflow."""
+    if not isinstance(bound, Stair) or bound.is_constant or is_narrow(bound, m):
+        return bound
+    values = np.clip(bound(np.arange(m)), 0, n)
+    breaks = 1 + np.flatnonzero(np.diff(values))
+    return Steps(IntTable(breaks), IntTable(values[np.concatenate([[0], breaks])]))
+
+
+def _bounds(out: Writer, base: int, bounds: Sequence[Bound], where: tuple[AxisPlan, Slots, Ints]) -> tuple[int, int]:
+    """Writes a list of bounds; returns (where it is, how long it is)."""
+    records = []
+    for bound in bounds:
+        if isinstance(bound, Stair):
+            records.append([0, *_stair(bound), 0, 0, 0])
+        else:
+            breaks, values = bound.breaks.array, bound.values.array
+            places = [base + out.put(x) for x in (breaks, values, _spans(breaks, *where))]
+            records.append([1, *places, *(0,) * 8])
+    return base + out.put(records), len(records)
+
+
+def _spans(breaks: Ints, axis: AxisPlan, slot: Slots, chosen: Ints) -> Ints:
+    """Breaks up to the first and up to the last query of every item: what a step function is looked up with."""
+    (lane, tile), lanes, block = slot, axis.lanes, axis.block_q
+    ends = block * tile, np.minimum(block * (tile + 1), lanes.rows[lane]) - 1
+    found = [np.searchsorted(breaks, lanes.query_at(lane, row), side="right") for row in ends]
+    return np.stack(found, axis=1)[chosen]
+
+
+# ---- the remainder ------------------------------------------------------------------------------------------
+def block_tables(plan: TilePlan) -> LaunchTables:
+    """The remainder: where seen columns begin and end, and rows that see some, items (row of blocks, first, last),
+    columns, places of bits, and bits of rows as two words.
+
+    Not where columns of each block do: for these kernels spill twice as much (benchmarks/notes).
+    """
+    blocks, remainder, tiling = plan.blocks, plan.acsr.remainder, plan.of_blocks
+    assert isinstance(blocks, BlockLaunch)
+    assert tiling is not None, "AttentionPlan.check_room comes before"
+    count = np.diff(blocks.first).astype(np.int64)
+    order = schedule(count)
+    words = BACKWARDS[remainder.bits].reshape(-1).view(np.int32)  # of (partial blocks, BLOCK, BLOCK / 8)
+    out = Writer()
+    seen = remainder.spans(plan.acsr.n) + BLOCK * remainder.cols[:, None]
+    seeing = remainder.heights(plan.acsr.m) + BLOCK * remainder.rows[:, None]
+    ends = [x for begin, end in (seen.T, seeing.T) for x in (begin.min(), end.max())]
+    header = out.put([0, 0, 0, *ends])  # places of columns, bit indices and bits: written below
+    items_at = out.put(np.stack([blocks.rows[order], blocks.first[:-1][order], blocks.first[1:][order]], axis=1))
+    places = [out.put(x) for x in (remainder.cols, remainder.bit_index)]
+    data = np.concatenate([out.all(), words])
+    data[header : header + 3] = [*places, out.size]
+    return LaunchTables(_checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
+
+
+def _checked(words: Words) -> Words:
+    if words.size >= FAR:
+        raise UnsupportedKernel(
+            "attention on a GPU", f"its plan takes {words.size} integers", "use a shorter or more regular sequence"
+        )
+    return words
