@@ -12,7 +12,7 @@ import torch
 
 import weft
 from weft import caching, steps
-from weft.errors import AlignmentError, InputError, OptionError, UnsupportedError, UnsupportedKernel
+from weft.errors import AlignmentError, InputError, OptionError, UnsupportedKernel
 from weft.kernels.options import Modifiers
 from weft.planning import rowwise
 from weft.planning.attention_plan import plan_attention
@@ -320,7 +320,7 @@ REFUSED = {
     "sinks of another number": (OptionError, {"sinks": torch.zeros(3)}),
     "sinks that are no tensor": (OptionError, {"sinks": 3}),
     "no mask": (InputError, {"mask": None}),
-    "dropout": (UnsupportedError, {"dropout": 0.5}),
+    "dropout": (UnsupportedKernel, {"dropout": 0.5}),
 }
 
 

@@ -260,7 +260,9 @@ def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CP
     """
     check_extent(pattern, problem)
     found = distinct_heads(pattern, problem)
-    rows = [(pattern.acsr(problem.m, problem.n, *first), count_heads(heads)) for first, heads in found.items()]
+    orders = not isinstance(target, Gpu)  # kernels of GPUs gather no rows in another order
+    acsrs = [pattern.acsr(problem.m, problem.n, *first, orders=orders) for first in found]
+    rows = [(acsr, count_heads(heads)) for acsr, heads in zip(acsrs, found.values(), strict=True)]
     shares = []
     plans = plan_rows("forward", rows, problem, target, fixed)
     for (first, heads), (acsr, _), (tiles, pack) in zip(found.items(), rows, plans, strict=True):

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.layout import Layout, Options, dense_rows
 from weft.kernels.gpu.tables.batches import Waves
-from weft.kernels.triton.backward import STATS
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel, split_kv, tile
 from weft.planning.heads import Share
