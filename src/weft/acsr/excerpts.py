@@ -38,9 +38,7 @@ def _of_order(term: Term, q: Box, k: Box) -> list[Term]:
     )
     low, high = axis.interval(np.flatnonzero(in_q), term.k.size)
     before = np.concatenate([[0], np.cumsum(in_k)])
-    left_q, left_k = (
-        Grid(0, (int(some.sum()),), IntTable(at[some])) for some, at in ((in_q, queries), (in_k, keys))
-    )
+    left_q, left_k = (Grid(0, (int(some.sum()),), IntTable(at[some])) for some, at in ((in_q, queries), (in_k, keys)))
     found = placed(left_q, left_k, before[low], before[high])
     return [] if found is None else [found]
 

@@ -57,7 +57,7 @@ def signature(spec: KernelSpec) -> dict[str, str]:
         elif name in FLOATS:
             kinds[name] = "fp32"
         elif name in boxes:
-            kinds[name] = box_kind()
+            kinds[name] = box_kind(name, spec)
         else:
             kinds[name] = "i32" if name in (*PLAIN, *ROUNDS) or spec.aligned else "i64"
     return kinds
