@@ -40,7 +40,7 @@ def extras_of(options: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Extras | N
         _check(score, q)
         check_sizes(score, (*q.shape[:3], k.shape[2]))
     _check_alone(options)
-    dropout = _rate(drop)
+    dropout = check_rate(drop)
     seed = _seed(options["seed"], q) if dropout else None
     text, tables = ("", ()) if score is None else (score.text, score.tables)
     return Extras(text, tuple(tables), dropout, seed), None if learned else slopes
@@ -145,7 +145,8 @@ def _check_alone(options: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
-def _rate(dropout: Any) -> Any:
+def check_rate(dropout: Any) -> Any:
+    """The share of weights to drop as a float; raises OptionError outside of [0, 1)."""
     if isinstance(dropout, (Tensor, bool)) or not isinstance(dropout, (int, float, SymInt, SymFloat)):
         _refuse(
             f"dropout={type(dropout).__name__}", "a rate is a number of Python's", "pass a float from 0 on, below 1"
