@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from tests.tiers import every
 from triton._C.libtriton import ir
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
@@ -123,7 +124,7 @@ def test_full_tiles_have_no_mask(name):
         assert {"_mask_edge_if_any", "_mask_sides"} & {part for _, part in either}
 
 
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", every(4, LISTED))
 def test_a_listing_names_what_triton_compiles(name):
     """Each function of weft that Triton makes for a kernel is in its listing, under its module."""
     if interpreted():
