@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from hashlib import sha256
 
-from tests.triton.resources import innermost, resources, translated
+from tests.triton.resources import innermost, miscompiles, resources
 
 from weft.kernels.gpu.compile.sass import parse
 
@@ -27,7 +27,7 @@ def measure(kernel, target):
         code = kernel.asm["amdgcn"]
         opcodes, loops = amd_opcodes(code), amd_loops(code)
     else:
-        code = translated.disassembled(kernel.asm["cubin"])
+        code = miscompiles.disassembled(kernel.asm["cubin"])
         if not code:
             raise RuntimeError("Triton brings no nvdisasm here, so machine code cannot be compared")
         opcodes, loops = nvidia_opcodes(code), innermost(code)
