@@ -26,7 +26,6 @@ CHOSEN = {
     "forward_by_groups": ("two terms, by groups", "forward", 0),
     "keys_longformer": ("longformer", "keys", 0),
     "forward_blocks": ("random blocks", "forward", 0),
-    "delta_window": ("window", "one kernel", 0),
     "keys_with_dq": ("window", "one kernel", 1),
     "blocks_with_dq": ("random blocks", "one kernel", 1),
 }

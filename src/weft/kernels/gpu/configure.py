@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
-from weft.kernels.triton.backward import STATS
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.candidates import IN_GROUPS, MOST_IN_GROUPS, always_apart, held, in_halves, no_maximum
 from weft.planning.device import FAR

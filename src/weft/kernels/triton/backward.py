@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.kernels.triton.fragments import LOG2E, PENALTY, Fragments, KeyWalk, indented, within_length
+from weft.kernels.gpu.constants import LOG2E, PENALTY, STATS
+from weft.kernels.gpu.entry import indented
+from weft.kernels.triton.fragments import Fragments, KeyWalk
 from weft.planning.candidates import REGISTERS_OF_FIVE
-
-STATS = 16  # numbers of bfloat16 for each query: its lse and delta in three each, and what a product needs beside
 
 
 class Gradient(Fragments):
@@ -76,7 +76,7 @@ class Gradient(Fragments):
         """lse and delta = rowsum(dO * O), less the gradient of lse where there is one."""
         for n in range(len(self.dv)):
             product = f"o_{n}.to(tl.float32) * do_{n}.to(tl.float32)"
-            if self.spec.rank == 0 or self.spec.direction == "delta":  # out is 0 in rows that see nothing, dO anything
+            if self.spec.rank == 0:  # out is 0 in rows that see nothing, dO anything
                 product = f"tl.where(o_{n} == 0, 0.0, {product})"
             yield f"delta {'+=' if n else '='} tl.sum({product}, 1)  # (rows,)"
         if self.spec.lse_gradient:
@@ -90,7 +90,7 @@ class Gradient(Fragments):
         pairs get penalties, which must stay far below lse. Lines mask what they weigh, so lse may be anything.
         """
         none = 'lse == float("-inf")'
-        if self.spec.rank > 1 or self.spec.direction == "delta":  # which makes them for grids, too
+        if self.spec.rank > 1:
             none = f"lse < {PENALTY / 10} * scale" if self.spec.linear else f"lse < {PENALTY / 10}"
         return f"lse = tl.where({none}, 0.0, lse)  # a row that sees no key"
 
@@ -105,28 +105,6 @@ class Gradient(Fragments):
                 yield f"stats = tl.where(stat == {n}, of_lse[{n}][:, None], stats)"
                 yield f"stats = tl.where(stat == {n + 8}, of_delta[{n}][:, None], stats)"
             yield f"tl.store(Stats + row[:, None] * {STATS} + stat, stats.to(tl.bfloat16), mask=valid[:, None])"
-
-
-class RowSums(Gradient):
-    """What `Gradient.row_numbers` leaves of a block of queries, and zeros that a walk over keys adds their dQ to."""
-
-    def rows(self) -> Iterator[str]:
-        """The whole kernel: blocks of one head, then of the next."""
-        rows = self.spec.rows
-        yield f"blocks = (my_length + {rows - 1}) // {rows}"
-        yield "pair = tl.program_id(0) // blocks"
-        yield "batch, head = (pair // all_heads).to(tl.int64), pair % all_heads"
-        yield f"first_r, r = tl.program_id(0) % blocks * {rows}, tl.arange(0, {rows})"
-        yield from within_length()
-        yield from self.columns(self.d, "d")
-        yield from self.columns(self.dv, "dv")
-        yield from self.my_rows("o_rows", "DOut")
-        yield from self.load_rows()
-        yield from self.row_numbers()
-        yield from self.leave_stats()
-        yield from self.my_rows("dq_rows", "DQ")
-        yield from self.zeros("dq", self.d)
-        yield from self.store("dq", "DQ", "dq_rows", "valid", "d")
 
 
 class QueryGradient(Gradient, KeyWalk):

@@ -12,11 +12,13 @@ from itertools import chain
 
 from weft.kernels.gpu.arguments import FEW, ROUNDS, WALK, arguments, strided
 from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.entry import indented, module
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.pack import AXIS, HEAD, PART, axis_words
-from weft.kernels.triton.backward import KeyGradient, QueryGradient, RowSums
+from weft.kernels.gpu.tile.entry import BODIES, written
+from weft.kernels.triton.backward import KeyGradient, QueryGradient
 from weft.kernels.triton.forward import Forward
-from weft.kernels.triton.fragments import Fragments, indented, module, within_length
+from weft.kernels.triton.fragments import Fragments, within_length
 
 GROUPS = {  # what a kernel whose groups specialise is made of
     "dkdv": "from weft.kernels.triton.groups import key_gradients\n\n",
@@ -35,6 +37,8 @@ def emit(spec: KernelSpec) -> str:
         about = f"{spec.name}\n\nEmitted by weft; {spec.groups} warp groups, {spec.stages} stages."
         helpers = GROUPS["short" if spec.short else spec.direction]
         return module(spec.symbol, about, helpers, arguments(spec), _in_groups(spec), "gluon")
+    if spec.direction in BODIES:
+        return written(spec)
     helpers = (
         "from weft.kernels.gpu.ops.bounds import (\n"
         "    in_three, is_out, lines, lower_table, positions, stairs, tanh, upper_table,\n"
@@ -107,9 +111,6 @@ def _kernel(spec: KernelSpec) -> Iterator[str]:
         yield f"# strides count in 16 bytes, {spec.unit} elements: rows are aligned"
     if spec.chained and not spec.of_keys:
         yield "gdc_launch_dependents()  # that of dK and dV may begin where this one leaves room"
-    if spec.direction == "delta":
-        yield from RowSums(spec).rows()
-        return
     fragments = {"forward": Forward, "dq": QueryGradient, "dkdv": KeyGradient}[spec.direction](spec)
     yield from _where_am_i(spec)
     yield from _my_rows(spec)

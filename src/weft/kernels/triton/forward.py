@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
+from weft.kernels.gpu.constants import LN2, LOG2E, NOTHING
+from weft.kernels.gpu.entry import indented
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton.fragments import LN2, LOG2E, NOTHING, KeyWalk, indented
+from weft.kernels.triton.fragments import KeyWalk
 
 # What a row's sum of exponentials may be without a maximum: below, scores as far below the largest as they can matter
 # would count as 0, and products with small values be none; above, sums of large values would not be finite.

@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from weft.kernels.gpu.constants import LOG2E, PENALTY
+from weft.kernels.gpu.entry import indented
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.device import FAR, PLACES
 from weft.planning.tiling import chunks
-
-LOG2E = 1.4426950408889634  # scores are scaled by it, so that exp2 serves for exp
-LN2 = 0.6931471805599453  # back again
-# What a pair that must not be seen gets, and what is below every score that is seen: scores are scaled in between, by
-# 1e-10 or more (`KernelSpec.rescaled`). Not infinity, which times 0 is not a number.
-PENALTY, NOTHING = -1e38, -1e25
-
-
-def indented(lines: Iterator[str]) -> Iterator[str]:
-    """The lines of a block."""
-    for line in lines:
-        yield "    " + line if line else line
-
-
-def module(
-    symbol: str, about: str, helpers: str, arguments: Sequence[str], body: Iterator[str], language: str = "triton"
-) -> str:  # fmt: skip
-    """The source of a module with one kernel, which a profiler knows by its symbol and callers as `kernel`. helpers:
-    imports of what the body calls, blank lines after. language: "triton", or "gluon", its dialect that says who does
-    what.
-    """
-    imports = {
-        "triton": "import triton\nimport triton.language as tl\n", "gluon": "from triton.experimental import gluon\n",
-    }  # fmt: skip
-    names = "".join(f"    {line}\n" for line in _wrapped(arguments))
-    lines = "\n".join(indented(body))
-    function = f"@{language}.jit\ndef {symbol}(\n{names}):\n{lines}"
-    return f'"""{about}"""\n\n{imports[language]}\n{helpers}\n{function}\n\n\nkernel = {symbol}\n'
 
 
 def within_length() -> Iterator[str]:
@@ -43,16 +17,6 @@ def within_length() -> Iterator[str]:
     yield "valid = token_r < my_length"
     yield "token_r = tl.minimum(token_r, my_length - 1)  # (rows,)"
     yield "near_r = token_r - first_r"
-
-
-def _wrapped(names: Sequence[str]) -> Iterator[str]:
-    line = ""
-    for name in names:
-        if len(line) + len(name) > 100:
-            yield line.rstrip()
-            line = ""
-        line += f"{name}, "
-    yield line.rstrip()
 
 
 class Fragments:
@@ -114,7 +78,7 @@ class Fragments:
         on lines, and not where the first row's number would outlast the walk in dQ (benchmarks/notes/triton.md).
         """
         spec = self.spec
-        if near and spec.aligned and spec.rank == 1 and not spec.listed and spec.direction != "delta":
+        if near and spec.aligned and spec.rank == 1 and not spec.listed:
             yield f"{name} = {self.head_of(tensor, head, 'first_r')}"
             yield f"{name}_in = {self.inside(tensor, 'near_r')}"
         else:

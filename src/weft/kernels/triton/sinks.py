@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from weft.kernels.gpu.compile.source import POINTERS, Source
-from weft.kernels.triton.fragments import LN2, LOG2E, module
+from weft.kernels.gpu.constants import LN2, LOG2E
+from weft.kernels.gpu.entry import module
 from weft.planning.tiling import chunks
 
 TILE, WARPS = 4096, 8  # rows of a program of the gradient, 16 of each thread

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Literal
 
 from weft.kernels.gpu.configure import chained, for_card
+from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.descriptors import walk_names
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
@@ -26,7 +27,6 @@ from weft.kernels.gpu.programs.launches import (
     widened,
 )
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton.backward import STATS
 from weft.kernels.triton.walked import Walked
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem

@@ -12,6 +12,7 @@ from weft.caching import cached
 from weft.kernels.gpu.arguments import described, reads, scalars, writes
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import wave_specs
+from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.descriptors import FORWARD, Box, box_names
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.layout import PARTS, Layout, Options, dense_rows
@@ -31,7 +32,6 @@ from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.kernels.gpu.tables.pack import Place
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
-from weft.kernels.triton.backward import STATS
 from weft.planning.attention_plan import AttentionPlan, Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
