@@ -9,7 +9,7 @@ from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
-from weft.kernels.triton.row_spec import Counts
+from weft.kernels.gpu.split_kv.spec import Counts
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.rowwise import RowPlan, decode_plan
 

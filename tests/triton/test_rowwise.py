@@ -11,8 +11,8 @@ import weft
 from weft import steps
 from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.compile.compiler import compile_for
-from weft.kernels.triton.row_spec import HOST, Counts, RowOptions, merging, row_spec
-from weft.kernels.triton.rowwise import source_of
+from weft.kernels.gpu.split_kv.source import source_of
+from weft.kernels.gpu.split_kv.spec import HOST, Counts, ScoreOptions, combining, split_kv_spec
 from weft.planning.problem import Problem
 from weft.planning.row_choice import shape_of
 from weft.planning.rowwise import decode_plan
@@ -44,13 +44,13 @@ class Call:
 
     def asked(self):
         have = {name: bool(value) for name, value in self.options.items()}
-        return RowOptions(**have, counts=self.counts)
+        return ScoreOptions(**have, counts=self.counts)
 
     def specs(self):
         """Shares, all keys in one share, and the merge of shares."""
-        spec = row_spec(self.plan(), shape_of(self.plan(), 132), self.aligned, self.asked())
+        spec = split_kv_spec(self.plan(), shape_of(self.plan(), 132), self.aligned, self.asked())
         spec = replace(spec, split=True)
-        return [spec, replace(spec, split=False), merging(spec)]
+        return [spec, replace(spec, split=False), combining(spec)]
 
 
 CALLS = {

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.kernels.triton import rowwise, sinks
+from weft.kernels.gpu.sinks import source as sinks
+from weft.kernels.gpu.split_kv import source as split_kv
 from weft.kernels.triton.emit import emit
 
 from .specs import BESIDE, CALLS, SHORT, gradients_of, specs_of, specs_towards
@@ -30,7 +31,10 @@ CHOSEN = {
     "blocks_with_dq": ("random blocks", "one kernel", 1),
 }
 WALKS = {"gradients_in_one_walk": (SHORT, 0), "few_keys": (BESIDE, 1), "few_sums": (BESIDE, 2)}
-BY_ROWS = {"rows_of_shares": ("window, 64, all options", 0), "rows_alone": ("two terms", 1), "merge": ("window", 2)}
+SPLIT_KV = {
+    "split_kv": ("window, 64, all options", 0), "split_kv_alone": ("two terms", 1), "combine": ("window", 2),
+    "split_kv_of_a_cache": ("counts from the device", 0),
+}  # fmt: skip
 OF_SINKS = {
     "sink_gradient": sinks.gradient_source,
     "sink_gradient_sum": sinks.sum_source,
@@ -49,13 +53,13 @@ def chosen(name):
 
 
 def text_of(name):
-    if name in BY_ROWS:
-        call, which = BY_ROWS[name]
-        return rowwise.source_of(ROW_CALLS[call].specs()[which]).text
+    if name in SPLIT_KV:
+        call, which = SPLIT_KV[name]
+        return split_kv.source_of(ROW_CALLS[call].specs()[which]).text
     return OF_SINKS[name]().text if name in OF_SINKS else emit(chosen(name))
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *BY_ROWS, *OF_SINKS])
+@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *SPLIT_KV, *OF_SINKS])
 def test_golden_source(name):
     path, text = GOLDEN / f"{name}.py", text_of(name)
     if os.environ.get("WEFT_GOLDEN") == "write":

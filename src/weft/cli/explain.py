@@ -42,8 +42,9 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     are all of a short window, by one walk.
     """
     from weft.kernels.gpu.configure import specs_of, walk_specs
-    from weft.kernels.triton import emit, rowwise
-    from weft.kernels.triton.row_spec import specs_of as specs_of_rows
+    from weft.kernels.gpu.split_kv.source import entry
+    from weft.kernels.gpu.split_kv.spec import specs_of as specs_of_rows
+    from weft.kernels.triton import emit
 
     problem = plan.problem
     if problem.dtype not in WIDTHS or max(problem.d, problem.dv) > MAX_DIM:
@@ -53,7 +54,7 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
             "pass --dtype bfloat16, or a smaller head dimension",
         )
     if direction == "forward" and plan.by_rows is not None:
-        return {spec.name: rowwise.emit(spec) for spec in specs_of_rows(plan.by_rows)}
+        return {spec.name: entry(spec) for spec in specs_of_rows(plan.by_rows)}
     if direction == "gradients" and plan.one_walk is None:
         raise OptionError(
             f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one walk",

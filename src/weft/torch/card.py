@@ -27,9 +27,6 @@ APART = {
     "kernels",
     "keys",
     "oracle",
-    "row_device",
-    "row_spec",
-    "rowwise",
     "sinks",
     "split_kv",
 }

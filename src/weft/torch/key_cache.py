@@ -178,7 +178,7 @@ def _prepare(key: Hashable, caches: Caches, mask: Any, counts: _Counts, given: d
 def _on_gpu(plan: RowPlan, caches: Caches, counts: _Counts, given: dict[str, Any]) -> Run:
     from weft.kernels.gpu.layout import Options
     from weft.kernels.gpu.programs.split_kv import Cache
-    from weft.kernels.triton.row_spec import Counts
+    from weft.kernels.gpu.split_kv.spec import Counts
     from weft.torch.gpu import bind_cache, layout_of
 
     k = caches[1]

@@ -1,6 +1,6 @@
-"""Split-KV: a program has a few rows and an equal share of the tiles of their live keys; a merge joins the shares.
+"""Split-KV: programs have a few rows and a share of the tiles of their live keys; a second kernel combines the shares.
 
-`weft.kernels.triton.rowwise` says how tables of rows are packed. What is counted on the device is read from slots.
+`weft.kernels.gpu.split_kv.tables` says how tables of rows are packed. What is counted on the device is read from slots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.kernels.gpu.oracle.bounds import divided, remainder, stair
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Call, Ints
 from weft.kernels.gpu.oracle.numbers import Scoring, SoftMaximum
-from weft.kernels.triton.rowwise import BOUND, CLASSES, MEMBER, term_words
+from weft.kernels.gpu.split_kv.tables import BOUND, CLASSES, MEMBER, term_words
 from weft.planning.device import FAR
 
 LN2 = float(np.log(2.0))
@@ -146,7 +146,7 @@ def _places(bound: Ints, first: int, step: int) -> Ints:
 def rows(call: Call) -> None:
     """Out and Lse of a program's rows, or of its share the mean of values and lse in bits, left in Work."""
     scoring, splits = Scoring(call, 0), call.integer("splits")
-    law(call.spec.split or splits == 1, "one kernel has several shares, and no merge follows")
+    law(call.spec.split or splits == 1, "one kernel has several shares, and nothing combines them")
     for place, split in product(range(call.grid[0]), range(call.grid[1])):
         mine = _rows(call, place)
         sums = SoftMaximum(call.spec.rows, call.spec.dv)
@@ -193,8 +193,8 @@ def _write(call: Call, mine: Rows, split: int, sums: SoftMaximum) -> None:
     call.tensor("Out").store(out[valid], mine.batch, mine.head[valid], mine.row[valid])
 
 
-# ---- merge -----------------------------------------------------------------------------------------------------------
-def merge(call: Call) -> None:
+# ---- combine --------------------------------------------------------------------------------------------------------
+def combine(call: Call) -> None:
     """Out and Lse of every row from its shares; a share of no key has an lse only."""
     spec, m, heads, splits = call.spec, call.integer("m"), call.integer("all_heads"), call.integer("splits")
     work, sums_at = call.flat("Work"), call.integer("sums")

@@ -28,8 +28,17 @@ from weft.kernels.gpu.program import (
     Table,
 )
 from weft.kernels.gpu.programs.launches import widened
-from weft.kernels.triton.row_spec import GROWING, HOST, Counts, RowOptions, RowSpec, merging, row_spec
-from weft.kernels.triton.rowwise import row_tables, source_of
+from weft.kernels.gpu.split_kv.source import source_of
+from weft.kernels.gpu.split_kv.spec import (
+    GROWING,
+    HOST,
+    Counts,
+    ScoreOptions,
+    SplitKVSpec,
+    combining,
+    split_kv_spec,
+)
+from weft.kernels.gpu.split_kv.tables import row_tables
 from weft.planning.row_choice import RowShape, shape_of
 from weft.planning.rowwise import RowPlan
 
@@ -60,8 +69,8 @@ def split_kv_program(
     strides = {name: (layout.named | {"out": out.strides})[name.lower()] for name in ("Q", "K", "V", "Out")}
     shape = shape_of(plan, processors)
     counts = HOST if cache is None else cache.counts
-    chosen = RowOptions(options.softcap is not None, "slopes" in names, "sinks" in names, counts)
-    spec = row_spec(plan, shape, layout.aligned and dense_rows(strides, problem.dtype), chosen)
+    chosen = ScoreOptions(options.softcap is not None, "slopes" in names, "sinks" in names, counts)
+    spec = split_kv_spec(plan, shape, layout.aligned and dense_rows(strides, problem.dtype), chosen)
     packed = _packed(plan, shape.heads)
     rows, sums, work = _work(plan, shape)
     if spec.split:
@@ -71,7 +80,7 @@ def split_kv_program(
     told = _Told(values, memory, strides)
     steps.append(told.launch(spec, (shape.programs, shape.splits, 1)))
     if spec.split:
-        steps.append(told.launch(merging(spec), (rows, 1, 1)))
+        steps.append(told.launch(combining(spec), (rows, 1, 1)))
     slots.append(packed.table.slot("rows"))
     return LaunchProgram("split_kv", tuple(slots), tuple(steps), {"rows": packed.table})
 
@@ -139,7 +148,7 @@ class _Told:
     memory: Mapping[str, str]
     strides: Mapping[str, Strides]
 
-    def launch(self, spec: RowSpec, grid: tuple[int, int, int]) -> Launch:
+    def launch(self, spec: SplitKVSpec, grid: tuple[int, int, int]) -> Launch:
         """A launch of one of them."""
         known = dict(self.values)
         for name, stride in self.strides.items():
@@ -148,7 +157,7 @@ class _Told:
         found = tuple(self._argument(name, spec, known) for name in spec.arguments)
         return Launch(spec, source_of(spec), grid, found)
 
-    def _argument(self, name: str, spec: RowSpec, known: Mapping[str, Any]) -> Argument:
+    def _argument(self, name: str, spec: SplitKVSpec, known: Mapping[str, Any]) -> Argument:
         if name in COUNTED:
             return OnDevice(COUNTED[name])
         if name in spec.writes or name in spec.reads:
