@@ -67,6 +67,8 @@ CALLS = {
     "float32": Call(dtype="float32"),
     "counts from the device": Call(weft.strided(64), counts=Counts("int64", per_batch=True, offset=True)),
     "a ring, a window": Call(m=16, counts=Counts("int32", ring=True, window=True)),
+    "pages of 16": Call(counts=Counts("int32", per_batch=True, page=16)),
+    "pages of 256, many queries": Call(m=16, counts=Counts("int32", per_batch=True, offset=True, page=256)),
     "float32, 256": Call(dims=(256, 256), dtype="float32", heads=(64, 1), m=4),
 }
 

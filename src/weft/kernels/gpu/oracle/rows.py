@@ -155,8 +155,8 @@ def rows(call: Call) -> None:
         for keys, tile in _tiles(call, mine, split, splits):
             x = tile * call.spec.cols + np.arange(call.spec.cols)
             token = keys.first + keys.step * np.minimum(x, keys.places - 1)
-            place_of = token % call.integer("capacity") if call.spec.counts.ring else token
-            k, v = (call.tensor(name).load(mine.batch, mine.kv_head, place_of) for name in ("K", "V"))
+            at, place_of = _where(call, mine.batch, token)
+            k, v = (call.tensor(name).load(at, mine.kv_head, place_of) for name in ("K", "V"))
             s, _ = scoring.scores(q @ k.T, heads, mine.row + mine.beside, token)
             live = (x >= keys.low[:, None]) & (x < keys.high[:, None])
             sums.add(np.where(live, s, -np.inf), v)
@@ -169,6 +169,18 @@ def _tiles(call: Call, mine: Rows, split: int, splits: int) -> Iterator[tuple[Ke
     found = [_keys(call, mine, record) for record in mine.terms]
     every = [(keys, tile) for keys in found for tile in range(-(-keys.places // call.spec.cols))]
     yield from every[len(every) * split // splits : len(every) * (split + 1) // splits]
+
+
+def _where(call: Call, batch: int, token: Ints) -> tuple[int | Ints, Ints]:
+    """(batch row or page, place in it) of tokens. A number in the block table that is no page counts as the nearest."""
+    counts, place = call.spec.counts, token
+    if counts.ring:
+        place = token % call.integer("capacity")
+    if not counts.page:
+        return batch, place
+    table, pages = call.indices("BlockTable", call.integer("table_row")), call.integer("pages")
+    law(table.shape[1] * counts.page == call.integer("capacity"), "the capacity is not that of the block table")
+    return np.clip(table[batch, place // counts.page], 0, pages - 1), place % counts.page
 
 
 def _numbers(call: Call, mine: Rows) -> Ints:

@@ -17,7 +17,7 @@ from weft.kernels.gpu.ops.loads import columns, products
 from weft.kernels.gpu.ops.online_softmax import LOG2E, add_tile, finish, lse_2, no_keys
 from weft.kernels.gpu.ops.vectors import exists, load_rows, store_rows
 from weft.kernels.gpu.split_kv.bounds import BOUND, CLASSES, run_of, share
-from weft.kernels.gpu.split_kv.rows import rows_of
+from weft.kernels.gpu.split_kv.rows import page_of, rows_of
 
 
 class Config(NamedTuple):
@@ -73,11 +73,21 @@ class Operands(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Where a head begins, and its strides."""
+    """Where a head begins, and its strides; page: of pages, where keys lie in these."""
 
     pointer: Any
+    page: Any
     row: Any
     dim: Any
+
+
+class Side(NamedTuple):
+    """What every tile meets: the rows of a program, what it multiplies, how many keys there are, and scores."""
+
+    rows: Any
+    operands: Any
+    keys: Any
+    scores: Any
 
 
 @triton.jit
@@ -91,14 +101,14 @@ def split_kv(C: tl.constexpr, q, k, v, deal, keys, scores, results):
     if scores.slopes is not None:
         slope = tl.load(scores.slopes + rows.head, mask=rows.valid, other=0.0) * LOG2E
     softmax = no_keys(C, C.dv)
-    k_at = k.pointer + rows.batch * k.batch + rows.kv_head * k.head
-    v_at = v.pointer + rows.batch * v.batch + rows.kv_head * v.head
-    k_head, v_head = Head(k_at, k.row, k.dim), Head(v_at, v.row, v.dim)
+    k_head = Head(head_at(k, rows, keys.page), k.batch, k.row, k.dim)
+    v_head = Head(head_at(v, rows, keys.page), v.batch, v.row, v.dim)
     operands = Operands(queries, slope, k_head, v_head, d, dv, tl.arange(0, C.cols))
+    # a name would make tensors of the constants in a tuple (Triton 3.6, 3.7): this one goes without
     if C.several:
-        softmax = walk_terms(C, softmax, rows, operands, deal, keys, scores)
+        softmax = walk_terms(C, softmax, Side(rows, operands, keys, scores), deal)
     else:
-        softmax = walk_term(C, softmax, rows, operands, deal, keys, scores)
+        softmax = walk_term(C, softmax, Side(rows, operands, keys, scores), deal)
     number = (rows.batch * deal.all_heads + rows.head) * deal.m + rows.row  # (rows,) among all rows
     if C.split:
         leave_share(C.dv, softmax, number * deal.splits + rows.split, rows, results, dv)
@@ -106,25 +116,33 @@ def split_kv(C: tl.constexpr, q, k, v, deal, keys, scores, results):
         write_rows(C.dv, softmax, number, rows, scores, results, dv)
 
 
-# ---- walks over keys -------------------------------------------------------------------------------------------------
-# Loops count from 0: Triton (3.6, 3.7) does not pipeline the loads of one that does not.
 @triton.jit
-def walk_term(C: tl.constexpr, softmax, rows, operands, deal, keys, scores):
+def head_at(tensor, rows, PAGE: tl.constexpr):
+    """Where the head of keys or values of the rows begins: of their batch row, or of the first page."""
+    at = tensor.pointer
+    if PAGE == 0:
+        at += rows.batch * tensor.batch
+    return at + rows.kv_head * tensor.head
+
+
+# ---- walks over keys -------------------------------------------------------------------------------------------------
+@triton.jit
+def walk_term(C: tl.constexpr, softmax, side, deal):
     """The program's share of the only term."""
+    rows = side.rows
     run = run_of(C, rows, rows.terms)
     begin, end = share((run.count + (C.cols - 1)) // C.cols, rows.split, deal.splits)
-    for j in range(end - begin):
-        softmax = visit(C, softmax, begin + j, run, rows, operands, keys, scores)
-    return softmax
+    return walk_tiles(C, softmax, begin, end - begin, run, side)
 
 
 @triton.jit
-def walk_terms(C: tl.constexpr, softmax, rows, operands, deal, keys, scores):
+def walk_terms(C: tl.constexpr, softmax, side, deal):
     """Every term in turn, of which the tiles in [begin, end) of all terms belong to the share.
 
     One integer goes from term to term. Two that grow alike (begin - tiles, end - tiles) were right in Triton's first
     representation and not in its second, where one of them no longer changed (3.6.0, 3.7.1): terms were counted twice.
     """
+    rows = side.rows
     WORDS: tl.constexpr = CLASSES + 2 * BOUND * C.bounds
     all_tiles = 0
     for part in range(rows.count):
@@ -136,23 +154,60 @@ def walk_terms(C: tl.constexpr, softmax, rows, operands, deal, keys, scores):
         run = run_of(C, rows, rows.terms + part * WORDS)
         tiles = (run.count + (C.cols - 1)) // C.cols
         mine = tl.maximum(begin - before, 0)
-        for j in range(tl.minimum(end - before, tiles) - mine):
-            softmax = visit(C, softmax, mine + j, run, rows, operands, keys, scores)
+        count = tl.minimum(end - before, tiles) - mine
+        softmax = walk_tiles(C, softmax, mine, count, run, side)
         before += tiles
     return softmax
 
 
 @triton.jit
-def visit(C: tl.constexpr, softmax, tile, run, rows, operands, keys, scores):
-    """One tile of a run. Places beyond the run are read as its last one, and seen by no row."""
-    x = tile * C.cols + operands.c
+def walk_tiles(C: tl.constexpr, softmax, first, count, run, side):
+    """`count` tiles of a run, from tile `first` on.
+
+    Loops count from 0: Triton (3.6, 3.7) does not pipeline the loads of one that does not. And it loads keys only one
+    tile ahead where their addresses come of a load in the same tile: so pages are looked up a tile before.
+    """
+    if side.keys.page:
+        pages = pages_of(C, first, run, side)
+        for j in range(count):
+            softmax, pages = visit(C, softmax, first + j, pages, run, side), pages_of(C, first + j + 1, run, side)
+    else:
+        for j in range(count):
+            softmax = visit(C, softmax, first + j, None, run, side)
+    return softmax
+
+
+@triton.jit
+def places_of(C: tl.constexpr, tile, run, side):
+    """(place in the run, token, place in the cache) of a tile's keys, (cols,). Beyond the run they are those of its
+    last key, which no row sees there.
+    """
+    x = tile * C.cols + side.operands.c
     token = (run.first + run.step * tl.minimum(x, run.count - 1)).to(tl.int64)
     place = token
-    if keys.ring:
-        place = token % keys.capacity
-    k_head, v_head = operands.k, operands.v
-    k = load_rows(C, C.d, k_head.pointer + place * k_head.row, k_head.dim, operands.d, None)
-    v = load_rows(C, C.dv, v_head.pointer + place * v_head.row, v_head.dim, operands.dv, None)
+    if side.keys.ring:
+        place = token % side.keys.capacity
+    return x, token, place
+
+
+@triton.jit
+def pages_of(C: tl.constexpr, tile, run, side):
+    """The pages of a tile's keys."""
+    return page_of(side.keys, side.rows.batch, places_of(C, tile, run, side)[2])
+
+
+@triton.jit
+def visit(C: tl.constexpr, softmax, tile, pages, run, side):
+    """One tile of a run. pages (cols,): where keys lie in these, else None."""
+    rows, operands, scores = side.rows, side.operands, side.scores
+    x, token, place = places_of(C, tile, run, side)
+    k_at, v_at = operands.k.pointer, operands.v.pointer
+    if pages is not None:
+        place = place % side.keys.page
+        k_at += pages.to(tl.int64) * operands.k.page
+        v_at += pages.to(tl.int64) * operands.v.page
+    k = load_rows(C, C.d, k_at + place * operands.k.row, operands.k.dim, operands.d, None)
+    v = load_rows(C, C.dv, v_at + place * operands.v.row, operands.v.dim, operands.dv, None)
     s = products(C, operands.q, k)
     if scores.softcap is not None:
         s = tanh(s * (scores.scale / scores.softcap)) * (scores.softcap * LOG2E)

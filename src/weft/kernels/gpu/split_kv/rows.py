@@ -34,6 +34,9 @@ class Keys(NamedTuple):
 
     The host gives shift and beside, from a query to its row among a term's and to the key beside it, and length. Or
     the device knows: pointers key_count, offset and window, of a cache of `capacity` tokens; see `spec.Counts`.
+
+    block_table: of a cache in pages of `page` tokens, a pointer to (batch rows, pages of each), with stride table_row;
+    it holds numbers of the `pages` that there are.
     """
 
     shift: Any = None
@@ -45,6 +48,10 @@ class Keys(NamedTuple):
     capacity: Any = None
     per_batch: Any = False
     ring: Any = False
+    block_table: Any = None
+    table_row: Any = None
+    pages: Any = None
+    page: Any = 0
 
 
 class Rows(NamedTuple):
@@ -130,3 +137,16 @@ def least_key(keys, i, batch, length):
     if keys.window is not None:
         least = tl.maximum(least, i + 1 - of_batch(keys.window, batch, keys.per_batch))
     return least
+
+
+@triton.jit
+def page_of(keys, batch, place):
+    """The number of the page that holds each place of a batch row's cache, (cols,).
+
+    A place beyond the table counts as its last, and a number that is no page as the nearest, so that nothing outside of
+    table and cache is read: a page that no query sees may be gone, and lie between some that are seen.
+    """
+    last = keys.capacity // keys.page - 1
+    column = tl.minimum(tl.maximum((place // keys.page).to(tl.int32), 0), last)
+    number = tl.load(keys.block_table + batch * keys.table_row + column)
+    return tl.minimum(tl.maximum(number, 0), keys.pages - 1)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from weft.kernels.gpu.compile.source import POINTERS, Source
 from weft.kernels.gpu.entry import module
 from weft.kernels.gpu.layout import PARTS
-from weft.kernels.gpu.split_kv.spec import GROWING, SplitKVSpec
+from weft.kernels.gpu.split_kv.spec import GROWING, PAGING, SplitKVSpec
 from weft.planning.tiling import chunks
 
 WIDE = ("Work", "Lse", "Sinks", "Slopes")  # always float32
@@ -32,7 +32,7 @@ def source_of(spec: SplitKVSpec) -> Source:
 
 
 def _type_of(name: str, spec: SplitKVSpec) -> str:
-    if name == "Tables":
+    if name in ("Tables", "BlockTable"):
         return "*i32"
     if name in spec.counts.slots:
         return COUNTED[spec.counts.dtype]
@@ -40,7 +40,7 @@ def _type_of(name: str, spec: SplitKVSpec) -> str:
         return "*fp32" if name in WIDE else POINTERS[spec.dtype]
     if name in ("scale", "softcap"):
         return "fp32"
-    return "i32" if name in (*spec.integers, *GROWING, "capacity") else "i64"
+    return "i32" if name in (*spec.integers, *GROWING, "capacity", *PAGING) else "i64"
 
 
 # ---- the entry -------------------------------------------------------------------------------------------------------
@@ -97,7 +97,10 @@ def _keys(spec: SplitKVSpec) -> str:
     if not counts.dtype:
         return ", ".join(f"{name}={name}" for name in GROWING)
     pointers = ", ".join(f"{SLOTS[name]}={name}" for name in counts.slots)
-    return f"{pointers}, capacity=capacity, per_batch={counts.per_batch}, ring={counts.ring}"
+    found = f"{pointers}, capacity=capacity, per_batch={counts.per_batch}, ring={counts.ring}"
+    if counts.page:
+        found += f", block_table=BlockTable, table_row=table_row, pages=pages, page={counts.page}"
+    return found
 
 
 def _scores(spec: SplitKVSpec) -> str:

@@ -15,6 +15,8 @@ from weft.settings import interpreted
 # 32-bit integers that grow step by step: from a query to the row of a term, and to the key beside it
 # (for distances); the number of keys.
 GROWING = ("shift", "beside", "length")
+# Pages that there are, and the stride of a batch row of the block table.
+PAGING = ("pages", "table_row")
 
 
 class Counts(NamedTuple):
@@ -23,6 +25,7 @@ class Counts(NamedTuple):
     dtype: of the device slots that hold these, "" where the host gives them at each call. per_batch: each batch row has
     a number of its own. ring: token t lies at place t modulo the capacity. offset: the first query's token has a slot,
     and does not follow from the number of keys. window: a slot says how many tokens up to its own a query may see.
+    page: keys lie in pages of so many tokens, which a block table names; 0: one after the other.
     """
 
     dtype: str = ""
@@ -30,6 +33,7 @@ class Counts(NamedTuple):
     ring: bool = False
     offset: bool = False
     window: bool = False
+    page: int = 0
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -89,6 +93,7 @@ class SplitKVSpec(Strided):
         options = "".join(f"_{x}" for x in words if getattr(self, x)) + "_any" * (not self.aligned)
         if self.counts.dtype:
             told = ("per_batch", "ring", "offset", "window")
+            options += f"_pages_of_{self.counts.page}" * bool(self.counts.page)
             options += f"_{self.counts.dtype}_count" + "".join(f"_{x}" for x in told if getattr(self.counts, x))
         return f"split_kv_{self.dtype}_{dims}_{self.rows}x{self.cols}{options}"
 
@@ -103,7 +108,8 @@ class SplitKVSpec(Strided):
         sinks = ("Sinks",) * (self.sinks and (self.combine or not self.split))
         if self.combine:
             return ("Work", *sinks)
-        return ("Q", "K", "V", *sinks, *(("Slopes",) * self.alibi), "Tables", *self.counts.slots)
+        paged = ("BlockTable",) * bool(self.counts.page)
+        return ("Q", "K", "V", *sinks, *(("Slopes",) * self.alibi), "Tables", *self.counts.slots, *paged)
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -130,8 +136,10 @@ class SplitKVSpec(Strided):
 
     @property
     def growing(self) -> tuple[str, ...]:
-        """Integers that grow, or where the device knows these the capacity of the cache."""
-        return ("capacity",) if self.counts.dtype else GROWING
+        """Integers that grow, or where the device knows these the capacity of the cache, and how its pages lie."""
+        if not self.counts.dtype:
+            return GROWING
+        return ("capacity", *(PAGING if self.counts.page else ()))
 
 
 def split_kv_spec(plan: RowPlan, shape: RowShape, aligned: bool, options: ScoreOptions) -> SplitKVSpec:
