@@ -264,6 +264,8 @@ TABLE = [
     ("sized: m", PatternError, ("sized", "m", "str"), lambda: weft.sized(weft.causal(), "x", 3)),
     ("decode_attention: key_count", InputError, ("decode_attention", "key_count", "9"),
      lambda: weft.decode_attention(*tokens(4), weft.causal(align="bottom-right"), 9)),
+    ("decode_attention: pages", InputError, ("block_table", "page has 4 tokens", "transpose(1, 2)"),
+     lambda: weft.decode_attention(*tokens(4), weft.causal(align="bottom-right"), 3, block_table=torch.zeros(2, 1))),
     ("documents: none", PatternError, ("lengths", "ids", "cu_seqlens"), weft.documents),
     ("documents: cu_seqlens", PatternError, ("cu_seqlens", "1"), lambda: weft.documents(cu_seqlens=[0, 5, 3])),
     ("documents: ids", PatternError, ("documents(ids[1]=0.5)",), lambda: weft.documents(ids=[0, 0.5])),
