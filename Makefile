@@ -20,6 +20,7 @@ INSTALL := $(PIP) install --no-compile
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test test-jax test-gpu replay replay-all docs docs-check lint format bench bench-gpu
+.PHONY: package test-package release-check
 .PHONY: bench-gpu-more versions clean FORCE
 
 help: ## this list
@@ -60,6 +61,16 @@ docs: $(VENV)/.weft-test ## the documentation, its code run: build/site/index.ht
 
 docs-check: docs ## its links and pictures, in Chromium if there is one
 	$(BIN)/python docs/site/check.py build/site
+
+package: $(VENV)/.weft-dev ## a wheel and an sdist in dist
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+
+test-package: package ## installs them into fresh environments, with and without torch, and runs the README there
+	TORCH='$(TORCH)' TORCH_INDEX='$(TORCH_INDEX)' $(BIN)/python release/installed.py dist
+
+release-check: $(VENV)/.weft-dev ## what a release still lacks
+	$(BIN)/python release/lacking.py
 
 lint: $(VENV)/.weft-dev ## style, format, types of the lower floors, import contracts
 	$(BIN)/ruff check .

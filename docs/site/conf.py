@@ -1,8 +1,13 @@
 """How Sphinx turns the staged pages into the site; `build.py` calls it."""
 
 import re
+import tomllib
+from pathlib import Path
 
 import weft
+
+with (Path(__file__).resolve().parents[2] / "pyproject.toml").open("rb") as file:
+    ADDRESS = tomllib.load(file)["tool"]["hatch"]["metadata"]["hooks"]["custom"]["address"]
 
 project = "weft"
 author = "The weft authors"
@@ -28,6 +33,8 @@ html_favicon = "static/weft.svg"
 html_show_sphinx = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
+if ADDRESS:
+    html_theme_options |= {"source_repository": ADDRESS, "source_branch": "main", "source_directory": "docs/"}
 
 
 def plain(app, what, name, obj, options, lines):

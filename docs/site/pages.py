@@ -2,8 +2,10 @@
 
 `python` blocks are executed, `sh` blocks hold commands of weft, one a line. Where a `text` block follows, it is the
 output that was promised and must be the output that came. A block whose first line is `# not run here: REASON` is left
-alone; the reason is there for readers. Pictures that a block writes are shown below it. A page that begins with
-`<!-- needs: MODULE ... -->` is left alone where one of the modules is not installed, and says so.
+alone; the reason is there for readers. Pictures that a block writes are shown below it.
+
+A page that begins with `<!-- needs: MODULE ... -->` is left alone where a module is not installed, and says so. So is a
+block whose first line is `# needs: MODULE ...`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import io
 import os
 import re
 import shlex
+import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +28,7 @@ from click.testing import CliRunner
 
 from weft.cli import main
 
-NEEDS = re.compile(r"\A<!-- needs: (.*) -->\n")
+NEEDS = re.compile(r"\A(?:<!-- needs: (.*) -->|# needs: (.*))\n")
 FENCE = re.compile(r"^```([\w{}-]*)[^\n]*\n(.*?)^```[ ]*$\n?", re.MULTILINE | re.DOTALL)
 SKIPPED = "# not run here: "
 PICTURES = (".svg", ".png")
@@ -50,6 +54,11 @@ class Block:
         head = self.body.split("\n", 1)[0]
         return head.removeprefix(SKIPPED) if head.startswith(SKIPPED) else ""
 
+    @property
+    def runs(self) -> bool:
+        """Whether it is run here."""
+        return not self.skipped and not missing(self.body)
+
 
 def blocks(text: str) -> Iterator[Block]:
     """Every fenced block of a page."""
@@ -59,15 +68,16 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def missing(text: str) -> list[str]:
-    """Modules that a page needs and that are not installed."""
+    """Modules that a page, or a block, needs and that are not installed."""
     needed = NEEDS.match(text)
-    return [] if needed is None else [module for module in needed[1].split() if find_spec(module) is None]
+    names = (needed[1] or needed[2]).split() if needed else []
+    return [module for module in names if find_spec(module) is None]
 
 
 def execute(text: str, name: str, folder: Path) -> str:
     """The page with what its blocks print; `folder` is where they run and write."""
     absent = missing(text)
-    text = NEEDS.sub("", text)
+    text = NEEDS.sub("", text)  # a page's; what a block needs is shown to its readers
     if absent:
         heading, _, rest = text.partition("\n")
         why = f"*The code of this page was not run here, since {' and '.join(absent)} are not installed.*"
@@ -75,7 +85,7 @@ def execute(text: str, name: str, folder: Path) -> str:
     namespace: dict[str, Any] = {"__name__": "__page__"}
     out, done, found = [], 0, list(blocks(text))
     for block, following in zip(found, [*found[1:], None], strict=False):
-        if block.first < done or block.language not in ("python", "sh") or block.skipped:
+        if block.first < done or block.language not in ("python", "sh") or not block.runs:
             continue
         before = _pictures(folder)
         with contextlib.chdir(folder):
@@ -129,3 +139,9 @@ def _shown(printed: str, pictures: list[str]) -> str:
     language = "python" if printed.startswith('"""') else "text"  # the source of a kernel opens so
     text = f"\n```{language}\n{printed.strip(chr(10))}\n```\n" if printed.strip() else ""
     return text + "".join(f"\n![{Path(name).stem}]({name})\n" for name in pictures)
+
+
+if __name__ == "__main__":  # the code of pages, with the weft that is installed
+    for page in map(Path, sys.argv[1:]):
+        with tempfile.TemporaryDirectory() as beside:
+            print(execute(page.read_text(encoding="utf-8"), page.name, Path(beside)))

@@ -19,14 +19,16 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SITE = DOCS / "site"
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
-# Records of what was measured once, with code that is quoted; nothing in them is run.
-QUOTED = (DOCS / "decisions", ROOT / "benchmarks", ROOT / "DESIGN.md", ROOT / "CHANGELOG.md")
+# Pages about the project itself, beside docs.
+PROJECT = ("DESIGN", "CONTRIBUTING", "SECURITY", "CHANGELOG")
+# Records of what was measured once, and pages for developers. Their code is quoted; nothing in them is run.
+QUOTED = (DOCS / "decisions", ROOT / "benchmarks", *(ROOT / f"{name}.md" for name in PROJECT))
 NAVIGATION = {
-    "Learn": ("start", "kernel", "recipes", "jax", "patterns/index"),
+    "Learn": ("start", "coming", "which", "recipes", "jax", "mistakes", "kernel", "patterns/index"),
     "Look up": ("reference/attention", "reference/patterns", "reference/recognition", "reference/plans",
                 "reference/napkin", "reference/errors", "reference/commands"),
     "Evidence": ("performance", "honesty", "prediction", "napkin", "decisions/index"),
-    "Project": ("repository/DESIGN", "repository/CHANGELOG"),
+    "Project": tuple(f"repository/{name}" for name in PROJECT),
 }  # fmt: skip
 
 
@@ -37,8 +39,8 @@ def stage(out: Path) -> list[str]:
     stager = Stager(out)
     for page in sorted(DOCS.rglob("*.md")):
         stager.add(page)
-    for page in (ROOT / "DESIGN.md", ROOT / "CHANGELOG.md"):
-        stager.add(page)
+    for name in PROJECT:
+        stager.add(ROOT / f"{name}.md")
     stager.run(ROOT / "README.md")  # not a page of the site, but its code must work like any other
     stager.listing(DOCS / "decisions")
     without = sorted(set(gallery.SHOWN) ^ {page.stem for page in (DOCS / "patterns").glob("*.md")} - {"index"})

@@ -32,6 +32,22 @@ def test_here_the_cpu_is_ready():
     assert "cpu      on the CPU: ready" in run()
 
 
+def test_another_weft_on_the_path_is_told(tmp_path, monkeypatch):
+    (tmp_path / "weft").mkdir()
+    (tmp_path / "weft" / "__init__.py").touch()
+    assert doctor.others() == []
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert json.loads(run("--json"))["others"] == [str(tmp_path / "weft")]
+    assert f"other weft   {tmp_path / 'weft'}: not this project" in run()
+
+
+def test_a_distribution_called_weft_is_told(monkeypatch):
+    monkeypatch.setattr(doctor, "metadata", lambda name: {"Author": "Somebody", "Author-email": None, "Version": "9.1"})
+    assert doctor.others() == ["the distribution weft 9.1"]
+    monkeypatch.setattr(doctor, "metadata", lambda name: {"Author": "The weft authors", "Author-email": None})
+    assert doctor.others() == []
+
+
 @pytest.mark.parametrize("missing", [("torch",), ("triton",), ("torch", "triton", "jax", "matplotlib")])
 def test_without_frameworks(missing):
     """None in sys.modules makes an import fail, as where a package is not installed."""

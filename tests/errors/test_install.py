@@ -10,10 +10,12 @@ from weft.errors import DISTRIBUTION, install_line
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [
-    path for folder in ("src", "docs") for path in sorted((ROOT / folder).rglob("*"))
+    path for folder in ("src", "docs", "release") for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".md", ".html", ".js", ".txt") and "plots" not in path.parts
 ]  # fmt: skip
-TEXTS += [ROOT / name for name in ("README.md", "DESIGN.md", "CHANGELOG.md", "Makefile")]
+TEXTS += [
+    ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "SECURITY.md", "Makefile")
+]
 NAMES = f"(?:weft|{DISTRIBUTION})"
 # `install`, options, then weft by a name that an index would be asked for, in quotes or not
 STRANGERS = re.compile(

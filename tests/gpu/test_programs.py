@@ -18,7 +18,7 @@ from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
-from weft.kernels.gpu.sinks.sizes import ALONE, TILE
+from weft.kernels.gpu.sinks import ALONE, TILE
 from weft.kernels.gpu.split_kv.spec import Counts
 from weft.kernels.options import rows_in_order_of
 from weft.planning.attention_plan import plan_attention

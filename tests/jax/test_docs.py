@@ -1,4 +1,4 @@
-"""The page on JAX: its code runs, here where JAX is installed."""
+"""The page on JAX and blocks of other pages that need JAX: their code runs, here where JAX is installed."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,8 @@ import pytest
 
 for module in ("jax", "flax", "optax", "equinox"):
     pytest.importorskip(module, reason=f"{module} is not installed")
+
+import weft
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,3 +26,14 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
     assert len(printed) == sum(block.language == "python" for block in blocks(text))
     assert not any("False" in block.partition("```")[0] for block in printed)
     assert "('data', None, 'model'" in shown
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/coming.md"])
+def test_blocks_for_jax_on_other_pages_run(page, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    sys.modules.pop("pages", None)
+    from pages import blocks
+
+    found = [block for block in blocks((ROOT / page).read_text()) if block.body.startswith("# needs: jax\n")]
+    assert len(found) == 1
+    exec(found[0].body, {"weft": weft})

@@ -4,8 +4,9 @@ import re
 from collections import Counter
 from hashlib import sha256
 
-from tests.triton.resources import innermost, miscompiles, resources
+from tests.triton.resources import innermost, resources
 
+from weft.kernels.gpu.compile import miscompiles
 from weft.kernels.gpu.compile.sass import parse
 
 from .adapter import HEX

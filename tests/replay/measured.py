@@ -24,25 +24,30 @@ class Measured:
     whole: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
 
     def record(self):
-        """As JSON holds it: a short text for counts, and no word of a refusal where there is none."""
+        """As a row of a table holds it: a text for each of RECORDED that is not empty, and a number for each opcode."""
+        loops = " ".join("/".join(map(str, loop)) for loop in self.loops)
+        found = {name: getattr(self, name) for name in RECORDED} | {"loops": loops}
         if self.refused:
-            return {"refused": self.refused}
-        found = {name: getattr(self, name) for name in RECORDED}
-        return found | {"opcodes": " ".join(f"{name}:{count}" for name, count in self.opcodes)}
+            found = {"refused": self.refused}
+        return {name: str(value) for name, value in found.items() if value != ""} | dict(self.opcodes)
 
 
-RECORDED = ("registers", "spilled", "shared", "loops", "opcodes", "modifiers")
+NUMBERS = ("registers", "spilled", "shared")
+RECORDED = ("refused", *NUMBERS, "loops", "modifiers")  # then opcodes by name
 
 
 def from_record(record):
-    """The `Measured` of a record. Raises ValueError if fields are missing or unknown."""
-    if record.keys() == {"refused"}:
-        return Measured(**record)
-    if set(record) != set(RECORDED):
-        raise ValueError(f"a record has {', '.join(record)}; record the reference again: make replay ARGS=--record")
-    counts = (text.rsplit(":", 1) for text in record["opcodes"].split())
-    opcodes = tuple((name, int(count)) for name, count in counts)
-    return Measured(**record | {"loops": tuple(map(tuple, record["loops"])), "opcodes": opcodes})
+    """The `Measured` of a row: texts by column, "" where a cell is empty. Raises ValueError if columns are missing."""
+    missing = [name for name in RECORDED if name not in record]
+    if missing:
+        raise ValueError(f"a record has no {', '.join(missing)}; record the reference again: make replay ARGS=--record")
+    if record["refused"]:
+        return Measured(refused=record["refused"])
+    loops = tuple(tuple(map(int, loop.split("/"))) for loop in record["loops"].split())
+    counts = {name: text for name, text in record.items() if name not in RECORDED and text}
+    opcodes = tuple((name, int(count)) for name, count in sorted(counts.items()))
+    sizes = {name: int(record[name]) for name in NUMBERS}
+    return Measured(**sizes, loops=loops, opcodes=opcodes, modifiers=record["modifiers"])
 
 
 # ---- differences -----------------------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """The reference: what plans and kernels were, as text that a diff can show; and how what is found differs from it."""
 
-import json
+import csv
 from dataclasses import dataclass, field
 from difflib import unified_diff
 from pathlib import Path
 
-from .measured import Measured, differences, from_record
+from .measured import RECORDED, Measured, differences, from_record
 
 HERE = Path(__file__).with_name("reference")
+COLUMNS = ("kernel", "as", *RECORDED)  # of a table of kernels; a column for each opcode follows
 
 
 @dataclass
@@ -45,7 +46,7 @@ class State:
 def write(state, folder=HERE):
     """The same state makes the same bytes: everything is in order of its names."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (*folder.glob("plans.txt"), *folder.glob("kernels-*.jsonl")):
+    for old in (*folder.glob("plans.txt"), *folder.glob("kernels-*")):
         old.unlink()
     sections = (
         "\n".join([f"[{case} | {target}]", *(f"  {line}" for line in lines)]) + "\n"
@@ -53,12 +54,16 @@ def write(state, folder=HERE):
     )
     (folder / "plans.txt").write_text("".join(sections))
     for (version, target), kernels in state.kernels.items():
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in _lines(kernels))
-        (folder / f"kernels-{target}-triton-{version}.jsonl").write_text(text)
+        rows = list(_rows(kernels))
+        opcodes = sorted({name for row in rows for name in row} - set(COLUMNS))
+        with (folder / f"kernels-{target}-triton-{version}.csv").open("w", newline="") as file:
+            table = csv.DictWriter(file, [*COLUMNS, *opcodes], lineterminator="\n")
+            table.writeheader()
+            table.writerows(rows)
 
 
-def _lines(kernels):
-    """One record a line; a kernel that is like an earlier one names that."""
+def _rows(kernels):
+    """A row for each kernel; one that is like an earlier one names that."""
     first = {}
     for place, one in sorted(kernels.items()):
         said = {"kernel": " | ".join(place)}
@@ -78,13 +83,12 @@ def read(folder=HERE):
             lines = state.plans[case, target] = []
         else:
             lines.append(line[2:])
-    for path in sorted(folder.glob("kernels-*.jsonl")):
-        target, version = path.stem.removeprefix("kernels-").split("-triton-")
+    for path in sorted(folder.glob("kernels-*.csv")):
+        target, version = path.name.removeprefix("kernels-").removesuffix(".csv").split("-triton-")
         known = {}
-        for line in _text(path):
-            record = json.loads(line)
-            name = record.pop("kernel")
-            known[name] = known[record["as"]] if "as" in record else from_record(record)
+        for row in csv.DictReader(_text(path)):
+            name, like = row.pop("kernel"), row.pop("as")
+            known[name] = known[like] if like else from_record(row)
         state.kernels[version, target] = {tuple(name.split(" | ")): one for name, one in known.items()}
     return state
 

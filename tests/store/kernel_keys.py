@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 
 from weft.kernels.gpu.compile import compiler, load
 from weft.kernels.gpu.configure import few_specs, walk_spec
-from weft.kernels.gpu.sinks.source import gradient_source, join_source
+from weft.kernels.gpu.sinks import gradient_source, join_source
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.split_kv.source import source_of as split_kv_source
 from weft.kernels.gpu.split_kv.spec import SplitKVSpec, combining

@@ -16,10 +16,10 @@ import torch
 import triton
 
 import weft
+from weft.kernels.gpu import sinks
 from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.compile.load import compile_for
 from weft.kernels.gpu.configure import specs_of
-from weft.kernels.triton import sinks
 from weft.planning.attention_plan import plan_attention
 from weft.planning.candidates import shared_of_blocks
 from weft.planning.choice import offered

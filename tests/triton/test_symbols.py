@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from weft.kernels.gpu import sinks
 from weft.kernels.gpu.compile import compiler, load
 from weft.kernels.gpu.configure import few_specs, walk_spec
-from weft.kernels.gpu.sinks.source import gradient_source
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.split_kv import source as split_kv
 from weft.kernels.gpu.split_kv.spec import SplitKVSpec, combining
@@ -57,7 +57,7 @@ def test_what_a_name_says(name):
 def test_kernels_are_compiled_under_their_names(target):
     small = KernelSpec("forward", "bfloat16", 16, 16, 0, 64, 64, warps=4)
     merge = SplitKVSpec("bfloat16", 16, 16, 16, 16, combine=True)
-    found = [load.source_of(small), split_kv.source_of(merge), gradient_source()]
+    found = [load.source_of(small), split_kv.source_of(merge), sinks.gradient_source()]
     found += [load.source_of(few_specs(SHORT)[1])] if target == "sm_90" else []
     names = [compiler.compile_for(one, TARGETS[target]).name for one in found]
     expected = [small.symbol, merge.symbol, "weft_sink_gradient", "weft_reduce_partials_hopper_d64_bf16"]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from weft.bench import chart
 from weft.bench.figures import CEILINGS, PLANNERS, Machine, is_weft
 from weft.bench.rows import Row
 from weft.errors import UnsupportedError, install_line
@@ -17,6 +18,7 @@ COLOURS = (
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#999999", "#5d3a9b", "#7f4f24",
 )  # fmt: skip
 WEFT = "#22303c"
+PEER = "#e69f00"
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "weft", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#e4e4e0", "axes.axisbelow": True,
@@ -26,6 +28,10 @@ STYLE: dict[Any, Any] = {
 
 def draw(machine: Machine, folder: Path) -> Iterator[Path]:
     """Every plot that the machine's rows suffice for."""
+    if chart.complete(machine):
+        with _figure(folder / f"{machine.slug}-core.svg", (9.5, 6.3)) as axes:
+            chart.draw(axes, machine, (WEFT, PEER))
+        yield folder / f"{machine.slug}-core.svg"
     for direction in ("fwd", "bwd"):
         problems = [name for name, way in machine.problems() if way == direction]
         if baseline := _baseline(machine, problems, direction):

@@ -7,9 +7,10 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, metadata, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def examine() -> dict[str, Any]:
         },
         "python": platform.python_version(),
         "versions": versions,
+        "others": others(),
         "torch": {"build": torch.build, "error": torch.error},
         "triton_interpreter": interpreted(),
         "cache": cache_facts(opened()),
@@ -71,6 +73,20 @@ def examine() -> dict[str, Any]:
         "jax": look_at_jax(),
         "install": _cures(versions, torch, bool(driver["gpus"])),
     }  # fmt: skip
+
+
+def others() -> list[str]:
+    """Other packages that `import weft` may find: files on the import path, and a distribution of that name."""
+    mine = Path(weft.__file__).resolve().parent
+    folders = [Path(entry or ".").resolve() for entry in sys.path]
+    places = dict.fromkeys(folder / name for folder in folders for name in ("weft", "weft.py"))
+    found = [str(at) for at in places if at != mine and (at.is_file() or (at / "__init__.py").is_file())]
+    try:
+        about = metadata("weft")  # an older installation of this one has that name, too
+    except PackageNotFoundError:
+        return found
+    ours = "The weft authors" in (about.get("Author"), about.get("Author-email"))
+    return found if ours else [*found, f"the distribution weft {about['Version']}"]
 
 
 def look_at_torch() -> Torch:
@@ -200,6 +216,10 @@ def _report(facts: dict[str, Any]) -> str:
         ("python", facts["python"]),
         *((name, _said(name, found, torch)) for name, found in facts["versions"].items()),
         ("cache", amount(facts["cache"])),
+        *(
+            ("other weft", f"{one}: not this project; pip uninstall weft, or change the path")
+            for one in facts["others"]
+        ),
     ]
     lines = [f"{name:<13}{text}" for name, text in rows] + ["", "backends"]
     for name, devices in facts["backends"].items():

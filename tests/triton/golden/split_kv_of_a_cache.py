@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 from weft.kernels.gpu.ops.loads import Strided
-from weft.kernels.gpu.split_kv.kernel import Config, Results, Scores, split_kv
+from weft.kernels.gpu.split_kv.config import Config
+from weft.kernels.gpu.split_kv.kernel import Results, Scores, split_kv
 from weft.kernels.gpu.split_kv.rows import Deal, Keys
 
 

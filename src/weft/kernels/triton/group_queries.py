@@ -4,7 +4,7 @@ inlined into an emitted kernel (docs/decisions/0010-warp-groups-that-specialise.
 
 As `weft.kernels.triton.groups`, with queries that stay: each of WIDE groups has 64 of a block. One or two terms, whose
 tiles follow each other; one warp asks for them by tensor descriptors of (batch row, head, place, lane, channel), where
-tokens are step * place + lane (`weft.planning.reach`). It means all that `forward.Forward` does without a maximum; rows
+tokens are step * place + lane (`weft.planning.reach`). It means all that `tile.fwd` does without a maximum; rows
 whose sums leave the range are marked, and walked again when all blocks are done, so that the code for it is there once,
 and nowhere between blocks.
 """
@@ -19,8 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     tma,
 )
 
+from weft.kernels.gpu import constants
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
-from weft.kernels.triton import forward as short
 from weft.kernels.triton.groups import (
     LOG2E,
     TILE,
@@ -50,7 +50,7 @@ from weft.kernels.triton.query_blocks import (
 from weft.kernels.triton.short_queries import add_tile, heard, scores_of, short_weights
 from weft.kernels.triton.told import axes_of, boxes_told, numbers_of, room, tell_bounds, tell_numbers
 
-LEAST, MOST = gl.constexpr(short.LEAST), gl.constexpr(short.MOST)
+LEAST, MOST = gl.constexpr(constants.LEAST), gl.constexpr(constants.MOST)
 # Registers of a thread that computes and of the warp that loads; the first group has what the others leave of 5 x 96.
 COMPUTES, LOADS = gl.constexpr(112), gl.constexpr(24)
 FIRST = gl.constexpr(3 * 64)  # keys of a short run that the first group sees

@@ -22,12 +22,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
+from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.bounds import positions
 from weft.kernels.gpu.tables import pack
-from weft.kernels.triton import backward
 
 UNIT, TILE = gl.constexpr(8), gl.constexpr(64)  # elements in 16 bytes; queries of a tile
-STATS, MEMBER, PART = (gl.constexpr(x) for x in (backward.STATS, pack.HEAD, pack.PART))
+STATS, MEMBER, PART = (gl.constexpr(x) for x in (constants.STATS, pack.HEAD, pack.PART))
 LOG2E = gl.constexpr(1.4426950408889634)
 # Of a part's numbers those that `bounds` takes: step, length, the step's reciprocal, and two clipped lines.
 LINES = pack.PART + pack.AXIS

@@ -4,37 +4,20 @@ C is a `weft.kernels.gpu.tile.config.Config`. A chunk is (first, width, live): i
 a power of 2, and how many of its columns exist. A tile of a tensor is a tuple with one block of values for each chunk.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
 
+# A tensor (batch, head, row, dim): its pointer and its strides. They count in `C.unit` elements.
+Strided = namedtuple("Strided", "pointer batch head row dim")
 
-class Strided(NamedTuple):
-    """A tensor (batch, head, row, dim): its pointer and its strides. They count in `C.unit` elements."""
+# Rows of a tensor: where they are counted from, and how far each lies from there (rows,), in elements.
+Block = namedtuple("Block", "pointer inside")
 
-    pointer: tl.tensor
-    batch: tl.tensor
-    head: tl.tensor
-    row: tl.tensor
-    dim: tl.tensor
-
-
-class Block(NamedTuple):
-    """Rows of a tensor: where they are counted from, and how far each lies from there (rows,), in elements."""
-
-    pointer: tl.tensor
-    inside: tl.tensor
-
-
-class Walked(NamedTuple):
-    """One head of a tensor whose rows are walked: where it begins, and how far each row of a tile, (rows, 1) or
-    transposed, lies from the tile's first row; () where tiles differ in that.
-    """
-
-    tensor: Strided
-    pointer: tl.tensor
-    inside: tl.tensor
+# One head of a tensor whose rows are walked: where it begins; how far each row of a tile, (rows, 1) or transposed, lies
+# from the tile's first row, unless tiles differ in that; and `columns` of its head dimension.
+Walked = namedtuple("Walked", "tensor pointer inside columns")
 
 
 # ---- where things lie ------------------------------------------------------------------------------------------------
@@ -71,18 +54,18 @@ def tile_at(C: tl.constexpr, tensor, token):
 
 
 @triton.jit
-def reach(C: tl.constexpr, tensor, tokens):
-    """How far so many tokens reach inside a tile: 32 bits suffice where rows are aligned."""
+def reach(C: tl.constexpr, tensor, tokens, step):
+    """How far so many steps of tokens reach inside a tile: 32 bits suffice where rows are aligned."""
     if C.aligned:
-        far = tokens * (tensor.row * C.unit)
+        far = tokens * (step * (tensor.row * C.unit))
     else:
-        far = tokens.to(tl.int64) * tensor.row
+        far = (tokens * step).to(tl.int64) * tensor.row
     return far
 
 
 @triton.jit
 def rows_of(C: tl.constexpr, tensor, rows, batch, head):
-    """The rows of a tile (`weft.kernels.gpu.tile.place.Rows`) in one head of a tensor."""
+    """The rows of a tile (`weft.kernels.gpu.tile.places.Rows`) in one head of a tensor."""
     return Block(head_of(C, tensor, batch, head), token_at(C, tensor, rows.token))
 
 
@@ -91,7 +74,7 @@ def near_rows_of(C: tl.constexpr, tensor, rows, batch, head):
     """The same, counted in 32 bits from the first row of the tile where the configuration says that they suffice."""
     if C.near_rows:
         first = batch * tensor.batch + head * tensor.head + rows.first.to(tl.int64) * tensor.row
-        block = Block(tensor.pointer + first * C.unit, reach(C, tensor, rows.near))
+        block = Block(tensor.pointer + first * C.unit, reach(C, tensor, rows.near, 1))
     else:
         block = rows_of(C, tensor, rows, batch, head)
     return block

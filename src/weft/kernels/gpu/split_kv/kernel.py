@@ -20,25 +20,6 @@ from weft.kernels.gpu.split_kv.bounds import BOUND, CLASSES, run_of, share
 from weft.kernels.gpu.split_kv.rows import page_of, rows_of
 
 
-class Config(NamedTuple):
-    """What the code of a kernel depends on. rows, cols: of a tile. d, dv: chunks of both head dimensions.
-
-    bounds: of a term on either side. steps: some bound is a step function. several: terms are walked in a loop. split:
-    results are left to `combine`. upcast: operands go to float32. precision: of products, as `tl.dot` takes it.
-    """
-
-    rows: Any
-    cols: Any
-    d: Any
-    dv: Any
-    bounds: Any
-    steps: Any
-    several: Any
-    split: Any
-    upcast: Any
-    precision: Any
-
-
 class Scores(NamedTuple):
     """What scores become. softcap: a scalar; slopes, sinks: pointers; each None where there is none."""
 

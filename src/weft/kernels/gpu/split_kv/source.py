@@ -6,10 +6,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
 
 from weft.kernels.gpu.compile.source import POINTERS, Source
 from weft.kernels.gpu.entry import module
 from weft.kernels.gpu.layout import PARTS
+from weft.kernels.gpu.split_kv.config import config_of
 from weft.kernels.gpu.split_kv.spec import GROWING, PAGING, SplitKVSpec
 from weft.planning.tiling import chunks
 
@@ -53,7 +56,8 @@ def entry(spec: SplitKVSpec) -> str:
 
 _SPLIT = """\
 from weft.kernels.gpu.ops.loads import Strided
-from weft.kernels.gpu.split_kv.kernel import Config, Results, Scores, split_kv
+from weft.kernels.gpu.split_kv.config import Config
+from weft.kernels.gpu.split_kv.kernel import Results, Scores, split_kv
 from weft.kernels.gpu.split_kv.rows import Deal, Keys
 
 """
@@ -68,7 +72,7 @@ from weft.kernels.gpu.split_kv.kernel import Results
 def _split(spec: SplitKVSpec) -> Iterator[str]:
     yield "split_kv("
     yield "    Config("
-    yield from (f"        {name}={value!r}," for name, value in _config(spec).items())
+    yield from (f"        {name}={value!r}," for name, value in config_of(spec)._asdict().items())
     yield "    ),"
     yield from (f"    {_tensor(name, spec)}," for name in "QKV")
     yield "    Deal(Tables, members_at, groups, lanes, span, splits, all_heads, m),"
@@ -113,9 +117,18 @@ def _results(spec: SplitKVSpec) -> str:
     return f"out={_tensor('Out', spec)}, lse=Lse"
 
 
-def _config(spec: SplitKVSpec) -> dict[str, object]:
-    return {
-        "rows": spec.rows, "cols": spec.cols, "d": chunks(spec.d), "dv": chunks(spec.dv), "bounds": spec.bounds,
-        "steps": spec.tables, "several": spec.several, "split": spec.split, "upcast": spec.upcast,
-        "precision": "ieee" if spec.dtype == "float32" else None,
-    }  # fmt: skip
+# ---- for people ------------------------------------------------------------------------------------------------------
+def constants_of(spec: SplitKVSpec) -> dict[str, Any]:
+    """What names in the functions that an entry reaches stand for, as far as the entry says it: for `listing`."""
+    if spec.combine:
+        return {} if spec.sinks else {"sinks": None, "sink": None}
+    counts = spec.counts
+    missing = {name: None for pointer, name in SLOTS.items() if pointer not in counts.slots}
+    keys = SimpleNamespace(**missing, ring=counts.ring, page=counts.page)
+    given = {"softcap": spec.softcap, "slopes": spec.alibi, "sinks": spec.sinks and not spec.split}
+    scores = SimpleNamespace(**{name: None for name, there in given.items() if not there})
+    operands = SimpleNamespace(**({} if spec.alibi else {"slope": None}))
+    found = {"C": config_of(spec), "keys": keys, "scores": scores, "operands": operands}
+    found["side"] = SimpleNamespace(keys=keys, scores=scores, operands=operands)
+    found |= {"STEPS": spec.tables, "PAGE": counts.page}
+    return found | ({} if counts.page else {"pages": None})

@@ -1,6 +1,6 @@
 """lse and delta = rowsum(dO * O) of the rows of a tile, and how they are left for the kernel of dK and dV."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
 import triton
 import triton.language as tl
@@ -11,31 +11,15 @@ from weft.kernels.gpu.ops.bounds import in_three
 PENALTY, STATS = tl.constexpr(constants.PENALTY), tl.constexpr(constants.STATS)
 
 
-class Numbers(NamedTuple):
-    """Tensors (batch, heads, length) of float32 with a number for each query. dlse: the gradient of lse, or None; delta
-    and stats, in which lse and delta are sums of three numbers of bfloat16, are None where nothing reads them.
-    """
+# Tensors (batch, heads, length) of float32 with a number for each query. dlse: the gradient of lse, or None; delta and
+# stats, in which lse and delta are sums of three numbers of bfloat16, are None where nothing reads them.
+Numbers = namedtuple("Numbers", "lse dlse delta stats")
 
-    lse: tl.tensor
-    dlse: tl.tensor
-    delta: tl.tensor
-    stats: tl.tensor
+# Of the rows of a tile (rows,): where their numbers lie, lse, and its gradient, or lse again if it has none.
+Loaded = namedtuple("Loaded", "row lse dlse")
 
-
-class Loaded(NamedTuple):
-    """Of the rows of a tile (rows,): where their numbers lie, lse, and its gradient, or lse again if it has none."""
-
-    row: tl.tensor
-    lse: tl.tensor
-    dlse: tl.tensor
-
-
-class RowNumbers(NamedTuple):
-    """Of the rows of a tile (rows,): where their numbers lie, lse, which is 0 in rows without keys, and delta."""
-
-    row: tl.tensor
-    lse: tl.tensor
-    delta: tl.tensor
+# Of the rows of a tile (rows,): where their numbers lie, lse, which is 0 in rows without keys, and delta.
+RowNumbers = namedtuple("RowNumbers", "row lse delta")
 
 
 @triton.jit
@@ -76,7 +60,7 @@ def lse_without_keys(C: tl.constexpr, lse, scale):
     masked after they are weighed, so lse may be any number. The kernel of delta leaves lse for all of them.
     """
     if C.rank > 1 or C.direction == "delta":
-        none = lse < (PENALTY / 10 * scale if C.linear else PENALTY / 10)
+        none = lse < (scale * (PENALTY / 10) if C.linear else PENALTY / 10)
     else:
         none = lse == float("-inf")
     return tl.where(none, 0.0, lse)

@@ -1,1 +1,0 @@
-"""Sinks beside attention's own kernels: they join finished rows, and their gradient is summed over rows."""
