@@ -18,9 +18,9 @@ from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
+from weft.kernels.gpu.sinks import ALONE, TILE
 from weft.kernels.options import rows_in_order_of
 from weft.kernels.triton.row_spec import Counts
-from weft.kernels.triton.sinks import ALONE, TILE
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.rowwise import decode_plan

@@ -19,7 +19,7 @@ SMALL = KernelSpec("forward", "bfloat16", 16, 16, 0, 64, 64, warps=4)  # quick t
 WIDE = KernelSpec("forward", "bfloat16", 64, 64, 0, 256, 64, groups=4)
 SHORT = Problem(1, 2, 2, 4096, 4096, 64, 64, "bfloat16", "cuda")
 SPECS = {
-    **{one: replace(SMALL, direction=one, rank=1) for one in ("forward", "dq", "dkdv")},
+    **{one: replace(SMALL, direction=one, rank=1) for one in ("forward", "dq", "dkdv", "delta")},
     "forward of blocks": SMALL,
     "forward in groups": WIDE,
     "short forward in groups": replace(WIDE, rank=1, lines=True, short=True),

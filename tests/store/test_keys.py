@@ -201,6 +201,7 @@ def test_numbers_that_are_used_are_part_of_the_key_and_others_are_not(monkeypatc
 # ---- what a name may stand for ---------------------------------------------------------------------------------------
 WORDS = """
 import types
+from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton import constexpr_function
@@ -208,6 +209,9 @@ from triton.language.core import _aggregate as aggregate
 from weft.kernels.gpu.ops import bounds as functions
 LAYOUT, PAIR, WRONG = gl.SwizzledSharedLayout(1, 1, 1, [0]), gl.constexpr((1, 2.5)), object()
 MORE = types.SimpleNamespace()
+class Pair(NamedTuple):
+    one: int
+    other: int = 7
 @aggregate
 class Ring:
     count: gl.constexpr
@@ -239,6 +243,8 @@ def content(line, change="", place=""):
         ("return Ring(5)", "STEP = gl.constexpr(3), gl.constexpr(1)", "STEP = gl.constexpr(3), gl.constexpr(2)", True),
         ("return Ring(5)", "return i +", "return i -", True),
         ("return Ring(5)", "COUNT * x", "COUNT + x", False),
+        ("return Pair(5)", "other: int = 7", "other: int = 8", True),
+        ("return Pair(5)", "other", "another", True),
         ("return twice(5)", "COUNT * x", "COUNT + x", True),
         ("return twice(5)", "gl.constexpr(3)", "gl.constexpr(4)", True),
         ("return COUNT", "gl.constexpr(3)", "gl.constexpr(4)", False),  # an argument of that name

@@ -7,10 +7,11 @@ import pytest
 
 pytest.importorskip("triton")
 
+from weft.kernels.gpu import sinks
 from weft.kernels.gpu.compile import compiler, load
 from weft.kernels.gpu.configure import few_specs, walk_spec
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton import rowwise, sinks
+from weft.kernels.triton import rowwise
 from weft.kernels.triton.emit import emit
 from weft.kernels.triton.row_spec import RowSpec, merging
 from weft.planning.problem import Problem

@@ -59,7 +59,7 @@ def qkv(call):
 
 def precisions(specs):
     """What the products of emitted kernels say."""
-    return {word for spec in specs for word in ("tf32", "ieee") if f'input_precision="{word}"' in emit(spec)}
+    return {word for spec in specs for word in ("tf32", "ieee") if f"precision='{word}'" in emit(spec)}
 
 
 @pytest.mark.parametrize("one_kernel", [False, True])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.acsr.format import Grid, Term
-from weft.acsr.terms import NotAffineError, _chosen, moved, refine
+from weft.acsr.format import Grid, NotAffineError, Term
+from weft.acsr.terms import _chosen, moved, refine
 from weft.pattern.excerpt import Box
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import Relation
@@ -17,6 +17,8 @@ def cut(term: Term, q: Box, k: Box) -> list[Term]:
     Boxes of consecutive tokens cut flat terms as they are, and terms on a grid where they take whole rows of it. Other
     boxes cut terms on their own grid; a flat term is first written on that. Raises NotAffineError else.
     """
+    if term.is_ordered:
+        raise NotAffineError("a box is cut out of tokens in another order")
     if q.span is not None and k.span is not None:
         found = _by_tokens(term, q.span, k.span)
         if found is not None:

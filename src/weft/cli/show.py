@@ -131,7 +131,7 @@ def own_size(pattern: Pattern) -> tuple[int, int] | None:
         case leaves.Affine():
             return None if pattern.length is None else pattern.lengths
         case leaves.Labels():
-            return len(pattern.ids), len(pattern.ids)
+            return len(pattern.ids), len(pattern.of_keys)
         case BlockTable():
             return pattern.size
         case Bits():

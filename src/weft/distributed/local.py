@@ -71,6 +71,12 @@ def local_of(plan: Plan, rank: int) -> Local:
     return Local(tuple(before), tuple(after), own, asked)
 
 
+@lru_cache(maxsize=256)
+def whole_of(plan: Plan, rank: int) -> Part:
+    """The work of one rank as a single part, by halo or all-gather: for who computes nothing before keys arrive."""
+    return _Maker(plan, rank).part(plan.shards.boxes[rank])
+
+
 class _Maker:
     """Parts of one rank."""
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from weft.acsr.excerpts import cut
-from weft.acsr.format import BLOCK, Acsr, Term, listed_counts, row_counts
-from weft.acsr.terms import NotAffineError
+from weft.acsr.format import BLOCK, Acsr, NotAffineError, Term, listed_counts, row_counts
 from weft.acsr.tokens import Tokens, boxes_of_run, union
 from weft.errors import OptionError
 from weft.pattern.bounds import Ints

@@ -37,7 +37,7 @@ def verify_plan(plan: TilePlan) -> None:
         _part(launch, part, acsr.terms[part.term])
     for i, term in enumerate(acsr.terms):
         for grid, length in ((term.q, acsr.m), (term.k, acsr.n)):
-            require(0 <= grid.origin <= length - grid.size, f"term {i} reaches beyond {acsr.m} x {acsr.n}")
+            require(grid.lies_within(length), f"term {i} reaches beyond {acsr.m} x {acsr.n}")
     _blocks(plan)
     verify_disjoint(acsr)
 
@@ -242,5 +242,5 @@ def _at_edges(plan: TilePlan) -> Ints:
                 index = lanes.queries[index[(index >= 0) & (index < lanes.queries.size)]]
             coordinates = np.unique(index)
             tokens = thinned(joined(tokens, coordinates, size))
-        found.append(tokens + launch.q.origin)
+        found.append(launch.q.tokens(tokens))
     return np.concatenate(found)

@@ -116,7 +116,10 @@ def search(known: Known, level: Level | None = None) -> Found:
         if best and best.loose is None and best.cost <= GOOD:
             return best
     components = None if level.budget.spent else _components(known)
-    candidates = [best, _labelled(known, level), components, _blocks(known, level)]
+    labelled = _labelled(known, level) or _crossed(known, level)
+    if labelled is not None and labelled.loose is None and components is None:
+        return _least([best, labelled])  # one term, however scattered its tokens are
+    candidates = [best, labelled, components, _blocks(known, level)]
     candidates += _peeled(known, level, around, within)
     best = _least([*candidates, listed(known, level)])
     if best.loose is not None or best.cost > GOOD:
@@ -197,6 +200,23 @@ def _labelled(known: Known, level: Level) -> Found | None:
             said = alike if rest.pattern == lib.full() else alike & rest.pattern
             found.append(Found(said, like & rest.rows, rest.loose))
     return min(found, key=lambda f: f.cost, default=None)
+
+
+def _crossed(known: Known, level: Level) -> Found | None:
+    """The same of queries and keys with labels of their own: queries with one first key, and the keys that they see."""
+    m, n = known.size
+    rows = known.live
+    if level.depth or level.cuts or not known.decided:
+        return None
+    ids = np.where(rows.queries, rows.first, n)
+    key_ids = np.where(rows.keys, ids[np.minimum(rows.transposed().first, m - 1)], n + 1)
+    alike = lib.documents(ids=ids, key_ids=key_ids)
+    like = raster(alike, m, n)
+    if np.unique(ids).size == m or rows.exceeds(like):
+        return None
+    rest = search(known.within(like), level.inside("labels"))
+    said = alike if rest.pattern == lib.full() else alike & rest.pattern
+    return Found(said, like & rest.rows, rest.loose)
 
 
 def _components(known: Known) -> Found | None:

@@ -92,9 +92,9 @@ def in_order(dense: tuple[Dense, ...], m: int) -> tuple[Dense, ...]:
 
 
 def _is_plain(part: Part) -> bool:
-    """Whether a part has one axis and no list of tokens."""
+    """Whether a part has one axis and no list or order of tokens."""
     lanes = part.axes[0].lanes
-    listed = lanes.queries is not None or lanes.keys is not None
+    listed = lanes.queries is not None or lanes.keys is not None or part.k.order is not None
     return len(part.axes) == 1 and not listed and part.rows.is_every and part.keys.is_every
 
 

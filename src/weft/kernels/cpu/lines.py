@@ -71,7 +71,7 @@ def _alike(groups: list[Ints], bounds: list[Bounds], launch: Launch) -> tuple[in
         return None
     part, size, count = launch.parts[0], groups[0].size, len(groups)
     lanes = part.axes[0].lanes
-    listed = lanes.queries is not None or lanes.keys is not None
+    listed = lanes.queries is not None or lanes.keys is not None or part.k.order is not None
     if listed or not part.keys.is_every or any(group.size != size for group in groups):
         return None
     rows, (lo, hi) = np.stack(groups), (x[np.stack(groups)] for x in bounds[0])
@@ -84,10 +84,15 @@ def _alike(groups: list[Ints], bounds: list[Bounds], launch: Launch) -> tuple[in
 
 
 def _query_box(launch: Launch, rows: Rows, masks: Masks) -> Box:
-    lanes, tokens = launch.lanes[0], rows.tokens
-    if lanes.queries is not None or tokens[-1] - tokens[0] != lanes.q_step * (tokens.size - 1):
+    lanes = launch.lanes[0]
+    return _box(rows.tokens, lanes.q_step, lanes.queries is not None or launch.q.order is not None, masks)
+
+
+def _box(tokens: Ints, step: int, listed: bool, masks: Masks) -> Box:
+    """The tokens as a view if they lie `step` apart, else as a list."""
+    if listed or tokens[-1] - tokens[0] != step * (tokens.size - 1):
         return masks.gathered(tokens)
-    return Box(int(tokens[0]), (tokens.size,), (lanes.q_step,))
+    return Box(int(tokens[0]), (tokens.size,), (step,))
 
 
 def _drafts(part: Part, rows: Rows, bounds: Bounds, masks: Masks) -> Iterator[Draft]:
@@ -104,14 +109,14 @@ def _drafts(part: Part, rows: Rows, bounds: Bounds, masks: Masks) -> Iterator[Dr
     gaps = bool((lo[seen][1:] > hi[seen][:-1]).any())
     for first in range(start, stop, CHUNK):
         positions = np.arange(first, min(first + CHUNK, stop))
-        tokens = part.k.origin + axis.lanes.key_at(np.asarray(rows.at[0]), positions)
+        tokens = part.k.tokens(axis.lanes.key_at(np.asarray(rows.at[0]), positions))
         kept = part.keys.holds(tokens)
         if gaps:
             kept &= _live(positions, bounds).any(axis=0)
         if kept.all():
-            yield _draft(_key_box(axis, tokens, masks), positions, inner, bounds, masks)
+            yield _draft(_key_box(part, tokens, masks), positions, inner, bounds, masks)
         elif kept.any():
-            yield _draft(_key_box(axis, tokens[kept], masks), positions[kept], (0, 0), bounds, masks)
+            yield _draft(_key_box(part, tokens[kept], masks), positions[kept], (0, 0), bounds, masks)
 
 
 def _inner(axis: AxisPlan, at: tuple[int, int]) -> tuple[int, int]:
@@ -120,11 +125,9 @@ def _inner(axis: AxisPlan, at: tuple[int, int]) -> tuple[int, int]:
     return first, first + int(axis.full[at]) * axis.block_k
 
 
-def _key_box(axis: AxisPlan, tokens: Ints, masks: Masks) -> Box:
-    step = axis.lanes.k_step
-    if axis.lanes.keys is not None or tokens[-1] - tokens[0] != step * (tokens.size - 1):
-        return masks.gathered(tokens)
-    return Box(int(tokens[0]), (tokens.size,), (step,))
+def _key_box(part: Part, tokens: Ints, masks: Masks) -> Box:
+    lanes = part.axes[0].lanes
+    return _box(tokens, lanes.k_step, lanes.keys is not None or part.k.order is not None, masks)
 
 
 def _live(positions: Ints, bounds: Bounds) -> NDBool:

@@ -45,8 +45,8 @@ class KernelSpec(Strided):
     """One generated kernel.
 
     direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way; "delta" walks nothing;
-    "gradients" makes all of them in one walk over queries (`hopper.bwd_fused`), and "few_keys" and
-    "few_sums" add what few keys beside the walk's window have of them (the modules of these names).
+    "gradients" makes all of them in one walk over queries (`hopper.bwd_fused`), and "few_keys" and "few_sums" add
+    what few keys beside the walk's window have of them (`hopper.bwd_sparse_keys`, `hopper.reduce_partials`).
     dtype: of q, k and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the
     remainder. rows x cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16
     bytes and are dense, no tile spans 2^31 elements, and no stride 2^31 times 16 bytes. formula: every bound is one of
@@ -60,12 +60,12 @@ class KernelSpec(Strided):
     own. few: of few keys, in `Sums`, which has a row for each of these alone. joins: what others left there is added to
     results. lse_gradient: there is one. with_delta: what dK and dV have in Stats is left in Delta too, which the
     gradient of sinks takes. held: what products take in every tile stays in registers, for cards whose products read it
-    there. no_maximum: the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are
-    multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of
-    a chain of launches each begins while the one before it ends (programmatic dependent launch), and waits for that
-    before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22. partial:
-    sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp groups that
-    specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
+    there. no_maximum: the short form of the forward (`tile.fwd`). rescaled: the scale is not clearly above zero, so
+    scores are multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa.
+    chained: of a chain of launches each begins while the one before it ends (programmatic dependent launch), and waits
+    for that before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22.
+    partial: sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp
+    groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
     `hopper.fwd_short`. boxed: its whole tiles leave by a TMA descriptor; else it has one argument for
     each tensor that it writes.
     """
@@ -212,7 +212,7 @@ class KernelSpec(Strided):
 
     @property
     def folded(self) -> bool:
-        """Whether dK and dV subtract lse and delta inside their products: see `backward.KeyGradient.folded`."""
+        """Whether dK and dV subtract lse and delta inside their products: see `tile.bwd_dkdv.Folding`."""
         return self.linear and self.dtype != "float32"
 
     @property

@@ -15,8 +15,9 @@ from functools import lru_cache
 import numpy as np
 
 from weft.kernels.gpu.compile.source import POINTERS, Source
+from weft.kernels.gpu.constants import LN2, LOG2E
+from weft.kernels.gpu.entry import module
 from weft.kernels.gpu.tables.pack import NO_LOWER, NO_UPPER, Writer
-from weft.kernels.triton.fragments import LN2, LOG2E, module
 from weft.kernels.triton.row_spec import GROWING, RowSpec, bounds_of
 from weft.pattern.bounds import Bound, Ints, Stair
 from weft.pattern.relation import Relation

@@ -67,7 +67,11 @@ def config_of(spec: KernelSpec) -> Config:
             spec.d, spec.dv, rows=64, columns=64, consumers=spec.groups, stages=3, key_stages=5, producer_warps=4,
             consumer_registers=160, producer_registers=0, lse_gradient=spec.lse_gradient, with_delta=spec.with_delta,
         )  # fmt: skip
-    assert spec.direction == "forward", spec
+    if spec.direction in ("few_keys", "few_sums"):
+        return Config(
+            spec.d, spec.dv, rows=64, columns=64, consumers=spec.groups, stages=2, producer_warps=1,
+            consumer_registers=240, producer_registers=24,
+        )  # fmt: skip
     return Config(
         spec.d, spec.dv, rows=64, columns=64, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=112, producer_registers=24, first_tiles=3,
