@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.acsr.cells import term_cells
@@ -77,7 +78,7 @@ def test_labels_of_queries_and_of_keys(queries, keys):
         assert term.nnz == live.sum()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_pairs_of_cells_are_counted(rows, columns):
     term = ALIKE.acsr(200).terms[0]

@@ -5,7 +5,7 @@ import pytest
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import weft
@@ -78,11 +78,13 @@ def test_values_and_gradients(name, strategy, kind):
 
         return loss
 
-    wanted, got = whole(*x, sinks), jax.jit(divided)(*(one[:, order] for one in x), sinks)
+    held = [jax.device_put(one[:, order], NamedSharding(mesh, spec)) for one in x]
+    everywhere = jax.device_put(sinks, NamedSharding(mesh, P()))
+    wanted, got = whole(*x, sinks), jax.jit(divided)(*held, everywhere)
     for a, b in zip(got, wanted, strict=True):
         np.testing.assert_allclose(a, b[:, order], rtol=2e-5, atol=2e-5)
     wanted = jax.grad(scalar(whole, weights), (0, 1, 2, 3))(*x, sinks)
-    got = jax.jit(jax.grad(scalar(divided, weights[:, order]), (0, 1, 2, 3)))(*(one[:, order] for one in x), sinks)
+    got = jax.jit(jax.grad(scalar(divided, weights[:, order]), (0, 1, 2, 3)))(*held, everywhere)
     for a, b in zip(got[:3], wanted[:3], strict=True):
         np.testing.assert_allclose(a, b[:, order], rtol=5e-5, atol=5e-5)
     np.testing.assert_allclose(got[3], wanted[3], rtol=5e-5, atol=5e-5)

@@ -163,7 +163,9 @@ def interior(acsr: Acsr, box: Box, own: Box) -> Box | None:
     """The largest box of rows that see keys of the box `own` alone, as far as bounds of single axes say; None: none is
     known.
     """
-    if len(acsr.remainder) or any(t.q.shape != box.shape or t.k.shape != box.shape or t.q.origin for t in acsr.terms):
+    if len(acsr.remainder) or any(
+        t.is_ordered or t.q.shape != box.shape or t.k.shape != box.shape or t.q.origin for t in acsr.terms
+    ):
         return None
     first, sizes = [], []
     for a, (begin, count) in enumerate(zip(box.first, box.sizes, strict=True)):

@@ -105,7 +105,7 @@ def row_work(acsr: Acsr) -> Ints:
     found = np.zeros(acsr.m, np.int64)
     for term in acsr.terms:
         for first in range(0, term.q.size, 1 << 18):
-            rows = np.arange(first, min(first + (1 << 18), term.q.size), dtype=np.int64) + term.q.origin
+            rows = term.q.tokens(np.arange(first, min(first + (1 << 18), term.q.size), dtype=np.int64))
             found[rows] += _counts(term, rows)
     for i, row in enumerate(acsr.remainder.rows.tolist()):
         mask = acsr.remainder.mask(i, acsr.m, acsr.n)

@@ -62,8 +62,9 @@ class AttentionPlan:
 
     def specialised(self, direction: Direction) -> tuple[Share, ...] | None:
         """Tiles that warp-specialised kernels compute; None where they are others, or have no such kernel."""
-        asked = any(share.plan.tiling and share.plan.tiling.groups for share in self.towards(direction))
-        return self.towards(direction) if asked and not hopper.reasons_against(self.asked(direction)) else None
+        shares = self.towards(direction)
+        named = next((x.plan.tiling for x in shares if x.plan.tiling and x.plan.tiling.groups), None)
+        return shares if named and not hopper.reasons_against(self.asked(direction), named) else None
 
     def unspecialised(self, direction: Direction) -> tuple[Share, ...]:
         """Tiles whose warps all do the same: for calls that allow no other."""

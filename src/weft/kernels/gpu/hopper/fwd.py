@@ -1,4 +1,4 @@
-# ruff: noqa: PLR0913, SIM102, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
+# ruff: noqa: SIM102, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
 """The forward: a producer loads by tensor descriptors, consumers keep their queries' sums in registers.
 
 Each consumer has its rows of a block of queries. One or two terms, whose tiles follow each other in one ring. Boxes are
@@ -13,12 +13,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from weft.kernels.gpu import constants as rule
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
 from weft.kernels.gpu.hopper.fwd_loads import Forward, producer
 from weft.kernels.gpu.hopper.fwd_overflow import overflowed_rows
 from weft.kernels.gpu.hopper.fwd_short import hear, short_sums
-from weft.kernels.gpu.hopper.fwd_tile import Cut, Scoring, add_tile, scores_of
+from weft.kernels.gpu.hopper.fwd_tile import Cut, Scoring, add_tile, no_sums, scores_of
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, place_of, range_of, rows_seen, tiles_of
@@ -30,7 +29,6 @@ from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, flat, marks,
 from weft.kernels.gpu.hopper.ops.softmax import fast_inverse, fast_log2, in_parts, with_sink
 from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, opaque
 
-LEAST, MOST = gl.constexpr(rule.LEAST), gl.constexpr(rule.MOST)  # what sums of weights may be
 WARPS = gl.constexpr(GROUP_WARPS)
 
 
@@ -115,11 +113,10 @@ def span_of(C, item, state, scoring):
 
 @gluon.jit
 def walk(i, q, span, state, scoring):
-    """(tiles so far, sums, parts of sums of weights) over a consumer's tiles."""
+    """(tiles so far, sums) over a consumer's tiles."""
     cfg: gl.constexpr = state.cfg
     TERMS: gl.constexpr = cfg.terms
-    acc = scoring.zero
-    total = in_parts(acc)
+    sums = no_sums(scoring, cfg.row_max)
     for s in range(0, span.tiles):
         if TERMS == 2:
             if s == span.near:
@@ -127,15 +124,15 @@ def walk(i, q, span, state, scoring):
         i = opaque(i)  # else four multiplications more a tile, and long runs took 1.12 (benchmarks/notes/triton.md)
         x = scores_of(i, q, state, scoring)
         j, here = span.tile(s, TERMS)  # after the wait: before it, ptxas makes other code
-        acc, total = add_tile(i, j, x, (acc, total), here, state, scoring)
+        sums = add_tile(i, j, x, sums, here, state, scoring)
         i += 1
-    return i, acc, total
+    return i, sums
 
 
 @gluon.jit
 def sums_of(i, C, item, t, state, scoring):
-    """(tiles so far, sums, parts of sums of weights, keys that each row sees, how many tiles of others come after) over
-    consumer C's tiles of block t.
+    """(tiles so far, sums, keys that each row sees, how many tiles of others come after) over consumer C's tiles of
+    block t.
     """
     cfg: gl.constexpr = state.cfg
     queries = state.queries(C)
@@ -143,26 +140,41 @@ def sums_of(i, C, item, t, state, scoring):
     span = span_of(C, item, state, scoring)
     arrival.wait()
     i = state.tiles.pass_over(i, span.near_begin)
-    i, acc, total = walk(i, matrix(state.q.index(at)), span, state, scoring)
-    return i, acc, total, span.keys(cfg.terms), span.after
+    i, sums = walk(i, matrix(state.q.index(at)), span, state, scoring)
+    return i, sums, span.keys(cfg.terms), span.after
 
 
 @gluon.jit
-def finished(acc, whole, keys, valid, sink, SINKS: gl.constexpr, dtype: gl.constexpr):
-    """(out, lse, which rows go again) of sums and sums of weights, which are NaN where a sum is no number. keys: how
-    many a row sees; sink: the head's. Rows that go again have NaN for lse.
+def finished(sums, keys, valid, sink, dtype: gl.constexpr, cfg: gl.constexpr):
+    """(out, lse, which rows go again) of a consumer's sums. keys: how many a row sees; sink: the head's.
+
+    Rows that go again have NaN for lse: those whose sum of weights leaves its range, or whose sums are no numbers.
     """
-    tame = (whole <= MOST) & (whole >= LEAST)
-    wild = (keys > 0) & (tame == 0) & valid
+    acc, total = sums.acc, sums.total
+    finite = gl.convert_layout(in_parts(acc * 0.0), total.type.layout)  # 0, or NaN
+    whole = gl.convert_layout(gl.sum(total + finite, 1), keys.type.layout)
+    if cfg.row_max == "online":
+        wild = (keys > 0) & (whole != whole) & valid
+    else:
+        tame = (whole <= cfg.most) & (whole >= cfg.least)
+        wild = (keys > 0) & (tame == 0) & valid
     # a row's only weight, rounded as its value met it: divided by that, the value is exact
     weight = gl.where(keys == 1, whole.to(dtype).to(gl.float32), whole)
-    if SINKS:
-        less, more, above = with_sink(keys == 0, sink * LOG2E, gl.zeros_like(whole))
+    if cfg.row_max == "none":
+        above = gl.zeros_like(whole)
+    else:
+        above = sums.largest
+    if cfg.sinks:
+        less, more, above = with_sink(keys == 0, sink * LOG2E, above)
         inverse = gl.where(keys == 0, 0.0, less / (weight * less + more))
         lse = gl.where(keys == 0, sink, (above + fast_log2(whole * less + more)) * LN2)
     else:
         inverse = gl.where(keys == 0, 0.0, fast_inverse(weight))
-        lse = gl.where(keys == 0, float("-inf"), fast_log2(whole) * LN2)
+        logarithm = fast_log2(whole)
+        if cfg.row_max != "none":
+            logarithm += above
+        lse = gl.where(keys == 0, float("-inf"), logarithm * LN2)
+    inverse = gl.convert_layout(inverse, gl.SliceLayout(1, acc.type.layout))
     return (acc * gl.expand_dims(inverse, 1)).to(dtype), gl.where(wild, float("nan"), lse), wild
 
 
@@ -188,15 +200,17 @@ def consumer(C, state):
     ROWS: gl.constexpr = cfg.rows
     TILE: gl.constexpr = cfg.columns
     TERMS: gl.constexpr = cfg.terms
+    WIDTH_V: gl.constexpr = cfg.width_v
     Lse, result = state.Lse, state.out.index(C)
     layout: gl.constexpr = accumulator(TILE)
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
     r = gl.arange(0, ROWS, layout=of_rows)
     columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
     zero = gl.zeros([ROWS, TILE], gl.float32, layout)
+    none = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
     scheduler, queries = state.scheduler, state.queries(C)
     origin, pace = scheduler.rows()
-    scoring = Scoring(r, pace, columns, state.scale * LOG2E, zero)
+    scoring = Scoring(r, pace, columns, state.scale * LOG2E, zero, none)
     i, t = 0, 0
     marked = gl.zeros([ROWS], gl.int32, of_rows)
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
@@ -207,10 +221,10 @@ def consumer(C, state):
             block = heard.block
             batch, head, start, height = block.batch, block.head, block.start, block.height
             place, lane = block.place, block.lane
-            i, acc, total, keys, after = short_sums(i, heard, at, state, scoring)
+            i, sums, keys, after = short_sums(i, heard, at, state, scoring)
         else:
             member, item = scheduler.places(scheduler.where(number))
-            i, acc, total, keys, after = sums_of(i, C, item, t, state, scoring)
+            i, sums, keys, after = sums_of(i, C, item, t, state, scoring)
         queries.release(t)
         i = state.tiles.pass_over(i, after)
         if not cfg.short:
@@ -218,8 +232,7 @@ def consumer(C, state):
             start, height = gl.load(item), gl.load(item + 1)
         valid = r + C * ROWS < height
         sink = gl.load(state.Sinks + head) if cfg.sinks else 0.0
-        whole = gl.convert_layout(gl.sum(total + in_parts(acc * 0.0), 1), of_rows)
-        out, lse, wild = finished(acc, whole, keys, valid, sink, cfg.sinks, state.out.dtype)
+        out, lse, wild = finished(sums, keys, valid, sink, state.out.dtype, cfg)
         marked = marked | wild.to(gl.int32)
         tma.store_wait(0)  # for the result of the block before
         matrix(result).store(out)
@@ -290,11 +303,17 @@ def fwd(inputs, read, outputs, scheduler, sizes, cfg: gl.constexpr):
     """
     state = state_of(outputs, read, scheduler, sizes, cfg)
     COMPUTE: gl.constexpr = cfg.consumer_registers
-    gl.static_assert(cfg.consumers == 4)
-    gl.warp_specialize([
-        (consumer, (0, state)), (consumer, (1, state)), (consumer, (2, state)), (consumer, (3, state)),
-        (producer, (state,)),
-    ], [WARPS, WARPS, WARPS, cfg.producer_warps], [COMPUTE, COMPUTE, COMPUTE, cfg.producer_registers])  # fmt: skip
+    LOAD: gl.constexpr = cfg.producer_registers
+    if cfg.consumers == 2:
+        gl.warp_specialize([
+            (consumer, (0, state)), (consumer, (1, state)), (producer, (state,)),
+        ], [WARPS, cfg.producer_warps], [COMPUTE, LOAD])  # fmt: skip
+    else:
+        gl.static_assert(cfg.consumers == 4)
+        gl.warp_specialize([
+            (consumer, (0, state)), (consumer, (1, state)), (consumer, (2, state)), (consumer, (3, state)),
+            (producer, (state,)),
+        ], [WARPS, WARPS, WARPS, cfg.producer_warps], [COMPUTE, COMPUTE, COMPUTE, LOAD])  # fmt: skip
     recompute_marked(state, inputs)
 
 
