@@ -178,6 +178,8 @@ OF_ATTENTION = [
      packed_by([0, 8], device="meta")),
     ("decode_attention: key_count", InputError, ("decode_attention", "key_count", "9"),
      lambda: weft.decode_attention(*tokens(4), weft.causal(align="bottom-right"), 9)),
+    ("decode_attention: pages", InputError, ("block_table", "page has 4 tokens", "transpose(1, 2)"),
+     lambda: weft.decode_attention(*tokens(4), weft.causal(align="bottom-right"), 3, block_table=torch.zeros(2, 1))),
     ("SparseAttention: option", OptionError, ("window_size",), lambda: SparseAttention(CAUSAL, window_size=3)),
     ("plan: mask", InputError, ("plan(..., mask=None)", "weft.full()"), lambda: weft.plan(None, *tokens())),
     ("explain: mask", InputError, ("explain(..., mask=int)",), lambda: weft.explain(3, *tokens())),

@@ -31,6 +31,10 @@ _LSE = "pass return_lse=True for (out, lse); weights are never made"
 _PADDING = "join weft.padding(mask=...) to the mask: booleans (B, S), True for a token"
 _EXTRA = "pass extra_{side}=..., (B, Hkv, E, D)"
 _VARLEN = "use weft.varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, pattern)"
+_PAGED = (
+    "use weft.decode_attention(q, k_pages, v_pages, mask, lengths, block_table={name}) for the last tokens of each "
+    "row; a prefill gathers its pages first"
+)
 _HEADS = "leave it out: heads are grouped where k and v have fewer of them than q"
 _NEIGHBOURS = 'pass mask=weft.neighborhood(shape, size, stride, dilation, causal) with layout="bshd"'
 _BLOCKS = "leave it out: tiles are planned, weft tune measures them"
@@ -83,6 +87,9 @@ CURES = {
     "cu_seq_k": _VARLEN,
     "max_seqlen_q": _VARLEN,
     "max_seqlen_k": _VARLEN,
+    "block_table": _PAGED,
+    "block_tables": _PAGED,
+    "page_table": _PAGED,
     "input_layout": 'pass layout="bhsd", "bshd" or "thd"',
     "tensor_layout": 'pass layout="bhsd", "bshd" or "thd"',
     "is_bhsd": 'pass layout="bhsd" or "bshd"',
