@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.skipif(torch.cuda.is_available() or interpreted(), reason="tests/torch/test_decode.py runs here")
 def test_interpreted():
-    files = "tests/torch/test_decode.py", "tests/kernels/test_counts.py"
+    files = "tests/torch/test_decode.py", "tests/kernels/test_counts.py", "tests/kernels/test_paged_keys.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not wide", *files]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -7,15 +7,16 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from tests.tiers import every
 from triton._C.libtriton import ir
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
 from weft.kernels.gpu.compile import compiler, load
+from weft.kernels.gpu.compile.emit import emit
 from weft.kernels.gpu.compile.listing import fragments
+from weft.kernels.gpu.split_kv import source as split_kv
 from weft.kernels.gpu.tile.config import config_of
-from weft.kernels.triton import rowwise
-from weft.kernels.triton.emit import emit
 from weft.settings import interpreted
 
 from .resources import TARGETS
@@ -31,7 +32,10 @@ CHOSEN = {
     "forward_by_groups": ("two terms, by groups", "forward", 0),
 }
 WALKS = {"gradients_in_one_walk": (SHORT, 0), "few_keys": (BESIDE, 1), "few_sums": (BESIDE, 2)}
-BY_ROWS = {"rows_of_shares": ("window, 64, all options", 0), "rows_alone": ("two terms", 1), "merge": ("window", 2)}
+SPLIT_KV = {
+    "split_kv": ("window, 64, all options", 0), "split_kv_alone": ("two terms", 1), "combine": ("window", 2),
+    "split_kv_of_a_cache": ("counts from the device", 0), "split_kv_of_pages": ("pages of 16", 0),
+}  # fmt: skip
 EVERY = [replace(call, one_kernel=one) for call in (*CALLS.values(), SHORT, BESIDE) for one in (False, True)]
 SPECS = {spec.name: spec for spec in chain.from_iterable(map(specs_of, EVERY))}
 
@@ -45,13 +49,13 @@ def chosen(name):
 
 
 def text_of(name):
-    if name in BY_ROWS:
-        call, which = BY_ROWS[name]
-        return rowwise.source_of(ROW_CALLS[call].specs()[which]).text
+    if name in SPLIT_KV:
+        call, which = SPLIT_KV[name]
+        return split_kv.source_of(ROW_CALLS[call].specs()[which]).text
     return emit(chosen(name))
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *BY_ROWS])
+@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *SPLIT_KV])
 def test_golden_source(name):
     path, text = GOLDEN / f"{name}.py", text_of(name)
     if os.environ.get("WEFT_GOLDEN") == "write":
@@ -123,7 +127,7 @@ def test_full_tiles_have_no_mask(name):
         assert {"_mask_edge_if_any", "_mask_sides"} & {part for _, part in either}
 
 
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", every(4, LISTED))
 def test_a_listing_names_what_triton_compiles(name):
     """Each function of weft that Triton makes for a kernel is in its listing, under its module."""
     if interpreted():

@@ -73,7 +73,7 @@ def load_keys(k_desc, v_desc, k, v, full, empty, head, first, tiles, i, STAGES: 
     """Ask for the tiles of one term."""
     for s in range(0, tiles):
         at = i & (STAGES - 1)
-        mbarrier.wait(empty.index(at), phase_of(i, STAGES) ^ 1)
+        mbarrier.wait(empty.index(at), phase_of(i, STAGES, True) ^ 1)
         mbarrier.expect(full.index(at), 2 * k_desc.block_type.nbytes)
         tma.async_copy_global_to_shared(k_desc, [head, first + s * 64, 0], full.index(at), k.index(at))
         tma.async_copy_global_to_shared(v_desc, [head, first + s * 64, 0], full.index(at), v.index(at))

@@ -114,15 +114,15 @@ def gradient(
             mbarrier.arrive(o_empty.index(C), count=1)
             leave_stats(Stats, head * length + first, lse, delta, scale)
         lse2 = lse * 1.4426950408889634
-        i = Channel(full, empty, 0, STAGES).pass_over(i, f_0)
+        i = Channel(full, empty, 0, STAGES, True).pass_over(i, f_0)
         m_0 = l_0 - f_0
         for s in range(0, m_0 + l_1 - f_1):
             if TERMS == 2:
                 if s == m_0:
-                    i = Channel(full, empty, 0, STAGES).pass_over(i, n_0 - l_0 + f_1)
+                    i = Channel(full, empty, 0, STAGES, True).pass_over(i, n_0 - l_0 + f_1)
             j = gl.where(s >= m_0, s - m_0 + f_1, s + f_0)
             at = i & (STAGES - 1)
-            mbarrier.wait(full.index(at), phase_of(i, STAGES))
+            mbarrier.wait(full.index(at), phase_of(i, STAGES, True))
             keys = k.index(at).reshape([64, D])
             x = warpgroup_mma(q, keys.permute((1, 0)), zero, use_acc=False, is_async=True)
             y = warpgroup_mma(do, v.index(at).reshape([64, D]).permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -136,7 +136,7 @@ def gradient(
             mbarrier.arrive(empty.index(at), count=1)
             i += 1
         mbarrier.arrive(q_empty.index(place), count=1)
-        i = Channel(full, empty, 0, STAGES).pass_over(i, gl.where(l_1 > f_1, n_1 - l_1, n_0 - l_0 + n_1))
+        i = Channel(full, empty, 0, STAGES, True).pass_over(i, gl.where(l_1 > f_1, n_1 - l_1, n_0 - l_0 + n_1))
         tma.store_wait(0)
         result.reshape([64, D]).store((acc * scale).to(gl.bfloat16))
         fence_async_shared()

@@ -4,7 +4,8 @@ Emitted by weft; 3 warp groups, 3 stages."""
 
 from triton.experimental import gluon
 
-from weft.kernels.gpu.hopper.bwd_fused import Sizes, bwd_fused
+from weft.kernels.gpu.hopper.bwd_fused import bwd_fused
+from weft.kernels.gpu.hopper.bwd_fused_loads import Sizes
 from weft.kernels.gpu.hopper.config import Config
 from weft.kernels.gpu.hopper.ops.aggregate import constants
 

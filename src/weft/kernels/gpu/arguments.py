@@ -19,9 +19,20 @@ PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "a
          "shift")  # fmt: skip
 ADDED_BOX = "DQ_box"  # what few keys add to
 ROUNDS = ("blocks_at", "blocks")  # of blocks that programs take in turn
-FEW = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `few_keys`
+FEW = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `hopper.bwd_sparse_keys`
 SUMS = ("parts", "first", "step", "keys", "kv_heads")
-WALK = ("items", "runs", "per", "tiles", "shift", "tokens", "kv_heads", "share", "left", "right")  # see `one_walk`
+WALK = (
+    "items",
+    "runs",
+    "per",
+    "tiles",
+    "shift",
+    "tokens",
+    "kv_heads",
+    "share",
+    "left",
+    "right",
+)  # see `bwd_fused`
 FLOATS = ("scale", "softcap")
 
 

@@ -63,9 +63,9 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     """
     plan.check_room(direction)
     problem, transposed = plan.problem, direction == "dkdv"
-    shares = plan.in_groups(direction)
+    shares = plan.specialised(direction)
     groups = shares is not None and not interpreted()
-    shares = shares if shares is not None and groups else plan.in_step(direction)
+    shares = shares if shares is not None and groups else plan.unspecialised(direction)
     waves = plan_waves(shares, problem, transposed, slots_of(plan.target) if split else None)
     aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))
     grouped = transposed and problem.group != 1
@@ -144,7 +144,8 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(
         one, held=one.held and (masks or bool(one.factors)), no_maximum=takes_none, partial=one.partial and takes_none,
-        fast_log=short and takes_none, groups=one.groups if groups else 0, short=groups and wave.short,
+        fast_log=short and takes_none, groups=one.groups if groups else 0,
+        short=groups and wave.short and one.no_maximum and one.narrow,
     )  # fmt: skip
 
 

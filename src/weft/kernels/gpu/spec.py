@@ -45,8 +45,8 @@ class KernelSpec(Strided):
     """One generated kernel.
 
     direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way; "delta" walks nothing;
-    "gradients" makes all of them in one walk over queries (`hopper.bwd_fused`), and "few_keys" and
-    "few_sums" add what few keys beside the walk's window have of them (the modules of these names).
+    "gradients" makes all of them in one walk over queries (`hopper.bwd_fused`), and "few_keys" and "few_sums" add
+    what few keys beside the walk's window have of them (`hopper.bwd_sparse_keys`, `hopper.reduce_partials`).
     dtype: of q, k and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the
     remainder. rows x cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16
     bytes and are dense, no tile spans 2^31 elements, and no stride 2^31 times 16 bytes. formula: every bound is one of

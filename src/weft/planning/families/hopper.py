@@ -22,14 +22,26 @@ CONFIGS: dict[Direction, Tiling] = {
     "forward": Tiling(256, 64, 16, 8, 96, False, 4),
     "dkdv": Tiling(128, 64, 8, 4, 168, True, 2),
 }
+# Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration.
+_WIDE = range(65, 129)
+NAMED: tuple[tuple[range, str, Tiling], ...] = (
+    (range(64, 65), "float16", Tiling(256, 64, 16, 8, 96, False, 4)),
+    *((_WIDE, dtype, Tiling(128, cols, 8, stages, 168, False, 2))
+      for dtype in ("bfloat16", "float16") for cols, stages in ((64, 4), (128, 2))),
+)  # fmt: skip
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
 
 # ---- the family ------------------------------------------------------------------------------------------------------
-def reasons_against(asked: Pass) -> str:
-    """Why there is no such kernel; "" where there is. What depends on strides and alignment is asked at the call."""
+def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
+    """Why there is no such kernel; "" where there is. What depends on strides and alignment is asked at the call.
+
+    named: a configuration that a call asks for, which may be one of `NAMED`.
+    """
     config = config_of(asked.direction, asked.problem, asked.gpu)
+    if named is not None and named in of_names(asked.direction, asked.problem, asked.gpu):
+        config = named
     if config is None:
         return _no_kernel(asked.direction, asked.problem, asked.gpu)
     if asked.terms == "listed" or len(asked.rows) > 1:
@@ -62,6 +74,16 @@ def cost(asked: Pass, config: tuple[Way, ...]) -> Tiled:
 def config_of(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
     """The configuration of one direction; None where a card has no such kernel for tensors of these sizes."""
     return None if _no_kernel(direction, problem, gpu) else CONFIGS[direction]
+
+
+def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
+    """The configurations that a call may name beside those that are chosen."""
+    if direction != "forward" or not on_hopper(gpu):
+        return ()
+    return tuple(
+        tiling for sizes, dtype, tiling in NAMED
+        if problem.d in sizes and problem.dv in sizes and problem.dtype == dtype
+    )  # fmt: skip
 
 
 def beside(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:

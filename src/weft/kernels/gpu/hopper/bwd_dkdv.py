@@ -61,7 +61,7 @@ class KeyGradient:
     @gluon.jit
     def keys(self, C):
         """The ring of consumer C's keys."""
-        return Channel(self.k_full, self.k_empty, 2 * C, 2)
+        return Channel(self.k_full, self.k_empty, 2 * C, 2, True)
 
 
 # ---- producer --------------------------------------------------------------------------------------------------------

@@ -6,32 +6,33 @@ from collections.abc import Iterator
 from dataclasses import fields
 from textwrap import fill
 
-from weft.kernels.gpu.arguments import ROUNDS, WALK, strided
-from weft.kernels.gpu.descriptors import READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.arguments import FEW, ROUNDS, WALK, strided
+from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.hopper.config import Config, config_of
 from weft.kernels.gpu.spec import KernelSpec
 
 TABLES = ("Tables", "record", "parts_at", "items_at", "heads_at", *ROUNDS)
 FUNCTIONS = {  # of a direction: the module, and its function
     "forward": ("fwd", "fwd"), "dkdv": ("bwd_dkdv", "bwd_dkdv"), "gradients": ("bwd_fused", "bwd_fused"),
+    "few_keys": ("bwd_sparse_keys", "bwd_sparse_keys"), "few_sums": ("reduce_partials", "reduce_partials"),
 }  # fmt: skip
 
 
 def imports(spec: KernelSpec) -> str:
     """What the module of an entry begins with, and its configuration."""
     module, function = _function(spec)
-    names = [function, "Sizes"] if spec.direction == "gradients" else [function]
-    names = sorted(names)
-    found = [
-        f"from weft.kernels.gpu.hopper.{module} import {', '.join(names)}",
+    names = ["Sizes", function] if spec.direction == "few_keys" else [function]
+    found = [f"from weft.kernels.gpu.hopper.{module} import {', '.join(names)}"]
+    if spec.direction == "gradients":
+        found.append("from weft.kernels.gpu.hopper.bwd_fused_loads import Sizes")
+    found += [
         "from weft.kernels.gpu.hopper.config import Config",
         "from weft.kernels.gpu.hopper.ops.aggregate import constants",
     ]
+    if spec.direction in ("forward", "dkdv"):
+        found.append("from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler")
     if strided(spec):
-        found += [
-            "from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler",
-            "from weft.kernels.gpu.hopper.ops.values import Tensor",
-        ]
+        found.append("from weft.kernels.gpu.hopper.ops.values import Tensor")
     config = f"CONFIG = constants(Config(\n{_wrapped(config_of(spec))}\n))  # fmt: skip"
     return "\n".join((*found, "", config, "", ""))
 
@@ -53,7 +54,7 @@ def body(spec: KernelSpec) -> Iterator[str]:
     """The lines of an entry."""
     for name in strided(spec):
         yield f"{name.lower()} = Tensor({name}, {name}_batch, {name}_head, {name}_row)"
-    yield from {"forward": _forward, "dkdv": _key_gradients, "gradients": _fused}[spec.direction](spec)
+    yield from BODIES[spec.direction](spec)
 
 
 def _forward(spec: KernelSpec) -> Iterator[str]:
@@ -82,3 +83,19 @@ def _fused(spec: KernelSpec) -> Iterator[str]:
     yield f"    ({', '.join(walk_names(READ))}), ({', '.join(walk_names(WRITTEN))}),"
     yield f"    (Lse, {lse_gradient}, {delta}), sizes, ({left}, {right}), scale, cfg=CONFIG,"
     yield ")"
+
+
+def _sparse_keys(spec: KernelSpec) -> Iterator[str]:
+    yield f"sizes = Sizes({', '.join(FEW)})"
+    yield "bwd_sparse_keys("
+    yield f"    ({', '.join(walk_names(OF_FEW))}), (Lse, Delta), Partial, sizes, Tables, scale, cfg=CONFIG,"
+    yield ")"
+
+
+def _partials(spec: KernelSpec) -> Iterator[str]:
+    yield "reduce_partials(Partial, parts, (first, step, keys), (dk, dv), kv_heads, scale, cfg=CONFIG)"
+
+
+BODIES = {
+    "forward": _forward, "dkdv": _key_gradients, "gradients": _fused, "few_keys": _sparse_keys, "few_sums": _partials,
+}  # fmt: skip

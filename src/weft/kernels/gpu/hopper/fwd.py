@@ -1,4 +1,4 @@
-# ruff: noqa: PLR0913, SIM102, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
+# ruff: noqa: SIM102, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
 """The forward: a producer loads by tensor descriptors, consumers keep their queries' sums in registers.
 
 Each consumer has its rows of a block of queries. One or two terms, whose tiles follow each other in one ring. Boxes are
@@ -9,178 +9,27 @@ again when all blocks are done (`fwd_overflow`).
 
 from __future__ import annotations
 
-from typing import Any
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from weft.kernels.gpu import constants as rule
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
+from weft.kernels.gpu.hopper.fwd_loads import Forward, producer
 from weft.kernels.gpu.hopper.fwd_overflow import overflowed_rows
 from weft.kernels.gpu.hopper.fwd_short import hear, short_sums
-from weft.kernels.gpu.hopper.fwd_tile import Cut, Scoring, add_tile, scores_of
+from weft.kernels.gpu.hopper.fwd_tile import Cut, Scoring, add_tile, no_sums, scores_of
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import TERM, Run, keys_of, place_of, range_of, rows_seen, run_of, tiles_of
-from weft.kernels.gpu.hopper.ops.broadcast import (
-    axes_at,
-    broadcast,
-    metadata,
-    numbers_at,
-    publish_bounds,
-    publish_numbers,
-)
-from weft.kernels.gpu.hopper.ops.channel import Channel, barriers, channel
+from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, place_of, range_of, rows_seen, tiles_of
+from weft.kernels.gpu.hopper.ops.broadcast import broadcast
+from weft.kernels.gpu.hopper.ops.channel import barriers, channel
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_box_rows
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, flat, marks, matrix
-from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler
 from weft.kernels.gpu.hopper.ops.softmax import fast_inverse, fast_log2, in_parts, with_sink
-from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, Tensor, opaque
+from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, opaque
 
-LEAST, MOST = gl.constexpr(rule.LEAST), gl.constexpr(rule.MOST)  # what sums of weights may be
 WARPS = gl.constexpr(GROUP_WARPS)
-
-
-@aggregate
-class Forward:
-    """The kernel's arguments, shared memory and channels.
-
-    q: a ring of two blocks for each consumer; k, v: the ring of tiles. out: a tile of results of each consumer.
-    overflow: of each consumer's rows whether any is marked. heads, length: of queries. broadcast: of short runs alone.
-    """
-
-    cfg: gl.constexpr
-    Out: Tensor
-    Lse: gl.tensor
-    out: gl.shared_memory_descriptor
-    out_box: Any
-    q: gl.shared_memory_descriptor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-    overflow: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor
-    q_empty: gl.shared_memory_descriptor
-    tiles: Channel
-    scheduler: TileScheduler
-    heads: gl.tensor
-    length: gl.tensor
-    scale: gl.tensor
-    Sinks: gl.tensor
-    broadcast: Any
-    q_box: Any
-    k_box: Any
-    v_box: Any
-    k_far: Any
-    v_far: Any
-
-    @gluon.jit
-    def queries(self, C):
-        """The ring of consumer C's queries."""
-        return Channel(self.q_full, self.q_empty, 2 * C, 2)
-
-
-# ---- producer --------------------------------------------------------------------------------------------------------
-@aggregate
-class BlockBoxes:
-    """Where a block's boxes are: batch row and heads, place and lane of its first query, and its runs."""
-
-    batch: gl.tensor
-    kv_head: gl.tensor
-    head: gl.tensor
-    place: gl.tensor
-    lane: gl.tensor
-    near: Run
-    far: Run
-
-
-@gluon.jit
-def boxes_of(scheduler, where, TERMS: gl.constexpr):
-    """Those of a block, from global memory."""
-    member, item = scheduler.places(where)
-    batch, kv_head, head = gl.load(member), gl.load(member + 1), gl.load(member + 2)
-    place, lane = place_of(item, 0, TERMS)
-    return BlockBoxes(batch, kv_head, head, place, lane, run_of(item, 0, TERMS), run_of(item, TERMS - 1, TERMS))
-
-
-@gluon.jit
-def boxes_published(shared):
-    """Those of a block, as published."""
-    block = metadata(shared)
-    near, far = shared.run(0), shared.run(shared.TERMS - 1)
-    return BlockBoxes(block.batch, block.kv_head, block.head, block.place, block.lane, near, far)
-
-
-@gluon.jit
-def load_run(i, run, k_box, v_box, heads, state):
-    """Ask for the tiles of a run. heads: (batch row, head of keys). Returns the tile after them."""
-    cfg: gl.constexpr = state.cfg
-    TILE: gl.constexpr = cfg.columns
-    tiles = state.tiles
-    for j in range(0, tiles_of(run.count, TILE)):
-        at = tiles.stage(i)
-        tiles.acquire(i)
-        tiles.expect(i, k_box.block_type.nbytes + v_box.block_type.nbytes)
-        where = [heads[0], heads[1], run.place + j * TILE, run.lane, 0]
-        tma.async_copy_global_to_shared(k_box, where, tiles.full.index(at), state.k.index(at))
-        tma.async_copy_global_to_shared(v_box, where, tiles.full.index(at), state.v.index(at))
-        i += 1
-    return i
-
-
-@gluon.jit
-def load_queries(c, t, block, state):
-    """Ask for consumer c's queries of block t."""
-    cfg: gl.constexpr = state.cfg
-    queries = state.queries(c)
-    at = queries.stage(t)
-    queries.acquire(t)
-    where = [block.batch, block.head, block.place + c * cfg.rows, block.lane, 0]
-    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(at), state.q.index(at))
-
-
-@gluon.jit
-def producer(state):
-    """Queries of each consumer, two blocks ahead at most; keys and values as many tiles ahead as there are stages.
-
-    What the first consumer needs comes first, so that it begins while others wait. Of short runs consumers hear of a
-    block before it is theirs.
-    """
-    cfg: gl.constexpr = state.cfg
-    FIRST: gl.constexpr = cfg.first_tiles * cfg.columns
-    CONSUMERS: gl.constexpr = cfg.consumers
-    TERMS: gl.constexpr = cfg.terms
-    scheduler, shared = state.scheduler, state.broadcast
-    i = 0
-    t = 0
-    where = scheduler.where(gl.program_id(0))
-    if cfg.short:
-        ahead = numbers_at(scheduler, where, CONSUMERS, TERMS)
-        shared.axes.index(0).store(axes_at(scheduler, TERMS))
-    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        if cfg.short:
-            publish_numbers(shared, t, ahead)
-            block = boxes_published(shared)
-        else:
-            block = boxes_of(scheduler, where, TERMS)
-        where = scheduler.where(number + gl.num_programs(0))
-        heads, near, far = (block.batch, block.kv_head), block.near, block.far
-        for c in gl.static_range(CONSUMERS):
-            load_queries(c, t, block, state)
-            if c == 0:
-                run = Run(gl.minimum(near.count, FIRST), near.place, near.lane)
-                i = load_run(i, run, state.k_box, state.v_box, heads, state)
-        if cfg.short:
-            publish_bounds(shared)
-            ahead = numbers_at(scheduler, where, CONSUMERS, TERMS)
-        for c in gl.static_range(CONSUMERS):
-            state.queries(c).expect(t, state.q_box.block_type.nbytes)
-        run = Run(near.count - gl.minimum(near.count, FIRST), near.place + FIRST, near.lane)
-        i = load_run(i, run, state.k_box, state.v_box, heads, state)
-        if TERMS == 2:
-            i = load_run(i, far, state.k_far, state.v_far, heads, state)
-        t += 1
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
@@ -264,11 +113,10 @@ def span_of(C, item, state, scoring):
 
 @gluon.jit
 def walk(i, q, span, state, scoring):
-    """(tiles so far, sums, parts of sums of weights) over a consumer's tiles."""
+    """(tiles so far, sums) over a consumer's tiles."""
     cfg: gl.constexpr = state.cfg
     TERMS: gl.constexpr = cfg.terms
-    acc = scoring.zero
-    total = in_parts(acc)
+    sums = no_sums(scoring, cfg.row_max)
     for s in range(0, span.tiles):
         if TERMS == 2:
             if s == span.near:
@@ -276,15 +124,15 @@ def walk(i, q, span, state, scoring):
         i = opaque(i)  # else four multiplications more a tile, and long runs took 1.12 (benchmarks/notes/triton.md)
         x = scores_of(i, q, state, scoring)
         j, here = span.tile(s, TERMS)  # after the wait: before it, ptxas makes other code
-        acc, total = add_tile(i, j, x, (acc, total), here, state, scoring)
+        sums = add_tile(i, j, x, sums, here, state, scoring)
         i += 1
-    return i, acc, total
+    return i, sums
 
 
 @gluon.jit
 def sums_of(i, C, item, t, state, scoring):
-    """(tiles so far, sums, parts of sums of weights, keys that each row sees, how many tiles of others come after) over
-    consumer C's tiles of block t.
+    """(tiles so far, sums, keys that each row sees, how many tiles of others come after) over consumer C's tiles of
+    block t.
     """
     cfg: gl.constexpr = state.cfg
     queries = state.queries(C)
@@ -292,26 +140,41 @@ def sums_of(i, C, item, t, state, scoring):
     span = span_of(C, item, state, scoring)
     arrival.wait()
     i = state.tiles.pass_over(i, span.near_begin)
-    i, acc, total = walk(i, matrix(state.q.index(at)), span, state, scoring)
-    return i, acc, total, span.keys(cfg.terms), span.after
+    i, sums = walk(i, matrix(state.q.index(at)), span, state, scoring)
+    return i, sums, span.keys(cfg.terms), span.after
 
 
 @gluon.jit
-def finished(acc, whole, keys, valid, sink, SINKS: gl.constexpr, dtype: gl.constexpr):
-    """(out, lse, which rows go again) of sums and sums of weights, which are NaN where a sum is no number. keys: how
-    many a row sees; sink: the head's. Rows that go again have NaN for lse.
+def finished(sums, keys, valid, sink, dtype: gl.constexpr, cfg: gl.constexpr):
+    """(out, lse, which rows go again) of a consumer's sums. keys: how many a row sees; sink: the head's.
+
+    Rows that go again have NaN for lse: those whose sum of weights leaves its range, or whose sums are no numbers.
     """
-    tame = (whole <= MOST) & (whole >= LEAST)
-    wild = (keys > 0) & (tame == 0) & valid
+    acc, total = sums.acc, sums.total
+    finite = gl.convert_layout(in_parts(acc * 0.0), total.type.layout)  # 0, or NaN
+    whole = gl.convert_layout(gl.sum(total + finite, 1), keys.type.layout)
+    if cfg.row_max == "online":
+        wild = (keys > 0) & (whole != whole) & valid
+    else:
+        tame = (whole <= cfg.most) & (whole >= cfg.least)
+        wild = (keys > 0) & (tame == 0) & valid
     # a row's only weight, rounded as its value met it: divided by that, the value is exact
     weight = gl.where(keys == 1, whole.to(dtype).to(gl.float32), whole)
-    if SINKS:
-        less, more, above = with_sink(keys == 0, sink * LOG2E, gl.zeros_like(whole))
+    if cfg.row_max == "none":
+        above = gl.zeros_like(whole)
+    else:
+        above = sums.largest
+    if cfg.sinks:
+        less, more, above = with_sink(keys == 0, sink * LOG2E, above)
         inverse = gl.where(keys == 0, 0.0, less / (weight * less + more))
         lse = gl.where(keys == 0, sink, (above + fast_log2(whole * less + more)) * LN2)
     else:
         inverse = gl.where(keys == 0, 0.0, fast_inverse(weight))
-        lse = gl.where(keys == 0, float("-inf"), fast_log2(whole) * LN2)
+        logarithm = fast_log2(whole)
+        if cfg.row_max != "none":
+            logarithm += above
+        lse = gl.where(keys == 0, float("-inf"), logarithm * LN2)
+    inverse = gl.convert_layout(inverse, gl.SliceLayout(1, acc.type.layout))
     return (acc * gl.expand_dims(inverse, 1)).to(dtype), gl.where(wild, float("nan"), lse), wild
 
 
@@ -337,15 +200,17 @@ def consumer(C, state):
     ROWS: gl.constexpr = cfg.rows
     TILE: gl.constexpr = cfg.columns
     TERMS: gl.constexpr = cfg.terms
+    WIDTH_V: gl.constexpr = cfg.width_v
     Lse, result = state.Lse, state.out.index(C)
     layout: gl.constexpr = accumulator(TILE)
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
     r = gl.arange(0, ROWS, layout=of_rows)
     columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
     zero = gl.zeros([ROWS, TILE], gl.float32, layout)
+    none = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
     scheduler, queries = state.scheduler, state.queries(C)
     origin, pace = scheduler.rows()
-    scoring = Scoring(r, pace, columns, state.scale * LOG2E, zero)
+    scoring = Scoring(r, pace, columns, state.scale * LOG2E, zero, none)
     i, t = 0, 0
     marked = gl.zeros([ROWS], gl.int32, of_rows)
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
@@ -356,10 +221,10 @@ def consumer(C, state):
             block = heard.block
             batch, head, start, height = block.batch, block.head, block.start, block.height
             place, lane = block.place, block.lane
-            i, acc, total, keys, after = short_sums(i, heard, at, state, scoring)
+            i, sums, keys, after = short_sums(i, heard, at, state, scoring)
         else:
             member, item = scheduler.places(scheduler.where(number))
-            i, acc, total, keys, after = sums_of(i, C, item, t, state, scoring)
+            i, sums, keys, after = sums_of(i, C, item, t, state, scoring)
         queries.release(t)
         i = state.tiles.pass_over(i, after)
         if not cfg.short:
@@ -367,8 +232,7 @@ def consumer(C, state):
             start, height = gl.load(item), gl.load(item + 1)
         valid = r + C * ROWS < height
         sink = gl.load(state.Sinks + head) if cfg.sinks else 0.0
-        whole = gl.convert_layout(gl.sum(total + in_parts(acc * 0.0), 1), of_rows)
-        out, lse, wild = finished(acc, whole, keys, valid, sink, cfg.sinks, state.out.dtype)
+        out, lse, wild = finished(sums, keys, valid, sink, state.out.dtype, cfg)
         marked = marked | wild.to(gl.int32)
         tma.store_wait(0)  # for the result of the block before
         matrix(result).store(out)
@@ -439,11 +303,17 @@ def fwd(inputs, read, outputs, scheduler, sizes, cfg: gl.constexpr):
     """
     state = state_of(outputs, read, scheduler, sizes, cfg)
     COMPUTE: gl.constexpr = cfg.consumer_registers
-    gl.static_assert(cfg.consumers == 4)
-    gl.warp_specialize([
-        (consumer, (0, state)), (consumer, (1, state)), (consumer, (2, state)), (consumer, (3, state)),
-        (producer, (state,)),
-    ], [WARPS, WARPS, WARPS, cfg.producer_warps], [COMPUTE, COMPUTE, COMPUTE, cfg.producer_registers])  # fmt: skip
+    LOAD: gl.constexpr = cfg.producer_registers
+    if cfg.consumers == 2:
+        gl.warp_specialize([
+            (consumer, (0, state)), (consumer, (1, state)), (producer, (state,)),
+        ], [WARPS, cfg.producer_warps], [COMPUTE, LOAD])  # fmt: skip
+    else:
+        gl.static_assert(cfg.consumers == 4)
+        gl.warp_specialize([
+            (consumer, (0, state)), (consumer, (1, state)), (consumer, (2, state)), (consumer, (3, state)),
+            (producer, (state,)),
+        ], [WARPS, WARPS, WARPS, cfg.producer_warps], [COMPUTE, COMPUTE, COMPUTE, LOAD])  # fmt: skip
     recompute_marked(state, inputs)
 
 

@@ -45,15 +45,22 @@ class Term:
 
 
 @gluon.jit
-def fetch(to, tensor, heads, first, count, step):
-    """A tile of rows, by the warps that compute, when nothing else runs. heads: (batch row, head)."""
+def fetch(to, tensor, heads, first, rows, CHANNELS: gl.constexpr):
+    """A tile of rows, by the warps that compute, when nothing else runs. heads: (batch row, head); rows: (how many,
+    their step).
+    """
+    count, step = rows
     ROWS: gl.constexpr = to.type.shape[0]
     WIDTH: gl.constexpr = to.type.shape[1]
     layout: gl.constexpr = by_rows(WIDTH, WARPS)
     r = gl.minimum(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)), count - 1)
     d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
     at = tensor.row(heads[0], heads[1], first)
-    to.store(gl.load(at + (gl.expand_dims(r * step * (tensor.per_row * UNIT), 1) + d)))
+    at = at + (gl.expand_dims(r * step * (tensor.per_row * UNIT), 1) + d)
+    if CHANNELS < WIDTH:
+        to.store(gl.load(at, mask=gl.expand_dims(r >= 0, 1) & (d < CHANNELS), other=0.0))
+    else:
+        to.store(gl.load(at))
     fence_async_shared()
 
 
@@ -62,14 +69,17 @@ def add_term(sums, state, inputs, heads, term, columns):
     """Online sums after one term more. inputs: K, V; heads: (batch row, head of keys)."""
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
+    ROWS: gl.constexpr = cfg.rows
     acc, total, largest = sums.acc, sums.total, sums.largest
+    zero = gl.zeros([ROWS, TILE], gl.float32, accumulator(TILE))
     q, k, v = matrix(state.q.index(0)), matrix(state.k.index(0)), matrix(state.v.index(0))
     factor: gl.constexpr = first_factor(cfg.width_v)
     scale2 = state.scale * LOG2E
     for j in range(0, tiles_of(term.count, TILE)):
-        fetch(k, inputs[0], heads, term.origin + term.first + j * TILE * term.step, term.count - j * TILE, term.step)
-        fetch(v, inputs[1], heads, term.origin + term.first + j * TILE * term.step, term.count - j * TILE, term.step)
-        x = warpgroup_mma(q, k.permute((1, 0)), acc * 0.0, use_acc=False, is_async=True)
+        first, count = term.origin + term.first + j * TILE * term.step, term.count - j * TILE
+        fetch(k, inputs[0], heads, first, (count, term.step), cfg.d)
+        fetch(v, inputs[1], heads, first, (count, term.step), cfg.dv)
+        x = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
         x = warpgroup_mma_wait(0, (x,))
         words, bit = mask_words(term.low - j * TILE, term.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
@@ -80,6 +90,7 @@ def add_term(sums, state, inputs, heads, term, columns):
         total = total * kept + gl.sum(p, 1)
         largest = new
         weights = gl.convert_layout(p.to(k.dtype), factor)
+        kept = gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout))
         y = warpgroup_mma(weights, v, acc * gl.expand_dims(kept, 1), is_async=True)
         acc = warpgroup_mma_wait(0, (y,))
     return Online(acc, total, largest)
@@ -97,6 +108,7 @@ def overflowed_rows(state, inputs):
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
     r = gl.arange(0, ROWS, layout=of_rows)
     columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
+    channels = gl.arange(0, WIDTH_V, layout=gl.SliceLayout(0, accumulator(WIDTH_V)))
     scheduler = state.scheduler
     here = scheduler.part()
     origin, pace = scheduler.rows()
@@ -112,7 +124,7 @@ def overflowed_rows(state, inputs):
             marked = before != before
             if gl.max(marked.to(gl.int32), 0) != 0:
                 first, heads = origin + block.start + c * ROWS * pace, (block.batch, block.head)
-                fetch(matrix(state.q.index(0)), inputs[0], heads, first, block.height - c * ROWS, pace)
+                fetch(matrix(state.q.index(0)), inputs[0], heads, first, (block.height - c * ROWS, pace), cfg.d)
                 none = gl.full([ROWS], float("-inf"), gl.float32, of_rows)
                 zero = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
                 sums = Online(zero, gl.zeros([ROWS], gl.float32, of_rows), none)
@@ -131,10 +143,17 @@ def overflowed_rows(state, inputs):
                 if cfg.sinks:
                     sink = gl.load(state.Sinks + block.head) * LOG2E
                     less, more, largest = with_sink(total == 0, sink, largest)
-                    acc, total = acc * gl.expand_dims(less, 1), total * less + more
-                out = acc * gl.expand_dims(gl.where(total == 0, 0.0, 1.0 / total), 1)
+                    less_acc = gl.convert_layout(less, gl.SliceLayout(1, acc.type.layout))
+                    acc, total = acc * gl.expand_dims(less_acc, 1), total * less + more
+                inverse = gl.convert_layout(gl.where(total == 0, 0.0, 1.0 / total), gl.SliceLayout(1, acc.type.layout))
+                out = acc * gl.expand_dims(inverse, 1)
                 lse = gl.where(total == 0, float("-inf"), (largest + gl.log2(total)) * LN2)
                 gl.store(lse_at, lse, mask=marked)
-                at = gl.expand_dims(row * (state.Out.per_row * UNIT), 1) + gl.expand_dims(columns, 0)
+                of_acc: gl.constexpr = gl.SliceLayout(1, accumulator(WIDTH_V))
+                out_row = gl.convert_layout(row, of_acc)
+                at = gl.expand_dims(out_row * (state.Out.per_row * UNIT), 1) + gl.expand_dims(channels, 0)
                 at = state.Out.row(block.batch, block.head, origin) + at
-                gl.store(at, out.to(state.Out.pointer.dtype.element_ty), mask=gl.expand_dims(marked, 1))
+                mask = gl.expand_dims(gl.convert_layout(marked, of_acc), 1)
+                if cfg.dv < WIDTH_V:
+                    mask = mask & gl.expand_dims(channels < cfg.dv, 0)
+                gl.store(at, out.to(state.Out.pointer.dtype.element_ty), mask=mask)

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from weft.kernels.gpu.hopper.fwd_tile import Cut, add_tile, scores_of
+from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, add_tile, no_sums, scores_of
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import FOLDS
 from weft.kernels.gpu.hopper.ops.broadcast import OWN, Metadata, Seen, metadata, seen_of
@@ -33,7 +33,7 @@ def less(x, y):
 
 @gluon.jit
 def folded(i, run, q, low, state, scoring):
-    """(sums, parts of sums of weights) of a run's first and last tile. low: the first position that each row sees."""
+    """Sums of a run's first and last tile, with nothing taken off scores. low: the first position that rows see."""
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
     factor: gl.constexpr = first_factor(cfg.width_v)
@@ -52,24 +52,23 @@ def folded(i, run, q, low, state, scoring):
     of_one = masked(p, words, bit, 0.0).to(gl.bfloat16)
     of_two = less(p.to(gl.bfloat16), of_one)
     of_one = gl.convert_layout(of_one, factor)
-    acc = warpgroup_mma(of_one, matrix(v.index(one)), scoring.zero, use_acc=False, is_async=True)
+    acc = warpgroup_mma(of_one, matrix(v.index(one)), scoring.none, use_acc=False, is_async=True)
     acc = warpgroup_mma(gl.convert_layout(of_two, factor), matrix(v.index(two)), acc, is_async=True)
     acc = warpgroup_mma_wait(0, (acc,))
     tiles.release(i)
     tiles.release(last)
-    return acc, in_parts(p)
+    return Sums(acc, in_parts(p), 0)
 
 
 @gluon.jit
 def walk(i, begin, end, sums, q, cut, state, scoring):
-    """(tiles so far, sums, parts of sums of weights), with a consumer's tiles of one term."""
-    acc, total = sums
+    """(tiles so far, sums), with a consumer's tiles of one term."""
     for j in range(begin, end):
         i = opaque(i)  # as in `fwd.walk`
         x = scores_of(i, q, state, scoring)
-        acc, total = add_tile(i, j, x, (acc, total), cut, state, scoring)
+        sums = add_tile(i, j, x, sums, cut, state, scoring)
         i += 1
-    return i, acc, total
+    return i, sums
 
 
 @aggregate
@@ -105,14 +104,13 @@ def short_sums(i, heard, place, state, scoring):
     keys = high - low
     q = matrix(state.q.index(place))
     i = tiles.pass_over(i, near.begin)
-    acc = scoring.zero
-    total = in_parts(acc)
+    sums = no_sums(scoring, cfg.row_max)
     if folds != 0:
         # Where queries lie is hidden from ptxas: it took what this branch makes of it for what follows, taken or not.
         hidden = matrix(state.q.index(opaque(place)))
-        acc, total = folded(i, near, hidden, low, state, scoring)
+        sums = folded(i, near, hidden, low, state, scoring)
     cut = Cut(low, high, near.below, near.beyond)
-    i, acc, total = walk(i + folds, near.begin + folds, near.end - folds, (acc, total), q, cut, state, scoring)
+    i, sums = walk(i + folds, near.begin + folds, near.end - folds, sums, q, cut, state, scoring)
     i += folds
     after = near.after
     if TERMS == 2:
@@ -120,6 +118,6 @@ def short_sums(i, heard, place, state, scoring):
         keys += high - low
         i = tiles.pass_over(i, after + far.begin)
         cut = Cut(low, high, far.below, far.beyond)
-        i, acc, total = walk(i, far.begin, far.end, (acc, total), q, cut, state, scoring)
+        i, sums = walk(i, far.begin, far.end, sums, q, cut, state, scoring)
         after = far.after
-    return i, acc, total, keys, after
+    return i, sums, keys, after

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.kernels.gpu.oracle import backward, forward, groups, one_walk, rows, sinks
+from weft.kernels.gpu.oracle import backward, forward, fused, hopper, rows, sinks
 from weft.kernels.gpu.oracle.memory import Call, Memory, Reals
 from weft.kernels.gpu.program import Convert, Fill, Launch, LaunchProgram, Step
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton.row_spec import RowSpec
+from weft.kernels.gpu.split_kv.spec import SplitKVSpec
 
 Kernel = Callable[[Call], None]
 OF_TILES: Mapping[str, Kernel] = {
@@ -22,11 +22,11 @@ OF_TILES: Mapping[str, Kernel] = {
     "delta": backward.row_sums,
 }
 OF_GROUPS: Mapping[str, Kernel] = {
-    "forward": groups.forward,
-    "dkdv": groups.key_gradients,
-    "gradients": one_walk.gradients,
-    "few_keys": one_walk.few_keys,
-    "few_sums": one_walk.few_sums,
+    "forward": hopper.forward,
+    "dkdv": hopper.key_gradients,
+    "gradients": fused.gradients,
+    "few_keys": fused.few_keys,
+    "few_sums": fused.few_sums,
 }
 OF_SINKS: Mapping[str, Kernel] = {"sink_gradient": sinks.gradient, "sink_gradient_sum": sinks.gradient_sum}
 
@@ -65,8 +65,8 @@ def kernel_of(launch: Launch) -> Kernel:
     """What a launch computes. Raises NotImplementedError for a kernel that has no oracle."""
     spec = launch.spec
     found: Kernel | None = None
-    if isinstance(spec, RowSpec):
-        found = rows.merge if spec.merge else rows.rows
+    if isinstance(spec, SplitKVSpec):
+        found = rows.combine if spec.combine else rows.rows
     elif isinstance(spec, KernelSpec):
         found = (OF_GROUPS if spec.groups else OF_TILES).get(spec.direction)
     elif isinstance(spec, str):

@@ -16,6 +16,7 @@ from weft.kernels.gpu.configure import chained, for_card
 from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.descriptors import walk_names
+from weft.kernels.gpu.hopper.launch import FusedLaunches
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Role, Slot, Step, Strides, Table
 from weft.kernels.gpu.programs.launches import (
@@ -27,7 +28,6 @@ from weft.kernels.gpu.programs.launches import (
     widened,
 )
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton.walked import Walked
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel
 from weft.planning.families.fused_backward import FusedBackward
@@ -140,7 +140,7 @@ def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, optio
     """All gradients of a walk, which is the plan's."""
     problem = plan.problem
     assert isinstance(plan.target, Gpu)
-    walked = Walked(walk, problem, plan.target)
+    walked = FusedLaunches(walk, problem, plan.target)
     slots, steps, memory = _given(problem, layout)
     made = [
         result("dq", "q", problem, layout, (problem.dtype, problem.d)),

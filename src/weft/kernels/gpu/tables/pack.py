@@ -212,7 +212,8 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         _put_more(items, launch.parts[1], more, chosen[0])
     if (shares.of > 1).any():
         _cut(items, launch, shares.share, shares.of)
-    reach = extents(launch) if tiling == CONFIGS.get("forward") and rank == 1 else None
+    groups = tiling is not None and tiling.groups and tiling != CONFIGS["dkdv"]
+    reach = extents(launch) if groups and rank == 1 else None
     short, work = False, work[order] // shares.of
     if reach is not None:
         told = shares_of(launch, items, reach)

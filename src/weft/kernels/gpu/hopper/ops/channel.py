@@ -27,10 +27,16 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     return made
 
 
+@gluon.constexpr_function
+def by_bits(stages):  # type: ignore[no-untyped-def]
+    """Whether places in a ring of so many stages follow from bits of a tile's number."""
+    return stages & (stages - 1) == 0
+
+
 @gluon.jit
-def stage_of(i, STAGES: gl.constexpr):
+def stage_of(i, STAGES: gl.constexpr, BITS: gl.constexpr):
     """Where tile i of a ring lies."""
-    if STAGES & (STAGES - 1) == 0:
+    if BITS:
         stage = i & (STAGES - 1)
     else:
         stage = i % STAGES
@@ -38,9 +44,9 @@ def stage_of(i, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def phase_of(i, STAGES: gl.constexpr):
+def phase_of(i, STAGES: gl.constexpr, BITS: gl.constexpr):
     """How often the ring was full before tile i, as barriers count: 0 or 1."""
-    if STAGES & (STAGES - 1) == 0:
+    if BITS:
         phase = ((i & STAGES) != 0).to(gl.int32)
     else:
         phase = (i // STAGES) & 1
@@ -66,41 +72,46 @@ class Ring:
 
     barriers: gl.shared_memory_descriptor
     STAGES: gl.constexpr
+    BITS: gl.constexpr
 
     @gluon.jit
     def wait(self, i):
         """Wait for the arrivals of tile i."""
-        mbarrier.wait(self.barriers.index(stage_of(i, self.STAGES)), phase_of(i, self.STAGES))
+        mbarrier.wait(self.barriers.index(stage_of(i, self.STAGES, self.BITS)), phase_of(i, self.STAGES, self.BITS))
 
     @gluon.jit
     def wait_before(self, i):
         """Wait for those of the tile whose stage tile i takes."""
-        mbarrier.wait(self.barriers.index(stage_of(i, self.STAGES)), phase_of(i, self.STAGES) ^ 1)
+        mbarrier.wait(self.barriers.index(stage_of(i, self.STAGES, self.BITS)), phase_of(i, self.STAGES, self.BITS) ^ 1)
 
     @gluon.jit
     def arrive(self, i):
         """Arrive for tile i."""
-        mbarrier.arrive(self.barriers.index(stage_of(i, self.STAGES)), count=1)
+        mbarrier.arrive(self.barriers.index(stage_of(i, self.STAGES, self.BITS)), count=1)
 
 
 @aggregate
 class Channel:
-    """A ring of STAGES stages and its barriers. Its stages begin at `first`, so several rings may share memory."""
+    """A ring of STAGES stages and its barriers. Its stages begin at `first`, so several rings may share memory.
+
+    BITS: places follow from bits of a tile's number; else they are remainders, as those of rings of three or five.
+    """
 
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
     first: gl.tensor | gl.constexpr
     STAGES: gl.constexpr
+    BITS: gl.constexpr
 
     @gluon.jit
     def stage(self, i):
         """Where tile i lies."""
-        return self.first + stage_of(i, self.STAGES)
+        return self.first + stage_of(i, self.STAGES, self.BITS)
 
     @gluon.jit
     def acquire(self, i):
         """The producer waits until the stage of tile i is free."""
-        mbarrier.wait(self.empty.index(self.stage(i)), phase_of(i, self.STAGES) ^ 1)
+        mbarrier.wait(self.empty.index(self.stage(i)), phase_of(i, self.STAGES, self.BITS) ^ 1)
 
     @gluon.jit
     def expect(self, i, BYTES: gl.constexpr):
@@ -115,12 +126,12 @@ class Channel:
     @gluon.jit
     def arrival(self, i):
         """Tile i, for a consumer that waits for it later."""
-        return Arrival(self.full.index(self.stage(i)), phase_of(i, self.STAGES))
+        return Arrival(self.full.index(self.stage(i)), phase_of(i, self.STAGES, self.BITS))
 
     @gluon.jit
     def wait(self, i):
         """A consumer waits for tile i."""
-        mbarrier.wait(self.full.index(self.stage(i)), phase_of(i, self.STAGES))
+        mbarrier.wait(self.full.index(self.stage(i)), phase_of(i, self.STAGES, self.BITS))
 
     @gluon.jit
     def release(self, i):
@@ -140,4 +151,10 @@ class Channel:
 @gluon.jit
 def channel(STAGES: gl.constexpr, FILLS: gl.constexpr, CONSUMERS: gl.constexpr):
     """A channel whose stages are full after FILLS arrivals, and free after those of so many consumers."""
-    return Channel(barriers(STAGES, FILLS), barriers(STAGES, CONSUMERS), gl.constexpr(0), STAGES)
+    return Channel(barriers(STAGES, FILLS), barriers(STAGES, CONSUMERS), gl.constexpr(0), STAGES, by_bits(STAGES))
+
+
+@gluon.jit
+def ring(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers of so many stages, each of so many arrivals."""
+    return Ring(barriers(STAGES, ARRIVALS), STAGES, by_bits(STAGES))

@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Walked:
+class FusedLaunches:
     """The launches of a walk, one after the other."""
 
     walk: FusedBackward

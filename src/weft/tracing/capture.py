@@ -1,4 +1,4 @@
-"""A mask function as it is given: which indices it takes, and the numpy arrays that it captured."""
+"""A function as it is given: which indices it takes, and the arrays that it captured."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from weft.errors import InputError
-from weft.recognition.tables import Watched
 
 INDICES = {2: ("q", "k"), 4: ("b", "h", "q", "k")}
 
 
 def indices(function: Any) -> tuple[str, ...]:
-    """The indices that a function is called with: (q, k), or (b, h, q, k), which `*args` means as well."""
+    """The indices that a mask function is called with: (q, k), or (b, h, q, k), which `*args` means as well."""
     asked = f"recognize({name_of(function)})"
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -45,62 +42,74 @@ def name_of(function: Any) -> str:
     return str(name).rpartition("<locals>.")[2]
 
 
-def watched(function: Any) -> Any:
-    """The function, reading its captured numpy arrays through views that a traced index can read.
+Swap = Callable[[Any], Any]  # of an array what stands for it, of anything else itself
+
+
+class _Walk:
+    """One walk through what a function captured. seen: what became of each object, by id."""
+
+    def __init__(self, swap: Swap) -> None:
+        self.swap = swap
+        self.seen: dict[int, Any] = {}
+
+
+def replaced(function: Any, swap: Swap) -> Any:
+    """The function, reading what `swap` makes of the arrays that it captured.
 
     Looks into closures, defaults, globals it names, partials and attributes of callable objects, and into the functions
     found there; what it changes, it changes in a copy.
     """
-    return _replaced(function, {})
+    return _replaced(function, _Walk(swap))
 
 
-def _replaced(value: Any, seen: dict[int, Any]) -> Any:
+def _replaced(value: Any, walk: _Walk) -> Any:
+    seen = walk.seen
     if id(value) in seen:
         return seen[id(value)]
     seen[id(value)] = value
-    made = value
-    if type(value) is np.ndarray and value.dtype.kind in "biu":
-        made = value.view(Watched)
+    made = walk.swap(value)
+    if made is not value:
+        pass
     elif isinstance(value, types.FunctionType):
-        made = _copied(value, seen)
+        made = _copied(value, walk)
     elif isinstance(value, types.MethodType):
-        owner, function = _owner(value.__self__, seen), _replaced(value.__func__, seen)
+        owner, function = _owner(value.__self__, walk), _replaced(value.__func__, walk)
         if owner is not value.__self__ or function is not value.__func__:
             made = types.MethodType(function, owner)
     elif isinstance(value, functools.partial):
-        made = _partial(value, seen)
+        made = _partial(value, walk)
     elif isinstance(value, (tuple, list)) and len(value) <= 16:
-        parts = [_replaced(part, seen) for part in value]
+        parts = [_replaced(part, walk) for part in value]
         if type(value) in (tuple, list) and any(a is not b for a, b in zip(parts, value, strict=True)):
             made = type(value)(parts)
     elif _is_plain_object(value):
-        made = _object(value, seen)
+        made = _object(value, walk)
     seen[id(value)] = made
     return made
 
 
-def _owner(value: Any, seen: dict[int, Any]) -> Any:
+def _owner(value: Any, walk: _Walk) -> Any:
     """What a method belongs to, which need not be callable itself."""
-    if isinstance(value, type) or not hasattr(value, "__dict__") or id(value) in seen:
-        return _replaced(value, seen)
-    seen[id(value)] = value
-    seen[id(value)] = _object(value, seen)
-    return seen[id(value)]
+    if isinstance(value, type) or not hasattr(value, "__dict__") or id(value) in walk.seen:
+        return _replaced(value, walk)
+    walk.seen[id(value)] = value
+    walk.seen[id(value)] = _object(value, walk)
+    return walk.seen[id(value)]
 
 
 def _is_plain_object(value: Any) -> bool:
     return callable(value) and not isinstance(value, type) and hasattr(value, "__dict__")
 
 
-def _partial(value: functools.partial[Any], seen: dict[int, Any]) -> Any:
-    function, args = _replaced(value.func, seen), [_replaced(x, seen) for x in value.args]
-    options = {key: _replaced(x, seen) for key, x in value.keywords.items()}
+def _partial(value: functools.partial[Any], walk: _Walk) -> Any:
+    function, args = _replaced(value.func, walk), [_replaced(x, walk) for x in value.args]
+    options = {key: _replaced(x, walk) for key, x in value.keywords.items()}
     return functools.partial(function, *args, **options)
 
 
-def _object(value: Any, seen: dict[int, Any]) -> Any:
+def _object(value: Any, walk: _Walk) -> Any:
     """A callable object with its arrays replaced, where it has any and can be copied so."""
-    fresh = {key: _replaced(x, seen) for key, x in vars(value).items()}
+    fresh = {key: _replaced(x, walk) for key, x in vars(value).items()}
     own = any("__new__" in vars(one) for one in type(value).__mro__[:-1])  # which nobody can make without its arguments
     if own or all(x is vars(value)[key] for key, x in fresh.items()):
         return value
@@ -109,14 +118,14 @@ def _object(value: Any, seen: dict[int, Any]) -> Any:
     return made
 
 
-def _copied(function: types.FunctionType, seen: dict[int, Any]) -> Callable[..., Any]:
+def _copied(function: types.FunctionType, walk: _Walk) -> Callable[..., Any]:
     """The function over other cells and globals; itself where it captured no array."""
-    cells = [_content(cell, seen) for cell in function.__closure__ or ()]
+    cells = [_content(cell, walk) for cell in function.__closure__ or ()]
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     used = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    fresh = {name: _replaced(x, seen) for name, x in used.items() if _may_hold_arrays(x)}
+    fresh = {name: _replaced(x, walk) for name, x in used.items() if _may_hold_arrays(x, walk)}
     fresh = {name: x for name, x in fresh.items() if x is not used[name]}
-    defaults = tuple(_replaced(x, seen) for x in function.__defaults__ or ())
+    defaults = tuple(_replaced(x, walk) for x in function.__defaults__ or ())
     same = [new is old for new, old in zip(defaults, function.__defaults__ or (), strict=True)]
     if (
         not fresh
@@ -130,21 +139,26 @@ def _copied(function: types.FunctionType, seen: dict[int, Any]) -> Callable[...,
     return made
 
 
-def _content(cell: Any, seen: dict[int, Any]) -> Any:
+def _content(cell: Any, walk: _Walk) -> Any:
     try:
         value = cell.cell_contents
     except ValueError:  # not filled yet
         return cell
-    made = _replaced(value, seen)
+    made = _replaced(value, walk)
     return cell if made is value else types.CellType(made)
 
 
-def _may_hold_arrays(value: Any) -> bool:
+def _may_hold_arrays(value: Any, walk: _Walk) -> bool:
     """Arrays, and functions of the user: libraries are left alone."""
     module = (getattr(value, "__module__", None) or "").partition(".")[0]
-    return isinstance(value, np.ndarray) or (
-        isinstance(value, types.FunctionType) and module not in ("numpy", "torch", "builtins")
-    )
+    of_user = isinstance(value, types.FunctionType) and module not in ("numpy", "torch", "jax", "builtins")
+    return of_user or walk.swap(value) is not value
+
+
+def codes(function: Any) -> list[types.CodeType]:
+    """The code of a function and of those written inside it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return [] if code is None else _codes(code)
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:

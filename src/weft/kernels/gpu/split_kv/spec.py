@@ -1,4 +1,4 @@
-"""What row-wise kernels are made for, and which of them a plan takes."""
+"""What split-KV kernels are made for, and which of them a plan takes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from weft.settings import interpreted
 # 32-bit integers that grow step by step: from a query to the row of a term, and to the key beside it
 # (for distances); the number of keys.
 GROWING = ("shift", "beside", "length")
+# Pages that there are, and the stride of a batch row of the block table.
+PAGING = ("pages", "table_row")
 
 
 class Counts(NamedTuple):
@@ -23,6 +25,7 @@ class Counts(NamedTuple):
     dtype: of the device slots that hold these, "" where the host gives them at each call. per_batch: each batch row has
     a number of its own. ring: token t lies at place t modulo the capacity. offset: the first query's token has a slot,
     and does not follow from the number of keys. window: a slot says how many tokens up to its own a query may see.
+    page: keys lie in pages of so many tokens, which a block table names; 0: one after the other.
     """
 
     dtype: str = ""
@@ -30,6 +33,7 @@ class Counts(NamedTuple):
     ring: bool = False
     offset: bool = False
     window: bool = False
+    page: int = 0
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -42,7 +46,7 @@ class Counts(NamedTuple):
 HOST = Counts()  # gives the number of keys at each call
 
 
-class RowOptions(NamedTuple):
+class ScoreOptions(NamedTuple):
     """The options of scores that a kernel is made for, and how it learns the number of keys."""
 
     softcap: bool = False
@@ -52,12 +56,12 @@ class RowOptions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RowSpec(Strided):
-    """One generated row-wise kernel.
+class SplitKVSpec(Strided):
+    """One split-KV kernel.
 
     rows: of a program, a power of two from 16 on. cols: keys of a tile. bounds: on either side of a term. tables: some
-    bound is a step function. aligned: as of `KernelSpec`. several: terms are walked in a loop. split: shares are left
-    to a merge, or are merged (`merge`).
+    bound is a step function. aligned: as of `KernelSpec`. several: terms are walked in a loop. split: several programs
+    share the keys of a row, and leave what they found to a second kernel. combine: it is that second kernel.
     """
 
     dtype: str
@@ -75,7 +79,7 @@ class RowSpec(Strided):
     sinks: bool = False
     counts: Counts = HOST
     upcast: bool = False  # see KernelSpec
-    merge: bool = False
+    combine: bool = False
     warps: int = 4
     stages: int = 3
 
@@ -84,30 +88,33 @@ class RowSpec(Strided):
         """A short readable name; the content decides, not the name."""
         dims = f"{self.d}" if self.d == self.dv else f"{self.d}x{self.dv}"
         words = ("tables", "several", "split", "softcap", "alibi", "sinks")
+        if self.combine:
+            return f"combine_{self.dtype}_{dims}" + "_sinks" * self.sinks + "_any" * (not self.aligned)
         options = "".join(f"_{x}" for x in words if getattr(self, x)) + "_any" * (not self.aligned)
         if self.counts.dtype:
             told = ("per_batch", "ring", "offset", "window")
+            options += f"_pages_of_{self.counts.page}" * bool(self.counts.page)
             options += f"_{self.counts.dtype}_count" + "".join(f"_{x}" for x in told if getattr(self.counts, x))
-        kind = "merge" if self.merge else "rows"
-        return f"{kind}_{self.dtype}_{dims}_{self.rows}x{self.cols}{options}"
+        return f"split_kv_{self.dtype}_{dims}_{self.rows}x{self.cols}{options}"
 
     @property
     def symbol(self) -> str:
         """What a profiler shows; several specs may share it."""
-        return f"weft_decode_{'combine' if self.merge else 'split_kv'}_{self.sizes}"
+        return f"weft_decode_{'combine' if self.combine else 'split_kv'}_{self.sizes}"
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Arguments that are pointers to what is read, in order."""
-        sinks = ("Sinks",) * (self.sinks and (self.merge or not self.split))
-        if self.merge:
+        sinks = ("Sinks",) * (self.sinks and (self.combine or not self.split))
+        if self.combine:
             return ("Work", *sinks)
-        return ("Q", "K", "V", *sinks, *(("Slopes",) * self.alibi), "Tables", *self.counts.slots)
+        paged = ("BlockTable",) * bool(self.counts.page)
+        return ("Q", "K", "V", *sinks, *(("Slopes",) * self.alibi), "Tables", *self.counts.slots, *paged)
 
     @property
     def writes(self) -> tuple[str, ...]:
         """Arguments that are pointers to what is written, in order."""
-        return ("Work",) if self.split and not self.merge else ("Out", "Lse")
+        return ("Work",) if self.split and not self.combine else ("Out", "Lse")
 
     @property
     def strided(self) -> tuple[str, ...]:
@@ -117,27 +124,29 @@ class RowSpec(Strided):
     @property
     def integers(self) -> tuple[str, ...]:
         """Arguments that are 32-bit integers."""
-        return ("splits", "all_heads", "m") + (() if self.merge else ("members_at", "groups", "lanes", "span"))
+        return ("splits", "all_heads", "m") + (() if self.combine else ("members_at", "groups", "lanes", "span"))
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """All arguments in order: what is read, scalars, what is written."""
         parts = ("batch", "head", "row") if self.aligned else ("batch", "head", "row", "dim")
         strides = ["sums", *(f"{x}_{part}" for x in self.strided for part in parts)]
-        more = () if self.merge else ("scale", "softcap", *self.growing)
+        more = () if self.combine else ("scale", "softcap", *self.growing)
         return (*self.reads, *self.integers, *strides, *more, *self.writes)
 
     @property
     def growing(self) -> tuple[str, ...]:
-        """Integers that grow, or where the device knows these the capacity of the cache."""
-        return ("capacity",) if self.counts.dtype else GROWING
+        """Integers that grow, or where the device knows these the capacity of the cache, and how its pages lie."""
+        if not self.counts.dtype:
+            return GROWING
+        return ("capacity", *(PAGING if self.counts.page else ()))
 
 
-def row_spec(plan: RowPlan, shape: RowShape, aligned: bool, options: RowOptions) -> RowSpec:
-    """The row-wise kernel of a plan."""
+def split_kv_spec(plan: RowPlan, shape: RowShape, aligned: bool, options: ScoreOptions) -> SplitKVSpec:
+    """The split-KV kernel of a plan."""
     problem = plan.problem
     step_functions = any(not isinstance(b, Stair) for r in plan.relations for b in r.lower + r.upper)
-    return RowSpec(
+    return SplitKVSpec(
         problem.dtype, problem.d, problem.dv, shape.rows, shape.cols, bounds_of(plan), step_functions, aligned,
         several=any(len(s.relations) != 1 for s in plan.shares), split=shape.splits > 1,
         softcap=options.softcap, alibi=options.alibi, sinks=options.sinks, counts=options.counts,
@@ -145,18 +154,18 @@ def row_spec(plan: RowPlan, shape: RowShape, aligned: bool, options: RowOptions)
     )  # fmt: skip
 
 
-def specs_of(found: ByRows) -> tuple[RowSpec, ...]:
+def specs_of(found: ByRows) -> tuple[SplitKVSpec, ...]:
     """The kernels of a forward by rows, as `configure.specs_of` has those of tiles."""
     problem = found.plan.problem
     aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))
-    spec = row_spec(found.plan, found.shape, aligned, RowOptions())
-    return (spec, merging(spec)) if spec.split else (spec,)
+    spec = split_kv_spec(found.plan, found.shape, aligned, ScoreOptions())
+    return (spec, combining(spec)) if spec.split else (spec,)
 
 
-def merging(spec: RowSpec) -> RowSpec:
-    """The kernel that merges what another one leaves; it knows nothing of keys."""
-    return RowSpec(
-        spec.dtype, spec.d, spec.dv, 16, 16, aligned=spec.aligned, sinks=spec.sinks, merge=True, warps=4, stages=1
+def combining(spec: SplitKVSpec) -> SplitKVSpec:
+    """The kernel that combines the shares that another one leaves; it knows nothing of keys."""
+    return SplitKVSpec(
+        spec.dtype, spec.d, spec.dv, 16, 16, aligned=spec.aligned, sinks=spec.sinks, combine=True, warps=4, stages=1
     )
 
 
