@@ -144,7 +144,8 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(
         one, held=one.held and (masks or bool(one.factors)), no_maximum=takes_none, partial=one.partial and takes_none,
-        fast_log=short and takes_none, groups=one.groups if groups else 0, short=groups and wave.short and one.no_maximum and one.narrow,
+        fast_log=short and takes_none, groups=one.groups if groups else 0,
+        short=groups and wave.short and one.no_maximum and one.narrow,
     )  # fmt: skip
 
 
