@@ -47,7 +47,13 @@ def found_in(case, tiling, order=EAGER):
         return names, results(case, few(1), (("forward", tiling),), backward=False)
 
 
-@pytest.mark.parametrize("name, columns", [*((name, 64) for name in CALLS), ("128", 128), ("80", 128)])
+EVERY = [*((name, 64) for name in CALLS), ("128", 128), ("80", 128)]
+QUICK = (("128", 64), ("64, float16", 64))
+
+
+@pytest.mark.parametrize(
+    "name, columns", [pytest.param(*one, marks=[pytest.mark.more] * (one not in QUICK)) for one in EVERY]
+)
 def test_right_in_every_order(name, columns):
     """Rows that go again beside rows that do not."""
     call = CALLS[name]
@@ -59,6 +65,7 @@ def test_right_in_every_order(name, columns):
     assert all(torch.equal(x, found[name]) for name, x in again.items())
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["64, float16", "128, float16"])
 def test_the_largest_score_so_far_may_be_taken_off(name, monkeypatch):
     """No row goes again then."""
@@ -71,6 +78,7 @@ def test_the_largest_score_so_far_may_be_taken_off(name, monkeypatch):
     check(case, found)
 
 
+@pytest.mark.more
 def test_rows_without_a_key_in_the_first_tile():
     """Of a consumer's rows some see no key of its first tile: what is taken off theirs comes of a later one."""
     call = replace(CALLS["64, float16"], pattern=weft.causal() & weft.window(left=10), tokens=200)
