@@ -16,11 +16,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Python compiles what is imported; pip would compile every file, which was a third of its time for [dev].
 INSTALL := $(PIP) install --no-compile
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-jax test-gpu replay replay-all docs docs-check lint format bench bench-gpu
-.PHONY: package test-package release-check
+.PHONY: help demo test test-more test-jax test-gpu replay replay-all docs docs-check lint format bench
+.PHONY: bench-gpu package test-package release-check
 .PHONY: bench-gpu-more versions clean FORCE
 
 help: ## this list
@@ -38,12 +39,15 @@ help: ## this list
 demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, runs, draws
 	$(BIN)/python -m weft.demo $(ARGS)
 
-test: $(VENV)/.weft-test ## all tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(VENV)/.weft-test ## tests: a sample of every law, within three minutes on two cores
+	$(PYTEST) $(ARGS)
+
+test-more: $(VENV)/.weft-test ## the other tests that a change must pass
+	$(PYTEST) -m 'more and not wide' $(ARGS)
 
 test-jax: $(JAX_VENV)/.weft-jax ## weft.jax, in an environment of its own that has no torch
 	$(JAX_VENV)/bin/python -c 'from importlib.util import find_spec; assert not find_spec("torch"), "torch is installed"'
-	$(JAX_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/jax $(ARGS)
+	$(JAX_VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m 'not wide' tests/jax $(ARGS)
 
 test-gpu: $(VENV)/.weft-test ## kernels on the GPU of this machine, and compiled for every other
 	$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "torch finds no GPU here"'

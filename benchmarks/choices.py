@@ -22,10 +22,11 @@ from planning import RESULTS, append
 
 import weft
 from weft.pattern.algebra import Pattern
-from weft.planning import choice
-from weft.planning.attention_plan import AttentionPlan, Share, count_heads, plan_attention
-from weft.planning.candidates import in_one
-from weft.planning.cost import adding
+from weft.planning.attention_plan import AttentionPlan, plan_attention
+from weft.planning.families import base
+from weft.planning.families.base import Pass
+from weft.planning.families.one_kernel import OneKernel, tiling_of
+from weft.planning.heads import Share, rows_of
 from weft.planning.problem import Problem
 from weft.target import GPU, Gpu
 
@@ -105,7 +106,7 @@ def ways(case: Case, gpu: Gpu) -> tuple[AttentionPlan, AttentionPlan]:
     """The plan without and with what the case is about, and with nothing else of the three."""
     found = []
     for second in (False, True):
-        with mock.patch.object(choice, "WORTH", inf if second and case.what == "packs" else 0.0):
+        with mock.patch.object(base, "WORTH", inf if second and case.what == "packs" else 1e-9):
             plan = planned(case, gpu)
         # what a plan has found out it keeps in its dictionary
         plan.__dict__["by_rows"] = plan.as_rows() if second and case.what == "rows" else None
@@ -116,9 +117,8 @@ def ways(case: Case, gpu: Gpu) -> tuple[AttentionPlan, AttentionPlan]:
 
 def _in_one(plan: AttentionPlan) -> tuple[Share, ...]:
     """Tiles of keys for the backward in one kernel, whatever it costs."""
-    rows = [(share.plan.acsr, count_heads(share.heads)) for share in plan.transposed]
-    tiling = in_one(plan.problem, choice.rank_of(rows))
-    plans = choice.candidate("dkdv", rows, plan.problem, plan.target, tiling).plans
+    asked = plan.asked("dkdv")
+    plans = asked.alike(tiling_of(plan.problem, asked.rank)).plans
     return tuple(replace(share, plan=one, pack=0) for share, one in zip(plan.forward, plans, strict=True))
 
 
@@ -138,10 +138,8 @@ def seconds(plan: AttentionPlan, direction: str) -> float:
         return (plan.by_rows or plan.candidate("forward")).cost.seconds
     if plan.in_one is None:
         return plan.candidate("dq").cost.seconds + plan.candidate("dkdv").cost.seconds
-    rows = [(share.plan.acsr, count_heads(share.heads)) for share in plan.in_one]
-    tiling = plan.in_one[0].plan.tiling
-    found = choice.candidate("dkdv", rows, plan.problem, plan.target, tiling)
-    return found.cost.seconds + adding(found.works, plan.problem, tiling.cols, plan.target)
+    asked = Pass("dkdv", rows_of(plan.in_one), plan.problem, plan.target)
+    return OneKernel(asked.alike(plan.in_one[0].plan.tiling)).seconds
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ import numpy as np
 
 import weft
 from weft.acsr.build import build
-from weft.planning.attention_plan import AttentionPlan, distinct_heads, plan_attention
+from weft.planning.attention_plan import AttentionPlan, plan_attention
+from weft.planning.heads import distinct_heads
 from weft.planning.problem import Problem
 
 TOKENS = 1 << 20

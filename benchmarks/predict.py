@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT / "src"))
 from prediction.measure import Row, measure, read, works_of  # noqa: E402
 from prediction.problems import core, drawn, fitted  # noqa: E402
 
-from weft.planning.candidates import resident  # noqa: E402
 from weft.planning.cost import merging, waiting  # noqa: E402
 from weft.planning.rates import TABLES, Rates  # noqa: E402
+from weft.planning.resources import resident  # noqa: E402
 from weft.planning.tiling import DIRECTIONS, Direction  # noqa: E402
 from weft.target import GPUS  # noqa: E402
 

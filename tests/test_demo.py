@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tiers import every
 
 import weft
 from weft.errors import OptionError, install_line
@@ -63,6 +64,7 @@ def rows(printed: str) -> dict[str, list[str]]:
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------
+@pytest.mark.more
 def test_a_run_holds_and_is_quiet_on_stderr(quick):
     done, _ = quick
     assert done.returncode == 0, done.stdout + done.stderr
@@ -71,6 +73,7 @@ def test_a_run_holds_and_is_quiet_on_stderr(quick):
     assert "every check holds" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.more
 def test_every_case_has_a_row_with_numbers_in_it(quick):
     found = rows(quick[0].stdout)
     assert list(found) == NAMES
@@ -82,6 +85,7 @@ def test_every_case_has_a_row_with_numbers_in_it(quick):
         assert float(cells[7]) < 1e-5
 
 
+@pytest.mark.more
 def test_columns_are_aligned(quick):
     lines = quick[0].stdout.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("---"))
@@ -91,6 +95,7 @@ def test_columns_are_aligned(quick):
     assert len(ends) == 1
 
 
+@pytest.mark.more
 def test_the_pictures_show_something(quick):
     _, folder = quick
     expected = {name.replace(" ", "-") + ".png" for name in NAMES} | {"photograph.png"}
@@ -106,6 +111,7 @@ def test_the_pictures_show_something(quick):
             assert min(share.values()) > 1e-3, f"{path.name} shows no partial tile"
 
 
+@pytest.mark.more
 def test_without_matplotlib_it_says_so_and_goes_on(tmp_path):
     done = run("--out", str(tmp_path), before=f"import sys\nsys.modules['matplotlib'] = None\n{SMALL}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -248,7 +254,7 @@ def test_views_show_every_live_pair_once_and_all_that_is_computed(pattern, m):
     assert plan.acsr.nnz <= total <= plan.visited, "a pair may be computed in vain by two launches, and is shown once"
 
 
-@pytest.mark.parametrize(("pattern", "m"), PATTERNS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(("pattern", "m"), every(4, PATTERNS), ids=lambda x: str(x)[:40])
 def test_every_pattern_can_be_drawn(pattern, m, tmp_path):
     path = plot.save(plot.pattern_figure(pattern, m), tmp_path / "one.png")
     assert [entry.name for entry in tmp_path.iterdir()] == ["one.png"]
@@ -267,7 +273,7 @@ def test_views_that_take_keys_by_class_say_so():
     assert view.orders == ("box after box", "") and view.grid == (12, 11)
 
 
-@pytest.mark.parametrize(("pattern", "m"), PATTERNS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(("pattern", "m"), every(4, PATTERNS), ids=lambda x: str(x)[:40])
 def test_everything_in_a_picture_is_inside_of_it(pattern, m):
     figure, _ = drawn(pattern, m)
     renderer = figure.canvas.get_renderer()

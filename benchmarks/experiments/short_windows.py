@@ -4,7 +4,7 @@ products, with a kernel of the few keys after it, beside two kernels.
     python benchmarks/experiments/short_windows.py [--record]
 
 On a Hopper GPU, at head dimension 64 in bfloat16: what weft launches where one walk is predicted to be faster
-(`weft.kernels.triton.one_walk`), and the kernels of dQ and of dK and dV that other windows have; medians in
+(`hopper.bwd_fused`), and the kernels of dQ and of dK and dV that other windows have; medians in
 microseconds, and how far gradients of either are from each other. What came out is in
 docs/decisions/0010-warp-groups-that-specialise.md.
 """
@@ -82,7 +82,7 @@ def measured(pattern: weft.Pattern, batch: int, heads: tuple[int, int], tokens: 
     off = max(float((x.float() - y).norm() / y.norm()) for x, y in zip(calls[2](), found, strict=True))
     times = [round(1e6 * one.seconds, 1) for one in measure.timings_of(calls, rounds=6)]
     named = dict(zip(SIZES, (batch, *heads, tokens), strict=True))
-    return named | dict(zip(TIMES, (plan.one_walk is not None, *times, f"{off:.1e}"), strict=True))
+    return named | dict(zip(TIMES, (plan.fused_backward is not None, *times, f"{off:.1e}"), strict=True))
 
 
 def show(row: dict[str, object]) -> dict[str, object]:

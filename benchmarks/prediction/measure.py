@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from prediction.problems import Case
-from weft.planning.attention_plan import AttentionPlan, count_heads, plan_attention
-from weft.planning.candidates import legal
-from weft.planning.choice import offered, rank_of
+from weft.planning.attention_plan import AttentionPlan, plan_attention
+from weft.planning.choose import offered
+from weft.planning.families.base import Pass
+from weft.planning.families.tile import legal
+from weft.planning.heads import count_heads
 from weft.planning.tiling import DIRECTIONS, Direction, Tiling
 from weft.planning.work import Work, slots_of, works
 from weft.target import Gpu
@@ -56,8 +58,9 @@ def candidates(case: Case, gpu: Gpu) -> dict[Direction, list[Tiling]]:
     found = {}
     for direction in DIRECTIONS:
         rows = [(share.plan.acsr, 1) for share in plan.towards(direction)]
-        menu = offered(direction, rows, problem, gpu)
-        others = [tiling for tiling in legal(direction, problem, rank_of(rows), gpu) if tiling not in menu]
+        asked = Pass(direction, rows, problem, gpu)
+        menu = offered(asked)
+        others = [tiling for tiling in legal(direction, problem, asked.rank, gpu) if tiling not in menu]
         dice = random.Random(f"{case.text} {direction}")
         found[direction] = [*menu, *dice.sample(others, min(len(others), MEASURED - len(menu)))]
     return found

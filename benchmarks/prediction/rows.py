@@ -12,8 +12,9 @@ import numpy as np
 
 from prediction.measure import Row, works_of
 from prediction.problems import Case
-from weft.planning.choice import offered
+from weft.planning.choose import offered
 from weft.planning.cost import Cost, converting, cost
+from weft.planning.families.base import Pass
 from weft.planning.tiling import DIRECTIONS, Direction, Tiling
 from weft.target import Gpu
 
@@ -89,7 +90,7 @@ def judged(rows: Iterable[Row], gpu: Gpu) -> list[Judged]:
 def _judged(case: Case, way: Direction, rows: list[Row], gpu: Gpu) -> Judged:
     costs = tuple(cost(works_of(row, gpu), way, case.problem, row.tiling, gpu) for row in rows)
     acsr = case.make().acsr(case.tokens, case.tokens)
-    menu = offered(way, [(acsr, 1)], case.problem, gpu)
+    menu = offered(Pass(way, [(acsr, 1)], case.problem, gpu))
     measured = np.array([row.seconds for row in rows])
     # a choice counts the conversion of sums too, which follows the kernels that were timed
     after = [converting(works_of(row, gpu), way, case.problem, gpu) for row in rows]

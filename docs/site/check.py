@@ -1,7 +1,8 @@
 """Checks a built site: `python docs/site/check.py SITE`; exit code 1 and a line for each thing that is wrong.
 
 Without a browser: every link and anchor leads somewhere, every picture has a size, nothing is loaded from elsewhere.
-With Chromium, if there is one: every page is opened; its console must be silent and its pictures drawn.
+With Chromium, if there is one: every page is opened; its console must be silent, its pictures drawn. Windows of three
+widths must hold it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
-from chrome import chrome, found
+from chrome import Chrome, chrome, found
 
 NO_BROWSER = "no Chromium here to open the pages with: apt-get install chromium, or set WEFT_CHROME to one"
 LOADED = {"img": "src", "script": "src", "link": "href"}
+WIDTHS = (390, 820, 1440)  # pixels: a phone, a tablet, a desk
+OVER = "document.documentElement.scrollWidth - window.innerWidth"
 UNDRAWN = """Promise.all([...document.images].map(image => image.decode().catch(() => 0))).then(() =>
     [...document.images].filter(image => !(image.naturalWidth && image.naturalHeight)).map(image => image.src))"""
 
@@ -102,7 +105,16 @@ def browsed(site: Path, program: str) -> Iterator[str]:
             browser.open(path.resolve().as_uri())
             undrawn = [f"{src} is not drawn" for src in browser.value(UNDRAWN)]
             foreign = [f"{url} is loaded" for url in browser.addresses() if not url.startswith(("file:", "data:"))]
-            yield from (f"{path.relative_to(site)}: {said}" for said in (*browser.complaints(), *undrawn, *foreign))
+            faults = [*browser.complaints(), *undrawn, *foreign, *_too_wide(browser)]
+            yield from (f"{path.relative_to(site)}: {said}" for said in faults)
+
+
+def _too_wide(browser: Chrome) -> Iterator[str]:
+    """Widths of windows that the open page does not fit, with what stands over."""
+    for width in WIDTHS:
+        browser.resize(width)
+        if (over := browser.value(OVER)) > 0:
+            yield f"is {over} pixels wider than a window of {width}"
 
 
 def main(site: Path) -> int:

@@ -78,6 +78,10 @@ class Chrome:
         said = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         return said["result"].get("value")
 
+    def resize(self, width: int, height: int = 900) -> None:
+        """Give the window another size; the page is laid out anew."""
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
     def complaints(self) -> list[str]:
         """Errors of the console, exceptions, and requests that failed, since `open`."""
         told = []
@@ -102,7 +106,7 @@ class Chrome:
         """What the page looks like, from its top."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.ask("Emulation.setEmulatedMedia", features=scheme)
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.resize(width, height)
         path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
 
     def _messages(self) -> Iterator[dict[str, Any]]:

@@ -38,6 +38,10 @@ class PatternError(WeftError, ValueError):
     """A pattern was built or combined with arguments that mean nothing."""
 
 
+class ArgumentError(PatternError, TypeError):
+    """A function of the library got arguments that it does not take, or a pattern was joined with something else."""
+
+
 class AlignmentError(PatternError):
     """A position-dependent pattern meets M != N and nobody said how queries and keys line up."""
 

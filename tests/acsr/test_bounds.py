@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from weft.pattern.bounds import INF, IntTable, Stair, Steps
 from weft.pattern.relation import LONG, Relation, Residue
 
 # Under CI the examples are always the same; elsewhere every run draws new ones.
-laws = settings(max_examples=150, deadline=None, derandomize=bool(os.environ.get("CI")))
+laws = settings(max_examples=examples(150), deadline=None, derandomize=bool(os.environ.get("CI")))
 LINE = np.arange(-60, 60, dtype=np.int64)
 TOKENS = np.arange(26, dtype=np.int64)
 

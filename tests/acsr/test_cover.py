@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.acsr.blocks import Blocks
@@ -11,7 +12,7 @@ from weft.acsr.cover import covered, room
 from weft.acsr.format import BLOCK
 from weft.testing.strategies import patterns
 
-laws = settings(max_examples=60, deadline=None)
+laws = settings(max_examples=examples(60), deadline=None)
 
 
 def blocks_of(mask):

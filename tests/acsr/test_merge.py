@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.acsr.format import MAX_TERMS, Term
@@ -11,7 +12,7 @@ from weft.acsr.merge import Box, fewest, merged, spelled
 from weft.pattern.bounds import Stair
 from weft.pattern.relation import Relation, Residue
 
-laws = settings(max_examples=80, deadline=None)
+laws = settings(max_examples=examples(80), deadline=None)
 SETS = st.lists(st.booleans(), min_size=30, max_size=30).map(lambda bits: np.array(bits, np.bool_))
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import every
 
 import weft
 from weft.acsr import cells
@@ -49,7 +50,7 @@ def test_where_every_pair_is_a_cell(name, at):
     assert found.owners.max(initial=0) <= len(found.pairs)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(5, CASES))
 @pytest.mark.parametrize("at", SIZES, ids=str)
 @pytest.mark.parametrize("rows, cols, chunk", [(1, 1, 0), (1000, 7, 0), (7, 13, 8), (3, 1000, 8), (61, 48, 0)])
 def test_where_a_cell_is_several_pairs(name, at, rows, cols, chunk, monkeypatch):

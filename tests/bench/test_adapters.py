@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from tests.tiers import every
 from torch.nn.attention.flex_attention import create_mask
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -170,7 +171,8 @@ def runs(peer, workload):
 
 
 @pytest.mark.parametrize(
-    "peer,name", [(peer, name) for peer in STAND_INS for name, w in WORKLOADS.items() if runs(peer, w.small())]
+    "peer,name",
+    every(4, [(peer, name) for peer in STAND_INS for name, w in WORKLOADS.items() if runs(peer, w.small())]),
 )
 def test_an_adapter_asks_for_the_mask(peer, name, install):
     small = WORKLOADS[name].small()

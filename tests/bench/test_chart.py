@@ -52,9 +52,15 @@ def test_the_worst_pair_comes_last_and_the_conclusion_names_it():
     found = machine(rates | {("dense_d64", "flex"): 100})
     assert [pair.workload for pair in chart.pairs(found)] == ["dense_d64", "causal"]
     assert chart.conclusion(found) == (
-        "On Some GPU, forward, weft is ahead of every peer on 1 of 2 core problems. There it is 3.0 times as fast "
+        "On one Some GPU, forward, weft is ahead of every peer on 1 of 2 core problems. There it is 3.0 times as fast "
         "as the best peer. On the other 1 it runs at 0.75 of the speed of FlashAttention."
     )
+
+
+def test_the_advice_names_each_problem_once():
+    rates = {("causal", "weft-triton"): 450, ("causal", "fa4"): 600, ("dense_d64", "weft-triton"): 300}
+    said = chart.advice(machine(rates | {("dense_d64", "flex"): 100})).split("\n")[2:]
+    assert said == ["- Take weft: full attention (D=64).", "- Take the peer in the chart: causal (D=128)."]
 
 
 def test_a_chart_needs_the_whole_dozen(tmp_path):

@@ -83,7 +83,7 @@ def test_the_other_page_says_where_weft_loses(reports):
     page = reports[0]["honesty.md"].decode()
     assert cells(page, "causal forward") == ["causal forward", "75%", "fa4", "abc1234"]
     assert "block_mask on 1 of 2 problems\nthat have both: scaling_4k (0.683 ms, 0.466)." in page
-    assert "no time of weft's on 1 that a peer runs.\nThose are: dense bwd." in page
+    assert "weft has no time on 1 that a peer runs.\nThose are: dense bwd." in page
 
 
 def test_calls_and_plans_are_shown_by_length(reports):

@@ -35,6 +35,7 @@ def statuses(made):
     return {(row["direction"], row["peer"]): row["status"] for row in made}
 
 
+@pytest.mark.more
 def test_a_peer_that_fails_costs_its_own_row(bench):
     peers = ["right", "absent", "crash", "raise", "late-crash", "wrong", "mask", "refuse", "noise", "plan"]
     made = bench.run([WORKLOAD], peers, "fwd")
@@ -57,6 +58,7 @@ def test_a_peer_that_fails_costs_its_own_row(bench):
         assert [row["peer"] for row in csv.DictReader(file)] == [row["peer"] for row in made]
 
 
+@pytest.mark.more
 def test_a_peer_that_hangs_is_given_up(bench):
     bench.limit = 3
     made = bench.run([WORKLOAD], ["right", "hang"], "fwd")
@@ -97,6 +99,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.more
 def test_finished_rows_are_kept_and_not_repeated(bench):
     seen = []
     bench.show = lambda name, event: seen.append(event)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from weft.planning.candidates import menu
+from weft.planning.families.tile import menu
 from weft.planning.rates import Rates, measured
 from weft.planning.tiling import Tiling
 from weft.target import GPU, GPUS
@@ -29,6 +29,7 @@ PATTERNS = (
 )
 
 
+@pytest.mark.more
 def test_the_page_is_what_its_rows_say_now(predict, tmp_path):
     """Choices are those of today's rates and of what is offered: `python benchmarks/predict.py judge` writes it."""
     from prediction import page, rows

@@ -19,6 +19,8 @@ MANY_PARAMETERS = {
     "weft.torch.attention:attention": "the public face: every option by name",
     "weft.torch.key_cache:decode_attention": "the public face: every option by name",
     "weft.torch.varlen:varlen_attention": "as FlashAttention's, whose order of tensors is known",
+    "weft.distributed.plan:plan": "the public face: a layer, by name",
+    "weft.torch.distributed.call:attention": "the public face: every option by name",
     "weft.jax.attention:attention": "the public face: every option by name",
     "weft.jax.dot_product:dot_product_attention": "the signature of jax.nn.dot_product_attention",
 }

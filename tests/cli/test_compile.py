@@ -48,6 +48,7 @@ def run(*args, code=0):
 
 
 # ---- the whole -------------------------------------------------------------------------------------------------------
+@pytest.mark.more
 def test_a_call_on_the_card_compiles_nothing_afterwards(monkeypatch):
     facts = json.loads(run(*CALL, "--jobs", "1", "--json"))
     assert len(facts["compiled"]) == 3 == len(opened().entries()) and facts["found"] == [] and facts["refused"] == {}

@@ -55,6 +55,7 @@ def test_the_library_is_complete():
     assert set(page.SHOWN) == {name for name in weft.__all__ if name in LIBRARY}
 
 
+@pytest.mark.more
 def test_the_page_stands_alone(written):
     done, text = written
     assert done.exit_code == 0 and "every check holds" in done.output

@@ -37,7 +37,7 @@ def test_help_of_a_command_loads_no_framework(name):
 def test_patterns_and_plans_need_no_framework():
     assert not set(loaded_by("show", "causal()", "--tiles")) & set(HEAVY)
     assert not set(loaded_by("plan", "causal()", "--shape", "1,1,64,32", "--verify")) & set(HEAVY)
-    source = ("explain", "causal()", "--shape", "1,1,64,32", "--device", "gpu", "--source", "dq")
+    source = ("explain", "causal()", "--shape", "1,1,64,32", "--device", "cuda", "--source", "dq")
     assert not set(loaded_by(*source)) & set(HEAVY)
 
 
@@ -84,8 +84,21 @@ def test_the_version():
 
 
 def test_an_unknown_command():
-    done = CliRunner().invoke(main, ["shwo"])
-    assert done.exit_code == 2 and "shwo" in done.output
+    for typed, cure in (("shwo", "weft show"), ("plna", "weft plan"), ("xyz", "weft --help")):
+        done = CliRunner().invoke(main, [typed, "causal()"], prog_name="weft")
+        assert done.exit_code == 2 and f"weft {typed}" in done.output and f"do:    write {cure}" in done.output
+
+
+def test_devices_are_called_alike_by_every_command():
+    for name in COMMANDS:
+        found = [one for one in main.get_command(None, name).params if one.name == "device"]
+        assert all(set(one.type.choices) == {"cpu", "cuda"} for one in found), name
+
+
+def test_commands_for_developers_stand_apart():
+    said = CliRunner().invoke(main, ["--help"], prog_name="weft").output
+    users, _, ours = said.partition("For those who develop weft")
+    assert "  bench " in ours and "  napkin " in ours and "  bench " not in users and "  plan " in users
 
 
 @pytest.mark.parametrize("asked", [("bench", "--limit"), ("tune", "causal()", "--budget")])

@@ -30,10 +30,10 @@ def plan(*args):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_json(pattern, device):
     said = json.loads(plan(pattern, *SHAPE, "--device", device, "--verify", "--json").output)
-    dtype, torch_device = {"cpu": ("float32", "cpu"), "gpu": ("bfloat16", "cuda")}[device]
+    dtype, torch_device = {"cpu": ("float32", "cpu"), "cuda": ("bfloat16", "cuda")}[device]
     dense = parse(pattern).to_dense(300)
     live = int(dense.sum()) * (4 if dense.ndim == 2 else 2)
     assert said["pairs"] == live and said["verified"] is True
@@ -75,21 +75,21 @@ def test_a_plan_that_does_not_verify_is_an_error(monkeypatch):
 
 
 def test_the_shape_in_full():
-    options = {"shape": (1, 8, 100, 64), "keys": 50, "kv_heads": 2, "dv": 32, "dtype": "float16", "device": "gpu"}
+    options = {"shape": (1, 8, 100, 64), "keys": 50, "kv_heads": 2, "dv": 32, "dtype": "float16", "device": "cuda"}
     assert planned("full()", options).problem == Problem(1, 8, 2, 100, 50, 64, 32, "float16", "cuda")
     said = plan("full()", "--shape", "1x8x100x64", "--keys", "50", "--kv-heads", "2", "--dv", "32", "--json").output
     assert json.loads(said)["problem"] == str(Problem(1, 8, 2, 100, 50, 64, 32))
 
 
 def test_it_says_what_attention_would_refuse():
-    done = plan("causal()", *SHAPE, "--device", "gpu", "--dtype", "float64")
+    done = plan("causal()", *SHAPE, "--device", "cuda", "--dtype", "float64")
     assert done.exit_code == 0 and "float64 is not a type it computes in" in done.output
     assert plan("causal()", "--shape", "1,1,0,8", "--verify").exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["plan", "explain"])
 def test_what_cannot_run_is_said(command):
-    done = run(command, "causal()", *SHAPE, "--device", "gpu", "--dtype", "float64")
+    done = run(command, "causal()", *SHAPE, "--device", "cuda", "--dtype", "float64")
     assert "cannot run it: float64 is not a type it computes in" in done.output
 
 
@@ -104,7 +104,7 @@ def test_explain_is_the_plans_own_text():
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("direction", ["forward", "dq", "dkdv"])
 def test_sources_are_programs(pattern, direction):
-    done = run("explain", pattern, *SHAPE, "--device", "gpu", "--source", direction, "--json")
+    done = run("explain", pattern, *SHAPE, "--device", "cuda", "--source", direction, "--json")
     sources = json.loads(done.output)["sources"]
     assert bool(sources) == (pattern != "nothing()")
     for name, source in sources.items():
@@ -114,20 +114,20 @@ def test_sources_are_programs(pattern, direction):
 
 def test_sources_of_one_walk():
     """All gradients of a short window are of one kernel, beside few keys of three."""
-    asked = ("causal() & window(left=127)", "--shape", "1,8,4096,64", "--device", "gpu", "--source", "gradients")
+    asked = ("causal() & window(left=127)", "--shape", "1,8,4096,64", "--device", "cuda", "--source", "gradients")
     said = json.loads(run("explain", *asked, "--json").output)
     (source,) = said["sources"].values()
     assert "def weft_" in source
-    assert "but taken is: one walk" in said["explanation"]
+    assert "but taken is: one pass over queries" in said["explanation"]
     beside = ("causal() & (window(left=127) | periodic_keys(128))", *asked[1:])
     assert len(json.loads(run("explain", *beside, "--json").output)["sources"]) == 3
-    assert "one walk" in run("explain", *asked[:-1], "dq").stderr
+    assert "one pass over queries" in run("explain", *asked[:-1], "dq").stderr
     assert not run("explain", "causal()", *asked[1:-1], "dkdv").stderr
 
 
 def test_sources_of_rows():
     """A step of decoding goes by rows, and its shares are combined."""
-    shape = ("--shape", "1,32,1,128", "--kv-heads", "8", "--keys", "100000", "--device", "gpu")
+    shape = ("--shape", "1,32,1,128", "--kv-heads", "8", "--keys", "100000", "--device", "cuda")
     said = json.loads(run("explain", 'causal(align="bottom-right")', *shape, "--source", "forward", "--json").output)
     assert [name.split("_")[0] for name in said["sources"]] == ["split", "combine"]
     assert all("def weft_" in source for source in said["sources"].values())
@@ -154,7 +154,7 @@ def test_sources_are_those_that_attention_launches(pattern, monkeypatch):
     rows = torch.zeros(2, 2, 300)
     gpu.backward((q, k, v), (out, out, rows, None), made, Modifiers(0.1, None, None), with_delta=False)
     for direction in ("forward", "dq", "dkdv"):
-        said = run("explain", pattern, *SHAPE, "--device", "gpu", "--source", direction, "--json").output
+        said = run("explain", pattern, *SHAPE, "--device", "cuda", "--source", direction, "--json").output
         meant = {source.text for source in launched if source.name.startswith(direction)}
         assert meant or pattern == "nothing()"
         entries = {source.partition("\n\n\n# weft.")[0] for source in json.loads(said)["sources"].values()}
@@ -169,10 +169,10 @@ def test_sources_are_those_that_attention_launches(pattern, monkeypatch):
         (["plan", "causal()", *SHAPE, "--kv-heads", "3"], "cannot share 3 evenly"),
         (["plan", "causal()", *SHAPE, "--keys", "9"], "which query stands beside which key"),
         (["plan", "per_head([causal()])", *SHAPE], "the pattern is for 1 heads, q has 2"),
-        (["explain", "causal()", *SHAPE, "--source", "dq"], "add --device gpu"),
-        (["explain", "causal()", *SHAPE, "--device", "gpu", "--source", "gradients"], "of two kernels"),
-        (["explain", "causal()", "--shape", "1,1,9,512", "--device", "gpu", "--source", "dq"], "up to 256"),
-        (["explain", "causal()", *SHAPE, "--device", "gpu", "--dtype", "float64", "--source", "dq"], "bfloat16"),
+        (["explain", "causal()", *SHAPE, "--source", "dq"], "add --device cuda"),
+        (["explain", "causal()", *SHAPE, "--device", "cuda", "--source", "gradients"], "of two kernels"),
+        (["explain", "causal()", "--shape", "1,1,9,512", "--device", "cuda", "--source", "dq"], "up to 256"),
+        (["explain", "causal()", *SHAPE, "--device", "cuda", "--dtype", "float64", "--source", "dq"], "bfloat16"),
     ],
 )
 def test_refused(args, says):

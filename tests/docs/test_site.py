@@ -28,6 +28,7 @@ sys.path.remove(str(SITE))
 # (page, first words of its reason): code on the pages that is not run, and all there may be.
 LEFT_OUT = {
     ("README.md", "it makes an environment"),
+    ("docs/distributed.md", "it needs a process group"),
     ("docs/index.md", "it changes an environment"),
     ("docs/start.md", "it makes the environment"),
 }
@@ -36,6 +37,7 @@ RUN = ("python", "sh")
 BROKEN = """<!doctype html><html><head><link rel="icon" href="data:,"></head><body id="top">
 <a href="#top">fine</a> <a href="other.html#there">fine</a> <a href="https://example.org/">not followed</a>
 <a href="missing.html">m</a> <a href="other.html#nowhere">a</a> <a href="../outside.html">o</a>
+<div style="width: 500px">wide</div>
 <img src="good.svg"> <img src="empty.svg"> <img src="text.png"> <img src="absent.png">
 <script src="https://example.org/code.js"></script><script>{script}</script></body></html>"""
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {0}" width="{0}" height="{0}"/>'
@@ -81,11 +83,13 @@ def browser():
 
 
 # ---- the site --------------------------------------------------------------------------------------------------------
+@pytest.mark.more
 def test_every_page_is_in_the_site(site):
     for page in pages()[1:]:
         assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page
 
 
+@pytest.mark.more
 def test_every_pattern_has_a_page_with_its_picture(site):
     for name in {name for name in weft.__all__ if name.islower()} - {
         "errors",
@@ -101,6 +105,7 @@ def test_every_pattern_has_a_page_with_its_picture(site):
         assert [address for tag, address in page.links if tag == "img" and address.endswith(f"{name}-tiles.svg")], name
 
 
+@pytest.mark.more
 def test_the_reference_has_every_public_name(site):
     """What `weft`, its exceptions and `weft.napkin`'s derivations offer stands in the reference, with its source."""
     known = set().union(*(check.parsed(page).ids for page in (site / "reference").glob("*.html")))
@@ -110,20 +115,24 @@ def test_the_reference_has_every_public_name(site):
     assert public - known == set()
 
 
+@pytest.mark.more
 def test_every_link_and_picture_of_the_site(site, monkeypatch):
     assert check.linked(site) == []
     monkeypatch.chdir(site.parent)  # and named as `make docs-check` names it
     assert check.linked(Path(site.name)) == []
 
 
+@pytest.mark.more
 def test_the_site_in_a_browser(site):
     assert list(check.browsed(site, browser())) == []
 
 
+@pytest.mark.more
 def test_the_site_is_small_enough_to_carry_along(site):
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 12 << 20
 
 
+@pytest.mark.more
 def test_the_page_of_every_pattern_in_a_browser(tmp_path):
     """What `weft demo --html` writes: pictures drawn, nothing loaded, nothing said on the console."""
     pytest.importorskip("matplotlib", reason="its pictures need matplotlib: pip install '.[plot]'")
@@ -131,6 +140,11 @@ def test_the_page_of_every_pattern_in_a_browser(tmp_path):
     done = CliRunner().invoke(main, ["demo", "--html", str(tmp_path / "weft.html")])
     assert done.exit_code == 0, done.output
     assert list(check.browsed(tmp_path, program)) == []
+
+
+def test_the_code_of_the_first_page_runs(tmp_path):
+    page = ROOT / "docs" / "start.md"
+    assert "```text\n" in execute(page.read_text(), "start.md", tmp_path)
 
 
 # ---- the checks ------------------------------------------------------------------------------------------------------
@@ -155,9 +169,10 @@ def test_a_browser_finds_errors_and_pictures_that_are_not_drawn(broken):
         "text.png is not drawn",
         "absent.png is not drawn",
         "code.js is loaded",
+        "wider than a window of 390",
     ):
         assert fault in told, told
-    assert "good.svg is not drawn" not in told and "other.html:" not in told
+    assert "good.svg is not drawn" not in told and "other.html:" not in told and "window of 820" not in told
 
 
 def test_a_browser_that_is_named_must_be_there(monkeypatch):
@@ -289,6 +304,19 @@ def test_the_readme_is_short_and_names_the_distribution():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) < 90
     assert f"`{DISTRIBUTION}`" in text
+
+
+def test_the_code_of_the_readme_is_typed(tmp_path):
+    """As strictly as mypy can, but for what torch leaves without types."""
+    pytest.importorskip("mypy", reason="pip install '.[dev]'")
+    code = [b.body for b in blocks((ROOT / "README.md").read_text()) if b.language == "python" and b.runs]
+    (tmp_path / "readme.py").write_text("\n".join(code))
+    words = ["--strict", "--config-file=", "--follow-imports=silent", "--untyped-calls-exclude=torch", "readme.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"MYPYPATH": str(ROOT / "src"), "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "readme")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_files_that_the_readme_links_to_are_there():

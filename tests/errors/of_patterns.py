@@ -4,7 +4,7 @@ import numpy as np
 
 import weft
 from weft.acsr.packed import packed
-from weft.errors import AlignmentError, InputError, IrregularError, LengthError, PatternError
+from weft.errors import AlignmentError, ArgumentError, InputError, IrregularError, LengthError, PatternError
 from weft.pattern.pieces import bits
 from weft.recognition import load_mask
 
@@ -41,6 +41,10 @@ OF_PATTERNS = [
     ("causal: far offset", PatternError, ("causal", "between -2**31 and 2**31"), lambda: weft.causal(offset=1 << 40)),
     ("causal: align", PatternError, ("align", "middle", "bottom-right"), lambda: weft.causal(align="middle")),
     ("window: neither side", PatternError, ("left", "right"), weft.window),
+    ("window: a word of others", ArgumentError, ("size", "weft.window(left=4)"), lambda: weft.window(size=5)),
+    ("window: a pair", ArgumentError, ("weft.window(255, 0)",), lambda: weft.window((255, 0))),
+    ("causal: joined with a list", ArgumentError, ("causal() & list",), lambda: weft.causal() & []),
+    ("causal: as a truth value", PatternError, ("neither true nor false",), lambda: bool(weft.causal())),
     ("window: left", PatternError, ("window", "left", "-1"), lambda: weft.window(left=-1)),
     ("window: far right", PatternError, ("right", "2**31", "use None"), lambda: weft.window(0, 1 << 40)),
     ("chunks: far size", PatternError, ("size", "between 1 and 2**31"), lambda: weft.chunks(1 << 40)),

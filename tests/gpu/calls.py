@@ -1,12 +1,12 @@
 """Calls that reach every kernel and every fragment of them, at lengths that the oracle takes a second for."""
 
 import weft
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families.hopper import CONFIGS
 
 from .checked import Call
 
 BAND = weft.causal() & weft.window(left=100)
-GROUPS = tuple(IN_GROUPS.items())  # tiles of warp groups, which plans choose for longer sequences
+GROUPS = tuple(CONFIGS.items())  # tiles of warp groups, which plans choose for longer sequences
 OPTIONS = {"softcap": 5.0, "alibi": True, "sinks": True, "lse": True}
 HOPPER = {"dims": (64, 64), "heads": (2, 2), "batch": 1}
 ONE = {"heads": (2, 1), "batch": 1}

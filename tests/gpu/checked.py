@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 
+from weft.kernels.gpu import select
 from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import row_major
@@ -100,8 +101,8 @@ def programs(call):
     """(of the forward, of gradients)"""
     plan = call.plan
     forward = forward_program(plan, call.layout(False), call.how)
-    in_one = backward.in_one_kernel
-    with mock.patch.object(backward, "in_one_kernel", lambda plan: call.one_kernel or in_one(plan)):
+    in_one = select.lists_one_kernel
+    with mock.patch.object(select, "lists_one_kernel", lambda plan: call.one_kernel or in_one(plan)):
         return forward, backward.backward_program(plan, call.layout(True), call.how)
 
 

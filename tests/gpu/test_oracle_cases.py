@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.tiers import every, examples
 
 import weft
 from weft.acsr import interpret
 from weft.errors import UnsupportedKernel
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families.hopper import CONFIGS
 from weft.target import GPUS
 from weft.testing.cases import CASES, HEADS, At
 from weft.testing.strategies import per_row_patterns, problems
@@ -26,7 +27,7 @@ OPTIONS = (
 )  # fmt: skip
 FORMS = (((64, 64), "bfloat16"), ((16, 16), "float32"), ((33, 17), "float16"), ((96, 128), "bfloat16"))
 laws = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     derandomize=bool(os.environ.get("CI")),  # under CI the examples are always the same
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -34,7 +35,7 @@ laws = settings(
 )
 
 
-@pytest.mark.parametrize("number,name", enumerate(CASES))
+@pytest.mark.parametrize("number,name", every(4, enumerate(CASES)))
 def test_cases(number, name):
     """Every pattern of the library at lengths it fits, each with other options on another card."""
     case = CASES[name]
@@ -93,11 +94,11 @@ SHORT = st.one_of(WINDOWS, LEFT, DILATED, st.builds(lambda a, b: a | (weft.causa
 def test_drawn_windows_by_warp_groups(pattern, length, heads, grouped, options):
     """What kernels of warp groups have, in their tiles at any length or as planned."""
     options = {name: x for name, x in options.items() if name != "softcap"}
-    fixed = tuple(IN_GROUPS.items()) if grouped else ()
+    fixed = tuple(CONFIGS.items()) if grouped else ()
     check(Call(pattern, length, length, heads, 1, (64, 64), options=options, fixed=fixed))
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", every(4, OPTIONS))
 @pytest.mark.parametrize("name", ["longformer_global", "padded_causal", "strided", "per_head"])
 def test_the_dense_form_is_the_definition(name, options):
     """What programs are held to is what `weft.acsr.interpret` says."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.tiers import every, examples
 
 import weft
 from weft.kernels.gpu.oracle import run_program
@@ -22,7 +23,7 @@ from .decoded import POSITIONS, Counted, Step, at_length, cached_program, check_
 
 END = "bottom-right"
 laws = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     derandomize=bool(os.environ.get("CI")),  # under CI the examples are always the same
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -49,13 +50,13 @@ NO_FORMULA = ("it has a grid of several axes", "some of it is listed block by bl
 
 
 # ---- whole problems --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("number,name", enumerate(CASES))
+@pytest.mark.parametrize("number,name", every(4, enumerate(CASES)))
 def test_rows_of_the_library(number, name):
     """Every pattern whose rows have a formula, by one share of the keys and by several; the others say why not."""
     at = At(9, 130, END) if CASES[name].fits(9, 130) else At(70, 70)
     options = OPTIONS[number % 2]
     call = Call(CASES[name].make(at), at.m, at.n, (HEADS, 2), options=options)
-    plan = row_plan(call.plan)
+    plan = row_plan(call.pattern, call.plan.problem, call.plan.forward)
     if isinstance(plan, str):
         assert plan in NO_FORMULA
         return

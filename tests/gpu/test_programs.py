@@ -10,10 +10,10 @@ from tests.triton.specs import CALLS, WITH_MORE, Call, programs_of
 
 import weft
 from weft.errors import UnsupportedKernel
+from weft.kernels.gpu import select
 from weft.kernels.gpu.compile import load
 from weft.kernels.gpu.layout import Layout, Options, Vector, dense_rows, rows_like
 from weft.kernels.gpu.program import Convert, Descriptor, Fill, Given, Known, Launch, OnDevice, Pointer, row_major
-from weft.kernels.gpu.programs import backward
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
@@ -155,7 +155,7 @@ def test_gradients_of_one_walk():
 @pytest.mark.parametrize("one_kernel", [True, False])
 def test_dq_of_the_kernel_of_keys_only_where_order_is_free(one_kernel, deterministic):
     plan = planned(weft.causal(), m=100)
-    with mock.patch.object(backward, "in_one_kernel", lambda plan: one_kernel):
+    with mock.patch.object(select, "lists_one_kernel", lambda plan: one_kernel):
         program = gradients(plan, Options(0.1, deterministic=deterministic))
     together = one_kernel and not deterministic
     assert [(launch.spec.direction, launch.spec.with_dq) for launch in program.launches] == [
@@ -169,7 +169,7 @@ def test_dq_of_the_kernel_of_keys_only_where_order_is_free(one_kernel, determini
 def test_rows_of_keys_may_be_several_items_of_one_kernel():
     """A few keys that thousands of queries see."""
     plan = plan_attention(weft.prefix(9), Problem(1, 2, 2, 2300, 20, 8, 8, "float32", "cuda"), GPU)
-    with mock.patch.object(backward, "in_one_kernel", lambda plan: True):
+    with mock.patch.object(select, "lists_one_kernel", lambda plan: True):
         program = gradients(plan, Options(0.1, deterministic=False))
     assert [(x.spec.split, x.spec.with_dq) for x in program.launches] == [(False, True), (True, True)]
 

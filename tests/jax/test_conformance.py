@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 
 from tests.jax.compare import check, enable_x64, make
+from tests.tiers import examples
 
 import weft
 import weft.jax
@@ -91,7 +92,7 @@ def test_runs_of_keys_in_many_chunks(monkeypatch):
             check(make(mask, m, m, sinks=True))
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(problems(max_leaves=3))
 def test_drawn_patterns(drawn):
     with enable_x64(True):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 pytest.importorskip("jax", reason="JAX is not installed")
 
 from tests.jax.expand import visits
+from tests.tiers import examples
 
 import weft
 from weft.errors import InputError
@@ -16,7 +17,7 @@ from weft.planning.problem import Problem
 from weft.testing.cases import BATCH, CASES, HEADS, At
 from weft.testing.strategies import per_row_patterns, problems
 
-laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+laws = settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def problem(m, n, batch=BATCH, heads=HEADS, group=2):

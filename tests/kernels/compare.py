@@ -51,9 +51,9 @@ def wide(dtype):
 @contextmanager
 def one_kernel():
     """Triton's gradients of q, k and v by one kernel meanwhile, where they need not be deterministic."""
-    backward = import_module("weft.kernels.gpu.programs.backward")
+    select = import_module("weft.kernels.gpu.select")
     _forget_gradients()
-    with mock.patch.object(backward, "in_one_kernel", lambda plan: True):
+    with mock.patch.object(select, "lists_one_kernel", lambda plan: True):
         yield
     _forget_gradients()
 

@@ -12,8 +12,8 @@ from unittest import mock
 from tests.ptx import test_few_keys, test_group_queries, test_groups, test_kernels, test_one_walk
 from tests.ptx.problems import check
 
-from weft.planning import few_keys, short
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families import fused_backward, sparse_keys
+from weft.planning.families.hopper import CONFIGS
 from weft.torch.card import at_hand
 
 from .planned import bound, results
@@ -21,24 +21,27 @@ from .planned import bound, results
 
 def two_kernels():
     """Of gradients, whatever is predicted."""
-    return mock.patch.object(short, "has_kernel", lambda *_: False)
+    return mock.patch.object(fused_backward, "has_kernel", lambda *_: False)
 
 
 @contextmanager
 def in_step():
     """No warp groups specialise."""
-    with mock.patch.dict(IN_GROUPS, clear=True), two_kernels():
+    with mock.patch.dict(CONFIGS, clear=True), two_kernels():
         yield
 
 
 @contextmanager
 def walked():
     """All gradients of short windows come of one walk, whatever is predicted."""
-    with mock.patch.object(short, "seconds", lambda *_: 0.0), mock.patch.object(few_keys, "seconds", lambda *_: 0.0):
+    with (
+        mock.patch.object(fused_backward, "window_seconds", lambda *_: 0.0),
+        mock.patch.object(sparse_keys, "seconds", lambda *_: 0.0),
+    ):
         yield
 
 
-GROUPS = tuple(IN_GROUPS.items())
+GROUPS = tuple(CONFIGS.items())
 # Of every kind: what holds, problems, and the tilings that are asked for. All but the first are for Hopper.
 KINDS = {
     "usual": (in_step, test_kernels.CALLS, ()),

@@ -37,6 +37,7 @@ def made(request, monkeypatch):
     return plans
 
 
+@pytest.mark.more
 def test_plans_of_masks_do_not_pile_up(made, request):
     """Whoever computes with a third finds the first gone, forward and backward, tables too."""
     for each in range(MASKS):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.tiers import every
 
 import weft
 from weft.kernels.backend import choose
@@ -121,7 +122,7 @@ def test_rows_meet_every_value(factor):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("row", [pytest.param(row, id=label(row)) for row in ROWS])
+@pytest.mark.parametrize("row", every(4, [pytest.param(row, id=label(row)) for row in ROWS]))
 def test_pairwise(row, backend):
     case = case_of(row, backend)
     got = check(case)
@@ -136,7 +137,7 @@ def in_order_of(out, q):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(4, CASES))
 def test_several_tiles(name, backend):
     """Long enough for interior tiles, several launches and merges; no multiple of a block."""
     at = At(330, 330)
@@ -176,7 +177,7 @@ def same_bits(case):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(4, CASES))
 def test_same_bits_twice(name, dtype, backend):
     at = At(130, 130)
     same_bits(Case(CASES[name].make(at), qkv(generator(name), at, dtype), backend=backend))
@@ -207,7 +208,7 @@ def two_threads():
 
 @pytest.mark.parametrize("backend", BACKENDS.keys() & {"cpu"})
 @pytest.mark.parametrize(
-    "name", ["full", "sliding_window", "strided", "bigbird", "neighborhood_2d", "longformer_global"]
+    "name", every(3, ["full", "sliding_window", "strided", "bigbird", "neighborhood_2d", "longformer_global"])
 )
 def test_same_bits_twice_with_two_threads(name, backend, two_threads):
     at = At(500, 500)

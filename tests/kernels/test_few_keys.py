@@ -9,7 +9,7 @@ from tests.ptx.test_few_keys import CALLS, CAUSAL, EVERY_FOURTH, PLAIN
 from tests.triton.specs import card
 
 import weft
-from weft.planning import few_keys, short
+from weft.planning.families import fused_backward, sparse_keys
 
 from .planned import bound, results, specs_of
 from .test_group_queries import HOPPER, beside_tokens
@@ -29,8 +29,8 @@ LARGE = {
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Whatever two kernels would take."""
-    monkeypatch.setattr(short, "seconds", lambda *_: 0.0)
-    monkeypatch.setattr(few_keys, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(fused_backward, "window_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(sparse_keys, "seconds", lambda *_: 0.0)
 
 
 def computed(case):

@@ -10,7 +10,7 @@ from tests.ptx.test_one_walk import CALLS, PLAIN
 from tests.triton.specs import card
 
 import weft
-from weft.planning import short
+from weft.planning.families import fused_backward
 
 from .planned import bound, results, specs_of
 from .test_group_queries import HOPPER, beside_tokens
@@ -28,7 +28,7 @@ LARGE = {
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Whatever two kernels would take."""
-    monkeypatch.setattr(short, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(fused_backward, "window_seconds", lambda *_: 0.0)
 
 
 def computed(case):

@@ -8,8 +8,8 @@ import pytest
 
 import weft
 from weft import caching
-from weft.planning import choice
 from weft.planning.attention_plan import plan_attention
+from weft.planning.families import base
 from weft.planning.problem import Problem
 from weft.target import GPU
 
@@ -28,7 +28,7 @@ UNLIKE = {
 @pytest.fixture(autouse=True)
 def _apart(monkeypatch):
     """Packs, whatever they cost."""
-    monkeypatch.setattr(choice, "WORTH", inf)
+    monkeypatch.setattr(base, "WORTH", inf)
     caching.clear()
     yield
     caching.clear()

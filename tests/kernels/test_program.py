@@ -10,8 +10,8 @@ import weft
 from weft.kernels.cpu import run
 from weft.kernels.cpu.program import Box, program
 from weft.kernels.cpu.scores import IN_A_STRIP, TOGETHER, Batch, Strip, Workspace, schedule
-from weft.planning.planner import plan_tiles
 from weft.planning.problem import Problem
+from weft.planning.tiling.cpu import plan_tiles
 
 from .compare import generator, qkv
 

@@ -8,7 +8,8 @@ from triton.runtime.errors import OutOfResources
 
 import weft
 from weft.planning.attention_plan import plan_attention
-from weft.planning.choice import offered
+from weft.planning.choose import offered
+from weft.planning.families.base import Pass
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime import tuner
 from weft.target import GPU
@@ -37,7 +38,7 @@ CARD = at_hand().gpu if at_hand() else GPU
 def menu_of(kind, direction, problem):
     """What is offered."""
     rows = [(KINDS[kind][0].acsr(problem.m, problem.n), 1)]
-    return offered(direction, rows, problem, CARD)
+    return offered(Pass(direction, rows, problem, CARD))
 
 
 def tilings(kind, direction, case, quarter):

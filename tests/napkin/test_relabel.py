@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.napkin.algorithms import axes, flash, inputs, tiled_matmul
+from tests.tiers import examples
 
 import weft
 from weft.errors import RelabelError
@@ -40,7 +41,7 @@ def test_flash_attention_by_named_steps():
 
 @pytest.mark.parametrize("operation", [SUM, MAX, CONTRACT, SOFTMAX_CONTRACT, UNIT_CONTRACT], ids=lambda o: o.name)
 @given(cuts=st.lists(st.integers(0, 12), max_size=4), seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_accumulators_take_any_chunks(operation, cuts, seed):
     rng = np.random.default_rng(seed)
     whole = [rng.standard_normal((3, 12)) for _ in range(operation.arity)]

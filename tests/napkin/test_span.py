@@ -3,18 +3,19 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
+from weft.acsr.relayout import lanes_of, natural_step
 from weft.errors import RelabelError
 from weft.napkin.cost import evaluate, span
 from weft.napkin.diagram import Reading
 from weft.napkin.span import Span, floor_sum
 from weft.pattern.relation import Relation, Residue
-from weft.planning.candidates import usual
-from weft.planning.device import plan_for_device
+from weft.planning.families.tile import usual
 from weft.planning.problem import Problem
-from weft.planning.relayout import lanes_of, natural_step
 from weft.planning.tiles import axis_plan
+from weft.planning.tiling.gpu import plan_for_device
 from weft.target import GPU
 
 SIZES = (1, 2, 3, 5, 8, 16, 64)
@@ -41,7 +42,7 @@ def test_floor_sum(count, modulus, a, b):
 @given(
     st.integers(1, 80), st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.booleans(), st.sampled_from(SIZES)
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_neighbourhoods(length, size, stride, dilation, causal, g):
     size, dilation = min(size, length), min(dilation, max(1, length // size))
     (term,) = weft.neighborhood(length, size, min(stride, size), dilation, causal).acsr(length, length).terms
@@ -49,7 +50,7 @@ def test_neighbourhoods(length, size, stride, dilation, causal, g):
 
 
 @given(st.integers(1, 90), st.integers(0, 40), st.integers(0, 40), st.integers(1, 6), st.sampled_from(SIZES))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_windows(length, left, right, step, g):
     patterns = (
         weft.window(left=left, right=right),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.errors import InputError
@@ -63,14 +64,14 @@ def test_an_empty_table_is_an_empty_list():
     check(weft.recognize(np.broadcast_to((key % 3 == 1) | (key < 5), (40, 17))).pattern)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_expressions(data):
     length = data.draw(lengths())
     check(data.draw(patterns(length=length) | per_row_patterns()))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(patterns(max_leaves=6))
 def test_aligned_expressions(pattern):
     for align in ("top-left", "bottom-right"):
@@ -158,7 +159,7 @@ def test_unlike_expressions_have_unlike_structures():
     assert len({pattern.structure for pattern in found}) == len(found)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(patterns(), patterns())
 def test_equal_on_the_way_means_equal(one, other):
     """(structure, bytes) is the key of plan caches: patterns that share it are the same pattern."""

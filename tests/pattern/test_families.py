@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.acsr.format import MAX_TERMS
@@ -14,7 +15,7 @@ from weft.errors import LengthError, PatternError
 from . import oracles as o
 from .helpers import same_everywhere
 
-laws = settings(max_examples=40, deadline=None)
+laws = settings(max_examples=examples(40), deadline=None)
 
 
 def formula(name, n, *args, **options):

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.testing.strategies import ALIGNMENTS, axes, lengths, patterns, per_row_patterns, problems
@@ -16,12 +17,12 @@ from .helpers import same, same_acsr
 
 # Under CI the examples are always the same; elsewhere every run draws new ones.
 laws = settings(
-    max_examples=150,
+    max_examples=examples(150),
     deadline=None,
     derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-few = settings(laws, max_examples=60)
+few = settings(laws, max_examples=examples(60))
 
 
 @st.composite

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tests.tiers import every
 
 import weft
 
@@ -111,7 +112,7 @@ ROWS = [
 named = {"ids": lambda value: value.name if isinstance(value, Case) else str(value)}
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", every(3, LENGTHS))
 @pytest.mark.parametrize("case", POSITIONAL + ABSOLUTE + ROWS, **named)
 def test_square(case, length):
     same_everywhere(case.make(), o.dense(case.oracle, length))

@@ -4,17 +4,19 @@ import os
 
 import numpy as np
 from hypothesis import HealthCheck, settings
+from tests.tiers import examples
 
 import weft
-from weft.planning.attention_plan import count_heads, plan_attention
-from weft.planning.planner import plan_tiles
+from weft.planning.attention_plan import plan_attention
+from weft.planning.heads import count_heads
 from weft.planning.problem import Problem
 from weft.planning.tiles import walk
+from weft.planning.tiling.cpu import plan_tiles
 from weft.target import CPU, Target
 
 # Under CI the examples are always the same; elsewhere every run draws new ones.
 laws = settings(
-    max_examples=100,
+    max_examples=examples(100),
     deadline=None,
     derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

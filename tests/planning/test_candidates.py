@@ -8,9 +8,11 @@ import weft
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import footprint, legal, menu, of_blocks, resident, shared_of, shared_of_blocks, usual
-from weft.planning.choice import offered, ranked
+from weft.planning.choose import offered, tilings
+from weft.planning.families.base import Pass
+from weft.planning.families.tile import legal, menu, usual
 from weft.planning.problem import Problem
+from weft.planning.resources import footprint, of_blocks, resident, shared_of, shared_of_blocks
 from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.target import GPU, GPUS
 from weft.testing.refusals import refuse
@@ -54,7 +56,7 @@ def test_short_runs_take_narrow_tiles_at_other_head_dimensions(d):
     for reach, cols in ((100, 32), (4000, 64)):
         pattern, own = weft.window(reach, reach), problem(d=d)
         rows = rows_of(plan_attention(pattern, own, GPU), "forward")
-        assert ranked("forward", rows, own, GPU, offered("forward", rows, own, GPU))[0].tilings[0].cols == cols
+        assert tilings(Pass("forward", rows, own, GPU)).taken.tilings[0].cols == cols
     assert len(menu("forward", problem(d=d), 2, GPU)) == len(menu("forward", problem(d=d), 1, GPU, "several")) == 1
 
 
@@ -107,7 +109,7 @@ def test_queries_of_128_channels_choose_by_what_they_see():
         (weft.causal() & weft.global_tokens([5, 99], rows=False), (narrow,)),
     ):
         rows = rows_of(plan_attention(pattern, own, GPU), "dq")
-        assert offered("dq", rows, own, GPU) == (usual("dq", own), *expected)
+        assert offered(Pass("dq", rows, own, GPU)) == (usual("dq", own), *expected)
 
 
 def test_rows_of_several_terms_may_take_wide_tiles():

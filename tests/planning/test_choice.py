@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 import weft
-from weft.planning import argue
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import menu
-from weft.planning.choice import MOST, WORTH, candidate, offered, unlike_apart
+from weft.planning.choose import offered
 from weft.planning.cost import Cost, moved
+from weft.planning.families.base import MOST, WORTH, Pass, Tiled
+from weft.planning.families.one_kernel import OneKernel
+from weft.planning.families.tile import menu, unlike_apart
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.target import GPU, GPUS
@@ -24,8 +25,8 @@ def test_the_cheapest_offered_is_taken():
     plan = plan_attention(WINDOW, problem(), GPU)
     for direction in DIRECTIONS:
         rows = rows_of(plan, direction)
-        tilings = offered(direction, rows, problem(), GPU)
-        costs = {t: candidate(direction, rows, problem(), GPU, t).cost.seconds for t in tilings}
+        tilings = offered(Pass(direction, rows, problem(), GPU))
+        costs = {t: Pass(direction, rows, problem(), GPU).alike(t).cost.seconds for t in tilings}
         assert plan.towards(direction)[0].plan.tiling == min(costs, key=costs.get)
 
 
@@ -70,6 +71,10 @@ STRIDED = weft.causal() & weft.strided(64)
 UNLIKE = weft.per_head([STRIDED] * 16 + [weft.causal()] * 16)
 
 
+def apart_of(asked, tilings):
+    return Tiled(asked, unlike_apart(asked, tilings))
+
+
 def test_unlike_heads_run_apart_where_that_costs_less():
     """Strided heads take two launches that add in memory; dense ones beside them would add as well."""
     whole = problem(d=128, heads=32)
@@ -77,13 +82,12 @@ def test_unlike_heads_run_apart_where_that_costs_less():
     rows = rows_of(plan, "forward")
     tilings = menu("forward", whole)
     assert [share.pack for share in plan.forward] == [0, 1]
-    assert plan.candidate("forward").cost == unlike_apart("forward", rows, whole, GPU, tilings).cost
+    assert plan.candidate("forward").cost == apart_of(Pass("forward", rows, whole, GPU), tilings).cost
     for tiling in tilings:
-        assert (
-            plan.candidate("forward").cost.seconds < WORTH * candidate("forward", rows, whole, GPU, tiling).cost.seconds
-        )
-    together = candidate("forward", rows, whole, GPU, tilings[0])
-    apart = unlike_apart("forward", rows, whole, GPU, tilings[:1])
+        together = Pass("forward", rows, whole, GPU).alike(tiling)
+        assert plan.candidate("forward").seconds < WORTH * together.seconds
+    together = Pass("forward", rows, whole, GPU).alike(tilings[0])
+    apart = apart_of(Pass("forward", rows, whole, GPU), tilings[:1])
     assert apart.cost.seconds < WORTH * together.cost.seconds
     assert apart.cost.launches == together.cost.launches + GPU.launch_seconds
     assert sum(work.tiles for work in apart.works) == sum(work.tiles for work in together.works)
@@ -95,10 +99,10 @@ def test_unlike_heads_run_apart_where_that_costs_less():
 def test_packs_take_tilings_of_their_own():
     """Short runs and long ones, D=128: dQ has two tilings to choose from. Gradients are added in one tensor."""
     plan = plan_attention(UNLIKE, problem(d=128, heads=32), GPU)
-    found = unlike_apart("dq", rows_of(plan, "dq"), plan.problem, GPU, menu("dq", plan.problem))
+    found = apart_of(Pass("dq", rows_of(plan, "dq"), plan.problem, GPU), menu("dq", plan.problem))
     assert set(found.tilings) == set(menu("dq", plan.problem))
     alone = [
-        candidate("dq", [row], plan.problem, GPU, t).cost
+        Pass("dq", [row], plan.problem, GPU).alike(t).cost
         for row, (t, _) in zip(rows_of(plan, "dq"), found.ways, strict=True)
     ]
     assert found.cost.loads == alone[0].loads  # tensors are counted once
@@ -154,7 +158,7 @@ def test_the_core_dozen_goes_by_tiles_and_takes_two_kernels_back(name):
 def test_rows_that_have_no_formula_go_by_tiles_and_it_says_why():
     plan = plan_attention(weft.random_blocks(64, 3, seed=1), problem(1024, heads=1), GPU)
     assert plan.by_rows is None
-    assert "rejected: by rows: some of it is listed block by block" in plan.explain()
+    assert "against split_kv: some of it is listed block by block" in plan.explain()
 
 
 def test_what_is_asked_for_goes_by_tiles():
@@ -177,20 +181,20 @@ def test_an_explanation_says_what_bounds_it_and_what_was_rejected():
         assert f"\n{direction:<9} {plan.towards(direction)[0].plan.tiling}" in said
     assert said.count("the floor of these tiles is") == 3
     assert said.count("legal: ") >= 12
-    assert said.splitlines()[-1].startswith("backward  two kernels, ")
+    assert "\nbackward  two kernels, " in said
+    assert "\n  against one kernel: its sums of dQ in memory alone take" in said
     assert "tuned, or asked for" in plan_attention(WINDOW, problem(), GPU, (("dq", Tiling(64, 32, 4, 2)),)).explain()
 
 
-def test_an_explanation_prices_one_kernel_by_the_keys_that_it_walks(monkeypatch):
+def test_one_kernel_is_priced_by_the_keys_that_it_walks():
     """Those that lists leave unseen are not among them."""
     far = weft.dilated(3, 0, 8) & ~weft.global_tokens([*range(1000, 1600), 1700], columns=False)
     plan = plan_attention(weft.global_tokens([3, 9], columns=False) | far, problem(4096), GPU)
-    priced = []
-    monkeypatch.setattr(argue, "candidate", lambda *given: priced.append(given) or candidate(*given))
-    assert "one kernel of" in plan.explain().splitlines()[-1]
+    assert "but taken is: one kernel of" in plan.explain()
+    (priced,) = (one for one in plan.backwards.weighed if isinstance(one, OneKernel))
     walked, every = (tuple(share.plan.acsr for share in shares) for shares in (plan.in_one, plan.transposed))
     assert walked != every
-    assert walked in [tuple(acsr for acsr, _ in rows) for direction, rows, *_ in priced if direction == "dkdv"]
+    assert walked == tuple(acsr for acsr, _ in priced.keys.asked.rows)
 
 
 def test_an_explanation_draws_every_head():

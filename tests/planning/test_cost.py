@@ -7,10 +7,11 @@ import pytest
 import weft
 from weft.napkin.formulas import attention_memory
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import footprint, legal, menu, usual
-from weft.planning.choice import ranked
 from weft.planning.cost import FLOORS, converting, cost, moved, read, waiting
+from weft.planning.families.base import Pass
+from weft.planning.families.tile import legal, menu, usual
 from weft.planning.rates import Rates, measured, rates
+from weft.planning.resources import footprint
 from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.planning.work import Work
 from weft.target import GPU, GPUS
@@ -33,8 +34,9 @@ def test_more_work_takes_longer():
 def test_causes_add_up_and_nothing_is_below_the_floor():
     for direction in DIRECTIONS:
         plan = plan_attention(WINDOW, problem(), GPU)
-        for one in ranked(direction, rows_of(plan, direction), problem(), GPU):
-            c = one.cost
+        asked = Pass(direction, rows_of(plan, direction), problem(), GPU)
+        for tiling in legal(direction, problem(), 1, GPU):
+            c = asked.alike(tiling).cost
             assert c.seconds == pytest.approx(c.starts + c.edges + c.full + c.uneven + c.merging + c.launches)
             assert c.seconds > max(getattr(c, name) for name in FLOORS) == getattr(c, c.bound)
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 import weft
 from weft.errors import VerificationError
-from weft.planning.argue import argue
 from weft.planning.attention_plan import plan_attention
-from weft.planning.few_keys import EDGES, GROUPS, RANGES, TILE, TILES, FewKeys, parts_of
+from weft.planning.families.sparse_keys import EDGES, GROUPS, RANGES, TILE, TILES, SparseKeys, parts_of
 from weft.planning.problem import Problem
-from weft.planning.verify_walk import verify_few_keys, verify_walk
+from weft.planning.verify_fused import verify_fused, verify_sparse_keys
 from weft.target import GPUS
 
 H200, ROOT = GPUS["h200"], Path(__file__).parents[2]
@@ -39,10 +38,10 @@ def planned(pattern, tokens=4096, heads=(16, 16), batch=1):
 )
 def test_keys_beside_a_window_are_found(pattern, keys):
     plan = planned(pattern)
-    assert [(few.base, few.step, few.count) for few in plan.walk.launches] == keys
+    assert [(few.base, few.step, few.count) for few in plan.fused.launches] == keys
     plan.verify()
-    assert plan.one_walk is plan.walk
-    assert any(f"then {keys[0][2]} keys beside the window" in line for line in argue(plan, H200))
+    assert plan.fused_backward is plan.fused
+    assert f"then {keys[0][2]} keys beside the window" in plan.explain()
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_keys_beside_a_window_are_found(pattern, keys):
     ids=["documents", "a query that sees all"],
 )
 def test_other_terms_have_two_kernels(pattern):
-    assert planned(pattern).one_walk is None
+    assert planned(pattern).fused_backward is None
 
 
 def test_a_walk_takes_what_is_predicted():
@@ -67,8 +66,8 @@ def test_a_walk_takes_what_is_predicted():
         beside = weft.periodic_keys(int(count)) if kind == "every" else weft.prefix(int(count))
         heads = int(row["q_heads"]), int(row["kv_heads"])
         plan = planned(CAUSAL & (NEAR | beside), int(row["tokens"]), heads, int(row["batch"]))
-        assert plan.walk.seconds(plan.problem, H200) == pytest.approx(1e-6 * float(row["walk_us"]), rel=0.1), row
-        assert (plan.one_walk is not None) == (row["taken"] == "True"), row
+        assert plan.fused.seconds(plan.problem, H200) == pytest.approx(1e-6 * float(row["walk_us"]), rel=0.1), row
+        assert (plan.fused_backward is not None) == (row["taken"] == "True"), row
 
 
 @st.composite
@@ -76,7 +75,7 @@ def few(draw):
     count = draw(st.integers(1, 300))
     low = draw(st.lists(st.integers(0, 900), min_size=count, max_size=count))
     more = draw(st.lists(st.integers(1, 100), min_size=count, max_size=count))
-    return FewKeys(draw(st.integers(0, 9)), draw(st.integers(1, 9)), np.array(low), np.array(low) + np.array(more))
+    return SparseKeys(draw(st.integers(0, 9)), draw(st.integers(1, 9)), np.array(low), np.array(low) + np.array(more))
 
 
 @given(few())
@@ -103,7 +102,7 @@ def test_launches_and_their_tables_say_who_sees_what(found):
 
 @given(st.integers(1, 300), st.integers(1, 20000))
 def test_parts_leave_no_processor_without_need(heads, tokens):
-    one = FewKeys(0, 1, np.zeros(70, np.int64), np.full(70, tokens))
+    one = SparseKeys(0, 1, np.zeros(70, np.int64), np.full(70, tokens))
     problem = Problem(1, heads, heads, tokens, tokens, 64, 64, "bfloat16", "cuda")
     chosen = parts_of(one, problem, H200)
     assert 1 <= chosen.parts <= max(1, -(-tokens // TILE // GROUPS) + 1)
@@ -111,7 +110,7 @@ def test_parts_leave_no_processor_without_need(heads, tokens):
 
 def test_what_is_wrong_is_refused():
     plan = planned(CAUSAL & (NEAR | weft.periodic_keys(step=128)))
-    acsr, (term, few) = plan.forward[0].plan.acsr, plan.walk.beside[0]
+    acsr, (term, few) = plan.forward[0].plan.acsr, plan.fused.beside[0]
     changes = (
         {"low": few.low - 1},
         {"high": few.high - (few.low < 999)},
@@ -121,8 +120,8 @@ def test_what_is_wrong_is_refused():
     )
     for wrong in changes:
         with pytest.raises(VerificationError, match="do not see"):
-            verify_few_keys(replace(few, **wrong), acsr.terms[term])
+            verify_sparse_keys(replace(few, **wrong), acsr.terms[term])
     with pytest.raises(VerificationError, match="not there"):
-        verify_few_keys(replace(few, high=few.high + 1), acsr.terms[term])
+        verify_sparse_keys(replace(few, high=few.high + 1), acsr.terms[term])
     with pytest.raises(VerificationError, match=r"terms .0. are walked, there are 2"):
-        verify_walk(replace(plan.walk, beside=()), acsr)
+        verify_fused(replace(plan.fused, beside=()), acsr)

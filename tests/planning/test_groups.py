@@ -5,15 +5,16 @@ import pytest
 
 import weft
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import IN_GROUPS
-from weft.planning.choice import offered
-from weft.planning.device import plan_for_device
+from weft.planning.choose import offered
+from weft.planning.families.base import Pass
+from weft.planning.families.hopper import CONFIGS
 from weft.planning.problem import Problem
-from weft.planning.reach import Reach, reaches
+from weft.planning.tiling.gpu import plan_for_device
+from weft.planning.tma import TmaExtent, extents
 from weft.target import GPUS
 from weft.testing import workloads
 
-H200, TILING = GPUS["h200"], IN_GROUPS["forward"]
+H200, TILING = GPUS["h200"], CONFIGS["forward"]
 BAND = weft.causal() & weft.window(left=300)
 
 
@@ -24,7 +25,7 @@ def problem(tokens=8192, heads=(32, 8), d=64, dtype="bfloat16"):
 def offers(pattern, given=None, gpu=H200):
     given = given or problem()
     plan = plan_attention(pattern, given, gpu)
-    return offered("forward", [(share.plan.acsr, given.q_heads) for share in plan.forward], given, gpu)
+    return offered(Pass("forward", [(share.plan.acsr, given.q_heads) for share in plan.forward], given, gpu))
 
 
 @pytest.mark.parametrize("name", ["window_pm256", "dilated_w512_d4", "strided_l128_s128", "dense_d64"])
@@ -33,7 +34,7 @@ def test_long_calls_take_them(name):
     sizes = Problem(one.batch, one.q_heads, one.kv_heads, one.m, one.n, one.d, one.dv, "bfloat16", "cuda")
     plan = plan_attention(one.make(), sizes, H200)
     assert plan.forward[0].plan.tiling == TILING
-    assert plan.forward_in_step[0].plan.tiling.groups == 0
+    assert plan.unspecialised("forward")[0].plan.tiling.groups == 0
     plan.verify()
 
 
@@ -89,7 +90,7 @@ def reached(pattern, tokens):
     """(what is reached of queries, of keys), or None, and the mask."""
     plan = plan_for_device(pattern.acsr(tokens, tokens), problem(tokens), H200, TILING)
     (launch,) = plan.launches
-    found = reaches(launch)
+    found = extents(launch)
     mask = np.asarray(pattern.to_dense(tokens, tokens)).reshape(tokens, tokens)
     return found and (tokens_of(found[0]), set().union(*map(tokens_of, found[1:]))), mask
 
@@ -116,5 +117,5 @@ def test_lanes_are_an_axis_where_they_divide_the_tokens():
     found, _ = reached(weft.dilated(30, 30, 4), 600)
     assert found is not None
     plan = plan_for_device(weft.dilated(30, 30, 4).acsr(600, 600), problem(600), H200, TILING)
-    assert reaches(plan.launches[0]) == (Reach(0, 4, 4, 150), Reach(0, 4, 4, 150))
+    assert extents(plan.launches[0]) == (TmaExtent(0, 4, 4, 150), TmaExtent(0, 4, 4, 150))
     assert reached(weft.dilated(30, 30, 4), 601)[0] is None

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import every
 
 import weft
 from weft.acsr import interpret as meaning
@@ -46,7 +47,7 @@ def close(got, expected, name):
 
 
 @every_way
-@pytest.mark.parametrize("name", ANY_LENGTH)
+@pytest.mark.parametrize("name", every(4, ANY_LENGTH))
 def test_any_length(name, scoring):
     check(planned(ANY_LENGTH[name], 45), scoring)
     check(planned(ANY_LENGTH[name].aligned("bottom-right"), 33, 70), scoring, dims=(2, 4))

@@ -4,13 +4,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from tests.tiers import every, sample
 
 import weft
 from weft import caching
 from weft.acsr.blocks import Blocks
+from weft.acsr.relayout import natural_step
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
-from weft.planning.relayout import natural_step
 from weft.planning.tiles import BLOCK
 from weft.testing.mask_functions import as_function
 
@@ -96,7 +97,7 @@ def nothing_kept():
     caching.clear()
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", every(4, LARGE))
 def test_formulas_and_tables(name, no_pairs, nothing_kept):
     pattern = LARGE[name]
     tracemalloc.start()
@@ -136,7 +137,7 @@ def test_blocks(name, nothing_kept):
 NAMED = [name for name in LARGE if not name.startswith("sparse_transformer")]  # strided and fixed, head by head
 
 
-@pytest.mark.parametrize("name", [*NAMED, "blocks"])  # other blocks are drawn
+@pytest.mark.parametrize("name", every(4, [*NAMED, "blocks"]))  # other blocks are drawn
 def test_whole_rows_and_columns_are_those_of_the_definition(name):
     """Held against the definitions in Python's own operators, which share no arithmetic with bounds."""
     pattern = {**LARGE, **SOME_BLOCKS}[name].at(0, 0)
@@ -167,14 +168,18 @@ def test_query_steps_are_those_of_the_pattern():
 
 @pytest.mark.parametrize(
     "name",
-    [
+    sample(
+        [
+            "sliding",
+            "documents",
+            "neighborhood 2",
+            "longformer dilated",
+            "dilated and scattered",
+            "neighborhood 2 and scattered",
+        ],
         "sliding",
-        "documents",
         "neighborhood 2",
-        "longformer dilated",
-        "dilated and scattered",
-        "neighborhood 2 and scattered",
-    ],
+    ),
 )
 def test_verify(name):
     plan = plan_attention(LARGE[name], problem(LARGE[name]))

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 import weft
 from weft.errors import VerificationError
-from weft.planning import short
-from weft.planning.argue import argue
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import usual
+from weft.planning.families import fused_backward
+from weft.planning.families.fused_backward import SEEN, FusedBackward, ShortWindow, cut, has_kernel, window_seconds
+from weft.planning.families.sparse_keys import TILE
+from weft.planning.families.tile import usual
 from weft.planning.problem import Problem
-from weft.planning.short import SEEN, TILE, ShortWindow, cut, has_kernel, seconds
-from weft.planning.verify_walk import verify_walk, verify_window
-from weft.planning.walk import Walk
+from weft.planning.verify_fused import verify_fused, verify_window
 from weft.target import GPUS
 from weft.testing.refusals import refuse
 
@@ -55,9 +54,9 @@ def of_window(left, right, length):
 )
 def test_short_windows_are_taken(pattern, left, right):
     plan = planned(pattern)
-    assert plan.one_walk == Walk(ShortWindow(4096, left, right), 0)
+    assert plan.fused_backward == FusedBackward(ShortWindow(4096, left, right), 0)
     plan.verify()
-    assert any("but taken is: one walk" in line for line in argue(plan, H200))
+    assert "but taken is: one pass over queries" in plan.explain()
 
 
 @pytest.mark.parametrize(
@@ -81,8 +80,8 @@ def test_short_windows_are_taken(pattern, left, right):
 )
 def test_others_are_not(pattern, given, gpu):
     plan = planned(pattern, given, gpu)
-    assert plan.walk is None
-    assert plan.one_walk is None
+    assert plan.fused is None
+    assert plan.fused_backward is None
 
 
 ROWS = weft.global_tokens(64, columns=False)  # whole tiles of queries that a window beside it does not have
@@ -103,16 +102,16 @@ PARTLY = {
 def test_a_window_that_some_tiles_of_queries_do_not_have_is_not_taken(name, heads):
     """Of these tiles lines say nothing, since other kernels pass them over."""
     plan = planned(PARTLY[name], problem(heads=heads))
-    assert plan.walk is None
+    assert plan.fused is None
     plan.verify()
 
 
 def test_a_window_is_held_to_the_pattern_before_it_is_taken(monkeypatch):
     """Whatever is taken for a window by mistake, as those above were once."""
-    monkeypatch.setattr(short, "_of_all", lambda launch, length: True)
+    monkeypatch.setattr(fused_backward, "_of_all", lambda launch, length: True)
     plan = planned(PARTLY["but the first, beside keys"], problem(heads=(64, 64)))
-    assert plan.walk is not None
-    refuse(lambda: plan.one_walk, VerificationError, ("rows do not see the", "ShortWindow"))
+    assert plan.fused is not None
+    refuse(lambda: plan.fused_backward, VerificationError, ("rows do not see the", "ShortWindow"))
 
 
 NEAR_64 = st.sampled_from([0, 1, 20, 63, 64, 65, 100])
@@ -129,18 +128,18 @@ def test_what_is_walked_is_what_is_seen(pattern, others):
     for how, other in others:
         pattern = {"|": pattern | other, "&": pattern & other, "~": pattern & ~other}[how]
     plan = planned(pattern, problem(tokens=320, heads=(1, 1)))
-    if plan.walk is not None:
-        verify_walk(plan.walk, plan.forward[0].plan.acsr)
+    if plan.fused is not None:
+        verify_fused(plan.fused, plan.forward[0].plan.acsr)
 
 
 def test_nor_where_few_heads_of_keys_are_shared_by_many():
     given = problem(1024, (32, 1))
     plan = planned(CAUSAL, given)
-    assert plan.walk
-    assert plan.one_walk is None
+    assert plan.fused
+    assert plan.fused_backward is None
     two = plan.candidate("dq").cost.seconds + plan.candidate("dkdv").cost.seconds
-    assert plan.walk.seconds(given, H200) > two
-    assert any("rejected: one walk" in line for line in argue(plan, H200))
+    assert plan.fused.seconds(given, H200) > two
+    assert "rejected: one pass over queries" in plan.explain()
 
 
 def test_the_walk_takes_what_is_predicted():
@@ -151,9 +150,9 @@ def test_the_walk_takes_what_is_predicted():
     for row in rows:
         left, right, batch, q_heads, kv_heads, tokens = (int(row[name]) for name in NAMES)
         given = problem(tokens, (q_heads, kv_heads), batch=batch)
-        walk = seconds(ShortWindow(tokens, left, right), given, H200)
+        walk = window_seconds(ShortWindow(tokens, left, right), given, H200)
         assert walk == pytest.approx(1e-6 * float(row["walk_us"]), rel=0.1), row
-        assert (planned(weft.window(left, right), given).one_walk is not None) == (row["taken"] == "True")
+        assert (planned(weft.window(left, right), given).fused_backward is not None) == (row["taken"] == "True")
 
 
 def test_nor_where_there_are_not_as_many_keys_as_queries():
@@ -166,7 +165,7 @@ def test_nor_where_there_are_not_as_many_keys_as_queries():
 @pytest.mark.parametrize("direction", ["dq", "dkdv"])
 def test_nor_where_a_tiling_is_asked_for(direction):
     fixed = ((direction, usual(direction, problem(), 1, H200)),)
-    assert planned(CAUSAL, fixed=fixed).one_walk is None
+    assert planned(CAUSAL, fixed=fixed).fused_backward is None
 
 
 @given(length=st.integers(1, 700), left=st.integers(0, 140), right=st.integers(0, 140))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import every
 
 import weft
 from weft.acsr import Remainder
@@ -35,7 +36,7 @@ from .mutations import (
 # --- what is right passes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ANY_LENGTH)
+@pytest.mark.parametrize("name", every(4, ANY_LENGTH))
 def test_the_library_passes(name):
     pattern = ANY_LENGTH[name]
     for length in (0, 1, 33, 130):
@@ -57,6 +58,12 @@ def test_grids_pass(name):
     pattern, length = GRIDS[name]
     for target in TARGETS.values():
         planned(pattern, length, target=target).verify()
+
+
+def test_terms_whose_meeting_has_no_form_are_compared_pair_by_pair():
+    """A grid beside a cover of the sequence."""
+    rows, threes = (weft.product([weft.full(), weft.strided(stride)], (1, 15)) for stride in (1, 3))
+    plan_attention(~rows | threes.shift(k=-1), Problem(1, 1, 1, 15, 15, 8, 8)).verify()
 
 
 @laws

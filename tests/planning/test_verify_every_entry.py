@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.tiers import every
 
 import weft
 from weft.errors import VerificationError
@@ -121,7 +122,7 @@ LONG_PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize("pattern", LONG_PATTERNS, ids=str)
+@pytest.mark.parametrize("pattern", every(4, LONG_PATTERNS), ids=str)
 def test_every_bound_of_a_long_sequence(pattern):
     dense = pattern.to_dense(LONG)
     q, k = np.arange(LONG)[:, None], np.arange(LONG)[None, :]
@@ -136,6 +137,7 @@ def test_every_bound_of_a_long_sequence(pattern):
         assert np.array_equal(said, dense), f"{pattern}: {what}"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "pattern",
     [

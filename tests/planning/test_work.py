@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
+from tests.tiers import examples
 
 import weft
 from weft.kernels.gpu.tables.batches import plan_waves
-from weft.planning.attention_plan import count_heads, plan_attention
+from weft.planning.attention_plan import plan_attention
 from weft.planning.cost import waiting
+from weft.planning.heads import count_heads
 from weft.planning.problem import Problem
 from weft.planning.rates import Rates
 from weft.planning.work import Work, slots_of, works
@@ -86,7 +88,9 @@ def test_tiles_of_patterns(pattern):
     assert len(counted) == len(waves.waves)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(problems(longest=300))
 @example((~weft.segments([1, 6], [[True, False], [False, weft.strided(1, align="top-left")]]), 7, 7))
 def test_tiles_of_any_pattern(found):

@@ -7,9 +7,10 @@ import re
 from functools import partial
 
 import pytest
+from tests.tiers import every
 
 import weft
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families.hopper import CONFIGS
 from weft.settings import interpreted
 
 from .parse import Fault
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and co
 @pytest.fixture(autouse=True)
 def _usual_forwards(monkeypatch):
     """What is changed here is of usual kernels: of warp groups see test_group_queries."""
-    monkeypatch.delitem(IN_GROUPS, "forward")
+    monkeypatch.delitem(CONFIGS, "forward")
 
 
 CALL = Call(weft.causal() & weft.window(left=150), 330, heads=(2, 1))  # loops go round a few times
@@ -82,7 +83,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "change", "arch"), CASES)
+@pytest.mark.parametrize(("kernel", "change", "arch"), every(4, CASES))
 def test_what_is_wrong_is_seen(kernel, change, arch):
     how, said = CHANGES[change]
 

@@ -7,10 +7,11 @@ from functools import partial
 import pytest
 import torch
 from tests.kernels.planned import results
+from tests.tiers import sample
 from tests.triton.specs import card
 
 import weft
-from weft.planning import few_keys, short
+from weft.planning.families import fused_backward, sparse_keys
 from weft.settings import interpreted
 
 from .problems import ORDERS, Call, at_once, check, said_of
@@ -39,8 +40,8 @@ CALLS = {
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Whatever two kernels would take."""
-    monkeypatch.setattr(short, "seconds", lambda *_: 0.0)
-    monkeypatch.setattr(few_keys, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(fused_backward, "window_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(sparse_keys, "seconds", lambda *_: 0.0)
 
 
 def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
@@ -49,7 +50,7 @@ def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
         return names, results(case, replace(card("sm_90"), processors=processors))
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", sample(CALLS, "sinks and a gradient of lse"))
 def test_right_in_every_order(name):
     case = CALLS[name].case()
     names, found = found_in(case)
@@ -61,6 +62,7 @@ def test_right_in_every_order(name):
         assert all(torch.equal(x, found[name]) for name, x in again.items())
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("last", [0, 4])
 def test_slow_groups_keep_what_they_read(last):
     case = CALLS["the first keys"].case()
@@ -68,6 +70,7 @@ def test_slow_groups_keep_what_they_read(last):
     check(case, found)
 
 
+@pytest.mark.more
 def test_rows_without_the_window_are_not_walked():
     """Whole tiles of them, beside keys that all see: once walked as if they had it."""
     pattern = (weft.window(20, 20) & ~weft.global_tokens(64, columns=False)) | weft.prefix(8)
@@ -83,6 +86,7 @@ def kinds(names):
     return [re.match("forward|gradients|few_keys|few_sums|dq|dkdv", name)[0] for name in names]
 
 
+@pytest.mark.more
 def test_heads_beside_tokens():
     """(B, S, H, D) in memory, several batch rows, and parts that other programs take."""
     case = replace(SMALL, heads=(2, 1)).case()
@@ -103,7 +107,7 @@ CHANGES = {  # and what is said then
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", sample(CHANGES, "nothing is given back"))
 def test_what_is_missing_is_seen(name):
     (change, said), case = CHANGES[name], replace(SMALL, tokens=330).case()
 

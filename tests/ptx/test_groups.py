@@ -8,11 +8,12 @@ from unittest import mock
 import pytest
 import torch
 from tests.kernels.planned import launching_nothing, planned, results, specs_of
+from tests.tiers import sample
 from tests.triton.specs import card
 
 import weft
-from weft.planning import short
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families import fused_backward
+from weft.planning.families.hopper import CONFIGS
 from weft.settings import interpreted
 
 from . import problems
@@ -39,11 +40,14 @@ FEW = replace(GPU, processors=1)
 @pytest.fixture(autouse=True)
 def _no_other_groups(monkeypatch):
     """The forward is of the usual kernels here, and gradients are of two: see test_group_queries and test_one_walk."""
-    monkeypatch.delitem(IN_GROUPS, "forward")
-    monkeypatch.setattr(short, "has_kernel", lambda *_: False)
+    monkeypatch.delitem(CONFIGS, "forward")
+    monkeypatch.setattr(fused_backward, "has_kernel", lambda *_: False)
 
 
-@pytest.mark.parametrize("name, processors", [*((name, 1) for name in CALLS), ("causal window", 3), ("dilated", 3)])
+DEALT = [*((name, 1) for name in CALLS), ("causal window", 3), ("dilated", 3)]  # to so many processors
+
+
+@pytest.mark.parametrize("name, processors", sample(DEALT, ("full", 1)))
 def test_right_in_every_order(name, processors):
     few = replace(GPU, processors=processors)
     with mock.patch.object(problems, "card", lambda _: few):
@@ -51,7 +55,7 @@ def test_right_in_every_order(name, processors):
     assert [one for one in names if "_2_groups_" in one]
 
 
-@pytest.mark.parametrize("last", [0, 4])
+@pytest.mark.parametrize("last", sample([0, 4], 0))
 def test_slow_groups_keep_what_they_read(last):
     case = BAND.case()
     with emulated(Way(90, at_once(range(8, 12), last))):
@@ -97,11 +101,12 @@ def test_elsewhere_all_warps_do_the_same(call):
     assert (keys.rows, keys.cols, keys.warps) != (128, 64, 8)
 
 
+@pytest.mark.more
 def test_strides_that_are_no_multiples_of_16_bytes():
     case = BAND.case()
     plan, *_ = planned(case, FEW)
     assert plan.transposed[0].plan.tiling.groups == 2
-    assert plan.keys_in_step[0].plan.tiling.groups == 0
+    assert plan.unspecialised("dkdv")[0].plan.tiling.groups == 0
     odd = tuple(torch.cat([x, x], -1)[..., 1:65] for x in case.tensors)
     with emulated(Way(90)) as names:
         found = results(replace(case, tensors=odd), FEW)
@@ -129,7 +134,7 @@ def wrong_with(change):
     return said_of(attempt)
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", sample(CHANGES, "tiles are not given back"))
 def test_what_is_missing_is_seen(name):
     change, said = CHANGES[name]
     assert re.search(said, wrong_with(change))

@@ -13,7 +13,7 @@ from tests.kernels.planned import planned, results
 from tests.triton.specs import card
 
 import weft
-from weft.planning import short
+from weft.planning.families import fused_backward
 from weft.settings import interpreted
 from weft.torch import gpu
 
@@ -40,7 +40,8 @@ CALLS = {
     "grid, 128 channels": Call(weft.neighborhood((14, 16), (7, 9)), 224, (128, 128), heads=(2, 2)),
     "256 channels": Call(BAND, 100, (256, 256), heads=(2, 1)),
 }
-# What the default run has; the grid with one listed token was once computed wrongly on an H200.
+QUICK = "causal window"
+# The grid with one listed token was once computed wrongly on an H200. Others are wide.
 CHOSEN = {
     90: ("causal window", "grid and a token", "random blocks", "options", "one kernel"),
     80: ("causal window",),
@@ -50,13 +51,14 @@ CHOSEN = {
 @pytest.fixture(autouse=True)
 def _two_kernels(monkeypatch):
     """Gradients are of two kernels, or of the one that walks keys: see test_one_walk."""
-    monkeypatch.setattr(short, "has_kernel", lambda *_: False)
+    monkeypatch.setattr(fused_backward, "has_kernel", lambda *_: False)
 
 
 def cases():
     for arch, chosen in CHOSEN.items():
         for name in CALLS:
-            yield pytest.param(name, arch, id=f"{name}-sm_{arch}", marks=() if name in chosen else pytest.mark.wide)
+            longer = pytest.mark.more if name in chosen else pytest.mark.wide
+            yield pytest.param(name, arch, id=f"{name}-sm_{arch}", marks=() if name == QUICK else longer)
 
 
 @pytest.mark.parametrize(("name", "arch"), cases())

@@ -7,10 +7,11 @@ from functools import partial
 import pytest
 import torch
 from tests.kernels.planned import launching_nothing, planned, results, specs_of
+from tests.tiers import sample
 from tests.triton.specs import card
 
 import weft
-from weft.planning import short
+from weft.planning.families import fused_backward
 from weft.settings import interpreted
 
 from .problems import AHEAD, ORDERS, Call, at_once, check, said_of, unreached
@@ -39,7 +40,7 @@ CALLS = {
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Whatever two kernels would take."""
-    monkeypatch.setattr(short, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(fused_backward, "window_seconds", lambda *_: 0.0)
 
 
 def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
@@ -52,7 +53,7 @@ def walks(names):
     return [name for name in names if name.startswith("gradients")]
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", sample(CALLS, "a side each", "later keys alone", "shorter than a tile"))
 def test_right_in_every_order(name):
     case = CALLS[name].case()
     names, found = found_in(case)
@@ -64,7 +65,7 @@ def test_right_in_every_order(name):
         assert all(torch.equal(x, found[name]) for name, x in again.items())
 
 
-@pytest.mark.parametrize("last", [4, 8, 12])
+@pytest.mark.parametrize("last", sample([4, 8, 12], 4))
 def test_slow_groups_keep_what_they_read(last):
     """Whichever it is, to the end of a run, where tiles of keys are given back to the next."""
     case = CALLS["sinks"].case()
@@ -78,6 +79,7 @@ def test_who_arrives_for_four_warps_waits_for_them():
     check(case, found)
 
 
+@pytest.mark.more
 def test_heads_beside_tokens():
     """(B, S, H, D) in memory, several batch rows, and runs that other programs take."""
     case = replace(CALLS["uneven, heads that share keys"], tokens=150, heads=(4, 2)).case()
@@ -115,7 +117,7 @@ def test_elsewhere_two_kernels_make_them(call):
 def test_tensors_that_descriptors_do_not_reach(made):
     case = unreached(CAUSAL.case(), made)
     plan, *_ = planned(case, card("sm_90"))
-    assert plan.one_walk
+    assert plan.fused_backward
     assert "gradients" not in kernels(case)
 
 
@@ -127,7 +129,7 @@ CHANGES = {  # and what is said then
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", sample(CHANGES, "nothing is given back"))
 def test_what_is_missing_is_seen(name):
     (change, said), case = CHANGES[name], CAUSAL.case()
 
@@ -137,6 +139,7 @@ def test_what_is_missing_is_seen(name):
     assert re.search(said, said_of(lambda order: check(case, found_in(case, order, change=changed)[1])))
 
 
+@pytest.mark.more
 def test_who_does_not_wait_for_the_other_warps_is_seen():
     """Four warps leave what scores subtract, and the first of them says that it is there."""
 

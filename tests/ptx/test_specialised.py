@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.tiers import every
 
 from weft.settings import interpreted
 
@@ -115,7 +116,7 @@ def query_gradient(it, form, order, change=lambda text: text):
     return found, stats.double()
 
 
-@pytest.mark.parametrize(("name", "order"), [("window", "late"), ("strided", "warps backwards")])
+@pytest.mark.parametrize(("name", "order"), every(2, [("window", "late"), ("strided", "warps backwards")]))
 @pytest.mark.parametrize("form", specialised_warps.FORMS[::2], ids=str)
 def test_dq(name, form, order):
     it = problem(name)
@@ -169,7 +170,7 @@ def said_of(attempt):
     return "nothing"
 
 
-@pytest.mark.parametrize("name", OF_QUERIES)
+@pytest.mark.parametrize("name", every(3, OF_QUERIES))
 def test_what_is_missing_is_seen_in_dq(name):
     change, said = OF_QUERIES[name]
     it, form = problem("window"), specialised_warps.FORMS[0]

@@ -3,12 +3,13 @@
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from weft.recognition import forms
-from weft.recognition.capture import watched
 from weft.recognition.function import recognize_function
 from weft.recognition.lower import Size, lower
 from weft.recognition.periodic import NoFormError
+from weft.recognition.tables import watched
 from weft.recognition.tracer import Trace, condition
 
 OPTIONS = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -98,7 +99,7 @@ def traced(function, trace):
         return None
 
 
-@settings(max_examples=250, **OPTIONS)
+@settings(max_examples=examples(250), **OPTIONS)
 @given(conditions(), st.integers(1, 70), st.integers(1, 70))
 def test_formulas_hold_at_every_length(function, m, n):
     formula = traced(function, Trace())
@@ -128,7 +129,7 @@ def tabled(draw):
     return draw(conditions(made)), m, n
 
 
-@settings(max_examples=100, **OPTIONS)
+@settings(max_examples=examples(100), **OPTIONS)
 @given(tabled())
 def test_tables(case):
     function, m, n = case

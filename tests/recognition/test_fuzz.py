@@ -4,7 +4,9 @@ As masks, and as mask functions. benchmarks/recognize_fuzz.py runs the same with
 """
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from tests.tiers import examples
 
 from weft.errors import LengthError
 from weft.recognition import recognize, recognize_mask
@@ -16,6 +18,7 @@ from weft.testing.strategies import patterns, per_row_patterns, problems
 ONCE = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
 
 
+@pytest.mark.more
 def test_compositions():
     closed = []
 
@@ -36,7 +39,7 @@ def test_compositions():
     assert sum(closed) >= 0.9 * len(closed)
 
 
-@settings(max_examples=40, **ONCE)
+@settings(max_examples=examples(40), **ONCE)
 @given(problems(longest=40))
 def test_affine_rows_of_what_comes_back(problem):
     pattern, m, n = problem
@@ -44,7 +47,7 @@ def test_affine_rows_of_what_comes_back(problem):
     assert (recognize_mask(mask).pattern.acsr(m, n).to_dense() == mask).all()
 
 
-@settings(max_examples=25, **ONCE)
+@settings(max_examples=examples(25), **ONCE)
 @given(per_row_patterns())
 def test_heads_and_batch_rows(pattern):
     mask = pattern.to_dense(33)
@@ -55,7 +58,7 @@ def test_heads_and_batch_rows(pattern):
     assert (whole.repeat(batches // whole.shape[0], 0).repeat(heads // whole.shape[1], 1) == mask).all()
 
 
-@settings(max_examples=60, **ONCE)
+@settings(max_examples=examples(60), **ONCE)
 @given(patterns(3, length=40))
 def test_raster_is_the_meaning(pattern):
     assert raster(pattern, 40, 40).same(BitRows.pack(pattern.to_dense(40)))
@@ -66,6 +69,7 @@ def on_pairs(function, m, n, b=0, h=0):
     return np.broadcast_to(function(b, h, *np.ogrid[:m, :n]), (m, n))
 
 
+@pytest.mark.more
 def test_functions():
     proofs, closed = [], []
 
@@ -86,7 +90,7 @@ def test_functions():
     assert proofs.count("symbolic") >= 0.7 * len(proofs)
 
 
-@settings(max_examples=40, **ONCE)
+@settings(max_examples=examples(40), **ONCE)
 @given(patterns(3), patterns(2))
 def test_functions_without_tables_hold_at_other_lengths(pattern, other):
     """Asked at one size, right at others; what is proven at one size only says so."""
@@ -101,7 +105,7 @@ def test_functions_without_tables_hold_at_other_lengths(pattern, other):
         assert (dense == on_pairs(function, *size)).all()
 
 
-@settings(max_examples=20, **ONCE)
+@settings(max_examples=examples(20), **ONCE)
 @given(per_row_patterns())
 def test_functions_of_heads_and_batch_rows(pattern):
     batches, heads = pattern.extent()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 from weft.pattern.bounds import INF
 from weft.recognition.lines import Line, chosen
@@ -70,7 +71,7 @@ def expressions(draw):
     return (*stack[0], x)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(expressions())
 def test_every_operation_is_exact(case):
     line, values, x = case
@@ -78,7 +79,7 @@ def test_every_operation_is_exact(case):
     assert [a.stop for a in line.pieces[:-1]] == [b.start for b in line.pieces[1:]]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(expressions())
 def test_questions(case):
     line, values, _ = case
@@ -94,7 +95,7 @@ def test_questions(case):
     assert line.gap(line.scaled(-1, 7), -1) == 7
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(expressions(), expressions())
 def test_composition(inner, outer):
     (f, values, x), (g, _, _) = inner, outer

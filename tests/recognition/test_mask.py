@@ -303,7 +303,7 @@ def lone_view(path):
         return np.frombuffer(private, np.bool_, mask.size, mask.offset).reshape(mask.shape)
 
 
-@pytest.mark.parametrize("shape", [(5096, 5096), (60, 60)], ids=str)
+@pytest.mark.parametrize("shape", [pytest.param((5096, 5096), marks=pytest.mark.more), (60, 60)], ids=str)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("kind", ["c", "r+", "frombuffer"])
 def test_edits_of_a_mapped_mask_are_kept(tmp_path, shape, frozen, kind):

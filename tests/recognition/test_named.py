@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from tests.tiers import every
 
 import weft
 from weft.recognition import recognize_mask
@@ -43,7 +44,7 @@ def measured(mask):
     return found, peak
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", every(3, NAMED))
 def test_named_mask(name):
     drawn, expected = NAMED[name]
     mask = raster(drawn, SIZE, SIZE).dense()

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.recognition import recognize
 
 torch = pytest.importorskip("torch")
-laws = settings(max_examples=40, deadline=None)
+laws = settings(max_examples=examples(40), deadline=None)
 
 
 def ancestors(parents):

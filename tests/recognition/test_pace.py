@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.tiers import every
 
 import weft
 from weft.errors import InputError
@@ -149,7 +150,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", every(3, ALIKE))
 def test_few_kinds_tell_the_whole(name):
     rule, n = ALIKE[name], 2000
     looked = []

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.recognition import recognize
@@ -17,7 +18,7 @@ from weft.recognition.cells import prolonged, turns
 from weft.recognition.lines import Line
 
 torch = pytest.importorskip("torch")
-laws = settings(max_examples=40, deadline=None)
+laws = settings(max_examples=examples(40), deadline=None)
 
 
 def dense(function, m, n):

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 N = 2048
 
 
+@pytest.mark.more
 def test_keys_with_holes_run_as_one_list():
     """alive[b, k]: runs of any number are one listed term, by the function and by the mask."""
     alive = np.random.default_rng(0).random((2, N)) > 0.2

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.recognition.test_forms import OPTIONS, conditions
 from tests.recognition.test_runs import INNER, documents, packed, tables
+from tests.tiers import examples
 
 from weft.errors import InputError
 from weft.recognition import lines, recognize, recognize_function, runs
@@ -62,7 +63,7 @@ def in_row(condition, made, row, q, k):
     return condition(q, k)
 
 
-@settings(max_examples=150, **OPTIONS)
+@settings(max_examples=examples(150), **OPTIONS)
 @given(functions())
 def test_rows_equal_the_mask(kept, case):
     condition, made, count, m, n = case
@@ -162,7 +163,7 @@ def test_ways_to_read_tables(function):
         assert (dense[row % dense.shape[0], head % dense.shape[1]] == mask).all()
 
 
-@settings(max_examples=100, **OPTIONS)
+@settings(max_examples=examples(100), **OPTIONS)
 @given(st.data())
 def test_cut(kept, data):
     count, length = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 20))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.recognition.generators import GIVEN
 from tests.recognition.test_forms import OPTIONS, on_pairs, tabled
 from tests.recognition.test_function import dense, found_as
+from tests.tiers import examples
 
 from weft.recognition import recognize, recognize_function, runs
 from weft.recognition.layouts import CORNER, LARGE
@@ -89,7 +90,7 @@ def steps(draw):
     return a, x
 
 
-@settings(max_examples=300, **OPTIONS)
+@settings(max_examples=examples(300), **OPTIONS)
 @given(steps())
 def test_lines(step):
     line, values = step
@@ -114,7 +115,7 @@ def test_the_first_index_that_reaches_a_number(table):
 
 
 # ---- functions of pairs ---------------------------------------------------------------------------------------------
-@settings(max_examples=100, **OPTIONS)
+@settings(max_examples=examples(100), **OPTIONS)
 @given(tabled())
 def test_tables(case):
     function, m, n = case

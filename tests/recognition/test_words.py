@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.pattern.arguments import LIBRARY
@@ -29,7 +30,7 @@ def test_every_library_function_is_public():
     assert all(LIBRARY[name].__doc__ and getattr(weft, name) is LIBRARY[name] for name in named)
 
 
-@settings(max_examples=60, **ONCE)
+@settings(max_examples=examples(60), **ONCE)
 @given(problems(longest=40))
 def test_what_masks_are_can_be_written(problem):
     pattern, m, n = problem
@@ -37,7 +38,7 @@ def test_what_masks_are_can_be_written(problem):
     assert evaluated(found) == found and evaluated(found).structure == found.structure
 
 
-@settings(max_examples=40, **ONCE)
+@settings(max_examples=examples(40), **ONCE)
 @given(problems(longest=40))
 def test_what_functions_are_can_be_written(problem):
     pattern, m, n = problem
@@ -45,7 +46,7 @@ def test_what_functions_are_can_be_written(problem):
     assert evaluated(found) == found
 
 
-@settings(max_examples=15, **ONCE)
+@settings(max_examples=examples(15), **ONCE)
 @given(per_row_patterns())
 def test_what_batch_rows_and_heads_are_can_be_written(pattern):
     found = recognize(pattern.to_dense(33)).pattern
@@ -95,7 +96,7 @@ def test_words(name):
     assert recognize(expected.to_dense(N)).pattern == weft.sized(expected, N, N)
 
 
-@settings(max_examples=80, **ONCE)
+@settings(max_examples=examples(80), **ONCE)
 @given(patterns(4), st.integers(1, 70), st.integers(1, 70))
 def test_other_words_mean_the_same(pattern, m, n):
     pattern = pattern.filled("top-left")
@@ -105,7 +106,7 @@ def test_other_words_mean_the_same(pattern, m, n):
 SIDES = st.sampled_from(("from", "before"))
 
 
-@settings(max_examples=80, **ONCE)
+@settings(max_examples=examples(80), **ONCE)
 @given(SIDES, st.integers(-30, 30), st.integers(-9, 9), st.none() | st.tuples(st.integers(0, 40), st.integers(0, 40)))
 def test_stairs_of_slope_one_are_distances(side, shift, base, clip):
     ends = None if clip is None else (min(clip), max(clip))

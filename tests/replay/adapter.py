@@ -12,10 +12,11 @@ from unittest import mock
 from tests.triton.resources import TARGETS
 from tests.triton.specs import card, layout_of, options_of, tiling_with_dq
 
+from weft.kernels.gpu import select
 from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.program import Pointer
 from weft.kernels.gpu.programs import backward
-from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.rowwise import decode_plan
@@ -63,7 +64,7 @@ def _trace_call(case, gpu):
         del phases["deterministic"]
     if case.one_kernel:
         fixed = plan_attention(call.pattern, call.problem(), gpu, (("dkdv", tiling_with_dq(call)),))
-        with mock.patch.object(backward, "in_one_kernel", lambda plan: True):
+        with mock.patch.object(select, "lists_one_kernel", lambda plan: True):
             phases["one kernel"] = _backward(call, fixed, False)
     return Trace(plan, phases)
 
@@ -78,9 +79,7 @@ def _trace_step(case, gpu):
 
 def _forward(call, plan, gpu):
     layout, options = layout_of(call, "qkv"), options_of(call)
-    if plan.by_rows is not None:
-        return _launches(split_kv_program(plan.by_rows.plan, layout, options, gpu.processors))
-    return _launches(forward_program(plan, layout, options))
+    return _launches(chosen_forward(plan, layout, options, gpu.processors))
 
 
 def _backward(call, plan, deterministic):

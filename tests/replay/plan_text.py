@@ -27,8 +27,8 @@ def _attention(plan):
         lines += [line for i, share in enumerate(shares or ()) for line in _share(f"{direction} share {i}", share)]
     if plan.by_rows is not None:
         lines.append(f"by rows: {_row_shape(plan.by_rows.shape)}")
-    if plan.one_walk is not None:
-        lines.append(f"one walk: {_walk(plan.one_walk)}")
+    if plan.fused_backward is not None:
+        lines.append(f"one walk: {_walk(plan.fused_backward)}")
     return lines
 
 

@@ -158,6 +158,7 @@ def test_a_version_that_is_not_there_is_refused():
         farm.home_of("0.0.1")
 
 
+@pytest.mark.more
 @pytest.mark.skipif(triton.__version__ not in command.TRITONS, reason="the gate has no reference of this Triton")
 def test_a_process_of_its_own_finds_what_the_reference_has():
     """All but the numbers, which are for the gate."""

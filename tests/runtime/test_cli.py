@@ -178,10 +178,10 @@ def test_without_a_gpu(card, args):
 @pytest.mark.parametrize("command", ["plan", "explain"])
 def test_plans_for_a_named_card(command):
     args = [command, PATTERN, *SHAPE, "--target"]
-    done = CliRunner().invoke(main, [*args, "a100", "--device", "gpu", *(["--json"] if command == "plan" else [])])
+    done = CliRunner().invoke(main, [*args, "a100", "--device", "cuda", *(["--json"] if command == "plan" else [])])
     assert done.exit_code == 0
     if command == "explain":
         assert "predicted on a100" in done.output and "predicted on h200" not in done.output
     refused = CliRunner().invoke(main, [*args, "a100"])
-    assert refused.exit_code == 2 and "add --device gpu" in refused.output
-    assert CliRunner().invoke(main, [*args, "a1000", "--device", "gpu"]).exit_code == 2
+    assert refused.exit_code == 2 and "add --device cuda" in refused.output
+    assert CliRunner().invoke(main, [*args, "a1000", "--device", "cuda"]).exit_code == 2

@@ -63,6 +63,7 @@ print("alike")
 """
 
 
+@pytest.mark.more
 @pytest.mark.skipif(interpreted(), reason="it is started here")
 def test_what_is_timed_is_what_attention_launches():
     settings = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -10,9 +10,11 @@ import weft
 from weft.errors import OptionError, UnsupportedError
 from weft.kernels.backend import CpuBackend, Timing
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import footprint, menu
-from weft.planning.choice import offered
+from weft.planning.choose import offered
+from weft.planning.families.base import Pass
+from weft.planning.families.tile import menu
 from weft.planning.problem import Problem
+from weft.planning.resources import footprint
 from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.runtime import evidence, tuner
 from weft.runtime.evidence import Decision, Measured
@@ -44,7 +46,7 @@ def test_candidates_hold_the_untuned_choice_and_limits_of_registers(direction):
     assert list(predicted.values()) == sorted(predicted.values())
     assert {one.registers for one in predicted} >= {0, *tuner.LIMITS}
     rows = [(share.plan.acsr, 8) for share in PLAN.towards(direction)]
-    compiled = offered(direction, rows, PROBLEM, GPU)
+    compiled = offered(Pass(direction, rows, PROBLEM, GPU))
     limited = [one for one in predicted if one.registers and one not in compiled]
     assert all(footprint(direction, PROBLEM, one, GPU).registers <= one.registers for one in limited)
 
@@ -342,18 +344,18 @@ def test_gradients_stay_together_where_two_tuned_kernels_are_not_faster():
     report, winners = together(1.0)
     assert {one.direction: one.winner for one in report.directions if one.direction != "forward"} == FAST
     assert winners == {"forward": None, "dq": None, "dkdv": None} and not report.together.apart
-    assert plan_of().one_walk is not None
+    assert plan_of().fused_backward is not None
 
 
 def test_two_tuned_kernels_take_their_place_where_they_are_faster():
     report, winners = together(0.8)
     assert winners == {"forward": None, **FAST} and report.together.apart
-    assert plan_of().one_walk is None and dict(plan_of().fixed) == FAST
+    assert plan_of().fused_backward is None and dict(plan_of().fixed) == FAST
 
 
 def test_two_untuned_kernels_do_where_they_are_faster_than_predicted():
     _, winners = together(0.8, fast=False)
-    assert winners["dq"] == WALKED.queries[0].plan.tiling and plan_of().one_walk is None
+    assert winners["dq"] == WALKED.queries[0].plan.tiling and plan_of().fused_backward is None
 
 
 def test_what_is_decided_of_one_direction_holds_for_the_other():
@@ -361,7 +363,7 @@ def test_what_is_decided_of_one_direction_holds_for_the_other():
     report, winners = together(0.8, ("dq",))
     assert winners["dkdv"] == FAST["dkdv"] and report.together.apart
     _, winners = together(1.0, ("dq",))  # which takes back what was decided of both
-    assert winners["dq"] is None and winners["dkdv"] is None and plan_of().one_walk is not None
+    assert winners["dq"] is None and winners["dkdv"] is None and plan_of().fused_backward is not None
 
 
 def test_interrupted_before_gradients_are_timed_whole_nothing_is_decided_of_them():
@@ -371,11 +373,11 @@ def test_interrupted_before_gradients_are_timed_whole_nothing_is_decided_of_them
     evidence.opened().clear()
     report, winners = together(0.8, interrupt_after=len(backend.asked) - 1)
     assert report.interrupted and set(winners) == {"forward"} and report.together.one is None
-    assert plan_of().one_walk is not None
+    assert plan_of().fused_backward is not None
 
 
 def test_a_forward_alone_leaves_gradients_together():
     report, _ = together(0.8, ("forward",))
     assert report.together is None
     fixed = (("forward", candidates("forward", WALKED)[0]),)
-    assert plan_attention(SHORT, PROBLEM, GPU, fixed).one_walk is not None
+    assert plan_attention(SHORT, PROBLEM, GPU, fixed).fused_backward is not None

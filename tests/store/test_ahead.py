@@ -36,6 +36,7 @@ def compilations(monkeypatch):
     return found
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("store", ["on", "off"])
 def test_each_is_compiled_once_and_then_found(compilations, store, monkeypatch):
     if store == "off":

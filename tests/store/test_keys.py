@@ -14,18 +14,20 @@ import pytest
 pytest.importorskip("triton")
 
 import triton
+from tests.tiers import every
 from triton.backends.compiler import GPUTarget
 from triton.language import constexpr
 
 import weft
 from weft.kernels.gpu.compile import compiler, dedup, keys, load, miscompiles
 from weft.kernels.gpu.compile.compiler import Source
+from weft.kernels.gpu.hopper import fwd
+from weft.kernels.gpu.hopper.ops import broadcast, mask
 from weft.kernels.gpu.ops import bounds
 from weft.kernels.gpu.ops.online_softmax import add_tile
 from weft.kernels.gpu.split_kv.bounds import run_of
 from weft.kernels.gpu.split_kv.combine import combine
 from weft.kernels.gpu.split_kv.source import source_of as split_kv_source
-from weft.kernels.triton import group_queries, told
 from weft.settings import interpreted
 
 from . import kernel_keys
@@ -164,11 +166,11 @@ keys.reached(kernel)
 kernel.cache_key
 triton = {one.fn for one in gc.get_objects() if isinstance(one, JITCallable) and one.hash is not None}
 theirs = {f"{one.__module__}.{one.__qualname__}" for one in triton if one.__module__.startswith("weft")}
-print(json.dumps([sorted(theirs), sorted(f"{one.__module__}.{one.__qualname__}" for one in keys._REACHED)]))
+print(json.dumps([sorted(theirs), sorted({f"{one.__module__}.{one.__qualname__}" for one in keys._REACHED})]))
 """
 
 
-@pytest.mark.parametrize("name", [*SPECS, "split-KV", "combined shares", "joined sinks"])
+@pytest.mark.parametrize("name", every(4, [*SPECS, "split-KV", "combined shares", "joined sinks"]))
 def test_it_reaches_what_triton_finds(name):
     """The functions that Triton's own walk over a kernel's syntax tree meets, and no others."""
     done = subprocess.run([sys.executable, "-c", USES % name], capture_output=True, text=True, check=True)
@@ -177,7 +179,7 @@ def test_it_reaches_what_triton_finds(name):
 
 
 # of what a forward in groups takes, directly and through others, and what it does not take
-USED, UNUSED = (group_queries.attention, told.lanes, bounds.positions), (bounds.tanh, group_queries.short_attention)
+USED, UNUSED = (fwd.fwd, mask.mask_words, bounds.positions), (bounds.tanh, fwd.fwd_short)
 
 
 def test_text_that_is_used_is_part_of_the_key_and_other_text_is_not(monkeypatch):
@@ -211,7 +213,7 @@ def test_numbers_that_are_used_are_part_of_the_key_and_others_are_not(monkeypatc
     for name, used in (("AXES", True), ("HALF", True), ("unused", False)):
         with monkeypatch.context() as patch:
             patch.setattr(keys, "_REACHED", {})
-            patch.setattr(told, name, constexpr(5), raising=False)
+            patch.setattr(broadcast, name, constexpr(5), raising=False)
             assert (key_of(spec) != before) == used, name
 
 

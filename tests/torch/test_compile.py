@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import torch
+from tests.tiers import every
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 import weft
@@ -63,10 +64,12 @@ def test_the_first_call_of_a_process_may_be_compiled():
     run_cold(outside=MAKE, grad=False, backend="eager")
 
 
+@pytest.mark.more
 def test_the_first_call_of_a_process_may_make_its_pattern():
     run_cold(imports=FRONT_END, inside=MAKE, grad=True, backend="aot_eager")
 
 
+@pytest.mark.more
 def test_the_first_call_of_a_process_may_make_its_pattern_if_torch_was_imported_before_weft():
     run_cold(inside=MAKE, grad=False, backend="eager")
 
@@ -150,18 +153,18 @@ WINDOWS = [weft.causal() & weft.window(left=left) for left in (1023, 5, 0, 1, 17
 DOCUMENTS = [weft.documents(x) & weft.causal() for x in ([10, 20, 34], [32, 32], [64], [1] * 30 + [34], [3, 0, 61])]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", every(2, PLACES))
 def test_windows(place):
     assert compilations(place, [(qkv(64), mask) for mask in WINDOWS]) == 1
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", every(2, PLACES))
 def test_documents(place):
     """Also their number changes, from 1 to 31."""
     assert compilations(place, [(qkv(64), mask) for mask in DOCUMENTS]) == 1
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", every(4, PLACES))
 def test_lengths_with_windows(place):
     calls = [(qkv(m), mask) for m, mask in zip((64, 128, 96, 200, 7), WINDOWS, strict=True)]
     assert compilations(place, calls) == 1
@@ -198,7 +201,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", every(4, PAIRS))
 def test_integers_of(name):
     assert compilations(as_argument, [(qkv(40), mask) for mask in PAIRS[name]]) == 1
 
@@ -248,7 +251,7 @@ INSIDE_CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", INSIDE_CALLS)
+@pytest.mark.parametrize("name", every(3, INSIDE_CALLS))
 def test_a_pattern_made_inside(name):
     make, arguments = INSIDE_CALLS[name]
     counter = CompileCounter()
@@ -312,7 +315,7 @@ def test_a_float_among_the_options_of_a_module(dynamic):
         assert torch.equal(compiled(*qkv(m)), module(*qkv(m)))
 
 
-@pytest.mark.parametrize("dynamic", [True, None, False])
+@pytest.mark.parametrize("dynamic", every(3, [True, None, False]))
 def test_a_float_argument(dynamic):
     """Compiled for each value, says the decision; right for each."""
 
@@ -341,7 +344,7 @@ def test_errors_are_the_library_s_own():
     assert torch.equal(inside(*qkv(20), 5), weft.attention(*qkv(20), weft.window(left=5)))
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "tokens_first"])
+@pytest.mark.parametrize("layout", every(2, ["contiguous", "tokens_first"]))
 @pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
 def test_training_in_one_graph(inside, layout):
     counter = CompileCounterWithBackend("aot_eager")

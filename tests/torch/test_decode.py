@@ -3,6 +3,7 @@
 Without a GPU they run under Triton's interpreter, in a process of their own: tests/triton/test_rowwise_interpreted.py.
 """
 
+from math import inf
 from unittest import mock
 
 import numpy as np
@@ -11,10 +12,11 @@ import torch
 
 import weft
 from weft import caching, steps
-from weft.errors import AlignmentError, InputError, OptionError, UnsupportedError, UnsupportedKernel
+from weft.errors import AlignmentError, InputError, OptionError, UnsupportedKernel
 from weft.kernels.options import Modifiers
-from weft.planning import row_choice, rowwise
+from weft.planning import rowwise
 from weft.planning.attention_plan import plan_attention
+from weft.planning.families import split_kv
 from weft.planning.problem import Problem
 from weft.planning.rowwise import LEAST_CAPACITY
 from weft.settings import interpreted
@@ -132,7 +134,7 @@ def test_pairwise(row):
     tensors = [place(x) for place, x in zip(LAYOUTS[row["layout"]], tensors, strict=True)]
     rows = {"sinks": normal((4,), random), "alibi_slopes": torch.tensor([0.5, 0.25, 0.0, 0.0625])}
     options = {name: rows.get(name, x) for name, x in OPTIONS[row["options"]].items()}
-    with mock.patch("weft.planning.row_choice.FILLED", row["filled"]):
+    with mock.patch.object(split_kv, "FILLED", row["filled"]):
         out, _ = check(tensors, PATTERNS[row["pattern"]].aligned(END), **options)
     assert out.dtype == row["dtype"]
 
@@ -318,7 +320,7 @@ REFUSED = {
     "sinks of another number": (OptionError, {"sinks": torch.zeros(3)}),
     "sinks that are no tensor": (OptionError, {"sinks": 3}),
     "no mask": (InputError, {"mask": None}),
-    "dropout": (UnsupportedError, {"dropout": 0.5}),
+    "dropout": (UnsupportedKernel, {"dropout": 0.5}),
 }
 
 
@@ -394,13 +396,13 @@ def test_few_rows(name):
 def test_a_plan_that_takes_rows_has_a_backward_by_tiles(name, monkeypatch):
     """As `weft.attention` runs it, with gradients; at such sizes a plan takes tiles unless it has to take rows."""
     pattern, m, n = FEW_ROWS[name]
-    monkeypatch.setattr(row_choice, "worth_it", lambda *_: True)
-    monkeypatch.setattr(row_choice, "may_gain", lambda *_: True)
+    monkeypatch.setattr(split_kv, "reasons_against", lambda asked: asked.rows if isinstance(asked.rows, str) else "")
+    monkeypatch.setattr(split_kv, "WORTH", -inf)
     caching.clear()
     tensors = [x.to(DEVICE).requires_grad_() for x in qkv(m, n, batch=1, heads=(4, 2), dims=(16, 24))]
-    from weft.torch import gpu
+    from weft.kernels.gpu.programs import forward
 
-    with mock.patch.object(gpu, "split_kv_program", wraps=gpu.split_kv_program) as by_rows:
+    with mock.patch.object(forward, "split_kv_program", wraps=forward.split_kv_program) as by_rows:
         out, lse = weft.attention(*tensors, pattern, return_lse=True, backend="triton")
     caching.clear()
     assert by_rows.call_count == 1

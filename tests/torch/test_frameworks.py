@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -270,6 +271,19 @@ def test_masked_tensors_are_refused():
         lambda: weft.attention(*(t.transpose(1, 2) for t in plain[:2]), x[2], weft.causal(), layout="bshd"),
         UnsupportedError, ("v=MaskedTensor",),
     )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and tells so
+def test_torchscript_is_refused():
+    def calls(q: torch.Tensor) -> torch.Tensor:
+        return weft.attention(q, q, q, weft.causal())
+
+    holds = torch.nn.Sequential(weft.torch.SparseAttention(weft.causal()))
+    for thing, name in (
+        (weft.attention, "attention"), (weft.merge, "merge"), (weft.torch.SparseAttention(weft.causal()), "Sparse"),
+        (holds, "SparseAttention"), (calls, "attention"),
+    ):  # fmt: skip
+        refuse(partial(torch.jit.script, thing), UnsupportedError, (f"torch.jit.script({name}", "torch.compile(model"))
 
 
 def test_distributed_tensors_are_refused():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import every, examples
 from torch._dynamo.testing import CompileCounter
 
 import weft
@@ -120,7 +121,7 @@ ALIGNED = {  # name -> (pattern, whether all documents are one plan)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("name", ALIGNED)
+@pytest.mark.parametrize("name", every(4, ALIGNED))
 def test_rectangular_documents(name, option):
     pattern, whole = ALIGNED[name]
     if option == "slopes" and name in ("full", "periodic"):
@@ -134,7 +135,7 @@ OF_ONE_LENGTH = {"bits", "sized", "block_table"}  # which no other length suits
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize(
-    "name", [name for name, case in CASES.items() if not case.square and name not in OF_ONE_LENGTH]
+    "name", every(5, [name for name, case in CASES.items() if not case.square and name not in OF_ONE_LENGTH])
 )
 def test_queries_and_keys_that_are_the_same_tokens(name, option):
     """No alignment is asked for; every pattern that any length suits."""
@@ -164,7 +165,7 @@ def test_a_row_for_each_document():
 drawn = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(drawn, st.sampled_from(sorted(ALIGNED)), st.sampled_from(sorted(OPTIONS)), st.integers(0, 99))
 def test_any_lengths(lengths, name, option, seed):
     queries, keys = [a for a, _ in lengths], [b for _, b in lengths]
@@ -319,7 +320,8 @@ def test_other_refusals():
     refuse(call(max_seqlen_k=11), InputError, ("max_seqlen_k is 11",))
     refuse(call(causal=True), OptionError, ("varlen_attention(causal=...)", "weft.causal()"))
     refuse(call(layout="thd"), OptionError, ("takes no layout",))
-    refuse(call(bias=None), UnsupportedError, ("bias",))
+    refuse(call(bias=torch.zeros(34, 34)), UnsupportedError, ("bias", "packed tokens"))
+    refuse(call(dropout=0.5), UnsupportedError, ("dropout", "packed tokens"))
     refuse(call(x=[t[None] for t in X]), InputError, ("q has 4 dimensions", "(T, Hq, D)"))
     refuse(call(x=[t.transpose(0, 1) for t in X]), InputError, ("34 heads of 4 tokens",))
 

@@ -8,16 +8,16 @@ from unittest import mock
 import torch
 
 import weft
+from weft.kernels.gpu import select
 from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs import backward
-from weft.kernels.gpu.programs.forward import forward_program
-from weft.kernels.gpu.programs.split_kv import split_kv_program
+from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import plan_attention
-from weft.planning.device import plan_for_device
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
+from weft.planning.tiling.gpu import plan_for_device
 from weft.target import GPU, GPUS
 from weft.testing.workloads import WORKLOADS
 from weft.torch.gpu import IMAGINED
@@ -63,12 +63,9 @@ def programs_of(call, gpu=GPU):
     fixed = (("dkdv", tiling_with_dq(call)),) if call.one_kernel else ()
     plan = plan_attention(call.pattern, call.problem(), gpu, fixed)
     layout, options = layout_of(call, "qkv"), options_of(call)
-    if plan.by_rows is None:
-        forward = forward_program(plan, layout, options)
-    else:
-        forward = split_kv_program(plan.by_rows.plan, layout, options, IMAGINED)
+    forward = chosen_forward(plan, layout, options, IMAGINED)
     options = options._replace(deterministic=not call.one_kernel, with_delta=bool(call.options.get("sinks")))
-    with mock.patch.object(backward, "in_one_kernel", lambda plan: call.one_kernel):
+    with mock.patch.object(select, "lists_one_kernel", lambda plan: call.one_kernel):
         return forward, backward.backward_program(plan, layout_of(call, "gradients"), options)
 
 

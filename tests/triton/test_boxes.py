@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.kernels.gpu.configure import specs_of
@@ -19,7 +20,7 @@ from weft.testing.workloads import named
 
 from .specs import small_launches
 
-laws = settings(max_examples=60, deadline=None, derandomize=bool(os.environ.get("CI")))
+laws = settings(max_examples=examples(60), deadline=None, derandomize=bool(os.environ.get("CI")))
 
 
 @st.composite

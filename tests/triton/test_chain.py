@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from weft.kernels.gpu.compile.load import source_of
-from weft.kernels.triton import groups
+from weft.kernels.gpu.hopper import bwd_dkdv
 from weft.settings import interpreted
 
 from .specs import CALLS, DIRECTIONS, has_room_for_dq, specs_towards
@@ -36,7 +36,7 @@ def test_nothing_is_read_before_the_wait(call):
     for spec, source in sources(call, "sm_90"):
         if spec.groups and spec.of_keys:  # which waits where it loads
             assert "CHAINED=True" in source.text
-            loads = inspect.getsource(groups.load.fn)
+            loads = inspect.getsource(bwd_dkdv.producer.fn)
             assert loads.index(WAITS) < loads.index("Stats +")
             continue
         before = source.text.split(WAITS)[0]

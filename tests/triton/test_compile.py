@@ -1,12 +1,14 @@
 """Every kind of kernel compiled ahead of time, without a GPU: it compiles, fits the card, and keeps to its registers.
 
-By default each kernel for one target; `-m wide` compiles the rest.
+`make test` compiles each direction for each target, `make test-more` each kernel for one target; the rest is wide.
 """
 
 import json
 import os
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from tests.tiers import sample
 
 import weft
 from weft.kernels.gpu import sinks
@@ -21,9 +24,10 @@ from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.compile.load import compile_for
 from weft.kernels.gpu.configure import specs_of
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import shared_of_blocks
-from weft.planning.choice import offered
+from weft.planning.choose import offered
+from weft.planning.families.base import Pass
 from weft.planning.problem import Problem
+from weft.planning.resources import shared_of_blocks
 from weft.planning.tiling import chunks
 from weft.settings import interpreted
 
@@ -49,7 +53,7 @@ pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and co
 
 CALLS = COMMON | WITH_MORE
 
-# For which target each of DIRECTIONS is compiled by default: each for each target of three calls at least, and what
+# For which target each of DIRECTIONS is not wide: each for each target of three calls at least, and what
 # exists for Hopper alone for that; else where it takes least time. Calls that are left out are like others, and slow;
 # "-": another call has kernels of these kinds.
 NARROW = {
@@ -84,6 +88,12 @@ NARROW = {
     "bigbird": "sm_90 sm_80 gfx942 sm_80",
     "text and image": "sm_90 sm_100 sm_80 gfx942",
 }
+QUICK = {  # which of these calls `make test` compiles for a target, in the same order
+    "sm_80": ("rows anywhere", "chunks, gradient of lse", "two terms, by groups", "window, sinks"),
+    "sm_90": ("chunks, gradient of lse", "window", "window, by groups", "longformer"),
+    "sm_100": ("documents", "window, by groups", "longformer, one token", "chunks, gradient of lse"),
+    "gfx942": ("longformer", "window, scale below 0", "window, sinks", "window, by groups"),
+}
 # version of Triton -> bytes of local memory of a thread, as it is today; 0 if absent
 SPILLED = Path(__file__).with_name("spilled.json")
 
@@ -102,37 +112,41 @@ INSIDE = {
 SERIALISED = {("keys", "bigbird")}  # whose products run one by one: those of blocks whose results are added to others
 
 
-def by_default(call):
-    """direction -> the target that it is compiled for by default."""
+def narrow_targets(call):
+    """direction -> the target for which it is not wide."""
     return dict(zip(DIRECTIONS, NARROW.get(call, "").split(), strict=False))
 
 
+def marks_of(target, direction, call):
+    if narrow_targets(call).get(direction) != target:
+        return [pytest.mark.wide]
+    quick = QUICK[target][list(DIRECTIONS).index(direction)] == call
+    return [] if quick else [pytest.mark.more]
+
+
 def cases():
-    """(target, direction, call) of everything, marked: wide is what is left out by default."""
+    """(target, direction, call) of everything, marked."""
     for call in CALLS:
-        narrow = by_default(call)
         for direction in DIRECTIONS:
             if direction == "one kernel" and not has_room_for_dq(CALLS[call]):
                 continue
             for target in TARGETS:
-                yield pytest.param(
-                    (target, direction, call),
-                    id=f"{target}-{direction}-{call}",
-                    marks=() if narrow.get(direction) == target else pytest.mark.wide,
-                )
+                case = target, direction, call
+                yield pytest.param(case, id="-".join(case), marks=marks_of(*case))
 
 
 def narrow_cases():
-    """(target, direction, call) of what is compiled by default."""
-    return [case.values[0] for case in cases() if not case.marks]
+    """(target, direction, call) of what is not wide."""
+    return [case.values[0] for case in cases() if pytest.mark.wide not in case.marks]
 
 
-def test_the_default_compiles_each_direction_for_each_target():
-    """Three times at least, and once what any call but those that are left out has."""
+def test_each_direction_is_compiled_for_each_target():
+    """Once in `make test`, three times at least in all, and once what any call but those that are left out has."""
+    assert sum(not case.marks for case in cases()) == len(TARGETS) * len(DIRECTIONS)
     narrow = narrow_cases()
     assert {call for _, _, call in narrow} == set(NARROW)
     every = {(direction, call) for _, direction, call in (case.values[0] for case in cases()) if call in NARROW}
-    wanted = [(direction, call) for direction, call in every if by_default(call)[direction] != "-"]
+    wanted = [(direction, call) for direction, call in every if narrow_targets(call)[direction] != "-"]
     assert sorted((direction, call) for _, direction, call in narrow) == sorted(wanted)
     assert all(
         sum((target, direction) == one[:2] for one in narrow) >= 3 for target in TARGETS for direction in DIRECTIONS
@@ -156,8 +170,8 @@ def kinds(specs):
     return found | {(spec.direction, name, getattr(spec, name)) for spec in specs for name in ALONE}
 
 
-def compiled_by_default():
-    """The KernelSpecs that tests of this file compile."""
+def compiled_here():
+    """The KernelSpecs that tests of this file compile, but for what is wide."""
     for target, direction, call in narrow_cases():
         yield from specs_towards(CALLS[call], direction, target)
     for call in BY_WALKS.values():
@@ -167,10 +181,10 @@ def compiled_by_default():
 
 @pytest.fixture(scope="module")
 def known():
-    return kinds(list(compiled_by_default()))
+    return kinds(list(compiled_here()))
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("target", sample(["sm_90", "gfx942"], "sm_90"))
 def test_ordinary_calls_launch_no_other_kinds(target, known):
     """A kernel of a new kind is not left uncompiled: a call that launches it belongs into CALLS and NARROW."""
     for call in ordinary():
@@ -180,29 +194,37 @@ def test_ordinary_calls_launch_no_other_kinds(target, known):
 
 
 def compile_one(target, specs):
-    """[Resources] of kernels, in a process of its own."""
+    """[Resources] of kernels."""
     return [resources(compile_for(spec, TARGETS[target]), target) for spec in specs]
 
 
 @pytest.fixture(scope="module")
 def compiled(request, tmp_path_factory):
-    """case -> [Resources]. All cases that will be asked for are begun at once, on two cores."""
-    started = {}
-
-    def start(case):
-        if case not in started:
-            target, direction, call = case
-            started[case] = pool.submit(compile_one, target, specs_towards(CALLS[call], direction, target))
-        return started[case]
-
-    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(2, get_context("spawn")) as pool:
+    """case -> [Resources], each compiled once."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))  # what is measured is compiled here
-        if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers are told of each other's tests too
-            for item in request.session.items:
-                params = item.callspec.params if hasattr(item, "callspec") else {}
-                if item.path == request.path and "case" in params:
-                    start(params["case"])
-        yield lambda case: start(case).result()
+        if "PYTEST_XDIST_WORKER" in os.environ:  # each of whose workers has one core
+            yield cache(lambda case: compile_one(*asked(case)))
+        else:
+            with compiling_at_once(request) as found:
+                yield found
+
+
+def asked(case):
+    target, direction, call = case
+    return target, specs_towards(CALLS[call], direction, target)
+
+
+@contextmanager
+def compiling_at_once(request):
+    """All cases of this file that will be asked for, begun on two cores."""
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        started = {}
+        for item in request.session.items:
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            if item.path == request.path and "case" in params and params["case"] not in started:
+                started[params["case"]] = pool.submit(compile_one, *asked(params["case"]))
+        yield lambda case: started[case].result()
         pool.shutdown(cancel_futures=True)
 
 
@@ -222,7 +244,7 @@ BY_WALKS = {"short window": SHORT, "few keys beside it": BESIDE}  # calls whose 
 WALKS = [{}, {"with_delta": True}, {"with_delta": True, "lse_gradient": True}]
 
 
-@pytest.mark.parametrize("wanted", WALKS, ids=str)
+@pytest.mark.parametrize("wanted", sample(WALKS, {}), ids=str)
 def test_one_walk_compiles_and_fits(wanted, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     (spec,) = gradients_of(SHORT)
@@ -233,6 +255,7 @@ def test_one_walk_compiles_and_fits(wanted, tmp_path, monkeypatch):
     check_spilled("-".join(("sm_90-gradients-short window", *wanted)), taken.spilled)
 
 
+@pytest.mark.more
 def test_few_keys_beside_a_window_compile_and_fit(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     walk, *specs = gradients_of(BESIDE)
@@ -244,7 +267,7 @@ def test_few_keys_beside_a_window_compile_and_fit(tmp_path, monkeypatch):
         check_spilled(f"sm_90-{spec.direction}-short window", taken.spilled)
 
 
-@pytest.mark.parametrize("name", BY_WALKS)
+@pytest.mark.parametrize("name", sample(BY_WALKS, "short window"))
 def test_forwards_of_short_windows_compile_and_fit(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     specs = specs_towards(BY_WALKS[name], "forward")
@@ -319,7 +342,7 @@ def test_what_is_held_is_read_from_registers(case, compiled):
         assert set(taken.read) == {wanted}, spec.name
 
 
-@pytest.mark.parametrize("direction", ["dq", "keys"])
+@pytest.mark.parametrize("direction", sample(["dq", "keys"], "dq"))
 def test_wide_tiles_of_grids_keep_their_loops_free(direction):
     """The second tiling of gradients on grids, at D=128, three axes, which problems as small as these do not choose."""
     (spec,) = specs_towards(CALLS["2-D"], direction)
@@ -338,11 +361,13 @@ LINES = {
 
 
 def offers():
-    """(name, direction, d, target): by default each pair of name and direction at one head dimension, for Hopper."""
+    """(name, direction, d, target): each pair of name and direction at one head dimension, for Hopper; more is wide."""
     for (i, name), (j, direction), d in product(enumerate(LINES), enumerate(("forward", "dq", "dkdv")), (64, 128)):
         for target in TARGETS:
             narrow = target == "sm_90" and d == (64, 128)[(i + j) % 2]
-            yield pytest.param(name, direction, d, target, marks=() if narrow else pytest.mark.wide)
+            quick = narrow and (name, direction) == ("listed bounds", "dkdv")
+            marks = () if quick else pytest.mark.more if narrow else pytest.mark.wide
+            yield pytest.param(name, direction, d, target, marks=marks)
 
 
 @pytest.mark.parametrize("name, direction, d, target", offers())
@@ -350,13 +375,14 @@ def test_what_is_offered_beside_the_usual_tiling(name, direction, d, target):
     """Problems as small as these may not choose it. Narrow tiles of keys at D=128 are faster for what they spill."""
     few = 8 if (direction, d) == ("dkdv", 128) else 0
     pattern, problem, gpu = LINES[name], Problem(1, 2, 2, 300, 300, d, d, "bfloat16", "cuda"), card(target)
-    for tiling in offered(direction, [(pattern.acsr(300, 300), 2)], problem, gpu)[1:]:
+    for tiling in offered(Pass(direction, [(pattern.acsr(300, 300), 2)], problem, gpu))[1:]:
         for spec in specs_of(plan_attention(pattern, problem, gpu, ((direction, tiling),)), direction):
             taken = resources(compile_for(spec, TARGETS[target]), target)
             assert taken.inside <= few, spec.name
             assert taken.waits < 0.7, spec.name
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("direction", ["forward", "dq", "keys"])
 def test_listed_tokens_beside_a_grid(direction):
     """Fast they need not be: products may be serialised, and registers spilled."""
@@ -367,7 +393,7 @@ def test_listed_tokens_beside_a_grid(direction):
         assert resources(compile_for(spec, TARGETS["sm_90"]), "sm_90").shared <= SHARED["sm_90"] * 1024
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", sample(TARGETS, "sm_90"))
 def test_the_gradient_of_sinks(target):
     for made in (sinks.gradient_source(), sinks.sum_source()):
         taken = resources(compiler.compile_for(made, TARGETS[target]), target)
@@ -375,7 +401,7 @@ def test_the_gradient_of_sinks(target):
         assert taken.shared <= 1024
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", sample(TARGETS, "sm_80"))
 def test_the_join_of_sinks(target):
     for dtype, dv in (("bfloat16", 80), ("bfloat16", 128), ("float32", 192), ("float32", 256)):
         taken = resources(compiler.compile_for(sinks.join_source(dtype, dv), TARGETS[target]), target)
@@ -383,14 +409,14 @@ def test_the_join_of_sinks(target):
         assert taken.shared <= 1024
 
 
-BLOCKS_AT_256 = [
+IN_16_BITS = [
     ("sm_90", torch.bfloat16, "forward"), ("sm_90", torch.bfloat16, "dq"), ("sm_90", torch.bfloat16, "dkdv"),
     ("sm_80", torch.bfloat16, "dq"), ("sm_80", torch.bfloat16, "dkdv"), ("sm_89", torch.bfloat16, "forward"),
-    *(pytest.param(target, torch.float32, "forward", marks=pytest.mark.wide) for target in ("sm_90", "sm_80")),
 ]  # fmt: skip
+IN_32_BITS = [pytest.param(target, torch.float32, "forward", marks=pytest.mark.wide) for target in ("sm_90", "sm_80")]
 
 
-@pytest.mark.parametrize("target, dtype, direction", BLOCKS_AT_256)
+@pytest.mark.parametrize("target, dtype, direction", sample(IN_16_BITS, IN_16_BITS[3]) + IN_32_BITS)
 def test_the_remainder_has_room_at_256_channels(target, dtype, direction):
     """With fewer stages than its lines have, where these take too much."""
     call, gpu = Call(weft.random_blocks(64, 3, seed=1), dims=(256, 256), dtype=dtype), card(target)
@@ -409,16 +435,15 @@ def test_products_are_not_serialised(case, compiled, request):
     assert all(taken.waits < 0.7 for taken in compiled(case))
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        Call(BAND, dtype=torch.float16),
-        Call(weft.documents([300, 0, 200, 500]) & weft.causal()),
-        square(weft.neighborhood((15, 22), (5, 7)), length=330, dims=(128, 128)),
-    ],
-    ids=["running maximum", "bounds from tables", "boxes that are cut"],
-)
-def test_other_forwards_are_not_serialised(call):
+FORWARDS = {
+    "running maximum": Call(BAND, dtype=torch.float16),
+    "bounds from tables": Call(weft.documents([300, 0, 200, 500]) & weft.causal()),
+    "boxes that are cut": square(weft.neighborhood((15, 22), (5, 7)), length=330, dims=(128, 128)),
+}
+
+
+@pytest.mark.parametrize("name", sample(FORWARDS, "running maximum"))
+def test_other_forwards_are_not_serialised(name):
     """As they were with sums in parts, and with NVIDIA's own logarithm (Triton 3.6.0)."""
-    (spec,) = specs_towards(call, "forward")
+    (spec,) = specs_towards(FORWARDS[name], "forward")
     assert resources(compile_for(spec, TARGETS["sm_90"]), "sm_90").waits < 0.7

@@ -9,7 +9,7 @@ import pytest
 import weft
 from weft.kernels.gpu.compile.compiler import Source
 from weft.kernels.gpu.spec import KernelSpec
-from weft.planning.candidates import Terms, menu
+from weft.planning.families.tile import Terms, menu
 from weft.testing.cases import parts
 
 from . import specs

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tiers import sample
 
 from weft.settings import interpreted
 
@@ -22,49 +23,58 @@ CONFORMANCE, TRAPS, POISON, ONE_KERNEL, ONE_MAXIMUM, PACKS, JOINED, SEEN_BY_ALL,
         "tilings", "halves",
     )
 )  # fmt: skip
+QUICK = "a sample of them"
 CHOSEN = {
-    "every pattern, option and layout": [f"{CONFORMANCE}_rows_meet_every_value", f"{CONFORMANCE}_pairwise"],
-    "heads, scales and empty rows": [
+    QUICK: [
+        f"{CONFORMANCE}_rows_meet_every_value",
         f"{CONFORMANCE}_batches_and_heads",
         f"{CONFORMANCE}_heads_of_a_group_with_other_patterns[3-triton]",
         f"{CONFORMANCE}_unusual_scales",
         f"{TRAPS}_rows_with_no_live_key",
-        f"{TRAPS}_rows_with_no_live_key_take_no_gradient_of_lse",
         f"{TRAPS}_alibi_measures_from_the_aligned_query",
-        f"{TRAPS}_a_sink_that_says_nothing",
         f"{TRAPS}_sinks_and_slopes_lie_anywhere",
-        f"{TRAPS}_a_grid_of_four_axes",
         f"{TRAPS}_stairs_beyond_32_bits",
-        f"{POISON}_in_everything_that_is_padding",
         f"{POISON}_in_keys_that_no_query_sees[residue classes-dtype0-triton]",
+        f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[window]",
+        f"{JOINED}_gradients[of some batch rows-4-False]",
+        f"{HALVES}_gradients[window-dims0]",
+        f"{SEEN_BY_ALL}_results[of a causal window-4-True]",
+        f"{TERMS}_results[of some batch rows-4]",
+        f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",
+        "tests/kernels/test_sinks.py",
+        "tests/triton/test_quick.py",
+    ],
+    "every pattern, option and layout": [f"{CONFORMANCE}_pairwise"],
+    "empty rows, and what lies elsewhere": [
+        f"{TRAPS}_rows_with_no_live_key_take_no_gradient_of_lse",
+        f"{TRAPS}_a_sink_that_says_nothing",
+        f"{TRAPS}_a_grid_of_four_axes",
+        f"{POISON}_in_everything_that_is_padding",
         f"{POISON}_in_keys_that_no_query_sees[before a window-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees[before queries that have no window-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees[columns of a grid-dtype0-triton]",
         f"{POISON}_in_keys_that_no_query_sees_with_options[before a window-softcap-triton]",
         f"{POISON}_in_keys_that_no_query_sees_with_options[padding-alibi-triton]",
-        "tests/kernels/test_sinks.py",
         "tests/kernels/test_vectors.py",
     ],
     "rows that one maximum does not suit": [
-        *(f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[{name}]" for name in ("window", "plane")),
+        f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[plane]",
         *(f"{ONE_MAXIMUM}_a_row_of_one_key_has_its_value[{name}]" for name in ("itself", "several terms")),
     ],
-    "unlike heads apart": [f"{PACKS}_unlike_heads", "tests/triton/test_quick.py"],
+    "unlike heads apart": [f"{PACKS}_unlike_heads"],
     "launches of keys joined": [
-        *(f"{JOINED}_gradients[{name}]" for name in ("of some heads-4-True", "of some batch rows-4-False")),
+        f"{JOINED}_gradients[of some heads-4-True]",
         f"{JOINED}_gradients[one in sixteen-2-False]",
         f"{JOINED}_only_what_is_met_is_read",
         f"{JOINED}_launches_that_meet_all_rows_read_nothing_unset[strided]",
         f"{JOINED}_long_tiles_leave_shares_to_a_launch_of_their_own[64-2]",
     ],
     "launches of dV and of dK": [
-        *(f"{HALVES}_gradients[{name}-dims0]" for name in ("window", "several", "joined", "plane")),
+        *(f"{HALVES}_gradients[{name}-dims0]" for name in ("several", "joined", "plane")),
         f"{HALVES}_options[softcap]",
     ],
-    "tokens that all see": [
-        f"{SEEN_BY_ALL}_results[{name}-4-True]" for name in ("of a causal window", "of some heads")
-    ],
-    "terms in one loop": [f"{TERMS}_results[{name}-4]" for name in ("no tile is full", "of some batch rows")],
+    "tokens that all see": [f"{SEEN_BY_ALL}_results[of some heads-4-True]"],
+    "terms in one loop": [f"{TERMS}_results[no tile is full-4]"],
     "tilings that a tuner may choose": [
         f"{TILINGS}_tilings[{kind}-{direction}-128-drawn]"
         for kind, direction in zip(("table", "several", "space"), ("dq", "forward", "dkdv"), strict=True)
@@ -72,7 +82,6 @@ CHOSEN = {
     + [f"{TILINGS}_wide_tiles_of_several_terms"],
     "gradients of one kernel": [
         f"{ONE_KERNEL}_several_tiles",
-        f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",
         f"{ONE_KERNEL}_a_tile_of_keys_that_is_several_items[2]",
         f"{ONE_KERNEL}_blocks_beyond_the_last_key_where_scores_are_low",
         *(
@@ -90,15 +99,16 @@ CHOSEN = {
 }
 
 
-SHARES = 3  # processes: to start one takes seconds
-NAMES = [list(CHOSEN)[first::SHARES] for first in range(SHARES)]
+SHARES = 2  # processes, beside that of the sample: to start one takes seconds
+REST = [name for name in CHOSEN if name != QUICK]
+NAMES = [[QUICK], *(REST[first::SHARES] for first in range(SHARES))]
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or interpreted(), reason="tests/kernels runs all of them here")
-@pytest.mark.parametrize("names", NAMES, ids="; ".join)
+@pytest.mark.parametrize("names", sample(NAMES, [QUICK]), ids="; ".join)
 def test_interpreted(names):
     chosen = [test for name in names for test in CHOSEN[name]]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not wide", *chosen]
     settings = {"TRITON_INTERPRET": "1", "WEFT_TESTS": "few"}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"

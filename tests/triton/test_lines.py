@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
+from weft.acsr.stairs import one_line
 from weft.pattern.bounds import Stair
 from weft.pattern.relation import Relation
-from weft.planning.lines import _merged, as_lines
+from weft.planning.affine_bounds import as_lines
 
 from .specs import small_launches
 
 TOKENS = 200
-laws = settings(max_examples=60, deadline=None, derandomize=bool(os.environ.get("CI")))
+laws = settings(max_examples=examples(60), deadline=None, derandomize=bool(os.environ.get("CI")))
 sizes = st.integers(0, 250)
 
 
@@ -71,10 +73,10 @@ def stairs(draw):
     return Stair(draw(st.integers(1, 3)), 1, draw(place), draw(place), **(ends if draw(st.booleans()) else {}))
 
 
-@settings(laws, max_examples=500)
+@settings(laws, max_examples=examples(500))
 @given(st.lists(stairs(), max_size=3), st.booleans())
 def test_one_line_says_the_same_of_the_rows_that_are_named(bounds, lower):
-    found = _merged(bounds, lower)
+    found = one_line(bounds, lower)
     if found is None:
         return
     rows = np.arange(max(found.begin, -30), min(found.end, 70))

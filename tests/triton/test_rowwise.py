@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from unittest import mock
 
 import pytest
+from tests.tiers import sample
 
 import weft
 from weft import steps
@@ -13,8 +14,8 @@ from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.compile.compiler import compile_for
 from weft.kernels.gpu.split_kv.source import source_of
 from weft.kernels.gpu.split_kv.spec import HOST, Counts, ScoreOptions, combining, split_kv_spec
+from weft.planning.families.split_kv import shape_of
 from weft.planning.problem import Problem
-from weft.planning.row_choice import shape_of
 from weft.planning.rowwise import decode_plan
 from weft.settings import interpreted
 
@@ -75,10 +76,11 @@ CALLS = {
 
 # ---- compiled --------------------------------------------------------------------------------------------------------
 def cases():
-    """(target, call); each call for one target unless all are asked for."""
+    """(target, call): each call for one target, the first two in `make test`; the rest is wide."""
     for i, call in enumerate(CALLS):
         for t, target in enumerate(TARGETS):
-            marks = () if i % len(TARGETS) == t else pytest.mark.wide
+            narrow = i % len(TARGETS) == t
+            marks = pytest.mark.wide if not narrow else () if i < 2 else pytest.mark.more
             yield pytest.param(target, call, id=f"{target}-{call}", marks=marks)
 
 
@@ -93,7 +95,7 @@ def test_compiles_and_fits(target, call, tmp_path, monkeypatch):
         assert taken.spilled <= 32, f"{spec.name} spills {taken.spilled} bytes a thread"
 
 
-@pytest.mark.parametrize("call", ["window", "two terms", "many queries of many heads"])
+@pytest.mark.parametrize("call", sample(["window", "two terms", "many queries of many heads"], "two terms"))
 def test_keys_are_loaded_ahead(call, tmp_path, monkeypatch):
     """Copies to shared memory that nobody waits for at once: without them a step takes twice as long."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -7,11 +7,11 @@ import weft
 from weft.kernels.gpu.tables.batches import plan_waves
 from weft.kernels.gpu.tables.consumer_ranges import GROUP, SHARE
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families.hopper import CONFIGS
 from weft.planning.problem import Problem
 from weft.target import GPUS
 
-TILING = IN_GROUPS["forward"]
+TILING = CONFIGS["forward"]
 PATTERNS = [
     weft.full(),
     weft.causal() & weft.window(left=50),

@@ -7,15 +7,16 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from tests.tiers import every
 from triton._C.libtriton import ir
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 
 from weft.kernels.gpu.compile import compiler, load
+from weft.kernels.gpu.compile.emit import emit
 from weft.kernels.gpu.compile.listing import fragments
 from weft.kernels.gpu.split_kv import source as split_kv
 from weft.kernels.gpu.tile.config import config_of
-from weft.kernels.triton.emit import emit
 from weft.settings import interpreted
 
 from .resources import TARGETS
@@ -126,7 +127,7 @@ def test_full_tiles_have_no_mask(name):
         assert {"_mask_edge_if_any", "_mask_sides"} & {part for _, part in either}
 
 
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", every(4, LISTED))
 def test_a_listing_names_what_triton_compiles(name):
     """Each function of weft that Triton makes for a kernel is in its listing, under its module."""
     if interpreted():

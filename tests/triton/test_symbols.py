@@ -9,11 +9,11 @@ pytest.importorskip("triton")
 
 from weft.kernels.gpu import sinks
 from weft.kernels.gpu.compile import compiler, load
+from weft.kernels.gpu.compile.emit import emit
 from weft.kernels.gpu.configure import few_specs, walk_spec
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.split_kv import source as split_kv
 from weft.kernels.gpu.split_kv.spec import SplitKVSpec, combining
-from weft.kernels.triton.emit import emit
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.tiers import examples
 
 import weft
 from weft.kernels.gpu.configure import wave_specs
@@ -15,9 +16,9 @@ from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.batches import plan_waves
 from weft.kernels.gpu.tables.pack import reciprocal
 from weft.planning.attention_plan import plan_attention
-from weft.planning.device import FAR, plan_for_device
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
+from weft.planning.tiling.gpu import FAR, plan_for_device
 from weft.target import GPU
 from weft.testing.cases import BATCH, CASES, HEADS, At
 from weft.testing.strategies import per_row_patterns, problems
@@ -25,7 +26,7 @@ from weft.testing.strategies import per_row_patterns, problems
 from .walker import walk_wave
 
 laws = settings(
-    max_examples=100,
+    max_examples=examples(100),
     deadline=None,
     derandomize=bool(os.environ.get("CI")),  # under CI the examples are always the same
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

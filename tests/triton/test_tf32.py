@@ -10,9 +10,9 @@ from tests.kernels.compare import one_kernel as of_one_kernel
 from tests.kernels.planned import launching_nothing, specs_of
 
 import weft
+from weft.kernels.gpu.compile.emit import emit
 from weft.kernels.gpu.compile.load import compile_for
 from weft.kernels.options import Modifiers
-from weft.kernels.triton.emit import emit
 from weft.planning.attention_plan import plan_attention
 from weft.settings import interpreted
 from weft.target import GPU

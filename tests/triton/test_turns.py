@@ -9,7 +9,7 @@ import weft
 from weft.kernels.gpu.tables.batches import plan_waves
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.planning.attention_plan import plan_attention
-from weft.planning.candidates import IN_GROUPS
+from weft.planning.families.hopper import CONFIGS
 from weft.planning.problem import Problem
 from weft.target import GPUS
 
@@ -20,7 +20,7 @@ PROGRAMS = 132
 
 def wave_of(pattern, tokens, heads=16):
     problem = Problem(1, heads, heads, tokens, tokens, 64, 64, "bfloat16", "cuda")
-    plan = plan_attention(pattern, problem, GPUS["h200"], (("forward", IN_GROUPS["forward"]),))
+    plan = plan_attention(pattern, problem, GPUS["h200"], (("forward", CONFIGS["forward"]),))
     (wave,) = plan_waves(plan.forward, problem, False).waves
     return wave
 

@@ -7,7 +7,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from weft.kernels.triton.groups import masked, seen, turn
+from weft.kernels.gpu.hopper.ops.channel import phase_of
+from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 
 
 @gluon.jit
@@ -37,7 +38,7 @@ def cut(s, j, bounds, columns, TERMS: gl.constexpr):
         high = gl.where(second, high_1, high_0)
         edges = gl.where(second, cut_1, cut_0)
     if (j < (edges & 0xFFFF)) | (j >= (edges >> 16)):
-        words, bit = seen(low - j * 64, high - j * 64, columns)
+        words, bit = mask_words(low - j * 64, high - j * 64, columns)
         s = masked(s, words, bit, float("-inf"))
     return s
 
@@ -72,7 +73,7 @@ def load_keys(k_desc, v_desc, k, v, full, empty, head, first, tiles, i, STAGES: 
     """Ask for the tiles of one term."""
     for s in range(0, tiles):
         at = i & (STAGES - 1)
-        mbarrier.wait(empty.index(at), turn(i, STAGES) ^ 1)
+        mbarrier.wait(empty.index(at), phase_of(i, STAGES, True) ^ 1)
         mbarrier.expect(full.index(at), 2 * k_desc.block_type.nbytes)
         tma.async_copy_global_to_shared(k_desc, [head, first + s * 64, 0], full.index(at), k.index(at))
         tma.async_copy_global_to_shared(v_desc, [head, first + s * 64, 0], full.index(at), v.index(at))

@@ -14,7 +14,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from specialised.pieces import after, begin, cut, own, produce, tiles
-from weft.kernels.triton.groups import barriers, live, skip, turn
+from weft.kernels.gpu.hopper.ops.channel import Channel, barriers, phase_of
+from weft.kernels.gpu.hopper.ops.values import opaque
 
 
 @gluon.jit
@@ -93,7 +94,7 @@ def gradient(
     for _ in range(gl.program_id(0), items, n):
         place = 2 * C + (t & 1)
         first, n_0, n_1, f_0, l_0, f_1, l_1, cut_0, cut_1, low_0, high_0, low_1, high_1 = mine
-        n_0, n_1, f_0, l_0, f_1, l_1 = live(n_0), live(n_1), live(f_0), live(l_0), live(f_1), live(l_1)
+        n_0, n_1, f_0, l_0, f_1, l_1 = opaque(n_0), opaque(n_1), opaque(f_0), opaque(l_0), opaque(f_1), opaque(l_1)
         head_2, block = after(head, block, n, heads)
         mine = own(C, Table, Bounds, block, blocks, r, WIDE, TERMS)
         lse_2 = gl.load(Lse + head_2 * length + mine[0] + r)
@@ -113,15 +114,15 @@ def gradient(
             mbarrier.arrive(o_empty.index(C), count=1)
             leave_stats(Stats, head * length + first, lse, delta, scale)
         lse2 = lse * 1.4426950408889634
-        i = skip(f_0, i, full, empty, STAGES)
+        i = Channel(full, empty, 0, STAGES, True).pass_over(i, f_0)
         m_0 = l_0 - f_0
         for s in range(0, m_0 + l_1 - f_1):
             if TERMS == 2:
                 if s == m_0:
-                    i = skip(n_0 - l_0 + f_1, i, full, empty, STAGES)
+                    i = Channel(full, empty, 0, STAGES, True).pass_over(i, n_0 - l_0 + f_1)
             j = gl.where(s >= m_0, s - m_0 + f_1, s + f_0)
             at = i & (STAGES - 1)
-            mbarrier.wait(full.index(at), turn(i, STAGES))
+            mbarrier.wait(full.index(at), phase_of(i, STAGES, True))
             keys = k.index(at).reshape([64, D])
             x = warpgroup_mma(q, keys.permute((1, 0)), zero, use_acc=False, is_async=True)
             y = warpgroup_mma(do, v.index(at).reshape([64, D]).permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -135,7 +136,7 @@ def gradient(
             mbarrier.arrive(empty.index(at), count=1)
             i += 1
         mbarrier.arrive(q_empty.index(place), count=1)
-        i = skip(gl.where(l_1 > f_1, n_1 - l_1, n_0 - l_0 + n_1), i, full, empty, STAGES)
+        i = Channel(full, empty, 0, STAGES, True).pass_over(i, gl.where(l_1 > f_1, n_1 - l_1, n_0 - l_0 + n_1))
         tma.store_wait(0)
         result.reshape([64, D]).store((acc * scale).to(gl.bfloat16))
         fence_async_shared()

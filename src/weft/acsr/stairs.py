@@ -5,7 +5,9 @@ Both limits are non-decreasing and lie in 0..n. In order: a formula, a formula c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,3 +79,36 @@ def _table(least: Ints, most: Ints, first: Ints) -> Steps:
         places.append(at)
         at = beyond[at]
     return Steps(IntTable(first[places[1:]]), IntTable(most[places] if places else [0]))
+
+
+# ---- one line -------------------------------------------------------------------------------------------------------
+class OneLine(NamedTuple):
+    """One line at most, and the rows [begin, end) of which it says what all bounds say."""
+
+    line: tuple[Stair, ...]
+    begin: int
+    end: int
+
+
+def one_line(bounds: Sequence[Bound], lower: bool) -> OneLine | None:
+    """One line clipped by all constants, thresholds left out; None where there are more lines, or steps."""
+    stairs = [bound for bound in bounds if isinstance(bound, Stair)]
+    constants = [stair.out_lo for stair in stairs if stair.is_constant]
+    lines = [stair for stair in stairs if not (stair.is_constant or stair.is_threshold)]
+    thresholds = [stair.in_lo for stair in stairs if stair.is_threshold and not stair.is_constant]
+    if len(stairs) < len(bounds) or len(lines) > 1 or any(line.run > 1 for line in lines):
+        return None
+    # a threshold, -inf before its row and +inf from it on, says nothing before as a lower bound, after as an upper one
+    begin = max([-INF, *(line.in_lo for line in lines), *([] if lower else thresholds)])
+    end = min([INF, *(line.in_hi for line in lines), *(thresholds if lower else [])])
+    if not lines:
+        line = (Stair.constant(max(constants) if lower else min(constants)),) if constants else ()
+        return OneLine(line, begin, end)
+    low, high = lines[0].out_lo, lines[0].out_hi
+    if lower:
+        low = max([low, *constants])
+        high = max(low, high)
+    else:
+        high = min([high, *constants])
+        low = min(low, high)
+    return OneLine((replace(lines[0], out_lo=low, out_hi=high, in_lo=-INF, in_hi=INF),), begin, end)

@@ -82,13 +82,29 @@ def conclusion(machine: Machine) -> str:
     shown = pairs(machine)
     ahead = [pair for pair in shown if pair.ratio > 1]
     behind = [pair for pair in shown if pair.ratio <= 1]
-    told = [f"On {machine.name}, forward, weft is ahead of every peer on {len(ahead)} of {len(shown)} core problems."]
+    told = [
+        f"On one {machine.name}, forward, weft is ahead of every peer on {len(ahead)} of {len(shown)} core problems."
+    ]
     if ahead:
         told.append(f"There it is {_span(ahead)} times as fast as the best peer.")
     if behind:
         kind = "FlashAttention" if all(pair.peer in FLASH for pair in behind) else "the best peer"
         told.append(f"On the other {len(behind)} it runs at {_span(behind)} of the speed of {kind}.")
     return " ".join(told)
+
+
+def advice(machine: Machine) -> str:
+    """What to take for each of the problems, where speed alone decides."""
+    shown = pairs(machine)
+    lists = [
+        f"- Take {whom}: {'; '.join(pair.label for pair in some)}."
+        for whom, some in (
+            ("weft", [pair for pair in shown if pair.ratio > 1]),
+            ("the peer in the chart", [pair for pair in shown if pair.ratio <= 1]),
+        )
+        if some
+    ]
+    return "\n".join(["Where speed alone decides:", "", *lists])
 
 
 def _span(shown: list[Pair]) -> str:

@@ -65,6 +65,7 @@ def _opening(machines: list[Machine]) -> Iterator[str]:
         if chart.complete(machine):
             yield f"![weft beside the best peer, {machine.name}](plots/{machine.slug}-core.svg)"
             yield f"{chart.conclusion(machine)} {chart.MARKED}"
+            yield chart.advice(machine)
 
 
 # ---- one machine -------------------------------------------------------------------------------------------------
@@ -240,8 +241,8 @@ def _losses(machine: Machine) -> Iterable[str]:
     rated = [(one.ratio, one) for one in compared if one.ratio is not None]
     missing = [f"{one.workload} {one.direction}" for one in compared if one.mine is None]
     lost = sorted(((ratio, one) for ratio, one in rated if ratio < 1), key=lambda pair: pair[0])
-    yield f"**{machine.name}** ({machine.file.name}): slower than the fastest peer on {len(lost)} of {len(rated)}"
-    yield f"problems that both run; no time of weft's on {len(missing)} that a peer runs."
+    yield f"**{machine.name}** ({machine.file.name}): weft is slower than the fastest peer on {len(lost)} of the"
+    yield f"{len(rated)} problems that both run. weft has no time on {len(missing)} that a peer runs."
     if missing:
         yield f"Those are: {', '.join(missing)}."
     if lost:

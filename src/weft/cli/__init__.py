@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
 
 from weft import __version__
-from weft.errors import WeftError
+from weft.errors import OptionError, WeftError
 
 
 class Entry(NamedTuple):
@@ -16,10 +17,11 @@ class Entry(NamedTuple):
 
     about: str
     examples: tuple[str, ...]
+    ours: bool = False  # whether it serves those who develop weft rather than those who use it
 
 
 COMMANDS = {
-    "bench": Entry("Measure weft beside its peers.", ("bench --list", "bench cpu --device cpu --rounds 5")),
+    "bench": Entry("Measure weft beside its peers.", ("bench --list", "bench cpu --device cpu --rounds 5"), True),
     "cache": Entry(
         "Look after compiled kernels on disk: list, size, verify, clear.", ("cache list", "cache verify --json")
     ),
@@ -39,7 +41,7 @@ COMMANDS = {
         "Explain a plan: format, launches, times, generated source.",
         (
             'explain "causal() & window(1023)" --shape 1,8,16384,64',
-            'explain "longformer(512, 16)" --shape 1,8,8192,128 --device gpu --source forward',
+            'explain "longformer(512, 16)" --shape 1,8,8192,128 --device cuda --source forward',
         ),
     ),
     "napkin": Entry(
@@ -48,12 +50,13 @@ COMMANDS = {
             "napkin attention --target h200 --out flash.svg",
             'napkin attention --pattern "neighborhood((64, 64), (8, 8))" --length 4096',
         ),
+        True,
     ),
     "plan": Entry(
         "Plan a pattern: launches, tiles, bytes, useful share.",
         (
             'plan "causal() & window(1023)" --shape 1,8,16384,64',
-            'plan "neighborhood((64, 64), (7, 7))" --shape 2,16,4096,128 --device gpu --verify',
+            'plan "neighborhood((64, 64), (7, 7))" --shape 2,16,4096,128 --device cuda --verify',
         ),
     ),
     "recognize": Entry(
@@ -99,9 +102,20 @@ class LazyGroup(click.Group):
         command.epilog = f"\b\nExamples:\n{examples}"
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            begin = ctx.command_path
+            cure = f"write {begin} {near[0]}" if near else f"write {begin} --help, which lists the commands"
+            raise OptionError(f"{begin} {args[0]}", "there is no such command", cure)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.about) for name, entry in sorted(COMMANDS.items())])
+        for title, ours in (("Commands", False), ("For those who develop weft", True)):
+            with formatter.section(title):
+                formatter.write_dl([(name, e.about) for name, e in sorted(COMMANDS.items()) if e.ours is ours])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -58,7 +58,7 @@ def _flag_options(command: Any) -> Any:
 
 @click.command("compile")
 @click.argument("pattern", required=False)
-@problem_options(device="gpu", required=False, only=True)
+@problem_options(device="cuda", required=False, only=True)
 @_flag_options
 @click.option("--workloads", multiple=True, metavar="NAME", help="A workload of `weft bench --list`, or a tag instead.")
 @click.option("--calls", type=click.Path(path_type=Path),
@@ -108,7 +108,7 @@ def _call(options: dict[str, Any]) -> Call:
         raise OptionError(
             f'weft compile "{options["pattern"]}"', "the problem's sizes are missing", "add --shape B,H,M,D"
         )
-    problem = problem_of({**options, "device": "gpu"})
+    problem = problem_of({**options, "device": "cuda"})
     reasons = [one for one in TritonBackend().reasons_against(problem) if "not installed" not in one.why]
     for reason in reasons:
         raise OptionError(f"kernels for {problem}", reason.why, reason.cure)
@@ -129,7 +129,7 @@ def _workloads(names: tuple[str, ...]) -> Iterator[Call]:
 
 @click.command("a line of --calls", add_help_option=False)
 @click.argument("pattern")
-@problem_options(device="gpu", only=True)
+@problem_options(device="cuda", only=True)
 @_flag_options
 def _line(**options: Any) -> Call:
     return _call(options)

@@ -19,18 +19,20 @@ DIRECTIONS = ("forward", "dq", "dkdv", "gradients")
 @click.argument("pattern")
 @problem_options()
 @target_option
-@click.option("--source", type=click.Choice(DIRECTIONS), help="Print the Triton source instead (with --device gpu).")
+@click.option("--source", type=click.Choice(DIRECTIONS), help="Print the Triton source instead (with --device cuda).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> None:
     """Explain the plan of PATTERN: the format's terms, the launches, and what each is predicted to take."""
-    if source and options["device"] != "gpu":
-        raise OptionError(f"--source {source} --device cpu", "kernels are generated for GPUs only", "add --device gpu")
+    if source and options["device"] != "cuda":
+        raise OptionError(f"--source {source} --device cpu", "kernels are generated for GPUs only", "add --device cuda")
     plan = planned(pattern, options)
     facts = facts_of(plan, False)
     notes = [f"note      attention cannot run it: {why}" for why in facts["reasons_against"]]
     sources = sources_of(plan, source) if source else {}
-    if source in ("dq", "dkdv") and plan.one_walk is not None:
-        click.echo("note: calls make these in one walk (--source gradients), unless options forbid it", err=True)
+    if source in ("dq", "dkdv") and plan.fused_backward is not None:
+        click.echo(
+            "note: calls make these in one pass over queries (--source gradients), unless options forbid it", err=True
+        )
     if as_json:
         click.echo(json.dumps({**facts, "explanation": plan.explain(), "sources": sources}, indent=2))
     else:
@@ -39,14 +41,14 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     """The source of each kernel that a plan launches in one direction, by name: its entry, and the fragments that it
-    reaches, without branches that are not compiled. "gradients" are all of a short window, by one walk.
+    reaches, without branches that are not compiled. "gradients" are all of a short window, by one pass over queries.
     """
+    from weft.kernels.gpu.compile import emit
     from weft.kernels.gpu.compile.listing import listing
     from weft.kernels.gpu.configure import specs_of, walk_specs
     from weft.kernels.gpu.split_kv.source import constants_of, entry
     from weft.kernels.gpu.split_kv.spec import specs_of as specs_of_rows
     from weft.kernels.gpu.tile.config import config_of
-    from weft.kernels.triton import emit
 
     problem = plan.problem
     if problem.dtype not in WIDTHS or max(problem.d, problem.dv) > MAX_DIM:
@@ -58,9 +60,9 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     if direction == "forward" and plan.by_rows is not None:
         specs_of_step = specs_of_rows(plan.by_rows)
         return {spec.name: listing(entry(spec), constants_of(spec)) for spec in specs_of_step}
-    if direction == "gradients" and plan.one_walk is None:
+    if direction == "gradients" and plan.fused_backward is None:
         raise OptionError(
-            f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one walk",
+            f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one pass over queries",
             "ask for --source dq and --source dkdv",
         )  # fmt: skip
     specs = walk_specs(plan) if direction == "gradients" else specs_of(plan, direction)

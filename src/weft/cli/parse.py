@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 import weft
-from weft.errors import PatternError, WeftError
+from weft.errors import ArgumentError, PatternError, WeftError
 from weft.pattern.algebra import Pattern
 from weft.pattern.arguments import LIBRARY, function
 
@@ -155,6 +155,8 @@ class _Reader:
         named = self._keywords(node, made)
         try:
             return made(*args, **named)
+        except ArgumentError as error:  # said with its place
+            self.refuse(self._at(node), error.wrong, error.cure)
         except WeftError:
             raise
         except (TypeError, ValueError, OverflowError) as error:

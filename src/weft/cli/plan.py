@@ -14,20 +14,20 @@ from weft.cli.parse import Numbers, parse
 from weft.cli.progress import busy
 from weft.errors import OptionError
 from weft.kernels.backend import BACKENDS, Backend
-from weft.planning.attention_plan import AttentionPlan, Share, plan_attention
+from weft.planning.attention_plan import AttentionPlan, plan_attention
+from weft.planning.heads import Share
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiles import TilePlan
 from weft.target import GPU, GPUS
 
-DEVICES = {"cpu": "cpu", "gpu": "cuda"}  # as one says it -> as torch does
-DEFAULTS = {"cpu": "float32", "gpu": "bfloat16"}
+DEFAULTS = {"cpu": "float32", "cuda": "bfloat16"}  # devices, as torch calls them, and what is computed there
 
 
 def problem_options(device: str = "cpu", required: bool = True, only: bool = False) -> Callable[..., Any]:
     """The options that describe a problem, for `problem_of`. device: the default; required: whether the shape is; only:
     there is no other device, and no option for it.
     """
-    kinds = DEFAULTS["gpu"] if only else "float32 on a CPU, bfloat16 on a GPU"
+    kinds = DEFAULTS["cuda"] if only else "float32 on a CPU, bfloat16 on a GPU"
     options = [
         click.option("--shape", type=Numbers(4, 4), required=required, metavar="B,H,M,D",
                      help="Batch rows, query heads, queries, head dimension."),
@@ -35,7 +35,7 @@ def problem_options(device: str = "cpu", required: bool = True, only: bool = Fal
         click.option("--kv-heads", type=click.IntRange(1), metavar="HKV", help="Key and value heads.  [default: H]"),
         click.option("--dv", type=click.IntRange(1), metavar="DV", help="Head dimension of values.  [default: D]"),
         click.option("--dtype", type=click.Choice(list(DTYPES)), help=f"[default: {kinds}]"),
-        click.option("--device", type=click.Choice(list(DEVICES)), default=device, show_default=True,
+        click.option("--device", type=click.Choice(list(DEFAULTS)), default=device, show_default=True,
                      help="What to plan for."),
     ]  # fmt: skip
     if only:
@@ -50,7 +50,7 @@ def problem_options(device: str = "cpu", required: bool = True, only: bool = Fal
 
 
 target_option = click.option(
-    "--target", type=click.Choice(list(GPUS)), help=f"The card to plan for, with --device gpu.  [default: {GPU.name}]"
+    "--target", type=click.Choice(list(GPUS)), help=f"The card to plan for, with --device cuda.  [default: {GPU.name}]"
 )
 
 
@@ -66,7 +66,7 @@ def problem_of(options: dict[str, Any]) -> Problem:
         )
     n = m if options["keys"] is None else options["keys"]
     dtype = options["dtype"] or DEFAULTS[options["device"]]
-    return Problem(batch, heads, kv_heads, m, n, d, options["dv"] or d, dtype, DEVICES[options["device"]])
+    return Problem(batch, heads, kv_heads, m, n, d, options["dv"] or d, dtype, options["device"])
 
 
 def backend_of(problem: Problem) -> Backend:
@@ -77,8 +77,8 @@ def backend_of(problem: Problem) -> Backend:
 def planned(pattern: str, options: dict[str, Any]) -> AttentionPlan:
     """The plan of the pattern and of the problem that the options describe."""
     problem, name = problem_of(options), options.get("target")
-    if name and options["device"] != "gpu":
-        raise OptionError(f"--target {name} --device {options['device']}", f"{name} is a GPU", "add --device gpu")
+    if name and options["device"] != "cuda":
+        raise OptionError(f"--target {name} --device {options['device']}", f"{name} is a GPU", "add --device cuda")
     with busy("planning"):
         return plan_attention(parse(pattern), problem, GPUS[name] if name else backend_of(problem).target)
 

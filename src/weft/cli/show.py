@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -21,7 +22,20 @@ from weft.cli.progress import busy
 from weft.errors import OptionError
 from weft.pattern import leaves
 from weft.pattern.algebra import Call, Operator, Pattern
-from weft.pattern.draw import Paint, commonest, framed, glyphs, half_blocks, plain, shaded, whole_blocks
+from weft.pattern.draw import (
+    OF_HALVES,
+    OF_PAIRS,
+    OF_SHADES,
+    Paint,
+    commonest,
+    framed,
+    glyphs,
+    half_blocks,
+    plain,
+    shaded,
+    whole_blocks,
+)
+from weft.pattern.excerpt import Excerpt
 from weft.pattern.pieces import Bits
 from weft.pattern.tables import BlockTable
 from weft.settings import colourless
@@ -118,7 +132,7 @@ def own_size(pattern: Pattern) -> tuple[int, int] | None:
         case leaves.Affine():
             return None if pattern.length is None else pattern.lengths
         case leaves.Labels():
-            return len(pattern.ids), len(pattern.ids)
+            return len(pattern.ids), len(pattern.of_keys)
         case BlockTable():
             return pattern.size
         case Bits():
@@ -127,6 +141,8 @@ def own_size(pattern: Pattern) -> tuple[int, int] | None:
             return prod(pattern.shape), prod(pattern.key_shape)
         case leaves.Segments():
             return sum(pattern.lengths), sum(pattern.key_lengths)
+        case Excerpt():
+            return pattern.q.size, pattern.k.size
         case Operator():
             if hasattr(pattern, "m"):  # recognised from a mask of this size
                 return pattern.m, pattern.n
@@ -218,17 +234,17 @@ def _terms(asked: Asked, acsr: Acsr, width: int, colour: bool) -> list[str]:
     colours = (0, *terms, REMAINDER_COLOUR)
     paint = painter(colours) if colour else plain
     if not small:
-        drawn = shaded(found.owners, found.share, paint)
+        drawn, legend = shaded(found.owners, found.share, paint), OF_SHADES
     elif asked.m <= LARGE and 2 * cols <= room:
-        drawn, cols = whole_blocks(found.owners, paint), 2 * cols
+        drawn, cols, legend = whole_blocks(found.owners, paint), 2 * cols, OF_PAIRS
     else:
-        drawn = half_blocks(found.owners, paint)
+        drawn, legend = half_blocks(found.owners, paint), OF_HALVES
     scale = [] if small else [f"one character: {asked.m / rows:,.0f} queries x {asked.n / cols:,.0f} keys"]
     names = [
         f"{paint('██', kind, 0) + ' ' if colour else ''}{name}: {_counted(pairs)}"
         for kind, (name, pairs) in enumerate(found.pairs.items(), 1)
     ]
-    return [*framed(drawn, cols, queries, keys), *scale, *names]
+    return [*framed(drawn, cols, queries, keys), *wrap(legend, width), *scale, *names]
 
 
 def _view(view: plot.View, width: int, colour: bool) -> list[str]:

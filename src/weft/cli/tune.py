@@ -31,7 +31,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command("tune")
 @click.argument("pattern", required=False)
-@problem_options(device="gpu", required=False)
+@problem_options(device="cuda", required=False)
 @click.option("--direction", type=click.Choice([*DIRECTIONS, "all"]), default="all", show_default=True)
 @click.option("--budget", type=Seconds(0), default=Budget.seconds, show_default=True, metavar="SECONDS",
               help="Of all directions together; what was begun is finished.")  # fmt: skip

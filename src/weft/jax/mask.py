@@ -16,7 +16,7 @@ from weft.jax.structure import Structure
 from weft.jax.tables import Mask, Unit, parts_of, programs_of
 from weft.pattern.algebra import Pattern
 from weft.pattern.leaves import has_grid
-from weft.planning.attention_plan import Heads, check_extent, distinct_heads
+from weft.planning.heads import Heads, check_extent, distinct_heads
 from weft.planning.problem import Problem
 
 # What the fields of a Structure are to whoever reads an error.
@@ -87,7 +87,7 @@ def _planned(pattern: Pattern, problem: Problem, like: Structure | None) -> Plan
         bare = like
     masks = []
     for (row, head), heads in found.items():
-        masks.append(Mask(parts_of(pattern.acsr(problem.m, problem.n, row, head), like), tuple(heads)))
+        masks.append(Mask(parts_of(pattern.acsr(problem.m, problem.n, row, head, orders=False), like), tuple(heads)))
     programs, tables = programs_of(masks, bare.unit, like)
     made = PlannedMask(replace(bare, programs=programs), tables)
     grew(made.nbytes)

@@ -1,6 +1,6 @@
 """The rows of one term of an Acsr, axis by axis, as positions; and their cut into tiles. numpy only.
 
-Under a relayout (`weft.planning.relayout`) a query is (position, phase), and its keys are one interval of positions of
+Under a relayout (`weft.acsr.relayout`) a query is (position, phase), and its keys are one interval of positions of
 one phase of keys. A tile is `box` neighbouring query positions of a lane.
 """
 
@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import Term
+from weft.acsr.relayout import Lanes, lanes_of, live_range, natural_step, on_axis
 from weft.jax.structure import Axis, TileLoop, bucket
 from weft.pattern.bounds import Ints, Stair
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import Relation
-from weft.planning.planner import on_axis
-from weft.planning.relayout import Lanes, lanes_of, live_range, natural_step
 
 Table: TypeAlias = NDArray[np.int32] | NDArray[np.uint8] | NDArray[np.bool_]
 Tables: TypeAlias = dict[str, Table]

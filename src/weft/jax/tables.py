@@ -15,7 +15,7 @@ from weft.errors import InputError
 from weft.jax.rows import ABSENT, Tables, TermRows, rows_of, tiles_of
 from weft.jax.sizes import sized
 from weft.jax.structure import BLOCKS_AT_ONCE, BlockLoop, Loop, Program, Structure, TileLoop, bucket
-from weft.planning.attention_plan import Heads
+from weft.planning.heads import Heads
 
 Unit: TypeAlias = tuple[int | None, int | None, int | None]
 LISTS = ("queries", "keys")  # tables of listed tokens

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from weft.errors import PatternError
-from weft.pattern import crossing
+from weft.pattern import crossing, misuse
 from weft.pattern.bounds import PRINTED, Ints, IntTable
 from weft.pattern.listed import SPAN
 from weft.pattern.relation import NDBool
@@ -69,6 +69,8 @@ class Pattern:
 
     def __or__(self, other: Pattern) -> Pattern:
         return _joined("or_", Or, self, other)
+
+    __rand__, __ror__, __array_ufunc__ = __and__, __or__, None  # of `mask & pattern`: refused, by numpy too
 
     def __invert__(self) -> Pattern:
         return Not(self)
@@ -161,12 +163,12 @@ class Pattern:
                 dense[b, h, first : first + strip] = self.holds(q, k, Where(m, n, b, h))
         return dense[0, 0] if batches is None and heads is None else dense
 
-    def acsr(self, m: int, n: int | None = None, batch: int = 0, head: int = 0) -> Acsr:
-        """The affine rows of batch row `batch` and head `head`, built without a dense matrix and proven disjoint."""
+    def acsr(self, m: int, n: int | None = None, batch: int = 0, head: int = 0, *, orders: bool = True) -> Acsr:
+        """The affine rows of one batch row and head, proven disjoint; orders=False: scattered documents are blocks."""
         from weft.acsr.build import build  # the floor above; a method here because users look for it here
 
         m, n = self._sizes(m, n, batch, head)
-        return build(self, m, n, int(batch), int(head))
+        return build(self, m, n, int(batch), int(head), orders)
 
     def draw(self, m: int, n: int | None = None, width: int = 48) -> str:
         """The pattern at (m, n) in block characters, at most `width` columns, two characters each; queries run down,
@@ -352,7 +354,7 @@ def _joined(name: str, kind: type[And] | type[Or], left: Pattern, right: object)
     """left & right or left | right; written down instead while a compiler traces."""
     if crossing.tracing():
         return crossing.tracer.call(name, [("", left), ("", right)])
-    return kind(_flat(kind, left, right)) if isinstance(right, Pattern) else NotImplemented
+    return kind(_flat(kind, left, right)) if isinstance(right, Pattern) else misuse.not_a_pattern(left, name, right)
 
 
 def _crossed(pattern: Pattern, name: str, args: list[tuple[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, cast
 import numpy as np
 
 from weft.errors import PatternError
-from weft.pattern import crossing
+from weft.pattern import crossing, misuse
 from weft.pattern.algebra import Call, Pattern, scalar, text
 from weft.pattern.bounds import IntTable
 
@@ -30,7 +30,10 @@ def library(meaning: Callable[P, Pattern]) -> Callable[P, Call]:
     def call(*args: P.args, **kwargs: P.kwargs) -> Call:
         if crossing.tracing():
             return crossing.tracer.call(name, written(name, {**dict(zip(keys, args, strict=False)), **kwargs}))
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            misuse.refused(name, signature, str(error), args, kwargs)
         kept = tuple(
             (key, frozen)
             for key, value in bound.arguments.items()
@@ -100,7 +103,8 @@ def integer(function: str, name: str, value: Any, least: int | None = None, far:
     if isinstance(value, bool) or not isinstance(value, int):
         raise PatternError(asked, f"{name} must be an integer, not {type(value).__name__}", f"pass an int for {name}")
     if least is not None and value < least:
-        raise PatternError(asked, f"{name} must be at least {least}, got {value}", f"pass {name} >= {least}")
+        cure = "; ".join(filter(None, [f"pass {name} >= {least}", far]))
+        raise PatternError(asked, f"{name} must be at least {least}, got {value}", cure)
     if abs(value) > LARGEST:
         allowed = f"pass {name} between {'-2**31' if least is None else least} and 2**31"
         raise PatternError(asked, f"{name} is beyond any sequence (2**31 tokens)", far or allowed)

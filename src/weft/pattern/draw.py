@@ -15,6 +15,10 @@ import numpy as np
 from weft.pattern.bounds import Ints
 
 SHADES = " ░▒▓█"
+# What the characters of a drawing mean, below it.
+OF_SHADES = "queries run down, keys to the right; █ every pair of a cell is live, ▓ ▒ ░ some are, blank none"
+OF_PAIRS = "queries run down, keys to the right; █ a live pair"
+OF_HALVES = "queries run down, keys to the right; █ two live pairs, ▀ ▄ the upper or lower one of two queries"
 
 Paint: TypeAlias = Callable[[str, int, int], str]  # characters, kind of their ink, kind of their ground -> text
 

@@ -5,10 +5,29 @@ A plan that drops, doubles or mislabels a tile gives other numbers here than `we
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from weft.acsr.interpret import Gradients, Reals, Scoring
+from weft.planning.heads import Share, served
+from weft.planning.problem import Problem
 from weft.planning.tiles import TilePlan, Visit, walk
+
+
+def attention(
+    shares: Sequence[Share], problem: Problem, qkv: tuple[Any, Any, Any], scale: float | None
+) -> tuple[Reals, Reals]:
+    """(out, lse) of all heads, (B, Hq, M, Dv) and (B, Hq, M); q, k, v: (B, H, length, D) array-likes."""
+    q, k, v = (np.asarray(x, np.float64) for x in qkv)
+    out, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
+    scoring = Scoring(problem.d**-0.5 if scale is None else scale)
+    for share in shares:
+        for b, h in served(share.heads, problem.group):
+            kv = h // problem.group
+            out[b, h], lse[b, h] = forward(share.plan, q[b, h], k[b, kv], v[b, kv], scoring)
+    return out, lse
 
 
 def forward(plan: TilePlan, q: Reals, k: Reals, v: Reals, scoring: Scoring) -> tuple[Reals, Reals]:
@@ -21,7 +40,8 @@ def forward(plan: TilePlan, q: Reals, k: Reals, v: Reals, scoring: Scoring) -> t
             total = np.logaddexp(lse[visit.queries], part)
             safe = np.where(total == -np.inf, 0.0, total)
             kept = np.exp(lse[visit.queries] - safe)[:, None]
-            out[visit.queries] = out[visit.queries] * kept + np.exp(s - safe[:, None]) @ v[visit.keys]
+            weights = np.exp(s - safe[:, None]) * scoring.factors(visit.queries[:, None], visit.keys)
+            out[visit.queries] = out[visit.queries] * kept + weights @ v[visit.keys]
             lse[visit.queries] = total
     return scoring.with_sink(out, lse)
 
@@ -45,7 +65,8 @@ def backward(
         for visit in visits:
             straight = Visit(visit.keys, visit.queries, None if visit.mask is None else visit.mask.T)
             p, ds = _score_gradients(straight, qkv, (d_out, lse, delta), scoring)
-            dv[straight.keys] += p.T @ d_out[straight.queries]
+            kept = scoring.factors(straight.queries[:, None], straight.keys)
+            dv[straight.keys] += (p * kept).T @ d_out[straight.queries]
             dk[straight.keys] += ds.T @ q[straight.queries]
     return Gradients(dq, dk, dv, d_sink)
 
@@ -64,5 +85,6 @@ def _score_gradients(
     d_out, lse, delta = (x[visit.queries] for x in rows)
     s, slope = _scores(visit, q, k, scoring)
     p = np.exp(s - np.where(lse == -np.inf, 0.0, lse)[:, None])
-    ds = p * (d_out @ v[visit.keys].T - delta[:, None]) * slope * scoring.scale
-    return p, ds
+    kept = scoring.factors(visit.queries[:, None], visit.keys)
+    ds = p * (kept * (d_out @ v[visit.keys].T) - delta[:, None])
+    return p, np.where(p > 0, ds * slope, 0.0) * scoring.scale

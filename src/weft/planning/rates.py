@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
-from weft.planning.candidates import MOST_REGISTERS, in_halves
+from weft.planning.features import in_halves
 from weft.planning.problem import DTYPES, Problem
+from weft.planning.resources import MOST_REGISTERS
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.work import Kind
 from weft.target import GPUS, MMA_PER_CLOCK, Gpu

@@ -1,34 +1,30 @@
 """Proof that a plan computes its pattern: every live pair once, no other, and no mask left out where one is needed.
 
 `verify_plan` compares the plan with its Acsr exactly, row by row on each axis: time grows with axis lengths times terms
-squared, memory is bounded. `verify_pattern` compares the Acsr with the pattern's predicate: on every pair of a small
-problem; on a large one two pairs either side of every bound at every tile edge, at random, and in whole rows and
-columns, which no bound chooses.
+squared, memory is bounded. `verify_pattern` compares the Acsr with the pattern's predicate, at every tile edge too
+(`weft.acsr.proof`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from weft.acsr import terms as algebra
-from weft.acsr.blocks import Blocks
-from weft.acsr.format import BLOCK, Acsr, Grid, Term
-from weft.acsr.lower import Union, lower
-from weft.errors import VerificationError
+from weft.acsr import proof
+from weft.acsr.format import Grid, Term
+from weft.acsr.proof import joined, require, thinned, verify_disjoint, verify_remainder
+from weft.acsr.relayout import Lanes
 from weft.pattern.algebra import Pattern
-from weft.pattern.bounds import INF, Bound, Ints, IntTable, Steps
+from weft.pattern.bounds import Ints, IntTable
 from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool
-from weft.planning.relayout import Lanes
+from weft.planning.heads import Share, served
+from weft.planning.problem import Problem
 from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan
 
 ROWS = 1 << 17  # rows of an axis looked at together
-EXHAUSTIVE = 1 << 20  # pairs up to which every one is compared
-SAMPLES = 1 << 12  # rows compared beyond that
-WHOLE = 1 << 20  # pairs of whole rows, and of whole columns, compared beyond that: at least one of each
 
 
 def verify_plan(plan: TilePlan) -> None:
@@ -42,15 +38,22 @@ def verify_plan(plan: TilePlan) -> None:
         _part(launch, part, acsr.terms[part.term])
     for i, term in enumerate(acsr.terms):
         for grid, length in ((term.q, acsr.m), (term.k, acsr.n)):
-            require(0 <= grid.origin <= length - grid.size, f"term {i} reaches beyond {acsr.m} x {acsr.n}")
+            require(grid.lies_within(length), f"term {i} reaches beyond {acsr.m} x {acsr.n}")
     _blocks(plan)
-    _disjoint(acsr)
+    verify_disjoint(acsr)
 
 
-def require(held: bool, wrong: str) -> None:
-    """Raise VerificationError, with what is wrong, unless it held."""
-    if not held:
-        raise VerificationError("verify a plan", wrong, "report this as a defect of weft; do not use the plan")
+def verify_heads(forward: Sequence[Share], transposed: Sequence[Share], problem: Problem) -> None:
+    """Raise VerificationError unless every head is served once, and by the transposed plan of the same rows."""
+    count = np.zeros((problem.batch, problem.q_heads), np.int64)
+    for share in forward:
+        for b, h in served(share.heads, problem.group):
+            count[b, h] += 1
+    unserved, often = int((count == 0).sum()), int((count > 1).sum())
+    require(not unserved and not often, f"{unserved} heads are served by no plan, {often} by several")
+    turned = [(share.plan.acsr.transpose(), share.heads) for share in forward]
+    same = turned == [(share.plan.acsr, share.heads) for share in transposed]
+    require(same, "a transposed plan is of other rows than the forward plan")
 
 
 # ---- one part ----------------------------------------------------------------------------------------------------
@@ -70,11 +73,11 @@ def _part(launch: Launch, part: Part, term: Term) -> None:
         same = np.array_equal(axis.lanes.q_first, first.q_first) and np.array_equal(axis.lanes.rows, first.rows)
         same = same and _same_table(axis.lanes.queries, first.queries)
         require(same and axis.lanes.q_step == first.q_step, f"{where}: other lanes than its launch has")
-        sets = tuple(_on_axis(x, grid, number) for x, grid in ((term.rows, term.q), (term.keys, term.k)))
-        sets = (*sets, sets[0] if term.rank == 1 else EVERY)  # a token left out of a grid leaves others on its axes
-        _lanes(axis, term.q.shape[number], sets[0], where)
-        _key_table(axis.lanes, sets[1], where)
-        _runs(axis, sets, where)
+        rows, keys = _on_axis(term.rows, term.q, number), _on_axis(term.keys, term.k, number)
+        _lanes(axis, term.q.shape[number], rows, where)
+        _key_table(axis.lanes, keys, where)
+        # a token left out of a grid leaves others on its axes
+        _runs(axis, Sets(rows, keys, rows if term.rank == 1 else EVERY), where)
 
 
 def _on_axis(listed: Listed, grid: Grid, axis: int) -> Listed:
@@ -126,11 +129,16 @@ def _key_table(lanes: Lanes, listed: Listed, where: str) -> None:
     require(np.array_equal(order, np.arange(tokens.size)) and lanes.k_step == 1, f"{where}: listed keys out of order")
 
 
-def _runs(axis: AxisPlan, sets: tuple[Listed, ...], where: str) -> None:
-    """In every row the visited interval, the masked interval and the full tiles agree with the row's affine keys.
+class Sets(NamedTuple):
+    """Tokens of one axis: rows and keys that are not left out, and rows outside which nothing need be visited."""
 
-    sets: rows and keys that are not left out, and rows outside which nothing need be visited.
-    """
+    rows: Listed
+    keys: Listed
+    visiting: Listed
+
+
+def _runs(axis: AxisPlan, sets: Sets, where: str) -> None:
+    """In every row the visited interval, the masked interval and the full tiles agree with the row's affine keys."""
     tables = [table.astype(np.int64) for table in (axis.start, axis.stop, axis.left, axis.full)]
     start, stop, left, full = tables
     tiles = -((start - stop) // axis.block_k)
@@ -140,14 +148,14 @@ def _runs(axis: AxisPlan, sets: tuple[Listed, ...], where: str) -> None:
     require(start.shape == (len(axis.lanes), wanted), f"{where}: tables for {start.shape[1]} tiles, not {wanted}")
     lane_of, row_of = axis.lanes.every_row()
     for at in range(0, lane_of.size, ROWS):
-        _rows(axis, (lane_of[at : at + ROWS], row_of[at : at + ROWS]), tables, sets, where)
+        _rows(axis, lane_of[at : at + ROWS], row_of[at : at + ROWS], sets, where)
 
 
-def _rows(axis: AxisPlan, rows: tuple[Ints, Ints], tables: list[Ints], sets: tuple[Listed, ...], where: str) -> None:
+def _rows(axis: AxisPlan, lane: Ints, row: Ints, sets: Sets, where: str) -> None:
     lanes = axis.lanes
-    lane, row = rows
     tile = row // axis.block_q
-    start, stop, left, full = (table[lane, tile] for table in tables)
+    tables = (axis.start, axis.stop, axis.left, axis.full)
+    start, stop, left, full = (table[lane, tile].astype(np.int64) for table in tables)
     queries = lanes.query_at(lane, row)
     lo, hi = lanes.bounds(axis.relation, axis.n, lane, row)
 
@@ -156,28 +164,30 @@ def _rows(axis: AxisPlan, rows: tuple[Ints, Ints], tables: list[Ints], sets: tup
         if bad.size:
             require(False, f"{where}, query {int(queries[bad[0]])}: {wrong}")
 
-    same, live = _same_keys(axis, sets[1], queries, (lane, lo, hi))
+    same, live = _same_keys(axis, sets.keys, queries, lane, lo, hi)
     all_hold(~live | same, "its mask has other keys than its row")
     all_hold(live | (hi <= lo), "a row without keys has some in its mask")
     visited = (start <= lo) & (hi <= stop)
-    all_hold(~(live & sets[2].holds(queries)) | visited, "keys outside the runs of its tile")
+    all_hold(~(live & sets.visiting.holds(queries)) | visited, "keys outside the runs of its tile")
     after = start + left * axis.block_k
     inner = after, np.minimum(after + full * axis.block_k, stop)
     some = inner[1] > inner[0]
     all_hold(~some | ((lo <= inner[0]) & (inner[1] <= hi)), "a tile called full is not")
-    all_hold(~some | sets[0].holds(queries), "a tile called full has a query that is left out")
-    if sets[1].left_out.size:
+    all_hold(~some | sets.rows.holds(queries), "a tile called full has a query that is left out")
+    if sets.keys.left_out.size:
         span = tuple(lanes.k_first[lane] + lanes.k_step * x for x in inner)
-        holes = _listed_keys(axis, sets[1], queries, span)
+        holes = _listed_keys(axis, sets.keys, queries, span)
         all_hold(~some | (holes == 0), "a tile called full has a key that is left out")
     last = lanes.k_first[lane] + lanes.k_step * (stop - 1)
     size = axis.n if lanes.keys is None else lanes.keys.tokens.size
     all_hold((stop <= start) | (last < size), "runs beyond the last key")
 
 
-def _same_keys(axis: AxisPlan, listed: Listed, queries: Ints, mask: tuple[Ints, Ints, Ints]) -> tuple[NDBool, NDBool]:
-    """(whether the positions [lo, hi) of each query are its keys, whether it has any); mask: (lanes, lo, hi)."""
-    lanes, (lane, lo, hi) = axis.lanes, mask
+def _same_keys(
+    axis: AxisPlan, listed: Listed, queries: Ints, lane: Ints, lo: Ints, hi: Ints
+) -> tuple[NDBool, NDBool]:  # fmt: skip
+    """(whether the positions [lo, hi) of each query, in its lane, are its keys; whether it has any)."""
+    lanes = axis.lanes
     if lanes.keys is None:
         first, step, count = axis.relation.affine_rows(queries, axis.n)
         same = (lanes.k_first[lane] + lanes.k_step * lo == first) & (hi - lo == count)
@@ -206,18 +216,9 @@ def _listed_keys(axis: AxisPlan, listed: Listed, queries: Ints, span: tuple[Ints
 
 
 def _blocks(plan: TilePlan) -> None:
+    """Every block of the remainder is planned once, in its own row of blocks."""
     remainder = plan.acsr.remainder
-    listed = remainder.rows.astype(np.int64) * (1 + int(remainder.cols.max(initial=0))) + remainder.cols
-    require(bool((np.diff(listed) > 0).all()), "the remainder lists a block twice, or out of order")
-    inside = (
-        (remainder.rows >= 0)
-        & (remainder.cols >= 0)
-        & (remainder.rows * BLOCK < plan.acsr.m)
-        & (remainder.cols * BLOCK < plan.acsr.n)
-    )
-    require(bool(inside.all()), "a block of the remainder lies outside the mask")
-    partial = np.sort(remainder.bit_index[remainder.bit_index >= 0])
-    require(np.array_equal(partial, np.arange(len(remainder.bits))), "the remainder's bits and blocks disagree")
+    verify_remainder(plan.acsr)
     if plan.blocks is None:
         require(len(remainder) == 0, f"{len(remainder)} blocks of the remainder are planned nowhere")
         return
@@ -229,80 +230,16 @@ def _blocks(plan: TilePlan) -> None:
     require(np.unique(plan.blocks.rows).size == plan.blocks.rows.size, "a row of blocks is planned twice")
 
 
-# ---- ownership ---------------------------------------------------------------------------------------------------
-def _disjoint(acsr: Acsr) -> None:
-    """No pair has two owners."""
-    for (i, a), (j, b) in combinations(enumerate(acsr.terms), 2):
-        require(not _share(a, b), f"terms {i} and {j} own a pair together")
-    held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
-    for i, term in enumerate(acsr.terms):
-        both = held.reached_by(term)
-        require(not len(both), f"the remainder and term {i} own a pair together")
-
-
-def _share(a: Term, b: Term) -> bool:
-    try:
-        return any(both.nnz for both in algebra.meet(a, b))
-    except algebra.NotAffineError as reason:
-        require(False, f"whether two terms share pairs cannot be proven: {reason}")
-        return True
-
-
 # ---- meaning -----------------------------------------------------------------------------------------------------
 def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int = 0) -> None:
     """Raise VerificationError if the pattern's predicate and the plan's Acsr differ on a pair looked at."""
-    acsr = plan.acsr
-    held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
-    union = _lowered(pattern.at(batch, head), acsr)
-    if union.blocks is not None:
-        lost = union.blocks.elsewhere(held).without(acsr.terms)
-        if len(lost):
-            query, key = lost.first_pair()
-            require(False, f"query {query}, key {key}: live in {pattern}, and in no term and not in the remainder")
-    for q, k in _pairs(plan, [*acsr.terms, *union.terms]):
-        said = pattern.contains(q, k, acsr.m, acsr.n, batch, head)
-        owned = held.contains(*np.broadcast_arrays(q, k))
-        for term in acsr.terms:
-            owned = owned | term.contains(q, k)
-        inside = (q >= 0) & (q < acsr.m) & (k >= 0) & (k < acsr.n)
-        wrong = np.argwhere((said != owned) & inside)
-        if wrong.size:
-            pair = [int(np.broadcast_to(x, said.shape)[tuple(wrong[0])]) for x in (q, k)]
-            state = "live" if said[tuple(wrong[0])] else "dead"
-            require(False, f"query {pair[0]}, key {pair[1]}: {state} in {pattern}, and not so in its rows")
+    some = plan.acsr.m * plan.acsr.n > proof.EXHAUSTIVE
+    proof.verify_pattern(pattern, plan.acsr, _at_edges(plan) if some else np.zeros(0, np.int64), batch, head)
 
 
-def _lowered(pattern: Pattern, acsr: Acsr) -> Union:
-    """The pattern's own terms and blocks, before any subtraction; empty where only a scan would give them."""
-    try:
-        return lower(pattern, acsr.m, acsr.n)
-    except algebra.NotAffineError:
-        return Union()
-
-
-def _pairs(plan: TilePlan, probes: list[Term]) -> Iterator[tuple[Ints, Ints]]:
-    """Arrays (q, k) to compare, in bounded pieces."""
-    m, n = plan.acsr.m, plan.acsr.n
-    if m * n <= EXHAUSTIVE:
-        yield np.arange(m, dtype=np.int64)[:, None], np.arange(n, dtype=np.int64)[None, :]
-        return
-    rows = _rows_of_interest(plan, probes)
-    generator = np.random.default_rng(0)
-    for at in range(0, rows.size, SAMPLES):
-        some = rows[at : at + SAMPLES]
-        columns = [_columns_of_interest(term, some) for term in probes]
-        columns.append(generator.integers(0, n, size=(some.size, 16)))
-        columns += [_listed_columns(term, some.size, generator) for term in probes if len(term.keys.tokens)]
-        yield some[:, None], np.concatenate(columns, axis=1)
-    held = Blocks.of_remainder(plan.acsr.remainder, m, n)
-    yield from held.samples(generator, SAMPLES)
-    yield generator.integers(0, m, max(1, WHOLE // n))[:, None], np.arange(n, dtype=np.int64)[None, :]
-    yield np.arange(m, dtype=np.int64)[:, None], generator.integers(0, n, max(1, WHOLE // m))[None, :]
-
-
-def _rows_of_interest(plan: TilePlan, probes: list[Term]) -> Ints:
-    """Token indices of rows two either side of tile edges and of what bounds say of queries, and random ones."""
-    found = [np.random.default_rng(1).integers(0, max(1, plan.acsr.m), SAMPLES)]
+def _at_edges(plan: TilePlan) -> Ints:
+    """Rows two either side of tile edges, those of large grids by chance."""
+    found = [np.zeros(0, np.int64)]
     for launch in plan.launches:
         tokens = np.zeros(1, np.int64)
         for lanes, block, size in zip(launch.lanes, launch.box, launch.q.shape, strict=True):
@@ -312,57 +249,6 @@ def _rows_of_interest(plan: TilePlan, probes: list[Term]) -> Ints:
             if lanes.queries is not None:
                 index = lanes.queries[index[(index >= 0) & (index < lanes.queries.size)]]
             coordinates = np.unique(index)
-            tokens = _thinned(_joined(tokens, coordinates, size))
-        found.append(tokens + launch.q.origin)
-    for term in probes:
-        tokens = np.zeros(1, np.int64)
-        for axis, size in zip(term.axes, term.q.shape, strict=True):
-            jumps = [jump for bound in (*axis.lower, *axis.upper) for jump in _jumps(bound)]
-            near = (np.array([0, size // 2, size - 1, *jumps])[:, None] + np.arange(-2, 3)).reshape(-1)
-            tokens = _thinned(_joined(tokens, np.unique(near), size))
-        found.append(tokens + term.q.origin)
-        found.append(_thinned((term.rows.tokens.array[:, None] + np.arange(-1, 2)).reshape(-1)))
-    rows = np.unique(np.concatenate(found))
-    return rows[(rows >= 0) & (rows < plan.acsr.m)]
-
-
-def _joined(tokens: Ints, coordinates: Ints, size: int) -> Ints:
-    """Row-major indices one axis further, coordinates outside the axis left out."""
-    inside = coordinates[(coordinates >= 0) & (coordinates < size)]
-    return (tokens[:, None] * size + inside).reshape(-1)
-
-
-def _listed_columns(term: Term, rows: int, generator: np.random.Generator) -> Ints:
-    """For each row eight of the listed keys and of their neighbours: (rows, 8)."""
-    return generator.choice(term.keys.tokens.array, (rows, 8)) + generator.integers(-1, 2, (rows, 8))
-
-
-def _jumps(bound: Bound) -> list[int]:
-    """Queries at which a bound begins or ends to say something, or jumps out of turn."""
-    if isinstance(bound, Steps):
-        return [int(x) for x in bound.breaks.array if abs(x) < INF]
-    turn = bound.adjoint()
-    keys = [x for x in (bound.out_lo, bound.out_hi) if abs(x) < INF and not bound.is_constant]
-    return [x for x in (bound.in_lo, bound.in_hi) if abs(x) < INF] + [int(x) for x in turn(np.array(keys, np.int64))]
-
-
-def _thinned(tokens: Ints) -> Ints:
-    limit = 4 * SAMPLES
-    return tokens if tokens.size <= limit else np.random.default_rng(2).choice(tokens, limit, replace=False)
-
-
-def _columns_of_interest(term: Term, rows: Ints) -> Ints:
-    """For each row keys two either side of the first and last live key, on each axis in turn: (rows, some)."""
-    _, at = term.q.coordinates(rows)
-    spans = [axis.affine_rows(i, n) for axis, i, n in zip(term.axes, at, term.k.shape, strict=True)]
-    ends = [(first, first + step * np.maximum(count - 1, 0)) for first, step, count in spans]
-    found = []
-    for axis in range(term.rank):
-        for end in (0, 1):
-            for by in range(-2, 3):
-                tokens = np.zeros(rows.shape, np.int64)
-                for other, size in enumerate(term.k.shape):
-                    here = ends[other][end] + (by if other == axis else 0)
-                    tokens = tokens * size + np.clip(here, 0, size - 1)
-                found.append(tokens + term.k.origin)
-    return np.stack(found, axis=1)
+            tokens = thinned(joined(tokens, coordinates, size))
+        found.append(launch.q.tokens(tokens))
+    return np.concatenate(found)

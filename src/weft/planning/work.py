@@ -15,7 +15,8 @@ import numpy as np
 from weft.caching import cached
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.planning.device import (
+from weft.planning.tiles import Launch, TilePlan
+from weft.planning.tiling.gpu import (
     is_formula,
     is_listed,
     longest_tile,
@@ -24,8 +25,7 @@ from weft.planning.device import (
     shortest_tile,
     tiles_of,
     tiles_on_line,
-)  # fmt: skip
-from weft.planning.tiles import Launch, TilePlan
+)
 from weft.target import Gpu, Target
 
 # One axis: bounds that are formulas, or tables; several terms. Grids of two axes, and of more. Blocks of the remainder.

@@ -18,7 +18,7 @@ from uuid import uuid4
 from weft.errors import OptionError
 from weft.kernels.backend import Backend, Card, Timing
 from weft.pattern.algebra import Pattern
-from weft.planning.choice import Fixed
+from weft.planning.choose import Fixed
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS, Direction, Tiling
 from weft.store import opened

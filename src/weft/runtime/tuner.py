@@ -20,16 +20,16 @@ from typing import Literal
 from weft.errors import OptionError, UnsupportedError
 from weft.kernels.backend import Backend, Card, Meter, Timing
 from weft.pattern.algebra import Pattern
-from weft.planning.attention_plan import AttentionPlan, count_heads, plan_attention
-from weft.planning.candidates import footprint, legal
-from weft.planning.choice import offered, rank_of, ranked
+from weft.planning.attention_plan import AttentionPlan, plan_attention
+from weft.planning.choose import offered
+from weft.planning.families.tile import legal
 from weft.planning.problem import Problem
+from weft.planning.resources import footprint
 from weft.planning.tiling import DIRECTIONS, OF_GRADIENTS, Direction, Tiling
 from weft.runtime import evidence
 from weft.runtime.evidence import Decision, Measured
 from weft.runtime.together import Together, in_force, settled
 from weft.store import opened
-from weft.target import Gpu
 
 SHAPES = 6  # measured in the first stage
 BATCH = 8  # drawn at a time in the second
@@ -269,19 +269,17 @@ def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[
     """(what a call computes with if nothing is known, predicted seconds of all candidates, the best first); of a plan
     that has several tilings the first one stands for all.
     """
-    shares, problem, gpu = plan.towards(direction), plan.problem, plan.target
-    assert isinstance(gpu, Gpu), "a CPU's plan offers no tilings"
-    rows = [(share.plan.acsr, count_heads(share.heads)) for share in shares]
-    rank, untuned = rank_of(rows), shares[0].plan.tiling
+    asked, untuned = plan.asked(direction), plan.towards(direction)[0].plan.tiling
+    problem, gpu, rank = asked.problem, asked.gpu, asked.rank
     assert untuned is not None
-    found = dict.fromkeys([untuned, *offered(direction, rows, problem, gpu), *legal(direction, problem, rank, gpu)])
+    found = dict.fromkeys([untuned, *offered(asked), *legal(direction, problem, rank, gpu)])
     if rank < 3 and gpu.architecture.startswith("sm"):  # elsewhere kernels take no limit: see `configure`, `load`
         for one, limit in product(tuple(found), LIMITS):
             # others would spill, and are not predicted to
             if not one.groups and footprint(direction, problem, one, gpu).registers <= limit:
                 found[replace(one, registers=limit)] = None
-    order = {one.tilings[0]: one.cost.seconds for one in ranked(direction, rows, problem, gpu, found)}
-    order[untuned] = plan.candidate(direction).cost.seconds
+    order = {one: asked.alike(one).seconds for one in found}
+    order[untuned] = plan.candidate(direction).seconds
     return untuned, dict(sorted(order.items(), key=lambda one: one[1]))
 
 

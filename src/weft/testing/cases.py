@@ -82,6 +82,15 @@ def _blocks_of_a_table(at: At) -> Pattern:
     return weft.block_table(parts(at.m, 1, 3, 2, 2), parts(at.n, 2, 1, 3), allowed)
 
 
+def _part_of_a_grid(at: At) -> Pattern:
+    """A box of a grid, and the keys of one that lies beside it."""
+    rows, columns = grid(at.m)
+    whole = weft.neighborhood((rows + 3, columns + 3), 3 if columns else 1)
+    return weft.excerpt(
+        whole, (rows + 3, columns + 3), [(1, 1 + rows), (2, 2 + columns)], [(2, 2 + rows), (1, 1 + columns)]
+    )
+
+
 def _block_diffusion(at: At) -> Pattern:
     noisy = at.m // 2
     return weft.segments([2 * noisy, at.m % 2], [[weft.block_diffusion(noisy, 5), False], [True, True]])
@@ -182,6 +191,8 @@ CASES: dict[str, Case] = {
         positional=False,
         grid=True,
     ),
+    "excerpt": _anywhere(lambda at: weft.excerpt(weft.longformer(12, 4), 300, (2, 2 + at.m), (3, 3 + at.n))),
+    "excerpt_of_a_grid": _fitted(_part_of_a_grid, least=1, grid=True),
     # masks of models
     "block_table": _anywhere(_blocks_of_a_table),
     "tree": _fitted(lambda at: weft.tree([-1, 0, 0, 2, 1], parts(at.m, 3, 1, 0, 2, 2))),

@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.kernels.options import ACCUMULATE, rows_in_order_of
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.planning.attention_plan import Heads
+from weft.planning.heads import Heads
 from weft.planning.rowwise import RowPlan, RowShare
 from weft.torch.paged_keys import Pages
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -17,9 +16,11 @@ from torch import Tensor
 
 from weft.caching import emptied_by
 from weft.kernels.backend import choose
+from weft.kernels.cpu import flash
+from weft.kernels.cpu import rows as rows_by_formula
+from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.rowwise import decode_plan
-from weft.settings import interpreted
 from weft.torch.eager import KEPT, Rows, is_plain, is_watched
 from weft.torch.inputs import problem_of
 
@@ -34,7 +35,7 @@ class Found:
     """
 
     mask: Pattern
-    step: Any  # weft.torch.gpu.Step, whose module is imported with Triton
+    step: Any  # weft.kernels.cpu.rows.Step, or weft.torch.gpu.Step, whose module is imported with Triton
 
     def serves(self, keys: int) -> bool:
         """Whether that many keys need no new plan."""
@@ -43,7 +44,6 @@ class Found:
 
 _found: dict[Hashable, Found] = {}
 _lock = Lock()
-_interpreted = cache(interpreted)  # Triton asks once too, when it is imported
 
 
 def key_of(tensors: Any, mask: Pattern, rows: Any, options: tuple[Any, ...]) -> Any:
@@ -53,7 +53,7 @@ def key_of(tensors: Any, mask: Pattern, rows: Any, options: tuple[Any, ...]) -> 
     """
     q, k, v = tensors
     try:  # what most calls are told apart by comes first
-        if q.shape[2] > MOST_QUERIES or not (q.is_cuda or (q.is_cpu and _interpreted())):
+        if q.shape[2] > MOST_QUERIES or not (q.is_cuda or q.is_cpu):
             return None
         (_, _, m, _), (*kb, n, kd), (*vb, vn, vd) = q.shape, k.shape, v.shape
     except (AttributeError, IndexError, ValueError, RuntimeError):  # a check will name it
@@ -111,18 +111,24 @@ emptied_by(forget)
 
 
 def _step(tensors: Tensors, mask: Pattern, rows: Rows, options: tuple[Any, ...]) -> Any:
-    scale, softcap, _, backend, _ = options
+    scale, softcap, _, name, _ = options
     sinks, slopes = rows
     problem = problem_of(*tensors)
-    if choose(backend, problem).name != "triton" or not all(x.numel() for x in tensors):
+    backend = choose(name, problem).name
+    if not all(x.numel() for x in tensors):
+        return None
+    scale = problem.d**-0.5 if scale is None else scale
+    if backend == "cpu" and not flash.serves(tensors[0], tensors[2], Modifiers(scale, softcap, slopes)):
         return None
     if slopes is not None and set(mask.alignments()) != {"bottom-right"}:  # what distances are is asked elsewhere
         return None
     plan = decode_plan(mask, problem)
     if isinstance(plan, str):
         return None
+    if backend == "cpu":
+        return rows_by_formula.Step(plan, scale)
     from weft.kernels.gpu.layout import Options
     from weft.torch.gpu import layout_of, prepare_step
 
     layout = layout_of(tensors, sinks=sinks, slopes=slopes)
-    return prepare_step(plan, layout, Options(problem.d**-0.5 if scale is None else scale, softcap), tensors[0].device)
+    return prepare_step(plan, layout, Options(scale, softcap), tensors[0].device)

@@ -50,6 +50,21 @@ def _as_attribute(pattern: Pattern, tracer: Any) -> Any:
 setattr(Pattern, "__fx_create_arg__", _as_attribute)  # noqa: B010 - the pattern floor knows no torch
 
 
+# ---- torch.jit.script ------------------------------------------------------------------------------------------------
+def refuse_script(named: Any) -> Any:
+    """What `torch.jit.script` calls before it reads a function or a module: it cannot read these."""
+    name = getattr(named, "__name__", type(named).__name__)
+    raise UnsupportedError(
+        f"torch.jit.script({name})", "TorchScript knows neither patterns nor keyword arguments with defaults",
+        "write torch.compile(model, fullgraph=True), or torch.export for a model that is shipped",
+    )  # fmt: skip
+
+
+def unscriptable(function: Callable[..., Any]) -> None:
+    """Let `torch.jit.script` say why it cannot read a function."""
+    setattr(function, "__prepare_scriptable__", lambda: refuse_script(function))  # noqa: B010 - functions declare none
+
+
 # ---- FlopCounterMode -------------------------------------------------------------------------------------------------
 def follow_counters() -> None:
     """Let a FlopCounterMode that is on count weft's operators; its module takes long to import, and is not imported."""

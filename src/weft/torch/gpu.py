@@ -17,12 +17,12 @@ from weft.errors import UnsupportedKernel, WeftError
 from weft.kernels.gpu.layout import Layout, Options, Vector, rows_like
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
-from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.rowwise import RowPlan, row_plan
+from weft.planning.rowwise import RowPlan
 from weft.torch.bind import Bound, begin_loading, gpu_of, refuse_capture
 from weft.torch.device_tables import is_capturing
 
@@ -176,9 +176,7 @@ def _dtype(x: torch.Tensor) -> str:
 def bound_forward(plan: AttentionPlan, layout: Layout, options: Options, device: torch.device) -> Bound:
     """The program of a forward on a device, by rows where the plan says so."""
     refuse_capture(f"attention on {plan.problem}", gpu_of(device))
-    if plan.by_rows is not None:
-        return Bound(split_kv_program(plan.by_rows.plan, layout, options, processors_of(device)), device)
-    return Bound(forward_program(plan, layout, options), device)
+    return Bound(chosen_forward(plan, layout, options, processors_of(device)), device)
 
 
 @cached(512)
@@ -236,14 +234,14 @@ def bind_cache(plan: RowPlan, layout: Layout, options: Options, cache: Cache, de
 
 def by_rows(qkv: Tensors, plan: AttentionPlan, how: Modifiers, sinks: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) as `forward`, by rows, chosen or not. Raises UnsupportedKernel where rows have no formula."""
-    found = row_plan(plan) if plan.by_rows is None else plan.by_rows.plan
+    found = plan.as_rows()
     if isinstance(found, str):
         raise UnsupportedKernel(
             f"attention by rows under {plan.pattern}", found, "use the kernels of tiles: weft.attention chooses them"
         )
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
     layout = layout_of(qkv, sinks=sinks, slopes=slopes)
-    return _rows_of(found, layout, options_of(how, plan), qkv[0].device)(qkv, sinks, slopes)
+    return _rows_of(found.plan, layout, options_of(how, plan), qkv[0].device)(qkv, sinks, slopes)
 
 
 @cached(128)

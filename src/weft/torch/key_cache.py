@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.acsr.steady import why_unsteady
 from weft.caching import emptied_by
 from weft.errors import InputError, UnsupportedError
 from weft.kernels.backend import choose
 from weft.pattern.algebra import Pattern
 from weft.planning.problem import Problem
-from weft.planning.rowwise import RowPlan, decode_plan, why_unsteady
+from weft.planning.rowwise import RowPlan, decode_plan
 from weft.torch.attention import attention
 from weft.torch.cached_rows import Caches, Counted, Rows, Scores, attend
 from weft.torch.call import check_mask

@@ -175,10 +175,10 @@ def _compare(mask: Pattern, grid: Grid, key_grid: Grid) -> None:
         return
     if not found:
         raise InputError(
-            f"attention on a grid of {_by(grid)} tokens under {mask}",
-            "the pattern has no grid, so how it counts these tokens is not said",
-            f"use weft.neighborhood({grid}, ...) or weft.product(..., shape={grid}), or flatten the grid: "
-            "q.flatten(1, -3)",
+            f"attention(q, k, v, {mask}) with {len(grid)} axes of tokens, {_by(grid)}",
+            "the pattern has no grid, so it does not say how these tokens are counted",
+            f"write weft.neighborhood({grid}, ...) or weft.product(..., shape={grid}) as the mask; or make one "
+            'axis of tokens: q.flatten(2, -2), in layout="bshd" q.flatten(1, -3)',
         )  # fmt: skip
     said = " and ".join(_by(a) if a == b else f"{_by(a)} queries and {_by(b)} keys" for a, b in sorted(found))
     raise LengthError(

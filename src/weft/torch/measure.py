@@ -100,8 +100,8 @@ class Subject:
 
     def walk(self, plan: AttentionPlan) -> Call:
         """What launches the plan's one walk, taken or not: dq, dk, dv."""
-        assert plan.walk, "one walk has no such pattern"
-        return self.call_of(walk_program(plan, plan.walk, self.layout(*OF_CALL), _options(plan)))
+        assert plan.fused, "one walk has no such pattern"
+        return self.call_of(walk_program(plan, plan.fused, self.layout(*OF_CALL), _options(plan)))
 
 
 def _sizes(p: Problem) -> Iterator[tuple[int, int, int]]:

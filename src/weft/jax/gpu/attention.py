@@ -18,8 +18,7 @@ from weft.jax.gpu.bind import order, physical, run
 from weft.kernels.gpu.layout import OF_CALL, Layout, Options, Vector
 from weft.kernels.gpu.program import LaunchProgram, Slot, row_major
 from weft.kernels.gpu.programs.backward import backward_program
-from weft.kernels.gpu.programs.forward import forward_program
-from weft.kernels.gpu.programs.split_kv import split_kv_program
+from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.problem import Problem
@@ -87,11 +86,7 @@ Arrays = dict[str, Array]
 def _forward(call: Call, tensors: Arrays, rows: Arrays) -> list[Array]:
     """out, lse."""
     layout, plan = _layout(call, tensors, rows), call.plan
-    if plan.by_rows is not None:
-        program = split_kv_program(plan.by_rows.plan, layout, call.options, call.gpu.processors)
-    else:
-        program = forward_program(plan, layout, call.options)
-    return _run(call, program, tensors | rows)
+    return _run(call, chosen_forward(plan, layout, call.options, call.gpu.processors), tensors | rows)
 
 
 def _backward(call: Call, tensors: Arrays, rows: Arrays) -> list[Array]:

@@ -19,9 +19,20 @@ PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "a
          "shift")  # fmt: skip
 ADDED_BOX = "DQ_box"  # what few keys add to
 ROUNDS = ("blocks_at", "blocks")  # of blocks that programs take in turn
-FEW = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `few_keys`
+FEW = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `hopper.bwd_sparse_keys`
 SUMS = ("parts", "first", "step", "keys", "kv_heads")
-WALK = ("items", "runs", "per", "tiles", "shift", "tokens", "kv_heads", "share", "left", "right")  # see `one_walk`
+WALK = (
+    "items",
+    "runs",
+    "per",
+    "tiles",
+    "shift",
+    "tokens",
+    "kv_heads",
+    "share",
+    "left",
+    "right",
+)  # see `bwd_fused`
 FLOATS = ("scale", "softcap")
 
 
@@ -98,8 +109,7 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if spec.direction == "gradients":
         return walk_names(READ), walk_names(WRITTEN)
     if spec.direction == "few_keys":
-        read = walk_names(OF_FEW)
-        return tuple(x for x in read if x != ADDED_BOX), (ADDED_BOX,)
+        return tuple(x for x in walk_names(OF_FEW) if x != ADDED_BOX), (ADDED_BOX,)
     if spec.groups and spec.direction == "forward":
         written, *read = box_names(spec.terms)
         return tuple(read), (written,) * spec.boxed

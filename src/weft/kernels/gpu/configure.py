@@ -8,11 +8,10 @@ from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.candidates import IN_GROUPS, MOST_IN_GROUPS, always_apart, held, in_halves, no_maximum
-from weft.planning.device import FAR
-from weft.planning.few_keys import GROUPS, TILES
+from weft.planning.families.fused_backward import SEEN
+from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
+from weft.planning.features import always_apart, held, in_halves, no_maximum
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.short import SEEN, TILE
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
 from weft.settings import interpreted
@@ -64,13 +63,16 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     """
     plan.check_room(direction)
     problem, transposed = plan.problem, direction == "dkdv"
-    waves = plan_waves(plan.towards(direction), problem, transposed, slots_of(plan.target) if split else None)
+    shares = plan.specialised(direction)
+    groups = shares is not None and not interpreted()
+    shares = shares if shares is not None and groups else plan.unspecialised(direction)
+    waves = plan_waves(shares, problem, transposed, slots_of(plan.target) if split else None)
     aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))
     grouped = transposed and problem.group != 1
     spec = KernelSpec(direction, problem.dtype, problem.d, problem.dv, 1, 0, 0, aligned, grouped=grouped)
     spec = for_card(spec, direction, plan)
     widest = max(problem.d, problem.dv)
-    return tuple(dict.fromkeys(one for wave in waves.waves for one in wave_specs(spec, wave, waves, widest)))
+    return tuple(dict.fromkeys(one for wave in waves.waves for one in wave_specs(spec, wave, waves, widest, groups)))
 
 
 def walk_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = False) -> KernelSpec:
@@ -92,20 +94,24 @@ def few_specs(problem: Problem) -> tuple[KernelSpec, ...]:
 
 def walk_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
     """The kernels of one walk, without sinks and a gradient of lse; none where there is no such walk."""
-    walk, problem = plan.one_walk, plan.problem
+    walk, problem = plan.fused_backward, plan.problem
     if walk is None:
         return ()
     beside = bool(walk.beside)
     return (walk_spec(problem, with_delta=beside), *(few_specs(problem) if beside else ()))
 
 
-def wave_specs(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> tuple[KernelSpec, ...]:
-    """The specs of one wave's launches; spec: all that waves share. widest: stride of rows, elements."""
-    one = _wave_spec(spec, wave, waves, widest)
+def wave_specs(
+    spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: bool = False
+) -> tuple[KernelSpec, ...]:  # fmt: skip
+    """The specs of one wave's launches; spec: all that waves share. widest: stride of rows, elements. groups: warp
+    groups specialise; else a tiling of warp groups is one of warps.
+    """
+    one = _wave_spec(spec, wave, waves, widest, groups)
     return (one,) if one.makes == "both" else (one, replace(one, makes="dk"))
 
 
-def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> KernelSpec:
+def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: bool) -> KernelSpec:
     kind = wave.kind._asdict()
     tiling = kind.pop("tiling")
     aligned = spec.aligned and wave.span * max(widest, STATS) < 1 << 31
@@ -134,27 +140,13 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int) -> Kerne
     takes_none = one.no_maximum and known
     # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
     # listed, and where boxes on a grid are cut
-    groups = one.groups if _specialises(one, wave) else 0
+    assert aligned or not groups, "select asks for it"
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(
         one, held=one.held and (masks or bool(one.factors)), no_maximum=takes_none, partial=one.partial and takes_none,
-        fast_log=short and takes_none, groups=groups, short=bool(groups) and wave.short,
+        fast_log=short and takes_none, groups=one.groups if groups else 0,
+        short=groups and wave.short and one.no_maximum and one.narrow,
     )  # fmt: skip
-
-
-def _specialises(spec: KernelSpec, wave: Wave) -> bool:
-    """Whether `weft.kernels.triton.groups` has such a kernel; where not, a tiling of warp groups is one of warps."""
-    direction, forward = spec.direction, spec.direction == "forward"
-    # with other registers than it has for all groups together, some would wait for more for ever
-    if direction == "delta" or wave.kind.tiling != IN_GROUPS.get(direction):
-        return False
-    known = spec.lines and wave.place is not None and wave.terms <= MOST_IN_GROUPS[direction] and not wave.more
-    known &= spec.no_maximum and spec.linear if forward else spec.of_keys and spec.folded
-    plain = not (spec.grouped or spec.split or spec.with_dq or spec.accumulate or spec.few or spec.joins or spec.listed)
-    sizes = (spec.d, spec.dv) == (64, 64) and wave.items * wave.members < FAR
-    if not (known and plain and sizes and spec.aligned) or interpreted():
-        return False
-    return not forward or wave.reach is not None
 
 
 def _grid_takes_none(spec: KernelSpec) -> bool:

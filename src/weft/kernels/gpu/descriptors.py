@@ -1,4 +1,4 @@
-"""Tensor descriptors of a kernel's arguments: what `weft.planning.reach` says, for tensors that lie somehow."""
+"""Tensor descriptors of a kernel's arguments: what `weft.planning.tma` says, for tensors that lie somehow."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.kernels.gpu.hopper.config import config_of
+from weft.kernels.gpu.spec import SHORT_DTYPES, KernelSpec
 from weft.planning.problem import Problem
-from weft.planning.reach import Reach
+from weft.planning.tma import TmaExtent
 
-TILE, CHANNELS = 64, 64  # places and channels of a box
 KEYS = ("K", "V", "DK", "DV")  # as many heads as keys have
+VALUES = ("V", "Out", "DOut", "DV")  # as many channels as values have
 Which = Sequence[tuple[str, int]]  # boxes: a tensor, and which side's tokens
 # Of a forward of two terms. Of queries Out is written whole, where a tile is.
 FORWARD = (("Out", 0), ("Q", 0), ("K", 1), ("V", 1), ("K", 2), ("V", 2))
@@ -32,7 +34,7 @@ class Box:
 
 
 def boxes(
-    which: Which, names: Sequence[str], found: Sequence[Reach], problem: Problem,
+    which: Which, names: Sequence[str], found: Sequence[TmaExtent], problem: Problem,
     strides: Mapping[str, tuple[int, ...]],
 ) -> tuple[Box, ...]:  # fmt: skip
     """names: of the descriptors. found: what each side's reach. strides: batch, head, token, channel, in elements."""
@@ -41,7 +43,8 @@ def boxes(
         reach, (batch, head, token, _) = found[side], strides[tensor]
         heads = problem.kv_heads if tensor in KEYS else problem.q_heads
         place, lane = reach.first
-        shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, CHANNELS)
+        channels = problem.dv if tensor in VALUES else problem.d
+        shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, channels)
         made.append(Box(name, tensor, shape, (batch, head, reach.step * token, token, 1)))
     return tuple(made)
 
@@ -56,9 +59,14 @@ def walk_names(which: Which) -> tuple[str, ...]:
     return tuple(f"{name}_box" for name, _ in which)
 
 
-def box_kind() -> str:
-    """The type of a descriptor among a kernel's arguments."""
+def box_kind(name: str, spec: KernelSpec) -> str:
+    """The type of a descriptor among a kernel's arguments. Its box has a tile's places, and channels as products want
+    them: what lies beyond the tensor's reads as zeros.
+    """
     from triton.experimental.gluon import language as gl
 
-    shape: Any = [1, 1, TILE, 1, CHANNELS]
-    return f"tensordesc<bf16{shape},{gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)!r}>"
+    config, tensor = config_of(spec), name.split("_", maxsplit=1)[0]
+    places = config.columns if tensor in KEYS else config.rows
+    shape: Any = [1, 1, places, 1, config.width_v if tensor in VALUES else config.width]
+    layout = gl.NVMMASharedLayout.get_default_for(shape, getattr(gl, spec.dtype))
+    return f"tensordesc<{SHORT_DTYPES[spec.dtype]}{shape},{layout!r}>"

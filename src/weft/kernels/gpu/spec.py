@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from weft.planning.candidates import HELD
+from weft.planning.features import HELD
 from weft.planning.problem import DTYPES
 from weft.planning.tiling import Direction
 
@@ -45,8 +45,8 @@ class KernelSpec(Strided):
     """One generated kernel.
 
     direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way; "delta" walks nothing;
-    "gradients" makes all of them in one walk over queries (`weft.kernels.triton.one_walk`), and "few_keys" and
-    "few_sums" add what few keys beside the walk's window have of them (the modules of these names).
+    "gradients" makes all of them in one walk over queries (`hopper.bwd_fused`), and "few_keys" and "few_sums" add
+    what few keys beside the walk's window have of them (`hopper.bwd_sparse_keys`, `hopper.reduce_partials`).
     dtype: of q, k and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the
     remainder. rows x cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16
     bytes and are dense, no tile spans 2^31 elements, and no stride 2^31 times 16 bytes. formula: every bound is one of
@@ -65,8 +65,8 @@ class KernelSpec(Strided):
     chained: of a chain of launches each begins while the one before it ends (programmatic dependent launch), and waits
     for that before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22.
     partial: sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp
-    groups that specialise, see `weft.kernels.triton.groups`; 0: none. short: of a forward by these, see
-    `weft.kernels.triton.short_queries`. boxed: its whole tiles leave by a TMA descriptor; else it has one argument for
+    groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
+    `hopper.fwd_short`. boxed: its whole tiles leave by a TMA descriptor; else it has one argument for
     each tensor that it writes.
     """
 

@@ -12,6 +12,7 @@ import json
 import os
 import textwrap
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -79,7 +80,7 @@ def _dotted(node: ast.AST) -> tuple[str, ...]:
 
 def _content(value: Any) -> Any:
     """What a value means to the compiler, as JSON has it."""
-    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    name = name_of(value)
     if name.startswith(("triton.", "builtins.")) and not name.endswith("."):  # a function or a class
         return name
     if isinstance(value, (JITCallable, FunctionType)):
@@ -93,10 +94,23 @@ def _content(value: Any) -> Any:
         return ["constexpr", _content(value.value)]
     if isinstance(value, (tuple, list)):
         return [_content(one) for one in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [name_of(type(value)), {name: _content(getattr(value, name)) for name in _facts(type(value))}]
     of_triton = type(value).__module__.startswith("triton.") and " at 0x" not in repr(value)
     if of_triton or value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     raise TypeError(f"a kernel names {value!r}, whose content no key can tell")
+
+
+def _facts(kind: Any) -> list[str]:
+    """Names of a dataclass's fields and properties."""
+    found = [name for name, member in inspect.getmembers(kind) if isinstance(member, property)]
+    return [one.name for one in fields(kind)] + found
+
+
+def name_of(value: Any) -> str:
+    """A value's module and name, as far as it has them."""
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
 # ---- what compiles it ------------------------------------------------------------------------------------------------

@@ -11,15 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.acsr.terms import NotAffineError
+from weft.acsr.format import NotAffineError
+from weft.acsr.relayout import live_range
+from weft.acsr.steady import why_unsteady
 from weft.errors import UnsupportedError
 from weft.kernels.gpu.tables.pack import NO_LOWER, NO_UPPER, Words
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import INF, Bound, Stair
 from weft.pattern.relation import Relation
-from weft.planning.device import FAR
-from weft.planning.relayout import live_range
-from weft.planning.rowwise import steady_relations, why_unsteady
+from weft.planning.rowwise import steady_relations
+from weft.planning.tiling.gpu import FAR
 
 ITEM = 6  # integers of a tile of rows, as `tables.pack` has them: first query, queries, first key, keys, left, full
 

@@ -12,10 +12,10 @@ import triton.language as tl
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.bounds import is_out
 from weft.kernels.gpu.ops.loads import dot, nothing
-from weft.planning import device
+from weft.planning.tiling import gpu
 
 PENALTY = tl.constexpr(constants.PENALTY)
-FAR, PLACES = tl.constexpr(device.FAR), tl.constexpr(device.PLACES)
+FAR, PLACES = tl.constexpr(gpu.FAR), tl.constexpr(gpu.PLACES)
 
 
 # What masks boxes of a grid by a product: their coordinates on all axes together have PLACES places. axes: of each axis

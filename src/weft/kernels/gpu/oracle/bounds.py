@@ -11,7 +11,7 @@ import numpy as np
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Ints
 from weft.kernels.gpu.tables.pack import AXIS
-from weft.planning.device import FAR
+from weft.planning.tiling.gpu import FAR
 
 RECORD = 12  # integers of a bound in a list of tables
 UPPER = 16  # integers of the two lower staircases, before the upper ones

@@ -16,7 +16,7 @@ from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Call, Ints
 from weft.kernels.gpu.oracle.numbers import Scoring, SoftMaximum
 from weft.kernels.gpu.split_kv.tables import BOUND, CLASSES, MEMBER, term_words
-from weft.planning.device import FAR
+from weft.planning.tiling.gpu import FAR
 
 LN2 = float(np.log(2.0))
 

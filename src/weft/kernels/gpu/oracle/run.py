@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.kernels.gpu.documents.spec import ItemsSpec
-from weft.kernels.gpu.oracle import backward, documents, forward, groups, one_walk, rows, sinks
+from weft.kernels.gpu.oracle import backward, documents, forward, fused, hopper, rows, sinks
 from weft.kernels.gpu.oracle.memory import Call, Memory, Reals
 from weft.kernels.gpu.program import Convert, Fill, Launch, LaunchProgram, Step
 from weft.kernels.gpu.spec import KernelSpec
@@ -23,11 +23,11 @@ OF_TILES: Mapping[str, Kernel] = {
     "delta": backward.row_sums,
 }
 OF_GROUPS: Mapping[str, Kernel] = {
-    "forward": groups.forward,
-    "dkdv": groups.key_gradients,
-    "gradients": one_walk.gradients,
-    "few_keys": one_walk.few_keys,
-    "few_sums": one_walk.few_sums,
+    "forward": hopper.forward,
+    "dkdv": hopper.key_gradients,
+    "gradients": fused.gradients,
+    "few_keys": fused.few_keys,
+    "few_sums": fused.few_sums,
 }
 OF_SINKS: Mapping[str, Kernel] = {"sink_gradient": sinks.gradient, "sink_gradient_sum": sinks.gradient_sum}
 

@@ -2,7 +2,7 @@
 
 Two kernels make them, with the same bits every time: that of dq leaves for the other what it subtracts from scores and
 their gradients, in `stats` or `delta`. Where the order of sums is free, the kernel that walks keys may add to dq too.
-Gradients of short windows come of one walk over queries: `weft.planning.walk`.
+Gradients of short windows come of one walk over queries: `weft.planning.families.fused_backward`.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
+from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import chained, for_card
 from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.descriptors import walk_names
+from weft.kernels.gpu.hopper.launch import FusedLaunches
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Role, Slot, Step, Strides, Table
 from weft.kernels.gpu.programs.launches import (
     Bindings,
     Packed,
     kernel_launch,
-    may_specialise,
     tables_of,
     wave_launches,
     widened,
 )
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton.walked import Walked
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families import fused_backward, one_kernel
+from weft.planning.families.fused_backward import FusedBackward
 from weft.planning.problem import Problem
-from weft.planning.walk import Walk
 from weft.settings import interpreted
 from weft.target import Gpu
 
@@ -43,9 +44,11 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     With `options.with_delta` also delta (B, Hq, M): what the gradient of sinks takes. Raises UnsupportedKernel where
     the card has no room for the plan's kernels.
     """
-    if plan.one_walk and may_specialise(layout, options, plan.problem):
-        return walk_program(plan, plan.one_walk, layout, options)
-    summing = not options.deterministic and in_one_kernel(plan)
+    family = select.gradients(plan, layout, options)
+    if family == fused_backward.NAME:
+        assert plan.fused_backward is not None, "what is selected is listed"
+        return walk_program(plan, plan.fused_backward, layout, options)
+    summing = family == one_kernel.NAME
     queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
     keys = keys_program(plan, layout, options, summing)
     outputs = ("dq", "dk", "dv") + ("delta",) * options.with_delta
@@ -55,11 +58,6 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     dq = result("dq", "q", plan.problem, layout, (plan.problem.dtype, plan.problem.d))
     last = LaunchProgram("dq", (found.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
     return found.then(last, outputs)
-
-
-def in_one_kernel(plan: AttentionPlan) -> bool:
-    """Whether the kernel that walks keys makes dq too, where the order of sums is free."""
-    return plan.in_one is not None
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -138,11 +136,11 @@ def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     return LaunchProgram("backward", tuple(slots), (*steps, kernel_launch(spec, grid, values, bound)))
 
 
-def walk_program(plan: AttentionPlan, walk: Walk, layout: Layout, options: Options) -> LaunchProgram:
+def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, options: Options) -> LaunchProgram:
     """All gradients of a walk, which is the plan's."""
     problem = plan.problem
     assert isinstance(plan.target, Gpu)
-    walked = Walked(walk, problem, plan.target)
+    walked = FusedLaunches(walk, problem, plan.target)
     slots, steps, memory = _given(problem, layout)
     made = [
         result("dq", "q", problem, layout, (problem.dtype, problem.d)),

@@ -5,18 +5,30 @@ from __future__ import annotations
 from itertools import chain
 from math import inf
 
+from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import for_card
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Fill, LaunchProgram, Slot
 from weft.kernels.gpu.programs.launches import Bindings, tables_of, wave_launches, widened
 from weft.kernels.gpu.programs.sinks import join_sinks
+from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families import split_kv
 from weft.settings import interpreted
 
 
+def chosen_forward(plan: AttentionPlan, layout: Layout, options: Options, processors: int) -> LaunchProgram:
+    """The program of the family that the plan takes. processors: multiprocessors of the card."""
+    if select.forward(plan) == split_kv.NAME:
+        assert plan.by_rows is not None, "what is selected is taken"
+        return split_kv_program(plan.by_rows.plan, layout, options, processors)
+    return forward_program(plan, layout, options)
+
+
 def forward_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
-    """Slots q, k, v, and where there are any sinks and slopes (Hq,); outputs out (B, Hq, M, Dv) and lse (B, Hq, M).
+    """By tiles. Slots q, k, v, and where there are any sinks and slopes (Hq,); outputs out (B, Hq, M, Dv) and lse
+    (B, Hq, M).
 
     layout: of q, k and v. Raises UnsupportedKernel where the card has no room for the plan's kernels.
     """

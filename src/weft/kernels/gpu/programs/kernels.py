@@ -8,9 +8,8 @@ from weft.kernels.gpu.compile.source import Source
 from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.program import LaunchProgram, row_major
 from weft.kernels.gpu.programs.backward import backward_program
-from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
-from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.planning.attention_plan import AttentionPlan
 from weft.target import Gpu
 
@@ -45,10 +44,8 @@ def kernels_of(plan: AttentionPlan, asked: Asked = Asked()) -> list[Source]:
 
 def _forward(plan: AttentionPlan, asked: Asked) -> LaunchProgram:
     layout, options = _layout(plan, 3, asked), _options(plan, asked)
-    if plan.by_rows is None:
-        return forward_program(plan, layout, options)
-    assert isinstance(plan.target, Gpu)
-    return split_kv_program(plan.by_rows.plan, layout, options, plan.target.processors)
+    processors = plan.target.processors if isinstance(plan.target, Gpu) else 1
+    return chosen_forward(plan, layout, options, processors)
 
 
 def _gradients(plan: AttentionPlan, asked: Asked) -> list[LaunchProgram]:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from weft.caching import cached
+from weft.kernels.gpu import select
 from weft.kernels.gpu.arguments import described, reads, scalars, writes
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import wave_specs
-from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.descriptors import FORWARD, Box, box_names
 from weft.kernels.gpu.descriptors import boxes as boxes_of
-from weft.kernels.gpu.layout import PARTS, Layout, Options, dense_rows
+from weft.kernels.gpu.layout import PARTS, Layout, Options
 from weft.kernels.gpu.program import (
     Argument,
     Convert,
@@ -32,11 +32,11 @@ from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.kernels.gpu.tables.pack import Place
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
-from weft.planning.attention_plan import AttentionPlan, Share
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
 from weft.planning.work import slots_of
-from weft.settings import interpreted
 from weft.target import Gpu
 
 GRID = 65535  # programs along the second and the third axis of a grid, at most
@@ -45,11 +45,14 @@ GRID = 65535  # programs along the second and the third axis of a grid, at most
 # ---- tables ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Waves and their tables. met: for each key the row of the joined sums, negative for none; see `Waves.met`."""
+    """Waves and their tables. met: for each key the row of the joined sums, negative for none; see `Waves.met`. groups:
+    warp groups that specialise compute them.
+    """
 
     waves: Waves
     tables: tuple[Table, ...]
     met: Table | None
+    groups: bool = False
 
 
 @cached(128)
@@ -67,31 +70,20 @@ def packed(
 
 
 def tables_of(direction: Direction, plan: AttentionPlan, layout: Layout, options: Options, summing: bool) -> Packed:
-    """The tables of one direction; in tiles of warp groups only where these may specialise.
+    """The tables of one direction, in the tiles that are selected.
 
     summing: the kernel that walks keys makes dQ too.
     """
     problem, transposed = plan.problem, direction == "dkdv"
     split = slots_of(plan.target) if transposed and not options.deterministic else None
-    shares = plan.summing if summing else plan.towards(direction)
+    if summing:
+        return packed(plan.summing, problem, transposed, split)
     processors = plan.target.processors if isinstance(plan.target, Gpu) else 0
-    found = packed(shares, problem, transposed, split, processors)
-    if not any(share.plan.tiling and share.plan.tiling.groups for share in shares):
-        return found
-    widest = max(STATS, *(stride[2] for stride in layout.strides))
-    near = all(wave.span * widest < 1 << 31 for wave in found.waves.waves)
-    if near and may_specialise(layout, options, problem):
-        return found
-    in_step = plan.keys_in_step if direction == "dkdv" else plan.forward_in_step
-    return packed(in_step, problem, transposed, split)
-
-
-def may_specialise(layout: Layout, options: Options, problem: Problem) -> bool:
-    """Whether kernels whose warp groups specialise compute such options, for tensors that lie so."""
-    linear = not (options.softcap or layout.slopes or options.rescaled)
-    aligned = layout.aligned and dense_rows(layout.named, problem.dtype)
-    apart = all(all(stride[:3]) for stride in layout.strides)  # descriptors of rows that are one are not known to work
-    return linear and aligned and apart and not interpreted()
+    every = select.tiles(direction, plan, layout, options)
+    found = ((packed(one.shares, problem, transposed, split, processors), one.groups) for one in every)
+    near = (pair for pair in found if not pair[1] or select.are_near(pair[0].waves, layout))
+    one, groups = next(near)
+    return replace(one, groups=groups)
 
 
 # ---- vectors of a call ------------------------------------------------------------------------------------------
@@ -152,7 +144,8 @@ def wave_launches(
         slot = f"{spec.direction}_tables_{number}"
         tables[slot] = table
         values = _values(wave, spec, plan.problem, options) | {"Tables": slot}
-        ones = [replace(one, boxed=not options.one_argument) for one in wave_specs(spec, wave, found.waves, widest)]
+        specs = wave_specs(spec, wave, found.waves, widest, found.groups)
+        ones = [replace(one, boxed=not options.one_argument) for one in specs]
         boxes: tuple[Box, ...] = ()
         if ones[0].groups and isinstance(plan.target, Gpu):
             grids = [_persistent(wave, plan.target)]

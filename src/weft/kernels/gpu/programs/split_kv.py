@@ -39,7 +39,7 @@ from weft.kernels.gpu.split_kv.spec import (
     split_kv_spec,
 )
 from weft.kernels.gpu.split_kv.tables import row_tables
-from weft.planning.row_choice import RowShape, shape_of
+from weft.planning.families.split_kv import RowShape, shape_of
 from weft.planning.rowwise import RowPlan
 
 COUNTED = {"KeyCount": "key_count", "Offset": "offset", "Window": "window"}  # slots of what a kernel reads by itself

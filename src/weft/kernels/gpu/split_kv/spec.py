@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from weft.kernels.gpu.spec import Strided
 from weft.pattern.bounds import Stair
+from weft.planning.families.split_kv import ByRows, RowShape
 from weft.planning.problem import DTYPES
-from weft.planning.row_choice import ByRows, RowShape
 from weft.planning.rowwise import RowPlan
 from weft.settings import interpreted
 

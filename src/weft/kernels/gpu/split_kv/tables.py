@@ -16,9 +16,9 @@ from weft.kernels.gpu.split_kv.spec import bounds_of
 from weft.kernels.gpu.tables.pack import NO_LOWER, NO_UPPER, Words, Writer
 from weft.pattern.bounds import Bound, Stair
 from weft.pattern.relation import Relation
-from weft.planning.attention_plan import Heads
-from weft.planning.device import FAR
+from weft.planning.heads import Heads
 from weft.planning.rowwise import RowPlan
+from weft.planning.tiling.gpu import FAR
 
 MEMBER = 6
 CLASSES, BOUND = 10, 9  # integers of a record: about residue classes, and of each bound

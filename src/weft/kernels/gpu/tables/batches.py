@@ -17,10 +17,10 @@ from weft.acsr.format import BLOCK
 from weft.kernels.gpu.tables.pack import Kind, LaunchTables, Place, Words, block_tables, launch_tables
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.planning.attention_plan import Heads, Share
+from weft.planning.heads import Heads, Share
 from weft.planning.problem import Problem
-from weft.planning.reach import Reach
 from weft.planning.tiles import TilePlan
+from weft.planning.tma import TmaExtent
 from weft.planning.work import are_few, most_of
 
 
@@ -67,7 +67,7 @@ class Wave:
     whole: bool
     lines: bool
     joins: bool = False
-    reach: tuple[Reach, ...] | None = None
+    reach: tuple[TmaExtent, ...] | None = None
     short: bool = False
     work: Ints | None = None
     blocks_at: int = 0
@@ -161,6 +161,7 @@ def _launches(plan: TilePlan, most: int | None) -> Iterable[tuple[LaunchTables, 
     m = plan.acsr.m
     for launch in plan.launches:
         if launch.tiles:
+            assert plan.tiling is not None, "a plan for a GPU has a tiling"
             yield from launch_tables(launch, plan.tiling, m, most)
     if plan.blocks is not None:
         rows = np.zeros(-(-m // BLOCK) * BLOCK, np.bool_)
@@ -198,9 +199,10 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
         found[0].tables.kind, int(bases[-1]), len(joined), max(entry.tables.items for entry in found),
         only is None or only.skewed, several=any(t.several for t in tables),
         terms=max(t.place.parts for t in tables), more=any(t.more for t in tables),
-        place=only and only.place, merges=merges, span=max(t.span for t in tables),
-        whole=all(t.whole for t in tables), lines=all(t.lines for t in tables), reach=only and only.reach,
-        short=only is not None and only.short, work=only and only.work,
+        place=None if only is None else only.place, merges=merges, span=max(t.span for t in tables),
+        whole=all(t.whole for t in tables), lines=all(t.lines for t in tables),
+        reach=None if only is None else only.reach, short=only is not None and only.short,
+        work=None if only is None else only.work,
     )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from weft.pattern.bounds import Ints
-from weft.planning.device import is_listed
 from weft.planning.tiles import AxisPlan, Launch
+from weft.planning.tiling.gpu import is_listed
 
 
 def whole_boxes(launch: Launch) -> Launch | None:
@@ -21,8 +21,8 @@ def whole_boxes(launch: Launch) -> Launch | None:
         return None
     parts = []
     for part in launch.parts:
-        axes = tuple(map(_moved, part.axes))
-        if None in axes:
+        axes = tuple(moved for axis in part.axes if (moved := _moved(axis)) is not None)
+        if len(axes) < len(part.axes):
             return None
         parts.append(replace(part, axes=axes))
     return replace(launch, parts=tuple(parts))
@@ -36,7 +36,7 @@ def _moved(axis: AxisPlan) -> AxisPlan | None:
     if (start < 0).any() or not _is_seen(axis, length):
         return None
     none = np.zeros_like(start, np.int8)
-    return replace(axis, start=start, stop=start + widths, left=none, full=none)
+    return replace(axis, start=start.astype(np.int32), stop=(start + widths).astype(np.int32), left=none, full=none)
 
 
 def _is_seen(axis: AxisPlan, length: Ints) -> bool:

@@ -1,6 +1,6 @@
 """What a forward by warp groups reads of an item beside what every kernel does, so that no group computes it.
 
-After an item's other integers (`tables.pack`): place and lane (`weft.planning.reach`) of its first query
+After an item's other integers (`tables.pack`): place and lane (`weft.planning.tma`) of its first query
 and of each part's first key; then for each part and each group of GROUP rows SHARE integers: the first tile of columns
 that some row sees and the one after the last, the tiles that all rows see whole, from the first to the one after the
 last, and whether the first and the last tile fold. Tiles count from the run's first column.
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.pattern.bounds import Ints
-from weft.planning.reach import Reach
 from weft.planning.tiles import AxisPlan, Launch
+from weft.planning.tma import TmaExtent
 
 GROUP, SHARE, FOLDS = 64, 5, 4
 MOST = (1 << 15) - 1  # columns of a run, where bounds have half a word
@@ -24,7 +24,7 @@ BESIDE = 3  # half tiles in whose time a group begins and ends a block, a guess
 FEW = 4  # tiles of a run that may fold, all of which a group holds at a time
 
 
-def shares_of(launch: Launch, items: NDArray[np.int32], reach: tuple[Reach, ...]) -> Ints:
+def shares_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, ...]) -> Ints:
     """(items, integers) of a launch on one axis; items: (first query, queries), then each part's run."""
     known = items.astype(np.int64)
     first, height = known[:, :2].T
@@ -67,7 +67,7 @@ def is_short(launch: Launch, items: NDArray[np.int32], shares: Ints) -> bool:
     return bool(few and first[:, :, FOLDS].any() and runs[:, :, 1].max() <= MOST)
 
 
-def _place(reach: Reach, token: Ints) -> tuple[Ints, Ints]:
+def _place(reach: TmaExtent, token: Ints) -> tuple[Ints, Ints]:
     """(place, lane) of tokens that a descriptor reaches; anything of others, where a run is empty."""
     place, lane = np.divmod(token - reach.base, reach.step)
     first_place, first_lane = reach.first

@@ -31,12 +31,12 @@ from weft.kernels.gpu.tables.boxes import whole_boxes
 from weft.kernels.gpu.tables.consumer_ranges import is_short, shares_of, time_of
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
-from weft.planning.candidates import IN_GROUPS
-from weft.planning.device import FAR, Run, is_formula, is_listed, is_narrow, more_run
-from weft.planning.lines import as_lines, unbounded
-from weft.planning.reach import Reach, reaches
+from weft.planning.affine_bounds import as_lines, unbounded
+from weft.planning.families.hopper import CONFIGS
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
 from weft.planning.tiling import Tiling
+from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow, more_run
+from weft.planning.tma import TmaExtent, extents
 from weft.planning.work import rows_apart
 
 Words = NDArray[np.int32]
@@ -81,9 +81,9 @@ class LaunchTables:
     each item, or of a forward by warp groups `consumer_ranges.time_of`.
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
-    column of a tile, at most. more: see `weft.planning.device.more_run`. whole: see `tables.boxes`. lines: see
-    `weft.planning.lines`. reach: of a forward by warp groups what descriptors reach, see `weft.planning.reach`. short:
-    and whether its runs are, see `tables.consumer_ranges`.
+    column of a tile, at most. more: see `tiling.gpu.more_run`. whole: see `tables.boxes`. lines: see
+    `planning.affine_bounds`. reach: of a forward by warp groups what descriptors reach, see `planning.tma`. short: and
+    whether its runs are, see `tables.consumer_ranges`.
     """
 
     words: Words
@@ -98,7 +98,7 @@ class LaunchTables:
     more: bool = False
     whole: bool = False
     lines: bool = False
-    reach: tuple[Reach, ...] | None = None
+    reach: tuple[TmaExtent, ...] | None = None
     short: bool = False
 
     @property
@@ -212,7 +212,8 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
         _put_more(items, launch.parts[1], more, chosen[0])
     if (shares.of > 1).any():
         _cut(items, launch, shares.share, shares.of)
-    reach = reaches(launch) if tiling == IN_GROUPS.get("forward") and rank == 1 else None
+    groups = tiling is not None and tiling.groups and tiling != CONFIGS["dkdv"]
+    reach = extents(launch) if groups and rank == 1 else None
     short, work = False, work[order] // shares.of
     if reach is not None:
         told = shares_of(launch, items, reach)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.pack import axis_words
-from weft.planning.candidates import REGISTERS_OF_FIVE
+from weft.planning.families.tile import REGISTERS_OF_FIVE
 from weft.planning.tiling import chunks
 
 Chunks = tuple[tuple[int, int, int], ...]  # (first column, width, columns that exist) of a head dimension's chunks

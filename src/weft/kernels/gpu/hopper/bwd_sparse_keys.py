@@ -1,0 +1,321 @@
+# ruff: noqa: PLR0913, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
+"""What few keys beside a short window add to gradients, after the window's one walk (`bwd_fused`).
+
+They add to dQ where it is, and to dK and dV as sums of each program (`reduce_partials`). A program takes every so many
+tiles of the queries of a head of keys; each of two consumers takes its own of them, and keeps dK and dV of two tiles of
+keys in registers while they pass. First come the tiles of queries that see keys of the first alone, then those that may
+see both (`weft.planning.families.sparse_keys`). A producer warp for each consumer asks for queries, dO and dQ by tensor
+descriptors of (batch row, head, token, 1, channel), a tile ahead; dQ goes out from where it came in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from weft.kernels.gpu.hopper.ops.aggregate import aggregate
+from weft.kernels.gpu.hopper.ops.channel import Channel, channel
+from weft.kernels.gpu.hopper.ops.layouts import LANES as WARP_LANES
+from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, first_factor, flat, line, matrix
+from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
+from weft.kernels.gpu.hopper.ops.values import LOG2E, opaque
+from weft.planning.families import sparse_keys as few
+
+TILES, EDGES, BOUNDS = (gl.constexpr(x) for x in (few.TILES, few.EDGES, few.TILES * few.TILE))
+EDGES_AT, BOUNDS_AT = gl.constexpr(few.RANGES), gl.constexpr(few.RANGES + few.EDGES * few.TILES)
+WARPS, LANES = gl.constexpr(GROUP_WARPS), gl.constexpr(WARP_LANES)
+
+
+@aggregate
+class Sizes:
+    """items: parts of all heads of keys; parts: of a head; length: tokens; kv_heads; share: heads of queries to each of
+    these; place, lane: of the first key.
+    """
+
+    items: gl.tensor
+    parts: gl.tensor
+    length: gl.tensor
+    kv_heads: gl.tensor
+    share: gl.tensor
+    place: gl.tensor
+    lane: gl.tensor
+
+    @gluon.jit
+    def queries_at(self, member, h, first):
+        """Where a box of queries is. member: a head of keys, of all batch rows; h: which of the heads that share it."""
+        return [member // self.kv_heads, (member % self.kv_heads) * self.share + h, first, 0, 0]
+
+
+@aggregate
+class SparseKeys:
+    """The kernel's arguments, shared memory and channels.
+
+    table: tiles of queries and bounds of keys (`weft.planning.families.sparse_keys`). ds: what scores take, for dQ.
+    keys: the channel of K and V, which have one stage; each consumer's ring of queries, dO, dQ and their numbers is a
+    part of `queries`.
+    """
+
+    cfg: gl.constexpr
+    dq_box: Any
+    q: gl.shared_memory_descriptor
+    do: gl.shared_memory_descriptor
+    dq: gl.shared_memory_descriptor
+    stats: gl.shared_memory_descriptor
+    ds: gl.shared_memory_descriptor
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    queries: Channel
+    sizes: Sizes
+    table: gl.tensor
+    scale: gl.tensor
+    Partial: gl.tensor
+    keys: Channel
+    q_box: Any
+    do_box: Any
+    k_box: Any
+    v_box: Any
+    Lse: gl.tensor
+    Delta: gl.tensor
+
+    @gluon.jit
+    def ring(self, C):
+        """The ring of consumer C's queries. By remainders: with places by bits ptxas spills in the loops."""
+        STAGES: gl.constexpr = self.cfg.stages
+        return Channel(self.queries.full, self.queries.empty, C * STAGES, STAGES, False)
+
+    @gluon.jit
+    def spans(self):
+        """Tiles of queries: the first, the first that may see both tiles of keys, the one after the last."""
+        return gl.load(self.table), gl.load(self.table + 1), gl.load(self.table + 2)
+
+
+@gluon.jit
+def first_of(begin, mine, every):
+    """The first tile from `begin` on that is `mine` of `every`."""
+    return begin + (mine + every - begin % every) % every
+
+
+# ---- producer --------------------------------------------------------------------------------------------------------
+@gluon.jit
+def load_span(C: gl.constexpr, s, member, span, state):
+    """Ask for a consumer's tiles of queries: from the first, before the end, by how much they rise."""
+    TILE: gl.constexpr = state.cfg.rows
+    sizes, ring = state.sizes, state.ring(C)
+    first, end, every = span
+    r = gl.arange(0, TILE, layout=line(1, state.cfg.producer_warps))
+    for h in range(0, sizes.share):
+        head = (member * sizes.share + h).to(gl.int64)  # of all batch rows
+        for i in range(first, end, every):
+            at = ring.stage(s)
+            ring.acquire(s)
+            ring.expect(s, 3 * state.q_box.block_type.nbytes)
+            where = sizes.queries_at(member, h, i * TILE)
+            tma.async_copy_global_to_shared(state.q_box, where, ring.full.index(at), state.q.index(at))
+            tma.async_copy_global_to_shared(state.do_box, where, ring.full.index(at), state.do.index(at))
+            tma.async_copy_global_to_shared(state.dq_box, where, ring.full.index(at), state.dq.index(at))
+            row = head * sizes.length + gl.minimum(i * TILE + r, sizes.length - 1)
+            async_copy.async_copy_global_to_shared(state.stats.index(2 * at), state.Lse + row)
+            async_copy.async_copy_global_to_shared(state.stats.index(2 * at + 1), state.Delta + row)
+            ring.commit(s)
+            s += 1
+    return s
+
+
+@gluon.jit
+def load_keys(n, member, state):
+    """Ask for all keys and values of a head."""
+    TILE: gl.constexpr = state.cfg.rows
+    sizes, keys = state.sizes, state.keys
+    keys.acquire(n)
+    keys.expect(n, 2 * TILES * state.k_box.block_type.nbytes)
+    for t in gl.static_range(TILES):
+        where = [member // sizes.kv_heads, member % sizes.kv_heads, sizes.place + t * TILE, sizes.lane, 0]
+        tma.async_copy_global_to_shared(state.k_box, where, keys.full.index(keys.stage(n)), state.k.index(t))
+        tma.async_copy_global_to_shared(state.v_box, where, keys.full.index(keys.stage(n)), state.v.index(t))
+
+
+@gluon.jit
+def producer(C: gl.constexpr, state):
+    """A consumer's tiles of queries; the first consumer's producer asks for keys and values too."""
+    CONSUMERS: gl.constexpr = state.cfg.consumers
+    sizes = state.sizes
+    begin, middle, end = state.spans()
+    every = CONSUMERS * sizes.parts
+    s = 0
+    n = 0
+    for item in range(gl.program_id(0), sizes.items, gl.num_programs(0)):
+        member, mine = item // sizes.parts, CONSUMERS * (item % sizes.parts) + C
+        if C == 0:
+            load_keys(n, member, state)
+        n += 1
+        s = load_span(C, s, member, (first_of(begin, mine, every), middle, every), state)
+        s = load_span(C, s, member, (first_of(middle, mine, every), end, every), state)
+
+
+# ---- consumers -------------------------------------------------------------------------------------------------------
+@gluon.jit
+def scores(t: gl.constexpr, i, mine, at, sides, state):
+    """(p, ds) of key tile t and tile i of queries, float32. mine: its K and V; at: where the queries are."""
+    TILE: gl.constexpr = state.cfg.rows
+    k, v = mine
+    table = state.table
+    q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
+    lse, delta = state.stats.index(2 * at), state.stats.index(2 * at + 1)
+    layout: gl.constexpr = accumulator(TILE)
+    none = gl.zeros([TILE, TILE], gl.float32, layout)
+    x = warpgroup_mma(k, q.permute((1, 0)), none, use_acc=False, is_async=True)
+    y = warpgroup_mma(v, do.permute((1, 0)), none, use_acc=False, is_async=True)
+    every, until = gl.load(table + EDGES_AT + EDGES * t), gl.load(table + EDGES_AT + EDGES * t + 1)
+    cut = (i * TILE < every) | (i * TILE + TILE > until)
+    words, bit = mask_words(sides[0] * 0, sides[0] * 0 + TILE, sides[1])
+    if cut:  # while products run
+        bounds = table + BOUNDS_AT + t * TILE + sides[0]
+        words, bit = mask_words(gl.load(bounds) - i * TILE, gl.load(bounds + BOUNDS) - i * TILE, sides[1])
+    x = warpgroup_mma_wait(1, (x,))
+    p = gl.exp2(x * (state.scale * LOG2E) - gl.expand_dims(lse.load(gl.SliceLayout(0, layout)) * LOG2E, 0))
+    y = warpgroup_mma_wait(0, (y,))
+    y = y - gl.expand_dims(delta.load(gl.SliceLayout(0, layout)), 0)
+    if cut:
+        p = masked(p, words, bit, 0.0)
+        y = masked(y, words, bit, 0.0)
+    return p, p * y
+
+
+@gluon.jit
+def add(t: gl.constexpr, C: gl.constexpr, sums, i, at, sides, state):
+    """(dK, dV) of key tile t with what it has of tile i of queries, which is at `at`; ds is left for dQ."""
+    cfg: gl.constexpr = state.cfg
+    dk, dv = sums
+    here = opaque(t)  # places that are known are kept in registers from before the loop, and spilled
+    factor: gl.constexpr = first_factor(cfg.width)
+    factor_v: gl.constexpr = first_factor(cfg.width_v)
+    q, do = matrix(state.q.index(at)), matrix(state.do.index(at))
+    mine = matrix(state.k.index(here)), matrix(state.v.index(here))
+    p, ds = scores(t, i, mine, at, sides, state)
+    dv = warpgroup_mma(gl.convert_layout(p.to(state.q.dtype), factor_v), do, dv, is_async=True)
+    ds = ds.to(state.q.dtype)
+    matrix(state.ds.index(here + C * TILES)).store(ds)
+    dk = warpgroup_mma(gl.convert_layout(ds, factor), q, dk, is_async=True)
+    dv, dk = warpgroup_mma_wait(0, (dv, dk))
+    return dk, dv
+
+
+@gluon.jit
+def add_to_query(C: gl.constexpr, COUNT: gl.constexpr, at, where, zero, state):
+    """Add to dQ of a tile what so many tiles of keys left, and send it."""
+    here = opaque(0)
+    fence_async_shared()
+    of_tile = matrix(state.ds.index(here + C * TILES)).permute((1, 0))
+    dq = warpgroup_mma(of_tile, matrix(state.k.index(here)), zero, use_acc=False, is_async=True)
+    if COUNT == 2:
+        of_tile = matrix(state.ds.index(here + C * TILES + 1)).permute((1, 0))
+        dq = warpgroup_mma(of_tile, matrix(state.k.index(here + 1)), dq, is_async=True)
+    room = state.dq.index(at)
+    before = matrix(room).load(zero.type.layout).to(gl.float32)
+    dq = warpgroup_mma_wait(0, (dq,))
+    matrix(room).store((dq * state.scale + before).to(state.q.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(state.dq_box, where, room)
+
+
+@gluon.jit
+def begun(s, ring):
+    """Wait for tile s; give back the one before, once its dQ was read."""
+    at = ring.stage(s)
+    ring.wait(s)
+    if s > 0:
+        tma.store_wait(0)
+        ring.release(s - 1)
+    return at
+
+
+@gluon.jit
+def keep(to, sums, sides):
+    """Leave dK and dV of a tile of keys, to be joined with those of other programs."""
+    ROWS: gl.constexpr = sums[0].type.shape[0]
+    WIDTH: gl.constexpr = sums[0].type.shape[1]
+    place = gl.expand_dims(sides[0] * WIDTH, 1) + gl.expand_dims(sides[1], 0)
+    gl.store(to + place, sums[0])
+    gl.store(to + ROWS * WIDTH + place, sums[1])
+
+
+@gluon.jit
+def consumer(C: gl.constexpr, state):
+    """One warp group: its tiles of queries."""
+    cfg: gl.constexpr = state.cfg
+    TILE: gl.constexpr = cfg.rows
+    WIDTH: gl.constexpr = cfg.width
+    CONSUMERS: gl.constexpr = cfg.consumers
+    SUMS: gl.constexpr = 2 * TILE * WIDTH  # numbers of dK and dV of a tile of keys
+    layout: gl.constexpr = accumulator(TILE)
+    sides = gl.arange(0, TILE, layout=gl.SliceLayout(1, layout)), gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
+    zero = gl.zeros([TILE, WIDTH], gl.float32, accumulator(WIDTH))
+    sizes, ring, keys = state.sizes, state.ring(C), state.keys
+    begin, middle, end = state.spans()
+    every = CONSUMERS * sizes.parts
+    s = 0
+    n = 0
+    for item in range(gl.program_id(0), sizes.items, gl.num_programs(0)):
+        member, mine = item // sizes.parts, CONSUMERS * (item % sizes.parts) + C
+        keys.wait(n)
+        dk = zero
+        dv = zero
+        for h in range(0, sizes.share):
+            for i in range(first_of(begin, mine, every), middle, every):
+                s = opaque(s)
+                at = begun(s, ring)
+                dk, dv = add(0, C, (dk, dv), i, at, sides, state)
+                add_to_query(C, 1, at, sizes.queries_at(member, h, i * TILE), zero, state)
+                s += 1
+        dk_more = zero
+        dv_more = zero
+        for h in range(0, sizes.share):
+            for i in range(first_of(middle, mine, every), end, every):
+                s = opaque(s)
+                at = begun(s, ring)
+                dk, dv = add(0, C, (dk, dv), i, at, sides, state)
+                dk_more, dv_more = add(1, C, (dk_more, dv_more), i, at, sides, state)
+                add_to_query(C, 2, at, sizes.queries_at(member, h, i * TILE), zero, state)
+                s += 1
+        keys.release(n)
+        n += 1
+        to = state.Partial + (item.to(gl.int64) * CONSUMERS + C) * (TILES * SUMS)
+        keep(to, (dk, dv), sides)
+        if middle < end:
+            keep(to + SUMS, (dk_more, dv_more), sides)
+    tma.store_wait(0)
+
+
+# ---- the kernel ------------------------------------------------------------------------------------------------------
+@gluon.jit
+def bwd_sparse_keys(read, rows, Partial, sizes, table, scale, cfg: gl.constexpr):
+    """read: descriptors of Q, dO, dQ, K and V, of which dQ is written too. rows: pointers to lse and to what scores
+    subtract. Partial: (items, consumers, tiles of keys, 2, rows, channels).
+    """
+    CONSUMERS: gl.constexpr = cfg.consumers
+    STAGES: gl.constexpr = CONSUMERS * cfg.stages
+    q, do = boxes(read[0], STAGES), boxes(read[1], STAGES)
+    dq, ds = boxes(read[2], STAGES), boxes(read[2], CONSUMERS * TILES)
+    k, v = boxes(read[3], TILES), boxes(read[4], TILES)
+    stats = gl.allocate_shared_memory(gl.float32, [2 * STAGES, cfg.rows], flat(1))
+    queries = channel(STAGES, 1 + LANES * cfg.producer_warps, 1)  # full: the boxes, and each thread's copies of numbers
+    keys = channel(1, 1, CONSUMERS)
+    state = SparseKeys(
+        cfg, read[2], q, do, dq, stats, ds, k, v, queries, sizes, table, scale, Partial, keys, read[0], read[1],
+        read[3], read[4], rows[0], rows[1],
+    )  # fmt: skip
+    gl.static_assert(cfg.consumers == 2)
+    gl.warp_specialize([
+        (consumer, (0, state)), (consumer, (1, state)), (producer, (0, state)), (producer, (1, state)),
+    ], [WARPS, cfg.producer_warps, cfg.producer_warps],
+       [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip

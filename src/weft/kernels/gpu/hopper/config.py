@@ -1,0 +1,121 @@
+"""Configurations of the kernels for Hopper: every number that belongs to a head dimension or a tile is a field here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.kernels.gpu.spec import KernelSpec
+
+LEAST, MOST = 2.0**-48, 2.0**120  # what sums of weights may be where nothing is taken off scores
+RowMax = Literal["none", "first", "online"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """One kernel's tiles, warp groups and registers, and what it computes beside.
+
+    d, dv: head dimensions. rows: of a consumer, of the side that stays. columns: of a tile of the side that is walked.
+    consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
+    consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
+    first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
+    key_stages: of the fused walk's ring of keys. row_max: what a forward takes off scores. "none": nothing; "first": a
+    row's largest score in the first tile that has a key for it; "online": the largest so far. With the first two, rows
+    whose sums leave the range from `least` to `most` are computed again. terms: that one walk has. short: runs are
+    short (`fwd_short`). boxed: whole tiles of results leave by a descriptor.
+    """
+
+    d: int
+    dv: int
+    rows: int
+    columns: int
+    consumers: int
+    stages: int
+    producer_warps: int
+    consumer_registers: int
+    producer_registers: int
+    first_tiles: int = 0
+    key_stages: int = 0
+    row_max: RowMax = "none"
+    terms: int = 1
+    short: bool = False
+    sinks: bool = False
+    boxed: bool = True
+    lse_gradient: bool = False
+    with_delta: bool = False
+
+    @property
+    def width(self) -> int:
+        """Channels of q and k in shared memory: products want a power of two."""
+        return _padded(self.d)
+
+    @property
+    def width_v(self) -> int:
+        """The same of v."""
+        return _padded(self.dv)
+
+    @property
+    def least(self) -> float:
+        """The least sum of weights that a forward's row may have."""
+        return LEAST if self.row_max == "none" else LEAST_OF_FIRST
+
+    @property
+    def most(self) -> float:
+        """The largest: where weights are float16, none of them may have become infinite."""
+        return MOST if self.row_max == "none" else MOST_OF_FIRST
+
+
+# With the first tile's largest score taken off, one weight of a row is 1, mostly; float16 ends at 65504.
+LEAST_OF_FIRST, MOST_OF_FIRST = 2.0**-8, 2.0**15
+ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
+# (registers of a thread that computes, of one that loads) of forwards by the wider head dimension, padded, and the
+# number of consumers; the first group has what the others leave of the launch's.
+FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24)}
+FIRST_TILES = 3
+
+
+def _padded(channels: int) -> int:
+    return max(16, 1 << (channels - 1).bit_length())
+
+
+def config_of(spec: KernelSpec) -> Config:
+    """The configuration of a kernel."""
+    return OF_DIRECTION[spec.direction](spec)
+
+
+def _key_gradients(spec: KernelSpec) -> Config:
+    return Config(
+        spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
+        producer_warps=4, consumer_registers=224, producer_registers=56,
+    )  # fmt: skip
+
+
+def _fused(spec: KernelSpec) -> Config:
+    return Config(
+        spec.d, spec.dv, rows=spec.rows, columns=spec.rows, consumers=spec.groups, stages=3, key_stages=5,
+        producer_warps=4, consumer_registers=160, producer_registers=0, lse_gradient=spec.lse_gradient,
+        with_delta=spec.with_delta,
+    )  # fmt: skip
+
+
+def _sparse_keys(spec: KernelSpec) -> Config:
+    return Config(
+        spec.d, spec.dv, rows=spec.rows, columns=spec.rows, consumers=spec.groups, stages=2, producer_warps=1,
+        consumer_registers=240, producer_registers=24,
+    )  # fmt: skip
+
+
+def _forward(spec: KernelSpec) -> Config:
+    consumer, producer = FORWARDS[max(_padded(spec.d), _padded(spec.dv)), spec.groups]
+    return Config(
+        spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
+        producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
+        first_tiles=FIRST_TILES, row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short, sinks=spec.sinks,
+        boxed=spec.boxed,
+    )  # fmt: skip
+
+
+OF_DIRECTION = {
+    "forward": _forward, "dkdv": _key_gradients, "gradients": _fused, "few_keys": _sparse_keys,
+    "few_sums": _sparse_keys,
+}  # fmt: skip

@@ -1,0 +1,159 @@
+"""Rows of a forward whose sums left the range, computed again with their largest score taken off (online softmax).
+
+The consumers mark such rows in lse and go on; when all blocks are done, the kernel's own warps compute them. So the
+code for it is there once, and nowhere between blocks.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+
+from weft.kernels.gpu.hopper.ops.affine import affine_bounds
+from weft.kernels.gpu.hopper.ops.aggregate import aggregate
+from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, rows_seen, tiles_of
+from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, first_factor, matrix
+from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
+from weft.kernels.gpu.hopper.ops.scheduler import PART, block_at
+from weft.kernels.gpu.hopper.ops.softmax import with_sink
+from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, UNIT
+
+WARPS = gl.constexpr(GROUP_WARPS)
+
+
+@aggregate
+class Online:
+    """Sums of values and of weights, and the largest score so far, in bits, which is taken off."""
+
+    acc: gl.tensor
+    total: gl.tensor
+    largest: gl.tensor
+
+
+@aggregate
+class Term:
+    """A term's run for some rows: their bounds, the first position and how many, the first token and the step."""
+
+    low: gl.tensor
+    high: gl.tensor
+    first: gl.tensor
+    count: gl.tensor
+    origin: gl.tensor
+    step: gl.tensor
+
+
+@gluon.jit
+def fetch(to, tensor, heads, first, rows, CHANNELS: gl.constexpr):
+    """A tile of rows, by the warps that compute, when nothing else runs. heads: (batch row, head); rows: (how many,
+    their step).
+    """
+    count, step = rows
+    ROWS: gl.constexpr = to.type.shape[0]
+    WIDTH: gl.constexpr = to.type.shape[1]
+    layout: gl.constexpr = by_rows(WIDTH, WARPS)
+    r = gl.minimum(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)), count - 1)
+    d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
+    at = tensor.row(heads[0], heads[1], first)
+    at = at + (gl.expand_dims(r * step * (tensor.per_row * UNIT), 1) + d)
+    if CHANNELS < WIDTH:
+        to.store(gl.load(at, mask=gl.expand_dims(r >= 0, 1) & (d < CHANNELS), other=0.0))
+    else:
+        to.store(gl.load(at))
+    fence_async_shared()
+
+
+@gluon.jit
+def add_term(sums, state, inputs, heads, term, columns):
+    """Online sums after one term more. inputs: K, V; heads: (batch row, head of keys)."""
+    cfg: gl.constexpr = state.cfg
+    TILE: gl.constexpr = cfg.columns
+    ROWS: gl.constexpr = cfg.rows
+    acc, total, largest = sums.acc, sums.total, sums.largest
+    zero = gl.zeros([ROWS, TILE], gl.float32, accumulator(TILE))
+    q, k, v = matrix(state.q.index(0)), matrix(state.k.index(0)), matrix(state.v.index(0))
+    factor: gl.constexpr = first_factor(cfg.width_v)
+    scale2 = state.scale * LOG2E
+    for j in range(0, tiles_of(term.count, TILE)):
+        first, count = term.origin + term.first + j * TILE * term.step, term.count - j * TILE
+        fetch(k, inputs[0], heads, first, (count, term.step), cfg.d)
+        fetch(v, inputs[1], heads, first, (count, term.step), cfg.dv)
+        x = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+        x = warpgroup_mma_wait(0, (x,))
+        words, bit = mask_words(term.low - j * TILE, term.high - j * TILE, columns)
+        x = masked(x, words, bit, float("-inf"))
+        new = gl.maximum(largest, gl.max(x, 1) * scale2)
+        safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
+        p = gl.exp2(x * scale2 - gl.expand_dims(safe, 1))
+        kept = gl.exp2(largest - safe)
+        total = total * kept + gl.sum(p, 1)
+        largest = new
+        weights = gl.convert_layout(p.to(k.dtype), factor)
+        kept = gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout))
+        y = warpgroup_mma(weights, v, acc * gl.expand_dims(kept, 1), is_async=True)
+        acc = warpgroup_mma_wait(0, (y,))
+    return Online(acc, total, largest)
+
+
+@gluon.jit
+def overflowed_rows(state, inputs):
+    """The rows of a program's blocks that are marked. inputs: the tensors Q, K and V. Shared memory is free by now."""
+    cfg: gl.constexpr = state.cfg
+    ROWS: gl.constexpr = cfg.rows
+    TILE: gl.constexpr = cfg.columns
+    WIDTH_V: gl.constexpr = cfg.width_v
+    TERMS: gl.constexpr = cfg.terms
+    layout: gl.constexpr = accumulator(TILE)
+    of_rows: gl.constexpr = gl.SliceLayout(1, layout)
+    r = gl.arange(0, ROWS, layout=of_rows)
+    columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
+    channels = gl.arange(0, WIDTH_V, layout=gl.SliceLayout(0, accumulator(WIDTH_V)))
+    scheduler = state.scheduler
+    here = scheduler.part()
+    origin, pace = scheduler.rows()
+    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+        where = scheduler.where(number)
+        block = block_at(scheduler, where)
+        far_first, far_count = keys_of(scheduler.places(where)[1], TERMS - 1)
+        for c in range(0, cfg.consumers):
+            mine = r + c * ROWS
+            row = block.start + gl.minimum(mine, block.height - 1) * pace
+            lse_at = state.Lse + (block.batch.to(gl.int64) * state.heads + block.head) * state.length + origin + row
+            before = gl.load(lse_at, mask=mine < block.height, other=0.0)
+            marked = before != before
+            if gl.max(marked.to(gl.int32), 0) != 0:
+                first, heads = origin + block.start + c * ROWS * pace, (block.batch, block.head)
+                fetch(matrix(state.q.index(0)), inputs[0], heads, first, (block.height - c * ROWS, pace), cfg.d)
+                none = gl.full([ROWS], float("-inf"), gl.float32, of_rows)
+                zero = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
+                sums = Online(zero, gl.zeros([ROWS], gl.float32, of_rows), none)
+                rows, heads = (pace, block.height), (block.batch, block.kv_head)
+                run = (block.first, block.count)
+                low, high = rows_seen(affine_bounds(here), block.start, mine, rows, run)
+                term = Term(low, high, block.first, block.count, gl.load(here), gl.load(here + PART))
+                sums = add_term(sums, state, (inputs[1], inputs[2]), heads, term, columns)
+                if TERMS == 2:
+                    axis = affine_bounds(here + TERM)
+                    low, high = rows_seen(axis, block.start, mine, rows, (far_first, far_count))
+                    other = here + TERM
+                    term = Term(low, high, far_first, far_count, gl.load(other), gl.load(other + PART))
+                    sums = add_term(sums, state, (inputs[1], inputs[2]), heads, term, columns)
+                acc, total, largest = sums.acc, sums.total, sums.largest
+                if cfg.sinks:
+                    sink = gl.load(state.Sinks + block.head) * LOG2E
+                    less, more, largest = with_sink(total == 0, sink, largest)
+                    less_acc = gl.convert_layout(less, gl.SliceLayout(1, acc.type.layout))
+                    acc, total = acc * gl.expand_dims(less_acc, 1), total * less + more
+                inverse = gl.convert_layout(gl.where(total == 0, 0.0, 1.0 / total), gl.SliceLayout(1, acc.type.layout))
+                out = acc * gl.expand_dims(inverse, 1)
+                lse = gl.where(total == 0, float("-inf"), (largest + gl.log2(total)) * LN2)
+                gl.store(lse_at, lse, mask=marked)
+                of_acc: gl.constexpr = gl.SliceLayout(1, accumulator(WIDTH_V))
+                out_row = gl.convert_layout(row, of_acc)
+                at = gl.expand_dims(out_row * (state.Out.per_row * UNIT), 1) + gl.expand_dims(channels, 0)
+                at = state.Out.row(block.batch, block.head, origin) + at
+                mask = gl.expand_dims(gl.convert_layout(marked, of_acc), 1)
+                if cfg.dv < WIDTH_V:
+                    mask = mask & gl.expand_dims(channels < cfg.dv, 0)
+                gl.store(at, out.to(state.Out.pointer.dtype.element_ty), mask=mask)

@@ -1,0 +1,110 @@
+# ruff: noqa: PLR0913 - kernels take as many arguments as they need
+"""One tile of a forward: scores, weights, and what they add to a consumer's sums."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+from weft.kernels.gpu.hopper.ops.aggregate import aggregate
+from weft.kernels.gpu.hopper.ops.layouts import first_factor, matrix
+from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
+from weft.kernels.gpu.hopper.ops.softmax import in_parts
+
+
+@aggregate
+class Scoring:
+    """What all tiles take: a consumer's rows and their step, the columns of a tile, what makes logarithms of weights of
+    scores, a tile of zeros, and zeros of a consumer's sums.
+    """
+
+    rows: gl.tensor
+    pace: gl.tensor
+    columns: gl.tensor
+    scale2: gl.tensor
+    zero: gl.tensor
+    none: gl.tensor
+
+
+@aggregate
+class Sums:
+    """Sums of values, of weights in parts, and what was taken off scores, in bits; a constant where nothing is."""
+
+    acc: gl.tensor
+    total: gl.tensor
+    largest: gl.tensor | gl.constexpr
+
+
+@gluon.jit
+def no_sums(scoring, ROW_MAX: gl.constexpr):
+    """Before a consumer's first tile."""
+    total = in_parts(scoring.zero)
+    if ROW_MAX == "none":
+        sums = Sums(scoring.none, total, 0)
+    else:
+        ROWS: gl.constexpr = scoring.zero.type.shape[0]
+        sums = Sums(scoring.none, total, gl.full([ROWS], float("-inf"), gl.float32, scoring.rows.type.layout))
+    return sums
+
+
+@aggregate
+class Cut:
+    """Positions of a run that rows see, from low to before high; they cut tiles below one, and from another on."""
+
+    low: gl.tensor
+    high: gl.tensor
+    below: gl.tensor
+    beyond: gl.tensor
+
+
+@gluon.jit
+def scores_of(i, q, state, scoring):
+    """Products of a consumer's queries and the keys of tile i of the ring, once they are there."""
+    at = state.tiles.stage(i)
+    state.tiles.wait(i)
+    k = matrix(state.k.index(at)).permute((1, 0))
+    x = warpgroup_mma(q, k, scoring.zero, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(0, (x,))
+
+
+@gluon.jit
+def weights_of(x, sums, scoring, ROW_MAX: gl.constexpr):
+    """(weights of a tile's scores, sums that belong to them)"""
+    if ROW_MAX == "none":
+        p = gl.exp2(x * scoring.scale2)
+    else:
+        acc, total, largest = sums.acc, sums.total, sums.largest
+        new = gl.max(x, 1) * scoring.scale2
+        if ROW_MAX == "online":
+            new = gl.maximum(largest, new)
+            safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
+            kept = gl.exp2(largest - safe)
+            total = total * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
+            acc = acc * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout)), 1)
+            largest = new
+        else:
+            safe = gl.where(new == float("-inf"), 0.0, new)
+            safe = gl.where(largest == float("-inf"), safe, largest)
+            largest = safe
+        p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
+        sums = Sums(acc, total, largest)
+    return p, sums
+
+
+@gluon.jit
+def add_tile(i, j, x, sums, cut, state, scoring):
+    """Sums with tile i of the ring, which is tile j of its run. x: see `scores_of`."""
+    cfg: gl.constexpr = state.cfg
+    TILE: gl.constexpr = cfg.columns
+    at = state.tiles.stage(i)
+    if (j < cut.below) | (j >= cut.beyond):
+        words, bit = mask_words(cut.low - j * TILE, cut.high - j * TILE, scoring.columns)
+        x = masked(x, words, bit, float("-inf"))
+    p, sums = weights_of(x, sums, scoring, cfg.row_max)
+    total = sums.total + in_parts(p)
+    weights = gl.convert_layout(p.to(state.v.dtype), first_factor(cfg.width_v))
+    acc = warpgroup_mma(weights, matrix(state.v.index(at)), sums.acc, is_async=True)
+    acc = warpgroup_mma_wait(0, (acc,))
+    state.tiles.release(i)
+    return Sums(acc, total, sums.largest)

@@ -1,0 +1,68 @@
+"""Layouts of tiles in registers and in shared memory, and the memory itself."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+WARPS = 4  # of a warp group
+LANES = 32  # of a warp
+VECTOR = 8  # elements of 16 bits that a thread copies at once
+
+
+@gluon.constexpr_function
+def accumulator(columns):  # type: ignore[no-untyped-def]
+    """A warp group's sums of a product with so many columns."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, columns, 16])
+
+
+@gluon.constexpr_function
+def first_factor(columns):  # type: ignore[no-untyped-def]
+    """The first factor of a product with so many columns, in registers."""
+    return gl.DotOperandLayout(operand_index=0, parent=accumulator(columns), k_width=2)
+
+
+@gluon.constexpr_function
+def by_rows(columns, warps):  # type: ignore[no-untyped-def]
+    """Rows of 16 bits for copies to and from global memory, VECTOR elements a thread."""
+    threads = min(columns // VECTOR, LANES)
+    return gl.BlockedLayout([1, VECTOR], [LANES // threads, threads], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def line(per_thread, warps):  # type: ignore[no-untyped-def]
+    """One number a thread, or several that follow each other."""
+    return gl.BlockedLayout([per_thread], [LANES], [warps], [0])
+
+
+@gluon.constexpr_function
+def flat(rank):  # type: ignore[no-untyped-def]
+    """Numbers in shared memory, in order."""
+    return gl.SwizzledSharedLayout(1, 1, 1, list(reversed(range(rank))))
+
+
+@gluon.jit
+def tiles(dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr):
+    """Shared memory for so many tiles, as products read them."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], dtype)
+    return gl.allocate_shared_memory(dtype, [COUNT, ROWS, WIDTH], layout)
+
+
+@gluon.jit
+def boxes(box, COUNT: gl.constexpr):
+    """Shared memory for so many boxes of a tensor descriptor."""
+    shape: gl.constexpr = box.block_type.shape
+    return gl.allocate_shared_memory(box.dtype, [COUNT, shape[0], shape[1], shape[2], shape[3], shape[4]], box.layout)
+
+
+@gluon.jit
+def matrix(box):
+    """A box (1, 1, rows, 1, channels) as products read it."""
+    shape: gl.constexpr = box.type.shape
+    return box.reshape([shape[2], shape[4]])
+
+
+@gluon.jit
+def marks(memory, COUNT: gl.constexpr, ROWS: gl.constexpr):
+    """A number for each row of so many consumers, in memory of integers that has room for them."""
+    return memory._reinterpret(gl.int32, [COUNT, ROWS, 1], flat(2))

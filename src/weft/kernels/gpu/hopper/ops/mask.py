@@ -1,0 +1,37 @@
+"""Masks of tiles as words of bits: a thread has the columns of a row that it holds in one word.
+
+Of a row of an accumulator a thread has columns 8 * (k // 2) + k % 2 from an even one on; bit k of its word stands for
+the k-th. The assembler makes predicates of a word seven at a time, which takes fewer instructions than comparisons.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def _bits_from(x, COLUMNS: gl.constexpr):
+    """The bits of columns from x on."""
+    x = gl.minimum(gl.maximum(x, 0), COLUMNS)
+    count = 2 * (x >> 3) + gl.minimum(x & 7, 2)
+    return gl.inline_asm_elementwise("shl.b32 $0, -1, $1;", "=r,r", [count], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def mask_words(low, high, columns):
+    """(words, bits) to be and-ed: where low <= column < high of each row. columns: those of a tile."""
+    COLUMNS: gl.constexpr = columns.type.shape[0]
+    lane = gl.expand_dims(columns & 6, 0)
+    bit = gl.expand_dims(1 << (((columns >> 3) << 1) | (columns & 1)), 0)
+    low, high = gl.expand_dims(low, 1) - lane, gl.expand_dims(high, 1) - lane
+    return gl.broadcast(_bits_from(low, COLUMNS) & ~_bits_from(high, COLUMNS), bit)
+
+
+@gluon.jit
+def masked(x, words, bit, other):
+    """x where its bit is set, else another number."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 t; and.b32 t, $2, $3; setp.ne.s32 p, t, 0; selp.f32 $0, $1, $4, p; }",
+        "=f,f,r,r,f", [x, words, bit, other], dtype=gl.float32, is_pure=True, pack=1,
+    )  # fmt: skip

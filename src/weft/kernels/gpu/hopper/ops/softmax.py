@@ -1,0 +1,37 @@
+"""Softmax: sums of weights in parts, logarithms, and what sinks add."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def in_parts(p):
+    """Sums of each row in parts, one for each thread that has a part of the row."""
+    ROWS: gl.constexpr = p.type.shape[0]
+    COLUMNS: gl.constexpr = p.type.shape[1]
+    return gl.sum(gl.sum(gl.reshape(p, [ROWS, COLUMNS // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def fast_log2(x):
+    """NVIDIA's own instruction, right to 2^-22 where x is normal, as sums within their range are."""
+    return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def fast_inverse(x):
+    """1 / x, as `fast_log2`."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def with_sink(alone, sink, largest):
+    """(what sums and their weights are multiplied by, what the sink adds to these, what is taken off scores).
+
+    sink, largest: in bits; the latter was taken off scores before. alone: there is no key.
+    """
+    above = gl.maximum(largest, sink)
+    above = gl.where(above == float("-inf"), 0.0, above)  # neither keys nor a sink
+    return gl.where(alone, 0.0, gl.exp2(largest - above)), gl.exp2(sink - above), above

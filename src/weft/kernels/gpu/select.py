@@ -1,0 +1,64 @@
+"""Which of the kernels that a plan lists computes a call: what depends on strides, alignment and options is asked here,
+and nothing else. `weft.planning.choose` says what a plan lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from weft.kernels.gpu.constants import STATS
+from weft.kernels.gpu.layout import Layout, Options, dense_rows
+from weft.kernels.gpu.tables.batches import Waves
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families import fused_backward, one_kernel, split_kv, tile
+from weft.planning.heads import Share
+from weft.planning.problem import Problem
+from weft.planning.tiling import Direction
+from weft.settings import interpreted
+
+
+class Tiles(NamedTuple):
+    """What the kernels of one direction walk. groups: warp groups specialise, as those of the hopper family do."""
+
+    shares: tuple[Share, ...]
+    groups: bool
+
+
+def forward(plan: AttentionPlan) -> str:
+    """The family that computes the forward: all of it is decided in the plan."""
+    return tile.NAME if plan.by_rows is None else split_kv.NAME
+
+
+def gradients(plan: AttentionPlan, layout: Layout, options: Options) -> str:
+    """The family that makes gradients: the first that the plan lists and that layout and options allow."""
+    if plan.fused_backward and may_specialise(layout, options, plan.problem):
+        return fused_backward.NAME
+    return one_kernel.NAME if not options.deterministic and lists_one_kernel(plan) else tile.NAME
+
+
+def lists_one_kernel(plan: AttentionPlan) -> bool:
+    """Whether one kernel of tiles makes dQ beside dK and dV, where the order of sums is free."""
+    return plan.in_one is not None
+
+
+def tiles(direction: Direction, plan: AttentionPlan, layout: Layout, options: Options) -> Iterator[Tiles]:
+    """The tiles of one direction that layout and options allow, in the order of preference; see `are_near` too."""
+    specialised = plan.specialised(direction)
+    if specialised is not None and may_specialise(layout, options, plan.problem):
+        yield Tiles(specialised, True)
+    yield Tiles(plan.unspecialised(direction), False)
+
+
+def may_specialise(layout: Layout, options: Options, problem: Problem) -> bool:
+    """Whether kernels whose warp groups specialise compute such options, for tensors that lie so."""
+    linear = not (options.softcap or layout.slopes or options.rescaled)
+    aligned = layout.aligned and dense_rows(layout.named, problem.dtype)
+    apart = all(all(stride[:3]) for stride in layout.strides)  # descriptors of rows that are one are not known to work
+    return linear and aligned and apart and not interpreted()
+
+
+def are_near(waves: Waves, layout: Layout) -> bool:
+    """Whether no tile spans 2^31 elements."""
+    widest = max(STATS, *(stride[2] for stride in layout.strides))
+    return all(wave.span * widest < 1 << 31 for wave in waves.waves)

@@ -1,0 +1,13 @@
+"""Families of kernels: each says what it cannot compute, which configurations it has, and what they take.
+
+| module | kernels |
+|---|---|
+| `cpu` | boxes of queries on a CPU |
+| `tile` | tiles whose warps all do the same, on every GPU |
+| `hopper` | forwards, and dK and dV, by warp groups that specialise |
+| `split_kv` | forwards of few rows, whose keys are split |
+| `one_kernel` | dQ beside dK and dV, by tiles of keys |
+| `fused_backward` `sparse_keys` | all gradients of short windows in one pass, and of few keys beside them |
+
+`weft.planning.choose` weighs them.
+"""

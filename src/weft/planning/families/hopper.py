@@ -1,0 +1,125 @@
+"""Forwards, and dK and dV, by warp groups that specialise, on Hopper's cards
+(docs/decisions/0010-warp-groups-that-specialise.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.planning.affine_bounds import as_lines
+from weft.planning.families.base import Pass, Tiled, Way
+from weft.planning.features import on_hopper
+from weft.planning.problem import DTYPES, Problem
+from weft.planning.tiles import Launch
+from weft.planning.tiling import Direction, Tiling
+from weft.planning.tiling.gpu import FAR, more_run
+from weft.planning.tma import extents
+from weft.planning.work import Work, slots_of, works
+from weft.target import Gpu
+
+NAME = "hopper"
+CONFIGS: dict[Direction, Tiling] = {
+    "forward": Tiling(256, 64, 16, 8, 96, False, 4),
+    "dkdv": Tiling(128, 64, 8, 4, 168, True, 2),
+}
+# Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration.
+_WIDE = range(65, 129)
+NAMED: tuple[tuple[range, str, Tiling], ...] = (
+    (range(64, 65), "float16", Tiling(256, 64, 16, 8, 96, False, 4)),
+    *((_WIDE, dtype, Tiling(128, cols, 8, stages, 168, False, 2))
+      for dtype in ("bfloat16", "float16") for cols, stages in ((64, 4), (128, 2))),
+)  # fmt: skip
+MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
+EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
+def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
+    """Why there is no such kernel; "" where there is. What depends on strides and alignment is asked at the call.
+
+    named: a configuration that a call asks for, which may be one of `NAMED`.
+    """
+    config = config_of(asked.direction, asked.problem, asked.gpu)
+    if named is not None and named in of_names(asked.direction, asked.problem, asked.gpu):
+        config = named
+    if config is None:
+        return _no_kernel(asked.direction, asked.problem, asked.gpu)
+    if asked.terms == "listed" or len(asked.rows) > 1:
+        return "tokens are listed" if asked.terms == "listed" else "heads differ"
+    launch = line_of(asked, config)
+    if launch is None:
+        return "it is not one launch of lines with one clipped bound a side"
+    if len(launch.parts) > MOST_TERMS[asked.direction] or more_run(launch) is not None:
+        return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
+    if asked.direction == "forward" and extents(launch) is None:
+        return "descriptors would reach keys that no query sees"
+    return _no_order(_counted(asked, config))
+
+
+def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
+    """The one of the direction, where programs are about as long as each other, since who takes which is fixed."""
+    config = config_of(asked.direction, asked.problem, asked.gpu)
+    assert config is not None, "reasons_against comes before"
+    (work,) = _counted(asked, config)
+    if sum(work.most) * work.programs <= EVEN * work.tiles:
+        yield asked.alike(config).ways
+
+
+def cost(asked: Pass, config: tuple[Way, ...]) -> Tiled:
+    """What a configuration is predicted to take."""
+    return Tiled(asked, config)
+
+
+# ---- what decides ----------------------------------------------------------------------------------------------------
+def config_of(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
+    """The configuration of one direction; None where a card has no such kernel for tensors of these sizes."""
+    return None if _no_kernel(direction, problem, gpu) else CONFIGS[direction]
+
+
+def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
+    """The configurations that a call may name beside those that are chosen."""
+    if direction != "forward" or not on_hopper(gpu):
+        return ()
+    return tuple(
+        tiling for sizes, dtype, tiling in NAMED
+        if problem.d in sizes and problem.dv in sizes and problem.dtype == dtype
+    )  # fmt: skip
+
+
+def beside(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
+    """The configuration that kernels of one direction are offered beside: of dQ, which has none, the forward's."""
+    return config_of("forward" if direction == "dq" else direction, problem, gpu)
+
+
+def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
+    """Why no kernel of a direction is made for such tensors."""
+    if direction not in CONFIGS:
+        return "there is no such kernel of dQ alone"
+    if not on_hopper(gpu):
+        return f"{gpu.name} is no Hopper card"
+    if (problem.d, problem.dv) != (64, 64):
+        return "its kernels are for D=64"
+    if DTYPES[problem.dtype] != 2 or (direction == "forward" and problem.dtype != "bfloat16"):
+        return f"its kernels are not for {problem.dtype}"
+    return "heads share keys" if direction == "dkdv" and problem.group > 1 else ""
+
+
+def line_of(asked: Pass, config: Tiling) -> Launch | None:
+    """The launch of the first head's rows, where it is the only one, on one axis with one clipped line a side."""
+    plan = asked.planned(config)
+    if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
+        return None
+    return None if as_lines(plan.launches[0]) is None else plan.launches[0]
+
+
+def _counted(asked: Pass, config: Tiling) -> tuple[Work, ...]:
+    return works([(asked.planned(config), asked.rows[0][1])], slots_of(asked.gpu), asked.direction == "dkdv")
+
+
+def _no_order(counted: tuple[Work, ...]) -> str:
+    """Why programs cannot take the work of a line in turn."""
+    if len(counted) != 1 or counted[0].split:
+        return "some rows see so much that programs share them"
+    if counted[0].kind == "table":
+        return "its bounds are tables"
+    return "" if counted[0].programs < FAR else "it has more programs than 32 bits count"

@@ -1,0 +1,99 @@
+"""dQ beside dK and dV: a kernel of tiles of keys that adds to dQ in memory, in no fixed order
+(docs/decisions/0008-one-kernel-or-two.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from weft.planning.cost import adding
+from weft.planning.families.base import InTiles, Pass, Tiled
+from weft.planning.problem import Problem
+from weft.planning.resources import of_blocks, shared_of
+from weft.planning.tiles import TilePlan
+from weft.planning.tiling import Tiling
+
+NAME = "one kernel"
+IN_ONE = 0.85  # what it may take of what two kernels take: its prediction is off by a tenth
+
+
+@dataclass(frozen=True, eq=False)
+class OneKernel:
+    """Tiles of keys. The kernel of a remainder has stages of its own, which leave room for dQ."""
+
+    keys: Tiled
+    family: str = NAME
+
+    @property
+    def tiling(self) -> Tiling:
+        return self.keys.tilings[0]
+
+    @cached_property
+    def plans(self) -> tuple[TilePlan, ...]:
+        """Of each of the rows."""
+        problem, gpu, tiling = self.keys.asked.problem, self.keys.asked.gpu, self.tiling
+        return tuple(
+            plan if plan.blocks is None
+            else replace(plan, of_blocks=of_blocks("dkdv", problem, tiling, gpu, with_dq=True))
+            for plan in self.keys.plans
+        )  # fmt: skip
+
+    @cached_property
+    def sums(self) -> float:
+        """Seconds of sums of dQ in memory."""
+        return adding(self.keys.works, self.keys.asked.problem, self.tiling.cols, self.keys.asked.gpu)
+
+    @property
+    def seconds(self) -> float:
+        return self.keys.seconds + self.sums
+
+    @property
+    def compared(self) -> float:
+        return self.seconds / IN_ONE
+
+
+def reasons_against(asked: InTiles) -> str:
+    """Why gradients cannot come of one kernel, or why one is surely slower."""
+    queries, keys = asked.tiles
+    if not queries.works:
+        return "there is nothing to compute"
+    tiling = tiling_of(asked.problem, keys.asked.rank)
+    if tiling is None:
+        return "a kernel that makes dQ beside dK and dV has too few registers"
+    if shared_of("dkdv", asked.problem, tiling, asked.gpu) > asked.gpu.shared:
+        return f"for one of {tiling} the card's shared memory is too small"
+    # As many sums as of tiles so high; a kernel that makes dQ too is no faster than one that does not.
+    rows, cols = (min(getattr(one, side) for one in keys.tilings) for side in ("rows", "cols"))
+    sums = rows / tiling.rows * adding(keys.works, asked.problem, cols, asked.gpu)
+    if sums > queries.seconds:
+        return f"its sums of dQ in memory alone take {sums * 1e3:.3f} ms, longer than the kernel of dQ"
+    plans = OneKernel(keys.asked.alike(tiling)).plans
+    return "a remainder has no room" if any(p.blocks is not None and p.of_blocks is None for p in plans) else ""
+
+
+def configs(asked: InTiles) -> Iterable[Pass]:
+    """The keys that are walked: those alone whose queries a list does not leave out, which a sum may then join. Only
+    where it is worth it, since all rows of a long sequence are looked at.
+    """
+    every = asked.tiles[1].asked
+    if cost(asked, every).compared >= asked.compared:
+        yield every
+        return
+    yield replace(every, rows=[(acsr.without_blind(), heads) for acsr, heads in every.rows])
+
+
+def cost(asked: InTiles, config: Pass) -> OneKernel:
+    """What a configuration is predicted to take."""
+    tiling = tiling_of(asked.problem, config.rank)
+    assert tiling is not None, "reasons_against comes before"
+    return OneKernel(config.alike(tiling))
+
+
+def tiling_of(problem: Problem, rank: int) -> Tiling | None:
+    """The tiles of the kernel; None where it has too few registers for all sums."""
+    wide = max(problem.d, problem.dv)
+    if problem.dtype == "float32" or wide > 128:
+        return None
+    return Tiling(64, 64, 4, 3, apart=True) if wide <= 64 and rank == 1 else Tiling(128, 32, 8, 3, apart=rank == 1)

@@ -1,0 +1,257 @@
+"""Plans for a GPU: every tile is computed whole, so boxes are chosen by the number of tiles that they need.
+
+A tile has rows x cols pairs, powers of two; on a grid its two sides are boxes of as many tokens, and a box of keys may
+begin anywhere. Axes are independent: the number of tiles is a product of one sum for each axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+
+from weft.acsr.format import Acsr, Term
+from weft.acsr.relayout import Lanes
+from weft.caching import cached
+from weft.pattern.bounds import Ints, Stair
+from weft.pattern.relation import NDBool
+from weft.planning.problem import Problem
+from weft.planning.tiles import AxisPlan, Launch, Part, TileBounds, TilePlan, axis_plan, block_launch, tile_bounds
+from weft.planning.tiling import Tiling
+from weft.planning.tiling.groups import Group, group_lanes, joined, parts_of
+from weft.target import Gpu
+
+# Coordinates that a box of keys on a grid has on all axes together, at most: kernels mask it by a product over them.
+PLACES = 16
+FAR = 1 << 30  # beyond every coordinate: kernels compute these in 32 bits
+
+
+@cached(256)
+def plan_for_device(acsr: Acsr, problem: Problem, gpu: Gpu, tiling: Tiling) -> TilePlan:
+    """The plan with the fewest tiles; two launches on the same rows pay for their merge."""
+
+    def may_join(a: Group, b: Group) -> bool:
+        return a.meets(b) or _follow(a, b, tiling.rows)
+
+    def is_better(a: Group, b: Group, apart: tuple[int, int], both: tuple[Launch, int]) -> bool:
+        if a.meets(b):
+            return both[1] < sum(apart) + _merge(problem, gpu, tiling, a, b)
+        return both[1] <= sum(apart) and more_run(both[0]) is not None
+
+    chosen = joined(acsr, lambda group: _best(acsr, group, tiling), may_join, is_better)
+    launches = tuple(launch for launch, _ in chosen.values())
+    report = tuple(f"launch {i}: {count} tiles" for i, (_, count) in enumerate(chosen.values()))
+    return TilePlan(acsr, launches, block_launch(acsr), report, tiling)
+
+
+def _follow(a: Group, b: Group, rows: int) -> bool:
+    """Whether, on a line, the rows of one group follow those of the other, where one tile ends and another begins."""
+    if a.listed != b.listed or a.steps != b.steps or len(a.rows) > 1:
+        return False
+    (first, end), (begin, _) = sorted((a.rows[0], b.rows[0]))
+    return end == begin and (end - first) % (rows * a.steps[0]) == 0
+
+
+def _merge(problem: Problem, gpu: Gpu, tiling: Tiling, a: Group, b: Group) -> int:
+    """What merging costs, in tiles: 8 bytes a row and channel, against 2 (D + Dv) operations a pair."""
+    rows = min(prod(hi - lo for lo, hi in group.rows) for group in (a, b))
+    operations = 2 * (problem.d + problem.dv) * tiling.rows * tiling.cols
+    per_byte = dict(gpu.flops)["fp16"] / gpu.bandwidth
+    return int(per_byte * 8 * rows * problem.dv / operations)
+
+
+def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[Launch, int]:
+    """The box of queries, and for each term the box of keys, with the fewest tiles."""
+    counted = _counted(acsr, group)
+    terms, lanes, rank = counted.terms, counted.lanes, counted.terms[0].rank
+    best: tuple[int, tuple[int, ...], list[tuple[int, ...]]] | None = None
+    for box in _boxes(tiling.rows, tuple(int(one[0].rows.max(initial=1)) for one in lanes)):
+        keys = [counted.best_keys(i, box, tiling.cols) for i in range(len(terms))]
+        total = sum(counted.tiles(i, box, key) for i, key in enumerate(keys))
+        if best is None or total < best[0]:
+            best = total, box, keys
+    assert best is not None  # there is always a box
+    total, box, keys = best
+    axes = [tuple(counted.plan(i, a, box[a], key[a]) for a in range(rank)) for i, key in enumerate(keys)]
+    parts = parts_of(acsr, group, axes)
+    return Launch(terms[0].q, box, tuple(sorted(parts, key=_is_whole))), total
+
+
+@cached(64)
+def _counted(acsr: Acsr, group: Group) -> _Counted:
+    """Kept, because every tiling asks for the same sums."""
+    terms = [acsr.terms[i] for i in group.terms]
+    return _Counted(terms, [group_lanes(terms, axis, group) for axis in range(terms[0].rank)])
+
+
+class _Counted:
+    """Axis plans of a group of terms. Where runs begin and end does not depend on the box of keys."""
+
+    def __init__(self, terms: list[Term], lanes: list[list[Lanes]]) -> None:
+        self.terms, self.lanes = terms, lanes
+        self.bounds: dict[tuple[int, int, int], TileBounds] = {}
+        self.runs: dict[tuple[int, int, int], AxisPlan] = {}
+        self.sums: dict[tuple[int, int, int, int], int] = {}
+
+    def plan(self, term: int, axis: int, rows: int, cols: int) -> AxisPlan:
+        """The runs of one axis; the last one made for a box of queries is kept."""
+        key, one = (term, axis, rows), self.terms[term]
+        relation, n, lanes = one.axes[axis], one.k.shape[axis], self.lanes[axis][term]
+        if key not in self.bounds:
+            self.bounds[key] = tile_bounds(relation, n, lanes, rows)
+        if key not in self.runs or self.runs[key].block_k != cols:
+            self.runs[key] = axis_plan(relation, n, lanes, rows, cols, self.bounds[key])
+        return self.runs[key]
+
+    def steps(self, term: int, axis: int, rows: int, cols: int) -> int:
+        """Tiles of keys over all tiles of rows of one axis."""
+        key = (term, axis, rows)
+        return (self.runs.get(key) or self.plan(*key, cols)).steps(cols)
+
+    def best_keys(self, term: int, box: tuple[int, ...], cols: int) -> tuple[int, ...]:
+        """The box of `cols` keys that needs the fewest tiles."""
+        found = [(self.tiles(term, box, keys), keys) for keys in _key_boxes(cols, self.terms[term].k.shape)]
+        return min(found, key=lambda one: one[0])[1]
+
+    def tiles(self, term: int, box: tuple[int, ...], keys: tuple[int, ...]) -> int:
+        """Tiles that one term needs, those at its edges counted whole."""
+        total = 1
+        for axis, (rows, cols) in enumerate(zip(box, keys, strict=True)):
+            key = (term, axis, rows, cols)
+            if key not in self.sums:
+                self.sums[key] = self.steps(*key)
+            total *= self.sums[key]
+        return total
+
+
+@lru_cache(maxsize=256)
+def _boxes(size: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Boxes of `size` tokens, powers of two on every axis; no side is twice as long as its axis, if that can be."""
+    return tuple(_sides(size, shape))
+
+
+def _sides(size: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    if len(shape) == 1:
+        yield (size,)
+        return
+    sides = [1 << i for i in range(size.bit_length())]
+    fitting = [side for side in sides if side < 2 * max(1, shape[0])]
+    rest = prod(1 << max(0, (max(1, length) - 1).bit_length()) for length in shape[1:])
+    for side in fitting:
+        if size // side <= max(rest, 1) or side == fitting[-1]:
+            for others in _boxes(size // side, shape[1:]):
+                yield (side, *others)
+
+
+@lru_cache(maxsize=256)
+def _key_boxes(size: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Boxes of keys, of PLACES coordinates at most."""
+    if len(shape) == 1:
+        return ((size,),)
+    fitting, others = (tuple(x for x in _boxes(size, one) if sum(x) <= PLACES) for one in (shape, (size,) * len(shape)))
+    return fitting or others
+
+
+def longest_tile(launch: Launch) -> int:
+    """Tiles of keys that one tile of queries visits at most (an upper bound on grids)."""
+    return sum(prod(int((-(-axis.widths // axis.block_k)).max(initial=0)) for axis in p.axes) for p in launch.parts)
+
+
+def shortest_tile(launch: Launch) -> int:
+    """Tiles of keys that one tile of queries visits at least (a lower bound on grids)."""
+    return sum(
+        prod(int((-(-axis.widths // axis.block_k))[axis.heights > 0].min(initial=1 << 30)) for axis in p.axes)
+        for p in launch.parts
+    )
+
+
+def tiles_of(plan: TilePlan) -> int:
+    """Tiles that a plan computes, the remainder's blocks included."""
+    total = len(plan.acsr.remainder)
+    for launch in plan.launches:
+        for part in launch.parts:
+            total += prod(axis.steps(axis.block_k) for axis in part.axes)
+    return total
+
+
+# ---- what the code of a kernel depends on ---------------------------------------------------------------------------
+@cached(64)  # every question about a launch asks it
+def tiles_on_line(axis: AxisPlan) -> tuple[Ints, Ints]:
+    """(tiles of keys, full ones) of every tile of rows of a single axis; never to be written to."""
+    exists = axis.heights > 0
+    return (-(-axis.widths // axis.block_k))[exists], axis.unmasked[exists]
+
+
+def _is_whole(part: Part) -> bool:
+    """Whether all tiles of a part are full, on one axis: such parts come last."""
+    if len(part.axes) > 1:
+        return False
+    tiles, full = tiles_on_line(part.axes[0])
+    return bool((tiles == full).all())
+
+
+Run: TypeAlias = tuple[Ints, Ints]  # (first token, tokens) of every tile of rows
+
+
+def more_run(launch: Launch) -> Run | None:
+    """What all parts but the first visit, where that is one run of full tiles at the step of the first, as of tokens
+    that all see: kernels walk it after the full tiles of the first part, in the same loop. None where it is not.
+    """
+    if len(launch.box) > 1 or len(launch.parts) == 1 or any(map(is_listed, launch.parts)):
+        return None
+    first, *others = launch.parts
+    step = first.axes[0].lanes.k_step
+    if any(part.axes[0].lanes.k_step != step or not _is_whole(part) for part in others):
+        return None
+    found: Run | None = _run(others[0])
+    for part in others[1:]:
+        found = found and _chained(found, _run(part), step)
+    return found
+
+
+def rows_of_tiles(launch: Launch, m: int, some: NDBool) -> NDBool | None:
+    """Which of m rows are of some tiles of a launch on one axis, in the order of `Launch.walk_tiles`; None on grids."""
+    if len(launch.box) > 1:
+        return None
+    found = np.zeros(m, np.bool_)
+    for slot in np.stack(launch.slots(0), axis=1)[some].tolist():
+        found[launch.tile_queries((slot,))] = True
+    return found
+
+
+def _run(part: Part) -> Run:
+    axis = part.axes[0]
+    exists, lanes = axis.heights > 0, axis.lanes
+    first = part.k.origin + lanes.k_first[:, None] + lanes.k_step * axis.start.astype(np.int64)
+    return first[exists], axis.widths[exists]
+
+
+def _chained(a: Run, b: Run, step: int) -> Run | None:
+    """Two runs as one, where one ends as the other begins, or is empty."""
+    (first, count), (second, more) = a, b
+    touch = (first + count * step == second) | (second + more * step == first)
+    if not (touch | (count == 0) | (more == 0)).all():
+        return None
+    begin = np.where(count == 0, second, np.where(more == 0, first, np.minimum(first, second)))
+    return begin, count + more
+
+
+def is_formula(axis: AxisPlan, m: int) -> bool:
+    """Whether the bounds of m rows are formulas: two staircases a side at most, within 32 bits, and no list."""
+    both = axis.relation.lower, axis.relation.upper
+    return all(len(bounds) <= 2 and all(isinstance(b, Stair) and is_narrow(b, m) for b in bounds) for bounds in both)
+
+
+def is_narrow(stair: Stair, m: int) -> bool:
+    """Whether the first m steps are computed in 32 bits."""
+    last = stair.rise * ((m + stair.shift) // stair.run + 1)
+    return max(stair.run, stair.shift + m, last, last + abs(stair.base)) < FAR
+
+
+def is_listed(part: Part) -> bool:
+    """Whether tokens are gathered or left out, by a list of them."""
+    lanes = part.axes[0].lanes
+    return lanes.queries is not None or lanes.keys is not None or not (part.rows.is_every and part.keys.is_every)

@@ -1,0 +1,73 @@
+"""What tensor descriptors reach: the tokens that tiles of a line may read, as places and lanes.
+
+A tile is read whole, and may end up to 63 places beyond the last one of its run. So all places that a descriptor
+reaches are of some run: what lies in a key that no query sees may be anything, and is never read. Beyond them a
+descriptor reads zeros.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.pattern.bounds import Ints
+from weft.planning.tiles import Launch
+
+
+class TmaExtent(NamedTuple):
+    """Tokens base + step * place + lane for so many places and lanes.
+
+    Descriptors begin at token 0, so that they need no byte offset: they count places and lanes from there, and `first`
+    is where `base` then is. No tile lies before it.
+    """
+
+    base: int
+    step: int
+    lanes: int
+    places: int
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """Place and lane of `base`, counted from token 0."""
+        return divmod(self.base, self.step)
+
+
+def extents(launch: Launch) -> tuple[TmaExtent, ...] | None:
+    """Of the queries and of each term's keys of a launch on one axis; None where these are no such places, or some of
+    them are keys that no query sees.
+    """
+    lane, tile = launch.slots(0)
+    lanes = launch.lanes[0]
+    height = np.minimum(launch.box[0], lanes.rows[lane] - launch.box[0] * tile)
+    first = lanes.q_first[lane] + lanes.q_step * launch.box[0] * tile
+    found = [_extent(first, height, (launch.q.origin, lanes.q_step, launch.q.shape[0]))]
+    for part in launch.parts:
+        axis = part.axes[0]
+        first = axis.lanes.k_first[lane] + axis.lanes.k_step * axis.start[lane, tile].astype(np.int64)
+        grid = part.k.origin, axis.lanes.k_step, part.k.shape[0]
+        found.append(_extent(first, axis.widths[lane, tile].astype(np.int64), grid))
+    return None if None in found else tuple(one for one in found if one is not None)
+
+
+def _extent(first: Ints, count: Ints, grid: tuple[int, int, int]) -> TmaExtent | None:
+    """Of runs of `count` tokens from `first` on; grid: its origin, step and length."""
+    origin, step, length = grid
+    first, count = first[count > 0], count[count > 0]
+    if not first.size:
+        return TmaExtent(origin, step, 1, 1)
+    places, lane = np.divmod(first, step)
+    low, high = int(places.min()), int((places + count).max())
+    known = np.unique(lane)
+    lanes, base = (1, low * step + int(known[0])) if known.size == 1 else (step, low * step)
+    if known.size != lanes or base + (high - low - 1) * step + lanes > length:
+        return None
+    whole = all(_is_whole(places[lane == one], count[lane == one], low, high) for one in known)
+    return TmaExtent(origin + base, step, lanes, high - low) if whole else None
+
+
+def _is_whole(first: Ints, count: Ints, low: int, high: int) -> bool:
+    """Whether runs leave no place out between low and high."""
+    order = np.argsort(first, kind="stable")
+    ends = np.maximum.accumulate((first + count)[order])
+    return bool(first.min() == low and ends[-1] == high and (first[order][1:] <= ends[:-1]).all())

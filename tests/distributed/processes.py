@@ -1,0 +1,195 @@
+"""What each of several gloo processes checks; `test_gloo` starts them. Everything in float64, beside one process."""
+
+import os
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import weft
+from weft import causal, window
+from weft.distributed import attention, plan
+from weft.errors import InputError, OptionError
+
+LENGTH, D, DV = 240, 8, 12
+GRID = weft.neighborhood((12, 20), (5, 7))
+# (pattern, heads, shards, strategies beside the chosen one)
+CASES = {
+    "window": (causal() & window(left=20), (4, 2), ("contiguous", "zigzag"), ("halo", "ulysses", "all-gather")),
+    "both sides": (window(9, 7), (4, 4), ("contiguous",), ("halo",)),
+    "causal": (causal(), (4, 2), ("work", "zigzag"), ("halo", "ulysses")),
+    "longformer": (weft.longformer(16, 4), (4, 4), ("contiguous", "zigzag"), ("halo", "halo+queries", "ulysses")),
+    "dilated": (weft.dilated(8, 3, 4), (4, 1), ("contiguous",), ("halo", "ulysses")),
+    "documents": (causal() & weft.documents([50, 90, 100]), (4, 2), ("work",), ("halo",)),
+    "chunks": (causal() & weft.chunks(30), (4, 2), ("contiguous",), ("halo",)),
+    "2-D": (GRID, (4, 2), ("boxes", "contiguous"), ("halo", "ulysses")),
+    "3-D": (weft.neighborhood((4, 6, 10), (3, 3, 5)), (4, 4), ("boxes",), ("halo",)),
+    "text and video": (
+        weft.segments([40, 200], [[causal(), None], [True, weft.neighborhood((10, 20), 5)]]), (4, 2),
+        ("contiguous",), ("halo", "ulysses"),
+    ),
+    "blocks": (weft.random_blocks(16, 2), (4, 2), ("contiguous",), ("halo", "all-gather")),
+    "no key": (weft.window(3, 3) & weft.keys(0, 100), (4, 2), ("contiguous",), ("halo",)),
+}  # fmt: skip
+
+
+def begin(rank, world, folder, check, *given):
+    """A process of its own."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    try:
+        globals()[check](rank, world, *given)
+    finally:
+        dist.destroy_process_group()
+
+
+def inputs(heads, **more):
+    """Tensors of the whole sequence, the same on every rank."""
+    generator = torch.Generator().manual_seed(7)
+    shapes = (2, heads[0], LENGTH, D), (2, heads[1], LENGTH, D), (2, heads[1], LENGTH, DV), (heads[0],)
+    drawn = [torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    grads = [
+        torch.randn((2, heads[0], LENGTH, *last), generator=generator, dtype=torch.float64) for last in ((DV,), ())
+    ]
+    return drawn, grads
+
+
+def backward(out, lse, grads):
+    """Gradients of out and of every lse that is a number."""
+    seen = torch.isfinite(lse)
+    ((out * grads[0]).sum() + (lse.masked_fill(~seen, 0.0) * grads[1]).sum()).backward()
+
+
+def mine_of(tensors, tokens):
+    return [x.detach()[:, :, tokens].clone().requires_grad_() for x in tensors]
+
+
+def check_values(rank, world, names):
+    """Out, lse and all gradients equal those of one process; bytes that arrive are those planned."""
+    for name in names:
+        pattern, heads, shards, strategies = CASES[name]
+        (*qkv, sinks), grads = inputs(heads)
+        whole = weft.attention(*qkv, pattern, return_lse=True, sinks=sinks, softcap=9.0)
+        backward(*whole, grads)
+        for shard in shards:
+            for strategy in (None, *strategies):
+                given = {"heads": heads, "head_dim": (D, DV), "dtype": "float64", "ranks": world, "shards": shard}
+                try:
+                    planned = plan(pattern, LENGTH, **given, strategy=strategy)
+                except OptionError:  # heads that do not divide, or no rows to move
+                    continue
+                tokens = torch.as_tensor(planned.shards.tokens[rank].array())
+                q, k, v = mine_of(qkv, tokens)
+                alone = sinks.detach().clone().requires_grad_()
+                with Counted() as received:
+                    found = attention(
+                        q, k, v, pattern, shards=shard, strategy=strategy, return_lse=True, sinks=alone, softcap=9.0
+                    )
+                backward(*found, [x[:, :, tokens] for x in grads])
+                dist.all_reduce(alone.grad)
+                said = f"{name}, {shard}, {strategy}"
+                pairs = [(x, y[:, :, tokens]) for x, y in zip(found, whole, strict=True)]
+                pairs += [(x.grad, y.grad[:, :, tokens]) for x, y in zip((q, k, v), qkv, strict=True)]
+                for x, y in (*pairs, (alone.grad, sinks.grad)):
+                    torch.testing.assert_close(
+                        x, y, rtol=1e-10, atol=1e-10, msg=lambda text, said=said: f"{said}: {text}"
+                    )
+                batch_row = planned.comm_bytes(rank) + lse_difference(planned, rank, strategy)
+                assert sum(received) == 2 * batch_row, said
+                assert bool(received) != planned.silent, said
+
+
+def lse_difference(planned, rank, strategy):
+    """lse travels in float64 here, where plans count float32; and back from heads, where plans count out alone."""
+    heads, tokens = planned.heads, planned.shards.tokens
+    if planned.strategy == "ulysses":
+        return len(tokens[rank]) * (planned.ranks - 1) * heads.q // planned.ranks * 8
+    return sum(len(planned.asked[p][rank]) for p in range(planned.ranks)) * heads.q * 4
+
+
+class Counted:
+    """The bytes that arrive from peers in each exchange."""
+
+    def __enter__(self):
+        received, real, me = [], dist.all_to_all_single, dist.get_rank()
+
+        def count(output, source, of, to, **options):
+            received.append((sum(of) - of[me]) * output.element_size())
+            return real(output, source, of, to, **options)
+
+        self.patch = mock.patch.object(dist, "all_to_all_single", count)
+        self.patch.start()
+        return received
+
+    def __exit__(self, *_):
+        self.patch.stop()
+
+
+def check_poison(rank, world):
+    """What a rank neither holds nor receives may be anything."""
+    for name in ("window", "longformer", "2-D", "blocks"):
+        pattern, heads, (shard, *_), _ = CASES[name]
+        (*qkv, _), _ = inputs(heads)
+        given = {"heads": heads, "head_dim": (D, DV), "dtype": "float64", "ranks": world, "shards": shard}
+        planned = plan(pattern, LENGTH, **given, strategy="halo")
+        wanted = weft.attention(*qkv, pattern)
+        for victim in range(world):
+            used = planned.shards.tokens[victim] | planned.chosen.halo[victim]
+            poisoned = [x.detach().clone() for x in qkv]
+            for x in poisoned[1:]:
+                x[:, :, ~torch.as_tensor(used.holds(np.arange(LENGTH)))] = float("nan")
+            tokens = torch.as_tensor(planned.shards.tokens[rank].array())
+            found = attention(*(x[:, :, tokens] for x in poisoned), pattern, shards=shard, strategy="halo")
+            if rank == victim:
+                torch.testing.assert_close(found, wanted[:, :, tokens], rtol=1e-10, atol=1e-10)
+
+
+def check_ways_to_call(rank, world):
+    """Layouts, meshes, checkpoints, compiled callers; the same bits twice."""
+    pattern, heads = causal() & window(left=30), (4, 2)
+    (*qkv, _), grads = inputs(heads)
+    tokens = torch.arange(LENGTH * rank // world, LENGTH * (rank + 1) // world)
+    q, k, v = mine_of(qkv, tokens)
+    first = attention(q, k, v, pattern)
+    (first * grads[0][:, :, tokens]).sum().backward()
+    bits = [x.grad.clone() for x in (q, k, v)]
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,), mesh_dim_names=("sequence",))
+    turned = attention(*(x.transpose(1, 2) for x in (q, k, v)), pattern, layout="bshd", mesh=mesh, dim="sequence")
+    assert torch.equal(turned.transpose(1, 2), first)
+    calls = [
+        lambda *x: torch.utils.checkpoint.checkpoint(attention, *x, pattern, use_reentrant=False),
+        torch.compile(lambda *x: attention(*x, pattern) * 1.0, backend="eager"),
+    ]
+    for call in calls:
+        q, k, v = mine_of(qkv, tokens)
+        out = call(q, k, v)
+        (out * grads[0][:, :, tokens]).sum().backward()
+        assert torch.equal(out, first) and all(torch.equal(x.grad, y) for x, y in zip((q, k, v), bits, strict=True))
+
+
+def check_refusals(rank, world):
+    """Every rank hears of what one of them does otherwise, before rows travel."""
+    (*qkv, _), _ = inputs((4, 2))
+    size = LENGTH // world
+    q, k, v = (x.detach()[:, :, rank * size : (rank + 1) * size] for x in qkv)
+
+    def refused(error, words, *given, **options):
+        try:
+            attention(*given, **options)
+        except error as found:
+            assert all(word in str(found) for word in words), str(found)
+        else:
+            raise AssertionError(f"rank {rank} was not refused: {words}")
+
+    other = causal() if rank else causal() & window(left=3)
+    refused(InputError, ("disagree", "pattern", "rank 1"), q, k, v, other)
+    refused(InputError, ("disagree", "dtype"), *(x.float() if rank else x for x in (q, k, v)), causal())
+    refused(InputError, ("disagree", "options"), q, k, v, causal(), softcap=2.0 if rank else None)
+    refused(InputError, ("disagree", "heads of q"), q[:, : 4 if rank else 2], k, v, causal())
+    refused(InputError, ("rank 1", "tokens"), q[:, :, rank:], k, v, causal())
+    uneven = [[(0, 10)], [(10, LENGTH)], *([[]] * (world - 2))]
+    refused(InputError, (f"rank {rank} passed {size} tokens",), q, k, v, causal(), shards=uneven)
+    refused(OptionError, ("group", "mesh"), q, k, v, causal(), group=dist.group.WORLD, mesh=object())
+    refused(OptionError, ("bhds",), q, k, v, causal(), layout="bhds")

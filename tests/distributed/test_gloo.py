@@ -1,0 +1,42 @@
+"""Attention over gloo processes beside one process: `processes` says what each of them checks."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.tiers import every
+
+from weft.distributed import attention
+from weft.errors import OptionError
+from weft.testing.refusals import refuse
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no torch.distributed")
+
+
+def run(tmp_path, world, check, *given):
+    """Start processes that meet at a file, and raise what the first one to fail says."""
+    from .processes import begin
+
+    torch.multiprocessing.spawn(begin, (world, str(tmp_path), check, *given), nprocs=world)
+
+
+ALL = [
+    "window", "both sides", "causal", "longformer", "dilated", "documents", "chunks", "2-D", "3-D", "text and video",
+    "blocks", "no key",
+]  # fmt: skip
+SOME = ["window", "longformer", "2-D"]
+
+
+@pytest.mark.parametrize(("world", "names"), every(4, [(3, SOME), (2, SOME), (4, ALL), (8, SOME)]))
+def test_values(tmp_path, world, names):
+    run(tmp_path, world, "check_values", names)
+
+
+@pytest.mark.parametrize("check", every(3, ["check_refusals", "check_poison", "check_ways_to_call"]))
+def test_beside_values(tmp_path, check):
+    run(tmp_path, 3, check)
+
+
+def test_without_a_group():
+    q = torch.zeros(1, 1, 4, 8)
+    refuse(lambda: attention(q, q, q, None), OptionError, ("no process group", "init_process_group"))
