@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tiers import every
 
 from weft.settings import interpreted
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-FILES = (
-    ("tests/torch/test_decode.py", "tests/kernels/test_counts.py"),
-    ("tests/kernels/test_paged_keys.py", "tests/kernels/test_document_items.py"),
-)
+FILES = [
+    ["tests/kernels/test_counts.py"],
+    ["tests/torch/test_decode.py"],
+    ["tests/kernels/test_paged_keys.py", "tests/kernels/test_document_items.py"],
+]
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or interpreted(), reason="these tests run here")
-@pytest.mark.parametrize("files", FILES, ids=lambda files: files[0].split("/")[-1])
+@pytest.mark.parametrize("files", every(3, FILES), ids=lambda files: files[0].split("/")[-1])
 def test_interpreted(files):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not wide", *files]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
