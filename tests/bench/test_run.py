@@ -112,6 +112,7 @@ def test_finished_rows_are_kept_and_not_repeated(bench):
     assert len(rows.read(bench.out)) == 5
 
 
+@pytest.mark.more
 def test_an_interrupted_run_leaves_whole_rows_and_no_process(bench):
     left = []
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.sparse import bmat, csr_array
 from scipy.sparse.csgraph import connected_components
+from tests.tiers import every
 
 import weft
 from weft.acsr.interpret import Scoring, backward, forward
@@ -60,7 +61,7 @@ def poisoned(pattern, n):
 
 @pytest.mark.parametrize("backend", ISOLATING)
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", every(4, PATTERNS))
 def test_tokens_that_nothing_joins_keep_their_bits(name, options, backend):
     pattern, n = PATTERNS[name], 300
     if options == "slopes" and name == "segments":
@@ -95,7 +96,7 @@ def test_tiles_that_join_documents_break_the_law(monkeypatch):
     assert weft.attention(q, k, v, pattern, softcap=3.0).isnan().all()
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", every(4, PATTERNS))
 def test_the_law_is_what_rows_mean(name):
     """The definition of attention in float64 keeps it."""
     pattern, n = PATTERNS[name].at(0, 0), 300

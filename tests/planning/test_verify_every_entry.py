@@ -34,7 +34,7 @@ SMALL_PLANS = {
     "neighborhood without tokens": (weft.neighborhood((4, 7), (3, 4)) | weft.global_tokens([3, 11, 12]), 28),
     "neighborhood and tokens": (weft.neighborhood((4, 7), (3, 4)) | weft.global_tokens(7), 28),
 }
-every_plan = pytest.mark.parametrize("name", SMALL_PLANS)
+every_plan = pytest.mark.parametrize("name", every(4, SMALL_PLANS))
 both_sides = pytest.mark.parametrize("side", ["forward", "transposed"])
 
 

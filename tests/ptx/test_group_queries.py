@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from tests.kernels.planned import launching_nothing, planned, results, specs_of
-from tests.tiers import sample
+from tests.tiers import every, sample
 from tests.triton.specs import card
 
 import weft
@@ -84,10 +84,13 @@ def test_who_arrives_for_four_warps_waits_for_them():
 
 @pytest.mark.parametrize(
     "name, loads, last",
-    [
-        *(("causal window", range(16, 17), last) for last in (0, 12)),
-        *((name, range(4), last) for name in ("short", "two terms") for last in (4, 16)),
-    ],
+    every(
+        3,
+        [
+            *(("causal window", range(16, 17), last) for last in (0, 12)),
+            *((name, range(4), last) for name in ("short", "two terms") for last in (4, 16)),
+        ],
+    ),
 )
 def test_slow_groups_keep_what_they_read(name, loads, last):
     """loads: the warps that do."""

@@ -194,6 +194,7 @@ def test_descriptors_are_passed_as_triton_passes_them(driver, one):
     assert first == its
 
 
+@pytest.mark.more
 @pytest.mark.skipif(interpreted(), reason="nothing is compiled")
 def test_descriptors_are_made_once_for_an_address(driver, one, monkeypatch):
     """The last of three addresses has no room beside two, which are forgotten."""
@@ -207,6 +208,7 @@ def test_descriptors_are_made_once_for_an_address(driver, one, monkeypatch):
     assert first == again == last != unlike
 
 
+@pytest.mark.more
 @pytest.mark.skipif(interpreted(), reason="nothing is compiled")
 def test_a_launcher_that_is_not_known_makes_them_itself(driver, one):
     known, tensors = one.bound(), qkv()

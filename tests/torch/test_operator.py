@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from tests.tiers import every
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -51,7 +52,7 @@ CHECKED = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize("name", every(3, CHECKED))
 def test_opcheck(name, dtype):
     """Schema, autograd registration, fake tensors and AOT dispatch with static and dynamic shapes."""
     workload, layout, grad, options = CHECKED[name]

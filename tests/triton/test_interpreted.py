@@ -29,7 +29,6 @@ CHOSEN = {
         f"{CONFORMANCE}_rows_meet_every_value",
         f"{CONFORMANCE}_batches_and_heads",
         f"{CONFORMANCE}_heads_of_a_group_with_other_patterns[3-triton]",
-        f"{CONFORMANCE}_unusual_scales",
         f"{TRAPS}_rows_with_no_live_key",
         f"{TRAPS}_alibi_measures_from_the_aligned_query",
         f"{TRAPS}_sinks_and_slopes_lie_anywhere",
@@ -45,7 +44,8 @@ CHOSEN = {
         "tests/triton/test_quick.py",
     ],
     "every pattern, option and layout": [f"{CONFORMANCE}_pairwise"],
-    "empty rows, and what lies elsewhere": [
+    "scales, empty rows, and what lies elsewhere": [
+        f"{CONFORMANCE}_unusual_scales",
         f"{TRAPS}_rows_with_no_live_key_take_no_gradient_of_lse",
         f"{TRAPS}_a_sink_that_says_nothing",
         f"{TRAPS}_a_grid_of_four_axes",

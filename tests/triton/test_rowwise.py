@@ -76,11 +76,11 @@ CALLS = {
 
 # ---- compiled --------------------------------------------------------------------------------------------------------
 def cases():
-    """(target, call): each call for one target, the first two in `make test`; the rest is wide."""
+    """(target, call): each call for one target, the first in `make test`; the rest is wide."""
     for i, call in enumerate(CALLS):
         for t, target in enumerate(TARGETS):
             narrow = i % len(TARGETS) == t
-            marks = pytest.mark.wide if not narrow else () if i < 2 else pytest.mark.more
+            marks = pytest.mark.wide if not narrow else () if i < 1 else pytest.mark.more
             yield pytest.param(target, call, id=f"{target}-{call}", marks=marks)
 
 
