@@ -32,7 +32,8 @@ from weft.acsr.relayout import lanes_of, live_range, natural_step
 from weft.pattern.relation import NDBool, Relation, Residue
 from weft.planning.problem import Problem
 from weft.planning.tiles import axis_plan
-from weft.planning.tiling.cpu import Group, best_launch
+from weft.planning.tiling.cpu import best_launch
+from weft.planning.tiling.groups import Group
 from weft.target import CPU
 
 LIMIT = 1.25  # the bar: more than this times the tiles of separate launches is a failure

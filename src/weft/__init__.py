@@ -53,10 +53,12 @@ from weft.pattern.pieces import bits, coarse, diagonals, folded, keys, queries, 
 from weft.pattern.tables import block_table, tree
 
 if TYPE_CHECKING:
+    from weft import bias
     from weft.recognition import recognize
     from weft.torch.attention import attention, explain, plan
     from weft.torch.key_cache import decode_attention
     from weft.torch.merging import merge
+    from weft.torch.tracing import trace_score
     from weft.torch.varlen import varlen_attention
 
 __version__ = "0.1.0"
@@ -68,7 +70,9 @@ __all__ = [
     "explain",
     "merge",
     "plan",
+    "trace_score",
     "varlen_attention",
+    "bias",
     "recognize",
     "full",
     "nothing",
@@ -116,12 +120,20 @@ __all__ = [
 ]  # fmt: skip
 
 
-TORCH = ("attention", "decode_attention", "explain", "merge", "plan", "varlen_attention")  # of weft.torch
+TORCH = (
+    "attention",
+    "decode_attention",
+    "explain",
+    "merge",
+    "plan",
+    "trace_score",
+    "varlen_attention",
+)  # of weft.torch
 
 
 def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework; then kept."""
-    if name in ("jax", "distributed"):
+    if name in ("bias", "distributed", "jax"):
         return import_module(f"weft.{name}")
     if name == "recognize":
         home = import_module("weft.recognition")

@@ -52,7 +52,7 @@ def test_the_worst_pair_comes_last_and_the_conclusion_names_it():
     found = machine(rates | {("dense_d64", "flex"): 100})
     assert [pair.workload for pair in chart.pairs(found)] == ["dense_d64", "causal"]
     assert chart.conclusion(found) == (
-        "On Some GPU, forward, weft is ahead of every peer on 1 of 2 core problems. There it is 3.0 times as fast "
+        "On one Some GPU, forward, weft is ahead of every peer on 1 of 2 core problems. There it is 3.0 times as fast "
         "as the best peer. On the other 1 it runs at 0.75 of the speed of FlashAttention."
     )
 

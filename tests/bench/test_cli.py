@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.tiers import every
 
 from weft.bench import rows
 from weft.cli import main
@@ -33,13 +34,16 @@ def test_it_measures_prints_and_resumes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "words, said",
-    [
-        (("causal_windw_1024",), "use causal_window_1024"),
-        (("--peers", "flash4", "causal.small"), "there is no peer 'flash4'"),
-        (("cor",), "use core"),
-        (("--rounds", "0"), "Invalid value for '--rounds'"),
-        (("--direction", "up"), "'up' is not one of"),
-    ],
+    every(
+        3,
+        [
+            (("causal_windw_1024",), "use causal_window_1024"),
+            (("--peers", "flash4", "causal.small"), "there is no peer 'flash4'"),
+            (("cor",), "use core"),
+            (("--rounds", "0"), "Invalid value for '--rounds'"),
+            (("--direction", "up"), "'up' is not one of"),
+        ],
+    ),
 )
 def test_bad_input_ends_with_2_and_says_what_to_do(words, said):
     done = run(*words)

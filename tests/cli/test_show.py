@@ -88,6 +88,7 @@ def test_its_own_size_is_the_default(run):
     for text, size in [
         ("documents([3, 4, 5])", 12), ("documents(ids=[1, 2, 1])", 3), ("neighborhood((4, 6), 3)", 24),
         ("segments([2, 3], [[True, None], [True, causal()]]) & causal()", 5), ("sized(causal(), 9, 9)", 9),
+        ("excerpt(causal(), 64, (32, 48), (32, 48))", 16),
         ("causal()", show.SIDE), ("per_head([causal(), chunks(3)])", show.SIDE),
     ]:  # fmt: skip
         assert f"  {size} x {size}" in run(text).output

@@ -61,3 +61,10 @@ no prose. None at all.
         "another; it goes on", "cell one", "cell Code two.", "And three",
     ]  # fmt: skip
     assert words("one, two - three") == 3
+
+
+def test_files_that_contributing_names_are_there():
+    """Its walks lead through files that people move."""
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]*(?:\.py)?)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 10
+    assert [one for one in named if not any((ROOT / at / one).exists() for at in ("", "src/weft"))] == []

@@ -75,10 +75,20 @@ class Traced(torch.nn.Module):
         return weft.attention(q, k, v, self.mask)
 
 
+def branching(score, b, h, q, k):
+    return score if q > k else -score
+
+
+def endless(score, b, h, q, k):
+    for _ in range(5000):
+        score = score * (score + 1)
+    return score
+
+
 def counted_by_fakes():
     with FakeTensorMode(), FlopCounterMode(display=False):
         torch.ops.weft.attention(*tokens(), "causal()", torch.empty(13, dtype=torch.int64), None, None, None, None,
-                                 "auto", False, False)  # fmt: skip
+                                 "auto", False, "", [], 0.0, None, False)  # fmt: skip
 
 
 def packed_by(queries, keys=None, pattern=None, device="cpu"):
@@ -111,7 +121,6 @@ OF_ATTENTION = [
     ("attention: q", InputError, ("q is int",), lambda: weft.attention(1, 2, 3, CAUSAL)),
     ("attention: rank", InputError, ("k has 3",), lambda: weft.attention(HALVES[0], HALVES[1][0], HALVES[2], CAUSAL)),
     ("attention: another library's keyword", OptionError, ("is_causal", "mask=weft.causal()"), attend(is_causal=True)),
-    ("attention: a keyword to come", UnsupportedError, ("bias", "not implemented yet"), attend(bias=None)),
     ("attention: layout", OptionError, ("layout='sbhd'", "'bshd'"), attend(layout="sbhd")),
     ("attention: axes of a layout", InputError, ("q has 4", "'thd'"), attend(layout="thd")),
     ("attention: surely another layout", OptionError, ("64 heads of 8 tokens", 'layout="bshd"'),
@@ -130,19 +139,23 @@ OF_ATTENTION = [
     ("attention: sinks", OptionError, ("sinks", "4 query heads"), attend(sinks=torch.zeros(2))),
     ("attention: backend", OptionError, ("backend='cuda'", "triton"), attend(backend="cuda")),
     ("attention: deterministic", OptionError, ("deterministic='yes'",), attend(deterministic="yes")),
-    ("attention: dropout", UnsupportedError, ("dropout=0.1",), attend(dropout=0.1)),
+    ("attention: dropout", OptionError, ("dropout=1.0", "below 1"), attend(dropout=1.0)),
+    ("attention: bias", OptionError, ("bias=(3, 3)", "(8, 8)"), attend(bias=torch.zeros(3, 3))),
+    ("attention: score", OptionError, ("branching", "a branch on its value"), attend(score=branching)),
+    ("attention: a table", OptionError, ("beyond its end", "clamp"), attend(bias=weft.bias.relative(torch.ones(3, 3)))),
+    ("attention: a score's length", OptionError, ("4096 steps",), attend(score=endless)),
+    ("attention: extra keys and a bias", UnsupportedError, ("extra keys have no index",),
+     attend(bias=torch.zeros(8, 8), extra_keys=tokens()[1], extra_values=tokens()[2])),
+    ("trace_score", OptionError, ("its result, a condition",), lambda: weft.trace_score(lambda s, b, h, q, k: q > k)),
+    ("bias", OptionError, ("weft.bias.relative", "2R + 1"), lambda: weft.bias.relative(torch.ones(4, 8))),
     ("attention: scale that learns", UnsupportedError, ("scale", "tensor"), attend(scale=torch.ones(()))),
-    ("attention: slopes that learn", UnsupportedError, ("alibi_slopes", "gradients"),
-     attend(alibi_slopes=torch.ones(4, requires_grad=True))),
     ("attention: slopes on a grid", UnsupportedError, ("alibi_slopes", "grid"),
      attend(weft.neighborhood((2, 4), (1, 3)), alibi_slopes=torch.ones(4))),
     ("attention: slopes and no alignment", AlignmentError, ("alibi_slopes", "M=8", "N=12"),
      attend(FULL, qkv=tokens(8, 12), alibi_slopes=torch.ones(4))),
     ("attention: second derivative", UnsupportedError, ("derivative",), differentiated_twice),
-    ("attention: vmap", UnsupportedError, ("torch.vmap", "mapped dimension", "batch of q, k and v"),
-     lambda: torch.vmap(lambda q: weft.attention(q, *tokens()[1:], CAUSAL))(tokens()[0][None])),
-    ("attention: torch.func", UnsupportedError, ("torch.func", "torch.autograd.grad()"),
-     lambda: torch.func.grad(lambda q: weft.attention(q, *tokens()[1:], CAUSAL).sum())(tokens()[0])),
+    ("attention: functionalize", UnsupportedError, ("torch.func.functionalize",),
+     lambda: torch.func.functionalize(lambda q: weft.attention(q, *tokens()[1:], CAUSAL))(tokens()[0])),
     ("attention: a mask in torch.fx", InputError, ("torch.fx", "weft.recognize(mask).pattern"),
      lambda: torch.fx.symbolic_trace(Traced(unseen))),
     ("attention: a pattern without a module", InputError, ("no place for a pattern", "torch.nn.Module"),
@@ -153,7 +166,9 @@ OF_ATTENTION = [
      attend(qkv=tokens(dtype=torch.float64), backend="triton")),
     ("attention: damaged graph", InputError, ("causal", "record"),
      lambda: torch.ops.weft.attention(*tokens(), "causal()", torch.zeros(3, dtype=torch.int64), None, None, None, None,
-                                      "auto", False, False)),
+                                      "auto", False, "", [], 0.0, None, False)),
+    ("varlen_attention: bias", UnsupportedError, ("bias", "packed tokens"), lambda: weft.varlen_attention(
+        *(x[0].transpose(0, 1) for x in tokens()), [0, 8], None, FULL, bias=torch.zeros(8, 8))),
     ("varlen_attention: sums", InputError, ("cu_seqlens_q", "falls"), packed_by([0, 5, 3, 8])),
     ("varlen_attention: alignment", AlignmentError, ("queries of a document", "bottom-right"),
      packed_by([0, 8], [0, 8], CAUSAL)),
@@ -163,6 +178,8 @@ OF_ATTENTION = [
      packed_by([0, 8], device="meta")),
     ("decode_attention: key_count", InputError, ("decode_attention", "key_count", "9"),
      lambda: weft.decode_attention(*tokens(4), weft.causal(align="bottom-right"), 9)),
+    ("decode_attention: pages", InputError, ("block_table", "page has 4 tokens", "transpose(1, 2)"),
+     lambda: weft.decode_attention(*tokens(4), weft.causal(align="bottom-right"), 3, block_table=torch.zeros(2, 1))),
     ("SparseAttention: option", OptionError, ("window_size",), lambda: SparseAttention(CAUSAL, window_size=3)),
     ("plan: mask", InputError, ("plan(..., mask=None)", "weft.full()"), lambda: weft.plan(None, *tokens())),
     ("explain: mask", InputError, ("explain(..., mask=int)",), lambda: weft.explain(3, *tokens())),

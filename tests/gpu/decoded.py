@@ -9,7 +9,7 @@ from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
-from weft.kernels.triton.row_spec import Counts
+from weft.kernels.gpu.split_kv.spec import Counts
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.rowwise import RowPlan, decode_plan
 
@@ -69,10 +69,12 @@ class Counted:
     window: tuple | None = None
     ring: bool = False
     dtype: str = "int32"
+    page: int = 0
 
     @property
     def counts(self):
-        return Counts(self.dtype, len(self.keys) > 1, self.ring, self.offset is not None, self.window is not None)
+        told = self.offset is not None, self.window is not None
+        return Counts(self.dtype, len(self.keys) > 1, self.ring, *told, self.page)
 
     def of_row(self, b, m):
         """(keys, token of the first query, window) of a batch row."""
@@ -100,9 +102,44 @@ def at_length(step, plan, n):
 
 
 def cached_program(step, counted):
-    """The program of a cache of `room` tokens."""
+    """The program of a cache of `room` tokens, or of `pages_of` as many."""
     plan = steady_plan(step, step.room, POSITIONS if counted.ring else step.room)
-    return split_kv_program(plan, step.layout(step.room), step.how, step.processors, Cache(step.room, counted.counts))
+    layout, cache = step.layout(step.room), Cache(step.room, counted.counts)
+    if counted.page:
+        pages, each = pages_of(step, counted)
+        cache = cache._replace(pages=pages, table=(each, 1))
+        shapes = [(pages, step.heads[1], counted.page, width) for width in step.dims]
+        layout = layout._replace(strides=(layout.strides[0], *map(row_major, shapes)))
+    return split_kv_program(plan, layout, step.how, step.processors, cache)
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+SPARE = 3  # pages that no batch row has
+
+
+def pages_of(step, counted):
+    """(pages of all batch rows and some more, pages of each)"""
+    each = step.room // counted.page
+    return step.batch * each + SPARE, each
+
+
+def paged(step, counted, arrays, gone=()):
+    """Arrays with k and v in shuffled pages, and their block table. What is in no page of a row is no number.
+
+    gone: (batch row, page of it) that were freed: in the table they are negative.
+    """
+    pages, each = pages_of(step, counted)
+    order = np.random.default_rng(pages).permutation(pages)[: step.batch * each].reshape(step.batch, each)
+    found = dict(arrays)
+    for name in "kv":
+        of_pages = arrays[name].reshape(step.batch, step.heads[1], each, counted.page, -1).swapaxes(1, 2)
+        found[name] = np.full((pages, *of_pages.shape[2:]), np.nan)
+        found[name][order] = of_pages
+        for b, page in gone:
+            found[name][order[b, page]] = np.nan
+    for b, page in gone:
+        order[b, page] = -1 - page
+    return found | {"block_table": order.astype(np.int32)}
 
 
 # ---- by definition ---------------------------------------------------------------------------------------------------
@@ -129,10 +166,15 @@ def expected(step, counted):
     return out, lse
 
 
-def check_counted(step, counted, given=None):
-    """Raise AssertionError unless the program of a cache computes what the plain mask says. given: other arrays."""
+def check_counted(step, counted, given=None, gone=()):
+    """Raise AssertionError unless the program of a cache computes what the plain mask says.
+
+    given: other arrays. gone: see `paged`.
+    """
     program = cached_program(step, counted)
     arrays = step.arrays(step.room) if given is None else given
+    if counted.page:
+        arrays = paged(step, counted, arrays, gone)
     found = run_program(program, arrays | counted.arrays())
     for x, y, name in zip((found["out"], found["lse"]), expected(step, counted), ("out", "lse"), strict=True):
         np.testing.assert_allclose(x, y, **EXACT, err_msg=f"{name} of {step} at {counted}")

@@ -18,9 +18,9 @@ from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
+from weft.kernels.gpu.sinks import ALONE, TILE
+from weft.kernels.gpu.split_kv.spec import Counts
 from weft.kernels.options import rows_in_order_of
-from weft.kernels.triton.row_spec import Counts
-from weft.kernels.triton.sinks import ALONE, TILE
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.rowwise import decode_plan
@@ -377,7 +377,7 @@ def test_splits(name):
     rows, *merge = program.launches
     assert rows.grid == (*step.grid, 1)
     assert len(merge) == (step.grid[1] > 1) == ("work" in program.by_name)
-    assert all(one.grid == (2 * step.heads[0] * step.m, 1, 1) and one.spec.merge for one in merge)
+    assert all(one.grid == (2 * step.heads[0] * step.m, 1, 1) and one.spec.combine for one in merge)
 
 
 def test_the_number_of_keys_is_given_by_the_host():

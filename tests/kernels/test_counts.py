@@ -8,7 +8,7 @@ import torch
 import weft
 from weft.kernels.gpu.layout import Options
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
-from weft.kernels.triton.row_spec import Counts
+from weft.kernels.gpu.split_kv.spec import Counts
 from weft.planning.problem import Problem
 from weft.planning.rowwise import decode_plan
 from weft.testing.tolerance import assert_close

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 import weft
 from weft.kernels.cpu import run
@@ -38,6 +38,7 @@ def visits(pattern, m, n):
     return made, seen
 
 
+@settings(deadline=None)
 @given(problems())
 def test_every_pair_is_computed_once(problem):
     pattern, m, n = problem

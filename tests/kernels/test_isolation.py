@@ -22,6 +22,7 @@ PATTERNS = {
     "short documents": weft.causal() & weft.documents(lengths=[1 + i % 5 for i in range(100)]),
     "equal documents": weft.causal() & weft.documents(lengths=[20] * 15),
     "ids": weft.documents(ids=[3] * 100 + [-1] * 50 + [7] * 150),
+    "scattered ids": weft.causal() & weft.documents(ids=np.random.default_rng(5).integers(0, 9, 300)),
     "windows in documents": weft.causal() & weft.window(left=20) & weft.documents(lengths=[100, 60, 140]),
     "other numbers of keys": weft.documents(lengths=[100, 0, 200], key_lengths=[50, 100, 150]),
     "segments": weft.segments(

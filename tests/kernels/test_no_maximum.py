@@ -1,13 +1,21 @@
 """The forward that takes no maximum off a row's scores: scores and values for which that would not do."""
 
+from contextlib import ExitStack
 from unittest import mock
 
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+
 import weft
-from weft.kernels.gpu.compile import load
-from weft.kernels.triton.forward import Forward
+from weft.kernels.gpu.compile import keys, load
+from weft.kernels.gpu.ops.loads import scaled
+from weft.kernels.gpu.ops.softmax import Sums
+from weft.kernels.gpu.tile import fwd
 from weft.settings import interpreted
 
 from .compare import BACKENDS, Case, check, generator, qkv
@@ -62,24 +70,36 @@ def test_values_beside_scores(values, steps):
 
 
 def walks_again(case, blind=False):
-    """Whether a tile of the case walks its keys a second time: emitted as one that would show. blind: bounds are not
+    """Whether a tile of the case walks its keys a second time, by a step whose sums show it. blind: bounds are not
     asked which rows see a key.
     """
 
-    def shown(self):
-        for line in look(self):
-            yield line.replace("& sees)", ")") if blind else line
-            if line.startswith("again ="):
-                yield "scale2 = tl.where(again > 0, float('nan'), scale2)"
-
-    look = Forward.look
+    patches = [mock.patch.object(fwd, "_online_step", shown)]
+    patches += [mock.patch.object(fwd, "_if_seen", unasked)] * blind
     forget()
     load.source_of.cache_clear()
-    with mock.patch.object(Forward, "look", shown):
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        stack.enter_context(mock.patch.object(keys, "_REACHED", {}))
         got = case.weft()["out"]
     forget()
     load.source_of.cache_clear()
     return not got.isfinite().all()
+
+
+online_step = fwd._online_step
+
+
+@triton.jit
+def shown(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
+    found = online_step(C, KIND, held, visit, sums)
+    return Sums(scaled(found.acc, float("nan")), found.largest, found.total, found.keys)
+
+
+@triton.jit
+def unasked(C: tl.constexpr, wild, part):
+    return part
 
 
 @pytest.mark.parametrize("name", PATTERNS)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from weft.kernels import options
+from weft.kernels.gpu import sinks
 from weft.kernels.gpu.program import LaunchProgram, Slot
 from weft.kernels.gpu.programs import sinks as programs
 from weft.kernels.gpu.programs.sinks import join_sinks
-from weft.kernels.triton import sinks
 from weft.planning.problem import Problem
 from weft.torch import gpu
 from weft.torch.bind import Bound

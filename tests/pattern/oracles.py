@@ -156,15 +156,16 @@ def shift(matrix, dq=0, dk=0):
 # --- matrices -------------------------------------------------------------------------------------------------------
 
 
-def documents(lengths=None, *, ids=None, cu_seqlens=None):
-    """Packed documents: the dense (total, total) matrix."""
+def documents(lengths=None, *, ids=None, cu_seqlens=None, key_ids=None):
+    """Packed documents: the dense matrix of queries and keys."""
     if cu_seqlens is not None:
         lengths = [b - a for a, b in pairwise(cu_seqlens)]
     if lengths is not None:
         ids = [document for document, length in enumerate(lengths) for _ in range(length)]
-    out = np.zeros((len(ids), len(ids)), dtype=bool)
+    key_ids = ids if key_ids is None else key_ids
+    out = np.zeros((len(ids), len(key_ids)), dtype=bool)
     for q, mine in enumerate(ids):
-        for k, other in enumerate(ids):
+        for k, other in enumerate(key_ids):
             out[q, k] = mine == other
     return out
 

@@ -34,7 +34,7 @@ def test_long_calls_take_them(name):
     sizes = Problem(one.batch, one.q_heads, one.kv_heads, one.m, one.n, one.d, one.dv, "bfloat16", "cuda")
     plan = plan_attention(one.make(), sizes, H200)
     assert plan.forward[0].plan.tiling == TILING
-    assert plan.in_step("forward")[0].plan.tiling.groups == 0
+    assert plan.unspecialised("forward")[0].plan.tiling.groups == 0
     plan.verify()
 
 

@@ -60,6 +60,12 @@ def test_grids_pass(name):
         planned(pattern, length, target=target).verify()
 
 
+def test_terms_whose_meeting_has_no_form_are_compared_pair_by_pair():
+    """A grid beside a cover of the sequence."""
+    rows, threes = (weft.product([weft.full(), weft.strided(stride)], (1, 15)) for stride in (1, 3))
+    plan_attention(~rows | threes.shift(k=-1), Problem(1, 1, 1, 15, 15, 8, 8)).verify()
+
+
 @laws
 @given(problems(), st.sampled_from(list(TARGETS.values())))
 def test_every_expression_passes(problem, target):

@@ -50,7 +50,7 @@ def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
         return names, results(case, replace(card("sm_90"), processors=processors))
 
 
-@pytest.mark.parametrize("name", sample(CALLS, "the first keys"))
+@pytest.mark.parametrize("name", sample(CALLS, "sinks and a gradient of lse"))
 def test_right_in_every_order(name):
     case = CALLS[name].case()
     names, found = found_in(case)

@@ -106,7 +106,7 @@ def test_strides_that_are_no_multiples_of_16_bytes():
     case = BAND.case()
     plan, *_ = planned(case, FEW)
     assert plan.transposed[0].plan.tiling.groups == 2
-    assert plan.in_step("dkdv")[0].plan.tiling.groups == 0
+    assert plan.unspecialised("dkdv")[0].plan.tiling.groups == 0
     odd = tuple(torch.cat([x, x], -1)[..., 1:65] for x in case.tensors)
     with emulated(Way(90)) as names:
         found = results(replace(case, tensors=odd), FEW)

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 
 from weft.recognition import forms
-from weft.recognition.capture import watched
 from weft.recognition.function import recognize_function
 from weft.recognition.lower import Size, lower
 from weft.recognition.periodic import NoFormError
+from weft.recognition.tables import watched
 from weft.recognition.tracer import Trace, condition
 
 OPTIONS = {"deadline": None, "suppress_health_check": list(HealthCheck)}

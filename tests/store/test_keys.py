@@ -24,10 +24,14 @@ from weft.kernels.gpu.compile.compiler import Source
 from weft.kernels.gpu.hopper import fwd
 from weft.kernels.gpu.hopper.ops import broadcast, mask
 from weft.kernels.gpu.ops import bounds
+from weft.kernels.gpu.ops.online_softmax import add_tile
+from weft.kernels.gpu.split_kv.bounds import run_of
+from weft.kernels.gpu.split_kv.combine import combine
+from weft.kernels.gpu.split_kv.source import source_of as split_kv_source
 from weft.settings import interpreted
 
 from . import kernel_keys
-from .kernel_keys import AMD, HOPPER, SMALL, SPECS
+from .kernel_keys import AMD, HOPPER, ROWS, SMALL, SPECS
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 THIS = Path(kernel_keys.__file__)
@@ -166,7 +170,7 @@ print(json.dumps([sorted(theirs), sorted({f"{one.__module__}.{one.__qualname__}"
 """
 
 
-@pytest.mark.parametrize("name", every(4, [*SPECS, "by rows"]))
+@pytest.mark.parametrize("name", every(4, [*SPECS, "split-KV", "combined shares", "joined sinks"]))
 def test_it_reaches_what_triton_finds(name):
     """The functions that Triton's own walk over a kernel's syntax tree meets, and no others."""
     done = subprocess.run([sys.executable, "-c", USES % name], capture_output=True, text=True, check=True)
@@ -188,6 +192,21 @@ def test_text_that_is_used_is_part_of_the_key_and_other_text_is_not(monkeypatch)
             assert (key_of(spec) != before) == (function in USED), function.__name__
 
 
+def test_the_body_and_the_configuration_of_split_kv_are_part_of_the_key(monkeypatch):
+    """The text of an entry names functions; what these say, and what an entry tells them, decides the code."""
+
+    def key(spec=ROWS):
+        monkeypatch.setattr(keys, "_REACHED", {})
+        return compiler.key_of(split_kv_source.__wrapped__(spec), HOPPER)
+
+    before = key()
+    assert key(replace(ROWS, cols=32)) != before
+    for function, used in ((run_of, True), (add_tile, True), (combine, False)):
+        with monkeypatch.context() as patch:
+            patch.setattr(function, "_src", f"{function.src}    # and more\n")
+            assert (key() != before) == used, function.__name__
+
+
 def test_numbers_that_are_used_are_part_of_the_key_and_others_are_not(monkeypatch):
     spec = SPECS["forward in groups"]
     before = key_of(spec)
@@ -201,6 +220,7 @@ def test_numbers_that_are_used_are_part_of_the_key_and_others_are_not(monkeypatc
 # ---- what a name may stand for ---------------------------------------------------------------------------------------
 WORDS = """
 import types
+from typing import NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton import constexpr_function
@@ -208,6 +228,9 @@ from triton.language.core import _aggregate as aggregate
 from weft.kernels.gpu.ops import bounds as functions
 LAYOUT, PAIR, WRONG = gl.SwizzledSharedLayout(1, 1, 1, [0]), gl.constexpr((1, 2.5)), object()
 MORE = types.SimpleNamespace()
+class Pair(NamedTuple):
+    one: int
+    other: int = 7
 @aggregate
 class Ring:
     count: gl.constexpr
@@ -239,6 +262,8 @@ def content(line, change="", place=""):
         ("return Ring(5)", "STEP = gl.constexpr(3), gl.constexpr(1)", "STEP = gl.constexpr(3), gl.constexpr(2)", True),
         ("return Ring(5)", "return i +", "return i -", True),
         ("return Ring(5)", "COUNT * x", "COUNT + x", False),
+        ("return Pair(5)", "other: int = 7", "other: int = 8", True),
+        ("return Pair(5)", "other", "another", True),
         ("return twice(5)", "COUNT * x", "COUNT + x", True),
         ("return twice(5)", "gl.constexpr(3)", "gl.constexpr(4)", True),
         ("return COUNT", "gl.constexpr(3)", "gl.constexpr(4)", False),  # an argument of that name

@@ -16,8 +16,8 @@ from triton.backends.compiler import GPUTarget
 
 import weft
 from weft.kernels.gpu.compile import compiler, load
+from weft.kernels.gpu.compile.emit import emit
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton.emit import emit
 from weft.settings import interpreted
 from weft.store import opened
 

@@ -189,7 +189,7 @@ def test_calls_with_more_to_do(more):
     plan = planned(CALLED)
     given = tensors_of(plan)
     value = torch.zeros_like(given[5]) if more == "dlse" else torch.ones(plan.problem.q_heads)
-    with pretended(), mock.patch.object(eager, "gradients", return_value=("dq", "dk", "dv", "dsinks")) as usual:
+    with pretended(), mock.patch.object(eager, "gradients", return_value=("dq", "dk", "dv", "dsinks", [])) as usual:
         assert gradients(call_of(plan), given, **{more: value}) == ("dq", "dk", "dv", "dsinks", None, None, None)
         assert usual.call_count == 1
         assert gradients(call_of(plan), given)[3:] == (None,) * 4

@@ -264,7 +264,7 @@ def test_a_step_of_decoding_is_two_launches_and_only_the_length_changes():
         step = gpu.prepare_step(plan, gpu.layout_of((q, keys, values)), Options(0.1), CPU)
         for n in (4000, 4001, 5000):
             step((q, keys[:, :, :n], values[:, :, :n]))
-    assert [name.split("_")[0] for name, *_ in launched] == ["rows", "merge"] * 3
+    assert [name.split("_")[0] for name, *_ in launched] == ["split", "combine"] * 3
     told = [one for _, one, *_ in launched[::2]]
     changing = {name for name in told[0] if len({one[name] for one in told}) > 1}
     assert changing <= {"shift", "beside", "length", "Work", "Out", "Lse", "Sinks", "Slopes"}

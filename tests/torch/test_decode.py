@@ -12,7 +12,7 @@ import torch
 
 import weft
 from weft import caching, steps
-from weft.errors import AlignmentError, InputError, OptionError, UnsupportedError, UnsupportedKernel
+from weft.errors import AlignmentError, InputError, OptionError, UnsupportedKernel
 from weft.kernels.options import Modifiers
 from weft.planning import rowwise
 from weft.planning.attention_plan import plan_attention
@@ -193,7 +193,7 @@ def test_one_plan_and_one_kernel_for_all_lengths():
         with mock.patch.object(bind.Started, "__call__") as started:  # the interpreter takes its time
             assert 2 * len(list(grown(range(1000, 1201), pattern))) == started.call_count
     assert planned.call_count == 1
-    assert [call.args[0].name.split("_")[0] for call in made.call_args_list] == ["rows", "merge"]
+    assert [call.args[0].name.split("_")[0] for call in made.call_args_list] == ["split", "combine"]
     assert len(decode._found) == 1
 
 
@@ -320,7 +320,7 @@ REFUSED = {
     "sinks of another number": (OptionError, {"sinks": torch.zeros(3)}),
     "sinks that are no tensor": (OptionError, {"sinks": 3}),
     "no mask": (InputError, {"mask": None}),
-    "dropout": (UnsupportedError, {"dropout": 0.5}),
+    "dropout": (UnsupportedKernel, {"dropout": 0.5}),
 }
 
 

@@ -135,7 +135,60 @@ def test_masks(asked, error, words):
     ("slopes, number", call(alibi_slopes=0.5), OptionError, ("alibi_slopes", "float", "(4,)")),
     ("slopes, device", call(alibi_slopes=torch.zeros(4, device="meta")), OptionError, ("alibi_slopes", "meta")),
     ("backend", call(backend="cuda"), OptionError, ("backend='cuda'", "no such backend", "'auto'", "'cpu'")),
-    ("dropout", call(dropout=0.1), UnsupportedError, ("dropout=0.1", "not implemented", "dropout=0.0")),
+    ("dropout", call(dropout=1.0), OptionError, ("dropout=1.0", "below 1")),
+    ("dropout below 0", call(dropout=-0.1), OptionError, ("dropout=-0.1", "at least 0")),
+    ("dropout of nan", call(dropout=float("nan")), OptionError, ("dropout=nan", "at least 0")),
+    ("dropout of a tensor", call(dropout=torch.tensor(0.5)), OptionError, ("dropout=Tensor", "a number of Python's")),
+    ("seed of another kind", call(dropout=0.5, seed=0.5), OptionError, ("seed=float", "an integer")),
+    (
+        "seeds",
+        call(dropout=0.5, seed=torch.zeros(2, dtype=torch.int64)),
+        OptionError,
+        ("seed=tensor", "one int64 number"),
+    ),
+    ("seed of 65 bits", call(dropout=0.5, seed=2**64), OptionError, ("64 bits",)),
+    ("bias of booleans", call(bias=torch.ones(16, 16).bool()), OptionError, ("bias=torch.bool", "as mask=")),
+    ("bias of another shape", call(bias=torch.ones(15, 16)), OptionError, ("bias=(15, 16)", "(16, 16)")),
+    ("bias elsewhere", call(bias=torch.ones(16, 16, device="meta")), OptionError, ("on meta", "table.to('cpu')")),
+    ("bias of numpy", call(bias=[1.0]), OptionError, ("bias=list", "weft.bias.relative")),
+    ("a table of numpy", call(bias=weft.bias.dense(torch.ones(16, 16).numpy())), OptionError, ("ndarray", "no tensor")),
+    ("a table of even length", lambda: weft.bias.relative(torch.ones(4, 8)), OptionError, ("8 entries", "2R + 1")),
+    ("a table of another rank", lambda: weft.bias.relative(torch.ones(9)), OptionError, ("shape (9,)", "(Hq, 2R + 1)")),
+    ("a table of integers", lambda: weft.bias.alibi(torch.ones(4).long()), OptionError, ("int64", "floating")),
+    (
+        "a table of other heads",
+        call(bias=weft.bias.relative(torch.ones(3, 9))),
+        OptionError,
+        ("(3, 9)", "beyond its end"),
+    ),
+    (
+        "a grid of other tokens",
+        call(bias=weft.bias.grid(torch.ones(4, 3, 3), (3, 5))),
+        OptionError,
+        ("15 tokens", "16"),
+    ),
+    ("no grid", lambda: weft.bias.grid(torch.ones(4, 3), (0,)), OptionError, ("shape=(0,)",)),
+    (
+        "a dilation of other axes",
+        lambda: weft.bias.grid(torch.ones(4, 3), (4,), (1, 1)),
+        OptionError,
+        ("dilation=(1, 1)",),
+    ),
+    ("odd buckets", lambda: weft.bias.buckets(torch.ones(7, 4)), OptionError, ("7 buckets", "even")),
+    ("near buckets", lambda: weft.bias.buckets(torch.ones(32, 4), max_distance=8), OptionError, ("max_distance=8",)),
+    ("a dense bias of one axis", lambda: weft.bias.dense(torch.ones(4)), OptionError, ("(M, N)",)),
+    (
+        "a bias by distance where M != N and nothing is aligned",
+        call(k=K[:, :, :9], v=V[:, :, :9], mask=weft.full(), bias=weft.bias.relative(torch.ones(4, 9))),
+        AlignmentError,
+        ("bias", "M=16", "N=9"),
+    ),
+    (
+        "a bias by distance on a grid",
+        call(mask=weft.neighborhood((4, 4), (3, 3)), bias=weft.bias.relative(torch.ones(4, 9))),
+        UnsupportedError,
+        ("bias", "weft.bias.grid"),
+    ),
     (
         "slopes where M != N and nothing is aligned",
         call(k=K[:, :, :9], v=V[:, :, :9], mask=weft.full(), alibi_slopes=torch.rand(4)),
@@ -183,7 +236,7 @@ def test_meta_tensors_give_shapes():
 def test_a_refused_call_leaves_nothing_behind():
     """The same pattern at lengths that fit, the same tensors with options that fit; also in backward."""
     mask, x = weft.documents([10, 6]), qkv(16, grad=True)
-    for bad in (call(*qkv(15), mask), call(mask=mask, scale=float("nan")), call(mask=mask, dropout=0.5)):
+    for bad in (call(*qkv(15), mask), call(mask=mask, scale=float("nan")), call(mask=mask, dropout=1.5)):
         with pytest.raises((LengthError, OptionError, UnsupportedError)):
             bad()
         assert all(t.grad is None for t in x)

@@ -138,7 +138,7 @@ def test_another_pattern_may_be_assigned():
 
 @pytest.mark.parametrize(
     ("option", "cure"),
-    [("dropout", "softcap"), ("is_causal", "weft.causal()"), ("mask", "softcap"), ("scal", "scale=")],
+    [("extra_keys", "softcap"), ("is_causal", "weft.causal()"), ("mask", "softcap"), ("scal", "scale=")],
 )
 def test_unknown_options(option, cure):
     refuse(lambda: SparseAttention(PATTERN, **{option: 1}), OptionError, ("SparseAttention", option, cure))
@@ -227,3 +227,18 @@ def test_export_of_a_pattern_made_inside_of_others(strict):
 def test_what_can_be_seen_wrong_is_refused_when_the_module_is_made(pattern, options, said):
     with pytest.raises((InputError, OptionError), match=said):
         SparseAttention(pattern, **options)
+
+
+def test_dropout_in_training_alone():
+    module, x = SparseAttention(PATTERN, dropout=0.5), qkv(16)
+    expected = SparseAttention(PATTERN)(*x)
+    assert not torch.equal(module(*x), expected)
+    assert torch.equal(module.eval()(*x), expected)
+    refuse(lambda: SparseAttention(PATTERN, dropout=1.5), OptionError, ("dropout=1.5", "below 1"))
+
+
+def test_a_bias_and_a_score():
+    module, x, table = SparseAttention(PATTERN), qkv(16), torch.rand(4, 7, requires_grad=True)
+    bias = weft.bias.relative(table)
+    found = module(*x, bias=bias, score=lambda score, b, h, q, k: score * 2)
+    assert torch.equal(found, weft.attention(*x, PATTERN, bias=bias, score=lambda score, b, h, q, k: score * 2))

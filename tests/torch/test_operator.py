@@ -69,7 +69,7 @@ def test_opcheck_of_the_backward():
     q, k, v = (tokens_first(x) for x in qkv(12))
     *rest, _ = arguments((), MASK, sinks=torch.rand(HEADS))
     out, lse = weft.attention(q, k, v, MASK, sinks=rest[2], return_lse=True)
-    given = (torch.randn_like(out), torch.randn_like(lse), q, k, v, out, lse, *rest)
+    given = (torch.randn_like(out), torch.randn_like(lse), q, k, v, out, lse, *rest, [])
     assert set(torch.library.opcheck(OPS.attention_backward.default, given).values()) == {"SUCCESS"}
 
 
@@ -144,6 +144,10 @@ def attend(x):
     return weft.attention(x, K, V, MASK)
 
 
+def operator(x):
+    return OPS.attention(*arguments((x, K, V), MASK))[0]
+
+
 def twice():
     q, k, v = qkv(9, grad=True)
     (first,) = torch.autograd.grad(weft.attention(q, k, v, MASK).sum(), q, create_graph=True)
@@ -175,18 +179,15 @@ REFUSED = {
     "forward mode in q": (lambda: dual("q"), "forward-mode"),
     "forward mode in v": (lambda: dual("v"), "forward-mode"),
     "forward mode in sinks": (lambda: dual("sinks"), "forward-mode"),
-    "torch.vmap": (lambda: torch.vmap(attend)(Q[None]), "vmap"),
-    "torch.vmap over k": (lambda: torch.vmap(lambda x: weft.attention(Q, x, V, MASK))(K[None]), "vmap"),
-    "torch.vmap in training": (lambda: torch.vmap(attend)(qkv(9, grad=True)[0][None]), "vmap"),
-    "torch.func.grad": (lambda: torch.func.grad(lambda x: attend(x).sum())(Q), "torch.func"),
-    "torch.func.vjp": (lambda: torch.func.vjp(attend, Q), "torch.func"),
-    "torch.func.jvp": (lambda: torch.func.jvp(attend, (Q,), (Q,)), "torch.func"),
-    "torch.func.jacrev": (lambda: torch.func.jacrev(attend)(Q), "torch.func"),
-    "dropout": (lambda: weft.attention(Q, K, V, MASK, dropout=0.1), "dropout"),
-    "slopes that need gradients": (
-        lambda: weft.attention(Q, K, V, MASK, alibi_slopes=torch.rand(HEADS, requires_grad=True)),
-        "slopes",
+    "torch.vmap of the operator": (lambda: torch.vmap(operator)(Q[None]), "torch.vmap"),
+    "torch.func.grad of the operator": (lambda: torch.func.grad(lambda x: operator(x).sum())(Q), "torch.func"),
+    "torch.func.functionalize": (lambda: torch.func.functionalize(attend)(Q), "torch.func.functionalize"),
+    "torch.func.grad twice": (
+        lambda: torch.func.grad(lambda x: torch.func.grad(lambda y: attend(y).sum())(x).sum())(Q),
+        "double backward",
     ),
+    "torch.func.hessian": (lambda: torch.func.hessian(lambda x: attend(x).sum())(Q), "weft.attention"),
+    "torch.func.jvp": (lambda: torch.func.jvp(attend, (Q,), (Q,)), "forward-mode"),
     "ALiBi on a grid": (
         lambda: weft.attention(Q, K, V, weft.neighborhood((3, 3), 2), alibi_slopes=torch.rand(HEADS)),
         "ALiBi",

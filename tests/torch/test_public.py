@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import weft
-from weft.errors import OptionError, UnsupportedError
+from weft.errors import OptionError
 from weft.testing.refusals import refuse
-from weft.torch.keywords import COMING, CURES, OWN
+from weft.torch.keywords import CURES, OWN
 
 from .helpers import qkv
 
@@ -41,22 +41,16 @@ def test_keywords_of_other_libraries_name_weft_s_own(name, value):
     [
         ("attn_mask", "weft.attention(q, k, v, attn_mask)"), ("block_mask", "weft.attention(q, k, v, block_mask)"),
         ("is_causal", "mask=weft.causal()"), ("window_size", "weft.window(left"), ("enable_gqa", "leave it out"),
-        ("need_weights", "return_lse=True"), ("kernel_size", "weft.neighborhood("), ("dropout_p", "dropout"),
-        ("score_mod", "softcap"), ("key_padding_mask", "~key_padding_mask"), ("softmax_scale", "scale=softmax_scale"),
+        ("need_weights", "return_lse=True"), ("kernel_size", "weft.neighborhood("),
+        ("dropout_p", "dropout=dropout_p"), ("attn_bias", "bias=attn_bias"),
+        ("score_mod", "score=score_mod"),
+        ("key_padding_mask", "~key_padding_mask"), ("softmax_scale", "scale=softmax_scale"),
         ("additional_keys", "extra_keys="), ("cu_seqlens_q", "weft.varlen_attention("),
     ],
 )  # fmt: skip
 def test_what_keywords_name(name, says):
     """Also where no mask was passed, as by whoever renames a function."""
     refuse(lambda: weft.attention(*qkv(4), **{name: 1}), OptionError, (says,))
-
-
-@pytest.mark.parametrize("name", COMING)
-def test_what_is_to_come_is_refused_by_name(name):
-    refuse(
-        lambda: weft.attention(*qkv(4), weft.causal(), **{name: None}), UnsupportedError, (name, "not implemented yet")
-    )
-    refuse(lambda: weft.attention(*qkv(4), weft.causal(), dropout=0.5), UnsupportedError, ("dropout=0.5",))
 
 
 def test_near_keywords():

@@ -320,7 +320,8 @@ def test_other_refusals():
     refuse(call(max_seqlen_k=11), InputError, ("max_seqlen_k is 11",))
     refuse(call(causal=True), OptionError, ("varlen_attention(causal=...)", "weft.causal()"))
     refuse(call(layout="thd"), OptionError, ("takes no layout",))
-    refuse(call(bias=None), UnsupportedError, ("bias",))
+    refuse(call(bias=torch.zeros(34, 34)), UnsupportedError, ("bias", "packed tokens"))
+    refuse(call(dropout=0.5), UnsupportedError, ("dropout", "packed tokens"))
     refuse(call(x=[t[None] for t in X]), InputError, ("q has 4 dimensions", "(T, Hq, D)"))
     refuse(call(x=[t.transpose(0, 1) for t in X]), InputError, ("34 heads of 4 tokens",))
 

@@ -19,10 +19,10 @@ import triton
 from tests.tiers import sample
 
 import weft
+from weft.kernels.gpu import sinks
 from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.compile.load import compile_for
 from weft.kernels.gpu.configure import specs_of
-from weft.kernels.triton import sinks
 from weft.planning.attention_plan import plan_attention
 from weft.planning.choose import offered
 from weft.planning.families.base import Pass
@@ -382,7 +382,8 @@ def test_what_is_offered_beside_the_usual_tiling(name, direction, d, target):
             assert taken.waits < 0.7, spec.name
 
 
-@pytest.mark.parametrize("direction", sample(["forward", "dq", "keys"], "forward"))
+@pytest.mark.more
+@pytest.mark.parametrize("direction", ["forward", "dq", "keys"])
 def test_listed_tokens_beside_a_grid(direction):
     """Fast they need not be: products may be serialised, and registers spilled."""
     call = square(weft.neighborhood((32, 40), (9, 11)) | weft.global_tokens([0, 77, 500]), length=1280)

@@ -12,8 +12,8 @@ import weft
 from weft import steps
 from weft.kernels.gpu.compile import compiler
 from weft.kernels.gpu.compile.compiler import compile_for
-from weft.kernels.triton.row_spec import HOST, Counts, RowOptions, merging, row_spec
-from weft.kernels.triton.rowwise import source_of
+from weft.kernels.gpu.split_kv.source import source_of
+from weft.kernels.gpu.split_kv.spec import HOST, Counts, ScoreOptions, combining, split_kv_spec
 from weft.planning.families.split_kv import shape_of
 from weft.planning.problem import Problem
 from weft.planning.rowwise import decode_plan
@@ -45,13 +45,13 @@ class Call:
 
     def asked(self):
         have = {name: bool(value) for name, value in self.options.items()}
-        return RowOptions(**have, counts=self.counts)
+        return ScoreOptions(**have, counts=self.counts)
 
     def specs(self):
         """Shares, all keys in one share, and the merge of shares."""
-        spec = row_spec(self.plan(), shape_of(self.plan(), 132), self.aligned, self.asked())
+        spec = split_kv_spec(self.plan(), shape_of(self.plan(), 132), self.aligned, self.asked())
         spec = replace(spec, split=True)
-        return [spec, replace(spec, split=False), merging(spec)]
+        return [spec, replace(spec, split=False), combining(spec)]
 
 
 CALLS = {
@@ -68,17 +68,19 @@ CALLS = {
     "float32": Call(dtype="float32"),
     "counts from the device": Call(weft.strided(64), counts=Counts("int64", per_batch=True, offset=True)),
     "a ring, a window": Call(m=16, counts=Counts("int32", ring=True, window=True)),
+    "pages of 16": Call(counts=Counts("int32", per_batch=True, page=16)),
+    "pages of 256, many queries": Call(m=16, counts=Counts("int32", per_batch=True, offset=True, page=256)),
     "float32, 256": Call(dims=(256, 256), dtype="float32", heads=(64, 1), m=4),
 }
 
 
 # ---- compiled --------------------------------------------------------------------------------------------------------
 def cases():
-    """(target, call): each call for one target, one call for each target in `make test`; the rest is wide."""
+    """(target, call): each call for one target, the first two in `make test`; the rest is wide."""
     for i, call in enumerate(CALLS):
         for t, target in enumerate(TARGETS):
             narrow = i % len(TARGETS) == t
-            marks = pytest.mark.wide if not narrow else () if i < len(TARGETS) else pytest.mark.more
+            marks = pytest.mark.wide if not narrow else () if i < 2 else pytest.mark.more
             yield pytest.param(target, call, id=f"{target}-{call}", marks=marks)
 
 

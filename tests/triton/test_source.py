@@ -1,17 +1,25 @@
-"""Emitted sources: some of them whole, as golden files; all of them readable, and without masks where none are due."""
+"""Texts of kernels: entries, some of them as golden files; and what their fragments come to, without dead branches."""
 
-import ast
 import os
+import re
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import pytest
-import torch
+from tests.tiers import every
+from triton._C.libtriton import ir
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
 
-from weft.kernels.triton import rowwise, sinks
-from weft.kernels.triton.emit import emit
+from weft.kernels.gpu.compile import compiler, load
+from weft.kernels.gpu.compile.emit import emit
+from weft.kernels.gpu.compile.listing import fragments
+from weft.kernels.gpu.split_kv import source as split_kv
+from weft.kernels.gpu.tile.config import config_of
+from weft.settings import interpreted
 
+from .resources import TARGETS
 from .specs import BESIDE, CALLS, SHORT, gradients_of, specs_of, specs_towards
 from .test_rowwise import CALLS as ROW_CALLS
 
@@ -20,23 +28,14 @@ WRITE = "WEFT_GOLDEN=write python -m pytest tests/triton/test_source.py"
 # file -> (call, direction, which of its kernels there)
 CHOSEN = {
     "forward_window": ("window", "forward", 0),
-    "dq_documents": ("documents", "dq", 0),
-    "keys_2d": ("2-D", "keys", 0),
     "keys_by_groups": ("window, by groups", "keys", 0),
     "forward_by_groups": ("two terms, by groups", "forward", 0),
-    "keys_longformer": ("longformer", "keys", 0),
-    "forward_blocks": ("random blocks", "forward", 0),
-    "delta_window": ("window", "one kernel", 0),
-    "keys_with_dq": ("window", "one kernel", 1),
-    "blocks_with_dq": ("random blocks", "one kernel", 1),
 }
 WALKS = {"gradients_in_one_walk": (SHORT, 0), "few_keys": (BESIDE, 1), "few_sums": (BESIDE, 2)}
-BY_ROWS = {"rows_of_shares": ("window, 64, all options", 0), "rows_alone": ("two terms", 1), "merge": ("window", 2)}
-OF_SINKS = {
-    "sink_gradient": sinks.gradient_source,
-    "sink_gradient_sum": sinks.sum_source,
-    "join_sinks": lambda: sinks.join_source("bfloat16", 80),
-}
+SPLIT_KV = {
+    "split_kv": ("window, 64, all options", 0), "split_kv_alone": ("two terms", 1), "combine": ("window", 2),
+    "split_kv_of_a_cache": ("counts from the device", 0), "split_kv_of_pages": ("pages of 16", 0),
+}  # fmt: skip
 EVERY = [replace(call, one_kernel=one) for call in (*CALLS.values(), SHORT, BESIDE) for one in (False, True)]
 SPECS = {spec.name: spec for spec in chain.from_iterable(map(specs_of, EVERY))}
 
@@ -50,13 +49,13 @@ def chosen(name):
 
 
 def text_of(name):
-    if name in BY_ROWS:
-        call, which = BY_ROWS[name]
-        return rowwise.source_of(ROW_CALLS[call].specs()[which]).text
-    return OF_SINKS[name]().text if name in OF_SINKS else emit(chosen(name))
+    if name in SPLIT_KV:
+        call, which = SPLIT_KV[name]
+        return split_kv.source_of(ROW_CALLS[call].specs()[which]).text
+    return emit(chosen(name))
 
 
-@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *BY_ROWS, *OF_SINKS])
+@pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *SPLIT_KV])
 def test_golden_source(name):
     path, text = GOLDEN / f"{name}.py", text_of(name)
     if os.environ.get("WEFT_GOLDEN") == "write":
@@ -84,64 +83,69 @@ def test_readable(name):
     assert emit(SPECS[name]) == source, "emitted twice, it is another source"
 
 
-def walks(source):
-    """The loops over tiles: the innermost ones."""
-    loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.For)]
-    return [loop for loop in loops if not any(x is not loop and isinstance(x, ast.For) for x in ast.walk(loop))]
+LISTED = {
+    "forward of a window": ("window", "forward", 0),
+    "dQ of documents": ("documents", "dq", 0),
+    "dK and dV of a plane": ("2-D", "keys", 0),
+    "dK and dV of listed tokens": ("listed tokens", "keys", 0),
+    "forward of blocks": ("random blocks", "forward", 0),
+    "delta": ("window", "one kernel", 0),
+    "all gradients": ("window", "one kernel", 1),
+    "forward of three terms": ("three terms", "forward", 0),
+}
+FAMILY = {name: spec for name, spec in SPECS.items() if not spec.groups and spec.direction != "delta"}
+MASK = "weft.kernels.gpu.ops.mask"
 
 
-def compares_bounds(node):
-    """Whether the bounds of rows are used inside a node."""
-    names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
-    return any(name.startswith(("low_", "high_", "from_", "to_")) for name in names)
+def fragments_of(spec, **constants):
+    """(module, name) -> text of each fragment of a kernel, as it is compiled; constants: beside its configuration."""
+    found = fragments(emit(spec), {"C": config_of(spec), **constants})
+    return {(module, re.search(r"def (\w+)", text)[1]): text for module, text in found}
 
 
-def is_edge_branch(statement):
-    """Whether a statement of a loop is a branch that full tiles do not take."""
-    return isinstance(statement, ast.If) and any(side in ast.unparse(statement.test) for side in ("left_", "full_"))
-
-
-def chooses_term(statement):
-    """Whether all that it does is to take the bounds of one term or another."""
-    return isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in ("low_j", "high_j")
-
-
-@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.rank > 1])
+@pytest.mark.parametrize("name", [name for name, spec in FAMILY.items() if spec.rank > 1])
 def test_grids_are_masked_by_a_product(name):
-    """A box on a grid costs one more product, and no comparison of its pairs."""
-    for loop in walks(emit(SPECS[name])):
-        text = ast.unparse(loop)
-        assert text.count("tl.dot(out, tl.trans(hot)") == 1
-        assert not compares_bounds(loop)
+    """A box on a grid costs one more product, and no comparison of its pairs but where lists ask for it."""
+    spec = FAMILY[name]
+    found = fragments_of(spec, KIND="either")
+    (home,) = {module for module, _ in found if module.startswith("weft.kernels.gpu.tile.") and "wd" in module}
+    steps = [text for (module, _), text in found.items() if module == home]
+    assert sum(len(re.findall(r"\bpenalty\(", text)) for text in steps) == 1
+    masks = {part for module, part in found if module == MASK and part.startswith("_mask")}
+    assert masks == ({"_mask_edge"} if spec.listed else set())
 
 
-OF_LINES = [name for name, spec in SPECS.items() if spec.rank == 1 and spec.direction != "delta" and not spec.groups]
-
-
-@pytest.mark.parametrize("name", OF_LINES)
+@pytest.mark.parametrize("name", [name for name, spec in FAMILY.items() if spec.rank == 1])
 def test_full_tiles_have_no_mask(name):
-    """Outside the branch for tiles with an edge, or its own loop, no statement looks at the bounds of rows."""
-    found = walks(emit(SPECS[name]))
-    assert found
-    masked = [loop for loop in found if compares_bounds(loop)]
-    assert masked, "nothing is masked at all"
-    apart = len(masked) < len(found)
-    for loop in masked:
-        outside = [x for x in loop.body if compares_bounds(x) and not chooses_term(x)]
-        assert apart or all(map(is_edge_branch, outside)), ast.unparse(loop)
-    # what is no mask of bounds: columns that do not exist, in loads; rows that join sums of dQ, or have no maximum yet
-    for loop in found:
-        if loop not in masked:
-            text = ast.unparse(loop)
-            for other in ("new ==", "wanted[", "largest =="):
-                text = text.replace(f"tl.where({other}", "")
-            assert "tl.where" not in text
+    """Only masks look at the bounds of rows, and in a loop over full tiles there are none."""
+    spec = FAMILY[name]
+    looks = {part for (_, part), text in fragments_of(spec).items() if re.search(r"visit\.(low|high)", text)}
+    assert looks and all(part.startswith("_mask") for part in looks)
+    assert not [part for _, part in fragments_of(spec, KIND="full") if part.startswith("_mask")]
+    if not spec.apart:
+        either = fragments_of(spec, KIND="either")
+        assert {"_mask_edge_if_any", "_mask_sides"} & {part for _, part in either}
 
 
-def test_alibi_and_float16_keep_the_online_form():
-    def forwards(call):
-        return {spec.no_maximum for spec in specs_towards(call, "forward", "sm_90")}
+@pytest.mark.parametrize("name", every(4, LISTED))
+def test_a_listing_names_what_triton_compiles(name):
+    """Each function of weft that Triton makes for a kernel is in its listing, under its module."""
+    if interpreted():
+        pytest.skip("Triton interprets, and compiles nothing")
+    call, direction, which = LISTED[name]
+    spec = specs_towards(CALLS[call], direction)[which]
+    made = set(re.findall(r"@\"?(weft\.[\w.]+?)__", first_language(load.source_of(spec), TARGETS["sm_90"])))
+    listed = {f"{module}.{part}" for module, part in fragments_of(spec)}
+    assert made and made <= listed
+    assert len(listed - made) <= 2  # what the kind of a loop rules out
 
-    assert forwards(CALLS["window"]) == {True}
-    assert forwards(CALLS["window, softcap, alibi, sinks"]) == {False}
-    assert forwards(replace(CALLS["window"], dtype=torch.float16)) == {False}
+
+def first_language(source, target):
+    """A kernel as Triton has it before it is optimised."""
+    backend = make_backend(target)
+    options, context = backend.parse_options({"num_warps": source.warps}), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    described = ASTSource(compiler.module_of(source).kernel, dict(source.types), {}, {})
+    helpers = backend.get_codegen_implementation(options), backend.get_module_map()
+    return str(described.make_ir(target, options, *helpers, context))

@@ -7,12 +7,13 @@ import pytest
 
 pytest.importorskip("triton")
 
+from weft.kernels.gpu import sinks
 from weft.kernels.gpu.compile import compiler, load
+from weft.kernels.gpu.compile.emit import emit
 from weft.kernels.gpu.configure import few_specs, walk_spec
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton import rowwise, sinks
-from weft.kernels.triton.emit import emit
-from weft.kernels.triton.row_spec import RowSpec, merging
+from weft.kernels.gpu.split_kv import source as split_kv
+from weft.kernels.gpu.split_kv.spec import SplitKVSpec, combining
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 
@@ -20,7 +21,7 @@ from .resources import TARGETS
 
 LINE = KernelSpec("forward", "bfloat16", 64, 64, 1, 64, 64)
 SHORT = Problem(1, 2, 2, 4096, 4096, 64, 64, "bfloat16", "cuda")
-ROWS = RowSpec("float16", 128, 128, 16, 64)
+ROWS = SplitKVSpec("float16", 128, 128, 16, 64)
 NAMES = {
     "weft_fwd_tile_line_d64_bf16": LINE,
     "weft_fwd_tile_blocks_d192x128_fp32": replace(LINE, rank=0, d=192, dv=128, dtype="float32"),
@@ -39,14 +40,14 @@ NAMES = {
     "weft_bwd_sparse_keys_hopper_d64_bf16": few_specs(SHORT)[0],
     "weft_reduce_partials_hopper_d64_bf16": few_specs(SHORT)[1],
     "weft_decode_split_kv_d128_fp16": ROWS,
-    "weft_decode_combine_d128_fp16": merging(ROWS),
+    "weft_decode_combine_d128_fp16": combining(ROWS),
 }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_name_says(name):
     assert NAMES[name].symbol == name and name.isidentifier() and len(name) < 64
-    text = rowwise.emit(NAMES[name]) if isinstance(NAMES[name], RowSpec) else emit(NAMES[name])
+    text = split_kv.entry(NAMES[name]) if isinstance(NAMES[name], SplitKVSpec) else emit(NAMES[name])
     assert re.findall(r"^def (\w+)\(", text, re.MULTILINE) == [name]
     assert text.endswith(f"\n\n\nkernel = {name}\n")
 
@@ -55,8 +56,8 @@ def test_what_a_name_says(name):
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_kernels_are_compiled_under_their_names(target):
     small = KernelSpec("forward", "bfloat16", 16, 16, 0, 64, 64, warps=4)
-    merge = RowSpec("bfloat16", 16, 16, 16, 16, merge=True)
-    found = [load.source_of(small), rowwise.source_of(merge), sinks.gradient_source()]
+    merge = SplitKVSpec("bfloat16", 16, 16, 16, 16, combine=True)
+    found = [load.source_of(small), split_kv.source_of(merge), sinks.gradient_source()]
     found += [load.source_of(few_specs(SHORT)[1])] if target == "sm_90" else []
     names = [compiler.compile_for(one, TARGETS[target]).name for one in found]
     expected = [small.symbol, merge.symbol, "weft_sink_gradient", "weft_reduce_partials_hopper_d64_bf16"]

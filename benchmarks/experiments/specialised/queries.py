@@ -21,7 +21,7 @@ from weft.kernels.gpu.hopper.ops.values import opaque
 @gluon.jit
 def leave_stats(Stats, row, lse, delta, scale):
     """What weft's dK and dV take of 64 rows from `row` on: lse and delta as sums of three numbers of bfloat16
-    (`weft.kernels.triton.backward.STATS`); both along one axis of any layout.
+    (`weft.kernels.gpu.constants.STATS`); both along one axis of any layout.
     """
     beside: gl.constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
     rows = gl.arange(0, 64, layout=gl.SliceLayout(1, beside))

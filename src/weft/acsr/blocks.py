@@ -241,6 +241,8 @@ class Blocks:
 def key_spans(term: Term, m: int, n: int) -> tuple[Ints, Ints]:
     """For each strip of BLOCK queries, first and last + 1 key that the term may have there (lo >= hi: none)."""
     first = np.arange(0, m, BLOCK, dtype=np.int64)
+    if term.is_ordered:
+        return np.zeros_like(first), np.full_like(first, n)
     last = np.minimum(first + BLOCK, m) - 1
     outer = term.q.size // max(1, term.q.shape[0])
     top = np.clip((first - term.q.origin) // max(1, outer), 0, max(0, term.q.shape[0] - 1))

@@ -7,19 +7,22 @@ written down block by block in the remainder, and `Acsr.notes` says so.
 
 from __future__ import annotations
 
+import numpy as np
+
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
 from weft.acsr.cover import FEW, covered, room
 from weft.acsr.format import BLOCK, MAX_TERMS, Acsr, Remainder, Term
-from weft.acsr.lower import lower_or_scan, shortened
+from weft.acsr.lower import Union, lower_or_scan, shortened
 from weft.acsr.merge import merged
 from weft.caching import cached
 from weft.pattern.algebra import Pattern
 
 
 @cached(256)
-def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Acsr:
-    """The Acsr of batch row `batch` and head `head` at M=m queries and N=n keys.
+def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0, orders: bool = True) -> Acsr:
+    """The Acsr of batch row `batch` and head `head` at M=m queries and N=n keys. orders: terms may take tokens in
+    another order than they come; else such pairs are blocks, as for kernels that gather no rows.
 
     Raises what `pattern.check` raises, and IrregularError where the part that is not affine is too large to scan.
     """
@@ -29,6 +32,8 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
     if m == 0 or n == 0:
         return Acsr(m, n, (), Remainder.none(), label)
     union = lower_or_scan(one, m, n)
+    if not orders:
+        _listed(union, m, n, label)
     alone = union.apart and len(union.terms) <= MAX_TERMS
     kept, spilled = (union.terms, []) if alone else _fewest(union.terms, m, n)
     if len(kept) > MAX_TERMS:
@@ -45,6 +50,17 @@ def build(pattern: Pattern, m: int, n: int, batch: int = 0, head: int = 0) -> Ac
     if not len(blocks):
         return Acsr(m, n, tuple(_of_few_blocks(kept, m, n)), Remainder.none(), label)
     return Acsr(m, n, tuple(kept), blocks.remainder(), label, tuple(dict.fromkeys(union.notes)))
+
+
+def _listed(union: Union, m: int, n: int, label: str) -> None:
+    """Write terms in an order of their own down as blocks."""
+    some = [term for term in union.terms if term.is_ordered]
+    if some:
+        note = f"{label}: documents that are not contiguous have no affine rows"
+        blocks = Blocks.scan(lambda q, k: np.logical_or.reduce([term.contains(q, k) for term in some]), m, n, note)
+        union.terms = [term for term in union.terms if not term.is_ordered]
+        union.blocks = blocks if union.blocks is None else union.blocks.join(blocks)
+        union.notes.append(note)
 
 
 def _of_few_blocks(terms: list[Term], m: int, n: int) -> list[Term]:

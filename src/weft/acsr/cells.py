@@ -29,7 +29,23 @@ Counts: TypeAlias = Callable[[Ints], Ints]  # some rows -> their keys before eac
 
 def term_cells(term: Term, queries: Ints, keys: Ints) -> Ints:
     """Pairs of a term in each cell, (queries.size - 1, keys.size - 1); a cell lies between neighbours of either."""
+    if term.is_ordered:
+        return _of_order(term, queries, keys)
     return np.diff(np.diff(_before(term, queries, keys), axis=0), axis=1)
+
+
+def _of_order(term: Term, queries: Ints, keys: Ints) -> Ints:
+    """The same of tokens in another order: for each cell of keys how many of them lie before each place."""
+    rows, columns = (grid.tokens(np.arange(grid.size)) for grid in (term.q, term.k))
+    cell = np.searchsorted(queries, rows, "right") - 1
+    of_key = np.searchsorted(keys, columns, "right") - 1
+    lo, hi = term.axes[0].interval(np.arange(rows.size, dtype=np.int64), columns.size)
+    found = np.zeros((queries.size - 1, keys.size - 1), np.int64)
+    inside = (cell >= 0) & (cell < queries.size - 1) & (lo < hi)
+    for column in range(keys.size - 1):
+        before = np.append(0, np.cumsum(of_key == column))
+        np.add.at(found[:, column], cell[inside], (before[hi] - before[lo])[inside])
+    return found
 
 
 def _before(term: Term, x: Ints, y: Ints) -> Ints:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from weft.acsr.format import Grid, Term
-from weft.acsr.terms import NotAffineError, _chosen, moved, refine
+import numpy as np
+
+from weft.acsr.format import Grid, NotAffineError, Term
+from weft.acsr.ordered import placed
+from weft.acsr.terms import _chosen, moved, refine
+from weft.pattern.bounds import IntTable
 from weft.pattern.excerpt import Box
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import Relation
@@ -17,11 +21,26 @@ def cut(term: Term, q: Box, k: Box) -> list[Term]:
     Boxes of consecutive tokens cut flat terms as they are, and terms on a grid where they take whole rows of it. Other
     boxes cut terms on their own grid; a flat term is first written on that. Raises NotAffineError else.
     """
+    if term.is_ordered:
+        return _of_order(term, q, k)
     if q.span is not None and k.span is not None:
         found = _by_tokens(term, q.span, k.span)
         if found is not None:
             return found
     return [piece for part in _on_grid(term, q, k) for piece in _by_boxes(part, q, k)]
+
+
+def _of_order(term: Term, q: Box, k: Box) -> list[Term]:
+    """The cut of a term of tokens in another order: what is left of either order, and bounds among that."""
+    (axis,) = term.axes
+    (in_q, queries), (in_k, keys) = (
+        box.places(grid.tokens(np.arange(grid.size, dtype=np.int64))) for box, grid in ((q, term.q), (k, term.k))
+    )
+    low, high = axis.interval(np.flatnonzero(in_q), term.k.size)
+    before = np.concatenate([[0], np.cumsum(in_k)])
+    left_q, left_k = (Grid(0, (int(some.sum()),), IntTable(at[some])) for some, at in ((in_q, queries), (in_k, keys)))
+    found = placed(left_q, left_k, before[low], before[high])
+    return [] if found is None else [found]
 
 
 def _by_tokens(term: Term, q: tuple[int, int], k: tuple[int, int]) -> list[Term] | None:

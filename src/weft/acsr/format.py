@@ -28,19 +28,49 @@ BLOCK = 64
 MAX_TERMS = 16
 
 
+class NotAffineError(Exception):
+    """Internal: this part of a pattern has no exact affine form; the text says which and why."""
+
+
 @dataclass(frozen=True)
 class Grid:
-    """`prod(shape)` consecutive tokens from `origin` on, seen as a row-major grid."""
+    """`prod(shape)` consecutive tokens from `origin` on, seen as a row-major grid; or, on one axis and with origin 0,
+    the tokens of `order`, each once, so that what is scattered lies side by side.
+    """
 
     origin: int
     shape: tuple[int, ...]
+    order: IntTable | None = None
 
     @property
     def size(self) -> int:
         return prod(self.shape)
 
+    def tokens(self, places: Ints) -> Ints:
+        """The tokens at row-major places."""
+        return places + self.origin if self.order is None else self.order.array[places]
+
+    @cached_property
+    def _sorted(self) -> tuple[Ints, Ints]:
+        """The tokens of an order, ascending, and their places."""
+        assert self.order is not None
+        places = np.argsort(self.order.array, kind="stable")
+        return self.order.array[places], places
+
+    def lies_within(self, length: int) -> bool:
+        """Whether all of its tokens are among 0 to length - 1, and each of an order is told once."""
+        if self.order is None:
+            return 0 <= self.origin <= length - self.size
+        tokens = self._sorted[0]
+        apart = bool((np.diff(tokens) > 0).all()) and (self.origin, self.shape) == (0, (tokens.size,))
+        return apart and (tokens.size == 0 or (int(tokens[0]) >= 0 and int(tokens[-1]) < length))
+
     def coordinates(self, tokens: Ints) -> tuple[NDBool, tuple[Ints, ...]]:
         """(which tokens lie in the grid, their coordinates; those outside get some valid coordinate)."""
+        if self.order is not None:
+            ascending, places = self._sorted
+            at = np.minimum(np.searchsorted(ascending, tokens), ascending.size - 1)
+            return ascending[at] == tokens, (places[at],)
         local = tokens - self.origin
         inside = (local >= 0) & (local < self.size)
         clipped = np.where(inside, local, 0)
@@ -76,12 +106,19 @@ class Term:
         """The term with these sets instead of its own, cut to the tokens that it has."""
         if rows.is_every and keys.is_every and self.rows.is_every and self.keys.is_every:
             return self
+        if self.is_ordered:
+            raise NotAffineError("a list of tokens beside tokens in another order")
         rows, keys = (x.within(grid.origin, grid.origin + grid.size) for x, grid in ((rows, self.q), (keys, self.k)))
         return replace(self, rows=rows, keys=keys)
 
     @property
     def rank(self) -> int:
         return len(self.axes)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it takes tokens in another order than they come; on both sides, if on one."""
+        return self.q.order is not None or self.k.order is not None
 
     @cached_property
     def nnz(self) -> int:
@@ -94,7 +131,8 @@ class Term:
         lists.
         """
         fixed = sum(axis.nbytes for axis in self.axes) + 4 * (2 + 2 * self.rank)
-        return fixed + self.rows.nbytes + self.keys.nbytes
+        orders = {id(grid.order): 4 * grid.size for grid in (self.q, self.k) if grid.order is not None}
+        return fixed + self.rows.nbytes + self.keys.nbytes + sum(orders.values())
 
     def is_empty(self) -> bool:
         """Exact; see `Relation.is_empty`."""
@@ -126,7 +164,7 @@ class Term:
         live = np.ones((1, 1), np.bool_)
         for axis, rows, keys in zip(self.axes, self.q.shape, self.k.shape, strict=True):
             live = np.kron(live, _dense_axis(axis, rows, keys))
-        q, k = (grid.origin + np.arange(grid.size, dtype=np.int64) for grid in (self.q, self.k))
+        q, k = (grid.tokens(np.arange(grid.size, dtype=np.int64)) for grid in (self.q, self.k))
         dense = np.zeros((m, n), np.bool_)
         dense[np.ix_(q, k)] = live & self.rows.holds(q)[:, None] & self.keys.holds(k)
         return dense
@@ -141,7 +179,9 @@ class Term:
             start, step, count = axis.affine_rows(i.reshape(1), n)
             keys = keys[:, None] * n + (start[0] + step * np.arange(count[0]))
             keys = keys.reshape(-1)
-        keys = keys + self.k.origin
+        keys = self.k.tokens(keys)
+        if self.is_ordered:
+            keys = np.sort(keys)
         return keys if self.keys.is_every else keys[self.keys.holds(keys)]
 
     def transpose(self) -> Term:
@@ -384,6 +424,8 @@ def _describe(term: Term) -> str:
     grid = "" if term.rank == 1 else f" on {'x'.join(map(str, term.q.shape))}"
     steps = [f"{name} mod {r.step}" for axis in term.axes for name, r in
              (("q", axis.rows), ("k", axis.keys), ("k-q", axis.diagonal)) if r.step > 1]  # fmt: skip
+    if term.is_ordered:
+        steps.append(f"{term.q.size} queries and {term.k.size} keys in another order")
     steps += [f"{'only' if x.kept else 'without'} {len(x.tokens)} listed {name}"
               for name, x in (("queries", term.rows), ("keys", term.keys)) if not x.is_every]  # fmt: skip
     return f"{term.nnz} pairs{grid}, {term.nbytes} bytes" + (f", {', '.join(steps)}" if steps else "")

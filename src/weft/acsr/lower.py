@@ -11,13 +11,13 @@ from functools import singledispatch
 
 import numpy as np
 
+from weft.acsr import ordered
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
 from weft.acsr.cover import of_table, room
 from weft.acsr.excerpts import cut
-from weft.acsr.format import BLOCK, MAX_TERMS, Term
+from weft.acsr.format import BLOCK, MAX_TERMS, NotAffineError, Term
 from weft.acsr.labels import axes_of_labels
-from weft.acsr.terms import NotAffineError
 from weft.pattern import algebra as ops
 from weft.pattern import leaves, pieces
 from weft.pattern.algebra import Pattern, Where
@@ -87,13 +87,21 @@ def _(pattern: leaves.Sized, m: int, n: int) -> Union:
 
 @lower.register
 def _(pattern: leaves.Labels, m: int, n: int) -> Union:
-    axes = axes_of_labels(pattern.ids.array)
+    axes = axes_of_labels(pattern.ids.array) if pattern.key_ids is None else None
     if axes is None:
-        raise NotAffineError("documents that are not contiguous have no affine rows")
+        return _scattered(pattern.ids.array, pattern.of_keys.array)
     ends = [np.cumsum(lengths) for lengths in axes]
     parts = [Affine(Relation(*_contiguous(one)), length=int(one[-1])) for one in ends]
     shape = tuple(int(one[-1]) for one in ends)
     return lower(leaves.Product(tuple(parts), shape, shape), m, n)
+
+
+def _scattered(ids: Ints, key_ids: Ints) -> Union:
+    """Labels in any order: one term of tokens in another order, where runs of a label are more than terms may be."""
+    if max(np.count_nonzero(np.diff(x)) for x in (ids, key_ids)) < MAX_TERMS:
+        raise NotAffineError("documents that are not contiguous have no affine rows")
+    term = ordered.of_labels(ids, key_ids)
+    return Union([] if term is None else [term], apart=True)
 
 
 def _contiguous(ends: Ints) -> tuple[tuple[Bound, ...], tuple[Bound, ...]]:
@@ -241,8 +249,8 @@ def _(pattern: pieces.Coarse, m: int, n: int) -> Union:
 
 def _lifted(term: Term, at: pieces.Coarse, m: int, n: int) -> list[Term]:
     """A term between blocks as terms between tokens: bounds are multiplied; congruences need whole blocks."""
-    if term.rank > 1:
-        raise NotAffineError("a grid of blocks")
+    if term.rank > 1 or term.is_ordered:
+        raise NotAffineError("a grid of blocks, or blocks in another order")
     axis, sets = term.axes[0], (term.rows.enlarged(at.block_q), term.keys.enlarged(at.block_k))
     if max(axis.rows.step, axis.keys.step, axis.diagonal.step) == 1:
         lows, highs = (tuple(_scaled(b, at) for b in side) for side in (axis.lower, axis.upper))

@@ -34,14 +34,16 @@ class Box:
 
 
 def merged(terms: Sequence[Term], m: int, n: int) -> list[Term]:
-    """The union of some terms as no more terms, which may overlap. Terms of several axes stay as they are."""
-    flat = [term for term in terms if term.rank == 1]
+    """The union of some terms as no more terms, which may overlap. Terms of several axes stay as they are, and so
+    do those of tokens in another order.
+    """
+    flat = [term for term in terms if term.rank == 1 and not term.is_ordered]
     if max(m, n) > MAX_TOKENS or len(flat) * (m + n) > MAX_CELLS:
         return list(terms)
     by_core: dict[tuple[object, ...], list[Term]] = {}
     for term in flat:
         by_core.setdefault(_key(_core(term)), []).append(term)
-    found = [term for term in terms if term.rank > 1]
+    found = [term for term in terms if term.rank > 1 or term.is_ordered]
     for alike in by_core.values():
         boxes = fewest([_box(term, m, n) for term in alike]) if len(alike) > 1 else []
         if not 0 < len(boxes) < len(alike):

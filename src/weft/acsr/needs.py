@@ -24,8 +24,19 @@ def needed(acsr: Acsr, rows: Tokens | Sequence[Box]) -> Tokens:
 
 def of_term(term: Term, rows: Tokens | Sequence[Box]) -> Tokens:
     """The keys that any of the rows sees by one term."""
+    if term.is_ordered:
+        return _of_order(term, rows if isinstance(rows, Tokens) else union(map(Tokens.of_box, rows)))
     found = union(_in_grid(term, box) for box in _boxes(term, rows))
     return _chosen(Tokens(found.starts + term.k.origin, found.stops + term.k.origin), term.keys)
+
+
+def _of_order(term: Term, rows: Tokens) -> Tokens:
+    """The same of tokens in another order: a run of places is looked at as one."""
+    order = term.q.tokens(np.arange(term.q.size, dtype=np.int64))
+    places = Tokens.listed(np.flatnonzero(rows.holds(order)))
+    runs = zip(places.starts.tolist(), places.stops.tolist(), strict=True)
+    keys = union(of_axis(term.axes[0], run, term.k.size) for run in runs)
+    return Tokens.listed(np.sort(term.k.tokens(keys.array())))
 
 
 def _chosen(tokens: Tokens, of: Listed) -> Tokens:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from weft.acsr import build, lower
-from weft.acsr.format import MAX_TERMS, Acsr, Grid, Term
-from weft.acsr.terms import NotAffineError
+from weft.acsr.format import MAX_TERMS, Acsr, Grid, NotAffineError, Term
 from weft.errors import LengthError, PatternError
 from weft.pattern.algebra import Operator, Pattern, Where
 from weft.pattern.arguments import integers, library

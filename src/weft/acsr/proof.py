@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.acsr import terms as algebra
 from weft.acsr.blocks import Blocks
-from weft.acsr.format import BLOCK, Acsr, Term
+from weft.acsr.format import BLOCK, Acsr, NotAffineError, Term
 from weft.acsr.lower import Union, lower
 from weft.errors import VerificationError
 from weft.pattern.algebra import Pattern
@@ -30,17 +30,20 @@ def require(held: bool, wrong: str) -> None:
 def verify_disjoint(acsr: Acsr) -> None:
     """Raise VerificationError unless every pair has one owner at most."""
     for (i, a), (j, b) in combinations(enumerate(acsr.terms), 2):
-        require(not _share(a, b), f"terms {i} and {j} own a pair together")
+        require(not _share(a, b, acsr.m, acsr.n), f"terms {i} and {j} own a pair together")
     held = Blocks.of_remainder(acsr.remainder, acsr.m, acsr.n)
     for i, term in enumerate(acsr.terms):
         both = held.reached_by(term)
         require(not len(both), f"the remainder and term {i} own a pair together")
 
 
-def _share(a: Term, b: Term) -> bool:
+def _share(a: Term, b: Term, m: int, n: int) -> bool:
+    """Whether two terms share a pair: by algebra, and of few pairs by looking at all where that has no form."""
     try:
         return any(both.nnz for both in algebra.meet(a, b))
-    except algebra.NotAffineError as reason:
+    except NotAffineError as reason:
+        if m * n <= EXHAUSTIVE:
+            return bool((a.to_dense(m, n) & b.to_dense(m, n)).any())
         require(False, f"whether two terms share pairs cannot be proven: {reason}")
         return True
 
@@ -92,7 +95,7 @@ def _lowered(pattern: Pattern, acsr: Acsr) -> Union:
     """The pattern's own terms and blocks, before any subtraction; empty where only a scan would give them."""
     try:
         return lower(pattern, acsr.m, acsr.n)
-    except algebra.NotAffineError:
+    except NotAffineError:
         return Union()
 
 
@@ -125,7 +128,7 @@ def _rows_of_interest(acsr: Acsr, rows: Ints, probes: list[Term]) -> Ints:
             jumps = [jump for bound in (*axis.lower, *axis.upper) for jump in _jumps(bound)]
             near = (np.array([0, size // 2, size - 1, *jumps])[:, None] + np.arange(-2, 3)).reshape(-1)
             tokens = thinned(joined(tokens, np.unique(near), size))
-        found.append(tokens + term.q.origin)
+        found.append(term.q.tokens(tokens))
         found.append(thinned((term.rows.tokens.array[:, None] + np.arange(-1, 2)).reshape(-1)))
     rows = np.unique(np.concatenate(found))
     return rows[(rows >= 0) & (rows < acsr.m)]
@@ -169,5 +172,5 @@ def _columns_of_interest(term: Term, rows: Ints) -> Ints:
                 for other, size in enumerate(term.k.shape):
                     here = ends[other][end] + (by if other == axis else 0)
                     tokens = tokens * size + np.clip(here, 0, size - 1)
-                found.append(tokens + term.k.origin)
+                found.append(term.k.tokens(tokens))
     return np.stack(found, axis=1)

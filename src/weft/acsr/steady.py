@@ -11,8 +11,7 @@ from __future__ import annotations
 from functools import reduce
 
 from weft.acsr import terms as algebra
-from weft.acsr.format import MAX_TERMS, Term
-from weft.acsr.terms import NotAffineError
+from weft.acsr.format import MAX_TERMS, NotAffineError, Term
 from weft.pattern.algebra import And, Call, Not, Or, Pattern, Shift
 from weft.pattern.bounds import Stair
 from weft.pattern.leaves import Affine, Chosen, PerBatch, PerHead

@@ -14,7 +14,8 @@ from math import prod
 
 import numpy as np
 
-from weft.acsr.format import MAX_TERMS, Grid, Term
+from weft.acsr import ordered
+from weft.acsr.format import MAX_TERMS, Grid, NotAffineError, Term
 from weft.pattern.bounds import INF, Bound, IntTable, Stair, Steps
 from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import Relation
@@ -27,15 +28,13 @@ MAX_APART = 4 * MAX_TERMS  # terms made disjoint before the largest MAX_TERMS ar
 Axes = tuple[Relation, ...]
 
 
-class NotAffineError(Exception):
-    """Internal: this part of a pattern has no exact affine form; the text says which and why."""
-
-
 def product(axes: list[list[Term]], shape: tuple[int, ...], key_shape: tuple[int, ...]) -> list[Term]:
     """Every way to take one term (of one axis) per axis, as terms on the grid."""
     if len(shape) == 1:
         return axes[0]
     grid, keys = Grid(0, shape), Grid(0, key_shape)
+    if any(term.is_ordered for terms in axes for term in terms):
+        raise NotAffineError("an axis of the product has tokens in another order")
     bounded = [[relation for term in terms for relation in _without_lists(term)] for terms in axes]
     return [Term(grid, keys, relations) for relations in cartesian(*bounded)]
 
@@ -59,6 +58,8 @@ def moved(term: Term, q: tuple[int, int, int], k: tuple[int, int, int]) -> list[
     (q0, length_q, m), (k0, length_k, n) = q, k
     if (q0, length_q, k0, length_k) == (0, m, 0, n):
         return [term]
+    if term.is_ordered:
+        return ordered.moved(term, (q0, m), (k0, n))
     rows = max(q0, 0), min(q0 + length_q, m)
     keys = max(k0, 0), min(k0 + length_k, n)
     chosen = term.rows.moved(q0), term.keys.moved(k0)
@@ -98,6 +99,8 @@ def meet_unions(a: list[Term], b: list[Term]) -> list[Term]:
 
 def _meet_axes(a: Term, b: Term) -> list[Term]:
     """The pairs in both but for their sets."""
+    if a.is_ordered != b.is_ordered or (a.is_ordered and (a.q, a.k) != (b.q, b.k)):
+        return ordered.meet(a, b)
     if (a.q, a.k) == (b.q, b.k):
         axes = [x.meet(y) for x, y in zip(a.axes, b.axes, strict=True)]
         return [Term(a.q, a.k, tuple(x for x in axes if x is not None))] if None not in axes else []
@@ -117,6 +120,8 @@ def _meet_axes(a: Term, b: Term) -> list[Term]:
 
 def _chosen(term: Term, rows: Listed, keys: Listed) -> list[Term]:
     """`term`, which has no sets, with these; on a grid what is kept becomes boxes, if they are few."""
+    if term.is_ordered and not (rows.is_every and keys.is_every):
+        return ordered.restricted(term, rows, keys)
     if term.rank == 1 or not (rows.kept or keys.kept):
         return [term.chosen(rows, keys)]
     terms = [term]
@@ -191,6 +196,13 @@ def _minus_axes(a: Term, b: Term) -> list[Term]:
     """The pairs in a and not in b, which has no sets."""
     if (a.q, a.k) == (b.q, b.k):
         return [piece for piece in _minus_same(a, b) if not piece.is_empty()]
+    if b.is_ordered:
+        raise NotAffineError("tokens in another order are subtracted")
+    if a.is_ordered:
+        if b.rank > 1:
+            raise NotAffineError("a grid is subtracted from tokens in another order")
+        others = [Term(b.q, b.k, (piece,)) for piece in Relation().minus(b.axes[0])]
+        return [piece for other in others for piece in ordered.meet(a, other)]
     if b.rank == 1:
         rest = [a]
         for part in refine(b.axes[0], a.q, a.k):
@@ -235,11 +247,13 @@ def disjoint(terms: list[Term]) -> tuple[list[Term], list[Term]]:
     return kept, spilled
 
 
-def _simplicity(term: Term) -> tuple[int, int, int, int]:
-    """Bounds come before lists: a bound has no holes, and cutting one out of a list leaves a list."""
+def _simplicity(term: Term) -> tuple[bool, int, int, int, int]:
+    """Bounds come before lists: a bound has no holes, and cutting one out of a list leaves a list. Tokens in another
+    order come last: they are subtracted from nothing.
+    """
     steps = max(max(axis.rows.step, axis.keys.step, axis.diagonal.step) for axis in term.axes)
     lists = (not term.rows.is_every) + (not term.keys.is_every)
-    return term.rank, steps, sum(axis.conditions for axis in term.axes) + lists, lists
+    return term.is_ordered, term.rank, steps, sum(axis.conditions for axis in term.axes) + lists, lists
 
 
 def _minus_all(term: Term, others: list[Term]) -> list[Term]:

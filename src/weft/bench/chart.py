@@ -82,7 +82,9 @@ def conclusion(machine: Machine) -> str:
     shown = pairs(machine)
     ahead = [pair for pair in shown if pair.ratio > 1]
     behind = [pair for pair in shown if pair.ratio <= 1]
-    told = [f"On {machine.name}, forward, weft is ahead of every peer on {len(ahead)} of {len(shown)} core problems."]
+    told = [
+        f"On one {machine.name}, forward, weft is ahead of every peer on {len(ahead)} of {len(shown)} core problems."
+    ]
     if ahead:
         told.append(f"There it is {_span(ahead)} times as fast as the best peer.")
     if behind:

@@ -40,12 +40,15 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
-    """The source of each kernel that a plan launches in one direction, by name: see `configure.specs_of`; "gradients"
-    are all of a short window, by one pass over queries.
+    """The source of each kernel that a plan launches in one direction, by name: its entry, and the fragments that it
+    reaches, without branches that are not compiled. "gradients" are all of a short window, by one pass over queries.
     """
+    from weft.kernels.gpu.compile import emit
+    from weft.kernels.gpu.compile.listing import listing
     from weft.kernels.gpu.configure import specs_of, walk_specs
-    from weft.kernels.triton import emit, rowwise
-    from weft.kernels.triton.row_spec import specs_of as specs_of_rows
+    from weft.kernels.gpu.split_kv.source import constants_of, entry
+    from weft.kernels.gpu.split_kv.spec import specs_of as specs_of_rows
+    from weft.kernels.gpu.tile.config import config_of
 
     problem = plan.problem
     if problem.dtype not in WIDTHS or max(problem.d, problem.dv) > MAX_DIM:
@@ -55,11 +58,12 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
             "pass --dtype bfloat16, or a smaller head dimension",
         )
     if direction == "forward" and plan.by_rows is not None:
-        return {spec.name: rowwise.emit(spec) for spec in specs_of_rows(plan.by_rows)}
+        specs_of_step = specs_of_rows(plan.by_rows)
+        return {spec.name: listing(entry(spec), constants_of(spec)) for spec in specs_of_step}
     if direction == "gradients" and plan.fused_backward is None:
         raise OptionError(
             f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one pass over queries",
             "ask for --source dq and --source dkdv",
         )  # fmt: skip
     specs = walk_specs(plan) if direction == "gradients" else specs_of(plan, direction)
-    return {spec.name: emit.emit(spec) for spec in specs}
+    return {spec.name: listing(emit.emit(spec), {} if spec.groups else {"C": config_of(spec)}) for spec in specs}

@@ -35,6 +35,7 @@ from weft.pattern.draw import (
     shaded,
     whole_blocks,
 )
+from weft.pattern.excerpt import Excerpt
 from weft.pattern.pieces import Bits
 from weft.pattern.tables import BlockTable
 from weft.settings import colourless
@@ -131,7 +132,7 @@ def own_size(pattern: Pattern) -> tuple[int, int] | None:
         case leaves.Affine():
             return None if pattern.length is None else pattern.lengths
         case leaves.Labels():
-            return len(pattern.ids), len(pattern.ids)
+            return len(pattern.ids), len(pattern.of_keys)
         case BlockTable():
             return pattern.size
         case Bits():
@@ -140,6 +141,8 @@ def own_size(pattern: Pattern) -> tuple[int, int] | None:
             return prod(pattern.shape), prod(pattern.key_shape)
         case leaves.Segments():
             return sum(pattern.lengths), sum(pattern.key_lengths)
+        case Excerpt():
+            return pattern.q.size, pattern.k.size
         case Operator():
             if hasattr(pattern, "m"):  # recognised from a mask of this size
                 return pattern.m, pattern.n

@@ -145,7 +145,7 @@ img { max-width: 100%; border: 1px solid #e3e5e8; border-radius: 4px }
 pre { background: #f3f3f1; padding: .7rem; overflow-x: auto; font-size: .85rem; white-space: pre-wrap }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums } td, th { padding: .2rem .9rem .2rem 0 }
 th { text-align: left; border-bottom: 1px solid #c3c7cc } td.n, th.n { text-align: right }
-.wrong { color: #d55e00; font-weight: 600 }
+.wrong { color: #d55e00; font-weight: 600 } .wide { overflow-x: auto } h2 { overflow-wrap: anywhere }
 @media (prefers-color-scheme: dark) {
   :root { color-scheme: dark } body { color: #d5dae0; background: #15181c } pre { background: #22272d }
   a { color: #6cb6ff } th { border-color: #4a525b } img { border-color: #4a525b } .wrong { color: #ff9a56 }
@@ -172,9 +172,9 @@ Every plan is proven by <code>verify()</code>; every output is compared with the
 <p><b>format</b>: bytes of the pattern's affine rows (ACSR). <b>tables</b>: bytes of the plan, forward and transposed.
 Pictures show the plan for 8 batch rows of 8 heads, whose tiles are smaller; below each is the plan that was run.</p>
 <nav>{links}</nav>
-<table><tr>{heads}</tr>
+<div class="wide"><table><tr>{heads}</tr>
 {rows}
-</table>
+</table></div>
 {"".join(_section(e) for e in found)}
 </body></html>
 """

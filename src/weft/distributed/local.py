@@ -71,6 +71,12 @@ def local_of(plan: Plan, rank: int) -> Local:
     return Local(tuple(before), tuple(after), own, asked)
 
 
+@lru_cache(maxsize=256)
+def whole_of(plan: Plan, rank: int) -> Part:
+    """The work of one rank as a single part, by halo or all-gather: for who computes nothing before keys arrive."""
+    return _Maker(plan, rank).part(plan.shards.boxes[rank])
+
+
 class _Maker:
     """Parts of one rank."""
 
@@ -157,7 +163,9 @@ def interior(acsr: Acsr, box: Box, own: Box) -> Box | None:
     """The largest box of rows that see keys of the box `own` alone, as far as bounds of single axes say; None: none is
     known.
     """
-    if len(acsr.remainder) or any(t.q.shape != box.shape or t.k.shape != box.shape or t.q.origin for t in acsr.terms):
+    if len(acsr.remainder) or any(
+        t.is_ordered or t.q.shape != box.shape or t.k.shape != box.shape or t.q.origin for t in acsr.terms
+    ):
         return None
     first, sizes = [], []
     for a, (begin, count) in enumerate(zip(box.first, box.sizes, strict=True)):

@@ -5,6 +5,7 @@ Sizes are of one batch row. Bytes are those that a rank receives in a forward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -94,6 +95,17 @@ class Plan:
     @property
     def ranks(self) -> int:
         return self.shards.ranks
+
+    def among(self, strategies: Sequence[str]) -> Plan:
+        """The same layer by the cheapest of some strategies; OptionError where none of them was weighed."""
+        found = [one for one in self.candidates if one.strategy in strategies]
+        if not found:
+            raise OptionError(
+                f"distributed.plan(strategy={' or '.join(map(repr, strategies))})",
+                _why_not(strategies[0], self.heads, self.ranks),
+                f"use one of {', '.join(repr(one.strategy) for one in self.candidates)}",
+            )
+        return replace(self, chosen=min(found, key=lambda one: one.cost.total))
 
     @property
     def strategy(self) -> str:
@@ -199,17 +211,11 @@ def plan(  # noqa: PLR0913 - the public face
         )
     d, dv = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
     sizes = Heads(int(heads[0]), int(heads[1]), d, dv, 8 if dtype == "float64" else DTYPES[dtype])
-    acsr = build(pattern, *pattern._sizes(m, m), 0, 0)
+    acsr = build(pattern, *pattern._sizes(m, m), 0, 0, orders=False)
     held = shards_of(shards, acsr, ranks)
     found = [_costed(one, sizes, link or Link()) for one in _candidates(acsr, held, sizes)]
-    named = [one for one in found if strategy in (None, one.strategy)]
-    if not named:
-        raise OptionError(
-            f"distributed.plan(strategy={strategy!r})", _why_not(str(strategy), sizes, ranks),
-            f"use one of {', '.join(repr(one.strategy) for one in found)}",
-        )  # fmt: skip
-    chosen = min(named, key=lambda one: one.cost.total)
-    return Plan(pattern, acsr, held, sizes, tuple(found), chosen)
+    made = Plan(pattern, acsr, held, sizes, tuple(found), found[0])
+    return made.among(STRATEGIES if strategy is None else (strategy,))
 
 
 def _why_not(strategy: str, heads: Heads, ranks: int) -> str:

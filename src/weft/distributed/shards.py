@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from weft.acsr.excerpts import cut
-from weft.acsr.format import BLOCK, Acsr, Term, listed_counts, row_counts
-from weft.acsr.terms import NotAffineError
+from weft.acsr.format import BLOCK, Acsr, NotAffineError, Term, listed_counts, row_counts
 from weft.acsr.tokens import Tokens, boxes_of_run, union
 from weft.errors import OptionError
 from weft.pattern.bounds import Ints
@@ -106,7 +105,7 @@ def row_work(acsr: Acsr) -> Ints:
     found = np.zeros(acsr.m, np.int64)
     for term in acsr.terms:
         for first in range(0, term.q.size, 1 << 18):
-            rows = np.arange(first, min(first + (1 << 18), term.q.size), dtype=np.int64) + term.q.origin
+            rows = term.q.tokens(np.arange(first, min(first + (1 << 18), term.q.size), dtype=np.int64))
             found[rows] += _counts(term, rows)
     for i, row in enumerate(acsr.remainder.rows.tolist()):
         mask = acsr.remainder.mask(i, acsr.m, acsr.n)

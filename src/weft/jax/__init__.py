@@ -11,7 +11,8 @@ if find_spec("jax") is None:
     raise ModuleNotFoundError(f"weft.jax needs JAX: {install_line('jax')}", name="jax")
 
 from weft.jax.attention import attention, plan
+from weft.jax.distributed import distributed_attention
 from weft.jax.dot_product import dot_product_attention
 from weft.jax.mask import PlannedMask
 
-__all__ = ["PlannedMask", "attention", "dot_product_attention", "plan"]
+__all__ = ["PlannedMask", "attention", "distributed_attention", "dot_product_attention", "plan"]

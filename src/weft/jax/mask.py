@@ -87,7 +87,7 @@ def _planned(pattern: Pattern, problem: Problem, like: Structure | None) -> Plan
         bare = like
     masks = []
     for (row, head), heads in found.items():
-        masks.append(Mask(parts_of(pattern.acsr(problem.m, problem.n, row, head), like), tuple(heads)))
+        masks.append(Mask(parts_of(pattern.acsr(problem.m, problem.n, row, head, orders=False), like), tuple(heads)))
     programs, tables = programs_of(masks, bare.unit, like)
     made = PlannedMask(replace(bare, programs=programs), tables)
     grew(made.nbytes)

@@ -83,8 +83,8 @@ class Backend(Protocol):
         """What plans are for, where no card is at hand."""
         ...
 
-    def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
-        """Empty if the backend can run the problem."""
+    def reasons_against(self, problem: Problem, options: tuple[str, ...] = ()) -> tuple[Reason, ...]:
+        """Empty if the backend can run the problem with these options, of those that not every backend has."""
         ...
 
     def load(self) -> ModuleType:
@@ -123,7 +123,7 @@ class CpuBackend:
     name: str = "cpu"
     target: Target = CPU
 
-    def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
+    def reasons_against(self, problem: Problem, options: tuple[str, ...] = ()) -> tuple[Reason, ...]:
         reasons = _absent("torch", "torch")
         if problem.device != "cpu":
             reasons.append(Reason(f"the tensors are on {problem.device}", "move q, k and v to the CPU"))
@@ -152,7 +152,7 @@ class TritonBackend:
     name: str = "triton"
     target: Gpu = GPU
 
-    def reasons_against(self, problem: Problem) -> tuple[Reason, ...]:
+    def reasons_against(self, problem: Problem, options: tuple[str, ...] = ()) -> tuple[Reason, ...]:
         reasons = [*_absent("torch", "torch"), *_absent("Triton", "gpu")]
         if problem.device != "cuda" and not (problem.device == "cpu" and interpreted()):
             cure = "move q, k and v to a GPU (or set TRITON_INTERPRET=1 to try kernels on the CPU)"
@@ -163,6 +163,7 @@ class TritonBackend:
             reasons.append(Reason(f"a head dimension is above {MAX_DIM}", "use smaller heads, or the CPU backend"))
         if max(problem.m, problem.n) >= MAX_LENGTH:
             reasons.append(Reason(f"there are {MAX_LENGTH} tokens or more", "use a shorter sequence"))
+        reasons += [Reason(f"its kernels have no {ABSENT[name]}", f"leave {name} out, or {ON_CPU}") for name in options]
         return tuple(reasons)
 
     @cache  # noqa: B019 - a module, loaded once
@@ -187,18 +188,22 @@ class TritonBackend:
 WIDTHS = ("float32", "bfloat16", "float16")
 MAX_DIM = 256
 MAX_LENGTH = 1 << 29  # coordinates are 32-bit integers, with room for sums of two
+ABSENT = {"score": "score functions and biases yet", "dropout": "dropout yet"}
+ON_CPU = "use the CPU backend with tensors on the CPU"
 BACKENDS: tuple[Backend, ...] = (CpuBackend(), TritonBackend())
 
 
-def choose(name: str, problem: Problem) -> Backend:
-    """The backend of that name, or for "auto" the first that can run the problem; else UnsupportedKernel."""
+def choose(name: str, problem: Problem, options: tuple[str, ...] = ()) -> Backend:
+    """The backend of that name, or for "auto" the first that can run the problem with these options; else
+    UnsupportedKernel.
+    """
     named = [b for b in BACKENDS if name in ("auto", b.name)]
     if not named:
         known = ", ".join(["'auto'", *(repr(b.name) for b in BACKENDS)])
         raise OptionError(f"attention(backend={name!r})", "there is no such backend", f"use one of {known}")
     refused = []
     for backend in named:
-        reasons = backend.reasons_against(problem)
+        reasons = backend.reasons_against(problem, options)
         if not reasons:
             return backend
         refused += [(f"{backend.name}: {r.why}", r.cure) for r in reasons]

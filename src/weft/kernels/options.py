@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+
+from weft.score.evaluate import Rule
 
 ACCUMULATE = {
     torch.float64: torch.float64,
@@ -15,26 +17,27 @@ ACCUMULATE = {
 
 
 @dataclass(frozen=True, eq=False)
+class Dropping:
+    """rate: the share of weights that is dropped. seed: one int64 number in a tensor; the law: weft.score.dropout."""
+
+    rate: float
+    seed: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Modifiers:
-    """What is done to scores. alibi: (pairs, group) slopes, with `shift` added to query indices; None for none."""
+    """What is done to scores, in this order: scale, softcap, rules, alibi; and to weights: dropout.
+
+    alibi: (Hq,) slopes, None for none. shift: what alignment adds to query indices. rules: score functions with their
+    tables, each of the result of the one before it.
+    """
 
     scale: float
     softcap: float | None = None
     alibi: torch.Tensor | None = None
     shift: int = 0
-
-    def of_head(self, pair: int, head: int) -> Modifiers:
-        """Those of one head of one pair."""
-        if self.alibi is None:
-            return self
-        return replace(self, alibi=self.alibi[pair : pair + 1, head : head + 1])
-
-    def times(self, unit: float) -> Modifiers:
-        """Those that make every score `unit` times as large."""
-        cap = None if self.softcap is None else self.softcap * unit
-        return replace(
-            self, scale=self.scale * unit, softcap=cap, alibi=None if self.alibi is None else self.alibi * unit
-        )
+    rules: tuple[Rule, ...] = ()
+    dropout: Dropping | None = None
 
 
 def rows_in_order_of(q: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:

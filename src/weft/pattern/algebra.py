@@ -163,12 +163,12 @@ class Pattern:
                 dense[b, h, first : first + strip] = self.holds(q, k, Where(m, n, b, h))
         return dense[0, 0] if batches is None and heads is None else dense
 
-    def acsr(self, m: int, n: int | None = None, batch: int = 0, head: int = 0) -> Acsr:
-        """The affine rows of batch row `batch` and head `head`, built without a dense matrix and proven disjoint."""
+    def acsr(self, m: int, n: int | None = None, batch: int = 0, head: int = 0, *, orders: bool = True) -> Acsr:
+        """The affine rows of one batch row and head, proven disjoint; orders=False: scattered documents are blocks."""
         from weft.acsr.build import build  # the floor above; a method here because users look for it here
 
         m, n = self._sizes(m, n, batch, head)
-        return build(self, m, n, int(batch), int(head))
+        return build(self, m, n, int(batch), int(head), orders)
 
     def draw(self, m: int, n: int | None = None, width: int = 48) -> str:
         """The pattern at (m, n) in block characters, at most `width` columns, two characters each; queries run down,

@@ -38,6 +38,14 @@ class Box:
         at = int(np.ravel_multi_index(self.first, self.shape)) if prod(self.shape) else 0
         return at, at + self.size
 
+    def places(self, tokens: Ints) -> tuple[NDBool, Ints]:
+        """(which tokens of the whole grid are in the box, their points; those outside get some point)."""
+        inside, found = np.ones(tokens.shape, np.bool_), np.zeros_like(tokens)
+        for at, first, size in zip(coordinates(tokens, self.shape), self.first, self.sizes, strict=True):
+            inside &= (at >= first) & (at < first + size)
+            found = found * size + np.clip(at - first, 0, max(size - 1, 0))
+        return inside, found
+
     def tokens(self, local: Ints) -> Ints:
         """The tokens of the whole grid that points of the box are."""
         found = np.zeros_like(local)

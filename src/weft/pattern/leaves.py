@@ -135,16 +135,27 @@ class Chosen(Leaf):
 
 @dataclass(frozen=True)
 class Labels(Leaf):
-    """Tokens see the tokens that carry their own label; one label for each token, in any order."""
+    """Queries see the keys that carry their own label; one label for each token, in any order. key_ids: of keys, where
+    they have others than queries.
+    """
 
     ids: IntTable
+    key_ids: IntTable | None = None
+
+    @property
+    def of_keys(self) -> IntTable:
+        """The label of each key."""
+        return self.ids if self.key_ids is None else self.key_ids
 
     def check(self, m: int, n: int, asked: str) -> None:
-        if m != n or m != len(self.ids):
-            raise LengthError(asked, f"ids were given for {len(self.ids)} tokens", "give one id for each token")
+        if (m, n) != (len(self.ids), len(self.of_keys)):
+            both = f"{len(self.ids)} tokens"
+            if self.key_ids is not None:
+                both = f"{len(self.ids)} queries and {len(self.key_ids)} keys"
+            raise LengthError(asked, f"ids were given for {both}", "give one id for each token")
 
     def holds(self, q: Ints, k: Ints, at: Where) -> NDBool:
-        return np.asarray(self.ids.array[q] == self.ids.array[k])
+        return np.asarray(self.ids.array[q] == self.of_keys.array[k])
 
 
 @dataclass(frozen=True)

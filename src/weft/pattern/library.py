@@ -241,13 +241,15 @@ def _pair(pair: Any) -> tuple[int, ...]:
 
 @library
 def documents(
-    lengths: Any = None, *, ids: Any = None, cu_seqlens: Any = None, key_lengths: Any = None, key_cu_seqlens: Any = None
-) -> Pattern:
+    lengths: Any = None, *, ids: Any = None, cu_seqlens: Any = None, key_lengths: Any = None, key_ids: Any = None,
+    key_cu_seqlens: Any = None,
+) -> Pattern:  # fmt: skip
     """Tokens see their own document. M == N == the total.
 
     Exactly one of: lengths, tokens of each document (0 is an empty one); cu_seqlens, their running sum from 0; ids, a
     number for each token, equal meaning same document, in any order. Where documents have other numbers of keys than of
-    queries, key_lengths beside lengths or key_cu_seqlens beside cu_seqlens says these; N is their total.
+    queries, key_lengths beside lengths, key_cu_seqlens beside cu_seqlens or key_ids beside ids says these; N is their
+    total.
     """
     given = [name for name, x in (("lengths", lengths), ("ids", ids), ("cu_seqlens", cu_seqlens)) if x is not None]
     if len(given) != 1:
@@ -255,13 +257,15 @@ def documents(
             f"documents({', '.join(given)})", f"{len(given)} descriptions of the documents are given",
             "give exactly one of lengths, ids, cu_seqlens",
         )  # fmt: skip
-    of_keys = {"lengths": key_lengths, "cu_seqlens": key_cu_seqlens}
+    of_keys = {"lengths": key_lengths, "ids": key_ids, "cu_seqlens": key_cu_seqlens}
     odd = [f"key_{name}" for name, x in of_keys.items() if x is not None and name not in given]
     if odd:
         raise PatternError(
             f"documents({', '.join([*given, *odd])})", f"{odd[0]} does not go with {given[0]}",
-            "give key_lengths beside lengths, or key_cu_seqlens beside cu_seqlens",
+            "give key_lengths beside lengths, key_cu_seqlens beside cu_seqlens, or key_ids beside ids",
         )  # fmt: skip
+    if key_ids is not None:
+        return Labels(*(integers("documents", name, x, -(2**63)) for name, x in (("ids", ids), ("key_ids", key_ids))))
     if ids is not None:
         return _labelled(integers("documents", "ids", ids, -(2**63)))
     ends = _ends(lengths, cu_seqlens, "")

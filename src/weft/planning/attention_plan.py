@@ -20,7 +20,7 @@ from weft.planning.choose import (
     beside_tiles,
     plan_rows,
     tilings,
-    without_groups,
+    unspecialised,
 )
 from weft.planning.families import fused_backward, hopper, split_kv, tile
 from weft.planning.families.base import Alternative, InTiles, Pass, Tiled
@@ -60,15 +60,15 @@ class AttentionPlan:
         """The same pairs by tiles of keys. On a CPU a plan may be its own transpose: both sides are planned alike."""
         return self._planned("dkdv", [share.plan.acsr.transpose() for share in self.forward])
 
-    def in_groups(self, direction: Direction) -> tuple[Share, ...] | None:
-        """Tiles for warp groups that specialise; None where they are others, or have no such kernel."""
+    def specialised(self, direction: Direction) -> tuple[Share, ...] | None:
+        """Tiles that warp-specialised kernels compute; None where they are others, or have no such kernel."""
         shares = self.towards(direction)
         named = next((x.plan.tiling for x in shares if x.plan.tiling and x.plan.tiling.groups), None)
         return shares if named and not hopper.reasons_against(self.asked(direction), named) else None
 
-    def in_step(self, direction: Direction) -> tuple[Share, ...]:
-        """Tiles where all warps do the same: for calls that allow no other."""
-        return without_groups(direction, self.towards(direction), self.problem, self.target)
+    def unspecialised(self, direction: Direction) -> tuple[Share, ...]:
+        """Tiles whose warps all do the same: for calls that allow no other."""
+        return unspecialised(direction, self.towards(direction), self.problem, self.target)
 
     # ---- what computes it ----
     @cached_property
@@ -261,7 +261,9 @@ def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CP
     """
     check_extent(pattern, problem)
     found = distinct_heads(pattern, problem)
-    rows = [(pattern.acsr(problem.m, problem.n, *first), count_heads(heads)) for first, heads in found.items()]
+    orders = not isinstance(target, Gpu)  # kernels of GPUs gather no rows in another order
+    acsrs = [pattern.acsr(problem.m, problem.n, *first, orders=orders) for first in found]
+    rows = [(acsr, count_heads(heads)) for acsr, heads in zip(acsrs, found.values(), strict=True)]
     shares = []
     plans = plan_rows("forward", rows, problem, target, fixed)
     for (first, heads), (acsr, _), (tiles, pack) in zip(found.items(), rows, plans, strict=True):

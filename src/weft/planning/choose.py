@@ -104,7 +104,7 @@ def _with_blocks(direction: Direction, plan: TilePlan, problem: Problem, gpu: Gp
 
 
 @cached(128)  # tables are packed once for the same shares
-def without_groups(
+def unspecialised(
     direction: Direction, shares: tuple[Share, ...], problem: Problem, target: Target | Gpu
 ) -> tuple[Share, ...]:  # fmt: skip
     """Shares in tiles whose warps all do the same."""

@@ -139,23 +139,20 @@ def waiting(work: Work, rate: Rates, side_by_side: int, gpu: Gpu, in_turn: bool 
     mean = whole / work.programs
     longest = max(mean, rate.start + work.most[0] * rate.edge + work.most[1] * rate.full)
     shortest = min(mean, rate.start + work.least[0] * rate.edge + work.least[1] * rate.full)
-    leftover = _leftover(work, (longest, mean, shortest), side_by_side, gpu, 1.0 if in_turn else ROUND)
+    rounds = work.programs / (gpu.processors * side_by_side)
+    leftover = _leftover(rounds, longest, mean, shortest, 1.0 if in_turn else ROUND)
     spread = side_by_side * mean * (leftover + (1 - mean / longest) * UNEVEN)
     alone = max(ALONE, 1 / side_by_side) * (side_by_side * longest - whole / gpu.processors)
     return max(spread, alone)
 
 
-def _leftover(
-    work: Work, lengths: tuple[float, float, float], side_by_side: int, gpu: Gpu, least: float
-) -> float:  # fmt: skip
-    """What the last round takes beyond its programs' share, in rounds; lengths: the longest, the mean, the shortest;
-    least: of a whole round, what few programs take.
+def _leftover(rounds: float, longest: float, mean: float, shortest: float, least: float) -> float:
+    """What the last of so many rounds takes beyond its programs' share, in rounds. longest, mean, shortest: clocks of
+    programs; least: of a whole round, what few programs take.
 
     Short programs leave room for it before the long ones of a round end, so it takes nothing where there are clearly
     more of them than programs left; how many there are is known if each is either the longest or the shortest.
     """
-    longest, mean, shortest = lengths
-    rounds = work.programs / (gpu.processors * side_by_side)
     part = rounds - floor(rounds)
     differ = longest - shortest > 1e-6 * longest  # beyond what rounding leaves of equal lengths
     short = (longest - mean) / (longest - shortest) if differ and rounds > 1 else 0.0

@@ -40,7 +40,8 @@ def forward(plan: TilePlan, q: Reals, k: Reals, v: Reals, scoring: Scoring) -> t
             total = np.logaddexp(lse[visit.queries], part)
             safe = np.where(total == -np.inf, 0.0, total)
             kept = np.exp(lse[visit.queries] - safe)[:, None]
-            out[visit.queries] = out[visit.queries] * kept + np.exp(s - safe[:, None]) @ v[visit.keys]
+            weights = np.exp(s - safe[:, None]) * scoring.factors(visit.queries[:, None], visit.keys)
+            out[visit.queries] = out[visit.queries] * kept + weights @ v[visit.keys]
             lse[visit.queries] = total
     return scoring.with_sink(out, lse)
 
@@ -64,7 +65,8 @@ def backward(
         for visit in visits:
             straight = Visit(visit.keys, visit.queries, None if visit.mask is None else visit.mask.T)
             p, ds = _score_gradients(straight, qkv, (d_out, lse, delta), scoring)
-            dv[straight.keys] += p.T @ d_out[straight.queries]
+            kept = scoring.factors(straight.queries[:, None], straight.keys)
+            dv[straight.keys] += (p * kept).T @ d_out[straight.queries]
             dk[straight.keys] += ds.T @ q[straight.queries]
     return Gradients(dq, dk, dv, d_sink)
 
@@ -83,5 +85,6 @@ def _score_gradients(
     d_out, lse, delta = (x[visit.queries] for x in rows)
     s, slope = _scores(visit, q, k, scoring)
     p = np.exp(s - np.where(lse == -np.inf, 0.0, lse)[:, None])
-    ds = p * (d_out @ v[visit.keys].T - delta[:, None]) * slope * scoring.scale
-    return p, ds
+    kept = scoring.factors(visit.queries[:, None], visit.keys)
+    ds = p * (kept * (d_out @ v[visit.keys].T) - delta[:, None])
+    return p, np.where(p > 0, ds * slope, 0.0) * scoring.scale

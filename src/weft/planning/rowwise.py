@@ -11,9 +11,8 @@ from math import lcm
 
 import numpy as np
 
-from weft.acsr.format import Term
+from weft.acsr.format import NotAffineError, Term
 from weft.acsr.steady import steady_terms, why_unsteady
-from weft.acsr.terms import NotAffineError
 from weft.caching import cached
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Bound, Steps
@@ -120,8 +119,8 @@ def _computed(terms: Iterable[Term], m: int) -> tuple[Relation, ...]:
     """The relations of terms of m rows; raises NotAffineError where a kernel cannot compute them."""
     found = []
     for term in terms:
-        if term.rank > 1 or term.q.origin or term.k.origin:
-            raise NotAffineError("it has a grid of several axes")
+        if term.rank > 1 or term.q.origin or term.k.origin or term.is_ordered:
+            raise NotAffineError("it has a grid of several axes, or tokens in another order")
         if not (term.rows.is_every and term.keys.is_every):
             raise NotAffineError("it has tokens given by a list")
         if not _is_narrow(term.axes[0], m):

@@ -132,8 +132,10 @@ class Launch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tables of axes, and of the lists of tokens left out."""
-        return sum(sum(axis.nbytes for axis in part.axes) + part.rows.nbytes + part.keys.nbytes for part in self.parts)
+        """Bytes of the tables of axes, of the lists of tokens left out, and of orders of tokens."""
+        orders = {id(grid.order): 4 * grid.size for grid in (self.q, *(p.k for p in self.parts)) if grid.order}
+        tables = sum(sum(axis.nbytes for axis in p.axes) + p.rows.nbytes + p.keys.nbytes for p in self.parts)
+        return tables + sum(orders.values())
 
     @cached_property
     def grid(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -159,7 +161,7 @@ class Launch:
         for lanes, size in zip(self.lanes, self.q.shape, strict=True):
             visited = np.outer(visited, lanes.visited(size)).reshape(-1)
         found = np.zeros(m, np.bool_)
-        found[self.q.origin : self.q.origin + self.q.size] = visited
+        found[self.q.tokens(np.arange(self.q.size))] = visited
         return found
 
     def work(self) -> Ints:
@@ -188,7 +190,7 @@ class Launch:
         for (lane, index), lanes, block, size in zip(tile, self.lanes, self.box, self.q.shape, strict=True):
             rows = np.arange(index * block, min((index + 1) * block, int(lanes.rows[lane])))
             tokens = (tokens[:, None] * size + lanes.query_at(np.asarray(lane), rows)).reshape(-1)
-        return tokens + self.q.origin
+        return self.q.tokens(tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +258,8 @@ def describe(launch: Launch) -> str:
     classes = "" if set(steps) == {1} else f", queries modulo {'x'.join(map(str, steps))}"
     if launch.lanes[0].queries is not None:
         classes = f", {launch.lanes[0].queries.size} listed queries"
+    if launch.q.order is not None:
+        classes = f", {launch.q.size} queries in another order"
     parts = "; ".join(
         f"term {part.term}: {part.visited} pairs, {part.unmasked / max(1, part.visited):.0%} without mask"
         for part in launch.parts
@@ -404,7 +408,7 @@ def _visits(part: Part, tile: TileIndex, queries: Ints) -> Iterator[Visit]:
                 mask.shape[0] * axis_mask.shape[0], mask.shape[1] * axis_mask.shape[1]
             )
         is_full = all(full for _, _, full in boxes)
-        keys = keys + part.k.origin
+        keys = part.k.tokens(keys)
         yield Visit(queries, keys, None if is_full else part.cut(mask, queries, keys))
 
 

@@ -8,6 +8,7 @@ squared, memory is bounded. `verify_pattern` compares the Acsr with the pattern'
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def verify_plan(plan: TilePlan) -> None:
         _part(launch, part, acsr.terms[part.term])
     for i, term in enumerate(acsr.terms):
         for grid, length in ((term.q, acsr.m), (term.k, acsr.n)):
-            require(0 <= grid.origin <= length - grid.size, f"term {i} reaches beyond {acsr.m} x {acsr.n}")
+            require(grid.lies_within(length), f"term {i} reaches beyond {acsr.m} x {acsr.n}")
     _blocks(plan)
     verify_disjoint(acsr)
 
@@ -72,11 +73,11 @@ def _part(launch: Launch, part: Part, term: Term) -> None:
         same = np.array_equal(axis.lanes.q_first, first.q_first) and np.array_equal(axis.lanes.rows, first.rows)
         same = same and _same_table(axis.lanes.queries, first.queries)
         require(same and axis.lanes.q_step == first.q_step, f"{where}: other lanes than its launch has")
-        sets = tuple(_on_axis(x, grid, number) for x, grid in ((term.rows, term.q), (term.keys, term.k)))
-        sets = (*sets, sets[0] if term.rank == 1 else EVERY)  # a token left out of a grid leaves others on its axes
-        _lanes(axis, term.q.shape[number], sets[0], where)
-        _key_table(axis.lanes, sets[1], where)
-        _runs(axis, sets, where)
+        rows, keys = _on_axis(term.rows, term.q, number), _on_axis(term.keys, term.k, number)
+        _lanes(axis, term.q.shape[number], rows, where)
+        _key_table(axis.lanes, keys, where)
+        # a token left out of a grid leaves others on its axes
+        _runs(axis, Sets(rows, keys, rows if term.rank == 1 else EVERY), where)
 
 
 def _on_axis(listed: Listed, grid: Grid, axis: int) -> Listed:
@@ -128,11 +129,16 @@ def _key_table(lanes: Lanes, listed: Listed, where: str) -> None:
     require(np.array_equal(order, np.arange(tokens.size)) and lanes.k_step == 1, f"{where}: listed keys out of order")
 
 
-def _runs(axis: AxisPlan, sets: tuple[Listed, ...], where: str) -> None:
-    """In every row the visited interval, the masked interval and the full tiles agree with the row's affine keys.
+class Sets(NamedTuple):
+    """Tokens of one axis: rows and keys that are not left out, and rows outside which nothing need be visited."""
 
-    sets: rows and keys that are not left out, and rows outside which nothing need be visited.
-    """
+    rows: Listed
+    keys: Listed
+    visiting: Listed
+
+
+def _runs(axis: AxisPlan, sets: Sets, where: str) -> None:
+    """In every row the visited interval, the masked interval and the full tiles agree with the row's affine keys."""
     tables = [table.astype(np.int64) for table in (axis.start, axis.stop, axis.left, axis.full)]
     start, stop, left, full = tables
     tiles = -((start - stop) // axis.block_k)
@@ -142,14 +148,14 @@ def _runs(axis: AxisPlan, sets: tuple[Listed, ...], where: str) -> None:
     require(start.shape == (len(axis.lanes), wanted), f"{where}: tables for {start.shape[1]} tiles, not {wanted}")
     lane_of, row_of = axis.lanes.every_row()
     for at in range(0, lane_of.size, ROWS):
-        _rows(axis, (lane_of[at : at + ROWS], row_of[at : at + ROWS]), tables, sets, where)
+        _rows(axis, lane_of[at : at + ROWS], row_of[at : at + ROWS], sets, where)
 
 
-def _rows(axis: AxisPlan, rows: tuple[Ints, Ints], tables: list[Ints], sets: tuple[Listed, ...], where: str) -> None:
+def _rows(axis: AxisPlan, lane: Ints, row: Ints, sets: Sets, where: str) -> None:
     lanes = axis.lanes
-    lane, row = rows
     tile = row // axis.block_q
-    start, stop, left, full = (table[lane, tile] for table in tables)
+    tables = (axis.start, axis.stop, axis.left, axis.full)
+    start, stop, left, full = (table[lane, tile].astype(np.int64) for table in tables)
     queries = lanes.query_at(lane, row)
     lo, hi = lanes.bounds(axis.relation, axis.n, lane, row)
 
@@ -158,28 +164,30 @@ def _rows(axis: AxisPlan, rows: tuple[Ints, Ints], tables: list[Ints], sets: tup
         if bad.size:
             require(False, f"{where}, query {int(queries[bad[0]])}: {wrong}")
 
-    same, live = _same_keys(axis, sets[1], queries, (lane, lo, hi))
+    same, live = _same_keys(axis, sets.keys, queries, lane, lo, hi)
     all_hold(~live | same, "its mask has other keys than its row")
     all_hold(live | (hi <= lo), "a row without keys has some in its mask")
     visited = (start <= lo) & (hi <= stop)
-    all_hold(~(live & sets[2].holds(queries)) | visited, "keys outside the runs of its tile")
+    all_hold(~(live & sets.visiting.holds(queries)) | visited, "keys outside the runs of its tile")
     after = start + left * axis.block_k
     inner = after, np.minimum(after + full * axis.block_k, stop)
     some = inner[1] > inner[0]
     all_hold(~some | ((lo <= inner[0]) & (inner[1] <= hi)), "a tile called full is not")
-    all_hold(~some | sets[0].holds(queries), "a tile called full has a query that is left out")
-    if sets[1].left_out.size:
+    all_hold(~some | sets.rows.holds(queries), "a tile called full has a query that is left out")
+    if sets.keys.left_out.size:
         span = tuple(lanes.k_first[lane] + lanes.k_step * x for x in inner)
-        holes = _listed_keys(axis, sets[1], queries, span)
+        holes = _listed_keys(axis, sets.keys, queries, span)
         all_hold(~some | (holes == 0), "a tile called full has a key that is left out")
     last = lanes.k_first[lane] + lanes.k_step * (stop - 1)
     size = axis.n if lanes.keys is None else lanes.keys.tokens.size
     all_hold((stop <= start) | (last < size), "runs beyond the last key")
 
 
-def _same_keys(axis: AxisPlan, listed: Listed, queries: Ints, mask: tuple[Ints, Ints, Ints]) -> tuple[NDBool, NDBool]:
-    """(whether the positions [lo, hi) of each query are its keys, whether it has any); mask: (lanes, lo, hi)."""
-    lanes, (lane, lo, hi) = axis.lanes, mask
+def _same_keys(
+    axis: AxisPlan, listed: Listed, queries: Ints, lane: Ints, lo: Ints, hi: Ints
+) -> tuple[NDBool, NDBool]:  # fmt: skip
+    """(whether the positions [lo, hi) of each query, in its lane, are its keys; whether it has any)."""
+    lanes = axis.lanes
     if lanes.keys is None:
         first, step, count = axis.relation.affine_rows(queries, axis.n)
         same = (lanes.k_first[lane] + lanes.k_step * lo == first) & (hi - lo == count)
@@ -242,5 +250,5 @@ def _at_edges(plan: TilePlan) -> Ints:
                 index = lanes.queries[index[(index >= 0) & (index < lanes.queries.size)]]
             coordinates = np.unique(index)
             tokens = thinned(joined(tokens, coordinates, size))
-        found.append(tokens + launch.q.origin)
+        found.append(launch.q.tokens(tokens))
     return np.concatenate(found)

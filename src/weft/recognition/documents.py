@@ -65,6 +65,16 @@ def _axis(lengths: np.ndarray) -> Pattern:
     return lib.chunks(size) if (lengths[:-1] == size).all() and lengths[-1] <= size else lib.documents(lengths)
 
 
+def crossed(part: Pair) -> Pattern | None:
+    """Queries and keys with one label in tables of their own, in any order; None if the pair does not say so."""
+    if not (part.f.bounded and part.g.bounded and _only(part.test) and part.f.lo == part.g.lo == 0):
+        return None
+    wanted = spell.combs(part.test)[0].first
+    tables = [np.repeat(side.value, side.lengths) for side in (part.f.steps, part.g.scaled(-1, wanted).steps)]
+    where = np.unique(np.concatenate(tables), return_inverse=True)[1].reshape(-1)
+    return lib.documents(ids=where[: tables[0].size], key_ids=where[tables[0].size :])
+
+
 def _ranked(found: Runs) -> np.ndarray:
     """Numbers that are equal where the values of some runs are, not larger than what a product may hold."""
     low, high = found.extent

@@ -16,8 +16,9 @@ import numpy as np
 from weft.errors import InputError
 from weft.recognition import grouped, pace
 from weft.recognition.bitrows import BitRows, width
-from weft.recognition.capture import name_of, watched
+from weft.recognition.tables import watched
 from weft.recognition.tracer import Trace, Traced
+from weft.tracing.capture import name_of
 
 PAIRS_A_STRIP = 1 << 18  # pairs evaluated at once: what is made of them stays in a core's cache
 MAX_SINGLE = 1 << 24  # pairs that are asked one by one

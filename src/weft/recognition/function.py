@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import linecache
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,6 @@ from weft.pattern import pieces
 from weft.pattern.algebra import Pattern, scalar
 from weft.recognition import conversions, extremes, names, tables
 from weft.recognition.bitrows import BitRows
-from weft.recognition.capture import indices, name_of, watched
 from weft.recognition.choose import best, looked_at
 from weft.recognition.evaluate import not_boolean, rows_of, used_by
 from weft.recognition.executed import otherwise
@@ -30,12 +26,13 @@ from weft.recognition.remember import remembering
 from weft.recognition.result import Recognized
 from weft.recognition.rows import in_rows
 from weft.recognition.spans import Size
-from weft.recognition.tables import Reads, reads, same_kind
+from weft.recognition.tables import Reads, reads, same_kind, watched
+from weft.recognition.terms import without_idle_bounds
 from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Traced, note
 from weft.recognition.words import reworded
+from weft.tracing.capture import indices, name_of
+from weft.tracing.place import place_of
 
-HERE = Path(__file__).parent
-LIBRARIES = {"numpy", "torch"}
 KNOWN = (conversions, extremes, tables)  # imported for the operations that they enter
 MAX_TERMS = 4096  # conjunctions that a closed form may fall into
 RETRIES = 8  # tables of different lengths that are met one after the other
@@ -88,7 +85,7 @@ def recognize_function(
         with remembering():
             return _symbolic(asked, generalize)
     except NoFormError as ended:
-        where = _place(ended)
+        where = place_of(ended)
         reason = f"tracing ended {where}at {ended}" if where else f"no closed form was found: {ended}"
     if asked.size is None:
         raise InputError(
@@ -166,6 +163,7 @@ def _bound_to(pattern: Pattern, size: Size, why: str, generalize: bool) -> tuple
     assert size.m is not None and size.n is not None  # tables have lengths
     if generalize:
         return pattern, f"{why}; used at other lengths on your word: its tables hold {size.m} x {size.n}"
+    pattern = reworded(without_idle_bounds(pattern, size.m, size.n), size.n)
     return pieces.sized(pattern, size.m, size.n), f"{why}; its tables hold for {size.m} x {size.n} only"
 
 
@@ -330,17 +328,6 @@ def _count(asked: Asked, used: dict[str, list[int]], name: str) -> int:
             f"pass {option}={min(lengths)} or less",
         )  # fmt: skip
     return given if given is not None else min(lengths)
-
-
-def _place(error: BaseException) -> str:
-    """The line of the user's code where an error came up; "" if it did not come up there."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not LIBRARIES & set(Path(f.filename).parts)]
-    frames = [f for f in frames if HERE not in Path(f.filename).parents]
-    if not frames:
-        return ""
-    last = frames[-1]
-    line = linecache.getline(last.filename, last.lineno or 0).strip()
-    return f"in {last.name}, line {last.lineno}{f' (`{line}`)' if line else ''}, "
 
 
 # ---- pair by pair ---------------------------------------------------------------------------------------------------

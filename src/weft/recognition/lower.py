@@ -85,8 +85,9 @@ def conjunction(parts: tuple[Formula, ...], size: Size, within: Within = None) -
         lambda: in_cells(forms.both(*every), size),
         lambda: by_runs(every, size),
         lambda: spell.meet([*said, *(_by_values(part, size, within, reason) for part in failed)]),
+        lambda: spell.meet([*said, *(_by_labels(part, reason) for part in failed)]),
     )
-    for attempt in attempts if within is None or inside else (attempts[0], attempts[-1]):
+    for attempt in attempts if within is None or inside else (attempts[0], attempts[-2]):
         with suppress(NoFormError):
             return attempt()
     raise reason
@@ -222,6 +223,14 @@ def _prolonged(test: Line) -> Line:
 
 
 # ---- few values -----------------------------------------------------------------------------------------------------
+def _by_labels(part: Formula, reason: NoFormError) -> Pattern:
+    """A pair that says that a label of the query equals one of the key, whatever their order."""
+    found = documents.crossed(part) if isinstance(part, Pair) else None
+    if found is None:
+        raise reason
+    return found
+
+
 def _by_values(part: Formula, size: Size, within: Within, reason: NoFormError) -> Pattern:
     """A pair of which one side takes few values v: the union over v of f(q) == v and g(k) + v in the set."""
     if not isinstance(part, Pair):

@@ -12,7 +12,8 @@ from weft.recognition import forms
 from weft.recognition.forms import NEGATIVE, ZERO, Number
 from weft.recognition.lines import Line
 from weft.recognition.periodic import LARGEST
-from weft.recognition.tracer import Trace, Traced, UntraceableError, beside, condition, flat, known, note, number
+from weft.recognition.tracer import Trace, Traced, UntraceableError, beside, condition, known, note, number
+from weft.tracing.answering import flat
 
 LIMITS = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(1 << 15), (1 << 15) - 1),
           "uint16": (0, (1 << 16) - 1), "int32": (-(1 << 31), (1 << 31) - 1), "uint32": (0, (1 << 32) - 1),

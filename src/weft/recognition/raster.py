@@ -145,12 +145,14 @@ def _places(rows: np.ndarray, times: int) -> Words:
 @raster.register
 def _(pattern: leaves.Labels, m: int, n: int) -> BitRows:
     """Rows of one label are one row."""
-    labels, place = np.unique(pattern.ids.array, return_inverse=True)
+    every = np.concatenate([pattern.ids.array, pattern.of_keys.array])
+    labels, place = np.unique(every, return_inverse=True)
+    queries, keys = np.split(place.reshape(-1), [m])
     words = np.zeros((labels.size, width(n)), np.uint64)
     k = np.arange(n)
     bit = np.left_shift(np.uint64(1), (k % 64).astype(np.uint64))
-    np.bitwise_or.at(words, (place.reshape(-1), k // 64), bit)
-    return BitRows(words[place.reshape(-1)], n)
+    np.bitwise_or.at(words, (keys, k // 64), bit)
+    return BitRows(words[queries], n)
 
 
 @raster.register

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.acsr.format import MAX_TERMS
 from weft.pattern import algebra as ops
 from weft.pattern import composites, pieces
 from weft.pattern import library as lib
@@ -116,7 +117,11 @@ def search(known: Known, level: Level | None = None) -> Found:
         if best and best.loose is None and best.cost <= GOOD:
             return best
     components = None if level.budget.spent else _components(known)
-    candidates = [best, _labelled(known, level), components, _blocks(known, level)]
+    scattered = _recur(known.live.first)
+    labelled = _labelled(known, level) or (_crossed(known, level) if scattered else None)
+    if scattered and labelled is not None and labelled.loose is None and components is None:
+        return _least([best, labelled])  # one term, however scattered its tokens are
+    candidates = [best, labelled, components, _blocks(known, level)]
     candidates += _peeled(known, level, around, within)
     best = _least([*candidates, listed(known, level)])
     if best.loose is not None or best.cost > GOOD:
@@ -197,6 +202,29 @@ def _labelled(known: Known, level: Level) -> Found | None:
             said = alike if rest.pattern == lib.full() else alike & rest.pattern
             found.append(Found(said, like & rest.rows, rest.loose))
     return min(found, key=lambda f: f.cost, default=None)
+
+
+def _recur(labels: np.ndarray) -> bool:
+    """Whether labels come again after others, in more runs than terms may be."""
+    runs = 1 + np.count_nonzero(np.diff(labels))
+    return bool(runs > MAX_TERMS and np.unique(labels).size < runs)
+
+
+def _crossed(known: Known, level: Level) -> Found | None:
+    """The same of queries and keys with labels of their own: queries with one first key, and the keys that they see."""
+    m, n = known.size
+    rows = known.live
+    if level.depth or level.cuts or not known.decided:
+        return None
+    ids = np.where(rows.queries, rows.first, n)
+    key_ids = np.where(rows.keys, ids[np.minimum(rows.transposed().first, m - 1)], n + 1)
+    alike = lib.documents(ids=ids, key_ids=key_ids)
+    like = raster(alike, m, n)
+    if np.unique(ids).size == m or rows.exceeds(like):
+        return None
+    rest = search(known.within(like), level.inside("labels"))
+    said = alike if rest.pattern == lib.full() else alike & rest.pattern
+    return Found(said, like & rest.rows, rest.loose)
 
 
 def _components(known: Known) -> Found | None:

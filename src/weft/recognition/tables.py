@@ -28,6 +28,7 @@ from weft.recognition.tracer import (
     note,
     number,
 )  # fmt: skip
+from weft.tracing.capture import replaced
 
 BEYOND = "a table of numbers beyond any index"
 SOME = 64  # entries that two reads are compared by before they are on all
@@ -55,6 +56,15 @@ class Watched(np.ndarray):
         if isinstance(indices, Traced):
             return _take(indices.trace, self.view(np.ndarray), indices, *args, **options)
         return super().take(indices, *args, **options)
+
+
+def watched(function: Any) -> Any:
+    """The function, reading its captured numpy arrays through views that a traced index can read."""
+    return replaced(function, _watched)
+
+
+def _watched(value: Any) -> Any:
+    return value.view(Watched) if type(value) is np.ndarray and value.dtype.kind in "biu" else value
 
 
 @operation("getitem")

@@ -7,9 +7,9 @@ nothing is imported. What it does not know ends the trace by an error that names
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from weft.recognition.forms import TRUE, Always, Formula, Number, Term
 from weft.recognition.lines import Line
 from weft.recognition.periodic import NoFormError
 from weft.recognition.runs import Runs
+from weft.tracing.answering import Answering
 
 NOT_COMMON = "a number that several rows, traced together, have not in common"
 ROOTS = {"q": "q (a query index)", "k": "k (a key index)", "b": "b (a batch row)", "h": "h (a head)"}
@@ -126,20 +127,6 @@ class Trace:
         return INF if length is None else length
 
 
-def _operator(name: str, *, reflected: bool = False) -> Callable[..., Any]:
-    def call(self: Traced, other: Any) -> Any:
-        return self.operate(name, (other, self) if reflected else (self, other), {})
-
-    return call
-
-
-def _ended(what: str) -> Callable[..., Any]:
-    def call(self: Traced, *_: Any) -> Any:
-        raise UntraceableError(what)
-
-    return call
-
-
 class Dtype(str):
     """What a function sees as x.dtype: equal to the dtypes, of torch and of numpy, that `kind` is the name of. A value
     said to have a narrow one may have a wider one, so that nobody knows.
@@ -166,7 +153,7 @@ class Dtype(str):
         raise UntraceableError("a dtype as a key")
 
 
-class Traced:
+class Traced(Answering):
     """A number or a condition over pairs. kind: the name of its dtype, "" for an int of Python. root: "q", "k", "b" or
     "h" for an argument of the function itself.
 
@@ -176,8 +163,6 @@ class Traced:
     """
 
     __slots__ = ("form", "in_rows", "kind", "lost", "root", "trace", "twins")
-    shape: tuple[int, ...] = ()
-    ndim = 0
 
     def __init__(self, trace: Trace, form: Number | Formula, kind: str, root: str = "") -> None:
         self.trace, self.form, self.kind, self.root = trace, form, kind, root
@@ -204,6 +189,18 @@ class Traced:
 
         return perform(self.trace, name, args, options)
 
+    def knows(self, name: str) -> bool:
+        from weft.recognition.operations import function_of
+
+        return function_of(name) is not None
+
+    def end(self, what: str) -> NoReturn:
+        raise UntraceableError(what)
+
+    def miss(self, name: str) -> NoReturn:
+        note(self)
+        self.end(f"`{name}`")
+
     def forbid_change(self) -> None:
         """Raise if this is an argument of the function, or may be one, or is a plain number to each of several rows."""
         if self.root:
@@ -222,29 +219,6 @@ class Traced:
             twin.lost = twin is not self
         self.form, self.in_rows = found.form, found.in_rows
         return self
-
-    # ---- Python --------------------------------------------------------------------------------------------------
-    __add__, __radd__, __iadd__ = _operator("add"), _operator("add", reflected=True), _operator("__iadd__")
-    __sub__, __rsub__, __isub__ = _operator("sub"), _operator("sub", reflected=True), _operator("__isub__")
-    __mul__, __rmul__, __imul__ = _operator("mul"), _operator("mul", reflected=True), _operator("__imul__")
-    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _operator("floor_divide", reflected=True)
-    __mod__, __rmod__ = _operator("remainder"), _operator("remainder", reflected=True)
-    __truediv__, __rtruediv__ = _operator("div"), _operator("div", reflected=True)
-    __ifloordiv__, __imod__, __itruediv__ = _operator("__ifloordiv__"), _operator("__imod__"), _operator("__itruediv__")
-    __and__, __rand__, __iand__ = _operator("bitwise_and"), _operator("bitwise_and"), _operator("__iand__")
-    __or__, __ror__, __ior__ = _operator("bitwise_or"), _operator("bitwise_or"), _operator("__ior__")
-    __xor__, __rxor__, __ixor__ = _operator("bitwise_xor"), _operator("bitwise_xor"), _operator("__ixor__")
-    __rshift__, __rrshift__ = _operator("right_shift"), _operator("right_shift", reflected=True)
-    __lshift__, __rlshift__ = _operator("left_shift"), _operator("left_shift", reflected=True)
-    __irshift__, __ilshift__ = _operator("__irshift__"), _operator("__ilshift__")
-    __lt__, __le__, __gt__, __ge__ = _operator("lt"), _operator("le"), _operator("gt"), _operator("ge")
-    __eq__, __ne__ = _operator("eq"), _operator("ne")
-    __hash__ = None  # type: ignore[assignment]
-    __float__ = _ended("its value as a float")
-    __len__ = __iter__ = _ended("an iteration over it")
-    __pow__, __rpow__ = _operator("pow"), _operator("pow", reflected=True)
-    __array__ = _ended("a conversion to a numpy array")
-    __reduce_ex__ = _ended("a copy by the module copy")
 
     def __bool__(self) -> bool:
         return bool(self._plain("a branch on its value (`if`, `and`, `or`, `not`, or a chained comparison)"))
@@ -265,18 +239,6 @@ class Traced:
             raise UntraceableError(use)
         return value
 
-    def __neg__(self) -> Any:
-        return self.operate("neg", (self,), {})
-
-    def __pos__(self) -> Any:
-        return self.operate("positive", (self,), {})
-
-    def __abs__(self) -> Any:
-        return self.operate("abs", (self,), {})
-
-    def __invert__(self) -> Any:
-        return self.operate("bitwise_not", (self,), {})
-
     def __getitem__(self, index: Any) -> Any:
         if index is ... or index == ():
             return self
@@ -285,51 +247,6 @@ class Traced:
     def __setitem__(self, index: Any, value: Any) -> None:
         self.forbid_change()
         raise UntraceableError("an assignment to a part of it")
-
-    def __getattr__(self, name: str) -> Any:
-        """A method; anything else would be taken for true, or for something that arrays have."""
-        from weft.recognition.operations import function_of
-
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if function_of(name) is None:
-            note(self)
-            raise UntraceableError(f"`{name}`")
-
-        def method(*args: Any, **options: Any) -> Any:
-            return self.operate(name, _of_method(name, self, args), options)
-
-        return method
-
-    # ---- numpy and torch -----------------------------------------------------------------------------------------
-    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Any:
-        if method != "__call__":
-            raise UntraceableError(f"numpy.{ufunc.__name__}.{method}")
-        return self.operate(ufunc.__name__, args, options)
-
-    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
-        return self.operate(function.__name__, args, options)
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        traced = next(x for x in flat((*args, *(kwargs or {}).values())) if isinstance(x, Traced))
-        name = getattr(function, "__name__", str(function))
-        if hasattr(function, "__objclass__"):  # a method of tensors
-            args = _of_method(name, args[0], args[1:])
-        return traced.operate(name, tuple(args), dict(kwargs or {}))
-
-
-def _of_method(name: str, owner: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """The operands of a method as the function of its name takes them: x.where(test, y) is where(test, x, y)."""
-    return (*args[:1], owner, *args[1:]) if name == "where" else (owner, *args)
-
-
-def flat(values: Any) -> Any:
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from flat(value)
-        else:
-            yield value
 
 
 def number(x: Traced) -> Number:

@@ -12,13 +12,15 @@ from weft.runtime.evidence import winners
 
 
 @cached(256)
-def compiled(pattern: Pattern, problem: Problem, backend: str = "auto") -> tuple[AttentionPlan, Backend]:
+def compiled(
+    pattern: Pattern, problem: Problem, backend: str = "auto", options: tuple[str, ...] = ()
+) -> tuple[AttentionPlan, Backend]:
     """The plan and the backend of one attention problem. Raises before anything is launched; 256 plans are kept, fewer
-    where they are large.
+    where they are large. options: the names of those that not every backend has.
 
     For the card at hand if there is one, with the tilings that won if the problem was tuned on it.
     """
-    chosen = choose(backend, problem)
+    chosen = choose(backend, problem, options)
     card = chosen.card(problem.device)
     if card is None:
         plan = plan_attention(pattern, problem, chosen.target)
@@ -29,7 +31,9 @@ def compiled(pattern: Pattern, problem: Problem, backend: str = "auto") -> tuple
 
 
 @cached(256)
-def arrived(structure: str, numbers: bytes, problem: Problem, backend: str) -> tuple[AttentionPlan, Backend]:
+def arrived(
+    structure: str, numbers: bytes, problem: Problem, backend: str, options: tuple[str, ...] = ()
+) -> tuple[AttentionPlan, Backend]:
     """`compiled` for a pattern that crossed a graph as a structure and numbers; see `weft.pattern.crossing`."""
     pattern: Pattern = crossing.decode(structure, numbers)
-    return compiled(pattern, problem, backend)
+    return compiled(pattern, problem, backend, options)

@@ -84,8 +84,10 @@ def _documents(length):
     cuts = st.lists(st.integers(0, length), max_size=5).map(lambda cuts: [0, *sorted(cuts), length])
     by_length = cuts.map(lambda cuts: weft.documents([b - a for a, b in pairwise(cuts)]))
     by_bounds = cuts.map(lambda cuts: weft.documents(cu_seqlens=cuts))
-    by_id = st.lists(st.integers(-2, 3), min_size=length, max_size=length).map(lambda ids: weft.documents(ids=ids))
-    return st.one_of(by_length, by_bounds, by_id)
+    ids = st.lists(st.integers(-2, 3), min_size=length, max_size=length)
+    by_id = ids.map(lambda ids: weft.documents(ids=ids))
+    by_two = st.builds(lambda ids, key_ids: weft.documents(ids=ids, key_ids=key_ids), ids, ids)
+    return st.one_of(by_length, by_bounds, by_id, by_two)
 
 
 @cache

@@ -1,13 +1,24 @@
-"""The PyTorch front end: `attention`, `varlen_attention`, `merge`, `plan`, `explain` and `SparseAttention`."""
+"""The PyTorch front end: `attention`, `varlen_attention`, `merge`, `plan`, `explain`, `trace_score` and
+`SparseAttention`."""
 
 from weft.torch.attention import attention, explain, plan
 from weft.torch.frameworks import unscriptable
 from weft.torch.key_cache import decode_attention
 from weft.torch.merging import merge
 from weft.torch.module import SparseAttention
+from weft.torch.tracing import trace_score
 from weft.torch.varlen import varlen_attention
 
-__all__ = ["SparseAttention", "attention", "decode_attention", "explain", "merge", "plan", "varlen_attention"]
+__all__ = [
+    "SparseAttention",
+    "attention",
+    "decode_attention",
+    "explain",
+    "merge",
+    "plan",
+    "trace_score",
+    "varlen_attention",
+]
 
 for function in (attention, decode_attention, merge, varlen_attention):
     unscriptable(function)

@@ -11,6 +11,7 @@ from weft.errors import WeftError
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
 from weft.runtime.pipeline import compiled
+from weft.score import Score
 from weft.torch import translate
 from weft.torch.call import attend, check_mask
 from weft.torch.eager import PLAIN
@@ -45,6 +46,9 @@ class Options(SharedOptions, total=False):
     """The keywords of `attention` but return_lse, for type checkers."""
 
     layout: str
+    score: Score | Callable[..., Any] | None
+    bias: Score | Tensor | None
+    seed: int | Tensor | None
 
 
 @overload
@@ -64,7 +68,9 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     softcap: float | None = None, sinks: Tensor | None = None, alibi_slopes: Tensor | None = None,
     return_lse: bool = False, backend: str = "auto", deterministic: bool | None = None,
     dropout: float = 0,  # an int: torch.compile would make a symbol of a float
-    layout: str = "bhsd", extra_keys: Tensor | None = None, extra_values: Tensor | None = None, **unknown: Any,
+    layout: str = "bhsd", extra_keys: Tensor | None = None, extra_values: Tensor | None = None,
+    score: Score | Callable[..., Any] | None = None, bias: Score | Tensor | None = None,
+    seed: int | Tensor | None = None, **unknown: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of q over the keys that `mask` lets each query see, at a cost that follows the live pairs.
 
@@ -74,15 +80,19 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     - mask: a pattern; or what one is recognised from, once: booleans (M, N), (Hq, M, N) or (B, Hq, M, N), True = may
       attend, a function of (q, k) or (b, h, q, k), FlexAttention's BlockMask, what weft.recognize returned.
     - scale of q . k, D ** -0.5 if None; then softcap: score = softcap * tanh(score / softcap).
-    - alibi_slopes (Hq,): then score -= slope * abs(q - k), on aligned token indices.
+    - score: then a function of (score, b, h, q, k), as FlexAttention's score_mod, or what weft.trace_score made of one.
+    - bias: then what weft.bias makes, or a tensor (B, Hq, M, N), is added; alibi_slopes (Hq,): slope * abs(q - k), on
+      aligned token indices, is subtracted. A score of -inf masks its pair.
     - sinks (Hq,): logits that join every row's sum and have no value; lse includes them.
+    - dropout: the share of weights that is dropped, the others are scaled up; lse is that of all. seed: an int, or one
+      int64 number in a tensor; drawn from torch's generator if None. Which pairs go follows from (seed, b, h, q, k).
     - extra_keys (B, Hkv, E, D), extra_values (B, Hkv, E, Dv): tokens that every query sees too, without slopes.
     - return_lse: also the logarithm of the sum of exponentiated scores. backend: "auto", "cpu" or "triton".
-    - deterministic: the same bits each time; None: as torch.use_deterministic_algorithms says. dropout: 0 so far.
+    - deterministic: the same bits each time; None: as torch.use_deterministic_algorithms says.
 
     Returns out, as q with Dv for D, in its dtype and memory order; with return_lse (out, lse), lse as out without its
     last axis, float32 (float64 for float64). A query without keys gives out 0, lse -inf, zero gradients. Reverse-mode
-    gradients flow to q, k, v, sinks and the extra tensors, and from lse.
+    gradients flow to q, k, v, sinks, slopes, tables of score and bias, and the extra tensors, and from lse.
 
     Raises InputError for tensors, OptionError for options, PatternError (AlignmentError, LengthError) for a mask that
     does not fit, UnsupportedError for what is refused by name, UnsupportedKernel if no backend can run it. Sources: Dao
@@ -95,12 +105,15 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
         if (
             layout != "bhsd" or extra_keys is not None or extra_values is not None
             or type(q) not in PLAIN or q.dim() != 4 or unknown
+            or score is not None or bias is not None or dropout or seed is not None
+            or (alibi_slopes is not None and getattr(alibi_slopes, "requires_grad", False))
         ):  # fmt: skip
             refuse_unknown("attention", unknown)
             return translate.attention((q, k, v), mask, {
                 "scale": scale, "softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes,
                 "return_lse": return_lse, "backend": backend, "deterministic": deterministic, "dropout": dropout,
                 "layout": layout, "extra_keys": extra_keys, "extra_values": extra_values,
+                "score": score, "bias": bias, "seed": seed,
             })  # fmt: skip
         rows, given = (sinks, alibi_slopes), (scale, softcap, dropout, backend, deterministic)
         if not isinstance(mask, Pattern):

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from weft.kernels.options import ACCUMULATE, rows_in_order_of
 from weft.pattern.bounds import Ints
+from weft.pattern.relation import NDBool
 from weft.planning.heads import Heads
 from weft.planning.rowwise import RowPlan, RowShare
+from weft.torch.paged_keys import Pages
 
 Caches = tuple[Tensor, Tensor, Tensor]
 Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
@@ -25,11 +27,15 @@ class Scores(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Of one batch row: keys so far, the token of the first query, and where limited how many tokens a query sees."""
+    """Of one batch row: keys so far, the token of the first query, and where limited how many tokens a query sees.
+
+    pages: where its keys lie in pages, the row of the block table.
+    """
 
     keys: int
     offset: int
     window: int | None
+    pages: Pages | None = None
 
 
 class Masked(NamedTuple):
@@ -42,19 +48,24 @@ class Masked(NamedTuple):
 def attend(
     plan: RowPlan, scores: Scores, caches: Caches, counted: list[Counted], rows: Rows, ring: bool
 ) -> tuple[Tensor, Tensor]:
-    """(out (B, Hq, M, Dv), lse (B, Hq, M)) of q and the caches; counted: of each batch row. See `decode_attention`."""
+    """(out (B, Hq, M, Dv), lse (B, Hq, M)) of q and the caches; counted: of each batch row. See `decode_attention`.
+
+    Keys that no query sees are not read.
+    """
     q, k, v = caches
     out = rows_in_order_of(q, v.shape[3], q.dtype)
     lse = torch.empty(q.shape[:3], dtype=ACCUMULATE[q.dtype])
     for batch, one in enumerate(counted):
-        query, place, key = tokens_of(one, q.shape[2], k.shape[2], ring)
-        at = torch.from_numpy(place)
+        pages = one.pages
+        room = k.shape[2] if pages is None else pages.room
+        query, place, key = tokens_of(one, q.shape[2], room, ring)
         for share in plan.shares:
-            masked = _masked(share, one, query, key)
+            masked, some = _masked(share, one, query, key)
+            at = (batch, torch.from_numpy(place[some])) if pages is None else pages.of(place[some])
             for heads in [x for x in share.heads if x.batch[0] <= batch < x.batch[1]]:
                 for kv in range(*heads.kv):
                     mine = _query_heads(heads, kv, plan.problem.group)
-                    tensors = q[batch, mine], k[batch, kv, at], v[batch, kv, at]
+                    tensors = q[batch, mine], k[at[0], kv, at[1]], v[at[0], kv, at[1]]
                     sinks, slopes = (x if x is None else x[mine] for x in rows)
                     found = _rows(tensors, masked, scores, (sinks, slopes))
                     out[batch, mine], lse[batch, mine] = found[0].to(q.dtype), found[1]
@@ -72,7 +83,8 @@ def tokens_of(one: Counted, m: int, capacity: int, ring: bool) -> tuple[Ints, In
     return query, place[key >= 0], key[key >= 0]
 
 
-def _masked(share: RowShare, one: Counted, query: Ints, key: Ints) -> Masked:
+def _masked(share: RowShare, one: Counted, query: Ints, key: Ints) -> tuple[Masked, NDBool]:
+    """What is seen of the keys that some query sees, and which of all keys these are."""
     i, k = query[:, None], key[None, :]
     seen = np.zeros((query.size, key.size), np.bool_)
     for relation in share.relations:
@@ -80,7 +92,8 @@ def _masked(share: RowShare, one: Counted, query: Ints, key: Ints) -> Masked:
     seen &= i >= 0
     if one.window is not None:
         seen &= k > i - one.window
-    return Masked(torch.from_numpy(seen), torch.from_numpy(np.abs(i - k)))
+    some: NDBool = np.logical_or.reduce(seen, 0)
+    return Masked(torch.from_numpy(seen[:, some]), torch.from_numpy(np.abs(i - k)[:, some])), some
 
 
 def _query_heads(heads: Heads, kv: int, group: int) -> slice:

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _get_deterministic_algorithms, _is_any_autocast_enabled
+from torch._C import _are_functorch_transforms_active, _get_deterministic_algorithms, _is_any_autocast_enabled
 from torch.compiler import is_compiling, is_dynamo_compiling, is_exporting
 
 from weft.errors import InputError
 from weft.pattern.algebra import Pattern
 from weft.torch import decode, eager
+from weft.torch.extras import Extras
 from weft.torch.frameworks import follow_counters
 from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
 from weft.torch.operator import Options, Written, numbers_of
@@ -24,15 +25,18 @@ AUTOCAST = frozenset(t for t in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if 
 Tensors = tuple[Tensor, Tensor, Tensor]
 
 
-def attend(tensors: Tensors, mask: Any, rows: Any, given: Any, return_lse: bool) -> tuple[Tensor, Tensor]:
+def attend(
+    tensors: Tensors, mask: Any, rows: Any, given: Any, return_lse: bool, extras: Extras | None = None
+) -> tuple[Tensor, Tensor]:
     """(out, lse) of q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv); lse is anything if it is not wanted.
 
-    rows: sinks, slopes. given: scale, softcap, dropout, backend, deterministic, as the caller gave them.
+    rows: sinks, slopes. given: scale, softcap, dropout, backend, deterministic, as the caller gave them. extras: score
+    functions, biases, dropout.
     """
-    if is_compiling():
+    if extras is not None or is_compiling():
         tensors = _autocast(*tensors)
         _check(tensors, mask, rows, given)
-        return _by_operator(tensors, mask, rows, given, return_lse)
+        return _by_operator(tensors, mask, rows, given, return_lse, extras)
     if _is_any_autocast_enabled():
         tensors = _autocast(*tensors)
     growing = decode.key_of(tensors, mask, rows, given)
@@ -54,18 +58,31 @@ def attend(tensors: Tensors, mask: Any, rows: Any, given: Any, return_lse: bool)
     return eager.attend(call, tensors, rows, deterministic, return_lse)
 
 
-def _by_operator(tensors: Tensors, mask: Any, rows: Any, given: Any, return_lse: bool) -> tuple[Tensor, Tensor]:
+def _by_operator(
+    tensors: Tensors, mask: Any, rows: Any, given: Any, return_lse: bool, extras: Extras | None = None
+) -> tuple[Tensor, Tensor]:
     """A checked call for whoever reads or rewrites operators."""
     scale, softcap, _, backend, deterministic = given
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     if not is_compiling():
         follow_counters()
+        if _are_functorch_transforms_active():
+            return _transformed(tensors, mask, rows, (scale, softcap, backend, deterministic), extras)
     # in a graph of torch.compile the expression is data too; an exported one shows it
     structure = "" if is_dynamo_compiling() and not is_exporting() and hasattr(mask, "tensor") else mask.structure
-    chosen = (*rows, scale, softcap, backend, deterministic)
+    # constants of the code: a graph would take a global's 0.0 for an input
+    score, tables, dropout, seed = ("", (), 0.0, None) if extras is None else extras
+    chosen = (*rows, scale, softcap, backend, deterministic, score, tables, dropout, seed)
     out, lse = torch.ops.weft.attention(*tensors, structure, numbers_of(mask, tensors[0]), *chosen, return_lse)
     return out, lse
+
+
+def _transformed(tensors: Tensors, mask: Any, rows: Any, chosen: Any, extras: Extras | None) -> tuple[Tensor, Tensor]:
+    """Under torch.func; loaded when it is first asked for."""
+    from weft.torch import transforms
+
+    return transforms.attend(tensors, mask, Options(*rows, *chosen, *(() if extras is None else extras)))
 
 
 def _check(tensors: Any, mask: Any, rows: Any, given: Any) -> None:

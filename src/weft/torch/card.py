@@ -13,26 +13,13 @@ from triton.runtime import driver
 
 from weft.errors import UnsupportedKernel
 from weft.kernels import gpu
-from weft.kernels import triton as triton_kernels
 from weft.kernels.backend import Card
 from weft.target import gpu_like
 from weft.torch import bind, launcher
 
 OLDEST = (8, 0)  # compute capability of NVIDIA's cards
 # Modules and folders that change no kernel that a tuner measures.
-APART = {
-    "__init__",
-    "ahead",
-    "filling",
-    "kernels",
-    "keys",
-    "oracle",
-    "row_device",
-    "row_spec",
-    "rowwise",
-    "sinks",
-    "split_kv",
-}
+APART = {"__init__", "ahead", "filling", "kernels", "keys", "oracle", "sinks", "split_kv"}
 
 
 def at_hand() -> Card | None:
@@ -62,7 +49,7 @@ def versions() -> dict[str, str]:
     that make and start kernels. A remark changed in one of them counts as another version.
     """
     made = sha256()
-    for path in (*_sources(triton_kernels), *_sources(gpu), Path(bind.__file__), Path(launcher.__file__)):
+    for path in (*_sources(gpu), Path(bind.__file__), Path(launcher.__file__)):
         made.update(path.read_bytes())
     return {"kernels": made.hexdigest()[:16], "triton": triton.__version__}
 

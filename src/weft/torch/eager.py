@@ -31,7 +31,7 @@ from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
 from weft.runtime.pipeline import compiled
-from weft.torch.operator import Options, as_tensor, gradients, modifiers
+from weft.torch.operator import Options, as_tensor, by_operator, gradients, modifiers
 
 PLAIN = (Tensor, torch.nn.Parameter)
 KEPT = 512  # calls
@@ -216,14 +216,14 @@ class Recorded(torch.autograd.Function):
         if _by_operator(dout, dlse):
             options = call.operator_options((sinks, slopes), ctx.deterministic)
             numbers = as_tensor(call.mask.numbers)
-            *found, dsinks = torch.ops.weft.attention_backward(*given, *saved, call.mask.structure, numbers, *options)
+            *found, dsinks, _ = by_operator((dout, dlse), (*saved, call.mask.structure, numbers, *options, []))
             return *found, None if sinks is None else dsinks, None, None, None
         if dlse is None and sinks is None and slopes is None and call.kernels.ready is not None:
             at_once = call.at_once(saved, dout, ctx.deterministic)
             if at_once is not None:
                 return *at_once, None, None, None, None
         how = call.how if slopes is None else call.modifiers(slopes)
-        *found, dsinks = gradients(call.kernels, call.plan, how, (dout, dlse), (*saved, sinks), ctx.deterministic)
+        *found, dsinks, _ = gradients(call.kernels, call.plan, how, (dout, dlse), (*saved, sinks), ctx.deterministic)
         return *found, dsinks, None, None, None
 
 

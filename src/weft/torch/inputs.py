@@ -66,7 +66,7 @@ def _check_alike(q: Tensor, name: str, x: Tensor) -> None:
 
 
 def check_options(q: Tensor, options: dict[str, Any]) -> None:
-    """scale finite; softcap positive; sinks and alibi_slopes (Hq,); dropout refused."""
+    """scale finite; softcap positive; sinks and alibi_slopes (Hq,)."""
     check_numbers(options)
     for name in ("sinks", "alibi_slopes"):
         x = options[name]
@@ -78,11 +78,6 @@ def check_options(q: Tensor, options: dict[str, Any]) -> None:
             _option(f"{name}={_shape(x)}", wrong, f"pass {name} of shape ({q.shape[1]},)")
         if x.device != q.device:
             _option(f"{name} on {x.device}", f"q is on {q.device}", "move it there")
-    slopes = options["alibi_slopes"]
-    if slopes is not None and slopes.requires_grad:
-        raise UnsupportedError(
-            "attention(alibi_slopes=...)", "gradients of ALiBi slopes are not implemented", "pass slopes.detach()"
-        )
 
 
 def check_row(name: str, x: Any, heads: int | str = "Hq") -> None:
@@ -97,13 +92,9 @@ def check_row(name: str, x: Any, heads: int | str = "Hq") -> None:
 
 
 def check_numbers(options: dict[str, Any]) -> None:
-    """scale and softcap as `check_scores` has them, no dropout; absent ones are None."""
-    scale, softcap, dropout = (_number(name, options.get(name)) for name in ("scale", "softcap", "dropout"))
+    """scale and softcap as `check_scores` has them, dropout a number; absent ones are None."""
+    scale, softcap, _ = (_number(name, options.get(name)) for name in ("scale", "softcap", "dropout"))
     check_scores(scale, softcap)
-    if dropout:
-        raise UnsupportedError(
-            f"attention(dropout={dropout})", "attention dropout is not implemented", "pass dropout=0.0, or drop outputs"
-        )
 
 
 def _number(name: str, value: Any) -> Any:

@@ -28,6 +28,7 @@ from weft.torch.cached_rows import Caches, Counted, Rows, Scores, attend
 from weft.torch.call import check_mask
 from weft.torch.eager import KEPT
 from weft.torch.inputs import check_choices, check_options, check_tensors, problem_of
+from weft.torch.paged_keys import Pages, as_rows, check_table, problem_in_pages
 
 POSITIONS = 1 << 28  # tokens that a sequence behind a ring cache may have
 LOOKED_AT = 1 << 16  # queries that are looked at to see how old the keys are that they may see
@@ -50,6 +51,7 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
     offset: Tensor | None = None,
     window: Tensor | None = None,
     ring: bool = False,
+    block_table: Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
@@ -67,6 +69,14 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
     sees only so many tokens up to its own, beside what the mask says. ring: token t lies at place t % C of the cache,
     which holds the last C tokens. A query before token 0 sees no key: out 0, lse -inf.
 
+    block_table (B, P), int32: the cache is paged, as servers keep it. k_cache is (pages, Hkv, page_size, D) and v_cache
+    (pages, Hkv, page_size, Dv) with pages of 16 to 256 tokens, by any strides: of FlashAttention's and vLLM's (pages,
+    page_size, Hkv, D) pass k_cache.transpose(1, 2). Token t of row b lies at place t % page_size of the page
+    block_table[b, t // page_size], and C is P * page_size. Pages that no query sees are not read, and may be freed:
+    their numbers may be negative. Counts and tables are read anew by replays. On the CPU a count beyond the table and a
+    wrong number of a page raise; on a GPU nobody looks: keys beyond the table are not read, and a number that is none
+    counts as the nearest.
+
     Nothing is read beyond the cache, whatever the counts are. A call is captured into a CUDA graph after one call
     outside of it; replays read the counts anew. No gradients. Options and results as of `weft.attention`.
 
@@ -78,12 +88,15 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
         count = torch.zeros((), dtype=torch.int32, device="cuda")
         mask = weft.causal(align="bottom-right") & weft.window(left=4095, align="bottom-right")
         out = weft.decode_attention(q, k_cache, v_cache, mask, count)
+        out = weft.decode_attention(q, k_pages, v_pages, mask, lengths, block_table=table)
     """
-    caches, counts = (q, k_cache, v_cache), _Counts(key_count, offset, window, ring)
+    caches, counts = (q, k_cache, v_cache), _Counts(key_count, offset, window, ring, block_table)
     given: dict[str, Any] = {"scale": scale, "softcap": softcap, "backend": backend}
     given |= {"sinks": sinks, "alibi_slopes": alibi_slopes}
     if not isinstance(key_count, Tensor):
-        return attention(*_first_keys(caches, counts), mask, return_lse=return_lse, **given)
+        if block_table is None:
+            return attention(*_first_keys(caches, counts), mask, return_lse=return_lse, **given)
+        counts = _as_tensor(caches, counts)
     key = _key_of(caches, mask, counts, given)
     found = _find(key) or _prepare(key, caches, mask, counts, given)
     out, lse = found.run(caches, counts, (sinks, alibi_slopes))
@@ -91,29 +104,43 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
 
 
 class _Counts(NamedTuple):
-    """What a call says of the number of keys and of where its queries stand."""
+    """What a call says of the number of keys, of where its queries stand, and of where keys lie."""
 
     key_count: Any
     offset: Any = None
     window: Any = None
     ring: bool = False
+    block_table: Any = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Those that kernels read."""
-        return tuple(x for x in self[:3] if x is not None)
+        return tuple(x for x in (*self[:3], self.block_table) if x is not None)
 
 
 def _first_keys(caches: Caches, counts: _Counts) -> Caches:
     """The tensors of an ordinary call, where the host knows the number of keys."""
     q, k, v = caches
+    number = _checked_int(counts, k.shape[2])
+    return q, k[:, :, :number], v[:, :, :number]
+
+
+def _as_tensor(caches: Caches, counts: _Counts) -> _Counts:
+    """Counts where the host knows the number of keys, and these lie in pages: as the device reads it."""
+    check_table(counts.block_table, as_rows(caches))
+    room = counts.block_table.shape[1] * caches[1].shape[2]
+    number = torch.full((1,), _checked_int(counts, room), dtype=torch.int32, device=caches[0].device)
+    return counts._replace(key_count=number)
+
+
+def _checked_int(counts: _Counts, room: int) -> int:
     number = counts.key_count
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= k.shape[2]:
-        _wrong(f"key_count is {number!r}", f"pass an int from 0 to {k.shape[2]}, or an integer tensor")
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= room:
+        _wrong(f"key_count is {number!r}", f"pass an int from 0 to {room}, or an integer tensor")
     if counts.ring or any(x is not None for x in counts[1:3]):
         cure = "pass key_count=torch.tensor(key_count, dtype=torch.int32, device=q.device)"
         _wrong("offset, window and ring go with a key_count that is a tensor", cure)
-    return q, k[:, :, :number], v[:, :, :number]
+    return number
 
 
 # ---- calls that are known --------------------------------------------------------------------------------------------
@@ -160,7 +187,8 @@ def _find(key: Hashable) -> Known | None:
 
 def _prepare(key: Hashable, caches: Caches, mask: Any, counts: _Counts, given: dict[str, Any]) -> Known:
     _check(caches, mask, counts, given)
-    problem = problem_of(*caches)
+    table = counts.block_table
+    problem = problem_of(*caches) if table is None else problem_in_pages(caches, table)
     backend = choose(given["backend"], problem)
     plan = _plan(mask, problem, counts.ring)
     scale = problem.d**-0.5 if given["scale"] is None else given["scale"]
@@ -179,15 +207,19 @@ def _prepare(key: Hashable, caches: Caches, mask: Any, counts: _Counts, given: d
 def _on_gpu(plan: RowPlan, caches: Caches, counts: _Counts, given: dict[str, Any]) -> Run:
     from weft.kernels.gpu.layout import Options
     from weft.kernels.gpu.programs.split_kv import Cache
-    from weft.kernels.triton.row_spec import Counts
+    from weft.kernels.gpu.split_kv.spec import Counts
     from weft.torch.gpu import bind_cache, layout_of
 
-    k = caches[1]
+    k, table = caches[1], counts.block_table
     first = counts.tensors[0]
     offset, window = counts.offset is not None, counts.window is not None
     told = Counts(COUNTS[first.dtype], first.numel() > 1, counts.ring, offset, window)
+    cache = Cache(k.shape[2], told)
+    if table is not None:
+        length = table.shape[1] * k.shape[2]
+        cache = Cache(length, told._replace(page=k.shape[2]), k.shape[0], (table.stride(0), 1))
     layout = layout_of(caches, sinks=given["sinks"], slopes=given["alibi_slopes"])
-    bound = bind_cache(plan, layout, Options(given["scale"], given["softcap"]), Cache(k.shape[2], told), k.device)
+    bound = bind_cache(plan, layout, Options(given["scale"], given["softcap"]), cache, k.device)
 
     def run(caches: Caches, counts: _Counts, rows: Rows) -> tuple[Tensor, Tensor]:
         out, lse = bound((*caches, *[x for x in rows if x is not None], *counts.tensors))
@@ -197,12 +229,18 @@ def _on_gpu(plan: RowPlan, caches: Caches, counts: _Counts, given: dict[str, Any
 
 
 def _on_cpu(plan: RowPlan, scores: Scores, caches: Caches, counts: _Counts, rows: Rows) -> tuple[Tensor, Tensor]:
-    batch, m = caches[0].shape[0], caches[0].shape[2]
+    (q, k, _), table = caches, counts.block_table
+    batch, m = q.shape[0], q.shape[2]
     keys, offset, window = (None if x is None else x.reshape(-1).expand(batch).tolist() for x in counts[:3])
     counted = [
         Counted(n, n - m if offset is None else offset[b], None if window is None else window[b])
         for b, n in enumerate(keys or ())
     ]
+    if table is not None:
+        rows_of = [Pages(table, b, k.shape[2], k.shape[0]) for b in range(batch)]
+        for one, pages in zip(counted, rows_of, strict=True):
+            pages.check(0 if counts.ring else one.keys)
+        counted = [one._replace(pages=pages) for one, pages in zip(counted, rows_of, strict=True)]
     return attend(plan, scores, caches, counted, rows, counts.ring)
 
 
@@ -237,8 +275,11 @@ def _oldest(plan: RowPlan) -> int:
 # ---- checks ----------------------------------------------------------------------------------------------------------
 def _check(caches: Caches, mask: Any, counts: _Counts, given: dict[str, Any]) -> None:
     check_mask(mask, "decode_attention")
-    check_tensors(*caches)
+    table = counts.block_table
+    check_tensors(*(caches if table is None else as_rows(caches)))
     q = caches[0]
+    if table is not None:
+        check_table(table, caches)
     check_options(q, {**given, "dropout": 0})
     check_choices(given["backend"], None)
     if not isinstance(counts.ring, bool):

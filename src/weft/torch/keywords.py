@@ -1,4 +1,4 @@
-"""Keywords of other libraries, each with weft's own; and those that weft will have.
+"""Keywords of other libraries, each with weft's own.
 
 Names are those of torch's scaled_dot_product_attention, MultiheadAttention, FlexAttention and varlen_attn, of
 FlashAttention, NATTEN, xFormers and transformers.
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from weft.errors import OptionError, UnsupportedError
+from weft.errors import OptionError
 
 OWN = (
     "mask", "scale", "softcap", "sinks", "alibi_slopes", "return_lse", "backend", "deterministic", "dropout", "layout",
-    "extra_keys", "extra_values",
+    "extra_keys", "extra_values", "score", "bias", "seed",
 )  # fmt: skip
 
 _MASK = "pass it as mask: {f}(q, k, v, {name}), booleans with True = may attend"
@@ -31,13 +31,17 @@ _LSE = "pass return_lse=True for (out, lse); weights are never made"
 _PADDING = "join weft.padding(mask=...) to the mask: booleans (B, S), True for a token"
 _EXTRA = "pass extra_{side}=..., (B, Hkv, E, D)"
 _VARLEN = "use weft.varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, pattern)"
+_PAGED = (
+    "use weft.decode_attention(q, k_pages, v_pages, mask, lengths, block_table={name}) for the last tokens of each "
+    "row; a prefill gathers its pages first"
+)
 _HEADS = "leave it out: heads are grouped where k and v have fewer of them than q"
 _NEIGHBOURS = 'pass mask=weft.neighborhood(shape, size, stride, dilation, causal) with layout="bshd"'
 _BLOCKS = "leave it out: tiles are planned, weft tune measures them"
 
 CURES = {
-    "attn_mask": _MASK + "; mask == 0 of an additive one",
-    "attn_bias": _MASK + "; mask == 0 of an additive one",
+    "attn_mask": _MASK + "; an additive one as bias={name}, with mask=weft.full()",
+    "attn_bias": "pass bias={name}, with the mask that says which keys are seen, e.g. weft.full()",
     "attention_mask": _PADDING + "; attention_mask.bool() of a tokenizer's, or pass a boolean (B, H, M, N) as mask",
     "key_padding_mask": _PADDING + "; ~key_padding_mask where True is padding",
     "block_mask": _MASK.replace(", booleans with True = may attend", ""),
@@ -51,7 +55,7 @@ CURES = {
     "enable_gqa": _HEADS,
     "num_key_value_groups": _HEADS,
     "pack_gqa": _HEADS,
-    "dropout_p": "pass dropout=0, or leave it out; dropout itself is not there yet",
+    "dropout_p": "pass dropout={name}",
     "softmax_scale": _SCALE,
     "sm_scale": _SCALE,
     "scaling": _SCALE,
@@ -61,7 +65,7 @@ CURES = {
     "s_aux": _SINKS,
     "learnable_sink": _SINKS,
     "sink": _SINKS,
-    "score_mod": "use scale, softcap, alibi_slopes or sinks; other scores are not there yet",
+    "score_mod": "pass score={name}, a function of (score, b, h, q, k)",
     "need_weights": _LSE,
     "average_attn_weights": _LSE,
     "return_attn_probs": _LSE,
@@ -83,27 +87,21 @@ CURES = {
     "cu_seq_k": _VARLEN,
     "max_seqlen_q": _VARLEN,
     "max_seqlen_k": _VARLEN,
+    "block_table": _PAGED,
+    "block_tables": _PAGED,
+    "page_table": _PAGED,
     "input_layout": 'pass layout="bhsd", "bshd" or "thd"',
     "tensor_layout": 'pass layout="bhsd", "bshd" or "thd"',
     "is_bhsd": 'pass layout="bhsd" or "bshd"',
 }
-# What weft will have; refused whatever its value.
-COMING = {
-    "score": "use scale, softcap or alibi_slopes",
-    "bias": "use alibi_slopes where it follows the distance, or a boolean mask where it is 0 or -inf",
-    "seed": "leave it out: nothing is drawn, since there is no dropout yet",
-}
 
 
 def refuse_unknown(function: str, unknown: Mapping[str, Any], known: tuple[str, ...] = OWN) -> None:
-    """Raise for keywords that a function does not take; nothing if there are none.
-
-    OptionError that names weft's own; UnsupportedError for one that weft will have.
+    """Raise an OptionError that names weft's own for keywords that a function does not take; nothing if there are
+    none.
     """
     for name in unknown:
         asked = f"{function}({name}=...)"
-        if name in COMING:
-            raise UnsupportedError(asked, f"{name} is not implemented yet", COMING[name])
         if name in CURES:
             cure = CURES[name].format(f="weft.attention", name=name)
             raise OptionError(asked, f"{name} is a keyword of other libraries, and not weft's", cure)

@@ -252,10 +252,16 @@ def check_boolean(mask: Tensor, sizes: Sizes, function: str) -> None:
     batch, heads, m, n = sizes
     shape = tuple(mask.shape)
     asked = f"{function}(..., mask={shape})"
+    if mask.is_floating_point():
+        raise InputError(
+            asked, f"the mask is {mask.dtype}: numbers that are added to scores are a bias, and skip no work",
+            "pass it as bias=mask, and as mask the pattern of what it leaves, or weft.full(); of 0 and -inf alone "
+            "pass mask == 0 as mask",
+        )  # fmt: skip
     if mask.dtype is not torch.bool:
         raise InputError(
             asked, f"the mask is {mask.dtype}, and what its numbers mean is not known",
-            "pass booleans, True = may attend: mask == 0 of an additive mask, mask != 0 of one of 0 and 1",
+            "pass booleans, True = may attend: mask != 0 of one of 0 and 1",
         )  # fmt: skip
     if len(shape) in (2, 3, 4) and shape[-2:] == (m, n):
         told = (1,) * (4 - len(shape)) + shape[:-2]

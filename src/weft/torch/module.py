@@ -12,6 +12,7 @@ from weft.errors import OptionError
 from weft.pattern.algebra import Pattern
 from weft.torch.attention import attention
 from weft.torch.call import check_mask, unwrapped
+from weft.torch.extras import check_rate
 from weft.torch.frameworks import refuse_script
 from weft.torch.inputs import check_choices, check_numbers, check_row
 from weft.torch.keywords import refuse_unknown
@@ -20,7 +21,7 @@ from weft.torch.layouts import check_layout
 if TYPE_CHECKING:
     from weft.recognition import Recognized
 
-OPTIONS = ("scale", "softcap", "alibi_slopes", "return_lse", "backend", "deterministic", "layout")
+OPTIONS = ("scale", "softcap", "alibi_slopes", "return_lse", "backend", "deterministic", "layout", "dropout")
 NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -28,9 +29,10 @@ class SparseAttention(torch.nn.Module):
     """`attention` with a pattern and options kept; no parameters unless sinks are given, which are one or become one.
 
     Deep-copies, pickles and exports: the pattern is an immutable value, and `pattern` may be assigned anew at any time.
-    options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, layout, as for `attention`; what can be
-    seen wrong without tensors is refused here, the rest at the first call. Sinks and slopes keep their digits where a
-    model is converted: `module.to(torch.bfloat16)` or `.half()` leave them in float32. Example::
+    options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, layout, as for `attention`; dropout, in
+    training alone. What can be seen wrong without tensors is refused here, the rest at the first call. Sinks and slopes
+    keep their digits where a model is converted: `module.to(torch.bfloat16)` or `.half()` leave them in float32.
+    Example::
 
         attend = SparseAttention(weft.causal() & weft.window(left=1023), sinks=torch.zeros(heads), layout="bshd")
         out = attend(q, k, v)  # (B, M, Hq, Dv)
@@ -42,6 +44,7 @@ class SparseAttention(torch.nn.Module):
         pattern = unwrapped(pattern)
         check_mask(pattern, "SparseAttention")
         check_numbers(options)
+        check_rate(options.get("dropout", 0.0))
         check_choices(options.get("backend", "auto"), options.get("deterministic"))
         check_layout(options.get("layout", "bhsd"), "SparseAttention")
         slopes = options.pop("alibi_slopes", None)
@@ -52,16 +55,18 @@ class SparseAttention(torch.nn.Module):
         self.register_buffer("alibi_slopes", slopes)
         self.sinks = sinks if sinks is None or isinstance(sinks, torch.nn.Parameter) else _parameter(sinks)
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, extra_keys: Tensor | None = None, extra_values: Tensor | None = None
-    ) -> Any:
+    def forward(  # noqa: PLR0913 - as `attention`
+        self, q: Tensor, k: Tensor, v: Tensor, *, extra_keys: Tensor | None = None, extra_values: Tensor | None = None,
+        score: Any = None, bias: Any = None,
+    ) -> Any:  # fmt: skip
         """q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv) -> (B, Hq, M, Dv), or as `layout` says; see `attention`.
 
-        With return_lse: (out, lse).
+        With return_lse: (out, lse). score, bias: as for `attention`; their tables are parameters of whoever calls.
         """
         rows: dict[str, Any] = {"sinks": self.sinks, "alibi_slopes": self.alibi_slopes}
-        extra: dict[str, Any] = {"extra_keys": extra_keys, "extra_values": extra_values}
-        return attention(q, k, v, self.pattern, **rows, **extra, **self.options)
+        extra: dict[str, Any] = {"extra_keys": extra_keys, "extra_values": extra_values, "score": score, "bias": bias}
+        options = self.options if self.training else {**self.options, "dropout": 0}
+        return attention(q, k, v, self.pattern, **rows, **extra, **options)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseAttention:
         """As torch's, but sinks and slopes stay as wide as they are."""

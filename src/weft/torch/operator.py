@@ -7,7 +7,7 @@ torch.library.register_autograd answers forward-mode differentiation with silent
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,21 +16,29 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _len_torch_dispatch_stack
+from torch._C._functorch import is_legacy_batchedtensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from weft.errors import AlignmentError, UnsupportedError
-from weft.kernels.options import ACCUMULATE, Modifiers, rows_in_order_of
+from weft.kernels.backend import Backend
+from weft.kernels.options import ACCUMULATE, Dropping, Modifiers, rows_in_order_of
 from weft.pattern import crossing
 from weft.pattern.algebra import Pattern
 from weft.pattern.leaves import has_grid
 from weft.planning.attention_plan import AttentionPlan
 from weft.runtime.pipeline import arrived
+from weft.score.evaluate import Rule
+from weft.score.value import expressions
 from weft.torch.inputs import problem_of
+from weft.torch.reads import check_reads
 
 # cudagraph_unsafe: inductor would capture an operator that reads a CPU tensor and replay yesterday's numbers.
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides, torch.Tag.cudagraph_unsafe)
-OPTIONS = "Tensor? sinks, Tensor? slopes, float? scale, float? softcap, str backend, bool deterministic"
+OPTIONS = (
+    "Tensor? sinks, Tensor? slopes, float? scale, float? softcap, str backend, bool deterministic, "
+    "str score, Tensor[] tables, float dropout, Tensor? seed"
+)
 LIB = torch.library.Library("weft", "DEF")  # kept: the operators go when it goes
 LIB.define("record(SymInt[] own, Tensor[] tables) -> Tensor", tags=TAGS[:1])
 LIB.define(
@@ -39,7 +47,8 @@ LIB.define(
 )  # fmt: skip
 LIB.define(
     "attention_backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"str structure, Tensor numbers, {OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)", tags=TAGS,
+    f"str structure, Tensor numbers, {OPTIONS}, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor[])",
+    tags=TAGS,
 )  # fmt: skip
 
 
@@ -142,7 +151,9 @@ def _record_fake(own: list[int], tables: list[Tensor]) -> Tensor:
 
 # ---- forward and backward ----------------------------------------------------------------------------------------
 class Options(NamedTuple):
-    """The options as they follow the pattern in both schemas."""
+    """The options as they follow the pattern in both schemas. score: the text of score functions, "" for none; tables:
+    theirs, one after the other; seed: one int64 number, of dropout.
+    """
 
     sinks: Tensor | None
     slopes: Tensor | None
@@ -150,63 +161,97 @@ class Options(NamedTuple):
     softcap: float | None
     backend: str
     deterministic: bool
+    score: str = ""
+    tables: Sequence[Tensor] = ()
+    dropout: float = 0.0
+    seed: Tensor | None = None
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """The names of options that not every backend has."""
+        return ("score",) * bool(self.score) + ("dropout",) * bool(self.dropout)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     *options, with_lse = rest
     chosen = Options(*options)
-    plan, backend = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), chosen.backend)
+    plan, backend = _arrived(structure, numbers, (q, k, v), chosen)
     how = modifiers(plan, chosen)
+    check_reads(plan, how.rules, how.shift)
     out, lse = backend.load().forward((q, k, v), plan, how, chosen.sinks, with_lse)
     return out, lse if with_lse or not lse.shape[2] else lse.new_empty((*q.shape[:2], 0))
 
 
-def _backward(dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Tensor, ...]:
-    q, k, v, out, lse, structure, numbers, *options = saved
+def _backward(dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Any, ...]:
+    q, k, v, out, lse, structure, numbers, *options, wanted = saved
     chosen = Options(*options)
-    plan, backend = arrived(structure, numbers.numpy().tobytes(), problem_of(q, k, v), chosen.backend)
-    how = modifiers(plan, chosen)
+    plan, backend = _arrived(structure, numbers, (q, k, v), chosen)
+    how = modifiers(plan, chosen, wanted)
     kept = (q, k, v, out, lse, chosen.sinks)
-    *found, dsinks = gradients(backend.load(), plan, how, (dout, dlse), kept, chosen.deterministic)
-    return *found, q.new_empty(0) if dsinks is None else dsinks
+    *found, dsinks, dtables = gradients(backend.load(), plan, how, (dout, dlse), kept, chosen.deterministic)
+    return *found, q.new_empty(0) if dsinks is None else dsinks, [q.new_empty(0) if x is None else x for x in dtables]
+
+
+def _arrived(
+    structure: str, numbers: Tensor, qkv: tuple[Tensor, Tensor, Tensor], chosen: Options
+) -> tuple[AttentionPlan, Backend]:
+    return arrived(structure, numbers.numpy().tobytes(), problem_of(*qkv), chosen.backend, chosen.extras)
 
 
 def gradients(
     kernels: ModuleType, plan: AttentionPlan, how: Modifiers, given: tuple[Tensor | None, Tensor | None],
     saved: tuple[Any, ...], deterministic: bool,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """(dq, dk, dv, dsinks), None without sinks. given: dout, dlse; saved: q, k, v, out, lse, and sinks if their
-    gradient is wanted.
+) -> tuple[Any, ...]:  # fmt: skip
+    """(dq, dk, dv, dsinks, dtables): None without sinks; None of each table whose gradient is not wanted. given: dout,
+    dlse; saved: q, k, v, out, lse, and sinks if their gradient is wanted.
     """
     (dout, dlse), (q, k, v, out, lse, sinks) = given, saved
     dout = torch.zeros_like(out) if dout is None else dout
     wanted = sinks is not None
-    *found, delta = kernels.backward((q, k, v), (out, dout, lse, dlse), plan, how, deterministic, wanted)
-    return *found, None if sinks is None else kernels.sink_gradient(sinks, lse, delta)
+    found = kernels.backward((q, k, v), (out, dout, lse, dlse), plan, how, deterministic, wanted)
+    dq, dk, dv, delta, *dtables = found
+    return dq, dk, dv, None if sinks is None else kernels.sink_gradient(sinks, lse, delta), dtables
 
 
-def modifiers(plan: AttentionPlan, options: Options) -> Modifiers:
-    """What is done to scores; slopes in float64. Raises where slopes have no meaning."""
+def modifiers(plan: AttentionPlan, options: Options, wanted: Sequence[bool] = ()) -> Modifiers:
+    """What is done to scores and weights; slopes in float64. wanted: of which tables gradients are. Raises where
+    distances have no meaning.
+    """
     scale = plan.problem.d**-0.5 if options.scale is None else options.scale
-    if options.slopes is None:
-        return Modifiers(scale, options.softcap)
-    if has_grid(plan.pattern):
+    rules, dropout = _rules(options, wanted), None
+    if options.dropout and options.seed is not None:
+        dropout = Dropping(options.dropout, options.seed)
+    option = "alibi_slopes" if options.slopes is not None else "bias"
+    by_distance = options.slopes is not None or any("shift" in rule.expression.leaves for rule in rules)
+    if by_distance and has_grid(plan.pattern):
+        what = "ALiBi" if options.slopes is not None else "a bias by k - q"
         raise UnsupportedError(
-            f"attention(alibi_slopes=...) under {plan.pattern}", "ALiBi has no meaning on a grid of several axes",
-            "leave the slopes out, or use a pattern of one axis",
+            f"attention({option}=...) under {plan.pattern}", f"{what} has no meaning on a grid of several axes",
+            "leave it out, or use weft.bias.grid, or a pattern of one axis",
         )  # fmt: skip
-    return Modifiers(scale, options.softcap, options.slopes.to(torch.float64), _shift(plan.pattern, plan))
+    shift = _shift(plan.pattern, plan, option) if by_distance else 0
+    slopes = None if options.slopes is None else options.slopes.to(torch.float64)
+    return Modifiers(scale, options.softcap, slopes, shift, rules, dropout)
 
 
-def _shift(pattern: Pattern, plan: AttentionPlan) -> int:
-    """What alignment adds to query indices in ALiBi's distance."""
+def _rules(options: Options, wanted: Sequence[bool]) -> tuple[Rule, ...]:
+    found, first = [], 0
+    for one in expressions(options.score):
+        last = first + len(one.tables)
+        found.append(Rule(one, tuple(options.tables[first:last]), tuple(wanted[first:last])))
+        first = last
+    return tuple(found)
+
+
+def _shift(pattern: Pattern, plan: AttentionPlan, option: str) -> int:
+    """What alignment adds to query indices in distances."""
     m, n = plan.problem.m, plan.problem.n
     if m == n:
         return 0
     declared = set(pattern.alignments())
     if len(declared) != 1 or None in declared:
         raise AlignmentError(
-            f"attention(alibi_slopes=...) under {pattern} at M={m}, N={n}",
+            f"attention({option}=...) under {pattern} at M={m}, N={n}",
             "the pattern does not declare one alignment, so distances are not defined",
             'declare the same one for all parts, as .aligned("bottom-right") does where none does; where nothing '
             'relates q to k, & weft.window(left=2**31, align="bottom-right")',
@@ -222,10 +267,34 @@ def _forward_fake(
     return rows_in_order_of(q, v.shape[3], q.dtype), lse
 
 
-def _backward_fake(dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Tensor, ...]:
-    q, k, v, sinks = *saved[:3], saved[7]
-    dsinks = q.new_empty(0) if sinks is None else torch.empty_like(sinks)
-    return *(rows_in_order_of(x, x.shape[3], x.dtype) for x in (q, k, v)), dsinks
+def _backward_fake(dout: Tensor | None, dlse: Tensor | None, *saved: Any) -> tuple[Any, ...]:
+    q, k, v, _, _, _, _, *options, wanted = saved
+    chosen = Options(*options)
+    dsinks = q.new_empty(0) if chosen.sinks is None else torch.empty_like(chosen.sinks)
+    dtables = [x.new_empty(x.shape) if w else q.new_empty(0) for x, w in zip(chosen.tables, wanted, strict=True)]
+    return *(rows_in_order_of(x, x.shape[3], x.dtype) for x in (q, k, v)), dsinks, dtables
+
+
+def by_operator(given: tuple[Any, Any], saved: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`weft::attention_backward`, one call after the other for a batch of gradients (is_grads_batched): torch's own
+    fallback takes no lists of tensors apart. given: dout, dlse.
+    """
+    if torch.compiler.is_compiling() or not any(x is not None and is_legacy_batchedtensor(x) for x in given):
+        return tuple(torch.ops.weft.attention_backward(*given, *saved))
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    parts = [x if x is None else torch._remove_batch_dim(x, level, 1, 0) for x in given]
+    count = max(x.shape[0] for x in parts if x is not None)
+    parts = [x if x is None else x.expand(count, *x.shape[1:]) for x in parts]
+    found = [
+        torch.ops.weft.attention_backward(*(None if x is None else x[i] for x in parts), *saved) for i in range(count)
+    ]
+
+    def together(xs: Sequence[Tensor]) -> Tensor:
+        return torch._add_batch_dim(torch.stack(tuple(xs)), 0, level)
+
+    *rest, dtables = zip(*found, strict=True)
+    return *(together(xs) for xs in rest), [together(xs) for xs in zip(*dtables, strict=True)]
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------
@@ -235,62 +304,71 @@ def _below_autograd(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 class Attention(torch.autograd.Function):
-    """The Autograd kernel of weft::attention. One forward(ctx, ...) costs less than setup_context."""
+    """The Autograd kernel of weft::attention. One forward(ctx, ...) costs less than setup_context.
+
+    Tables come last, one by one, so that autograd sees them; seed, score and dropout before them.
+    """
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, structure, numbers, sinks, slopes, *options = args
-        out, lse = _below_autograd(*args[:-1], True)
-        ctx.structure, ctx.options = structure, options[:-1]
+        q, k, v, structure, numbers, *rest = args
+        options, tables = Options(*rest[: len(Options._fields)]), rest[len(Options._fields) :]
+        out, lse = _below_autograd(q, k, v, structure, numbers, *options._replace(tables=tables), True)
+        ctx.structure, ctx.options = structure, options._replace(sinks=None, slopes=None, seed=None)
         # lse has the sinks in it: they are read again for their own gradient alone
-        ctx.save_for_backward(q, k, v, out, lse, numbers, sinks if ctx.needs_input_grad[5] else None, slopes)
+        sinks = options.sinks if ctx.needs_input_grad[5] else None
+        ctx.save_for_backward(q, k, v, out, lse, numbers, sinks, options.slopes, options.seed, *tables)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, numbers, sinks, slopes = ctx.saved_tensors
-        rest = (None,) * (len(ctx.options) + 2)  # slopes, the options, with_lse
+        q, k, v, out, lse, numbers, sinks, slopes, seed, *tables = ctx.saved_tensors
         if dout is None and dlse is None:
-            return None, None, None, None, None, None, *rest
-        dq, dk, dv, dsinks = torch.ops.weft.attention_backward(
-            dout, dlse, q, k, v, out, lse, ctx.structure, numbers, sinks, slopes, *ctx.options
-        )
-        return dq, dk, dv, None, None, None if sinks is None else dsinks, *rest
+            return (None,) * len(ctx.needs_input_grad)
+        options = ctx.options._replace(sinks=sinks, slopes=slopes, seed=seed, tables=tables)
+        wanted = list(ctx.needs_input_grad[len(ctx.needs_input_grad) - len(tables) :]) if tables else []
+        saved = (q, k, v, out, lse, ctx.structure, numbers, *options, wanted)
+        dq, dk, dv, dsinks, dtables = by_operator((dout, dlse), saved)
+        of_tables = [x if w else None for x, w in zip(dtables, wanted, strict=True)]
+        nothing = (None,) * (len(Options._fields) - 1)
+        return dq, dk, dv, None, None, None if sinks is None else dsinks, *nothing, *of_tables
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> None:
-        raise _refusal("forward-mode differentiation", *DERIVATIVES)
+        raise refusal("forward-mode differentiation", *DERIVATIVES)
 
 
-def _autograd(
-    q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, sinks: Tensor | None, *rest: Any
-) -> Any:
+def _autograd(q: Tensor, k: Tensor, v: Tensor, structure: str, numbers: Tensor, *rest: Any) -> Any:
     if _are_functorch_transforms_active():
-        raise _refusal("a torch.func transform", *TRANSFORMS)
-    wanted = (q, k, v) if sinks is None else (q, k, v, sinks)
+        raise refusal("a torch.func transform", *TRANSFORMS)
+    *given, with_lse = rest
+    options = Options(*given)
+    wanted = (q, k, v, *options.tables, *(() if options.sinks is None else (options.sinks,)))
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in wanted)
-    apply = Attention.apply if recorded or forward_ad._current_level >= 0 else _below_autograd
-    return apply(q, k, v, structure, numbers, sinks, *rest)
+    if recorded or forward_ad._current_level >= 0:
+        return Attention.apply(q, k, v, structure, numbers, *options._replace(tables=()), *options.tables)
+    return _below_autograd(q, k, v, structure, numbers, *options, with_lse)
 
 
 DENSE = "use weft.attention outside it, or dense attention where it is needed"
 # What is wrong, and what to do.
 DERIVATIVES = ("only the first derivative, in reverse mode, is implemented", DENSE)
-TRANSFORMS = ("no transform is implemented; gradients flow in backward() and torch.autograd.grad()", DENSE)
+TRANSFORMS = ("transforms are those of weft.attention, and not of its operator", "call weft.attention")
 BATCHING = (
     "it has no rule for a mapped dimension",
     "fold that dimension into the batch of q, k and v, or loop over it",
 )
 
 
-def _refusal(what: str, wrong: str, cure: str) -> UnsupportedError:
+def refusal(what: str, wrong: str, cure: str) -> UnsupportedError:
+    """What says that something of attention is not implemented."""
     return UnsupportedError(f"{what} of weft.attention", wrong, cure)
 
 
 def _refuse(what: str, wrong: str, cure: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise _refusal(what, wrong, cure)
+        raise refusal(what, wrong, cure)
 
     return refuse
 

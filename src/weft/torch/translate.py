@@ -12,6 +12,7 @@ from weft.pattern.algebra import Pattern
 from weft.pattern.library import full
 from weft.torch.call import attend, unwrapped
 from weft.torch.eager import PLAIN
+from weft.torch.extras import extras_of
 from weft.torch.frameworks import leaf
 from weft.torch.inputs import check_kind, check_tensors
 from weft.torch.layouts import View, on_grid_of, tokens_viewed, viewed
@@ -37,10 +38,11 @@ def attention(tensors: Any, mask: Any, options: dict[str, Any]) -> Tensor | tupl
         mask = pattern_of(mask, sizes_of(*view.tensors))
     if view.grid:
         mask = on_grid_of(mask, view)
-    rows = options["sinks"], options["alibi_slopes"]
+    extras, slopes = extras_of(options, *view.tensors[:2])
+    rows = options["sinks"], slopes
     given = options["scale"], options["softcap"], options["dropout"], options["backend"], options["deterministic"]
     return_lse = options["return_lse"]
-    out, lse = attend(view.tensors, mask, rows, given, return_lse or extra is not None)
+    out, lse = attend(view.tensors, mask, rows, given, return_lse or extra is not None, extras)
     if extra is not None:
         more, more_lse = attend((view.tensors[0], *extra), FULL, (None, None), given, True)
         out, lse = merge([out, more], [lse, more_lse])

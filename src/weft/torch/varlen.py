@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 KEPT = 256  # patterns with the lengths that they were packed for
 BY_DISTANCE = ("full", "nothing", "causal", "window", "dilated", "strided", "per_head")  # ask for k - q alone
 PER_ROW = ("per_batch", "padding", "prefix")  # take one entry for each batch row
-KEYWORDS = frozenset(OWN) - {"mask", "layout", "return_lse"}
+BY_PAIR = ("score", "bias", "dropout", "seed")  # depend on which token of all a query or a key is
+KEYWORDS = frozenset(OWN) - {"mask", "layout", "return_lse", *BY_PAIR} | {"dropout"}
 
 
 @overload
@@ -71,6 +72,7 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
         sums = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
         out = weft.varlen_attention(q, k, v, sums, sums, weft.causal() & weft.window(left=1023))
     """
+    _refuse_by_pair(options)
     if not options.keys() <= KEYWORDS:
         unknown = {name: x for name, x in options.items() if name not in KEYWORDS}
         refuse_unknown("varlen_attention", unknown, tuple(sorted(KEYWORDS)))
@@ -88,6 +90,16 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     if whole is not None:
         return attention(q, k, v, whole, layout="thd", **given)
     return _one_by_one((q, k, v), work, given)
+
+
+def _refuse_by_pair(options: dict[str, Any]) -> None:
+    for name in BY_PAIR:
+        x = options.get(name)
+        if x is not None and not (name == "dropout" and isinstance(x, (int, float)) and x == 0):
+            raise UnsupportedError(
+                f"varlen_attention({name}=...)", "its indices would be those of the packed tokens, not of a document's",
+                'use weft.attention with layout="thd" and weft.documents(lengths), where they are of all tokens',
+            )  # fmt: skip
 
 
 # ---- what a pattern is for documents of some lengths ----------------------------------------------------------------

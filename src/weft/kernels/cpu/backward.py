@@ -12,9 +12,9 @@ from itertools import product as cartesian
 
 import torch
 
+from weft.kernels.cpu.how import How
 from weft.kernels.cpu.program import Program
-from weft.kernels.cpu.scores import LOG2E, Batch, Scored, Workspace, schedule, score
-from weft.kernels.options import Modifiers
+from weft.kernels.cpu.scores import LOG2E, Batch, Scored, Stage, Workspace, rules_backward, schedule, score
 
 SPARE = "spare"  # one buffer for part of dV, then V, then part of dK: what is used must stay in a cache
 
@@ -54,7 +54,7 @@ class Saved:
         return Saved(self.q[pair, head], self.k[pair], self.v[pair], *rows)
 
 
-def backward(saved: Saved, grads: Gradients, program: Program, how: Modifiers, work: Workspace) -> None:
+def backward(saved: Saved, grads: Gradients, program: Program, how: How, work: Workspace) -> None:
     """Add the gradients of the rows and keys that the program visits."""
     lse = saved.lse * LOG2E
     lse.masked_fill_(lse == -torch.inf, torch.inf)  # without keys, whose lse a sink may be: exp(-inf) everywhere
@@ -78,15 +78,16 @@ class Rows:
     delta: torch.Tensor
 
 
-def _tiles(saved: Saved, grads: Gradients, batch: Batch, work: Workspace, how: Modifiers) -> torch.Tensor:
+def _tiles(saved: Saved, grads: Gradients, batch: Batch, work: Workspace, how: How) -> torch.Tensor:
     """dQ of some tiles (tiles * P, rows, D); dK and dV are added on the way."""
     names = ("q", "d_out", "lse", "delta")
     rows = Rows(*(batch.query_rows(getattr(saved, name), work, name) for name in names))
     q = rows.q
     dq, bits = work.take("dq", *q.shape), how.times(LOG2E)
     for number, steps in enumerate(batch.steps):
-        scored = score(q, saved.k, batch, number, work, bits)
-        ds = _score_gradients(scored, rows, (batch, number), (saved.v, grads.dv), (work, bits))
+        stage = Stage(batch, number, bits, keeps=True)
+        scored = score(q, saved.k, stage, work)
+        ds = _score_gradients(scored, rows, stage, (saved.v, grads.dv), work)
         torch.baddbmm(dq, ds, scored.keys, beta=float(number > 0), alpha=how.scale, out=dq)
         dk = work.take(SPARE, q.shape[0], steps[0].width, q.shape[2])
         torch.baddbmm(dk, ds.transpose(1, 2), q, beta=0, alpha=how.scale, out=dk)
@@ -95,21 +96,22 @@ def _tiles(saved: Saved, grads: Gradients, batch: Batch, work: Workspace, how: M
 
 
 def _score_gradients(
-    scored: Scored,
-    rows: Rows,
-    step: tuple[Batch, int],
-    values: tuple[torch.Tensor, torch.Tensor],
-    tools: tuple[Workspace, Modifiers],
+    scored: Scored, rows: Rows, stage: Stage, values: tuple[torch.Tensor, torch.Tensor], work: Workspace
 ) -> torch.Tensor:
     """dS of one step (tiles * P, rows, width), before scale; dV is added on the way."""
-    (batch, number), (v, dv), (work, bits) = step, values, tools
+    (batch, bits), (v, dv) = (stage.batch, stage.how), values
     factor = None if bits.softcap is None else _slope_of_cap(scored, bits.softcap)
     p = scored.scores.sub_(rows.lse).exp2_()
     part = work.take(SPARE, p.shape[0], p.shape[2], v.shape[-1])
-    batch.add_key_rows(number, dv, torch.bmm(p.transpose(1, 2), rows.d_out, out=part))
+    kept = p if scored.factors is None else p * scored.factors
+    batch.add_key_rows(stage.number, dv, torch.bmm(kept.transpose(1, 2), rows.d_out, out=part))
     ds = work.take("ds", *p.shape)
-    torch.bmm(rows.d_out, batch.key_rows(number, v, work, SPARE).transpose(1, 2), out=ds)
+    torch.bmm(rows.d_out, batch.key_rows(stage.number, v, work, SPARE).transpose(1, 2), out=ds)
+    if scored.factors is not None:
+        ds.mul_(scored.factors)
     ds.sub_(rows.delta).mul_(p)
+    if scored.applied:
+        ds = rules_backward(scored, batch, ds, p)
     return ds if factor is None else ds.mul_(factor)
 
 

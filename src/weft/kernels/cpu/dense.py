@@ -19,6 +19,7 @@ from weft.pattern.bounds import Ints
 from weft.planning.tiles import Launch, Part
 
 RECTANGLE, TRIANGLE, APART = 0, 1, 2  # how a row's keys differ from those of the row before
+FEW = 16  # rows: of more, half that share keys with no neighbour are left to tiles at once
 MOST = 4096  # calls of torch's kernel, before those that lie evenly apart are joined
 KEYS = 512  # torch's kernel takes so many at once, and all of them where a triangle has some
 # Seconds of one thread at D = 64 (docs/decisions/0011): of a pair computed, of a call or a batch, and of a row that is
@@ -92,9 +93,9 @@ def in_order(dense: tuple[Dense, ...], m: int) -> tuple[Dense, ...]:
 
 
 def _is_plain(part: Part) -> bool:
-    """Whether a part has one axis and no list of tokens."""
+    """Whether a part has one axis and no list or order of tokens."""
     lanes = part.axes[0].lanes
-    listed = lanes.queries is not None or lanes.keys is not None
+    listed = lanes.queries is not None or lanes.keys is not None or part.k.order is not None
     return len(part.axes) == 1 and not listed and part.rows.is_every and part.keys.is_every
 
 
@@ -104,6 +105,8 @@ def _shapes(launch: Launch, part: Part) -> list[Dense] | None:
     found: list[Dense] = []
     for lane, rows in enumerate(axis.lanes.rows.tolist()):
         lo, hi = axis.lanes.bounds(axis.relation, axis.n, np.full(rows, lane), np.arange(rows, dtype=np.int64))
+        if rows > FEW and np.count_nonzero(_kinds(lo, hi) == APART) > rows // 2:
+            return None
         for first, last, kind in _runs_of_rows(lo, hi):
             found += _dense(launch, part, lane, (first, last), (int(lo[first]), int(hi[first])), kind)
             if len(found) > MOST:
@@ -111,12 +114,18 @@ def _shapes(launch: Launch, part: Part) -> list[Dense] | None:
     return found
 
 
-def _runs_of_rows(lo: Ints, hi: Ints) -> Iterator[tuple[int, int, int]]:
-    """(first row, last row + 1, kind) of runs of rows that see something, the longest first found."""
+def _kinds(lo: Ints, hi: Ints) -> Ints:
+    """How the keys of each row but the first differ from those of the row before."""
     live = hi > lo
     still, rise = lo[1:] == lo[:-1], hi[1:] - hi[:-1]
     kinds = np.where(still & (rise == 0), RECTANGLE, np.where(still & (rise == 1), TRIANGLE, APART))
     kinds[~(live[1:] & live[:-1])] = APART
+    return kinds
+
+
+def _runs_of_rows(lo: Ints, hi: Ints) -> Iterator[tuple[int, int, int]]:
+    """(first row, last row + 1, kind) of runs of rows that see something, the longest first found."""
+    live, kinds = hi > lo, _kinds(lo, hi)
     changes = np.flatnonzero(np.append(True, kinds[1:] != kinds[:-1])) if kinds.size else np.zeros(0, np.int64)
     at = 0
     for first, last in pairwise([*changes.tolist(), kinds.size]):

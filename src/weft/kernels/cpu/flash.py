@@ -9,6 +9,7 @@ import torch
 from weft.kernels.cpu.backward import Gradients, Saved
 from weft.kernels.cpu.dense import Dense
 from weft.kernels.cpu.forward import Inputs, Places, merge
+from weft.kernels.cpu.how import How
 from weft.kernels.options import Modifiers
 
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -17,10 +18,10 @@ Views = tuple[torch.Tensor, ...]
 
 
 def serves(q: torch.Tensor, v: torch.Tensor, how: Modifiers) -> bool:
-    """Whether torch's kernel computes such a call: it has no softcap and no ALiBi, multiplies -inf by the scale, takes
-    values as wide as keys, and stops the process where a tensor is empty.
+    """Whether torch's kernel computes such a call: it has no softcap, no ALiBi, no rules and no dropout of ours,
+    multiplies -inf by the scale, takes values as wide as keys, and stops the process where a tensor is empty.
     """
-    plain = how.softcap is None and how.alibi is None and how.scale > 0
+    plain = how.softcap is None and how.alibi is None and not how.rules and how.dropout is None and how.scale > 0
     return plain and q.shape[-1] == v.shape[-1] and q.numel() > 0 and v.numel() > 0
 
 
@@ -30,7 +31,7 @@ def as_it_reads(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def forward(tensors: Inputs, result: Places, dense: tuple[Dense, ...], how: Modifiers) -> None:
+def forward(tensors: Inputs, result: Places, dense: tuple[Dense, ...], how: How) -> None:
     """Write out and lse, or merge with what is there of queries met before; shapes as `forward.forward` has them."""
     (q, k, v), (out, lse) = tensors, result
     rows = (q, out) if lse is None else (q, out, lse[..., None])
@@ -45,7 +46,7 @@ def forward(tensors: Inputs, result: Places, dense: tuple[Dense, ...], how: Modi
                 lse_[0].copy_(new)
 
 
-def backward(saved: Saved, grads: Gradients, dense: tuple[Dense, ...], how: Modifiers, covers: bool) -> None:
+def backward(saved: Saved, grads: Gradients, dense: tuple[Dense, ...], how: How, covers: bool) -> None:
     """Add the gradients of these pairs; dq is written where the program covers every row. saved.out is given."""
     assert saved.out is not None
     rows = (saved.q, saved.out, saved.d_out, saved.lse[..., None], grads.dq)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from weft.kernels.cpu.how import How
 from weft.kernels.cpu.program import Program
-from weft.kernels.cpu.scores import LOG2E, Batch, Workspace, schedule, score
-from weft.kernels.options import Modifiers
+from weft.kernels.cpu.scores import LOG2E, Batch, Scored, Stage, Workspace, schedule, score
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Places = tuple[torch.Tensor, torch.Tensor | None]
@@ -33,7 +33,7 @@ class Call:
     merges: bool
 
 
-def forward(tensors: Inputs, result: Places, program: Program, how: Modifiers, work: Workspace) -> None:
+def forward(tensors: Inputs, result: Places, program: Program, how: How, work: Workspace) -> None:
     """Write out and lse. q (P, G, M, D), k (P, N, D), v (P, N, Dv); out (P, G, M, Dv), lse (P, G, M) or None.
 
     P counts pairs of batch row and key/value head, G the query heads that share one. Unless the program covers every
@@ -64,7 +64,7 @@ class Attended:
     sums: torch.Tensor | None = None
 
 
-def _tiles(tensors: Inputs, result: Places, batch: Batch, call: Call, how: Modifiers) -> None:
+def _tiles(tensors: Inputs, result: Places, batch: Batch, call: Call, how: How) -> None:
     """Put (o, lse) of some tiles in their places, or merge them with what is there; lse (..., M, 1)."""
     out, lse = result
     q = batch.query_rows(tensors[0], call.work, "q")
@@ -81,18 +81,19 @@ def _tiles(tensors: Inputs, result: Places, batch: Batch, call: Call, how: Modif
         batch.put(lse, new.lse)
 
 
-def _attend_simply(
-    q: torch.Tensor, kv: tuple[torch.Tensor, ...], batch: Batch, call: Call, bits: Modifiers
-) -> Attended:
+def _attend_simply(q: torch.Tensor, kv: tuple[torch.Tensor, ...], batch: Batch, call: Call, bits: How) -> Attended:
     """As `_attend` from exp2 of scores in bits with no maximum subtracted: fewer passes over the scores."""
     k, v = kv
     o = call.work.take("o", *q.shape[:2], v.shape[-1])
     sums = None
     for number in range(len(batch.steps)):
-        powers = score(q, k, batch, number, call.work, bits).scores.exp2_()
-        torch.baddbmm(o, powers, batch.key_rows(number, v, call.work, "v"), beta=float(number > 0), out=o)
+        scored = score(q, k, Stage(batch, number, bits), call.work)
+        powers = scored.scores.exp2_()
         part = powers.sum(-1, keepdim=True)
         sums = part if sums is None else sums.add_(part)
+        if scored.factors is not None:
+            powers.mul_(scored.factors)
+        torch.baddbmm(o, powers, batch.key_rows(number, v, call.work, "v"), beta=float(number > 0), out=o)
     lse = sums.log() if call.wanted else None
     if batch.dead is not None:
         _fill(o, batch, batch.dead, 0.0)
@@ -116,18 +117,23 @@ def _choose(simple: Attended, safe: Attended) -> Attended:
     return Attended(torch.where(good, simple.o.div_(simple.sums), safe.o), lse)
 
 
-def _attend(q: torch.Tensor, kv: tuple[torch.Tensor, ...], batch: Batch, call: Call, how: Modifiers) -> Attended:
+def _attend(q: torch.Tensor, kv: tuple[torch.Tensor, ...], batch: Batch, call: Call, how: How) -> Attended:
     """Queries (tiles * P, rows, D) over all steps of their tiles; lse if it is wanted."""
     k, v = kv
     o = lse = None
     wanted = call.wanted or len(batch.steps) > 1
     for number, steps in enumerate(batch.steps):
-        scores = score(q, k, batch, number, call.work, how).scores
+        scored = score(q, k, Stage(batch, number, how), call.work)
+        scores = scored.scores
         part = call.work.take("safe o" if number == 0 else "next o", *q.shape[:2], v.shape[-1])
         dead = steps[0].dead
         if dead is not None:  # any finite score will do: what comes of it is thrown away
             _fill(scores, batch, dead, 0.0)
-        part_lse = _finish(scores, batch.key_rows(number, v, call.work, "v"), part, wanted)
+        gone = _without_scores(scores) if how.rules else None
+        part_lse = _finish(scored, batch.key_rows(number, v, call.work, "v"), part, wanted)
+        if gone is not None:
+            part.masked_fill_(gone, 0.0)
+            part_lse = None if part_lse is None else part_lse.masked_fill_(gone, -torch.inf)
         if dead is not None:
             _fill(part, batch, dead, 0.0)
             if part_lse is not None:
@@ -141,15 +147,29 @@ def _fill(x: torch.Tensor, batch: Batch, which: torch.Tensor, value: float) -> N
     x.unflatten(1, (-1, batch.rows)).index_fill_(2, which, value)
 
 
-def _finish(scores: torch.Tensor, values: torch.Tensor, o: torch.Tensor, wanted: bool) -> torch.Tensor | None:
+def _without_scores(scores: torch.Tensor) -> torch.Tensor | None:
+    """Rows whose rules left no score above -inf, (tiles * P, rows, 1), which get any finite score; None if all have
+    one.
+    """
+    gone = scores.amax(-1, keepdim=True) == -torch.inf
+    if not gone.any():
+        return None
+    scores.masked_fill_(gone, 0.0)
+    return gone
+
+
+def _finish(scored: Scored, values: torch.Tensor, o: torch.Tensor, wanted: bool) -> torch.Tensor | None:
     """Soft maximum, and its product with the values into o; returns lse if it is wanted.
 
     In a row the largest probability is exp(0) / sum, which gives lse without an exponential of its own.
     """
+    scores = scored.scores
     lse = scores.amax(-1, keepdim=True) if wanted else None
     torch.softmax(scores, -1, out=scores)
     if lse is not None:
         lse.sub_(scores.amax(-1, keepdim=True).log_())
+    if scored.factors is not None:
+        scores.mul_(scored.factors)
     torch.bmm(scores, values, out=o)
     return lse
 

@@ -54,6 +54,9 @@ def _bounds(part: Part, at: tuple[int, int], tokens: Ints) -> Bounds:
 
 def _together(bounds: list[Bounds]) -> list[Ints]:
     """Rows that see something, parted where one and the next have no key in common. By monotony none has, then."""
+    for lo, hi in bounds:
+        if (hi > lo).all() and (lo[1:] < hi[:-1]).all():
+            return [np.arange(lo.size)]
     seen = np.logical_or.reduce([hi > lo for lo, hi in bounds])
     rows = np.flatnonzero(seen)
     joined = np.zeros(max(0, rows.size - 1), np.bool_)
@@ -71,7 +74,7 @@ def _alike(groups: list[Ints], bounds: list[Bounds], launch: Launch) -> tuple[in
         return None
     part, size, count = launch.parts[0], groups[0].size, len(groups)
     lanes = part.axes[0].lanes
-    listed = lanes.queries is not None or lanes.keys is not None
+    listed = lanes.queries is not None or lanes.keys is not None or part.k.order is not None
     if listed or not part.keys.is_every or any(group.size != size for group in groups):
         return None
     rows, (lo, hi) = np.stack(groups), (x[np.stack(groups)] for x in bounds[0])
@@ -84,8 +87,9 @@ def _alike(groups: list[Ints], bounds: list[Bounds], launch: Launch) -> tuple[in
 
 
 def _query_box(launch: Launch, rows: Rows, masks: Masks) -> Box:
-    lanes, tokens = launch.lanes[0], rows.tokens
-    if lanes.queries is not None or tokens[-1] - tokens[0] != lanes.q_step * (tokens.size - 1):
+    lanes = launch.lanes[0]
+    tokens, listed = rows.tokens, lanes.queries is not None or launch.q.order is not None
+    if listed or tokens[-1] - tokens[0] != lanes.q_step * (tokens.size - 1):
         return masks.gathered(tokens)
     return Box(int(tokens[0]), (tokens.size,), (lanes.q_step,))
 
@@ -104,14 +108,14 @@ def _drafts(part: Part, rows: Rows, bounds: Bounds, masks: Masks) -> Iterator[Dr
     gaps = bool((lo[seen][1:] > hi[seen][:-1]).any())
     for first in range(start, stop, CHUNK):
         positions = np.arange(first, min(first + CHUNK, stop))
-        tokens = part.k.origin + axis.lanes.key_at(np.asarray(rows.at[0]), positions)
-        kept = part.keys.holds(tokens)
-        if gaps:
-            kept &= _live(positions, bounds).any(axis=0)
+        kept = _live(positions, bounds).any(axis=0) if gaps else np.ones(positions.shape, np.bool_)
+        if not part.keys.is_every:
+            kept &= part.keys.holds(_keys_at(part, rows.at[0], positions))
         if kept.all():
-            yield _draft(_key_box(axis, tokens, masks), positions, inner, bounds, masks)
+            yield _draft(_key_box(part, rows.at[0], positions, masks), positions, inner, bounds, masks)
         elif kept.any():
-            yield _draft(_key_box(axis, tokens[kept], masks), positions[kept], (0, 0), bounds, masks)
+            some = positions[kept]
+            yield _draft(_key_box(part, rows.at[0], some, masks), some, (0, 0), bounds, masks)
 
 
 def _inner(axis: AxisPlan, at: tuple[int, int]) -> tuple[int, int]:
@@ -120,11 +124,17 @@ def _inner(axis: AxisPlan, at: tuple[int, int]) -> tuple[int, int]:
     return first, first + int(axis.full[at]) * axis.block_k
 
 
-def _key_box(axis: AxisPlan, tokens: Ints, masks: Masks) -> Box:
-    step = axis.lanes.k_step
-    if axis.lanes.keys is not None or tokens[-1] - tokens[0] != step * (tokens.size - 1):
-        return masks.gathered(tokens)
-    return Box(int(tokens[0]), (tokens.size,), (step,))
+def _keys_at(part: Part, lane: int, positions: Ints) -> Ints:
+    return part.k.tokens(part.axes[0].lanes.key_at(np.asarray(lane), positions))
+
+
+def _key_box(part: Part, lane: int, positions: Ints, masks: Masks) -> Box:
+    """The keys at these positions, which rise: a view if they are consecutive and no list or order is in between."""
+    lanes = part.axes[0].lanes
+    consecutive = positions[-1] - positions[0] == positions.size - 1
+    if lanes.keys is not None or part.k.order is not None or not consecutive:
+        return masks.gathered(_keys_at(part, lane, positions))
+    return Box(int(_keys_at(part, lane, positions[:1])[0]), (positions.size,), (lanes.k_step,))
 
 
 def _live(positions: Ints, bounds: Bounds) -> NDBool:

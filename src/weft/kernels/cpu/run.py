@@ -14,7 +14,9 @@ from weft.kernels.cpu import flash
 from weft.kernels.cpu.backward import Gradients, Saved
 from weft.kernels.cpu.backward import backward as run_backward
 from weft.kernels.cpu.forward import forward as run_forward
+from weft.kernels.cpu.how import How
 from weft.kernels.cpu.program import Program, program
+from weft.kernels.cpu.rules import Heads as Folded
 from weft.kernels.cpu.scores import Workspace
 from weft.kernels.options import ACCUMULATE, Modifiers, join_sinks, rows_in_order_of, sink_gradient
 from weft.planning.attention_plan import AttentionPlan
@@ -45,10 +47,10 @@ def forward(
     if not all(one.covers for one in programs):
         out.zero_()
         lse.fill_(-torch.inf)
-    work = Workspace(dtype)
+    work, local_how = Workspace(dtype), How.of(how, dtype)
     for share, one in zip(plan.forward, programs, strict=True):
         for heads in share.heads:
-            for (q_, out_, lse_), (k_, v_), local in _folded((q, out, lse), (k, v), heads, how):
+            for (q_, out_, lse_), (k_, v_), local in _folded((q, out, lse), (k, v), heads, local_how):
                 result = out_, lse_ if lse.shape[2] == q.shape[2] else None
                 flash.forward((q_, k_, v_), result, one.dense, local)
                 run_forward((q_, k_, v_), result, one, local, work)
@@ -66,6 +68,7 @@ def backward(
     with_delta: bool = True,
 ) -> Tensors:
     """(dq, dk, dv, delta), always the same bits; delta (B, Hq, M) = rowsum(d_out * out) - d_lse, as it accumulates.
+    Under rules also the gradients of their tables, one after the other, None of those that are not wanted.
 
     saved: q, k, v. rows: out and d_out (B, Hq, M, Dv), lse (B, Hq, M) and its gradient, if there is one. with_delta: it
     is made in any case here.
@@ -87,16 +90,25 @@ def backward(
     covered = all(one.covers for one in programs)
     for x in (dk, dv) if covered else (dq, dk, dv):
         x.zero_()
-    work = Workspace(dtype)
+    work, local_how = Workspace(dtype), How.of(how, dtype)
     for share, one in zip(plan.forward, programs, strict=True):
         for heads in share.heads:
-            for many, few, local in _folded((q, d_out, lse, delta, dq, out), (k, v, dk, dv), heads, how):
+            for many, few, local in _folded((q, d_out, lse, delta, dq, out), (k, v, dk, dv), heads, local_how):
                 q_, d_out_, lse_, delta_, dq_, out_ = many
                 k_, v_, dk_, dv_ = few
                 what, grads = Saved(q_, k_, v_, lse_, d_out_, delta_, out_), Gradients(dq_, dk_, dv_)
                 run_backward(what, grads, one, local, work)
                 flash.backward(what, grads, one.dense, local, one.covers)
-    return *(x.to(given.dtype) for x, given in zip((dq, dk, dv), saved, strict=True)), delta
+    found = (x.to(given.dtype) for x, given in zip((dq, dk, dv), saved, strict=True))
+    return *found, delta, *_of_tables(how, local_how)
+
+
+def _of_tables(what: Modifiers, how: How) -> Iterator[torch.Tensor | None]:
+    """Gradients of the tables of all rules, in their dtypes."""
+    for given, rule in zip(what.rules, how.rules, strict=False):  # ALiBi comes last
+        grads = rule.grads or (None,) * len(given.tables)
+        for table, found in zip(given.tables, grads, strict=True):
+            yield None if found is None else found.to(table.dtype)
 
 
 @cached(32)
@@ -106,7 +118,7 @@ def programs_of(plan: AttentionPlan, dtype: torch.dtype, with_dense: bool) -> tu
     return tuple(program(share.plan, dtype, problem) for share in plan.forward)
 
 
-def _folded(many: Tensors, few: Tensors, heads: Heads, how: Modifiers) -> Iterator[tuple[Tensors, Tensors, Modifiers]]:
+def _folded(many: Tensors, few: Tensors, heads: Heads, how: How) -> Iterator[tuple[Tensors, Tensors, How]]:
     """Views with batch and key/value head as one dimension, where all strides allow it, else one batch row at a time.
 
     many: (B, Hq, M, ...) -> (pairs, group, M, ...); few: (B, Hkv, N, D) -> (pairs, N, D).
@@ -116,13 +128,20 @@ def _folded(many: Tensors, few: Tensors, heads: Heads, how: Modifiers) -> Iterat
     group = many[0].shape[1] // kv_heads
     split = [x.unflatten(1, (kv_heads, group))[b0:b1, k0:k1, g0:g1] for x in many]
     shared = [x[b0:b1, k0:k1] for x in few]
-    slopes = None if how.alibi is None else how.alibi.unflatten(0, (kv_heads, group))[k0:k1, g0:g1]
+    h = torch.arange(many[0].shape[1]).unflatten(0, (kv_heads, group))[k0:k1, g0:g1] if how.by_index else None
     if all(_foldable(x) for x in (*split, *shared)):
         pairs = [tuple(x.flatten(0, 1) for x in xs) for xs in (split, shared)]
-        yield *pairs, replace(how, alibi=None if slopes is None else slopes.repeat(b1 - b0, 1))  # type: ignore[misc]
+        yield *pairs, how if h is None else _of_heads(how, b0, b1, h)  # type: ignore[misc]
         return
-    for b in range(b1 - b0):
-        yield tuple(x[b] for x in split), tuple(x[b] for x in shared), replace(how, alibi=slopes)
+    for b in range(b0, b1):
+        local = how if h is None else _of_heads(how, b, b + 1, h)
+        yield tuple(x[b - b0] for x in split), tuple(x[b - b0] for x in shared), local
+
+
+def _of_heads(how: How, first: int, last: int, h: torch.Tensor) -> How:
+    """For batch rows [first, last) and query heads h (key/value heads, group), folded into pairs."""
+    b = torch.arange(first, last).repeat_interleave(h.shape[0])
+    return replace(how, heads=Folded(b, h.repeat(last - first, 1)))
 
 
 def _foldable(x: torch.Tensor) -> bool:

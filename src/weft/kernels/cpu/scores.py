@@ -8,13 +8,13 @@ from functools import cached_property
 from itertools import compress
 from math import prod
 
-import numpy as np
 import torch
 
 from weft.kernels.cpu.boxes import Box
+from weft.kernels.cpu.how import How, Pairs
 from weft.kernels.cpu.program import TOGETHER, Program
+from weft.kernels.cpu.rules import Applied, Rule
 from weft.kernels.cpu.tiles import Step, Tile
-from weft.kernels.options import Modifiers
 
 LOG2E = 1.4426950408889634  # of scores in bits: exp2 costs a third of exp
 IN_A_STRIP = 1 << 20  # and of a strip: long steps, since threads wait for each other at the end of every one
@@ -213,9 +213,12 @@ def _packed(runs: Iterable[Tile], size: int) -> Iterator[tuple[Tile, ...]]:
         yield tuple(batch)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Scored:
-    """Scores of one step, (tiles * pairs, group * rows, width), after every modifier; `capped` before ALiBi and mask.
+    """Scores of one step, (tiles * pairs, group * rows, width), after every modifier; `capped` before rules and mask.
+
+    applied: of each run of tiles the rules with what they met, if they are kept for gradients. factors: of dropout, as
+    the scores.
 
     Products write contiguous buffers only: into a strided output torch multiplies one matrix of a batch at a time, on
     another pool of threads, which was measured to cost 1.5 times the whole.
@@ -224,32 +227,112 @@ class Scored:
     scores: torch.Tensor
     keys: torch.Tensor
     capped: torch.Tensor | None = None
+    applied: tuple[tuple[Applied, ...], ...] = ()
+    factors: torch.Tensor | None = None
 
 
-def score(q: torch.Tensor, k: torch.Tensor, batch: Batch, number: int, work: Workspace, how: Modifiers) -> Scored:
+@dataclass(eq=False, slots=True)  # not frozen, as `How`
+class Stage:
+    """One step of a batch of tiles, and what is done to its scores. keeps: what gradients of rules need."""
+
+    batch: Batch
+    number: int
+    how: How
+    keeps: bool = False
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """That of each run of tiles."""
+        return self.batch.steps[self.number]
+
+
+def score(q: torch.Tensor, k: torch.Tensor, stage: Stage, work: Workspace) -> Scored:
     """Scores of the queries (tiles * pairs, group * rows, d) against the keys of one step of each tile, masked."""
-    steps = batch.steps[number]
-    keys = batch.key_rows(number, k, work, "k")
+    batch, steps, how = stage.batch, stage.steps, stage.how
+    keys = batch.key_rows(stage.number, k, work, "k")
     scores = work.take("scores", q.shape[0], q.shape[1], steps[0].width)
     torch.baddbmm(scores, q, keys.transpose(1, 2), beta=0, alpha=how.scale, out=scores)
-    rows = scores.view(q.shape[0], q.shape[1] // batch.rows, batch.rows, steps[0].width)
-    capped = None
+    shape = q.shape[0], q.shape[1] // batch.rows, batch.rows, steps[0].width
+    capped, applied, factors = None, (), None
     if how.softcap is not None:
         scores.div_(how.softcap).tanh_().mul_(how.softcap)
-        capped = scores if how.alibi is None else scores.clone()
-    if how.alibi is not None:
-        slopes = how.alibi.to(scores.dtype)[:, :, None, None]
-        for tile, step, part in zip(batch.tiles, steps, batch.split(rows), strict=True):
-            distance = _distance(tile.queries, step, how.shift).to(scores.dtype)[:, None, None]
-            part.unflatten(0, (tile.count, -1)).sub_(slopes * distance)
+        capped = scores.clone() if how.rules else scores
+    if how.by_index:
+        apart = stage.keeps and any(rule.expression.addend is None for rule in how.rules)  # their gradients read scores
+        ruled = work.take("ruled", *scores.shape) if apart else scores
+        factors = None if how.dropout is None else work.take("factors", *scores.shape)
+        applied = _by_index(stage, scores.view(shape), ruled.view(shape), factors)
+        scores = ruled
+    rows = scores.view(shape)
     for piece in steps[0].pieces:  # tiles computed together have the same masks
         for first, last, mask in piece.masks:
-            rows.narrow(3, piece.column + first, last - first).add_(mask)
-    return Scored(scores, keys, capped)
+            part = rows.narrow(3, piece.column + first, last - first)
+            if how.rules:  # of dead pairs a rule may have made anything
+                part.masked_fill_(mask < 0, -torch.inf)
+            else:
+                part.add_(mask)
+    if how.unit != 1.0:
+        scores.mul_(how.unit)
+    return Scored(scores, keys, capped, applied, factors)
 
 
-def _distance(queries: Box, step: Step, shift: int) -> torch.Tensor:
-    """|q + shift - k| of a run of tiles and one step, on token indices: (tiles, rows, width)."""
-    q = queries.tokens() + shift
-    k = np.concatenate([piece.keys.tokens() for piece in step.pieces], axis=1)
-    return torch.from_numpy(np.abs(q[:, :, None] - k[:, None, :]))
+def _by_index(
+    stage: Stage, scores: torch.Tensor, ruled: torch.Tensor, factors: torch.Tensor | None
+) -> tuple[tuple[Applied, ...], ...]:
+    """Write what rules make of scores (tiles * pairs, group, rows, width) to `ruled`, and the factors of dropout."""
+    batch, how = stage.batch, stage.how
+    assert how.heads is not None
+    kept = []
+    drops = scores if factors is None else factors.view(scores.shape)
+    views = zip(*(_by_tile(batch, x) for x in (scores, ruled, drops)), strict=True)
+    for tile, step, (x, to, drop) in zip(batch.tiles, stage.steps, views, strict=True):
+        pairs = Pairs.of(tile.queries, step)
+        if how.rules:
+            indices = pairs.indices() | how.heads.indices() | {"shift": torch.tensor(how.shift)}
+            applied = apply(how.rules, x, to, indices)
+            kept.append(tuple(applied) if stage.keeps else ())
+        if factors is not None and how.dropout is not None:
+            drop.copy_(pairs.factors(how.dropout, how.heads, drop.dtype))
+    return tuple(kept)
+
+
+def _by_tile(batch: Batch, x: torch.Tensor) -> list[torch.Tensor]:
+    """x (tiles * pairs, ...) of each run of tiles as (tiles, pairs, ...)."""
+    return [part.unflatten(0, (tile.count, -1)) for tile, part in zip(batch.tiles, batch.split(x), strict=True)]
+
+
+def apply(
+    rules: tuple[Rule, ...], x: torch.Tensor, to: torch.Tensor, indices: dict[str, torch.Tensor]
+) -> list[Applied]:
+    """Each rule of the result of the one before it; the last one's is written to `to`. Biases are added in place, where
+    x and `to` are one.
+    """
+    found: list[Applied] = []
+    in_place = x.data_ptr() == to.data_ptr()
+    for rule in rules:
+        one = Applied.to(rule, {**indices, "score": x})
+        found.append(one)
+        if in_place and rule.expression.addend is not None:
+            op, other = rule.expression.addend
+            (x.add_ if op == "add" else x.sub_)(one.value(other))
+        else:
+            x = one.score
+            in_place = False
+    if not in_place:
+        to.copy_(x)
+    return found
+
+
+def rules_backward(scored: Scored, batch: Batch, ds: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """The gradient by the scores before all rules, of that after them, ds (tiles * pairs, group * rows, width); those
+    of tables are added on the way. p: weights.
+    """
+    shape = ds.shape[0], ds.shape[1] // batch.rows, batch.rows, ds.shape[2]
+    parts = (_by_tile(batch, x.view(shape)) for x in (ds, p))
+    for applied, part, weights in zip(scored.applied, *parts, strict=True):
+        found = part
+        for one in reversed(applied):
+            found = one.gradient(found, weights)
+        if found is not part:
+            part.copy_(found)
+    return ds

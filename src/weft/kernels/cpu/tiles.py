@@ -72,7 +72,7 @@ class Tile:
         if len(self.steps) > 1 or self.steps[0].dead is not None:
             return (id(self),)
         masks = (tuple((a, b, id(mask)) for a, b, mask in p.masks) for p in self.steps[0].pieces)
-        return (*((box.sizes, box.strides, id(box.listed)) for box in self.boxes), *masks)
+        return (*((box.sizes, box.strides, box.listed is None) for box in self.boxes), *masks)
 
     @cached_property
     def boxes(self) -> tuple[Box, ...]:
@@ -96,6 +96,8 @@ class Tile:
     def gaps_to(self, other: Tile) -> tuple[int, ...] | None:
         """Tokens from each box of the run to the next one, if those of the other run of this shape go on as evenly."""
         pairs = list(zip(self.boxes, other.boxes, strict=True))
+        if any(a.listed is not b.listed for a, b in pairs):
+            return None
         gaps = tuple(b.first - a.first - a.pitch * (a.count - 1) for a, b in pairs)
         even = all(box.count == 1 or box.pitch == gap for pair, gap in zip(pairs, gaps, strict=True) for box in pair)
         return gaps if even and min(gaps) >= 0 else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
-from weft.kernels.triton.backward import STATS
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.fused_backward import SEEN
 from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
@@ -63,9 +63,9 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     """
     plan.check_room(direction)
     problem, transposed = plan.problem, direction == "dkdv"
-    shares = plan.in_groups(direction)
+    shares = plan.specialised(direction)
     groups = shares is not None and not interpreted()
-    shares = shares if shares is not None and groups else plan.in_step(direction)
+    shares = shares if shares is not None and groups else plan.unspecialised(direction)
     waves = plan_waves(shares, problem, transposed, slots_of(plan.target) if split else None)
     aligned = all(size * DTYPES[problem.dtype] % 16 == 0 for size in (problem.d, problem.dv))
     grouped = transposed and problem.group != 1

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.layout import Layout, Options, dense_rows
 from weft.kernels.gpu.tables.batches import Waves
-from weft.kernels.triton.backward import STATS
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel, split_kv, tile
 from weft.planning.heads import Share
@@ -19,7 +19,7 @@ from weft.settings import interpreted
 
 
 class Tiles(NamedTuple):
-    """What the kernels of one direction walk. groups: their warp groups specialise."""
+    """What the kernels of one direction walk. groups: warp groups specialise, as those of the hopper family do."""
 
     shares: tuple[Share, ...]
     groups: bool
@@ -44,10 +44,10 @@ def lists_one_kernel(plan: AttentionPlan) -> bool:
 
 def tiles(direction: Direction, plan: AttentionPlan, layout: Layout, options: Options) -> Iterator[Tiles]:
     """The tiles of one direction that layout and options allow, in the order of preference; see `are_near` too."""
-    groups = plan.in_groups(direction)
-    if groups is not None and may_specialise(layout, options, plan.problem):
-        yield Tiles(groups, True)
-    yield Tiles(plan.in_step(direction), False)
+    specialised = plan.specialised(direction)
+    if specialised is not None and may_specialise(layout, options, plan.problem):
+        yield Tiles(specialised, True)
+    yield Tiles(plan.unspecialised(direction), False)
 
 
 def may_specialise(layout: Layout, options: Options, problem: Problem) -> bool:

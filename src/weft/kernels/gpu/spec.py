@@ -60,13 +60,14 @@ class KernelSpec(Strided):
     own. few: of few keys, in `Sums`, which has a row for each of these alone. joins: what others left there is added to
     results. lse_gradient: there is one. with_delta: what dK and dV have in Stats is left in Delta too, which the
     gradient of sinks takes. held: what products take in every tile stays in registers, for cards whose products read it
-    there. no_maximum: the short form of `forward.Forward`. rescaled: the scale is not clearly above zero, so scores are
-    multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa. chained: of
-    a chain of launches each begins while the one before it ends (programmatic dependent launch), and waits for that
-    before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22. partial:
-    sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp groups that
-    specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see `hopper.fwd_short`. boxed: its
-    whole tiles leave by a TMA descriptor; else it has one argument for each tensor that it writes.
+    there. no_maximum: the short form of the forward (`tile.fwd`). rescaled: the scale is not clearly above zero, so
+    scores are multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa.
+    chained: of a chain of launches each begins while the one before it ends (programmatic dependent launch), and waits
+    for that before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22.
+    partial: sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp
+    groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
+    `hopper.fwd_short`. boxed: its whole tiles leave by a TMA descriptor; else it has one argument for
+    each tensor that it writes.
     """
 
     direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
@@ -211,7 +212,7 @@ class KernelSpec(Strided):
 
     @property
     def folded(self) -> bool:
-        """Whether dK and dV subtract lse and delta inside their products: see `backward.KeyGradient.folded`."""
+        """Whether dK and dV subtract lse and delta inside their products: see `tile.bwd_dkdv.Folding`."""
         return self.linear and self.dtype != "float32"
 
     @property

@@ -77,7 +77,8 @@ def _staged_keys(launch: Launch) -> int:
     """Keys copied into a contiguous tile: listed ones and boxes of more than one axis (a slice of one axis is used in
     place).
     """
-    staged = [part for part in launch.parts if len(part.axes) > 1 or part.axes[0].lanes.keys is not None]
+    plain = [len(p.axes) == 1 and p.axes[0].lanes.keys is None and p.k.order is None for p in launch.parts]
+    staged = [part for part, used_in_place in zip(launch.parts, plain, strict=True) if not used_in_place]
     return sum(prod(axis.steps(1) for axis in part.axes) for part in staged)
 
 

@@ -6,22 +6,22 @@ begin anywhere. Axes are independent: the number of tiles is a product of one su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
 from weft.acsr.format import Acsr, Term
-from weft.acsr.relayout import Lanes, left_out
+from weft.acsr.relayout import Lanes
 from weft.caching import cached
 from weft.pattern.bounds import Ints, Stair
 from weft.pattern.relation import NDBool
 from weft.planning.problem import Problem
 from weft.planning.tiles import AxisPlan, Launch, Part, TileBounds, TilePlan, axis_plan, block_launch, tile_bounds
 from weft.planning.tiling import Tiling
-from weft.planning.tiling.cpu import Group, _group_lanes, _grouped
+from weft.planning.tiling.groups import Group, group_lanes, joined, parts_of
 from weft.target import Gpu
 
 # Coordinates that a box of keys on a grid has on all axes together, at most: kernels mask it by a product over them.
@@ -32,34 +32,19 @@ FAR = 1 << 30  # beyond every coordinate: kernels compute these in 32 bits
 @cached(256)
 def plan_for_device(acsr: Acsr, problem: Problem, gpu: Gpu, tiling: Tiling) -> TilePlan:
     """The plan with the fewest tiles; two launches on the same rows pay for their merge."""
-    groups = _grouped(acsr)
-    chosen = {group: _best(acsr, group, tiling) for group in groups}
-    while (pair := _worth_joining(acsr, chosen, tiling, partial(_merge, problem, gpu, tiling))) is not None:
-        first, second, joined, launch = pair
-        chosen = {g: c for g, c in chosen.items() if g not in (first, second)} | {joined: launch}
+
+    def may_join(a: Group, b: Group) -> bool:
+        return a.meets(b) or _follow(a, b, tiling.rows)
+
+    def is_better(a: Group, b: Group, apart: tuple[int, int], both: tuple[Launch, int]) -> bool:
+        if a.meets(b):
+            return both[1] < sum(apart) + _merge(problem, gpu, tiling, a, b)
+        return both[1] <= sum(apart) and more_run(both[0]) is not None
+
+    chosen = joined(acsr, lambda group: _best(acsr, group, tiling), may_join, is_better)
     launches = tuple(launch for launch, _ in chosen.values())
     report = tuple(f"launch {i}: {count} tiles" for i, (_, count) in enumerate(chosen.values()))
     return TilePlan(acsr, launches, block_launch(acsr), report, tiling)
-
-
-def _worth_joining(
-    acsr: Acsr, chosen: dict[Group, tuple[Launch, int]], tiling: Tiling, merge: Callable[[Group, Group], int]
-) -> tuple[Group, Group, Group, tuple[Launch, int]] | None:
-    for a, (first, count_a) in chosen.items():
-        for b, (second, count_b) in chosen.items():
-            if a is b or first.q != second.q or a.terms >= b.terms:
-                continue
-            joined, meet = a.with_(b), a.meets(b)
-            if not (meet or _follow(a, b, tiling.rows)):
-                continue
-            if max(joined.steps) > 64 * min(*a.steps, *b.steps):
-                continue
-            launch = _best(acsr, joined, tiling)
-            if meet and launch[1] < count_a + count_b + merge(a, b):
-                return a, b, joined, launch
-            if not meet and launch[1] <= count_a + count_b and more_run(launch[0]) is not None:
-                return a, b, joined, launch
-    return None
 
 
 def _follow(a: Group, b: Group, rows: int) -> bool:
@@ -90,16 +75,8 @@ def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[Launch, int]:
             best = total, box, keys
     assert best is not None  # there is always a box
     total, box, keys = best
-    parts = tuple(
-        Part(
-            number,
-            term.k,
-            tuple(counted.plan(i, a, box[a], keys[i][a]) for a in range(rank)),
-            left_out(term.rows),
-            left_out(term.keys),
-        )
-        for i, (number, term) in enumerate(zip(group.terms, terms, strict=True))
-    )
+    axes = [tuple(counted.plan(i, a, box[a], key[a]) for a in range(rank)) for i, key in enumerate(keys)]
+    parts = parts_of(acsr, group, axes)
     return Launch(terms[0].q, box, tuple(sorted(parts, key=_is_whole))), total
 
 
@@ -107,7 +84,7 @@ def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[Launch, int]:
 def _counted(acsr: Acsr, group: Group) -> _Counted:
     """Kept, because every tiling asks for the same sums."""
     terms = [acsr.terms[i] for i in group.terms]
-    return _Counted(terms, [_group_lanes(terms, axis, group) for axis in range(terms[0].rank)])
+    return _Counted(terms, [group_lanes(terms, axis, group) for axis in range(terms[0].rank)])
 
 
 class _Counted:

@@ -87,6 +87,9 @@ def _content(value: Any) -> Any:
         return reached(value)
     if getattr(value, "__triton_aggregate__", False):
         return [value.__name__, *map(_content, value.hash_attrs)]
+    if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
+        defaults = vars(value)["_field_defaults"]
+        return [value.__name__, value._fields, {name: _content(one) for name, one in defaults.items()}]
     if isinstance(value, constexpr):
         return ["constexpr", _content(value.value)]
     if isinstance(value, (tuple, list)):

@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from weft.kernels.gpu.arguments import FLOATS, PLAIN, ROUNDS, arguments, described, tensors
+from weft.kernels.gpu.compile.emit import emit
 from weft.kernels.gpu.compile.source import POINTERS, Source
 from weft.kernels.gpu.descriptors import box_kind
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton.emit import emit
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget

@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
+from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.channel import Channel, barriers, channel
@@ -23,9 +24,8 @@ from weft.kernels.gpu.hopper.ops.loader import copy_rows
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler, block_at
 from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
-from weft.kernels.triton import backward
 
-STATS = gl.constexpr(backward.STATS)  # numbers of a query that its scores subtract
+STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
 LANES = gl.constexpr(32)
 
 

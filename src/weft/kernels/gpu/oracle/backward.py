@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import Scoring, penalised, replaced
 from weft.kernels.gpu.oracle.programs import tiles
 from weft.kernels.gpu.oracle.tables import Owner, Part, Tile, Visit
-from weft.kernels.triton.backward import STATS
 
 LOW = -1e37  # an lse below it is of a row that sees no key of its grid
 

@@ -1,6 +1,6 @@
 """Bounds of rows, read from packed tables: staircases, step functions, and lists of both.
 
-`weft.kernels.gpu.tables.pack` and `weft.kernels.triton.rowwise` say how they are packed. Integers are those of a
+`weft.kernels.gpu.tables.pack` and `weft.kernels.gpu.split_kv.tables` say how they are packed. Integers are those of a
 kernel, 32 bits wide, and divisions round towards zero.
 """
 

@@ -173,6 +173,14 @@ class Call:
         law(0 <= place < values.size, f"{name} is read beyond its {values.size} integers")
         return int(values[place])
 
+    def indices(self, name: str, row: int) -> Ints:
+        """Integers of a call's slot (rows, columns); row: the stride that the kernel has for its rows."""
+        slot = self.memory.slots[self._slot(name)]
+        law(slot.role == "input" and slot.dtype == "int32", f"{slot.name} holds no integers of the call")
+        law(slot.strides == (row, 1), f"{slot.name} has strides {slot.strides}, and the kernel {(row, 1)}")
+        found: Ints = self.memory.arrays[slot.name]
+        return found
+
     def table(self, name: str = "Tables") -> Ints:
         """Integers of the plan."""
         return self.memory.tables[self._slot(name)]

@@ -1,6 +1,6 @@
-"""Split-KV: a program has a few rows and an equal share of the tiles of their live keys; a merge joins the shares.
+"""Split-KV: programs have a few rows and a share of the tiles of their live keys; a second kernel combines the shares.
 
-`weft.kernels.triton.rowwise` says how tables of rows are packed. What is counted on the device is read from slots.
+`weft.kernels.gpu.split_kv.tables` says how tables of rows are packed. What is counted on the device is read from slots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.kernels.gpu.oracle.bounds import divided, remainder, stair
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Call, Ints
 from weft.kernels.gpu.oracle.numbers import Scoring, SoftMaximum
-from weft.kernels.triton.rowwise import BOUND, CLASSES, MEMBER, term_words
+from weft.kernels.gpu.split_kv.tables import BOUND, CLASSES, MEMBER, term_words
 from weft.planning.tiling.gpu import FAR
 
 LN2 = float(np.log(2.0))
@@ -146,7 +146,7 @@ def _places(bound: Ints, first: int, step: int) -> Ints:
 def rows(call: Call) -> None:
     """Out and Lse of a program's rows, or of its share the mean of values and lse in bits, left in Work."""
     scoring, splits = Scoring(call, 0), call.integer("splits")
-    law(call.spec.split or splits == 1, "one kernel has several shares, and no merge follows")
+    law(call.spec.split or splits == 1, "one kernel has several shares, and nothing combines them")
     for place, split in product(range(call.grid[0]), range(call.grid[1])):
         mine = _rows(call, place)
         sums = SoftMaximum(call.spec.rows, call.spec.dv)
@@ -155,8 +155,8 @@ def rows(call: Call) -> None:
         for keys, tile in _tiles(call, mine, split, splits):
             x = tile * call.spec.cols + np.arange(call.spec.cols)
             token = keys.first + keys.step * np.minimum(x, keys.places - 1)
-            place_of = token % call.integer("capacity") if call.spec.counts.ring else token
-            k, v = (call.tensor(name).load(mine.batch, mine.kv_head, place_of) for name in ("K", "V"))
+            at, place_of = _where(call, mine.batch, token)
+            k, v = (call.tensor(name).load(at, mine.kv_head, place_of) for name in ("K", "V"))
             s, _ = scoring.scores(q @ k.T, heads, mine.row + mine.beside, token)
             live = (x >= keys.low[:, None]) & (x < keys.high[:, None])
             sums.add(np.where(live, s, -np.inf), v)
@@ -169,6 +169,18 @@ def _tiles(call: Call, mine: Rows, split: int, splits: int) -> Iterator[tuple[Ke
     found = [_keys(call, mine, record) for record in mine.terms]
     every = [(keys, tile) for keys in found for tile in range(-(-keys.places // call.spec.cols))]
     yield from every[len(every) * split // splits : len(every) * (split + 1) // splits]
+
+
+def _where(call: Call, batch: int, token: Ints) -> tuple[int | Ints, Ints]:
+    """(batch row or page, place in it) of tokens. A number in the block table that is no page counts as the nearest."""
+    counts, place = call.spec.counts, token
+    if counts.ring:
+        place = token % call.integer("capacity")
+    if not counts.page:
+        return batch, place
+    table, pages = call.indices("BlockTable", call.integer("table_row")), call.integer("pages")
+    law(table.shape[1] * counts.page == call.integer("capacity"), "the capacity is not that of the block table")
+    return np.clip(table[batch, place // counts.page], 0, pages - 1), place % counts.page
 
 
 def _numbers(call: Call, mine: Rows) -> Ints:
@@ -193,8 +205,8 @@ def _write(call: Call, mine: Rows, split: int, sums: SoftMaximum) -> None:
     call.tensor("Out").store(out[valid], mine.batch, mine.head[valid], mine.row[valid])
 
 
-# ---- merge -----------------------------------------------------------------------------------------------------------
-def merge(call: Call) -> None:
+# ---- combine --------------------------------------------------------------------------------------------------------
+def combine(call: Call) -> None:
     """Out and Lse of every row from its shares; a share of no key has an lse only."""
     spec, m, heads, splits = call.spec, call.integer("m"), call.integer("all_heads"), call.integer("splits")
     work, sums_at = call.flat("Work"), call.integer("sums")

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.kernels.gpu.oracle import backward, forward, fused, hopper, rows, sinks
+from weft.kernels.gpu.documents.spec import ItemsSpec
+from weft.kernels.gpu.oracle import backward, documents, forward, fused, hopper, rows, sinks
 from weft.kernels.gpu.oracle.memory import Call, Memory, Reals
 from weft.kernels.gpu.program import Convert, Fill, Launch, LaunchProgram, Step
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton.row_spec import RowSpec
+from weft.kernels.gpu.split_kv.spec import SplitKVSpec
 
 Kernel = Callable[[Call], None]
 OF_TILES: Mapping[str, Kernel] = {
@@ -65,8 +66,10 @@ def kernel_of(launch: Launch) -> Kernel:
     """What a launch computes. Raises NotImplementedError for a kernel that has no oracle."""
     spec = launch.spec
     found: Kernel | None = None
-    if isinstance(spec, RowSpec):
-        found = rows.merge if spec.merge else rows.rows
+    if isinstance(spec, SplitKVSpec):
+        found = rows.combine if spec.combine else rows.rows
+    elif isinstance(spec, ItemsSpec):
+        found = documents.items
     elif isinstance(spec, KernelSpec):
         found = (OF_GROUPS if spec.groups else OF_TILES).get(spec.direction)
     elif isinstance(spec, str):

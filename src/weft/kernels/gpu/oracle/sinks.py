@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call
-from weft.kernels.triton.sinks import JOINED, PROGRAMS, TILE
+from weft.kernels.gpu.sinks import JOINED, PROGRAMS, TILE
 
 
 def join_sinks(call: Call) -> None:

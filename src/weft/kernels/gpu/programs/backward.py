@@ -13,6 +13,7 @@ from typing import Literal
 
 from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import chained, for_card
+from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.descriptors import walk_names
 from weft.kernels.gpu.hopper.launch import FusedLaunches
@@ -27,7 +28,6 @@ from weft.kernels.gpu.programs.launches import (
     widened,
 )
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.triton.backward import STATS
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel
 from weft.planning.families.fused_backward import FusedBackward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.kernels.gpu.layout import PARTS, Vector
 from weft.kernels.gpu.program import Argument, Convert, Known, Launch, LaunchProgram, Pointer, Slot, Strides
 from weft.kernels.gpu.programs.launches import widened
-from weft.kernels.triton.sinks import ALONE, JOINED, PROGRAMS, TILE, gradient_source, join_source, sum_source
+from weft.kernels.gpu.sinks import ALONE, JOINED, PROGRAMS, TILE, gradient_source, join_source, sum_source
 from weft.planning.problem import Problem
 
 

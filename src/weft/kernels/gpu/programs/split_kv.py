@@ -28,8 +28,17 @@ from weft.kernels.gpu.program import (
     Table,
 )
 from weft.kernels.gpu.programs.launches import widened
-from weft.kernels.triton.row_spec import GROWING, HOST, Counts, RowOptions, RowSpec, merging, row_spec
-from weft.kernels.triton.rowwise import row_tables, source_of
+from weft.kernels.gpu.split_kv.source import source_of
+from weft.kernels.gpu.split_kv.spec import (
+    GROWING,
+    HOST,
+    Counts,
+    ScoreOptions,
+    SplitKVSpec,
+    combining,
+    split_kv_spec,
+)
+from weft.kernels.gpu.split_kv.tables import row_tables
 from weft.planning.families.split_kv import RowShape, shape_of
 from weft.planning.rowwise import RowPlan
 
@@ -37,10 +46,16 @@ COUNTED = {"KeyCount": "key_count", "Offset": "offset", "Window": "window"}  # s
 
 
 class Cache(NamedTuple):
-    """A cache of keys whose number only the device knows. length: tokens that it has room for."""
+    """A cache of keys whose number only the device knows. length: tokens that it has room for.
+
+    Where keys lie in pages, these are the tokens that a row of the block table has room for. pages: that there are.
+    table: strides of the block table (batch rows, pages of each).
+    """
 
     length: int
     counts: Counts
+    pages: int = 0
+    table: Strides = ()
 
 
 def split_kv_program(
@@ -49,19 +64,20 @@ def split_kv_program(
     """Slots q, k, v, and where there are any sinks and slopes; outputs out (B, Hq, M, Dv) and lse (B, Hq, M).
 
     Without a cache the host gives `GROWING` at each call of a steady plan. With one, slots key_count, offset and window
-    hold what `Counts` says, one integer or one for each batch row. processors: multiprocessors of the card.
+    hold what `Counts` says, one integer or one for each batch row. Where keys lie in pages, slots k and v are (pages,
+    Hkv, tokens of a page, D), and slot block_table (B, pages of a row). processors: multiprocessors of the card.
     """
     problem = plan.problem
     out = result("out", "q", problem, layout, (problem.dtype, problem.dv))
     slots = [*_inputs(plan, layout, cache), out, of_rows("lse", problem)]
     steps, names = widened(slots, ("sinks", "slopes"))
     memory = {"Q": "q", "K": "k", "V": "v", "Out": "out", "Lse": "lse", "Tables": "rows"}
-    memory |= {name.capitalize(): slot for name, slot in names.items()}
+    memory |= {name.capitalize(): slot for name, slot in names.items()} | {"BlockTable": "block_table"}
     strides = {name: (layout.named | {"out": out.strides})[name.lower()] for name in ("Q", "K", "V", "Out")}
     shape = shape_of(plan, processors)
     counts = HOST if cache is None else cache.counts
-    chosen = RowOptions(options.softcap is not None, "slopes" in names, "sinks" in names, counts)
-    spec = row_spec(plan, shape, layout.aligned and dense_rows(strides, problem.dtype), chosen)
+    chosen = ScoreOptions(options.softcap is not None, "slopes" in names, "sinks" in names, counts)
+    spec = split_kv_spec(plan, shape, layout.aligned and dense_rows(strides, problem.dtype), chosen)
     packed = _packed(plan, shape.heads)
     rows, sums, work = _work(plan, shape)
     if spec.split:
@@ -71,7 +87,7 @@ def split_kv_program(
     told = _Told(values, memory, strides)
     steps.append(told.launch(spec, (shape.programs, shape.splits, 1)))
     if spec.split:
-        steps.append(told.launch(merging(spec), (rows, 1, 1)))
+        steps.append(told.launch(combining(spec), (rows, 1, 1)))
     slots.append(packed.table.slot("rows"))
     return LaunchProgram("split_kv", tuple(slots), tuple(steps), {"rows": packed.table})
 
@@ -82,12 +98,19 @@ def _inputs(plan: RowPlan, layout: Layout, cache: Cache | None) -> list[Slot]:
     if cache is None:
         return list(found)
     counts, batch = cache.counts, plan.problem.batch
-    made = [
-        replace(slot, shape=(*slot.shape[:2], cache.length, slot.shape[3])) if slot.name in ("k", "v") else slot
-        for slot in found
-    ]
+    made = [_cached(slot, cache) if slot.name in ("k", "v") else slot for slot in found]
     size = (batch,) if counts.per_batch else (1,)
-    return made + [Slot.dense(COUNTED[name], "input", counts.dtype, size) for name in counts.slots]
+    made += [Slot.dense(COUNTED[name], "input", counts.dtype, size) for name in counts.slots]
+    if counts.page:
+        made.append(Slot("block_table", "input", "int32", (batch, cache.length // counts.page), cache.table))
+    return made
+
+
+def _cached(slot: Slot, cache: Cache) -> Slot:
+    """A slot of k or v, of a cache's tokens or pages."""
+    batch, heads, _, width = slot.shape
+    page = cache.counts.page
+    return replace(slot, shape=(cache.pages, heads, page, width) if page else (batch, heads, cache.length, width))
 
 
 def _work(plan: RowPlan, shape: RowShape) -> tuple[int, int, int]:
@@ -125,7 +148,8 @@ def _values(plan: RowPlan, shape: RowShape, options: Options, packed: _Packed) -
 def _growing(plan: RowPlan, options: Options, cache: Cache | None) -> dict[str, Argument]:
     """From a query to its row among a term's, to the key beside it, and the number of keys."""
     if cache is not None:
-        return {"capacity": Known(cache.length)}
+        paging = {"pages": Known(cache.pages), "table_row": Known(cache.table[0])} if cache.counts.page else {}
+        return {"capacity": Known(cache.length), **paging}
     if plan.steady:
         return {name: Given(name) for name in GROWING}
     return {"shift": Known(0), "beside": Known(options.shift), "length": Known(plan.problem.n)}
@@ -139,7 +163,7 @@ class _Told:
     memory: Mapping[str, str]
     strides: Mapping[str, Strides]
 
-    def launch(self, spec: RowSpec, grid: tuple[int, int, int]) -> Launch:
+    def launch(self, spec: SplitKVSpec, grid: tuple[int, int, int]) -> Launch:
         """A launch of one of them."""
         known = dict(self.values)
         for name, stride in self.strides.items():
@@ -148,7 +172,7 @@ class _Told:
         found = tuple(self._argument(name, spec, known) for name in spec.arguments)
         return Launch(spec, source_of(spec), grid, found)
 
-    def _argument(self, name: str, spec: RowSpec, known: Mapping[str, Any]) -> Argument:
+    def _argument(self, name: str, spec: SplitKVSpec, known: Mapping[str, Any]) -> Argument:
         if name in COUNTED:
             return OnDevice(COUNTED[name])
         if name in spec.writes or name in spec.reads:

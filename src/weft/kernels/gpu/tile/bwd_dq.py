@@ -1,0 +1,124 @@
+"""The kernel of dQ: a tile of queries stays, and keys and values are walked; dQ = scale * the sum over keys of ds K."""
+
+from collections import namedtuple
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from weft.kernels.gpu.ops import loads, mask, scores, tiles
+from weft.kernels.gpu.tile import places, row_numbers
+from weft.kernels.gpu.tile.gradients import keep, where_rows
+from weft.kernels.gpu.tile.keys import part_of, walked_keys
+from weft.kernels.gpu.tile.walk import once, walk_part
+
+# What the kernel of dQ reads, dQ, and numbers of rows, some of which it leaves for the kernel of dK and dV.
+Tensors = namedtuple("Tensors", "q k v out dout dq numbers")
+
+# What a program reads of its rows: tiles of q, dout and out, and their numbers; what it makes scores with.
+Read = namedtuple("Read", "q dout out numbers scores")
+
+# What stays while keys are walked. lse: in units of log2.
+Held = namedtuple("Held", "place q dout lse numbers scores")
+
+# The same, with keys, values and the masks of boxes of one part.
+HeldOfPart = namedtuple("HeldOfPart", "place rows k v penalties")
+
+
+@triton.jit
+def query_gradient(C: tl.constexpr, tensors, launch, scaling):
+    """dQ of a tile of queries."""
+    if C.chained:
+        gdc_launch_dependents()  # the kernel of dK and dV may begin where this one leaves room
+    item = launch.first_item + tl.program_id(1)
+    member = places.member_of(launch)
+    head = places.head_at(member)
+    if C.packed and item >= tl.load(member + 5):
+        return
+    place = places.place_of(C, places.own_launch(C, launch, member), head, item)
+    loaded = _load(C, tensors, place, scaling)
+    dq = loads.zeros(C, C.d)
+    if C.rank == 1 and not C.several:
+        # All of a single line is read before anything waits (benchmarks/notes/triton.md).
+        part = part_of(C, place, 0)
+        held = _hold(C, tensors, place, loaded)
+        dq = _walk(C, tensors, held, part, dq)
+    else:
+        # The bounds of a grid would take the registers of what is held.
+        held = _hold(C, tensors, place, loaded)
+        if C.several:
+            for n in range(place.launch.parts):
+                dq = _walk(C, tensors, held, part_of(C, place, n), dq)
+        else:
+            dq = _walk(C, tensors, held, part_of(C, place, 0), dq)
+    _finish(C, tensors, held, dq)
+
+
+@triton.jit
+def _load(C: tl.constexpr, tensors, place, scaling):
+    batch, head, rows = place.head.batch, place.head.head.to(tl.int64), place.rows
+    q_rows = loads.near_rows_of(C, tensors.q, rows, batch, head)
+    dout_rows = loads.near_rows_of(C, tensors.dout, rows, batch, head)
+    q = loads.load(C, C.d, tensors.q, q_rows, None)
+    if C.rank > 1 and C.hold_q:  # on grids registers are worth more than the wait
+        q = loads.hold(C, q)
+    row = (batch * place.launch.all_heads + place.head.head) * place.launch.my_length + rows.token
+    numbers = row_numbers.load_numbers(C, tensors.numbers, row)
+    dout = loads.load(C, C.dv, tensors.dout, dout_rows, None)
+    if C.rank > 1 and C.hold_dout:
+        dout = loads.hold(C, dout)
+    out = loads.load(C, C.dv, tensors.out, loads.near_rows_of(C, tensors.out, rows, batch, head), None)
+    return Read(q, dout, out, numbers, scores.scores_of(C, scaling, place.head.head))
+
+
+@triton.jit
+def _hold(C: tl.constexpr, tensors, place, loaded):
+    q, dout, numbers, valid = loaded.q, loaded.dout, loaded.numbers, place.rows.valid
+    scale = loaded.scores.scale
+    if C.rank <= 1:
+        if C.hold_q:
+            q = loads.hold(C, q)
+        if C.hold_dout:
+            dout = loads.hold(C, dout)
+    delta = row_numbers.delta_of(C, numbers, loaded.out, dout)
+    row_numbers.leave_delta(C, tensors.numbers, numbers.row, delta, valid)
+    found = row_numbers.RowNumbers(numbers.row, row_numbers.lse_without_keys(C, numbers.lse, scale), delta)
+    if not C.leaves_last:
+        row_numbers.leave_stats(C, tensors.numbers, found, valid, scale)
+    return Held(place, q, dout, found.lse * scores.LOG2E, found, loaded.scores)
+
+
+@triton.jit
+def _walk(C: tl.constexpr, tensors, held, part, dq):
+    penalties = mask.penalties_of(C, part)
+    k, v = walked_keys(C, tensors, held.place, part)
+    return walk_part(C, once, _step, HeldOfPart(held.place, held, k, v, penalties), part, dq)
+
+
+@triton.jit
+def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, dq):
+    rows = held.rows
+    tile = tiles.locate(C, KIND, visit)
+    k = tiles.load(C, KIND, C.d, held.k, tile)
+    v = tiles.load(C, KIND, C.dv, held.v, tile)
+    corners = mask.corner_penalties(C, held.penalties, visit)
+    start = mask.penalty(C, held.penalties, corners) if C.rank > 1 and C.linear else None
+    s, capped = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile.token)
+    if C.rank > 1 and not C.linear:
+        s += mask.penalty(C, held.penalties, corners)
+    p = tl.exp2(scores.exponent(C, s, rows.scores) - rows.lse[:, None])
+    p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
+    ds = p * (loads.products(C, rows.dout, v) - rows.numbers.delta[:, None])
+    return loads.accumulate(C, dq, scores.through_score(C, ds, capped).to(k[0].dtype), k)
+
+
+@triton.jit
+def _finish(C: tl.constexpr, tensors, held, dq):
+    place, rows, scale = held.place, held.place.rows, held.scores.scale
+    if C.leaves_last:
+        row_numbers.leave_stats(C, tensors.numbers, held.numbers, rows.valid, scale)
+    dq = loads.scaled(dq, scale)
+    if C.rank == 0:
+        dq = where_rows(rows.within, dq)
+    block = loads.rows_of(C, tensors.dq, rows, place.head.batch, place.head.head.to(tl.int64))
+    keep(C, C.d, tensors.dq, block, dq, rows.valid)

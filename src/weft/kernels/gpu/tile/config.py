@@ -1,0 +1,183 @@
+"""KernelSpec -> Config: what the fragments of a tile kernel branch on while they are compiled.
+
+An entry builds its Config from literals, so the text of the entry says all of it. Fragments read its fields, and a
+branch that a field decides is not compiled. A choice that was measured is a property here, beside its reason.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weft.kernels.gpu.spec import KernelSpec
+from weft.kernels.gpu.tables.pack import axis_words
+from weft.planning.families.tile import REGISTERS_OF_FIVE
+from weft.planning.tiling import chunks
+
+Chunks = tuple[tuple[int, int, int], ...]  # (first column, width, columns that exist) of a head dimension's chunks
+
+
+class Config(NamedTuple):
+    """What one kernel is compiled for; see `KernelSpec` for fields of the same name.
+
+    d, dv: chunks of the head dimensions. rows, cols: of a tile. unit: elements that strides count in. precision: of
+    products of float32, None for other types. single: the dtype is float32.
+    """
+
+    direction: str
+    d: Chunks
+    dv: Chunks
+    rows: int
+    cols: int = 0
+    rank: int = 1
+    aligned: bool = False
+    unit: int = 1
+    precision: str | None = None
+    single: bool = False
+    upcast: bool = False
+    linear: bool = False
+    folded: bool = False
+    wide_rows: bool = False
+    near_rows: bool = False
+    leaves_delta: bool = False
+    lse_gradient: bool = False
+    chained: bool = False
+    of_keys: bool = False
+    packed: bool = False
+    several: bool = False
+    listed: bool = False
+    formula: bool = True
+    lines: bool = False
+    terms: int = 1
+    term_numbers: tuple[int, ...] = ()
+    axes_last_first: tuple[int, ...] = ()
+    axis_words: int = 0
+    few_edges: bool = False
+    more: bool = False
+    apart: bool = False
+    whole: bool = False
+    clamps: bool = False
+    by_side: bool = False
+    held: bool = False
+    hold_q: bool = False
+    hold_dout: bool = False
+    softcap: bool = False
+    alibi: bool = False
+    accumulate: bool = False
+    split: bool = False
+    leaves_last: bool = False
+    no_maximum: bool = False
+    partial: bool = False
+    rounds: bool = False
+    counts_early: bool = False
+    counts_late: bool = False
+    sinks: bool = False
+    fast_log: bool = False
+    sums_row: int = 0
+    makes: str = "both"
+    grouped: bool = False
+    with_dq: bool = False
+    reads_seen: bool = False
+    products_first: bool = False
+    hold_k: bool = False
+    few: bool = False
+    joins: bool = False
+    sums_dv: int = 0
+
+
+def config_of(spec: KernelSpec) -> Config:
+    """The configuration of a kernel of this family."""
+    own = {name: getattr(spec, name) for name in Config._fields if hasattr(spec, name)}
+    rounds, early = _rounds(spec), _counts_early(spec)
+    own |= {
+        "d": chunks(spec.d), "dv": chunks(spec.dv), "axis_words": axis_words(spec.rank),
+        "term_numbers": tuple(range(spec.terms)), "axes_last_first": tuple(reversed(range(spec.rank))),
+        "single": spec.dtype == "float32", "precision": _precision(spec),
+        "wide_rows": _wide_rows(spec), "near_rows": _near_rows(spec),
+        "clamps": _clamps(spec), "by_side": _by_side(spec),
+        "hold_q": "q" in spec.factors, "hold_dout": "do" in spec.factors, "hold_k": "k" in spec.factors,
+        "rounds": rounds, "counts_early": rounds and early, "counts_late": rounds and not early,
+        "sums_row": spec.dv if spec.direction == "forward" and spec.accumulate else 0,
+        "sums_dv": spec.d if spec.few or spec.joins else 0,
+        "leaves_last": _leaves_last(spec), "products_first": _products_first(spec),
+        "reads_seen": spec.of_keys and spec.with_dq and spec.rank > 0,
+    }  # fmt: skip
+    return Config(**own)
+
+
+def literal(config: Config) -> list[str]:
+    """The lines of an expression that makes a configuration; fields at their defaults are left out."""
+    said = [
+        f"{name}={value!r}," for name, value in config._asdict().items() if value != Config._field_defaults.get(name)
+    ]
+    lines, line = [], ""
+    for one in said:
+        if len(line) + len(one) > 100:
+            lines.append(line.rstrip())
+            line = ""
+        line += one + " "
+    return ["Config(", *(f"    {x}" for x in (*lines, line.rstrip())), ")"]
+
+
+def _precision(spec: KernelSpec) -> str | None:
+    if spec.dtype != "float32":
+        return None
+    return "tf32" if spec.tf32 else "ieee"
+
+
+def _wide_rows(spec: KernelSpec) -> bool:
+    """Whether the stride of rows is made 64 bits wide before a tile's first token is multiplied by it.
+
+    Forwards, dK and dV on lines then take fewer instructions a tile; dQ and grids take more, or spill
+    (benchmarks/notes/triton.md).
+    """
+    return spec.aligned and spec.rank < 2 and spec.direction != "dq" and not spec.with_dq
+
+
+def _near_rows(spec: KernelSpec) -> bool:
+    """Whether a tile's rows are counted in 32 bits from its first one: on lines, where it was not slower."""
+    return spec.aligned and spec.rank == 1 and not spec.listed and spec.direction != "delta"
+
+
+def _clamps(spec: KernelSpec) -> bool:
+    """Whether columns beyond the last one are read as the last one instead of not at all. No row sees either.
+
+    Loads with a mask for each row cost a quarter of the instructions of a tile with an edge, 64 columns wide. dK and
+    dV, whose tiles are half as wide, rather need the registers.
+    """
+    return spec.rank == 1 and not spec.listed and not spec.of_keys
+
+
+def _by_side(spec: KernelSpec) -> bool:
+    """Whether a tile beside full ones is masked by the side that cuts it alone: in loops over several terms, and in the
+    forward at narrow heads. Elsewhere a second branch cost more than it saved (benchmarks/notes/triton.md).
+    """
+    forward = spec.direction == "forward" and spec.rank == 1 and spec.narrow and not spec.listed
+    return spec.terms > 1 or forward
+
+
+def _leaves_last(spec: KernelSpec) -> bool:
+    """Whether dQ leaves what dK and dV take after the walk, before which it would keep the first keys waiting.
+
+    At narrow heads: there it costs no registers that the walk needs (benchmarks/notes/triton.md).
+    """
+    short = spec.rank == 1 and spec.narrow and not spec.several
+    return spec.direction == "dq" and short and spec.registers != REGISTERS_OF_FIVE
+
+
+def _rounds(spec: KernelSpec) -> bool:
+    """Whether a forward rounds weights that may be a row's only one. The largest is 1 where a maximum is subtracted."""
+    return spec.direction == "forward" and spec.no_maximum and spec.dtype == "bfloat16" and not spec.upcast
+
+
+def _counts_early(spec: KernelSpec) -> bool:
+    """Whether a row's keys are counted before its tiles. The bounds of a line with one part are there afterwards too,
+    and need no register of their own.
+    """
+    return spec.rank > 1 or spec.several
+
+
+def _products_first(spec: KernelSpec) -> bool:
+    """Whether dK and dV make both products of a tile first, and mask them together: where registers suffice."""
+    crowded = spec.rank == 0 or spec.with_dq or spec.listed or (spec.several and spec.grouped)
+    whole = spec.of_keys and spec.makes == "both"
+    return whole and spec.folded and max(spec.d, spec.dv) <= 128 and not crowded

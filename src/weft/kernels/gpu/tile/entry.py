@@ -1,0 +1,73 @@
+"""KernelSpec -> the text of an entry: it says the kernel's Config, names its arguments, and calls the kernel's body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from weft.kernels.gpu.arguments import arguments, strided
+from weft.kernels.gpu.entry import module
+from weft.kernels.gpu.spec import KernelSpec
+from weft.kernels.gpu.tile.config import config_of, literal
+
+Field = str | tuple[str, ...]
+NUMBERS = "Lse", "DLse", "Delta", "Stats"
+# direction -> (module of the body, its name, fields of the `Tensors` of that module)
+BODIES: dict[str, tuple[str, str, tuple[Field, ...]]] = {
+    "forward": ("fwd", "attention", ("Q", "K", "V", "Out", "Lse", "Sinks", "Sum")),
+    "dq": ("bwd_dq", "query_gradient", ("Q", "K", "V", "Out", "DOut", "DQ", NUMBERS)),
+    "dkdv": (
+        "bwd_dkdv", "key_gradients", ("Q", "K", "V", "DOut", "DQ", "DK", "DV", NUMBERS, "Sums", "Slots"),
+    ),
+    "delta": ("delta", "delta", ("Out", "DOut", "DQ", NUMBERS)),
+}  # fmt: skip
+LAUNCH = "Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads, my_length, their_length"
+
+
+def written(spec: KernelSpec) -> str:
+    """The source of a module with one kernel, `kernel`."""
+    about = f"{spec.name}\n\nWritten by weft; {spec.warps} warps, {spec.stages} stages."
+    imports = "".join(f"from weft.kernels.gpu.{line}\n" for line in _imports(spec))
+    return module(spec.symbol, about, f"{imports}\n", arguments(spec), _body(spec))
+
+
+def _imports(spec: KernelSpec) -> Iterator[str]:
+    home, name, fields = BODIES[spec.direction]
+    walks = spec.direction != "delta"
+    yield "ops.loads import Strided"
+    if walks:
+        yield "ops.scores import Scaling"
+    yield f"tile.{home} import Tensors, {name}"
+    yield "tile.config import Config"
+    if walks:
+        yield "tile.places import Launch"
+    if NUMBERS in fields:
+        yield "tile.row_numbers import Numbers"
+
+
+def _body(spec: KernelSpec) -> Iterator[str]:
+    _, name, fields = BODIES[spec.direction]
+    first, *more = literal(config_of(spec))
+    yield f"C: tl.constexpr = {first}"
+    yield from more
+    yield f"{name}("
+    yield "    C,"
+    yield "    Tensors("
+    for field in fields:
+        yield f"        {_tensor(spec, field)},"
+    yield "    ),"
+    if spec.direction == "delta":
+        yield "    all_heads, my_length, scale,"
+    else:
+        yield f"    Launch({LAUNCH}),"
+        yield f"    Scaling(scale, softcap, shift, {_tensor(spec, 'Slopes')}),"
+    yield ")"
+
+
+def _tensor(spec: KernelSpec, field: Field) -> str:
+    """A tensor as a body takes it; None for one that this kernel does not take."""
+    if not isinstance(field, str):
+        return f"Numbers({', '.join(_tensor(spec, name) for name in field)})"
+    if field in strided(spec):
+        dim = "1" if spec.aligned else f"{field}_dim"
+        return f"Strided({field}, {field}_batch, {field}_head, {field}_row, {dim})"
+    return field if field in arguments(spec) else "None"

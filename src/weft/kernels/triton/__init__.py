@@ -1,1 +1,0 @@
-"""The Triton backend: kernels emitted from named fragments, one family for every plan and every card."""

@@ -1,0 +1,1 @@
+"""Score functions: their steps, derivatives, ranges, traces, and the law of dropout."""

@@ -1,0 +1,52 @@
+"""split_kv_bfloat16_128_16x64_split_pages_of_16_int32_count_per_batch
+
+Written by weft; 4 warps, 3 stages."""
+
+import triton
+import triton.language as tl
+
+from weft.kernels.gpu.ops.loads import Strided
+from weft.kernels.gpu.ops.scores import Scaling
+from weft.kernels.gpu.split_kv.config import Config
+from weft.kernels.gpu.split_kv.kernel import Results, split_kv
+from weft.kernels.gpu.split_kv.rows import Deal, Keys
+
+
+@triton.jit
+def weft_decode_split_kv_d128_bf16(
+    Q, K, V, Tables, KeyCount, BlockTable, splits, all_heads, m, members_at, groups, lanes, span, sums,
+    Q_batch, Q_head, Q_row, K_batch, K_head, K_row, V_batch, V_head, V_row, scale, softcap, capacity,
+    pages, table_row, Work,
+):
+    split_kv(
+        Config(
+            rows=16,
+            cols=64,
+            d=((0, 128, 128),),
+            dv=((0, 128, 128),),
+            bounds=2,
+            steps=False,
+            several=False,
+            split=True,
+            softcap=False,
+            alibi=False,
+            upcast=False,
+            precision=None,
+            rank=1,
+            linear=False,
+            of_keys=False,
+        ),
+        Strided(Q, Q_batch * 8, Q_head * 8, Q_row * 8, 1),
+        Strided(K, K_batch * 8, K_head * 8, K_row * 8, 1),
+        Strided(V, V_batch * 8, V_head * 8, V_row * 8, 1),
+        Deal(Tables, members_at, groups, lanes, span, splits, all_heads, m),
+        Keys(
+            key_count=KeyCount, capacity=capacity, per_batch=True, ring=False,
+            block_table=BlockTable, table_row=table_row, pages=pages, page=16,
+        ),
+        Scaling(scale, softcap, 0, None),
+        Results(work=Work, sums=sums),
+    )
+
+
+kernel = weft_decode_split_kv_d128_bf16
