@@ -19,7 +19,7 @@ from weft.kernels.gpu.oracle.memory import Bools, Box, Call, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import SoftMaximum
 from weft.kernels.gpu.oracle.programs import member_at, place_of
 from weft.kernels.gpu.oracle.tables import Owner
-from weft.kernels.gpu.tables.consumer_ranges import GROUP, SHARE
+from weft.kernels.gpu.tables.consumer_ranges import GROUP, RANGE
 from weft.kernels.gpu.tables.pack import PART, axis_words
 
 TERM = PART + axis_words(1)
@@ -118,17 +118,17 @@ def forward(call: Call) -> None:
     terms = [tuple(call.box(name) for name in names) for names in (near, far)[: call.spec.terms]]
     sinks = call.flat("Sinks") if call.spec.sinks else None
     for block in blocks(call):
-        law(block.mine.size == _share_at(call, 0, call.spec.terms), "an item has other integers than its groups read")
+        law(block.mine.size == _range_at(call, 0, call.spec.terms), "an item has other integers than its groups read")
         for group in range(-(-block.height // GROUP)):
             sums, tokens = _attended(call, block, group, terms)
             out, lse = sums.finish(None if sinks is None else float(sinks.load(block.owner.head)))
             _write_rows(call, block, group, tokens, (out, lse))
 
 
-def _share_at(call: Call, group: int, term: int) -> int:
+def _range_at(call: Call, group: int, term: int) -> int:
     """Where an item has the range of a group in the run of a term."""
     terms, groups = call.spec.terms, call.spec.groups
-    return 2 + RUN * terms + 2 * (1 + terms) + SHARE * (groups * term + group)
+    return 2 + RUN * terms + 2 * (1 + terms) + RANGE * (groups * term + group)
 
 
 def _place(call: Call, block: Block, side: int) -> tuple[int, int]:
@@ -171,7 +171,7 @@ def _attended(call: Call, block: Block, group: int, terms: list[tuple[Box, ...]]
 
 
 def _range(call: Call, block: Block, group: int, term: int) -> Range:
-    return Range(*(int(x) for x in block.mine[_share_at(call, group, term) :][:SHARE]))
+    return Range(*(int(x) for x in block.mine[_range_at(call, group, term) :][:RANGE]))
 
 
 def _add_folded(sums: SoftMaximum, walk: Walk, found: Range, pieces: tuple[tuple[Reals, Reals], ...]) -> None:
