@@ -55,7 +55,7 @@ VALUES = {
     ("dkdv", "aligned"): {False, True},
     ("forward", "terms"): {1, 2, 3},
     ("dq", "terms"): {1, 2, 3},
-    ("forward", "groups"): {0, 4},
+    ("forward", "groups"): {0, 2, 4},
     ("dkdv", "groups"): {0, 2},
     ("dkdv", "makes"): {"both", "dk", "dv"},
     ("dkdv", "folded"): {False, True},

@@ -176,7 +176,8 @@ def test_batches():
 
 def test_lengths_of_queries_and_keys_apart():
     mask = weft.causal(align="bottom-right")
-    assert compilations(as_argument, [(qkv(m, n), mask) for m, n in ((30, 60), (2, 60), (41, 41), (64, 200))]) == 1
+    # up to 16 queries an eager call is a step of decoding, with bits of its own
+    assert compilations(as_argument, [(qkv(m, n), mask) for m, n in ((30, 60), (17, 60), (41, 41), (64, 200))]) == 1
 
 
 PAIRS = {

@@ -19,10 +19,9 @@ from weft.kernels.gpu.oracle.memory import Bools, Box, Call, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import SoftMaximum
 from weft.kernels.gpu.oracle.programs import member_at, place_of
 from weft.kernels.gpu.oracle.tables import Owner
-from weft.kernels.gpu.tables.consumer_ranges import GROUP, SHARE
+from weft.kernels.gpu.tables.consumer_ranges import GROUP, RANGE
 from weft.kernels.gpu.tables.pack import PART, axis_words
 
-TILE = 64  # columns of a tile
 TERM = PART + axis_words(1)
 RUN = 4  # integers of an item for each term
 
@@ -52,23 +51,24 @@ class Block(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """One group's rows against one run of so many columns; live low <= column < high of each row."""
+    """One group's rows against one run of so many columns, in tiles; live low <= column < high of each row."""
 
+    tile: int
     length: int
     low: Ints
     high: Ints
     tokens: Ints
 
-    def mask(self, tile: int) -> Bools:
+    def mask(self, number: int) -> Bools:
         """The live pairs of a tile of columns."""
-        c = tile * TILE + np.arange(TILE)
+        c = number * self.tile + np.arange(self.tile)
         found: Bools = (c >= self.low[:, None]) & (c < self.high[:, None])
         return found
 
     @property
     def tiles(self) -> int:
         """Tiles of the run."""
-        return -(-self.length // TILE)
+        return -(-self.length // self.tile)
 
 
 def blocks(call: Call) -> Iterator[Block]:
@@ -92,14 +92,14 @@ def _rows(block: Block, group: int) -> Ints:
     return block.start + int(block.words[3]) * np.minimum(group * GROUP + np.arange(GROUP), block.height - 1)
 
 
-def _walk(block: Block, group: int, term: int) -> Walk:
+def _walk(block: Block, group: int, term: int, tile: int) -> Walk:
     """A group's bounds in the run of a term."""
     words, here = block.words, block.parts_at + TERM * term
     first, count = (int(x) for x in block.mine[2 + RUN * term :][:2])
     low, high = bounds.lines(words, here + PART, _rows(block, group))
     low, high = (bounds.positions(words, here + PART, x, first) for x in (low, high))
-    tokens = int(words[here]) + first + int(words[here + PART]) * np.arange(-(-count // TILE) * TILE)
-    return Walk(count, low, np.minimum(high, count), tokens)
+    tokens = int(words[here]) + first + int(words[here + PART]) * np.arange(-(-count // tile) * tile)
+    return Walk(tile, count, low, np.minimum(high, count), tokens)
 
 
 def _check(walk: Walk, found: Range, exists: Ints, what: str) -> None:
@@ -107,7 +107,7 @@ def _check(walk: Walk, found: Range, exists: Ints, what: str) -> None:
     low, high = walk.low[exists], walk.high[exists]
     live = low < high
     law(0 <= found.begin <= found.end <= walk.tiles or not found.end, f"{what}: tiles beyond the run")
-    inside = (low >= TILE * found.begin) & (high <= TILE * found.end)
+    inside = (low >= walk.tile * found.begin) & (high <= walk.tile * found.end)
     law(inside[live].all(), f"{what}: a tile that a group passes over has a live pair")
 
 
@@ -118,17 +118,17 @@ def forward(call: Call) -> None:
     terms = [tuple(call.box(name) for name in names) for names in (near, far)[: call.spec.terms]]
     sinks = call.flat("Sinks") if call.spec.sinks else None
     for block in blocks(call):
-        law(block.mine.size == _share_at(call, 0, call.spec.terms), "an item has other integers than its groups read")
+        law(block.mine.size == _range_at(call, 0, call.spec.terms), "an item has other integers than its groups read")
         for group in range(-(-block.height // GROUP)):
             sums, tokens = _attended(call, block, group, terms)
             out, lse = sums.finish(None if sinks is None else float(sinks.load(block.owner.head)))
             _write_rows(call, block, group, tokens, (out, lse))
 
 
-def _share_at(call: Call, group: int, term: int) -> int:
+def _range_at(call: Call, group: int, term: int) -> int:
     """Where an item has the range of a group in the run of a term."""
     terms, groups = call.spec.terms, call.spec.groups
-    return 2 + RUN * terms + 2 * (1 + terms) + SHARE * (groups * term + group)
+    return 2 + RUN * terms + 2 * (1 + terms) + RANGE * (groups * term + group)
 
 
 def _place(call: Call, block: Block, side: int) -> tuple[int, int]:
@@ -151,14 +151,14 @@ def _attended(call: Call, block: Block, group: int, terms: list[tuple[Box, ...]]
     at = _boxed(call.box("Q_near"), (place + group * GROUP, lane), tokens, "queries")
     q, sums = call.box("Q_near").load(batch, head, *at), SoftMaximum(GROUP, call.spec.dv)
     for term, (k_box, v_box) in enumerate(terms):
-        walk, found = _walk(block, group, term), _range(call, block, group, term)
+        walk, found = _walk(block, group, term, call.spec.cols), _range(call, block, group, term)
         _check(walk, found, np.arange(tokens.size), f"group {group} of a forward")
         place, lane = _place(call, block, 1 + term)
         folds = found.folds if call.spec.short and term == 0 else 0
         pieces = {}
         for j in range(found.begin, found.end):
-            keys = walk.tokens[j * TILE : min(walk.length, j * TILE + TILE)]
-            at = _boxed(k_box, (place + j * TILE, lane), keys, "keys")
+            keys = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
+            at = _boxed(k_box, (place + j * walk.tile, lane), keys, "keys")
             pieces[j] = q @ k_box.load(batch, kv_head, *at).T * call.real("scale"), v_box.load(batch, kv_head, *at)
         if folds:
             law(found.end - found.begin >= 2, "one tile folds with itself")
@@ -171,15 +171,15 @@ def _attended(call: Call, block: Block, group: int, terms: list[tuple[Box, ...]]
 
 
 def _range(call: Call, block: Block, group: int, term: int) -> Range:
-    return Range(*(int(x) for x in block.mine[_share_at(call, group, term) :][:SHARE]))
+    return Range(*(int(x) for x in block.mine[_range_at(call, group, term) :][:RANGE]))
 
 
 def _add_folded(sums: SoftMaximum, walk: Walk, found: Range, pieces: tuple[tuple[Reals, Reals], ...]) -> None:
     """A run's first and last tile as one: of the first what is right of the lower bound, of the last the rest."""
     (s, v), (s_last, v_last) = pieces
-    c = np.arange(TILE)
-    first = c >= (walk.low - found.begin * TILE)[:, None]
-    other = c < (walk.high - (found.end - 1) * TILE)[:, None]
+    c = np.arange(walk.tile)
+    first = c >= (walk.low - found.begin * walk.tile)[:, None]
+    other = c < (walk.high - (found.end - 1) * walk.tile)[:, None]
     law(np.array_equal(first, ~other), "two tiles fold whose live columns are not each other's rest")
     both = np.concatenate([np.where(first, s, -np.inf), np.where(first, -np.inf, s_last)], axis=1)
     sums.add(both, np.concatenate([v, v_last]))
@@ -203,7 +203,7 @@ def key_gradients(call: Call) -> None:
     for block in blocks(call):
         law(block.owner.heads == 1, "a kernel of one head meets a group of heads")
         for group in range(-(-block.height // GROUP)):
-            walk = _walk(block, group, 0)
+            walk = _walk(block, group, 0, call.spec.cols)
             found = _range_of_lines(walk, block.height - group * GROUP)
             exists = np.arange(min(GROUP, block.height - group * GROUP))
             _check(walk, found, exists, f"group {group} of keys")
@@ -213,9 +213,9 @@ def key_gradients(call: Call) -> None:
 def _range_of_lines(walk: Walk, exist: int) -> Range:
     """What a group computes from its first and its last row: lines rise or fall."""
     low, high = walk.low[[0, -1]], walk.high[[0, -1]]
-    end = min(-(-int(high.max()) // TILE), walk.tiles) if exist > 0 else 0
-    begin = min(int(low.min()) // TILE, end)
-    return Range(begin, end, -(-int(low.max()) // TILE), int(high.min()) // TILE)
+    end = min(-(-int(high.max()) // walk.tile), walk.tiles) if exist > 0 else 0
+    begin = min(int(low.min()) // walk.tile, end)
+    return Range(begin, end, -(-int(low.max()) // walk.tile), int(high.min()) // walk.tile)
 
 
 def _key_gradients(call: Call, block: Block, walk: Walk, found: Range, rows: Ints) -> None:
@@ -224,7 +224,7 @@ def _key_gradients(call: Call, block: Block, walk: Walk, found: Range, rows: Int
     k, v = (call.tensor(name).load(batch, kv_head, keys) for name in ("K", "V"))
     dk, dv = np.zeros_like(k), np.zeros_like(v)
     for j in range(found.begin, found.end):
-        tokens = walk.tokens[j * TILE : min(walk.length, j * TILE + TILE)]
+        tokens = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
         q, do = (call.tensor(name).load(batch, head, tokens) for name in ("Q", "DOut"))
         lse, delta = subtracted(call, numbers_of(call, batch, head, tokens, "their_length"))
         p, dp = np.exp(k @ q.T * scale - lse), v @ do.T - delta
@@ -232,7 +232,7 @@ def _key_gradients(call: Call, block: Block, walk: Walk, found: Range, rows: Int
         if j < found.below or j >= found.beyond:
             p, dp = np.where(mask, p, 0.0), np.where(mask, dp, 0.0)
         else:
-            law(tokens.size == TILE and mask.all(), "a tile that is not masked is not full")
+            law(tokens.size == walk.tile and mask.all(), "a tile that is not masked is not full")
         dv += p @ do
         dk += (p * dp) @ q
     call.tensor("DK").store(dk * scale, batch, kv_head, keys)

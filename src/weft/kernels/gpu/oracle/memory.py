@@ -102,14 +102,12 @@ class Array:
 
 # ---- tensor descriptors ----------------------------------------------------------------------------------------------
 class Box:
-    """A tensor descriptor (batch row, head, place, lane, channel) of a slot, read and written TILE places at a time.
+    """A tensor descriptor (batch row, head, place, lane, channel) of a slot, read and written `tile` places at a time.
 
     Raises BrokenLaw where it reaches beyond the slot, or its strides are no steps of the slot's tokens.
     """
 
-    TILE = 64
-
-    def __init__(self, array: Array, slot: Slot, described: Descriptor) -> None:
+    def __init__(self, array: Array, slot: Slot, described: Descriptor, tile: int = 64) -> None:
         name, strides = described.slot, described.strides
         law(len(strides) == len(described.shape) == 5, f"a descriptor of {name} has five axes")
         token = slot.strides[2]
@@ -117,21 +115,21 @@ class Box:
         law(same and strides[2] % token == 0, f"a descriptor of {name} has other strides than its slot")
         law(described.shape[:2] == slot.shape[:2], f"a descriptor of {name} has other batch rows or heads")
         law(described.shape[4] == slot.shape[3], f"a descriptor of {name} has other channels")
-        self.array, self.step = array, strides[2] // token
+        self.array, self.step, self.tile = array, strides[2] // token, tile
         self.places, self.lanes = described.shape[2:4]
         last = (self.places - 1) * self.step + self.lanes - 1
         law(last < slot.shape[2], f"a descriptor of {name} reaches token {last} of {slot.shape[2]}")
 
     def tokens(self, place: int, lane: int) -> Ints:
         """The tokens of a tile, -1 where the descriptor has none."""
-        places = place + np.arange(self.TILE)
+        places = place + np.arange(self.tile)
         there = (places >= 0) & (places < self.places) & (0 <= lane < self.lanes)
         return np.where(there, places * self.step + lane, -1)
 
     def load(self, batch: int, head: int, place: int, lane: int) -> Reals:
-        """A tile (TILE, channels), zeros where the descriptor has no token."""
+        """A tile (tile, channels), zeros where the descriptor has no token."""
         tokens = self.tokens(place, lane)
-        found = np.zeros((self.TILE, self.array.values.shape[-1]))
+        found = np.zeros((self.tile, self.array.values.shape[-1]))
         found[tokens >= 0] = self.array.load(batch, head, tokens[tokens >= 0])
         return found
 
@@ -211,7 +209,8 @@ class Call:
         found = self._argument(name)
         law(isinstance(found, Descriptor), f"{name} is no descriptor")
         assert isinstance(found, Descriptor)
-        return Box(self._array(found.slot, 3), self.memory.slots[found.slot], found)
+        walked = name[0] in "KV" and self.spec.direction == "forward"
+        return Box(self._array(found.slot, 3), self.memory.slots[found.slot], found, self.spec.cols if walked else 64)
 
     def _argument(self, name: str) -> Argument:
         law(name in self.launch.named, f"{self.launch.kernel.name} has no argument {name}")

@@ -1,7 +1,7 @@
 """What a forward by warp groups reads of an item beside what every kernel does, so that no group computes it.
 
 After an item's other integers (`tables.pack`): place and lane (`weft.planning.tma`) of its first query
-and of each part's first key; then for each part and each group of GROUP rows SHARE integers: the first tile of columns
+and of each part's first key; then for each part and each group of GROUP rows RANGE integers: the first tile of columns
 that some row sees and the one after the last, the tiles that all rows see whole, from the first to the one after the
 last, and whether the first and the last tile fold. Tiles count from the run's first column.
 
@@ -18,13 +18,13 @@ from weft.pattern.bounds import Ints
 from weft.planning.tiles import AxisPlan, Launch
 from weft.planning.tma import TmaExtent
 
-GROUP, SHARE, FOLDS = 64, 5, 4
+GROUP, RANGE, FOLDS = 64, 5, 4
 MOST = (1 << 15) - 1  # columns of a run, where bounds have half a word
 BESIDE = 3  # half tiles in whose time a group begins and ends a block, a guess
 FEW = 4  # tiles of a run that may fold, all of which a group holds at a time
 
 
-def shares_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, ...]) -> Ints:
+def ranges_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, ...]) -> Ints:
     """(items, integers) of a launch on one axis; items: (first query, queries), then each part's run."""
     known = items.astype(np.int64)
     first, height = known[:, :2].T
@@ -37,7 +37,7 @@ def shares_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, 
     queries = first[:, None, None] + launch.lanes[0].q_step * rows
     for n, part in enumerate(launch.parts):
         run = known[:, 2 + 4 * n], known[:, 3 + 4 * n]
-        share = _share(part.axes[0], queries, run)
+        share = _range(part.axes[0], queries, run)
         share[:, :, 1] *= exists
         if n == 0:
             rows = np.minimum(np.arange(launch.box[0]).reshape(-1, GROUP), height[:, None, None] - 1)
@@ -49,19 +49,19 @@ def shares_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, 
 
 
 def time_of(launch: Launch, items: NDArray[np.int32], shares: Ints) -> Ints:
-    """About how long groups take for each item together, in half tiles; items, shares: see `shares_of`."""
-    known = shares[:, 2 * (1 + len(launch.parts)) :].reshape(len(items), -1, SHARE)
+    """About how long groups take for each item together, in half tiles; items, shares: see `ranges_of`."""
+    known = shares[:, 2 * (1 + len(launch.parts)) :].reshape(len(items), -1, RANGE)
     tiles: Ints = (known[:, :, 1] - known[:, :, 0] - known[:, :, FOLDS]).sum(1)
     return 2 * tiles + BESIDE * -(-items[:, 1].astype(np.int64) // GROUP)
 
 
 def is_short(launch: Launch, items: NDArray[np.int32], shares: Ints) -> bool:
     """Whether groups see few tiles of the first part, the first and the last of some are one, and bounds fit half a
-    word; items, shares: see `shares_of`.
+    word; items, shares: see `ranges_of`.
     """
     runs = items[:, 2 : 2 + 4 * len(launch.parts)].reshape(len(items), -1, 4)
     at, groups = 2 * (1 + len(launch.parts)), launch.box[0] // GROUP
-    first = shares[:, at : at + SHARE * groups].reshape(-1, groups, SHARE)
+    first = shares[:, at : at + RANGE * groups].reshape(-1, groups, RANGE)
     tiles = first[:, :, 1] - first[:, :, 0]
     few = tiles.max() <= FEW + 1  # one more where runs begin elsewhere
     return bool(few and first[:, :, FOLDS].any() and runs[:, :, 1].max() <= MOST)
@@ -74,8 +74,8 @@ def _place(reach: TmaExtent, token: Ints) -> tuple[Ints, Ints]:
     return place + first_place, lane + first_lane
 
 
-def _share(axis: AxisPlan, queries: Ints, run: tuple[Ints, Ints]) -> Ints:
-    """(items, groups, SHARE) of one part."""
+def _range(axis: AxisPlan, queries: Ints, run: tuple[Ints, Ints]) -> Ints:
+    """(items, groups, RANGE) of one part."""
     low, high = _bounds(axis, queries, run)
     tile = axis.block_k
     begin, end = low.min(2) // tile, -(-high.max(2) // tile)

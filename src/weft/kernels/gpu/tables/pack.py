@@ -28,7 +28,7 @@ from weft.acsr.bits import BACKWARDS
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.tables.boxes import whole_boxes
-from weft.kernels.gpu.tables.consumer_ranges import is_short, shares_of, time_of
+from weft.kernels.gpu.tables.consumer_ranges import is_short, ranges_of, time_of
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
@@ -216,7 +216,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     reach = extents(launch) if groups and rank == 1 else None
     short, work = False, work[order] // shares.of
     if reach is not None:
-        told = shares_of(launch, items, reach)
+        told = ranges_of(launch, items, reach)
         short, work = is_short(launch, items, told), time_of(launch, items, told)
         items = np.concatenate([items, told.astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)

@@ -12,7 +12,7 @@ from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.tables import consumer_ranges
 from weft.kernels.gpu.tables import pack as words
 
-RUN, RANGE = gl.constexpr(4), gl.constexpr(consumer_ranges.SHARE)  # integers of a term's run; of a consumer's range
+RUN, RANGE = gl.constexpr(4), gl.constexpr(consumer_ranges.RANGE)  # integers of a term's run; of a consumer's range
 FOLDS = gl.constexpr(consumer_ranges.FOLDS)
 TERM = gl.constexpr(words.PART + words.axis_words(1))  # integers of a term
 

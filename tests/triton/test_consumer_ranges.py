@@ -5,7 +5,7 @@ import pytest
 
 import weft
 from weft.kernels.gpu.tables.batches import plan_waves
-from weft.kernels.gpu.tables.consumer_ranges import GROUP, SHARE
+from weft.kernels.gpu.tables.consumer_ranges import GROUP, RANGE
 from weft.planning.attention_plan import plan_attention
 from weft.planning.families.hopper import CONFIGS
 from weft.planning.problem import Problem
@@ -65,7 +65,7 @@ def test_tiles_are_those_that_rows_see(pattern, tokens):
     dense = pattern.to_dense(tokens, tokens).reshape(tokens, tokens)
     seen = np.zeros((tokens, tokens), int)
     for item in items:
-        shares = item[4 + 6 * parts :].reshape(parts, groups, SHARE)
+        shares = item[4 + 6 * parts :].reshape(parts, groups, RANGE)
         for part, run, of_groups in zip(launch.parts, item[2 : 2 + 4 * parts].reshape(parts, 4), shares, strict=True):
             keys = part.k.origin + run[0] + part.axes[0].lanes.k_step * np.arange(run[1])
             for group, (begin, end, below, beyond, _) in enumerate(of_groups):
