@@ -22,6 +22,7 @@ MANY_PARAMETERS = {
     "weft.distributed.plan:plan": "the public face: a layer, by name",
     "weft.torch.distributed.call:attention": "the public face: every option by name",
     "weft.jax.attention:attention": "the public face: every option by name",
+    "weft.jax.distributed:distributed_attention": "the public face: every option by name",
     "weft.jax.dot_product:dot_product_attention": "the signature of jax.nn.dot_product_attention",
 }
 

@@ -41,7 +41,9 @@ def test_a_call_without_gradients_has_the_first_of_them():
 def test_few_rows_depend_on_the_card():
     """Which shares its keys among its own processors, not among those of an interpreter."""
     call = Call(weft.causal(align="bottom-right"), 1, 131072, dims=(128, 128), heads=(32, 8), batch=8)
-    assert names(call, gradients=False)[0].startswith("rows") and names(call, gradients=False)[1].startswith("merge")
+    assert names(call, gradients=False)[0].startswith("split_kv") and names(call, gradients=False)[1].startswith(
+        "combine"
+    )
     few = Call(weft.causal(align="bottom-right"), 1, 4096, dims=(128, 128), heads=(32, 32), batch=64)
     assert len(names(few, GPUS["a100"], gradients=False)) == 1
 

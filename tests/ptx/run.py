@@ -1,6 +1,7 @@
 """Weft's kernels as a GPU would be given them, run here: the real planner, the real entry points, the PTX of Triton."""
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class Launched:
         text, shared = text_of(self.given, self.way.arch)
         kernel = kernel_of(self.way.change(self.given.name, text), shared)
         memory = Global([storage(x) for x in values if isinstance(x, (torch.Tensor, Placed))])
-        plain = [y for x in values for y in _plain(x)]
+        plain = [y for x, (_, kind) in zip(values, self.given.types, strict=True) for y in _plain(x, kind)]
         if self.given.gluon:
             specialised.launch(kernel.program, grid[0], plain, (memory, shared), self.way.order)
         else:
@@ -110,8 +111,9 @@ class Launched:
         self.names.append(self.given.name)
 
 
-def _plain(x):
-    """A value as PTX is given it; a descriptor with its sizes and strides."""
+def _plain(x, kind):
+    """A value as PTX is given it; a descriptor with its sizes and strides. kind: its type."""
     if isinstance(x, Placed):
-        return specialised.Map.of(x.address, x.shape, x.strides), *x.shape, *x.strides
+        box = [int(size) for size in re.match(r"tensordesc<\w+\[([\d, ]+)\]", kind)[1].split(",")]
+        return specialised.Map.of(x.address, (x.shape, x.strides), box), *x.shape, *x.strides
     return (x.data_ptr() if isinstance(x, torch.Tensor) else x,)

@@ -26,52 +26,52 @@ MAP = 128  # bytes of one
 
 @dataclass(frozen=True)
 class Map:
-    """A tensor descriptor of elements of 16 bits: boxes of so many rows along one axis and all of the last. x: the
-    array itself. axis: of rows.
+    """A tensor descriptor of elements of 16 bits: boxes of so many rows along one axis and `width` bytes of the last.
+    x: the array itself. axis: of rows.
     """
 
     x: np.ndarray
     rows: int
     axis: int = 1
+    width: int = 128
 
     @classmethod
-    def of(cls, address, shape, strides):
-        """Of five axes, whose boxes have 64 of the third."""
+    def of(cls, address, sizes, box):
+        """Of five axes, whose boxes have several of the third. sizes: (shape, strides). Rows of a box of more than
+        128 bytes are several boxes for Triton.
+        """
+        shape, strides = sizes
         whole = np.ndarray((1,), np.int16, (ctypes.c_char * 2).from_address(address))
         x = np.lib.stride_tricks.as_strided(whole, shape, [2 * stride for stride in strides])
-        return cls(x, 64, 2)
-
-    @property
-    def width(self):
-        """Bytes of a row."""
-        return self.x.shape[-1] * self.x.itemsize
+        return cls(x, box[2], 2, min(128, 2 * box[4]))
 
     def load(self, memory, places):
         """(rows, width) bytes from (innermost, row, outermost) on; beyond the array there are zeros."""
-        found = np.zeros((self.rows, self.width), np.uint8)
+        found = np.zeros((self.rows, self.width // 16, 16), np.uint8)
         inside, addresses = self._addresses(places)
-        found[inside] = memory.load(addresses.reshape(-1), 16).reshape(-1, self.width)
-        return found
+        found[inside] = memory.load(addresses, 16)
+        return found.reshape(self.rows, self.width)
 
     def store(self, memory, places, values):
         inside, addresses = self._addresses(places)
-        memory.store(addresses.reshape(-1), values[inside].reshape(-1, 16))
+        memory.store(addresses, values.reshape(self.rows, -1, 16)[inside])
 
     def _addresses(self, places):
-        """(rows that exist, addresses of their eights of 16 bytes)"""
+        """(rows, units of 16 bytes): which exist, and the addresses of those."""
         column, *places = places
         places.reverse()
-        if column or self.width not in (32, 64, 128):
-            raise Fault("only boxes as wide as the tensor are known, of 32 to 128 bytes")
+        row = self.x.shape[-1] * self.x.itemsize
+        if row % 16 or column * self.x.itemsize % 16 or self.width not in (32, 64, 128):
+            raise Fault("only boxes of whole units of 16 bytes are known, 32 to 128 bytes wide")
         rows = places[self.axis] + np.arange(self.rows)
-        inside = (rows >= 0) & (rows < self.x.shape[self.axis])
-        at = self.x.ctypes.data + rows[:, None] * self.x.strides[self.axis] + np.arange(0, self.width, 16)
+        units = column * self.x.itemsize + np.arange(0, self.width, 16)
+        inside = ((rows >= 0) & (rows < self.x.shape[self.axis]))[:, None] & ((units >= 0) & (units < row))
+        at = self.x.ctypes.data + rows[:, None] * self.x.strides[self.axis] + units
         for axis, place in enumerate(places):
             if axis != self.axis:
                 inside &= 0 <= place < self.x.shape[axis]
                 at = at + place * self.x.strides[axis]
-        at = at[inside]
-        return inside, at.astype(np.uint64)
+        return inside, at[inside].astype(np.uint64)
 
 
 def swizzled(start, tensor):

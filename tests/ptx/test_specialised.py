@@ -67,7 +67,7 @@ class Problem:
         for name in kernel.arg_names:
             if name in given and specialised_warps.is_box(name):  # a descriptor, and then its sizes and strides
                 x = given[name].view(torch.int16).numpy()
-                values += [Map(x, 64), *x.shape, *(stride // 2 for stride in x.strides)]
+                values += [Map(x, 64, width=2 * x.shape[-1]), *x.shape, *(stride // 2 for stride in x.strides)]
             elif name in given:
                 values.append(given[name].data_ptr())
             elif name in numbers:

@@ -189,3 +189,16 @@ def test_between_its_turns_a_function_goes_one_way(values):
         part = prolonged(line, (a, b))
         steps = np.diff(part.at(np.arange(len(values))))
         assert (part.at(np.arange(a, b)) == values[a:b]).all() and ((steps >= 0).all() or (steps <= 0).all())
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_ring_caches_have_no_bound_that_says_nothing(window):
+    """As many bytes as the mask comes to: what every pair obeys is left out."""
+    kp, qp = ring(48, 16)
+    far = 10_000 if window is None else window
+    mask = (kp <= qp[:, None]) & (kp > qp[:, None] - far)
+    as_function, as_mask = recognize(lambda q, k: (kp[k] <= qp[q]) & (kp[k] > qp[q] - far)), recognize(mask)
+    assert as_function.proof == "symbolic"
+    assert as_function.form.terms == as_mask.form.terms == 2
+    assert as_function.form.nbytes <= as_mask.form.nbytes <= 128
+    assert (torch.from_numpy(as_function.pattern.to_dense(*mask.shape)) == mask).all()

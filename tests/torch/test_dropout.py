@@ -20,6 +20,7 @@ PATTERNS = {
     "grid": weft.neighborhood((5, 6), (3, 3)),
     "heads": weft.per_head([weft.causal(), weft.window(3, 3), weft.full(), weft.causal()]),
     "listed": weft.keys(0, 30, 7) | weft.window(2, 0),
+    "scattered": weft.documents(ids=[i * 7 % 4 for i in range(30)]),  # terms in another order
     "batch": weft.padding([30, 11]) & weft.causal(),
 }
 MASK = PATTERNS["window"]

@@ -23,6 +23,7 @@ def quicken():
         return
     interpreter._get_np_dtype = _type_of(interpreter._get_np_dtype)
     interpreter._patch_builtin = _patch_builtin
+    interpreter._patch_lang = _once(interpreter._patch_lang)
     core.tensor.__init__ = _new_tensor
     core.block_type.with_element_ty = _with_element_type
     core._unwrap_if_constexpr = _unwrapped(core._unwrap_if_constexpr)
@@ -118,6 +119,39 @@ def _unwrapped(original):
 def _builtins(package):
     """Names of what the interpreter puts something else in place of; asked first where nothing is replaced yet."""
     return [name for name in dir(package) if core.is_builtin(getattr(package, name, None))]
+
+
+def _once(original):
+    """The language is replaced for a kernel, and not again for functions that it calls and that see no more of it."""
+    under_way = []  # of a kernel: the names of what is replaced
+
+    class Scope:
+        """Of a kernel."""
+
+        def __init__(self, fn):
+            self.scope = original(fn)
+            under_way.append(_seen(fn))
+
+        def restore(self):
+            under_way.pop()
+            self.scope.restore()
+
+    @wraps(original)
+    def found(fn):
+        if not under_way:
+            return Scope(fn)
+        if _seen(fn) <= under_way[-1]:
+            return None
+        under_way[-1] |= _seen(fn)
+        return original(fn)
+
+    return found
+
+
+@cache
+def _seen(fn):
+    """Which modules of the language a function sees."""
+    return frozenset(one.__name__ for one in fn.__globals__.values() if one is tl or one is core)
 
 
 def _patch_builtin(package, builder, scope):

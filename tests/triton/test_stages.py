@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("triton")
 
 import triton
+from tests.tiers import every
 from triton import knobs
 
 from weft.kernels.gpu.compile import compiler, dedup, load, stages
@@ -41,7 +42,8 @@ def of_triton(spec, target):
 
 
 @pytest.mark.parametrize(
-    "spec, target", [(SMALL, "sm_90"), (SMALL, "gfx942"), (replace(SMALL, registers=128), "sm_80"), (WALK, "sm_90")]
+    "spec, target",
+    every(2, [(SMALL, "sm_90"), (SMALL, "gfx942"), (replace(SMALL, registers=128), "sm_80"), (WALK, "sm_90")]),
 )
 def test_it_is_what_triton_compiles(spec, target):
     theirs, ours = of_triton(spec, target), load.compile_for(spec, TARGETS[target])
@@ -80,6 +82,7 @@ def test_a_version_that_is_not_known_compiles_as_it_does(monkeypatch):
     assert asked.call_count == 1
 
 
+@pytest.mark.more
 def test_threads_compile_at_once():
     """Each what it would compile alone, and what Python has for the whole process stays as it was."""
     specs = [replace(SMALL, warps=warps, direction=one) for warps in (4, 8) for one in ("forward", "dq")] + [WALK]

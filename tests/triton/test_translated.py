@@ -4,6 +4,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
+from tests.tiers import every
 
 import weft
 from weft.errors import UnsupportedKernel
@@ -199,7 +200,7 @@ def test_what_a_path_left_out_is_refused():
         assert "a path leaves out what is read by UIADD3" in mistake(made, TARGETS["sm_90"])
 
 
-@pytest.mark.parametrize("call", ["window, by groups", "window"])
+@pytest.mark.parametrize("call", every(2, ["window, by groups", "window"]))
 def test_branches_that_look_their_targets_up_are_read_from_the_table(call):
     """Of warp groups. What the disassembler finds takes it longer, and is the same program."""
     (spec,) = specs_towards(CALLS[call], "forward")

@@ -27,6 +27,7 @@ from weft.recognition.result import Recognized
 from weft.recognition.rows import in_rows
 from weft.recognition.spans import Size
 from weft.recognition.tables import Reads, reads, same_kind, watched
+from weft.recognition.terms import without_idle_bounds
 from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Traced, note
 from weft.recognition.words import reworded
 from weft.tracing.capture import indices, name_of
@@ -162,6 +163,7 @@ def _bound_to(pattern: Pattern, size: Size, why: str, generalize: bool) -> tuple
     assert size.m is not None and size.n is not None  # tables have lengths
     if generalize:
         return pattern, f"{why}; used at other lengths on your word: its tables hold {size.m} x {size.n}"
+    pattern = reworded(without_idle_bounds(pattern, size.m, size.n), size.n)
     return pieces.sized(pattern, size.m, size.n), f"{why}; its tables hold for {size.m} x {size.n} only"
 
 

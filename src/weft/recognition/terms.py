@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from weft.acsr.format import Term
 from weft.pattern import library as lib
 from weft.pattern.algebra import Align, Pattern
 from weft.pattern.bounds import Bound, Stair
 from weft.pattern.listed import Listed
-from weft.pattern.relation import Residue
+from weft.pattern.relation import Relation, Residue
 from weft.recognition import names
 from weft.recognition.sets import Comb
 
@@ -21,6 +24,35 @@ def spelled(terms: Iterable[Term], m: int, n: int) -> Pattern | None:
     if any(term.rank > 1 for term in terms):
         return None
     return names.union([_of_term(term, m, n) for term in terms])
+
+
+def without_idle_bounds(pattern: Pattern, m: int, n: int) -> Pattern:
+    """The pattern without bounds that all pairs of m queries and n keys obey anyway, where that is shorter to write."""
+    if pattern.extent() != (None, None) or not m or not n:
+        return pattern
+    acsr = pattern.acsr(m, n)
+    if len(acsr.remainder) or any(term.rank > 1 or term.is_ordered for term in acsr.terms):
+        return pattern
+    terms = [replace(term, axes=(_needed(term.axes[0], m, n),)) for term in acsr.terms]
+    said = spelled(terms, m, n) if terms != list(acsr.terms) else None
+    return pattern if said is None or names.cost(said) >= names.cost(pattern) else said
+
+
+def _needed(relation: Relation, m: int, n: int) -> Relation:
+    """A relation without bounds that others, or the ends, are never behind; bounds rise, so that their ends tell."""
+    ends = np.array([0, m - 1])
+    lower = _kept([(*bound(ends).tolist(), bound) for bound in relation.lower], 0)
+    upper = _kept([(*(-bound(ends[::-1])).tolist(), bound) for bound in relation.upper], -n)
+    return replace(relation, lower=lower, upper=upper)
+
+
+def _kept(bounds: list[tuple[int, int, Bound]], end: int) -> tuple[Bound, ...]:
+    """Of (least, most, bound) on one side those that ask for more than `end` and than every other."""
+    kept = [one for one in bounds if one[1] > end]
+    for one in list(kept):
+        if any(other is not one and other[0] >= one[1] for other in kept):
+            kept.remove(one)
+    return tuple(bound for _, _, bound in kept)
 
 
 def _of_term(term: Term, m: int, n: int) -> Pattern:

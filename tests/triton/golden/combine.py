@@ -15,7 +15,7 @@ def weft_decode_combine_d128_bf16(
     Work, splits, all_heads, m, sums, Out_batch, Out_head, Out_row, Out, Lse,
 ):
     combine(
-        ((0, 128, 128),), Work, sums, splits, all_heads, m, None,
+        ((0, 128, 128),), Work, sums, splits, all_heads, m,
         Results(out=Strided(Out, Out_batch * 8, Out_head * 8, Out_row * 8, 1), lse=Lse),
     )
 

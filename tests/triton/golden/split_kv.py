@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from weft.kernels.gpu.ops.loads import Strided
+from weft.kernels.gpu.ops.scores import Scaling
 from weft.kernels.gpu.split_kv.config import Config
-from weft.kernels.gpu.split_kv.kernel import Results, Scores, split_kv
+from weft.kernels.gpu.split_kv.kernel import Results, split_kv
 from weft.kernels.gpu.split_kv.rows import Deal, Keys
 
 
@@ -27,15 +28,22 @@ def weft_decode_split_kv_d64_fp16(
             steps=False,
             several=False,
             split=True,
+            softcap=True,
+            alibi=True,
             upcast=False,
             precision=None,
+            rank=1,
+            linear=False,
+            of_keys=False,
         ),
         Strided(Q, Q_batch * 8, Q_head * 8, Q_row * 8, 1),
         Strided(K, K_batch * 8, K_head * 8, K_row * 8, 1),
         Strided(V, V_batch * 8, V_head * 8, V_row * 8, 1),
         Deal(Tables, members_at, groups, lanes, span, splits, all_heads, m),
-        Keys(shift=shift, beside=beside, length=length),
-        Scores(scale, softcap=softcap, slopes=Slopes),
+        Keys(
+            shift=shift, beside=beside, length=length,
+        ),
+        Scaling(scale, softcap, 0, Slopes),
         Results(work=Work, sums=sums),
     )
 

@@ -20,9 +20,9 @@ class Config:
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
     key_stages: of the fused walk's ring of keys. row_max: what a forward takes off scores. "none": nothing; "first": a
-    row's largest score in the first tile that has a key for it; "online": the largest so far. With the first two, rows
-    whose sums leave the range from `least` to `most` are computed again. terms: that one walk has. short: runs are
-    short (`fwd_short`). boxed: whole tiles of results leave by a descriptor.
+    row's largest score in the first of its consumer's first two tiles that has a key for it; "online": the largest so
+    far. With the first two, rows whose sums leave the range from `least` to `most` are computed again. terms: that one
+    walk has. short: runs are short (`fwd_short`). boxed: whole tiles of results leave by a descriptor.
     """
 
     d: int

@@ -124,7 +124,7 @@ def walk(i, q, span, state, scoring):
         i = opaque(i)  # else four multiplications more a tile, and long runs took 1.12 (benchmarks/notes/triton.md)
         x = scores_of(i, q, state, scoring)
         j, here = span.tile(s, TERMS)  # after the wait: before it, ptxas makes other code
-        sums = add_tile(i, j, x, sums, here, state, scoring)
+        sums = add_tile(i, j, s, x, sums, here, state, scoring)
         i += 1
     return i, sums
 

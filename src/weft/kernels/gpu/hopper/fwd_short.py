@@ -66,7 +66,7 @@ def walk(i, begin, end, sums, q, cut, state, scoring):
     for j in range(begin, end):
         i = opaque(i)  # as in `fwd.walk`
         x = scores_of(i, q, state, scoring)
-        sums = add_tile(i, j, x, sums, cut, state, scoring)
+        sums = add_tile(i, j, j - begin, x, sums, cut, state, scoring)
         i += 1
     return i, sums
 

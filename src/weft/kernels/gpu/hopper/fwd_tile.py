@@ -69,39 +69,46 @@ def scores_of(i, q, state, scoring):
 
 
 @gluon.jit
-def weights_of(x, sums, scoring, ROW_MAX: gl.constexpr):
-    """(weights of a tile's scores, sums that belong to them)"""
+def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr):
+    """(weights of a tile's scores, sums that belong to them). s: how many tiles the consumer had before.
+
+    Bounds mostly rise or fall by a key a row, or less, so every row has a key in the consumer's first two tiles. Other
+    rows have nothing taken off, and go again where that is not enough.
+    """
     if ROW_MAX == "none":
         p = gl.exp2(x * scoring.scale2)
+    elif ROW_MAX == "first":
+        largest = sums.largest
+        if s < 2:
+            new = gl.max(x, 1) * scoring.scale2
+            largest = gl.where(largest == float("-inf"), new, largest)
+            if s == 1:
+                largest = gl.where(largest == float("-inf"), 0.0, largest)
+        safe = gl.where(largest == float("-inf"), 0.0, largest)
+        p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
+        sums = Sums(sums.acc, sums.total, largest)
     else:
         acc, total, largest = sums.acc, sums.total, sums.largest
-        new = gl.max(x, 1) * scoring.scale2
-        if ROW_MAX == "online":
-            new = gl.maximum(largest, new)
-            safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
-            kept = gl.exp2(largest - safe)
-            total = total * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
-            acc = acc * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout)), 1)
-            largest = new
-        else:
-            safe = gl.where(new == float("-inf"), 0.0, new)
-            safe = gl.where(largest == float("-inf"), safe, largest)
-            largest = safe
+        new = gl.maximum(largest, gl.max(x, 1) * scoring.scale2)
+        safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
+        kept = gl.exp2(largest - safe)
+        total = total * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
+        acc = acc * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout)), 1)
         p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
-        sums = Sums(acc, total, largest)
+        sums = Sums(acc, total, new)
     return p, sums
 
 
 @gluon.jit
-def add_tile(i, j, x, sums, cut, state, scoring):
-    """Sums with tile i of the ring, which is tile j of its run. x: see `scores_of`."""
+def add_tile(i, j, s, x, sums, cut, state, scoring):
+    """Sums with tile i of the ring, which is tile j of its run and tile s of the consumer's. x: see `scores_of`."""
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
     at = state.tiles.stage(i)
     if (j < cut.below) | (j >= cut.beyond):
         words, bit = mask_words(cut.low - j * TILE, cut.high - j * TILE, scoring.columns)
         x = masked(x, words, bit, float("-inf"))
-    p, sums = weights_of(x, sums, scoring, cfg.row_max)
+    p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
     total = sums.total + in_parts(p)
     weights = gl.convert_layout(p.to(state.v.dtype), first_factor(cfg.width_v))
     acc = warpgroup_mma(weights, matrix(state.v.index(at)), sums.acc, is_async=True)

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.loads import dot, scaled, zeros
+from weft.kernels.gpu.ops.softmax import online_weights
 
 LOG2E, LN2 = tl.constexpr(constants.LOG2E), tl.constexpr(constants.LN2)
 
@@ -32,11 +33,9 @@ def no_keys(C: tl.constexpr, chunks):
 
 
 @triton.jit
-def add_tile(C: tl.constexpr, softmax, s, values):
+def add_tile(C: tl.constexpr, softmax, s, scores, values):
     """With the scores (rows, cols) and the values of more keys, a tile (cols, dv)."""
-    new = tl.maximum(softmax.row_max, tl.max(s, 1))
-    safe = tl.where(new == float("-inf"), 0.0, new)
-    p, kept = tl.exp2(s - safe[:, None]), tl.exp2(softmax.row_max - safe)
+    p, new, kept = online_weights(C, s, scores, softmax.row_max)
     row_sum = softmax.row_sum * kept + tl.sum(p, 1)
     p = p.to(values[0].dtype)
     acc = ()

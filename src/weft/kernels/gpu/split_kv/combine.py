@@ -14,7 +14,7 @@ BLOCK = tl.constexpr(16)  # shares that are taken together
 
 
 @triton.jit
-def combine(DV: tl.constexpr, work, sums, splits, heads, m, sinks, results):
+def combine(DV: tl.constexpr, work, sums, splits, heads, m, results):
     """One program for each row. A share of no key has an lse only. work, sums, results: see `kernel.Results`."""
     number = tl.program_id(0).to(tl.int64)
     row, batch = number % m, number // m // heads
@@ -22,8 +22,8 @@ def combine(DV: tl.constexpr, work, sums, splits, heads, m, sinks, results):
     dv = columns(DV)
     softmax = joined(DV, work, sums, number, splits, dv)
     sink, out = None, results.out
-    if sinks is not None:
-        sink = tl.load(sinks + head)
+    if results.sinks is not None:
+        sink = tl.load(results.sinks + head)
     acc, lse = finish(softmax, sink)
     tl.store(results.lse + number, lse)
     at = out.pointer + batch * out.batch + head * out.head + row * out.row

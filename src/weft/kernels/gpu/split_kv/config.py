@@ -14,7 +14,8 @@ class Config(NamedTuple):
     """What a kernel is compiled for; see `SplitKVSpec` for fields of the same name.
 
     d, dv: chunks of both head dimensions. steps: some bound is a step function. precision: of products of float32, None
-    for other types.
+    for other types. rank, linear, of_keys: what the fragments of tile kernels ask beside: keys lie on a line, scores
+    are scaled before their maximum is taken, and queries are the side that stays.
     """
 
     rows: int
@@ -25,8 +26,13 @@ class Config(NamedTuple):
     steps: bool
     several: bool
     split: bool
+    softcap: bool
+    alibi: bool
     upcast: bool
     precision: str | None
+    rank: int = 1
+    linear: bool = False
+    of_keys: bool = False
 
 
 def config_of(spec: SplitKVSpec) -> Config:
@@ -34,5 +40,6 @@ def config_of(spec: SplitKVSpec) -> Config:
     precision = "ieee" if spec.dtype == "float32" else None
     d, dv = chunks(spec.d), chunks(spec.dv)
     return Config(
-        spec.rows, spec.cols, d, dv, spec.bounds, spec.tables, spec.several, spec.split, spec.upcast, precision
+        spec.rows, spec.cols, d, dv, spec.bounds, spec.tables, spec.several, spec.split, spec.softcap, spec.alibi,
+        spec.upcast, precision,
     )  # fmt: skip

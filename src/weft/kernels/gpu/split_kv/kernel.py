@@ -12,28 +12,23 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from weft.kernels.gpu.ops.bounds import tanh
 from weft.kernels.gpu.ops.loads import columns, products
-from weft.kernels.gpu.ops.online_softmax import LOG2E, add_tile, finish, lse_2, no_keys
+from weft.kernels.gpu.ops.online_softmax import add_tile, finish, lse_2, no_keys
+from weft.kernels.gpu.ops.scores import LOG2E, Scores, score
 from weft.kernels.gpu.ops.vectors import exists, load_rows, store_rows
 from weft.kernels.gpu.split_kv.bounds import BOUND, CLASSES, run_of, share
 from weft.kernels.gpu.split_kv.rows import page_of, rows_of
 
 
-class Scores(NamedTuple):
-    """What scores become. softcap: a scalar; slopes, sinks: pointers; each None where there is none."""
-
-    scale: Any
-    softcap: Any = None
-    slopes: Any = None
-    sinks: Any = None
-
-
 class Results(NamedTuple):
-    """Where results go: out and lse; or a workspace with the lses of all shares, and from `sums` on their means."""
+    """Where results go: out and lse; or a workspace with the lses of all shares, and from `sums` on their means.
+
+    sinks: scores that join the sums of finished rows, one for each query head, or None.
+    """
 
     out: Any = None
     lse: Any = None
+    sinks: Any = None
     work: Any = None
     sums: Any = None
 
@@ -41,11 +36,10 @@ class Results(NamedTuple):
 class Operands(NamedTuple):
     """What a program multiplies: queries as chunks (rows, width), and where keys and values of its head begin.
 
-    slope (rows,): of ALiBi, in units of log2; None where there is none. d, dv: columns; c (cols,): places of a tile.
+    d, dv: columns; c (cols,): places of a tile.
     """
 
     q: Any
-    slope: Any
     k: Any
     v: Any
     d: Any
@@ -63,7 +57,7 @@ class Head(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What every tile meets: the rows of a program, what it multiplies, how many keys there are, and scores."""
+    """What every tile meets: the rows of a program, what it multiplies, how many keys there are, and `ops.scores`."""
 
     rows: Any
     operands: Any
@@ -72,19 +66,20 @@ class Side(NamedTuple):
 
 
 @triton.jit
-def split_kv(C: tl.constexpr, q, k, v, deal, keys, scores, results):
-    """The rows of a program against its share of their keys. q, k, v: `loads.Strided`. deal, keys: see `rows`."""
+def split_kv(C: tl.constexpr, q, k, v, deal, keys, scaling, results):
+    """The rows of a program against its share of their keys.
+
+    q, k, v: `loads.Strided`. deal, keys: see `rows`. scaling: `scores.Scaling`, whose shift `keys` has instead.
+    """
     rows = rows_of(deal, keys, C.rows)
     d, dv = columns(C.d), columns(C.dv)
     q_at = q.pointer + rows.batch * q.batch + rows.head.to(tl.int64) * q.head + rows.row.to(tl.int64) * q.row
     queries = load_rows(C, C.d, q_at, q.dim, d, rows.valid)
-    slope = None
-    if scores.slopes is not None:
-        slope = tl.load(scores.slopes + rows.head, mask=rows.valid, other=0.0) * LOG2E
+    scores = scores_of_rows(C, scaling, rows)
     softmax = no_keys(C, C.dv)
     k_head = Head(head_at(k, rows, keys.page), k.batch, k.row, k.dim)
     v_head = Head(head_at(v, rows, keys.page), v.batch, v.row, v.dim)
-    operands = Operands(queries, slope, k_head, v_head, d, dv, tl.arange(0, C.cols))
+    operands = Operands(queries, k_head, v_head, d, dv, tl.arange(0, C.cols))
     # a name would make tensors of the constants in a tuple (Triton 3.6, 3.7): this one goes without
     if C.several:
         softmax = walk_terms(C, softmax, Side(rows, operands, keys, scores), deal)
@@ -94,7 +89,16 @@ def split_kv(C: tl.constexpr, q, k, v, deal, keys, scores, results):
     if C.split:
         leave_share(C.dv, softmax, number * deal.splits + rows.split, rows, results, dv)
     else:
-        write_rows(C.dv, softmax, number, rows, scores, results, dv)
+        write_rows(C.dv, softmax, number, rows, results, dv)
+
+
+@triton.jit
+def scores_of_rows(C: tl.constexpr, scaling, rows):
+    """What scores of the rows are made with; `beside` has the shift. Without ALiBi nothing reads the slope."""
+    slope = scaling.scale
+    if C.alibi:
+        slope = (tl.load(scaling.slopes + rows.head, mask=rows.valid, other=0.0) * LOG2E)[:, None]
+    return Scores(scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E)
 
 
 @triton.jit
@@ -180,7 +184,7 @@ def pages_of(C: tl.constexpr, tile, run, side):
 @triton.jit
 def visit(C: tl.constexpr, softmax, tile, pages, run, side):
     """One tile of a run. pages (cols,): where keys lie in these, else None."""
-    rows, operands, scores = side.rows, side.operands, side.scores
+    rows, operands = side.rows, side.operands
     x, token, place = places_of(C, tile, run, side)
     k_at, v_at = operands.k.pointer, operands.v.pointer
     if pages is not None:
@@ -189,16 +193,9 @@ def visit(C: tl.constexpr, softmax, tile, pages, run, side):
         v_at += pages.to(tl.int64) * operands.v.page
     k = load_rows(C, C.d, k_at + place * operands.k.row, operands.k.dim, operands.d, None)
     v = load_rows(C, C.dv, v_at + place * operands.v.row, operands.v.dim, operands.dv, None)
-    s = products(C, operands.q, k)
-    if scores.softcap is not None:
-        s = tanh(s * (scores.scale / scores.softcap)) * (scores.softcap * LOG2E)
-    else:
-        s = s * (scores.scale * LOG2E)
-    if operands.slope is not None:
-        apart = tl.abs((rows.row + rows.beside)[:, None] - token.to(tl.int32)[None, :])
-        s -= operands.slope[:, None] * apart.to(tl.float32)
+    s, _ = score(C, products(C, operands.q, k), side.scores, rows.row + rows.beside, token.to(tl.int32))
     s = tl.where((x[None, :] >= run.low[:, None]) & (x[None, :] < run.high[:, None]), s, float("-inf"))
-    return add_tile(C, softmax, s, v)
+    return add_tile(C, softmax, s, side.scores, v)
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -216,11 +213,11 @@ def leave_share(DV: tl.constexpr, softmax, at, rows, results, columns):
 
 
 @triton.jit
-def write_rows(DV: tl.constexpr, softmax, number, rows, scores, results, columns):
+def write_rows(DV: tl.constexpr, softmax, number, rows, results, columns):
     """Finished rows. number (rows,): among all rows."""
     sink, out = None, results.out
-    if scores.sinks is not None:
-        sink = tl.load(scores.sinks + rows.head, mask=rows.valid, other=0.0)
+    if results.sinks is not None:
+        sink = tl.load(results.sinks + rows.head, mask=rows.valid, other=0.0)
     acc, lse = finish(softmax, sink)
     tl.store(results.lse + number, lse, mask=rows.valid)
     at = out.pointer + rows.batch * out.batch + rows.head.to(tl.int64) * out.head + rows.row.to(tl.int64) * out.row

@@ -56,8 +56,9 @@ def entry(spec: SplitKVSpec) -> str:
 
 _SPLIT = """\
 from weft.kernels.gpu.ops.loads import Strided
+from weft.kernels.gpu.ops.scores import Scaling
 from weft.kernels.gpu.split_kv.config import Config
-from weft.kernels.gpu.split_kv.kernel import Results, Scores, split_kv
+from weft.kernels.gpu.split_kv.kernel import Results, split_kv
 from weft.kernels.gpu.split_kv.rows import Deal, Keys
 
 """
@@ -76,15 +77,17 @@ def _split(spec: SplitKVSpec) -> Iterator[str]:
     yield "    ),"
     yield from (f"    {_tensor(name, spec)}," for name in "QKV")
     yield "    Deal(Tables, members_at, groups, lanes, span, splits, all_heads, m),"
-    yield f"    Keys({_keys(spec)}),"
-    yield f"    Scores({_scores(spec)}),"
+    yield "    Keys("
+    yield from (f"        {line}," for line in _keys(spec))
+    yield "    ),"
+    yield f"    Scaling(scale, softcap, 0, {'Slopes' if spec.alibi else None}),"
     yield f"    Results({'work=Work, sums=sums' if spec.split else _results(spec)}),"
     yield ")"
 
 
 def _combine(spec: SplitKVSpec) -> Iterator[str]:
     yield "combine("
-    yield f"    {chunks(spec.dv)}, Work, sums, splits, all_heads, m, {'Sinks' if spec.sinks else None},"
+    yield f"    {chunks(spec.dv)}, Work, sums, splits, all_heads, m,"
     yield f"    Results({_results(spec)}),"
     yield ")"
 
@@ -96,39 +99,30 @@ def _tensor(name: str, spec: SplitKVSpec) -> str:
     return f"Strided({name}, {strides}, {1 if spec.aligned else f'{name}_dim'})"
 
 
-def _keys(spec: SplitKVSpec) -> str:
+def _keys(spec: SplitKVSpec) -> Iterator[str]:
     counts = spec.counts
     if not counts.dtype:
-        return ", ".join(f"{name}={name}" for name in GROWING)
+        yield ", ".join(f"{name}={name}" for name in GROWING)
+        return
     pointers = ", ".join(f"{SLOTS[name]}={name}" for name in counts.slots)
-    found = f"{pointers}, capacity=capacity, per_batch={counts.per_batch}, ring={counts.ring}"
+    yield f"{pointers}, capacity=capacity, per_batch={counts.per_batch}, ring={counts.ring}"
     if counts.page:
-        found += f", block_table=BlockTable, table_row=table_row, pages=pages, page={counts.page}"
-    return found
-
-
-def _scores(spec: SplitKVSpec) -> str:
-    found = ["scale"]
-    found += ["softcap=softcap"] * spec.softcap + ["slopes=Slopes"] * spec.alibi
-    return ", ".join(found + ["sinks=Sinks"] * (spec.sinks and not spec.split))
+        yield f"block_table=BlockTable, table_row=table_row, pages=pages, page={counts.page}"
 
 
 def _results(spec: SplitKVSpec) -> str:
-    return f"out={_tensor('Out', spec)}, lse=Lse"
+    return f"out={_tensor('Out', spec)}, lse=Lse{', sinks=Sinks' * spec.sinks}"
 
 
 # ---- for people ------------------------------------------------------------------------------------------------------
 def constants_of(spec: SplitKVSpec) -> dict[str, Any]:
     """What names in the functions that an entry reaches stand for, as far as the entry says it: for `listing`."""
-    if spec.combine:
-        return {} if spec.sinks else {"sinks": None, "sink": None}
     counts = spec.counts
+    found: dict[str, Any] = {} if spec.sinks else {"results": SimpleNamespace(sinks=None), "sink": None}
+    if spec.combine:
+        return found
     missing = {name: None for pointer, name in SLOTS.items() if pointer not in counts.slots}
     keys = SimpleNamespace(**missing, ring=counts.ring, page=counts.page)
-    given = {"softcap": spec.softcap, "slopes": spec.alibi, "sinks": spec.sinks and not spec.split}
-    scores = SimpleNamespace(**{name: None for name, there in given.items() if not there})
-    operands = SimpleNamespace(**({} if spec.alibi else {"slope": None}))
-    found = {"C": config_of(spec), "keys": keys, "scores": scores, "operands": operands}
-    found["side"] = SimpleNamespace(keys=keys, scores=scores, operands=operands)
+    found |= {"C": config_of(spec), "keys": keys, "side": SimpleNamespace(keys=keys)}
     found |= {"STEPS": spec.tables, "PAGE": counts.page}
     return found | ({} if counts.page else {"pages": None})

@@ -57,11 +57,12 @@ def line_bounds(C: tl.constexpr, place, line):
 
 
 @triton.jit
-def _line(C: tl.constexpr, launch, part, run, TERM: tl.constexpr):
-    """The run of a term; part, run: where the tables have those of the first one.
+def _term(C: tl.constexpr, place, part, run, TERM: tl.constexpr):
+    """The run of a term and its bounds; part, run: where the tables have those of the first term.
 
     Of launches that are packed in one, some may have fewer terms: such a term is read as the first, and has no columns.
     """
+    launch, bounds = place.launch, ()
     if TERM > 0 and C.packed:
         there = launch.parts > TERM
         part += tl.where(there, (PART + C.axis_words) * TERM, 0)
@@ -76,7 +77,10 @@ def _line(C: tl.constexpr, launch, part, run, TERM: tl.constexpr):
     left = tl.load(run + 2)
     full = left + tl.load(run + 3)
     boxes = (count + (C.cols - 1)) // C.cols
-    return Line(part, first, count, step, length, left, full, boxes, step * C.cols)
+    line = Line(part, first, count, step, length, left, full, boxes, step * C.cols)
+    if not C.few_edges:
+        bounds = line_bounds(C, place, line)
+    return line, bounds
 
 
 @triton.jit
@@ -85,10 +89,8 @@ def line_part(C: tl.constexpr, place, n):
     launch, words = place.launch, PART + C.axis_words
     part, run = launch.tables + launch.parts_at + n * words, place.record + 2 + n * 4
     column = tl.arange(0, C.cols)
-    runs = [_line(C, launch, part, run, term) for term in C.term_numbers]
-    bounds = ()
-    if not C.few_edges:
-        bounds = [line_bounds(C, place, line) for line in runs]
+    terms = [_term(C, place, part, run, term) for term in C.term_numbers]
+    runs, bounds = [term[0] for term in terms], [term[1] for term in terms]
     line = runs[0]
     more, more_at = line.boxes, line.boxes
     if C.more:

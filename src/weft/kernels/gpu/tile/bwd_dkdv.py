@@ -182,9 +182,9 @@ def _queries(C: tl.constexpr, held, head):
 
 
 # ---- one tile --------------------------------------------------------------------------------------------------------
-# Products of the keys and queries of a tile (rows, cols). numbers: of its queries, Stats (cols, STATS) where they are
-# subtracted in loads.products, else lse (cols,) in units of log2. corners: `corner_penalties`.
-Scored = namedtuple("Scored", "tile product numbers corners")
+# A tile of queries. q: its rows (cols, d). numbers: Stats (cols, STATS) where products subtract them, else lse (cols,)
+# in units of log2. corners: `mask.corner_penalties`.
+QueryTile = namedtuple("QueryTile", "tile q numbers corners")
 
 
 @triton.jit
@@ -193,15 +193,11 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     tile = tiles.locate(C, KIND, visit)
     q = tiles.load(C, KIND, C.d, held.queries.q, tile)
     corners = mask.corner_penalties(C, part.penalties, visit)
-    start = mask.penalty(C, part.penalties, corners) if C.rank > 1 and C.linear else None
-    numbers = _numbers(C, KIND, held, tile)
-    if C.folded:
-        start = loads.dot(C, part.folding.of_lse, tl.trans(numbers), start)
-    scored = Scored(tile, loads.products(C, part.keys.k, q, start), numbers, corners)
+    queries = QueryTile(tile, q, _numbers(C, KIND, held, tile), corners)
     if C.products_first:
-        dv, ds = _together(C, KIND, held, scored, sums.dv)
+        dv, ds = _together(C, KIND, held, queries, sums.dv)
     else:
-        dv, ds = _in_turn(C, KIND, held, scored, sums.dv)
+        dv, ds = _in_turn(C, KIND, held, queries, sums.dv)
     if C.with_dq:
         ds = tl.where(part.keys.wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite
     if C.makes != "dv":
@@ -228,9 +224,9 @@ def _of_queries(C: tl.constexpr, KIND: tl.constexpr, held, tile, numbers):
 def _numbers(C: tl.constexpr, KIND: tl.constexpr, held, tile):
     numbers = held.part.tensors.numbers
     if C.folded:
+        where = numbers.stats + (held.queries.row + tile.at) * STATS
         token = (tile.token - tile.at if C.listed else tile.visit.part.token)[:, None]
-        inside = (token if C.aligned else token.to(tl.int64)) * STATS + held.part.folding.column[None, :]
-        where = numbers.stats + (held.queries.row + tile.at) * STATS + inside
+        where += (token if C.aligned else token.to(tl.int64)) * STATS + held.part.folding.column[None, :]
         if C.listed or not (KIND == "full" or C.whole):
             found = tl.load(where, mask=tile.there[:, None], other=0.0)
         else:
@@ -245,28 +241,38 @@ def _numbers(C: tl.constexpr, KIND: tl.constexpr, held, tile):
 
 
 @triton.jit
-def _together(C: tl.constexpr, KIND: tl.constexpr, held, scored, dv):
+def _product(C: tl.constexpr, part, queries):
+    """Products of keys and queries (rows, cols), less lse / scale where it is folded, and with penalties of grids."""
+    start = mask.penalty(C, part.penalties, queries.corners) if C.rank > 1 and C.linear else None
+    if C.folded:
+        start = loads.dot(C, part.folding.of_lse, tl.trans(queries.numbers), start)
+    return loads.products(C, part.keys.k, queries.q, start)
+
+
+@triton.jit
+def _together(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
     """(dV, ds): both products first, and one mask."""
     rows, folding = held.place.rows, held.part.folding
-    dout = tiles.load(C, KIND, C.dv, held.queries.dout, scored.tile)
-    dp = loads.products(C, held.part.keys.v, dout, loads.dot(C, folding.of_delta, tl.trans(scored.numbers)))
-    p = tl.exp2(scores.exponent(C, scored.product, held.queries.scores))
+    dout = tiles.load(C, KIND, C.dv, held.queries.dout, queries.tile)
+    s = _product(C, held.part, queries)
+    dp = loads.products(C, held.part.keys.v, dout, loads.dot(C, folding.of_delta, tl.trans(queries.numbers)))
+    p = tl.exp2(scores.exponent(C, s, held.queries.scores))
     if C.rank == 1:
-        p, dp = mask.masked(C, KIND, rows, scored.tile, (p, dp), 0.0)  # dp: whatever lies in a key that no query sees
+        p, dp = mask.masked(C, KIND, rows, queries.tile, (p, dp), 0.0)  # dp: whatever lies in a key that no query sees
     else:
-        p = mask.masked(C, KIND, rows, scored.tile, (p,), 0.0)[0]
+        p = mask.masked(C, KIND, rows, queries.tile, (p,), 0.0)[0]
     return loads.accumulate(C, dv, p.to(dout[0].dtype), dout), p * dp
 
 
 @triton.jit
-def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, scored, dv):
+def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
     """(dV, ds): the products of dO after all that needs the weights alone."""
-    part, tile = held.part, scored.tile
-    s, capped = scores.score(C, scored.product, held.queries.scores, held.place.rows.token, tile.token)
+    part, tile = held.part, queries.tile
+    s, capped = scores.score(C, _product(C, part, queries), held.queries.scores, held.place.rows.token, tile.token)
     if C.rank > 1 and not C.linear:
-        s += mask.penalty(C, part.penalties, scored.corners)
+        s += mask.penalty(C, part.penalties, queries.corners)
     s = scores.exponent(C, s, held.queries.scores)
-    p = tl.exp2(s if C.folded else s - scored.numbers[None, :])
+    p = tl.exp2(s if C.folded else s - queries.numbers[None, :])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
     dout = tiles.load(C, KIND, C.dv, held.queries.dout, tile)
     ds = p
@@ -274,7 +280,7 @@ def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, scored, dv):
         dv = loads.accumulate(C, dv, p.to(dout[0].dtype), dout)
     if C.makes != "dv":
         if C.folded:
-            start = loads.dot(C, part.folding.of_delta, tl.trans(scored.numbers))
+            start = loads.dot(C, part.folding.of_delta, tl.trans(queries.numbers))
             ds = p * loads.products(C, part.keys.v, dout, start)
         else:
             delta = _of_queries(C, KIND, held, tile, part.tensors.numbers.delta)

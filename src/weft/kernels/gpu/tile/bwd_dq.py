@@ -57,12 +57,14 @@ def query_gradient(C: tl.constexpr, tensors, launch, scaling):
 @triton.jit
 def _load(C: tl.constexpr, tensors, place, scaling):
     batch, head, rows = place.head.batch, place.head.head.to(tl.int64), place.rows
-    q = loads.load(C, C.d, tensors.q, loads.near_rows_of(C, tensors.q, rows, batch, head), None)
+    q_rows = loads.near_rows_of(C, tensors.q, rows, batch, head)
+    dout_rows = loads.near_rows_of(C, tensors.dout, rows, batch, head)
+    q = loads.load(C, C.d, tensors.q, q_rows, None)
     if C.rank > 1 and C.hold_q:  # on grids registers are worth more than the wait
         q = loads.hold(C, q)
     row = (batch * place.launch.all_heads + place.head.head) * place.launch.my_length + rows.token
     numbers = row_numbers.load_numbers(C, tensors.numbers, row)
-    dout = loads.load(C, C.dv, tensors.dout, loads.near_rows_of(C, tensors.dout, rows, batch, head), None)
+    dout = loads.load(C, C.dv, tensors.dout, dout_rows, None)
     if C.rank > 1 and C.hold_dout:
         dout = loads.hold(C, dout)
     out = loads.load(C, C.dv, tensors.out, loads.near_rows_of(C, tensors.out, rows, batch, head), None)

@@ -224,13 +224,6 @@ def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
     its last row is. Where something is added to rows, each of them once.
     """
     launch, head, rows = held.place.launch, held.place.head, held.place.rows
-    done = None
-    if C.accumulate and C.no_maximum:
-        done = rows.valid & (wild if ONLINE else ~wild)
-    elif C.accumulate:
-        done = rows.valid
-    elif C.no_maximum and ONLINE:
-        done = wild
     alone = rest.total == 0
     if C.sinks:
         rest = epilogue.with_sink(rest, tl.load(tensors.sinks + head.head), ONLINE)
@@ -241,10 +234,17 @@ def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
     of_head = (head.batch * launch.all_heads + head.head) * launch.my_length
     lse_at = tensors.lse + of_head + rows.token
     block = loads.near_rows_of(C, tensors.out, rows, head.batch, head.head.to(tl.int64))
+    done = None
+    if C.accumulate and C.no_maximum:
+        done = rows.valid & (wild if ONLINE else ~wild)
+    elif C.accumulate:
+        done = rows.valid
+    elif C.no_maximum and ONLINE:
+        done = wild
     if C.accumulate:
         # with what earlier launches left in sums and lse, in float32: all are over disjoint keys
-        merging = epilogue.merged_lse(lse, tl.load(lse_at, mask=done, other=float("-inf")))
         sums = tensors.sums + (of_head + rows.token.to(tl.int64)) * C.sums_row
+        merging = epilogue.merged_lse(lse, tl.load(lse_at, mask=done, other=float("-inf")))
         acc, lse = _merged(C, sums, acc, done, merging), merging.lse
     if done is None:
         tl.store(lse_at, lse)

@@ -105,11 +105,12 @@ def _box_rows(C: tl.constexpr, tables, record):
         start = tl.load(record + 2 * a)
         near = near * tl.load(tables + 3 + 3 * a)
         starts, nears, at = (start,) + starts, (near,) + nears, (start + near,) + at  # noqa: RUF005
-    origin, first, near = tl.load(tables), starts[0], nears[0]
+    origin, inside, near = tl.load(tables), starts[0], nears[0]
+    first = origin + inside
     for a in tl.static_range(1, C.rank):
         length = tl.load(tables + 4 + 3 * a)
-        first, near = first * length + starts[a], near * length + nears[a]
-    first = origin + first
+        first = origin + inside * length + starts[a]
+        inside, near = inside * length + starts[a], near * length + nears[a]
     if C.listed and C.rank == 1:
         i = at[0]
         if tl.load(tables + 1) != 0:  # queries of a list

@@ -1,0 +1,94 @@
+"""Forwards by warp groups in configurations that a call names: D=65 to 128, and float16, as PTX."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.kernels.planned import results
+
+import weft
+from weft.kernels.gpu.compile.load import source_of
+from weft.kernels.gpu.hopper import config
+from weft.planning.families import hopper
+from weft.planning.problem import Problem
+from weft.settings import interpreted
+
+from .problems import ORDERS, Call, check
+from .run import Way, emulated
+from .test_group_queries import few, loud
+from .threads import EAGER
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+BAND = weft.causal() & weft.window(left=50)
+HALF, WIDE = torch.float16, (128, 128)
+CALLS = {
+    "128": Call(BAND, 300, WIDE, heads=(2, 1)),
+    "128, two terms": Call(weft.causal() & (weft.window(left=40) | weft.global_tokens(4)), 200, WIDE, heads=(1, 1)),
+    "128, sinks": Call(BAND, 150, WIDE, heads=(1, 1), options=("sinks",)),
+    "80": Call(BAND, 150, (80, 80), heads=(1, 1)),
+    "96 and 72": Call(weft.window(20, 20), 150, (96, 72), heads=(1, 1)),
+    "64, float16": Call(BAND, 300, (64, 64), HALF, heads=(2, 1)),
+    "64, float16, sinks": Call(BAND, 150, (64, 64), HALF, heads=(1, 1), options=("sinks",)),
+    "128, float16": Call(BAND, 150, WIDE, HALF, heads=(1, 1)),
+}
+
+
+def named(call, columns=64):
+    """The configuration that a call names: of those for its sizes the one whose tiles have so many keys."""
+    sizes = call.heads[0], call.heads[1], call.tokens, call.tokens, *call.dims, str(call.dtype).removeprefix("torch.")
+    every = hopper.of_names("forward", Problem(1, *sizes), few(1))
+    return next(one for one in every if one.cols == columns)
+
+
+def found_in(case, tiling, order=EAGER):
+    """(names of kernels, results) of a forward."""
+    with emulated(Way(90, order, lambda name, text: text)) as names:
+        return names, results(case, few(1), (("forward", tiling),), backward=False)
+
+
+EVERY = [*((name, 64) for name in CALLS), ("128", 128), ("80", 128)]
+QUICK = (("128", 64), ("64, float16", 64))
+
+
+@pytest.mark.parametrize(
+    "name, columns", [pytest.param(*one, marks=[pytest.mark.more] * (one not in QUICK)) for one in EVERY]
+)
+def test_right_in_every_order(name, columns):
+    """Rows that go again beside rows that do not."""
+    call = CALLS[name]
+    tiling, case = named(call, columns), loud(call.case())
+    names, found = found_in(case, tiling)
+    assert any(f"_{tiling.groups}_groups_" in one for one in names)
+    check(case, found)
+    _, again = found_in(case, tiling, ORDERS["late, warps reversed"])
+    assert all(torch.equal(x, found[name]) for name, x in again.items())
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["64, float16", "128, float16"])
+def test_the_largest_score_so_far_may_be_taken_off(name, monkeypatch):
+    """No row goes again then."""
+    monkeypatch.setitem(config.ROW_MAX, "float16", "online")
+    source_of.cache_clear()
+    call = CALLS[name]
+    case = loud(call.case())
+    _, found = found_in(case, named(call))
+    source_of.cache_clear()
+    check(case, found)
+
+
+@pytest.mark.more
+def test_rows_without_a_key_in_the_first_tile():
+    """Of a consumer's rows some see no key of its first tile: what is taken off theirs comes of a later one."""
+    call = replace(CALLS["64, float16"], pattern=weft.causal() & weft.window(left=10), tokens=200)
+    case = loud(call.case())
+    _, found = found_in(case, named(call))
+    check(case, found)
+
+
+def test_nobody_chooses_what_is_only_offered_by_name():
+    call = CALLS["128"]
+    with emulated(Way(90, EAGER, lambda name, text: text)) as names:
+        results(call.case(), few(1), backward=False)
+    assert not any("groups" in one for one in names)

@@ -1,0 +1,43 @@
+"""What forwards of configurations that a call names take of a card, read from their machine code."""
+
+import pytest
+
+import weft
+from weft.kernels.gpu.compile.load import source_of
+from weft.kernels.gpu.configure import specs_of
+from weft.planning.attention_plan import plan_attention
+from weft.planning.families.hopper import NAMED
+from weft.planning.problem import Problem
+from weft.settings import interpreted
+
+from .resources import SHARED, TARGETS, resources
+from .specs import card
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+ONE_BY_ONE = 0.5  # waits for products over products: about 1 where the assembler runs them one by one
+CASES = [(max(sizes), dtype, tiling) for sizes, dtype, tiling in NAMED] + [(80, *NAMED[1][1:]), (96, *NAMED[1][1:])]
+
+
+def named(d, dtype, tiling):
+    return f"{d}, {dtype}, {tiling.rows}x{tiling.cols}"
+
+
+@pytest.mark.parametrize(
+    "d, dtype, tiling",
+    [pytest.param(*one, id=named(*one), marks=[pytest.mark.more] * (n > 1)) for n, one in enumerate(CASES)],
+)
+def test_named_configurations_fit(d, dtype, tiling):
+    """Nothing spills inside a loop, and products overlap what comes between them."""
+    from weft.kernels.gpu.compile import compiler
+
+    plan = plan_attention(
+        weft.causal(), Problem(1, 4, 4, 4096, 4096, d, d, dtype), card("sm_90"), (("forward", tiling),)
+    )
+    (spec,) = specs_of(plan, "forward")
+    assert spec.groups == tiling.groups
+    takes = resources(compiler.compile_for(source_of(spec), TARGETS["sm_90"]), "sm_90")
+    assert takes.registers <= tiling.registers
+    assert takes.inside == 0
+    assert takes.waits < ONE_BY_ONE
+    assert takes.shared <= SHARED["sm_90"] * 1024
