@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from click.testing import CliRunner
@@ -82,7 +83,9 @@ def execute(text: str, name: str, folder: Path) -> str:
         heading, _, rest = text.partition("\n")
         why = f"*The code of this page was not run here, since {' and '.join(absent)} are not installed.*"
         return f"{heading}\n\n{why if len(absent) > 1 else why.replace(' are ', ' is ')}\n{rest}"
-    namespace: dict[str, Any] = {"__name__": "__page__"}
+    module = ModuleType("__page__")  # which Dynamo imports by its name
+    sys.modules[module.__name__] = module
+    namespace = vars(module)
     out, done, found = [], 0, list(blocks(text))
     for block, following in zip(found, [*found[1:], None], strict=False):
         if block.first < done or block.language not in ("python", "sh") or not block.runs:
