@@ -46,7 +46,11 @@ OPTIONS = ({}, {"softcap": 2.0, "sinks": True}, {"alibi": True, "sinks": True})
 STEP = Step(PATTERNS["window"], m=3, room=100)
 
 
-NO_FORMULA = ("it has a grid of several axes", "some of it is listed block by block", "it has tokens given by a list")
+NO_FORMULA = (
+    "it has a grid of several axes, or tokens in another order",
+    "some of it is listed block by block",
+    "it has tokens given by a list",
+)
 
 
 # ---- whole problems --------------------------------------------------------------------------------------------------
