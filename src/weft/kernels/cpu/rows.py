@@ -55,9 +55,9 @@ class Step:
         out = rows_in_order_of(q, v.shape[3], dtype)
         lse = torch.empty(q.shape[:3], dtype=dtype)
         for share in self.plan.shares:
-            visits = [_visits(relation, rows, k.shape[2], dtype) for relation in share.relations]
+            visits = [x for relation in share.relations for x in _visits(relation, rows, k.shape[2], dtype)]
             for heads in share.heads:
-                self._attend(qkv, (out, lse), heads, [visit for some in visits for visit in some])
+                self._attend(qkv, (out, lse), heads, visits)
         if sinks is not None:
             lse = join_sinks(out, lse, sinks)
         return out.to(q.dtype), lse
