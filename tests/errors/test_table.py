@@ -38,7 +38,6 @@ ELSEWHERE = {
     ("weft.kernels.gpu.compile.dedup", "UnsupportedKernel"): "tests/triton/test_shared_code.py",
     ("weft.kernels.gpu.compile.compiler", "UnsupportedKernel"): "tests/triton/test_translated.py",
     ("weft.kernels.gpu.tables.pack", "UnsupportedKernel"): "",  # a plan of 2^30 integers: no test is that patient
-    ("weft.kernels.gpu.documents.spec", "UnsupportedError"): "tests/gpu/test_oracle_documents.py",
     ("weft.jax.gpu.attention", "UnsupportedError"): "tests/jax/test_gpu.py",
     ("weft.jax.gpu.bind", "UnsupportedKernel"): "tests/jax/test_bind.py",
     ("weft.jax.gpu.front", "AlignmentError"): "tests/jax/test_bind.py",
