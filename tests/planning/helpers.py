@@ -143,6 +143,7 @@ ANY_LENGTH = {
     "folded": weft.folded(weft.causal(), weft.window(1, 1), 1),
 }
 FITTED = {
+    "excerpt": lambda n: weft.excerpt(weft.longformer(8, 3), n + 20, (3, 3 + n), (11, 11 + n)),
     "documents": lambda n: weft.documents(thirds(n)),
     "documents causal": lambda n: weft.causal() & weft.documents(thirds(n)),
     "documents ids": lambda n: weft.documents(ids=np.arange(n) * 7 % 3),

@@ -24,7 +24,7 @@ UNSTEADY = {
     *("documents_scattered", "random_blocks", "segments", "bigbird", "product", "packed", "shifted"),
     *("neighborhood_1d", "neighborhood_1d_strided", "neighborhood_2d", "neighborhood_2d_causal", "neighborhood_3d"),
     *("coarse", "bits", "sized", "folded", "block_table", "tree", "block_diffusion", "shared_prefix"),
-    *("sliding_tile", "svg_temporal", "radial", "rotating_anchors"),
+    *("sliding_tile", "svg_temporal", "radial", "rotating_anchors", "excerpt", "excerpt_of_a_grid"),
 }
 
 

@@ -38,7 +38,7 @@ class FakeBackend:
         self.dice = random.Random(0)
         self.interrupt_after = None
 
-    def reasons_against(self, problem):
+    def reasons_against(self, problem, options=()):
         return ()
 
     def card(self, device):

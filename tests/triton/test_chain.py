@@ -3,18 +3,21 @@
 import inspect
 
 import pytest
+from tests.tiers import every
 
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.hopper import bwd_dkdv
 from weft.settings import interpreted
 
+from .first_language import of_triton, read_before
+from .resources import TARGETS
 from .specs import CALLS, DIRECTIONS, has_room_for_dq, specs_towards
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="launches follow each other there")
 
-WAITS, BEGINS = "gdc_wait()", "gdc_launch_dependents()"
-SUMS = ("_left[:, None] +",)  # of the launches of keys before
-LEFT = (*SUMS, "Stats +", "Delta +", "atomic_add")  # and of that of queries; or what it sets to zero, and others add to
+WAITS, BEGINS = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
+# What launches before leave: those of other keys, and that of queries.
+SUMS, LEFT = {"Sums"}, {"Stats", "Delta"}
 
 
 def sources(call, target):
@@ -23,33 +26,39 @@ def sources(call, target):
             yield from ((spec, source_of(spec)) for spec in specs_towards(CALLS[call], direction, target))
 
 
+def sources_by_warps(call):
+    return [(spec, source) for spec, source in sources(call, "sm_90") if not source.gluon]
+
+
 @pytest.mark.parametrize("call", CALLS)
-def test_who_begins_early(call):
+def test_who_may_begin_early(call):
     """Not what follows launches that are not ours: these may have let it begin before they end."""
     for spec, source in sources(call, "sm_90"):
         assert source.early == (spec.direction == "dkdv")
-        assert (BEGINS in source.text) == (spec.direction in ("dq", "delta") or (source.early and spec.accumulate))
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_nothing_is_read_before_the_wait(call):
-    for spec, source in sources(call, "sm_90"):
-        if spec.groups and spec.of_keys:  # which waits where it loads
-            assert "CHAINED=True" in source.text
-            loads = inspect.getsource(bwd_dkdv.producer.fn)
-            assert loads.index(WAITS) < loads.index("Stats +")
-            continue
-        before = source.text.split(WAITS)[0]
-        assert (before == source.text) == (spec.direction != "dkdv")
+@pytest.mark.parametrize("call", every(8, CALLS))
+def test_who_waits_and_lets_others_begin(call):
+    for spec, source in sources_by_warps(call):
+        text = of_triton(source, TARGETS["sm_90"])
+        assert (WAITS in text) == source.early
+        assert (BEGINS in text) == (spec.direction in ("dq", "delta") or (source.early and spec.accumulate))
         if source.early:
-            read = SUMS if spec.joins else LEFT  # the launch before one that joins has waited for that of queries
-            assert not [name for name in read if name in before]
-            assert BEGINS not in before, "the next one trusts this one to have waited"
+            read = read_before(text, source, WAITS)
+            unread = set() if spec.joins else LEFT  # the launch before one that joins has waited for that of queries
+            assert not read & (unread | SUMS), read
+            assert {"Q", "DOut"} | (SUMS if spec.joins else set()) <= read_before(text, source, "tt.return")
+            assert LEFT & read_before(text, source, "tt.return")
+            assert BEGINS not in text.split(WAITS)[0], "the next one trusts this one to have waited"
+
+
+def test_a_producer_waits_before_it_reads():
+    loads = inspect.getsource(bwd_dkdv.producer.fn)
+    assert loads.index("gdc_wait()") < loads.index("Stats +")
 
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
 @pytest.mark.parametrize("call", CALLS)
 def test_elsewhere_launches_follow_each_other(call, target):
-    for _, source in sources(call, target):
-        assert not source.early
-        assert "gdc" not in source.text
+    for spec, source in sources(call, target):
+        assert not source.early and not spec.chained

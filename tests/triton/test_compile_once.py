@@ -115,7 +115,7 @@ def test_few_queries_add_two_kernels():
         with mock.patch.object(specs, "IMAGINED", 132):  # processors
             calls = launched(Call(weft.causal(align="bottom-right"), m, n))
         names |= {one.name for one in calls if isinstance(one, Source)}
-    assert [name.split("_")[0] for name in sorted(names)] == ["merge", "rows"]
+    assert [name.split("_")[0] for name in sorted(names)] == ["combine", "split"]
 
 
 def test_twelve_kernels_at_most():
