@@ -100,6 +100,8 @@ def test_every_pattern_has_a_page_with_its_picture(site):
         "decode_attention",
         "explain",
         "recognize",
+        "bias",
+        "trace_score",
     }:
         page = check.parsed(site / "patterns" / f"{name}.html")
         assert [address for tag, address in page.links if tag == "img" and address.endswith(f"{name}-tiles.svg")], name
@@ -109,7 +111,8 @@ def test_every_pattern_has_a_page_with_its_picture(site):
 def test_the_reference_has_every_public_name(site):
     """What `weft`, its exceptions and `weft.napkin`'s derivations offer stands in the reference, with its source."""
     known = set().union(*(check.parsed(page).ids for page in (site / "reference").glob("*.html")))
-    public = {f"weft.{name}" for name in weft.__all__ if name not in ("errors", "__version__")}
+    public = {f"weft.{name}" for name in weft.__all__ if name not in ("errors", "bias", "__version__")}
+    public |= {f"weft.bias.{name}" for name in ("relative", "buckets", "grid", "dense", "alibi")}
     public |= {f"weft.errors.{name}" for name, kind in vars(weft.errors).items() if isinstance(kind, type)}
     public |= {f"weft.napkin.{name}" for name in ("relabel.Derivation", "cost.transfers", "span.Span", "draw.svg")}
     assert public - known == set()

@@ -130,7 +130,7 @@ def test_rectangular_documents(name, option):
     assert (varlen._whole(pattern, np.array(QUERIES), np.array(KEYS), same=False) is not None) == whole
 
 
-OF_ONE_LENGTH = {"bits", "sized", "block_table"}  # which no other length suits
+OF_ONE_LENGTH = {"bits", "sized", "block_table", "excerpt"}  # which no other length suits
 
 
 @pytest.mark.parametrize("option", OPTIONS)

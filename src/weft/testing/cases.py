@@ -191,7 +191,9 @@ CASES: dict[str, Case] = {
         positional=False,
         grid=True,
     ),
-    "excerpt": _anywhere(lambda at: weft.excerpt(weft.longformer(12, 4), 300, (2, 2 + at.m), (3, 3 + at.n))),
+    "excerpt": _anywhere(
+        lambda at: weft.excerpt(weft.longformer(12, 4), at.m + at.n + 9, (2, 2 + at.m), (3, 3 + at.n))
+    ),
     "excerpt_of_a_grid": _fitted(_part_of_a_grid, least=1, grid=True),
     # masks of models
     "block_table": _anywhere(_blocks_of_a_table),

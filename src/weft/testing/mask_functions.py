@@ -179,7 +179,10 @@ def bigbird(m, n, **given):
 
 
 @_leaf
-def documents(m, n, lengths=None, ids=None, cu_seqlens=None):
+def documents(m, n, lengths=None, ids=None, cu_seqlens=None, key_ids=None):
+    if key_ids is not None:
+        of_q, of_k = np.asarray(ids, np.int64), np.asarray(key_ids, np.int64)
+        return _pairs(lambda q, k: of_q[q] == of_k[k])
     if ids is None:
         lengths = np.diff(cu_seqlens) if lengths is None else lengths
         ids = np.repeat(np.arange(len(lengths)), lengths)

@@ -169,11 +169,16 @@ def _write(call: Call, scoring: Scoring, tile: Tile, mine: Keys) -> None:
     if spec.rank > 1:
         seen = np.any([part.seen for part in tile.parts], axis=0)[:, None]
         dk, dv = np.where(seen, dk, 0.0), np.where(seen, dv, 0.0)
-    law(not (spec.few and spec.makes != "both"), "half of a gradient among the sums of few keys")
     if spec.few:
         slots = call.table("Slots")[tile.rows]
         law((slots >= 0).all(), "a key has no place among the sums of few keys")
-        _keep(call, np.concatenate([dk, dv], axis=1), "Sums", (owner.batch, owner.kv_head, slots))
+        place = owner.batch, owner.kv_head, slots
+        there = np.zeros((1, spec.d + spec.dv)) if spec.accumulate else call.tensor("Sums").load(*place)
+        dk, dv = (
+            x if spec.makes in ("both", half) else np.broadcast_to(there[..., part], x.shape)
+            for half, x, part in (("dk", dk, slice(None, spec.d)), ("dv", dv, slice(spec.d, None)))
+        )
+        _keep(call, np.concatenate([dk, dv], axis=1), "Sums", place)
         return
     if spec.joins:
         slots = call.table("Slots")[tile.rows]
