@@ -2,7 +2,7 @@
 
 A launch whose rows all see such shapes leaves the tiles where that costs less: long causal attention is one triangle,
 documents are one shape each, the last rows against a cache a rectangle and a small triangle. Windows stay with tiles,
-which are as fast there (docs/decisions/0011).
+which are as fast there (docs/decisions/0013).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECTANGLE, TRIANGLE, APART = 0, 1, 2  # how a row's keys differ from those of th
 FEW = 16  # rows: of more, half that share keys with no neighbour are left to tiles at once
 MOST = 4096  # calls of torch's kernel, before those that lie evenly apart are joined
 KEYS = 512  # torch's kernel takes so many at once, and all of them where a triangle has some
-# Seconds of one thread at D = 64 (docs/decisions/0011): of a pair computed, of a call or a batch, and of a row that is
+# Seconds of one thread at D = 64 (docs/decisions/0013): of a pair computed, of a call or a batch, and of a row that is
 # merged with what other launches left: tiles do this in buffers that are still in a cache.
 PAIR, CALL, MERGED = 2.7e-9, 4e-5, 2e-7
 TILE_PAIR, BATCH = 3.0e-9, 1e-4
