@@ -2,6 +2,8 @@
 
 import torch
 
+import weft
+
 
 def qkv(m=16, n=None, *, batch=2, heads=(4, 2), dims=(8, 8), dtype=torch.float32, grad=False, seed=0):
     """q (batch, heads[0], m, dims[0]), k (batch, heads[1], n, dims[0]), v (batch, heads[1], n, dims[1])."""
@@ -17,3 +19,14 @@ def tokens_first(x):
     """The same numbers, (B, S, H, D) in memory."""
     grad, x = x.requires_grad, x.detach().transpose(1, 2).contiguous().transpose(1, 2)
     return x.requires_grad_(grad)
+
+
+def check_unseen_keys_are_not_read(attend):
+    """Of a step of decoding. attend(tensors, pattern) -> (out, lse)."""
+    pattern = (weft.causal() & (weft.window(left=63) | weft.prefix(5))).aligned("bottom-right")
+    tensors = qkv(1, 300, batch=1, dims=(16, 16))
+    for x in tensors[1:]:
+        x[:, :, 5:230] = torch.nan
+    out, lse = attend(tensors, pattern)
+    assert out.isfinite().all()
+    assert lse.isfinite().all()

@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import replace
+from difflib import unified_diff
 from itertools import chain
 from pathlib import Path
 
@@ -36,6 +37,8 @@ SPLIT_KV = {
     "split_kv": ("window, 64, all options", 0), "split_kv_alone": ("two terms", 1), "combine": ("window", 2),
     "split_kv_of_a_cache": ("counts from the device", 0), "split_kv_of_pages": ("pages of 16", 0),
 }  # fmt: skip
+# Files that say how a source differs from that of "split_kv".
+DIFFERENCES = "split_kv_alone", "split_kv_of_a_cache", "split_kv_of_pages"
 EVERY = [replace(call, one_kernel=one) for call in (*CALLS.values(), SHORT, BESIDE) for one in (False, True)]
 SPECS = {spec.name: spec for spec in chain.from_iterable(map(specs_of, EVERY))}
 
@@ -58,6 +61,9 @@ def text_of(name):
 @pytest.mark.parametrize("name", [*CHOSEN, *WALKS, *SPLIT_KV])
 def test_golden_source(name):
     path, text = GOLDEN / f"{name}.py", text_of(name)
+    if name in DIFFERENCES:
+        lines = unified_diff(text_of("split_kv").splitlines(True), text.splitlines(True), "split_kv", name, n=0)
+        path, text = path.with_suffix(".diff"), "".join(lines)
     if os.environ.get("WEFT_GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

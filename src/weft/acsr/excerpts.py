@@ -6,13 +6,11 @@ import numpy as np
 
 from weft.acsr.format import Grid, NotAffineError, Term
 from weft.acsr.ordered import placed
-from weft.acsr.terms import _chosen, moved, refine
+from weft.acsr.terms import chosen_of, moved, refine
 from weft.pattern.bounds import IntTable
 from weft.pattern.excerpt import Box
 from weft.pattern.listed import EVERY
 from weft.pattern.relation import Relation
-
-Spans = tuple[tuple[int, int], ...]
 
 
 def cut(term: Term, q: Box, k: Box) -> list[Term]:
@@ -87,7 +85,7 @@ def _on_grid(term: Term, q: Box, k: Box) -> list[Term]:
         return [term]
     if term.rank > 1 or (term.q.origin, term.k.origin) != (0, 0):
         raise NotAffineError("a box of one grid is cut out of another")
-    return [piece for part in refine(term.axes[0], whole_q, whole_k) for piece in _chosen(part, term.rows, term.keys)]
+    return [piece for part in refine(term.axes[0], whole_q, whole_k) for piece in chosen_of(part, term.rows, term.keys)]
 
 
 def _by_boxes(term: Term, q: Box, k: Box) -> list[Term]:

@@ -80,7 +80,7 @@ def meet(a: Term, b: Term) -> list[Term]:
     rows, keys = a.rows.meet(b.rows), a.keys.meet(b.keys)
     if rows.is_empty or keys.is_empty:
         return []
-    return [piece for both in _meet_axes(a, b) for piece in _chosen(both, rows, keys)]
+    return [piece for both in _meet_axes(a, b) for piece in chosen_of(both, rows, keys)]
 
 
 def meet_unions(a: list[Term], b: list[Term]) -> list[Term]:
@@ -118,7 +118,7 @@ def _meet_axes(a: Term, b: Term) -> list[Term]:
     return [both for part in parts for both in _meet_axes(part, grid)]
 
 
-def _chosen(term: Term, rows: Listed, keys: Listed) -> list[Term]:
+def chosen_of(term: Term, rows: Listed, keys: Listed) -> list[Term]:
     """`term`, which has no sets, with these; on a grid what is kept becomes boxes, if they are few."""
     if term.is_ordered and not (rows.is_every and keys.is_every):
         return ordered.restricted(term, rows, keys)
@@ -189,7 +189,7 @@ def _restricted(term: Term, rows: Listed, keys: Listed) -> list[Term]:
     rows, keys = term.rows.meet(rows), term.keys.meet(keys)
     if rows.is_empty or keys.is_empty:
         return []
-    return _chosen(replace(term, rows=EVERY, keys=EVERY), rows, keys)
+    return chosen_of(replace(term, rows=EVERY, keys=EVERY), rows, keys)
 
 
 def _minus_axes(a: Term, b: Term) -> list[Term]:
@@ -209,7 +209,7 @@ def _minus_axes(a: Term, b: Term) -> list[Term]:
             rest = [piece for kept in rest for piece in _minus_axes(kept, part)]
         return rest
     if a.rank == 1 and (a.q.size, a.k.size) == (b.q.size, b.k.size):
-        parts = [x for part in refine(a.axes[0], b.q, b.k) for x in _chosen(part, a.rows, a.keys)]
+        parts = [x for part in refine(a.axes[0], b.q, b.k) for x in chosen_of(part, a.rows, a.keys)]
         return [piece for part in parts for piece in _minus_axes(part, b)]
     raise NotAffineError("a grid is subtracted from pairs outside it")
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from weft.acsr.build import build
 from weft.acsr.format import Acsr
 from weft.acsr.needs import needed, of_term
 from weft.acsr.tokens import EMPTY, Tokens, boxes_of_run, union
@@ -211,7 +210,7 @@ def plan(  # noqa: PLR0913 - the public face
         )
     d, dv = (head_dim, head_dim) if isinstance(head_dim, int) else head_dim
     sizes = Heads(int(heads[0]), int(heads[1]), d, dv, 8 if dtype == "float64" else DTYPES[dtype])
-    acsr = build(pattern, *pattern._sizes(m, m), 0, 0, orders=False)
+    acsr = pattern.acsr(m)
     held = shards_of(shards, acsr, ranks)
     found = [_costed(one, sizes, link or Link()) for one in _candidates(acsr, held, sizes)]
     made = Plan(pattern, acsr, held, sizes, tuple(found), found[0])
@@ -257,7 +256,7 @@ def _received(needs: tuple[Tokens, ...], shards: Shards, heads: Heads) -> Ints:
     found = np.zeros((shards.ranks, shards.ranks), np.int64)
     for r, need in enumerate(needs):
         for p in _holders(need, shards):
-            found[r, p] = len(need & shards.tokens[p]) * heads.key_row if p != r else 0
+            found[r, p] = len(need & shards.tokens[p]) * heads.key_row
     return found
 
 
@@ -351,8 +350,11 @@ def _ulysses(shards: Shards, heads: Heads, work: Ints) -> Candidate:
     return Candidate("ulysses", received, even)
 
 
-@lru_cache(maxsize=64)
-def planned(key: tuple[Any, ...]) -> Plan:
-    """`plan` for a hashable description, kept."""
-    pattern, m, options = key
-    return plan(pattern, m, **dict(options))
+_kept = lru_cache(maxsize=64)(plan)
+
+
+def planned(pattern: Pattern, m: int, *, shards: Any, **layer: Any) -> Plan:
+    """`plan`, kept for calls that ask the same again."""
+    if not isinstance(shards, str):
+        shards = tuple(tuple((int(a), int(b)) for a, b in ranges) for ranges in shards)
+    return _kept(pattern, m, shards=shards, **layer)

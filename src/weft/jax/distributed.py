@@ -49,30 +49,28 @@ def distributed_attention(  # noqa: PLR0913 - the public face; every option by n
         raise OptionError(
             f"distributed_attention(strategy={strategy!r})", f"JAX has {', '.join(STRATEGIES)}", "pass one, or None"
         )
-    plan = _planned((q, k, v), pattern, (axis_name, shards, strategy), layout)
+    plan = _planned((q, k, v), pattern, layout, axis_name, shards)
+    plan = plan.among(STRATEGIES if strategy is None else (strategy,))
     way = _by_heads if plan.strategy == "ulysses" else _by_tokens
     given = {**options, "layout": layout, "return_lse": return_lse}
     return way(plan, (q, k, v), axis_name, {**given, "sinks": sinks})
 
 
-def _planned(tensors: tuple[Any, Any, Any], pattern: Pattern, how: tuple[str, Any, str | None], layout: str) -> Plan:
+def _planned(tensors: tuple[Any, Any, Any], pattern: Pattern, layout: str, axis_name: str, shards: Any) -> Plan:
     """The plan of the whole sequence, whose shards are of one size."""
-    (q, k, v), (axis_name, shards, strategy) = tensors, how
-    ranks, at = lax.axis_size(axis_name), TOKENS[layout]
-    if not isinstance(shards, str):
-        shards = tuple(tuple((int(a), int(b)) for a, b in ranges) for ranges in shards)
-    described = (
-        ("heads", (q.shape[HEADS[layout]], k.shape[HEADS[layout]])), ("head_dim", (q.shape[-1], v.shape[-1])),
-        ("dtype", str(q.dtype)), ("ranks", ranks), ("shards", shards),
+    q, k, v = tensors
+    ranks, tokens, heads = lax.axis_size(axis_name), q.shape[TOKENS[layout]], HEADS[layout]
+    found = planned(
+        pattern, ranks * tokens, heads=(q.shape[heads], k.shape[heads]), head_dim=(q.shape[-1], v.shape[-1]),
+        dtype=str(q.dtype), ranks=ranks, shards=shards,
     )  # fmt: skip
-    found = planned((pattern, ranks * q.shape[at], described))
     sizes = {len(held) for held in found.shards.tokens}
-    if sizes != {q.shape[at]}:
+    if sizes != {tokens}:
         raise InputError(
-            "distributed_attention(q, k, v)", f"devices hold {q.shape[at]} tokens each, shards {sorted(sizes)}",
+            "distributed_attention(q, k, v)", f"devices hold {tokens} tokens each, shards {sorted(sizes)}",
             "pass shards of one size: XLA divides arrays evenly",
         )  # fmt: skip
-    return found.among(STRATEGIES if strategy is None else (strategy,))
+    return found
 
 
 # ---- keys travel -----------------------------------------------------------------------------------------------------
@@ -86,7 +84,7 @@ def _by_tokens(plan: Plan, tensors: tuple[Any, Any, Any], axis_name: str, option
         sent = [plan.halo[(p + hop) % plan.ranks][p] for p in range(plan.ranks)]
         most = max(map(len, sent))
         if most:
-            blocks.append(_hop(both, _padded(plan, sent, most), hop, (axis_name, at)))
+            blocks.append(_hop(both, _padded(plan, sent, most), hop, axis_name, at))
             firsts[hop] = size
             size += most
     zero = jnp.zeros_like(lax.slice_in_dim(both, 0, 1, axis=at))
@@ -107,9 +105,8 @@ def _padded(plan: Plan, sent: list[Any], most: int) -> NDArray[np.int32]:
     return found
 
 
-def _hop(x: Array, rows: NDArray[np.int32], hop: int, where: tuple[str, int]) -> Array:
+def _hop(x: Array, rows: NDArray[np.int32], hop: int, axis_name: str, at: int) -> Array:
     """Rows of every rank at the rank `hop` further on."""
-    axis_name, at = where
     mine = jnp.asarray(rows)[lax.axis_index(axis_name)]
     ranks = len(rows)
     return lax.ppermute(jnp.take(x, mine, axis=at), axis_name, [(p, (p + hop) % ranks) for p in range(ranks)])

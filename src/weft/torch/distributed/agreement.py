@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
@@ -11,9 +12,9 @@ from torch import Tensor
 from weft.errors import InputError
 from weft.pattern.algebra import Pattern
 
-KNOWN = 256  # kinds of calls that are remembered
+KNOWN = 256  # kinds of calls that are remembered for a group
 NAMES = ("pattern", "batch", "heads of q", "heads of k", "head dimension", "head dimension of v", "dtype", "options")
-_known: OrderedDict[Any, int] = OrderedDict()
+_known: WeakKeyDictionary[Any, OrderedDict[Any, int]] = WeakKeyDictionary()  # what a group compared ends with it
 
 
 def agreed(tensors: tuple[Tensor, Tensor, Tensor], pattern: Pattern, options: tuple[Any, ...], group: Any) -> int:
@@ -23,23 +24,21 @@ def agreed(tensors: tuple[Tensor, Tensor, Tensor], pattern: Pattern, options: tu
     compared once is not compared again, so that a warm call exchanges nothing but rows.
     """
     q, k, v = tensors
-    said = (
-        repr(pattern), q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], str(q.dtype), repr(options)
-    )  # fmt: skip
-    key = (id(group), q.shape[2], said)
-    if key in _known:
-        _known.move_to_end(key)
-        return _known[key]
-    wrong = (
-        "" if q.shape[2] == k.shape[2] == v.shape[2] else f"q has {q.shape[2]} tokens, k {k.shape[2]}, v {v.shape[2]}"
-    )
+    known = _known.setdefault(group, OrderedDict())
+    sizes = q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3], str(q.dtype), repr(options)
+    tokens = q.shape[2], k.shape[2], v.shape[2]
+    key = pattern, sizes, tokens
+    if key in known:
+        known.move_to_end(key)
+        return known[key]
+    wrong = "" if len(set(tokens)) == 1 else "q has {} tokens, k {}, v {}".format(*tokens)
     found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, (said, q.shape[2], wrong), group=group)
+    dist.all_gather_object(found, ((repr(pattern), *sizes), tokens[0], wrong), group=group)
     _compare(found)
-    _known[key] = sum(tokens for _, tokens, _ in found)
-    while len(_known) > KNOWN:
-        _known.popitem(last=False)
-    return _known[key]
+    known[key] = sum(count for _, count, _ in found)
+    if len(known) > KNOWN:
+        known.popitem(last=False)
+    return known[key]
 
 
 def _compare(found: list[Any]) -> None:

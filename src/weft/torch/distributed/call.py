@@ -38,7 +38,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     them, and are added in float32 in the order of ranks.
 
     Raises InputError where ranks disagree about anything (compared once for each kind of call), OptionError for shards
-    that do not fit; a peer that dies ends the call with torch.distributed's own error. Example::
+    that do not fit. Example::
 
         out = weft.distributed.attention(q, k, v, weft.causal() & weft.window(left=1023), group=group)
     """
@@ -50,7 +50,10 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     q, k, v = (x.transpose(1, 2) if layout == "bshd" else x for x in (q, k, v))
     options = {"scale": scale, "softcap": softcap, "backend": backend, "deterministic": deterministic}
     whole = agreed((q, k, v), pattern, (shards, strategy, sinks is not None, *options.values()), group)
-    plan = planned((pattern, whole, _described(q, k, v, shards, strategy, dist.get_world_size(group))))
+    plan = planned(
+        pattern, whole, heads=(q.shape[1], k.shape[1]), head_dim=(q.shape[3], v.shape[3]), strategy=strategy,
+        dtype=str(q.dtype).removeprefix("torch."), ranks=dist.get_world_size(group), shards=shards,
+    )  # fmt: skip
     at = Rank(plan, group, dist.get_rank(group), {**options, "sinks": sinks})
     _check_sizes(plan, at.rank, q)
     way = by_heads if plan.strategy == "ulysses" else alone if plan.silent else by_tokens
@@ -75,17 +78,6 @@ def _group(group: Any, mesh: Any, dim: int | str) -> Any:
             'call torch.distributed.init_process_group("nccl") first ("gloo" on CPUs), or use weft.attention',
         )  # fmt: skip
     return dist.group.WORLD if group is None else group
-
-
-def _described(q: Tensor, k: Tensor, v: Tensor, shards: Any, strategy: str | None, ranks: int) -> tuple[Any, ...]:
-    """What a plan depends on beside the pattern and the length, hashable."""
-    if not isinstance(shards, str):
-        shards = tuple(tuple((int(a), int(b)) for a, b in ranges) for ranges in shards)
-    return (
-        ("heads", (q.shape[1], k.shape[1])), ("head_dim", (q.shape[3], v.shape[3])),
-        ("dtype", str(q.dtype).removeprefix("torch.")), ("ranks", ranks), ("strategy", strategy),
-        ("shards", shards),
-    )  # fmt: skip
 
 
 def _check_sizes(plan: Plan, rank: int, q: Tensor) -> None:

@@ -75,15 +75,13 @@ class _Arrive(torch.autograd.Function):
 class _Tie(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *scalars: Tensor) -> Tensor:
-        ctx.count = len(scalars)
         ctx.save_for_backward(*scalars)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        # A checkpoint that recomputes does it here, with its exchanges, on every rank before any way back begins.
-        assert len(ctx.saved_tensors) == ctx.count
-        return grad, *(grad.new_zeros(()) for _ in range(ctx.count))
+        # A checkpoint recomputes what was saved: here, with its exchanges, on every rank before any way back begins.
+        return grad, *(torch.zeros_like(scalar) for scalar in ctx.saved_tensors)
 
 
 def tie(x: Tensor, scalars: Sequence[Tensor]) -> Tensor:

@@ -50,12 +50,10 @@ HeldOfHead = namedtuple("HeldOfHead", "place part queries")
 @triton.jit
 def key_gradients(C: tl.constexpr, tensors, launch, scaling):
     """dK and dV of a tile of keys."""
-    item = launch.first_item + tl.program_id(1)
-    member = places.member_of(launch)
-    head = places.head_at(member)
-    if C.packed and item >= tl.load(member + 5):
+    program = places.program_of(launch)
+    if C.packed and program.item >= places.items_of(program):
         return
-    place = places.place_of(C, places.own_launch(C, launch, member), head, item)
+    place = places.place_of(C, launch, program)
     keys, folding = _load(C, tensors, place), _folding(C)
     sums = Sums(loads.zeros(C, C.d) if C.makes != "dv" else (), loads.zeros(C, C.dv) if C.makes != "dk" else ())
     seen = place.rows.number < 0

@@ -30,12 +30,10 @@ def query_gradient(C: tl.constexpr, tensors, launch, scaling):
     """dQ of a tile of queries."""
     if C.chained:
         gdc_launch_dependents()  # the kernel of dK and dV may begin where this one leaves room
-    item = launch.first_item + tl.program_id(1)
-    member = places.member_of(launch)
-    head = places.head_at(member)
-    if C.packed and item >= tl.load(member + 5):
+    program = places.program_of(launch)
+    if C.packed and program.item >= places.items_of(program):
         return
-    place = places.place_of(C, places.own_launch(C, launch, member), head, item)
+    place = places.place_of(C, launch, program)
     loaded = _load(C, tensors, place, scaling)
     dq = loads.zeros(C, C.d)
     if C.rank == 1 and not C.several:

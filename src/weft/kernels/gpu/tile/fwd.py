@@ -32,15 +32,13 @@ HeldOfPart = namedtuple("HeldOfPart", "place rows k v penalties")
 @triton.jit
 def attention(C: tl.constexpr, tensors, launch, scaling):
     """Out and lse of a tile of queries."""
-    item = launch.first_item + tl.program_id(1)
-    member = places.member_of(launch)
-    head = places.head_at(member)
-    if C.packed and item >= tl.load(member + 5):
+    program = places.program_of(launch)
+    if C.packed and program.item >= places.items_of(program):
         return
-    place = places.place_of(C, places.own_launch(C, launch, member), head, item)
-    q_rows = loads.near_rows_of(C, tensors.q, place.rows, head.batch, head.head.to(tl.int64))
+    place = places.place_of(C, launch, program)
+    q_rows = loads.near_rows_of(C, tensors.q, place.rows, place.head.batch, place.head.head.to(tl.int64))
     q = loads.load(C, C.d, tensors.q, q_rows, None)
-    scoring = scores.scores_of(C, scaling, head.head)
+    scoring = scores.scores_of(C, scaling, place.head.head)
     if C.no_maximum:
         wild = _attend(C, False, tensors, Held(place, q, scoring, None))
         if tl.max(wild.to(tl.int32), 0) != 0:

@@ -41,22 +41,40 @@ Head = namedtuple("Head", "batch kv_head head group")
 Place = namedtuple("Place", "launch head item record rows")
 
 
-@triton.jit
-def member_of(launch):
-    """Where the tables say which head a program works for."""
-    return launch.tables + launch.heads_at + (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0)) * HEAD
+# A program of a launch. member: where the tables say which head it works for.
+Program = namedtuple("Program", "item member head")
 
 
 @triton.jit
-def head_at(member):
-    """The head that a member stands for."""
+def program_of(launch):
+    """The item and the head of a program."""
+    item = launch.first_item + tl.program_id(1)
+    member = launch.tables + launch.heads_at + (tl.program_id(0) + tl.program_id(2) * tl.num_programs(0)) * HEAD
     batch = tl.load(member).to(tl.int64)
     kv_head = tl.load(member + 1).to(tl.int64)
-    return Head(batch, kv_head, tl.load(member + 2), tl.load(member + 3))
+    return Program(item, member, Head(batch, kv_head, tl.load(member + 2), tl.load(member + 3)))
 
 
 @triton.jit
-def own_launch(C: tl.constexpr, launch, member):
+def items_of(program):
+    """How many items the launch of a member has, where several launches are packed in one."""
+    return tl.load(program.member + 5)
+
+
+@triton.jit
+def place_of(C: tl.constexpr, launch, program):
+    """The tile of a program, and its rows."""
+    launch = _own_launch(C, launch, program.member)
+    record = launch.tables + launch.items_at + program.item * launch.record
+    if C.rank == 0:
+        rows = _block_rows(C, launch, record)
+    else:
+        rows = _box_rows(C, launch.tables, record)
+    return Place(launch, program.head, program.item, record, rows)
+
+
+@triton.jit
+def _own_launch(C: tl.constexpr, launch, member):
     """The launch of a member, where several are packed in one."""
     if C.packed:
         record, parts = tl.load(member + 6), tl.load(member + 7)
@@ -66,17 +84,6 @@ def own_launch(C: tl.constexpr, launch, member):
             launch.all_heads, launch.my_length, launch.their_length,
         )  # fmt: skip
     return launch
-
-
-@triton.jit
-def place_of(C: tl.constexpr, launch, head, item):
-    """The tile of an item, and its rows."""
-    record = launch.tables + launch.items_at + item * launch.record
-    if C.rank == 0:
-        rows = _block_rows(C, launch, record)
-    else:
-        rows = _box_rows(C, launch.tables, record)
-    return Place(launch, head, item, record, rows)
 
 
 @triton.jit
