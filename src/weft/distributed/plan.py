@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.acsr.format import Acsr
+from weft.acsr.format import Acsr, Term
 from weft.acsr.needs import needed, of_term
 from weft.acsr.tokens import EMPTY, Tokens, boxes_of_run, union
 from weft.distributed.model import Cost, Link, cost_of
@@ -233,7 +233,7 @@ def _candidates(acsr: Acsr, shards: Shards, heads: Heads) -> list[Candidate]:
     work = _work(acsr, shards)
     needs = tuple(needed(acsr, boxes) - held for boxes, held in zip(shards.boxes, shards.tokens, strict=True))
     found = [Candidate("halo", _received(needs, shards, heads), work, needs)]
-    moved = _moved_rows(acsr, shards, heads)
+    moved = _moved_rows(acsr, shards, heads, needs)
     if any(len(one) for one in moved):
         found.append(_with_moved(acsr, shards, heads, moved, work))
     if _divides(heads, shards.ranks):
@@ -270,27 +270,28 @@ def _holders(need: Tokens, shards: Shards) -> list[int]:
     ]
 
 
-def _moved_rows(acsr: Acsr, shards: Shards, heads: Heads) -> tuple[Tokens, ...]:
+def _moved_rows(acsr: Acsr, shards: Shards, heads: Heads, needs: tuple[Tokens, ...]) -> tuple[Tokens, ...]:
     """Of each rank the rows of terms of which fewer bytes travel if the rows do: rows out, partial results back."""
+    there_and_back = (shards.ranks - 1) * (heads.query_row + heads.result_row)
+    seeing = [(term, _rows_of(term)) for term in acsr.terms]
     found = []
-    for boxes, held in zip(shards.boxes, shards.tokens, strict=True):
+    for boxes, held, need in zip(shards.boxes, shards.tokens, needs, strict=True):
         mine = [EMPTY]
-        for term in acsr.terms:
-            rows = _term_rows(term, held)
-            keys = len(of_term(term, boxes) - held) if 0 < len(rows) <= MOVED else 0
-            if not keys:
-                continue
-            there_and_back = (shards.ranks - 1) * len(rows) * (heads.query_row + heads.result_row)
-            if there_and_back < keys * heads.key_row:
+        for term, all_rows in seeing:
+            rows = all_rows & held
+            cost = len(rows) * there_and_back
+            # what the rank needs in all is more than what these rows do, and is known already
+            few = 0 < len(rows) <= MOVED and cost < len(need) * heads.key_row
+            if few and cost < len(of_term(term, boxes) - held) * heads.key_row:
                 mine.append(rows)
         found.append(union(mine))
     return tuple(found)
 
 
-def _term_rows(term: Any, held: Tokens) -> Tokens:
-    """The rows of a rank that see some key by a term."""
-    every = Tokens.of(np.array([term.k.origin]), np.array([term.k.origin + term.k.size]))
-    return of_term(term.transpose(), every) & held
+def _rows_of(term: Term) -> Tokens:
+    """The rows that see some key by a term."""
+    turned = term.transpose()
+    return of_term(turned, Tokens.listed(turned.q.tokens(np.arange(turned.q.size, dtype=np.int64))))
 
 
 def _rows_seeing(acsr: Acsr, rows: Tokens, keys: Tokens) -> Tokens:

@@ -110,6 +110,8 @@ class Relation:
     def affine_rows(self, i: Ints, n: int) -> tuple[Ints, int, Ints]:
         """(start, step, count) of the rows i: row r sees keys start[r] + step * s for 0 <= s < count[r]."""
         lo, hi = self.interval(i, n)
+        if max(self.rows.step, self.keys.step, self.diagonal.step) == 1:  # divisions would take most of the time
+            return lo, 1, np.maximum(0, hi - lo)
         step, phase, agree = self.key_classes(i)
         start = lo + (phase - lo) % step
         count = np.where(self.rows.holds(i) & agree, np.maximum(0, -((start - hi) // step)), 0)
