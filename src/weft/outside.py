@@ -6,13 +6,23 @@ reader is deceived by others, so they are shown by their codes.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 LONGEST = 200  # characters of one name
 DIGITS = 30  # of one integer: 64 bits have 20
 DEPTH = 32  # of lists and objects within each other
+MOST = 64 << 20  # bytes of one file
+QUIETLY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
+KINDS = {
+    stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a link", stat.S_IFDIR: "a directory", stat.S_IFREG: "a file",
+}  # fmt: skip
 
 
 def shown(text: object, most: int = LONGEST) -> str:
@@ -72,3 +82,31 @@ def _float(digits: str) -> float:
     if found in (float("inf"), float("-inf")):
         raise ValueError(f"{shown(digits, 40)} is more than a float holds")
     return found
+
+
+def file_bytes(path: Path, most: int = MOST) -> bytes:
+    """All of a file that somebody named. Raises OSError, also for what is no file, or has more than `most` bytes.
+
+    A FIFO or a device would be waited for without end: it is not opened.
+    """
+    wrong = _not_a_file(path.stat(), most)
+    if not wrong:
+        file = os.open(path, os.O_RDONLY | QUIETLY)
+        with os.fdopen(file, "rb") as stream:
+            wrong = _not_a_file(os.fstat(file), most)
+            data = b"" if wrong else stream.read(most + 1)
+        if not wrong and len(data) <= most:
+            return data
+    raise OSError(errno.EINVAL, wrong or "it grows while it is read")
+
+
+def kind(found: os.stat_result) -> str:
+    """What stands at a path, in words."""
+    return KINDS.get(stat.S_IFMT(found.st_mode), "no file")
+
+
+def _not_a_file(found: os.stat_result, most: int) -> str:
+    """Why something is no file to be read whole; "" where it is."""
+    if not stat.S_ISREG(found.st_mode):
+        return f"it is {kind(found)}, no file"
+    return f"it has {found.st_size} bytes, more than {most}" if found.st_size > most else ""

@@ -20,7 +20,7 @@ from weft.kernels.backend import Timing, choose
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime import evidence
-from weft.runtime.evidence import Measured
+from weft.runtime.rows import Measured
 from weft.runtime.together import Together
 from weft.runtime.tuner import Budget, Report, Tuned, card_of, timed, tune
 

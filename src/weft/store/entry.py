@@ -24,6 +24,7 @@ FACTS, SUMS, TIMINGS = "facts.json", "SHA256SUMS", "timings.jsonl"
 OURS = re.compile(r"(?P<key>[0-9a-f]{64})(?:\.(?P<state>new|old|damaged)-[0-9a-f]{32})?")
 FILES = 32  # of an entry; a kernel's has five
 MOST = 64 << 20  # bytes of one file; the largest kernel has some 2 MB
+NUMBERS, SECONDS, TEXT = ("made", "compile_seconds"), 1e11, 1000  # facts; seconds since 1970; characters
 TOLD = 1 << 20  # bytes of facts and of sums
 
 
@@ -38,11 +39,14 @@ class Entry:
     trust: Trust = OWN
 
     def facts(self) -> dict[str, Any]:
-        """What was said of the entry when it was put; empty where that cannot be read, or is not to be trusted."""
+        """What was said of the entry when it was put; without what nobody would have said, and empty where that cannot
+        be read, or is not to be trusted.
+        """
         try:
-            return facts_of(self.path, self.trust)
+            found = facts_of(self.path, self.trust)
         except (OSError, OddFile, Untrusted):
             return {}
+        return {name: value for name, value in found.items() if _sayable(name, value)}
 
 
 def damage(path: Path, trust: Trust = OWN) -> str | None:
@@ -72,6 +76,13 @@ def damage(path: Path, trust: Trust = OWN) -> str | None:
     except ValueError:
         return f"{SUMS} is no list of checksums"
     return f"{', '.join(map(shown, changed))} changed since it was written"
+
+
+def _sayable(name: str, value: Any) -> bool:
+    """Whether a fact is a short text, or where it is known as a number one of seconds."""
+    if name in NUMBERS:
+        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= SECONDS
+    return isinstance(value, str) and len(value) <= TEXT
 
 
 def facts_of(path: Path, trust: Trust) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class Store:
     def set_aside(self, key: str, problem: str) -> None:
         """Take an entry away that is not what it should be, with one warning."""
         path = self._path(key)
-        self._warn(key, f"{path} is damaged: {problem}. It is set aside, and what it held is made anew")
+        self.warn(key, f"{path} is damaged: {problem}. It is set aside, and what it held is made anew")
         path.rename(beside(path, "damaged"))
 
     def reject(self, key: str, problem: str) -> None:
@@ -138,7 +138,7 @@ class Store:
         if bad:
             path = self._path(key) / TIMINGS
             said = f"{path} has damaged lines: {bad}. They are passed over; remove that file, and tune again"
-            self._warn(f"{key} {TIMINGS}", said)
+            self.warn(f"{key} {TIMINGS}", said)
         return [*below, *rows]
 
     def record(self, key: str, rows: Iterable[Mapping[str, Any]]) -> bool:
@@ -207,19 +207,19 @@ class Store:
                 raise FileNotFoundError("there is no home directory")
             return step()
         except Untrusted as error:
-            self._warn(str(error), f"{error}, so nothing is read from there. Do: {error.do}{self._choice()}")
+            self.warn(str(error), f"{error}, so nothing is read from there. Do: {error.do}{self._choice()}")
         except OSError as error:
             if verb == "read" and isinstance(error, FileNotFoundError):  # not there yet, or no longer
                 return None
             wrong = f"the cache in {self.root} cannot be {verb} ({error}), so each process may compile kernels anew"
-            self._warn("", f"{wrong}. Set WEFT_CACHE_DIR to a directory that can be written, or to 'off'")
+            self.warn("", f"{wrong}. Set WEFT_CACHE_DIR to a directory that can be written, or to 'off'")
         return None
 
     def _choice(self) -> str:
         """What else there is to do where others may write."""
         return "" if self.shared else "; or state a choice (WEFT_CACHE_SHARED=group, WEFT_CACHE_BASE: SECURITY.md)"
 
-    def _warn(self, about: str, text: str) -> None:
+    def warn(self, about: str, text: str) -> None:
         """Warn once in this process about each thing."""
         with self._lock:
             known = about in self._warned
@@ -241,7 +241,7 @@ class Base(Store):
         return path if "key" in facts_of(path, self.trust) else None
 
     def set_aside(self, key: str, problem: str) -> None:
-        self._warn(key, f"{self._path(key)} is damaged: {problem}. It is passed over")
+        self.warn(key, f"{self._path(key)} is damaged: {problem}. It is passed over")
 
     def put(self, key: str, facts: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
         raise NotImplementedError("a base store is only read")

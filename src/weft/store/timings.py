@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.outside import parsed
-from weft.store.trust import QUIETLY, OddFile, Trust
+from weft.store.trust import ITSELF, OddFile, Trust
 
 MOST = 16 << 20  # bytes; a run of the tuner adds some 50 kB
 
@@ -33,7 +33,7 @@ def append(path: Path, line: bytes, trust: Trust) -> bool:
     # begins the line rather than ending it: what a full disk cut short then spoils no line but its own
     data = b"\n" + line
     try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | QUIETLY, 0o644)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | ITSELF, 0o644)
     except FileNotFoundError:
         return False
     try:

@@ -14,15 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from weft.outside import shown
+from weft.outside import QUIETLY, kind, shown
 
 ME = os.geteuid() if hasattr(os, "geteuid") else None  # None: a system without owners, where nothing is refused
 ROOT, WHOLE = 0, 1 << 32  # WHOLE: how many users there are where none is hidden
-QUIETLY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
-KINDS = {
-    stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket",
-    stat.S_IFLNK: "a link", stat.S_IFDIR: "a directory", stat.S_IFREG: "a file",
-}  # fmt: skip
+ITSELF = QUIETLY | getattr(os, "O_NOFOLLOW", 0)
 
 
 class Untrusted(Exception):
@@ -75,7 +71,7 @@ class Trust:
         """All of a file. Raises Untrusted, OddFile where it is none of at most so many bytes, or OSError."""
         found = path.lstat()
         _regular(path, found, most)  # before it is opened, which a device may notice
-        file = os.open(path, os.O_RDONLY | QUIETLY)
+        file = os.open(path, os.O_RDONLY | ITSELF)
         with os.fdopen(file, "rb") as stream:
             found = os.fstat(file)
             _regular(path, found, most)
@@ -87,11 +83,6 @@ class Trust:
 
 
 OWN = Trust()  # ours and root's files, which nobody else may write
-
-
-def kind(found: os.stat_result) -> str:
-    """What stands there, in words."""
-    return KINDS.get(stat.S_IFMT(found.st_mode), "no file")
 
 
 def _regular(path: Path, found: os.stat_result, most: int) -> None:
