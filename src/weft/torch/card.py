@@ -14,6 +14,7 @@ from triton.runtime import driver
 from weft.errors import UnsupportedKernel
 from weft.kernels import gpu
 from weft.kernels.backend import Card
+from weft.outside import shown
 from weft.target import gpu_like
 from weft.torch import bind, launcher
 
@@ -39,8 +40,9 @@ def _card(device: int) -> Card:
             "use a newer GPU, or move q, k and v to the CPU",
         )
     architecture = found.gcnArchName.split(":")[0] if rocm else f"sm_{found.major}{found.minor}"
+    name = shown(found.name)
     shared = driver.active.utils.get_device_properties(device)["max_shared_mem"]  # which torch tells from 2.12 on
-    return Card(found.name, gpu_like(found.name, architecture, found.multi_processor_count, shared))
+    return Card(name, gpu_like(name, architecture, found.multi_processor_count, shared))
 
 
 @cache
