@@ -111,6 +111,13 @@ def file_bytes(path: Path, most: int = MOST) -> bytes:
     raise OSError(errno.EINVAL, wrong or "it grows while it is read")
 
 
+def check_file(path: Path) -> None:
+    """Raise OSError, which says what it is, for what is no file: opening a FIFO waits for whoever writes."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"it is {kind(found)}, no file")
+
+
 def kind(found: os.stat_result) -> str:
     """What stands at a path, in words."""
     return KINDS.get(stat.S_IFMT(found.st_mode), "no file")
