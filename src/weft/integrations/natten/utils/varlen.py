@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.utils.weak import WeakIdKeyDictionary
 
 import weft
 from weft.acsr.packed import packed
 from weft.errors import InputError
+from weft.torch.remembered import Remembered
 
 Sums = tuple[Tensor, Tensor, int, int]  # running sums of queries and keys, the longest of each
 
@@ -79,19 +79,12 @@ def varlen(tensors: Sequence[Tensor], pattern: Any, sums: Sums, options: dict[st
     return tuple(x.unsqueeze(0) for x in found) if options["return_lse"] else found.unsqueeze(0)
 
 
-_copies = WeakIdKeyDictionary()  # of lengths on a device: their version, and them on the host
+_copies: Remembered[Tensor] = Remembered()
 
 
 def _on_host(sums: Tensor) -> Tensor:
     """Lengths where plans are made; copied once, so that the layers of a model wait for a device once."""
-    if sums.device.type == "cpu":
-        return sums
-    version = None if sums.is_inference() else sums._version
-    known = _copies.get(sums)
-    if known is None or version is None or known[0] != version:
-        known = _copies[sums] = version, sums.cpu()
-    copy: Tensor = known[1]
-    return copy
+    return sums if sums.device.type == "cpu" else _copies.of(sums, "host", sums.cpu)
 
 
 def _check_batch(tensors: Sequence[Tensor]) -> None:
