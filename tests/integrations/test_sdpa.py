@@ -167,6 +167,11 @@ def test_a_compiled_model_in_a_block():
         out = torch.compile(attend, fullgraph=True, backend="aot_eager")(q, k, v)
     assert served.calls == 1
     near(out, attend(q, k, v))
+    heads, x = Model().heads.double(), drawn(2, 9, 16)
+    with sdpa.in_place_of_torch() as served:
+        out = torch.compile(lambda x: heads(x, x, x, need_weights=False)[0], backend="aot_eager")(x)
+    assert served.calls == 1
+    near(out, heads(x, x, x)[0])
 
 
 @pytest.mark.more

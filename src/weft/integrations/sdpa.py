@@ -116,10 +116,11 @@ def _mask(mask: Tensor, query: Tensor, sizes: tuple[int, int, int, int]) -> Any:
     """What weft.attention takes for a boolean mask: the tensor itself where it has an entry for each pair."""
     if is_compiling() or (query.dim() == 4 and tuple(mask.shape[-2:]) == sizes[2:]):
         return mask
-    return _patterns.of(mask, sizes, lambda: _pattern(_as_four(mask, query), sizes))
+    return _patterns.of(mask, sizes, lambda: pattern_of(_as_four(mask, query), sizes))
 
 
-def _pattern(mask: Tensor, sizes: tuple[int, int, int, int]) -> Any:
+def pattern_of(mask: Tensor, sizes: tuple[int, int, int, int]) -> Any:
+    """The pattern of booleans that broadcast to sizes: batch rows, heads, queries, keys."""
     if any(n not in (1, m) for n, m in zip(mask.shape, sizes, strict=True)):
         wrong = f"it is {tuple(mask.shape)} of scores {sizes}"
         _wrong("attn_mask", wrong, "pass booleans that broadcast to (batch, heads, queries, keys)")
@@ -130,31 +131,27 @@ def _pattern(mask: Tensor, sizes: tuple[int, int, int, int]) -> Any:
 
 
 # ---- in the place of torch's -----------------------------------------------------------------------------------------
+class _InPlace(TorchFunctionMode):
+    """Calls of torch's function go to another one. nn.MultiheadAttention reads torch's as a global of its function, so
+    that one runs as a copy with other globals.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        names = {**vars(torch.nn.functional), TORCHS.__name__: function}
+        del names["__name__"]  # by which torch.compile would find torch's own globals
+        copy = FunctionType(HEADS.__code__, names, HEADS.__name__, HEADS.__defaults__, HEADS.__closure__)
+        copy.__kwdefaults__ = HEADS.__kwdefaults__
+        self.instead: dict[Any, Callable[..., Any]] = {TORCHS: function, HEADS: copy}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.instead.get(func, func)(*args, **(kwargs or {}))
+
+
 class Served:
     """How many calls weft computed in a block."""
 
     calls = 0
-
-
-class _InPlace(TorchFunctionMode):
-    """Calls of torch's function go to weft's. nn.MultiheadAttention reads torch's as a global of its function, so that
-    one runs as a copy with other globals.
-    """
-
-    def __init__(self, served: Served) -> None:
-        super().__init__()
-
-        def counted(*args: Any, **kwargs: Any) -> Tensor:
-            served.calls += 1
-            return scaled_dot_product_attention(*args, **kwargs)
-
-        names = {**vars(torch.nn.functional), TORCHS.__name__: counted}
-        copy = FunctionType(HEADS.__code__, names, HEADS.__name__, HEADS.__defaults__, HEADS.__closure__)
-        copy.__kwdefaults__ = HEADS.__kwdefaults__
-        self.instead: dict[Any, Callable[..., Any]] = {TORCHS: counted, HEADS: copy}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.instead.get(func, func)(*args, **(kwargs or {}))
 
 
 @contextmanager
@@ -169,7 +166,12 @@ def in_place_of_torch() -> Iterator[Served]:
         print(served.calls)
     """
     served = Served()
-    with _InPlace(served):
+
+    def counted(*args: Any, **kwargs: Any) -> Tensor:
+        served.calls += 1
+        return scaled_dot_product_attention(*args, **kwargs)
+
+    with _InPlace(counted):
         yield served
 
 
