@@ -57,12 +57,17 @@ def neighborhood_attention(
     grid = tuple(tensors[0].shape[1 : 1 + rank])
     check_fits(grid, *arguments[:3])
     pattern = weft.neighborhood(grid, *arguments) if is_compiling() else _pattern(grid, *arguments)
-    q, k, v = (x.flatten(1, rank) for x in tensors)  # a copy only where strides do not allow a view
+    # (B, H, tokens, D), a copy only where strides do not allow a view: no other layout is found again as quickly
+    q, k, v = (x.flatten(1, rank).transpose(1, 2) for x in tensors)
+    more = {
+        name: x.transpose(1, 2) for name, x in zip(("extra_keys", "extra_values"), extra, strict=True) if x is not None
+    }
     found: Any = weft.attention(
-        q, k, v, pattern, scale=scale or None, layout="bshd", return_lse=return_lse, deterministic=_deterministic(),
-        extra_keys=extra[0], extra_values=extra[1],
-    )  # fmt: skip
-    return tuple(x.unflatten(1, grid) for x in found) if return_lse else found.unflatten(1, grid)
+        q, k, v, pattern, scale=scale or None, return_lse=return_lse, deterministic=_deterministic(), **more
+    )
+    if return_lse:
+        return tuple(x.transpose(1, 2).unflatten(1, grid) for x in found)
+    return found.transpose(1, 2).unflatten(1, grid)
 
 
 def _operation(rank: int) -> Callable[..., Any]:
@@ -141,7 +146,9 @@ def attention(  # noqa: PLR0913 - NATTEN's signature
     options: dict[str, Any] = {"scale": scale or None, "deterministic": _deterministic(), "return_lse": return_lse}
     if sums is not None:
         return varlen((query, key, value), pattern, sums, options)
-    return weft.attention(query, key, value, pattern, layout="bshd", **options)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    found: Any = weft.attention(q, k, v, pattern, **options)
+    return tuple(x.transpose(1, 2) for x in found) if return_lse else found.transpose(1, 2)
 
 
 def merge_attentions(
