@@ -222,12 +222,14 @@ def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
     its last row is. Where something is added to rows, each of them once.
     """
     launch, head, rows = held.place.launch, held.place.head, held.place.rows
+    alone = rest.total == 0
     if C.sinks:
         rest = epilogue.with_sink(rest, tl.load(tensors.sinks + head.head), ONLINE)
     acc = epilogue.output(rest)
     lse = epilogue.lse_of(rest, ONLINE or C.sinks, C.fast_log)
     if C.sinks:
-        lse = epilogue.above_sink(rest, lse, tl.load(tensors.sinks + head.head), C.fast_log)
+        sink = tl.load(tensors.sinks + head.head)
+        lse = tl.where(alone, sink, epilogue.above_sink(rest, lse, sink, C.fast_log))
     of_head = (head.batch * launch.all_heads + head.head) * launch.my_length
     lse_at = tensors.lse + of_head + rows.token
     block = loads.near_rows_of(C, tensors.out, rows, head.batch, head.head.to(tl.int64))
