@@ -302,7 +302,7 @@ def call(cu_q=CU, cu_k=None, pattern=CAUSAL, x=None, **options):
         ((torch.tensor([[0, 34]]),), InputError, ("(1, 2)",)),
         (([0, 34],), InputError, ("cu_seqlens_q is list",)),
         ((torch.zeros(0, dtype=torch.int32),), InputError, ("(0,)",)),
-        ((CU.to("meta"),), UnsupportedError, ("cu_seqlens_q on meta", "cu_seqlens_q.cpu()")),
+        ((CU.to("meta"),), InputError, ("cu_seqlens_q is meta, q is on cpu",)),
         ((CU, torch.tensor([0, 33])), InputError, ("cu_seqlens_k ends at 33",)),
         ((CU, torch.tensor([0, 34]), weft.causal(align=LAST)), InputError, ("7 documents of queries and 1 of keys",)),
         ((CU, CU.clone()), AlignmentError, ("queries of a document", '.aligned("bottom-right")')),
