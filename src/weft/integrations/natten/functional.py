@@ -124,7 +124,7 @@ def attention(  # noqa: PLR0913 - NATTEN's signature
 
     - query (B, S, Hq, D), key (B, T, Hkv, D), value (B, T, Hkv, Dv). is_causal aligns at the top left.
     - seqlens_Q, seqlens_KV: int32 lengths of packed sequences, B = 1; or their running sums from 0 with the longest of
-      each, which a compiled function needs. Lengths on a GPU are copied to the host once for a tensor.
+      each, which a compiled function needs.
     - The other arguments: checked, without effect.
 
     Returns (B, S, Hq, Dv); with return_lse also (B, S, Hq). Raises ValueError for what does not fit. Example::

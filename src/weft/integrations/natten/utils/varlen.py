@@ -12,7 +12,6 @@ from torch.compiler import is_compiling
 import weft
 from weft.acsr.packed import packed
 from weft.errors import InputError
-from weft.torch.remembered import Remembered
 
 Sums = tuple[Tensor, Tensor, int, int]  # running sums of queries and keys, the longest of each
 
@@ -73,18 +72,9 @@ def varlen(tensors: Sequence[Tensor], pattern: Any, sums: Sums, options: dict[st
         lengths = [x.cpu().long().diff() for x in sums[:2]]
         found = weft.attention(q, k, v, packed(pattern, *lengths), layout="thd", **options)
     else:
-        ends = [_on_host(x) for x in sums[:2]]
         options = {**options, "max_seqlen_q": sums[2], "max_seqlen_k": sums[3]}
-        found = weft.varlen_attention(q, k, v, ends[0], ends[1], pattern, **options)
+        found = weft.varlen_attention(q, k, v, sums[0], sums[1], pattern, **options)
     return tuple(x.unsqueeze(0) for x in found) if options["return_lse"] else found.unsqueeze(0)
-
-
-_copies: Remembered[Tensor] = Remembered()
-
-
-def _on_host(sums: Tensor) -> Tensor:
-    """Lengths where plans are made; copied once, so that the layers of a model wait for a device once."""
-    return sums if sums.device.type == "cpu" else _copies.of(sums, "host", sums.cpu)
 
 
 def _check_batch(tensors: Sequence[Tensor]) -> None:

@@ -26,7 +26,9 @@ def with_sink(rest, sink, ONLINE: tl.constexpr):
     if ONLINE:
         above = tl.where(above == float("-inf"), 0.0, above)  # neither keys nor a sink
     less = tl.where(rest.total == 0, 0.0, tl.exp2(rest.top - above))
-    more = tl.where(sink == above, 1.0, tl.exp2(sink - above))  # fused with its product, 0 would be an error of rounding
+    more = tl.where(
+        sink == above, 1.0, tl.exp2(sink - above)
+    )  # fused with its product, 0 would be an error of rounding
     return Rest(scaled(rest.acc, less[:, None]), above, rest.total * less + more, rest.weight * less + more)
 
 

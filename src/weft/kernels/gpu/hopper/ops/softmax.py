@@ -34,5 +34,7 @@ def with_sink(alone, sink, largest):
     """
     above = gl.maximum(largest, sink)
     above = gl.where(above == float("-inf"), 0.0, above)  # neither keys nor a sink
-    more = gl.where(sink == above, 1.0, gl.exp2(sink - above))  # fused with its product, 0 would be an error of rounding
+    more = gl.where(
+        sink == above, 1.0, gl.exp2(sink - above)
+    )  # fused with its product, 0 would be an error of rounding
     return gl.where(alone, 0.0, gl.exp2(largest - above)), more, above
