@@ -24,6 +24,8 @@ MANY_PARAMETERS = {
     "weft.jax.attention:attention": "the public face: every option by name",
     "weft.jax.distributed:distributed_attention": "the public face: every option by name",
     "weft.jax.dot_product:dot_product_attention": "the signature of jax.nn.dot_product_attention",
+    "weft.integrations.flex.call:flex_attention": "the signature of FlexAttention's",
+    "weft.integrations.flex.create:create_block_mask": "the signature of FlexAttention's",
 }
 
 # Put together, so that this file does not contain them: paths of one machine, hosts that only a user may choose.
