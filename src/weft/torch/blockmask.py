@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from weft.acsr.cells import remainder_cells, term_cells
 from weft.errors import InputError, LengthError
@@ -83,6 +84,27 @@ def kinds_of_blocks(pattern: Pattern, lengths: tuple[int, int], size: tuple[int,
     live = live.reshape(shape)
     full = live == size[0] * size[1]
     return (live > 0) & ~full, full
+
+
+def block_mask_of(pattern: Pattern, m: int, n: int, *, block_size: Any, device: Any) -> Any:
+    """See `Pattern.to_block_mask`."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from weft.torch.mask_mod import mask_mod_of
+
+    size = (block_size, block_size) if isinstance(block_size, int) else tuple(block_size)
+    device = torch.get_default_device() if device is None else torch.device(device)
+    partial, full = (torch.from_numpy(x).to(device) for x in kinds_of_blocks(pattern, (m, n), size))
+    return BlockMask.from_kv_blocks(
+        *ordered(partial), *ordered(full), BLOCK_SIZE=size, mask_mod=mask_mod_of(pattern, m, n, device),
+        seq_lengths=(m, n),
+    )  # fmt: skip
+
+
+def ordered(chosen: Any) -> tuple[Any, Any]:
+    """(..., rows, columns) booleans -> how many are chosen in each row, and the columns with those chosen first."""
+    columns = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), columns.to(torch.int32)
 
 
 def _read(mask: Any, lengths: tuple[int, ...]) -> tuple[NDBool, NDBool]:

@@ -16,7 +16,11 @@ CUTS = torch.tensor([0, 20, 33, 70, S])
 
 
 def tables(make, *shapes):
-    return lambda at: (lambda given: (make(at, *given), given))([at.real(*shape) for shape in shapes])
+    def made(at):
+        given = [at.real(*shape) for shape in shapes]
+        return make(at, *given), given
+
+    return made
 
 
 def plain(function):

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import numpy.ma
 import numpy.random  # noqa: F401 - numpy loads both late: now, and not while the first mask waits
 import torch
-from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
 from weft.errors import InputError
 from weft.pattern.algebra import Pattern
 from weft.recognition import grid_forms, recognize_mask  # noqa: F401 - the first is loaded late too
-from weft.torch.blockmask import computed_by_kernels, kinds_of_blocks
+from weft.torch.blockmask import computed_by_kernels, kinds_of_blocks, ordered
 from weft.torch.fingerprint import UnseenError, fingerprint
 from weft.torch.masks import recognized
 
@@ -113,19 +112,13 @@ class BlockMask(flex.BlockMask):
         kinds = kinds_of_blocks(self.__dict__["_pattern"], self.seq_lengths, self.BLOCK_SIZE)
         shape = (unmade.batch, unmade.heads, *kinds[0].shape[2:])
         partial, full = (torch.from_numpy(x).to(unmade.device).expand(shape) for x in kinds)
-        lists = (*_ordered(partial), *_ordered(full)) if unmade.separate else _ordered(partial | full)
+        lists = (*ordered(partial), *ordered(full)) if unmade.separate else ordered(partial | full)
         made = flex.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=self.BLOCK_SIZE)
         self.__dict__.update({name: getattr(made, name) for name in LISTS})
 
     def _recognize(self, mask_mod: Callable[..., Any]) -> Pattern:
         batch, heads, m, n = (1, 1, *self.shape)[-4:]
         return recognize(mask_mod, (batch, heads, m, n), self.device)
-
-
-def _ordered(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """(..., rows, columns) booleans -> how many are chosen in each row, and the columns with those chosen first."""
-    columns = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)
-    return chosen.sum(-1, dtype=torch.int32), columns.to(torch.int32)
 
 
 def like(mask: flex.BlockMask) -> BlockMask:
