@@ -1,0 +1,13 @@
+"""weft as an attention implementation of Hugging Face transformers, and sparse patterns for models that have none.
+
+`register()` makes `attn_implementation="weft"` known. Example::
+
+    from weft.integrations.transformers import register
+
+    register()
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="weft")
+"""
+
+from weft.integrations.transformers.registration import register
+
+__all__ = ["register"]

@@ -1,0 +1,92 @@
+"""The attention function that transformers calls: a mask that is known, and every keyword honoured or refused."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+import weft
+from weft.errors import UnsupportedError, WeftError
+from weft.integrations.transformers.held import Mask
+from weft.integrations.transformers.keywords import refuse_unknown, renamed
+from weft.torch.attention import attention
+
+CAUSAL, FULL = weft.causal(align="top-left"), weft.full()
+
+
+def forward(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **told: Any
+) -> tuple[Tensor, None]:
+    """(out (B, M, Hq, Dv), None) of query (B, Hq, M, D), key (B, Hkv, N, D), value (B, Hkv, N, Dv).
+
+    What transformers registers as an attention function. Of the keywords that models pass, scaling, softcap, s_aux
+    (sinks), position_bias, dropout and deterministic go to `weft.attention`, with their gradients. The mask says what
+    is seen; sliding_window and is_causal do so only where there is none, as `sdpa` reads them. Others change no value,
+    or are refused. Raises weft's errors; they name model, layer and cure.
+    """
+    try:
+        refuse_unknown(told)
+        causal = told.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        mask, key, value, bias = _read(attention_mask, (query, key, value), causal, told.get("sliding_window"))
+        out = attention(
+            query, key, value, mask, scale=told.get("scaling"), softcap=told.get("softcap"), sinks=told.get("s_aux"),
+            bias=_biased(bias, told.get("position_bias"), key.shape[2]), dropout=told.get("dropout") or 0,
+            deterministic=told.get("deterministic") or None,
+        )  # fmt: skip
+    except WeftError as error:
+        renamed(error, module)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _read(
+    given: Any, tensors: tuple[Tensor, Tensor, Tensor], causal: bool, window: int | None
+) -> tuple[Any, Tensor, Tensor, Tensor | None]:
+    """(mask, key, value, bias): a mask as weft takes it, and the keys that it is about."""
+    query, key, value = tensors
+    m, n = query.shape[2], key.shape[2]
+    if isinstance(given, Mask):
+        if given.sizes[1:] != (m, n):
+            _refuse(f"attention over {m} x {n} pairs", f"its mask is of {given.sizes[1:]}", "report it: " + REPORT)
+        if given.live is not None:
+            key, value = key[:, :, : given.live], value[:, :, : given.live]
+        return given.pattern, key, value, None
+    if given is None:
+        return *_unmasked(causal and m > 1, window, (key, value), m), None
+    if isinstance(given, BlockMask):
+        return given, key, value, None
+    if not isinstance(given, Tensor) or given.dim() != 4:
+        said = f"{tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+        _refuse(f"attention_mask={said}", "it has not four axes (B, H or 1, M, N)", "pass the model a mask (B, S)")
+    given = given[..., :n]
+    if given.dtype is torch.bool:
+        return given, key, value, None
+    return FULL, key, value, given
+
+
+REPORT = "the model's own attention changes the number of keys; attn_implementation='eager' computes it"
+
+
+def _unmasked(causal: bool, window: int | None, keys: tuple[Tensor, Tensor], m: int) -> tuple[Any, Tensor, Tensor]:
+    """As `sdpa` reads a call without a mask: causal from the first key on, or every key."""
+    key, value = keys
+    if not causal:
+        if window is not None and window < key.shape[2]:
+            _refuse(f"sliding_window={window}", "no mask says on which sides it is", "pass the model's own mask")
+        return FULL, key, value
+    mask = CAUSAL if window is None else CAUSAL & weft.window(left=window - 1, align="top-left")
+    return mask, key[:, :, :m], value[:, :, :m]
+
+
+def _biased(bias: Tensor | None, position_bias: Tensor | None, keys: int) -> Tensor | None:
+    if position_bias is None:
+        return bias
+    position_bias = position_bias[..., :keys]
+    return position_bias if bias is None else bias + position_bias
+
+
+def _refuse(asked: str, wrong: str, cure: str) -> NoReturn:
+    raise UnsupportedError(asked, wrong, cure)
