@@ -6,14 +6,17 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import BlockMask
 
 import weft
 from weft.errors import UnsupportedError, WeftError
-from weft.integrations.transformers.held import Mask
+from weft.integrations.transformers.held import Mask, Slots
 from weft.integrations.transformers.keywords import refuse_unknown, renamed
 from weft.torch.attention import attention
+from weft.torch.decode_operator import decode_causal
 
+SCORES = {"scale": "scaling", "softcap": "softcap", "sinks": "s_aux"}
 CAUSAL, FULL = weft.causal(align="top-left"), weft.full()
 
 
@@ -31,15 +34,38 @@ def forward(
         refuse_unknown(told)
         causal = told.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
-        mask, key, value, bias = _read(attention_mask, (query, key, value), causal, told.get("sliding_window"))
-        out = attention(
-            query, key, value, mask, scale=told.get("scaling"), softcap=told.get("softcap"), sinks=told.get("s_aux"),
-            bias=_biased(bias, told.get("position_bias"), key.shape[2]), dropout=told.get("dropout") or 0,
-            deterministic=told.get("deterministic") or None,
-        )  # fmt: skip
+        scores: dict[str, Any] = {
+            "scale": told.get("scaling"),
+            "softcap": told.get("softcap"),
+            "sinks": told.get("s_aux"),
+        }
+        if isinstance(attention_mask, Mask) and attention_mask.slots is not None:
+            out = _counted((query, key, value), attention_mask.slots, scores, told)
+        else:
+            mask, key, value, bias = _read(attention_mask, (query, key, value), causal, told.get("sliding_window"))
+            out = attention(
+                query, key, value, mask, bias=_biased(bias, told.get("position_bias"), key.shape[2]),
+                dropout=told.get("dropout") or 0, deterministic=told.get("deterministic") or None, **scores,
+            )  # fmt: skip
     except WeftError as error:
         renamed(error, module)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _counted(
+    tensors: tuple[Tensor, Tensor, Tensor], slots: Slots, scores: dict[str, Any], told: dict[str, Any]
+) -> Tensor:
+    """A step of decoding whose number of keys the device alone knows."""
+    bias, dropout = told.get("position_bias"), told.get("dropout")
+    if dropout:
+        _refuse(f"dropout={dropout} with a static cache", "a step of decoding drops nothing", "call model.eval()")
+    if bias is None:
+        return decode_causal(tensors, (slots.keys, slots.window), **scores)
+    if is_compiling():
+        _refuse("position_bias with a static cache, inside a compiled function", "steps on counts take no bias", BIAS)
+    query, key, value = tensors
+    keys, seen = slots.on_host(query.shape[2])
+    return attention(query, key[:, :, :keys], value[:, :, :keys], seen, bias=bias[..., :keys], **scores)
 
 
 def _read(
@@ -67,6 +93,7 @@ def _read(
     return FULL, key, value, given
 
 
+BIAS = "leave the model uncompiled, or take a dynamic cache"
 REPORT = "the model's own attention changes the number of keys; attn_implementation='eager' computes it"
 
 

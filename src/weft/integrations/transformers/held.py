@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from weft.errors import UnsupportedError
+from weft.pattern.algebra import Pattern
+from weft.pattern.library import causal, window
+from weft.pattern.padded import hidden
 
 
 class Slots:
@@ -17,8 +20,17 @@ class Slots:
     keys: of the cache, how many have come. window: how many keys a query sees up to its own, None for all.
     """
 
-    def __init__(self, keys: Tensor, window: Tensor | None) -> None:
-        self.keys, self.window = keys, window
+    def __init__(self, keys: Tensor, seen: Tensor | None) -> None:
+        self.keys, self.window = keys, seen
+
+    def on_host(self, m: int) -> tuple[int, Pattern]:
+        """(keys that have come, what the last m queries see of them): the device is waited for."""
+        keys = int(self.keys[0])
+        if self.window is None:
+            return keys, causal(align="bottom-right")
+        if m > 1:
+            return keys, causal(align="bottom-right") & window(left=int(self.window[0]) - 1, align="bottom-right")
+        return keys, hidden(tuple([((0, keys - seen),) for seen in self.window.tolist()]))
 
 
 class Mask(BlockMask):

@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.compiler import is_compiling
 from transformers.masking_utils import causal_mask_function
 
 from weft.acsr.placed import placed, within_causal
 from weft.caching import cached
-from weft.errors import WeftError
+from weft.errors import UnsupportedError, WeftError
+from weft.integrations.transformers.graphs import counted, in_graph
 from weft.integrations.transformers.held import Mask
 from weft.pattern.algebra import Pattern
 from weft.pattern.padded import hidden
+from weft.torch.decode import MOST_QUERIES
 from weft.torch.masks import recognized
 
 Spans = tuple[tuple[tuple[int, int], ...], ...]  # of each batch row: runs [first, after) of keys that are padding
@@ -31,11 +34,38 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
     Raises weft's errors for a function that is not recognised; they name the model.
     """
     function, padding = told.get("mask_function", causal_mask_function), told.get("attention_mask")
+    sizes, offsets = (batch_size, q_length, kv_length), (q_offset, kv_offset)
     try:
-        return _made((batch_size, q_length, kv_length), (int(q_offset), kv_offset), function, padding)
+        if is_compiling() and not isinstance(q_offset, Tensor):
+            return in_graph(sizes, offsets, function, padding)
+        # transformers allows no skip at a step of a cache that is to be compiled
+        if isinstance(q_offset, Tensor) or (q_length == 1 and not told.get("allow_is_causal_skip", True)):
+            found = _counted(sizes, offsets, (function, padding), told.get("device", "cpu"))
+            if found is not None:
+                return found
+        return _made(sizes, (int(q_offset), kv_offset), function, padding)
     except WeftError as error:
         model = getattr(told.get("config"), "model_type", "model")
         raise type(error)(f"attn_implementation='weft' in {model}: {error.asked}", error.wrong, error.cure) from error
+
+
+def _counted(
+    sizes: tuple[int, int, int], offsets: tuple[Any, int], said: tuple[Callable[..., Any], Tensor | None], device: Any
+) -> Mask | None:
+    """The mask as numbers on the device; None where it must be said otherwise, which reads the offset on the host."""
+    if is_compiling():
+        found = counted(sizes, offsets, said, device)
+        if found is None:
+            raise UnsupportedError(
+                "a mask whose offset the device alone knows, inside a compiled function",
+                "it is more than causal, with a window, chunks and padding on the left",
+                "make the mask outside of it, as generate() does, or take a dynamic cache",
+            )  # fmt: skip
+        return found
+    try:
+        return counted(sizes, offsets, said, device) if sizes[1] <= MOST_QUERIES else None
+    except (UnsupportedError, TypeError, AttributeError):  # a function of the user's that is recognised alone
+        return None
 
 
 def _made(
