@@ -71,5 +71,6 @@ def finish(softmax, sink):
     acc = scaled(acc, along(inverse, acc))
     lse = tl.where(row_sum == 0, float("-inf"), (row_max + tl.log2(row_sum)) * LN2)
     if sink is not None:
-        lse = tl.where(alone, sink, lse)  # exactly
+        lse = tl.where(row_max == sink_2, sink + tl.log2(row_sum) * LN2, lse)  # with the sink's own digits
+        lse = tl.where(alone, sink, lse)
     return acc, lse
