@@ -8,6 +8,8 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="weft")
 """
 
+from weft.integrations.transformers.layered import load_patterns
+from weft.integrations.transformers.patterns import set_pattern
 from weft.integrations.transformers.registration import register
 
-__all__ = ["register"]
+__all__ = ["load_patterns", "register", "set_pattern"]

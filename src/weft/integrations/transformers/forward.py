@@ -10,14 +10,17 @@ from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import BlockMask
 
 import weft
+from weft.caching import cached
 from weft.errors import UnsupportedError, WeftError
-from weft.integrations.transformers.held import Mask, Slots
+from weft.integrations.transformers.held import Mask
 from weft.integrations.transformers.keywords import refuse_unknown, renamed
+from weft.integrations.transformers.layered import Layered, pattern_of, seen_by
+from weft.pattern.algebra import Pattern
 from weft.torch.attention import attention
-from weft.torch.decode_operator import decode_causal
+from weft.torch.decode_operator import decode_steady
 
-SCORES = {"scale": "scaling", "softcap": "softcap", "sinks": "s_aux"}
 CAUSAL, FULL = weft.causal(align="top-left"), weft.full()
+LAST = 'causal(align="bottom-right")'
 
 
 def forward(
@@ -34,15 +37,15 @@ def forward(
         refuse_unknown(told)
         causal = told.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
-        scores: dict[str, Any] = {
-            "scale": told.get("scaling"),
-            "softcap": told.get("softcap"),
-            "sinks": told.get("s_aux"),
-        }
+        scores: dict[str, Any] = {"scale": told.get("scaling"), "softcap": told.get("softcap")}
+        scores["sinks"] = told.get("s_aux")
+        layered = pattern_of(module)
         if isinstance(attention_mask, Mask) and attention_mask.slots is not None:
-            out = _counted((query, key, value), attention_mask.slots, scores, told)
+            out = _counted((query, key, value), attention_mask, layered, {**scores, "told": told})
         else:
             mask, key, value, bias = _read(attention_mask, (query, key, value), causal, told.get("sliding_window"))
+            if layered is not None:
+                mask = _narrowed(mask, layered, attention_mask, (query.shape[2], key.shape[2]))
             out = attention(
                 query, key, value, mask, bias=_biased(bias, told.get("position_bias"), key.shape[2]),
                 dropout=told.get("dropout") or 0, deterministic=told.get("deterministic") or None, **scores,
@@ -53,19 +56,45 @@ def forward(
 
 
 def _counted(
-    tensors: tuple[Tensor, Tensor, Tensor], slots: Slots, scores: dict[str, Any], told: dict[str, Any]
+    tensors: tuple[Tensor, Tensor, Tensor], mask: Mask, layered: Layered | None, options: dict[str, Any]
 ) -> Tensor:
-    """A step of decoding whose number of keys the device alone knows."""
+    """A step of decoding whose number of keys the device alone knows. options: of scores, and told: all others."""
+    told, slots = options.pop("told"), mask.slots
+    assert slots is not None
     bias, dropout = told.get("position_bias"), told.get("dropout")
     if dropout:
         _refuse(f"dropout={dropout} with a static cache", "a step of decoding drops nothing", "call model.eval()")
-    if bias is None:
-        return decode_causal(tensors, (slots.keys, slots.window), **scores)
+    text = LAST if layered is None else layered.step(mask.offsets[1] == 0)
+    if bias is None and text is not None:
+        return decode_steady(tensors, text, (slots.keys, slots.window), **options)
     if is_compiling():
-        _refuse("position_bias with a static cache, inside a compiled function", "steps on counts take no bias", BIAS)
+        what = "position_bias" if bias is not None else f"the pattern {layered and layered.text}"
+        _refuse(f"{what} with a static cache, inside a compiled function", "steps on counts do not take it", UNCOMPILED)
     query, key, value = tensors
     keys, seen = slots.on_host(query.shape[2])
-    return attention(query, key[:, :, :keys], value[:, :, :keys], seen, bias=bias[..., :keys], **scores)
+    if layered is not None:
+        offsets = keys - query.shape[2] + mask.offsets[1], mask.offsets[1]
+        seen = seen & seen_by(layered, (query.shape[2], keys), offsets)
+    bias = None if bias is None else bias[..., :keys]
+    return attention(query, key[:, :, :keys], value[:, :, :keys], seen, bias=bias, **options)
+
+
+def _narrowed(mask: Any, layered: Layered, given: Any, sizes: tuple[int, int]) -> Any:
+    """A mask, and what the pattern of the layer leaves of it."""
+    if not isinstance(given, Mask) and given is not None:
+        _refuse(
+            f"the pattern {layered.text} beside attention_mask={type(given).__name__}",
+            "where its queries and keys are in the sequence is not known",
+            "pass attention_mask of shape (B, S), or None",
+        )  # fmt: skip
+    seen = seen_by(layered, sizes, (0, 0) if given is None else given.offsets)
+    return mask & seen if is_compiling() else _joined(mask, seen)
+
+
+@cached(256)
+def _joined(mask: Pattern, seen: Pattern) -> Pattern:
+    """One object, whose plan is found by its identity."""
+    return mask & seen
 
 
 def _read(
@@ -93,7 +122,7 @@ def _read(
     return FULL, key, value, given
 
 
-BIAS = "leave the model uncompiled, or take a dynamic cache"
+UNCOMPILED = "leave the model uncompiled, or take a dynamic cache"
 REPORT = "the model's own attention changes the number of keys; attn_implementation='eager' computes it"
 
 

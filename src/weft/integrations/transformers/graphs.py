@@ -31,7 +31,7 @@ def in_graph(sizes: tuple[int, int, int], offsets: tuple[int, int], function: An
         seen = seen & Seen("kept", "k", _to_end(padding, k_offset + live))
     rows = [at.written(seen, b) for b in range(batch if _by_row(seen) else 1)]
     pattern = rows[0] if len(rows) == 1 else weft.per_batch(rows)
-    return Mask(pattern, sizes, live if live < n else None)
+    return Mask(pattern, sizes, offsets, live if live < n else None)
 
 
 def _to_end(padding: Tensor, length: int) -> Tensor:
@@ -130,7 +130,7 @@ def counted(
         window = limit if window is None else torch.minimum(window, limit)
     if window is not None:
         keys, window = (x.contiguous() for x in torch.broadcast_tensors(keys, window))
-    return Mask(None, sizes, None, Slots(keys, window))
+    return Mask(None, sizes, offsets, None, Slots(keys, window))
 
 
 def _limits(parts: list[Seen], at: Tensor, padding: Tensor | None) -> list[Tensor]:

@@ -37,14 +37,16 @@ class Mask(BlockMask):
     """Which query sees which key, as a pattern of weft, where transformers expects a mask.
 
     It is a BlockMask since models pass on a tensor of four axes or a BlockMask as it is, and refuse anything else. It
-    holds no blocks: what reads or changes it as such is refused. live: keys from there on are seen by no query, and are
-    cut off; None: all are passed. slots: in place of a pattern, where the device alone knows the number of keys.
+    holds no blocks: what reads or changes it as such is refused. sizes: B, M, N. offsets: positions of the first query
+    and the first key. live: keys from there on are seen by no query, and are cut off; None: all are passed. slots: in
+    place of a pattern, where the device alone knows the number of keys.
     """
 
     def __init__(
-        self, pattern: Any, sizes: tuple[int, int, int], live: int | None = None, slots: Slots | None = None
-    ) -> None:
-        self.pattern, self.sizes, self.live, self.slots = pattern, sizes, live, slots
+        self, pattern: Any, sizes: tuple[int, int, int], offsets: tuple[Any, int], live: int | None = None,
+        slots: Slots | None = None,
+    ) -> None:  # fmt: skip
+        self.pattern, self.sizes, self.offsets, self.live, self.slots = pattern, sizes, offsets, live, slots
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ def _made(
     spans = None if padding is None else padded(padding, k_offset, live)
     if spans is not None:
         pattern = _joined(pattern, spans)
-    return Mask(pattern, sizes, live if live < n else None)
+    return Mask(pattern, sizes, offsets, live if live < n else None)
 
 
 @cached(256)
