@@ -3,8 +3,8 @@
 import pytest
 import torch
 from tests.fusion.helpers import EAGER, M, added, agree, fused, near, qkv
-from torch.nn import functional as F
 
+F = torch.nn.functional
 pytestmark = pytest.mark.more
 LEAST = torch.finfo(torch.float32).min
 LIVE = near()

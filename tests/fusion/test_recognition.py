@@ -4,10 +4,10 @@ import pytest
 import torch
 from tests.fusion.helpers import TRAINED, M, added, agree, fused, near, qkv
 from tests.tiers import sample
-from torch.nn import functional as F
 
 import weft
 
+F = torch.nn.functional
 LEAST = torch.finfo(torch.float32).min
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from tests.fusion.helpers import EAGER, TRAINED, M, added, agree, fused, near, qkv
 from torch._dynamo.testing import CompileCounter
-from torch.nn import functional as F
 
 import weft
 from weft.errors import UnsupportedError
 from weft.fusion import decide
 
+F = torch.nn.functional
 pytestmark = pytest.mark.more
 Q, K, V = qkv()
 

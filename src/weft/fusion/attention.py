@@ -28,7 +28,8 @@ class MaskUse:
 class Attention:
     """One attention that may be replaced. node: its result. inner: all nodes that go with it, in the graph's order.
     key: (..., N, D), as scaled_dot_product_attention takes it; (..., D, N) where `transposed`. sinks: (Hq,), logits
-    that join each row. scale: None: D ** -0.5.
+    that join each row. scale: None: D ** -0.5; a node: a
+    number that the graph has only when it runs.
     """
 
     node: Node
@@ -37,7 +38,7 @@ class Attention:
     key: Node
     values: Node
     masks: tuple[MaskUse, ...]
-    scale: float | None
+    scale: float | Node | None
     softcap: float | None
     inner: tuple[Node, ...]
     transposed: bool = False
@@ -78,9 +79,9 @@ def of_sdpa(node: Node) -> Attention:
         raise Other("it is causal without a mask, which torch's own kernels skip too")
     if mask is None:
         raise Other("it has no mask")
-    if scale is not None and not isinstance(scale, int | float):
+    if isinstance(scale, Node) and not isinstance(value(scale), torch.SymFloat):
         raise Other("its scale depends on sizes")
-    scale = None if scale is None else float(scale)
+    scale = float(scale) if isinstance(scale, int | float) else scale
     return Attention(node, SDPA, query, key, values, (MaskUse(mask, "given"),), scale, None, (node,))
 
 

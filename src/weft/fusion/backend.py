@@ -30,15 +30,23 @@ def compiled(
 ) -> Compiled:  # fmt: skip
     """One graph, rewritten and compiled; what was found goes to `report`."""
     settings, rest = Settings.of(options)
-    report(rewrite(module, inputs, settings))
-    if settings.inner == "inductor":
-        return _inductor(module, inputs, mode, rest)
+    found = rewrite(module, inputs, settings)
+    made = _inner(settings.inner)(module, inputs, mode, rest)
+    report(found)  # not before: Dynamo may start again
+    return made
+
+
+def _inner(name: str) -> Callable[..., Compiled]:
+    """Another backend, called with a graph, inputs, mode and options."""
+    if name == "inductor":
+        return _inductor
     from torch._dynamo.backends.registry import lookup_backend
 
-    given: dict[str, Any] = {"mode": mode} if mode not in (None, "default") else {}
-    if rest:
-        given["options"] = rest
-    return lookup_backend(settings.inner)(module, list(inputs), **given)
+    def call(module: GraphModule, inputs: Sequence[Any], mode: str | None, options: dict[str, Any]) -> Compiled:
+        given: dict[str, Any] = {"mode": mode} if mode not in (None, "default") else {}
+        return lookup_backend(name)(module, list(inputs), **given, **({"options": options} if options else {}))
+
+    return call
 
 
 def _inductor(module: GraphModule, inputs: Sequence[Any], mode: str | None, options: dict[str, Any]) -> Compiled:

@@ -55,14 +55,15 @@ class Replaced:
     """One attention that an operator computes, for all graphs in which it stands alike.
 
     masks: (*tensors, *numbers) -> the masks. unfused: (q, k, v, *sinks, *masks, *numbers) -> the result, as the graph
-    had it. hows: how each mask is used. dead: in which case rows without a live key are 0 in the graph. met: decisions
-    that were made when it ran, in words, and how often. unseen: new masks one after the other.
+    had it; scaled_late: it takes the scale too. hows: how each mask is used. dead: in which case rows without a live
+    key are 0 in the graph. met: decisions that were made when it ran, in words, and how often. unseen: new masks one
+    after the other.
     """
 
     masks: GraphModule
     unfused: GraphModule
     hows: tuple[str, ...]
-    scale: float | None
+    scaled_late: bool
     softcap: float | None
     dead: Dead
     as_query: bool
@@ -74,7 +75,7 @@ class Replaced:
     def name(self) -> str:
         """By content, so that the same attention of several layers and graphs is one."""
         said = (
-            self.masks.code, self.unfused.code, self.hows, self.scale, self.softcap, self.dead, self.as_query,
+            self.masks.code, self.unfused.code, self.hows, self.scaled_late, self.softcap, self.dead, self.as_query,
             self.settings,
         )  # fmt: skip
         return sha256(repr(said).encode()).hexdigest()[:16]
@@ -84,9 +85,12 @@ class Replaced:
         wanted = sum(node.op == "placeholder" for node in self.masks.graph.nodes) - len(leaves)
         return tuple(self.masks(*leaves, *numbers[:wanted]))
 
-    def as_in_graph(self, tensors: Sequence[Tensor], leaves: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
+    def as_in_graph(
+        self, tensors: Sequence[Tensor], leaves: Sequence[Tensor], numbers: Sequence[int], scale: float | None
+    ) -> Tensor:
         """The unfused result. tensors: q, k, v, and sinks if there are."""
-        out: Tensor = self.unfused(*tensors, *self.given_masks(leaves, numbers), *numbers)
+        late = (scale,) if self.scaled_late else ()
+        out: Tensor = self.unfused(*tensors, *self.given_masks(leaves, numbers), *numbers, *late)
         return out
 
 

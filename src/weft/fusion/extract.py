@@ -83,14 +83,14 @@ def masks_of(attention: Attention) -> Part | str:
 
 def decomposed(attention: Attention, numbers: Sequence[Node]) -> Part | str:
     """One attention as the graph computes it: of query, key, values, sinks if it has, its masks, then
-    `numbers` and its own."""
+    `numbers` and its own, and a scale that is a node."""
     masks = [use.node for use in attention.masks]
     sinks = [] if attention.sinks is None else [attention.sinks]
     tensors = [attention.query, attention.key, attention.values, *sinks, *masks]
     own = list(numbers)
     for node in attention.inner:
         for one in node.all_input_nodes:
-            if one in attention.inner or one in tensors or one in own:
+            if one in attention.inner or one in tensors or one in own or one is attention.scale:
                 continue
             if not is_number(one):
                 return f"its scores are computed with {one.name} too"
@@ -103,6 +103,8 @@ def decomposed(attention: Attention, numbers: Sequence[Node]) -> Part | str:
         known.setdefault(node, given)
     for i, node in enumerate(own):
         known[node] = graph.placeholder(f"n{i}")
+    if isinstance(attention.scale, Node):
+        known[attention.scale] = graph.placeholder("scale")
     for node in attention.inner:
         known[node] = graph.node_copy(node, known.__getitem__)
     graph.output(known[attention.node])

@@ -21,7 +21,7 @@ from weft.torch.call import attend
 from weft.torch.inputs import problem_of
 from weft.torch.operator import DERIVATIVES, LIB, TAGS, TRANSFORMS, Options, gradients, refusal
 
-GIVEN = "Tensor[] leaves, SymInt[] numbers, str name, int place"
+GIVEN = "float? scale, Tensor[] leaves, SymInt[] numbers, str name, int place"
 LIB.define(
     f"recognised_attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, {GIVEN}, bool with_lse) -> (Tensor, Tensor)",
     tags=TAGS,
@@ -40,6 +40,7 @@ class Given(NamedTuple):
     """
 
     sinks: Tensor | None
+    scale: float | None
     leaves: Sequence[Tensor]
     numbers: Sequence[int]
     name: str
@@ -48,7 +49,7 @@ class Given(NamedTuple):
     def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As the graph had it."""
         sinks = () if self.sinks is None else (self.sinks,)
-        return named(self.name).as_in_graph((q, k, v, *sinks), self.leaves, self.numbers)
+        return named(self.name).as_in_graph((q, k, v, *sinks), self.leaves, self.numbers, self.scale)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -60,19 +61,18 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tenso
         out, lse = _empty(q, v, one, with_lse)
         if found.pattern is None:
             return _laid_out(given.unfused(q, k, v), out), lse.zero_()
-        options = one.scale, one.softcap, 0, "auto", None
+        options = given.scale, one.softcap, 0, "auto", None
         result, sums = attend(_four(q, k, v), found.pattern, (given.sinks, None), options, with_lse)
         return _laid_out(result if q.dim() == 4 else result[0], out), sums.contiguous() if with_lse else lse
 
 
 def _backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> Four:
     given = Given(*rest)
-    one = named(given.name)
-    found = decide(one, (q, k, v), given.leaves, given.numbers, False)
+    found = decide(named(given.name), (q, k, v), given.leaves, given.numbers, False)
     if found.pattern is None:
         dqkv, dsinks = _unfused_gradients(given, (q, k, v), dout)
     else:
-        dqkv, dsinks = _gradients(one, found, (q, k, v), (out, lse, dout, given.sinks))
+        dqkv, dsinks = _gradients(given, found, (q, k, v), (out, lse, dout))
     dq, dk, dv = (_laid_out(g, _like(x)) for g, x in zip(dqkv, (q, k, v), strict=True))
     return dq, dk, dv, q.new_empty(0) if dsinks is None else dsinks
 
@@ -90,15 +90,16 @@ def _unfused_gradients(given: Given, qkv: Three, dout: Tensor) -> tuple[list[Ten
     return found[:3], found[3] if given.sinks is not None else None
 
 
-def _gradients(one: Replaced, found: Decision, qkv: Three, rest: Any) -> tuple[list[Tensor], Tensor | None]:
-    """By weft. rest: out, lse, dout, sinks."""
-    out, lse, dout, sinks = rest
+def _gradients(given: Given, found: Decision, qkv: Three, rest: Three) -> tuple[list[Tensor], Tensor | None]:
+    """By weft. rest: out, lse, dout."""
+    out, lse, dout = rest
+    sinks, scale, softcap = given.sinks, given.scale, named(given.name).softcap
     q, k, v, out, dout = _four(*qkv, out, dout)
-    key = ("recognised", id(found.pattern), q.shape, k.shape, v.shape, q.dtype, q.device, one.scale, one.softcap)
+    key = ("recognised", id(found.pattern), q.shape, k.shape, v.shape, q.dtype, q.device, scale, softcap)
     call = eager.find(key)
     if call is None:
         assert found.pattern is not None
-        options = Options(None, None, one.scale, one.softcap, "auto", False)
+        options = Options(None, None, scale, softcap, "auto", False)
         call = eager.prepare(key, problem_of(q, k, v), found.pattern, options)
     deterministic, dsinks = _get_deterministic_algorithms(), None
     at_once = None
@@ -154,8 +155,8 @@ class _Recorded(torch.autograd.Function):
     """The operator with its gradients; masks have none."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rest: Any) -> tuple[Tensor, Tensor]:
-        leaves, *ctx.rest = rest
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, rest: Any) -> tuple[Tensor, Tensor]:
+        ctx.scale, leaves, *ctx.rest = rest
         out, lse = _below_autograd(q, k, v, sinks, *rest, True)
         ctx.save_for_backward(q, k, v, out, lse, sinks, *leaves)
         ctx.mark_non_differentiable(lse)
@@ -164,7 +165,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, sinks, *leaves = ctx.saved_tensors
-        given = (sinks, leaves, *ctx.rest)
+        given = (sinks, ctx.scale, leaves, *ctx.rest)
         dq, dk, dv, dsinks = torch.ops.weft.recognised_attention_backward(dout, q, k, v, out, lse, *given)
         return dq, dk, dv, None if sinks is None else dsinks, None
 

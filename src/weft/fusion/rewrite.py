@@ -114,7 +114,9 @@ def _considered(one: Attention, known: _Inputs, settings: Settings) -> tuple[New
     if order is None:
         return None, Decision(None, "its result lies in memory otherwise than weft's")
     hows = tuple(use.how for use in one.masks)
-    replaced = Replaced(masks.module, unfused.module, hows, one.scale, one.softcap, _dead(one), order, settings)
+    replaced = Replaced(
+        masks.module, unfused.module, hows, isinstance(one.scale, Node), one.softcap, _dead(one), order, settings
+    )
     replaced = registered(replaced)
     leaves = [known.tensor(node) for node in masks.tensors]
     values = [x for x in leaves if x is not None]
@@ -173,7 +175,7 @@ def _put(one: Attention, replaced: Replaced, given: tuple[Any, ...]) -> None:
     graph = one.node.graph
     with graph.inserting_before(one.node):
         key = graph.call_method("transpose", (one.key, -2, -1)) if one.transposed else one.key
-        both = graph.call_function(RECOGNISED, (one.query, key, one.values, one.sinks, *given, False))
+        both = graph.call_function(RECOGNISED, (one.query, key, one.values, one.sinks, one.scale, *given, False))
         out = graph.call_function(getitem, (both, 0))
     out.meta = dict(one.node.meta)
     one.node.replace_all_uses_with(out)
