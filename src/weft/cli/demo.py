@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from weft.cli.parse import parse
 from weft.errors import OptionError, UnsupportedError, install_line
+from weft.pattern.parse import parse
 
 
 @click.command("demo")

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from weft.cli.parse import parse
 from weft.cli.progress import busy
 from weft.cli.show import own_size
 from weft.errors import InputError, OptionError, RelabelError
@@ -21,6 +20,7 @@ from weft.napkin.machine import machine, rate
 from weft.napkin.pseudocode import pseudocode
 from weft.napkin.relabel import Derivation, flash_attention
 from weft.napkin.sketch import Balance, hopper_attention
+from weft.pattern.parse import parse
 from weft.target import GPUS, Gpu
 
 LEVEL = "shared"

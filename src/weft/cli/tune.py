@@ -13,10 +13,11 @@ from typing import Any
 import click
 
 import weft
-from weft.cli.parse import Seconds, parse
+from weft.cli.numbers import Seconds
 from weft.cli.plan import backend_of, problem_of, problem_options
 from weft.errors import OptionError
 from weft.kernels.backend import Timing, choose
+from weft.pattern.parse import parse
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime import evidence

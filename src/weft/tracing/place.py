@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 WEFT = Path(__file__).parents[1]
-OURS = tuple(WEFT / name for name in ("recognition", "score", "tracing", "torch", "jax"))
+OURS = tuple(WEFT / name for name in ("recognition", "score", "tracing", "torch", "jax", "integrations"))
 LIBRARIES = ("numpy", "torch", "jax")
 
 
