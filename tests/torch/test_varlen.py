@@ -18,6 +18,7 @@ from weft.testing.refusals import refuse
 from weft.torch import varlen
 
 from . import oracle
+from .helpers import as_dynamo_says
 
 LAST = "bottom-right"
 SINKS = torch.linspace(-1, 1, 4, dtype=torch.float64)
@@ -301,7 +302,7 @@ def call(cu_q=CU, cu_k=None, pattern=CAUSAL, x=None, **options):
         ((torch.tensor([[0, 34]]),), InputError, ("(1, 2)",)),
         (([0, 34],), InputError, ("cu_seqlens_q is list",)),
         ((torch.zeros(0, dtype=torch.int32),), InputError, ("(0,)",)),
-        ((CU.to("meta"),), UnsupportedError, ("cu_seqlens_q on meta", "cu_seqlens_q.cpu()")),
+        ((CU.to("meta"),), InputError, ("cu_seqlens_q is meta, q is on cpu",)),
         ((CU, torch.tensor([0, 33])), InputError, ("cu_seqlens_k ends at 33",)),
         ((CU, torch.tensor([0, 34]), weft.causal(align=LAST)), InputError, ("7 documents of queries and 1 of keys",)),
         ((CU, CU.clone()), AlignmentError, ("queries of a document", '.aligned("bottom-right")')),
@@ -329,5 +330,5 @@ def test_other_refusals():
 def test_inside_a_compiled_function_it_is_refused():
     torch._dynamo.reset()
     compiled = torch.compile(weft.varlen_attention, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="lengths are read on the host"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=as_dynamo_says("lengths are read on the host")):
         compiled(*X, CU, CU, CAUSAL)

@@ -1,7 +1,8 @@
 """`weft.varlen_attention`: documents packed one after the other, (T, H, D), under one pattern for each of them.
 
-Lengths are on the host. Where every row of a document is a few intervals of keys, or the pattern asks for distances
-alone and queries and keys are the same tokens, all documents are one plan; else each is a call of its own.
+With lengths on the host: where every row of a document is a few intervals of keys, or the pattern asks for distances
+alone and queries and keys are the same tokens, all documents are one plan; else each is a call of its own. Lengths on a
+GPU stay there: `weft.torch.device_documents`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from torch.compiler import is_compiling
 from weft.acsr.packed import intervals_of, packed
 from weft.caching import emptied_by
 from weft.errors import AlignmentError, InputError, PatternError, UnsupportedError, WeftError
+from weft.kernels.backend import choose
 from weft.pattern.algebra import Call, Operator, Pattern, Shift
 from weft.pattern.arguments import rebuild
 from weft.pattern.bounds import Ints
 from weft.pattern.library import documents
 from weft.torch.attention import SharedOptions, attention
-from weft.torch.call import check_mask, unwrapped
-from weft.torch.inputs import check_tensors
+from weft.torch.call import attend, autocast, check_mask, unwrapped
+from weft.torch.inputs import check_choices, check_tensors, problem_of
 from weft.torch.keywords import OWN, refuse_unknown
 from weft.torch.layouts import hint, viewed
+from weft.torch.merging import merge
+from weft.torch.translate import EXTRA, FULL, extra_of
 
 if TYPE_CHECKING:
     from weft.recognition import Recognized
@@ -59,15 +63,20 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     """Attention inside each of many documents, packed one after the other.
 
     - q (T, Hq, D), k (S, Hkv, D), v (S, Hkv, Dv): the documents' tokens, as `attention` takes them with layout="thd".
-    - cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers, on the CPU;
+    - cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers;
       cu_seqlens_k None or the same object: queries and keys are the same tokens. A document may be empty.
+      On the CPU any pattern is planned. On the GPU of q they are never read by the host: no call waits, and a captured
+      graph serves other lengths. There the pattern is full, causal, windows or chunks, and heads are alike.
     - pattern_per_document: a pattern, for each document at its own lengths and by its own alignment. It needs one
       unless queries and keys are the same tokens. Where it tells batch rows apart, row i is for document i.
-    - max_seqlen_q, max_seqlen_k: no document is longer; checked where they are given.
+    - max_seqlen_q, max_seqlen_k: no document is longer. Checked where cu_seqlens is on the CPU; tiles are chosen by
+      them where it is on a GPU.
     - return_lse and the other keywords: as of `attention`. Slopes count distances inside a document.
 
     Returns out (T, Hq, Dv); with return_lse also lse (T, Hq). Gradients flow as of `attention`. Raises what that does,
-    InputError for lengths that do not fit, AlignmentError for a pattern without an alignment. Example::
+    InputError for lengths that do not fit, AlignmentError for a pattern without an alignment. Sums on a GPU are not
+    checked: if they fall, or exceed T, results are wrong, and no other memory is met. Tokens after the last document,
+    as a captured graph may have, give out 0, lse -inf and zero gradients. Example::
 
         sums = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
         out = weft.varlen_attention(q, k, v, sums, sums, weft.causal() & weft.window(left=1023))
@@ -79,17 +88,43 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     mask = unwrapped(pattern_per_document)
     same = cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q
     asked = _Asked(mask, cu_seqlens_q, cu_seqlens_q if same else cu_seqlens_k, same, (max_seqlen_q, max_seqlen_k))
+    given: dict[str, Any] = {**options, "return_lse": return_lse}
     try:
+        if _on_device(asked.sums) or _on_device(asked.key_sums):
+            return _by_device(asked, (q, k, v), given)
         work = _found(asked, q, k) or _packing(asked, (q, k, v))
     except WeftError as error:
         hint(error, (q, k, v), "thd")
         raise
     # one plan counts distances from the first query and the first key of all
     whole = work.whole if work.queries == work.keys or options.get("alibi_slopes") is None else None
-    given: dict[str, Any] = {**options, "return_lse": return_lse}
     if whole is not None:
         return attention(q, k, v, whole, layout="thd", **given)
     return _one_by_one((q, k, v), work, given)
+
+
+def _on_device(sums: Any) -> bool:
+    return isinstance(sums, Tensor) and sums.device.type != "cpu"
+
+
+def _by_device(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> Any:
+    """With lengths on a GPU; extra keys are a second call, whose result is merged."""
+    check_mask(asked.mask, "varlen_attention")
+    check_choices("auto", options.get("deterministic"))  # its sums have one order, asked for or not
+    view = viewed(autocast(*tensors), "thd")
+    check_tensors(*view.tensors)
+    choose(options.get("backend", "auto"), problem_of(*view.tensors))
+    from weft.torch import device_documents  # it imports Triton
+
+    sums = device_documents.sums_of((asked.sums, asked.key_sums), asked.same, asked.most, tensors)
+    scale, softcap, sinks, slopes = (options.get(name) for name in ("scale", "softcap", "sinks", "alibi_slopes"))
+    chosen = device_documents.Chosen(scale, softcap, options.get("backend", "auto"))
+    extra = extra_of({name: options.get(name) for name in EXTRA}, view)
+    out, lse = device_documents.attention(view.tensors, sums, asked.mask, (sinks, slopes), chosen)
+    if extra is not None:
+        more = attend((view.tensors[0], *extra), FULL, (None, None), (scale, softcap, 0, chosen.backend, None), True)
+        out, lse = merge([out, more[0]], [lse, more[1]])
+    return (view.back(out), view.back(lse)) if options["return_lse"] else view.back(out)
 
 
 def _refuse_by_pair(options: dict[str, Any]) -> None:
@@ -184,12 +219,6 @@ def _lengths(side: str, sums: Any, x: Tensor, most: int | None) -> Ints:
     """The lengths of running sums."""
     name = f"cu_seqlens_{side}"
     if isinstance(sums, Tensor):
-        if sums.device.type != "cpu":
-            raise UnsupportedError(
-                f"varlen_attention({name} on {sums.device})",
-                "lengths are planned on the host, and are not copied from a device unasked",
-                f"pass {name}.cpu(), once for all layers",
-            )  # fmt: skip
         sums = sums.detach().numpy()
     if not isinstance(sums, np.ndarray) or sums.ndim != 1 or sums.dtype.kind not in "iu" or not sums.size:
         said = f"{tuple(sums.shape)} of {sums.dtype}" if isinstance(sums, np.ndarray) else type(sums).__name__
