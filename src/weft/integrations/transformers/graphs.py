@@ -6,12 +6,14 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 import weft
 from weft.errors import UnsupportedError
 from weft.integrations.transformers.held import Mask, Slots
 from weft.integrations.transformers.reading import Seen, leaves, read
 from weft.pattern.algebra import Align
+from weft.pattern.relation import NDBool
 
 NO_LABEL = -(2**62)  # of a query that belongs to no group
 
@@ -163,7 +165,9 @@ def _limits(parts: list[Seen], at: Tensor, padding: Tensor | None) -> list[Tenso
 
 
 def _first(padding: Tensor, at: Tensor) -> Tensor:
-    """The first token of each batch row; the device refuses rows with padding after it."""
+    """The first token of each batch row; rows with padding after it are refused, on a GPU by the device."""
+    if padding.is_cpu and not is_compiling():
+        return _first_on_host(padding.numpy(), int(at))
     live = padding & (torch.arange(padding.shape[1], device=padding.device) <= at)
     first = live.long().argmax(1)
     torch._assert_async(
@@ -171,6 +175,13 @@ def _first(padding: Tensor, at: Tensor) -> Tensor:
         "weft: a static cache with padding after the first token; use a dynamic cache",
     )
     return first
+
+
+def _first_on_host(rows: NDBool, at: int) -> Tensor:
+    first = rows.argmax(1)
+    if rows.shape[1] <= at or not all(row[begin : at + 1].all() for row, begin in zip(rows, first, strict=True)):
+        raise UnsupportedError("a static cache with padding after the first token", "it is no number of keys", "")
+    return torch.from_numpy(first)
 
 
 def _refuse(wrong: str) -> NoReturn:
