@@ -5,10 +5,10 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 models = pytest.importorskip("tests.integrations.models", exc_type=ImportError)
-from transformers import masking_utils  # noqa: E402
+from transformers import masking_utils
 
-from weft.integrations.transformers import register  # noqa: E402
-from weft.integrations.transformers.masks import mask  # noqa: E402
+from weft.integrations.transformers import register
+from weft.integrations.transformers.masks import mask
 
 pytestmark = pytest.mark.more  # to import transformers takes seconds
 register()

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from weft.cli.progress import busy
+from weft.cli.say import say
 from weft.cli.show import own_size
 from weft.errors import InputError, OptionError, RelabelError
 from weft.napkin.builders import AttentionAxes, attention, attention_of_term, matmul, mlp
@@ -80,7 +81,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
         except OSError as error:
             raise InputError(f"write {out}", str(error.strerror), "name a file that can be written") from None
         facts["out"] = str(out)
-    click.echo(json.dumps(facts, indent=2) if as_json else _report(asked, derivation, facts))
+    say(json.dumps(facts, indent=2) if as_json else _report(asked, derivation, facts))
 
 
 def _own_length(pattern: str | None) -> int:

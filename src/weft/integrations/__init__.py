@@ -1,1 +1,1 @@
-"""weft inside other libraries, one module for each; none is imported unless it is asked for by its name."""
+"""Drop-ins for other libraries: each module stands in for one of them."""

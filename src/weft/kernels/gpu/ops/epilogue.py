@@ -25,7 +25,8 @@ def with_sink(rest, sink, ONLINE: tl.constexpr):
     above = tl.maximum(rest.top, sink)
     if ONLINE:
         above = tl.where(above == float("-inf"), 0.0, above)  # neither keys nor a sink
-    less, more = tl.where(rest.total == 0, 0.0, tl.exp2(rest.top - above)), tl.exp2(sink - above)
+    less = tl.where(rest.total == 0, 0.0, tl.exp2(rest.top - above))
+    more = tl.where(sink == above, 1.0, tl.exp2(sink - above))  # an fma would leave its rounding error
     return Rest(scaled(rest.acc, less[:, None]), above, rest.total * less + more, rest.weight * less + more)
 
 
