@@ -103,8 +103,12 @@ def _two(layer: Layer, places: Sequence[int], gpu: Gpu) -> str:
 
 
 def _after(layer: Layer, part: Segment, first: int, gpu: Gpu) -> str:
+    made = {layer.operators[first].writes.name}
     for i in range(first + 1, part.stop):
         one = layer.operators[i]
+        if one.kind != "product" and not made & {array.name for array in one.reads}:
+            return "what is after the product does not read its result"
+        made.add(one.writes.name)
         if one.kind == "norm" and not _held(one.writes, gpu):
             return "a whole row of the norm has no room on a processor"
     return ""
