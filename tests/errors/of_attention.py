@@ -174,7 +174,7 @@ OF_ATTENTION = [
      packed_by([0, 8], [0, 8], CAUSAL)),
     ("varlen_attention: rows", PatternError, ("2 batch rows", "1 documents"),
      packed_by([0, 8], None, weft.per_batch([FULL] * 2))),
-    ("varlen_attention: sums on a device", UnsupportedError, ("cu_seqlens_q on meta", ".cpu()"),
+    ("varlen_attention: sums elsewhere", InputError, ("cu_seqlens_q is meta", "both on the CPU"),
      packed_by([0, 8], device="meta")),
     ("decode_attention: key_count", InputError, ("decode_attention", "key_count", "9"),
      lambda: weft.decode_attention(*tokens(4), weft.causal(align="bottom-right"), 9)),

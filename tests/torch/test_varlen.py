@@ -141,7 +141,7 @@ def test_queries_and_keys_that_are_the_same_tokens(name, option):
     """No alignment is asked for; every pattern that any length suits."""
     pattern = CASES[name].make(At(12, 12))
     if pattern.extent()[0] is not None:
-        pattern = varlen._of_document(pattern, 1)
+        pattern = varlen.of_document(pattern, 1)
     check(QUERIES, QUERIES, pattern, OPTIONS[option], same=True)
 
 

@@ -47,18 +47,18 @@ KEYWORDS = frozenset(OWN) - {"mask", "layout", "return_lse", *BY_PAIR} | {"dropo
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
     pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    return_lse: Literal[False] = False, **options: Unpack[SharedOptions],
+    block_table: Tensor | None = None, return_lse: Literal[False] = False, **options: Unpack[SharedOptions],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
     pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    return_lse: bool, **options: Unpack[SharedOptions],
+    block_table: Tensor | None = None, return_lse: bool, **options: Unpack[SharedOptions],
 ) -> Any: ...  # fmt: skip
 def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
     pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    return_lse: bool = False, **options: Any,
+    block_table: Tensor | None = None, return_lse: bool = False, **options: Any,
 ) -> Any:  # fmt: skip
     """Attention inside each of many documents, packed one after the other.
 
@@ -71,6 +71,10 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
       unless queries and keys are the same tokens. Where it tells batch rows apart, row i is for document i.
     - max_seqlen_q, max_seqlen_k: no document is longer. Checked where cu_seqlens is on the CPU; tiles are chosen by
       them where it is on a GPU.
+    - block_table (documents, P), int32: keys lie in pages, for inference. k is (pages, Hkv, page_size, D) and v (pages,
+      Hkv, page_size, Dv), by any strides; key t of document i lies at place t % page_size of page
+      block_table[i, t // page_size], and cu_seqlens_k says how many there are. Pages that no query sees are not read,
+      and may be freed: their numbers may be negative. Neither extra_keys nor, on a GPU, slopes.
     - return_lse and the other keywords: as of `attention`. Slopes count distances inside a document.
 
     Returns out (T, Hq, Dv); with return_lse also lse (T, Hq). Gradients flow as of `attention`. Raises what that does,
@@ -87,10 +91,12 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
         refuse_unknown("varlen_attention", unknown, tuple(sorted(KEYWORDS)))
     mask = unwrapped(pattern_per_document)
     same = cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q
-    asked = _Asked(mask, cu_seqlens_q, cu_seqlens_q if same else cu_seqlens_k, same, (max_seqlen_q, max_seqlen_k))
+    asked = Asked(mask, cu_seqlens_q, cu_seqlens_q if same else cu_seqlens_k, same, (max_seqlen_q, max_seqlen_k))
     given: dict[str, Any] = {**options, "return_lse": return_lse}
+    if block_table is not None:
+        return _in_pages(asked, (q, k, v), block_table, given)
     try:
-        if _on_device(asked.sums) or _on_device(asked.key_sums):
+        if on_device(asked.sums) or on_device(asked.key_sums):
             return _by_device(asked, (q, k, v), given)
         work = _found(asked, q, k) or _packing(asked, (q, k, v))
     except WeftError as error:
@@ -103,11 +109,12 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     return _one_by_one((q, k, v), work, given)
 
 
-def _on_device(sums: Any) -> bool:
+def on_device(sums: Any) -> bool:
+    """Whether running sums are where the host does not read them."""
     return isinstance(sums, Tensor) and sums.device.type != "cpu"
 
 
-def _by_device(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> Any:
+def _by_device(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> Any:
     """With lengths on a GPU; extra keys are a second call, whose result is merged."""
     check_mask(asked.mask, "varlen_attention")
     check_choices("auto", options.get("deterministic"))  # its sums have one order, asked for or not
@@ -127,6 +134,13 @@ def _by_device(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor], options: d
     return (view.back(out), view.back(lse)) if options["return_lse"] else view.back(out)
 
 
+def _in_pages(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], table: Tensor, options: dict[str, Any]) -> Any:
+    """With keys in pages: on a GPU kernels find them, on the CPU those that some query sees are packed first."""
+    from weft.torch import paged_documents
+
+    return paged_documents.attention(asked, tensors, table, options)
+
+
 def _refuse_by_pair(options: dict[str, Any]) -> None:
     for name in BY_PAIR:
         x = options.get(name)
@@ -138,7 +152,7 @@ def _refuse_by_pair(options: dict[str, Any]) -> None:
 
 
 # ---- what a pattern is for documents of some lengths ----------------------------------------------------------------
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
     """A pattern, running sums on both sides, whether these are one object, and the maximal lengths."""
 
     mask: Any
@@ -171,7 +185,7 @@ def forget() -> None:
 emptied_by(forget)
 
 
-def _key(asked: _Asked, q: Any, k: Any) -> Hashable:
+def _key(asked: Asked, q: Any, k: Any) -> Hashable:
     """What the work depends on, None where something is wrong, which a check will name."""
     if is_compiling():
         return None
@@ -187,12 +201,12 @@ def _content(sums: Any) -> tuple[Any, ...]:
     return array.dtype, array.shape, array.tobytes()
 
 
-def _found(asked: _Asked, q: Any, k: Any) -> _Work | None:
+def _found(asked: Asked, q: Any, k: Any) -> _Work | None:
     key = _key(asked, q, k)
     return None if key is None else _packed.get(key)
 
 
-def _packing(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
+def _packing(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
     """Check a call, and pack its documents."""
     mask, sums, key_sums, same, (most, most_keys) = asked
     check_mask(mask, "varlen_attention")
@@ -202,9 +216,9 @@ def _packing(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
             'call it outside of it, or pass attention(..., layout="thd") a pattern that was made outside',
         )  # fmt: skip
     check_tensors(*viewed(tensors, "thd").tensors)
-    queries = _lengths("q", sums, tensors[0], most)
-    keys = _lengths("k", key_sums, tensors[1], most_keys)
-    _check(mask, queries, keys, same)
+    queries = lengths_of("q", sums, tensors[0].shape[0], most)
+    keys = lengths_of("k", key_sums, tensors[1].shape[0], most_keys)
+    check_documents(mask, queries, keys, same)
     found = _Work(mask, queries.tolist(), keys.tolist(), _whole(mask, queries, keys, same))
     key = _key(asked, tensors[0], tensors[1])
     if key is not None:
@@ -215,8 +229,8 @@ def _packing(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
     return found
 
 
-def _lengths(side: str, sums: Any, x: Tensor, most: int | None) -> Ints:
-    """The lengths of running sums."""
+def lengths_of(side: str, sums: Any, tokens: int | None, most: int | None) -> Ints:
+    """The lengths of running sums, of so many tokens in all where that is given."""
     name = f"cu_seqlens_{side}"
     if isinstance(sums, Tensor):
         sums = sums.detach().numpy()
@@ -228,8 +242,8 @@ def _lengths(side: str, sums: Any, x: Tensor, most: int | None) -> Ints:
         at = int((found < 0).argmax())
         wrong = f"{name} begins with {sums[0]}" if sums[0] else f"{name} falls after position {at}"
         _wrong(wrong, f"pass {name} as running sums from 0 that never fall")
-    if sums[-1] != x.shape[0]:
-        _wrong(f"{name} ends at {sums[-1]}, {side} has {x.shape[0]} tokens", f"let {name} end at the number of tokens")
+    if tokens is not None and sums[-1] != tokens:
+        _wrong(f"{name} ends at {sums[-1]}, {side} has {tokens} tokens", f"let {name} end at the number of tokens")
     if most is not None and found.size and found.max() > most:
         wrong = f"document {int(found.argmax())} has {found.max()} tokens, max_seqlen_{side} is {most}"
         _wrong(wrong, f"pass max_seqlen_{side}={found.max()} or more, or leave it out")
@@ -240,7 +254,8 @@ def _wrong(wrong: str, cure: str) -> None:
     raise InputError("varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)", wrong, cure)
 
 
-def _check(pattern: Pattern, queries: Any, keys: Any, same: bool) -> None:
+def check_documents(pattern: Pattern, queries: Any, keys: Any, same: bool) -> None:
+    """Raise where a pattern has no meaning for documents of such lengths."""
     if queries.size != keys.size:
         _wrong(f"there are {queries.size} documents of queries and {keys.size} of keys", "give both as many documents")
     if not same and None in set(pattern.alignments()):
@@ -293,7 +308,7 @@ def _one_by_one(tensors: tuple[Tensor, Tensor, Tensor], work: _Work, options: di
     q, k, v = tensors
     split = zip(q.split(work.queries), k.split(work.keys), v.split(work.keys), strict=True)
     found = [
-        attention(*three, _of_document(work.mask, i), layout="thd", **{**options, "return_lse": True})
+        attention(*three, of_document(work.mask, i), layout="thd", **{**options, "return_lse": True})
         for i, three in enumerate(split)
         if work.queries[i]
     ]
@@ -301,12 +316,12 @@ def _one_by_one(tensors: tuple[Tensor, Tensor, Tensor], work: _Work, options: di
     return (out, torch.cat([one[1] for one in found])) if options["return_lse"] else out
 
 
-def _of_document(pattern: Pattern, i: int) -> Pattern:
+def of_document(pattern: Pattern, i: int) -> Pattern:
     """What document i sees of a pattern that may tell batch rows apart."""
     if pattern.extent()[0] is None:
         return pattern
     if isinstance(pattern, Operator):
-        return pattern.rebuilt(tuple(_of_document(part, i) for part in pattern.parts))
+        return pattern.rebuilt(tuple(of_document(part, i) for part in pattern.parts))
     if isinstance(pattern, Call):
         args = dict(pattern.args)
         first = next(iter(args))
@@ -316,7 +331,7 @@ def _of_document(pattern: Pattern, i: int) -> Pattern:
         if pattern.name in PER_ROW:
             return rebuild(pattern.name, {**args, first: int(args[first].array[i])})
         if pattern.name == "per_head":
-            return rebuild("per_head", {first: tuple(_of_document(part, i) for part in args[first])})
+            return rebuild("per_head", {first: tuple(of_document(part, i) for part in args[first])})
     raise PatternError(
         f"varlen_attention under {pattern}", "which of its batch rows is a document's is not known",
         "write it as weft.per_batch([...]), one pattern for each document",

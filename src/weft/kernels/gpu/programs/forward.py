@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from math import inf
 
@@ -58,7 +59,8 @@ def forward_program(
         memory["Sum"] = "sum"
     strides = layout.named | {"out": out.strides}
     bound = Bindings(memory, {name: strides[name.lower()] for name in ("Q", "K", "V", "Out")})
-    waves, tables = wave_launches(_spec(plan, layout, options, bound), found, bound, plan, options)
+    spec = replace(_spec(plan, layout, options, bound), paged=found.page)
+    waves, tables = wave_launches(spec, found, bound, plan, options)
     steps += chain.from_iterable(waves)
     if "sinks" in names and not complete:
         steps.append(join_sinks(problem, out.strides, names["sinks"]))

@@ -82,6 +82,7 @@ class Config(NamedTuple):
     few: bool = False
     joins: bool = False
     sums_dv: int = 0
+    paged: int = 0
 
 
 def config_of(spec: KernelSpec) -> Config:
