@@ -40,7 +40,7 @@ def test_kernels_of_pages(width, page):
     plan = plan_attention(weft.causal(align="bottom-right"), problem, GPU)
     tilings = {one: plan.unspecialised(one)[0].plan.tiling for one in DIRECTIONS}
     documents = Documents(64, known(plan.pattern, 65536), tilings, lie)
-    layout = Layout(((1, width, 32 * width, 1), *strides), True)
+    layout = Layout(((8192 * 32 * width, width, 32 * width, 1), *strides), True)
     program = documents_forward_program(plan, layout, Options(0.125), documents)
     for launch in program.launches:
         assert resources(compiler.compile_for(launch.kernel, TARGETS["sm_90"]), "sm_90").spilled == 0
