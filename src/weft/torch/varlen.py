@@ -8,7 +8,7 @@ GPU stay there: `weft.torch.device_documents`.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 KEPT = 256  # patterns with the lengths that they were packed for
 BY_DISTANCE = ("full", "nothing", "causal", "window", "dilated", "strided", "per_head")  # ask for k - q alone
 PER_ROW = ("per_batch", "padding", "prefix")  # take one entry for each batch row
-BY_PAIR = ("score", "bias", "dropout", "seed")  # depend on which token of all a query or a key is
-KEYWORDS = frozenset(OWN) - {"mask", "layout", "return_lse", *BY_PAIR} | {"dropout"}
+BY_PLACE = ("score", "bias", "dropout", "seed")  # ask which token of its document a query or a key is
+KEYWORDS = frozenset(OWN) - {"mask", "layout", "return_lse"}
 
 
 @overload
@@ -75,7 +75,9 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
       Hkv, page_size, Dv), by any strides; key t of document i lies at place t % page_size of page
       block_table[i, t // page_size], and cu_seqlens_k says how many there are. Pages that no query sees are not read,
       and may be freed: their numbers may be negative. Neither extra_keys nor, on a GPU, slopes.
-    - return_lse and the other keywords: as of `attention`. Slopes count distances inside a document.
+    - return_lse and the other keywords: as of `attention`. Slopes count distances inside a document. Score functions,
+      bias and dropout see b = document, and q and k counted in it; lengths are on the host then, and documents are
+      padded to one length.
 
     Returns out (T, Hq, Dv); with return_lse also lse (T, Hq). Gradients flow as of `attention`. Raises what that does,
     InputError for lengths that do not fit, AlignmentError for a pattern without an alignment. Sums on a GPU are not
@@ -85,7 +87,6 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
         sums = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
         out = weft.varlen_attention(q, k, v, sums, sums, weft.causal() & weft.window(left=1023))
     """
-    _refuse_by_pair(options)
     if not options.keys() <= KEYWORDS:
         unknown = {name: x for name, x in options.items() if name not in KEYWORDS}
         refuse_unknown("varlen_attention", unknown, tuple(sorted(KEYWORDS)))
@@ -94,14 +95,18 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     asked = Asked(mask, cu_seqlens_q, cu_seqlens_q if same else cu_seqlens_k, same, (max_seqlen_q, max_seqlen_k))
     given: dict[str, Any] = {**options, "return_lse": return_lse}
     if block_table is not None:
+        _refuse_places(asked, given)
         return _in_pages(asked, (q, k, v), block_table, given)
     try:
         if on_device(asked.sums) or on_device(asked.key_sums):
+            _refuse_places(asked, given)
             return _by_device(asked, (q, k, v), given)
         work = _found(asked, q, k) or _packing(asked, (q, k, v))
     except WeftError as error:
         hint(error, (q, k, v), "thd")
         raise
+    if work.queries and _asks_for_places(given):
+        return _in_rows((q, k, v), work, given)
     # one plan counts distances from the first query and the first key of all
     whole = work.whole if work.queries == work.keys or options.get("alibi_slopes") is None else None
     if whole is not None:
@@ -141,14 +146,31 @@ def _in_pages(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], table: Tenso
     return paged_documents.attention(asked, tensors, table, options)
 
 
-def _refuse_by_pair(options: dict[str, Any]) -> None:
-    for name in BY_PAIR:
-        x = options.get(name)
-        if x is not None and not (name == "dropout" and isinstance(x, (int, float)) and x == 0):
-            raise UnsupportedError(
-                f"varlen_attention({name}=...)", "its indices would be those of the packed tokens, not of a document's",
-                'use weft.attention with layout="thd" and weft.documents(lengths), where they are of all tokens',
-            )  # fmt: skip
+def _asks_for_places(options: dict[str, Any]) -> list[str]:
+    """The options that ask which token of its document a query or a key is."""
+    off = {name for name in ("dropout",) if isinstance(options.get(name), (int, float)) and not options[name]}
+    return [name for name in BY_PLACE if options.get(name) is not None and name not in off]
+
+
+def _refuse_places(asked: Asked, options: dict[str, Any]) -> None:
+    """Raise where lengths are not on the host, for options that need them there."""
+    names = _asks_for_places(options)
+    if names:
+        raise UnsupportedError(
+            f"varlen_attention({names[0]}=...) with lengths on {asked.sums.device} or keys in pages",
+            "which token of its document a query is, is known to kernels where the host knows lengths",
+            "pass cu_seqlens.cpu(), and keys one after the other",
+        )  # fmt: skip
+
+
+def _in_rows(tensors: tuple[Tensor, Tensor, Tensor], work: _Work, options: dict[str, Any]) -> Any:
+    """Documents as batch rows."""
+    from weft.torch import document_rows
+
+    lengths = work.queries, work.keys
+    if not work.rows:
+        work.rows.append(document_rows.mask_of(work.mask, lengths))
+    return document_rows.attend(tensors, work.rows[0], lengths, options)
 
 
 # ---- what a pattern is for documents of some lengths ----------------------------------------------------------------
@@ -164,12 +186,15 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Work:
-    """mask: kept, so that no other pattern takes its id. whole: of all documents; None where each is its own call."""
+    """mask: kept, so that no other pattern takes its id. whole: of all documents; None where each is its own call.
+    rows: the pattern of documents as batch rows, once it was asked for.
+    """
 
     mask: Pattern
     queries: list[int]
     keys: list[int]
     whole: Pattern | None
+    rows: list[Pattern] = field(default_factory=list)
 
 
 _packed: dict[Hashable, _Work] = {}
