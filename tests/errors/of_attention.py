@@ -168,14 +168,14 @@ OF_ATTENTION = [
     ("attention: damaged graph", InputError, ("causal", "record"),
      lambda: torch.ops.weft.attention(*tokens(), "causal()", torch.zeros(3, dtype=torch.int64), None, None, None, None,
                                       "auto", False, "", [], 0.0, None, False)),
-    ("varlen_attention: bias", UnsupportedError, ("bias", "packed tokens"), lambda: weft.varlen_attention(
-        *(x[0].transpose(0, 1) for x in tokens()), [0, 8], None, FULL, bias=torch.zeros(8, 8))),
+    ("varlen_attention: bias", UnsupportedError, ("bias", "cu_seqlens.cpu()"), lambda: weft.varlen_attention(
+        *(x[0].transpose(0, 1) for x in tokens()), torch.zeros(2, device="meta"), None, FULL, bias=torch.zeros(8, 8))),
     ("varlen_attention: sums", InputError, ("cu_seqlens_q", "falls"), packed_by([0, 5, 3, 8])),
     ("varlen_attention: alignment", AlignmentError, ("queries of a document", "bottom-right"),
      packed_by([0, 8], [0, 8], CAUSAL)),
     ("varlen_attention: rows", PatternError, ("2 batch rows", "1 documents"),
      packed_by([0, 8], None, weft.per_batch([FULL] * 2))),
-    ("varlen_attention: sums on a device", UnsupportedError, ("cu_seqlens_q on meta", ".cpu()"),
+    ("varlen_attention: sums elsewhere", InputError, ("cu_seqlens_q is meta", "both on the CPU"),
      packed_by([0, 8], device="meta")),
     ("decode_attention: key_count", InputError, ("decode_attention", "key_count", "9"),
      lambda: weft.decode_attention(*tokens(4), weft.causal(align="bottom-right"), 9)),

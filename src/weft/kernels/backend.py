@@ -158,7 +158,10 @@ class TritonBackend:
             cure = "move q, k and v to a GPU (or set TRITON_INTERPRET=1 to try kernels on the CPU)"
             reasons.append(Reason(f"the tensors are on {problem.device}", cure))
         if problem.dtype not in WIDTHS:
-            reasons.append(Reason(f"{problem.dtype} is not a type it computes in", f"use one of {', '.join(WIDTHS)}"))
+            cure = f"use one of {', '.join(WIDTHS)}"
+            if problem.dtype == "float64":
+                cure += ", or in float64 weft.attention(q.cpu(), k.cpu(), v.cpu(), mask).to(q.device)"
+            reasons.append(Reason(f"{problem.dtype} is not a type it computes in", cure))
         if max(problem.d, problem.dv) > MAX_DIM:
             reasons.append(Reason(f"a head dimension is above {MAX_DIM}", "use smaller heads, or the CPU backend"))
         if max(problem.m, problem.n) >= MAX_LENGTH:

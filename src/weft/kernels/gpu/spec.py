@@ -68,7 +68,8 @@ class KernelSpec(Strided):
     partial: sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp
     groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
     `hopper.fwd_short`. boxed: its whole tiles leave by a TMA descriptor; else it has one argument for
-    each tensor that it writes. rules: score functions, None for none.
+    each tensor that it writes. rules: score functions, None for none. paged: keys lie in pages of so many tokens, whose
+    first ones the tables list; 0: one after the other.
     """
 
     direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
@@ -111,6 +112,7 @@ class KernelSpec(Strided):
     groups: int = 0
     short: bool = False
     boxed: bool = True
+    paged: int = 0
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
     stages: int = 3
@@ -155,7 +157,7 @@ class KernelSpec(Strided):
             if getattr(self, x)
         )
         options = f"_{self.terms}_terms" * (self.terms > 1) + f"_{self.groups}_groups" * bool(self.groups) + options
-        options += "" if self.boxed else "_unboxed"
+        options += ("" if self.boxed else "_unboxed") + f"_pages_{self.paged}" * bool(self.paged)
         options += "" if self.rules is None else f"_score_{self.rules.digest}"
         made = "" if self.makes == "both" else f"_{self.makes}"
         return f"{self.direction}{made}_{self.dtype}_{dims}_{tile}{options}" + (

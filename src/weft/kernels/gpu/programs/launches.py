@@ -46,13 +46,14 @@ GRID = 65535  # programs along the second and the third axis of a grid, at most
 @dataclass(frozen=True, eq=False)
 class Packed:
     """Waves and their tables. met: for each key the row of the joined sums, negative for none; see `Waves.met`. groups:
-    warp groups that specialise compute them.
+    warp groups that specialise compute them. page: see `KernelSpec.paged`.
     """
 
     waves: Waves
     tables: tuple[Table, ...]
     met: Table | None
     groups: bool = False
+    page: int = 0
 
 
 @cached(128)
