@@ -9,6 +9,7 @@ from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.fused_backward import SEEN
+from weft.planning.families.hopper import is_told
 from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
 from weft.planning.features import always_apart, held, in_halves, no_maximum
 from weft.planning.problem import DTYPES, Problem
@@ -141,11 +142,13 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
     # listed, and where boxes on a grid are cut
     assert aligned or not groups, "select asks for it"
+    told = groups and spec.direction == "forward" and is_told(tiling)
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(
         one, held=one.held and (masks or bool(one.factors)), no_maximum=takes_none, partial=one.partial and takes_none,
         fast_log=short and takes_none, groups=one.groups if groups else 0,
-        short=groups and wave.short and one.no_maximum and one.narrow,
+        short=groups and wave.short and one.no_maximum and one.narrow, told=told, formula=one.formula or told,
+        lines=one.lines or told,
     )  # fmt: skip
 
 

@@ -33,6 +33,11 @@ MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
 
+def is_told(tiling: Tiling) -> bool:
+    """Whether a forward reads the bounds of rows from its tables: at wide heads."""
+    return 0 < tiling.groups < CONFIGS["forward"].groups and not tiling.apart
+
+
 # ---- the family ------------------------------------------------------------------------------------------------------
 def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
     """Why there is no such kernel; "" where there is. What depends on strides and alignment is asked at the call.
@@ -53,7 +58,7 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
     if asked.direction == "forward" and extents(launch) is None:
         return "descriptors would reach keys that no query sees"
-    return _no_order(_counted(asked, config))
+    return _no_order(_counted(asked, config), is_told(config))
 
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
@@ -105,21 +110,24 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
 
 
 def line_of(asked: Pass, config: Tiling) -> Launch | None:
-    """The launch of the first head's rows, where it is the only one, on one axis with one clipped line a side."""
+    """The launch of the first head's rows, where it is the only one, on one axis; with one clipped line a side, unless
+    bounds of rows are told.
+    """
     plan = asked.planned(config)
     if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
         return None
-    return None if as_lines(plan.launches[0]) is None else plan.launches[0]
+    launch = plan.launches[0]
+    return launch if is_told(config) or as_lines(launch) is not None else None
 
 
 def _counted(asked: Pass, config: Tiling) -> tuple[Work, ...]:
     return works([(asked.planned(config), asked.rows[0][1])], slots_of(asked.gpu), asked.direction == "dkdv")
 
 
-def _no_order(counted: tuple[Work, ...]) -> str:
+def _no_order(counted: tuple[Work, ...], told: bool) -> str:
     """Why programs cannot take the work of a line in turn."""
     if len(counted) != 1 or counted[0].split:
         return "some rows see so much that programs share them"
-    if counted[0].kind == "table":
+    if counted[0].kind == "table" and not told:
         return "its bounds are tables"
     return "" if counted[0].programs < FAR else "it has more programs than 32 bits count"

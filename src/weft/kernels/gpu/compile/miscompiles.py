@@ -18,7 +18,8 @@ from triton.compiler import CompiledKernel
 
 from weft.kernels.gpu.compile.sass import LOOKED_UP, Flow, Instruction, parse, table_of
 
-VERSION = 1  # of what is refused; raised whenever a kernel that was accepted may now be refused
+VERSION = 2  # of what is refused; raised whenever a kernel that was accepted may now be refused
+PACKS = "F2FP"  # two numbers of 32 bits into one word
 HOPPER = 90  # whose products run while other instructions do
 
 
@@ -54,6 +55,8 @@ def overwritten(program: list[Instruction]) -> tuple[str, ...]:
 
     A factor that stays in registers is written before the loop and not in it. ptxas (12.8 and 13.0) gave its registers
     to other numbers where it ran a kernel's products one by one, as it does when it is not sure of all their registers.
+    Weights that wait for their product until the next round are such factors on purpose. They are packed in both
+    places; a factor that stays is loaded.
     """
     return _overwritten(Flow.of(program))
 
@@ -65,6 +68,7 @@ def _overwritten(flow: Flow) -> tuple[str, ...]:
     for at, one in enumerate(program):
         around = [loop for loop in loops if at in loop] if one.factor else []
         makers = [set(flow.makers(at, register)) for register in (one.factor if around else ())]
+        makers = [these for these in makers if not all(program[x].opcode.startswith(PACKS) for x in these)]
         if any(0 < len(these.intersection(loop)) < len(these) for these in makers for loop in around):
             found.append(f"{one.opcode} {one.operands}")
     return tuple(found)
