@@ -142,7 +142,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
     # listed, and where boxes on a grid are cut
     assert aligned or not groups, "select asks for it"
-    told = groups and spec.direction == "forward" and is_told(tiling)
+    told = groups and is_told(tiling)
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(
         one, held=one.held and (masks or bool(one.factors)), no_maximum=takes_none, partial=one.partial and takes_none,

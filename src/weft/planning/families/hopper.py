@@ -29,13 +29,30 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     *((_WIDE, dtype, Tiling(128, cols, 8, stages, 168, False, 2))
       for dtype in ("bfloat16", "float16") for cols, stages in ((64, 4), (128, 2))),
 )  # fmt: skip
+# Of all gradients in one walk, which adds to dQ in memory; offered where a call names it for dK and dV.
+SUMMED = Tiling(128, 64, 8, 2, 168, True, 2)
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
 
 def is_told(tiling: Tiling) -> bool:
-    """Whether a forward reads the bounds of rows from its tables: at wide heads."""
-    return 0 < tiling.groups < CONFIGS["forward"].groups and not tiling.apart
+    """Whether a kernel reads the bounds of rows from its tables: at wide heads."""
+    return bool(tiling.groups) and tiling not in CONFIGS.values()
+
+
+def no_sums(asked: Pass) -> str:
+    """Why all gradients cannot come of one walk of `SUMMED` over the tiles of keys that are asked for; "" where they
+    can.
+    """
+    problem = asked.problem
+    if not on_hopper(asked.gpu) or (problem.d, problem.dv) != (128, 128) or DTYPES[problem.dtype] != 2:
+        return "its kernels are for D=128 in 16 bits on Hopper"
+    if asked.terms == "listed" or len(asked.rows) > 1:
+        return "tokens are listed" if asked.terms == "listed" else "heads differ"
+    launch = line_of(asked, SUMMED)
+    if launch is None or len(launch.parts) > 1:
+        return "it is not one launch of one term on a line"
+    return "descriptors would reach tokens that nobody sees" if extents(launch) is None else ""
 
 
 # ---- the family ------------------------------------------------------------------------------------------------------

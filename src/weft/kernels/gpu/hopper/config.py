@@ -87,6 +87,11 @@ def config_of(spec: KernelSpec) -> Config:
 
 
 def _key_gradients(spec: KernelSpec) -> Config:
+    if spec.with_dq:
+        return Config(
+            spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
+            stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24,
+        )  # fmt: skip
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4, consumer_registers=224, producer_registers=56,

@@ -29,9 +29,11 @@ BESIDE = 3  # half tiles in whose time a group begins and ends a block, a guess
 FEW = 4  # tiles of a run that may fold, all of which a group holds at a time
 
 
-def ranges_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, ...], told: bool = False) -> Ints:
+def ranges_of(
+    launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, ...], told: bool = False, whole: bool = False
+) -> Ints:  # fmt: skip
     """(items, integers) of a launch on one axis; items: (first query, queries), then each part's run. told: with the
-    bounds of rows.
+    bounds of rows. whole: where a group has fewer than its rows, no tile is seen whole.
     """
     known = items.astype(np.int64)
     first, height = known[:, :2].T
@@ -46,6 +48,8 @@ def ranges_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, 
         run = known[:, 2 + 4 * n], known[:, 3 + 4 * n]
         share = _range(part.axes[0], queries, run)
         share[:, :, 1] *= exists
+        if whole:
+            share[:, :, 3] *= ends[:, 1] < height[:, None]
         if n == 0:
             rows = np.minimum(np.arange(launch.box[0]).reshape(-1, GROUP), height[:, None, None] - 1)
             every = first[:, None, None] + launch.lanes[0].q_step * rows
@@ -57,12 +61,13 @@ def ranges_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, 
 
 
 def _bounds_of_rows(launch: Launch, items: Ints) -> Iterator[Ints]:
-    """(items, rows) of each part: the first column that rows see; the one after the last."""
-    rows = np.minimum(np.arange(launch.box[0])[None, None], items[:, 1, None, None] - 1)
+    """(items, rows) of each part: the first column that rows see; the one after the last. 0 where there is no row."""
+    row, height = np.arange(launch.box[0])[None, None], items[:, 1, None, None]
+    rows = np.minimum(row, height - 1)
     queries = items[:, 0, None, None] + launch.lanes[0].q_step * rows
     for n, part in enumerate(launch.parts):
         for bound in _bounds(part.axes[0], queries, (items[:, 2 + 4 * n], items[:, 3 + 4 * n])):
-            yield bound[:, 0]
+            yield (bound * (row < height))[:, 0]
 
 
 def time_of(launch: Launch, items: NDArray[np.int32], shares: Ints) -> Ints:
