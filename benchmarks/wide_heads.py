@@ -26,9 +26,9 @@ from weft.bench.peers import all_peers
 from weft.bench.timing import Calls
 from weft.bench.worker import calls_of
 from weft.planning.attention_plan import plan_attention
+from weft.planning.choose import Fixed
 from weft.planning.families import hopper
 from weft.planning.problem import Problem
-from weft.planning.tiling import Tiling
 from weft.target import Gpu
 from weft.testing.workloads import Workload, named
 from weft.torch import gpu
@@ -51,11 +51,10 @@ def card() -> Gpu:
 
 
 class Ours:
-    """weft with a configuration: of the forward, or where it is None as it chooses."""
+    """weft with a configuration that is named, or where that is none as it chooses."""
 
-    def __init__(self, workload: Workload, tiling: Tiling | None) -> None:
+    def __init__(self, workload: Workload, fixed: Fixed) -> None:
         problem: Problem = workload.problem("cuda")
-        fixed = () if tiling is None else (("forward", tiling),)
         self.plan = plan_attention(workload.make(), problem, card(), fixed)
         self.how = modifiers(self.plan, Options(None, None, None, None, "triton", True))
 
@@ -70,9 +69,9 @@ class Ours:
         return lambda: gpu.backward(saved, rows, self.plan, self.how, deterministic=False, with_delta=False)[:3]
 
 
-def own(workload: Workload, tensors: Tensors, direction: str, tiling: Tiling | None) -> list[Callable[[], Any]]:
+def own(workload: Workload, tensors: Tensors, direction: str, fixed: Fixed) -> list[Callable[[], Any]]:
     """Calls of weft, one for each copy of the inputs."""
-    ours = Ours(workload, tiling)
+    ours = Ours(workload, fixed)
     if direction == "fwd":
         return [lambda case=case: ours.forward(case)[0] for case in tensors.cases]
     return [ours.backward(case) for case in tensors.cases]
@@ -97,11 +96,13 @@ def _exchanged(call: Callable[[], Any]) -> Any:
 
 def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list[str]) -> Iterator[tuple[str, Any]]:
     """(name, what makes its calls)"""
-    yield "weft", partial(own, workload, tensors, direction, None)
-    if direction == "fwd":
+    yield "weft", partial(own, workload, tensors, direction, ())
+    if direction == "bwd":
+        yield "weft summed", partial(own, workload, tensors, direction, (("dkdv", hopper.SUMMED),))
+    else:
         for tiling in hopper.of_names("forward", workload.problem("cuda"), card()):
             name = f"weft {tiling.rows}x{tiling.cols}x{tiling.stages}"
-            yield name, partial(own, workload, tensors, direction, tiling)
+            yield name, partial(own, workload, tensors, direction, (("forward", tiling),))
     for name in peers:
         yield name, partial(theirs, workload, tensors, direction, name)
 

@@ -38,8 +38,8 @@ LANES = gl.constexpr(32)
 class Summed:
     """The kernel's arguments, shared memory and channels.
 
-    k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: what dQ is made of, of two tiles. ones: what adds
-    lse and delta to products, of each consumer. heads, length: of queries.
+    k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: what dQ is made of, of two tiles. ones: what
+    adds lse and delta to products, of each consumer. heads, length: of queries.
     """
 
     cfg: gl.constexpr
