@@ -107,11 +107,13 @@ def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list
         yield name, partial(theirs, workload, tensors, direction, name)
 
 
-def measured(workload: Workload, direction: str, peers: list[str]) -> Iterator[dict[str, Any]]:
+def measured(workload: Workload, direction: str, peers: list[str], ours: str) -> Iterator[dict[str, Any]]:
     """A row for each contender."""
     tensors = Tensors(workload, "cuda")
     truth, entries = Truth(tensors), []
     for name, make in contenders(workload, tensors, direction, peers):
+        if name.startswith("weft") and ours not in name:
+            continue
         about = {"problem": workload.name, "direction": direction, "who": name}
         try:
             calls = make()
@@ -142,6 +144,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PROBLEMS))
     parser.add_argument("--ways", default="fwd,bwd")
     parser.add_argument("--peers", default=PEERS)
+    parser.add_argument("--ours", default="weft", help="what the names of weft's own have to hold")
     parser.add_argument("--to", type=Path)
     asked = parser.parse_args()
     run = f"{datetime.now(UTC):%Y-%m-%dT%H:%M}-wide"
@@ -149,7 +152,7 @@ def main() -> None:
     rows = []
     for direction in asked.ways.split(","):
         for name in asked.only.split(","):
-            for row in measured(named(name), direction, [x for x in asked.peers.split(",") if x]):
+            for row in measured(named(name), direction, [x for x in asked.peers.split(",") if x], asked.ours):
                 rows.append(about | row)
                 rate, time, error, message = (str(row.get(x, "")) for x in COLUMNS[-3:-5:-1] + COLUMNS[-2:])
                 print(f"{name:24}{direction:5}{row['who']:18}{rate:>8}{time:>10}{error:>8}  {message}", flush=True)

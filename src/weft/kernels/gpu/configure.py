@@ -128,8 +128,11 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
         limits["apart"] = False
     elif spec.apart and wave.kind.rank == 1:
         limits["apart"] = True
+    told = groups and is_told(tiling)  # whatever says the bounds, the code is the same
+    kind["formula"] = kind["formula"] or told
     one = replace(
-        spec, **kind, **asdict(tiling) | limits, aligned=aligned, lines=wave.lines and not several, several=several,
+        spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several,
+        lines=told or (wave.lines and not several),
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
         joins=wave.joins, few=waves.met is not None and not wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
@@ -142,13 +145,11 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
     # listed, and where boxes on a grid are cut
     assert aligned or not groups, "select asks for it"
-    told = groups and is_told(tiling)
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(
         one, held=one.held and (masks or bool(one.factors)), no_maximum=takes_none, partial=one.partial and takes_none,
         fast_log=short and takes_none, groups=one.groups if groups else 0,
-        short=groups and wave.short and one.no_maximum and one.narrow, told=told, formula=one.formula or told,
-        lines=one.lines or told,
+        short=groups and wave.short and one.no_maximum and one.narrow,
     )  # fmt: skip
 
 

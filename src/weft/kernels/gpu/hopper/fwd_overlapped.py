@@ -16,10 +16,11 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, no_sums, weights_of
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import bounds_told, keys_of, range_of, tiles_of
-from weft.kernels.gpu.hopper.ops.layouts import first_factor, matrix
+from weft.kernels.gpu.hopper.ops.layouts import matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.softmax import in_parts
 from weft.kernels.gpu.hopper.ops.values import opaque
+from weft.kernels.gpu.hopper.ops.words import factor_of, in_words
 
 
 @aggregate
@@ -28,32 +29,6 @@ class Ahead:
 
     sums: Sums
     words: gl.tensor
-
-
-@gluon.jit
-def in_words(p, dtype: gl.constexpr):
-    """Weights (rows, columns), rounded, as words (rows, columns / 2)."""
-    ROWS: gl.constexpr = p.type.shape[0]
-    COLUMNS: gl.constexpr = p.type.shape[1]
-    even, odd = gl.split(gl.reshape(p, [ROWS, COLUMNS // 2, 2]))
-    if dtype == gl.bfloat16:
-        words = gl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1
-        )
-    else:
-        words = gl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1
-        )
-    return words
-
-
-@gluon.jit
-def factor_of(words, dtype: gl.constexpr, WIDTH_V: gl.constexpr):
-    """The first factor of a product with values, of `in_words`."""
-    ROWS: gl.constexpr = words.type.shape[0]
-    COLUMNS: gl.constexpr = 2 * words.type.shape[1]
-    even, odd = words.to(gl.int16).to(dtype, bitcast=True), (words >> 16).to(gl.int16).to(dtype, bitcast=True)
-    return gl.convert_layout(gl.reshape(gl.join(even, odd), [ROWS, COLUMNS]), first_factor(WIDTH_V))
 
 
 @gluon.jit
