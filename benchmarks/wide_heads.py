@@ -14,11 +14,13 @@ import gc
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from planning import commit
 
 from weft.bench.check import Truth
 from weft.bench.inputs import Case, Tensors
@@ -39,7 +41,8 @@ PROBLEMS = ("dense", "causal", "causal_window_1024", "chunk_2048_causal", "docum
 PEERS = "cudnn,fa4,xformers,flex"
 ROUNDS = 6
 COLUMNS = (
-    "run", "device", "torch", "problem", "direction", "who", "median_ms", "tflops", "error_over_plain", "message",
+    "run", "device", "torch", "triton", "commit", "problem", "direction", "who", "median_ms", "tflops",
+    "error_over_plain", "message",
 )  # fmt: skip
 
 
@@ -149,6 +152,7 @@ def main() -> None:
     asked = parser.parse_args()
     run = f"{datetime.now(UTC):%Y-%m-%dT%H:%M}-wide"
     about = {"run": run, "device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    about |= {"triton": version("triton"), "commit": commit()}
     rows = []
     for direction in asked.ways.split(","):
         for name in asked.only.split(","):

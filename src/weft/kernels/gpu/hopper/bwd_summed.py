@@ -24,21 +24,14 @@ from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import bounds_told, keys_of, place_of, range_of, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, matrix, tiles
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
-from weft.kernels.gpu.hopper.ops.words import factor_of, halves, in_words
 
 STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
 DS = gl.constexpr(2)  # tiles of what dQ is made of
 LANES = gl.constexpr(32)
-EIGHT = (0, 4, 2, 6, 1, 5, 3, 7)
-# Two channels of every eight, as a thread has them: each pair is added at its own distance, in bytes.
-ADD_PAIRS = gl.constexpr(
-    " ".join(f"red.global.add.v2.f32 [$1+{32 * n}], {{${2 * i + 2}, ${2 * i + 3}}};" for i, n in enumerate(EIGHT))
-    + " mov.b32 $0, 0;"
-)
 
 
 @aggregate
@@ -146,70 +139,45 @@ class Own:
     beyond: gl.tensor
 
 
-@aggregate
-class Left:
-    """What products take of a tile of scores: weights, and their gradients, as words of two."""
-
-    weights: gl.tensor
-    ds: gl.tensor
-
-
 @gluon.jit
-def ask_scores(i, first, numbers, walked, state):
-    """Ask for a product of a consumer's rows with tile i of the ring, and what is added to it. numbers: which."""
+def scores(i, j, C: gl.constexpr, own, state):
+    """(p, ds) of consumer C's keys and tile i of the ring, which is tile j of its run; float32."""
     cfg: gl.constexpr = state.cfg
+    TILE: gl.constexpr = cfg.columns
+    layout: gl.constexpr = accumulator(TILE)
     at = state.queries.stage(i)
-    none = gl.zeros([cfg.rows, cfg.columns], gl.float32, accumulator(cfg.columns))
-    x = warpgroup_mma(
-        state.ones.index(numbers), state.stats.index(at).permute((1, 0)), none, use_acc=False, is_async=True
-    )
-    return warpgroup_mma(first, matrix(walked.index(at)).permute((1, 0)), x, is_async=True)
-
-
-@gluon.jit
-def weights_of(x, j, own, state):
-    """Weights of a consumer's scores x of tile j of its run."""
-    TILE: gl.constexpr = state.cfg.columns
+    none = gl.zeros([cfg.rows, TILE], gl.float32, layout)
+    state.queries.wait(i)
+    stats = state.stats.index(at).permute((1, 0))
+    x = warpgroup_mma(state.ones.index(2 * C), stats, none, use_acc=False, is_async=True)
+    x = warpgroup_mma(own.k, matrix(state.q.index(at)).permute((1, 0)), x, is_async=True)
+    y = warpgroup_mma(state.ones.index(2 * C + 1), stats, none, use_acc=False, is_async=True)
+    y = warpgroup_mma(own.v, matrix(state.do.index(at)).permute((1, 0)), y, is_async=True)
+    x = warpgroup_mma_wait(2, (x,))
     if (j < own.below) | (j >= own.beyond):
-        columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, accumulator(TILE)))
+        columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
         words, bit = mask_words(own.low - j * TILE, own.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
-    return gl.exp2(x * (state.scale * LOG2E))
-
-
-@gluon.jit
-def leave(i, p, y, C: gl.constexpr, state):
-    """What products take of tile i; that of dQ in shared memory. p: weights; y: their gradients."""
-    cfg: gl.constexpr = state.cfg
-    dtype: gl.constexpr = state.q.dtype
-    left = Left(in_words(p, dtype), in_words(p * y, dtype))
-    state.used.wait_before(i)
-    state.ds.index(i & (DS - 1)).slice(C * cfg.rows, cfg.rows, dim=0).store(halves(left.ds, dtype))
-    fence_async_shared()
-    state.ready.arrive(i)
-    return left
-
-
-@gluon.jit
-def first_tile(i, C: gl.constexpr, own, state):
-    """What products take of the first tile of a block."""
-    state.queries.wait(i)
-    x = ask_scores(i, own.k, 2 * C, state.q, state)
-    y = ask_scores(i, own.v, 2 * C + 1, state.do, state)
-    x = warpgroup_mma_wait(2, (x,))
-    p = weights_of(x, 0, own, state)
+    p = gl.exp2(x * (state.scale * LOG2E))
     y = warpgroup_mma_wait(0, (y,))
-    return leave(i, p, y, C, state)
+    return p, p * y
 
 
 @gluon.jit
-def ask_sums(i, left, dk, dv, state):
-    """Ask for dV and dK with tile i of the ring."""
+def ask(i, j, C: gl.constexpr, own, dk, dv, state):
+    """Ask for dK and dV with tile i of the ring, and leave for dQ what it takes."""
     cfg: gl.constexpr = state.cfg
     dtype: gl.constexpr = state.q.dtype
     at = state.queries.stage(i)
-    dv = warpgroup_mma(factor_of(left.weights, dtype, cfg.width_v), matrix(state.do.index(at)), dv, is_async=True)
-    dk = warpgroup_mma(factor_of(left.ds, dtype, cfg.width), matrix(state.q.index(at)), dk, is_async=True)
+    p, ds = scores(i, j, C, own, state)
+    weights = gl.convert_layout(p.to(dtype), first_factor(cfg.width_v))
+    dv = warpgroup_mma(weights, matrix(state.do.index(at)), dv, is_async=True)
+    ds = ds.to(dtype)
+    state.used.wait_before(i)
+    state.ds.index(i & (DS - 1)).slice(C * cfg.rows, cfg.rows, dim=0).store(ds)
+    fence_async_shared()
+    state.ready.arrive(i)
+    dk = warpgroup_mma(gl.convert_layout(ds, first_factor(cfg.width)), matrix(state.q.index(at)), dk, is_async=True)
     return dk, dv
 
 
@@ -237,35 +205,20 @@ class Into:
 
 
 @gluon.jit
-def in_eight(x):
-    """Eight parts of a tensor, along its last three axes, which have two places each: in the order of EIGHT."""
-    a, b = gl.split(x)
-    c, d = gl.split(a)
-    e, f = gl.split(b)
-    a, b = gl.split(c)
-    c, d = gl.split(d)
-    g, h = gl.split(e)
-    e, f = gl.split(f)
-    return a, b, c, d, g, h, e, f
-
-
-@gluon.jit
 def add_rows(dq, at, j, into):
     """Add the dQ of tile j to memory, two channels at a time. Rows that do not exist are zeros, and are added to the
-    last that does. A thread has two of every eight channels of a row: one address serves all, which saves registers.
+    last that does.
     """
     ROWS: gl.constexpr = dq.type.shape[0]
-    gl.static_assert(dq.type.shape[1] == 64)
-    parts = gl.permute(gl.reshape(dq, [ROWS, 8, 4, 2]), (0, 2, 1, 3))
-    even, odd = gl.split(gl.reshape(parts, [ROWS, 4, 2, 2, 2, 2]))
-    a, b, c, d, e, f, g, h = in_eight(even)
-    p, q, r, s, t, u, v, w = in_eight(odd)
-    layout: gl.constexpr = a.type.layout
-    row = gl.minimum(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)), into.rows - 1 - j * ROWS)
-    pair = gl.expand_dims(gl.arange(0, 4, layout=gl.SliceLayout(0, layout)), 0)
-    to = (at + (gl.expand_dims(row * into.step, 1) + 2 * pair)).to(gl.int64)
+    PAIRS: gl.constexpr = dq.type.shape[1] // 2
+    even, odd = gl.split(gl.reshape(dq, [ROWS, PAIRS, 2]))
+    layout: gl.constexpr = even.type.layout
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    c = gl.expand_dims(gl.arange(0, PAIRS, layout=gl.SliceLayout(0, layout)), 0)
+    r = gl.minimum(r, into.rows - 1 - j * ROWS)
+    to = at + (gl.expand_dims(r * into.step, 1) + 2 * c)
     gl.inline_asm_elementwise(
-        ADD_PAIRS, "=r,l,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f,f", [to, a, p, b, q, c, r, d, s, e, t, f, u, g, v, h, w],
+        "red.global.add.v2.f32 [$1], {$2, $3}; mov.b32 $0, 0;", "=r,l,f,f", [to.to(gl.int64), even, odd],
         dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
@@ -274,49 +227,26 @@ def add_rows(dq, at, j, into):
 def walk(i, C: gl.constexpr, own, sums, at, into, share, state):
     """(tiles so far, dK, dV) over a block's tiles of queries of all heads that share its keys. at: where the first dQ
     is added.
-
-    In a turn come dQ of the tile before, dV and dK of a tile, and scores of the next one, in this order. So tensor
-    cores have work while a consumer adds to dQ or makes weights. Nothing is under way when a turn ends.
     """
     n = tiles_of(into.rows, state.cfg.columns)
     dk, dv = sums
     for _ in range(0, gl.minimum(n, 1)):  # a branch
-        left = first_tile(i, C, own, state)
+        dk, dv = warpgroup_mma_wait(0, ask(i, 0, C, own, dk, dv, state))
+        state.queries.release(i)
         j = 0
-        before = -1  # the tile whose dQ is due
         for _ in range(1, n * share):
-            i = opaque(i)
-            dq = ask_dq(i - 1, own, state)  # before the first tile of anything, which is thrown away
-            dk, dv = ask_sums(i, left, dk, dv, state)
-            dq = warpgroup_mma_wait(2, (dq,))
-            if before >= 0:
-                state.used.arrive(i - 1)
-                add_rows(dq, at, before, into)
-                at += gl.where(j == 0, into.over, into.tile)
+            i = opaque(i) + 1
             before = j
             j = opaque(gl.where(j + 1 == n, 0, j + 1))
-            state.queries.wait(i + 1)
-            dv = warpgroup_mma_wait(1, (dv,))
-            x = ask_scores(i + 1, own.k, 2 * C, state.q, state)
-            dk = warpgroup_mma_wait(2, (dk,))
+            dk, dv = ask(i, j, C, own, dk, dv, state)
+            dq = ask_dq(i - 1, own, state)
+            dk, dv = warpgroup_mma_wait(1, (dk, dv))
             state.queries.release(i)
-            y = ask_scores(i + 1, own.v, 2 * C + 1, state.do, state)
-            x = warpgroup_mma_wait(2, (x,))
-            p = weights_of(x, j, own, state)
-            y = warpgroup_mma_wait(0, (y,))
-            i += 1
-            left = leave(i, p, y, C, state)
-        dq = ask_dq(i - 1, own, state)
-        dk, dv = ask_sums(i, left, dk, dv, state)
-        dq = warpgroup_mma_wait(2, (dq,))
-        if before >= 0:
+            dq = warpgroup_mma_wait(0, (dq,))
             state.used.arrive(i - 1)
             add_rows(dq, at, before, into)
             at += gl.where(j == 0, into.over, into.tile)
-        dq = ask_dq(i, own, state)
-        dk, dv = warpgroup_mma_wait(1, (dk, dv))
-        state.queries.release(i)
-        dq = warpgroup_mma_wait(0, (dq,))
+        dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
         state.used.arrive(i)
         add_rows(dq, at, j, into)
         i += 1
