@@ -298,6 +298,4 @@ def test_gpus_refuse_by_name(monkeypatch):
     from weft.planning.problem import Problem
 
     reasons = TritonBackend().reasons_against(Problem(1, 1, 1, 8, 8, 8, 8, "float32", "cuda"), ("score", "dropout"))
-    assert [reason.why for reason in reasons][-2:] == [
-        "its kernels have no score functions and biases yet", "its kernels have no dropout yet"
-    ]  # fmt: skip
+    assert reasons[-1].why == "its kernels have no dropout yet"

@@ -14,7 +14,7 @@ import torch
 
 from weft.caching import cached
 from weft.errors import UnsupportedKernel, WeftError
-from weft.kernels.gpu.layout import Layout, Options, Vector, rows_like
+from weft.kernels.gpu.layout import Layout, Options, TableForm, Vector, rows_like
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import chosen_forward
@@ -23,6 +23,7 @@ from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan
+from weft.score.text import SEPARATOR, written
 from weft.torch.bind import Bound, begin_loading, gpu_of, refuse_capture
 from weft.torch.device_tables import is_capturing
 
@@ -43,9 +44,10 @@ def forward(
     """(out, lse), as `weft.kernels.cpu.run.forward`, and lse even if it is not wanted: kernels write it."""
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
     rows = [x for x in (sinks, slopes) if x is not None]
-    layout = layout_of(qkv, sinks=sinks, slopes=slopes)
+    tables = tables_of(how)
+    layout = layout_of(qkv, sinks=sinks, slopes=slopes)._replace(tables=tuple(map(form_of, tables)))
     bound = bound_forward(plan, layout, options_of(how, plan), qkv[0].device)
-    out, lse = bound((*qkv, *rows))
+    out, lse = bound((*qkv, *rows, *tables))
     return out, lse
 
 
@@ -56,19 +58,29 @@ def backward(
     how: Modifiers,
     deterministic: bool = True,
     with_delta: bool = True,
-) -> Tensors:
-    """(dq, dk, dv, delta), as `weft.kernels.cpu.run.backward`; delta is anything if it is not wanted.
+) -> tuple[torch.Tensor | None, ...]:
+    """(dq, dk, dv, delta, gradients of tables), as `weft.kernels.cpu.run.backward`; delta is anything if it is not
+    wanted.
 
     rows: out, dout, lse, its gradient. The same bits every time if deterministic.
     """
     out, dout, lse, dlse = rows
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
-    tensors = *saved, out, dout
-    layout = layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes)
+    tensors, tables = (*saved, out, dout), tables_of(how)
+    layout = layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes)._replace(tables=tuple(map(form_of, tables)))
     options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=with_delta)
     bound = bound_backward(plan, layout, options, dout.device)
-    dq, dk, dv, *delta = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None)))
-    return dq, dk, dv, delta[0] if delta else lse
+    dq, dk, dv, *delta = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *tables))
+    return dq, dk, dv, delta[0] if delta else lse, *_of_tables(how)
+
+
+def _of_tables(how: Modifiers) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of the tables of score functions."""
+    if any(any(rule.wanted) for rule in how.rules):
+        raise UnsupportedKernel(
+            "gradients of captured tensors on a GPU", "its kernels have none yet", "detach them, or use the CPU backend"
+        )
+    return (None,) * sum(len(rule.tables) for rule in how.rules)
 
 
 def ready_forward(
@@ -137,7 +149,7 @@ def layout_of(tensors: Tensors, **vectors: torch.Tensor | None) -> Layout:
     bits = 0
     for x in tensors:
         bits |= x.data_ptr()
-    forms = {name: Vector(_dtype(x), x.stride()) for name, x in vectors.items() if x is not None}
+    forms: dict[str, Any] = {name: Vector(_dtype(x), x.stride()) for name, x in vectors.items() if x is not None}
     lse = vectors.get("lse")
     if lse is not None and lse.dtype == torch.float32 and lse.is_contiguous() and not lse.data_ptr() & 15:
         del forms["lse"]
@@ -147,7 +159,18 @@ def layout_of(tensors: Tensors, **vectors: torch.Tensor | None) -> Layout:
 def options_of(how: Modifiers, plan: AttentionPlan) -> Options:
     """What programs are made for, as torch's state says too."""
     tf32 = plan.problem.dtype == "float32" and tf32_wanted()
-    return Options(how.scale, how.softcap, how.shift, tf32)
+    score = SEPARATOR.join(written(rule.expression) for rule in how.rules)
+    return Options(how.scale, how.softcap, how.shift, tf32, score=score)
+
+
+def tables_of(how: Modifiers) -> Tensors:
+    """The tables of all score functions, one after the other."""
+    return tuple(x for rule in how.rules for x in rule.tables)
+
+
+def form_of(table: torch.Tensor) -> TableForm:
+    """How a table lies in memory."""
+    return TableForm(_dtype(table), tuple(table.shape), table.stride())
 
 
 def tf32_wanted() -> bool:

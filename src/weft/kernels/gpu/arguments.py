@@ -40,7 +40,8 @@ def reads(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the pointers that a kernel reads only."""
     direction, sums = spec.direction, ("Slots",) * (spec.joins or spec.few) + ("Sums",) * spec.joins
     rows = ("Lse", *(("DLse",) * spec.lse_gradient))
-    slopes, tables = ("Slopes",) * spec.alibi, ("Tables",)
+    captured = () if spec.rules is None else spec.rules.pointers
+    slopes, tables = (*(("Slopes",) * spec.alibi), *captured), ("Tables",)
     if direction == "forward":
         return ("Q", "K", "V", *(("Sinks",) * spec.sinks), *slopes, *tables)
     if direction == "dq":
@@ -101,7 +102,8 @@ def scalars(spec: KernelSpec) -> tuple[str, ...]:
         return (*FEW, "scale")
     if spec.direction == "few_sums":
         return (*SUMS, *strides, "scale")
-    return (*PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS)
+    captured = () if spec.rules is None else spec.rules.scalars
+    return (*PLAIN, *(ROUNDS if spec.groups else ()), *strides, *captured, *FLOATS)
 
 
 def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:

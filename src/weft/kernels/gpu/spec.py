@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from weft.kernels.gpu.score.spec import Rules
 from weft.planning.features import HELD
 from weft.planning.problem import DTYPES
 from weft.planning.tiling import Direction
@@ -67,7 +68,7 @@ class KernelSpec(Strided):
     partial: sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp
     groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
     `hopper.fwd_short`. boxed: its whole tiles leave by a TMA descriptor; else it has one argument for
-    each tensor that it writes.
+    each tensor that it writes. rules: score functions, None for none.
     """
 
     direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
@@ -102,6 +103,7 @@ class KernelSpec(Strided):
     sinks: bool = False
     rescaled: bool = False
     tf32: bool = False
+    rules: Rules | None = None
     chained: bool = False
     fast_log: bool = False
     partial: bool = False
@@ -154,6 +156,7 @@ class KernelSpec(Strided):
         )
         options = f"_{self.terms}_terms" * (self.terms > 1) + f"_{self.groups}_groups" * bool(self.groups) + options
         options += "" if self.boxed else "_unboxed"
+        options += "" if self.rules is None else f"_score_{self.rules.digest}"
         made = "" if self.makes == "both" else f"_{self.makes}"
         return f"{self.direction}{made}_{self.dtype}_{dims}_{tile}{options}" + (
             "_any" * (not self.aligned) + "_table" * (not self.formula and self.rank > 0)
@@ -223,4 +226,4 @@ class KernelSpec(Strided):
     @property
     def linear(self) -> bool:
         """Scores are scale * (q . k) and nothing else, so the scale joins the exponential's subtraction."""
-        return not (self.softcap or self.alibi or self.rescaled)
+        return not (self.softcap or self.alibi or self.rescaled or self.rules)

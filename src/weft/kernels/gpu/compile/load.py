@@ -28,7 +28,7 @@ def source_of(spec: KernelSpec) -> Source:
     types = tuple(signature(spec).items())
     aligned = tuple(
         i for i, (name, kind) in enumerate(types)
-        if kind[0] == "*" and (spec.aligned or name == "Tables") and name not in THEIRS
+        if kind[0] == "*" and (spec.aligned or name == "Tables") and name not in THEIRS and name[:8] != "Captured"
     )  # fmt: skip
     said = json.dumps(asdict(spec), indent=1)
     early = spec.chained and spec.of_keys  # the first of a chain follows launches that are not ours
@@ -50,6 +50,8 @@ def signature(spec: KernelSpec) -> dict[str, str]:
             kinds[name] = "*bf16"
         elif name == "Slots":
             kinds[name] = "*i32"
+        elif spec.rules is not None and name in (*spec.rules.pointers, *spec.rules.scalars):
+            kinds[name] = spec.rules.type_of(name)
         elif name in tensors(spec):
             summed = spec.accumulate and name in ("DQ", "DK", "DV")
             wide = name in WIDE or summed or (spec.with_dq and name == "DQ")

@@ -1,7 +1,7 @@
 """The score of a pair, and what the gradient of a score gives the gradient of its product.
 
-These are pointwise: they run in Triton and in Gluon. A score function that is traced from a user's has its place in
-`score` and `through_score`.
+These are pointwise: they run in Triton and in Gluon. Score functions are `C.score` and `C.through`, which
+`weft.kernels.gpu.score.fragment` writes.
 """
 
 from collections import namedtuple
@@ -16,20 +16,25 @@ LOG2E = tl.constexpr(constants.LOG2E)
 
 
 # What scores are made with. shift: what the walked side's tokens lag behind the other's, for ALiBi. slopes: of ALiBi,
-# one float32 for each query head, or None.
-Scaling = namedtuple("Scaling", "scale softcap shift slopes")
+# one float32 for each query head, or None. captured: what score functions are told of their tables.
+Scaling = namedtuple("Scaling", "scale softcap shift slopes captured")
 
-# The same for one query head. slope: of ALiBi in units of log2. log2_scale: the scale in these units.
-Scores = namedtuple("Scores", "scale softcap shift slope log2_scale")
+# The same for one query head. slope: of ALiBi in units of log2. log2_scale: the scale in these units. b, h: the batch
+# row and the head, which score functions read.
+Scores = namedtuple("Scores", "scale softcap shift slope log2_scale captured b h")
 
 
 @triton.jit
-def scores_of(C: tl.constexpr, scaling, head):
+def scores_of(C: tl.constexpr, scaling, batch, head):
     """What scores of a query head are made with; without ALiBi nothing reads the slope."""
-    slope = scaling.scale
+    slope, b, h = scaling.scale, (), ()
     if C.alibi:
         slope = tl.load(scaling.slopes + head) * LOG2E
-    return Scores(scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E)
+    if C.scored:
+        b, h = batch.to(tl.int32), head
+    return Scores(
+        scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E, scaling.captured, b, h
+    )  # fmt: skip
 
 
 @triton.jit
@@ -40,7 +45,9 @@ def score(C: tl.constexpr, product, scores, rows, columns):
     (cols,): tokens.
     """
     s, capped = product, product
-    if C.softcap:
+    if C.scored:
+        s, capped = _by_functions(C, product, scores, rows, columns)
+    elif C.softcap:
         capped = tanh(s * (scores.scale / scores.softcap))
         s = capped * (scores.softcap * LOG2E)
     elif not C.linear:
@@ -54,8 +61,35 @@ def score(C: tl.constexpr, product, scores, rows, columns):
 
 
 @triton.jit
-def through_score(C: tl.constexpr, ds, capped):
-    """The gradient of products, but for the scale, from that of scores."""
+def _by_functions(C: tl.constexpr, product, scores, rows, columns):
+    """(scores, (the softcap's tanh, what `C.through` needs)), where there are score functions."""
+    s, capped = product, product
+    if C.softcap:
+        capped = tanh(s * (scores.scale / scores.softcap))
+        s = capped * scores.softcap
+    else:
+        s = s * scores.scale
+    if C.of_keys:
+        found = C.score(s, scores.b, scores.h, columns[None, :], rows[:, None], scores.shift, scores.captured)
+    else:
+        found = C.score(s, scores.b, scores.h, rows[:, None], columns[None, :], scores.shift, scores.captured)
+    kept = ()
+    for n in tl.static_range(1, len(found)):
+        kept += (found[n],)
+    return found[0] * LOG2E, (capped, kept)
+
+
+@triton.jit
+def through_score(C: tl.constexpr, ds, p, capped):
+    """The gradient of products, but for the scale, from that of scores. p: weights.
+
+    Nothing comes of pairs without one, whatever the derivatives of score functions are there.
+    """
+    if C.scored:
+        ds = C.through(ds, capped[1])[0]
+        if C.sloped:
+            ds = tl.where(p > 0, ds, 0.0)
+        capped = capped[0]
     if C.softcap:
         ds = ds * (1.0 - capped * capped)
     return ds

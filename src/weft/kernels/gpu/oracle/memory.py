@@ -185,6 +185,11 @@ class Call:
         """Integers of the plan."""
         return self.memory.tables[self._slot(name)]
 
+    def captured(self, name: str) -> tuple[Slot, NDArray[Any]]:
+        """A table that a score function reads: its slot, and its numbers."""
+        slot = self.memory.slots[self._slot(name)]
+        return slot, self.memory.arrays[slot.name]
+
     def tensor(self, name: str) -> Array:
         """A slot (B, H, tokens, channels) by batch row, head and token. Its strides are those that the kernel has."""
         slot = self.memory.slots[self._slot(name)]

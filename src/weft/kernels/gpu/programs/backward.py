@@ -27,6 +27,7 @@ from weft.kernels.gpu.programs.launches import (
     wave_launches,
     widened,
 )
+from weft.kernels.gpu.score.slots import Tables, captured_by
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel
@@ -67,18 +68,19 @@ def queries_program(plan: AttentionPlan, layout: Layout, options: Options) -> La
     problem = plan.problem
     found = tables_of("dq", plan, layout, options, summing=False)
     covers, merges = found.waves.covers, found.waves.merges
-    slots, steps, memory = _given(problem, layout)
+    slots, steps, memory, captured = _given(problem, layout, options)
     dq, converted = _summed(("dq", "q", problem.d), problem, layout, merges)
     slots += dq
     memory["DQ"] = dq[-1].name
     strides = layout.named | {"dq": dq[-1].strides}
     spec = for_card(_spec("dq", plan, layout, options, strides), "dq", plan)
+    spec = replace(spec, rules=captured.rules)
     slots += _row_numbers(spec, problem, memory)
     if not covers or merges:
         steps.append(Fill(memory["DQ"], 0.0))
     if not covers:
         steps += _nothing(spec, layout, options)
-    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides}, captured.known)
     waves, tables = wave_launches(spec, found, bound, plan, options)
     slots += [table.slot(name) for name, table in tables.items()]
     return LaunchProgram("backward", tuple(slots), (*steps, *chain.from_iterable(waves), *converted), tables)
@@ -91,7 +93,7 @@ def keys_program(plan: AttentionPlan, layout: Layout, options: Options, summing:
     found = tables_of("dkdv", plan, layout, options, summing)
     joins = found.met is not None
     merges = found.waves.merges and not joins
-    slots, steps, memory = _given(problem, layout)
+    slots, steps, memory, captured = _given(problem, layout, options)
     dk, dk_converted = _summed(("dk", "k", problem.d), problem, layout, merges)
     dv, dv_converted = _summed(("dv", "k", problem.dv), problem, layout, merges)
     slots += [*dk, *dv]
@@ -109,8 +111,9 @@ def keys_program(plan: AttentionPlan, layout: Layout, options: Options, summing:
     if not found.waves.covers or merges:
         steps += [Fill(memory["DK"], 0.0), Fill(memory["DV"], 0.0)]
     spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
+    spec = replace(spec, rules=captured.rules)
     slots += [replace(slot, role="input") for slot in _row_numbers(spec, problem, memory)]
-    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides}, captured.known)
     waves, more = wave_launches(spec, found, bound, plan, options)
     tables |= more
     slots += [table.slot(name) for name, table in tables.items()]
@@ -121,7 +124,7 @@ def keys_program(plan: AttentionPlan, layout: Layout, options: Options, summing:
 def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
     """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to."""
     problem = plan.problem
-    slots, steps, memory = _given(problem, layout)
+    slots, steps, memory, _ = _given(problem, layout, options)
     dq = _float32_dq(problem, layout)
     strides = layout.named | {"dq": dq.strides}
     spec = _spec("delta", plan, layout, options, strides, summing=True)
@@ -141,7 +144,7 @@ def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, optio
     problem = plan.problem
     assert isinstance(plan.target, Gpu)
     walked = FusedLaunches(walk, problem, plan.target)
-    slots, steps, memory = _given(problem, layout)
+    slots, steps, memory, _ = _given(problem, layout, options)
     made = [
         result("dq", "q", problem, layout, (problem.dtype, problem.d)),
         result("dk", "k", problem, layout, (problem.dtype, problem.d)),
@@ -168,13 +171,19 @@ def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, optio
 
 
 # ---- what parts share ------------------------------------------------------------------------------------------------
-def _given(problem: Problem, layout: Layout) -> tuple[list[Slot], list[Step], dict[str, str]]:
-    """Slots of what a call is given, steps that bring its vectors to contiguous float32, and kernels' names for all."""
+def _given(problem: Problem, layout: Layout, options: Options) -> tuple[list[Slot], list[Step], dict[str, str], Tables]:
+    """Slots of what a call is given, steps that bring its vectors to contiguous float32, kernels' names for all, and
+    what score functions read.
+    """
     slots = [slot for slot in inputs(problem, layout) if slot.name != "sinks"]
     copied = () if layout.lse is None else ("lse",)
     steps, names = widened(slots, ("lse", "dlse", "slopes"), copied)
     memory = {_kernel_name(name): name for name in layout.named}
-    return slots, steps, memory | {_kernel_name(name): slot for name, slot in names.items()}
+    captured = captured_by(layout, options)
+    slots += captured.slots
+    steps += captured.steps
+    memory |= {_kernel_name(name): slot for name, slot in names.items()} | dict(captured.memory)
+    return slots, steps, memory, captured
 
 
 def _kernel_name(slot: str) -> str:

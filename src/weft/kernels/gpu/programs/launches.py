@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -110,17 +110,18 @@ def widened(
 # ---- arguments -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Bindings:
-    """What kernels' names of memory stand for: slots, and strides in elements."""
+    """What kernels' names of memory stand for: slots, and strides in elements. known: scalars by name."""
 
     slots: Mapping[str, str]
     strides: Mapping[str, Strides]
+    known: Mapping[str, int] = field(default_factory=dict)
 
 
 def kernel_launch(
     spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any], bound: Bindings, boxes: Sequence[Box] = ()
 ) -> Launch:
     """A launch. values: scalars by name, and under "Tables" the slot of tables; others are 0. boxes: of descriptors."""
-    per, known = spec.unit, dict(values)
+    per, known = spec.unit, {**values, **bound.known}
     for name, stride in bound.strides.items():
         known |= {f"{name}_{part}": stride[i] // per for i, part in enumerate(PARTS)}
         known[f"{name}_dim"] = stride[3]

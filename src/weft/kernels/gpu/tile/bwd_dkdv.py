@@ -176,7 +176,7 @@ def _queries(C: tl.constexpr, held, head):
     row, dq = (batch * launch.all_heads + head) * launch.their_length, q
     if C.with_dq:
         dq = loads.Walked(tensors.dq, loads.head_of(C, tensors.dq, batch, wide), held.dq, loads.columns(C.d))
-    return Queries(q, dout, dq, row, scores.scores_of(C, held.scaling, head))
+    return Queries(q, dout, dq, row, scores.scores_of(C, held.scaling, batch, head))
 
 
 # ---- one tile --------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def _numbers(C: tl.constexpr, KIND: tl.constexpr, held, tile):
         found = found.to(tl.float32) if C.upcast else found
     else:
         found = _of_queries(C, KIND, held, tile, numbers.lse)
-        if C.rank > 1:  # elsewhere weights are masked after this
+        if C.rank > 1 or C.scored:  # elsewhere weights are masked after this
             found = lse_without_keys(C, found, held.part.scaling.scale)
         found = found * scores.LOG2E
     return found
@@ -268,7 +268,7 @@ def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
     part, tile = held.part, queries.tile
     s, capped = scores.score(C, _product(C, part, queries), held.queries.scores, held.place.rows.token, tile.token)
     if C.rank > 1 and not C.linear:
-        s += mask.penalty(C, part.penalties, queries.corners)
+        s = mask.penalised(C, s, mask.penalty(C, part.penalties, queries.corners))
     s = scores.exponent(C, s, held.queries.scores)
     p = tl.exp2(s if C.folded else s - queries.numbers[None, :])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
@@ -283,7 +283,7 @@ def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
         else:
             delta = _of_queries(C, KIND, held, tile, part.tensors.numbers.delta)
             ds = p * (loads.products(C, part.keys.v, dout) - delta[None, :])
-        ds = scores.through_score(C, ds, capped)
+        ds = scores.through_score(C, ds, p, capped)
         if C.rank < 2 and KIND != "full":
             # Whatever lies in a key that no query sees. Not in a branch for tiles with an edge: with one, LLVM spoiled
             # masks of listed tokens (benchmarks/notes/triton.md).

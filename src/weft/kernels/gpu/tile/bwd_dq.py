@@ -66,7 +66,7 @@ def _load(C: tl.constexpr, tensors, place, scaling):
     if C.rank > 1 and C.hold_dout:
         dout = loads.hold(C, dout)
     out = loads.load(C, C.dv, tensors.out, loads.near_rows_of(C, tensors.out, rows, batch, head), None)
-    return Read(q, dout, out, numbers, scores.scores_of(C, scaling, place.head.head))
+    return Read(q, dout, out, numbers, scores.scores_of(C, scaling, batch, place.head.head))
 
 
 @triton.jit
@@ -103,11 +103,11 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, dq):
     start = mask.penalty(C, held.penalties, corners) if C.rank > 1 and C.linear else None
     s, capped = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile.token)
     if C.rank > 1 and not C.linear:
-        s += mask.penalty(C, held.penalties, corners)
+        s = mask.penalised(C, s, mask.penalty(C, held.penalties, corners))
     p = tl.exp2(scores.exponent(C, s, rows.scores) - rows.lse[:, None])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
     ds = p * (loads.products(C, rows.dout, v) - rows.numbers.delta[:, None])
-    return loads.accumulate(C, dq, scores.through_score(C, ds, capped).to(k[0].dtype), k)
+    return loads.accumulate(C, dq, scores.through_score(C, ds, p, capped).to(k[0].dtype), k)
 
 
 @triton.jit

@@ -6,8 +6,9 @@ branch that a field decides is not compiled. A choice that was measured is a pro
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from weft.kernels.gpu.score.fragment import Fragment, fragment
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.pack import axis_words
 from weft.planning.families.tile import REGISTERS_OF_FIVE
@@ -20,7 +21,8 @@ class Config(NamedTuple):
     """What one kernel is compiled for; see `KernelSpec` for fields of the same name.
 
     d, dv: chunks of the head dimensions. rows, cols: of a tile. unit: elements that strides count in. precision: of
-    products of float32, None for other types. single: the dtype is float32.
+    products of float32, None for other types. single: the dtype is float32. scored: score functions are there: `score`
+    and `through`, as `weft.kernels.gpu.score.fragment` writes them. sloped: their derivative is not 1.
     """
 
     direction: str
@@ -82,6 +84,17 @@ class Config(NamedTuple):
     few: bool = False
     joins: bool = False
     sums_dv: int = 0
+    scored: bool = False
+    sloped: bool = False
+    score: Any = None
+    through: Any = None
+
+
+class Named(str):
+    """The name of a function in the text of an entry."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def config_of(spec: KernelSpec) -> Config:
@@ -101,7 +114,18 @@ def config_of(spec: KernelSpec) -> Config:
         "leaves_last": _leaves_last(spec), "products_first": _products_first(spec),
         "reads_seen": spec.of_keys and spec.with_dq and spec.rank > 0,
     }  # fmt: skip
+    found = fragment_of(spec)
+    if found is not None:
+        own |= {"scored": True, "sloped": found.sloped, "score": Named("pair_score")}
+        own |= {"through": Named("pair_through")} if spec.direction != "forward" else {}
     return Config(**own)
+
+
+def fragment_of(spec: KernelSpec) -> Fragment | None:
+    """The functions of pairs that a kernel calls; None for none."""
+    if spec.rules is None or spec.direction == "delta":
+        return None
+    return fragment(spec.rules, spec.direction != "forward")
 
 
 def literal(config: Config) -> list[str]:

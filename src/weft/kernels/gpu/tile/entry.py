@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from weft.kernels.gpu.arguments import arguments, strided
 from weft.kernels.gpu.entry import module
 from weft.kernels.gpu.spec import KernelSpec
-from weft.kernels.gpu.tile.config import config_of, literal
+from weft.kernels.gpu.tile.config import config_of, fragment_of, literal
 
 Field = str | tuple[str, ...]
 NUMBERS = "Lse", "DLse", "Delta", "Stats"
@@ -26,14 +26,17 @@ LAUNCH = "Tables, record, parts, parts_at, items_at, heads_at, first_item, all_h
 def written(spec: KernelSpec) -> str:
     """The source of a module with one kernel, `kernel`."""
     about = f"{spec.name}\n\nWritten by weft; {spec.warps} warps, {spec.stages} stages."
-    imports = "".join(f"from weft.kernels.gpu.{line}\n" for line in _imports(spec))
-    return module(spec.symbol, about, f"{imports}\n", arguments(spec), _body(spec))
+    imports, found = "".join(f"from weft.kernels.gpu.{line}\n" for line in _imports(spec)), fragment_of(spec)
+    functions = "" if found is None else f"\n{found.text}\n"
+    return module(spec.symbol, about, f"{imports}{functions}\n", arguments(spec), _body(spec))
 
 
 def _imports(spec: KernelSpec) -> Iterator[str]:
     home, name, fields = BODIES[spec.direction]
-    walks = spec.direction != "delta"
+    walks, found = spec.direction != "delta", fragment_of(spec)
     yield "ops.loads import Strided"
+    if found is not None and found.helpers:
+        yield f"ops.pairs import {', '.join(found.helpers)}"
     if walks:
         yield "ops.scores import Scaling"
     yield f"tile.{home} import Tensors, {name}"
@@ -59,7 +62,7 @@ def _body(spec: KernelSpec) -> Iterator[str]:
         yield "    all_heads, my_length, scale,"
     else:
         yield f"    Launch({LAUNCH}),"
-        yield f"    Scaling(scale, softcap, shift, {_tensor(spec, 'Slopes')}),"
+        yield f"    Scaling(scale, softcap, shift, {_tensor(spec, 'Slopes')}, {_captured(spec)}),"
     yield ")"
 
 
@@ -71,3 +74,9 @@ def _tensor(spec: KernelSpec, field: Field) -> str:
         dim = "1" if spec.aligned else f"{field}_dim"
         return f"Strided({field}, {field}_batch, {field}_head, {field}_row, {dim})"
     return field if field in arguments(spec) else "None"
+
+
+def _captured(spec: KernelSpec) -> str:
+    """All that functions of pairs are told of their tables."""
+    names = () if spec.rules is None else (*spec.rules.pointers, *spec.rules.scalars)
+    return f"({', '.join(names)}{',' * (len(names) == 1)})"

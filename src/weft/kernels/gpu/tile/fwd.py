@@ -38,7 +38,7 @@ def attention(C: tl.constexpr, tensors, launch, scaling):
     place = places.place_of(C, launch, program)
     q_rows = loads.near_rows_of(C, tensors.q, place.rows, place.head.batch, place.head.head.to(tl.int64))
     q = loads.load(C, C.d, tensors.q, q_rows, None)
-    scoring = scores.scores_of(C, scaling, place.head.head)
+    scoring = scores.scores_of(C, scaling, place.head.batch, place.head.head)
     if C.no_maximum:
         wild = _attend(C, False, tensors, Held(place, q, scoring, None))
         if tl.max(wild.to(tl.int32), 0) != 0:
@@ -104,7 +104,7 @@ def _scores(C: tl.constexpr, KIND: tl.constexpr, held, visit, tile):
     start = outside[0] if C.rank > 1 and C.linear else None
     s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile.token)[0]
     if C.rank > 1 and not C.linear:
-        s += outside[0]
+        s = mask.penalised(C, s, outside[0])
     return mask.masked(C, KIND, held.place.rows, tile, (s,), float("-inf"))[0]
 
 
