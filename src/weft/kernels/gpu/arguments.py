@@ -56,15 +56,15 @@ def reads(spec: KernelSpec) -> tuple[str, ...]:
 
 def writes(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the pointers that a kernel writes, or adds to."""
-    direction = spec.direction
+    direction, sums = spec.direction, () if spec.rules is None else spec.rules.sums
     numbers = ("Delta",) * spec.leaves_delta + ("Stats",) * spec.folded
     if direction == "forward":
         return ("Out", "Lse", *(("Sum",) * spec.accumulate))
     if direction in ("dq", "delta"):
-        return ("DQ", *numbers)
+        return ("DQ", *numbers, *sums)
     if direction == "dkdv":
         made = {"both": ("DK", "DV"), "dk": ("DK",), "dv": ("DV",)}[spec.makes]
-        return (("Sums",) if spec.few else made) + ("DQ",) * spec.with_dq
+        return (*(("Sums",) if spec.few else made), *(("DQ",) * spec.with_dq), *sums)
     if direction == "gradients":
         return ("Delta",) * spec.with_delta
     return ("Partial",) if direction == "few_keys" else ("DK", "DV")

@@ -50,7 +50,7 @@ def signature(spec: KernelSpec) -> dict[str, str]:
             kinds[name] = "*bf16"
         elif name == "Slots":
             kinds[name] = "*i32"
-        elif spec.rules is not None and name in (*spec.rules.pointers, *spec.rules.scalars):
+        elif spec.rules is not None and name in (*spec.rules.pointers, *spec.rules.scalars, *spec.rules.sums):
             kinds[name] = spec.rules.type_of(name)
         elif name in tensors(spec):
             summed = spec.accumulate and name in ("DQ", "DK", "DV")

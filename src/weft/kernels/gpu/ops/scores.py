@@ -96,6 +96,15 @@ def through_score(C: tl.constexpr, ds, p, capped):
 
 
 @triton.jit
+def shares_of_reads(C: tl.constexpr, ds, p, capped):
+    """Of each read of a table whose gradient is summed, the gradients of what it gave (rows, cols). ds: of scores."""
+    made, found = C.through(ds, capped[1]), ()
+    for n in tl.static_range(1, len(made)):
+        found += (tl.where(p > 0, made[n], 0.0),)
+    return found
+
+
+@triton.jit
 def exponent(C: tl.constexpr, s, scores):
     """Scores in units of log2."""
     return s * scores.log2_scale if C.linear else s

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.oracle.tables import Visit
 from weft.score.evaluate import Rule, evaluate
+
+
+class Scored(NamedTuple):
+    """Scores (queries, keys), their derivative by scale * (q . k), and of each read of a real table by a score function
+    (the table, the indices, the derivative by what it gave).
+    """
+
+    s: Reals
+    slope: Reals
+    entries: Sequence[tuple[int, tuple[Ints, ...], Reals]] = ()
 
 
 class Scoring:
@@ -22,10 +35,9 @@ class Scoring:
         self.slopes = call.flat("Slopes") if spec.alibi else None
         self.rule = _rule(call) if getattr(spec, "rules", None) is not None else None
 
-    def scores(self, raw: Reals, of: tuple[int, int | Ints], queries: Ints, keys: Ints) -> tuple[Reals, Reals]:
-        """(scores, their derivative by x) of raw = q . k (queries, keys). of: the batch row, and the head of all
-        queries, or of each one.
-        """
+    def scores(self, raw: Reals, of: tuple[int, int | Ints], queries: Ints, keys: Ints) -> Scored:
+        """Of raw = q . k (queries, keys). of: the batch row, and the head of all queries, or of each one."""
+        entries: Sequence[tuple[int, tuple[Ints, ...], Reals]] = ()
         x, slope, (batch, head) = self.scale * raw, np.ones_like(raw), of
         if self.softcap is not None:
             capped = np.tanh(x / self.softcap)
@@ -33,10 +45,10 @@ class Scoring:
         if self.rule is not None:
             where = {"b": batch, "h": head, "q": queries[:, None], "k": keys[None, :], "shift": self.shift}
             found = evaluate(self.rule, {**where, "score": x}, clamps=True)
-            x, slope = found.score, slope * found.slope
+            x, slope, entries = found.score, slope * found.slope, found.by_entry
         if self.slopes is not None:
             x = x - self.slopes.load(head)[..., None] * np.abs(queries[:, None] + self.shift - keys[None, :])
-        return x, slope
+        return Scored(x, slope, entries)
 
 
 def _rule(call: Call) -> Rule:

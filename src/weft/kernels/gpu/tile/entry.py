@@ -11,12 +11,13 @@ from weft.kernels.gpu.tile.config import config_of, fragment_of, literal
 
 Field = str | tuple[str, ...]
 NUMBERS = "Lse", "DLse", "Delta", "Stats"
+ENTRIES = "entries"  # sums of gradients of tables
 # direction -> (module of the body, its name, fields of the `Tensors` of that module)
 BODIES: dict[str, tuple[str, str, tuple[Field, ...]]] = {
     "forward": ("fwd", "attention", ("Q", "K", "V", "Out", "Lse", "Sinks", "Sum")),
-    "dq": ("bwd_dq", "query_gradient", ("Q", "K", "V", "Out", "DOut", "DQ", NUMBERS)),
+    "dq": ("bwd_dq", "query_gradient", ("Q", "K", "V", "Out", "DOut", "DQ", NUMBERS, ENTRIES)),
     "dkdv": (
-        "bwd_dkdv", "key_gradients", ("Q", "K", "V", "DOut", "DQ", "DK", "DV", NUMBERS, "Sums", "Slots"),
+        "bwd_dkdv", "key_gradients", ("Q", "K", "V", "DOut", "DQ", "DK", "DV", NUMBERS, "Sums", "Slots", ENTRIES),
     ),
     "delta": ("delta", "delta", ("Out", "DOut", "DQ", NUMBERS)),
 }  # fmt: skip
@@ -70,6 +71,8 @@ def _tensor(spec: KernelSpec, field: Field) -> str:
     """A tensor as a body takes it; None for one that this kernel does not take."""
     if not isinstance(field, str):
         return f"Numbers({', '.join(_tensor(spec, name) for name in field)})"
+    if field == ENTRIES:
+        return _tuple(() if spec.rules is None else spec.rules.sums)
     if field in strided(spec):
         dim = "1" if spec.aligned else f"{field}_dim"
         return f"Strided({field}, {field}_batch, {field}_head, {field}_row, {dim})"
@@ -78,5 +81,8 @@ def _tensor(spec: KernelSpec, field: Field) -> str:
 
 def _captured(spec: KernelSpec) -> str:
     """All that functions of pairs are told of their tables."""
-    names = () if spec.rules is None else (*spec.rules.pointers, *spec.rules.scalars)
+    return _tuple(() if spec.rules is None else (*spec.rules.pointers, *spec.rules.scalars))
+
+
+def _tuple(names: tuple[str, ...]) -> str:
     return f"({', '.join(names)}{',' * (len(names) == 1)})"
