@@ -13,6 +13,7 @@ from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
+from weft.score.dropout import Dropout
 from weft.score.evaluate import Rule
 from weft.score.text import SEPARATOR
 from weft.score.value import expressions
@@ -20,6 +21,7 @@ from weft.torch.entries import gradients_of_tables
 
 from .checked import EXACT, Call, given_to
 
+SEED = -0x123456789ABCDEF
 KINDS = {"real": "float32", "int": "int32", "bool": "bool"}
 
 
@@ -43,7 +45,8 @@ class Scored(Call):
     @property
     def how(self):
         wanted = tuple(kind == "real" for kind in self.kinds)
-        return super().how._replace(score=self.text, wanted=wanted, deterministic=False)
+        dropout = self.options.get("dropout", 0.0)
+        return super().how._replace(score=self.text, wanted=wanted, deterministic=False, dropout=dropout)
 
     def tables(self):
         random = np.random.default_rng(zlib.crc32(f"{self}".encode()))
@@ -88,7 +91,7 @@ def expected(call, arrays, tables):
     found = {name: np.zeros_like(arrays[x]) for name, x in {"out": "dout", "dq": "q", "dk": "k", "dv": "v"}.items()}
     found["lse"] = np.zeros((p.batch, p.q_heads, p.m))
     rules, d_tables = rules_of(call, tables), [np.zeros(x.shape) for x in tables]
-    scoring = interpret.Scoring(call.how.scale, have.get("softcap"), 0.0, call.how.shift, None, rules)
+    scoring = interpret.Scoring(call.how.scale, have.get("softcap"), 0.0, call.how.shift, None, rules, _dropping(call))
     for b, h in np.ndindex(p.batch, p.q_heads):
         kv, acsr = h // p.group, call.pattern.acsr(p.m, p.n, b, h)
         mine = replace(scoring, b=b, h=h, slope=float(arrays["slopes"][h]) if "slopes" in arrays else 0.0)
@@ -103,10 +106,15 @@ def expected(call, arrays, tables):
     return found | {f"dtable_{n}": x for n, x in enumerate(d_tables) if call.kinds[n] == "real"}
 
 
+def _dropping(call):
+    return Dropout(call.how.dropout, SEED) if call.how.dropout else None
+
+
 def check(call):
     """Raise AssertionError unless the programs compute what the definition says."""
     arrays, tables = call.arrays(), call.tables()
     wanted = expected(call, arrays, tables)
-    found = computed(call, arrays | {f"table_{number}": x for number, x in enumerate(tables)})
+    given = {"seed": np.array([SEED])} | {f"table_{number}": x for number, x in enumerate(tables)}
+    found = computed(call, arrays | given)
     for name, x in wanted.items():
         np.testing.assert_allclose(found[name], x, **EXACT, err_msg=f"{name} of {call}")

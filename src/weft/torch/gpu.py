@@ -48,7 +48,7 @@ def forward(
     tables = tables_of(how)
     layout = layout_of(qkv, sinks=sinks, slopes=slopes)._replace(tables=tuple(map(form_of, tables)))
     bound = bound_forward(plan, layout, options_of(how, plan), qkv[0].device)
-    out, lse = bound((*qkv, *rows, *tables))
+    out, lse = bound((*qkv, *rows, *tables, *seed_of(how)))
     return out, lse
 
 
@@ -72,7 +72,7 @@ def backward(
     wanted = wanted_of(how)
     options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=with_delta, wanted=wanted)
     bound = bound_backward(plan, layout, options, dout.device)
-    dq, dk, dv, *rest = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *tables))
+    dq, dk, dv, *rest = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *tables, *seed_of(how)))
     names = [slot.name for slot in bound.outputs[3:]]
     found = dict(zip(names, rest, strict=True))
     sums = {int(name.removeprefix("entries_")): x for name, x in found.items() if name.startswith("entries_")}
@@ -156,12 +156,18 @@ def options_of(how: Modifiers, plan: AttentionPlan) -> Options:
     """What programs are made for, as torch's state says too."""
     tf32 = plan.problem.dtype == "float32" and tf32_wanted()
     score = SEPARATOR.join(written(rule.expression) for rule in how.rules)
-    return Options(how.scale, how.softcap, how.shift, tf32, score=score)
+    rate = 0.0 if how.dropout is None else how.dropout.rate
+    return Options(how.scale, how.softcap, how.shift, tf32, score=score, dropout=rate)
 
 
 def tables_of(how: Modifiers) -> Tensors:
     """The tables of all score functions, one after the other."""
     return tuple(x for rule in how.rules for x in rule.tables)
+
+
+def seed_of(how: Modifiers) -> Tensors:
+    """The seed of dropout, or nothing."""
+    return () if how.dropout is None else (how.dropout.seed,)
 
 
 def wanted_of(how: Modifiers) -> tuple[bool, ...]:

@@ -34,6 +34,7 @@ WALK = (
     "right",
 )  # see `bwd_fused`
 FLOATS = ("scale", "softcap")
+DROPPING = ("dropped_below", "kept_scale")  # see `ops.dropout`
 
 
 def reads(spec: KernelSpec) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def reads(spec: KernelSpec) -> tuple[str, ...]:
     direction, sums = spec.direction, ("Slots",) * (spec.joins or spec.few) + ("Sums",) * spec.joins
     rows = ("Lse", *(("DLse",) * spec.lse_gradient))
     captured = () if spec.rules is None else spec.rules.pointers
-    slopes, tables = (*(("Slopes",) * spec.alibi), *captured), ("Tables",)
+    slopes, tables = (*(("Slopes",) * spec.alibi), *captured, *(("Seed",) * spec.dropout)), ("Tables",)
     if direction == "forward":
         return ("Q", "K", "V", *(("Sinks",) * spec.sinks), *slopes, *tables)
     if direction == "dq":
@@ -103,7 +104,8 @@ def scalars(spec: KernelSpec) -> tuple[str, ...]:
     if spec.direction == "few_sums":
         return (*SUMS, *strides, "scale")
     captured = () if spec.rules is None else spec.rules.scalars
-    return (*PLAIN, *(ROUNDS if spec.groups else ()), *strides, *captured, *FLOATS)
+    dropping = DROPPING if spec.dropout else ()
+    return (*PLAIN, *(ROUNDS if spec.groups else ()), *strides, *captured, *dropping, *FLOATS)
 
 
 def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:

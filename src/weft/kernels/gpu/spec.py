@@ -68,7 +68,7 @@ class KernelSpec(Strided):
     partial: sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp
     groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
     `hopper.fwd_short`. boxed: its whole tiles leave by a TMA descriptor; else it has one argument for
-    each tensor that it writes. rules: score functions, None for none.
+    each tensor that it writes. rules: score functions, None for none. dropout: some weights are dropped.
     """
 
     direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
@@ -104,6 +104,7 @@ class KernelSpec(Strided):
     rescaled: bool = False
     tf32: bool = False
     rules: Rules | None = None
+    dropout: bool = False
     chained: bool = False
     fast_log: bool = False
     partial: bool = False
@@ -145,6 +146,7 @@ class KernelSpec(Strided):
                 "sinks",
                 "rescaled",
                 "tf32",
+                "dropout",
                 "chained",
                 "fast_log",
                 "partial",
@@ -216,7 +218,7 @@ class KernelSpec(Strided):
     @property
     def folded(self) -> bool:
         """Whether dK and dV subtract lse and delta inside their products: see `tile.bwd_dkdv.Folding`."""
-        return self.linear and self.dtype != "float32"
+        return self.linear and self.dtype != "float32" and not self.dropout
 
     @property
     def leaves_delta(self) -> bool:

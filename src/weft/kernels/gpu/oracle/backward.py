@@ -93,7 +93,7 @@ def _query_gradient(call: Call, scoring: Scoring, owner: Owner, tile: Tile) -> R
         k, v = (call.tensor(name).load(batch, kv_head, visit.cols) for name in ("K", "V"))
         found = scoring.scores(q @ k.T, (batch, head), tile.rows, visit.cols)
         p = replaced(visit, np.exp(penalised(visit, found.s) - lse[:, None]), 0.0)
-        ds = p * (do @ v.T - delta[:, None])
+        ds = p * (do @ v.T * scoring.factors((batch, head), tile.rows, visit.cols) - delta[:, None])
         entries.add(call, entries.Pairs(batch, head, tile.rows, visit.cols), found, ds, p)
         dq += _through(call, ds, p, found.slope) @ k
     return dq
@@ -161,7 +161,8 @@ def _add(call: Call, scoring: Scoring, mine: Keys, part: Part, what: tuple[int, 
     lse, delta = subtracted(call, numbers_of(call, batch, head, visit.cols, "their_length"))
     found = scoring.scores(q @ mine.k.T, (batch, head), visit.cols, mine.rows)
     p = replaced(visit, np.exp(penalised(visit, found.s.T) - lse), 0.0)
-    ds = p * (mine.v @ do.T - delta)
+    factors = scoring.factors((batch, head), visit.cols, mine.rows).T
+    ds = p * (mine.v @ do.T * factors - delta)
     entries.add(call, entries.Pairs(batch, head, visit.cols, mine.rows, True), found, ds.T, p.T)
     ds = _through(call, ds, p, found.slope.T)
     if spec.rank < 2:
@@ -169,7 +170,7 @@ def _add(call: Call, scoring: Scoring, mine: Keys, part: Part, what: tuple[int, 
     if spec.with_dq:
         ds = np.where(part.wanted[:, None], ds, 0.0)
         call.tensor("DQ").add(ds.T @ mine.k, batch, head, visit.cols)
-    mine.dv[:] += p @ do
+    mine.dv[:] += (p * factors) @ do
     mine.dk[:] += ds @ q
 
 

@@ -36,7 +36,8 @@ def _attended(call: Call, scoring: Scoring, owner: Owner, tile: Tile) -> SoftMax
     for visit in (visit for part in tile.parts for visit in part.visits):
         k, v = (call.tensor(name).load(batch, kv_head, visit.cols) for name in ("K", "V"))
         s = scoring.scores(q @ k.T, (batch, head), tile.rows, visit.cols).s
-        sums.add(replaced(visit, penalised(visit, s), -np.inf), v)
+        factors = scoring.factors((batch, head), tile.rows, visit.cols)
+        sums.add(replaced(visit, penalised(visit, s), -np.inf), v, factors)
     return sums
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.oracle.tables import Visit
+from weft.score.dropout import halves
 from weft.score.evaluate import Rule, evaluate
 
 
@@ -33,6 +34,7 @@ class Scoring:
         self.scale = call.real("scale")
         self.softcap = call.real("softcap") if spec.softcap else None
         self.slopes = call.flat("Slopes") if spec.alibi else None
+        self.call = call
         self.rule = _rule(call) if getattr(spec, "rules", None) is not None else None
 
     def scores(self, raw: Reals, of: tuple[int, int | Ints], queries: Ints, keys: Ints) -> Scored:
@@ -49,6 +51,13 @@ class Scoring:
         if self.slopes is not None:
             x = x - self.slopes.load(head)[..., None] * np.abs(queries[:, None] + self.shift - keys[None, :])
         return Scored(x, slope, entries)
+
+    def factors(self, of: tuple[int, int], queries: Ints, keys: Ints) -> Reals:
+        """What dropout multiplies weights (queries, keys) by, by its law; 1 without."""
+        if not self.call.spec.dropout:
+            return np.ones((queries.size, keys.size))
+        found = halves(self.call.counted("Seed", 0), *of, queries[:, None], keys[None, :])
+        return np.where(found >= self.call.integer("dropped_below"), self.call.real("kept_scale"), 0.0)
 
 
 def _rule(call: Call) -> Rule:
@@ -83,13 +92,13 @@ class SoftMaximum:
         self.largest, self.total = np.full(rows, -np.inf), np.zeros(rows)
         self.acc = np.zeros((rows, width))
 
-    def add(self, s: Reals, v: Reals) -> None:
-        """More keys: scores (rows, keys), values (keys, width)."""
+    def add(self, s: Reals, v: Reals, factors: Reals | float = 1.0) -> None:
+        """More keys: scores (rows, keys), values (keys, width). factors: of weights, as they meet values."""
         new = np.maximum(self.largest, s.max(1, initial=-np.inf))
         safe = np.where(new == -np.inf, 0.0, new)  # of rows that have seen no key yet
         p, kept = np.exp(s - safe[:, None]), np.exp(self.largest - safe)
         self.total = self.total * kept + p.sum(1)
-        self.acc = self.acc * kept[:, None] + p @ v
+        self.acc = self.acc * kept[:, None] + (p * factors) @ v
         self.largest = new
 
     def finish(self, sink: Reals | float | None = None) -> tuple[Reals, Reals]:

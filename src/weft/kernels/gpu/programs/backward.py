@@ -78,7 +78,7 @@ def queries_program(plan: AttentionPlan, layout: Layout, options: Options) -> La
     strides = layout.named | {"dq": dq[-1].strides}
     spec = for_card(_spec("dq", plan, layout, options, strides), "dq", plan)
     entries, sums = entries_of(problem, layout, options, "dq")
-    spec = replace(spec, rules=captured.with_entries(entries))
+    spec = replace(spec, rules=captured.with_entries(entries), dropout=bool(options.dropout))
     memory |= _kept_sums(slots, steps, sums)
     slots += _row_numbers(spec, problem, memory)
     if not covers or merges:
@@ -118,7 +118,10 @@ def keys_program(plan: AttentionPlan, layout: Layout, options: Options, summing:
     spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
     entries, sums = entries_of(problem, layout, options, "dkdv")
     # sums of several launches come one after the other
-    spec = replace(spec, rules=captured.with_entries(entries), chained=spec.chained and not entries)
+    spec = replace(
+        spec, rules=captured.with_entries(entries), dropout=bool(options.dropout),
+        chained=spec.chained and not entries,
+    )  # fmt: skip
     memory |= _kept_sums(slots, steps, sums)
     slots += [replace(slot, role="input") for slot in _row_numbers(spec, problem, memory)]
     bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides}, captured.known)

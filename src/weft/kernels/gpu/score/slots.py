@@ -22,20 +22,23 @@ from weft.kernels.gpu.score.spec import (
     composed,
 )
 from weft.planning.problem import Problem
+from weft.score.dropout import scale, threshold
 from weft.score.reads import Read, reads_of, shared_axes
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What a program has for score functions. rules: of its kernels, None where there are none. memory: the slot of
-    each table by its name among a kernel's arguments; known: their lengths and strides.
+    """What a program has for score functions and dropout.
+
+    rules: of its kernels, None where there are none. memory: the slot of
+    each table, and of the seed, by its name among a kernel's arguments; known: lengths, strides, what dropout asks.
     """
 
     rules: Rules | None = None
     slots: tuple[Slot, ...] = ()
     steps: tuple[Step, ...] = ()
     memory: Mapping[str, str] = field(default_factory=dict)
-    known: Mapping[str, int] = field(default_factory=dict)
+    known: Mapping[str, float] = field(default_factory=dict)
 
     def with_entries(self, entries: tuple[Entry, ...]) -> Rules | None:
         """The rules of a kernel that sums gradients of what some reads gave."""
@@ -43,14 +46,12 @@ class Tables:
 
 
 def captured_by(layout: Layout, options: Options) -> Tables:
-    """Slots table_0, table_1, ... of a call; what kernels do not read as it is becomes a contiguous workspace."""
-    if not options.score:
-        return Tables()
+    """Slots table_0, table_1, ... of a call, and seed; what kernels do not read as it is becomes a workspace."""
     slots: list[Slot] = []
     steps: list[Step] = []
     captured: list[Captured] = []
     memory: dict[str, str] = {}
-    known: dict[str, int] = {}
+    known: dict[str, float] = {}
     for number, form in enumerate(layout.tables):
         slot = Slot(f"table_{number}", "input", form.dtype, form.shape, form.strides)
         slots.append(slot)
@@ -64,7 +65,12 @@ def captured_by(layout: Layout, options: Options) -> Tables:
         known |= {f"{name}_n{axis}": length for axis, length in enumerate(slot.shape)}
         known |= {f"{name}_s{axis}": stride for axis, stride in enumerate(slot.strides)}
         captured.append(_captured(slot))
-    return Tables(Rules(options.score, tuple(captured)), tuple(slots), tuple(steps), memory, known)
+    if options.dropout:
+        slots.append(Slot.dense("seed", "input", "int64", (1,)))
+        memory["Seed"] = "seed"
+        known |= {"dropped_below": threshold(options.dropout), "kept_scale": scale(options.dropout)}
+    rules = Rules(options.score, tuple(captured)) if options.score else None
+    return Tables(rules, tuple(slots), tuple(steps), memory, known)
 
 
 def _captured(slot: Slot) -> Captured:

@@ -73,7 +73,7 @@ def key_gradients(C: tl.constexpr, tensors, launch, scaling):
                 sums, seen = _walk(C, held, part_of(C, place, n), sums, seen)
         else:
             sums, seen = _walk(C, held, part_of(C, place, 0), sums, seen)
-    _finish(C, tensors, place, scaling.scale, sums, seen)
+    _finish(C, tensors, place, scaling, sums, seen)
 
 
 # ---- what stays ------------------------------------------------------------------------------------------------------
@@ -288,16 +288,22 @@ def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
     p = tl.exp2(s if C.folded else s - queries.numbers[None, :])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
     dout = tiles.load(C, KIND, C.dv, held.queries.dout, tile)
-    ds = p
+    ds, weights, kept = p, p, ()
+    if C.dropout:
+        kept = scores.keeps(C, held.queries.scores, held.place.rows.token, tile.token)
+        weights = tl.where(kept, p, 0.0)
     if C.makes != "dk":
-        dv = loads.accumulate(C, dv, p.to(dout[0].dtype), dout)
+        dv = loads.accumulate(C, dv, weights.to(dout[0].dtype), dout)
     if C.makes != "dv":
         if C.folded:
             start = loads.dot(C, part.folding.of_delta, tl.trans(queries.numbers))
             ds = p * loads.products(C, part.keys.v, dout, start)
         else:
             delta = _of_queries(C, KIND, held, tile, part.tensors.numbers.delta)
-            ds = p * (loads.products(C, part.keys.v, dout) - delta[None, :])
+            dp = loads.products(C, part.keys.v, dout)
+            if C.dropout:
+                dp = scores.through_dropout(C, dp, kept, held.queries.scores)
+            ds = p * (dp - delta[None, :])
         if C.summed > 0:
             shares = scores.shares_of_reads(C, ds, p, capped)
             into = entries.Into(held.place, held.queries.scores, part.tensors.entries)
@@ -336,13 +342,15 @@ def _add_to_dq(C: tl.constexpr, KIND: tl.constexpr, held, tile, ds):
 
 # ---- results ---------------------------------------------------------------------------------------------------------
 @triton.jit
-def _finish(C: tl.constexpr, tensors, place, scale, sums, seen):
+def _finish(C: tl.constexpr, tensors, place, scaling, sums, seen):
     """Store what was made, or leave it for a launch that joins it."""
     dk, dv, rows = sums.dk, sums.dv, place.rows
     batch, head = place.head.batch, place.head.kv_head
     if C.rank > 1:  # whatever lies in a key that no query sees: a test for each pair would be one in every tile
         dk, dv = where_rows(seen, dk), where_rows(seen, dv)
-    dk = loads.scaled(dk, scale)
+    dk = loads.scaled(dk, scaling.scale)
+    if C.dropout:
+        dv = loads.scaled(dv, scaling.dropping[2])
     if C.few:
         dk_at, dv_at = _slots_of(C, tensors, batch, head, tl.load(tensors.slots + rows.token))
         if C.makes != "dv":

@@ -110,7 +110,11 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
         s = mask.penalised(C, s, mask.penalty(C, held.penalties, corners))
     p = tl.exp2(scores.exponent(C, s, rows.scores) - rows.lse[:, None])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
-    ds = p * (loads.products(C, rows.dout, v) - rows.numbers.delta[:, None])
+    dp = loads.products(C, rows.dout, v)
+    if C.dropout:
+        kept = scores.keeps(C, rows.scores, held.place.rows.token, tile.token)
+        dp = scores.through_dropout(C, dp, kept, rows.scores)
+    ds = p * (dp - rows.numbers.delta[:, None])
     if len(C.entries) > 0:
         shares = scores.shares_of_reads(C, ds, p, capped)
         into = entries.Into(held.place, rows.scores, rows.entries)

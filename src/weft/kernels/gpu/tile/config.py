@@ -94,6 +94,7 @@ class Config(NamedTuple):
     summed: int = 0
     paired: int = 0
     places: Any = None
+    dropout: bool = False
 
 
 class Named(str):
@@ -207,7 +208,8 @@ def _leaves_last(spec: KernelSpec) -> bool:
 
 def _rounds(spec: KernelSpec) -> bool:
     """Whether a forward rounds weights that may be a row's only one. The largest is 1 where a maximum is subtracted."""
-    return spec.direction == "forward" and spec.no_maximum and spec.dtype == "bfloat16" and not spec.upcast
+    narrow = spec.dtype == "bfloat16" and not (spec.upcast or spec.dropout)
+    return spec.direction == "forward" and spec.no_maximum and narrow
 
 
 def _counts_early(spec: KernelSpec) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.kernels.gpu.arguments import arguments, strided
+from weft.kernels.gpu.arguments import DROPPING, arguments, strided
 from weft.kernels.gpu.entry import module
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tile.config import config_of, fragment_of, literal
@@ -59,11 +59,12 @@ def _body(spec: KernelSpec) -> Iterator[str]:
     for field in fields:
         yield f"        {_tensor(spec, field)},"
     yield "    ),"
+    dropping = ("Seed", *DROPPING) if spec.dropout else ()
     if spec.direction == "delta":
         yield "    all_heads, my_length, scale,"
     else:
         yield f"    Launch({LAUNCH}),"
-        yield f"    Scaling(scale, softcap, shift, {_tensor(spec, 'Slopes')}, {_captured(spec)}),"
+        yield f"    Scaling(scale, softcap, shift, {_tensor(spec, 'Slopes')}, {_captured(spec)}, {_tuple(dropping)}),"
     yield ")"
 
 
