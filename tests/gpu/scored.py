@@ -2,8 +2,10 @@
 
 import zlib
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
+import torch
 
 from weft.acsr import interpret
 from weft.kernels.gpu.layout import TableForm
@@ -11,12 +13,15 @@ from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
+from weft.score.dropout import Dropout
 from weft.score.evaluate import Rule
 from weft.score.text import SEPARATOR
 from weft.score.value import expressions
+from weft.torch.entries import gradients_of_tables
 
 from .checked import EXACT, Call, given_to
 
+SEED = -0x123456789ABCDEF
 KINDS = {"real": "float32", "int": "int32", "bool": "bool"}
 
 
@@ -39,7 +44,9 @@ class Scored(Call):
 
     @property
     def how(self):
-        return super().how._replace(score=self.text)
+        wanted = tuple(kind == "real" for kind in self.kinds)
+        dropout = self.options.get("dropout", 0.0)
+        return super().how._replace(score=self.text, wanted=wanted, deterministic=False, dropout=dropout)
 
     def tables(self):
         random = np.random.default_rng(zlib.crc32(f"{self}".encode()))
@@ -59,7 +66,11 @@ def computed(call, arrays):
     """{name: array} of what the programs leave."""
     found = run_program(*_with_inputs(forward_program(call.plan, call.layout(False), call.how), arrays))
     of_gradients = backward_program(call.plan, call.layout(True), call.how)
-    return found | run_program(*_with_inputs(of_gradients, arrays | found))
+    found |= run_program(*_with_inputs(of_gradients, arrays | found))
+    sums = {int(name[8:]): torch.from_numpy(x) for name, x in found.items() if name.startswith("entries_")}
+    tables = tuple(torch.from_numpy(x) for x in call.tables())
+    made = gradients_of_tables(call.how, tables, sums, call.m)
+    return found | {f"dtable_{number}": x for number, x in enumerate(made) if x is not None}
 
 
 def _with_inputs(program, arrays):
@@ -79,8 +90,8 @@ def expected(call, arrays, tables):
     p, have = call.problem, call.options
     found = {name: np.zeros_like(arrays[x]) for name, x in {"out": "dout", "dq": "q", "dk": "k", "dv": "v"}.items()}
     found["lse"] = np.zeros((p.batch, p.q_heads, p.m))
-    rules = rules_of(call, tables)
-    scoring = interpret.Scoring(call.how.scale, have.get("softcap"), 0.0, call.how.shift, None, rules)
+    rules, d_tables = rules_of(call, tables), [np.zeros(x.shape) for x in tables]
+    scoring = interpret.Scoring(call.how.scale, have.get("softcap"), 0.0, call.how.shift, None, rules, _dropping(call))
     for b, h in np.ndindex(p.batch, p.q_heads):
         kv, acsr = h // p.group, call.pattern.acsr(p.m, p.n, b, h)
         mine = replace(scoring, b=b, h=h, slope=float(arrays["slopes"][h]) if "slopes" in arrays else 0.0)
@@ -91,13 +102,19 @@ def expected(call, arrays, tables):
         found["dq"][b, h] = made.dq
         found["dk"][b, kv] += made.dk
         found["dv"][b, kv] += made.dv
-    return found
+        d_tables = [total + x for total, x in zip(d_tables, chain.from_iterable(made.d_tables), strict=True)]
+    return found | {f"dtable_{n}": x for n, x in enumerate(d_tables) if call.kinds[n] == "real"}
+
+
+def _dropping(call):
+    return Dropout(call.how.dropout, SEED) if call.how.dropout else None
 
 
 def check(call):
     """Raise AssertionError unless the programs compute what the definition says."""
     arrays, tables = call.arrays(), call.tables()
     wanted = expected(call, arrays, tables)
-    found = computed(call, arrays | {f"table_{number}": x for number, x in enumerate(tables)})
+    given = {"seed": np.array([SEED])} | {f"table_{number}": x for number, x in enumerate(tables)}
+    found = computed(call, arrays | given)
     for name, x in wanted.items():
         np.testing.assert_allclose(found[name], x, **EXACT, err_msg=f"{name} of {call}")

@@ -24,7 +24,7 @@ PATTERNS = {
     "batch": weft.padding([80, 31]) & weft.causal(),
 }
 MASKING = ("causal", "sliding_window", "documents", "padding")
-GRADIENTS = False  # of tables
+GRADIENTS = True  # of tables
 CROSSED = ("relative_table", "type_pairs", "alibi_learned", "sliding_window", "query_bias", "key_weights")
 
 

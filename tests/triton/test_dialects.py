@@ -30,7 +30,7 @@ def kernel(X, Slopes, scale, Out):
     C: tl.constexpr = Config(direction="forward", d=((0, 64, 64),), dv=((0, 64, 64),), rows=64, cols=32, {options})
     {ranges}
     at = rows[:, None] * 32 + columns[None, :]
-    scores = scores_of(C, Scaling(scale, scale, 3, Slopes, ()), 0, 1)
+    scores = scores_of(C, Scaling(scale, scale, 3, Slopes, (), ()), 0, 1)
     s, capped = score(C, tl.load(X + at), scores, rows, columns)
     s = replace((s,), (columns[None, :] <= rows[:, None]), float("-inf"))[0]
     p, largest, kept = online_weights(C, s, scores, tl.load(X + rows))

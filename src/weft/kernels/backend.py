@@ -166,8 +166,6 @@ class TritonBackend:
             reasons.append(Reason(f"a head dimension is above {MAX_DIM}", "use smaller heads, or the CPU backend"))
         if max(problem.m, problem.n) >= MAX_LENGTH:
             reasons.append(Reason(f"there are {MAX_LENGTH} tokens or more", "use a shorter sequence"))
-        absent = [name for name in options if name in ABSENT]
-        reasons += [Reason(f"its kernels have no {ABSENT[name]}", f"leave {name} out, or {ON_CPU}") for name in absent]
         return tuple(reasons)
 
     @cache  # noqa: B019 - a module, loaded once
@@ -192,8 +190,6 @@ class TritonBackend:
 WIDTHS = ("float32", "bfloat16", "float16")
 MAX_DIM = 256
 MAX_LENGTH = 1 << 29  # coordinates are 32-bit integers, with room for sums of two
-ABSENT = {"dropout": "dropout yet"}
-ON_CPU = "use the CPU backend with tensors on the CPU"
 BACKENDS: tuple[Backend, ...] = (CpuBackend(), TritonBackend())
 
 

@@ -26,6 +26,7 @@ from weft.planning.rowwise import RowPlan
 from weft.score.text import SEPARATOR, written
 from weft.torch.bind import Bound, begin_loading, gpu_of, refuse_capture
 from weft.torch.device_tables import is_capturing
+from weft.torch.entries import gradients_of_tables
 
 __all__ = ["backward", "expect_gradients", "forward", "ready", "ready_forward", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]
@@ -47,7 +48,7 @@ def forward(
     tables = tables_of(how)
     layout = layout_of(qkv, sinks=sinks, slopes=slopes)._replace(tables=tuple(map(form_of, tables)))
     bound = bound_forward(plan, layout, options_of(how, plan), qkv[0].device)
-    out, lse = bound((*qkv, *rows, *tables))
+    out, lse = bound((*qkv, *rows, *tables, *seed_of(how)))
     return out, lse
 
 
@@ -68,19 +69,14 @@ def backward(
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
     tensors, tables = (*saved, out, dout), tables_of(how)
     layout = layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes)._replace(tables=tuple(map(form_of, tables)))
-    options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=with_delta)
+    wanted = wanted_of(how)
+    options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=with_delta, wanted=wanted)
     bound = bound_backward(plan, layout, options, dout.device)
-    dq, dk, dv, *delta = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *tables))
-    return dq, dk, dv, delta[0] if delta else lse, *_of_tables(how)
-
-
-def _of_tables(how: Modifiers) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of the tables of score functions."""
-    if any(any(rule.wanted) for rule in how.rules):
-        raise UnsupportedKernel(
-            "gradients of captured tensors on a GPU", "its kernels have none yet", "detach them, or use the CPU backend"
-        )
-    return (None,) * sum(len(rule.tables) for rule in how.rules)
+    dq, dk, dv, *rest = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *tables, *seed_of(how)))
+    names = [slot.name for slot in bound.outputs[3:]]
+    found = dict(zip(names, rest, strict=True))
+    sums = {int(name.removeprefix("entries_")): x for name, x in found.items() if name.startswith("entries_")}
+    return dq, dk, dv, found.get("delta", lse), *gradients_of_tables(options, tables, sums, plan.problem.m)
 
 
 def ready_forward(
@@ -160,12 +156,24 @@ def options_of(how: Modifiers, plan: AttentionPlan) -> Options:
     """What programs are made for, as torch's state says too."""
     tf32 = plan.problem.dtype == "float32" and tf32_wanted()
     score = SEPARATOR.join(written(rule.expression) for rule in how.rules)
-    return Options(how.scale, how.softcap, how.shift, tf32, score=score)
+    rate = 0.0 if how.dropout is None else how.dropout.rate
+    return Options(how.scale, how.softcap, how.shift, tf32, score=score, dropout=rate)
 
 
 def tables_of(how: Modifiers) -> Tensors:
     """The tables of all score functions, one after the other."""
     return tuple(x for rule in how.rules for x in rule.tables)
+
+
+def seed_of(how: Modifiers) -> Tensors:
+    """The seed of dropout, or nothing."""
+    return () if how.dropout is None else (how.dropout.seed,)
+
+
+def wanted_of(how: Modifiers) -> tuple[bool, ...]:
+    """Which of their gradients are wanted; () for none."""
+    found = [w for rule in how.rules for w in rule.wanted or (False,) * len(rule.tables)]
+    return tuple(found) if any(found) else ()
 
 
 def form_of(table: torch.Tensor) -> TableForm:

@@ -34,6 +34,7 @@ WALK = (
     "right",
 )  # see `bwd_fused`
 FLOATS = ("scale", "softcap")
+DROPPING = ("dropped_below", "kept_scale")  # see `ops.dropout`
 
 
 def reads(spec: KernelSpec) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def reads(spec: KernelSpec) -> tuple[str, ...]:
     direction, sums = spec.direction, ("Slots",) * (spec.joins or spec.few) + ("Sums",) * spec.joins
     rows = ("Lse", *(("DLse",) * spec.lse_gradient))
     captured = () if spec.rules is None else spec.rules.pointers
-    slopes, tables = (*(("Slopes",) * spec.alibi), *captured), ("Tables",)
+    slopes, tables = (*(("Slopes",) * spec.alibi), *captured, *(("Seed",) * spec.dropout)), ("Tables",)
     if direction == "forward":
         return ("Q", "K", "V", *(("Sinks",) * spec.sinks), *slopes, *tables)
     if direction == "dq":
@@ -56,15 +57,15 @@ def reads(spec: KernelSpec) -> tuple[str, ...]:
 
 def writes(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the pointers that a kernel writes, or adds to."""
-    direction = spec.direction
+    direction, sums = spec.direction, () if spec.rules is None else spec.rules.sums
     numbers = ("Delta",) * spec.leaves_delta + ("Stats",) * spec.folded
     if direction == "forward":
         return ("Out", "Lse", *(("Sum",) * spec.accumulate))
     if direction in ("dq", "delta"):
-        return ("DQ", *numbers)
+        return ("DQ", *numbers, *sums)
     if direction == "dkdv":
         made = {"both": ("DK", "DV"), "dk": ("DK",), "dv": ("DV",)}[spec.makes]
-        return (("Sums",) if spec.few else made) + ("DQ",) * spec.with_dq
+        return (*(("Sums",) if spec.few else made), *(("DQ",) * spec.with_dq), *sums)
     if direction == "gradients":
         return ("Delta",) * spec.with_delta
     return ("Partial",) if direction == "few_keys" else ("DK", "DV")
@@ -103,7 +104,8 @@ def scalars(spec: KernelSpec) -> tuple[str, ...]:
     if spec.direction == "few_sums":
         return (*SUMS, *strides, "scale")
     captured = () if spec.rules is None else spec.rules.scalars
-    return (*PLAIN, *(ROUNDS if spec.groups else ()), *strides, *captured, *FLOATS)
+    dropping = DROPPING if spec.dropout else ()
+    return (*PLAIN, *(ROUNDS if spec.groups else ()), *strides, *captured, *dropping, *FLOATS)
 
 
 def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -117,7 +117,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     tiling = kind.pop("tiling")
     aligned = spec.aligned and wave.span * max(widest, STATS) < 1 << 31
     # what addresses and masks need there does not fit into fewer
-    beside = spec.paged or spec.rules is not None
+    beside = spec.paged or spec.dropout or spec.rules is not None
     crowded = not aligned or wave.kind.listed or wave.kind.rank > 2 or bool(beside)
     single = wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
     terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1

@@ -58,7 +58,8 @@ class Options(NamedTuple):
     shift: added to query indices in ALiBi's distance. tf32: products of float32 may take tf32. deterministic: sums of
     gradients have one order. with_delta: gradients leave delta (B, Hq, M) too, which the gradient of sinks takes.
     one_argument: no kernel writes a slot by two arguments, for fronts where a result is one buffer. score: the text of
-    score functions (`weft.score.text`), "" for none.
+    score functions (`weft.score.text`), "" for none. wanted: which of their tables' gradients are made.
+    dropout: the share of weights that is dropped.
     """
 
     scale: float
@@ -69,6 +70,13 @@ class Options(NamedTuple):
     with_delta: bool = False
     one_argument: bool = False
     score: str = ""
+    wanted: tuple[bool, ...] = ()
+    dropout: float = 0.0
+
+    @property
+    def by_pairs(self) -> bool:
+        """Whether something depends on the numbers of a pair: a score function, or dropout."""
+        return bool(self.score or self.dropout)
 
     @property
     def rescaled(self) -> bool:

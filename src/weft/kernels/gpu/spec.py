@@ -69,8 +69,8 @@ class KernelSpec(Strided):
     groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
     `hopper.fwd_short`. told: of others, the tables hold the bounds of every row, see `hopper.fwd_overlapped`. boxed:
     its whole tiles leave by a TMA descriptor; else it has one argument for each tensor that it writes. rules: score
-    functions, None for none. paged: keys lie in pages of so many tokens, whose first ones the tables list; 0: one after
-    the other.
+    functions, None for none. dropout: some weights are dropped. paged: keys lie in pages of so many tokens, whose first
+    ones the tables list; 0: one after the other.
     """
 
     direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
@@ -106,6 +106,7 @@ class KernelSpec(Strided):
     rescaled: bool = False
     tf32: bool = False
     rules: Rules | None = None
+    dropout: bool = False
     chained: bool = False
     fast_log: bool = False
     partial: bool = False
@@ -149,6 +150,7 @@ class KernelSpec(Strided):
                 "sinks",
                 "rescaled",
                 "tf32",
+                "dropout",
                 "chained",
                 "fast_log",
                 "partial",
@@ -221,7 +223,7 @@ class KernelSpec(Strided):
     @property
     def folded(self) -> bool:
         """Whether dK and dV subtract lse and delta inside their products: see `tile.bwd_dkdv.Folding`."""
-        return self.linear and self.dtype != "float32"
+        return self.linear and self.dtype != "float32" and not self.dropout
 
     @property
     def leaves_delta(self) -> bool:

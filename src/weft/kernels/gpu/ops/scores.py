@@ -11,29 +11,34 @@ import triton.language as tl
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.bounds import tanh
+from weft.kernels.gpu.ops.dropout import dropping_of, keeps
+from weft.kernels.gpu.ops.loads import scaled
 
 LOG2E = tl.constexpr(constants.LOG2E)
 
 
 # What scores are made with. shift: what the walked side's tokens lag behind the other's, for ALiBi. slopes: of ALiBi,
 # one float32 for each query head, or None. captured: what score functions are told of their tables.
-Scaling = namedtuple("Scaling", "scale softcap shift slopes captured")
+# dropping: the seed's pointer, what is dropped and what kept weights are multiplied by, or ().
+Scaling = namedtuple("Scaling", "scale softcap shift slopes captured dropping")
 
 # The same for one query head. slope: of ALiBi in units of log2. log2_scale: the scale in these units. b, h: the batch
-# row and the head, which score functions read.
-Scores = namedtuple("Scores", "scale softcap shift slope log2_scale captured b h")
+# row and the head, which score functions and dropout read. dropping: `weft.kernels.gpu.ops.dropout.Dropping`, or ().
+Scores = namedtuple("Scores", "scale softcap shift slope log2_scale captured b h dropping")
 
 
 @triton.jit
 def scores_of(C: tl.constexpr, scaling, batch, head):
     """What scores of a query head are made with; without ALiBi nothing reads the slope."""
-    slope, b, h = scaling.scale, (), ()
+    slope, b, h, dropping = scaling.scale, (), (), ()
     if C.alibi:
         slope = tl.load(scaling.slopes + head) * LOG2E
-    if C.scored:
+    if C.scored or C.dropout:
         b, h = batch.to(tl.int32), head
+    if C.dropout:
+        dropping = dropping_of(scaling.dropping[0], scaling.dropping[1], scaling.dropping[2])
     return Scores(
-        scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E, scaling.captured, b, h
+        scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E, scaling.captured, b, h, dropping
     )  # fmt: skip
 
 
@@ -93,6 +98,33 @@ def through_score(C: tl.constexpr, ds, p, capped):
     if C.softcap:
         ds = ds * (1.0 - capped * capped)
     return ds
+
+
+@triton.jit
+def kept_weights(C: tl.constexpr, p, scores, rows, columns):
+    """Weights, 0 where dropout drops them; what their sums are multiplied by comes at the end, see `kept_sums`."""
+    return tl.where(keeps(C, scores, rows, columns), p, 0.0) if C.dropout else p
+
+
+@triton.jit
+def kept_sums(C: tl.constexpr, sums, scores):
+    """Sums of kept weights with values, a tile in chunks."""
+    return scaled(sums, scores.dropping.scale) if C.dropout else sums
+
+
+@triton.jit
+def through_dropout(C: tl.constexpr, dp, kept, scores):
+    """The gradients of weights from those of kept ones; kept: which are."""
+    return tl.where(kept, dp * scores.dropping.scale, 0.0) if C.dropout else dp
+
+
+@triton.jit
+def shares_of_reads(C: tl.constexpr, ds, p, capped):
+    """Of each read of a table whose gradient is summed, the gradients of what it gave (rows, cols). ds: of scores."""
+    made, found = C.through(ds, capped[1]), ()
+    for n in tl.static_range(1, len(made)):
+        found += (tl.where(p > 0, made[n], 0.0),)
+    return found
 
 
 @triton.jit

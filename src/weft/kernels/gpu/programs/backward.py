@@ -27,7 +27,7 @@ from weft.kernels.gpu.programs.launches import (
     wave_launches,
     widened,
 )
-from weft.kernels.gpu.score.slots import Tables, captured_by
+from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, refuse_atomics
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel
@@ -42,9 +42,11 @@ Part = Literal["dq", "dkdv", "delta"]
 def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
     """Slots q, k, v, out, dout, lse, and dlse and slopes if the layout has them; outputs dq, dk, dv.
 
-    With `options.with_delta` also delta (B, Hq, M): what the gradient of sinks takes. Raises UnsupportedKernel where
-    the card has no room for the plan's kernels.
+    With `options.with_delta` also delta (B, Hq, M): what the gradient of sinks takes; with `options.wanted` sums that
+    gradients of tables come of, see `weft.kernels.gpu.score.slots`. Raises UnsupportedKernel where the card has no room
+    for the plan's kernels.
     """
+    refuse_atomics(plan.problem, layout, options)
     family = select.gradients(plan, layout, options)
     if family == fused_backward.NAME:
         assert plan.fused_backward is not None, "what is selected is listed"
@@ -52,7 +54,8 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     summing = family == one_kernel.NAME
     queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
     keys = keys_program(plan, layout, options, summing)
-    outputs = ("dq", "dk", "dv") + ("delta",) * options.with_delta
+    entries = (slot.name for one in (queries, keys) for slot in one.slots if slot.name.startswith("entries_"))
+    outputs = ("dq", "dk", "dv", *(("delta",) * options.with_delta), *sorted(entries, key=len))
     found = queries.then(keys, outputs)
     if not summing:
         return found
@@ -80,7 +83,9 @@ def queries_program(
     memory["DQ"] = dq[-1].name
     strides = layout.named | {"dq": dq[-1].strides}
     spec = for_card(_spec("dq", plan, layout, options, strides), "dq", plan)
-    spec = replace(spec, rules=captured.rules)
+    entries, sums = entries_of(problem, layout, options, "dq")
+    spec = replace(spec, rules=captured.with_entries(entries), dropout=bool(options.dropout))
+    memory |= _kept_sums(slots, steps, sums)
     slots += _row_numbers(spec, problem, memory)
     if not covers or merges:
         steps.append(Fill(memory["DQ"], 0.0))
@@ -122,7 +127,13 @@ def keys_program(
     if not found.waves.covers or merges:
         steps += [Fill(memory["DK"], 0.0), Fill(memory["DV"], 0.0)]
     spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
-    spec = replace(spec, rules=captured.rules)
+    entries, sums = entries_of(problem, layout, options, "dkdv")
+    # sums of several launches come one after the other
+    spec = replace(
+        spec, rules=captured.with_entries(entries), dropout=bool(options.dropout),
+        chained=spec.chained and not entries,
+    )  # fmt: skip
+    memory |= _kept_sums(slots, steps, sums)
     slots += [replace(slot, role="input") for slot in _row_numbers(spec, problem, memory)]
     bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides}, captured.known)
     waves, more = wave_launches(spec, found, bound, plan, options)
@@ -179,6 +190,13 @@ def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, optio
         steps.append(kernel_launch(one.spec, one.grid, values, bound, boxes))
     slots += [*made, *(table.slot(name) for name, table in tables.items())]
     return LaunchProgram("backward", tuple(slots), tuple(steps), tables)
+
+
+def _kept_sums(slots: list[Slot], steps: list[Step], sums: list[Slot]) -> dict[str, str]:
+    """Enter what kernels add to for gradients of tables, zeros before; their names among a kernel's arguments."""
+    slots += sums
+    steps += [Fill(slot.name, 0.0) for slot in sums]
+    return {f"Entries{slot.name.removeprefix('entries_')}": slot.name for slot in sums}
 
 
 # ---- what parts share ------------------------------------------------------------------------------------------------

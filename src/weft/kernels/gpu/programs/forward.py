@@ -63,7 +63,8 @@ def forward_program(
         memory["Sum"] = "sum"
     strides = layout.named | {"out": out.strides}
     bound = Bindings(memory, {name: strides[name.lower()] for name in ("Q", "K", "V", "Out")}, captured.known)
-    spec = replace(_spec(plan, layout, options, bound), rules=captured.rules, paged=found.page)
+    spec = replace(_spec(plan, layout, options, bound), rules=captured.rules, dropout=bool(options.dropout))
+    spec = replace(spec, paged=found.page)
     waves, tables = wave_launches(spec, found, bound, plan, options)
     steps += chain.from_iterable(waves)
     if "sinks" in names and not complete:

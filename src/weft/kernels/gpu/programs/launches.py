@@ -22,6 +22,7 @@ from weft.kernels.gpu.program import (
     Descriptor,
     Known,
     Launch,
+    OnDevice,
     Pointer,
     Slot,
     Step,
@@ -117,7 +118,7 @@ class Bindings:
 
     slots: Mapping[str, str]
     strides: Mapping[str, Strides]
-    known: Mapping[str, int] = field(default_factory=dict)
+    known: Mapping[str, float] = field(default_factory=dict)
 
 
 def kernel_launch(
@@ -128,7 +129,7 @@ def kernel_launch(
     for name, stride in bound.strides.items():
         known |= {f"{name}_{part}": stride[i] // per for i, part in enumerate(PARTS)}
         known[f"{name}_dim"] = stride[3]
-    found: list[Argument] = [Pointer(known[name] if name == "Tables" else bound.slots[name]) for name in reads(spec)]
+    found: list[Argument] = [_read(name, known, bound) for name in reads(spec)]
     found += [Known(known.get(name, 0)) for name in scalars(spec)]
     named = {box.name: box for box in boxes}
     read, written = ([named[name] for name in names] for names in described(spec))
@@ -136,6 +137,13 @@ def kernel_launch(
     found += [Pointer(bound.slots[name], writes=True) for name in writes(spec)]
     found += [Descriptor(bound.slots[box.tensor], box.shape, box.strides, writes=True) for box in written]
     return Launch(spec, source_of(spec), grid, tuple(found))
+
+
+def _read(name: str, known: Mapping[str, Any], bound: Bindings) -> Argument:
+    """What a kernel reads, by its name."""
+    if name == "Seed":
+        return OnDevice(bound.slots[name])
+    return Pointer(known[name] if name == "Tables" else bound.slots[name])
 
 
 def wave_launches(

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from weft.kernels.gpu.score.spec import Rules
+from weft.kernels.gpu.score.spec import PAIRS, Rules
 from weft.score.derive import derived
 from weft.score.expression import COMPARE, Ref, Step
+from weft.score.reads import Read, reads_of
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "and": "&",
          "or": "|", "xor": "^"}  # fmt: skip
@@ -21,17 +22,19 @@ CALLS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "where": "tl
          "floordiv": "floor_divide", "mod": "remainder"}  # fmt: skip
 HELPERS = ("tanh", "floor_divide", "remainder")  # of `weft.kernels.gpu.ops.pairs`
 CASTS = {"real": "tl.float32", "int": "tl.int32"}
+ARGUMENTS = ("score", "b", "h", "q", "k", "shift", "captured")
 PAIR = frozenset("qk")
 
 
 @dataclass(frozen=True)
 class Fragment:
     """The text of a kernel's functions of pairs. sloped: gradients are multiplied by a derivative that is not 1.
-    helpers: names that the text calls.
+    paired: some read adds to its table's entries by pairs, at `pair_places`. helpers: names that the text calls.
     """
 
     text: str
     sloped: bool
+    paired: bool
     helpers: tuple[str, ...]
 
 
@@ -41,15 +44,27 @@ def fragment(rules: Rules, gradients: bool) -> Fragment:
     write = _Writer(rules, made.steps)
     wanted = [made.result]
     slope = made.by_score if gradients else None
-    kept = [slope] if slope is not None and not write.is_constant(slope) else []
+    reads = [reads_of(rules.expression)[one.number] for one in rules.entries] if gradients else []
+    shares = [slope, *(read.by for read in reads)] if gradients else []
+    kept = list(dict.fromkeys(x for x in shares if x is not None and not write.is_constant(x)))
     lines = [*write.lines([*wanted, *kept])]
     lines.append(f"return ({', '.join([write.whole(made.result), *map(write.name, kept)])},)")
-    text = _function("pair_score", ("score", "b", "h", "q", "k", "shift", "captured"), lines)
+    text = _function("pair_score", ARGUMENTS, lines)
     if gradients:
-        through = ["return (ds * kept[0],)"] if kept else [f"return ({_constant_times(write, slope)},)"]
-        text += "\n\n" + _function("pair_through", ("ds", "kept"), through)
-    sloped = gradients and (bool(kept) or slope is None or write.value(slope) != 1.0)
-    return Fragment(text, sloped, tuple(name for name in HELPERS if f"{name}(" in text))
+        found = (f"ds * kept[{kept.index(x)}]" if x in kept else _constant_times(write, x) for x in shares)
+        text += "\n\n" + _function("pair_through", ("ds", "kept"), [f"return ({', '.join(found)},)"])
+    paired = [read for read, one in zip(reads, rules.entries, strict=False) if one.kind == PAIRS]
+    if paired:
+        text += "\n\n" + _function("pair_places", ARGUMENTS[1:], _places(write, paired))
+    sloped = gradients and (slope is None or write.value(slope) != 1.0)
+    return Fragment(text, sloped, bool(paired), tuple(name for name in HELPERS if f"{name}(" in text))
+
+
+def _places(write: _Writer, reads: Sequence[Read]) -> Iterator[str]:
+    """Lines of the places of entries in contiguous tables."""
+    steps = [write.steps[read.step] for read in reads]
+    yield from write.lines(arg for step in steps for arg in step.args)
+    yield f"return ({', '.join(write.place(step) for step in steps)},)"
 
 
 def _function(name: str, arguments: Sequence[str], lines: Iterable[str]) -> str:
@@ -150,6 +165,13 @@ class _Writer:
         if step.kind == "bool":
             return f"tl.load({at}) != 0"
         return f"tl.load({at})" + ".to(tl.float32)" * (one.dtype in ("bfloat16", "float16"))
+
+    def place(self, step: Step) -> str:
+        """Where an entry lies in a contiguous table."""
+        found = self._within(step.args[0], step.value, 0)
+        for axis, arg in enumerate(step.args[1:], 1):
+            found = f"({found}) * captured{step.value}_n{axis} + {self._within(arg, step.value, axis)}"
+        return found
 
     def _within(self, ref: Ref, table: int, axis: int) -> str:
         index = self.name(ref)

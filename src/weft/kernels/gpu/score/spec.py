@@ -24,12 +24,36 @@ class Captured:
     dense: bool = True
 
 
+# What a read depends on: where gradients of what it gave are summed.
+OF_ROWS, DENSE, SHARED, DIAGONALS, PAIRS = range(5)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Gradients of what a read gave, which a kernel sums. number: of the read, among `reads_of` the functions.
+
+    kind: OF_ROWS where it depends on the side that stays, DIAGONALS on k - q; DENSE where every pair of a head has its
+    own entry, SHARED where heads share these; PAIRS of any other, which is added to the table's entries.
+    """
+
+    number: int
+    kind: int
+
+    @property
+    def pointer(self) -> str:
+        """The name of the sums among a kernel's arguments."""
+        return f"Entries{self.number}"
+
+
 @dataclass(frozen=True)
 class Rules:
-    """Score functions of a kernel. text: theirs, in order; tables: of all of them, one after the other."""
+    """Score functions of a kernel. text: theirs, in order; tables: of all of them, one after the other. entries: whose
+    gradients it sums, by their kinds.
+    """
 
     text: str
     tables: tuple[Captured, ...] = ()
+    entries: tuple[Entry, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -54,8 +78,15 @@ class Rules:
             for part, count in (("n", one.axes), ("s", one.axes - one.dense * (one.axes > 0))) for axis in range(count)
         )  # fmt: skip
 
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """Names of what the kernel adds to."""
+        return tuple(one.pointer for one in self.entries)
+
     def type_of(self, name: str) -> str:
         """The type of one of these arguments."""
+        if name in self.sums:
+            return "*fp32"
         pointer, _, part = name.partition("_")
         one = self.tables[int(pointer.removeprefix("Captured"))]
         if not part:

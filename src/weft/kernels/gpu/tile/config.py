@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from weft.kernels.gpu.score.fragment import Fragment, fragment
+from weft.kernels.gpu.score.spec import OF_ROWS, PAIRS
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.pack import axis_words
 from weft.planning.families.tile import REGISTERS_OF_FIVE
@@ -22,7 +23,8 @@ class Config(NamedTuple):
 
     d, dv: chunks of the head dimensions. rows, cols: of a tile. unit: elements that strides count in. precision: of
     products of float32, None for other types. single: the dtype is float32. scored: score functions are there: `score`
-    and `through`, as `weft.kernels.gpu.score.fragment` writes them. sloped: their derivative is not 1.
+    and `through`, as `weft.kernels.gpu.score.fragment` writes them. sloped: their derivative is not 1. entries,
+    summed, paired, places: see `weft.kernels.gpu.tile.entries`.
     """
 
     direction: str
@@ -89,6 +91,11 @@ class Config(NamedTuple):
     sloped: bool = False
     score: Any = None
     through: Any = None
+    entries: tuple[int, ...] = ()
+    summed: int = 0
+    paired: int = 0
+    places: Any = None
+    dropout: bool = False
 
 
 class Named(str):
@@ -119,6 +126,7 @@ def config_of(spec: KernelSpec) -> Config:
     if found is not None:
         own |= {"scored": True, "sloped": found.sloped, "score": Named("pair_score")}
         own |= {"through": Named("pair_through")} if spec.direction != "forward" else {}
+        own |= _entries(spec, found)
     return Config(**own)
 
 
@@ -127,6 +135,16 @@ def fragment_of(spec: KernelSpec) -> Fragment | None:
     if spec.rules is None or spec.direction == "delta":
         return None
     return fragment(spec.rules, spec.direction != "forward")
+
+
+def _entries(spec: KernelSpec, found: Fragment) -> dict[str, Any]:
+    """What a kernel does with gradients of tables. summed: so many reads are of rows; paired: so many come before those
+    by pairs.
+    """
+    assert spec.rules is not None
+    kinds = () if spec.makes == "dv" else tuple(one.kind for one in spec.rules.entries)
+    places = {"places": Named("pair_places")} if found.paired else {}
+    return {"entries": kinds, "summed": kinds.count(OF_ROWS), "paired": len(kinds) - kinds.count(PAIRS), **places}
 
 
 def literal(config: Config) -> list[str]:
@@ -191,7 +209,8 @@ def _leaves_last(spec: KernelSpec) -> bool:
 
 def _rounds(spec: KernelSpec) -> bool:
     """Whether a forward rounds weights that may be a row's only one. The largest is 1 where a maximum is subtracted."""
-    return spec.direction == "forward" and spec.no_maximum and spec.dtype == "bfloat16" and not spec.upcast
+    narrow = spec.dtype == "bfloat16" and not (spec.upcast or spec.dropout)
+    return spec.direction == "forward" and spec.no_maximum and narrow
 
 
 def _counts_early(spec: KernelSpec) -> bool:
