@@ -5,7 +5,7 @@ import functools
 import pytest
 
 transformers = pytest.importorskip("transformers")
-import torch  # noqa: E402
+import torch
 
 SHARED = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

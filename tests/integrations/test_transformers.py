@@ -5,8 +5,8 @@ import torch
 
 models = pytest.importorskip("tests.integrations.models", exc_type=ImportError)
 
-from weft.errors import WeftError  # noqa: E402
-from weft.integrations.transformers import register  # noqa: E402
+from weft.errors import WeftError
+from weft.integrations.transformers import register
 
 pytestmark = pytest.mark.more  # to import transformers takes seconds
 register()

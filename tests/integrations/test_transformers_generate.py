@@ -5,7 +5,7 @@ import torch
 
 models = pytest.importorskip("tests.integrations.models", exc_type=ImportError)
 
-from weft.integrations.transformers import register  # noqa: E402
+from weft.integrations.transformers import register
 
 pytestmark = pytest.mark.more  # to import transformers takes seconds
 register()

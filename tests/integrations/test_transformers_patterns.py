@@ -10,9 +10,9 @@ import weft
 from weft.errors import WeftError
 
 models = pytest.importorskip("tests.integrations.models", exc_type=ImportError)
-from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from weft.integrations.transformers import load_patterns, register, set_pattern  # noqa: E402
+from weft.integrations.transformers import load_patterns, register, set_pattern
 
 pytestmark = pytest.mark.more  # to import transformers takes seconds
 register()

@@ -11,9 +11,9 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any, NoReturn
 
-import weft
 from weft.errors import ArgumentError, PatternError, WeftError
 from weft.pattern.algebra import Pattern
 from weft.pattern.arguments import LIBRARY, function
@@ -204,7 +204,7 @@ class _Reader:
 
 def _names() -> list[str]:
     """What to suggest. What only recognition makes (`sized` and others) may be called as well."""
-    return [name for name in weft.__all__ if name in LIBRARY]
+    return [name for name in import_module("weft").__all__ if name in LIBRARY]
 
 
 def _suggest(word: str, known: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from triton.runtime import driver as triton_driver
 from weft.errors import UnsupportedKernel
 from weft.kernels import gpu
 from weft.kernels.backend import Card
+from weft.outside import shown
 from weft.target import gpu_like
 from weft.torch import bind, driver, launcher
 
@@ -39,8 +40,8 @@ def _card(device: int) -> Card:
             "use a newer GPU, or move q, k and v to the CPU",
         )
     architecture = found.gcnArchName.split(":")[0] if rocm else f"sm_{found.major}{found.minor}"
-    shared = _shared_memory(device)  # which torch tells from 2.12 on
-    return Card(found.name, gpu_like(found.name, architecture, found.multi_processor_count, shared))
+    name, shared = shown(found.name), _shared_memory(device)  # which torch tells from 2.12 on
+    return Card(name, gpu_like(name, architecture, found.multi_processor_count, shared))
 
 
 def _shared_memory(device: int) -> int:

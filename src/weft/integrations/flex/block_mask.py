@@ -59,7 +59,7 @@ class BlockMask(flex.BlockMask):
     def pattern(self) -> Pattern:
         """The mask as a pattern; found again where tensors that mask_mod captured were changed since."""
         now = key_of(self.mask_mod)
-        if "_pattern" not in self.__dict__ or self.__dict__["_seen"] != now:
+        if "_pattern" not in self.__dict__ or self.__dict__.setdefault("_seen", now) != now:
             self._make()
             self.__dict__.update(_pattern=computed_by_kernels(self, self._recognize), _seen=now)
         return self.__dict__["_pattern"]

@@ -70,7 +70,7 @@ def _meant(query: Tensor, score_mod: Any, block_mask: Any) -> tuple[Any, Any]:
         mask = FULL
     else:
         mask = (block_mask if isinstance(block_mask, BlockMask) else like(block_mask)).pattern
-    return mask, None if score_mod is None else score_of(score_mod)
+    return mask, None if score_mod is None else score_of(score_mod, own=True)
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,11 @@ class InGraph(HigherOrderOperator):
     def __call__(self, _: Tensor, function: Callable[..., Any]) -> Any:
         """The same without Dynamo: where a graph broke off."""
         return self.answer(function)
+
+
+def with_own_score(score_mod: Callable[..., Any], score: Any, *at: Any) -> Any:
+    """A score function whose first argument is its own to change, also where that has a gradient."""
+    return score_mod(score.clone(), *at)
 
 
 def _text_and_tables(function: Callable[..., Any]) -> tuple[str, tuple[Tensor, ...]]:
@@ -64,11 +70,11 @@ prepare, say = map(assume_constant_result, (_prepare, _say))
 def meant(query: Tensor, score_mod: Any, block_mask: Any) -> tuple[Any, Any]:
     """Mask and score as weft.attention takes them."""
     prepare()
-    mask, function = FULL, score_mod
+    mask, function = FULL, None if score_mod is None else partial(with_own_score, score_mod)
     if block_mask is not None and block_mask.BLOCK_SIZE[0] != flex._LARGE_SPARSE_BLOCK_SIZE:
         known = block_mask._pattern if isinstance(block_mask, BlockMask) and hasattr(block_mask, "_pattern") else None
         if known is None:
-            function = _in_scores(score_mod, block_mask)
+            function = _in_scores(function, block_mask)
         else:
             mask = known
     if function is None:
