@@ -109,7 +109,18 @@ def test_counts():
     assert made.slots.window.tolist() == [3, 2]
 
 
-def test_holes_are_refused_on_the_device():
+def test_holes():
+    """Padding after the first token: on the host another pattern; in a graph the device refuses it."""
     padding = torch.tensor([[True, True, False, True, True]])
+    made = mask(1, 1, 16, torch.tensor(4), 0, attention_mask=padding, allow_is_causal_skip=False)
+    assert made.slots is None
+    assert made.pattern.to_dense(1, 5)[..., 0, :].ravel().tolist() == padding[0].tolist()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def keys(padding):
+        made = mask(1, 1, 16, torch.tensor(4), 0, attention_mask=padding, allow_is_causal_skip=False)
+        return made.slots.window
+
+    assert keys(torch.tensor([[False, True, True, True, True]])).tolist() == [4]
     with pytest.raises(RuntimeError, match="padding after the first token"):
-        mask(1, 1, 16, torch.tensor(4), 0, attention_mask=padding, allow_is_causal_skip=False)
+        keys(padding)

@@ -43,11 +43,8 @@ def padding(lengths: Any = None, rows: bool = False, align: Align = None, *, mas
 
 
 def hidden(spans: tuple[tuple[tuple[int, int], ...], ...]) -> Pattern:
-    """All keys but those of some runs; spans: of each batch row its runs, pairs (first, after)."""
+    """All keys but those of a few runs; spans: of each batch row its runs, pairs (first, after)."""
     most = max(map(len, spans))
-    if most > MOST_SPANS:
-        listed = [np.concatenate([np.arange(*run) for run in row] or [np.arange(0)]) for row in spans]
-        return ~per_batch([global_tokens(row, rows=False) for row in listed])
     runs = [[row[i] if i < len(row) else (0, 0) for row in spans] for i in range(most)]
     return ~reduce(or_, [_between(one, None) for one in runs])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from weft import memory
 from weft.errors import InputError, WeftError
 from weft.pattern import pieces
 from weft.pattern.algebra import Pattern
@@ -37,6 +38,7 @@ from weft.tracing.place import place_of
 KNOWN = (conversions, extremes, tables)  # imported for the operations that they enter
 MAX_TERMS = 4096  # conjunctions that a closed form may fall into
 RETRIES = 8  # tables of different lengths that are met one after the other
+LEAST = 2  # matrices of bits that an evaluation holds at the least
 KINDS = 16  # kinds of reads that rows and heads are found again by
 
 
@@ -96,6 +98,10 @@ def recognize_function(
             asked.text, reason, "pass size=(M, N), and it is evaluated there, or write it with what can be traced"
         )
     pairs = asked.size[0] * asked.size[1]
+    memory.check(
+        f"{asked.text} at {asked.size[0]} x {asked.size[1]}, pair by pair, since {reason}", LEAST * pairs // 8,
+        "write it with what can be traced, which evaluates no pair, or pass a smaller size", InputError,
+    )  # fmt: skip
     with evaluating(asked.text, pairs * (batch or 1) * (heads or 1), _seconds(asked, limit)):
         return _evaluated(asked, reason, generalize)
 

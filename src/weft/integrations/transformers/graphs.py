@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 import weft
 from weft.errors import UnsupportedError
 from weft.integrations.transformers.held import Mask, Slots
 from weft.integrations.transformers.reading import Seen, leaves, read
 from weft.pattern.algebra import Align
+from weft.pattern.relation import NDBool
+
+NO_LABEL = -(2**62)  # of a query that belongs to no group
 
 
 def in_graph(sizes: tuple[int, int, int], offsets: tuple[int, int], function: Any, padding: Tensor | None) -> Mask:
     """The mask as a pattern that is written down while a graph is traced. Tables are read when the graph runs."""
-    (batch, m, n), (q_offset, k_offset) = sizes, offsets
+    (batch, m, n), k_offset = sizes, offsets[1]
     seen = read(function)
-    parts = leaves(seen)
-    if any(_moved(part) for part in parts) and not any(part.kind == "same" for part in parts):
-        _refuse("positions of packed documents are compared without these")
-    come = q_offset + m - k_offset
-    live = come if _is_causal(parts) and come < n else n
-    last = not (q_offset == 0 and k_offset == 0) and live - m == q_offset - k_offset
-    if not last and (q_offset or k_offset):
+    live = live_keys(leaves(seen), (m, n), offsets)
+    at = place((m, live), offsets)
+    if at is None:
         _refuse("its queries are not the last of its keys")
-    at = _Place(m, live, q_offset, k_offset, "bottom-right" if last else "top-left")
     if padding is not None:
         seen = seen & Seen("kept", "k", _to_end(padding, k_offset + live))
-    rows = [at.written(seen, b) for b in range(batch if _by_row(seen) else 1)]
+    rows = [at.written(seen, b) for b in range(batch if by_row(seen) else 1)]
     pattern = rows[0] if len(rows) == 1 else weft.per_batch(rows)
     return Mask(pattern, sizes, offsets, live if live < n else None)
+
+
+def live_keys(parts: list[Seen], sizes: tuple[int, int], offsets: tuple[int, int]) -> int:
+    """How many keys some query may see. Raises UnsupportedError where positions are compared across documents."""
+    if any(_moved(part) for part in parts) and not any(part.kind == "same" for part in parts):
+        _refuse("positions of packed documents are compared without these")
+    come = offsets[0] + sizes[0] - offsets[1]
+    return come if _is_causal(parts) and come < sizes[1] else sizes[1]
 
 
 def _to_end(padding: Tensor, length: int) -> Tensor:
@@ -49,17 +56,18 @@ def _is_causal(parts: list[Seen]) -> bool:
     return any(part.kind == "near" and part.parts[1] is not None and part.parts[1] <= 0 for part in parts)
 
 
-def _by_row(seen: Seen) -> bool:
+def by_row(seen: Seen) -> bool:
+    """Whether it reads a table that has batch rows."""
     if seen.kind in ("and", "or"):
-        return _by_row(seen.parts[0]) or _by_row(seen.parts[1])
+        return by_row(seen.parts[0]) or by_row(seen.parts[1])
     return seen.kind in ("same", "kept") or (seen.kind == "chunks" and (_moved(seen) or seen.parts[1] is not None))
 
 
-class _Place:
+class Place:
     """Where the queries and keys of a call are in the sequence, and patterns written for them."""
 
-    def __init__(self, m: int, n: int, q_offset: int, k_offset: int, align: Align) -> None:
-        self.m, self.n, self.q_offset, self.k_offset, self.align = m, n, q_offset, k_offset, align
+    def __init__(self, sizes: tuple[int, int], offsets: tuple[int, int], align: Align) -> None:
+        (self.m, self.n), (self.q_offset, self.k_offset), self.align = sizes, offsets, align
 
     def written(self, seen: Seen, row: int) -> Any:
         """What a batch row sees."""
@@ -70,6 +78,9 @@ class _Place:
                 return self.written(two if one.kind == "all" else one, row)
             if kind == "or" and "none" in (one.kind, two.kind):
                 return self.written(two if one.kind == "none" else one, row)
+            if kind == "and" and (one.kind, two.kind) == ("same", "kept") and two.parts[0] == "q":
+                ids, key_ids = one.parts
+                return self._labels(torch.where(two.parts[1].bool()[row], ids[row], NO_LABEL), key_ids[row])
             left, right = self.written(one, row), self.written(two, row)
             return left & right if kind == "and" else left | right
         if kind == "near":
@@ -98,14 +109,22 @@ class _Place:
 
     def _chunks(self, seen: Seen, row: int) -> Any:
         size, first, (positions, of_keys) = seen.parts
-        if first is None and positions is None:
+        if first is None and positions is None and self.k_offset == 0:
             return weft.chunks(size, align=self.align)
         by = 0 if first is None else first[row]
         if positions is None:
             after = max(self.q_offset + self.m, self.k_offset + self.n)
-            ids = (torch.arange(after, device=first.device) - by) // size
+            ids = (torch.arange(after, device=None if first is None else first.device) - by) // size
             return self._labels(ids, ids)
         return self._labels((positions[row] - by) // size, (of_keys[row] - by) // size)
+
+
+def place(sizes: tuple[int, int], offsets: tuple[int, int], kind: type[Place] = Place) -> Place | None:
+    """The place of a call; None where no alignment says it."""
+    (m, n), (q_offset, k_offset) = sizes, offsets
+    if q_offset == 0 and k_offset == 0:
+        return kind(sizes, offsets, "top-left")
+    return kind(sizes, offsets, "bottom-right") if n - m == q_offset - k_offset else None
 
 
 def counted(
@@ -146,7 +165,9 @@ def _limits(parts: list[Seen], at: Tensor, padding: Tensor | None) -> list[Tenso
 
 
 def _first(padding: Tensor, at: Tensor) -> Tensor:
-    """The first token of each batch row; the device refuses rows with padding after it."""
+    """The first token of each batch row; rows with padding after it are refused, on a GPU by the device."""
+    if padding.is_cpu and not is_compiling():
+        return _first_on_host(padding.numpy(), int(at))
     live = padding & (torch.arange(padding.shape[1], device=padding.device) <= at)
     first = live.long().argmax(1)
     torch._assert_async(
@@ -156,7 +177,14 @@ def _first(padding: Tensor, at: Tensor) -> Tensor:
     return first
 
 
-def _refuse(wrong: str) -> None:
+def _first_on_host(rows: NDBool, at: int) -> Tensor:
+    first = rows.argmax(1)
+    if rows.shape[1] <= at or not all(row[begin : at + 1].all() for row, begin in zip(rows, first, strict=True)):
+        raise UnsupportedError("a static cache with padding after the first token", "it is no number of keys", "")
+    return torch.from_numpy(first)
+
+
+def _refuse(wrong: str) -> NoReturn:
     raise UnsupportedError(
         "a mask of attn_implementation='weft' inside a compiled function", wrong,
         "make the mask outside of it, or take a dynamic cache",

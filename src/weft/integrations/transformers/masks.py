@@ -20,12 +20,12 @@ from weft.caching import cached
 from weft.errors import UnsupportedError, WeftError
 from weft.integrations.transformers.graphs import counted, in_graph
 from weft.integrations.transformers.held import Mask
+from weft.integrations.transformers.reading import Seen, read
+from weft.integrations.transformers.tables import from_tables
 from weft.pattern.algebra import Pattern
-from weft.pattern.padded import hidden
+from weft.pattern.padded import MOST_SPANS, hidden, padding
 from weft.torch.decode import MOST_QUERIES
 from weft.torch.masks import recognized
-
-Spans = tuple[tuple[tuple[int, int], ...], ...]  # of each batch row: runs [first, after) of keys that are padding
 
 
 def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0, **told: Any) -> Mask:
@@ -33,17 +33,17 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
 
     Raises weft's errors for a function that is not recognised; they name the model.
     """
-    function, padding = told.get("mask_function", causal_mask_function), told.get("attention_mask")
+    function, tokens = told.get("mask_function", causal_mask_function), told.get("attention_mask")
     sizes, offsets = (batch_size, q_length, kv_length), (q_offset, kv_offset)
     try:
         if is_compiling() and not isinstance(q_offset, Tensor):
-            return in_graph(sizes, offsets, function, padding)
+            return in_graph(sizes, offsets, function, tokens)
         # transformers allows no skip at a step of a cache that is to be compiled
         if isinstance(q_offset, Tensor) or (q_length == 1 and not told.get("allow_is_causal_skip", True)):
-            found = _counted(sizes, offsets, (function, padding), told.get("device", "cpu"))
+            found = _counted(sizes, offsets, (function, tokens), told.get("device", "cpu"))
             if found is not None:
                 return found
-        return _made(sizes, (int(q_offset), kv_offset), function, padding)
+        return _made(sizes, (int(q_offset), kv_offset), function, tokens)
     except WeftError as error:
         model = getattr(told.get("config"), "model_type", "model")
         raise type(error)(f"attn_implementation='weft' in {model}: {error.asked}", error.wrong, error.cure) from error
@@ -69,33 +69,56 @@ def _counted(
 
 
 def _made(
-    sizes: tuple[int, int, int], offsets: tuple[int, int], function: Callable[..., Any], padding: Tensor | None
+    sizes: tuple[int, int, int], offsets: tuple[int, int], function: Callable[..., Any], mask: Tensor | None
 ) -> Mask:
     (batch, m, n), (q_offset, k_offset) = sizes, offsets
-    said = recognized(function, (batch, 1, q_offset + m, k_offset + n), "a mask function").pattern
-    come = q_offset + m - k_offset  # keys that have come: the later places of a static cache are empty
-    live = come if come < n and within_causal(said) else n
-    pattern = placed(said, (m, live), offsets)
-    spans = None if padding is None else padded(padding, k_offset, live)
-    if spans is not None:
-        pattern = _joined(pattern, spans)
+    seen = _seen(function)
+    found = None if seen is None else from_tables(sizes, offsets, seen)
+    if found is None:
+        said = recognized(function, (batch, 1, q_offset + m, k_offset + n), "a mask function").pattern
+        come = q_offset + m - k_offset  # keys that have come: the later places of a static cache are empty
+        live = come if come < n and within_causal(said) else n
+        found = placed(said, (m, live), offsets), live
+    pattern, live = found
+    tokens = None if mask is None else unpadded(mask, k_offset, live)
+    if tokens is not None:
+        pattern = _joined(pattern, tokens)
     return Mask(pattern, sizes, offsets, live if live < n else None)
 
 
+def _seen(function: Callable[..., Any]) -> Seen | None:
+    """What a function says, None where it does what only recognition follows."""
+    try:
+        return read(function)
+    except (UnsupportedError, TypeError, AttributeError):  # of a function that meets the objects of `read`
+        return None
+
+
 @cached(256)
-def _joined(pattern: Pattern, spans: Spans) -> Pattern:
-    return pattern & hidden(spans)
+def _joined(pattern: Pattern, tokens: Pattern) -> Pattern:
+    return pattern & tokens
 
 
-def padded(mask: Tensor, first: int, keys: int) -> Spans | None:
-    """The runs of keys that are padding among `keys` of them from `first` on; None where there are none.
+def unpadded(mask: Tensor, first: int, keys: int) -> Pattern | None:
+    """Those of `keys` keys from `first` on that are no padding; None where all are.
 
     mask: booleans (B, S), True for a token; keys beyond S are padding.
     """
     rows = mask.detach().cpu().numpy()[:, first : first + keys]
     if rows.shape[1] == keys and rows.all():
         return None
-    return tuple(_runs(row, keys) for row in rows)
+    runs = tuple(_runs(row, keys) for row in rows)
+    if max(map(len, runs)) <= MOST_SPANS:
+        return _hidden(runs)
+    full = np.zeros((rows.shape[0], keys), np.bool_)
+    full[:, : rows.shape[1]] = rows
+    return padding(mask=full)
+
+
+@cached(256)
+def _hidden(runs: tuple[tuple[tuple[int, int], ...], ...]) -> Pattern:
+    """One object for as long as the runs are the same: those on the left are, at all steps of decoding."""
+    return hidden(runs)
 
 
 def _runs(row: np.ndarray, keys: int) -> tuple[tuple[int, int], ...]:
