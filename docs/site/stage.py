@@ -25,7 +25,7 @@ PROJECT = ("DESIGN", "CONTRIBUTING", "SECURITY", "CHANGELOG")
 QUOTED = (DOCS / "decisions", ROOT / "benchmarks", *(ROOT / f"{name}.md" for name in PROJECT))
 NAVIGATION = {
     "Learn": ("start", "coming", "coming-transformers", "coming-flash-attn", "coming-sdpa", "coming-flex", "coming-natten",
-              "coming-diffusers", "which", "recipes", "jax", "distributed", "mistakes", "kernel", "patterns/index"),
+              "coming-diffusers", "which", "recipes", "jax", "fusion", "distributed", "mistakes", "kernel", "patterns/index"),
     "Look up": ("reference/attention", "reference/patterns", "reference/recognition", "reference/plans",
                 "reference/napkin", "reference/errors", "reference/commands"),
     "Evidence": ("performance", "honesty", "prediction", "napkin", "decisions/index"),
