@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.spec import KernelSpec
 
 JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
@@ -114,6 +114,8 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return walk_names(READ), walk_names(WRITTEN)
     if spec.direction == "few_keys":
         return tuple(x for x in walk_names(OF_FEW) if x != ADDED_BOX), (ADDED_BOX,)
+    if spec.groups and spec.of_keys and spec.with_dq:
+        return walk_names(OF_KEYS), ()
     if spec.groups and spec.direction == "forward":
         written, *read = box_names(spec.terms)
         return tuple(read), (written,) * spec.boxed

@@ -39,7 +39,14 @@ def gradients(plan: AttentionPlan, layout: Layout, options: Options) -> str:
         return tile.NAME
     if plan.fused_backward and may_specialise(layout, options, plan.problem):
         return fused_backward.NAME
-    return one_kernel.NAME if not options.deterministic and lists_one_kernel(plan) else tile.NAME
+    summing = not options.deterministic and lists_one_kernel(plan) and may_sum(plan, layout, options)
+    return one_kernel.NAME if summing else tile.NAME
+
+
+def may_sum(plan: AttentionPlan, layout: Layout, options: Options) -> bool:
+    """Whether layout and options allow the kernel that adds to dQ in memory: where warp groups do, theirs."""
+    groups = any(share.plan.tiling and share.plan.tiling.groups for share in plan.summing)
+    return not groups or may_specialise(layout, options, plan.problem)
 
 
 def lists_one_kernel(plan: AttentionPlan) -> bool:

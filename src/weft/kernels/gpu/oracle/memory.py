@@ -150,6 +150,7 @@ class Call:
         for name in launch.written:
             law(memory.slots[name].role in ("output", "workspace"), f"{name} is written, and is an input")
         self._arrays: dict[tuple[str, int], Array] = {}
+        self._tables: dict[str, Ints] = {}
 
     def integer(self, name: str) -> int:
         """A scalar that the plan fixes or the host gives."""
@@ -182,8 +183,14 @@ class Call:
         return found
 
     def table(self, name: str = "Tables") -> Ints:
-        """Integers of the plan."""
-        return self.memory.tables[self.slot(name)]
+        """Integers of the plan, or of a workspace that a launch before this one left."""
+        slot = self.slot(name)
+        found = self.memory.tables.get(slot, self._tables.get(slot))
+        if found is None:
+            words = self.memory.arrays[slot]
+            law(not np.isnan(words).any(), f"{slot} is read as tables, and some of it was not written")
+            found = self._tables[slot] = words.astype(np.int64)
+        return found
 
     def captured(self, name: str) -> tuple[Slot, NDArray[Any]]:
         """A table that a score function reads: its slot, and its numbers."""

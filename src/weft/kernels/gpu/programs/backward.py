@@ -65,11 +65,17 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
-def queries_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
-    """dq by tiles of queries, with what `keys_program` reads: delta, stats or both."""
-    plan.check_room("dq", options.tf32)
+def queries_program(
+    plan: AttentionPlan, layout: Layout, options: Options, found: Packed | None = None
+) -> LaunchProgram:  # fmt: skip
+    """dq by tiles of queries, with what `keys_program` reads: delta, stats or both.
+
+    found: tables, if not the plan's.
+    """
     problem = plan.problem
-    found = tables_of("dq", plan, layout, options, summing=False)
+    if found is None:
+        plan.check_room("dq", options.tf32)
+        found = tables_of("dq", plan, layout, options, summing=False)
     covers, merges = found.waves.covers, found.waves.merges
     slots, steps, memory, captured = _given(problem, layout, options)
     dq, converted = _summed(("dq", "q", problem.d), problem, layout, merges)
@@ -91,11 +97,16 @@ def queries_program(plan: AttentionPlan, layout: Layout, options: Options) -> La
     return LaunchProgram("backward", tuple(slots), (*steps, *chain.from_iterable(waves), *converted), tables)
 
 
-def keys_program(plan: AttentionPlan, layout: Layout, options: Options, summing: bool) -> LaunchProgram:
-    """dk and dv by tiles of keys, of delta or stats; summing: and dq_float32, which it adds to."""
-    plan.check_room("dkdv", options.tf32)
+def keys_program(
+    plan: AttentionPlan, layout: Layout, options: Options, summing: bool, found: Packed | None = None
+) -> LaunchProgram:  # fmt: skip
+    """dk and dv by tiles of keys, of delta or stats; summing: and dq_float32, which it adds to. found: tables, if not
+    the plan's.
+    """
     problem = plan.problem
-    found = tables_of("dkdv", plan, layout, options, summing)
+    if found is None:
+        plan.check_room("dkdv", options.tf32)
+        found = tables_of("dkdv", plan, layout, options, summing)
     joins = found.met is not None
     merges = found.waves.merges and not joins
     slots, steps, memory, captured = _given(problem, layout, options)

@@ -10,7 +10,7 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import for_card
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Fill, LaunchProgram, Slot
-from weft.kernels.gpu.programs.launches import Bindings, tables_of, wave_launches, widened
+from weft.kernels.gpu.programs.launches import Bindings, Packed, tables_of, wave_launches, widened
 from weft.kernels.gpu.programs.sinks import join_sinks
 from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.kernels.gpu.score.slots import captured_by
@@ -28,15 +28,19 @@ def chosen_forward(plan: AttentionPlan, layout: Layout, options: Options, proces
     return forward_program(plan, layout, options)
 
 
-def forward_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
+def forward_program(
+    plan: AttentionPlan, layout: Layout, options: Options, found: Packed | None = None
+) -> LaunchProgram:  # fmt: skip
     """By tiles. Slots q, k, v, and where there are any sinks and slopes (Hq,) and tables; outputs out (B, Hq, M, Dv)
     and lse (B, Hq, M).
 
-    layout: of q, k and v. Raises UnsupportedKernel where the card has no room for the plan's kernels.
+    layout: of q, k and v. found: tables, if not the plan's. Raises UnsupportedKernel where the card has no room for the
+    plan's kernels.
     """
-    plan.check_room("forward", options.tf32)
     problem = plan.problem
-    found = tables_of("forward", plan, layout, options, summing=False)
+    if found is None:
+        plan.check_room("forward", options.tf32)
+        found = tables_of("forward", plan, layout, options, summing=False)
     complete = found.waves.covers and not found.waves.merges
     out = result("out", "q", problem, layout, (problem.dtype, problem.dv))
     slots = [*inputs(problem, layout), out, of_rows("lse", problem)]
@@ -60,6 +64,7 @@ def forward_program(plan: AttentionPlan, layout: Layout, options: Options) -> La
     strides = layout.named | {"out": out.strides}
     bound = Bindings(memory, {name: strides[name.lower()] for name in ("Q", "K", "V", "Out")}, captured.known)
     spec = replace(_spec(plan, layout, options, bound), rules=captured.rules, dropout=bool(options.dropout))
+    spec = replace(spec, paged=found.page)
     waves, tables = wave_launches(spec, found, bound, plan, options)
     steps += chain.from_iterable(waves)
     if "sinks" in names and not complete:

@@ -13,7 +13,7 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.arguments import described, reads, scalars, writes
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import wave_specs
-from weft.kernels.gpu.descriptors import FORWARD, Box, box_names
+from weft.kernels.gpu.descriptors import FORWARD, OF_KEYS, Box, box_names, walk_names
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.layout import PARTS, Layout, Options
 from weft.kernels.gpu.program import (
@@ -47,13 +47,14 @@ GRID = 65535  # programs along the second and the third axis of a grid, at most
 @dataclass(frozen=True, eq=False)
 class Packed:
     """Waves and their tables. met: for each key the row of the joined sums, negative for none; see `Waves.met`. groups:
-    warp groups that specialise compute them.
+    warp groups that specialise compute them. page: see `KernelSpec.paged`.
     """
 
     waves: Waves
     tables: tuple[Table, ...]
     met: Table | None
     groups: bool = False
+    page: int = 0
 
 
 @cached(128)
@@ -77,12 +78,14 @@ def tables_of(direction: Direction, plan: AttentionPlan, layout: Layout, options
     """
     problem, transposed = plan.problem, direction == "dkdv"
     split = slots_of(plan.target) if transposed and not options.deterministic else None
-    if summing:
-        return packed(plan.summing, problem, transposed, split)
     processors = plan.target.processors if isinstance(plan.target, Gpu) else 0
+    if summing:
+        groups = any(share.plan.tiling and share.plan.tiling.groups for share in plan.summing)
+        found = packed(plan.summing, problem, transposed, None if groups else split, processors if groups else 0)
+        return replace(found, groups=groups)
     every = select.tiles(direction, plan, layout, options)
-    found = ((packed(one.shares, problem, transposed, split, processors), one.groups) for one in every)
-    near = (pair for pair in found if not pair[1] or select.are_near(pair[0].waves, layout))
+    pairs = ((packed(one.shares, problem, transposed, split, processors), one.groups) for one in every)
+    near = (pair for pair in pairs if not pair[1] or select.are_near(pair[0].waves, layout))
     one, groups = next(near)
     return replace(one, groups=groups)
 
@@ -158,8 +161,10 @@ def wave_launches(
         boxes: tuple[Box, ...] = ()
         if ones[0].groups and isinstance(plan.target, Gpu):
             grids = [_persistent(wave, plan.target)]
-            if not spec.of_keys:
-                reach = wave.reach or ()
+            reach = wave.reach or ()
+            if spec.with_dq:
+                boxes = boxes_of(OF_KEYS, walk_names(OF_KEYS), reach, plan.problem, bound.strides)
+            elif not spec.of_keys:
                 names = box_names(ones[0].terms)
                 boxes = boxes_of(FORWARD[: 2 * len(reach)], names, reach, plan.problem, bound.strides)
         else:

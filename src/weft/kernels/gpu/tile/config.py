@@ -86,6 +86,7 @@ class Config(NamedTuple):
     few: bool = False
     joins: bool = False
     sums_dv: int = 0
+    paged: int = 0
     scored: bool = False
     sloped: bool = False
     score: Any = None

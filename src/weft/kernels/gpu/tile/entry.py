@@ -75,7 +75,7 @@ def _tensor(spec: KernelSpec, field: Field) -> str:
     if field == ENTRIES:
         return _tuple(() if spec.rules is None else spec.rules.sums)
     if field in strided(spec):
-        dim = "1" if spec.aligned else f"{field}_dim"
+        dim = "()" if spec.aligned else f"{field}_dim"  # nothing reads it: Triton 3.6 would lose a number there
         return f"Strided({field}, {field}_batch, {field}_head, {field}_row, {dim})"
     return field if field in arguments(spec) else "None"
 

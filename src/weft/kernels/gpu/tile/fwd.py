@@ -231,7 +231,8 @@ def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
     acc = epilogue.output(rest)
     lse = epilogue.lse_of(rest, ONLINE or C.sinks, C.fast_log)
     if C.sinks:
-        lse = tl.where(alone, tl.load(tensors.sinks + head.head), lse)  # exactly
+        sink = tl.load(tensors.sinks + head.head)
+        lse = tl.where(alone, sink, epilogue.above_sink(rest, lse, sink, C.fast_log))
     of_head = (head.batch * launch.all_heads + head.head) * launch.my_length
     lse_at = tensors.lse + of_head + rows.token
     block = loads.near_rows_of(C, tensors.out, rows, head.batch, head.head.to(tl.int64))
