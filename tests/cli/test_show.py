@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import weft
 from weft import plot
 from weft.cli import main, progress, show
-from weft.cli.parse import parse
 from weft.errors import install_line
+from weft.pattern.parse import parse
 
 
 class Screen(io.StringIO):

@@ -11,7 +11,7 @@ import click
 
 from weft.bench import rows, select
 from weft.bench.run import DIRECTIONS, Bench, Machine, probe
-from weft.cli.parse import Seconds
+from weft.cli.numbers import Seconds
 from weft.cli.say import say, say_briefly
 from weft.testing.workloads import WORKLOADS
 

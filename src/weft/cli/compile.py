@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.parse import parse
 from weft.cli.plan import problem_of, problem_options
 from weft.cli.progress import Line, busy
 from weft.cli.say import say
@@ -20,6 +19,7 @@ from weft.errors import OptionError, WeftError, install_line
 from weft.kernels.backend import TritonBackend
 from weft.outside import file_bytes
 from weft.pattern.algebra import Pattern
+from weft.pattern.parse import parse
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.settings import interpreted

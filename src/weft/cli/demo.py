@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from weft.cli.parse import parse
 from weft.cli.say import say, say_briefly
 from weft.errors import OptionError, UnsupportedError, install_line
+from weft.pattern.parse import parse
 
 
 @click.command("demo")

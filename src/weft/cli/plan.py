@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from weft.acsr.format import BLOCK
-from weft.cli.parse import Numbers, parse
+from weft.cli.numbers import Numbers
 from weft.cli.progress import busy
 from weft.cli.say import say
 from weft.errors import OptionError
 from weft.kernels.backend import BACKENDS, Backend
+from weft.pattern.parse import parse
 from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.heads import Share
 from weft.planning.problem import DTYPES, Problem

@@ -17,7 +17,7 @@ import numpy as np
 from weft import plot
 from weft.acsr.format import Acsr
 from weft.acsr.picture import owned
-from weft.cli.parse import Numbers, parse
+from weft.cli.numbers import Numbers
 from weft.cli.progress import busy
 from weft.cli.say import say, say_picture
 from weft.errors import OptionError
@@ -38,6 +38,7 @@ from weft.pattern.draw import (
     whole_blocks,
 )
 from weft.pattern.excerpt import Excerpt
+from weft.pattern.parse import parse
 from weft.pattern.pieces import Bits
 from weft.pattern.tables import BlockTable
 from weft.settings import colourless

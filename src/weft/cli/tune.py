@@ -13,11 +13,12 @@ from typing import Any
 import click
 
 import weft
-from weft.cli.parse import Seconds, parse
+from weft.cli.numbers import Seconds
 from weft.cli.plan import backend_of, problem_of, problem_options
 from weft.cli.say import say, say_briefly
 from weft.errors import OptionError
 from weft.kernels.backend import Timing, choose
+from weft.pattern.parse import parse
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime import evidence

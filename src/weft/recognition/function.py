@@ -12,7 +12,8 @@ import numpy as np
 from weft import memory
 from weft.errors import InputError, WeftError
 from weft.pattern import pieces
-from weft.pattern.algebra import Pattern, scalar
+from weft.pattern.algebra import Pattern
+from weft.pattern.integers import scalar
 from weft.recognition import conversions, extremes, names, novalue, tables
 from weft.recognition.bitrows import BitRows
 from weft.recognition.choose import best, looked_at

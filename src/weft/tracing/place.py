@@ -10,7 +10,7 @@ from pathlib import Path
 from weft.outside import shown
 
 WEFT = Path(__file__).parents[1]
-OURS = tuple(WEFT / name for name in ("recognition", "score", "tracing", "torch", "jax"))
+OURS = tuple(WEFT / name for name in ("recognition", "score", "tracing", "torch", "jax", "integrations"))
 LIBRARIES = ("numpy", "torch", "jax")
 
 
