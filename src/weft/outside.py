@@ -63,7 +63,8 @@ def is_name(text: object, most: int = NAME) -> bool:
 def parsed(data: bytes | str) -> Any:
     """What JSON says. Raises ValueError for what is none, is nested too deep, or holds a number that no float holds."""
     try:
-        found = json.loads(data, parse_constant=_no_number, parse_int=_integer, parse_float=_float)
+        text = data if isinstance(data, str) else data.decode(json.detect_encoding(data))
+        found = DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEPTH}") from None
     level = [found]
@@ -93,6 +94,9 @@ def _float(digits: str) -> float:
     if found in (float("inf"), float("-inf")):
         raise ValueError(f"{shown(digits, 40)} is more than a float holds")
     return found
+
+
+DECODER = json.JSONDecoder(parse_constant=_no_number, parse_int=_integer, parse_float=_float)
 
 
 def file_bytes(path: Path, most: int = MOST) -> bytes:

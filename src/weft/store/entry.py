@@ -62,6 +62,12 @@ def damage(path: Path, trust: Trust = OWN) -> str | None:
 
     Raises Untrusted where others may have written it.
     """
+    found = examined(path, trust)
+    return found if isinstance(found, str) else None
+
+
+def examined(path: Path, trust: Trust) -> str | dict[str, Any]:
+    """The facts of an entry that is whole, or what is wrong with it."""
     try:
         trust.check(path, path.lstat())
         said = trust.read(path / SUMS, TOLD).decode()
@@ -75,8 +81,9 @@ def damage(path: Path, trust: Trust = OWN) -> str | None:
             return f"{named} should or should not be there"
         changed = [name for name, digest in sums.items() if sha256(trust.read(path / name, MOST)).hexdigest() != digest]
         if not changed:
-            key = facts_of(path, trust).get("key", path.name[:64])
-            return None if key == path.name[:64] else f"it is a copy of the entry {shown(key)}"
+            facts = facts_of(path, trust)
+            key = facts.get("key", path.name[:64])
+            return facts if key == path.name[:64] else f"it is a copy of the entry {shown(key)}"
     except (FileNotFoundError, IsADirectoryError) as error:
         return f"{shown(Path(error.filename).name)} is missing"
     except OddFile as error:

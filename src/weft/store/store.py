@@ -29,7 +29,7 @@ from typing import Any
 from weft import settings
 from weft.outside import lines
 from weft.store import entry, timings
-from weft.store.entry import FACTS, TIMINGS, Entry, beside, damage, facts_of, identity
+from weft.store.entry import FACTS, TIMINGS, Entry, beside, damage, identity
 from weft.store.trust import OWN, Trust, Untrusted
 
 ABANDONED = 3600  # seconds after which whoever wrote or removed a directory is taken to be dead
@@ -88,17 +88,17 @@ class Store:
             seen = identity(path)
             if seen is None:
                 return None
-            problem = damage(path, self.trust)
-            if problem is None:
-                return self._used(path)
+            found = entry.examined(path, self.trust)
+            if not isinstance(found, str):
+                return self._used(path, "key" in found)
             if identity(path) == seen:
-                self.set_aside(key, problem)
+                self.set_aside(key, found)
                 return None
         return None
 
-    def _used(self, path: Path) -> Path | None:
+    def _used(self, path: Path, says_key: bool) -> Path | None:
         """An entry that is whole, if it is none of an older layout."""
-        if "key" not in facts_of(path, self.trust):
+        if not says_key:
             _discard(path)
             return None
         with suppress(OSError):  # who may only read leaves no trace
@@ -237,8 +237,8 @@ class Base(Store):
     def _trusted(self, root: os.stat_result) -> Trust:
         return Trust(frozenset([root.st_uid]))
 
-    def _used(self, path: Path) -> Path | None:
-        return path if "key" in facts_of(path, self.trust) else None
+    def _used(self, path: Path, says_key: bool) -> Path | None:
+        return path if says_key else None
 
     def set_aside(self, key: str, problem: str) -> None:
         self.warn(key, f"{self._path(key)} is damaged: {problem}. It is passed over")

@@ -44,7 +44,9 @@ class Trust:
         """Raises Untrusted. above: a directory that holds what is read, where whoever writes may exchange it."""
         if ME is None:
             return
-        ours = found.st_uid in (ME, ROOT, *self.owners) or found.st_gid == self.group
+        ours = found.st_uid in (ME, ROOT) or found.st_uid in self.owners or found.st_gid == self.group
+        if ours and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return
         where = shlex.quote(shown(path, 4096))
         if not ours and not (above and _hidden(found.st_uid)):
             do = f"remove it (rm -r {where}), or make it yours (sudo chown -R {ME} {where})"
@@ -72,11 +74,11 @@ class Trust:
         found = path.lstat()
         _regular(path, found, most)  # before it is opened, which a device may notice
         file = os.open(path, os.O_RDONLY | ITSELF)
-        with os.fdopen(file, "rb") as stream:
+        with os.fdopen(file, "rb", buffering=0) as stream:
             found = os.fstat(file)
             _regular(path, found, most)
             self.check(path, found)
-            data = stream.read(most + 1)
+            data = stream.readall()
         if len(data) > most:
             raise OddFile(f"{path.name} grows while it is read")
         return data
