@@ -32,7 +32,8 @@ def _checked(asked: Any) -> Any:
     @wraps(asked)
     def get_correct_attn_implementation(self: Any, requested_attention: str | None, *args: Any, **options: Any) -> Any:
         if requested_attention in _names:
-            layer = past_interface(type(self))
+            kind: Any = type(self)
+            layer = past_interface(kind)
             if layer is not None:
                 raise UnsupportedError(
                     f"attn_implementation={requested_attention!r} in {type(self).__name__}",
