@@ -18,6 +18,7 @@ from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import LaunchProgram, row_major
 from weft.kernels.gpu.programs.documents import (
     Documents,
+    PagedKeys,
     documents_backward_program,
     documents_forward_program,
 )
@@ -216,6 +217,49 @@ def test_sums_that_do_not_fit_reach_no_other_memory(wrong):
     forward, _ = programs(weft.causal(), 2, problem_of(60, 60))
     counted = dict.fromkeys(("of_queries", "of_keys"), np.array(wrong))
     assert np.isfinite(run_program(forward, {"q": q, "k": k, "v": v} | counted)["out"]).all()
+
+
+# ---- keys in pages ---------------------------------------------------------------------------------------------------
+def paged(keys, page, heads_first, seed=0):
+    """(k, v, pools of both, PagedKeys, table): keys (1, 2, T, D) also in shuffled pages; what no key is, is NaN."""
+    random = np.random.default_rng(seed)
+    k, v = (random.standard_normal((1, 2, sum(keys), width)) for width in (4, 3))
+    width, each = max(1, -(-max(keys, default=0) // page)) + 1, [-(-n // page) for n in keys]
+    order = random.permutation(sum(each) + 2).tolist()
+    table = np.full((len(keys), width), -1)
+    pools = [np.full((sum(each) + 2, 2, page, x.shape[3]), np.nan) for x in (k, v)]
+    first = 0
+    for i, n in enumerate(keys):
+        for j in range(each[i]):
+            table[i, j] = order.pop()
+            for pool, x in zip(pools, (k, v), strict=True):
+                part = x[0, :, first + j * page : first + min((j + 1) * page, n)]
+                pool[table[i, j], :, : part.shape[1]] = part
+        first += n
+    strides = tuple(row_major(x.shape) for x in pools)
+    if not heads_first:
+        strides = tuple((2 * page * d, d, 2 * d, 1) for d in (4, 3))
+    step = strides[0][0] // strides[0][2]
+    return k, v, pools, PagedKeys(len(pools[0]), page, width, width, step, strides), table
+
+
+@pytest.mark.parametrize("heads_first", [True, False])
+@pytest.mark.parametrize("page", [16, 40])
+@pytest.mark.parametrize("name", every(3, MORE))
+def test_keys_in_pages(name, page, heads_first):
+    """Shuffled pages; those behind a document's last key have no number, and their memory is NaN."""
+    queries, keys = drawn(list(MORE).index(name) + 60, 6, False)
+    k, v, pools, lie, table = paged(keys, page, heads_first)
+    q, _, _, dout, dlse = tensors_of(queries, keys)
+    expected = by_host(MORE[name], (queries, keys), (q, k, v, dout, dlse), {})
+    problem = problem_of(sum(queries), lie.room)
+    layout = Layout((row_major(q.shape), *lie.strides), False)
+    one = replace(asked(MORE[name], 6), paged=lie)
+    program = documents_forward_program(plan_attention(weft.full(), problem, GPU), layout, Options(0.5), one)
+    given = {"q": q, "k": pools[0], "v": pools[1], "of_queries": sums(queries), "of_keys": sums(keys)}
+    found = run_program(program, given | {"block_table": table})
+    for what in ("out", "lse"):
+        np.testing.assert_allclose(found[what], expected[what], rtol=1e-9, atol=1e-9, err_msg=what)
 
 
 # ---- refused ---------------------------------------------------------------------------------------------------------

@@ -5,13 +5,12 @@ gradients of every parameter.
 import copy
 import pickle
 import warnings
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-
-pytest.importorskip("diffusers", reason="needs diffusers, which is not installed")
 
 from weft.errors import InputError, UnsupportedError
 from weft.integrations.diffusers import clear_pattern, set_pattern
@@ -19,7 +18,12 @@ from weft.testing.refusals import refuse
 
 from .test_diffusers_rules import tiles, together, window, with_text
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of diffusers and of torch's autocast
+# More: importing the models takes seconds. Warnings are diffusers', and torch's of autocast.
+pytestmark = [
+    pytest.mark.more,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("diffusers") is None, reason="needs diffusers, which is not installed"),
+]
 SDPA = torch.nn.functional.scaled_dot_product_attention
 GRID, TEXT, BATCH = (4, 6, 8), 6, 2
 TOKENS = 4 * 6 * 8
@@ -185,7 +189,6 @@ def test_layers(make):
         near([model(**arguments, return_dict=False)[0]], [expected])
 
 
-@pytest.mark.more
 @by_model
 def test_compiled(make):
     """In one graph, but for Mochi, whose processor reads the host."""

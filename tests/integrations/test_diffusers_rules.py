@@ -215,6 +215,16 @@ def test_a_picture():
     refuse(lambda: diffusers.picture(model()[0], (3, 4, 6)), OptionError, ["set_pattern"])
 
 
+def test_a_figure(tmp_path):
+    pytest.importorskip("matplotlib")
+    transformer, _ = model()
+    diffusers.set_pattern(transformer, neighborhood=(1, 3, 3), layers=[1])
+    diffusers.picture(transformer, (3, 4, 6), path=tmp_path / "layers.svg")
+    drawn = (tmp_path / "layers.svg").read_text()
+    assert drawn.startswith("<?xml") and "<image" in drawn
+    refuse(lambda: diffusers.picture(transformer, (3, 4, 6), path="layers.gif"), OptionError, [".svg"])
+
+
 def test_a_mask_of_the_model_is_joined():
     transformer, x = model()
     mask = torch.ones(2, 1, 1, 72, dtype=torch.bool)

@@ -2,6 +2,7 @@
 8 x 8 pixels, one token each.
 """
 
+from importlib.util import find_spec
 from itertools import product
 
 import pytest
@@ -9,13 +10,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-datasets = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn, which is not installed")
-
 import weft.integrations.natten as natten
 from weft.integrations import sdpa
 
 from .test_natten import dense
 
+pytestmark = [
+    pytest.mark.more,
+    pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn, which is not installed"),
+]
 STEPS, BATCH, DIM, HEADS, SIDE = 100, 32, 32, 4, 8
 
 
@@ -68,6 +71,8 @@ class Classifier(nn.Module):
 
 def losses(model):
     """The loss of each step, and the share of the pictures kept back that are classified right."""
+    from sklearn import datasets
+
     digits = datasets.load_digits()
     pictures, labels = torch.from_numpy(digits.images) / 16, torch.from_numpy(digits.target)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -93,14 +98,12 @@ def models():
     return ours, theirs
 
 
-@pytest.mark.more
 def test_a_neighbourhood_classifier():
     (ours, right), (theirs, _) = map(losses, models())
     assert (ours - theirs).abs().max() < 1e-6
     assert ours[-10:].mean() < 0.3 * ours[0] and right > 0.8
 
 
-@pytest.mark.more
 def test_a_window_classifier():
     torch.manual_seed(0)
     theirs = Classifier([Windows(0), Windows(2)]).double()

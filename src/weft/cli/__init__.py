@@ -45,11 +45,16 @@ COMMANDS = {
             'explain "longformer(512, 16)" --shape 1,8,8192,128 --device cuda --source forward',
         ),
     ),
+    "fuse": Entry(
+        "Say which attention of a model weft computes, and why not the rest.",
+        ("fuse my_models:bert --explain", "fuse my_models:bert --out layer.svg --json"),
+    ),
     "napkin": Entry(
         "Derive a tiling from a diagram, with the bytes it sends and holds.",
         (
             "napkin attention --target h200 --out flash.svg",
             'napkin attention --pattern "neighborhood((64, 64), (8, 8))" --length 4096',
+            'napkin layer --model bert-base --pattern "window(127, 127)" --out layer.svg',
         ),
         True,
     ),

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from weft.cli.loading import function
 from weft.cli.progress import busy
 from weft.cli.say import say
-from weft.errors import InputError
 from weft.recognition import Recognized, load_mask, recognize
 
 DRAWN = 64  # tokens a side of the picture of a pattern that has no size of its own
@@ -37,23 +35,9 @@ def command(target: str, size: Any, batch: Any, heads: Any, generalize: bool, as
 
 def _loaded(target: str) -> Any:
     """The mask or the function that the command line names."""
-    module, colon, name = target.rpartition(":")
-    if target.endswith(".npy") or Path(target).exists() or not colon:
+    if target.endswith(".npy") or Path(target).exists() or ":" not in target:
         return load_mask(target)
-    asked = f"weft recognize {target}"
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # whatever the module raises while it is imported
-        raise InputError(
-            asked, f"{type(error).__name__}: {error}", "name a module that can be imported here, and a function in it"
-        ) from None
-    if not callable(found):
-        raise InputError(asked, f"{name} is a {type(found).__name__}, no function", "name a function of (q, k)")
-    return found
+    return function("weft recognize", target, "(q, k)")
 
 
 def _lengths(found: Recognized) -> tuple[int, int]:

@@ -88,7 +88,9 @@ def hint(number: Any) -> int:
 
 
 def shape(node: Any) -> tuple[int, ...]:
-    """The shape of a node's tensor when the graph was traced."""
+    """The shape of a node's tensor when the graph was traced; () where Dynamo noted none."""
+    if not isinstance(value(node), torch.Tensor):
+        return ()
     return tuple(hint(x) for x in value(node).shape)
 
 

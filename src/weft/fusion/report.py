@@ -6,8 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from weft.errors import OptionError
+from weft.fusion.operators import Layer
+from weft.fusion.picture import lines, svg
+from weft.fusion.search import Found, alike
+from weft.target import GPUS, Gpu
+
 if TYPE_CHECKING:
     from weft.fusion.decide import Replaced
+
+TARGET = "h200"  # the GPU that segments are predicted for
+NOTE = "segments are predictions: weft has no kernels for them yet, and the compiler behind it fuses its own way"
 
 
 @dataclass(frozen=True)
@@ -39,10 +48,13 @@ class Seen:
 
 @dataclass
 class GraphReport:
-    """One graph that Dynamo traced. broken: why it ended before the function did, "" where it did not."""
+    """One graph that Dynamo traced. broken: why it ended before the function did, "" where it did not. layers: its
+    operators, by numbered module.
+    """
 
     seen: list[Seen] = field(default_factory=list)
     broken: str = ""
+    layers: list[Layer] = field(default_factory=list)
 
     @property
     def replaced(self) -> int:
@@ -75,10 +87,31 @@ class Explanation:
         """Those that stay, each with its reason."""
         return [one for one in self.seen if one.reason]
 
-    def __str__(self) -> str:
-        return "\n".join(self._lines()) or "no graph was compiled yet"
+    def segments(self, target: str = TARGET) -> list[tuple[Found, list[str]]]:
+        """(the segmentation found, names of the layers that have it), for each kind of layer, predicted on a GPU."""
+        layers = {(layer.name, layer.fingerprint): layer for graph in self.graphs for layer in graph.layers}
+        return alike(list(layers.values()), _gpu(target))
 
-    def _lines(self) -> Iterator[str]:
+    def svg(self, kind: int = 0, target: str = TARGET) -> str:
+        """The picture of one kind of layer, counted from 0: what it moves before and after fusion.
+
+        Raises OptionError where there is no such layer or no such target.
+        """
+        found = self.segments(target)
+        if not 0 <= kind < len(found):
+            raise OptionError(
+                f"svg(kind={kind})", f"{len(found)} kinds of layers were found", "count from 0, and run the model first"
+            )
+        return svg(found[kind][0], _gpu(target), f"{found[kind][1][0]} on {target}")
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, target: str = TARGET) -> str:
+        """As printed; segments are predicted for a GPU."""
+        return "\n".join(self._lines(target)) or "no graph was compiled yet"
+
+    def _lines(self, target: str) -> Iterator[str]:
         for i, graph in enumerate(self.graphs):
             count = len(graph.seen)
             yield f"graph {i}: {count} attention{'s' * (count != 1)} found, {graph.replaced} replaced"
@@ -86,3 +119,18 @@ class Explanation:
                 yield from (f"  {line}" for line in one.lines())
             if graph.broken:
                 yield f"  the graph ends here: {graph.broken}"
+        for found, names in self.segments(target):
+            yield f"{len(names)} layer{'s' * (len(names) != 1)} alike: {_shortened(names)}"
+            yield from (f"  {line}" for line in lines(found, _gpu(target)))
+        if any(graph.layers for graph in self.graphs):
+            yield NOTE
+
+
+def _shortened(names: list[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]}, ... {names[-1]}"
+
+
+def _gpu(target: str) -> Gpu:
+    if target not in GPUS:
+        raise OptionError(f"target={target!r}", "the GPU is not known", f"name one of {', '.join(GPUS)}")
+    return GPUS[target]

@@ -20,6 +20,7 @@ from weft.fusion.attention import SDPA, Attention, Left
 from weft.fusion.decide import Dead, Decision, Replaced, beforehand, registered
 from weft.fusion.extract import decomposed, is_pure, masks_of
 from weft.fusion.find import found
+from weft.fusion.layers import layers_of
 from weft.fusion.nodes import hint, operation, value
 from weft.fusion.operator import RECOGNISED
 from weft.fusion.report import GraphReport, Seen
@@ -34,6 +35,7 @@ def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> G
     refused = _against_all(module.graph)
     known = _Inputs(module, inputs)
     places: Counter[str] = Counter()
+    shares: dict[Node, float] = {}
     report = GraphReport(broken=_break(module))
     for one in list(found(module.graph)):
         if isinstance(one, Left) or refused:
@@ -45,13 +47,15 @@ def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> G
             report.seen.append(Seen(one.where, one.form, decision.reason, decision.share))
             continue
         replaced, leaves, numbers = new
-        _put(one, replaced, (leaves, numbers, replaced.name, places[replaced.name]))
+        call = _put(one, replaced, (leaves, numbers, replaced.name, places[replaced.name]))
+        shares[call] = decision.share
         places[replaced.name] += 1
         report.seen.append(Seen(one.where, one.form, "", decision.share, decision.mask, replaced))
     if places:
         _sweep(module.graph)
         module.graph.lint()
         module.recompile()
+    report.layers = layers_of(module.graph, shares)
     return report
 
 
@@ -115,8 +119,9 @@ def _considered(one: Attention, known: _Inputs, settings: Settings) -> tuple[New
         return None, Decision(None, "its result lies in memory otherwise than weft's")
     hows = tuple(use.how for use in one.masks)
     replaced = Replaced(
-        masks.module, unfused.module, hows, isinstance(one.scale, Node), one.softcap, _dead(one), order, settings
-    )
+        masks.module, unfused.module, hows, isinstance(one.scale, Node), one.softcap, _dead(one), order,
+        torch.is_grad_enabled() and any(value(x).requires_grad for x in (one.query, one.key, one.values)), settings,
+    )  # fmt: skip
     replaced = registered(replaced)
     leaves = [known.tensor(node) for node in masks.tensors]
     values = [x for x in leaves if x is not None]
@@ -170,18 +175,23 @@ def _copied(view: Node) -> bool:
     return bool(free) and all(free)
 
 
-def _put(one: Attention, replaced: Replaced, given: tuple[Any, ...]) -> None:
-    """The operator in place of an attention."""
+def _put(one: Attention, replaced: Replaced, given: tuple[Any, ...]) -> Node:
+    """The operator in place of an attention; its call."""
     graph = one.node.graph
     with graph.inserting_before(one.node):
-        key = graph.call_method("transpose", (one.key, -2, -1)) if one.transposed else one.key
+        key = one.key
+        if one.transposed:
+            key = graph.call_method("transpose", (one.key, -2, -1))
+            key.meta = {**one.key.meta, "example_value": value(one.key).transpose(-2, -1)}
         both = graph.call_function(RECOGNISED, (one.query, key, one.values, one.sinks, one.scale, *given, False))
         out = graph.call_function(getitem, (both, 0))
     out.meta = dict(one.node.meta)
+    both.meta = {**one.node.meta, "example_value": (value(one.node),)}
     one.node.replace_all_uses_with(out)
     for node in reversed(one.inner):
         if not node.users:
             graph.erase_node(node)
+    return both
 
 
 def _sweep(graph: Graph) -> None:

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from weft import memory
 from weft.errors import PatternError
 from weft.pattern import crossing, misuse
 from weft.pattern.bounds import PRINTED, Ints, IntTable
+from weft.pattern.depth import settled
+from weft.pattern.extent import common_extent
 from weft.pattern.integers import below, integer, length_of
 from weft.pattern.relation import NDBool
 
@@ -156,6 +159,9 @@ class Pattern:
         m, n = self._sizes(m, n)
         k = np.arange(n, dtype=np.int64)[None, :]
         batches, heads = self.extent()
+        cure = "ask for an excerpt (weft.excerpt), or for acsr(), which makes no matrix"
+        pairs = (batches or 1) * (heads or 1) * m * n
+        memory.check(f"{text(self)}.to_dense({m}, {n})", pairs, cure, PatternError)
         dense = np.empty((batches or 1, heads or 1, m, n), np.bool_)
         strip = max(1, STRIP // max(1, n))
         for b, h in np.ndindex(dense.shape[:2]):
@@ -369,33 +375,14 @@ def _joined(name: str, kind: type[And] | type[Or], left: Pattern, right: object)
 
 
 def _crossed(pattern: Pattern, name: str, args: list[tuple[str, Any]]) -> None:
-    """Set structure and numbers. Leaves have neither: only what a user wrote crosses."""
+    """Set depth, structure and numbers. Leaves have none: only what a user wrote crosses."""
+    pattern.__dict__["depth"] = settled(name, [value for _, value in args])
     try:
         structure, numbers = crossing.cross(name, args)
     except crossing.Bare:
         return
     pattern.__dict__.update(structure=structure, numbers=numbers)
     crossing.keep(pattern)
-
-
-def common_extent(
-    parts: tuple[Pattern, ...], asked: object, own: tuple[int | None, int | None] = (None, None)
-) -> tuple[int | None, int | None]:
-    """(batch rows, heads) of patterns used together, and of what holds them (`own`); they must agree where they tell
-    rows or heads apart.
-    """
-    found: list[int | None] = []
-    extents = [own, *(part.extent() for part in parts)]
-    for which, name in enumerate(("batch rows", "heads")):
-        sizes = {size for extent in extents if (size := extent[which]) is not None}
-        if len(sizes) > 1:
-            raise PatternError(
-                str(asked),
-                f"its parts tell {' and '.join(map(str, sorted(sizes)))} {name} apart",
-                "use lists of one length",
-            )
-        found.append(sizes.pop() if sizes else None)
-    return found[0], found[1]
 
 
 def _flat(operator: type[And] | type[Or], *parts: Pattern) -> tuple[Pattern, ...]:

@@ -22,6 +22,7 @@ from weft.kernels.gpu.documents.spec import known
 from weft.kernels.gpu.layout import Layout, Options
 from weft.kernels.gpu.programs.documents import (
     Documents,
+    PagedKeys,
     documents_backward_program,
     documents_forward_program,
 )
@@ -36,6 +37,7 @@ from weft.torch.bind import Bound, gpu_of, refuse_capture
 from weft.torch.eager import is_plain
 from weft.torch.inputs import check_choices, check_options, problem_of
 from weft.torch.operator import DERIVATIVES, refusal
+from weft.torch.paged_keys import problem_in_pages
 
 KEPT = 256  # calls
 ON_HOST = "pass cu_seqlens.cpu(), once for all layers: lengths on the host are planned"
@@ -45,13 +47,15 @@ Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
 
 class Sums(NamedTuple):
     """Running sums of queries and of keys, (documents + 1,) each, and whether both are one. most: the tokens of the
-    longest document on either side, None where that is not said: tiles are chosen by it.
+    longest document on either side, None where that is not said: tiles are chosen by it. table: (documents, pages of
+    each), where keys lie in pages.
     """
 
     queries: Tensor
     keys: Tensor
     same: bool
     most: tuple[int | None, int | None]
+    table: Tensor | None = None
 
     @property
     def documents(self) -> int:
@@ -95,18 +99,26 @@ emptied_by(forget)
 def attention(
     tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed.
+    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed; or of k and v in pages, (pages,
+    Hkv, page, D), without gradients.
 
     The sums are not checked, as they are not on the host: they begin with 0, never fall and end at the tokens or
     before. Queries after the last document have out 0 and lse -inf, keys after it no gradients. Where sums are wrong,
     so are results; no other memory is read or written.
     """
     _check_plain((*tensors, *rows))
+    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, rows[0]))
+    if wanted and sums.table is not None:
+        raise UnsupportedError(
+            "varlen_attention(block_table=...) with gradients", "keys in pages are for inference, and have no backward",
+            "call it under torch.no_grad()",
+        )  # fmt: skip
     call = _found(tensors, sums, pattern, rows, chosen)
     counted = tuple(x if x.dtype == torch.int32 else x.to(torch.int32) for x in (sums.queries, sums.keys))
     counted = tuple(x if x.is_contiguous() else x.contiguous() for x in counted)
-    wanted = any(x is not None and x.requires_grad for x in (*tensors, rows[0]))
-    if wanted and torch.is_grad_enabled():
+    if sums.table is not None:
+        counted = (*counted, sums.table)
+    if wanted:
         out, lse = Recorded.apply(*tensors, *rows, *counted, call)
         return out, lse
     return _forward(call, tensors, rows, counted)
@@ -158,8 +170,8 @@ def _check(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: C
             'call .aligned("bottom-right") on the pattern (last query beside last key) or .aligned("top-left"), or '
             "pass the same cu_seqlens for both where queries and keys are the same tokens",
         )  # fmt: skip
-    if rows[1] is not None and (not sums.same or rows[1].requires_grad):
-        why = "distances are counted over all tokens" if not sums.same else "slopes have no gradient there"
+    if rows[1] is not None and (not sums.same or sums.table is not None or rows[1].requires_grad):
+        why = "slopes have no gradient there" if rows[1].requires_grad else "distances are counted over all tokens"
         raise UnsupportedError("varlen_attention(alibi_slopes=...) with lengths on the device", why, ON_HOST)
     if pattern.extent() != (None, None):
         raise UnsupportedError(
@@ -171,11 +183,26 @@ def _wrong(wrong: str, cure: str) -> None:
     raise InputError("varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)", wrong, cure)
 
 
+def paged_keys(tensors: Tensors, table: Tensor) -> PagedKeys:
+    """How checked keys and values lie in pages. Raises InputError where kernels cannot count from page to page."""
+    _, k, v = tensors
+    strides, (pages, page) = (k.stride(), v.stride()), (k.shape[0], k.shape[2])
+    steps = [divmod(one[0], one[2]) if one[2] else (0, 1) for one in strides]
+    if steps[0] != steps[1] or steps[0][1] or steps[0][0] * pages >= 1 << 31:
+        raise InputError(
+            "varlen_attention(..., block_table=...)",
+            f"pages of k_cache and v_cache have strides {strides[0]} and {strides[1]}, not one whole number of tokens",
+            "pass both as (pages, Hkv, page_size, D) or (pages, page_size, Hkv, D).transpose(1, 2), contiguous",
+        )  # fmt: skip
+    return PagedKeys(pages, page, table.shape[1], table.stride(0), steps[0][0], strides)
+
+
 # ---- plans -----------------------------------------------------------------------------------------------------------
 def _found(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen) -> Call:
     q, k, v = tensors
+    paged = None if sums.table is None else paged_keys(tensors, sums.table)
     key = (
-        id(pattern), sums.documents, sums.same, sums.most, chosen, tuple(map(type, chosen)),
+        id(pattern), sums.documents, sums.same, sums.most, paged, chosen, tuple(map(type, chosen)),
         *((x.shape, x.dtype, x.device) for x in (q, k, v)),
         *(x is not None and (x.shape, x.dtype, x.device, x.requires_grad) for x in rows),
     )  # fmt: skip
@@ -186,9 +213,13 @@ def _found(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: C
     if call is not None:
         return call
     _check(tensors, sums, pattern, rows, chosen)
-    problem = problem_of(q, k, v)
+    if paged is None:
+        problem = problem_of(q, k, v)
+    else:
+        problem = problem_in_pages((q, k, v), paged.room)
     scale = problem.d**-0.5 if chosen.scale is None else chosen.scale
-    call = Call(pattern, *_planned(pattern, problem, sums, chosen.backend), Modifiers(scale, chosen.softcap))
+    plan, documents = _planned(pattern, problem, sums, chosen.backend)
+    call = Call(pattern, plan, replace(documents, paged=paged), Modifiers(scale, chosen.softcap))
     with _lock:
         if len(_calls) >= KEPT:
             del _calls[next(iter(_calls))]

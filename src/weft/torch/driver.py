@@ -219,6 +219,8 @@ class Launch:
         self, grid: tuple[int, int, int], stream: int, mine: Sequence[Any]
     ) -> tuple[Callable[..., None], tuple[Any, ...]]:
         """What starts it, and all that this is told."""
+        if not all(grid):
+            return _nothing, ()
         values = self._encoded(mine) if self.encoders else mine
         buffer = self.buffer()
         self.packing.pack_into(buffer, 0, *values, *(0,) * (self.count - len(mine)))
@@ -248,6 +250,10 @@ class Launch:
             made.kept = _Attribute(EARLY, b"", 1, b"")
             made.attributes, made.count = addressof(made.kept), 1
         return made
+
+
+def _nothing() -> None:
+    """A launch of no program, which the driver refuses."""
 
 
 class Encoder:

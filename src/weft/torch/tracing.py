@@ -38,7 +38,11 @@ def trace_score(function: Any) -> Score:
             "trace_score(f) inside a compiled function", "a graph cannot read what a function does",
             "call it outside of the compiled function, and pass what it returns",
         )  # fmt: skip
-    found, _ = traced(function, _is_numpy)
+    return _traced(function, own=False)
+
+
+def _traced(function: Any, *, own: bool) -> Score:
+    found, _ = traced(function, _is_numpy, own=own)
     tables = tuple(x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x)) for x in found.tables)
     return Score(found.text, tables, found.name)
 
@@ -68,21 +72,24 @@ def forget() -> None:
 emptied_by(forget)
 
 
-def score_of(function: Any) -> Score:
-    """`trace_score`, once for a function whose code and captured values are the same; no tensor is kept alive."""
+def score_of(function: Any, *, own: bool = False) -> Score:
+    """`trace_score`, once for a function whose code and captured values are the same; no tensor is kept alive.
+
+    own: whether the function may change its first argument, as FlexAttention's may.
+    """
     try:
         found = fingerprint(function)
     except UnseenError:
-        return trace_score(function)
-    known = _known.get(found.key)
+        return _traced(function, own=own)
+    known = _known.get((own, *found.key))
     if known is not None and found.is_of(known.references):
         return Score(known.text, tuple(found.tensors[i] for i in known.places), known.name)
-    made = trace_score(function)
-    _keep(found, made)
+    made = _traced(function, own=own)
+    _keep((own, *found.key), found, made)
     return made
 
 
-def _keep(found: Fingerprint, made: Score) -> None:
+def _keep(key: tuple[Any, ...], found: Fingerprint, made: Score) -> None:
     """Remember a trace, unless a table is none of the captured tensors, but was made of one."""
     number = {id(x): i for i, x in enumerate(found.tensors)}
     if not all(id(x) in number for x in made.tables):
@@ -91,7 +98,7 @@ def _keep(found: Fingerprint, made: Score) -> None:
     with _lock:
         while len(_known) >= KEPT:
             _known.pop(next(iter(_known)), None)
-        _known[found.key] = _Known(made.text, made.name, places, tuple(map(ref, found.tensors)), found.held)
+        _known[key] = _Known(made.text, made.name, places, tuple(map(ref, found.tensors)), found.held)
 
 
 def _is_numpy(value: Any) -> bool:

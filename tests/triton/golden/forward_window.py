@@ -36,7 +36,7 @@ def weft_fwd_tile_line_d128_bf16(
             None,
         ),
         Launch(Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads, my_length, their_length),
-        Scaling(scale, softcap, shift, None),
+        Scaling(scale, softcap, shift, None, (), ()),
     )
 
 

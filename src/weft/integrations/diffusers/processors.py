@@ -50,10 +50,10 @@ class State:
             self.config, lambda name, place: kwargs.get(name, args[place] if place < len(args) else None)
         )
 
-    def rule(self, layer: int) -> Rule | None:
-        """The rule of a layer at this step; None where it is dense."""
+    def rule(self, layer: int, step: int) -> Rule | None:
+        """The rule of a layer at a step; None where it is dense."""
         for rule in reversed(self.rules):
-            if rule.holds(layer, self.step):
+            if rule.holds(layer, step):
                 return None if rule.is_dense else rule
         return None
 
@@ -102,7 +102,7 @@ def _instead(original: Callable[..., Tensor], state: State, layer: int, layout: 
     """The function that a processor calls, where its layer has a rule weft's."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **given: Any) -> Tensor:
-        rule = state.rule(layer)
+        rule = state.rule(layer, state.step)
         if rule is None:
             return original(query, key, value, *rest, **given)
         given.update(zip(NOT_TOLD, rest, strict=False))

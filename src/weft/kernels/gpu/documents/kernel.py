@@ -22,12 +22,17 @@ Documents = namedtuple("Documents", "rows cols count length other")
 # Where tables go: how many tiles they have room for, and where items and members begin.
 Made = namedtuple("Made", "tables tiles items_at heads_at")
 
+# Keys in pages. table: numbers of pages, `width` of each document, whose rows are `row` apart; there are `pages`, which
+# begin `step` tokens apart, and a document has room for `room` tokens. at: where in the tables its pages go. () where
+# keys lie one after the other.
+Paged = namedtuple("Paged", "table row width pages step room at")
+
 # A document: its first row and column, rows, columns, and what is added to rows before bounds are asked, and to these.
 Document = namedtuple("Document", "first_row first_col rows cols into out")
 
 
 @triton.jit
-def tables_of(C: tl.constexpr, every, made, bounds, group):
+def tables_of(C: tl.constexpr, every, made, bounds, group, paged):
     """BLOCK tiles of one head; of the first head also their items, and BLOCK documents. C: a `TablesSpec`."""
     number, head = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
     place, first, total = _find(C, every, number)
@@ -38,13 +43,18 @@ def tables_of(C: tl.constexpr, every, made, bounds, group):
     member = made.tables + made.heads_at + (number * tl.num_programs(1) + head) * HEAD
     _put_member(C, member, (head, group), (exists, record, item - record), there)
     if head == 0:
-        one = _document(C, every, place)
+        one = _document(C, every, place, paged)
         tile = number - first
         if not C.of_keys:  # under a causal mask later queries see more, and earlier keys are seen by more
             tile = tl.cdiv(one.rows, C.rows) - 1 - tile
         _put_item(C, made.tables + item, _run_of(C, bounds, one, tile * C.rows, exists), there)
-        one = _document(C, every, tl.minimum(number, every.count))
-        _put_document(C, made.tables + number * DOCUMENT, bounds, one, number <= every.count)
+        place = tl.minimum(number, every.count)
+        pages_at = place * 0
+        if C.paged:
+            pages_at = paged.at + place * paged.width - place * DOCUMENT
+            _put_pages(made.tables + paged.at, every.count, paged)
+        one = _document(C, every, place, paged)
+        _put_document(C, made.tables + number * DOCUMENT, bounds, (one, pages_at), number <= every.count)
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
@@ -75,10 +85,12 @@ def _find(C: tl.constexpr, every, number):
 
 
 @triton.jit
-def _document(C: tl.constexpr, every, place):
+def _document(C: tl.constexpr, every, place, paged):
     first_row, end_row = _span(every.rows, place, every.count, every.length)
     first_col, end_col = _span(every.cols, place, every.count, every.other)
     rows, cols = end_row - first_row, tl.where(place < every.count, end_col - first_col, 0)
+    if C.paged:
+        first_col, cols = first_col * 0, tl.minimum(cols, paged.room)
     into, out = rows * 0, rows * 0
     if C.from_end and C.of_keys:
         out = cols - rows
@@ -127,17 +139,34 @@ def _put_item(C: tl.constexpr, at, words, mask):
 
 
 @triton.jit
-def _put_document(C: tl.constexpr, at, bounds, one, mask):
-    """A launch on one axis, as `tables.pack` writes it: header, part, axis, bounds."""
+def _put_document(C: tl.constexpr, at, bounds, document, mask):
+    """A launch on one axis, as `tables.pack` writes it: header, part, axis, bounds. document: itself, and where its
+    pages are.
+    """
+    one, pages_at = document
     zero = one.rows * 0
     log: tl.constexpr = C.cols.bit_length() - 1
     header = (one.first_row, zero, zero, zero + 1, one.rows)
-    part = (one.first_col, zero, zero, zero, zero + 1, zero + log, one.cols, zero, zero + HALF, zero)
+    part = (one.first_col, pages_at, zero, zero, zero + 1, zero + log, one.cols, zero, zero + HALF, zero)
     words = header + part
     for n in tl.static_range(HEADER + PART + AXIS):
         tl.store(at + n, words[n], mask=mask)
     for n in tl.static_range(4):
         _put_stair(at + HEADER + PART + AXIS + 8 * n, bounds + 8 * n, one, mask)
+
+
+@triton.jit
+def _put_pages(at, documents, paged):
+    """The first token of each page, of all documents: this program's share. A number that is none counts as the
+    nearest, since a page that no query sees may be gone.
+    """
+    for start in range(tl.program_id(0) * BLOCK, documents * paged.width, tl.num_programs(0) * BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        there = place < documents * paged.width
+        row = (place // paged.width).to(tl.int64)
+        number = tl.load(paged.table + row * paged.row + place % paged.width, mask=there, other=0)
+        number = tl.minimum(tl.maximum(number, 0), paged.pages - 1)
+        tl.store(at + place, number * paged.step, mask=there)
 
 
 @triton.jit

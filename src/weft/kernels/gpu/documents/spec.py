@@ -36,43 +36,45 @@ NO_LOWER, NO_UPPER = (1, 1, 0, 0, -FAR, -FAR, -FAR, FAR), (1, 1, 0, 0, FAR, FAR,
 
 class TablesSpec(NamedTuple):
     """The kernel of tables. rows, cols: of a tile. of_keys: rows are keys. from_end: the last query of a document
-    stands beside its last key, else the first beside the first.
+    stands beside its last key, else the first beside the first. paged: keys lie in pages, which a block table names.
     """
 
     rows: int
     cols: int
     of_keys: bool
     from_end: bool
+    paged: bool = False
 
     @property
     def name(self) -> str:
         """A short readable name."""
         side = "keys" if self.of_keys else "queries"
-        return f"document_tables_{side}_{self.rows}x{self.cols}" + "_from_end" * self.from_end
+        return f"document_tables_{side}_{self.rows}x{self.cols}" + "_from_end" * self.from_end + "_pages" * self.paged
 
 
 class Places(NamedTuple):
-    """Where tables keep what: documents and tiles that there is room for, members of a tile, and where in the tables
-    items and members begin.
+    """Where tables keep what: how many tiles and pages they have room for, and where in the tables items, members and
+    pages begin; size: integers in all.
     """
 
-    documents: int
     tiles: int
-    members: int
+    pages: int
     items_at: int
     heads_at: int
-
-    @property
-    def size(self) -> int:
-        """Integers in all."""
-        return self.heads_at + HEAD * self.members * self.tiles
+    pages_at: int
+    size: int
 
 
-def places_of(documents: int, length: int, rows: int, members: int) -> Places:
-    """Places for so many documents that have `length` tokens together; each may end with a tile that is not full."""
+def places_of(documents: int, length: int, rows: int, members: int, pages: int = 0) -> Places:
+    """Places for so many documents that have `length` tokens together; each may end with a tile that is not full.
+
+    members: of a tile. pages: of a document.
+    """
     tiles = length // rows + documents + 1
     items_at = DOCUMENT * (documents + 1)
-    return Places(documents, tiles, members, items_at, items_at + ITEM * tiles)
+    heads_at = items_at + ITEM * tiles
+    pages_at = heads_at + HEAD * members * tiles
+    return Places(tiles, pages, items_at, heads_at, pages_at, pages_at + documents * pages)
 
 
 # ---- patterns --------------------------------------------------------------------------------------------------------

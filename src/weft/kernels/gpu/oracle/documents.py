@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.kernels.gpu.documents.spec import DOCUMENT, HEADER, ITEM
-from weft.kernels.gpu.oracle.memory import Call, Ints
+from weft.kernels.gpu.oracle.laws import law
+from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.tables.pack import HEAD, reciprocal
 
 FAR = 1 << 30
@@ -29,9 +30,13 @@ def tables(call: Call) -> None:
     words = call.flat("Tables")
     items_at, heads_at, tiles = (call.integer(x) for x in ("items_at", "heads_at", "tiles"))
     documents, bounds = [_document(call, i) for i in range(call.integer("documents") + 1)], call.table("Bounds")
+    pages = _pages(call) if call.spec.paged else np.zeros((len(documents), 0))
     found = []
     for number, one in enumerate(documents):
-        words.store(np.array(_record(call, bounds, one), np.float64), DOCUMENT * number + np.arange(DOCUMENT))
+        record = _record(call, bounds, one)
+        if call.spec.paged:
+            record[HEADER + 1] = call.integer("pages_at") + number * pages.shape[1] - DOCUMENT * number
+        words.store(np.array(record, np.float64), DOCUMENT * number + np.arange(DOCUMENT))
         rows = range(0, one.rows, call.spec.rows)
         found += [(number, _item(call, bounds, one, row)) for row in (rows if call.spec.of_keys else reversed(rows))]
     for number in range(tiles):
@@ -42,6 +47,17 @@ def tables(call: Call) -> None:
             place = DOCUMENT * document, int(number < len(found)), ITEM, 1, HEADER, at - DOCUMENT * document
             member = np.array((0, *_owner(call, head), *place), np.float64)
             words.store(member, heads_at + HEAD * (number * call.grid[1] + head) + np.arange(HEAD))
+
+    if pages.size:
+        words.store(pages.reshape(-1), call.integer("pages_at") + np.arange(pages.size))
+
+
+def _pages(call: Call) -> Reals:
+    """The first token of each page, (documents, pages of each)."""
+    table = call.indices("BlockTable", call.integer("table_row"))
+    law(table.shape[1] == call.integer("width"), "a block table has other rows than the kernel is told")
+    law(call.integer("room") % table.shape[1] == 0, "a document has room for whole pages")
+    return (np.clip(table, 0, call.integer("pages") - 1) * call.integer("step")).astype(np.float64)
 
 
 def _owner(call: Call, head: int) -> tuple[int, int, int]:
@@ -55,6 +71,8 @@ def _document(call: Call, number: int) -> Document:
     ends = [_span(call, name, number, length) for name, length in zip(("OfRows", "OfCols"), lengths, strict=True)]
     (row, rows), (col, cols) = ((begin, end - begin) for begin, end in ends)
     cols = cols if number < count else 0
+    if call.spec.paged:
+        col, cols = 0, min(cols, call.integer("room"))
     shift = (rows - cols if call.spec.of_keys else cols - rows) if call.spec.from_end else 0
     return Document(row, col, rows, cols, *((0, -shift) if call.spec.of_keys else (shift, 0)))
 
