@@ -47,8 +47,19 @@ def from_tables(sizes: tuple[int, int, int], offsets: tuple[int, int], seen: See
     at = place((m, live), offsets, OnHost)
     if at is None:
         return None
-    rows = [at.written(seen, row) for row in range(batch)]
+    alike = _alike(seen, batch)
+    made = {row: at.written(seen, row) for row in dict.fromkeys(alike)}
+    rows = [made[row] for row in alike]
     return _known(rows[0] if all(row == rows[0] for row in rows) else per_batch(rows)), live
+
+
+def _alike(seen: Seen, batch: int) -> list[int]:
+    """Of each batch row the first one that reads the same, where only chunks tell rows apart."""
+    tables = [leaf for leaf in leaves(seen) if by_row(leaf)]
+    if any(leaf.kind != "chunks" or leaf.parts[2][0] is not None for leaf in tables):
+        return list(range(batch))
+    read = list(zip(*(leaf.parts[1].tolist() for leaf in tables), strict=True))
+    return [read.index(one) for one in read]
 
 
 @cached(256)
