@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from torch.fx import Graph, Node
 
 from weft.fusion.attention import SDPA, SOFTMAX, Attention, Left, Other, check, of_sdpa
+from weft.fusion.grouped import without_repetition
 from weft.fusion.nodes import operation
 from weft.fusion.products import joins_products, of_softmax
 
@@ -29,7 +30,7 @@ def found(graph: Graph) -> Iterator[Attention | Left]:
 
 def _checked(node: Node, form: str, read: Callable[[Node], Attention]) -> Attention | Left:
     try:
-        attention = read(node)
+        attention = without_repetition(read(node))
         check(attention)
         return attention
     except Other as reason:

@@ -119,8 +119,9 @@ def _considered(one: Attention, known: _Inputs, settings: Settings) -> tuple[New
         return None, Decision(None, "its result lies in memory otherwise than weft's")
     hows = tuple(use.how for use in one.masks)
     replaced = Replaced(
-        masks.module, unfused.module, hows, isinstance(one.scale, Node), one.softcap, _dead(one), order, settings
-    )
+        masks.module, unfused.module, hows, isinstance(one.scale, Node), one.softcap, _dead(one), order,
+        torch.is_grad_enabled() and any(value(x).requires_grad for x in (one.query, one.key, one.values)), settings,
+    )  # fmt: skip
     replaced = registered(replaced)
     leaves = [known.tensor(node) for node in masks.tensors]
     values = [x for x in leaves if x is not None]
