@@ -30,6 +30,7 @@ ELSEWHERE = {
     ("weft.torch.device_documents", "AlignmentError"): "tests/kernels/test_documents.py",
     ("weft.torch.device_documents", "InputError"): "tests/kernels/test_documents.py",
     ("weft.torch.device_documents", "UnsupportedError"): "tests/kernels/test_documents.py",
+    ("weft.pattern.memory", "UnsupportedError"): "tests/pattern/test_errors.py",
     ("weft.torch.document_rows", "UnsupportedError"): "tests/torch/test_varlen.py",
     ("weft.torch.paged_documents", "UnsupportedError"): "tests/torch/test_paged_documents.py",
     ("weft.recognition.pace", "InputError"): "tests/recognition/test_pace.py",  # while a compiler traces

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from weft.errors import PatternError
-from weft.pattern import crossing, misuse
+from weft.pattern import crossing, memory, misuse
 from weft.pattern.bounds import PRINTED, Ints, IntTable
 from weft.pattern.listed import SPAN
 from weft.pattern.relation import NDBool
@@ -155,7 +155,7 @@ class Pattern:
         m, n = self._sizes(m, n)
         k = np.arange(n, dtype=np.int64)[None, :]
         batches, heads = self.extent()
-        dense = np.empty((batches or 1, heads or 1, m, n), np.bool_)
+        dense = memory.booleans((batches or 1, heads or 1, m, n), f"{_operand(self)}.to_dense({m}, {n})")
         strip = max(1, STRIP // max(1, n))
         for b, h in np.ndindex(dense.shape[:2]):
             for first in range(0, m, strip):

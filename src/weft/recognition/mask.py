@@ -11,7 +11,7 @@ from weft.acsr.blocks import Blocks
 from weft.acsr.cover import covered, room
 from weft.acsr.format import Term
 from weft.errors import InputError
-from weft.pattern import composites, pieces
+from weft.pattern import composites, memory, pieces
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.recognition import mapped
@@ -84,6 +84,8 @@ def as_array(mask: Any) -> Any:
         raise InputError(
             asked, f"it has shape {mask.shape}", f"pass {', '.join(RANKS.values())}: queries before keys, keys last"
         )
+    bits = mask.shape[-2] * (mask.shape[-1] // 8 + 8)
+    memory.check(2 * bits, f"{asked} of shape {mask.shape}", "pass the mask as a function of (q, k), which is traced")
     if 0 in mask.shape[:-2]:
         raise InputError(asked, f"its shape {mask.shape} has no head or no batch row", "pass at least one of each")
     return mask
