@@ -119,6 +119,7 @@ OF_ATTENTION = [
     ("attention: lengths of a BlockMask", LengthError, ("16 x 16", "8 queries"), attend(no_blocks(16))),
     ("padding: of integers", PatternError, ("int64", "mask.bool()"), lambda: weft.padding(mask=np.ones((2, 4), int))),
     ("attention: q", InputError, ("q is int",), lambda: weft.attention(1, 2, 3, CAUSAL)),
+    ("fuse: no model", InputError, ("neither a torch.nn.Module", "weft.fuse(model"), lambda: weft.fuse(3)),
     ("attention: rank", InputError, ("k has 3",), lambda: weft.attention(HALVES[0], HALVES[1][0], HALVES[2], CAUSAL)),
     ("attention: another library's keyword", OptionError, ("is_causal", "mask=weft.causal()"), attend(is_causal=True)),
     ("attention: layout", OptionError, ("layout='sbhd'", "'bshd'"), attend(layout="sbhd")),

@@ -1,7 +1,6 @@
 """Bad input: one clear exception each, that names what was asked, what is wrong and what to do."""
 
 from functools import partial
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from weft.errors import (
     VerificationError,
     WeftError,
 )
-from weft.pattern import memory
 from weft.testing.refusals import refuse
 
 POSITIONAL = {
@@ -431,12 +429,3 @@ def test_the_family_of_errors():
         lines = str(raised).splitlines()
         assert len(lines) == 3
         assert "this was asked" in lines[0] and "this is wrong" in lines[1] and "do that" in lines[2]
-
-
-def test_what_memory_does_not_hold_is_refused_with_its_size():
-    with mock.patch.object(memory, "size", lambda: 8 << 30):
-        refuse(
-            lambda: weft.causal().to_dense(10**6), UnsupportedError, ("causal().to_dense(1000000", "931 GiB", "has 8")
-        )
-        mask = np.broadcast_to(np.ones((1, 1), bool), (10**6, 10**6))
-        refuse(lambda: weft.recognize(mask), UnsupportedError, ("(1000000, 1000000)", "233 GiB", "function of (q, k)"))

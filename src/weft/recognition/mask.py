@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from weft import memory
 from weft.acsr.blocks import Blocks
 from weft.acsr.cover import covered, room
 from weft.acsr.format import Term
 from weft.errors import InputError
-from weft.pattern import composites, memory, pieces
+from weft.pattern import composites, pieces
 from weft.pattern import library as lib
 from weft.pattern.algebra import Pattern
 from weft.recognition import mapped
@@ -37,6 +38,10 @@ def recognize_mask(mask: Any, *, generalize: bool = False) -> Recognized:
     and per_batch; equal ones are shared.
     """
     array = as_array(mask)
+    memory.check(
+        f"recognize_mask of {' x '.join(map(str, array.shape))}", array.shape[-2] * array.shape[-1] // 8,
+        "pass its function, or a part of it: a mask is read into one bit a pair", InputError,
+    )  # fmt: skip
     stack = array.reshape((1,) * (4 - array.ndim) + array.shape) if array.ndim < 4 else array
     if mapped.mapping(array) is None:
         slices = (BitRows.pack(stack[at]) for at in np.ndindex(*stack.shape[:2]))
@@ -84,8 +89,6 @@ def as_array(mask: Any) -> Any:
         raise InputError(
             asked, f"it has shape {mask.shape}", f"pass {', '.join(RANKS.values())}: queries before keys, keys last"
         )
-    bits = mask.shape[-2] * (mask.shape[-1] // 8 + 8)
-    memory.check(2 * bits, f"{asked} of shape {mask.shape}", "pass the mask as a function of (q, k), which is traced")
     if 0 in mask.shape[:-2]:
         raise InputError(asked, f"its shape {mask.shape} has no head or no batch row", "pass at least one of each")
     return mask

@@ -36,8 +36,9 @@ def _attended(call: Call, scoring: Scoring, owner: Owner, tile: Tile) -> SoftMax
     sums = SoftMaximum(tile.rows.size, call.spec.dv)
     for visit in (visit for part in tile.parts for visit in part.visits):
         k, v = (_keys(call, name, (batch, kv_head), visit.cols) for name in ("K", "V"))
-        s, _ = scoring.scores(q @ k.T, head, tile.rows, visit.cols)
-        sums.add(replaced(visit, penalised(visit, s), -np.inf), v)
+        s = scoring.scores(q @ k.T, (batch, head), tile.rows, visit.cols).s
+        factors = scoring.factors((batch, head), tile.rows, visit.cols)
+        sums.add(replaced(visit, penalised(visit, s), -np.inf), v, factors)
     return sums
 
 
