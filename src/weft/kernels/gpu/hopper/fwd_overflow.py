@@ -98,7 +98,7 @@ def add_term(sums, state, inputs, heads, term, columns):
 
 @gluon.jit
 def seen_of(part, item, r, block, term: gl.constexpr, state):
-    """Positions of a term's run that rows r of a block see. part, item: where the term's and the block's numbers are."""
+    """Positions of a term's run that rows r of a block see. part, item: where their numbers are."""
     if state.cfg.overlapped:
         low, high = bounds_told(item, r, term, state.cfg)
     else:
