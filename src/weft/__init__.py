@@ -54,6 +54,7 @@ from weft.pattern.tables import block_table, tree
 
 if TYPE_CHECKING:
     from weft import bias
+    from weft.fusion.fuse import fuse
     from weft.recognition import recognize
     from weft.torch.attention import attention, explain, plan
     from weft.torch.key_cache import decode_attention
@@ -68,6 +69,7 @@ __all__ = [
     "decode_attention",
     "errors",
     "explain",
+    "fuse",
     "merge",
     "plan",
     "trace_score",
@@ -133,13 +135,14 @@ TORCH = (
 
 def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework; then kept."""
-    if name in ("bias", "distributed", "jax"):
+    if name in ("bias", "distributed", "fusion", "integrations", "jax"):
         return import_module(f"weft.{name}")
     if name == "recognize":
         home = import_module("weft.recognition")
-    elif name == "torch" or name in TORCH:
+    elif name in ("torch", "fuse") or name in TORCH:
         try:
-            home = import_module("weft.torch")
+            home = import_module("weft.torch" if name != "fuse" else "weft.fusion.fuse")
+            import_module("weft.fusion")  # gives torch.compile the backend
         except ModuleNotFoundError as missing:
             if missing.name != "torch":
                 raise
@@ -153,7 +156,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """All names, also those that are loaded when they are first asked for."""
-    return sorted({*globals(), *__all__, "distributed", "torch"})
+    return sorted({*globals(), *__all__, "distributed", "fusion", "integrations", "torch"})
 
 
 def _near(name: str) -> str:
@@ -168,3 +171,4 @@ def _near(name: str) -> str:
 
 if sys.modules.get("torch") is not None:  # patterns may be made while a graph is traced: the front end knows how
     import_module("weft.torch")
+    import_module("weft.fusion")

@@ -71,3 +71,38 @@ def test_json_of_what_has_no_closed_form():
 def test_refusals(args, word):
     done = run(*args)
     assert done.exit_code == 2 and word in done.output
+
+
+@pytest.mark.parametrize("model", ["bert-base", "llama-1b"])
+def test_a_whole_layer(model, tmp_path):
+    out = tmp_path / "layer.svg"
+    asked = ("layer", "--model", model, "--length", 512, "--batch", 8, "--pattern", "causal() & window(63)")
+    done = run(*asked, "--out", out)
+    assert done.exit_code == 0 and f"layer {model} (8, 512)" in done.output and "segmentations priced" in done.output
+    assert "weft has no kernels for these segments yet" in done.output
+    picture = out.read_text()
+    assert picture.startswith("<svg") and "as found" in picture and "MiB moved" in picture
+    said = json.loads(run(*asked, "--json").output)
+    assert said["after"]["nbytes"] < said["before"]["nbytes"] and said["after"]["launches"] < said["before"]["launches"]
+    assert said["scheme"] in done.output
+
+
+def test_a_layer_attends_to_its_pattern():
+    def flops(*pattern):
+        said = json.loads(run("layer", "--model", "gpt2", "--length", 256, *pattern, "--json").output)
+        return next(one["flops"] for one in said["operators"] if one["kind"] == "attention")
+
+    assert flops("--pattern", "causal()") == flops() * 257 / 512
+
+
+@pytest.mark.parametrize(
+    "args, cure",
+    [
+        (("layer",), "add --model NAME"), (("layer", "--model", "gpt2", "--dim", 64), "leave --dim out"),
+        (("layer", "--model", "gpt2", "--dtype", "fp8"), "leave --dtype out"),
+        (("mlp", "--batch", 3), "leave --batch out"),
+    ],
+)  # fmt: skip
+def test_options_that_a_layer_has_not(args, cure):
+    done = CliRunner().invoke(main, ["napkin", *map(str, args)])
+    assert done.exit_code == 2 and cure in done.output

@@ -11,10 +11,10 @@ import weft
 from weft.errors import InputError, UnsupportedError, WeftError
 from weft.testing.cases import BATCH, CASES, HEADS, At
 from weft.testing.refusals import refuse
-from weft.torch import SparseAttention, masks
+from weft.torch import SparseAttention, masks, met
 from weft.torch.fingerprint import fingerprint
 
-from .helpers import qkv
+from .helpers import as_dynamo_says, qkv
 from .mask_calls import M, X, block_mask, dense, held, live_of, near, same_document, triangle, windowed
 
 
@@ -80,10 +80,10 @@ def test_freed_and_another_at_its_address():
 def test_what_is_freed_is_forgotten():
     live = triangle()
     weft.attention(*X, live)
-    assert len(masks._known) == 1
+    assert len(masks._met) == 1
     del live
     gc.collect()
-    assert not masks._known
+    assert not masks._met
 
 
 def test_another_view_of_the_same_memory():
@@ -192,9 +192,9 @@ def test_a_module_keeps_patterns_alone():
 def test_inside_a_compiled_function_a_mask_is_refused(mask):
     torch._dynamo.reset()
     compiled = torch.compile(weft.attention, backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported) as raised:
+    line = as_dynamo_says(r"pattern = weft\.recognize\(mask\)\.pattern outside of it")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=line):
         compiled(*X, mask)
-    assert "pattern = weft.recognize(mask).pattern outside of it" in str(raised.value)
     pattern = weft.recognize(mask).pattern
     torch.testing.assert_close(compiled(*X, pattern), weft.attention(*X, pattern))
 
@@ -229,19 +229,20 @@ def test_threads():
     def windowed_by(at):
         return lambda b, h, q, k: k <= q - at
 
-    with mock.patch.object(masks, "KEPT", 4), ThreadPoolExecutor(4) as go:
+    with mock.patch.object(met, "KEPT", 4), mock.patch.object(masks, "KEPT", 4), ThreadPoolExecutor(4) as go:
         assert all(go.map(one, range(300)))
 
 
 def test_few_are_kept():
-    with mock.patch.object(masks, "KEPT", 5), mock.patch.object(masks, "SIZES", 3):
+    few = mock.patch.object(met, "KEPT", 5), mock.patch.object(met, "SIZES", 3), mock.patch.object(masks, "KEPT", 5)
+    with few[0], few[1], few[2]:
         for size in range(12):
             weft.attention(*X, windowed(size + 1))
-            assert len(masks._known) <= 5 and len(masks._patterns) <= 5
+            assert len(masks._met) <= 5 and len(masks._patterns) <= 5
         for m in range(8, 16):
             x = qkv(m)
             weft.attention(*x, same_document)
-        assert all(len(known.by_size) <= 3 for known in masks._known.values())
+        assert max(masks._met.sizes()) <= 3
 
 
 def test_equal_masks_share_a_plan():
@@ -257,7 +258,7 @@ def test_forgotten_with_the_plans():
 
     weft.attention(*X, near)
     caching.clear()
-    assert not masks._known and not masks._patterns
+    assert not masks._met and not masks._patterns
 
 
 def test_errors_of_recognition_are_the_library_s_own():

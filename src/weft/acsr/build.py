@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from weft.acsr import terms as algebra
+from weft.acsr.bands import merged_bands
 from weft.acsr.blocks import Blocks
 from weft.acsr.cover import FEW, covered, room
 from weft.acsr.format import BLOCK, MAX_TERMS, Acsr, Remainder, Term
 from weft.acsr.lower import Union, lower_or_scan, shortened
-from weft.acsr.merge import merged
+from weft.acsr.merge import absorbed, merged
 from weft.caching import cached
 from weft.pattern.algebra import Pattern
 
@@ -75,8 +76,10 @@ def _fewest(terms: list[Term], m: int, n: int) -> tuple[list[Term], list[Term]]:
     """`algebra.disjoint` of the terms as they are, or merged: where they are too many, and where many become fewer
     without more bytes.
     """
+    if len(terms) > MAX_TERMS:
+        terms = merged_bands(terms)
     if len(terms) > algebra.MAX_APART:
-        terms = merged(terms, m, n)
+        terms = merged(absorbed(terms), m, n)
     found = algebra.disjoint(terms)
     if not found[1] and len(found[0]) <= FEW:
         return found

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.parse import parse
 from weft.cli.plan import problem_of, problem_options
 from weft.cli.progress import Line, busy
+from weft.cli.say import say
 from weft.errors import OptionError, WeftError, install_line
 from weft.kernels.backend import TritonBackend
+from weft.outside import file_bytes
 from weft.pattern.algebra import Pattern
+from weft.pattern.parse import parse
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.settings import interpreted
@@ -84,7 +86,7 @@ def command(triton: str | None, as_json: bool, **options: Any) -> None:
         sources = [one for call in calls for one in _kernels(call, card, flags)]
     filled = _filled(sources, card, options["jobs"])
     facts = _facts(filled, card, len(calls), time.perf_counter() - began)
-    click.echo(json.dumps(facts, indent=2) if as_json else _report(facts))
+    say(json.dumps(facts, indent=2) if as_json else _report(facts))
     if filled.refused:
         raise SystemExit(1)
 
@@ -138,7 +140,7 @@ def _line(**options: Any) -> Call:
 def _lines(path: Path) -> Iterator[Call]:
     """The calls of a file; lines that are empty or begin with # are none."""
     try:
-        lines = path.read_text().splitlines()
+        lines = file_bytes(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(
             f"weft compile --calls {path}", str(error), "name a file of text, a call on each line"

@@ -9,10 +9,12 @@ from typing import Any
 
 import click
 
-from weft.cli.parse import parse
+from weft.cli.layer import BATCH, Wanted, refuse_without_layer, report
 from weft.cli.progress import busy
+from weft.cli.say import say
 from weft.cli.show import own_size
 from weft.errors import InputError, OptionError, RelabelError
+from weft.fusion.known import MODELS
 from weft.napkin.builders import AttentionAxes, attention, attention_of_term, matmul, mlp
 from weft.napkin.cost import best_sizes, evaluate, memory, optimum, transfers, work
 from weft.napkin.diagram import FP8, FP16, FP32, Axis, Diagram
@@ -21,6 +23,7 @@ from weft.napkin.machine import machine, rate
 from weft.napkin.pseudocode import pseudocode
 from weft.napkin.relabel import Derivation, flash_attention
 from weft.napkin.sketch import Balance, hopper_attention
+from weft.pattern.parse import parse
 from weft.target import GPUS, Gpu
 
 LEVEL = "shared"
@@ -59,17 +62,28 @@ class Asked:
 
 
 @click.command("napkin")
-@click.argument("algorithm", type=click.Choice(["attention", "matmul", "mlp"]))
+@click.argument("algorithm", type=click.Choice(["attention", "matmul", "mlp", "layer"]))
 @click.option("--target", type=click.Choice(list(GPUS)), default="h200", show_default=True, help="The machine.")
 @click.option("--length", type=click.IntRange(1), metavar="N",
               help=f"Of every axis but --dim.  [default: the pattern's own, or {LENGTH}]")  # fmt: skip
 @click.option("--dim", type=click.IntRange(1), help=f"Head dimension of attention.  [default: {DIM}]")
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default="fp16", show_default=True, help="Of all arrays.")
-@click.option("--pattern", help="Attention under a pattern of one affine term.")
+@click.option("--pattern", help="Attention under a pattern of one affine term; of a layer, any pattern.")
+@click.option("--model", type=click.Choice(list(MODELS)), help="Whose layer; --length is its tokens.")
+@click.option("--batch", type=click.IntRange(1), help=f"Batch rows of a layer.  [default: {BATCH}]")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the last diagram as SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(out: Path | None, as_json: bool, **options: Any) -> None:
-    """Derive the tiling of an algorithm: the diagram, each step, the loops, and the bytes sent and held on a target."""
+    """Derive the tiling of an algorithm: the diagram, each step, the loops, and the bytes sent and held on a target.
+
+    Of a layer of a model: what it moves before and after fusion.
+    """
+    of_layer = {name: options.pop(name) for name in ("model", "batch")}
+    if options["algorithm"] == "layer":
+        text, told = report(Wanted(**options | of_layer), out)
+        click.echo(json.dumps(told, indent=2) if as_json else text)
+        return
+    refuse_without_layer(options["algorithm"], of_layer)
     asked = Asked(**options | {"length": options["length"] or _own_length(options["pattern"])})
     with busy("deriving"):
         derivation = _derived(asked)
@@ -80,7 +94,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
         except OSError as error:
             raise InputError(f"write {out}", str(error.strerror), "name a file that can be written") from None
         facts["out"] = str(out)
-    click.echo(json.dumps(facts, indent=2) if as_json else _report(asked, derivation, facts))
+    say(json.dumps(facts, indent=2) if as_json else _report(asked, derivation, facts))
 
 
 def _own_length(pattern: str | None) -> int:

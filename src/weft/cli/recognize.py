@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from weft.cli.loading import function
 from weft.cli.progress import busy
-from weft.errors import InputError
+from weft.cli.say import say
 from weft.recognition import Recognized, load_mask, recognize
 
 DRAWN = 64  # tokens a side of the picture of a pattern that has no size of its own
@@ -31,28 +30,14 @@ def command(target: str, size: Any, batch: Any, heads: Any, generalize: bool, as
     """Find the pattern of a boolean mask in FILE.npy, or of a mask function of (q, k) or (b, h, q, k)."""
     with busy("recognizing"):
         found = recognize(_loaded(target), size=size, batch=batch, heads=heads, generalize=generalize)
-    click.echo(json.dumps(_facts(found), indent=2) if as_json else _report(found, draw))
+    say(json.dumps(_facts(found), indent=2) if as_json else _report(found, draw))
 
 
 def _loaded(target: str) -> Any:
     """The mask or the function that the command line names."""
-    module, colon, name = target.rpartition(":")
-    if target.endswith(".npy") or Path(target).exists() or not colon:
+    if target.endswith(".npy") or Path(target).exists() or ":" not in target:
         return load_mask(target)
-    asked = f"weft recognize {target}"
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # whatever the module raises while it is imported
-        raise InputError(
-            asked, f"{type(error).__name__}: {error}", "name a module that can be imported here, and a function in it"
-        ) from None
-    if not callable(found):
-        raise InputError(asked, f"{name} is a {type(found).__name__}, no function", "name a function of (q, k)")
-    return found
+    return function("weft recognize", target, "(q, k)")
 
 
 def _lengths(found: Recognized) -> tuple[int, int]:

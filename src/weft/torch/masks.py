@@ -8,11 +8,9 @@ line to write.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
-from threading import Lock
+from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -25,39 +23,27 @@ from weft.pattern.arguments import LIBRARY
 from weft.pattern.padded import padding
 from weft.torch.blockmask import recognize_blocks
 from weft.torch.call import unwrapped
-from weft.torch.fingerprint import PLAIN, Fingerprint, UnseenError, fingerprint, name_of
+from weft.torch.fingerprint import PLAIN, UnseenError, fingerprint, name_of
+from weft.torch.met import Met
 from weft.torch.operator import Written
 
 if TYPE_CHECKING:
     from weft.recognition import Recognized
 
-KEPT = 256  # masks, and patterns that they became
-SIZES = 64  # sizes at which one mask was met
+KEPT = 256  # patterns that masks became
 Sizes = tuple[int, int, int, int]  # B, Hq, M, N
 ANYWHERE = (0, 0, 0, 0)  # all sizes
 OUTSIDE = "write pattern = weft.recognize({}).pattern outside of it, and pass the pattern"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Known:
-    """A mask that was met. references: tensors of its fingerprint. held: what else the fingerprint names by identity.
-    by_size: what it became at the sizes of a call, or at ANYWHERE.
-    """
-
-    references: tuple[ReferenceType[Tensor], ...]
-    held: tuple[Any, ...]
-    by_size: dict[Sizes, Recognized] = field(default_factory=dict)
-
-
-_known: dict[tuple[Any, ...], _Known] = {}
+_met: Met[Recognized] = Met()
 _patterns: dict[Pattern, Pattern] = {}  # equal ones are one object, whose plans are found by its identity
-_lock = Lock()
 
 
 def forget() -> None:
-    """All masks."""
-    with _lock:
-        _known.clear()
+    """All masks, and the patterns that they became."""
+    _met.clear()
+    with _met.lock:
         _patterns.clear()
 
 
@@ -86,23 +72,15 @@ def recognized(mask: Any, sizes: Sizes, function: str = "attention") -> Recogniz
         raise _no_fingerprint(mask, unseen, function) from None
     except RuntimeError:  # a tensor without memory, which recognition refuses
         return _recognize(mask, sizes, function)
-    known = _known.get(found.key)
-    if known is not None and found.is_of(known.references):
-        at = known.by_size.get(sizes) or known.by_size.get(ANYWHERE)
-        if at is not None:
-            return at
-    else:
-        known = None
+    at = _met.find(found, sizes, ANYWHERE)
+    if at is not None:
+        return at
     _refuse_capture(mask, function)
     made = _recognize(mask, sizes, function)
     everywhere = made.m is None and made.n is None and made.pattern.extent() == (None, None)
-    with _lock:
+    with _met.lock:
         made = _one_object(made)
-        if known is None:
-            known = _keep(found)
-        if len(known.by_size) >= SIZES:
-            known.by_size.clear()
-        known.by_size[ANYWHERE if everywhere else sizes] = made
+        _met.keep(found, ANYWHERE if everywhere else sizes, made)
     return made
 
 
@@ -188,21 +166,6 @@ def _refuse_capture(mask: Any, function: str) -> None:
             "the mask was not met before, and a capture cannot read it",
             "call it once before the capture with the same mask, or " + OUTSIDE.format(_line(mask)),
         )  # fmt: skip
-
-
-def _keep(found: Fingerprint) -> _Known:
-    """A place for a mask; given up when a tensor of it goes."""
-
-    def drop(_: Any) -> None:
-        if _known.get(found_key) is made:
-            _known.pop(found_key, None)
-
-    found_key = found.key
-    made = _Known(tuple(ref(x, drop) for x in found.tensors), found.held)
-    while len(_known) >= KEPT:
-        _known.pop(next(iter(_known)), None)
-    _known[found_key] = made
-    return made
 
 
 def _one_object(made: Recognized) -> Recognized:

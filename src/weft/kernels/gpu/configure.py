@@ -117,7 +117,8 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     tiling = kind.pop("tiling")
     aligned = spec.aligned and wave.span * max(widest, STATS) < 1 << 31
     # what addresses and masks need there does not fit into fewer
-    crowded = not aligned or wave.kind.listed or wave.kind.rank > 2
+    beside = spec.paged or spec.dropout or spec.rules is not None
+    crowded = not aligned or wave.kind.listed or wave.kind.rank > 2 or bool(beside)
     single = wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
     terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
     several = terms == 1 and (wave.several or (wave.more and spec.with_dq))
@@ -139,8 +140,9 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     )  # fmt: skip
     room = one.whole and _grid_takes_none(one) if one.direction == "forward" else not one.with_dq
     masks = one.rank > 1 and room
-    # with lists both walks spill far more (compiled, not timed); ALiBi takes far keys' scores below what sums may be
-    known = (one.rank == 1 or _grid_takes_none(one)) and not (one.listed or one.alibi)
+    # with lists both walks spill far more (compiled, not timed); ALiBi and score functions take scores below what sums
+    # may be
+    known = (one.rank == 1 or _grid_takes_none(one)) and not (one.listed or one.alibi or one.rules)
     takes_none = one.no_maximum and known
     # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
     # listed, and where boxes on a grid are cut

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from weft.kernels.gpu.program import (
     Descriptor,
     Known,
     Launch,
+    OnDevice,
     Pointer,
     Slot,
     Step,
@@ -47,13 +48,14 @@ GRID = 65535  # programs along the second and the third axis of a grid, at most
 @dataclass(frozen=True, eq=False)
 class Packed:
     """Waves and their tables. met: for each key the row of the joined sums, negative for none; see `Waves.met`. groups:
-    warp groups that specialise compute them.
+    warp groups that specialise compute them. page: see `KernelSpec.paged`.
     """
 
     waves: Waves
     tables: tuple[Table, ...]
     met: Table | None
     groups: bool = False
+    page: int = 0
 
 
 @cached(128)
@@ -113,21 +115,22 @@ def widened(
 # ---- arguments -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Bindings:
-    """What kernels' names of memory stand for: slots, and strides in elements."""
+    """What kernels' names of memory stand for: slots, and strides in elements. known: scalars by name."""
 
     slots: Mapping[str, str]
     strides: Mapping[str, Strides]
+    known: Mapping[str, float] = field(default_factory=dict)
 
 
 def kernel_launch(
     spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any], bound: Bindings, boxes: Sequence[Box] = ()
 ) -> Launch:
     """A launch. values: scalars by name, and under "Tables" the slot of tables; others are 0. boxes: of descriptors."""
-    per, known = spec.unit, dict(values)
+    per, known = spec.unit, {**values, **bound.known}
     for name, stride in bound.strides.items():
         known |= {f"{name}_{part}": stride[i] // per for i, part in enumerate(PARTS)}
         known[f"{name}_dim"] = stride[3]
-    found: list[Argument] = [Pointer(known[name] if name == "Tables" else bound.slots[name]) for name in reads(spec)]
+    found: list[Argument] = [_read(name, known, bound) for name in reads(spec)]
     found += [Known(known.get(name, 0)) for name in scalars(spec)]
     named = {box.name: box for box in boxes}
     read, written = ([named[name] for name in names] for names in described(spec))
@@ -135,6 +138,13 @@ def kernel_launch(
     found += [Pointer(bound.slots[name], writes=True) for name in writes(spec)]
     found += [Descriptor(bound.slots[box.tensor], box.shape, box.strides, writes=True) for box in written]
     return Launch(spec, source_of(spec), grid, tuple(found))
+
+
+def _read(name: str, known: Mapping[str, Any], bound: Bindings) -> Argument:
+    """What a kernel reads, by its name."""
+    if name == "Seed":
+        return OnDevice(bound.slots[name])
+    return Pointer(known[name] if name == "Tables" else bound.slots[name])
 
 
 def wave_launches(

@@ -29,6 +29,7 @@ from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.tables.boxes import whole_boxes
 from weft.kernels.gpu.tables.consumer_ranges import is_short, ranges_of, time_of
+from weft.kernels.gpu.tables.isolated import isolated
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
@@ -162,6 +163,7 @@ def launch_tables(launch: Launch, tiling: Tiling, m: int, most: int | None) -> l
     Items visit about `most` tiles or fewer: where some tiles of rows would visit more, and have few of all rows, their
     other shares are a launch of their own, whose sums the first then joins.
     """
+    launch = isolated(launch) or launch
     slots = [launch.slots(axis) for axis in range(len(launch.box))]
     work, rows = launch_work(launch, slots), launch.rows(m)
     order = schedule(work)
@@ -222,21 +224,9 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
     return LaunchTables(
-        words,
-        rank,
-        tiling,
-        place,
-        work,
-        formula,
-        listed,
-        split,
-        _span(launch),
-        more is not None,
-        whole is not None,
-        lines is not None,
-        reach,
-        short,
-    )
+        words, rank, tiling, place, work, formula, listed, split, _span(launch), more is not None, whole is not None,
+        lines is not None, reach, short,
+    )  # fmt: skip
 
 
 def _put_more(items: Words, part: Part, more: Run, order: Ints) -> None:

@@ -1,0 +1,109 @@
+"""Models of transformers with random weights: through the backend with equal results, replaced or left with the reason.
+
+Each is asked for in both ways in which transformers writes attention, as far as it has them.
+"""
+
+import pytest
+import torch
+from tests.fusion.helpers import EAGER, TRAINED, agree
+
+transformers = pytest.importorskip("transformers", reason="its models: pip install '.[transformers]'")
+
+import weft  # noqa: E402
+
+TOKENS = 64
+SMALL = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+GROUPED = SMALL | {"num_key_value_heads": 2, "head_dim": 8}
+SLIDING = GROUPED | {"sliding_window": 16}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2}
+BERT_LIKE = SMALL | {"local_attention": 16, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
+VIT = SMALL | {"image_size": 32, "patch_size": 8}
+# name: (class of its configuration, class of the model, configuration, whether rows are padded, how many are replaced)
+MODELS = {
+    "bert": ("BertConfig", "BertModel", SMALL, True, 2),
+    "gpt2": ("GPT2Config", "GPT2Model", GPT2, True, 2),
+    "llama": ("LlamaConfig", "LlamaModel", GROUPED, True, 2),
+    "t5 encoder": ("T5Config", "T5EncoderModel", T5, True, 0),
+    "vit": ("ViTConfig", "ViTModel", VIT, False, 0),
+    "modernbert": ("ModernBertConfig", "ModernBertModel", BERT_LIKE, True, 1),
+    "mistral": ("MistralConfig", "MistralModel", SLIDING, False, 2),
+    "gemma2": ("Gemma2Config", "Gemma2Model", SLIDING, False, 2),
+    "gemma3": ("Gemma3TextConfig", "Gemma3TextModel", SLIDING, False, 2),
+    "gpt-oss": ("GptOssConfig", "GptOssModel", SLIDING | {"num_local_experts": 2, "num_experts_per_tok": 1}, False, 2),
+    "qwen3": ("Qwen3Config", "Qwen3Model", SLIDING | {"use_sliding_window": True, "max_window_layers": 1}, False, 1),
+    "phi3": ("Phi3Config", "Phi3Model", SLIDING, False, 2),
+}  # fmt: skip
+WITHOUT_SDPA = ("gemma2", "gpt-oss")
+WAYS = [(name, way) for name in MODELS for way in ("sdpa", "eager") if way == "eager" or name not in WITHOUT_SDPA]
+pytestmark = pytest.mark.more
+
+
+def made(name, way, **more):
+    config, model, given, *_ = MODELS[name]
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    return getattr(transformers, model)(getattr(transformers, config)(**given, **more, attn_implementation=way)).eval()
+
+
+def inputs(name, batch=2, tokens=TOKENS):
+    if name == "vit":
+        return {"pixel_values": torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(1))}
+    given = {"input_ids": torch.randint(3, 50, (batch, tokens), generator=torch.Generator().manual_seed(1))}
+    if MODELS[name][3]:
+        given["attention_mask"] = torch.ones(batch, tokens, dtype=torch.long)
+        given["attention_mask"][0, tokens // 2 :] = 0
+    return given
+
+
+@pytest.mark.parametrize(("name", "way"), WAYS, ids=[f"{name}-{way}" for name, way in WAYS])
+def test_equal_results_and_no_attention_unnamed(name, way):
+    model, given = made(name, way), inputs(name)
+    fast = weft.fuse(model, options=EAGER)
+    with torch.no_grad():
+        agree(fast(**given).last_hidden_state, model(**given).last_hidden_state)
+    seen = fast.explanation.seen
+    assert len(seen) == 2, str(fast.explanation)
+    assert all(one.where and (one.replaced is not None or one.reason) for one in seen)
+    least = MODELS[name][4]
+    assert len(fast.explanation.replaced) >= least, str(fast.explanation)
+
+
+@pytest.mark.parametrize("name", ["bert", "mistral", "gpt-oss"])
+def test_training_has_equal_gradients(name):
+    way = "eager" if name == "gpt-oss" else "sdpa"
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0} if name == "bert" else {}
+    model, given = made(name, way, **no_dropout).train(), inputs(name)
+    fast = weft.fuse(model, options=TRAINED)
+    results = []
+    for called in (fast, model):
+        model.zero_grad()
+        called(**given).last_hidden_state.square().mean().backward()
+        results.append([torch.zeros_like(x) if x.grad is None else x.grad.clone() for x in model.parameters()])
+    assert len(fast.explanation.replaced) == 2, str(fast.explanation)
+    agree(*results)
+
+
+def test_dropout_in_training_keeps_its_random_order():
+    model, given = made("bert", "eager").train(), inputs("bert")
+    fast = weft.fuse(model, options=EAGER)
+    torch.manual_seed(5)
+    found = fast(**given).last_hidden_state
+    torch.manual_seed(5)
+    agree(found, model(**given).last_hidden_state)
+    assert all("drops weights" in one.reason for one in fast.explanation.seen)
+
+
+@pytest.mark.parametrize("options", [EAGER, TRAINED], ids=["eager", "aot_eager"])
+def test_dynamic_batch_and_length(options):
+    model = made("mistral", "sdpa")
+    fast = weft.fuse(model, options=options, dynamic=True)
+    with torch.no_grad():
+        for batch, tokens in ((2, 64), (3, 40), (2, 96)):
+            given = inputs("mistral", batch, tokens)
+            agree(fast(**given).last_hidden_state, model(**given).last_hidden_state)
+    assert len(fast.explanation.graphs) == 1, str(fast.explanation)
+    assert fast.explanation.graphs[0].replaced == 2
