@@ -127,7 +127,7 @@ $(VENV)/.weft-demo: $(VENV)/.weft-torch pyproject.toml
 	@touch $@
 
 $(VENV)/.weft-test: $(VENV)/.weft-torch pyproject.toml
-	$(INSTALL) -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,transformers,docs,dev]'
+	$(INSTALL) -q '$(TORCH)' $(if $(TRITON),'$(TRITON)') -e '.[torch,plot,transformers,diffusers,docs,dev]'
 	@touch $@ $(VENV)/.weft-demo $(VENV)/.weft-dev
 
 $(CARD_TRITON)/.weft-triton: $(VENV)/.weft-test

@@ -9,6 +9,7 @@ import random
 from dataclasses import dataclass
 
 from weft.cli.parse import parse
+
 from weft.pattern.algebra import Pattern
 from weft.planning.problem import Problem
 from weft.testing.workloads import WORKLOADS

@@ -17,10 +17,10 @@ import weft
 from weft import plot
 from weft.acsr.format import Acsr
 from weft.acsr.picture import owned
-from weft.cli.parse import parse
 from weft.cli.show import own_size
 from weft.demo.page import SHOWN
 from weft.pattern.algebra import Pattern
+from weft.pattern.parse import parse
 
 TOKENS = 256
 LENGTHS = (TOKENS, 1 << 14, 1 << 20)

@@ -83,7 +83,8 @@ def execute(text: str, name: str, folder: Path) -> str:
         heading, _, rest = text.partition("\n")
         why = f"*The code of this page was not run here, since {' and '.join(absent)} are not installed.*"
         return f"{heading}\n\n{why if len(absent) > 1 else why.replace(' are ', ' is ')}\n{rest}"
-    module = ModuleType("__page__")  # which Dynamo imports by its name
+    # Dynamo imports it by its name, and keeps it: each page has its own
+    module = ModuleType("__page_" + re.sub(r"\W", "_", name))
     sys.modules[module.__name__] = module
     namespace = vars(module)
     out, done, found = [], 0, list(blocks(text))

@@ -24,8 +24,8 @@ PROJECT = ("DESIGN", "CONTRIBUTING", "SECURITY", "CHANGELOG")
 # Records of what was measured once, and pages for developers. Their code is quoted; nothing in them is run.
 QUOTED = (DOCS / "decisions", ROOT / "benchmarks", *(ROOT / f"{name}.md" for name in PROJECT))
 NAVIGATION = {
-    "Learn": ("start", "coming", "which", "recipes", "jax", "fusion", "distributed", "mistakes", "kernel",
-              "patterns/index"),
+    "Learn": ("start", "coming", "coming-flex", "coming-natten", "coming-diffusers", "which", "recipes", "jax",
+              "fusion", "distributed", "mistakes", "kernel", "patterns/index"),
     "Look up": ("reference/attention", "reference/patterns", "reference/recognition", "reference/plans",
                 "reference/napkin", "reference/errors", "reference/commands"),
     "Evidence": ("performance", "honesty", "prediction", "napkin", "decisions/index"),

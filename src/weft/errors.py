@@ -5,6 +5,8 @@ Each one carries three sentences: what was asked, what is wrong with it, and wha
 
 from __future__ import annotations
 
+from weft.outside import lines
+
 DISTRIBUTION = "weft-attention"  # on the package index, where another project is called weft
 RELEASED = False  # until it is there, anybody may register that name
 
@@ -26,12 +28,12 @@ class WeftError(Exception):
         self.args = (asked, wrong, cure)  # not by super().__init__, where torch.compile would lose the text
 
     def __str__(self) -> str:
-        lines = [self.asked]
+        said = [self.asked]
         if self.wrong:
-            lines.append(f"  wrong: {self.wrong}")
+            said.append(f"  wrong: {self.wrong}")
         if self.cure:
-            lines.append(f"  do:    {self.cure}")
-        return "\n".join(lines)
+            said.append(f"  do:    {self.cure}")
+        return lines("\n".join(said))
 
 
 class PatternError(WeftError, ValueError):

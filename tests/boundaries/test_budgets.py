@@ -23,7 +23,12 @@ MANY_PARAMETERS = {
     "weft.torch.distributed.call:attention": "the public face: every option by name",
     "weft.jax.attention:attention": "the public face: every option by name",
     "weft.jax.distributed:distributed_attention": "the public face: every option by name",
+    "weft.integrations.natten.functional:operation": "the signature of NATTEN's na1d, na2d and na3d",
+    "weft.integrations.natten.functional:attention": "the signature of NATTEN's attention",
+    "weft.integrations.natten.modules:__init__": "the signature of NATTEN's modules",
     "weft.jax.dot_product:dot_product_attention": "the signature of jax.nn.dot_product_attention",
+    "weft.integrations.flex.call:flex_attention": "the signature of FlexAttention's",
+    "weft.integrations.flex.create:create_block_mask": "the signature of FlexAttention's",
 }
 
 # Put together, so that this file does not contain them: paths of one machine, hosts that only a user may choose.

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import weft
-from weft.cli.parse import LONGEST, parse
 from weft.errors import PatternError
+from weft.pattern.parse import LONGEST, parse
 from weft.testing.cases import CASES, At
 
 PLACES = [At(64, 64), At(130, 64, "top-left"), At(17, 90, "bottom-right")]

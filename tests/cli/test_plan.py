@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 import weft
 from weft.cli import main
-from weft.cli.parse import parse
 from weft.cli.plan import facts_of, planned
+from weft.pattern.parse import parse
 from weft.planning import verify
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem

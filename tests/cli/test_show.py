@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import weft
 from weft import plot
 from weft.cli import main, progress, show
-from weft.cli.parse import parse
 from weft.errors import install_line
+from weft.pattern.parse import parse
 
 
 class Screen(io.StringIO):
@@ -120,14 +120,14 @@ def test_the_order_of_boxes_is_named(run):
     assert "4×8 queries, queries box after box" in run("neighborhood((16, 16), 5)", "--tiles").output
 
 
-@pytest.mark.parametrize(("terminal", "during"), [(True, "\rplanning ..."), (False, "")])
+@pytest.mark.parametrize(("terminal", "during"), [(True, f"\r{'planning ...':<70}"), (False, "")])
 def test_what_a_command_is_busy_with_is_told_to_terminals_and_wiped(monkeypatch, terminal, during):
     screen = Screen(terminal)
     monkeypatch.setattr("sys.stderr", screen)
     with pytest.raises(ZeroDivisionError), progress.busy("planning"):
         assert screen.getvalue() == during
         1 / 0  # noqa: B018
-    assert screen.getvalue() == during + ("\r" + " " * 12 + "\r" if terminal else "")
+    assert screen.getvalue() == during + ("\r" + " " * 70 + "\r" if terminal else "")
 
 
 def test_it_says_what_takes_long(run, monkeypatch):

@@ -27,6 +27,11 @@ NOTHING_TO_REFUSE = {"full", "nothing"}  # take no arguments
 # (module, class) that no row reaches -> the tests that do.
 ELSEWHERE = {
     ("weft.kernels.gpu.documents.spec", "UnsupportedError"): "tests/gpu/test_oracle_documents.py",
+    ("weft.torch.device_documents", "AlignmentError"): "tests/kernels/test_documents.py",
+    ("weft.torch.device_documents", "InputError"): "tests/kernels/test_documents.py",
+    ("weft.torch.device_documents", "UnsupportedError"): "tests/kernels/test_documents.py",
+    ("weft.torch.document_rows", "UnsupportedError"): "tests/torch/test_varlen.py",
+    ("weft.torch.paged_documents", "UnsupportedError"): "tests/torch/test_paged_documents.py",
     ("weft.recognition.pace", "InputError"): "tests/recognition/test_pace.py",  # while a compiler traces
     ("weft.torch.card", "UnsupportedKernel"): "tests/runtime/test_card.py",  # an old card
     ("weft.torch.gpu", "UnsupportedKernel"): "tests/torch/test_decode.py",

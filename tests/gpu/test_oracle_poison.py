@@ -78,6 +78,35 @@ def test_everything_that_is_padding(name, way):
         np.testing.assert_allclose(y, clean[x], **EXACT, err_msg=x)
 
 
+# name -> (pattern, where its last document begins, in which everything is NaN)
+APART = {
+    "documents": (weft.documents([37, 1, 52]), 38),
+    "causal documents": (weft.causal() & weft.documents([37, 1, 52]), 38),
+    "short documents": (weft.causal() & weft.documents([1 + i % 5 for i in range(30)]), 85),
+    "other numbers of keys": (weft.documents([50, 40], key_lengths=[30, 60]), 50),
+    "segments": (weft.segments([37, 1, 52], [[weft.causal(), None, None], [None, True, None], [None, None, True]]), 38),
+    "nothing before the fifth": (weft.causal(offset=-5) & weft.documents([37, 1, 52]), 38),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", every(2, APART))
+def test_other_documents(name, way):
+    """What a document holds reaches no other one, forward and backward."""
+    pattern, first = APART[name]
+    first_key = 30 if name == "other numbers of keys" else first
+    call = Call(pattern, 90, **WAYS[way])
+    arrays = call.arrays()
+    given = {x: y.copy() for x, y in arrays.items()}
+    for x in ("q", "k", "v", "dout"):
+        given[x][0, :, first_key if x in "kv" else first :] = np.nan
+    clean = computed(call, arrays)
+    for x, y in computed(call, given).items():
+        before = first_key if x in ("dk", "dv") else first
+        np.testing.assert_allclose(y[0, :, :before], clean[x][0, :, :before], **EXACT, err_msg=x)
+        np.testing.assert_allclose(y[1], clean[x][1], **EXACT, err_msg=x)
+
+
 @pytest.mark.parametrize("pattern", [weft.causal(offset=-5), weft.blocks(64, [(0, 0), (2, 1)])], ids=str)
 @pytest.mark.parametrize("one_kernel", [False, True])
 def test_the_gradient_of_lse_in_rows_that_see_nothing(pattern, one_kernel):

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("jax", reason="JAX is not installed")
 
 import jax
+import jax.numpy as jnp
 
 import weft
 from weft.errors import AlignmentError, UnsupportedError, UnsupportedKernel
@@ -22,6 +23,15 @@ def test_without_a_gpu_there_is_no_card():
 
     with pytest.raises(UnsupportedKernel, match="xla"):
         card()
+
+
+def test_strides_are_those_of_each_tensor():
+    """JAX hands a dict on with its keys sorted; q has more heads than k and v."""
+    from weft.jax.gpu import attention
+
+    call = attention.Call(weft.causal(), problem(8, 8), None, None, "bshd")
+    tensors = {"k": jnp.zeros((2, 8, 2, 4)), "q": jnp.zeros((2, 8, 6, 4)), "v": jnp.zeros((2, 8, 2, 5))}
+    assert attention._layout(call, tensors, {}).strides == ((192, 4, 24, 1), (64, 4, 8, 1), (80, 5, 10, 1))
 
 
 def test_distances_of_slopes():

@@ -14,6 +14,7 @@ import weft
 import weft.jax
 from weft.errors import AlignmentError, InputError, LengthError, OptionError, UnsupportedError, UnsupportedKernel
 from weft.jax import implementations
+from weft.planning.problem import Problem
 from weft.testing.refusals import refuse
 
 M = 32
@@ -152,3 +153,10 @@ print(weft.jax.attention is weft.__getattr__("jax").attention, weft.recognize(ma
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("True ")
+
+
+def test_kernels_plan_no_mask():
+    """On a GPU too, where they are what a call chooses."""
+    problem = Problem(1, 2, 2, 64, 64, 64, 64, "bfloat16", "cuda")
+    why, cure = implementations.Triton().reason_against(implementations.Request(problem, "gpu", planning=True))
+    assert "tables of blocks" in why and "pass the pattern" in cure

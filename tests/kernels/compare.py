@@ -18,7 +18,7 @@ from . import dense, rounding
 # name -> device; a backend joins here. Under TRITON_INTERPRET=1 kernels of a GPU are interpreted, and tested alone.
 BACKENDS = {"triton": "cpu"} if interpreted() else {"cpu": "cpu"}
 if torch.cuda.is_available():
-    BACKENDS = {"triton": "cuda"}
+    BACKENDS = {"triton": "cuda:0"}
 WIDEST = torch.float64 if "cpu" in BACKENDS else torch.float32
 if interpreted():
     rounding.as_gpus_do()

@@ -13,7 +13,9 @@ from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.testing.strategies import problems
 
-from .compare import Case, check, generator, normal, qkv
+from .compare import BACKENDS, Case, check, generator, normal, qkv
+
+pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="on a GPU kernels of GPUs are tested")
 
 END = "bottom-right"
 

@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 
 import weft
-from weft.kernels.gpu.compile import keys, load
+from weft.kernels.gpu.compile import keys
 from weft.kernels.gpu.ops.loads import scaled
 from weft.kernels.gpu.ops.softmax import Sums
 from weft.kernels.gpu.tile import fwd
 from weft.settings import interpreted
 
 from .compare import BACKENDS, Case, check, generator, qkv
-from .planned import forget
+from .planned import forget, unload
 
 pytestmark = [
     pytest.mark.skipif("triton" not in BACKENDS, reason="other backends have another soft maximum"),
@@ -77,14 +77,14 @@ def walks_again(case, blind=False):
     patches = [mock.patch.object(fwd, "_online_step", shown)]
     patches += [mock.patch.object(fwd, "_if_seen", unasked)] * blind
     forget()
-    load.source_of.cache_clear()
+    unload()
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
         stack.enter_context(mock.patch.object(keys, "_REACHED", {}))
         got = case.weft()["out"]
     forget()
-    load.source_of.cache_clear()
+    unload()
     return not got.isfinite().all()
 
 

@@ -6,7 +6,9 @@ import torch
 
 import weft
 
-from .compare import Case, check, generator, normal, qkv
+from .compare import BACKENDS, Case, check, generator, normal, qkv
+
+pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="on a GPU kernels of GPUs are tested")
 
 IDS = np.random.default_rng(6).integers(0, 6, 150)
 ALIKE = weft.documents(ids=IDS)

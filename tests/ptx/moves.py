@@ -95,7 +95,7 @@ def _atomic(group, instruction, active):
             group, shared, (threads[left[first]], address[left[first]]), (values[left[first]], change)
         )
         left = np.delete(left, first)
-    for name, column in zip(results, old.T, strict=True):
+    for name, column in zip(results, old.T if results else (), strict=True):
         x = np.zeros(group.size, values.dtype)
         x[threads] = column
         if name in group.team.program.registers:

@@ -25,6 +25,13 @@ HALF, WIDE = torch.float16, (128, 128)
 CALLS = {
     "128": Call(BAND, 300, WIDE, heads=(2, 1)),
     "128, two terms": Call(weft.causal() & (weft.window(left=40) | weft.global_tokens(4)), 200, WIDE, heads=(1, 1)),
+    "128, causal": Call(weft.causal(), 700, WIDE, heads=(2, 1)),
+    "128, full": Call(weft.full(), 600, WIDE, heads=(1, 1)),
+    "128, window": Call(weft.window(300, 150), 700, WIDE, heads=(1, 1)),
+    "128, documents": Call(weft.causal() & weft.documents([30, 200, 1, 129, 240]), 600, WIDE, heads=(2, 1)),
+    "128, chunks": Call(weft.causal() & weft.chunks(200), 600, WIDE, heads=(1, 1)),
+    "128, dilated": Call(weft.dilated(30, 30, 3), 600, WIDE, heads=(1, 1)),
+    "128, keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, WIDE, heads=(2, 1)),
     "128, sinks": Call(BAND, 150, WIDE, heads=(1, 1), options=("sinks",)),
     "80": Call(BAND, 150, (80, 80), heads=(1, 1)),
     "96 and 72": Call(weft.window(20, 20), 150, (96, 72), heads=(1, 1)),
@@ -47,8 +54,8 @@ def found_in(case, tiling, order=EAGER):
         return names, results(case, few(1), (("forward", tiling),), backward=False)
 
 
-EVERY = [*((name, 64) for name in CALLS), ("128", 128), ("80", 128)]
-QUICK = (("128", 64), ("64, float16", 64))
+EVERY = [*((name, 64) for name in CALLS), *((name, 128) for name in CALLS if not name.startswith("64"))]
+QUICK = (("128", 128), ("64, float16", 64))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from weft.cli import main
 from weft.cli.tune import Progress
 from weft.kernels.backend import Card, Timing, TritonBackend
 from weft.planning.tiling import Tiling
-from weft.runtime.evidence import Measured
+from weft.runtime.rows import Measured
 from weft.store import opened
 from weft.target import GPU
 

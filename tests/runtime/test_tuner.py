@@ -10,6 +10,7 @@ import weft
 from weft.errors import OptionError, UnsupportedError
 from weft.kernels.backend import CpuBackend, Timing
 from weft.planning.attention_plan import plan_attention
+from weft.planning.candidates import LIMITS
 from weft.planning.choose import offered
 from weft.planning.families.base import Pass
 from weft.planning.families.tile import menu
@@ -17,7 +18,7 @@ from weft.planning.problem import Problem
 from weft.planning.resources import footprint
 from weft.planning.tiling import DIRECTIONS, Tiling
 from weft.runtime import evidence, tuner
-from weft.runtime.evidence import Decision, Measured
+from weft.runtime.rows import Decision, Measured
 from weft.runtime.tuner import BATCH, SHAPES, Budget, candidates, draw, shape, shapes, tune
 from weft.target import GPU, GPUS
 
@@ -44,7 +45,7 @@ def test_candidates_hold_the_untuned_choice_and_limits_of_registers(direction):
     untuned, predicted = candidates(direction, PLAN)
     assert untuned == PLAN.towards(direction)[0].plan.tiling and untuned in predicted
     assert list(predicted.values()) == sorted(predicted.values())
-    assert {one.registers for one in predicted} >= {0, *tuner.LIMITS}
+    assert {one.registers for one in predicted} >= {0, *LIMITS}
     rows = [(share.plan.acsr, 8) for share in PLAN.towards(direction)]
     compiled = offered(Pass(direction, rows, PROBLEM, GPU))
     limited = [one for one in predicted if one.registers and one not in compiled]

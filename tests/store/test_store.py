@@ -261,7 +261,19 @@ def test_timings_that_were_cut_short_spoil_no_others(kept, cut):
     with path.open("ab") as file:
         file.write(b"\n12\n{}\n\xff")  # and whatever else may lie there
     kept.record(KEY, [{"ms": 4}])
-    assert kept.timings(KEY) == [{"ms": 1}, {"ms": 4}]
+    with pytest.warns(RuntimeWarning, match="timings.jsonl has damaged lines: 4"):
+        assert kept.timings(KEY) == [{"ms": 1}, {"ms": 4}]
+    assert kept.timings(KEY) == [{"ms": 1}, {"ms": 4}]  # and no second warning, which would be an error
+    assert kept.verify() == {KEY: "timings.jsonl has damaged lines: 4"}
+
+
+def test_a_line_of_another_entry_says_nothing(kept):
+    put(kept)
+    put(kept, OTHER)
+    kept.record(KEY, [{"ms": 1}])
+    shutil.copy(kept.root / KEY / TIMINGS, kept.root / OTHER / TIMINGS)
+    with pytest.warns(RuntimeWarning, match="damaged lines: 1"):
+        assert kept.timings(OTHER) == []
 
 
 # ---- room ------------------------------------------------------------------------------------------------------------

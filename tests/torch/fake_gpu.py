@@ -58,7 +58,7 @@ class Launched(list):
             self.append((kernel.source.name, dict(zip(names, values, strict=True)), stream, (x, y, z)))
 
         kernel.started = start
-        return Direct(start, ("handle",), encoders(boxes))
+        return Direct(start, ("handle",), boxes, encoders(boxes.values()))
 
     def named(self, **tensors):
         """Launches, with the names of tensors where they are told addresses; what programs made is "made"."""
@@ -73,6 +73,7 @@ def pretended(**state):
     patched = {
         "current_gpu": lambda: 0, "gpu_of": lambda device: 0, "is_capturing": lambda: False, "_hooked": lambda: False,
         "EMPTY": found.empty, "_stream_of": lambda: lambda gpu: STREAM, "direct": found.direct,
+        "way_of": lambda kernel, source, boxes, gpu: bind.direct(kernel, boxes),
         "kernel_of": lambda source, device: Kernel(source), "begin_loading": lambda sources, gpu: [],
     }  # fmt: skip
     with ExitStack() as stack:

@@ -120,7 +120,7 @@ def test_kernels_that_only_triton_knows_to_launch(boxes, of_keys):
 
     def direct(kernel, found):
         known = of_keys and not kernel.source.name.startswith("dkdv")
-        return Direct(print, (), encoders(found) if known else None) if known or found else None
+        return Direct(print, (), found, encoders(found) if known else None) if known or found else None
 
     with pretended(direct=direct):
         assert (ready_for(plan, tensors_of(plan)) is None) == (not boxes or not of_keys)

@@ -249,6 +249,7 @@ def test_a_change_is_seen(change):
     check(tensors, PATTERN)
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="the copies of such rows on a GPU lie densely")
 @pytest.mark.parametrize("rows", ["sinks", "alibi_slopes"])
 def test_rows_that_lie_otherwise_are_seen(rows):
     """The same numbers, every second one of others; and of another dtype. A program is made for each."""

@@ -9,7 +9,7 @@ from weft.errors import OptionError, UnsupportedError
 from weft.testing.score_functions import FUNCTIONS, At
 
 from . import oracle
-from .helpers import qkv, tokens_first
+from .helpers import as_dynamo_says, qkv, tokens_first
 
 HEADS = (4, 2)
 PATTERNS = {
@@ -283,7 +283,7 @@ def test_no_function():
     inside = torch.compile(
         lambda q: weft.attention(q, k, v, mask, score=lambda score, b, h, q, k: score), backend="eager", fullgraph=True
     )
-    with pytest.raises(Exception, match="write score = weft"):
+    with pytest.raises(Exception, match=as_dynamo_says("write score = weft")):
         inside(q)
 
 
@@ -291,13 +291,3 @@ def test_extra_keys_have_no_index():
     q, k, v = qkv(12, heads=HEADS)
     with pytest.raises(UnsupportedError, match="extra keys have no index"):
         weft.attention(q, k, v, weft.causal(), score=lambda score, b, h, q, k: score, extra_keys=k, extra_values=v)
-
-
-def test_gpus_refuse_by_name(monkeypatch):
-    from weft.kernels.backend import TritonBackend
-    from weft.planning.problem import Problem
-
-    reasons = TritonBackend().reasons_against(Problem(1, 1, 1, 8, 8, 8, 8, "float32", "cuda"), ("score", "dropout"))
-    assert [reason.why for reason in reasons][-2:] == [
-        "its kernels have no score functions and biases yet", "its kernels have no dropout yet"
-    ]  # fmt: skip

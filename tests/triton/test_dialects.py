@@ -30,14 +30,14 @@ def kernel(X, Slopes, scale, Out):
     C: tl.constexpr = Config(direction="forward", d=((0, 64, 64),), dv=((0, 64, 64),), rows=64, cols=32, {options})
     {ranges}
     at = rows[:, None] * 32 + columns[None, :]
-    scores = scores_of(C, Scaling(scale, scale, 3, Slopes), 1)
+    scores = scores_of(C, Scaling(scale, scale, 3, Slopes, (), ()), 0, 1)
     s, capped = score(C, tl.load(X + at), scores, rows, columns)
     s = replace((s,), (columns[None, :] <= rows[:, None]), float("-inf"))[0]
     p, largest, kept = online_weights(C, s, scores, tl.load(X + rows))
     rest = Rest((p + weights(C, s, scores),), largest, tl.sum(p, 1), kept)
     rest = with_sink(rest, scale, True)
     merging = merged_lse(lse_of(rest, True, False), largest)
-    ds = through_score(C, output(rest)[0] * merging.mine[:, None], capped)
+    ds = through_score(C, output(rest)[0] * merging.mine[:, None], p, capped)
     tl.store(Out + at, ds + exponent(C, s, scores))
 
 

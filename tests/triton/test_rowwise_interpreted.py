@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = [
     ["tests/kernels/test_counts.py"],
     ["tests/torch/test_decode.py"],
-    ["tests/kernels/test_paged_keys.py", "tests/kernels/test_document_items.py"],
+    ["tests/kernels/test_paged_keys.py", "tests/kernels/test_documents.py"],
 ]
 
 

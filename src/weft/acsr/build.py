@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.acsr import terms as algebra
+from weft.acsr.bands import merged_bands
 from weft.acsr.blocks import Blocks
 from weft.acsr.cover import FEW, covered, room
 from weft.acsr.format import BLOCK, MAX_TERMS, Acsr, Remainder, Term
@@ -75,6 +76,8 @@ def _fewest(terms: list[Term], m: int, n: int) -> tuple[list[Term], list[Term]]:
     """`algebra.disjoint` of the terms as they are, or merged: where they are too many, and where many become fewer
     without more bytes.
     """
+    if len(terms) > MAX_TERMS:
+        terms = merged_bands(terms)
     if len(terms) > algebra.MAX_APART:
         terms = merged(terms, m, n)
     found = algebra.disjoint(terms)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from math import lcm
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from weft.acsr.bits import bit_count
 from weft.acsr.format import BLOCK, Remainder, Term
+from weft.pattern import counting
 from weft.pattern.bounds import Ints, coordinates
 from weft.pattern.listed import EVERY, ByClass, Listed
 from weft.pattern.relation import NDBool, Relation
@@ -121,10 +123,26 @@ def _of_grid(term: Term, q: Ints, k: Ints) -> Ints:
 def _of_axis(relation: Relation, n: int, x: Ints, y: Ints) -> Ints:
     """Pairs of an axis with n keys before each corner, (x.size, y.size)."""
     found, last = np.zeros((x.size, y.size), np.int64), int(x.max())
+    if counting.is_closed(relation, last // max(1, x.size)):
+        return _of_rows(relation, n, x, y)
     for first in range(0, last, STRIP):
         rows = np.arange(first, min(first + STRIP, last), dtype=np.int64)
         found += _of_strip(relation, rows, n, (np.clip(x - first, 0, rows.size), y))
     return found
+
+
+def _of_rows(relation: Relation, n: int, x: Ints, y: Ints) -> Ints:
+    """The same by closed sums, of the rows between neighbouring corners; bounds are monotone, so most of these have
+    ended before a key, or begin after it.
+    """
+    corners, keys = np.unique(np.append(0, x)), np.clip(y, 0, n)
+    found = np.zeros((corners.size, y.size), np.int64)
+    for at, (first, after) in enumerate(pairwise(corners.tolist()), 1):
+        lo, hi = (side.tolist() for side in relation.interval(np.array([first, after - 1]), n))
+        cut = {key: counting.between(relation, first, after, key) for key in set(keys.tolist()) if lo[0] < key < hi[1]}
+        whole = counting.between(relation, first, after, n) if (keys >= hi[1]).any() else 0
+        found[at] = [cut.get(key, whole if key >= hi[1] else 0) for key in keys.tolist()]
+    return np.cumsum(found, axis=0)[np.searchsorted(corners, x)]
 
 
 def _of_strip(relation: Relation, rows: Ints, n: int, corners: tuple[Ints, Ints]) -> Ints:

@@ -18,7 +18,7 @@ from weft.acsr import ordered
 from weft.acsr.format import MAX_TERMS, Grid, NotAffineError, Term
 from weft.pattern.bounds import INF, Bound, IntTable, Stair, Steps
 from weft.pattern.listed import EVERY, Listed
-from weft.pattern.relation import Relation
+from weft.pattern.relation import Relation, low_meets
 
 MAX_ROWS_APART = 1 << 16
 MAX_PIECES = 256  # of one difference, most of which may be empty
@@ -267,10 +267,18 @@ def _minus_all(term: Term, others: list[Term]) -> list[Term]:
 
 def _minus_if_met(a: Term, b: Term) -> list[Term]:
     """a minus b, and a itself where the two share nothing (which keeps its bounds as they were)."""
+    if a.rank == 1 and (a.q, a.k) == (b.q, b.k) and _never_meet(a.axes[0], b.axes[0]):
+        return [a]
     listed_on_a_grid = a.rank > 1 and (b.rows.kept or b.keys.kept)  # cut out in one piece, met in many
     if not listed_on_a_grid and all(both.is_empty() for both in meet(a, b)):
         return [a]
     return minus(a, b)
+
+
+def _never_meet(a: Relation, b: Relation) -> bool:
+    """Whether two relations share no pair, read off their bounds alone."""
+    pairs = ((one, other) for x, y in ((a, b), (b, a)) for one in x.lower for other in y.upper)
+    return any(low_meets(one, other) for one, other in pairs)
 
 
 # ---- flat relations on a grid ------------------------------------------------------------------------------------

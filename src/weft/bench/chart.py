@@ -140,5 +140,5 @@ def draw(axes: Any, machine: Machine, colours: tuple[str, str]) -> None:
     axes.grid(axis="y", visible=False)
     starred = "  (* measured apart)" if any(pair.apart for pair in shown) else ""
     axes.set_xlabel(f"useful TFLOP/s, forward, 16 bits, more is better{starred}")
-    axes.set_title(f"weft beside the best peer of each problem, {machine.name}", loc="left")
+    axes.set_title(f"weft beside the best peer of each problem, {machine.name}", loc="left", parse_math=False)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)

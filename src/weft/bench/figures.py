@@ -110,13 +110,18 @@ def is_weft(peer: str) -> bool:
     return peer.startswith("weft-") and peer not in YARDSTICKS
 
 
+def _on_page(row: Row) -> Row:
+    """A row whose texts end no cell of a table and begin no element of a page."""
+    return {column: text.replace("|", "/").replace("<", "&lt;") for column, text in row.items()}
+
+
 def load(results: Path) -> list[Machine]:
     """Every machine of every file of this benchmark in a folder; files of other scripts are passed over."""
     machines: dict[str, Machine] = {}
     for path in sorted(results.glob("*.csv")):
         if not rows.is_ours(path):
             continue
-        for row in (row for row in rows.read(path) if row["workload"] in WORKLOADS):  # not the reduced ones
+        for row in (_on_page(row) for row in rows.read(path) if row["workload"] in WORKLOADS):  # not the reduced ones
             machine = machines.setdefault(row["machine"], Machine(row["machine"], path, {}))
             machine.latest[row["workload"], row["direction"], row["peer"]] = row
     return sorted(machines.values(), key=lambda machine: (machine.file.stem == "bench-cpu", machine.name))

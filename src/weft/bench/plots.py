@@ -107,7 +107,7 @@ def _speeds(axes: Any, machine: Machine, problems: list[str], direction: str, ba
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(_times)
     axes.set_xlabel(f"speed relative to {baseline}")
-    axes.set_title(f"{machine.name}: {'forward' if direction == 'fwd' else 'backward'}")
+    axes.set_title(f"{machine.name}: {'forward' if direction == 'fwd' else 'backward'}", parse_math=False)
     if peers:
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
@@ -147,7 +147,7 @@ def _roofline(axes: Any, machine: Machine, product: float, copied: float) -> Non
     _number(axes.yaxis)
     axes.set_xlabel("useful operations per byte of q, k, v and out, each moved once")
     axes.set_ylabel("useful TFLOP/s")
-    axes.set_title(f"{machine.name}: roofline")
+    axes.set_title(f"{machine.name}: roofline", parse_math=False)
     axes.legend()
 
 

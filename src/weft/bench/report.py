@@ -196,11 +196,10 @@ def _others(machine: Machine) -> Iterator[str]:
             group = groups.setdefault((peer, row["status"], row["message"]), {})
             group.setdefault(workload, []).append(way + timed)
     for (peer, status, message), found in sorted(groups.items()):
-        said = message.replace("|", "/").replace("<", "&lt;")
         where = (
             name if sorted(ways) == ["bwd", "fwd"] else f"{name} {', '.join(ways)}" for name, ways in found.items()
         )
-        yield f"- {peer}, **{status}**: {said or 'no message'} ({'; '.join(where)})"
+        yield f"- {peer}, **{status}**: {message or 'no message'} ({'; '.join(where)})"
 
 
 # ---- what is not of one machine ------------------------------------------------------------------------------------

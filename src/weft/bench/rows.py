@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from weft.errors import OptionError
+from weft.outside import shown
 
 COLUMNS = (
     "date", "machine", "threads", "driver", "python", "torch", "triton", "commit", "workload", "shape", "dtype",
     "direction", "peer", "version", "status", "message", "calls", "median_ms", "p20_ms", "p80_ms", "tflops", "gbs",
     "share", "error", "error_over_plain", "memory_mb", "plan_ms", "first_ms", "launch_us",
 )  # fmt: skip
+FIGURES = COLUMNS[COLUMNS.index("median_ms") :]
+LONGEST = 10_000  # characters of a cell
 # Statuses. Only rows that are OK are compared by speed; the others say what happened.
 OK, WRONG, DIFFERENT = "ok", "wrong", "different mask"
 REFUSED, FAILED, CRASHED, TIMED_OUT = "refused", "error", "crashed", "timed out"
@@ -40,8 +44,22 @@ def read(path: Path) -> list[Row]:
     except (OSError, UnicodeDecodeError, csv.Error) as wrong:
         raise _foreign(path, f"it cannot be read: {wrong}") from None
     if columns != COLUMNS:
-        raise _foreign(path, f"its columns are {', '.join(columns) or 'none'}")
-    return found
+        raise _foreign(path, f"its columns are {', '.join(map(shown, columns)) or 'none'}")
+    return [_checked(path, place, row) for place, row in enumerate(found, 2)]
+
+
+def _checked(path: Path, line: int, row: dict[Any, Any]) -> Row:
+    """A row whose figures are figures, and whose texts may be printed."""
+    if row.keys() != set(COLUMNS) or None in row.values():
+        raise _foreign(path, f"its row {line} has more or fewer cells than columns")
+    for column in FIGURES:
+        try:
+            wrong = row[column] and not isfinite(float(row[column]))
+        except ValueError:
+            wrong = True
+        if wrong:
+            raise _foreign(path, f"{column} of its row {line} is {shown(row[column], 40)}, no number")
+    return {column: shown(value, LONGEST) for column, value in row.items()}
 
 
 def check(path: Path) -> None:
@@ -76,7 +94,12 @@ def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
         if begins:
             writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    """A value whose text is one line."""
+    return shown(value, LONGEST) if isinstance(value, str) else value
 
 
 def finished(rows: Iterable[Row], machine: str, commit: str) -> set[tuple[str, str, str]]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from weft import __version__
+from weft.cli.say import harmless
 from weft.errors import OptionError, WeftError
 
 
@@ -123,10 +124,15 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name, e.about) for name, e in sorted(COMMANDS.items()) if e.ours is ours])
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except WeftError as error:
-            raise Refused(str(error)) from None
+        with harmless():
+            try:
+                return super().invoke(ctx)
+            except WeftError as error:
+                raise Refused(str(error)) from None
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> click.Context:
+        with harmless():
+            return super().make_context(info_name, args, *rest, **options)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -11,7 +11,8 @@ import click
 
 from weft.bench import rows, select
 from weft.bench.run import DIRECTIONS, Bench, Machine, probe
-from weft.cli.parse import Seconds
+from weft.cli.numbers import Seconds
+from weft.cli.say import say, say_briefly
 from weft.testing.workloads import WORKLOADS
 
 
@@ -49,18 +50,18 @@ def _measure(names: tuple[str, ...], **options: Any) -> None:
     peers = select.peers(wanted, machine.ways, machine.default)
     for name in peers:
         if name in machine.absent and name in wanted:
-            click.echo(f"{name} is left out: {machine.absent[name]}", err=True)
+            say(f"{name} is left out: {machine.absent[name]}", err=True)
     out = options["out"] or rows.path_of(machine.origin["machine"], machine.device)
-    click.echo(f"{machine.origin['machine']}, torch {machine.origin['torch']}, rows go to {out}", err=True)
+    say(f"{machine.origin['machine']}, torch {machine.origin['torch']}, rows go to {out}", err=True)
     progress = Progress(chosen, options["rounds"])
     bench = Bench(
         machine, out, rounds=options["rounds"], limit=options["limit"], fresh=not options["resume"], show=progress.show
     )  # fmt: skip
     made = bench.run(chosen, peers, options["direction"])
     for row in made if options["as_json"] else []:
-        click.echo(json.dumps(row))
+        say(json.dumps(row))
     if not options["as_json"]:
-        click.echo(table(made))
+        say(table(made))
 
 
 class Progress:
@@ -81,11 +82,11 @@ class Progress:
             self._say(f"  {event['row']['direction']} {event['row']['peer']:12} {_figures(event['row'])}")
         elif sys.stderr.isatty():
             text = f"round {event['round']} of {self.rounds}" if kind == "round" else "..."
-            click.echo(f"\r  {event['direction']} {event['peer']:12} {text:20}\r", nl=False, err=True)
+            say_briefly(f"  {event['direction']} {event['peer']:12} {text:20}")
 
     @staticmethod
     def _say(text: str) -> None:
-        click.echo(f"{text:50}", err=True)
+        say(f"{text:50}", err=True)
 
 
 def _figures(row: dict[str, Any]) -> str:
@@ -107,16 +108,16 @@ def table(made: list[dict[str, Any]]) -> str:
 
 def _list(device: str) -> None:
     for w in WORKLOADS.values():
-        click.echo(f"{w.name:28} {w.shape:24} {w.dtype:9} {w.share:8.3%}  {' '.join(w.tags)}")
+        say(f"{w.name:28} {w.shape:24} {w.dtype:9} {w.share:8.3%}  {' '.join(w.tags)}")
     machine: Machine = probe(device)
-    click.echo(f"\npeers on this machine ({machine.device}):")
+    say(f"\npeers on this machine ({machine.device}):")
     for name in machine.ways:
         default = "" if name in machine.default else "  (only where named)"
-        click.echo(f"  {name:12} {machine.absent.get(name) or 'ready' + default}")
+        say(f"  {name:12} {machine.absent.get(name) or 'ready' + default}")
 
 
 def _report() -> None:
     from weft.bench.report import write
 
     for path in write(rows.RESULTS, Path("docs")):
-        click.echo(str(path))
+        say(str(path))

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from weft.cli.progress import busy
+from weft.cli.say import say
 from weft.errors import OptionError
 from weft.store import Entry, Store, opened
 
@@ -36,7 +37,7 @@ def command(action: str, yes: bool, as_json: bool) -> None:
     look, report = ACTIONS[action]
     with busy(f"cache {action}"):
         facts = {"directory": str(kept.root) if kept.root else None, **look(kept)}
-    click.echo(json.dumps(facts, indent=2) if as_json else report(facts))
+    say(json.dumps(facts, indent=2) if as_json else report(facts))
     if facts.get("damaged"):
         raise SystemExit(1)
 

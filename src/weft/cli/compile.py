@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.parse import parse
 from weft.cli.plan import problem_of, problem_options
 from weft.cli.progress import Line, busy
+from weft.cli.say import say
 from weft.errors import OptionError, WeftError, install_line
 from weft.kernels.backend import TritonBackend
 from weft.pattern.algebra import Pattern
+from weft.pattern.parse import parse
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.settings import interpreted
@@ -84,7 +85,7 @@ def command(triton: str | None, as_json: bool, **options: Any) -> None:
         sources = [one for call in calls for one in _kernels(call, card, flags)]
     filled = _filled(sources, card, options["jobs"])
     facts = _facts(filled, card, len(calls), time.perf_counter() - began)
-    click.echo(json.dumps(facts, indent=2) if as_json else _report(facts))
+    say(json.dumps(facts, indent=2) if as_json else _report(facts))
     if filled.refused:
         raise SystemExit(1)
 

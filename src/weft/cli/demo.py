@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from weft.cli.parse import parse
+from weft.cli.say import say, say_briefly
 from weft.errors import OptionError, UnsupportedError, install_line
+from weft.pattern.parse import parse
 
 
 @click.command("demo")
@@ -66,16 +67,16 @@ def _library(html: Path | None, as_json: bool) -> bool:
     for number, entry in enumerate(entries(parse, pictures=html is not None), 1):
         found.append(entry)
         if as_json:
-            click.echo(json.dumps(_facts(entry)))
+            say(json.dumps(_facts(entry)))
         elif sys.stderr.isatty():
-            click.echo(f"\r  [{number}/{len(SHOWN)}] {entry.name:24}", nl=False, err=True)
+            say_briefly(f"  [{number}/{len(SHOWN)}] {entry.name:24}")
     if html:
         with _refusing(html):
             html.write_text(page(found), encoding="utf-8")
     wrong = [entry.name for entry in found if not entry.holds]
     if html and not as_json:
         said = f"FAILED: {', '.join(wrong)}" if wrong else "every check holds"
-        click.echo(f"{len(found)} patterns in {html}; {said}")
+        say(f"{len(found)} patterns in {html}; {said}")
     return not wrong
 
 

@@ -19,6 +19,7 @@ import click
 
 import weft
 from weft.cli.cache import amount, cache_facts
+from weft.cli.say import say
 from weft.errors import UnsupportedKernel, install_line
 from weft.kernels.backend import BACKENDS, Reason
 from weft.planning.problem import Problem
@@ -44,7 +45,7 @@ class Torch:
 def command(as_json: bool) -> None:
     """Say what this machine can run, why not what it cannot, and what to install."""
     facts = examine()
-    click.echo(json.dumps(facts, indent=2) if as_json else _report(facts))
+    say(json.dumps(facts, indent=2) if as_json else _report(facts))
 
 
 def examine() -> dict[str, Any]:

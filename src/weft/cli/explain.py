@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from weft.cli.plan import facts_of, planned, problem_options, target_option
+from weft.cli.say import say
 from weft.errors import OptionError, UnsupportedKernel
 from weft.kernels.backend import MAX_DIM, WIDTHS
 from weft.planning.attention_plan import AttentionPlan
@@ -30,13 +31,11 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
     notes = [f"note      attention cannot run it: {why}" for why in facts["reasons_against"]]
     sources = sources_of(plan, source) if source else {}
     if source in ("dq", "dkdv") and plan.fused_backward is not None:
-        click.echo(
-            "note: calls make these in one pass over queries (--source gradients), unless options forbid it", err=True
-        )
+        say("note: calls make these in one pass over queries (--source gradients), unless options forbid it", err=True)
     if as_json:
-        click.echo(json.dumps({**facts, "explanation": plan.explain(), "sources": sources}, indent=2))
+        say(json.dumps({**facts, "explanation": plan.explain(), "sources": sources}, indent=2))
     else:
-        click.echo("\n\n".join(sources.values()) if source else "\n".join([plan.explain(), *notes]))
+        say("\n\n".join(sources.values()) if source else "\n".join([plan.explain(), *notes]))
 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from weft.cli.layer import BATCH, Wanted, refuse_without_layer, report
-from weft.cli.parse import parse
 from weft.cli.progress import busy
+from weft.cli.say import say
 from weft.cli.show import own_size
 from weft.errors import InputError, OptionError, RelabelError
 from weft.fusion.known import MODELS
@@ -23,6 +23,7 @@ from weft.napkin.machine import machine, rate
 from weft.napkin.pseudocode import pseudocode
 from weft.napkin.relabel import Derivation, flash_attention
 from weft.napkin.sketch import Balance, hopper_attention
+from weft.pattern.parse import parse
 from weft.target import GPUS, Gpu
 
 LEVEL = "shared"
@@ -80,7 +81,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
     of_layer = {name: options.pop(name) for name in ("model", "batch")}
     if options["algorithm"] == "layer":
         text, told = report(Wanted(**options | of_layer), out)
-        click.echo(json.dumps(told, indent=2) if as_json else text)
+        say(json.dumps(told, indent=2) if as_json else text)
         return
     refuse_without_layer(options["algorithm"], of_layer)
     asked = Asked(**options | {"length": options["length"] or _own_length(options["pattern"])})
@@ -93,7 +94,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
         except OSError as error:
             raise InputError(f"write {out}", str(error.strerror), "name a file that can be written") from None
         facts["out"] = str(out)
-    click.echo(json.dumps(facts, indent=2) if as_json else _report(asked, derivation, facts))
+    say(json.dumps(facts, indent=2) if as_json else _report(asked, derivation, facts))
 
 
 def _own_length(pattern: str | None) -> int:

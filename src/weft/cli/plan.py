@@ -10,10 +10,12 @@ from typing import Any
 import click
 
 from weft.acsr.format import BLOCK
-from weft.cli.parse import Numbers, parse
+from weft.cli.numbers import Numbers
 from weft.cli.progress import busy
+from weft.cli.say import say
 from weft.errors import OptionError
 from weft.kernels.backend import BACKENDS, Backend
+from weft.pattern.parse import parse
 from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.heads import Share
 from weft.planning.problem import DTYPES, Problem
@@ -96,7 +98,7 @@ def command(pattern: str, verify: bool, as_json: bool, **options: Any) -> None:
         with busy("verifying"):
             plan.verify()  # raises what the command line reports
     facts = facts_of(plan, verify)
-    click.echo(json.dumps(facts, indent=2) if as_json else f"{plan}\n\n{_summary(facts)}")
+    say(json.dumps(facts, indent=2) if as_json else f"{plan}\n\n{_summary(facts)}")
 
 
 def facts_of(plan: AttentionPlan, verified: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from weft.cli.loading import function
 from weft.cli.progress import busy
+from weft.cli.say import say
 from weft.recognition import Recognized, load_mask, recognize
 
 DRAWN = 64  # tokens a side of the picture of a pattern that has no size of its own
@@ -29,7 +30,7 @@ def command(target: str, size: Any, batch: Any, heads: Any, generalize: bool, as
     """Find the pattern of a boolean mask in FILE.npy, or of a mask function of (q, k) or (b, h, q, k)."""
     with busy("recognizing"):
         found = recognize(_loaded(target), size=size, batch=batch, heads=heads, generalize=generalize)
-    click.echo(json.dumps(_facts(found), indent=2) if as_json else _report(found, draw))
+    say(json.dumps(_facts(found), indent=2) if as_json else _report(found, draw))
 
 
 def _loaded(target: str) -> Any:

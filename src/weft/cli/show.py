@@ -17,9 +17,11 @@ import numpy as np
 from weft import plot
 from weft.acsr.format import Acsr
 from weft.acsr.picture import owned
-from weft.cli.parse import Numbers, parse
+from weft.cli.numbers import Numbers
 from weft.cli.progress import busy
+from weft.cli.say import say, say_picture
 from weft.errors import OptionError
+from weft.outside import shown
 from weft.pattern import leaves
 from weft.pattern.algebra import Call, Operator, Pattern
 from weft.pattern.draw import (
@@ -36,10 +38,12 @@ from weft.pattern.draw import (
     whole_blocks,
 )
 from weft.pattern.excerpt import Excerpt
+from weft.pattern.parse import parse
 from weft.pattern.pieces import Bits
 from weft.pattern.tables import BlockTable
 from weft.settings import colourless
 
+MOST = 10_000  # characters of a pattern
 SIDE = 64  # queries and keys of a pattern that has no size of its own
 WIDEST = 100  # columns, unless --width asks for more
 LARGE = 32  # queries up to which a pair takes two characters
@@ -109,11 +113,11 @@ def command(pattern: str, size: Any, **options: Any) -> None:
     if options["out"]:
         _write(asked, options["out"], options["tiles"])
     if options["as_json"]:
-        click.echo(json.dumps(_facts(asked, acsr, width, options)))
+        say(json.dumps(_facts(asked, acsr, width, options)))
     elif options["out"]:
-        click.echo(f"{asked}\nwritten to {options['out']}")
+        say(f"{asked}\nwritten to {options['out']}")
     else:
-        click.echo("\n".join(_report(asked, acsr, width, options["tiles"])))
+        say_picture("\n".join(_report(asked, acsr, width, options["tiles"])))
 
 
 # ---- what is drawn ---------------------------------------------------------------------------------------------------
@@ -207,7 +211,7 @@ def painter(colours: tuple[int, ...]) -> Paint:
 def _report(asked: Asked, acsr: Acsr, width: int, tiles: bool) -> list[str]:
     """The lines of the whole answer."""
     colour = _coloured()
-    lines = [str(asked), "", *_terms(asked, acsr, width, colour), ""]
+    lines = [shown(asked, MOST), "", *_terms(asked, acsr, width, colour), ""]
     if tiles:
         seen = _views(asked)
         for view in seen:
@@ -215,7 +219,7 @@ def _report(asked: Asked, acsr: Acsr, width: int, tiles: bool) -> list[str]:
         lines += [*_legend(seen, width, colour), ""]
     share = acsr.nnz / (asked.m * asked.n)
     lines.append(f"{_counted(acsr.nnz)} live, {share:.3%} of all; {acsr.nbytes:,} bytes of metadata")
-    return lines + [f"note: {note}" for note in acsr.notes]
+    return lines + [f"note: {shown(note, MOST)}" for note in acsr.notes]
 
 
 def _counted(pairs: int) -> str:

@@ -13,14 +13,16 @@ from typing import Any
 import click
 
 import weft
-from weft.cli.parse import Seconds, parse
+from weft.cli.numbers import Seconds
 from weft.cli.plan import backend_of, problem_of, problem_options
+from weft.cli.say import say, say_briefly
 from weft.errors import OptionError
 from weft.kernels.backend import Timing, choose
+from weft.pattern.parse import parse
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime import evidence
-from weft.runtime.evidence import Measured
+from weft.runtime.rows import Measured
 from weft.runtime.together import Together
 from weft.runtime.tuner import Budget, Report, Tuned, card_of, timed, tune
 
@@ -64,7 +66,7 @@ def _carry(share: Path | None, adopt: Path | None, as_json: bool) -> None:
         verb, path, count = "adopted", adopt, evidence.adopt(adopt, backend, card)
     facts = {"card": card.name, "file": str(path), verb: count, **backend.versions()}
     problems = "1 problem" if count == 1 else f"{count} problems"
-    click.echo(json.dumps(facts, indent=2) if as_json else f"{card.name}: {verb} {problems}, {path}")
+    say(json.dumps(facts, indent=2) if as_json else f"{card.name}: {verb} {problems}, {path}")
 
 
 def _tune(text: str, as_json: bool, direction: str, budget: float, **options: Any) -> None:
@@ -79,7 +81,7 @@ def _tune(text: str, as_json: bool, direction: str, budget: float, **options: An
     finally:
         progress.wipe()
     facts = {"pattern": str(pattern), "problem": str(problem), **facts_of(report)}
-    click.echo(json.dumps(facts, indent=2) if as_json else _report(f"{pattern}  {problem}", report))
+    say(json.dumps(facts, indent=2) if as_json else _report(f"{pattern}  {problem}", report))
     if report.interrupted:
         raise SystemExit(130)  # as a shell says of what Ctrl-C ended
 
@@ -106,7 +108,7 @@ class Progress:
     @staticmethod
     def _say(text: str) -> None:
         if sys.stderr.isatty():
-            click.echo(f"\r{text:<70}" + "\r" * (not text), nl=False, err=True)
+            say_briefly(text)
 
 
 # ---- facts -----------------------------------------------------------------------------------------------------------

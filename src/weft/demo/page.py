@@ -17,6 +17,7 @@ import torch
 
 import weft
 from weft.bench.origin import machine
+from weft.outside import shown
 from weft.pattern.algebra import Pattern
 from weft.plot import pattern_figure
 
@@ -166,7 +167,8 @@ def page(found: list[Entry]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
 <style>{STYLE}</style></head><body>
 <h1>weft {weft.__version__}: every pattern of the library</h1>
-<p>{TOKENS} tokens, D = {D}, float32 on a CPU: {escape(here["machine"])}, {threads}, torch {escape(here["torch"])}.
+<p>{TOKENS} tokens, D = {D}, float32 on a CPU: {escape(shown(here["machine"]))}, {threads}, torch
+{escape(shown(here["torch"]))}.
 Every plan is proven by <code>verify()</code>; every output is compared with the plan's own meaning in float64
 (allowed: {ALLOWED:g}). Times are the best of {ROUNDS} calls, at a length where they are mostly overhead.</p>
 <p><b>format</b>: bytes of the pattern's affine rows (ACSR). <b>tables</b>: bytes of the plan, forward and transposed.

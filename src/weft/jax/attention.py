@@ -142,12 +142,13 @@ def plan(  # noqa: PLR0913 - the public face; every option by name
     implementation: str | Sequence[str] | None = None,
     like: PlannedMask | None = None,
 ) -> PlannedMask:
-    """The plan that `attention(q, k, v, mask)` would run, as a pytree that may be an argument of a jitted function.
+    """The plan that `attention(q, k, v, mask)` runs without kernels, as a pytree: an argument of a jitted function.
 
     q, k, v: arrays or jax.ShapeDtypeStruct; only their shapes are looked at, and of a mask that tells no heads apart
     only the lengths. Masks whose plans have the same `structure` share one compilation: windows, offsets and bounds of
     documents are data, sizes are rounded up to buckets. like: a plan whose structure this one is to have, rather than
-    the one that suits it best; InputError if the mask does not fit into it. implementation: as for `attention`.
+    the one that suits it best; InputError if the mask does not fit into it. implementation: as for `attention`, by
+    default "xla", which a call with a plan names as well where arrays are on a GPU.
 
         step = jax.jit(lambda q, k, v, mask: weft.jax.attention(q, k, v, mask))
         out = step(q, k, v, weft.jax.plan(weft.documents([100, 28]), q, k, v))
@@ -158,11 +159,12 @@ def plan(  # noqa: PLR0913 - the public face; every option by name
     if isinstance(mask, PlannedMask):
         return mask
     check_layout(layout)
-    names = implementations.names_of(implementation)
+    names = implementations.names_of(implementation) or ("xla",)  # kernels take patterns alone
     tensors = as_arrays(q, k, v, layout, "plan(mask, q, k, v)")
     problem = problem_of(tensors, layout, "plan(mask, q, k, v)")
     structure = None if like is None else like.structure
-    request = implementations.Request(problem, implementations.platform_of(tensors), structure)
+    platform = implementations.platform_of(tensors)
+    request = implementations.Request(problem, platform, structure, planning=True)
     return implementations.IMPLEMENTATIONS[implementations.choose(names, request)].plan(mask, problem, structure)
 
 

@@ -29,11 +29,14 @@ LEAST_JAXLIB = (0, 11, 1)  # whose custom call for Triton kernels takes machine 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. platform: "cpu", "gpu", "tpu"; planned: the structure of a mask that was planned before."""
+    """What is asked for. platform: "cpu", "gpu", "tpu"; planned: the structure of a mask that was planned before;
+    planning: that a mask be planned.
+    """
 
     problem: Problem
     platform: str
     planned: Any = None
+    planning: bool = False
 
 
 class Implementation(Protocol):
@@ -80,7 +83,7 @@ class Triton:
         """Another platform, a planned mask, a type or size that kernels do not compute, a package that is missing."""
         if request.platform not in ("gpu", "cuda"):
             return f"the arrays are for {request.platform}", "move them to an NVIDIA GPU, or use implementation='xla'"
-        if request.planned is not None:
+        if request.planning or request.planned is not None:
             return "a planned mask is tables of blocks, not of kernels", "pass the pattern, or use implementation='xla'"
         found = TritonBackend().reasons_against(replace(request.problem, device="cuda"))
         for reason in (one for one in found if "torch" not in one.why):

@@ -129,6 +129,8 @@ class CpuBackend:
             reasons.append(Reason(f"the tensors are on {problem.device}", "move q, k and v to the CPU"))
         if problem.dtype not in DTYPES:
             reasons.append(Reason(f"{problem.dtype} is not a type it computes in", f"use one of {', '.join(DTYPES)}"))
+        if max(problem.m, problem.n) > MOST_TOKENS:
+            reasons.append(Reason(f"there are more than {MOST_TOKENS} tokens", "use a shorter sequence"))
         return tuple(reasons)
 
     @cache  # noqa: B019 - a module, loaded once
@@ -158,12 +160,14 @@ class TritonBackend:
             cure = "move q, k and v to a GPU (or set TRITON_INTERPRET=1 to try kernels on the CPU)"
             reasons.append(Reason(f"the tensors are on {problem.device}", cure))
         if problem.dtype not in WIDTHS:
-            reasons.append(Reason(f"{problem.dtype} is not a type it computes in", f"use one of {', '.join(WIDTHS)}"))
+            cure = f"use one of {', '.join(WIDTHS)}"
+            if problem.dtype == "float64":
+                cure += ", or in float64 weft.attention(q.cpu(), k.cpu(), v.cpu(), mask).to(q.device)"
+            reasons.append(Reason(f"{problem.dtype} is not a type it computes in", cure))
         if max(problem.d, problem.dv) > MAX_DIM:
             reasons.append(Reason(f"a head dimension is above {MAX_DIM}", "use smaller heads, or the CPU backend"))
         if max(problem.m, problem.n) >= MAX_LENGTH:
             reasons.append(Reason(f"there are {MAX_LENGTH} tokens or more", "use a shorter sequence"))
-        reasons += [Reason(f"its kernels have no {ABSENT[name]}", f"leave {name} out, or {ON_CPU}") for name in options]
         return tuple(reasons)
 
     @cache  # noqa: B019 - a module, loaded once
@@ -187,9 +191,8 @@ class TritonBackend:
 
 WIDTHS = ("float32", "bfloat16", "float16")
 MAX_DIM = 256
+MOST_TOKENS = (1 << 31) - 1  # that 32-bit integers of a plan's tables reach
 MAX_LENGTH = 1 << 29  # coordinates are 32-bit integers, with room for sums of two
-ABSENT = {"score": "score functions and biases yet", "dropout": "dropout yet"}
-ON_CPU = "use the CPU backend with tensors on the CPU"
 BACKENDS: tuple[Backend, ...] = (CpuBackend(), TritonBackend())
 
 

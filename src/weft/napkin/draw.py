@@ -12,6 +12,7 @@ from itertools import pairwise
 from weft.napkin.diagram import Array, Box, Diagram
 from weft.napkin.relabel import Derivation
 from weft.napkin.schedule import Loop, loops, program
+from weft.outside import shown
 
 COLOURS = {
     "network": "#7a7a7a",
@@ -294,6 +295,7 @@ def _path(d: str, colour: str) -> str:
 
 
 def _text(x: float, y: float, text: str, colour: str, *, size: int = 12, anchor: str = "middle") -> str:
+    said = escape(shown(text))
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" font-size="{size}" text-anchor="{anchor}">{escape(text)}</text>'
-    )
+        f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" font-size="{size}" text-anchor="{anchor}">{said}</text>'
+    )  # fmt: skip

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from weft import memory
 from weft.errors import PatternError
 from weft.pattern import crossing, misuse
 from weft.pattern.bounds import PRINTED, Ints, IntTable
-from weft.pattern.listed import SPAN
+from weft.pattern.extent import common_extent
+from weft.pattern.integers import below, integer, length_of
 from weft.pattern.relation import NDBool
 
 if TYPE_CHECKING:
@@ -95,7 +98,7 @@ class Pattern:
 
     def shift(self, q: int = 0, k: int = 0) -> Pattern:
         """(i, j) is live iff (i - q, j - k) is live in self; what moves in from outside is dead."""
-        return Shift(self, _integer(q, "shift", "q"), _integer(k, "shift", "k"))
+        return Shift(self, integer(q, "shift", "q"), integer(k, "shift", "k"))
 
     def aligned(self, align: Align) -> Pattern:
         """The same expression with `align` set on every position-dependent part that declares none. PatternError where
@@ -155,6 +158,9 @@ class Pattern:
         m, n = self._sizes(m, n)
         k = np.arange(n, dtype=np.int64)[None, :]
         batches, heads = self.extent()
+        cure = "ask for an excerpt (weft.excerpt), or for acsr(), which makes no matrix"
+        pairs = (batches or 1) * (heads or 1) * m * n
+        memory.check(f"{text(self)}.to_dense({m}, {n})", pairs, cure, PatternError)
         dense = np.empty((batches or 1, heads or 1, m, n), np.bool_)
         strip = max(1, STRIP // max(1, n))
         for b, h in np.ndindex(dense.shape[:2]):
@@ -182,13 +188,23 @@ class Pattern:
 
         return drawn(owned(self.acsr(m, n), width, width).share)
 
+    def to_block_mask(self, m: int, n: int | None = None, *, block_size: Any = 128, device: Any = None) -> Any:
+        """The pattern at (m, n) as torch's own BlockMask, for its flex_attention. block_size: of queries and keys, or
+        both; device: of its tensors, torch's default if None. B and H are those that the pattern tells apart, else 1.
+
+        Its mask_mod is a function of (b, h, q_idx, kv_idx) that torch.compile can trace. Raises what `acsr` raises, and
+        ModuleNotFoundError without torch.
+        """
+        blocks: Any = import_module("weft.torch.blockmask")  # the front end, which alone knows torch
+        return blocks.block_mask_of(self, *self._sizes(m, n), block_size=block_size, device=device)
+
     def _sizes(self, m: Any, n: Any, batch: int = 0, head: int = 0) -> tuple[int, int]:
         """(m, n) checked, n defaulting to m; and that batch row and head exist."""
-        m, n = (_length(x, name) for x, name in ((m, "m"), (m if n is None else n, "n")))
+        m, n = (length_of(x, name) for x, name in ((m, "m"), (m if n is None else n, "n")))
         self.check(m, n, f"{self} at M={m}, N={n}")
         batches, heads = self.extent()
-        _below(batch, batches, "batch row", self)
-        _below(head, heads, "head", self)
+        below(batch, batches, "batch row", self)
+        below(head, heads, "head", self)
         return m, n
 
 
@@ -367,26 +383,6 @@ def _crossed(pattern: Pattern, name: str, args: list[tuple[str, Any]]) -> None:
     crossing.keep(pattern)
 
 
-def common_extent(
-    parts: tuple[Pattern, ...], asked: object, own: tuple[int | None, int | None] = (None, None)
-) -> tuple[int | None, int | None]:
-    """(batch rows, heads) of patterns used together, and of what holds them (`own`); they must agree where they tell
-    rows or heads apart.
-    """
-    found: list[int | None] = []
-    extents = [own, *(part.extent() for part in parts)]
-    for which, name in enumerate(("batch rows", "heads")):
-        sizes = {size for extent in extents if (size := extent[which]) is not None}
-        if len(sizes) > 1:
-            raise PatternError(
-                str(asked),
-                f"its parts tell {' and '.join(map(str, sorted(sizes)))} {name} apart",
-                "use lists of one length",
-            )
-        found.append(sizes.pop() if sizes else None)
-    return found[0], found[1]
-
-
 def _flat(operator: type[And] | type[Or], *parts: Pattern) -> tuple[Pattern, ...]:
     """The operands of a chain of one associative operator, so that a | b | c is one union of three."""
     return tuple(leaf for part in parts for leaf in (part.parts if isinstance(part, operator) else (part,)))
@@ -412,39 +408,3 @@ def _filled_arg(value: Any, align: Align) -> Any:
     if isinstance(value, Pattern):
         return value.filled(align)
     return tuple(_filled_arg(v, align) for v in value) if isinstance(value, tuple) else value
-
-
-def scalar(value: Any) -> Any:
-    """A number of numpy, or an array or a tensor without axes, as Python's own."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
-
-
-def _integer(value: Any, function: str, name: str) -> int:
-    value = scalar(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise PatternError(
-            f"{function}({name}={value!r})", f"{name} must be an integer, not {type(value).__name__}", "pass an int"
-        )
-    if abs(value) > SPAN:
-        raise PatternError(
-            f"{function}({name}={value})", f"{name} is beyond any sequence (2**31 tokens)",
-            f"pass {name} within 2**31",
-        )  # fmt: skip
-    return int(value)
-
-
-def _length(value: Any, name: str) -> int:
-    length = _integer(value, "pattern at", name)
-    if length < 0:
-        raise PatternError(f"a pattern at {name}={length}", "a length is negative", "pass a length of 0 or more")
-    return length
-
-
-def _below(index: Any, size: int | None, name: str, pattern: Pattern) -> None:
-    index = _integer(index, "pattern at", name)
-    if index < 0 or (size is not None and index >= size):
-        raise PatternError(
-            f"{name} {index} of {pattern}",
-            f"the pattern tells {size} of them apart" if size is not None else "the index is negative",
-            f"ask for 0 <= {name} < {size}" if size is not None else "ask for an index of 0 or more",
-        )

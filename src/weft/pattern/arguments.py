@@ -12,8 +12,9 @@ import numpy as np
 
 from weft.errors import PatternError
 from weft.pattern import crossing, misuse
-from weft.pattern.algebra import Call, Pattern, scalar, text
+from weft.pattern.algebra import Call, Pattern, text
 from weft.pattern.bounds import IntTable
+from weft.pattern.integers import scalar
 
 P = ParamSpec("P")
 LIBRARY: dict[str, Callable[..., Pattern]] = {}

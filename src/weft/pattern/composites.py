@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from weft import memory
 from weft.errors import PatternError
 from weft.pattern.algebra import Align, Pattern
 from weft.pattern.arguments import LARGEST, axes, flags, integer, integers, library
@@ -34,6 +35,8 @@ def _draw_blocks(m: int, n: int, shift: int, block: int, count: int, seed: int) 
     """Floyd's sampling without replacement, for all rows at once."""
     rows, cols = -(-m // block), -(-n // block)
     count = min(count, cols)
+    asked, held = f"random_blocks({block}, {count}) at M={m}, N={n}", 3 * 8 * rows * count  # drawn, and listed by row
+    memory.check(asked, held, "take larger blocks, or fewer of them", PatternError)
     generator = np.random.default_rng([seed, rows, cols])
     chosen = np.full((rows, count), -1, np.int64)
     for i, last in enumerate(range(cols - count, cols)):

@@ -15,8 +15,9 @@ from math import prod
 import numpy as np
 
 from weft.errors import AlignmentError, LengthError
-from weft.pattern.algebra import Align, Call, Operator, Pattern, Where, common_extent
+from weft.pattern.algebra import Align, Call, Operator, Pattern, Where
 from weft.pattern.bounds import Ints, IntTable, coordinates
+from weft.pattern.extent import common_extent
 from weft.pattern.listed import Listed
 from weft.pattern.relation import NDBool, Relation
 

@@ -42,6 +42,13 @@ def padding(lengths: Any = None, rows: bool = False, align: Align = None, *, mas
     return _of_mask(_booleans(mask), both, align)
 
 
+def hidden(spans: tuple[tuple[tuple[int, int], ...], ...]) -> Pattern:
+    """All keys but those of a few runs; spans: of each batch row its runs, pairs (first, after)."""
+    most = max(map(len, spans))
+    runs = [[row[i] if i < len(row) else (0, 0) for row in spans] for i in range(most)]
+    return ~reduce(or_, [_between(one, None) for one in runs])
+
+
 def _booleans(mask: Any) -> NDBool:
     """The mask as a numpy array (B, S)."""
     asked = f"padding(mask={type(mask).__name__})"

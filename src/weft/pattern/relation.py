@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.pattern import counting
 from weft.pattern.bounds import INF, Bound, Ints, Stair
 
 
@@ -129,12 +130,8 @@ class Relation:
         return keys.step * stride, phase, gap % common == 0
 
     def count(self, m: int, n: int) -> int:
-        """Number of live pairs with 0 <= i < m and 0 <= k < n, in memory that does not grow with m."""
-        chunk = 1 << 18
-        return sum(
-            int(self.affine_rows(np.arange(i, min(i + chunk, m), dtype=np.int64), n)[2].sum())
-            for i in range(0, m, chunk)
-        )
+        """Number of live pairs with 0 <= i < m and 0 <= k < n, in time that mostly does not grow with m."""
+        return counting.count(self, m, n)
 
     def is_empty(self, m: int, n: int) -> bool:
         """True iff no pair with 0 <= i < m, 0 <= k < n is live. Exact; rows are looked at only where spans leave a
@@ -144,6 +141,8 @@ class Relation:
             return True
         if (self.affine_rows(np.arange(0, m, -(-m // 64), dtype=np.int64), n)[2] > 0).any():
             return False
+        if counting.is_closed(self, m):
+            return self.count(m, n) == 0
         width = 64
         first = np.arange(0, m, width, dtype=np.int64)
         last = np.minimum(first + width, m) - 1

@@ -106,6 +106,8 @@ class AttentionPlan:
         """Tiles of keys for a backward in one kernel, which is not deterministic; None unless one is predicted to be
         clearly faster than two, and fits.
         """
+        if dict(self.fixed).get("dkdv") == hopper.SUMMED and not hopper.no_sums(self.asked("dkdv")):
+            return self.transposed
         listed = self.backwards.listed if isinstance(self.target, Gpu) else ()
         found = next((one for one in listed if isinstance(one, OneKernel)), None)
         if found is None:

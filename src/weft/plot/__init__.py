@@ -19,6 +19,7 @@ import numpy as np
 
 from weft.acsr.picture import Owned, owned
 from weft.errors import OptionError, UnsupportedError, install_line
+from weft.outside import shown
 from weft.pattern.algebra import Pattern
 from weft.pattern.relation import NDBool
 from weft.planning.attention_plan import plan_attention
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LIMIT = 1 << 22  # pairs in one picture
+MOST = 10_000  # characters of a title, before it is shortened to its room
 FORMATS = (".png", ".svg")
 # Inches: side of a panel where they are two a row, where they are three, space between two, above and below them. A
 # page of text is two large panels wide, so letters stay legible there.
@@ -148,10 +150,10 @@ def panels(count: int, across: int = 3, bottom: float = BOTTOM) -> tuple[Figure,
 def headline(figure: Figure, title: str, below: str) -> None:
     """A title in bold, shortened to two lines if need be, and one line below it."""
     width, height = figure.get_size_inches()
-    text = "\n".join(textwrap.wrap(title, int(width * 9), max_lines=2, placeholder=" …"))
+    text = "\n".join(textwrap.wrap(shown(title, MOST), int(width * 9), max_lines=2, placeholder=" …"))
     middle = 1 - 0.4 / height if "\n" not in text else 1 - 0.34 / height
     style = {"ha": "center", "va": "center", "color": INK}
-    figure.text(0.5, middle, text, fontsize=12, fontweight="bold", family="monospace", **style)
+    figure.text(0.5, middle, text, fontsize=12, fontweight="bold", family="monospace", parse_math=False, **style)
     figure.text(0.5, 1 - 0.74 / height, below, fontsize=10, **style)
 
 
@@ -237,7 +239,7 @@ def image(axes: Axes, colours: np.ndarray, title: str, size: tuple[int, int] | N
     """Colours (height, width, 3), stretched over a square panel. size: what the axes count, (height, width) if None."""
     height, width = size or colours.shape[:2]
     axes.imshow(colours, interpolation="nearest", aspect="auto", extent=(-0.5, width - 0.5, height - 0.5, -0.5))
-    axes.set_title(title, fontsize=11, color=INK)
+    axes.set_title(shown(title), fontsize=11, color=INK, parse_math=False)
     axes.tick_params(labelsize=8, colors=INK, length=2)
     axes.locator_params(integer=True, min_n_ticks=1)  # tokens are counted, also where there is one
     for label in (axes.xaxis.label, axes.yaxis.label):

@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from weft.errors import InputError
-from weft.recognition import grouped, pace
+from weft.recognition import grouped, novalue, pace
 from weft.recognition.bitrows import BitRows, width
 from weft.recognition.tables import watched
 from weft.recognition.tracer import Trace, Traced
@@ -63,11 +63,13 @@ def rows_of(function: Callable[..., Any], names: tuple[str, ...], at: dict[str, 
     for manner in _manners(function, names, at, m, n):
         try:
             found = _rows(function, names, at, (m, n), manner)
-        except pace.TooSlowError:
+        except (pace.TooSlowError, novalue.NoValueError):
             raise
         except InputError as error:
             failures.append(error)
             continue
+        except MemoryError:  # the machine's
+            raise
         except Exception as error:  # whatever the function raises
             failures.append(_raised(function, error))
             failures[-1].__cause__ = error
@@ -88,6 +90,8 @@ def _agreed(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what is not used
                 other = block(function, names, at, (q[:, None], k[None]), manner)
+        except MemoryError:
+            raise
         except Exception:  # it does not work in this manner, which nobody needs
             continue
         if (other != mine).any():
@@ -147,10 +151,25 @@ def _strips(
     step = max(1, PAIRS_A_STRIP // max(1, keys.size))
     for first in range(0, queries.size, step):
         some = queries[first : first + step]
-        live = block(function, names, at, (some[:, None], keys[None]), manner)
+        live = _valued(function, names, at, (some, keys), manner)
         words[first : first + step] = BitRows.pack(live).words
         pace.step(some.size * keys.size)
     return BitRows(words, keys.size)
+
+
+def _valued(
+    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], pairs: tuple[Any, Any], manner: Manner
+) -> np.ndarray:
+    """The answers of a strip. Raises NoValueError, with a pair, where the function has no value."""
+    try:
+        return block(function, names, at, (pairs[0][:, None], pairs[1][None]), manner)
+    except (MemoryError, InputError):
+        raise
+    except Exception as error:  # whatever the function raises
+        if not novalue.has_none(error):
+            raise
+        pair = novalue.first_pair(lambda q, k: block(function, names, at, (q, k), manner), *pairs)
+        raise novalue.refusal(_asked(function), error, pair) from error
 
 
 def _raised(function: Callable[..., Any], error: Exception) -> InputError:
@@ -174,13 +193,27 @@ def _manners(function: Callable[..., Any], names: tuple[str, ...], at: dict[str,
                 warnings.simplefilter("ignore")  # of what does not work and is not used
                 block(function, names, at, (q, k), manner)
             found.append(manner)
+        except MemoryError:
+            raise
         except Exception as error:  # whatever the function raises
             failures.append(error)
     if found:
         return found
+    none = next((error for error in failures if novalue.has_none(error)), None)
+    if none is not None:
+        where = partial(_first_of, function, names, at)
+        pair = next((pair for manner in every_manner() if (pair := where(q, k, manner)) is not None), None)
+        raise novalue.refusal(_asked(function), none, pair) from none
     if isinstance(failures[0], InputError):
         raise failures[0]
     raise _raised(function, failures[0]) from failures[0]
+
+
+def _first_of(
+    function: Callable[..., Any], names: tuple[str, ...], at: dict[str, Any], q: Any, k: Any, manner: Manner
+) -> tuple[int, int] | None:
+    """The first pair without a value in one manner."""
+    return novalue.first_pair(lambda i, j: block(function, names, at, (i, j), manner), q[:, 0], k[0])
 
 
 def used_by(function: Callable[..., Any], names: tuple[str, ...]) -> dict[str, list[int]]:
@@ -189,7 +222,7 @@ def used_by(function: Callable[..., Any], names: tuple[str, ...]) -> dict[str, l
     for torch in {False, "torch" in sys.modules}:
         pair = {name: Manner(torch, single=False).values(np.zeros((1, 1), np.int64)) for name in "qk"}
         watched = {name: trace.argument(name) for name in "bh"}
-        with suppress(Exception):  # what it raises is said when it is evaluated
+        with suppress(Exception), novalue.strictly():  # what it raises is said when it is evaluated
             function(*({**pair, **watched}[name] for name in names))
     return trace.used
 
@@ -212,7 +245,7 @@ def _answer(function: Callable[..., Any], names: tuple[str, ...], given: dict[st
     """What the function returns, checked: booleans, for every pair, and its arguments as they were."""
     values = {name: np.asarray(x) for name, x in given.items() if not isinstance(x, Traced)}
     arguments = {name: manner.values(values[name]) if name in values else given[name] for name in names}
-    with manner.context():
+    with manner.context(), novalue.strictly():
         result = function(*arguments.values())
     for name, value in arguments.items():
         if name in values and not np.array_equal(np.asarray(value), values[name]):
@@ -241,6 +274,11 @@ def _tensors() -> tuple[type[Any], type[Any]]:
         """Raises where Python would answer whether two things are one object: one boolean, and not what was asked."""
 
         __hash__ = torch.Tensor.__hash__
+
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = super().__torch_function__(function, types, args, kwargs or {})
+            return novalue.checked(getattr(function, "__name__", ""), found, args)
 
         def __eq__(self, other: Any) -> Any:
             return self._compared(super().__eq__(other), other)

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from weft import memory
 from weft.errors import InputError, WeftError
 from weft.pattern import pieces
-from weft.pattern.algebra import Pattern, scalar
-from weft.recognition import conversions, extremes, names, tables
+from weft.pattern.algebra import Pattern
+from weft.pattern.integers import scalar
+from weft.recognition import conversions, extremes, names, novalue, tables
 from weft.recognition.bitrows import BitRows
 from weft.recognition.choose import best, looked_at
 from weft.recognition.evaluate import not_boolean, rows_of, used_by
@@ -36,6 +38,7 @@ from weft.tracing.place import place_of
 KNOWN = (conversions, extremes, tables)  # imported for the operations that they enter
 MAX_TERMS = 4096  # conjunctions that a closed form may fall into
 RETRIES = 8  # tables of different lengths that are met one after the other
+LEAST = 2  # matrices of bits that an evaluation holds at the least
 KINDS = 16  # kinds of reads that rows and heads are found again by
 
 
@@ -74,7 +77,8 @@ def recognize_function(
 
     Where the trace ends it is evaluated at size=(M, N), for at most `limit` seconds. On a terminal a bar says what that
     takes; a thread that is not the main one is refused what takes more than a second, unless it passes a limit; in a
-    function that is being compiled it is refused. Raises InputError.
+    function that is being compiled it is refused. Raises InputError; also where the function has no value at some pair
+    (a division by 0, a logarithm of 0, an index out of range). An index below 0 counts from the end of its table.
     """
     batch, heads = scalar(batch), scalar(heads)
     asked = Asked(function, indices(function), _checked_size(function, size), batch, heads)
@@ -84,6 +88,8 @@ def recognize_function(
     try:
         with remembering():
             return _symbolic(asked, generalize)
+    except novalue.NoValue as error:
+        raise novalue.refusal(asked.text, error, None) from None
     except NoFormError as ended:
         where = place_of(ended)
         reason = f"tracing ended {where}at {ended}" if where else f"no closed form was found: {ended}"
@@ -92,6 +98,10 @@ def recognize_function(
             asked.text, reason, "pass size=(M, N), and it is evaluated there, or write it with what can be traced"
         )
     pairs = asked.size[0] * asked.size[1]
+    memory.check(
+        f"{asked.text} at {asked.size[0]} x {asked.size[1]}, pair by pair, since {reason}", LEAST * pairs // 8,
+        "write it with what can be traced, which evaluates no pair, or pass a smaller size", InputError,
+    )  # fmt: skip
     with evaluating(asked.text, pairs * (batch or 1) * (heads or 1), _seconds(asked, limit)):
         return _evaluated(asked, reason, generalize)
 
@@ -274,9 +284,12 @@ def _once_each(run: Trace, rows: list[dict[str, int]], found: list[Formula]) -> 
 def _formula(asked: Asked, function: Callable[..., Any], trace: Trace) -> Formula:
     """What the function returns for objects that stand for its indices."""
     try:
-        found = function(*(trace.argument(name) for name in asked.names))
-    except (NoFormError, NeedLengthError, ReadByRowError, WeftError):
+        with novalue.strictly():
+            found = function(*(trace.argument(name) for name in asked.names))
+    except (NoFormError, NeedLengthError, ReadByRowError, WeftError, novalue.NoValue, MemoryError):
         raise
+    except ArithmeticError as error:
+        raise novalue.NoValue(str(error)).with_traceback(error.__traceback__) from error
     except Exception as error:  # whatever the function raises, or Python and the libraries where they meet a tracer
         raise NoFormError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__) from error
     if isinstance(found, Traced):

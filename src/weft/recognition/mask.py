@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from weft import memory
 from weft.acsr.blocks import Blocks
 from weft.acsr.cover import covered, room
 from weft.acsr.format import Term
@@ -37,6 +38,10 @@ def recognize_mask(mask: Any, *, generalize: bool = False) -> Recognized:
     and per_batch; equal ones are shared.
     """
     array = as_array(mask)
+    memory.check(
+        f"recognize_mask of {' x '.join(map(str, array.shape))}", array.shape[-2] * array.shape[-1] // 8,
+        "pass its function, or a part of it: a mask is read into one bit a pair", InputError,
+    )  # fmt: skip
     stack = array.reshape((1,) * (4 - array.ndim) + array.shape) if array.ndim < 4 else array
     if mapped.mapping(array) is None:
         slices = (BitRows.pack(stack[at]) for at in np.ndindex(*stack.shape[:2]))

@@ -11,6 +11,7 @@ from weft.pattern.bounds import INF
 from weft.recognition import forms
 from weft.recognition.forms import NEGATIVE, ZERO, Number
 from weft.recognition.lines import Line
+from weft.recognition.novalue import NoValue
 from weft.recognition.periodic import LARGEST
 from weft.recognition.tracer import Trace, Traced, UntraceableError, beside, condition, known, note, number
 from weft.tracing.answering import flat
@@ -263,8 +264,10 @@ def _divisor(trace: Trace, y: Any) -> int:
     c = known(y)
     if y.is_condition:  # its result is narrower in one library than in another
         raise UntraceableError("a division by a condition")
-    if not c:
-        raise UntraceableError("a division by 0" if c == 0 else "a division by what is not the same for all pairs")
+    if c == 0:
+        raise NoValue("a division by 0")
+    if c is None:
+        raise UntraceableError("a division by what is not the same for all pairs")
     return c
 
 

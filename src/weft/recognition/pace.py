@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from weft.errors import InputError
+from weft.outside import shown
 from weft.pattern import crossing
 
 SHORT = 1.0  # seconds up to which nothing is said
@@ -65,8 +66,8 @@ class Pace:
             share = self.done / self.pairs
             filled = "#" * int(share * BAR)
             left = max(0.0, whole - spent)
-            text = f"\r{self.asked}: [{filled:{BAR}}] {share:4.0%}, {left:.1f} s left of {whole:.1f} s, {self._bytes}"
-            stream.write(text)
+            text = f"{self.asked}: [{filled:{BAR}}] {share:4.0%}, {left:.1f} s left of {whole:.1f} s, {self._bytes}"
+            stream.write(f"\r{shown(text)}")
             stream.flush()
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 from weft.acsr.format import Acsr
 from weft.acsr.work import share_of_dense
 from weft.errors import IrregularError
+from weft.outside import lines
 from weft.pattern.algebra import Pattern
 
 WIDTH = 400  # characters of a pattern that are printed
@@ -113,4 +114,4 @@ class Recognized:
         except IrregularError as error:
             runs = f"no plan: {error.wrong}"
         proof = f"{'exact, ' if self.exact else ''}{self.proof}"
-        return f"{text}\n  proof: {proof}\n  found: {self.why}\n  runs as: {runs}"
+        return lines(f"{text}\n  proof: {proof}\n  found: {self.why}\n  runs as: {runs}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,38 +17,21 @@ from typing import Any
 from uuid import uuid4
 
 from weft.errors import OptionError
-from weft.kernels.backend import Backend, Card, Timing
+from weft.kernels.backend import Backend, Card
+from weft.outside import file_bytes, parsed, shown
 from weft.pattern.algebra import Pattern
+from weft.planning.candidates import may_win
 from weft.planning.choose import Fixed
 from weft.planning.problem import Problem
-from weft.planning.tiling import DIRECTIONS, Direction, Tiling
+from weft.planning.tiling import Direction, Tiling
+from weft.runtime import rows
+from weft.runtime.rows import Decision, Row
 from weft.store import opened
 
 KIND, FILE = "tuning", "tuning.json"
-FORMAT = 1  # of rows and files
+FORMAT = 2  # of rows and files
+FIELDS = {"format": int, "weft": str, "card": str, "versions": dict, "entries": list}  # of a file, but its sum
 LONGEST = 60  # characters of a pattern in the name of an entry
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One tiling. predicted: seconds; timing: None where it cannot be compiled or loaded, and why."""
-
-    direction: Direction
-    tiling: Tiling
-    predicted: float
-    timing: Timing | None
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a direction computes with from now on; None: what it would without evidence."""
-
-    direction: Direction
-    winner: Tiling | None
-
-
-Row = Measured | Decision
 
 
 # ---- the entry of a pattern, a problem and a card --------------------------------------------------------------------
@@ -76,19 +60,22 @@ class Subject:
 
     @staticmethod
     def read(said: Mapping[str, Any]) -> Subject:
-        """Back from `said`; raises KeyError, TypeError or ValueError for what is none."""
-        problem = Problem(**said["problem"])
-        return Subject(str(said["structure"]), bytes.fromhex(said["numbers"]), problem, str(said["card"]))
+        """Back from `said`; raises ValueError, which says what is wrong, for what is none."""
+        if not isinstance(said, dict) or said.keys() != {"structure", "numbers", "problem", "card"}:
+            raise ValueError("a subject has a structure, numbers, a problem and a card")
+        numbers = bytes.fromhex(rows.text("numbers", said["numbers"], rows.STRUCTURE))
+        structure = rows.text("structure", said["structure"], rows.STRUCTURE)
+        return Subject(structure, numbers, rows.problem(said["problem"]), rows.text("card", said["card"]))
 
 
-def record(subject: Subject, name: str, rows: Iterable[Row], versions: Mapping[str, str]) -> bool:
+def record(subject: Subject, name: str, found: Iterable[Row], versions: Mapping[str, str]) -> bool:
     """Add rows to an entry, which is made if there is none; False if they are not kept. name: for people."""
-    return _append(subject, name, [_said(row, versions) for row in rows], versions)
+    return _append(subject, name, [rows.said(row, versions) for row in found], versions)
 
 
 def _append(subject: Subject, name: str, lines: list[dict[str, Any]], versions: Mapping[str, str]) -> bool:
     kept = opened()
-    if kept.get(subject.key) is None:
+    if kept.own(subject.key) is None:
         facts = {"name": name, "kind": KIND, "target": subject.card, "triton": versions.get("triton", "")}
         kept.put(subject.key, facts, {FILE: json.dumps(subject.said()).encode()})
     return kept.record(subject.key, lines)
@@ -102,19 +89,31 @@ def name_of(pattern: Pattern, problem: Problem) -> str:
 
 def rows_of(subject: Subject, versions: Mapping[str, str]) -> list[Row]:
     """What is known with these versions, the oldest first."""
-    return list(_rows(_lines(subject), versions))
+    return list(_rows(subject.key, _lines(subject), versions))
 
 
 def winners(pattern: Pattern, problem: Problem, backend: Backend, card: Card) -> Fixed:
     """The tilings that won on this card, of the directions that were tuned; nothing for a pattern that cannot cross."""
     if getattr(pattern, "structure", None) is None:
         return ()
-    lines = [line for line in _lines(Subject.of(pattern, problem, card)) if "winner" in line]
+    subject = Subject.of(pattern, problem, card)
+    lines = [line for line in _lines(subject) if "winner" in line]
     if not lines:  # versions are asked only where there is something to compare them with
         return ()
-    found = (row for row in _rows(lines, backend.versions()) if isinstance(row, Decision))
+    found = (row for row in _rows(subject.key, lines, backend.versions()) if isinstance(row, Decision))
     last = {row.direction: row.winner for row in found}
-    return tuple((direction, tiling) for direction, tiling in last.items() if tiling is not None)
+    named = [(direction, tiling) for direction, tiling in last.items() if tiling is not None]
+    return tuple(one for one in named if _believed(one, pattern, problem, card))
+
+
+def _believed(won: tuple[Direction, Tiling], pattern: Pattern, problem: Problem, card: Card) -> bool:
+    """Whether the planner lists a winner; what it does not list is passed over, with one warning."""
+    if may_win(*won, pattern, problem, card.gpu):
+        return True
+    direction, tiling = won
+    said = f"the tuner's evidence names {tiling} for {direction} of {shown(pattern)}"
+    opened().warn(said, f"{said}, which is no candidate on {shown(card.name)}. It is passed over; tune again")
+    return False
 
 
 def _lines(subject: Subject) -> list[dict[str, Any]]:
@@ -123,44 +122,16 @@ def _lines(subject: Subject) -> list[dict[str, Any]]:
     return [] if kept.get(subject.key) is None else kept.timings(subject.key)
 
 
-def _rows(lines: Iterable[Mapping[str, Any]], versions: Mapping[str, str]) -> Iterator[Row]:
-    return (row for line in lines if (row := _row(line, versions)) is not None)
-
-
-# ---- rows as JSON ----------------------------------------------------------------------------------------------------
-def _said(row: Row, versions: Mapping[str, str]) -> dict[str, Any]:
-    said: dict[str, Any] = {**versions, "direction": row.direction}
-    if isinstance(row, Decision):
-        return said | {"winner": None if row.winner is None else astuple(row.winner)}
-    timing = None if row.timing is None else astuple(row.timing)
-    return said | {"tiling": astuple(row.tiling), "predicted": row.predicted, "timing": timing, "why": row.why}
-
-
-def _row(said: Mapping[str, Any], versions: Mapping[str, str]) -> Row | None:
-    """None for a row of other versions, or that nobody wrote."""
-    if any(said.get(name) != version for name, version in versions.items()):
-        return None
-    try:
-        direction = said["direction"]
-        if direction not in DIRECTIONS:
-            return None
-        if "winner" in said:
-            return Decision(direction, None if said["winner"] is None else _tiling(said["winner"]))
-        timing = None if said["timing"] is None else Timing(*map(float, said["timing"]))
-        return Measured(direction, _tiling(said["tiling"]), float(said["predicted"]), timing, str(said["why"]))
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _tiling(numbers: Iterable[Any]) -> Tiling:
-    """A tiling that can be planned; raises ValueError or TypeError else."""
-    found = Tiling(*numbers)
-    powers = (found.rows, found.cols, found.warps)
-    whole = all(isinstance(x, int) for x in (*powers, found.stages, found.registers, found.apart, found.groups))
-    shaped = whole and all(0 < x <= 256 and not x & (x - 1) for x in powers) and min(found.rows, found.cols) >= 16
-    if not shaped or found.stages < 1 or found.registers < 0 or found.groups < 0:
-        raise ValueError(f"{found} is no tiling")
-    return found
+def _rows(key: str, lines: Iterable[Mapping[str, Any]], versions: Mapping[str, str]) -> Iterator[Row]:
+    """Rows of these versions; those that nobody wrote are passed over, with one warning."""
+    for line in lines:
+        if rows.of_other_versions(line, versions):
+            continue
+        try:
+            yield rows.read(line, versions)
+        except ValueError as error:
+            said = f"the timings of {key} hold a row that the tuner never wrote ({error})"
+            opened().warn(f"{key} rows", f"{said}. It is passed over; tune again")
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -190,32 +161,34 @@ def _entries(card: Card, versions: Mapping[str, str]) -> Iterator[dict[str, Any]
         facts = one.facts()
         if one.state or (facts.get("kind"), facts.get("target")) != (KIND, card.name):
             continue
-        if kept.get(one.path.name) is None:  # damaged
+        if kept.own(one.path.name) is None:  # damaged
             continue
-        rows = [line for line in kept.timings(one.path.name) if _row(line, versions) is not None]
-        if rows:
-            subject = json.loads((one.path / FILE).read_bytes())
-            yield {"name": facts["name"], "subject": subject, "rows": rows}
+        lines = kept.timings(one.path.name)
+        found = [rows.said(row, versions) for row in _rows(one.path.name, lines, versions)]
+        with suppress(ValueError, OSError):  # nobody's subject is shared
+            subject = Subject.read(parsed(file_bytes(one.path / FILE)))
+            if found:
+                yield {"name": str(facts.get("name", "")), "subject": subject.said(), "rows": found}
 
 
 def adopt(path: Path, backend: Backend, card: Card) -> int:
     """Take what `share` wrote into the store; how many problems that are. All of a file is checked before."""
-    asked, versions = f"adopt {path}", backend.versions()
+    asked, versions = f"adopt {shown(path)}", backend.versions()
     content = _read(asked, path)
     again = f"tune here instead, or adopt what was shared on {card.name} with this version"
     if content["card"] != card.name:
-        raise OptionError(asked, f"it was measured on {content['card']}, and this is {card.name}", again)
+        raise OptionError(asked, f"it was measured on {shown(content['card'])}, and this is {card.name}", again)
     if content["versions"] != versions:
-        differ = [x for x in versions if content["versions"].get(x) != versions[x]]
-        wrong = " and ".join(f"{x} {content['versions'].get(x)}, here {versions[x]}" for x in differ)
+        differ = [x for x in versions if content["versions"].get(x) != versions[x]] or [*versions]
+        wrong = " and ".join(f"{x} {shown(content['versions'].get(x), 40)}, here {versions[x]}" for x in differ)
         raise OptionError(asked, f"it was measured with {wrong}", again)
     if opened().root is None:
         raise OptionError(asked, "nothing is kept between processes (WEFT_CACHE_DIR=off)", "name a directory there")
-    found = [(Subject.read(one["subject"]), one["name"], one["rows"]) for one in content["entries"]]
+    found = [_entry(asked, one, content["card"], versions) for one in content["entries"]]
     taken = 0
-    for subject, name, rows in found:
+    for subject, name, lines in found:
         there = opened().timings(subject.key)
-        new = [row for row in rows if row not in there]
+        new = [line for line in lines if line not in there]
         taken += not new or _append(subject, name, new, versions)
     if taken < len(found):
         wrong = f"the cache kept {taken} of its {len(found)} problems"
@@ -223,17 +196,39 @@ def adopt(path: Path, backend: Backend, card: Card) -> int:
     return taken
 
 
+def _entry(asked: str, one: Any, card: str, versions: Mapping[str, str]) -> tuple[Subject, str, list[dict[str, Any]]]:
+    """One problem of a file: its subject, its name, and its rows as they are kept."""
+    try:
+        if not isinstance(one, dict) or one.keys() != {"name", "subject", "rows"} or not isinstance(one["rows"], list):
+            raise ValueError("a problem has a name, a subject and rows")
+        subject, name = Subject.read(one["subject"]), rows.text("name", one["name"])
+        if subject.card != card:
+            raise ValueError(f"its card is {shown(subject.card)}")
+        if not all(isinstance(line, dict) and not rows.of_other_versions(line, versions) for line in one["rows"]):
+            raise ValueError("a row is of other versions")
+        # as they come from JSON, so that they compare with rows that are there
+        lines = [rows.said(rows.read(line, versions), versions) for line in one["rows"]]
+        return subject, name, [parsed(json.dumps(line)) for line in lines]
+    except ValueError as error:
+        wrong, cure = f"one of its problems is none that weft shared: {error}", "share it again from where it was tuned"
+        raise OptionError(asked, wrong, cure) from None
+
+
 def _read(asked: str, path: Path) -> dict[str, Any]:
     """What a file says, if it says what `share` wrote."""
     cure = "copy it again from where it was shared"
     try:
-        content = json.loads(path.read_bytes())
+        content = parsed(file_bytes(path))
+        if not isinstance(content, dict) or content.keys() != FIELDS.keys() | {"sha256"}:
+            raise ValueError("other fields")
         if content.pop("sha256") == _digest(content) and content["format"] == FORMAT:
-            return content
+            if all(isinstance(content[name], kind) for name, kind in FIELDS.items()):
+                return content
+            raise ValueError("fields of another kind")
         wrong = "it was changed since it was written, or another version of weft wrote it"
     except OSError as error:
         wrong, cure = f"{error.strerror}", "name a file that can be read"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except ValueError:
         wrong = "it is no evidence that weft shared, or a part of it is missing"
     raise OptionError(asked, wrong, cure)
 

@@ -13,7 +13,7 @@ from math import inf
 from weft.kernels.backend import Meter, Timing
 from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.tiling import OF_GRADIENTS, Direction, Tiling
-from weft.runtime.evidence import Decision, Row
+from weft.runtime.rows import Decision, Row
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
@@ -21,13 +20,11 @@ from weft.errors import OptionError, UnsupportedError
 from weft.kernels.backend import Backend, Card, Meter, Timing
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan, plan_attention
-from weft.planning.choose import offered
-from weft.planning.families.tile import legal
+from weft.planning.candidates import listed
 from weft.planning.problem import Problem
-from weft.planning.resources import footprint
 from weft.planning.tiling import DIRECTIONS, OF_GRADIENTS, Direction, Tiling
 from weft.runtime import evidence
-from weft.runtime.evidence import Decision, Measured
+from weft.runtime.rows import LONGEST, Decision, Measured, Row
 from weft.runtime.together import Together, in_force, settled
 from weft.store import opened
 
@@ -36,8 +33,6 @@ BATCH = 8  # drawn at a time in the second
 FINALISTS = 3
 ROUNDS = 4  # of the finalists
 SHARPNESS = 8  # a candidate that promises to be 10 % slower is drawn half as often
-LIMITS = (128, 168)  # registers of a thread that are tried
-LONGEST = 200  # characters of why a kernel cannot run
 
 Stage = Literal["structure", "parameters", "final"]
 Show = Callable[[Direction, Stage, list[Measured]], None]
@@ -182,7 +177,7 @@ class Search:
     that were not compiled in time, and are not waited for again. final: what was measured last, taking turns.
     """
 
-    def __init__(self, direction: Direction, plan: AttentionPlan, known: list[evidence.Row], show: Show) -> None:
+    def __init__(self, direction: Direction, plan: AttentionPlan, known: list[Row], show: Show) -> None:
         self.direction, self.plan, self.show = direction, plan, show
         self.untuned, self.predicted = candidates(direction, plan)
         rows = [row for row in known if isinstance(row, Measured) and row.direction == direction]
@@ -270,15 +265,8 @@ def candidates(direction: Direction, plan: AttentionPlan) -> tuple[Tiling, dict[
     that has several tilings the first one stands for all.
     """
     asked, untuned = plan.asked(direction), plan.towards(direction)[0].plan.tiling
-    problem, gpu, rank = asked.problem, asked.gpu, asked.rank
     assert untuned is not None
-    found = dict.fromkeys([untuned, *offered(asked), *legal(direction, problem, rank, gpu)])
-    if rank < 3 and gpu.architecture.startswith("sm"):  # elsewhere kernels take no limit: see `configure`, `load`
-        for one, limit in product(tuple(found), LIMITS):
-            # others would spill, and are not predicted to
-            if not one.groups and footprint(direction, problem, one, gpu).registers <= limit:
-                found[replace(one, registers=limit)] = None
-    order = {one: asked.alike(one).seconds for one in found}
+    order = {one: asked.alike(one).seconds for one in listed(asked, untuned)}
     order[untuned] = plan.candidate(direction).seconds
     return untuned, dict(sorted(order.items(), key=lambda one: one[1]))
 

@@ -35,27 +35,38 @@ class Evaluated:
     by_entry: tuple[tuple[int, tuple[NDArray[np.int64], ...], NDArray[np.float64]], ...]
 
 
-def evaluate(rule: Rule, env: Mapping[str, Any]) -> Evaluated:
+def evaluate(rule: Rule, env: Mapping[str, Any], clamps: bool = False) -> Evaluated:
     """One score function over pairs. env: score, b, h, q, k and shift, which broadcast against each other.
 
-    An index beyond a table's end is an IndexError: calls are checked beforehand.
+    An index beyond a table's end is an IndexError: calls are checked beforehand. clamps: it is the table's end, as in
+    kernels, whose tiles have pairs that nobody sees.
     """
     found = derived(rule.expression)
     values: list[Any] = []
     with np.errstate(all="ignore"):  # where() computes both of its sides
         for step in found.steps:
-            values.append(_step(step, values, rule.tables, env))
+            values.append(_step(step, values, (rule.tables, clamps), env))
     shape = np.broadcast_shapes(*(np.shape(x) for x in env.values()))
     slope = 0.0 if found.by_score is None else values[found.by_score]
     by_entry = []
     for read, by in found.by_read:
         step = found.steps[read]
-        indices = tuple(np.broadcast_to(values[a], shape) for a in step.args)
+        indices = tuple(np.broadcast_to(x, shape) for x in _places(step, values, (rule.tables, clamps)))
         by_entry.append((step.value, indices, np.broadcast_to(values[by], shape)))
     return Evaluated(np.broadcast_to(values[found.result], shape), np.broadcast_to(slope, shape), tuple(by_entry))
 
 
-def _step(step: Step, values: Sequence[Any], tables: Sequence[Any], env: Mapping[str, Any]) -> Any:
+def _places(step: Step, values: Sequence[Any], tables: tuple[Sequence[Any], bool]) -> list[Any]:
+    """The indices of a read."""
+    args = [values[a] for a in step.args]
+    if tables[1]:
+        return [np.clip(i, 0, n - 1) for i, n in zip(args, np.shape(tables[0][step.value]), strict=True)]
+    if any(np.any(np.asarray(i) < 0) for i in args):
+        raise IndexError(f"table {step.value} is read below 0")
+    return args
+
+
+def _step(step: Step, values: Sequence[Any], tables: tuple[Sequence[Any], bool], env: Mapping[str, Any]) -> Any:
     args = [values[a] for a in step.args]
     if step.op in env:
         return np.asarray(env[step.op], np.float64 if step.kind == "real" else np.int64)
@@ -63,11 +74,9 @@ def _step(step: Step, values: Sequence[Any], tables: Sequence[Any], env: Mapping
         return step.value
     if step.op == "size":
         table, axis = step.value
-        return np.shape(tables[table])[axis]
+        return np.shape(tables[0][table])[axis]
     if step.op == "read":
-        if any(np.any(np.asarray(i) < 0) for i in args):
-            raise IndexError(f"table {step.value} is read below 0")
-        return np.asarray(tables[step.value])[tuple(args)]
+        return np.asarray(tables[0][step.value])[tuple(_places(step, values, tables))]
     return OPERATIONS[step.op](*args)
 
 

@@ -210,6 +210,13 @@ def _relu(trace: Trace, x: Any) -> Value:
     return OPERATIONS["maximum"](trace, x, 0)
 
 
+@operation("softplus")
+def _softplus(trace: Trace, x: Any) -> Value:
+    """log(1 + exp(x)), whose exponential never overflows."""
+    far = OPERATIONS["exp"](trace, OPERATIONS["neg"](trace, OPERATIONS["abs"](trace, x)))
+    return OPERATIONS["add"](trace, _relu(trace, x), _log1p(trace, far))
+
+
 @operation("sign")
 def _sign(trace: Trace, x: Any) -> Value:
     below = where(trace, OPERATIONS["lt"](trace, x, 0), -1, 0)

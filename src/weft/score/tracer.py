@@ -255,8 +255,11 @@ class Held:
 
 
 # ---- a function ------------------------------------------------------------------------------------------------------
-def traced(function: Any, holds: Callable[[Any], bool], asked: str = "attention") -> tuple[Score, Trace]:
+def traced(
+    function: Any, holds: Callable[[Any], bool], asked: str = "attention", own: bool = False
+) -> tuple[Score, Trace]:
     """The score that a function computes. holds: whether a captured array cannot be read by a traced index by itself.
+    own: whether the function may change its first argument, as FlexAttention's may.
 
     Raises OptionError where it is none, changes or prints something, branches on values, or cannot be traced.
     """
@@ -271,8 +274,17 @@ def traced(function: Any, holds: Callable[[Any], bool], asked: str = "attention"
         return Held(trace, value) if holds(value) else value
 
     of_arrays = replaced(function, swap)
+    made = finished(trace, of_arrays, text, name_of(function), own)
+    if any(x._version != version for x, version in versions):
+        _refuse_change(text, "a tensor that it captured")
+    return made, trace
+
+
+def finished(trace: Trace, function: Callable[..., Any], text: str, name: str, own: bool = False) -> Score:
+    """The score of one run: the function is called with what stands for its arguments. text: what was asked."""
+    roots = dict.fromkeys(NAMES[:1], "") if own else {}
     try:
-        found = of_arrays(*(Value(trace, trace.build.leaf(name), name) for name in NAMES))
+        found = function(*(Value(trace, trace.build.leaf(leaf), roots.get(leaf, leaf)) for leaf in NAMES))
         ref = _result(trace, found)
     except WeftError:
         raise
@@ -282,11 +294,9 @@ def traced(function: Any, holds: Callable[[Any], bool], asked: str = "attention"
         raise OptionError(text, f"tracing ended {place_of(error)}at {error}", WRITE) from None
     except Exception as error:  # whatever the function raises, or libraries where they meet a traced value
         raise OptionError(text, f"tracing ended {place_of(error)}at {type(error).__name__}: {error}", WRITE) from error
-    if any(x._version != version for x, version in versions):
-        _refuse_change(text, "a tensor that it captured")
     expression = trace.build.expression(trace.build.to("real", ref))
     used = sorted({step.value for step in expression.steps if step.op == "read"})
-    return Score(written(_renumbered(expression, used)), tuple(trace.tables[i] for i in used), name_of(function)), trace
+    return Score(written(_renumbered(expression, used)), tuple(trace.tables[i] for i in used), name)
 
 
 def _renumbered(expression: Any, used: list[int]) -> Any:

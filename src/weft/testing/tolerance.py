@@ -42,6 +42,9 @@ TABLE: dict[tuple[str, str], Allowed] = {
     **{("lse", dtype): Allowed(0.01, 16 * SINGLE) for dtype in NARROW},
     # delta comes of the rounded out, so that every row is off by up to half a unit of 16 bits; and luck, as above.
     **{("dsinks", dtype): Allowed(4, 2 * unit) for dtype, unit in NARROW.items()},
+    # Of a table, each entry may be a sum over all pairs; rounded as sums of rows are, and luck, as above.
+    **{("dtable", dtype): Allowed(4, 256 * unit) for dtype, unit in WIDE.items()},
+    **{("dtable", dtype): Allowed(4, 4 * unit) for dtype, unit in NARROW.items()},
     # Products whose operands tensor cores cut to 10 bits, towards zero, which plain's do not; sums in float32. Every
     # score is too small then, and what comes of it off by up to 2.4 units (simulated, D 8 to 256, 60 to 500 tokens).
     **{(name, "tf32"): Allowed(4, 4 * TF32) for name in ("out", "lse", "dq", "dk", "dv", "dsinks")},

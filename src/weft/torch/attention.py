@@ -40,15 +40,15 @@ class SharedOptions(TypedDict, total=False):
     dropout: float
     extra_keys: Tensor | None
     extra_values: Tensor | None
+    score: Score | Callable[..., Any] | None
+    bias: Score | Tensor | None
+    seed: int | Tensor | None
 
 
 class Options(SharedOptions, total=False):
     """The keywords of `attention` but return_lse, for type checkers."""
 
     layout: str
-    score: Score | Callable[..., Any] | None
-    bias: Score | Tensor | None
-    seed: int | Tensor | None
 
 
 @overload

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from triton import knobs
-from triton.runtime import driver
+from triton.runtime import driver as triton_driver
 
 from weft.errors import InputError, UnsupportedError
 from weft.kernels.gpu.compile import ahead
@@ -34,8 +34,9 @@ from weft.kernels.gpu.program import (
     Slot,
     Step,
 )
+from weft.torch import driver
 from weft.torch.device_tables import is_capturing, on_device
-from weft.torch.launcher import Box, Direct, Encoder, direct
+from weft.torch.launcher import Box, Way, direct, placed
 
 # A tensor on the current GPU by its sizes, strides and type, past the dispatcher, as inductor's code makes its own.
 EMPTY = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
@@ -154,7 +155,7 @@ class Bound:
             if isinstance(argument, Descriptor):
                 boxes[at] = Box(argument.shape, argument.strides)
         kernel = kernel_of(launch.kernel, self.device)
-        way = None if self.gpu is None else direct(kernel, [*boxes.values()])
+        way = None if self.gpu is None else way_of(kernel, launch.kernel, boxes, self.gpu)
         return Started(kernel, launch.grid, itemgetter(*places), boxes, way)
 
     def _place(self, argument: Argument) -> int:
@@ -182,34 +183,19 @@ class Started:
     __slots__ = ("boxes", "grid", "kernel", "pick", "way")
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, int, int], pick: Any, boxes: dict[int, Box], way: Direct | None
+        self, kernel: Any, grid: tuple[int, int, int], pick: Any, boxes: dict[int, Box], way: Way | None
     ) -> None:
         self.kernel, self.grid, self.pick, self.boxes, self.way = kernel, grid, pick, boxes, way
 
     @property
     def is_direct(self) -> bool:
         """Whether it goes past kernel[grid], with descriptors that are found by addresses."""
-        return self.way is not None and (not self.boxes or self.way.encoders is not None)
+        return self.way is not None and self.way.finds_addresses
 
     def told(self, values: tuple[Any, ...], stream: int) -> tuple[Any, tuple[Any, ...]]:
         """What starts it, and all that this is told."""
-        way, mine = self.way, self.pick(values)
-        assert way is not None
-        if self.boxes:
-            mine = self._placed(mine) if way.encoders is None else self._encoded(mine, way.encoders)
-        return way.start, (*self.grid, stream, *way.handles, *mine)
-
-    def _encoded(self, mine: tuple[Any, ...], encoders: tuple[Encoder, ...]) -> list[Any]:
-        """Arguments with descriptors as the driver reads them."""
-        found: list[Any] = []
-        left = iter(encoders)
-        for at, value in enumerate(mine):
-            found += next(left).at(value) if at in self.boxes else (value,)
-        return found
-
-    def _placed(self, mine: tuple[Any, ...]) -> list[Any]:
-        """Arguments with descriptors as Triton's own Python takes them."""
-        return [self.boxes[at].at(_address(x)) if at in self.boxes else x for at, x in enumerate(mine)]
+        assert self.way is not None
+        return self.way.told(self.grid, stream, self.pick(values))
 
     def __call__(self, tensors: list[torch.Tensor], values: tuple[Any, ...], stream: int, hooked: bool) -> None:
         if self.way is not None and not hooked:
@@ -218,12 +204,7 @@ class Started:
             return
         mine = self.pick(values)
         on_stream = {} if self.way is None and not stream else {"stream": stream}
-        self.kernel[self.grid](*(self._placed(mine) if self.boxes else mine), **on_stream)
-
-
-def _address(x: Any) -> int:
-    """Of a tensor, or as it was told."""
-    return x.data_ptr() if isinstance(x, torch.Tensor) else x
+        self.kernel[self.grid](*(placed(self.boxes, mine) if self.boxes else mine), **on_stream)
 
 
 class Filled:
@@ -262,7 +243,7 @@ def begin_loading(sources: Iterable[Source], gpu: int) -> list[Future[Any]]:
     with torch.cuda.device(gpu), _lock:
         wanted = [one for one in each if (one, gpu) not in _loading]
         if wanted:
-            target = driver.active.get_current_target()
+            target = target_of(gpu)
             ahead.begin(wanted, target)
             threads = ThreadPoolExecutor(len(wanted), "weft-load")
             _loading.update({(one, gpu): threads.submit(_load, one, gpu, target) for one in wanted})
@@ -276,7 +257,8 @@ def begin_loading(sources: Iterable[Source], gpu: int) -> list[Future[Any]]:
 def _load(source: Source, gpu: int, target: Any) -> Any:
     kernel = stored(source, target)
     with torch.cuda.device(gpu):
-        kernel.run  # noqa: B018 - Triton builds a launcher for it, and loads it on the current device
+        if driver.function_of(kernel, gpu) is None:
+            kernel.run  # noqa: B018 - Triton builds a launcher for it, and loads it on the current device
     return kernel
 
 
@@ -296,6 +278,22 @@ def kernel_of(source: Source, device: torch.device) -> Any:
     return module_of(source).kernel if device.type == "cpu" else loaded(source, device.index or 0)
 
 
+def way_of(kernel: Any, source: Source, boxes: dict[int, Box], gpu: int) -> Way | None:
+    """How a loaded kernel is launched: by the driver alone, else by Triton's launcher; None for kernel[grid]."""
+    function = driver.function_of(kernel, gpu)
+    if function is not None:
+        facts = kernel.metadata.tensordesc_meta if boxes else ()
+        found = driver.launch_of(function, [kind for _, kind in source.types], boxes, facts)
+        if found is not None:
+            return found
+    return direct(kernel, boxes)
+
+
+def target_of(gpu: int) -> Any:
+    """What kernels are compiled for on a GPU."""
+    return driver.target_of(gpu) if driver.library() is not None else triton_driver.active.get_current_target()
+
+
 def gpu_of(device: torch.device) -> int | None:
     """The number of a GPU; None for the CPU, where Triton interprets kernels."""
     return None if device.type == "cpu" else device.index
@@ -309,7 +307,7 @@ def on(gpu: int | None) -> AbstractContextManager[None]:
 @cache
 def _stream_of() -> Any:
     """From the number of a GPU to the handle of its current stream, as Triton asks for it."""
-    return driver.active.get_current_stream
+    return torch._C._cuda_getCurrentRawStream
 
 
 def _hooked() -> bool:

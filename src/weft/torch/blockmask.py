@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from weft.acsr.cells import remainder_cells, term_cells
 from weft.errors import InputError, LengthError
@@ -38,15 +39,12 @@ def recognize_blocks(mask: Any, sizes: Sizes, recognize: Callable[[Any], Recogni
             f"attention(..., mask=BlockMask of {lengths[0]} x {lengths[1]})",
             f"there are {sizes[2]} queries and {sizes[3]} keys", "make the BlockMask for these lengths",
         )  # fmt: skip
-    some = _listed(mask.kv_num_blocks, mask.kv_indices)
-    full = np.zeros_like(some)
-    if mask.full_kv_num_blocks is not None:
-        full = _listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+    listed, full = _read(mask, lengths)
     if mask.mask_mod is noop_mask:
-        pattern = _blocks(mask.BLOCK_SIZE, some | full)
+        pattern = _blocks(mask.BLOCK_SIZE, listed)
         return Recognized(pattern, True, f"evaluated at {lengths}", "the blocks that it lists", *lengths)
     made = recognize(mask.mask_mod)
-    wrong = _unlike(made.pattern, (some | full, full), mask.BLOCK_SIZE, lengths)
+    wrong = _unlike(made.pattern, (listed, full), mask.BLOCK_SIZE, lengths)
     if wrong:
         raise InputError(
             "attention(..., mask=BlockMask)", f"its blocks are not those of its mask_mod: {wrong}",
@@ -56,14 +54,82 @@ def recognize_blocks(mask: Any, sizes: Sizes, recognize: Callable[[Any], Recogni
     return replace(made, why=f"{made.why}; its blocks are held against it")
 
 
-def _listed(counts: Any, indices: Any) -> NDBool:
-    """Which blocks are listed: (B or 1, H or 1, blocks of queries, blocks of keys)."""
+def computed_by_kernels(mask: Any, recognize: Callable[[Any], Pattern]) -> Pattern:
+    """What FlexAttention's kernels compute of a BlockMask: mask_mod inside of listed blocks, and full blocks whole.
+
+    recognize: the pattern of a mask function. It alone is the answer where it agrees with the blocks.
+    """
+    from torch.nn.attention.flex_attention import noop_mask
+
+    lengths = tuple(int(x) for x in mask.seq_lengths)
+    listed, full = _read(mask, lengths)
+    if mask.mask_mod is noop_mask:
+        return _blocks(mask.BLOCK_SIZE, listed)
+    made = recognize(mask.mask_mod)
+    if not _unlike(made, (listed, full), mask.BLOCK_SIZE, lengths):
+        return made
+    made = made & _blocks(mask.BLOCK_SIZE, listed)
+    return made | _blocks(mask.BLOCK_SIZE, full) if full.any() else made
+
+
+def kinds_of_blocks(pattern: Pattern, lengths: tuple[int, int], size: tuple[int, int]) -> tuple[NDBool, NDBool]:
+    """(partial, full) blocks of a pattern, each (B or 1, H or 1, blocks of queries, blocks of keys).
+
+    As create_block_mask has it, a block that reaches beyond the last token is never full.
+    """
+    batch, heads = (of or 1 for of in pattern.extent())
+    edges = [_edges(length, step) for length, step in zip(lengths, size, strict=True)]
+    shape = (batch, heads, *(x.size - 1 for x in edges))
+    live = np.stack([_pairs(pattern, lengths, at, (edges[0], edges[1])) for at in np.ndindex(batch, heads)])
+    live = live.reshape(shape)
+    full = live == size[0] * size[1]
+    return (live > 0) & ~full, full
+
+
+def block_mask_of(pattern: Pattern, m: int, n: int, *, block_size: Any, device: Any) -> Any:
+    """See `Pattern.to_block_mask`."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from weft.torch.mask_mod import mask_mod_of
+
+    size = (block_size, block_size) if isinstance(block_size, int) else tuple(block_size)
+    device = torch.get_default_device() if device is None else torch.device(device)
+    partial, full = (torch.from_numpy(x).to(device) for x in kinds_of_blocks(pattern, (m, n), size))
+    return BlockMask.from_kv_blocks(
+        *ordered(partial), *ordered(full), BLOCK_SIZE=size, mask_mod=mask_mod_of(pattern, m, n, device),
+        seq_lengths=(m, n),
+    )  # fmt: skip
+
+
+def ordered(chosen: Any) -> tuple[Any, Any]:
+    """(..., rows, columns) booleans -> how many are chosen in each row, and the columns with those chosen first."""
+    columns = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), columns.to(torch.int32)
+
+
+def _read(mask: Any, lengths: tuple[int, ...]) -> tuple[NDBool, NDBool]:
+    """(listed or full, full) blocks of a BlockMask."""
+    shape = tuple(-(-length // int(step)) for length, step in zip(lengths, mask.BLOCK_SIZE, strict=True))
+    some = _listed(mask.kv_num_blocks, mask.kv_indices, shape)
+    if mask.full_kv_num_blocks is None:
+        return some, np.zeros_like(some)
+    full = _listed(mask.full_kv_num_blocks, mask.full_kv_indices, shape)
+    return some | full, full
+
+
+def _listed(counts: Any, indices: Any, shape: tuple[int, ...]) -> NDBool:
+    """Which blocks are listed: (B or 1, H or 1, blocks of queries, blocks of keys); shape: the last two."""
     counts, indices = (x.detach().cpu().numpy() for x in (counts, indices))
-    listed = np.zeros(indices.shape, np.bool_)
+    if indices.shape[-2] < shape[0]:
+        raise LengthError(
+            f"a BlockMask with {indices.shape[-2]} rows of blocks", f"its seq_lengths need {shape[0]} of them",
+            "set block_mask.seq_lengths = (queries, keys) of the rows that are left",
+        )  # fmt: skip
     used = np.arange(indices.shape[-1]) < counts[..., None]
+    listed = np.zeros((*indices.shape[:-1], max(shape[1], indices[used].max(initial=-1) + 1)), np.bool_)
     at = np.nonzero(used)
     listed[(*at[:-1], indices[used])] = True
-    return listed
+    return listed[..., : shape[0], : shape[1]]
 
 
 def _blocks(size: Any, listed: NDBool) -> Pattern:

@@ -34,11 +34,11 @@ def attend(
     functions, biases, dropout.
     """
     if extras is not None or is_compiling():
-        tensors = _autocast(*tensors)
+        tensors = autocast(*tensors)
         _check(tensors, mask, rows, given)
         return _by_operator(tensors, mask, rows, given, return_lse, extras)
     if _is_any_autocast_enabled():
-        tensors = _autocast(*tensors)
+        tensors = autocast(*tensors)
     growing = decode.key_of(tensors, mask, rows, given)
     if growing is not None:
         step = _step(growing, tensors, mask, rows, given)
@@ -104,7 +104,7 @@ def _step(key: Any, tensors: Any, mask: Any, rows: Any, given: Any) -> Any:
     return found.step
 
 
-def _autocast(*tensors: Any) -> Any:
+def autocast(*tensors: Any) -> Any:
     """As autocast does for torch's own attention: float64, integers and what is no tensor stay as they are."""
     first = tensors[0]
     if not isinstance(first, Tensor) or first.device.type not in AUTOCAST:

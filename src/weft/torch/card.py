@@ -9,13 +9,14 @@ from types import ModuleType
 
 import torch
 import triton
-from triton.runtime import driver
+from triton.runtime import driver as triton_driver
 
 from weft.errors import UnsupportedKernel
 from weft.kernels import gpu
 from weft.kernels.backend import Card
+from weft.outside import shown
 from weft.target import gpu_like
-from weft.torch import bind, launcher
+from weft.torch import bind, driver, launcher
 
 OLDEST = (8, 0)  # compute capability of NVIDIA's cards
 # Modules and folders that change no kernel that a tuner measures.
@@ -39,8 +40,14 @@ def _card(device: int) -> Card:
             "use a newer GPU, or move q, k and v to the CPU",
         )
     architecture = found.gcnArchName.split(":")[0] if rocm else f"sm_{found.major}{found.minor}"
-    shared = driver.active.utils.get_device_properties(device)["max_shared_mem"]  # which torch tells from 2.12 on
-    return Card(found.name, gpu_like(found.name, architecture, found.multi_processor_count, shared))
+    name, shared = shown(found.name), _shared_memory(device)  # which torch tells from 2.12 on
+    return Card(name, gpu_like(name, architecture, found.multi_processor_count, shared))
+
+
+def _shared_memory(device: int) -> int:
+    if driver.library() is not None:
+        return driver.shared_memory(device)
+    return triton_driver.active.utils.get_device_properties(device)["max_shared_mem"]
 
 
 @cache
@@ -49,7 +56,7 @@ def versions() -> dict[str, str]:
     that make and start kernels. A remark changed in one of them counts as another version.
     """
     made = sha256()
-    for path in (*_sources(gpu), Path(bind.__file__), Path(launcher.__file__)):
+    for path in (*_sources(gpu), *(Path(str(one.__file__)) for one in (bind, driver, launcher))):
         made.update(path.read_bytes())
     return {"kernels": made.hexdigest()[:16], "triton": triton.__version__}
 

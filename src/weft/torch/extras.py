@@ -71,9 +71,9 @@ def _score(score: Any) -> Score:
         _refuse(f"score={type(score).__name__}", "it is no function", "pass a function of (score, b, h, q, k)")
     if is_compiling():
         _refuse("score=a function) inside a compiled function", "a graph cannot read what a function does", OUTSIDE)
-    from weft.torch.tracing import trace_score
+    from weft.torch.tracing import score_of
 
-    return trace_score(score)
+    return score_of(score)
 
 
 def _bias(bias: Any) -> Score:

@@ -29,7 +29,11 @@ def leaf(function: Callable[..., Any], args: tuple[Any, ...], options: Mapping[s
 
 def _tracer_of(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
-        return next((tracer for part in x if (tracer := _tracer_of(part)) is not None), None)
+        for part in x:  # a generator would be more than Dynamo of torch 2.11 reads
+            tracer = _tracer_of(part)
+            if tracer is not None:
+                return tracer
+        return None
     return x.tracer if isinstance(x, Proxy) else None
 
 

@@ -14,7 +14,7 @@ import torch
 
 from weft.caching import cached
 from weft.errors import UnsupportedKernel, WeftError
-from weft.kernels.gpu.layout import Layout, Options, Vector, rows_like
+from weft.kernels.gpu.layout import Layout, Options, TableForm, Vector, rows_like
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import chosen_forward
@@ -23,8 +23,10 @@ from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan
+from weft.score.text import SEPARATOR, written
 from weft.torch.bind import Bound, begin_loading, gpu_of, refuse_capture
 from weft.torch.device_tables import is_capturing
+from weft.torch.entries import gradients_of_tables
 
 __all__ = ["backward", "expect_gradients", "forward", "ready", "ready_forward", "sink_gradient"]
 Tensors = tuple[torch.Tensor, ...]
@@ -43,9 +45,10 @@ def forward(
     """(out, lse), as `weft.kernels.cpu.run.forward`, and lse even if it is not wanted: kernels write it."""
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
     rows = [x for x in (sinks, slopes) if x is not None]
-    layout = layout_of(qkv, sinks=sinks, slopes=slopes)
+    tables = tables_of(how)
+    layout = layout_of(qkv, sinks=sinks, slopes=slopes)._replace(tables=tuple(map(form_of, tables)))
     bound = bound_forward(plan, layout, options_of(how, plan), qkv[0].device)
-    out, lse = bound((*qkv, *rows))
+    out, lse = bound((*qkv, *rows, *tables, *seed_of(how)))
     return out, lse
 
 
@@ -56,19 +59,24 @@ def backward(
     how: Modifiers,
     deterministic: bool = True,
     with_delta: bool = True,
-) -> Tensors:
-    """(dq, dk, dv, delta), as `weft.kernels.cpu.run.backward`; delta is anything if it is not wanted.
+) -> tuple[torch.Tensor | None, ...]:
+    """(dq, dk, dv, delta, gradients of tables), as `weft.kernels.cpu.run.backward`; delta is anything if it is not
+    wanted.
 
     rows: out, dout, lse, its gradient. The same bits every time if deterministic.
     """
     out, dout, lse, dlse = rows
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
-    tensors = *saved, out, dout
-    layout = layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes)
-    options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=with_delta)
+    tensors, tables = (*saved, out, dout), tables_of(how)
+    layout = layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes)._replace(tables=tuple(map(form_of, tables)))
+    wanted = wanted_of(how)
+    options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=with_delta, wanted=wanted)
     bound = bound_backward(plan, layout, options, dout.device)
-    dq, dk, dv, *delta = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None)))
-    return dq, dk, dv, delta[0] if delta else lse
+    dq, dk, dv, *rest = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *tables, *seed_of(how)))
+    names = [slot.name for slot in bound.outputs[3:]]
+    found = dict(zip(names, rest, strict=True))
+    sums = {int(name.removeprefix("entries_")): x for name, x in found.items() if name.startswith("entries_")}
+    return dq, dk, dv, found.get("delta", lse), *gradients_of_tables(options, tables, sums, plan.problem.m)
 
 
 def ready_forward(
@@ -137,7 +145,7 @@ def layout_of(tensors: Tensors, **vectors: torch.Tensor | None) -> Layout:
     bits = 0
     for x in tensors:
         bits |= x.data_ptr()
-    forms = {name: Vector(_dtype(x), x.stride()) for name, x in vectors.items() if x is not None}
+    forms: dict[str, Any] = {name: Vector(_dtype(x), x.stride()) for name, x in vectors.items() if x is not None}
     lse = vectors.get("lse")
     if lse is not None and lse.dtype == torch.float32 and lse.is_contiguous() and not lse.data_ptr() & 15:
         del forms["lse"]
@@ -147,7 +155,30 @@ def layout_of(tensors: Tensors, **vectors: torch.Tensor | None) -> Layout:
 def options_of(how: Modifiers, plan: AttentionPlan) -> Options:
     """What programs are made for, as torch's state says too."""
     tf32 = plan.problem.dtype == "float32" and tf32_wanted()
-    return Options(how.scale, how.softcap, how.shift, tf32)
+    score = SEPARATOR.join(written(rule.expression) for rule in how.rules)
+    rate = 0.0 if how.dropout is None else how.dropout.rate
+    return Options(how.scale, how.softcap, how.shift, tf32, score=score, dropout=rate)
+
+
+def tables_of(how: Modifiers) -> Tensors:
+    """The tables of all score functions, one after the other."""
+    return tuple(x for rule in how.rules for x in rule.tables)
+
+
+def seed_of(how: Modifiers) -> Tensors:
+    """The seed of dropout, or nothing."""
+    return () if how.dropout is None else (how.dropout.seed,)
+
+
+def wanted_of(how: Modifiers) -> tuple[bool, ...]:
+    """Which of their gradients are wanted; () for none."""
+    found = [w for rule in how.rules for w in rule.wanted or (False,) * len(rule.tables)]
+    return tuple(found) if any(found) else ()
+
+
+def form_of(table: torch.Tensor) -> TableForm:
+    """How a table lies in memory."""
+    return TableForm(_dtype(table), tuple(table.shape), table.stride())
 
 
 def tf32_wanted() -> bool:

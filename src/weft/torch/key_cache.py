@@ -127,7 +127,8 @@ def _first_keys(caches: Caches, counts: _Counts) -> Caches:
 
 def _as_tensor(caches: Caches, counts: _Counts) -> _Counts:
     """Counts where the host knows the number of keys, and these lie in pages: as the device reads it."""
-    check_table(counts.block_table, as_rows(caches))
+    q, *_ = as_rows(caches)
+    check_table(counts.block_table, q.shape[0], q.device)
     room = counts.block_table.shape[1] * caches[1].shape[2]
     number = torch.full((1,), _checked_int(counts, room), dtype=torch.int32, device=caches[0].device)
     return counts._replace(key_count=number)
@@ -188,7 +189,7 @@ def _find(key: Hashable) -> Known | None:
 def _prepare(key: Hashable, caches: Caches, mask: Any, counts: _Counts, given: dict[str, Any]) -> Known:
     _check(caches, mask, counts, given)
     table = counts.block_table
-    problem = problem_of(*caches) if table is None else problem_in_pages(caches, table)
+    problem = problem_of(*caches) if table is None else problem_in_pages(caches, table.shape[1] * caches[1].shape[2])
     backend = choose(given["backend"], problem)
     plan = _plan(mask, problem, counts.ring)
     scale = problem.d**-0.5 if given["scale"] is None else given["scale"]
@@ -279,7 +280,7 @@ def _check(caches: Caches, mask: Any, counts: _Counts, given: dict[str, Any]) ->
     check_tensors(*(caches if table is None else as_rows(caches)))
     q = caches[0]
     if table is not None:
-        check_table(table, caches)
+        check_table(table, q.shape[0], q.device)
     check_options(q, {**given, "dropout": 0})
     check_choices(given["backend"], None)
     if not isinstance(counts.ring, bool):

@@ -33,7 +33,7 @@ _EXTRA = "pass extra_{side}=..., (B, Hkv, E, D)"
 _VARLEN = "use weft.varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, pattern)"
 _PAGED = (
     "use weft.decode_attention(q, k_pages, v_pages, mask, lengths, block_table={name}) for the last tokens of each "
-    "row; a prefill gathers its pages first"
+    "row, weft.varlen_attention(..., block_table={name}) for a prefill"
 )
 _HEADS = "leave it out: heads are grouped where k and v have fewer of them than q"
 _NEIGHBOURS = 'pass mask=weft.neighborhood(shape, size, stride, dilation, causal) with layout="bshd"'

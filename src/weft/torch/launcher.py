@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
+import torch
 import triton
 
 VERSIONS = ("3.6.", "3.7.")  # of Triton, whose launchers take what they are given here
@@ -77,17 +79,61 @@ def _encoded(box: Box, about: Any, address: int) -> Values:
     return tuple(make_tensordesc_arg(box.at(address), about))
 
 
+class Way(Protocol):
+    """How a kernel is launched past kernel[grid]. finds_addresses: whether what it is told can be kept by addresses."""
+
+    @property
+    def finds_addresses(self) -> bool: ...
+
+    def told(
+        self, grid: tuple[int, int, int], stream: int, mine: Sequence[Any]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What starts it, and all that this is told. mine: its arguments, of descriptors their addresses."""
+        ...
+
+
 class Direct(NamedTuple):
-    """start(*grid, stream, *handles, *arguments) launches. encoders: of descriptors, in order; None where `start` takes
-    descriptors as kernel[grid] does.
+    """start(*grid, stream, *handles, *arguments) launches. boxes: descriptors by their places among the arguments.
+    encoders: of these, in order; None where `start` takes descriptors as kernel[grid] does.
     """
 
     start: Callable[..., Any]
     handles: tuple[Any, ...]
+    boxes: Mapping[int, Box] = MappingProxyType({})
     encoders: tuple[Encoder, ...] | None = None
 
+    @property
+    def finds_addresses(self) -> bool:
+        """Whether descriptors are found by addresses."""
+        return not self.boxes or self.encoders is not None
 
-def direct(kernel: Any, boxes: Sequence[Box]) -> Direct | None:
+    def told(
+        self, grid: tuple[int, int, int], stream: int, mine: Sequence[Any]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What starts it, and all that this is told."""
+        if self.boxes:
+            mine = placed(self.boxes, mine) if self.encoders is None else self._encoded(mine, self.encoders)
+        return self.start, (*grid, stream, *self.handles, *mine)
+
+    def _encoded(self, mine: Sequence[Any], encoders: tuple[Encoder, ...]) -> list[Any]:
+        found: list[Any] = []
+        left = iter(encoders)
+        for at, value in enumerate(mine):
+            found += next(left).at(value) if at in self.boxes else (value,)
+        return found
+
+
+def placed(boxes: Mapping[int, Box], mine: Sequence[Any]) -> list[Any]:
+    """Arguments with descriptors as Triton's own Python takes them; mine: of these their addresses, or tensors."""
+    return [boxes[at].at(_address(x)) if at in boxes else x for at, x in enumerate(mine)]
+
+
+def _address(x: Any) -> int:
+    """Of a tensor, or as it was told."""
+    return x.data_ptr() if isinstance(x, torch.Tensor) else x
+
+
+def direct(kernel: Any, boxes: Mapping[int, Box]) -> Direct | None:
     """How to launch a kernel with such descriptors, which is loaded on the current device; None where only kernel[grid]
     is known to work. What it saves: benchmarks/notes/triton.md.
     """
@@ -95,7 +141,7 @@ def direct(kernel: Any, boxes: Sequence[Box]) -> Direct | None:
         return None
     launcher = kernel.run  # loads it, and only then there is a function
     told = kernel.packed_metadata, None, None, None  # and hooks: what they are told, on entering, on leaving
-    plain, early = Direct(launcher, (kernel.function, *told)), triton.__version__.startswith("3.6.")
+    plain, early = Direct(launcher, (kernel.function, *told), boxes), triton.__version__.startswith("3.6.")
     if not _is_bare(launcher) or not (early or boxes):
         return plain
     start, encoders = launcher.launch, None
@@ -104,12 +150,12 @@ def direct(kernel: Any, boxes: Sequence[Box]) -> Direct | None:
         if inner is None:
             return plain
         start = inner[0]
-        encoders = tuple(Encoder(box, facts) for box, facts in zip(boxes, inner[1], strict=True))
+        encoders = tuple(Encoder(box, facts) for box, facts in zip(boxes.values(), inner[1], strict=True))
     first = kernel.function, False, launcher.launch_pdl  # whether programs wait for each other, and for other launches
     if early:
-        return Direct(start, (*first, None, None, *told), encoders)
+        return Direct(start, (*first, None, None, *told), boxes, encoders)
     handles = *first, *told, None, None, launcher.arg_annotations, launcher.kernel_signature
-    return Direct(lambda x, y, z, stream, *given: start(x, y, z, stream, *handles, given), (), encoders)
+    return Direct(lambda x, y, z, stream, *given: start(x, y, z, stream, *handles, given), (), boxes, encoders)
 
 
 def _is_bare(launcher: Any) -> bool:

@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 import torch
 from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from weft.kernels.backend import Timing
 from weft.kernels.gpu.compile import load
@@ -34,7 +33,7 @@ from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
 from weft.planning.tiling import OF_GRADIENTS, Direction, Part
-from weft.torch.bind import Bound
+from weft.torch.bind import Bound, target_of
 from weft.torch.gpu import layout_of, options_of
 
 FLUSHED = 1 << 28  # bytes written to empty the cache
@@ -201,7 +200,7 @@ class Compilers:
 
 def compile_all(specs: Iterable[KernelSpec]) -> dict[KernelSpec, str]:
     """Put kernels into the store; what cannot be compiled, with the reason."""
-    with Compilers(driver.active.get_current_target()) as compilers:
+    with Compilers(target_of(torch.cuda.current_device())) as compilers:
         return {spec: why for spec, why in compilers.reasons(specs).items() if why}
 
 
@@ -220,7 +219,7 @@ class DeviceMeter:
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
         self.meant: dict[Part, list[torch.Tensor]] = {}
-        self.compilers = Compilers(driver.active.get_current_target())
+        self.compilers = Compilers(target_of(torch.cuda.current_device()))
 
     def __enter__(self) -> DeviceMeter:
         return self

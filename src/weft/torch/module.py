@@ -15,6 +15,7 @@ from weft.torch.call import check_mask, unwrapped
 from weft.torch.extras import check_rate
 from weft.torch.frameworks import refuse_script
 from weft.torch.inputs import check_choices, check_numbers, check_row
+from weft.torch.key_cache import decode_attention
 from weft.torch.keywords import refuse_unknown
 from weft.torch.layouts import check_layout
 
@@ -41,8 +42,8 @@ class SparseAttention(torch.nn.Module):
     def __init__(self, pattern: Pattern | Recognized, *, sinks: Tensor | None = None, **options: Any) -> None:
         super().__init__()
         refuse_unknown("SparseAttention", {name: x for name, x in options.items() if name not in OPTIONS}, OPTIONS)
-        pattern = unwrapped(pattern)
-        check_mask(pattern, "SparseAttention")
+        kept: Pattern = unwrapped(pattern)
+        check_mask(kept, "SparseAttention")
         check_numbers(options)
         check_rate(options.get("dropout", 0.0))
         check_choices(options.get("backend", "auto"), options.get("deterministic"))
@@ -51,7 +52,7 @@ class SparseAttention(torch.nn.Module):
         for name, x in (("sinks", sinks), ("alibi_slopes", slopes)):
             if x is not None:
                 check_row(name, x)
-        self.pattern, self.options = pattern, options
+        self.pattern, self.options = kept, options
         self.register_buffer("alibi_slopes", slopes)
         self.sinks = sinks if sinks is None or isinstance(sinks, torch.nn.Parameter) else _parameter(sinks)
 
@@ -67,6 +68,16 @@ class SparseAttention(torch.nn.Module):
         extra: dict[str, Any] = {"extra_keys": extra_keys, "extra_values": extra_values, "score": score, "bias": bias}
         options = self.options if self.training else {**self.options, "dropout": 0}
         return attention(q, k, v, self.pattern, **rows, **extra, **options)
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, key_count: Any, **counts: Any) -> Any:
+        """`weft.decode_attention` with the pattern and options kept, for a cache whose length the device alone knows.
+
+        q (B, Hq, M, D), k_cache (B, Hkv, C, D), v_cache (B, Hkv, C, Dv), whatever the layout is. counts: offset,
+        window, ring, block_table. The pattern is to be aligned "bottom-right". No gradients, no dropout.
+        """
+        kept = {name: x for name, x in self.options.items() if name not in ("layout", "dropout", "deterministic")}
+        rows = {"sinks": self.sinks, "alibi_slopes": self.alibi_slopes}
+        return decode_attention(q, k_cache, v_cache, self.pattern, key_count, **rows, **counts, **kept)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseAttention:
         """As torch's, but sinks and slopes stay as wide as they are."""

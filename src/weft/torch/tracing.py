@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from weft.caching import emptied_by
 from weft.errors import OptionError
 from weft.score import Score
 from weft.score.tracer import traced
+from weft.torch.fingerprint import Fingerprint, UnseenError, fingerprint
+
+KEPT = 256  # functions
 
 
 def trace_score(function: Any) -> Score:
@@ -32,9 +38,67 @@ def trace_score(function: Any) -> Score:
             "trace_score(f) inside a compiled function", "a graph cannot read what a function does",
             "call it outside of the compiled function, and pass what it returns",
         )  # fmt: skip
-    found, _ = traced(function, _is_numpy)
+    return _traced(function, own=False)
+
+
+def _traced(function: Any, *, own: bool) -> Score:
+    found, _ = traced(function, _is_numpy, own=own)
     tables = tuple(x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x)) for x in found.tables)
     return Score(found.text, tables, found.name)
+
+
+class _Known(NamedTuple):
+    """A function that was traced. places: of its tables among the tensors of its fingerprint, which stay theirs.
+    references: those tensors. held: what else the fingerprint names by identity.
+    """
+
+    text: str
+    name: str
+    places: tuple[int, ...]
+    references: tuple[ReferenceType[Tensor], ...]
+    held: tuple[Any, ...]
+
+
+_known: dict[tuple[Any, ...], _Known] = {}
+_lock = Lock()
+
+
+def forget() -> None:
+    """All functions."""
+    with _lock:
+        _known.clear()
+
+
+emptied_by(forget)
+
+
+def score_of(function: Any, *, own: bool = False) -> Score:
+    """`trace_score`, once for a function whose code and captured values are the same; no tensor is kept alive.
+
+    own: whether the function may change its first argument, as FlexAttention's may.
+    """
+    try:
+        found = fingerprint(function)
+    except UnseenError:
+        return _traced(function, own=own)
+    known = _known.get((own, *found.key))
+    if known is not None and found.is_of(known.references):
+        return Score(known.text, tuple(found.tensors[i] for i in known.places), known.name)
+    made = _traced(function, own=own)
+    _keep((own, *found.key), found, made)
+    return made
+
+
+def _keep(key: tuple[Any, ...], found: Fingerprint, made: Score) -> None:
+    """Remember a trace, unless a table is none of the captured tensors, but was made of one."""
+    number = {id(x): i for i, x in enumerate(found.tensors)}
+    if not all(id(x) in number for x in made.tables):
+        return
+    places = tuple(number[id(x)] for x in made.tables)
+    with _lock:
+        while len(_known) >= KEPT:
+            _known.pop(next(iter(_known)), None)
+        _known[key] = _Known(made.text, made.name, places, tuple(map(ref, found.tensors)), found.held)
 
 
 def _is_numpy(value: Any) -> bool:

@@ -33,7 +33,7 @@ def attention(tensors: Any, mask: Any, options: dict[str, Any]) -> Tensor | tupl
             if isinstance(x, Tensor):
                 check_kind(name, x)
     view = viewed(tensors, options["layout"])
-    extra = _extra(options, view)
+    extra = extra_of(options, view)
     if not isinstance(mask, Pattern):
         mask = pattern_of(mask, sizes_of(*view.tensors))
     if view.grid:
@@ -74,7 +74,7 @@ def sizes_of(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
     return batch, heads, m, k.shape[2]
 
 
-def _extra(options: dict[str, Any], view: View) -> tuple[Tensor, Tensor] | None:
+def extra_of(options: dict[str, Any], view: View) -> tuple[Tensor, Tensor] | None:
     """extra_keys and extra_values as (B, Hkv, E, D) and (B, Hkv, E, Dv); None where there are none."""
     if options["extra_keys"] is None and options["extra_values"] is None:
         return None

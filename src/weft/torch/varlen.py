@@ -1,13 +1,14 @@
 """`weft.varlen_attention`: documents packed one after the other, (T, H, D), under one pattern for each of them.
 
-Lengths are on the host. Where every row of a document is a few intervals of keys, or the pattern asks for distances
-alone and queries and keys are the same tokens, all documents are one plan; else each is a call of its own.
+With lengths on the host: where every row of a document is a few intervals of keys, or the pattern asks for distances
+alone and queries and keys are the same tokens, all documents are one plan; else each is a call of its own. Lengths on a
+GPU stay there: `weft.torch.device_documents`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 
@@ -19,15 +20,18 @@ from torch.compiler import is_compiling
 from weft.acsr.packed import intervals_of, packed
 from weft.caching import emptied_by
 from weft.errors import AlignmentError, InputError, PatternError, UnsupportedError, WeftError
+from weft.kernels.backend import choose
 from weft.pattern.algebra import Call, Operator, Pattern, Shift
 from weft.pattern.arguments import rebuild
 from weft.pattern.bounds import Ints
 from weft.pattern.library import documents
 from weft.torch.attention import SharedOptions, attention
-from weft.torch.call import check_mask, unwrapped
-from weft.torch.inputs import check_tensors
+from weft.torch.call import attend, autocast, check_mask, unwrapped
+from weft.torch.inputs import check_choices, check_tensors, problem_of
 from weft.torch.keywords import OWN, refuse_unknown
 from weft.torch.layouts import hint, viewed
+from weft.torch.merging import merge
+from weft.torch.translate import EXTRA, FULL, extra_of
 
 if TYPE_CHECKING:
     from weft.recognition import Recognized
@@ -35,75 +39,142 @@ if TYPE_CHECKING:
 KEPT = 256  # patterns with the lengths that they were packed for
 BY_DISTANCE = ("full", "nothing", "causal", "window", "dilated", "strided", "per_head")  # ask for k - q alone
 PER_ROW = ("per_batch", "padding", "prefix")  # take one entry for each batch row
-BY_PAIR = ("score", "bias", "dropout", "seed")  # depend on which token of all a query or a key is
-KEYWORDS = frozenset(OWN) - {"mask", "layout", "return_lse", *BY_PAIR} | {"dropout"}
+BY_PLACE = ("score", "bias", "dropout", "seed")  # ask which token of its document a query or a key is
+KEYWORDS = frozenset(OWN) - {"mask", "layout", "return_lse"}
 
 
 @overload
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
     pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    return_lse: Literal[False] = False, **options: Unpack[SharedOptions],
+    block_table: Tensor | None = None, return_lse: Literal[False] = False, **options: Unpack[SharedOptions],
 ) -> Tensor: ...  # fmt: skip
 @overload
 def varlen_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
     pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    return_lse: bool, **options: Unpack[SharedOptions],
+    block_table: Tensor | None = None, return_lse: bool, **options: Unpack[SharedOptions],
 ) -> Any: ...  # fmt: skip
 def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
     pattern_per_document: Pattern | Recognized, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    return_lse: bool = False, **options: Any,
+    block_table: Tensor | None = None, return_lse: bool = False, **options: Any,
 ) -> Any:  # fmt: skip
     """Attention inside each of many documents, packed one after the other.
 
     - q (T, Hq, D), k (S, Hkv, D), v (S, Hkv, Dv): the documents' tokens, as `attention` takes them with layout="thd".
-    - cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers, on the CPU;
+    - cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers;
       cu_seqlens_k None or the same object: queries and keys are the same tokens. A document may be empty.
+      On the CPU any pattern is planned. On the GPU of q they are never read by the host: no call waits, and a captured
+      graph serves other lengths. There the pattern is full, causal, windows or chunks, and heads are alike.
     - pattern_per_document: a pattern, for each document at its own lengths and by its own alignment. It needs one
       unless queries and keys are the same tokens. Where it tells batch rows apart, row i is for document i.
-    - max_seqlen_q, max_seqlen_k: no document is longer; checked where they are given.
-    - return_lse and the other keywords: as of `attention`. Slopes count distances inside a document.
+    - max_seqlen_q, max_seqlen_k: no document is longer. Checked where cu_seqlens is on the CPU; tiles are chosen by
+      them where it is on a GPU.
+    - block_table (documents, P), int32: keys lie in pages, for inference. k is (pages, Hkv, page_size, D) and v (pages,
+      Hkv, page_size, Dv), by any strides; key t of document i lies at place t % page_size of page
+      block_table[i, t // page_size], and cu_seqlens_k says how many there are. Pages that no query sees are not read,
+      and may be freed: their numbers may be negative. Neither extra_keys nor, on a GPU, slopes.
+    - return_lse and the other keywords: as of `attention`. Slopes count distances inside a document. Score functions,
+      bias and dropout see b = document, and q and k counted in it; lengths are on the host then, and documents are
+      padded to one length.
 
     Returns out (T, Hq, Dv); with return_lse also lse (T, Hq). Gradients flow as of `attention`. Raises what that does,
-    InputError for lengths that do not fit, AlignmentError for a pattern without an alignment. Example::
+    InputError for lengths that do not fit, AlignmentError for a pattern without an alignment. Sums on a GPU are not
+    checked: if they fall, or exceed T, results are wrong, and no other memory is met. Tokens after the last document,
+    as a captured graph may have, give out 0, lse -inf and zero gradients. Example::
 
         sums = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
         out = weft.varlen_attention(q, k, v, sums, sums, weft.causal() & weft.window(left=1023))
     """
-    _refuse_by_pair(options)
     if not options.keys() <= KEYWORDS:
         unknown = {name: x for name, x in options.items() if name not in KEYWORDS}
         refuse_unknown("varlen_attention", unknown, tuple(sorted(KEYWORDS)))
     mask = unwrapped(pattern_per_document)
     same = cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q
-    asked = _Asked(mask, cu_seqlens_q, cu_seqlens_q if same else cu_seqlens_k, same, (max_seqlen_q, max_seqlen_k))
+    asked = Asked(mask, cu_seqlens_q, cu_seqlens_q if same else cu_seqlens_k, same, (max_seqlen_q, max_seqlen_k))
+    given: dict[str, Any] = {**options, "return_lse": return_lse}
+    if block_table is not None:
+        _refuse_places(asked, given)
+        return _in_pages(asked, (q, k, v), block_table, given)
     try:
+        if on_device(asked.sums) or on_device(asked.key_sums):
+            _refuse_places(asked, given)
+            return _by_device(asked, (q, k, v), given)
         work = _found(asked, q, k) or _packing(asked, (q, k, v))
     except WeftError as error:
         hint(error, (q, k, v), "thd")
         raise
+    if work.queries and _asks_for_places(given):
+        return _in_rows((q, k, v), work, given)
     # one plan counts distances from the first query and the first key of all
     whole = work.whole if work.queries == work.keys or options.get("alibi_slopes") is None else None
-    given: dict[str, Any] = {**options, "return_lse": return_lse}
     if whole is not None:
         return attention(q, k, v, whole, layout="thd", **given)
     return _one_by_one((q, k, v), work, given)
 
 
-def _refuse_by_pair(options: dict[str, Any]) -> None:
-    for name in BY_PAIR:
-        x = options.get(name)
-        if x is not None and not (name == "dropout" and isinstance(x, (int, float)) and x == 0):
-            raise UnsupportedError(
-                f"varlen_attention({name}=...)", "its indices would be those of the packed tokens, not of a document's",
-                'use weft.attention with layout="thd" and weft.documents(lengths), where they are of all tokens',
-            )  # fmt: skip
+def on_device(sums: Any) -> bool:
+    """Whether running sums are where the host does not read them."""
+    return isinstance(sums, Tensor) and sums.device.type != "cpu"
+
+
+def _by_device(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> Any:
+    """With lengths on a GPU; extra keys are a second call, whose result is merged."""
+    check_mask(asked.mask, "varlen_attention")
+    check_choices("auto", options.get("deterministic"))  # its sums have one order, asked for or not
+    view = viewed(autocast(*tensors), "thd")
+    check_tensors(*view.tensors)
+    choose(options.get("backend", "auto"), problem_of(*view.tensors))
+    from weft.torch import device_documents  # it imports Triton
+
+    sums = device_documents.sums_of((asked.sums, asked.key_sums), asked.same, asked.most, tensors)
+    scale, softcap, sinks, slopes = (options.get(name) for name in ("scale", "softcap", "sinks", "alibi_slopes"))
+    chosen = device_documents.Chosen(scale, softcap, options.get("backend", "auto"))
+    extra = extra_of({name: options.get(name) for name in EXTRA}, view)
+    out, lse = device_documents.attention(view.tensors, sums, asked.mask, (sinks, slopes), chosen)
+    if extra is not None:
+        more = attend((view.tensors[0], *extra), FULL, (None, None), (scale, softcap, 0, chosen.backend, None), True)
+        out, lse = merge([out, more[0]], [lse, more[1]])
+    return (view.back(out), view.back(lse)) if options["return_lse"] else view.back(out)
+
+
+def _in_pages(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], table: Tensor, options: dict[str, Any]) -> Any:
+    """With keys in pages: on a GPU kernels find them, on the CPU those that some query sees are packed first."""
+    from weft.torch import paged_documents
+
+    return paged_documents.attention(asked, tensors, table, options)
+
+
+def _asks_for_places(options: dict[str, Any]) -> list[str]:
+    """The options that ask which token of its document a query or a key is."""
+    off = {name for name in ("dropout",) if isinstance(options.get(name), (int, float)) and not options[name]}
+    return [name for name in BY_PLACE if options.get(name) is not None and name not in off]
+
+
+def _refuse_places(asked: Asked, options: dict[str, Any]) -> None:
+    """Raise where lengths are not on the host, for options that need them there."""
+    names = _asks_for_places(options)
+    if names:
+        raise UnsupportedError(
+            f"varlen_attention({names[0]}=...) with lengths on {asked.sums.device} or keys in pages",
+            "which token of its document a query is, is known to kernels where the host knows lengths",
+            "pass cu_seqlens.cpu(), and keys one after the other",
+        )  # fmt: skip
+
+
+def _in_rows(tensors: tuple[Tensor, Tensor, Tensor], work: _Work, options: dict[str, Any]) -> Any:
+    """Documents as batch rows."""
+    from weft.torch import document_rows
+
+    lengths = work.queries, work.keys
+    if not work.rows:
+        work.rows.append(document_rows.mask_of(work.mask, lengths))
+    return document_rows.attend(tensors, work.rows[0], lengths, options)
 
 
 # ---- what a pattern is for documents of some lengths ----------------------------------------------------------------
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
     """A pattern, running sums on both sides, whether these are one object, and the maximal lengths."""
 
     mask: Any
@@ -115,12 +186,15 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Work:
-    """mask: kept, so that no other pattern takes its id. whole: of all documents; None where each is its own call."""
+    """mask: kept, so that no other pattern takes its id. whole: of all documents; None where each is its own call.
+    rows: the pattern of documents as batch rows, once it was asked for.
+    """
 
     mask: Pattern
     queries: list[int]
     keys: list[int]
     whole: Pattern | None
+    rows: list[Pattern] = field(default_factory=list)
 
 
 _packed: dict[Hashable, _Work] = {}
@@ -136,7 +210,7 @@ def forget() -> None:
 emptied_by(forget)
 
 
-def _key(asked: _Asked, q: Any, k: Any) -> Hashable:
+def _key(asked: Asked, q: Any, k: Any) -> Hashable:
     """What the work depends on, None where something is wrong, which a check will name."""
     if is_compiling():
         return None
@@ -152,12 +226,12 @@ def _content(sums: Any) -> tuple[Any, ...]:
     return array.dtype, array.shape, array.tobytes()
 
 
-def _found(asked: _Asked, q: Any, k: Any) -> _Work | None:
+def _found(asked: Asked, q: Any, k: Any) -> _Work | None:
     key = _key(asked, q, k)
     return None if key is None else _packed.get(key)
 
 
-def _packing(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
+def _packing(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
     """Check a call, and pack its documents."""
     mask, sums, key_sums, same, (most, most_keys) = asked
     check_mask(mask, "varlen_attention")
@@ -167,9 +241,9 @@ def _packing(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
             'call it outside of it, or pass attention(..., layout="thd") a pattern that was made outside',
         )  # fmt: skip
     check_tensors(*viewed(tensors, "thd").tensors)
-    queries = _lengths("q", sums, tensors[0], most)
-    keys = _lengths("k", key_sums, tensors[1], most_keys)
-    _check(mask, queries, keys, same)
+    queries = lengths_of("q", sums, tensors[0].shape[0], most)
+    keys = lengths_of("k", key_sums, tensors[1].shape[0], most_keys)
+    check_documents(mask, queries, keys, same)
     found = _Work(mask, queries.tolist(), keys.tolist(), _whole(mask, queries, keys, same))
     key = _key(asked, tensors[0], tensors[1])
     if key is not None:
@@ -180,16 +254,10 @@ def _packing(asked: _Asked, tensors: tuple[Tensor, Tensor, Tensor]) -> _Work:
     return found
 
 
-def _lengths(side: str, sums: Any, x: Tensor, most: int | None) -> Ints:
-    """The lengths of running sums."""
+def lengths_of(side: str, sums: Any, tokens: int | None, most: int | None) -> Ints:
+    """The lengths of running sums, of so many tokens in all where that is given."""
     name = f"cu_seqlens_{side}"
     if isinstance(sums, Tensor):
-        if sums.device.type != "cpu":
-            raise UnsupportedError(
-                f"varlen_attention({name} on {sums.device})",
-                "lengths are planned on the host, and are not copied from a device unasked",
-                f"pass {name}.cpu(), once for all layers",
-            )  # fmt: skip
         sums = sums.detach().numpy()
     if not isinstance(sums, np.ndarray) or sums.ndim != 1 or sums.dtype.kind not in "iu" or not sums.size:
         said = f"{tuple(sums.shape)} of {sums.dtype}" if isinstance(sums, np.ndarray) else type(sums).__name__
@@ -199,8 +267,8 @@ def _lengths(side: str, sums: Any, x: Tensor, most: int | None) -> Ints:
         at = int((found < 0).argmax())
         wrong = f"{name} begins with {sums[0]}" if sums[0] else f"{name} falls after position {at}"
         _wrong(wrong, f"pass {name} as running sums from 0 that never fall")
-    if sums[-1] != x.shape[0]:
-        _wrong(f"{name} ends at {sums[-1]}, {side} has {x.shape[0]} tokens", f"let {name} end at the number of tokens")
+    if tokens is not None and sums[-1] != tokens:
+        _wrong(f"{name} ends at {sums[-1]}, {side} has {tokens} tokens", f"let {name} end at the number of tokens")
     if most is not None and found.size and found.max() > most:
         wrong = f"document {int(found.argmax())} has {found.max()} tokens, max_seqlen_{side} is {most}"
         _wrong(wrong, f"pass max_seqlen_{side}={found.max()} or more, or leave it out")
@@ -211,7 +279,8 @@ def _wrong(wrong: str, cure: str) -> None:
     raise InputError("varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)", wrong, cure)
 
 
-def _check(pattern: Pattern, queries: Any, keys: Any, same: bool) -> None:
+def check_documents(pattern: Pattern, queries: Any, keys: Any, same: bool) -> None:
+    """Raise where a pattern has no meaning for documents of such lengths."""
     if queries.size != keys.size:
         _wrong(f"there are {queries.size} documents of queries and {keys.size} of keys", "give both as many documents")
     if not same and None in set(pattern.alignments()):
@@ -264,7 +333,7 @@ def _one_by_one(tensors: tuple[Tensor, Tensor, Tensor], work: _Work, options: di
     q, k, v = tensors
     split = zip(q.split(work.queries), k.split(work.keys), v.split(work.keys), strict=True)
     found = [
-        attention(*three, _of_document(work.mask, i), layout="thd", **{**options, "return_lse": True})
+        attention(*three, of_document(work.mask, i), layout="thd", **{**options, "return_lse": True})
         for i, three in enumerate(split)
         if work.queries[i]
     ]
@@ -272,12 +341,12 @@ def _one_by_one(tensors: tuple[Tensor, Tensor, Tensor], work: _Work, options: di
     return (out, torch.cat([one[1] for one in found])) if options["return_lse"] else out
 
 
-def _of_document(pattern: Pattern, i: int) -> Pattern:
+def of_document(pattern: Pattern, i: int) -> Pattern:
     """What document i sees of a pattern that may tell batch rows apart."""
     if pattern.extent()[0] is None:
         return pattern
     if isinstance(pattern, Operator):
-        return pattern.rebuilt(tuple(_of_document(part, i) for part in pattern.parts))
+        return pattern.rebuilt(tuple(of_document(part, i) for part in pattern.parts))
     if isinstance(pattern, Call):
         args = dict(pattern.args)
         first = next(iter(args))
@@ -287,7 +356,7 @@ def _of_document(pattern: Pattern, i: int) -> Pattern:
         if pattern.name in PER_ROW:
             return rebuild(pattern.name, {**args, first: int(args[first].array[i])})
         if pattern.name == "per_head":
-            return rebuild("per_head", {first: tuple(_of_document(part, i) for part in args[first])})
+            return rebuild("per_head", {first: tuple(of_document(part, i) for part in args[first])})
     raise PatternError(
         f"varlen_attention under {pattern}", "which of its batch rows is a document's is not known",
         "write it as weft.per_batch([...]), one pattern for each document",

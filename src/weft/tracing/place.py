@@ -7,8 +7,10 @@ import sys
 import traceback
 from pathlib import Path
 
+from weft.outside import shown
+
 WEFT = Path(__file__).parents[1]
-OURS = tuple(WEFT / name for name in ("recognition", "score", "tracing", "torch", "jax"))
+OURS = tuple(WEFT / name for name in ("recognition", "score", "tracing", "torch", "jax", "integrations"))
 LIBRARIES = ("numpy", "torch", "jax")
 
 
@@ -21,4 +23,4 @@ def place_of(error: BaseException) -> str:
         return ""
     last = frames[-1]
     line = linecache.getline(last.filename, last.lineno or 0).strip()
-    return f"in {last.name}, line {last.lineno}{f' (`{line}`)' if line else ''}, "
+    return f"in {shown(last.name)}, line {last.lineno}{f' (`{shown(line)}`)' if line else ''}, "

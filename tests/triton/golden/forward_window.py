@@ -27,16 +27,16 @@ def weft_fwd_tile_line_d128_bf16(
     attention(
         C,
         Tensors(
-            Strided(Q, Q_batch, Q_head, Q_row, 1),
-            Strided(K, K_batch, K_head, K_row, 1),
-            Strided(V, V_batch, V_head, V_row, 1),
-            Strided(Out, Out_batch, Out_head, Out_row, 1),
+            Strided(Q, Q_batch, Q_head, Q_row, ()),
+            Strided(K, K_batch, K_head, K_row, ()),
+            Strided(V, V_batch, V_head, V_row, ()),
+            Strided(Out, Out_batch, Out_head, Out_row, ()),
             Lse,
             None,
             None,
         ),
         Launch(Tables, record, parts, parts_at, items_at, heads_at, first_item, all_heads, my_length, their_length),
-        Scaling(scale, softcap, shift, None),
+        Scaling(scale, softcap, shift, None, (), ()),
     )
 
 

@@ -35,6 +35,8 @@ def weft_decode_split_kv_d64_fp16(
             rank=1,
             linear=False,
             of_keys=False,
+            scored=False,
+            dropout=False,
         ),
         Strided(Q, Q_batch * 8, Q_head * 8, Q_row * 8, 1),
         Strided(K, K_batch * 8, K_head * 8, K_row * 8, 1),
@@ -43,7 +45,7 @@ def weft_decode_split_kv_d64_fp16(
         Keys(
             shift=shift, beside=beside, length=length,
         ),
-        Scaling(scale, softcap, 0, Slopes),
+        Scaling(scale, softcap, 0, Slopes, (), ()),
         Results(work=Work, sums=sums),
     )
 

@@ -23,11 +23,13 @@ def block_mask(workload: Workload, tensors: Any) -> Any:
     import torch
     from torch.nn.attention.flex_attention import BlockMask
 
+    from weft.torch.blockmask import ordered
+
     heads = range(workload.q_heads if workload.per_head else 1)
     live = torch.stack([_live_pairs(workload, tensors, head) for head in heads])[None]  # (1, heads, rows, columns)
     full = live == BLOCK * BLOCK  # a block that reaches beyond the end is partial
     return BlockMask.from_kv_blocks(
-        *_listed((live > 0) & ~full), *_listed(full), BLOCK_SIZE=BLOCK,
+        *ordered((live > 0) & ~full), *ordered(full), BLOCK_SIZE=BLOCK,
         mask_mod=workload.predicate(tensors.table), seq_lengths=(workload.m, workload.n),
     )  # fmt: skip
 
@@ -48,11 +50,3 @@ def _live_pairs(workload: Workload, tensors: Any, head: int) -> Any:
         live = pad(live, (0, -n % BLOCK, 0, -len(queries) % BLOCK))
         found.append(live.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).sum((1, 3), dtype=torch.int32))
     return torch.cat(found)
-
-
-def _listed(chosen: Any) -> tuple[Any, Any]:
-    """(..., rows, columns) booleans -> how many are chosen in each row, and the columns with those chosen first."""
-    import torch
-
-    columns = torch.argsort((~chosen).to(torch.int8), dim=-1, stable=True)
-    return chosen.sum(-1, dtype=torch.int32), columns.int()

@@ -133,8 +133,8 @@ def _present(**vectors: Array | None) -> dict[str, Array]:
 
 def _layout(call: Call, tensors: Arrays, vectors: Arrays) -> Layout:
     axes = AXES[call.layout]
-    strides = [row_major(x.shape) for x in tensors.values()]
-    forms = {name: Vector(str(x.dtype), row_major(x.shape)) for name, x in vectors.items()}
+    strides = [row_major(tensors[name].shape) for name in OF_CALL if name in tensors]  # JAX sorts keys of a dict
+    forms: dict[str, Any] = {name: Vector(str(x.dtype), row_major(x.shape)) for name, x in vectors.items()}
     return Layout(tuple(tuple(one[axis] for axis in axes) for one in strides), True, **forms)
 
 

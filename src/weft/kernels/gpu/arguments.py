@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.spec import KernelSpec
 
 JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
@@ -34,13 +34,15 @@ WALK = (
     "right",
 )  # see `bwd_fused`
 FLOATS = ("scale", "softcap")
+DROPPING = ("dropped_below", "kept_scale")  # see `ops.dropout`
 
 
 def reads(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the pointers that a kernel reads only."""
     direction, sums = spec.direction, ("Slots",) * (spec.joins or spec.few) + ("Sums",) * spec.joins
     rows = ("Lse", *(("DLse",) * spec.lse_gradient))
-    slopes, tables = ("Slopes",) * spec.alibi, ("Tables",)
+    captured = () if spec.rules is None else spec.rules.pointers
+    slopes, tables = (*(("Slopes",) * spec.alibi), *captured, *(("Seed",) * spec.dropout)), ("Tables",)
     if direction == "forward":
         return ("Q", "K", "V", *(("Sinks",) * spec.sinks), *slopes, *tables)
     if direction == "dq":
@@ -55,15 +57,15 @@ def reads(spec: KernelSpec) -> tuple[str, ...]:
 
 def writes(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the pointers that a kernel writes, or adds to."""
-    direction = spec.direction
+    direction, sums = spec.direction, () if spec.rules is None else spec.rules.sums
     numbers = ("Delta",) * spec.leaves_delta + ("Stats",) * spec.folded
     if direction == "forward":
         return ("Out", "Lse", *(("Sum",) * spec.accumulate))
     if direction in ("dq", "delta"):
-        return ("DQ", *numbers)
+        return ("DQ", *numbers, *sums)
     if direction == "dkdv":
         made = {"both": ("DK", "DV"), "dk": ("DK",), "dv": ("DV",)}[spec.makes]
-        return (("Sums",) if spec.few else made) + ("DQ",) * spec.with_dq
+        return (*(("Sums",) if spec.few else made), *(("DQ",) * spec.with_dq), *sums)
     if direction == "gradients":
         return ("Delta",) * spec.with_delta
     return ("Partial",) if direction == "few_keys" else ("DK", "DV")
@@ -101,7 +103,9 @@ def scalars(spec: KernelSpec) -> tuple[str, ...]:
         return (*FEW, "scale")
     if spec.direction == "few_sums":
         return (*SUMS, *strides, "scale")
-    return (*PLAIN, *(ROUNDS if spec.groups else ()), *strides, *FLOATS)
+    captured = () if spec.rules is None else spec.rules.scalars
+    dropping = DROPPING if spec.dropout else ()
+    return (*PLAIN, *(ROUNDS if spec.groups else ()), *strides, *captured, *dropping, *FLOATS)
 
 
 def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -110,6 +114,8 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return walk_names(READ), walk_names(WRITTEN)
     if spec.direction == "few_keys":
         return tuple(x for x in walk_names(OF_FEW) if x != ADDED_BOX), (ADDED_BOX,)
+    if spec.groups and spec.of_keys and spec.with_dq:
+        return walk_names(OF_KEYS), ()
     if spec.groups and spec.direction == "forward":
         written, *read = box_names(spec.terms)
         return tuple(read), (written,) * spec.boxed

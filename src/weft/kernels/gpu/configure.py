@@ -9,6 +9,7 @@ from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.fused_backward import SEEN
+from weft.planning.families.hopper import is_told
 from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
 from weft.planning.features import always_apart, held, in_halves, no_maximum
 from weft.planning.problem import DTYPES, Problem
@@ -116,7 +117,8 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     tiling = kind.pop("tiling")
     aligned = spec.aligned and wave.span * max(widest, STATS) < 1 << 31
     # what addresses and masks need there does not fit into fewer
-    crowded = not aligned or wave.kind.listed or wave.kind.rank > 2
+    beside = spec.paged or spec.dropout or spec.rules is not None
+    crowded = not aligned or wave.kind.listed or wave.kind.rank > 2 or bool(beside)
     single = wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
     terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
     several = terms == 1 and (wave.several or (wave.more and spec.with_dq))
@@ -127,16 +129,20 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
         limits["apart"] = False
     elif spec.apart and wave.kind.rank == 1:
         limits["apart"] = True
+    told = groups and is_told(tiling)  # whatever says the bounds, the code is the same
+    kind["formula"] = kind["formula"] or told
     one = replace(
-        spec, **kind, **asdict(tiling) | limits, aligned=aligned, lines=wave.lines and not several, several=several,
+        spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several,
+        lines=told or (wave.lines and not several),
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
         joins=wave.joins, few=waves.met is not None and not wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     room = one.whole and _grid_takes_none(one) if one.direction == "forward" else not one.with_dq
     masks = one.rank > 1 and room
-    # with lists both walks spill far more (compiled, not timed); ALiBi takes far keys' scores below what sums may be
-    known = (one.rank == 1 or _grid_takes_none(one)) and not (one.listed or one.alibi)
+    # with lists both walks spill far more (compiled, not timed); ALiBi and score functions take scores below what sums
+    # may be
+    known = (one.rank == 1 or _grid_takes_none(one)) and not (one.listed or one.alibi or one.rules)
     takes_none = one.no_maximum and known
     # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
     # listed, and where boxes on a grid are cut

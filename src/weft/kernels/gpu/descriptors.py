@@ -22,6 +22,9 @@ WRITTEN = (("DQ", 0), ("DK", 1), ("DV", 1))
 # Of the few keys beside it; dQ is written too.
 OF_FEW = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
 
+# Of all gradients by tiles of keys.
+OF_KEYS = (("K", 0), ("V", 0), ("Q", 1), ("DOut", 1))
+
 
 @dataclass(frozen=True)
 class Box:
@@ -66,7 +69,10 @@ def box_kind(name: str, spec: KernelSpec) -> str:
     from triton.experimental.gluon import language as gl
 
     config, tensor = config_of(spec), name.split("_", maxsplit=1)[0]
-    places = config.columns if tensor in KEYS else config.rows
+    if spec.of_keys:
+        places = config.consumers * config.rows if tensor in KEYS else config.columns
+    else:
+        places = config.columns if tensor in KEYS else config.rows
     shape: Any = [1, 1, places, 1, config.width_v if tensor in VALUES else config.width]
     layout = gl.NVMMASharedLayout.get_default_for(shape, getattr(gl, spec.dtype))
     return f"tensordesc<{SHORT_DTYPES[spec.dtype]}{shape},{layout!r}>"

@@ -23,11 +23,19 @@ class Vector(NamedTuple):
     strides: Strides
 
 
+class TableForm(NamedTuple):
+    """A table that a score function reads. dtype: as torch names it; strides in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: Strides
+
+
 class Layout(NamedTuple):
     """Strides in elements of q, k and v, for gradients also of out and dout (batch, head, token, channel).
 
     aligned: every one of them begins on 16 bytes. lse, dlse, sinks, slopes: the vectors that there are. `lse` stays
-    None where it is contiguous float32 on 16 bytes, as kernels leave it.
+    None where it is contiguous float32 on 16 bytes, as kernels leave it. tables: of all score functions, in order.
     """
 
     strides: tuple[Strides, ...]
@@ -36,6 +44,7 @@ class Layout(NamedTuple):
     dlse: Vector | None = None
     sinks: Vector | None = None
     slopes: Vector | None = None
+    tables: tuple[TableForm, ...] = ()
 
     @property
     def named(self) -> dict[str, Strides]:
@@ -48,7 +57,9 @@ class Options(NamedTuple):
 
     shift: added to query indices in ALiBi's distance. tf32: products of float32 may take tf32. deterministic: sums of
     gradients have one order. with_delta: gradients leave delta (B, Hq, M) too, which the gradient of sinks takes.
-    one_argument: no kernel writes a slot by two arguments, for fronts where a result is one buffer.
+    one_argument: no kernel writes a slot by two arguments, for fronts where a result is one buffer. score: the text of
+    score functions (`weft.score.text`), "" for none. wanted: which of their tables' gradients are made.
+    dropout: the share of weights that is dropped.
     """
 
     scale: float
@@ -58,6 +69,14 @@ class Options(NamedTuple):
     deterministic: bool = True
     with_delta: bool = False
     one_argument: bool = False
+    score: str = ""
+    wanted: tuple[bool, ...] = ()
+    dropout: float = 0.0
+
+    @property
+    def by_pairs(self) -> bool:
+        """Whether something depends on the numbers of a pair: a score function, or dropout."""
+        return bool(self.score or self.dropout)
 
     @property
     def rescaled(self) -> bool:

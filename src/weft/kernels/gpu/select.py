@@ -25,16 +25,28 @@ class Tiles(NamedTuple):
     groups: bool
 
 
-def forward(plan: AttentionPlan) -> str:
-    """The family that computes the forward: all of it is decided in the plan."""
-    return tile.NAME if plan.by_rows is None else split_kv.NAME
+def forward(plan: AttentionPlan, options: Options) -> str:
+    """The family that computes the forward: what the plan takes, but for options that tiles alone have."""
+    return tile.NAME if options.by_pairs or plan.by_rows is None else split_kv.NAME
 
 
 def gradients(plan: AttentionPlan, layout: Layout, options: Options) -> str:
-    """The family that makes gradients: the first that the plan lists and that layout and options allow."""
+    """The family that makes gradients: the first that the plan lists and that layout and options allow.
+
+    Under score functions and dropout two kernels of tiles make them.
+    """
+    if options.by_pairs:
+        return tile.NAME
     if plan.fused_backward and may_specialise(layout, options, plan.problem):
         return fused_backward.NAME
-    return one_kernel.NAME if not options.deterministic and lists_one_kernel(plan) else tile.NAME
+    summing = not options.deterministic and lists_one_kernel(plan) and may_sum(plan, layout, options)
+    return one_kernel.NAME if summing else tile.NAME
+
+
+def may_sum(plan: AttentionPlan, layout: Layout, options: Options) -> bool:
+    """Whether layout and options allow the kernel that adds to dQ in memory: where warp groups do, theirs."""
+    groups = any(share.plan.tiling and share.plan.tiling.groups for share in plan.summing)
+    return not groups or may_specialise(layout, options, plan.problem)
 
 
 def lists_one_kernel(plan: AttentionPlan) -> bool:
@@ -52,7 +64,7 @@ def tiles(direction: Direction, plan: AttentionPlan, layout: Layout, options: Op
 
 def may_specialise(layout: Layout, options: Options, problem: Problem) -> bool:
     """Whether kernels whose warp groups specialise compute such options, for tensors that lie so."""
-    linear = not (options.softcap or layout.slopes or options.rescaled)
+    linear = not (options.softcap or layout.slopes or options.rescaled or options.by_pairs)
     aligned = layout.aligned and dense_rows(layout.named, problem.dtype)
     apart = all(all(stride[:3]) for stride in layout.strides)  # descriptors of rows that are one are not known to work
     return linear and aligned and apart and not interpreted()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from weft.kernels.gpu.score.spec import Rules
 from weft.planning.features import HELD
 from weft.planning.problem import DTYPES
 from weft.planning.tiling import Direction
@@ -66,8 +67,10 @@ class KernelSpec(Strided):
     for that before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22.
     partial: sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp
     groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
-    `hopper.fwd_short`. boxed: its whole tiles leave by a TMA descriptor; else it has one argument for
-    each tensor that it writes.
+    `hopper.fwd_short`. told: of others, the tables hold the bounds of every row, see `hopper.fwd_overlapped`. boxed:
+    its whole tiles leave by a TMA descriptor; else it has one argument for each tensor that it writes. rules: score
+    functions, None for none. dropout: some weights are dropped. paged: keys lie in pages of so many tokens, whose first
+    ones the tables list; 0: one after the other.
     """
 
     direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
@@ -102,13 +105,17 @@ class KernelSpec(Strided):
     sinks: bool = False
     rescaled: bool = False
     tf32: bool = False
+    rules: Rules | None = None
+    dropout: bool = False
     chained: bool = False
     fast_log: bool = False
     partial: bool = False
     apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
     groups: int = 0
     short: bool = False
+    told: bool = False
     boxed: bool = True
+    paged: int = 0
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
     stages: int = 3
@@ -143,17 +150,20 @@ class KernelSpec(Strided):
                 "sinks",
                 "rescaled",
                 "tf32",
+                "dropout",
                 "chained",
                 "fast_log",
                 "partial",
                 "apart",
                 "lines",
                 "short",
+                "told",
             )
             if getattr(self, x)
         )
         options = f"_{self.terms}_terms" * (self.terms > 1) + f"_{self.groups}_groups" * bool(self.groups) + options
-        options += "" if self.boxed else "_unboxed"
+        options += ("" if self.boxed else "_unboxed") + f"_pages_{self.paged}" * bool(self.paged)
+        options += "" if self.rules is None else f"_score_{self.rules.digest}"
         made = "" if self.makes == "both" else f"_{self.makes}"
         return f"{self.direction}{made}_{self.dtype}_{dims}_{tile}{options}" + (
             "_any" * (not self.aligned) + "_table" * (not self.formula and self.rank > 0)
@@ -213,7 +223,7 @@ class KernelSpec(Strided):
     @property
     def folded(self) -> bool:
         """Whether dK and dV subtract lse and delta inside their products: see `tile.bwd_dkdv.Folding`."""
-        return self.linear and self.dtype != "float32"
+        return self.linear and self.dtype != "float32" and not self.dropout
 
     @property
     def leaves_delta(self) -> bool:
@@ -223,4 +233,4 @@ class KernelSpec(Strided):
     @property
     def linear(self) -> bool:
         """Scores are scale * (q . k) and nothing else, so the scale joins the exponential's subtraction."""
-        return not (self.softcap or self.alibi or self.rescaled)
+        return not (self.softcap or self.alibi or self.rescaled or self.rules)

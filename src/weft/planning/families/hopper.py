@@ -22,15 +22,39 @@ CONFIGS: dict[Direction, Tiling] = {
     "forward": Tiling(256, 64, 16, 8, 96, False, 4),
     "dkdv": Tiling(128, 64, 8, 4, 168, True, 2),
 }
-# Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration.
-_WIDE = range(65, 129)
+WIDE = Tiling(128, 64, 8, 4, 168, False, 2)  # the forward's at D=128
+# Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration. At D=128
+# tiles of 128 keys took 1.01 to 1.07 of the time of 64 (benchmarks/results/wide-heads.csv).
 NAMED: tuple[tuple[range, str, Tiling], ...] = (
-    (range(64, 65), "float16", Tiling(256, 64, 16, 8, 96, False, 4)),
-    *((_WIDE, dtype, Tiling(128, cols, 8, stages, 168, False, 2))
-      for dtype in ("bfloat16", "float16") for cols, stages in ((64, 4), (128, 2))),
-)  # fmt: skip
+    (range(64, 65), "float16", CONFIGS["forward"]),
+    (range(65, 128), "bfloat16", WIDE),
+    (range(65, 129), "float16", WIDE),
+)
+CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
+# Of all gradients in one walk, which adds to dQ in memory; offered where a call names it for dK and dV.
+SUMMED = Tiling(128, 64, 8, 2, 168, True, 2)
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
+
+
+def is_told(tiling: Tiling) -> bool:
+    """Whether a kernel reads the bounds of rows from its tables: at wide heads."""
+    return bool(tiling.groups) and tiling not in CONFIGS.values()
+
+
+def no_sums(asked: Pass) -> str:
+    """Why all gradients cannot come of one walk of `SUMMED` over the tiles of keys that are asked for; "" where they
+    can.
+    """
+    problem = asked.problem
+    if not on_hopper(asked.gpu) or (problem.d, problem.dv) != (128, 128) or DTYPES[problem.dtype] != 2:
+        return "its kernels are for D=128 in 16 bits on Hopper"
+    if asked.terms == "listed" or len(asked.rows) > 1:
+        return "tokens are listed" if asked.terms == "listed" else "heads differ"
+    launch = line_of(asked, SUMMED)
+    if launch is None or len(launch.parts) > 1:
+        return "it is not one launch of one term on a line"
+    return "descriptors would reach tokens that nobody sees" if extents(launch) is None else ""
 
 
 # ---- the family ------------------------------------------------------------------------------------------------------
@@ -53,15 +77,17 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
     if asked.direction == "forward" and extents(launch) is None:
         return "descriptors would reach keys that no query sees"
-    return _no_order(_counted(asked, config))
+    return _no_order(_counted(asked, config), is_told(config))
 
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
-    """The one of the direction, where programs are about as long as each other, since who takes which is fixed."""
+    """The one of the direction; at D=64 where programs are about as long as each other, since who takes which is fixed,
+    and only at wide heads are blocks exchanged (`tables.tile_scheduler`).
+    """
     config = config_of(asked.direction, asked.problem, asked.gpu)
     assert config is not None, "reasons_against comes before"
     (work,) = _counted(asked, config)
-    if sum(work.most) * work.programs <= EVEN * work.tiles:
+    if is_told(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
         yield asked.alike(config).ways
 
 
@@ -73,7 +99,9 @@ def cost(asked: Pass, config: tuple[Way, ...]) -> Tiled:
 # ---- what decides ----------------------------------------------------------------------------------------------------
 def config_of(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
     """The configuration of one direction; None where a card has no such kernel for tensors of these sizes."""
-    return None if _no_kernel(direction, problem, gpu) else CONFIGS[direction]
+    if _no_kernel(direction, problem, gpu):
+        return None
+    return WIDE if max(problem.d, problem.dv) > CONFIGS_AT else CONFIGS[direction]
 
 
 def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
@@ -88,7 +116,8 @@ def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, 
 
 def beside(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None:
     """The configuration that kernels of one direction are offered beside: of dQ, which has none, the forward's."""
-    return config_of("forward" if direction == "dq" else direction, problem, gpu)
+    config = config_of("forward" if direction == "dq" else direction, problem, gpu)
+    return None if direction == "dq" and config == WIDE else config
 
 
 def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
@@ -97,29 +126,34 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
         return "there is no such kernel of dQ alone"
     if not on_hopper(gpu):
         return f"{gpu.name} is no Hopper card"
-    if (problem.d, problem.dv) != (64, 64):
-        return "its kernels are for D=64"
+    if (problem.d, problem.dv) not in ((CONFIGS_AT,) * 2, (WIDE_AT,) * 2):
+        return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT}"
+    if direction == "dkdv" and problem.d == WIDE_AT:
+        return f"its kernels of dK and dV are for D={CONFIGS_AT}"
     if DTYPES[problem.dtype] != 2 or (direction == "forward" and problem.dtype != "bfloat16"):
         return f"its kernels are not for {problem.dtype}"
     return "heads share keys" if direction == "dkdv" and problem.group > 1 else ""
 
 
 def line_of(asked: Pass, config: Tiling) -> Launch | None:
-    """The launch of the first head's rows, where it is the only one, on one axis with one clipped line a side."""
+    """The launch of the first head's rows, where it is the only one, on one axis; with one clipped line a side, unless
+    bounds of rows are told.
+    """
     plan = asked.planned(config)
     if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
         return None
-    return None if as_lines(plan.launches[0]) is None else plan.launches[0]
+    launch = plan.launches[0]
+    return launch if is_told(config) or as_lines(launch) is not None else None
 
 
 def _counted(asked: Pass, config: Tiling) -> tuple[Work, ...]:
     return works([(asked.planned(config), asked.rows[0][1])], slots_of(asked.gpu), asked.direction == "dkdv")
 
 
-def _no_order(counted: tuple[Work, ...]) -> str:
+def _no_order(counted: tuple[Work, ...], told: bool) -> str:
     """Why programs cannot take the work of a line in turn."""
     if len(counted) != 1 or counted[0].split:
         return "some rows see so much that programs share them"
-    if counted[0].kind == "table":
+    if counted[0].kind == "table" and not told:
         return "its bounds are tables"
     return "" if counted[0].programs < FAR else "it has more programs than 32 bits count"

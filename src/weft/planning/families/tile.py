@@ -73,13 +73,16 @@ def offered(asked: Pass) -> tuple[Tiling, ...]:
 
     So that no structure has a kernel more: lines that warp groups may compute have no forward of the menu for short
     runs, which are theirs, but only what keeps edges apart; forwards and dQ of bounds from tables have the usual tiling
-    alone, of which others would gain 5 % at most in documents (by rates of an H200).
+    alone, of which others would gain 5 % at most in documents (by rates of an H200). Forwards at D=128 that warp groups
+    may compute have the usual tiling beside theirs, which won on all that was timed.
     """
     direction, problem, gpu = asked.direction, asked.problem, asked.gpu
     found = menu(direction, problem, asked.rank, gpu, asked.terms)
     beside, groups = hopper.beside(direction, problem, gpu), hopper.config_of(direction, problem, gpu)
     if asked.terms == "listed" or len(asked.rows) > 1 or beside is None:
         return found
+    if groups is not None and hopper.is_told(groups) and not hopper.reasons_against(asked):
+        return found[:1]
     if direction != "dkdv" and _of_tables(asked, groups or found[0]):
         return found[:1]
     if groups is None or hopper.line_of(asked, groups) is None:

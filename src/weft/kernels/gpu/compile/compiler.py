@@ -31,6 +31,7 @@ from weft import store
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.compile import dedup, keys, miscompiles, stages
 from weft.kernels.gpu.compile.source import Source
+from weft.outside import parsed
 from weft.settings import interpreted
 
 LAYOUT = 3  # of what an entry holds; raised whenever `_revived` would read an older one wrongly
@@ -113,7 +114,16 @@ def found_or_made(key: str, source: Source, target: GPUTarget) -> CompiledKernel
     """The kernel of a key: from the store, or compiled and put there."""
     kept = store.opened()
     found = kept.get(key)
-    kernel = None if found is None else _revived(source, target, found)
+    try:
+        kernel = None if found is None else _revived(source, target, found)
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:  # its sums fit, so nothing but weft's habits changed
+        kept.reject(key, f"kernel.json is none that weft wrote ({type(error).__name__})")
+        kernel = None
     if kernel is None:
         began = perf_counter()
         kernel = compile_for(source, target)
@@ -156,7 +166,7 @@ def _revived(source: Source, target: GPUTarget, entry: Path) -> CompiledKernel |
     """The kernel that `_files` wrote; None if another process removed it meanwhile."""
     files = {name: str(entry / name) for name in ("kernel.json", _binary(target))}
     try:
-        digest = json.loads((entry / "kernel.json").read_bytes())["hash"]
+        digest = parsed((entry / "kernel.json").read_bytes())["hash"]
         return CompiledKernel(_described(source), files, digest)
     except FileNotFoundError:
         return None

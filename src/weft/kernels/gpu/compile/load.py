@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from weft.kernels.gpu.arguments import FLOATS, PLAIN, ROUNDS, arguments, described, tensors
+from weft.kernels.gpu.arguments import DROPPING, FLOATS, PLAIN, ROUNDS, arguments, described, tensors
 from weft.kernels.gpu.compile.emit import emit
 from weft.kernels.gpu.compile.source import POINTERS, Source
 from weft.kernels.gpu.descriptors import box_kind
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import CompiledKernel
 
-THEIRS = ("DLse", "Sinks", "Slopes")  # used where they lie, wherever that is
+THEIRS = ("DLse", "Sinks", "Slopes", "Seed")  # used where they lie, wherever that is
 GROUP_WARPS = 4  # as products take rows by 64
 WIDE = ("Lse", "DLse", "Delta", "Sum", "Sinks", "Slopes", "Sums", "Partial")  # always float32
 
@@ -28,7 +28,7 @@ def source_of(spec: KernelSpec) -> Source:
     types = tuple(signature(spec).items())
     aligned = tuple(
         i for i, (name, kind) in enumerate(types)
-        if kind[0] == "*" and (spec.aligned or name == "Tables") and name not in THEIRS
+        if kind[0] == "*" and (spec.aligned or name == "Tables") and name not in THEIRS and name[:8] != "Captured"
     )  # fmt: skip
     said = json.dumps(asdict(spec), indent=1)
     early = spec.chained and spec.of_keys  # the first of a chain follows launches that are not ours
@@ -48,8 +48,14 @@ def signature(spec: KernelSpec) -> dict[str, str]:
             kinds[name] = "*i32"
         elif name == "Stats":
             kinds[name] = "*bf16"
+        elif name == "Seed":
+            kinds[name] = "*i64"
+        elif name in DROPPING:
+            kinds[name] = "i32" if name == DROPPING[0] else "fp32"
         elif name == "Slots":
             kinds[name] = "*i32"
+        elif spec.rules is not None and name in (*spec.rules.pointers, *spec.rules.scalars, *spec.rules.sums):
+            kinds[name] = spec.rules.type_of(name)
         elif name in tensors(spec):
             summed = spec.accumulate and name in ("DQ", "DK", "DV")
             wide = name in WIDE or summed or (spec.with_dq and name == "DQ")

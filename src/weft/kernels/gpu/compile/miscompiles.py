@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from triton.compiler import CompiledKernel
 
 from weft.kernels.gpu.compile.sass import LOOKED_UP, Flow, Instruction, parse, table_of
 
-VERSION = 1  # of what is refused; raised whenever a kernel that was accepted may now be refused
+VERSION = 2  # of what is refused; raised whenever a kernel that was accepted may now be refused
+PACKS = "F2FP"  # two numbers of 32 bits into one word
 HOPPER = 90  # whose products run while other instructions do
 
 
@@ -30,7 +32,7 @@ def mistake(kernel: CompiledKernel, target: GPUTarget) -> str:
         return f"{found[0]} multiplies what should be shifted"
     if target.arch == HOPPER and "wgmma.mma_async" in ptx:
         flow = Flow.of(_program(kernel.asm["cubin"]))
-        lost = _overwritten(flow)
+        lost = _overwritten(flow, carried(ptx))
         if lost:
             return f"the second tile of a loop overwrites a factor of {lost[0]}"
         missing = _unset(flow)
@@ -54,17 +56,32 @@ def overwritten(program: list[Instruction]) -> tuple[str, ...]:
 
     A factor that stays in registers is written before the loop and not in it. ptxas (12.8 and 13.0) gave its registers
     to other numbers where it ran a kernel's products one by one, as it does when it is not sure of all their registers.
+    Weights that wait for their product until the next round are such factors on purpose (`carried`).
     """
     return _overwritten(Flow.of(program))
 
 
-def _overwritten(flow: Flow) -> tuple[str, ...]:
+def carried(ptx: str) -> bool:
+    """Whether products take factors that a loop carries: registers that are written in several places."""
+    factors = {
+        x.strip()
+        for found in re.findall(r"wgmma\.mma_async\S+\s+\{[^}]*\},\s*\{([^}]*)\}", ptx)
+        for x in found.split(",")
+    }
+    written = re.findall(r"^\s*cvt\.rn\.\w+x2\.f32\s+(%r\d+),", ptx, re.MULTILINE)
+    return any(count > 1 for name, count in Counter(written).items() if name in factors)
+
+
+def _overwritten(flow: Flow, packed: bool = False) -> tuple[str, ...]:
+    """packed: factors that are packed before a loop and in it are carried."""
     program = flow.program
     loops = [range(to, at + 1) for at, one in enumerate(program) for to in one.to if to <= at]
     found = []
     for at, one in enumerate(program):
         around = [loop for loop in loops if at in loop] if one.factor else []
         makers = [set(flow.makers(at, register)) for register in (one.factor if around else ())]
+        if packed:
+            makers = [these for these in makers if not all(program[x].opcode.startswith(PACKS) for x in these)]
         if any(0 < len(these.intersection(loop)) < len(these) for these in makers for loop in around):
             found.append(f"{one.opcode} {one.operands}")
     return tuple(found)

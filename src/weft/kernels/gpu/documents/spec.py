@@ -1,4 +1,8 @@
-"""What the kernel is made for that plans the tiles of documents on the device, and which patterns it knows.
+"""What the kernel is made for that writes the tables of documents on the device, and which patterns it knows.
+
+Tables have the form of `tables.pack`, of several launches packed in one: each document is a launch of its own, and each
+tile of its rows a member for each head. So the kernels of tiles read them as they read others. The tokens after the
+last document are one more, which sees nothing.
 
 A pattern is known if its rows are one run of consecutive keys, by at most two staircases a side, that shift with the
 lengths of a document: full, causal, windows and chunks. For others lengths are planned on the host.
@@ -6,7 +10,7 @@ lengths of a document: full, causal, windows and chunks. For others lengths are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,59 +19,122 @@ from weft.acsr.format import NotAffineError
 from weft.acsr.relayout import live_range
 from weft.acsr.steady import why_unsteady
 from weft.errors import UnsupportedError
-from weft.kernels.gpu.tables.pack import NO_LOWER, NO_UPPER, Words
-from weft.pattern.algebra import Pattern
+from weft.kernels.gpu.tables.pack import HEAD, PART, Words, axis_words
+from weft.pattern.algebra import Call, Operator, Pattern
 from weft.pattern.bounds import INF, Bound, Stair
+from weft.pattern.leaves import Affine, Chosen
 from weft.pattern.relation import Relation
 from weft.planning.rowwise import steady_relations
 from weft.planning.tiling.gpu import FAR
 
-ITEM = 6  # integers of a tile of rows, as `tables.pack` has them: first query, queries, first key, keys, left, full
+HEADER = 5  # integers of a launch on one axis before its parts
+DOCUMENT = HEADER + PART + axis_words(1)  # integers of a document
+ITEM = 6  # integers of a tile of rows: first query, queries, first key, keys, tiles before full ones, full ones
+# staircases that say nothing; they may be moved by any length
+NO_LOWER, NO_UPPER = (1, 1, 0, 0, -FAR, -FAR, -FAR, FAR), (1, 1, 0, 0, FAR, FAR, -FAR, FAR)
 
 
-@dataclass(frozen=True)
-class ItemsSpec:
-    """The kernel of items. rows, cols: of a tile."""
+class TablesSpec(NamedTuple):
+    """The kernel of tables. rows, cols: of a tile. of_keys: rows are keys. from_end: the last query of a document
+    stands beside its last key, else the first beside the first. paged: keys lie in pages, which a block table names.
+    """
 
     rows: int
     cols: int
+    of_keys: bool
+    from_end: bool
+    paged: bool = False
 
     @property
     def name(self) -> str:
         """A short readable name."""
-        return f"document_items_{self.rows}x{self.cols}"
+        side = "keys" if self.of_keys else "queries"
+        return f"document_tables_{side}_{self.rows}x{self.cols}" + "_from_end" * self.from_end + "_pages" * self.paged
 
 
-class Sizes(NamedTuple):
-    """What the host knows of documents: how many, and how many queries and keys the longest may have."""
-
-    documents: int
-    queries: int
-    keys: int
-
-
-def bounds_of(pattern: Pattern, sizes: Sizes) -> Words:
-    """Four staircases, two of either side, from the rows of a square pattern to their keys: a document of m queries and
-    n keys has the rows n - m to n. Raises UnsupportedError for a pattern whose lengths must be known to the host.
+class Places(NamedTuple):
+    """Where tables keep what: how many tiles and pages they have room for, and where in the tables items, members and
+    pages begin; size: integers in all.
     """
-    why = why_unsteady(pattern)
-    relations: tuple[Relation, ...] = ()
-    if why is None:
-        try:
-            relations = steady_relations(pattern, max(sizes.queries, sizes.keys, 1))
-        except NotAffineError as reason:
-            why = str(reason)
-    if why is None and not (len(relations) == 1 and _is_known(relations[0])):
+
+    tiles: int
+    pages: int
+    items_at: int
+    heads_at: int
+    pages_at: int
+    size: int
+
+
+def places_of(documents: int, length: int, rows: int, members: int, pages: int = 0) -> Places:
+    """Places for so many documents that have `length` tokens together; each may end with a tile that is not full.
+
+    members: of a tile. pages: of a document.
+    """
+    tiles = length // rows + documents + 1
+    items_at = DOCUMENT * (documents + 1)
+    heads_at = items_at + ITEM * tiles
+    pages_at = heads_at + HEAD * members * tiles
+    return Places(tiles, pages, items_at, heads_at, pages_at, pages_at + documents * pages)
+
+
+# ---- patterns --------------------------------------------------------------------------------------------------------
+class Known(NamedTuple):
+    """A pattern by one relation between rows and keys of any document. from_end: see `TablesSpec`."""
+
+    relation: Relation
+    from_end: bool
+
+    def bounds(self, of_keys: bool) -> Words:
+        """Four staircases, two of either side, from rows to columns; of_keys: rows are keys."""
+        relation = self.towards(of_keys)
+        sides = (relation.lower, NO_LOWER), (relation.upper, NO_UPPER)
+        words = [x for side, nothing in sides for x in (*map(_stair, side), *(nothing,) * (2 - len(side)))]
+        return np.clip(np.array(words, np.int64).reshape(-1), -FAR, FAR).astype(np.int32)
+
+    def are_lines(self, of_keys: bool) -> bool:
+        """Whether each side is one clipped line at most."""
+        relation = self.towards(of_keys)
+        return all(len(side) < 2 and all(map(_is_line, side)) for side in (relation.lower, relation.upper))
+
+    def towards(self, of_keys: bool) -> Relation:
+        """From rows to columns."""
+        return self.relation.transpose() if of_keys else self.relation
+
+
+def known(pattern: Pattern, longest: int) -> Known:
+    """A pattern as tables of documents of up to `longest` tokens have it. One without an alignment is for documents
+    whose queries and keys are the same tokens.
+
+    Raises UnsupportedError for a pattern whose lengths must be known to the host.
+    """
+    aligned = set(pattern.alignments()) - {None}
+    found: tuple[Relation, ...] = ()
+    why: str | None = "its parts are aligned at the first and at the last token"
+    if len(aligned) < 2:
+        last = _by_last(pattern)
+        why = why_unsteady(last)
+        if why is None:
+            try:
+                found = steady_relations(last, max(longest, 1))
+            except NotAffineError as reason:
+                why = str(reason)
+    if why is None and not (len(found) == 1 and _is_known(found[0])):
         why = "its rows are not one run of consecutive keys by at most two staircases a side"
     if why is not None:
         raise UnsupportedError(
             f"documents with lengths on the device under {pattern}", why,
             "pass cu_seqlens.cpu(): lengths on the host are planned for any pattern",
         )  # fmt: skip
-    (relation,) = relations
-    sides = (relation.lower, NO_LOWER), (relation.upper, NO_UPPER)
-    words = [x for side, nothing in sides for x in (*map(_stair, side), *(nothing,) * (2 - len(side)))]
-    return np.clip(np.array(words, np.int64).reshape(-1), -FAR, FAR).astype(np.int32)
+    return Known(found[0], aligned != {"top-left"})
+
+
+def _by_last(pattern: Pattern) -> Pattern:
+    """The pattern with every part aligned at the last token; where lengths are equal it says the same."""
+    if isinstance(pattern, Call):
+        return _by_last(pattern.body)
+    if isinstance(pattern, Operator):
+        return pattern.rebuilt(tuple(map(_by_last, pattern.parts)))
+    return replace(pattern, align="bottom-right") if isinstance(pattern, (Affine, Chosen)) else pattern
 
 
 def _is_known(relation: Relation) -> bool:
@@ -76,6 +143,11 @@ def _is_known(relation: Relation) -> bool:
     begin, end = live_range(relation, INF)
     whole = begin <= 0 and end >= INF  # no row sees nothing by its number alone
     return classes and few and whole and all(isinstance(x, Stair) for x in relation.lower + relation.upper)
+
+
+def _is_line(bound: Bound) -> bool:
+    assert isinstance(bound, Stair)
+    return bound.is_constant or (bound.run == 1 and bound.in_lo <= -FAR and bound.in_hi >= FAR)
 
 
 def _stair(bound: Bound) -> tuple[int, ...]:

@@ -22,7 +22,9 @@ class Config:
     key_stages: of the fused walk's ring of keys. row_max: what a forward takes off scores. "none": nothing; "first": a
     row's largest score in the first of its consumer's first two tiles that has a key for it; "online": the largest so
     far. With the first two, rows whose sums leave the range from `least` to `most` are computed again. terms: that one
-    walk has. short: runs are short (`fwd_short`). boxed: whole tiles of results leave by a descriptor.
+    walk has. short: runs are short (`fwd_short`). overlapped: scores of a tile are made beside the product of the
+    weights before, and bounds of rows are read from the tables (`fwd_overlapped`). boxed: whole tiles of results leave
+    by a descriptor.
     """
 
     d: int
@@ -39,6 +41,7 @@ class Config:
     row_max: RowMax = "none"
     terms: int = 1
     short: bool = False
+    overlapped: bool = False
     sinks: bool = False
     boxed: bool = True
     lse_gradient: bool = False
@@ -71,7 +74,7 @@ ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 # (registers of a thread that computes, of one that loads) of forwards by the wider head dimension, padded, and the
 # number of consumers; the first group has what the others leave of the launch's.
 FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24)}
-FIRST_TILES = 3
+FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
 
 
 def _padded(channels: int) -> int:
@@ -84,6 +87,11 @@ def config_of(spec: KernelSpec) -> Config:
 
 
 def _key_gradients(spec: KernelSpec) -> Config:
+    if spec.with_dq:
+        return Config(
+            spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
+            stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24,
+        )  # fmt: skip
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4, consumer_registers=224, producer_registers=56,
@@ -110,8 +118,8 @@ def _forward(spec: KernelSpec) -> Config:
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
-        first_tiles=FIRST_TILES, row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short, sinks=spec.sinks,
-        boxed=spec.boxed,
+        first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
+        overlapped=spec.told, sinks=spec.sinks, boxed=spec.boxed,
     )  # fmt: skip
 
 

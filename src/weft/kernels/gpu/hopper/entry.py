@@ -7,7 +7,7 @@ from dataclasses import fields
 from textwrap import fill
 
 from weft.kernels.gpu.arguments import FEW, ROUNDS, WALK, strided
-from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.hopper.config import Config, config_of
 from weft.kernels.gpu.spec import KernelSpec
 
@@ -39,7 +39,7 @@ def imports(spec: KernelSpec) -> str:
 
 def _function(spec: KernelSpec) -> tuple[str, str]:
     """(module, function) of a kernel."""
-    module, function = FUNCTIONS[spec.direction]
+    module, function = ("bwd_summed",) * 2 if spec.with_dq else FUNCTIONS[spec.direction]
     return module, f"{function}_short" if spec.short else function
 
 
@@ -69,6 +69,12 @@ def _forward(spec: KernelSpec) -> Iterator[str]:
 
 def _key_gradients(spec: KernelSpec) -> Iterator[str]:
     yield f"scheduler = TileScheduler({', '.join(TABLES)})"
+    if spec.with_dq:
+        yield "bwd_summed("
+        yield f"    Stats, ({', '.join(walk_names(OF_KEYS))}), (dk, dv, dq), scheduler,"
+        yield f"    (all_heads, their_length, scale), CHAINED={spec.chained}, cfg=CONFIG,"
+        yield ")"
+        return
     yield "bwd_dkdv("
     yield "    (k, v, q, dout, Stats), (dk, dv), scheduler, (all_heads, their_length, scale),"
     yield f"    CHAINED={spec.chained}, cfg=CONFIG,"

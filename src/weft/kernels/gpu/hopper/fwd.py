@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from weft.kernels.gpu.compile.dedup import COPIES, like_the_group_before, which_group
 from weft.kernels.gpu.hopper.fwd_loads import Forward, producer
 from weft.kernels.gpu.hopper.fwd_overflow import overflowed_rows
+from weft.kernels.gpu.hopper.fwd_overlapped import overlapped_sums
 from weft.kernels.gpu.hopper.fwd_short import hear, short_sums
 from weft.kernels.gpu.hopper.fwd_tile import Cut, Scoring, add_tile, no_sums, scores_of
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
@@ -224,9 +225,13 @@ def consumer(C, state):
             i, sums, keys, after = short_sums(i, heard, at, state, scoring)
         else:
             member, item = scheduler.places(scheduler.where(number))
-            i, sums, keys, after = sums_of(i, C, item, t, state, scoring)
+            if cfg.overlapped:
+                i, sums, keys, after = overlapped_sums(i, C, item, t, state, scoring)
+            else:
+                i, sums, keys, after = sums_of(i, C, item, t, state, scoring)
         queries.release(t)
-        i = state.tiles.pass_over(i, after)
+        if not cfg.overlapped:
+            i = state.tiles.pass_over(i, after)
         if not cfg.short:
             batch, head = gl.load(member), gl.load(member + 2)
             start, height = gl.load(item), gl.load(item + 1)
@@ -278,8 +283,9 @@ def state_of(outputs, read, scheduler, sizes, cfg: gl.constexpr):
         shared = overflow
     q_full, q_empty = barriers(2 * CONSUMERS, 1), barriers(2 * CONSUMERS, 1)
     tiles = channel(cfg.stages, 1, CONSUMERS)
+    values = channel(cfg.stages, 1, CONSUMERS) if cfg.overlapped else tiles
     return Forward(
-        cfg, outputs[0], outputs[1], out, outputs[2], q, k, v, overflow, q_full, q_empty, tiles, scheduler,
+        cfg, outputs[0], outputs[1], out, outputs[2], q, k, v, overflow, q_full, q_empty, tiles, values, scheduler,
         sizes[0], sizes[1], sizes[2], sizes[3], shared, read[0], read[1], read[2], read[3], read[4],
     )  # fmt: skip
 

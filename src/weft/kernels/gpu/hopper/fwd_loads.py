@@ -21,7 +21,8 @@ from weft.kernels.gpu.hopper.ops.values import Tensor
 class Forward:
     """The kernel's arguments, shared memory and channels.
 
-    q: a ring of two blocks for each consumer; k, v: the ring of tiles. out: a tile of results of each consumer.
+    q: a ring of two blocks for each consumer; k, v: the ring of tiles, or where these are overlapped a ring of keys and
+    one of values. out: a tile of results of each consumer.
     overflow: of each consumer's rows whether any is marked. heads, length: of queries. broadcast: of short runs alone.
     """
 
@@ -37,6 +38,7 @@ class Forward:
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
     tiles: Channel
+    values: Channel
     scheduler: TileScheduler
     heads: gl.tensor
     length: gl.tensor
@@ -104,6 +106,41 @@ def load_run(i, run, k_box, v_box, heads, state):
 
 
 @gluon.jit
+def load_box(i, box, memory, channel, where):
+    """Ask for tile i of a ring."""
+    at = channel.stage(i)
+    channel.acquire(i)
+    channel.expect(i, box.block_type.nbytes)
+    tma.async_copy_global_to_shared(box, where, channel.full.index(at), memory.index(at))
+
+
+@gluon.jit
+def load_apart(i, run, k_box, v_box, heads, state):
+    """As `load_run`, keys and values each in a ring of their own. Values come a tile later, as they are needed."""
+    TILE: gl.constexpr = state.cfg.columns
+    for j in range(0, tiles_of(run.count, TILE)):
+        place = run.place + j * TILE
+        load_box(i, k_box, state.k, state.tiles, [heads[0], heads[1], place, run.lane, 0])
+        if j > 0:
+            load_box(i - 1, v_box, state.v, state.values, [heads[0], heads[1], place - TILE, run.lane, 0])
+        i += 1
+    if run.count > 0:
+        place = run.place + (tiles_of(run.count, TILE) - 1) * TILE
+        load_box(i - 1, v_box, state.v, state.values, [heads[0], heads[1], place, run.lane, 0])
+    return i
+
+
+@gluon.jit
+def load_tiles(i, run, k_box, v_box, heads, state):
+    """`load_run`, or `load_apart`."""
+    if state.cfg.overlapped:
+        i = load_apart(i, run, k_box, v_box, heads, state)
+    else:
+        i = load_run(i, run, k_box, v_box, heads, state)
+    return i
+
+
+@gluon.jit
 def load_queries(c, t, block, state):
     """Ask for consumer c's queries of block t."""
     cfg: gl.constexpr = state.cfg
@@ -144,14 +181,14 @@ def producer(state):
             load_queries(c, t, block, state)
             if c == 0:
                 run = Run(gl.minimum(near.count, FIRST), near.place, near.lane)
-                i = load_run(i, run, state.k_box, state.v_box, heads, state)
+                i = load_tiles(i, run, state.k_box, state.v_box, heads, state)
         if cfg.short:
             publish_bounds(shared)
             ahead = numbers_at(scheduler, where, CONSUMERS, TERMS)
         for c in gl.static_range(CONSUMERS):
             state.queries(c).expect(t, state.q_box.block_type.nbytes)
         run = Run(near.count - gl.minimum(near.count, FIRST), near.place + FIRST, near.lane)
-        i = load_run(i, run, state.k_box, state.v_box, heads, state)
+        i = load_tiles(i, run, state.k_box, state.v_box, heads, state)
         if TERMS == 2:
-            i = load_run(i, far, state.k_far, state.v_far, heads, state)
+            i = load_tiles(i, far, state.k_far, state.v_far, heads, state)
         t += 1

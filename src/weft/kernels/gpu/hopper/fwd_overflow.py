@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, rows_seen, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import TERM, bounds_told, keys_of, rows_seen, tiles_of
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
@@ -115,7 +115,8 @@ def overflowed_rows(state, inputs):
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         where = scheduler.where(number)
         block = block_at(scheduler, where)
-        far_first, far_count = keys_of(scheduler.places(where)[1], TERMS - 1)
+        item = scheduler.places(where)[1]
+        far_first, far_count = keys_of(item, TERMS - 1)
         for c in range(0, cfg.consumers):
             mine = r + c * ROWS
             row = block.start + gl.minimum(mine, block.height - 1) * pace
@@ -130,12 +131,18 @@ def overflowed_rows(state, inputs):
                 sums = Online(zero, gl.zeros([ROWS], gl.float32, of_rows), none)
                 rows, heads = (pace, block.height), (block.batch, block.kv_head)
                 run = (block.first, block.count)
-                low, high = rows_seen(affine_bounds(here), block.start, mine, rows, run)
+                if cfg.overlapped:
+                    low, high = bounds_told(item, mine, 0, cfg)
+                else:
+                    low, high = rows_seen(affine_bounds(here), block.start, mine, rows, run)
                 term = Term(low, high, block.first, block.count, gl.load(here), gl.load(here + PART))
                 sums = add_term(sums, state, (inputs[1], inputs[2]), heads, term, columns)
                 if TERMS == 2:
-                    axis = affine_bounds(here + TERM)
-                    low, high = rows_seen(axis, block.start, mine, rows, (far_first, far_count))
+                    if cfg.overlapped:
+                        low, high = bounds_told(item, mine, 1, cfg)
+                    else:
+                        axis = affine_bounds(here + TERM)
+                        low, high = rows_seen(axis, block.start, mine, rows, (far_first, far_count))
                     other = here + TERM
                     term = Term(low, high, far_first, far_count, gl.load(other), gl.load(other + PART))
                     sums = add_term(sums, state, (inputs[1], inputs[2]), heads, term, columns)

@@ -25,7 +25,8 @@ def with_sink(rest, sink, ONLINE: tl.constexpr):
     above = tl.maximum(rest.top, sink)
     if ONLINE:
         above = tl.where(above == float("-inf"), 0.0, above)  # neither keys nor a sink
-    less, more = tl.where(rest.total == 0, 0.0, tl.exp2(rest.top - above)), tl.exp2(sink - above)
+    less = tl.where(rest.total == 0, 0.0, tl.exp2(rest.top - above))
+    more = tl.where(sink == above, 1.0, tl.exp2(sink - above))  # an fma would leave its rounding error
     return Rest(scaled(rest.acc, less[:, None]), above, rest.total * less + more, rest.weight * less + more)
 
 
@@ -38,10 +39,21 @@ def output(rest):
 @triton.jit
 def lse_of(rest, ONLINE: tl.constexpr, FAST: tl.constexpr):
     """The logarithm of the sum of exponentials. ONLINE: something was subtracted. FAST: by NVIDIA's instruction."""
-    log = libdevice.fast_log2f(rest.total) if FAST else tl.log2(rest.total)
+    log = _log2(rest.total, FAST)
     if ONLINE:
         log = rest.top + log
     return tl.where(rest.total == 0, float("-inf"), log * LN2)
+
+
+@triton.jit
+def above_sink(rest, lse, sink, FAST: tl.constexpr):
+    """lse, measured from the sink where that is the largest score: the sink's own digits stay, however large it is."""
+    return tl.where(rest.top == sink * LOG2E, sink + _log2(rest.total, FAST) * LN2, lse)
+
+
+@triton.jit
+def _log2(x, FAST: tl.constexpr):
+    return libdevice.fast_log2f(x) if FAST else tl.log2(x)
 
 
 # How rows of two results over disjoint keys are merged: (x * mine + y * theirs) * inverse. lse: of both.

@@ -160,6 +160,12 @@ def corner_penalties(C: tl.constexpr, penalties, visit):
 
 
 @triton.jit
+def penalised(C: tl.constexpr, s, penalties):
+    """Scores with their penalties. What score functions made of pairs outside of the mask may be anything."""
+    return tl.where(penalties < 0, float("-inf"), s) if C.scored else s + penalties
+
+
+@triton.jit
 def penalty(C: tl.constexpr, penalties, corners):
     """The penalties of all pairs of a box (rows, cols)."""
     return dot(C, corners, tl.trans(penalties.hot))

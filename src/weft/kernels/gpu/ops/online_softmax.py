@@ -65,11 +65,12 @@ def finish(softmax, sink):
         above = tl.maximum(row_max, sink_2)
         safe = tl.where(above == float("-inf"), 0.0, above)
         alone, less = row_sum == 0, tl.exp2(row_max - safe)
-        row_sum, row_max = row_sum * less + tl.exp2(sink_2 - safe), safe
+        row_sum, row_max = row_sum * less + tl.where(sink_2 == safe, 1.0, tl.exp2(sink_2 - safe)), safe
         acc = scaled(acc, along(less, acc))
     inverse = tl.where(row_sum == 0, 0.0, 1.0 / row_sum)  # NaN stays NaN
     acc = scaled(acc, along(inverse, acc))
     lse = tl.where(row_sum == 0, float("-inf"), (row_max + tl.log2(row_sum)) * LN2)
     if sink is not None:
-        lse = tl.where(alone, sink, lse)  # exactly
+        lse = tl.where(row_max == sink_2, sink + tl.log2(row_sum) * LN2, lse)  # with the sink's own digits
+        lse = tl.where(alone, sink, lse)
     return acc, lse

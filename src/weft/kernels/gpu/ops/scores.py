@@ -1,7 +1,7 @@
 """The score of a pair, and what the gradient of a score gives the gradient of its product.
 
-These are pointwise: they run in Triton and in Gluon. A score function that is traced from a user's has its place in
-`score` and `through_score`.
+These are pointwise: they run in Triton and in Gluon. Score functions are `C.score` and `C.through`, which
+`weft.kernels.gpu.score.fragment` writes.
 """
 
 from collections import namedtuple
@@ -11,25 +11,35 @@ import triton.language as tl
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.bounds import tanh
+from weft.kernels.gpu.ops.dropout import dropping_of, keeps
+from weft.kernels.gpu.ops.loads import scaled
 
 LOG2E = tl.constexpr(constants.LOG2E)
 
 
 # What scores are made with. shift: what the walked side's tokens lag behind the other's, for ALiBi. slopes: of ALiBi,
-# one float32 for each query head, or None.
-Scaling = namedtuple("Scaling", "scale softcap shift slopes")
+# one float32 for each query head, or None. captured: what score functions are told of their tables.
+# dropping: the seed's pointer, what is dropped and what kept weights are multiplied by, or ().
+Scaling = namedtuple("Scaling", "scale softcap shift slopes captured dropping")
 
-# The same for one query head. slope: of ALiBi in units of log2. log2_scale: the scale in these units.
-Scores = namedtuple("Scores", "scale softcap shift slope log2_scale")
+# The same for one query head. slope: of ALiBi in units of log2. log2_scale: the scale in these units. b, h: the batch
+# row and the head, which score functions and dropout read. dropping: `weft.kernels.gpu.ops.dropout.Dropping`, or ().
+Scores = namedtuple("Scores", "scale softcap shift slope log2_scale captured b h dropping")
 
 
 @triton.jit
-def scores_of(C: tl.constexpr, scaling, head):
+def scores_of(C: tl.constexpr, scaling, batch, head):
     """What scores of a query head are made with; without ALiBi nothing reads the slope."""
-    slope = scaling.scale
+    slope, b, h, dropping = scaling.scale, (), (), ()
     if C.alibi:
         slope = tl.load(scaling.slopes + head) * LOG2E
-    return Scores(scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E)
+    if C.scored or C.dropout:
+        b, h = batch.to(tl.int32), head
+    if C.dropout:
+        dropping = dropping_of(scaling.dropping[0], scaling.dropping[1], scaling.dropping[2])
+    return Scores(
+        scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E, scaling.captured, b, h, dropping
+    )  # fmt: skip
 
 
 @triton.jit
@@ -40,7 +50,9 @@ def score(C: tl.constexpr, product, scores, rows, columns):
     (cols,): tokens.
     """
     s, capped = product, product
-    if C.softcap:
+    if C.scored:
+        s, capped = _by_functions(C, product, scores, rows, columns)
+    elif C.softcap:
         capped = tanh(s * (scores.scale / scores.softcap))
         s = capped * (scores.softcap * LOG2E)
     elif not C.linear:
@@ -54,11 +66,65 @@ def score(C: tl.constexpr, product, scores, rows, columns):
 
 
 @triton.jit
-def through_score(C: tl.constexpr, ds, capped):
-    """The gradient of products, but for the scale, from that of scores."""
+def _by_functions(C: tl.constexpr, product, scores, rows, columns):
+    """(scores, (the softcap's tanh, what `C.through` needs)), where there are score functions."""
+    s, capped = product, product
+    if C.softcap:
+        capped = tanh(s * (scores.scale / scores.softcap))
+        s = capped * scores.softcap
+    else:
+        s = s * scores.scale
+    if C.of_keys:
+        found = C.score(s, scores.b, scores.h, columns[None, :], rows[:, None], scores.shift, scores.captured)
+    else:
+        found = C.score(s, scores.b, scores.h, rows[:, None], columns[None, :], scores.shift, scores.captured)
+    kept = ()
+    for n in tl.static_range(1, len(found)):
+        kept += (found[n],)
+    return found[0] * LOG2E, (capped, kept)
+
+
+@triton.jit
+def through_score(C: tl.constexpr, ds, p, capped):
+    """The gradient of products, but for the scale, from that of scores. p: weights.
+
+    Nothing comes of pairs without one, whatever the derivatives of score functions are there.
+    """
+    if C.scored:
+        ds = C.through(ds, capped[1])[0]
+        if C.sloped:
+            ds = tl.where(p > 0, ds, 0.0)
+        capped = capped[0]
     if C.softcap:
         ds = ds * (1.0 - capped * capped)
     return ds
+
+
+@triton.jit
+def kept_weights(C: tl.constexpr, p, scores, rows, columns):
+    """Weights, 0 where dropout drops them; what their sums are multiplied by comes at the end, see `kept_sums`."""
+    return tl.where(keeps(C, scores, rows, columns), p, 0.0) if C.dropout else p
+
+
+@triton.jit
+def kept_sums(C: tl.constexpr, sums, scores):
+    """Sums of kept weights with values, a tile in chunks."""
+    return scaled(sums, scores.dropping.scale) if C.dropout else sums
+
+
+@triton.jit
+def through_dropout(C: tl.constexpr, dp, kept, scores):
+    """The gradients of weights from those of kept ones; kept: which are."""
+    return tl.where(kept, dp * scores.dropping.scale, 0.0) if C.dropout else dp
+
+
+@triton.jit
+def shares_of_reads(C: tl.constexpr, ds, p, capped):
+    """Of each read of a table whose gradient is summed, the gradients of what it gave (rows, cols). ds: of scores."""
+    made, found = C.through(ds, capped[1]), ()
+    for n in tl.static_range(1, len(made)):
+        found += (tl.where(p > 0, made[n], 0.0),)
+    return found
 
 
 @triton.jit

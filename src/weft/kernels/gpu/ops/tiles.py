@@ -12,8 +12,8 @@ from weft.kernels.gpu.ops.loads import reach, read, tile_at, token_at
 
 # A tile of a walk, and its columns, all (cols,); () for what a kind of tile has not. at: the tile's first token. there:
 # which columns exist. read: which columns are read. near: of columns their place in the tile, or that of the last
-# column that exists. token: of each its token, where tokens are listed or ALiBi asks for them. coordinate: of listed
-# tokens.
+# column that exists. token: of each its token, where tokens are listed or ALiBi asks for them; of keys in pages where
+# its row lies. coordinate: of listed tokens.
 Tile = namedtuple("Tile", "visit at there read near token coordinate")
 
 
@@ -59,6 +59,9 @@ def _locate_on_line(C: tl.constexpr, KIND: tl.constexpr, visit):
         if lists.keys_at != 0:
             coordinate = tl.load(lists.tables + lists.keys_at + place, mask=there, other=0)
         token = tl.load(lists.part) + coordinate
+    if C.paged:
+        inside = line.first + begin + near
+        token = tl.load(part.lists.tables + part.lists.keys_at + inside // C.paged) + inside % C.paged
     return Tile(visit, at, there, there, near, token, coordinate)
 
 
@@ -77,7 +80,7 @@ def _locate_box(C: tl.constexpr, visit):
 def load(C: tl.constexpr, KIND: tl.constexpr, chunks, walked, tile):
     """The rows (cols, d) of a tensor (`weft.kernels.gpu.ops.loads.Walked`) that are the columns of a tile."""
     where, inside = walked.pointer, walked.inside
-    if C.listed:
+    if C.listed or C.paged:
         inside = token_at(C, walked.tensor, tile.token)[:, None]
     else:
         where += tile_at(C, walked.tensor, tile.at)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.kernels.gpu.constants import STATS
+from weft.kernels.gpu.oracle import entries
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
@@ -56,7 +57,8 @@ def subtracted(call: Call, at: Ints) -> tuple[Reals, Reals]:
         stats = call.flat("Stats", STATS).load(at)
         return -stats[:, :8].sum(1) * call.real("scale"), -stats[:, 8:].sum(1)
     lse = call.flat("Lse").load(at)
-    return _without_keys(call, lse) if call.spec.rank > 1 else lse, call.flat("Delta").load(at)
+    known = _without_keys(call, lse) if call.spec.rank > 1 or call.spec.rules else lse
+    return known, call.flat("Delta").load(at)
 
 
 def row_sums(call: Call) -> None:
@@ -89,10 +91,17 @@ def _query_gradient(call: Call, scoring: Scoring, owner: Owner, tile: Tile) -> R
     dq = np.zeros_like(q)
     for visit in (visit for part in tile.parts for visit in part.visits):
         k, v = (call.tensor(name).load(batch, kv_head, visit.cols) for name in ("K", "V"))
-        s, slope = scoring.scores(q @ k.T, head, tile.rows, visit.cols)
-        p = replaced(visit, np.exp(penalised(visit, s) - lse[:, None]), 0.0)
-        dq += (p * (do @ v.T - delta[:, None]) * slope) @ k
+        found = scoring.scores(q @ k.T, (batch, head), tile.rows, visit.cols)
+        p = replaced(visit, np.exp(penalised(visit, found.s) - lse[:, None]), 0.0)
+        ds = p * (do @ v.T * scoring.factors((batch, head), tile.rows, visit.cols) - delta[:, None])
+        entries.add(call, entries.Pairs(batch, head, tile.rows, visit.cols), found, ds, p)
+        dq += _through(call, ds, p, found.slope) @ k
     return dq
+
+
+def _through(call: Call, ds: Reals, p: Reals, slope: Reals) -> Reals:
+    """The gradient of products, but for the scale. Nothing comes of pairs without a weight, whatever slopes are."""
+    return np.where(p > 0, ds * slope, 0.0) if call.spec.rules else ds * slope
 
 
 def _keep(call: Call, values: Reals, name: str, place: tuple[int, int, Ints]) -> None:
@@ -150,15 +159,18 @@ def _add(call: Call, scoring: Scoring, mine: Keys, part: Part, what: tuple[int, 
     (head, visit), batch, spec = what, mine.owner.batch, call.spec
     q, do = (call.tensor(name).load(batch, head, visit.cols) for name in ("Q", "DOut"))
     lse, delta = subtracted(call, numbers_of(call, batch, head, visit.cols, "their_length"))
-    s, slope = scoring.scores(q @ mine.k.T, head, visit.cols, mine.rows)
-    p = replaced(visit, np.exp(penalised(visit, s.T) - lse), 0.0)
-    ds = p * (mine.v @ do.T - delta) * slope.T
+    found = scoring.scores(q @ mine.k.T, (batch, head), visit.cols, mine.rows)
+    p = replaced(visit, np.exp(penalised(visit, found.s.T) - lse), 0.0)
+    factors = scoring.factors((batch, head), visit.cols, mine.rows).T
+    ds = p * (mine.v @ do.T * factors - delta)
+    entries.add(call, entries.Pairs(batch, head, visit.cols, mine.rows, True), found, ds.T, p.T)
+    ds = _through(call, ds, p, found.slope.T)
     if spec.rank < 2:
         ds = replaced(visit, ds, 0.0)  # whatever lies in a key that no query sees
     if spec.with_dq:
         ds = np.where(part.wanted[:, None], ds, 0.0)
         call.tensor("DQ").add(ds.T @ mine.k, batch, head, visit.cols)
-    mine.dv[:] += p @ do
+    mine.dv[:] += (p * factors) @ do
     mine.dk[:] += ds @ q
 
 

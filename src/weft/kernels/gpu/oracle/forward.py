@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import Scoring, SoftMaximum, penalised, replaced
 from weft.kernels.gpu.oracle.programs import tiles
@@ -34,10 +35,21 @@ def _attended(call: Call, scoring: Scoring, owner: Owner, tile: Tile) -> SoftMax
     q = call.tensor("Q").load(batch, head, tile.rows)
     sums = SoftMaximum(tile.rows.size, call.spec.dv)
     for visit in (visit for part in tile.parts for visit in part.visits):
-        k, v = (call.tensor(name).load(batch, kv_head, visit.cols) for name in ("K", "V"))
-        s, _ = scoring.scores(q @ k.T, head, tile.rows, visit.cols)
-        sums.add(replaced(visit, penalised(visit, s), -np.inf), v)
+        k, v = (_keys(call, name, (batch, kv_head), visit.cols) for name in ("K", "V"))
+        s = scoring.scores(q @ k.T, (batch, head), tile.rows, visit.cols).s
+        factors = scoring.factors((batch, head), tile.rows, visit.cols)
+        sums.add(replaced(visit, penalised(visit, s), -np.inf), v, factors)
     return sums
+
+
+def _keys(call: Call, name: str, head: tuple[int, int], cols: Ints) -> Reals:
+    """Keys or values; where they lie in pages, a column is counted from the first page on, by the stride of tokens."""
+    keys, (batch, kv_head) = call.tensor(name), head
+    if not call.spec.paged:
+        return keys.load(batch, kv_head, cols)
+    per, rest = divmod(call.integer(f"{name}_batch"), call.integer(f"{name}_row"))
+    law(rest == 0, "pages begin a whole number of tokens apart")
+    return keys.load(cols // per, kv_head, cols % per)
 
 
 def _merged(call: Call, at: Ints, out: Reals, lse: Reals) -> tuple[Reals, Reals]:

@@ -92,14 +92,26 @@ def _rows(block: Block, group: int) -> Ints:
     return block.start + int(block.words[3]) * np.minimum(group * GROUP + np.arange(GROUP), block.height - 1)
 
 
-def _walk(block: Block, group: int, term: int, tile: int) -> Walk:
+def _walk(call: Call, block: Block, group: int, term: int) -> Walk:
     """A group's bounds in the run of a term."""
-    words, here = block.words, block.parts_at + TERM * term
+    words, here, tile = block.words, block.parts_at + TERM * term, call.spec.cols
     first, count = (int(x) for x in block.mine[2 + RUN * term :][:2])
-    low, high = bounds.lines(words, here + PART, _rows(block, group))
-    low, high = (bounds.positions(words, here + PART, x, first) for x in (low, high))
+    if call.spec.told:
+        low, high = _told(call, block, group, term)
+    else:
+        low, high = bounds.lines(words, here + PART, _rows(block, group))
+        low, high = (bounds.positions(words, here + PART, x, first) for x in (low, high))
     tokens = int(words[here]) + first + int(words[here + PART]) * np.arange(-(-count // tile) * tile)
     return Walk(tile, count, low, np.minimum(high, count), tokens)
+
+
+def _told(call: Call, block: Block, group: int, term: int) -> tuple[Ints, Ints]:
+    """The bounds of a group's rows in the run of a term, as an item has them; those of no row are empty."""
+    spec = call.spec
+    at = _range_at(call, 0, spec.terms) + 2 * spec.rows * term
+    low, high = block.mine[at:][: 2 * spec.rows].astype(np.int64).reshape(2, -1, GROUP)[:, group]
+    law(not (high - low)[max(block.height - group * GROUP, 0) :].any(), "a row that does not exist sees something")
+    return low, high
 
 
 def _check(walk: Walk, found: Range, exists: Ints, what: str) -> None:
@@ -118,11 +130,19 @@ def forward(call: Call) -> None:
     terms = [tuple(call.box(name) for name in names) for names in (near, far)[: call.spec.terms]]
     sinks = call.flat("Sinks") if call.spec.sinks else None
     for block in blocks(call):
-        law(block.mine.size == _range_at(call, 0, call.spec.terms), "an item has other integers than its groups read")
+        _check_size(call, block)
         for group in range(-(-block.height // GROUP)):
             sums, tokens = _attended(call, block, group, terms)
             out, lse = sums.finish(None if sinks is None else float(sinks.load(block.owner.head)))
             _write_rows(call, block, group, tokens, (out, lse))
+
+
+def _check_size(call: Call, block: Block) -> None:
+    """An item has the integers that groups read, and no others."""
+    told = 2 * call.spec.rows * call.spec.terms * call.spec.told
+    law(
+        block.mine.size == _range_at(call, 0, call.spec.terms) + told, "an item has other integers than its groups read"
+    )
 
 
 def _range_at(call: Call, group: int, term: int) -> int:
@@ -151,7 +171,7 @@ def _attended(call: Call, block: Block, group: int, terms: list[tuple[Box, ...]]
     at = _boxed(call.box("Q_near"), (place + group * GROUP, lane), tokens, "queries")
     q, sums = call.box("Q_near").load(batch, head, *at), SoftMaximum(GROUP, call.spec.dv)
     for term, (k_box, v_box) in enumerate(terms):
-        walk, found = _walk(block, group, term, call.spec.cols), _range(call, block, group, term)
+        walk, found = _walk(call, block, group, term), _range(call, block, group, term)
         _check(walk, found, np.arange(tokens.size), f"group {group} of a forward")
         place, lane = _place(call, block, 1 + term)
         folds = found.folds if call.spec.short and term == 0 else 0
@@ -199,11 +219,14 @@ def _write_rows(call: Call, block: Block, group: int, tokens: Ints, results: tup
 
 # ---- dK and dV -------------------------------------------------------------------------------------------------------
 def key_gradients(call: Call) -> None:
-    """DK and DV of one term."""
+    """DK and DV of one term; where all gradients come of one walk, what DQ is added besides."""
     for block in blocks(call):
+        if call.spec.with_dq:
+            _all_gradients(call, block)
+            continue
         law(block.owner.heads == 1, "a kernel of one head meets a group of heads")
         for group in range(-(-block.height // GROUP)):
-            walk = _walk(block, group, 0, call.spec.cols)
+            walk = _walk(call, block, group, 0)
             found = _range_of_lines(walk, block.height - group * GROUP)
             exists = np.arange(min(GROUP, block.height - group * GROUP))
             _check(walk, found, exists, f"group {group} of keys")
@@ -237,3 +260,49 @@ def _key_gradients(call: Call, block: Block, walk: Walk, found: Range, rows: Int
         dk += (p * dp) @ q
     call.tensor("DK").store(dk * scale, batch, kv_head, keys)
     call.tensor("DV").store(dv, batch, kv_head, keys)
+
+
+# ---- all gradients ---------------------------------------------------------------------------------------------------
+def _all_gradients(call: Call, block: Block) -> None:
+    """DK and DV of a block's keys, of all heads that share them, and what they add to DQ before the scale. Every group
+    walks every tile of the run.
+    """
+    _check_size(call, block)
+    batch, kv_head, head, share = block.owner
+    places = [_place(call, block, side) for side in (0, 1)]
+    for group in range(-(-block.height // GROUP)):
+        walk, found = _walk(call, block, group, 0), _range(call, block, group, 0)
+        exists = np.arange(min(GROUP, block.height - group * GROUP))
+        keys = int(block.words[0]) + _rows(block, group)[exists]
+        at = _boxed(call.box("K_box"), (places[0][0] + group * GROUP, places[0][1]), keys, "keys")
+        k, v = (call.box(name).load(batch, kv_head, *at)[: keys.size] for name in ("K_box", "V_box"))
+        dk, dv = np.zeros_like(k), np.zeros_like(v)
+        for h in range(head, head + share):
+            for j in range(walk.tiles):
+                _check_cut(walk, found, exists, j)
+                more = _tile_gradients(call, (batch, h), (places[1][0] + j * walk.tile, places[1][1]), walk, j, (k, v))
+                dk, dv = dk + more[0], dv + more[1]
+        call.tensor("DK").store(dk * call.real("scale"), batch, kv_head, keys)
+        call.tensor("DV").store(dv, batch, kv_head, keys)
+
+
+def _check_cut(walk: Walk, found: Range, exists: Ints, j: int) -> None:
+    """A tile that is not masked is full, of all rows of the group: others would add to DQ."""
+    if found.below <= j < found.beyond:
+        law(exists.size == GROUP and walk.mask(j).all(), "a tile that is not masked is not full")
+
+
+def _tile_gradients(
+    call: Call, heads: tuple[int, int], place: tuple[int, int], walk: Walk, j: int, own: tuple[Reals, Reals]
+) -> tuple[Reals, Reals]:
+    """(dK, dV) of some keys with tile j of a run of queries, whose DQ is added to."""
+    (batch, head), (k, v) = heads, own
+    tokens = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
+    at = _boxed(call.box("Q_box"), place, tokens, "queries")
+    q, do = (call.box(name).load(batch, head, *at)[: tokens.size] for name in ("Q_box", "DOut_box"))
+    lse, delta = subtracted(call, numbers_of(call, batch, head, tokens, "their_length"))
+    mask = walk.mask(j)[: len(k), : tokens.size]
+    p = np.where(mask, np.exp(np.where(mask, k @ q.T * call.real("scale") - lse, -np.inf)), 0.0)
+    ds = p * np.where(mask, v @ do.T - delta, 0.0)
+    call.tensor("DQ").add(ds.T @ k, batch, head, tokens)
+    return ds @ q, p @ do

@@ -150,6 +150,7 @@ class Call:
         for name in launch.written:
             law(memory.slots[name].role in ("output", "workspace"), f"{name} is written, and is an input")
         self._arrays: dict[tuple[str, int], Array] = {}
+        self._tables: dict[str, Ints] = {}
 
     def integer(self, name: str) -> int:
         """A scalar that the plan fixes or the host gives."""
@@ -175,19 +176,30 @@ class Call:
 
     def indices(self, name: str, row: int) -> Ints:
         """Integers of a call's slot (rows, columns); row: the stride that the kernel has for its rows."""
-        slot = self.memory.slots[self._slot(name)]
+        slot = self.memory.slots[self.slot(name)]
         law(slot.role == "input" and slot.dtype == "int32", f"{slot.name} holds no integers of the call")
         law(slot.strides == (row, 1), f"{slot.name} has strides {slot.strides}, and the kernel {(row, 1)}")
         found: Ints = self.memory.arrays[slot.name]
         return found
 
     def table(self, name: str = "Tables") -> Ints:
-        """Integers of the plan."""
-        return self.memory.tables[self._slot(name)]
+        """Integers of the plan, or of a workspace that a launch before this one left."""
+        slot = self.slot(name)
+        found = self.memory.tables.get(slot, self._tables.get(slot))
+        if found is None:
+            words = self.memory.arrays[slot]
+            law(not np.isnan(words).any(), f"{slot} is read as tables, and some of it was not written")
+            found = self._tables[slot] = words.astype(np.int64)
+        return found
+
+    def captured(self, name: str) -> tuple[Slot, NDArray[Any]]:
+        """A table that a score function reads: its slot, and its numbers."""
+        slot = self.memory.slots[self.slot(name)]
+        return slot, self.memory.arrays[slot.name]
 
     def tensor(self, name: str) -> Array:
         """A slot (B, H, tokens, channels) by batch row, head and token. Its strides are those that the kernel has."""
-        slot = self.memory.slots[self._slot(name)]
+        slot = self.memory.slots[self.slot(name)]
         unit = getattr(self.spec, "unit", 1)
         for part, stride in zip((*PARTS, "dim"), slot.strides, strict=True):
             if f"{name}_{part}" in self.launch.named:
@@ -199,7 +211,7 @@ class Call:
 
     def flat(self, name: str, width: int = 0) -> Array:
         """A contiguous slot by number, or by numbers of `width` side by side."""
-        slot = self.memory.slots[self._slot(name)]
+        slot = self.memory.slots[self.slot(name)]
         dense = Slot.dense(slot.name, slot.role, slot.dtype, slot.shape)
         law(slot.strides == dense.strides, f"{slot.name} is read as contiguous, and has strides {slot.strides}")
         return self._array(slot.name, -width)
@@ -216,7 +228,8 @@ class Call:
         law(name in self.launch.named, f"{self.launch.kernel.name} has no argument {name}")
         return self.launch.named[name]
 
-    def _slot(self, name: str) -> str:
+    def slot(self, name: str) -> str:
+        """The slot of a pointer."""
         found = self._argument(name)
         law(isinstance(found, Pointer), f"{name} is no pointer")
         assert isinstance(found, Pointer)

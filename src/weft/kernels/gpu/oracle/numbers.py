@@ -2,30 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
+from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.oracle.tables import Visit
+from weft.score.dropout import halves
+from weft.score.evaluate import Rule, evaluate
+
+
+class Scored(NamedTuple):
+    """Scores (queries, keys), their derivative by scale * (q . k), and of each read of a real table by a score function
+    (the table, the indices, the derivative by what it gave).
+    """
+
+    s: Reals
+    slope: Reals
+    entries: Sequence[tuple[int, tuple[Ints, ...], Reals]] = ()
 
 
 class Scoring:
-    """Score of a pair from x = scale * (q . k): softcap * tanh(x / softcap), less slope * |query + shift - key|."""
+    """Score of a pair from x = scale * (q . k): softcap * tanh(x / softcap), what score functions make of it, less
+    slope * |query + shift - key|.
+    """
 
     def __init__(self, call: Call, shift: int) -> None:
         spec, self.shift = call.spec, shift
         self.scale = call.real("scale")
         self.softcap = call.real("softcap") if spec.softcap else None
         self.slopes = call.flat("Slopes") if spec.alibi else None
+        self.call = call
+        self.rule = _rule(call) if getattr(spec, "rules", None) is not None else None
 
-    def scores(self, raw: Reals, head: int | Ints, queries: Ints, keys: Ints) -> tuple[Reals, Reals]:
-        """(scores, their derivative by x) of raw = q . k (queries, keys). head: of all queries, or of each one."""
-        x, slope = self.scale * raw, np.ones_like(raw)
+    def scores(self, raw: Reals, of: tuple[int, int | Ints], queries: Ints, keys: Ints) -> Scored:
+        """Of raw = q . k (queries, keys). of: the batch row, and the head of all queries, or of each one."""
+        entries: Sequence[tuple[int, tuple[Ints, ...], Reals]] = ()
+        x, slope, (batch, head) = self.scale * raw, np.ones_like(raw), of
         if self.softcap is not None:
             capped = np.tanh(x / self.softcap)
             x, slope = self.softcap * capped, 1.0 - capped * capped
+        if self.rule is not None:
+            where = {"b": batch, "h": head, "q": queries[:, None], "k": keys[None, :], "shift": self.shift}
+            found = evaluate(self.rule, {**where, "score": x}, clamps=True)
+            x, slope, entries = found.score, slope * found.slope, found.by_entry
         if self.slopes is not None:
             x = x - self.slopes.load(head)[..., None] * np.abs(queries[:, None] + self.shift - keys[None, :])
-        return x, slope
+        return Scored(x, slope, entries)
+
+    def factors(self, of: tuple[int, int], queries: Ints, keys: Ints) -> Reals:
+        """What dropout multiplies weights (queries, keys) by, by its law; 1 without."""
+        if not self.call.spec.dropout:
+            return np.ones((queries.size, keys.size))
+        found = halves(self.call.counted("Seed", 0), *of, queries[:, None], keys[None, :])
+        return np.where(found >= self.call.integer("dropped_below"), self.call.real("kept_scale"), 0.0)
+
+
+def _rule(call: Call) -> Rule:
+    """The score functions of a launch with their tables, whose lengths and strides it is told."""
+    rules, tables = call.spec.rules, []
+    for name in rules.pointers:
+        slot, values = call.captured(name)
+        for axis, (length, stride) in enumerate(zip(slot.shape, slot.strides, strict=True)):
+            law(call.integer(f"{name}_n{axis}") == length, f"axis {axis} of {slot.name} has another length")
+            if f"{name}_s{axis}" in rules.scalars:
+                law(call.integer(f"{name}_s{axis}") == stride, f"axis {axis} of {slot.name} has another stride")
+            else:
+                law(stride == 1, f"{slot.name} is not dense")
+        tables.append(values)
+    return Rule(rules.expression, tuple(tables))
 
 
 def penalised(visit: Visit, s: Reals) -> Reals:
@@ -45,13 +92,13 @@ class SoftMaximum:
         self.largest, self.total = np.full(rows, -np.inf), np.zeros(rows)
         self.acc = np.zeros((rows, width))
 
-    def add(self, s: Reals, v: Reals) -> None:
-        """More keys: scores (rows, keys), values (keys, width)."""
+    def add(self, s: Reals, v: Reals, factors: Reals | float = 1.0) -> None:
+        """More keys: scores (rows, keys), values (keys, width). factors: of weights, as they meet values."""
         new = np.maximum(self.largest, s.max(1, initial=-np.inf))
         safe = np.where(new == -np.inf, 0.0, new)  # of rows that have seen no key yet
         p, kept = np.exp(s - safe[:, None]), np.exp(self.largest - safe)
         self.total = self.total * kept + p.sum(1)
-        self.acc = self.acc * kept[:, None] + p @ v
+        self.acc = self.acc * kept[:, None] + (p * factors) @ v
         self.largest = new
 
     def finish(self, sink: Reals | float | None = None) -> tuple[Reals, Reals]:

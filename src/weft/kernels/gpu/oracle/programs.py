@@ -14,7 +14,7 @@ from weft.kernels.gpu.tables.pack import HEAD, Place
 def form_of(call: Call) -> Form:
     """What the code of a launch's kernel says of its tables."""
     s = call.spec
-    return Form(s.rank, s.rows, s.cols, s.formula, s.lines, s.listed, s.several, s.more, s.terms, s.packed)
+    return Form(s.rank, s.rows, s.cols, s.formula, s.lines, s.listed, s.several, s.more, s.terms, s.packed, s.paged)
 
 
 def place_of(call: Call) -> Place:

@@ -157,7 +157,7 @@ def rows(call: Call) -> None:
             token = keys.first + keys.step * np.minimum(x, keys.places - 1)
             at, place_of = _where(call, mine.batch, token)
             k, v = (call.tensor(name).load(at, mine.kv_head, place_of) for name in ("K", "V"))
-            s, _ = scoring.scores(q @ k.T, heads, mine.row + mine.beside, token)
+            s = scoring.scores(q @ k.T, (mine.batch, heads), mine.row + mine.beside, token).s
             live = (x >= keys.low[:, None]) & (x < keys.high[:, None])
             sums.add(np.where(live, s, -np.inf), v)
         _write(call, mine, split, sums)

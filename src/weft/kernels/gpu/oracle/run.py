@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.kernels.gpu.documents.spec import ItemsSpec
+from weft.kernels.gpu.documents.spec import TablesSpec
 from weft.kernels.gpu.oracle import backward, documents, forward, fused, hopper, rows, sinks
 from weft.kernels.gpu.oracle.memory import Call, Memory, Reals
 from weft.kernels.gpu.program import Convert, Fill, Launch, LaunchProgram, Step
@@ -68,8 +68,8 @@ def kernel_of(launch: Launch) -> Kernel:
     found: Kernel | None = None
     if isinstance(spec, SplitKVSpec):
         found = rows.combine if spec.combine else rows.rows
-    elif isinstance(spec, ItemsSpec):
-        found = documents.items
+    elif isinstance(spec, TablesSpec):
+        found = documents.tables
     elif isinstance(spec, KernelSpec):
         found = (OF_GROUPS if spec.groups else OF_TILES).get(spec.direction)
     elif isinstance(spec, str):

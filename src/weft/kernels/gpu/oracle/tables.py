@@ -34,6 +34,7 @@ class Form(NamedTuple):
     more: bool = False
     terms: int = 1
     packed: bool = False
+    paged: int = 0
 
 
 class Owner(NamedTuple):
@@ -191,7 +192,8 @@ class Tables:
             seen = seen & (self._position(here, a, low, run.first) < self._position(here, a, high, run.first))
             axes.append(self._strips(here, a, run, (low, high), keys_at))
         lengths = [int(self.words[self._axis(here, a) + 2]) for a in range(rank)]
-        visits = [self._visit(strips, origin, lengths, (rows, rows_out, cols_out)) for strips in product(*axes)]
+        out = rows, rows_out, cols_out
+        visits = [self._visit(strips, (origin, keys_at), lengths, out) for strips in product(*axes)]
         if self.form.more and self.place.parts > 1:
             visits += self._more(here, item, rows)
         return Part(seen, seen & ~self._is_out(rows_out, rows), tuple(visits))
@@ -205,10 +207,17 @@ class Tables:
         at = self.place.items_at + item * self.place.record + 2 * rank + 4 * (rank * part + a)
         return Run(*(int(x) for x in self.words[at : at + 4]))
 
-    def _visit(self, strips: tuple[Strip, ...], origin: int, lengths: list[int], out: tuple[Ints, int, int]) -> Visit:
-        """A box of columns. out: rows, places of the bits of rows and of columns that lists leave out."""
-        rows, rows_out, cols_out = out
+    def _visit(
+        self, strips: tuple[Strip, ...], begin: tuple[int, int], lengths: list[int], out: tuple[Ints, int, int]
+    ) -> Visit:  # fmt: skip
+        """A box of columns. begin: the first column, and the place of the list of pages. out: rows, places of the bits
+        of rows and of columns that lists leave out.
+        """
+        (origin, pages_at), (rows, rows_out, cols_out) = begin, out
         cols = origin + grid([strip.at for strip in strips], lengths)
+        if self.form.paged:
+            page = self.form.paged
+            cols = self.words[pages_at + cols // page] + cols % page
         within = np.ones((rows.size, 1), np.bool_)
         for strip in strips:
             within = (within[:, :, None] & strip.mask[:, None, :]).reshape(rows.size, -1)

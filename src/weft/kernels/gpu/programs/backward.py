@@ -27,6 +27,7 @@ from weft.kernels.gpu.programs.launches import (
     wave_launches,
     widened,
 )
+from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, refuse_atomics
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel
@@ -41,9 +42,11 @@ Part = Literal["dq", "dkdv", "delta"]
 def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
     """Slots q, k, v, out, dout, lse, and dlse and slopes if the layout has them; outputs dq, dk, dv.
 
-    With `options.with_delta` also delta (B, Hq, M): what the gradient of sinks takes. Raises UnsupportedKernel where
-    the card has no room for the plan's kernels.
+    With `options.with_delta` also delta (B, Hq, M): what the gradient of sinks takes; with `options.wanted` sums that
+    gradients of tables come of, see `weft.kernels.gpu.score.slots`. Raises UnsupportedKernel where the card has no room
+    for the plan's kernels.
     """
+    refuse_atomics(plan.problem, layout, options)
     family = select.gradients(plan, layout, options)
     if family == fused_backward.NAME:
         assert plan.fused_backward is not None, "what is selected is listed"
@@ -51,7 +54,8 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     summing = family == one_kernel.NAME
     queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
     keys = keys_program(plan, layout, options, summing)
-    outputs = ("dq", "dk", "dv") + ("delta",) * options.with_delta
+    entries = (slot.name for one in (queries, keys) for slot in one.slots if slot.name.startswith("entries_"))
+    outputs = ("dq", "dk", "dv", *(("delta",) * options.with_delta), *sorted(entries, key=len))
     found = queries.then(keys, outputs)
     if not summing:
         return found
@@ -61,37 +65,51 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
-def queries_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
-    """dq by tiles of queries, with what `keys_program` reads: delta, stats or both."""
-    plan.check_room("dq", options.tf32)
+def queries_program(
+    plan: AttentionPlan, layout: Layout, options: Options, found: Packed | None = None
+) -> LaunchProgram:  # fmt: skip
+    """dq by tiles of queries, with what `keys_program` reads: delta, stats or both.
+
+    found: tables, if not the plan's.
+    """
     problem = plan.problem
-    found = tables_of("dq", plan, layout, options, summing=False)
+    if found is None:
+        plan.check_room("dq", options.tf32)
+        found = tables_of("dq", plan, layout, options, summing=False)
     covers, merges = found.waves.covers, found.waves.merges
-    slots, steps, memory = _given(problem, layout)
+    slots, steps, memory, captured = _given(problem, layout, options)
     dq, converted = _summed(("dq", "q", problem.d), problem, layout, merges)
     slots += dq
     memory["DQ"] = dq[-1].name
     strides = layout.named | {"dq": dq[-1].strides}
     spec = for_card(_spec("dq", plan, layout, options, strides), "dq", plan)
+    entries, sums = entries_of(problem, layout, options, "dq")
+    spec = replace(spec, rules=captured.with_entries(entries), dropout=bool(options.dropout))
+    memory |= _kept_sums(slots, steps, sums)
     slots += _row_numbers(spec, problem, memory)
     if not covers or merges:
         steps.append(Fill(memory["DQ"], 0.0))
     if not covers:
         steps += _nothing(spec, layout, options)
-    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides}, captured.known)
     waves, tables = wave_launches(spec, found, bound, plan, options)
     slots += [table.slot(name) for name, table in tables.items()]
     return LaunchProgram("backward", tuple(slots), (*steps, *chain.from_iterable(waves), *converted), tables)
 
 
-def keys_program(plan: AttentionPlan, layout: Layout, options: Options, summing: bool) -> LaunchProgram:
-    """dk and dv by tiles of keys, of delta or stats; summing: and dq_float32, which it adds to."""
-    plan.check_room("dkdv", options.tf32)
+def keys_program(
+    plan: AttentionPlan, layout: Layout, options: Options, summing: bool, found: Packed | None = None
+) -> LaunchProgram:  # fmt: skip
+    """dk and dv by tiles of keys, of delta or stats; summing: and dq_float32, which it adds to. found: tables, if not
+    the plan's.
+    """
     problem = plan.problem
-    found = tables_of("dkdv", plan, layout, options, summing)
+    if found is None:
+        plan.check_room("dkdv", options.tf32)
+        found = tables_of("dkdv", plan, layout, options, summing)
     joins = found.met is not None
     merges = found.waves.merges and not joins
-    slots, steps, memory = _given(problem, layout)
+    slots, steps, memory, captured = _given(problem, layout, options)
     dk, dk_converted = _summed(("dk", "k", problem.d), problem, layout, merges)
     dv, dv_converted = _summed(("dv", "k", problem.dv), problem, layout, merges)
     slots += [*dk, *dv]
@@ -109,8 +127,15 @@ def keys_program(plan: AttentionPlan, layout: Layout, options: Options, summing:
     if not found.waves.covers or merges:
         steps += [Fill(memory["DK"], 0.0), Fill(memory["DV"], 0.0)]
     spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
+    entries, sums = entries_of(problem, layout, options, "dkdv")
+    # sums of several launches come one after the other
+    spec = replace(
+        spec, rules=captured.with_entries(entries), dropout=bool(options.dropout),
+        chained=spec.chained and not entries,
+    )  # fmt: skip
+    memory |= _kept_sums(slots, steps, sums)
     slots += [replace(slot, role="input") for slot in _row_numbers(spec, problem, memory)]
-    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
+    bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides}, captured.known)
     waves, more = wave_launches(spec, found, bound, plan, options)
     tables |= more
     slots += [table.slot(name) for name, table in tables.items()]
@@ -121,7 +146,7 @@ def keys_program(plan: AttentionPlan, layout: Layout, options: Options, summing:
 def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
     """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to."""
     problem = plan.problem
-    slots, steps, memory = _given(problem, layout)
+    slots, steps, memory, _ = _given(problem, layout, options)
     dq = _float32_dq(problem, layout)
     strides = layout.named | {"dq": dq.strides}
     spec = _spec("delta", plan, layout, options, strides, summing=True)
@@ -141,7 +166,7 @@ def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, optio
     problem = plan.problem
     assert isinstance(plan.target, Gpu)
     walked = FusedLaunches(walk, problem, plan.target)
-    slots, steps, memory = _given(problem, layout)
+    slots, steps, memory, _ = _given(problem, layout, options)
     made = [
         result("dq", "q", problem, layout, (problem.dtype, problem.d)),
         result("dk", "k", problem, layout, (problem.dtype, problem.d)),
@@ -167,14 +192,27 @@ def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, optio
     return LaunchProgram("backward", tuple(slots), tuple(steps), tables)
 
 
+def _kept_sums(slots: list[Slot], steps: list[Step], sums: list[Slot]) -> dict[str, str]:
+    """Enter what kernels add to for gradients of tables, zeros before; their names among a kernel's arguments."""
+    slots += sums
+    steps += [Fill(slot.name, 0.0) for slot in sums]
+    return {f"Entries{slot.name.removeprefix('entries_')}": slot.name for slot in sums}
+
+
 # ---- what parts share ------------------------------------------------------------------------------------------------
-def _given(problem: Problem, layout: Layout) -> tuple[list[Slot], list[Step], dict[str, str]]:
-    """Slots of what a call is given, steps that bring its vectors to contiguous float32, and kernels' names for all."""
+def _given(problem: Problem, layout: Layout, options: Options) -> tuple[list[Slot], list[Step], dict[str, str], Tables]:
+    """Slots of what a call is given, steps that bring its vectors to contiguous float32, kernels' names for all, and
+    what score functions read.
+    """
     slots = [slot for slot in inputs(problem, layout) if slot.name != "sinks"]
     copied = () if layout.lse is None else ("lse",)
     steps, names = widened(slots, ("lse", "dlse", "slopes"), copied)
     memory = {_kernel_name(name): name for name in layout.named}
-    return slots, steps, memory | {_kernel_name(name): slot for name, slot in names.items()}
+    captured = captured_by(layout, options)
+    slots += captured.slots
+    steps += captured.steps
+    memory |= {_kernel_name(name): slot for name, slot in names.items()} | dict(captured.memory)
+    return slots, steps, memory, captured
 
 
 def _kernel_name(slot: str) -> str:

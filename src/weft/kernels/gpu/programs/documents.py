@@ -1,49 +1,181 @@
-"""The program that makes items of documents on the device; no length of theirs is known to the host."""
+"""The programs of documents whose lengths only the device knows: tables are made there, and kernels of tiles read them.
+
+q, k and v are packed, (1, H, T, D); slots of_queries and of_keys have running sums, (documents + 1,) in int32. Queries
+of no document have out 0 and lse -inf, keys of none have no gradients. No length of a document is known to the host.
+Keys may lie in pages instead, which a slot block_table names.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
-from weft.caching import cached
+import numpy as np
+
 from weft.kernels.gpu.compile.source import Source
-from weft.kernels.gpu.documents.spec import ITEM, ItemsSpec, Sizes, bounds_of
+from weft.kernels.gpu.documents import spec as documents
+from weft.kernels.gpu.documents.spec import Places, TablesSpec, places_of
 from weft.kernels.gpu.entry import module
-from weft.kernels.gpu.program import Known, Launch, LaunchProgram, OnDevice, Pointer, Slot, Table
-from weft.pattern.algebra import Pattern
+from weft.kernels.gpu.layout import Layout, Options
+from weft.kernels.gpu.program import Argument, Known, Launch, LaunchProgram, OnDevice, Pointer, Slot, Strides, Table
+from weft.kernels.gpu.programs.backward import keys_program, queries_program
+from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.gpu.programs.launches import Packed
+from weft.kernels.gpu.tables.batches import Wave, Waves
+from weft.kernels.gpu.tables.pack import Kind
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.problem import Problem
+from weft.planning.tiling import Direction, Tiling
 
 BLOCK = 64  # tiles of a program, see `documents.kernel`
-TYPES = (("OfQueries", "*i32"), ("OfKeys", "*i32"), ("Bounds", "*i32"), ("tiles", "i32"), ("Items", "*i32"))
+IMPORTS = "kernel import Documents, Made, Paged, tables_of", "spec import TablesSpec"
+SUMS = ("of_queries", "of_keys")
+INTEGERS = ("documents", "my_length", "their_length", "tiles", "group", "items_at", "heads_at")
+OF_PAGES = ("table_row", "width", "pages", "step", "room", "pages_at")
 
 
-def document_items_program(pattern: Pattern, sizes: Sizes, spec: ItemsSpec) -> LaunchProgram:
-    """Slots of_queries and of_keys (documents + 1,), running sums in int32; output items (documents, tiles, ITEM).
+class PagedKeys(NamedTuple):
+    """Keys (pages, Hkv, page, D) and a block table (documents, width), with rows `row` apart.
 
-    Raises UnsupportedError for a pattern that `documents.spec` does not know.
+    strides: of keys and of values; in both the first token of a page lies a whole number of tokens from that of the
+    one before it, `step` in both.
     """
-    tiles = -(-sizes.queries // spec.rows)
-    sums = (sizes.documents + 1,)
-    bounds = _table(pattern, sizes)
-    slots = (
-        Slot.dense("of_queries", "input", "int32", sums),
-        Slot.dense("of_keys", "input", "int32", sums),
-        Slot.dense("items", "output", "int32", (sizes.documents, tiles, ITEM)),
-        bounds.slot("bounds"),
-    )
-    told = OnDevice("of_queries"), OnDevice("of_keys"), Pointer("bounds"), Known(tiles), Pointer("items", writes=True)
-    launch = Launch(spec, _source(spec), (-(-tiles // BLOCK), sizes.documents, 1), told)
-    steps = (launch,) if tiles and sizes.documents else ()
-    return LaunchProgram("document_items", slots, steps, {"bounds": bounds})
+
+    pages: int
+    page: int
+    width: int
+    row: int
+    step: int
+    strides: tuple[Strides, Strides]
+
+    @property
+    def room(self) -> int:
+        """Tokens of a document."""
+        return self.width * self.page
 
 
-@cached(128)
-def _table(pattern: Pattern, sizes: Sizes) -> Table:
-    return Table(bounds_of(pattern, sizes))
+@dataclass(frozen=True)
+class Documents:
+    """So many documents under one pattern, and the tilings of each direction. paged: where keys lie in pages."""
+
+    count: int
+    pattern: documents.Known
+    tilings: Mapping[Direction, Tiling]
+    paged: PagedKeys | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """Tables of one direction, and the launch that makes them."""
+
+    packed: Packed
+    launch: Launch
+    bounds: Table
+    direction: Direction
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------
+def documents_forward_program(
+    plan: AttentionPlan, layout: Layout, options: Options, asked: Documents
+) -> LaunchProgram:  # fmt: skip
+    """As `forward_program`, with the running sums, and the block table if there is one, as inputs after all others.
+
+    plan: of the whole problem, whose own tiles are not used; of keys in pages n is the room of a document.
+    """
+    made = tables_made("forward", plan.problem, asked)
+    return _making(forward_program(plan, layout, options, made.packed), [made], asked)
+
+
+def documents_backward_program(
+    plan: AttentionPlan, layout: Layout, options: Options, asked: Documents
+) -> LaunchProgram:  # fmt: skip
+    """As `backward_program`, by two kernels and the same bits every time; not of keys in pages."""
+    of_queries, of_keys = (tables_made(one, plan.problem, asked) for one in ("dq", "dkdv"))
+    found = queries_program(plan, layout, options, of_queries.packed)
+    keys = keys_program(plan, layout, options, False, of_keys.packed)
+    both = found.then(keys, ("dq", "dk", "dv") + ("delta",) * options.with_delta)
+    return _making(both, [of_queries, of_keys], asked)
+
+
+def _making(program: LaunchProgram, made: list[Made], asked: Documents) -> LaunchProgram:
+    """A program that makes tables before its first launch."""
+    names = {f"{one.direction}_tables_0": one for one in made}
+    slots = [replace(slot, role="workspace") if slot.name in names else slot for slot in program.slots]
+    slots += [Slot.dense(name, "input", "int32", (asked.count + 1,)) for name in SUMS]
+    if asked.paged is not None:
+        slots = [_paged(slot, asked.paged) for slot in slots]
+        slots.append(Slot("block_table", "input", "int32", (asked.count, asked.paged.width), (asked.paged.row, 1)))
+    bounds = {f"{one.direction}_bounds": one.bounds for one in made}
+    slots += [table.slot(name) for name, table in bounds.items()]
+    tables = {name: table for name, table in program.tables.items() if name not in names}
+    first = next(at for at, step in enumerate(program.steps) if isinstance(step, Launch))
+    steps = (*program.steps[:first], *(one.launch for one in made), *program.steps[first:])
+    return LaunchProgram(f"documents_{program.name}", tuple(slots), steps, tables | bounds)
+
+
+def _paged(slot: Slot, paged: PagedKeys) -> Slot:
+    if slot.name not in ("k", "v"):
+        return slot
+    return replace(slot, shape=(paged.pages, slot.shape[1], paged.page, slot.shape[3]))
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+def tables_made(direction: Direction, problem: Problem, asked: Documents) -> Made:
+    """The tables of one direction, in slot `{direction}_tables_0`, from bounds in `{direction}_bounds`."""
+    tiling, of_keys, paged = asked.tilings[direction], direction == "dkdv", asked.paged
+    lengths = problem.m, problem.n if paged is None else asked.count * paged.room
+    mine, theirs = reversed(lengths) if of_keys else lengths
+    members = problem.kv_heads if of_keys else problem.q_heads
+    places = places_of(asked.count, mine, tiling.rows, members, 0 if paged is None else paged.width)
+    wave = _wave(tiling, places, members, asked.pattern.are_lines(of_keys))
+    table = Table(np.broadcast_to(np.int32(0), (places.size,)))  # whose words the device makes
+    packed = Packed(Waves((wave,), covers=True), (table,), None, page=0 if paged is None else paged.page)
+    spec = TablesSpec(tiling.rows, tiling.cols, of_keys, asked.pattern.from_end, paged is not None)
+    sums = reversed(SUMS) if of_keys else SUMS
+    told: list[Argument] = [*map(OnDevice, sums), Pointer(f"{direction}_bounds")]
+    told += [Known(x) for x in (asked.count, mine, theirs, places.tiles, problem.group, places.items_at)]
+    told.append(Known(places.heads_at))
+    if paged is not None:
+        told.append(Pointer("block_table"))
+        told += [Known(x) for x in (paged.row, paged.width, paged.pages, paged.step, paged.room, places.pages_at)]
+    told.append(Pointer(f"{direction}_tables_0", writes=True))
+    launch = Launch(spec, _source(spec), (-(-places.tiles // BLOCK), members, 1), tuple(told))
+    return Made(packed, launch, Table(asked.pattern.bounds(of_keys)), direction)
+
+
+def _wave(tiling: Tiling, places: Places, members: int, lines: bool) -> Wave:
+    """One launch of a kernel that reads tables with a member for each tile of each head."""
+    nothing = np.zeros(0, np.int32)
+    return Wave(
+        nothing, Kind(1, tiling, True, False, False), places.heads_at, members * places.tiles, 1, True,
+        several=False, terms=1, more=False, place=None, merges=False, span=max(tiling.rows, tiling.cols), whole=False,
+        lines=lines,
+    )  # fmt: skip
+
+
+def _types(spec: TablesSpec) -> Iterator[tuple[str, str]]:
+    yield from (("OfRows", "*i32"), ("OfCols", "*i32"), ("Bounds", "*i32"))
+    yield from ((name, "i32") for name in INTEGERS)
+    if spec.paged:
+        yield "BlockTable", "*i32"
+        yield "table_row", "i64"
+        yield from ((name, "i32") for name in OF_PAGES[1:])
+    yield "Tables", "*i32"
 
 
 @lru_cache(maxsize=64)
-def _source(spec: ItemsSpec) -> Source:
-    names = tuple(name for name, _ in TYPES)
+def _source(spec: TablesSpec) -> Source:
+    types = tuple(_types(spec))
     about = f"{spec.name}\n\nWritten by weft; 4 warps."
-    call = f"items_of(OfQueries, OfKeys, Bounds, Items, tiles, ROWS={spec.rows}, COLS={spec.cols})"
-    imports = "from weft.kernels.gpu.documents.kernel import items_of\n\n"
-    return Source(spec.name, module(f"weft_{spec.name}", about, imports, names, [call]), TYPES, (2, 4), 4, 1)
+    paged = f"Paged(BlockTable, {', '.join(OF_PAGES)})" if spec.paged else "()"
+    body = [
+        f"C: tl.constexpr = {spec!r}",
+        "every = Documents(OfRows, OfCols, documents, my_length, their_length)",
+        f"paged = {paged}",
+        "tables_of(C, every, Made(Tables, tiles, items_at, heads_at), Bounds, group, paged)",
+    ]
+    imports = "".join(f"from weft.kernels.gpu.documents.{line}\n" for line in IMPORTS) + "\n"
+    text = module(f"weft_{spec.name}", about, imports, [name for name, _ in types], body)
+    return Source(spec.name, text, types, (2, len(types) - 1), 4, 1)

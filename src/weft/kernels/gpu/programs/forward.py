@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from math import inf
 
@@ -9,9 +10,10 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import for_card
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Fill, LaunchProgram, Slot
-from weft.kernels.gpu.programs.launches import Bindings, tables_of, wave_launches, widened
+from weft.kernels.gpu.programs.launches import Bindings, Packed, tables_of, wave_launches, widened
 from weft.kernels.gpu.programs.sinks import join_sinks
 from weft.kernels.gpu.programs.split_kv import split_kv_program
+from weft.kernels.gpu.score.slots import captured_by
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import split_kv
@@ -20,26 +22,33 @@ from weft.settings import interpreted
 
 def chosen_forward(plan: AttentionPlan, layout: Layout, options: Options, processors: int) -> LaunchProgram:
     """The program of the family that the plan takes. processors: multiprocessors of the card."""
-    if select.forward(plan) == split_kv.NAME:
+    if select.forward(plan, options) == split_kv.NAME:
         assert plan.by_rows is not None, "what is selected is taken"
         return split_kv_program(plan.by_rows.plan, layout, options, processors)
     return forward_program(plan, layout, options)
 
 
-def forward_program(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
-    """By tiles. Slots q, k, v, and where there are any sinks and slopes (Hq,); outputs out (B, Hq, M, Dv) and lse
-    (B, Hq, M).
+def forward_program(
+    plan: AttentionPlan, layout: Layout, options: Options, found: Packed | None = None
+) -> LaunchProgram:  # fmt: skip
+    """By tiles. Slots q, k, v, and where there are any sinks and slopes (Hq,) and tables; outputs out (B, Hq, M, Dv)
+    and lse (B, Hq, M).
 
-    layout: of q, k and v. Raises UnsupportedKernel where the card has no room for the plan's kernels.
+    layout: of q, k and v. found: tables, if not the plan's. Raises UnsupportedKernel where the card has no room for the
+    plan's kernels.
     """
-    plan.check_room("forward", options.tf32)
     problem = plan.problem
-    found = tables_of("forward", plan, layout, options, summing=False)
+    if found is None:
+        plan.check_room("forward", options.tf32)
+        found = tables_of("forward", plan, layout, options, summing=False)
     complete = found.waves.covers and not found.waves.merges
     out = result("out", "q", problem, layout, (problem.dtype, problem.dv))
     slots = [*inputs(problem, layout), out, of_rows("lse", problem)]
     steps, names = widened(slots, ("sinks", "slopes"))
-    memory = {"Q": "q", "K": "k", "V": "v", "Out": "out", "Lse": "lse"}
+    captured = captured_by(layout, options)
+    slots += captured.slots
+    steps += captured.steps
+    memory = {"Q": "q", "K": "k", "V": "v", "Out": "out", "Lse": "lse", **captured.memory}
     if "slopes" in names:
         memory["Slopes"] = names["slopes"]
     if "sinks" in names and complete:
@@ -53,8 +62,10 @@ def forward_program(plan: AttentionPlan, layout: Layout, options: Options) -> La
         steps.append(Fill("sum", 0.0))
         memory["Sum"] = "sum"
     strides = layout.named | {"out": out.strides}
-    bound = Bindings(memory, {name: strides[name.lower()] for name in ("Q", "K", "V", "Out")})
-    waves, tables = wave_launches(_spec(plan, layout, options, bound), found, bound, plan, options)
+    bound = Bindings(memory, {name: strides[name.lower()] for name in ("Q", "K", "V", "Out")}, captured.known)
+    spec = replace(_spec(plan, layout, options, bound), rules=captured.rules, dropout=bool(options.dropout))
+    spec = replace(spec, paged=found.page)
+    waves, tables = wave_launches(spec, found, bound, plan, options)
     steps += chain.from_iterable(waves)
     if "sinks" in names and not complete:
         steps.append(join_sinks(problem, out.strides, names["sinks"]))

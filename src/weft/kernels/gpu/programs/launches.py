@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.arguments import described, reads, scalars, writes
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import wave_specs
-from weft.kernels.gpu.descriptors import FORWARD, Box, box_names
+from weft.kernels.gpu.descriptors import FORWARD, OF_KEYS, Box, box_names, walk_names
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.layout import PARTS, Layout, Options
 from weft.kernels.gpu.program import (
@@ -22,6 +22,7 @@ from weft.kernels.gpu.program import (
     Descriptor,
     Known,
     Launch,
+    OnDevice,
     Pointer,
     Slot,
     Step,
@@ -46,13 +47,14 @@ GRID = 65535  # programs along the second and the third axis of a grid, at most
 @dataclass(frozen=True, eq=False)
 class Packed:
     """Waves and their tables. met: for each key the row of the joined sums, negative for none; see `Waves.met`. groups:
-    warp groups that specialise compute them.
+    warp groups that specialise compute them. page: see `KernelSpec.paged`.
     """
 
     waves: Waves
     tables: tuple[Table, ...]
     met: Table | None
     groups: bool = False
+    page: int = 0
 
 
 @cached(128)
@@ -76,12 +78,14 @@ def tables_of(direction: Direction, plan: AttentionPlan, layout: Layout, options
     """
     problem, transposed = plan.problem, direction == "dkdv"
     split = slots_of(plan.target) if transposed and not options.deterministic else None
-    if summing:
-        return packed(plan.summing, problem, transposed, split)
     processors = plan.target.processors if isinstance(plan.target, Gpu) else 0
+    if summing:
+        groups = any(share.plan.tiling and share.plan.tiling.groups for share in plan.summing)
+        found = packed(plan.summing, problem, transposed, None if groups else split, processors if groups else 0)
+        return replace(found, groups=groups)
     every = select.tiles(direction, plan, layout, options)
-    found = ((packed(one.shares, problem, transposed, split, processors), one.groups) for one in every)
-    near = (pair for pair in found if not pair[1] or select.are_near(pair[0].waves, layout))
+    pairs = ((packed(one.shares, problem, transposed, split, processors), one.groups) for one in every)
+    near = (pair for pair in pairs if not pair[1] or select.are_near(pair[0].waves, layout))
     one, groups = next(near)
     return replace(one, groups=groups)
 
@@ -110,21 +114,22 @@ def widened(
 # ---- arguments -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Bindings:
-    """What kernels' names of memory stand for: slots, and strides in elements."""
+    """What kernels' names of memory stand for: slots, and strides in elements. known: scalars by name."""
 
     slots: Mapping[str, str]
     strides: Mapping[str, Strides]
+    known: Mapping[str, float] = field(default_factory=dict)
 
 
 def kernel_launch(
     spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any], bound: Bindings, boxes: Sequence[Box] = ()
 ) -> Launch:
     """A launch. values: scalars by name, and under "Tables" the slot of tables; others are 0. boxes: of descriptors."""
-    per, known = spec.unit, dict(values)
+    per, known = spec.unit, {**values, **bound.known}
     for name, stride in bound.strides.items():
         known |= {f"{name}_{part}": stride[i] // per for i, part in enumerate(PARTS)}
         known[f"{name}_dim"] = stride[3]
-    found: list[Argument] = [Pointer(known[name] if name == "Tables" else bound.slots[name]) for name in reads(spec)]
+    found: list[Argument] = [_read(name, known, bound) for name in reads(spec)]
     found += [Known(known.get(name, 0)) for name in scalars(spec)]
     named = {box.name: box for box in boxes}
     read, written = ([named[name] for name in names] for names in described(spec))
@@ -132,6 +137,13 @@ def kernel_launch(
     found += [Pointer(bound.slots[name], writes=True) for name in writes(spec)]
     found += [Descriptor(bound.slots[box.tensor], box.shape, box.strides, writes=True) for box in written]
     return Launch(spec, source_of(spec), grid, tuple(found))
+
+
+def _read(name: str, known: Mapping[str, Any], bound: Bindings) -> Argument:
+    """What a kernel reads, by its name."""
+    if name == "Seed":
+        return OnDevice(bound.slots[name])
+    return Pointer(known[name] if name == "Tables" else bound.slots[name])
 
 
 def wave_launches(
@@ -149,8 +161,10 @@ def wave_launches(
         boxes: tuple[Box, ...] = ()
         if ones[0].groups and isinstance(plan.target, Gpu):
             grids = [_persistent(wave, plan.target)]
-            if not spec.of_keys:
-                reach = wave.reach or ()
+            reach = wave.reach or ()
+            if spec.with_dq:
+                boxes = boxes_of(OF_KEYS, walk_names(OF_KEYS), reach, plan.problem, bound.strides)
+            elif not spec.of_keys:
                 names = box_names(ones[0].terms)
                 boxes = boxes_of(FORWARD[: 2 * len(reach)], names, reach, plan.problem, bound.strides)
         else:

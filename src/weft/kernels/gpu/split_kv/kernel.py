@@ -98,7 +98,7 @@ def scores_of_rows(C: tl.constexpr, scaling, rows):
     slope = scaling.scale
     if C.alibi:
         slope = (tl.load(scaling.slopes + rows.head, mask=rows.valid, other=0.0) * LOG2E)[:, None]
-    return Scores(scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E)
+    return Scores(scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E, (), (), (), ())
 
 
 @triton.jit

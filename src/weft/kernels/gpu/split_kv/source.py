@@ -80,7 +80,7 @@ def _split(spec: SplitKVSpec) -> Iterator[str]:
     yield "    Keys("
     yield from (f"        {line}," for line in _keys(spec))
     yield "    ),"
-    yield f"    Scaling(scale, softcap, 0, {'Slopes' if spec.alibi else None}),"
+    yield f"    Scaling(scale, softcap, 0, {'Slopes' if spec.alibi else None}, (), ()),"
     yield f"    Results({'work=Work, sums=sums' if spec.split else _results(spec)}),"
     yield ")"
 

@@ -5,11 +5,16 @@ and of each part's first key; then for each part and each group of GROUP rows RA
 that some row sees and the one after the last, the tiles that all rows see whole, from the first to the one after the
 last, and whether the first and the last tile fold. Tiles count from the run's first column.
 
+Forwards that are told the bounds of rows have then for each part the first column that each row of the block sees,
+and the one after the last, from the run's first on.
+
 Two tiles fold where every row sees as many columns as one tile has of both together, those to the right of the first
 and those to the left of the last: a window of a multiple of GROUP columns. Then they are one tile of weights.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +29,12 @@ BESIDE = 3  # half tiles in whose time a group begins and ends a block, a guess
 FEW = 4  # tiles of a run that may fold, all of which a group holds at a time
 
 
-def ranges_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, ...]) -> Ints:
-    """(items, integers) of a launch on one axis; items: (first query, queries), then each part's run."""
+def ranges_of(
+    launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, ...], told: bool = False, whole: bool = False
+) -> Ints:  # fmt: skip
+    """(items, integers) of a launch on one axis; items: (first query, queries), then each part's run. told: with the
+    bounds of rows. whole: where a group has fewer than its rows, no tile is seen whole.
+    """
     known = items.astype(np.int64)
     first, height = known[:, :2].T
     origins = [launch.q.origin, *(part.k.origin for part in launch.parts)]
@@ -39,18 +48,32 @@ def ranges_of(launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, 
         run = known[:, 2 + 4 * n], known[:, 3 + 4 * n]
         share = _range(part.axes[0], queries, run)
         share[:, :, 1] *= exists
+        if whole:
+            share[:, :, 3] *= ends[:, 1] < height[:, None]
         if n == 0:
             rows = np.minimum(np.arange(launch.box[0]).reshape(-1, GROUP), height[:, None, None] - 1)
             every = first[:, None, None] + launch.lanes[0].q_step * rows
             share[:, :, FOLDS] = _folds(part.axes[0], every, run, share)
         share[:, :, 0] = np.minimum(share[:, :, 0], share[:, :, 1])
         columns += list(share.reshape(len(known), -1).T)
-    return np.stack(columns, axis=1)
+    found = np.stack(columns, axis=1)
+    return np.concatenate([found, *_bounds_of_rows(launch, known)], axis=1) if told else found
+
+
+def _bounds_of_rows(launch: Launch, items: Ints) -> Iterator[Ints]:
+    """(items, rows) of each part: the first column that rows see; the one after the last. 0 where there is no row."""
+    row, height = np.arange(launch.box[0])[None, None], items[:, 1, None, None]
+    rows = np.minimum(row, height - 1)
+    queries = items[:, 0, None, None] + launch.lanes[0].q_step * rows
+    for n, part in enumerate(launch.parts):
+        for bound in _bounds(part.axes[0], queries, (items[:, 2 + 4 * n], items[:, 3 + 4 * n])):
+            yield (bound * (row < height))[:, 0]
 
 
 def time_of(launch: Launch, items: NDArray[np.int32], shares: Ints) -> Ints:
     """About how long groups take for each item together, in half tiles; items, shares: see `ranges_of`."""
-    known = shares[:, 2 * (1 + len(launch.parts)) :].reshape(len(items), -1, RANGE)
+    at, parts = 2 * (1 + len(launch.parts)), len(launch.parts)
+    known = shares[:, at : at + RANGE * parts * (launch.box[0] // GROUP)].reshape(len(items), -1, RANGE)
     tiles: Ints = (known[:, :, 1] - known[:, :, 0] - known[:, :, FOLDS]).sum(1)
     return 2 * tiles + BESIDE * -(-items[:, 1].astype(np.int64) // GROUP)
 

@@ -29,10 +29,11 @@ from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.tables.boxes import whole_boxes
 from weft.kernels.gpu.tables.consumer_ranges import is_short, ranges_of, time_of
+from weft.kernels.gpu.tables.isolated import isolated
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
-from weft.planning.families.hopper import CONFIGS
+from weft.planning.families.hopper import CONFIGS, SUMMED, is_told
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow, more_run
@@ -162,6 +163,7 @@ def launch_tables(launch: Launch, tiling: Tiling, m: int, most: int | None) -> l
     Items visit about `most` tiles or fewer: where some tiles of rows would visit more, and have few of all rows, their
     other shares are a launch of their own, whose sums the first then joins.
     """
+    launch = isolated(launch) or launch
     slots = [launch.slots(axis) for axis in range(len(launch.box))]
     work, rows = launch_work(launch, slots), launch.rows(m)
     order = schedule(work)
@@ -216,27 +218,15 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     reach = extents(launch) if groups and rank == 1 else None
     short, work = False, work[order] // shares.of
     if reach is not None:
-        told = ranges_of(launch, items, reach)
-        short, work = is_short(launch, items, told), time_of(launch, items, told)
-        items = np.concatenate([items, told.astype(np.int32)], axis=1)
+        shares_of = ranges_of(launch, items, reach, is_told(tiling), tiling == SUMMED)
+        short, work = is_short(launch, items, shares_of), time_of(launch, items, shares_of)
+        items = np.concatenate([items, shares_of.astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
     return LaunchTables(
-        words,
-        rank,
-        tiling,
-        place,
-        work,
-        formula,
-        listed,
-        split,
-        _span(launch),
-        more is not None,
-        whole is not None,
-        lines is not None,
-        reach,
-        short,
-    )
+        words, rank, tiling, place, work, formula, listed, split, _span(launch), more is not None, whole is not None,
+        lines is not None, reach, short,
+    )  # fmt: skip
 
 
 def _put_more(items: Words, part: Part, more: Run, order: Ints) -> None:

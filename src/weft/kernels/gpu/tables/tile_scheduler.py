@@ -5,6 +5,9 @@ after the other: heads stay one after the other, since blocks of a head have key
 longest goes to who has done least, where that helps. Without it programs at the right distance meet long blocks alone:
 of a window beside every 128th key over 16,384 queries every 132nd block lies within the same half of them, and the
 busiest program does 1.09 of the mean.
+
+Blocks of causal attention differ far more. At wide heads the longest of a few heads come first, and then blocks of one
+round are exchanged for as long as the busiest program has less to do after it: 1.03 of the mean becomes 1.003.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ import numpy as np
 
 from weft.kernels.gpu.tables.batches import Wave
 from weft.pattern.bounds import Ints
+from weft.planning.families.hopper import is_told
 
 MOST = 1 << 14  # blocks, with more of which no program has few
+HEADS = 4  # whose blocks are sorted together: their keys and values stay in the second-level cache
+EXCHANGES = 1000  # at most; some 200 are enough for 2,048 blocks
 GAIN = 0.98  # of the busiest program's time; blocks that are alike stay in order
 
 
@@ -28,9 +34,14 @@ def in_turns(wave: Wave, programs: int) -> Wave:
         return wave
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
+    apart = is_told(wave.kind.tiling) and wave.work.min() != wave.work.max()
+    if apart:
+        blocks = blocks[np.lexsort((blocks[:, 1], -wave.work[blocks[:, 0]], blocks[:, 1] // HEADS))]
     if programs < len(blocks) <= MOST:
         time = wave.work[blocks[:, 0]]
         turns = _shared_out(time, programs)
+        if apart:
+            turns = _exchanged(turns, time, programs)
         if _busiest(time[turns], programs) < GAIN * _busiest(time, programs):
             blocks = blocks[turns]
     words = np.concatenate([wave.words, blocks.reshape(-1).astype(np.int32)])
@@ -48,6 +59,26 @@ def _shared_out(time: Ints, programs: int) -> Ints:
         blocks[begin + least] = longest
         done[least] += time[longest]
     return blocks
+
+
+def _exchanged(blocks: Ints, time: Ints, programs: int) -> Ints:
+    """The same numbers, once the busiest program has exchanged blocks with others, each for one of the same round."""
+    whole = blocks.size // programs * programs
+    order = blocks[:whole].reshape(-1, programs).copy()
+    takes = time[order]
+    done = takes.sum(0)
+    done[: blocks.size - whole] += time[blocks[whole:]]
+    for _ in range(EXCHANGES):
+        busy = int(done.argmax())
+        saved = takes[:, busy, None] - takes  # by an exchange with each other program, in each round
+        after = np.maximum(done[busy] - saved, done + saved)
+        row, other = divmod(int(after.argmin()), programs)
+        if after[row, other] >= done[busy]:
+            break
+        done[busy], done[other] = done[busy] - saved[row, other], done[other] + saved[row, other]
+        for table in (order, takes):
+            table[row, [busy, other]] = table[row, [other, busy]]
+    return np.concatenate([order.reshape(-1), blocks[whole:]])
 
 
 def _busiest(time: Ints, programs: int) -> float:

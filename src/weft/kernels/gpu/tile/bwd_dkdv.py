@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops import loads, mask, scores, tiles
-from weft.kernels.gpu.tile import places
+from weft.kernels.gpu.tile import entries, places
 from weft.kernels.gpu.tile.gradients import joined, keep, where_rows
 from weft.kernels.gpu.tile.keys import part_of
 from weft.kernels.gpu.tile.row_numbers import lse_without_keys
@@ -25,7 +25,8 @@ STATS = tl.constexpr(constants.STATS)
 # What the kernel of dK and dV reads, and what it makes; None for what it does not make. numbers: of queries. sums: dK
 # and then dV, float32, of few keys alone, which some launches leave for others; slots: of each token its row there, or
 # -1.
-Tensors = namedtuple("Tensors", "q k v dout dq dk dv numbers sums slots")
+# entries: where gradients of tables are summed.
+Tensors = namedtuple("Tensors", "q k v dout dq dk dv numbers sums slots entries")
 
 # What a program reads of its keys: tiles of k and v. wanted (rows,): which keys join sums of dQ.
 Keys = namedtuple("Keys", "k v wanted")
@@ -33,8 +34,9 @@ Keys = namedtuple("Keys", "k v wanted")
 # Columns of Stats, and matrices (rows, STATS) by which products subtract lse and delta, where they do so.
 Folding = namedtuple("Folding", "column of_lse of_delta")
 
-# dK and dV of a tile of keys in chunks, float32; () for what is not made.
-Sums = namedtuple("Sums", "dk dv")
+# dK and dV of a tile of keys in chunks, float32; () for what is not made. entries: sums of the gradients of tables, see
+# `weft.kernels.gpu.tile.entries`, of one head.
+Sums = namedtuple("Sums", "dk dv entries")
 
 # What stays while the queries of a part are walked. q, dout, dq: how far each query of a tile lies from its first one,
 # in each of these tensors.
@@ -55,7 +57,8 @@ def key_gradients(C: tl.constexpr, tensors, launch, scaling):
         return
     place = places.place_of(C, launch, program)
     keys, folding = _load(C, tensors, place), _folding(C)
-    sums = Sums(loads.zeros(C, C.d) if C.makes != "dv" else (), loads.zeros(C, C.dv) if C.makes != "dk" else ())
+    dk, dv = loads.zeros(C, C.d) if C.makes != "dv" else (), loads.zeros(C, C.dv) if C.makes != "dk" else ()
+    sums = Sums(dk, dv, entries.none(C))
     seen = place.rows.number < 0
     if C.rank == 1 and not C.several:
         # All of a single line is read before anything waits (benchmarks/notes/triton.md).
@@ -70,7 +73,7 @@ def key_gradients(C: tl.constexpr, tensors, launch, scaling):
                 sums, seen = _walk(C, held, part_of(C, place, n), sums, seen)
         else:
             sums, seen = _walk(C, held, part_of(C, place, 0), sums, seen)
-    _finish(C, tensors, place, scaling.scale, sums, seen)
+    _finish(C, tensors, place, scaling, sums, seen)
 
 
 # ---- what stays ------------------------------------------------------------------------------------------------------
@@ -162,9 +165,20 @@ def _each_head(C: tl.constexpr, WALK: tl.constexpr, STEP: tl.constexpr, held, pa
     head = held.place.head
     if C.grouped:
         for n in range(head.group):
-            sums = WALK(C, STEP, HeldOfHead(held.place, held, _queries(C, held, head.head + n)), part, sums)
+            sums = _of_head(C, WALK, STEP, HeldOfHead(held.place, held, _queries(C, held, head.head + n)), part, sums)
     else:
-        sums = WALK(C, STEP, HeldOfHead(held.place, held, _queries(C, held, head.head)), part, sums)
+        sums = _of_head(C, WALK, STEP, HeldOfHead(held.place, held, _queries(C, held, head.head)), part, sums)
+    return sums
+
+
+@triton.jit
+def _of_head(C: tl.constexpr, WALK: tl.constexpr, STEP: tl.constexpr, held, part, sums):
+    """A walk for one query head, whose sums for tables are left in memory."""
+    sums = WALK(C, STEP, held, part, sums)
+    if C.summed > 0:
+        into = entries.Into(held.place, held.queries.scores, held.part.tensors.entries)
+        entries.leave(C, into, sums.entries)
+        sums = Sums(sums.dk, sums.dv, entries.none(C))
     return sums
 
 
@@ -176,7 +190,7 @@ def _queries(C: tl.constexpr, held, head):
     row, dq = (batch * launch.all_heads + head) * launch.their_length, q
     if C.with_dq:
         dq = loads.Walked(tensors.dq, loads.head_of(C, tensors.dq, batch, wide), held.dq, loads.columns(C.d))
-    return Queries(q, dout, dq, row, scores.scores_of(C, held.scaling, head))
+    return Queries(q, dout, dq, row, scores.scores_of(C, held.scaling, batch, head))
 
 
 # ---- one tile --------------------------------------------------------------------------------------------------------
@@ -194,8 +208,9 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     queries = QueryTile(tile, q, _numbers(C, KIND, held, tile), corners)
     if C.products_first:
         dv, ds = _together(C, KIND, held, queries, sums.dv)
+        of_tables = ()
     else:
-        dv, ds = _in_turn(C, KIND, held, queries, sums.dv)
+        dv, ds, of_tables = _in_turn(C, KIND, held, queries, sums)
     if C.with_dq:
         ds = tl.where(part.keys.wanted[:, None], ds, 0.0)  # of unseen keys it may be infinite
     if C.makes != "dv":
@@ -203,7 +218,7 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
         dk = loads.accumulate(C, dk, ds, q)
     if C.with_dq:
         _add_to_dq(C, KIND, held, tile, ds)
-    return Sums(dk, dv)
+    return Sums(dk, dv, of_tables)
 
 
 @triton.jit
@@ -232,7 +247,7 @@ def _numbers(C: tl.constexpr, KIND: tl.constexpr, held, tile):
         found = found.to(tl.float32) if C.upcast else found
     else:
         found = _of_queries(C, KIND, held, tile, numbers.lse)
-        if C.rank > 1:  # elsewhere weights are masked after this
+        if C.rank > 1 or C.scored:  # elsewhere weights are masked after this
             found = lse_without_keys(C, found, held.part.scaling.scale)
         found = found * scores.LOG2E
     return found
@@ -263,32 +278,42 @@ def _together(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
 
 
 @triton.jit
-def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
-    """(dV, ds): the products of dO after all that needs the weights alone."""
-    part, tile = held.part, queries.tile
+def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
+    """(dV, ds, sums for tables): the products of dO after all that needs the weights alone."""
+    part, tile, dv, of_tables = held.part, queries.tile, sums.dv, sums.entries
     s, capped = scores.score(C, _product(C, part, queries), held.queries.scores, held.place.rows.token, tile.token)
     if C.rank > 1 and not C.linear:
-        s += mask.penalty(C, part.penalties, queries.corners)
+        s = mask.penalised(C, s, mask.penalty(C, part.penalties, queries.corners))
     s = scores.exponent(C, s, held.queries.scores)
     p = tl.exp2(s if C.folded else s - queries.numbers[None, :])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
     dout = tiles.load(C, KIND, C.dv, held.queries.dout, tile)
-    ds = p
+    ds, weights, kept = p, p, ()
+    if C.dropout:
+        kept = scores.keeps(C, held.queries.scores, held.place.rows.token, tile.token)
+        weights = tl.where(kept, p, 0.0)
     if C.makes != "dk":
-        dv = loads.accumulate(C, dv, p.to(dout[0].dtype), dout)
+        dv = loads.accumulate(C, dv, weights.to(dout[0].dtype), dout)
     if C.makes != "dv":
         if C.folded:
             start = loads.dot(C, part.folding.of_delta, tl.trans(queries.numbers))
             ds = p * loads.products(C, part.keys.v, dout, start)
         else:
             delta = _of_queries(C, KIND, held, tile, part.tensors.numbers.delta)
-            ds = p * (loads.products(C, part.keys.v, dout) - delta[None, :])
-        ds = scores.through_score(C, ds, capped)
+            dp = loads.products(C, part.keys.v, dout)
+            if C.dropout:
+                dp = scores.through_dropout(C, dp, kept, held.queries.scores)
+            ds = p * (dp - delta[None, :])
+        if C.summed > 0:
+            shares = scores.shares_of_reads(C, ds, p, capped)
+            into = entries.Into(held.place, held.queries.scores, part.tensors.entries)
+            of_tables = entries.add(C, into, tile, shares, of_tables)
+        ds = scores.through_score(C, ds, p, capped)
         if C.rank < 2 and KIND != "full":
             # Whatever lies in a key that no query sees. Not in a branch for tiles with an edge: with one, LLVM spoiled
             # masks of listed tokens (benchmarks/notes/triton.md).
             ds = tl.where(p == 0, 0.0, ds)
-    return dv, ds
+    return dv, ds, of_tables
 
 
 @triton.jit
@@ -317,13 +342,15 @@ def _add_to_dq(C: tl.constexpr, KIND: tl.constexpr, held, tile, ds):
 
 # ---- results ---------------------------------------------------------------------------------------------------------
 @triton.jit
-def _finish(C: tl.constexpr, tensors, place, scale, sums, seen):
+def _finish(C: tl.constexpr, tensors, place, scaling, sums, seen):
     """Store what was made, or leave it for a launch that joins it."""
     dk, dv, rows = sums.dk, sums.dv, place.rows
     batch, head = place.head.batch, place.head.kv_head
     if C.rank > 1:  # whatever lies in a key that no query sees: a test for each pair would be one in every tile
         dk, dv = where_rows(seen, dk), where_rows(seen, dv)
-    dk = loads.scaled(dk, scale)
+    dk = loads.scaled(dk, scaling.scale)
+    if C.dropout:
+        dv = loads.scaled(dv, scaling.dropping[2])
     if C.few:
         dk_at, dv_at = _slots_of(C, tensors, batch, head, tl.load(tensors.slots + rows.token))
         if C.makes != "dv":

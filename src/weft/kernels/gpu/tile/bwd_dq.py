@@ -7,19 +7,23 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from weft.kernels.gpu.ops import loads, mask, scores, tiles
-from weft.kernels.gpu.tile import places, row_numbers
+from weft.kernels.gpu.tile import entries, places, row_numbers
 from weft.kernels.gpu.tile.gradients import keep, where_rows
 from weft.kernels.gpu.tile.keys import part_of, walked_keys
 from weft.kernels.gpu.tile.walk import once, walk_part
 
 # What the kernel of dQ reads, dQ, and numbers of rows, some of which it leaves for the kernel of dK and dV.
-Tensors = namedtuple("Tensors", "q k v out dout dq numbers")
+# entries: where gradients of tables are summed.
+Tensors = namedtuple("Tensors", "q k v out dout dq numbers entries")
 
 # What a program reads of its rows: tiles of q, dout and out, and their numbers; what it makes scores with.
 Read = namedtuple("Read", "q dout out numbers scores")
 
 # What stays while keys are walked. lse: in units of log2.
-Held = namedtuple("Held", "place q dout lse numbers scores")
+Held = namedtuple("Held", "place q dout lse numbers scores entries")
+
+# dQ in chunks, float32, and sums of the gradients of tables, see `weft.kernels.gpu.tile.entries`.
+Sums = namedtuple("Sums", "dq entries")
 
 # The same, with keys, values and the masks of boxes of one part.
 HeldOfPart = namedtuple("HeldOfPart", "place rows k v penalties")
@@ -35,21 +39,21 @@ def query_gradient(C: tl.constexpr, tensors, launch, scaling):
         return
     place = places.place_of(C, launch, program)
     loaded = _load(C, tensors, place, scaling)
-    dq = loads.zeros(C, C.d)
+    sums = Sums(loads.zeros(C, C.d), entries.none(C))
     if C.rank == 1 and not C.several:
         # All of a single line is read before anything waits (benchmarks/notes/triton.md).
         part = part_of(C, place, 0)
         held = _hold(C, tensors, place, loaded)
-        dq = _walk(C, tensors, held, part, dq)
+        sums = _walk(C, tensors, held, part, sums)
     else:
         # The bounds of a grid would take the registers of what is held.
         held = _hold(C, tensors, place, loaded)
         if C.several:
             for n in range(place.launch.parts):
-                dq = _walk(C, tensors, held, part_of(C, place, n), dq)
+                sums = _walk(C, tensors, held, part_of(C, place, n), sums)
         else:
-            dq = _walk(C, tensors, held, part_of(C, place, 0), dq)
-    _finish(C, tensors, held, dq)
+            sums = _walk(C, tensors, held, part_of(C, place, 0), sums)
+    _finish(C, tensors, held, sums)
 
 
 @triton.jit
@@ -66,7 +70,7 @@ def _load(C: tl.constexpr, tensors, place, scaling):
     if C.rank > 1 and C.hold_dout:
         dout = loads.hold(C, dout)
     out = loads.load(C, C.dv, tensors.out, loads.near_rows_of(C, tensors.out, rows, batch, head), None)
-    return Read(q, dout, out, numbers, scores.scores_of(C, scaling, place.head.head))
+    return Read(q, dout, out, numbers, scores.scores_of(C, scaling, batch, place.head.head))
 
 
 @triton.jit
@@ -83,19 +87,19 @@ def _hold(C: tl.constexpr, tensors, place, loaded):
     found = row_numbers.RowNumbers(numbers.row, row_numbers.lse_without_keys(C, numbers.lse, scale), delta)
     if not C.leaves_last:
         row_numbers.leave_stats(C, tensors.numbers, found, valid, scale)
-    return Held(place, q, dout, found.lse * scores.LOG2E, found, loaded.scores)
+    return Held(place, q, dout, found.lse * scores.LOG2E, found, loaded.scores, tensors.entries)
 
 
 @triton.jit
-def _walk(C: tl.constexpr, tensors, held, part, dq):
+def _walk(C: tl.constexpr, tensors, held, part, sums):
     penalties = mask.penalties_of(C, part)
     k, v = walked_keys(C, tensors, held.place, part)
-    return walk_part(C, once, _step, HeldOfPart(held.place, held, k, v, penalties), part, dq)
+    return walk_part(C, once, _step, HeldOfPart(held.place, held, k, v, penalties), part, sums)
 
 
 @triton.jit
-def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, dq):
-    rows = held.rows
+def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
+    rows, of_tables = held.rows, sums.entries
     tile = tiles.locate(C, KIND, visit)
     k = tiles.load(C, KIND, C.d, held.k, tile)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
@@ -103,19 +107,30 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, dq):
     start = mask.penalty(C, held.penalties, corners) if C.rank > 1 and C.linear else None
     s, capped = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile.token)
     if C.rank > 1 and not C.linear:
-        s += mask.penalty(C, held.penalties, corners)
+        s = mask.penalised(C, s, mask.penalty(C, held.penalties, corners))
     p = tl.exp2(scores.exponent(C, s, rows.scores) - rows.lse[:, None])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
-    ds = p * (loads.products(C, rows.dout, v) - rows.numbers.delta[:, None])
-    return loads.accumulate(C, dq, scores.through_score(C, ds, capped).to(k[0].dtype), k)
+    dp = loads.products(C, rows.dout, v)
+    if C.dropout:
+        kept = scores.keeps(C, rows.scores, held.place.rows.token, tile.token)
+        dp = scores.through_dropout(C, dp, kept, rows.scores)
+    ds = p * (dp - rows.numbers.delta[:, None])
+    if len(C.entries) > 0:
+        shares = scores.shares_of_reads(C, ds, p, capped)
+        into = entries.Into(held.place, rows.scores, rows.entries)
+        of_tables = entries.add(C, into, tile, shares, of_tables)
+    dq = loads.accumulate(C, sums.dq, scores.through_score(C, ds, p, capped).to(k[0].dtype), k)
+    return Sums(dq, of_tables)
 
 
 @triton.jit
-def _finish(C: tl.constexpr, tensors, held, dq):
+def _finish(C: tl.constexpr, tensors, held, sums):
     place, rows, scale = held.place, held.place.rows, held.scores.scale
     if C.leaves_last:
         row_numbers.leave_stats(C, tensors.numbers, held.numbers, rows.valid, scale)
-    dq = loads.scaled(dq, scale)
+    if C.summed > 0:
+        entries.leave(C, entries.Into(place, held.scores, tensors.entries), sums.entries)
+    dq = loads.scaled(sums.dq, scale)
     if C.rank == 0:
         dq = where_rows(rows.within, dq)
     block = loads.rows_of(C, tensors.dq, rows, place.head.batch, place.head.head.to(tl.int64))

@@ -6,8 +6,10 @@ branch that a field decides is not compiled. A choice that was measured is a pro
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from weft.kernels.gpu.score.fragment import Fragment, fragment
+from weft.kernels.gpu.score.spec import OF_ROWS, PAIRS
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.tables.pack import axis_words
 from weft.planning.families.tile import REGISTERS_OF_FIVE
@@ -20,7 +22,9 @@ class Config(NamedTuple):
     """What one kernel is compiled for; see `KernelSpec` for fields of the same name.
 
     d, dv: chunks of the head dimensions. rows, cols: of a tile. unit: elements that strides count in. precision: of
-    products of float32, None for other types. single: the dtype is float32.
+    products of float32, None for other types. single: the dtype is float32. scored: score functions are there: `score`
+    and `through`, as `weft.kernels.gpu.score.fragment` writes them. sloped: their derivative is not 1. entries,
+    summed, paired, places: see `weft.kernels.gpu.tile.entries`.
     """
 
     direction: str
@@ -82,6 +86,23 @@ class Config(NamedTuple):
     few: bool = False
     joins: bool = False
     sums_dv: int = 0
+    paged: int = 0
+    scored: bool = False
+    sloped: bool = False
+    score: Any = None
+    through: Any = None
+    entries: tuple[int, ...] = ()
+    summed: int = 0
+    paired: int = 0
+    places: Any = None
+    dropout: bool = False
+
+
+class Named(str):
+    """The name of a function in the text of an entry."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def config_of(spec: KernelSpec) -> Config:
@@ -101,7 +122,29 @@ def config_of(spec: KernelSpec) -> Config:
         "leaves_last": _leaves_last(spec), "products_first": _products_first(spec),
         "reads_seen": spec.of_keys and spec.with_dq and spec.rank > 0,
     }  # fmt: skip
+    found = fragment_of(spec)
+    if found is not None:
+        own |= {"scored": True, "sloped": found.sloped, "score": Named("pair_score")}
+        own |= {"through": Named("pair_through")} if spec.direction != "forward" else {}
+        own |= _entries(spec, found)
     return Config(**own)
+
+
+def fragment_of(spec: KernelSpec) -> Fragment | None:
+    """The functions of pairs that a kernel calls; None for none."""
+    if spec.rules is None or spec.direction == "delta":
+        return None
+    return fragment(spec.rules, spec.direction != "forward")
+
+
+def _entries(spec: KernelSpec, found: Fragment) -> dict[str, Any]:
+    """What a kernel does with gradients of tables. summed: so many reads are of rows; paired: so many come before those
+    by pairs.
+    """
+    assert spec.rules is not None
+    kinds = () if spec.makes == "dv" else tuple(one.kind for one in spec.rules.entries)
+    places = {"places": Named("pair_places")} if found.paired else {}
+    return {"entries": kinds, "summed": kinds.count(OF_ROWS), "paired": len(kinds) - kinds.count(PAIRS), **places}
 
 
 def literal(config: Config) -> list[str]:
@@ -166,7 +209,8 @@ def _leaves_last(spec: KernelSpec) -> bool:
 
 def _rounds(spec: KernelSpec) -> bool:
     """Whether a forward rounds weights that may be a row's only one. The largest is 1 where a maximum is subtracted."""
-    return spec.direction == "forward" and spec.no_maximum and spec.dtype == "bfloat16" and not spec.upcast
+    narrow = spec.dtype == "bfloat16" and not (spec.upcast or spec.dropout)
+    return spec.direction == "forward" and spec.no_maximum and narrow
 
 
 def _counts_early(spec: KernelSpec) -> bool:

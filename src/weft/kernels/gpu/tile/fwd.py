@@ -38,7 +38,7 @@ def attention(C: tl.constexpr, tensors, launch, scaling):
     place = places.place_of(C, launch, program)
     q_rows = loads.near_rows_of(C, tensors.q, place.rows, place.head.batch, place.head.head.to(tl.int64))
     q = loads.load(C, C.d, tensors.q, q_rows, None)
-    scoring = scores.scores_of(C, scaling, place.head.head)
+    scoring = scores.scores_of(C, scaling, place.head.batch, place.head.head)
     if C.no_maximum:
         wild = _attend(C, False, tensors, Held(place, q, scoring, None))
         if tl.max(wild.to(tl.int32), 0) != 0:
@@ -72,7 +72,8 @@ def _attend(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held):
     if C.rounds and not ONLINE:
         # a row's only weight, rounded as its value met it: divided by that, the value is exact
         weight = tl.where(keys == 1, total.to(tl.bfloat16).to(tl.float32), total)
-    _finish(C, ONLINE, tensors, held, epilogue.Rest(sums.acc, top, total, weight), wild)
+    acc = scores.kept_sums(C, sums.acc, held.scores)
+    _finish(C, ONLINE, tensors, held, epilogue.Rest(acc, top, total, weight), wild)
     return wild
 
 
@@ -104,7 +105,7 @@ def _scores(C: tl.constexpr, KIND: tl.constexpr, held, visit, tile):
     start = outside[0] if C.rank > 1 and C.linear else None
     s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile.token)[0]
     if C.rank > 1 and not C.linear:
-        s += outside[0]
+        s = mask.penalised(C, s, outside[0])
     return mask.masked(C, KIND, held.place.rows, tile, (s,), float("-inf"))[0]
 
 
@@ -114,6 +115,7 @@ def _short_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     p = softmax.weights(C, _scores(C, KIND, held, visit, tile), held.rows.scores)
     total = sums.total + softmax.row_sum(C, p)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
+    p = scores.kept_weights(C, p, held.rows.scores, held.place.rows.token, tile.token)
     return softmax.Sums(loads.accumulate(C, sums.acc, p.to(v[0].dtype), v), sums.largest, total, sums.keys)
 
 
@@ -124,6 +126,7 @@ def _online_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     p, largest, kept = softmax.online_weights(C, s, held.rows.scores, sums.largest)
     total = sums.total * (kept[:, None] if C.partial else kept) + softmax.row_sum(C, p)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
+    p = scores.kept_weights(C, p, held.rows.scores, held.place.rows.token, tile.token)
     acc = loads.accumulate(C, loads.scaled(sums.acc, kept[:, None]), p.to(v[0].dtype), v)
     return softmax.Sums(acc, largest, total, sums.keys)
 
@@ -228,7 +231,8 @@ def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
     acc = epilogue.output(rest)
     lse = epilogue.lse_of(rest, ONLINE or C.sinks, C.fast_log)
     if C.sinks:
-        lse = tl.where(alone, tl.load(tensors.sinks + head.head), lse)  # exactly
+        sink = tl.load(tensors.sinks + head.head)
+        lse = tl.where(alone, sink, epilogue.above_sink(rest, lse, sink, C.fast_log))
     of_head = (head.batch * launch.all_heads + head.head) * launch.my_length
     lse_at = tensors.lse + of_head + rows.token
     block = loads.near_rows_of(C, tensors.out, rows, head.batch, head.head.to(tl.int64))

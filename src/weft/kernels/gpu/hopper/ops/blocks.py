@@ -43,17 +43,28 @@ def tiles_of(count, TILE: gl.constexpr):
 
 
 @gluon.jit
-def keys_of(item, term: gl.constexpr):
+def keys_of(item, term):
     """(first key, keys) of a block's run of a term."""
     run = item + 2 + RUN * term
     return gl.load(run), gl.load(run + 1)
 
 
 @gluon.jit
-def range_of(item, C, term: gl.constexpr, CONSUMERS: gl.constexpr, TERMS: gl.constexpr):
+def range_of(item, C, term, CONSUMERS: gl.constexpr, TERMS: gl.constexpr):
     """The range of consumer C in a block's run of a term."""
     at = item + 2 + RUN * TERMS + 2 * (1 + TERMS) + RANGE * (CONSUMERS * term + C)
     return Range(gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3))
+
+
+@gluon.jit
+def bounds_told(item, r, term, cfg: gl.constexpr):
+    """Positions of a term's run that a block's rows r see, as the tables hold them: the first, and the one after the
+    last.
+    """
+    rows: gl.constexpr = cfg.consumers * cfg.rows
+    places: gl.constexpr = 2 + RUN * cfg.terms + 2 * (1 + cfg.terms) + RANGE * cfg.consumers * cfg.terms
+    at = item + places + 2 * rows * term + r
+    return gl.load(at), gl.load(at + rows)
 
 
 @gluon.jit

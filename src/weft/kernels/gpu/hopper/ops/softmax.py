@@ -34,4 +34,5 @@ def with_sink(alone, sink, largest):
     """
     above = gl.maximum(largest, sink)
     above = gl.where(above == float("-inf"), 0.0, above)  # neither keys nor a sink
-    return gl.where(alone, 0.0, gl.exp2(largest - above)), gl.exp2(sink - above), above
+    more = gl.where(sink == above, 1.0, gl.exp2(sink - above))  # an fma would leave its rounding error
+    return gl.where(alone, 0.0, gl.exp2(largest - above)), more, above

@@ -1,4 +1,4 @@
-"""Patterns and sizes as text: read as syntax, never run.
+"""Patterns as text: read as syntax, never run.
 
 A pattern is written as in Python: calls of weft's library functions, `&`, `|`, `~`, `.shift(q=, k=)`, `.aligned(...)`,
 and literals. `parse(str(pattern)) == pattern` for every pattern whose text is not shortened.
@@ -11,11 +11,9 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any, NoReturn
 
-import click
-
-import weft
 from weft.errors import ArgumentError, PatternError, WeftError
 from weft.pattern.algebra import Pattern
 from weft.pattern.arguments import LIBRARY, function
@@ -206,7 +204,7 @@ class _Reader:
 
 def _names() -> list[str]:
     """What to suggest. What only recognition makes (`sized` and others) may be called as well."""
-    return [name for name in weft.__all__ if name in LIBRARY]
+    return [name for name in import_module("weft").__all__ if name in LIBRARY]
 
 
 def _suggest(word: str, known: Iterable[str]) -> str:
@@ -244,36 +242,3 @@ def _is_integer(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return _is_integer(value) or isinstance(value, float)
-
-
-# ---- arguments of click ----------------------------------------------------------------------------------------------
-class Numbers(click.ParamType):
-    """`least` to `most` natural numbers joined by commas (or x), of 31 bits."""
-
-    name = "numbers"
-
-    def __init__(self, least: int, most: int) -> None:
-        self.least, self.most = least, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        words = value.lower().replace("x", ",").split(",")
-        if not self.least <= len(words) <= self.most or not all(word.strip().isdecimal() for word in words):
-            count = f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
-            self.fail(f"{value!r} is not {count} numbers joined by commas", param, ctx)
-        if max(map(len, words)) > 10 or max(map(int, words)) >= 1 << 31:
-            self.fail(f"{value!r} has a number of more than 31 bits", param, ctx)
-        return tuple(int(word) for word in words)
-
-
-class Seconds(click.FloatRange):
-    """Seconds from `min` on; not what is no number, which is in every range."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = float(super().convert(value, param, ctx))
-        if found != found:
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return found

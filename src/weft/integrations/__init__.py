@@ -1,0 +1,1 @@
+"""Drop-ins for other libraries: each module stands in for one of them."""

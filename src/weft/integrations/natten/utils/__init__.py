@@ -1,0 +1,1 @@
+"""NATTEN's helpers that its documentation names."""

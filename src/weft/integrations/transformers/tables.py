@@ -1,0 +1,44 @@
+"""Mask functions that read tables, as packed documents and images in text do: tables on the host become runs.
+
+Recognition would find the same, from less and in longer: what the table means is known here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from weft.caching import cached
+from weft.integrations.transformers.graphs import Place, by_row, live_keys, place
+from weft.integrations.transformers.reading import Seen, leaves
+from weft.pattern.algebra import Pattern
+from weft.pattern.composites import per_batch
+from weft.pattern.grouped import grouped
+
+
+class OnHost(Place):
+    """Tables are read now."""
+
+    def _labels(self, ids: Tensor, key_ids: Tensor) -> Any:
+        queries = ids[self.q_offset : self.q_offset + self.m].cpu().numpy()
+        return grouped(queries, key_ids[self.k_offset : self.k_offset + self.n].cpu().numpy())
+
+
+def from_tables(sizes: tuple[int, int, int], offsets: tuple[int, int], seen: Seen) -> tuple[Pattern, int] | None:
+    """(the pattern, how many keys it is about); None where it reads no table, or no alignment says where it is."""
+    if not by_row(seen):
+        return None
+    batch, m, n = sizes
+    live = live_keys(leaves(seen), (m, n), offsets)
+    at = place((m, live), offsets, OnHost)
+    if at is None:
+        return None
+    rows = [at.written(seen, row) for row in range(batch)]
+    return _known(rows[0] if all(row == rows[0] for row in rows) else per_batch(rows)), live
+
+
+@cached(256)
+def _known(pattern: Pattern) -> Pattern:
+    """One object for equal patterns, whose plans are found by its identity."""
+    return pattern

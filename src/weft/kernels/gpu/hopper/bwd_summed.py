@@ -1,0 +1,338 @@
+# ruff: noqa: PLR0913, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
+"""All gradients in one walk over queries for each block of keys: dQ is added in memory, in no fixed order.
+
+A program lives as long as the launch and takes blocks of keys in turn. The producer asks by tensor descriptors for the
+keys of a block and for its tiles of queries. Each consumer keeps dK and dV of its keys in registers. What scores take
+of a tile it leaves in shared memory; once all consumers have, each multiplies it with its channels of the keys and adds
+that to dQ in float32. It does so a tile later, so that no consumer waits for another. Two kernels make seven products
+of a tile; this one makes five.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language import debug_barrier
+from triton.language.extra.cuda import gdc_wait
+
+from weft.kernels.gpu import constants
+from weft.kernels.gpu.hopper.ops.aggregate import aggregate
+from weft.kernels.gpu.hopper.ops.blocks import bounds_told, keys_of, place_of, range_of, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
+from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
+from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
+from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
+from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
+
+STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
+DS = gl.constexpr(2)  # tiles of what dQ is made of
+LANES = gl.constexpr(32)
+
+
+@aggregate
+class Summed:
+    """The kernel's arguments, shared memory and channels.
+
+    k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: what dQ is made of, of two tiles. ones: what
+    adds lse and delta to products, of each consumer. heads, length: of queries.
+    """
+
+    cfg: gl.constexpr
+    DK: Tensor
+    DV: Tensor
+    DQ: Tensor
+    Stats: gl.tensor
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    q: gl.shared_memory_descriptor
+    do: gl.shared_memory_descriptor
+    stats: gl.shared_memory_descriptor
+    ds: gl.shared_memory_descriptor
+    ones: gl.shared_memory_descriptor
+    keys: Channel
+    queries: Channel
+    ready: Ring
+    used: Ring
+    scheduler: TileScheduler
+    heads: gl.tensor
+    length: gl.tensor
+    scale: gl.tensor
+    k_box: Any
+    v_box: Any
+    q_box: Any
+    do_box: Any
+
+
+# ---- producer --------------------------------------------------------------------------------------------------------
+@gluon.jit
+def load_queries(i, j, at, run, rows, state):
+    """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's numbers begin; rows: of a
+    tile, and their step.
+    """
+    cfg: gl.constexpr = state.cfg
+    queries = state.queries
+    stage, first = queries.stage(i), j * cfg.columns
+    queries.acquire(i)
+    queries.expect(i, state.q_box.block_type.nbytes + state.do_box.block_type.nbytes)
+    where = [at[0], at[1], run.place + first, run.lane, 0]
+    tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
+    tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
+    r, numbers, step = rows
+    row = (first + gl.minimum(r, run.count - 1 - first)) * step
+    more = gl.expand_dims(row * STATS, 1) + numbers
+    async_copy.async_copy_global_to_shared(state.stats.index(stage), at[2] + more)
+    queries.commit(i)
+
+
+@gluon.jit
+def producer(state, CHAINED: gl.constexpr):
+    """Keys and values of a block; queries, dO and what scores subtract, of all heads that share these keys."""
+    cfg: gl.constexpr = state.cfg
+    layout: gl.constexpr = by_rows(STATS, cfg.producer_warps)
+    r = gl.arange(0, cfg.columns, layout=gl.SliceLayout(1, layout))
+    numbers = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
+    scheduler, keys = state.scheduler, state.keys
+    here = scheduler.part()
+    origin, step = gl.load(here), gl.load(here + PART)
+    i = 0
+    t = 0
+    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+        member, item = scheduler.places(scheduler.where(number))
+        batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
+        place, lane = place_of(item, 0, 1)
+        run = run_of(item, 0, 1)
+        first, _ = keys_of(item, 0)
+        keys.acquire(t)
+        keys.expect(t, state.k_box.block_type.nbytes + state.v_box.block_type.nbytes)
+        where = [batch, kv_head, place, lane, 0]
+        tma.async_copy_global_to_shared(state.k_box, where, keys.full.index(0), state.k.index(0))
+        tma.async_copy_global_to_shared(state.v_box, where, keys.full.index(0), state.v.index(0))
+        if CHAINED and t == 0:
+            gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
+        for h in range(0, share):
+            row = (batch.to(gl.int64) * state.heads + head + h) * state.length + origin + first
+            at = (batch, head + h, state.Stats + row * STATS)
+            for j in range(0, tiles_of(run.count, cfg.columns)):
+                load_queries(i, j, at, run, (r, numbers, step), state)
+                i += 1
+        t += 1
+
+
+# ---- consumers -------------------------------------------------------------------------------------------------------
+@aggregate
+class Own:
+    """What a consumer holds for a block: its rows of K and V, its channels of all keys, bounds of its rows, and the
+    tiles that no bound cuts.
+    """
+
+    k: gl.shared_memory_descriptor
+    v: gl.shared_memory_descriptor
+    channels: gl.shared_memory_descriptor
+    low: gl.tensor
+    high: gl.tensor
+    below: gl.tensor
+    beyond: gl.tensor
+
+
+@gluon.jit
+def scores(i, j, C: gl.constexpr, own, state):
+    """(p, ds) of consumer C's keys and tile i of the ring, which is tile j of its run; float32."""
+    cfg: gl.constexpr = state.cfg
+    TILE: gl.constexpr = cfg.columns
+    layout: gl.constexpr = accumulator(TILE)
+    at = state.queries.stage(i)
+    none = gl.zeros([cfg.rows, TILE], gl.float32, layout)
+    state.queries.wait(i)
+    stats = state.stats.index(at).permute((1, 0))
+    x = warpgroup_mma(state.ones.index(2 * C), stats, none, use_acc=False, is_async=True)
+    x = warpgroup_mma(own.k, matrix(state.q.index(at)).permute((1, 0)), x, is_async=True)
+    y = warpgroup_mma(state.ones.index(2 * C + 1), stats, none, use_acc=False, is_async=True)
+    y = warpgroup_mma(own.v, matrix(state.do.index(at)).permute((1, 0)), y, is_async=True)
+    x = warpgroup_mma_wait(2, (x,))
+    if (j < own.below) | (j >= own.beyond):
+        columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
+        words, bit = mask_words(own.low - j * TILE, own.high - j * TILE, columns)
+        x = masked(x, words, bit, float("-inf"))
+    p = gl.exp2(x * (state.scale * LOG2E))
+    y = warpgroup_mma_wait(0, (y,))
+    return p, p * y
+
+
+@gluon.jit
+def ask(i, j, C: gl.constexpr, own, dk, dv, state):
+    """Ask for dK and dV with tile i of the ring, and leave for dQ what it takes."""
+    cfg: gl.constexpr = state.cfg
+    dtype: gl.constexpr = state.q.dtype
+    at = state.queries.stage(i)
+    p, ds = scores(i, j, C, own, state)
+    weights = gl.convert_layout(p.to(dtype), first_factor(cfg.width_v))
+    dv = warpgroup_mma(weights, matrix(state.do.index(at)), dv, is_async=True)
+    ds = ds.to(dtype)
+    state.used.wait_before(i)
+    state.ds.index(i & (DS - 1)).slice(C * cfg.rows, cfg.rows, dim=0).store(ds)
+    fence_async_shared()
+    state.ready.arrive(i)
+    dk = warpgroup_mma(gl.convert_layout(ds, first_factor(cfg.width)), matrix(state.q.index(at)), dk, is_async=True)
+    return dk, dv
+
+
+@gluon.jit
+def ask_dq(i, own, state):
+    """Ask for a consumer's channels of the dQ of tile i of the ring, once all consumers have left what it takes."""
+    CHANNELS: gl.constexpr = own.channels.shape[1]
+    none = gl.zeros([state.cfg.columns, CHANNELS], gl.float32, accumulator(CHANNELS))
+    state.ready.wait(i)
+    ds = state.ds.index(i & (DS - 1)).permute((1, 0))
+    return warpgroup_mma(ds, own.channels, none, use_acc=False, is_async=True)
+
+
+@aggregate
+class Into:
+    """Where the dQ of a block's tiles is added: the address of the consumer's channels of the first row of a tile, and
+    of the next one beyond it; the step from row to row in elements; how many rows a run has, and from its last tile to
+    the first one of the next head how far it is.
+    """
+
+    tile: gl.tensor
+    step: gl.tensor
+    rows: gl.tensor
+    over: gl.tensor
+
+
+@gluon.jit
+def add_rows(dq, at, j, into):
+    """Add the dQ of tile j to memory, two channels at a time. Rows that do not exist are zeros, and are added to the
+    last that does.
+    """
+    ROWS: gl.constexpr = dq.type.shape[0]
+    PAIRS: gl.constexpr = dq.type.shape[1] // 2
+    even, odd = gl.split(gl.reshape(dq, [ROWS, PAIRS, 2]))
+    layout: gl.constexpr = even.type.layout
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    c = gl.expand_dims(gl.arange(0, PAIRS, layout=gl.SliceLayout(0, layout)), 0)
+    r = gl.minimum(r, into.rows - 1 - j * ROWS)
+    to = at + (gl.expand_dims(r * into.step, 1) + 2 * c)
+    gl.inline_asm_elementwise(
+        "red.global.add.v2.f32 [$1], {$2, $3}; mov.b32 $0, 0;", "=r,l,f,f", [to.to(gl.int64), even, odd],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def walk(i, C: gl.constexpr, own, sums, at, into, share, state):
+    """(tiles so far, dK, dV) over a block's tiles of queries of all heads that share its keys. at: where the first dQ
+    is added.
+    """
+    n = tiles_of(into.rows, state.cfg.columns)
+    dk, dv = sums
+    for _ in range(0, gl.minimum(n, 1)):  # a branch
+        dk, dv = warpgroup_mma_wait(0, ask(i, 0, C, own, dk, dv, state))
+        state.queries.release(i)
+        j = 0
+        for _ in range(1, n * share):
+            i = opaque(i) + 1
+            before = j
+            j = opaque(gl.where(j + 1 == n, 0, j + 1))
+            dk, dv = ask(i, j, C, own, dk, dv, state)
+            dq = ask_dq(i - 1, own, state)
+            dk, dv = warpgroup_mma_wait(1, (dk, dv))
+            state.queries.release(i)
+            dq = warpgroup_mma_wait(0, (dq,))
+            state.used.arrive(i - 1)
+            add_rows(dq, at, before, into)
+            at += gl.where(j == 0, into.over, into.tile)
+        dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
+        state.used.arrive(i)
+        add_rows(dq, at, j, into)
+        i += 1
+    return i, dk, dv
+
+
+@gluon.jit
+def into_block(state, member, first, count, step, C: gl.constexpr):
+    """(where the first dQ of a block is added, and the others). member: pointer to its integers; first: token of the
+    run's first query; count: how many; step: between these.
+    """
+    cfg: gl.constexpr = state.cfg
+    DQ = state.DQ
+    row = DQ.per_row * UNIT
+    at = DQ.row(gl.load(member), gl.load(member + 2), first) + C * (cfg.width // cfg.consumers)
+    tile = cfg.columns * step * row
+    return at, Into(tile, step * row, count, DQ.per_head * UNIT - (tiles_of(count, cfg.columns) - 1) * tile)
+
+
+@gluon.jit
+def leave_ones(C: gl.constexpr, state):
+    """Leave in shared memory what adds the numbers of lse, or of delta, to a product, for consumer C alone."""
+    cfg: gl.constexpr = state.cfg
+    layout: gl.constexpr = by_rows(STATS, 4)
+    stat = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
+    every = gl.expand_dims(gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout)), 1) >= 0
+    state.ones.index(2 * C).store(gl.where((stat < STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
+    state.ones.index(2 * C + 1).store(gl.where((stat >= STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
+    fence_async_shared()
+    debug_barrier()  # of its warps
+
+
+@gluon.jit
+def consumer(C: gl.constexpr, state):
+    """dK and dV of one warp group's keys, and its channels of dQ, block after block."""
+    cfg: gl.constexpr = state.cfg
+    ROWS: gl.constexpr = cfg.rows
+    CHANNELS: gl.constexpr = cfg.width // cfg.consumers
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
+    none = gl.zeros([ROWS, cfg.width], gl.float32, accumulator(cfg.width))
+    none_v = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
+    leave_ones(C, state)
+    scheduler, keys = state.scheduler, state.keys
+    k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
+    mine_k, mine_v = k.slice(C * ROWS, ROWS, dim=0), v.slice(C * ROWS, ROWS, dim=0)
+    i = 0
+    t = 0
+    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+        member, item = scheduler.places(scheduler.where(number))
+        here = scheduler.part()
+        first, count = keys_of(item, 0)
+        low, high = bounds_told(item, C * ROWS + r, 0, cfg)
+        seen = range_of(item, C, 0, cfg.consumers, 1)
+        own = Own(mine_k, mine_v, k.slice(C * CHANNELS, CHANNELS, dim=1), low, high, seen.below, seen.beyond)
+        at, into = into_block(state, member, gl.load(here) + first, count, gl.load(here + PART), C)
+        keys.wait(t)
+        i, dk, dv = walk(i, C, own, (none, none_v), at, into, gl.load(member + 3), state)
+        keys.release(t)
+        member, item = scheduler.places(scheduler.where(opaque(number)))
+        batch, kv_head, start, height = gl.load(member), gl.load(member + 1), gl.load(item), gl.load(item + 1)
+        origin, pace = scheduler.rows()
+        rows = Rows(batch, kv_head, origin + start, height, pace)
+        store_rows(dk * state.scale, state.DK, rows, C)
+        store_rows(dv, state.DV, rows, C)
+        t += 1
+
+
+# ---- the kernel ------------------------------------------------------------------------------------------------------
+@gluon.jit
+def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
+    """dK and dV, and what is added to dQ before the scale. read: descriptors of K, V, Q and dO; outputs: DK, DV, DQ;
+    sizes: (heads of queries, queries, scale).
+    """
+    CONSUMERS: gl.constexpr = cfg.consumers
+    k, v = boxes(read[0], 1), boxes(read[1], 1)
+    q, do = boxes(read[2], cfg.stages), boxes(read[3], cfg.stages)
+    stats = tiles(gl.bfloat16, cfg.stages, cfg.columns, STATS)
+    ds = tiles(q.dtype, DS, CONSUMERS * cfg.rows, cfg.columns)
+    ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
+    fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
+    state = Summed(
+        cfg, outputs[0], outputs[1], outputs[2], Stats, k, v, q, do, stats, ds, ones, channel(1, 1, CONSUMERS),
+        channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS), scheduler, sizes[0], sizes[1],
+        sizes[2], read[0], read[1], read[2], read[3],
+    )  # fmt: skip
+    gl.static_assert(cfg.consumers == 2)
+    gl.warp_specialize([
+        (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)),
+    ], [4, cfg.producer_warps], [cfg.consumer_registers, cfg.producer_registers])  # fmt: skip

@@ -1,0 +1,156 @@
+# ruff: noqa: PLR0913 - kernels take as many arguments as they need
+"""A forward's tiles at wide heads: scores of a tile are made beside the product of the weights before.
+
+Tensor cores then have work while a consumer makes weights, and nothing waits for the sums but what gives their values
+back. Keys and values have a ring each, since a tile's keys are needed a tile earlier. Weights wait for their product as
+words of two, which the compiler carries from tile to tile without taking them apart. Tiles that bounds cut are apart
+from those in between, and what a row sees is read from the tables.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, no_sums, weights_of
+from weft.kernels.gpu.hopper.ops.aggregate import aggregate
+from weft.kernels.gpu.hopper.ops.blocks import bounds_told, keys_of, range_of, tiles_of
+from weft.kernels.gpu.hopper.ops.layouts import matrix
+from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
+from weft.kernels.gpu.hopper.ops.softmax import in_parts
+from weft.kernels.gpu.hopper.ops.values import opaque
+from weft.kernels.gpu.hopper.ops.words import factor_of, in_words
+
+
+@aggregate
+class Ahead:
+    """Sums, without the product of the last tile's weights, which are here as words of two."""
+
+    sums: Sums
+    words: gl.tensor
+
+
+@gluon.jit
+def ask_scores(i, q, state, scoring):
+    """Ask for the products of a consumer's queries and the keys of tile i, once these are there."""
+    at = state.tiles.stage(i)
+    state.tiles.wait(i)
+    k = matrix(state.k.index(at)).permute((1, 0))
+    return warpgroup_mma(q, k, scoring.zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def ask_sums(i, ahead, state):
+    """Ask for the product of tile i's weights with its values, once these are there."""
+    at = state.values.stage(i)
+    state.values.wait(i)
+    weights = factor_of(ahead.words, state.v.dtype, state.cfg.width_v)
+    return warpgroup_mma(weights, matrix(state.v.index(at)), ahead.sums.acc, is_async=True)
+
+
+@gluon.jit
+def cut_scores(x, j, cut, scoring):
+    """Scores of tile j of a run, -inf where a row does not see the key."""
+    TILE: gl.constexpr = x.type.shape[1]
+    words, bit = mask_words(cut.low - j * TILE, cut.high - j * TILE, scoring.columns)
+    return masked(x, words, bit, float("-inf"))
+
+
+@gluon.jit
+def first_tile(i, j, s, q, sums, cut, state, scoring):
+    """The first tile of a run. j: which of the run; s: tiles that the consumer had before."""
+    x = warpgroup_mma_wait(0, (ask_scores(i, q, state, scoring),))
+    state.tiles.release(i)
+    p, sums = weights_of(cut_scores(x, j, cut, scoring), s, sums, scoring, state.cfg.row_max)
+    return Ahead(Sums(sums.acc, sums.total + in_parts(p), sums.largest), in_words(p, state.v.dtype))
+
+
+@gluon.jit
+def next_tile(i, j, s, q, before, cut, state, scoring, MASK: gl.constexpr):
+    """Another one, beside the product of the one before. MASK: bounds may cut it."""
+    cfg: gl.constexpr = state.cfg
+    i = opaque(i)  # as in `fwd.walk`
+    x = ask_scores(i, q, state, scoring)
+    acc = ask_sums(i - 1, before, state)
+    x = warpgroup_mma_wait(1, (x,))
+    state.tiles.release(i)
+    if MASK:
+        x = cut_scores(x, j, cut, scoring)
+    if cfg.row_max == "online":  # which multiplies sums
+        acc = warpgroup_mma_wait(0, (acc,))
+        p, sums = weights_of(x, s, Sums(acc, before.sums.total, before.sums.largest), scoring, cfg.row_max)
+        acc = sums.acc
+    else:
+        p, sums = weights_of(x, s, before.sums, scoring, cfg.row_max)
+    total = sums.total + in_parts(p)
+    if cfg.row_max != "online":
+        acc = warpgroup_mma_wait(0, (acc,))
+    state.values.release(i - 1)
+    words = in_words(p, state.v.dtype)  # after the wait: before it, ptxas writes them over those that are still read
+    return Ahead(Sums(acc, total, sums.largest), words)
+
+
+@gluon.jit
+def pass_over(i, count, state):
+    """Give back tiles that only others need. Returns the tile after them."""
+    for _ in range(0, count):
+        state.tiles.wait(i)
+        state.tiles.release(i)
+        state.values.wait(i)
+        state.values.release(i)
+        i += 1
+    return i
+
+
+@gluon.jit
+def add_run(i, s, place, seen, cut, sums, state, scoring):
+    """(tiles so far, sums) with a consumer's tiles of a run. place: of its queries; seen: which tiles; s: how many it
+    had before.
+    """
+    begin, end = seen.begin, seen.end
+    here = i - begin
+    for _ in range(0, gl.minimum(end - begin, 1)):  # a branch
+        # Where queries lie is hidden from ptxas: it took what the first term makes of it for the second, made or not.
+        q = matrix(state.q.index(opaque(place)))
+        ahead = first_tile(i, begin, s, q, sums, cut, state, scoring)
+        one = gl.maximum(begin + 1, gl.minimum(seen.below, end))
+        two = gl.maximum(one, gl.minimum(seen.beyond, end))
+        for j in range(begin + 1, one):
+            ahead = next_tile(here + j, j, s + j - begin, q, ahead, cut, state, scoring, True)
+        for j in range(one, two):
+            ahead = next_tile(here + j, j, s + j - begin, q, ahead, cut, state, scoring, False)
+        for j in range(two, end):
+            ahead = next_tile(here + j, j, s + j - begin, q, ahead, cut, state, scoring, True)
+        acc = warpgroup_mma_wait(0, (ask_sums(here + end - 1, ahead, state),))
+        state.values.release(here + end - 1)
+        sums = Sums(acc, ahead.sums.total, ahead.sums.largest)
+    return here + end, sums
+
+
+@gluon.jit
+def add_term(i, s, term, C, item, place, sums, state, scoring):
+    """(tiles so far, the consumer's own, sums, keys that each row sees) with consumer C's tiles of a term."""
+    cfg: gl.constexpr = state.cfg
+    seen = range_of(item, C, term, cfg.consumers, cfg.terms)
+    low, high = bounds_told(item, scoring.rows + C * cfg.rows, term, cfg)
+    _, count = keys_of(item, term)
+    i = pass_over(i, seen.begin, state)
+    i, sums = add_run(i, s, place, seen, Cut(low, high, seen.below, seen.beyond), sums, state, scoring)
+    i = pass_over(i, tiles_of(count, cfg.columns) - seen.end, state)
+    return i, s + seen.end - seen.begin, sums, gl.maximum(high - low, 0)
+
+
+@gluon.jit
+def overlapped_sums(i, C, item, t, state, scoring):
+    """(tiles so far, sums, keys that each row sees, 0) over consumer C's tiles of block t, as `fwd.sums_of`."""
+    cfg: gl.constexpr = state.cfg
+    queries = state.queries(C)
+    at = queries.stage(t)
+    queries.wait(t)
+    sums = no_sums(scoring, cfg.row_max)
+    i, s, sums, keys = add_term(i, 0, 0, C, item, at, sums, state, scoring)
+    if cfg.terms == 2:
+        i, s, sums, more = add_term(i, s, 1, C, item, at, sums, state, scoring)
+        keys += more
+    return i, sums, keys, 0

@@ -1,0 +1,119 @@
+"""Sums over pairs that are gradients of tables: of what score functions read, by what their reads depend on.
+
+C.entries says of each read what that is, one of the numbers below; those of rows come first, and have a sum in each
+row while columns are walked. Rows are queries, or keys where these stay.
+"""
+
+from collections import namedtuple
+
+import triton
+import triton.language as tl
+
+from weft.kernels.gpu.score import spec
+
+OF_ROWS, DENSE, SHARED = tl.constexpr(spec.OF_ROWS), tl.constexpr(spec.DENSE), tl.constexpr(spec.SHARED)
+DIAGONALS = tl.constexpr(spec.DIAGONALS)
+
+# Where sums go, for the rows of a place. scores: of its head. pointers: of each read where its sums lie.
+Into = namedtuple("Into", "place scores pointers")
+
+
+@triton.jit
+def none(C: tl.constexpr):
+    """Sums of no columns."""
+    found = ()
+    for _ in tl.static_range(C.summed):
+        found += (tl.zeros((C.rows,), tl.float32),)
+    return found
+
+
+@triton.jit
+def add(C: tl.constexpr, into, tile, shares, sums):
+    """The sums of rows with those of a tile. shares: of each read the gradients (rows, cols) of what it gave, which are
+    added to memory where rows do not sum them.
+    """
+    found = ()
+    for n in tl.static_range(C.summed):
+        found += (sums[n] + tl.sum(shares[n], 1),)
+    if len(C.entries) > C.summed:
+        _add_pairs(C, into, tile, shares)
+    return found
+
+
+@triton.jit
+def leave(C: tl.constexpr, into, sums):
+    """Add the sums of rows to what other launches leave of them: (batch rows, heads, rows)."""
+    place = into.place
+    at = (place.head.batch * place.launch.all_heads + into.scores.h) * place.launch.my_length + place.rows.token
+    for n in tl.static_range(C.summed):
+        tl.atomic_add(into.pointers[n] + at, sums[n], mask=place.rows.valid)
+
+
+# ---- pairs -----------------------------------------------------------------------------------------------------------
+@triton.jit
+def _add_pairs(C: tl.constexpr, into, tile, shares):
+    place, scores, pointers = into.place, into.scores, into.pointers
+    q, k = place.rows.token[:, None], tile.token[None, :]
+    valid = place.rows.valid[:, None]
+    places = ()
+    if C.places is not None:
+        places = C.places(scores.b, scores.h, q, k, scores.shift, scores.captured)
+    for n in tl.static_range(C.summed, len(C.entries)):
+        share = tl.where(valid, shares[n], 0.0)
+        if C.entries[n] == DENSE:
+            _store_dense(C, into, pointers[n], tile, share)
+        elif C.entries[n] == SHARED:
+            at = pointers[n] + (q.to(tl.int64) * place.launch.their_length + k)
+            tl.atomic_add(at, share, mask=share != 0, sem="relaxed")
+        elif C.entries[n] == DIAGONALS:
+            _add_diagonals(C, into, pointers[n], tile, share)
+        else:
+            at = tl.broadcast_to(places[n - C.paired], share.shape)
+            tl.atomic_add(pointers[n] + at, share, mask=share != 0, sem="relaxed")
+
+
+@triton.jit
+def _store_dense(C: tl.constexpr, into, pointer, tile, share):
+    """Each pair of each head has a place of its own, and is in one tile."""
+    place = into.place
+    head = place.head.batch * place.launch.all_heads + into.scores.h
+    q, k = place.rows.token[:, None], tile.token[None, :]
+    at = pointer + head * place.launch.my_length * place.launch.their_length
+    tl.store(at + (q.to(tl.int64) * place.launch.their_length + k), share, mask=share != 0)
+
+
+@triton.jit
+def _add_diagonals(C: tl.constexpr, into, pointer, tile, share):
+    """Sums along k - q, from -(queries - 1) on: of a tile whose rows and columns have one step first along its own
+    diagonals, and one after the other of any other tile.
+    """
+    place, rows, queries = into.place, into.place.rows, into.place.launch.my_length
+    head = place.head.batch * place.launch.all_heads + into.scores.h
+    at = pointer + head * (queries + place.launch.their_length - 1) + (queries - 1)
+    if C.rank < 2 and not C.listed:
+        step, pace = 1, 1
+        if C.rank == 1:
+            step, pace = tl.load(place.launch.tables + 3), tile.visit.line.step
+        if step == pace:
+            _add_own_diagonals(C, rows, tile, share, at, step)
+        else:
+            apart = tile.token[None, :] - rows.token[:, None]
+            tl.atomic_add(at + apart, share, mask=share != 0, sem="relaxed")
+    else:
+        apart = tile.token[None, :] - rows.token[:, None]
+        tl.atomic_add(at + apart, share, mask=share != 0, sem="relaxed")
+
+
+@triton.jit
+def _add_own_diagonals(C: tl.constexpr, rows, tile, share, at, step):
+    """Rows are turned, each by one column more than the one before it, so that diagonals become columns.
+
+    A column c then holds the diagonals c, c - cols, c - 2 * cols, ..., one after the other as rows go down.
+    """
+    r, c = tl.arange(0, C.rows)[:, None], tl.arange(0, C.cols)[None, :]
+    turned = tl.gather(share, (r + c) % C.cols, 1)
+    column = tl.arange(0, C.cols)
+    for wrap in tl.static_range((C.rows + C.cols - 2) // C.cols + 1):
+        part = tl.sum(tl.where((r + c) // C.cols == wrap, turned, 0.0), 0)
+        apart = tile.at - rows.first + step * (column - wrap * C.cols)
+        tl.atomic_add(at + apart, part, mask=part != 0, sem="relaxed")

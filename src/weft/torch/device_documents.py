@@ -1,0 +1,290 @@
+"""Packed documents whose running sums are on a GPU: nothing of them is read on the host, forward or backward.
+
+The GPU makes the tables of its kernels from the sums at each call. So a captured graph serves other lengths at each
+replay, up to as many tokens as its tensors hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C import _are_functorch_transforms_active
+from torch.compiler import is_compiling
+
+from weft.caching import cached, emptied_by
+from weft.errors import AlignmentError, InputError, UnsupportedError
+from weft.kernels.gpu.documents.spec import known
+from weft.kernels.gpu.layout import Layout, Options
+from weft.kernels.gpu.programs.documents import (
+    Documents,
+    PagedKeys,
+    documents_backward_program,
+    documents_forward_program,
+)
+from weft.kernels.options import Modifiers
+from weft.pattern.algebra import Pattern
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.problem import Problem
+from weft.planning.tiling import DIRECTIONS
+from weft.runtime.pipeline import compiled
+from weft.torch import gpu
+from weft.torch.bind import Bound, gpu_of, refuse_capture
+from weft.torch.eager import is_plain
+from weft.torch.inputs import check_choices, check_options, problem_of
+from weft.torch.operator import DERIVATIVES, refusal
+from weft.torch.paged_keys import problem_in_pages
+
+KEPT = 256  # calls
+ON_HOST = "pass cu_seqlens.cpu(), once for all layers: lengths on the host are planned"
+Tensors = tuple[Tensor, Tensor, Tensor]
+Rows = tuple[Tensor | None, Tensor | None]  # sinks, slopes
+
+
+class Sums(NamedTuple):
+    """Running sums of queries and of keys, (documents + 1,) each, and whether both are one. most: the tokens of the
+    longest document on either side, None where that is not said: tiles are chosen by it. table: (documents, pages of
+    each), where keys lie in pages.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    same: bool
+    most: tuple[int | None, int | None]
+    table: Tensor | None = None
+
+    @property
+    def documents(self) -> int:
+        """How many there are."""
+        return self.queries.shape[0] - 1
+
+
+class Chosen(NamedTuple):
+    """Options of a call, as given."""
+
+    scale: float | None
+    softcap: float | None
+    backend: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """A call that was checked and planned, for all sums of so many documents. pattern: kept, so that no other one
+    takes its id.
+    """
+
+    pattern: Pattern
+    plan: AttentionPlan
+    documents: Documents
+    how: Modifiers
+
+
+_calls: dict[Hashable, Call] = {}
+_lock = Lock()
+
+
+def forget() -> None:
+    """All calls."""
+    with _lock:
+        _calls.clear()
+
+
+emptied_by(forget)
+
+
+def attention(
+    tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed; or of k and v in pages, (pages,
+    Hkv, page, D), without gradients.
+
+    The sums are not checked, as they are not on the host: they begin with 0, never fall and end at the tokens or
+    before. Queries after the last document have out 0 and lse -inf, keys after it no gradients. Where sums are wrong,
+    so are results; no other memory is read or written.
+    """
+    _check_plain((*tensors, *rows))
+    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, rows[0]))
+    if wanted and sums.table is not None:
+        raise UnsupportedError(
+            "varlen_attention(block_table=...) with gradients", "keys in pages are for inference, and have no backward",
+            "call it under torch.no_grad()",
+        )  # fmt: skip
+    call = _found(tensors, sums, pattern, rows, chosen)
+    counted = tuple(x if x.dtype == torch.int32 else x.to(torch.int32) for x in (sums.queries, sums.keys))
+    counted = tuple(x if x.is_contiguous() else x.contiguous() for x in counted)
+    if sums.table is not None:
+        counted = (*counted, sums.table)
+    if wanted:
+        out, lse = Recorded.apply(*tensors, *rows, *counted, call)
+        return out, lse
+    return _forward(call, tensors, rows, counted)
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+def sums_of(given: tuple[Any, Any], same: bool, most: tuple[Any, Any], tensors: Tensors) -> Sums:
+    """Checked sums, of which one is on a GPU. given: of queries and of keys. tensors: (T, H, D)."""
+    for side, x in zip("qk", given, strict=True):
+        name = f"cu_seqlens_{side}"
+        if not isinstance(x, Tensor) or x.device != tensors[0].device:
+            found = x.device if isinstance(x, Tensor) else type(x).__name__
+            _wrong(f"{name} is {found}, q is on {tensors[0].device}", "put both running sums there, or both on the CPU")
+        if x.dtype not in (torch.int32, torch.int64) or x.dim() != 1 or not x.shape[0]:
+            said = f"{name} is {tuple(x.shape)} of {x.dtype}"
+            _wrong(said, f"pass {name} as a vector of int32 or int64, [0, n0, n0 + n1, ...]")
+    if given[0].shape != given[1].shape:
+        documents = [x.shape[0] - 1 for x in given]
+        wrong = f"there are {documents[0]} documents of queries and {documents[1]} of keys"
+        _wrong(wrong, "give both as many documents")
+    for side, longest in zip("qk", most, strict=True):
+        if longest is not None and (isinstance(longest, bool) or not isinstance(longest, int) or longest < 0):
+            name = f"max_seqlen_{side}"
+            _wrong(f"{name} is {type(longest).__name__}", f"pass {name} as an int of Python, or leave it out")
+    return Sums(*given, same, (most[0], most[1]))
+
+
+def _check_plain(tensors: tuple[Any, ...]) -> None:
+    if is_compiling():
+        raise UnsupportedError(
+            "varlen_attention inside a compiled function", "its launches are no operator yet that a graph could hold",
+            "call it outside of it, or mark the function that calls it with torch.compiler.disable",
+        )  # fmt: skip
+    strange = next((x for x in tensors if x is not None and not is_plain(x)), None)
+    if strange is not None or _are_functorch_transforms_active():
+        what = "a torch.func transform" if strange is None else type(strange).__name__
+        raise UnsupportedError(
+            f"varlen_attention with lengths on the device, of {what}", "its kernels take plain tensors alone", ON_HOST
+        )  # fmt: skip
+
+
+def _check(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen) -> None:
+    options = {"scale": chosen.scale, "softcap": chosen.softcap, "sinks": rows[0], "alibi_slopes": rows[1]}
+    check_options(tensors[0], options)
+    check_choices(chosen.backend, None)
+    if not sums.same and None in set(pattern.alignments()):
+        raise AlignmentError(
+            f"varlen_attention under {pattern}", "it does not say how the queries of a document stand beside its keys",
+            'call .aligned("bottom-right") on the pattern (last query beside last key) or .aligned("top-left"), or '
+            "pass the same cu_seqlens for both where queries and keys are the same tokens",
+        )  # fmt: skip
+    if rows[1] is not None and (not sums.same or sums.table is not None or rows[1].requires_grad):
+        why = "slopes have no gradient there" if rows[1].requires_grad else "distances are counted over all tokens"
+        raise UnsupportedError("varlen_attention(alibi_slopes=...) with lengths on the device", why, ON_HOST)
+    if pattern.extent() != (None, None):
+        raise UnsupportedError(
+            f"varlen_attention under {pattern} with lengths on the device", "it tells documents or heads apart", ON_HOST
+        )  # fmt: skip
+
+
+def _wrong(wrong: str, cure: str) -> None:
+    raise InputError("varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, ...)", wrong, cure)
+
+
+def paged_keys(tensors: Tensors, table: Tensor) -> PagedKeys:
+    """How checked keys and values lie in pages. Raises InputError where kernels cannot count from page to page."""
+    _, k, v = tensors
+    strides, (pages, page) = (k.stride(), v.stride()), (k.shape[0], k.shape[2])
+    steps = [divmod(one[0], one[2]) if one[2] else (0, 1) for one in strides]
+    if steps[0] != steps[1] or steps[0][1] or steps[0][0] * pages >= 1 << 31:
+        raise InputError(
+            "varlen_attention(..., block_table=...)",
+            f"pages of k_cache and v_cache have strides {strides[0]} and {strides[1]}, not one whole number of tokens",
+            "pass both as (pages, Hkv, page_size, D) or (pages, page_size, Hkv, D).transpose(1, 2), contiguous",
+        )  # fmt: skip
+    return PagedKeys(pages, page, table.shape[1], table.stride(0), steps[0][0], strides)
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+def _found(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen) -> Call:
+    q, k, v = tensors
+    paged = None if sums.table is None else paged_keys(tensors, sums.table)
+    key = (
+        id(pattern), sums.documents, sums.same, sums.most, paged, chosen, tuple(map(type, chosen)),
+        *((x.shape, x.dtype, x.device) for x in (q, k, v)),
+        *(x is not None and (x.shape, x.dtype, x.device, x.requires_grad) for x in rows),
+    )  # fmt: skip
+    try:
+        call = _calls.get(key)
+    except TypeError:  # an option without a hash: a check will name it
+        call = None
+    if call is not None:
+        return call
+    _check(tensors, sums, pattern, rows, chosen)
+    if paged is None:
+        problem = problem_of(q, k, v)
+    else:
+        problem = problem_in_pages((q, k, v), paged.room)
+    scale = problem.d**-0.5 if chosen.scale is None else chosen.scale
+    plan, documents = _planned(pattern, problem, sums, chosen.backend)
+    call = Call(pattern, plan, replace(documents, paged=paged), Modifiers(scale, chosen.softcap))
+    with _lock:
+        if len(_calls) >= KEPT:
+            del _calls[next(iter(_calls))]
+        _calls[key] = call
+    return call
+
+
+def _planned(pattern: Pattern, problem: Problem, sums: Sums, backend: str) -> tuple[AttentionPlan, Documents]:
+    """A plan of the whole problem, and documents with the tilings that are best for the longest ones."""
+    found = known(pattern, max(problem.m, problem.n))
+    longest = [min(x or length, length) or 1 for x, length in zip(sums.most, (problem.m, problem.n), strict=True)]
+    m, n = (max(longest),) * 2 if sums.same else longest
+    batch = max(1, problem.m // m) if sums.most[0] else 1
+    plan, _ = compiled(pattern.filled("bottom-right"), replace(problem, batch=batch, m=m, n=n), backend)
+    tilings = {one: plan.unspecialised(one)[0].plan.tiling for one in DIRECTIONS}
+    known_ones = {one: tiling for one, tiling in tilings.items() if tiling is not None}
+    return replace(plan, problem=problem), Documents(sums.documents, found, known_ones)
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+def _forward(
+    call: Call, tensors: Tensors, rows: Rows, counted: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    layout = gpu.layout_of(tensors, sinks=rows[0], slopes=rows[1])
+    bound = _bound_forward(call, layout, gpu.options_of(call.how, call.plan), tensors[0].device)
+    out, lse = bound((*tensors, *(x for x in rows if x is not None), *counted))
+    return out, lse
+
+
+@cached(256)
+def _bound_forward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
+    refuse_capture(f"documents of {call.plan.problem}", gpu_of(device))
+    return Bound(documents_forward_program(call.plan, layout, options, call.documents), device)
+
+
+@cached(256)
+def _bound_backward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
+    refuse_capture(f"gradients of documents of {call.plan.problem}", gpu_of(device))
+    return Bound(documents_backward_program(call.plan, layout, options, call.documents), device)
+
+
+class Recorded(torch.autograd.Function):
+    """A call with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, sinks, slopes, *counted, ctx.call = args
+        out, lse = _forward(ctx.call, (q, k, v), (sinks, slopes), tuple(counted))
+        # lse has the sinks in it: they are read again for their own gradient alone
+        ctx.save_for_backward(q, k, v, out, lse, sinks if ctx.needs_input_grad[3] else None, slopes, *counted)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise refusal("double backward", *DERIVATIVES)
+        q, k, v, out, lse, sinks, slopes, *counted = ctx.saved_tensors
+        dout, dlse = given
+        if dout is None and dlse is None:
+            return (None,) * 8
+        dout = torch.zeros_like(out) if dout is None else dout
+        tensors, rows = (q, k, v, out, dout), {"lse": lse, "dlse": dlse, "slopes": slopes}
+        options = gpu.options_of(ctx.call.how, ctx.call.plan)._replace(with_delta=sinks is not None)
+        bound = _bound_backward(ctx.call, gpu.layout_of(tensors, **rows), options, dout.device)
+        dq, dk, dv, *delta = bound((*tensors, *(x for x in rows.values() if x is not None), *counted))
+        dsinks = None if sinks is None else gpu.sink_gradient(sinks, lse, delta[0])
+        return dq, dk, dv, dsinks, None, None, None, None

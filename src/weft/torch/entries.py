@@ -1,0 +1,71 @@
+"""Gradients of tables that score functions read, from what kernels sum: by rows, columns, diagonals or pairs.
+
+A sum is of all pairs whose read has one index, so what is left is to bring few numbers to their entries: with torch,
+in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from weft.kernels.cpu.rules import Applied, Rule
+from weft.kernels.gpu.layout import Options
+from weft.kernels.gpu.score.spec import composed
+from weft.score.reads import Read, reads_of
+
+
+def gradients_of_tables(
+    options: Options, tables: tuple[torch.Tensor, ...], sums: Mapping[int, torch.Tensor], queries: int
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradient of each table, None of one that is not wanted. sums: by numbers of reads, see
+    `weft.kernels.gpu.score.slots.entries_of`. queries: how many.
+    """
+    if not options.wanted:
+        return (None,) * len(tables)
+    dtype = next((x.dtype for x in sums.values()), torch.float32)
+    found = [torch.zeros(x.shape, dtype=dtype, device=x.device) if w else None
+             for x, w in zip(tables, options.wanted, strict=True)]  # fmt: skip
+    rule = Rule(composed(options.score), tables)
+    for number, total in sums.items():
+        read = reads_of(rule.expression)[number]
+        into = found[read.table]
+        assert into is not None, "sums are of tables that are wanted"
+        if read.kind in ("dense", "pairs"):
+            into.add_(total.view(into.shape))
+        else:
+            _bring(into, rule, read, total, _indices(read, total, queries, options.shift))
+    return tuple(None if x is None else x.to(table.dtype) for x, table in zip(found, tables, strict=True))
+
+
+def _bring(into: torch.Tensor, rule: Rule, read: Read, total: torch.Tensor, where: dict[str, torch.Tensor]) -> None:
+    """into += the sums (B, Hq, rows, columns or diagonals), at the indices of a read."""
+    applied = Applied.to(rule, where)
+    places: Any = torch.zeros((), dtype=torch.int64, device=total.device)
+    for ref, length, pace in zip(rule.expression.steps[read.step].args, into.shape, into.stride(), strict=True):
+        index = torch.as_tensor(applied.value(ref), device=total.device)
+        places = places + index.clamp(0, length - 1) * pace
+    places = places.view((1,) * (total.dim() - places.dim()) + places.shape)
+    part = total.sum_to_size(places.shape)
+    into.view(-1).index_put_((places.reshape(-1),), part.reshape(-1), accumulate=True)
+
+
+def _indices(read: Read, total: torch.Tensor, queries: int, shift: int) -> dict[str, torch.Tensor]:
+    """What the steps of an index read, for sums (B, Hq, length)."""
+    batch, heads, length = total.shape
+    at, zero = torch.arange(length, device=total.device), torch.zeros((), dtype=torch.int64, device=total.device)
+    q, k = zero, zero
+    if read.kind == "rows":
+        q = at
+    elif read.kind == "columns":
+        k = at
+    else:  # k - q rises from 1 - queries on
+        q, k = (queries - 1 - at).clamp(min=0), (at - (queries - 1)).clamp(min=0)
+    b, h = (torch.arange(size, device=total.device) for size in (batch, heads))
+    where = {"b": b[:, None, None], "h": h[:, None], "q": q, "k": k}
+    return {**where, "shift": torch.tensor(shift, device=total.device), "score": total.new_zeros(())}
+
+
+__all__ = ["gradients_of_tables"]

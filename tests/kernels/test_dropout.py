@@ -1,0 +1,61 @@
+"""Dropout in kernels: the pairs that the law keeps, forward and backward, under every relayout."""
+
+import pytest
+import torch
+from tests.tiers import sample
+
+import weft
+from weft.score.dropout import Dropout
+
+from .compare import BACKENDS, generator, qkv
+from .scored import HEADS, SEED, Scored, check, named
+
+pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="tests/torch/test_dropout.py has the CPU's")
+PATTERNS = {
+    "full": weft.full(),
+    "window": weft.causal() & weft.window(left=30),
+    "dilated": weft.dilated(3, 2, 3),
+    "documents": weft.documents([13, 1, 66]) & weft.causal(),
+    "global": weft.longformer(8, 3),
+    "random": weft.random_blocks(8, 2),
+    "grid": weft.neighborhood((8, 10), (5, 5)),
+    "heads": weft.per_head([weft.causal(), weft.window(3, 3), weft.full(), weft.causal()]),
+    "listed": weft.keys(0, 60, 7) | weft.window(2, 0),
+}
+
+
+def case(name, at=(80, 80), dtype=torch.float32, dims=(16, 16), **more):
+    tensors = qkv(generator(f"dropout {name} {at}"), at, dtype, HEADS, dims)
+    return Scored(PATTERNS[name], tensors, dropout=0.3, **more)
+
+
+@pytest.mark.parametrize("name", sample(PATTERNS, "window", "grid"))
+def test_results(name):
+    check(case(name))
+
+
+@pytest.mark.parametrize("name", ["window", "dilated", "grid", "random"])
+def test_kept_pairs_are_those_of_the_law(name):
+    """With one value for each key out is the matrix of weights."""
+    one = case(name, dims=(16, 80))
+    one.tensors[2] = torch.eye(80)[None, None].expand(2, HEADS[1], -1, -1).contiguous()
+    where = [torch.arange(n).view(*(-1 if i == axis else 1 for i in range(4))).numpy()
+             for axis, n in enumerate((2, HEADS[0], 80, 80))]  # fmt: skip
+    kept = torch.from_numpy(Dropout(0.3, SEED).kept(*where)) & torch.from_numpy(one.pattern.to_dense(80, 80))
+    assert torch.equal(one.weft()["out"] != 0, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", sample(["window", "grid"], "window"))
+def test_types(name, dtype):
+    check(case(name, dtype=dtype, dims=(64, 64)))
+
+
+@pytest.mark.parametrize("m,n", sample([(17, 130), (130, 17), (1, 9)], (17, 130)))
+def test_lengths(m, n):
+    check(case("full", (m, n)))
+
+
+def test_beside_other_options():
+    one = named("type_pairs", PATTERNS["window"], (80, 80), dropout=0.4, options={"softcap": 2.0})
+    check(one)

@@ -1,0 +1,48 @@
+"""All gradients in one walk that adds to dQ in memory, as PTX, on a card of one processor."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.kernels.planned import results
+
+import weft
+from weft.planning.families.hopper import SUMMED
+from weft.settings import interpreted
+
+from .problems import ORDERS, Call, check
+from .run import Way, emulated
+from .test_group_queries import few
+from .threads import EAGER
+
+pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+
+WIDE = (128, 128)
+CALLS = {
+    "causal": Call(weft.causal(), 300, WIDE, heads=(1, 1)),
+    "heads share keys": Call(weft.causal() & weft.window(left=150), 300, WIDE, heads=(4, 2)),
+    "window": Call(weft.window(70, 30), 250, WIDE, heads=(2, 2)),
+    "full": Call(weft.full(), 200, WIDE, heads=(1, 1)),
+    "documents": Call(weft.causal() & weft.documents([30, 100, 1, 129, 60]), 320, WIDE, heads=(1, 1)),
+    "dilated": Call(weft.dilated(30, 30, 3), 300, WIDE, heads=(1, 1)),
+    "keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, WIDE, heads=(1, 1)),
+    "float16": Call(weft.causal(), 200, WIDE, torch.float16, heads=(1, 1)),
+}
+QUICK = ("window",)
+
+
+def found_in(case, order=EAGER):
+    """(names of kernels, results)"""
+    with emulated(Way(90, order, lambda name, text: text)) as names:
+        return names, results(case, few(1), (("dkdv", SUMMED),))
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.more] * (x not in QUICK)) for x in CALLS])
+def test_right_in_every_order(name):
+    """The order of sums is free, so dQ is only to be right."""
+    case = replace(CALLS[name].case(), deterministic=False)
+    names, found = found_in(case)
+    assert any("_2_groups_" in one and "_with_dq_" in one for one in names)
+    check(case, found)
+    _, again = found_in(case, ORDERS["late, warps reversed"])
+    check(case, again)
