@@ -79,6 +79,8 @@ ELSEWHERE = {
     ("weft.napkin.hierarchy", "RelabelError"): "tests/napkin/test_hierarchy.py",
     ("weft.napkin.schedule", "RelabelError"): "tests/napkin/test_relabel.py",
     ("weft.napkin.sketch", "RelabelError"): "tests/napkin/test_sketch.py",
+    ("weft.integrations.flex.call", "UnsupportedError"): "tests/integrations/flex/test_call.py",
+    ("weft.integrations.flex.checks", "OptionError"): "tests/integrations/flex/test_call.py",
     ("weft.bench.plots", "UnsupportedError"): "tests/bench/test_rows_and_report.py",
     ("weft.bench.report", "OptionError"): "tests/bench/test_rows_and_report.py",
     ("weft.bench.run", "UnsupportedError"): "tests/bench/test_cli.py",

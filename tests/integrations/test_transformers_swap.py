@@ -61,6 +61,18 @@ def test_refusals(longformer):
         swapped(models.tokens(length=24)[0], output_attentions=True)
 
 
+@pytest.mark.parametrize(
+    ("name", "layer"), [("Longformer", "LongformerSelfAttention"), ("MPNet", "MPNetSelfAttention")]
+)
+def test_models_past_the_interface_are_refused(name, layer):
+    register()
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    config = getattr(transformers, f"{name}Config")(**sizes, num_attention_heads=4)
+    with pytest.raises(UnsupportedError, match=layer):
+        transformers.AutoModel.from_config(config, attn_implementation="weft")
+    transformers.AutoModel.from_config(config, attn_implementation="eager")
+
+
 def test_swin_goes_through_the_interface():
     config = transformers.SwinConfig(
         image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4, drop_path_rate=0.0

@@ -41,6 +41,8 @@ CHOSEN = {
         f"{TERMS}_results[of some batch rows-4]",
         f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",
         "tests/kernels/test_sinks.py",
+        "tests/kernels/test_scores.py::test_indices_are_original_tokens[relative_table-window]",
+        "tests/kernels/test_dropout.py::test_results[window]",
         "tests/triton/test_quick.py",
     ],
     "every pattern, option and layout": [f"{CONFORMANCE}_pairwise"],
@@ -60,6 +62,17 @@ CHOSEN = {
     "rows that one maximum does not suit": [
         f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[plane]",
         *(f"{ONE_MAXIMUM}_a_row_of_one_key_has_its_value[{name}]" for name in ("itself", "several terms")),
+    ],
+    "score functions, biases, dropout": [
+        *(
+            f"tests/kernels/test_scores.py::test_indices_are_original_tokens[{name}]"
+            for name in ("relative_table-dilated", "type_pairs-grid", "key_weights-global", "query_bias-listed")
+        ),
+        "tests/kernels/test_scores.py::test_rows_that_a_score_masks_have_no_keys",
+        "tests/kernels/test_biases.py::test_biases[grid]",
+        "tests/kernels/test_biases.py::test_biases[dense of rows]",
+        "tests/kernels/test_dropout.py::test_kept_pairs_are_those_of_the_law[dilated]",
+        "tests/kernels/test_dropout.py::test_results[grid]",
     ],
     "unlike heads apart": [f"{PACKS}_unlike_heads"],
     "launches of keys joined": [

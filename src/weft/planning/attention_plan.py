@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +23,7 @@ from weft.planning.choose import (
     tilings,
     unspecialised,
 )
-from weft.planning.families import fused_backward, hopper, split_kv, tile
+from weft.planning.families import fused_backward, hopper, one_kernel, split_kv, tile
 from weft.planning.families.base import Alternative, InTiles, Pass, Tiled
 from weft.planning.families.fused_backward import Fused, FusedBackward
 from weft.planning.families.one_kernel import OneKernel
@@ -249,7 +250,19 @@ class AttentionPlan:
             if direction == "forward" and self.nnz:
                 lines += explain.forwards(self.forwards, self.problem, self.target, self.nnz)
         wrong = self.no_room("dq") or self.no_room("dkdv")
-        return "\n".join([*lines, *explain.backwards(self.backwards, self.problem, self.target, wrong)])
+        lines += explain.backwards(self.backwards, self.problem, self.target, wrong)
+        return "\n".join([*lines, *explain.of_pairs(self._without_pairs())])
+
+    def _without_pairs(self) -> Iterator[str]:
+        """Families that were taken and have no place for what depends on the numbers of a pair."""
+        if any(self.specialised(direction) for direction in DIRECTIONS):
+            yield hopper.NAME
+        if self.by_rows is not None:
+            yield split_kv.NAME
+        if self.fused_backward is not None:
+            yield fused_backward.NAME
+        if self.in_one is not None:
+            yield one_kernel.NAME
 
     def __str__(self) -> str:
         return "\n".join([f"{self.pattern}  {self.problem}", *(str(share.plan) for share in self.forward)])

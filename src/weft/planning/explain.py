@@ -155,6 +155,14 @@ def backwards(decision: Decision[Alternative], problem: Problem, gpu: Gpu, wrong
     yield from _alternatives(decision, problem, gpu)
 
 
+def of_pairs(without: Iterable[str]) -> Iterator[str]:
+    """Which kernels compute score functions, biases and dropout. without: families that were taken, and have none."""
+    names = ", ".join(without)
+    if names:
+        why = f"kernels of {names} have no function of a pair"
+        yield f"options   score functions, biases and dropout: tile kernels instead, gradients by two; {why}"
+
+
 def _alternatives(decision: Decision[Alternative], problem: Problem, gpu: Gpu) -> Iterator[str]:
     tiles, *others = decision.weighed
     for one in others:

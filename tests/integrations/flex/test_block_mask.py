@@ -215,6 +215,17 @@ def test_lists_that_are_set():
     torch.testing.assert_close(flex_attention(*x, block_mask=mask), expected)
 
 
+@pytest.mark.parametrize("of_torch", [False, True])
+def test_lists_that_change_in_place(of_torch):
+    make = theirs.create_block_mask if of_torch else create_block_mask
+    mask = make(causal, None, None, 96, 96, "cpu", BLOCK_SIZE=48)
+    x = tensors()
+    for count in (1, 0):
+        mask.full_kv_num_blocks.fill_(0)[..., 1] = count
+        expected, _ = reference(*x, None, lambda b, h, q, k: (q >= k) & ((q // 48 == k // 48) | (count == 1)))  # noqa: B023
+        torch.testing.assert_close(flex_attention(*x, block_mask=mask), expected)
+
+
 def test_what_has_no_closed_form_is_evaluated():
     class Branching:
         def __call__(self, b, h, q, k):

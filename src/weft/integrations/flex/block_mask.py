@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy.ma
 import numpy.random  # noqa: F401 - numpy loads both late: now, and not while the first mask waits
@@ -57,11 +58,11 @@ class BlockMask(flex.BlockMask):
 
     @property
     def pattern(self) -> Pattern:
-        """The mask as a pattern; found again where tensors that mask_mod captured were changed since."""
-        now = key_of(self.mask_mod)
+        """The mask as a pattern; found again where its lists, or tensors that mask_mod captured, changed in place."""
+        now = key_of(self.mask_mod), self._versions()
         if "_pattern" not in self.__dict__ or self.__dict__.setdefault("_seen", now) != now:
             self._make()
-            self.__dict__.update(_pattern=computed_by_kernels(self, self._recognize), _seen=now)
+            self.__dict__.update(_pattern=computed_by_kernels(self, self._recognize), _seen=(now[0], self._versions()))
         return self.__dict__["_pattern"]
 
     @property
@@ -91,7 +92,7 @@ class BlockMask(flex.BlockMask):
         sizes = (unmade.batch, unmade.heads, new_q_len, new_kv_len)
         made = copy.copy(self)
         made.__dict__.update(seq_lengths=sizes[2:], _pattern=recognize(self.mask_mod, sizes, unmade.device))
-        made.__dict__["_seen"] = key_of(self.mask_mod)
+        made.__dict__["_seen"] = key_of(self.mask_mod), ()
         return made
 
     def to(self, device: torch.device | str) -> BlockMask:
@@ -115,6 +116,12 @@ class BlockMask(flex.BlockMask):
         lists = (*ordered(partial), *ordered(full)) if unmade.separate else ordered(partial | full)
         made = flex.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=self.BLOCK_SIZE)
         self.__dict__.update({name: getattr(made, name) for name in LISTS})
+        self.__dict__["_seen"] = self._seen[0], self._versions()
+
+    def _versions(self) -> tuple[int, ...]:
+        """How often each list of keys' blocks was changed in place; nothing while there are none."""
+        lists = () if "_unmade" in self.__dict__ else (self.__dict__[name] for name in LISTS[:4])
+        return tuple(-1 if x is None or x.is_inference() else x._version for x in lists)
 
     def _recognize(self, mask_mod: Callable[..., Any]) -> Pattern:
         batch, heads, m, n = (1, 1, *self.shape)[-4:]
@@ -126,6 +133,19 @@ def like(mask: flex.BlockMask) -> BlockMask:
     made = BlockMask.__new__(BlockMask)
     made.__dict__.update(mask.__dict__)
     return made
+
+
+_met: WeakKeyDictionary[flex.BlockMask, BlockMask] = WeakKeyDictionary()
+
+
+def as_weft(mask: flex.BlockMask) -> BlockMask:
+    """Any BlockMask as one of these, whose pattern is found again while torch's holds the same objects."""
+    if isinstance(mask, BlockMask):
+        return mask
+    known = _met.get(mask)
+    if known is None or any(vars(mask).get(name) is not vars(known).get(name) for name in MEANING):
+        known = _met[mask] = like(mask)
+    return known
 
 
 def key_of(mask_mod: Callable[..., Any]) -> Any:

@@ -12,7 +12,7 @@ from weft.integrations.flex.block_mask import BlockMask
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Raise as torch's for tensors that do not fit together; their dtypes are weft.attention's to check."""
+    """Raise as torch's for tensors that do not fit together."""
     if query.is_nested or key.is_nested or value.is_nested:
         raise NotImplementedError(
             "flex_attention does not support NestedTensor inputs: pack the rows into one, with a mask of documents"
@@ -21,6 +21,11 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         raise ValueError(
             "Expected query, key, and value to have the same device type, but got query.device: "
             f"{query.device}, key.device: {key.device}, and value.device: {value.device} instead."
+        )
+    if query.dtype != key.dtype or query.dtype != value.dtype:
+        raise ValueError(
+            "Expected query, key, and value to have the same dtype, but got query.dtype: "
+            f"{query.dtype}, key.dtype: {key.dtype}, and value.dtype: {value.dtype} instead."
         )
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         raise ValueError(

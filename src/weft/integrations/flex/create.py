@@ -47,7 +47,8 @@ def create_block_mask(  # noqa: PLR0913 - FlexAttention's signature
     device = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
     made = BlockMask.__new__(BlockMask)
     made.__dict__.update(
-        seq_lengths=(Q_LEN, KV_LEN), BLOCK_SIZE=size, mask_mod=mask_mod, dq_kv_order_spt=None, _seen=key_of(mask_mod),
+        seq_lengths=(Q_LEN, KV_LEN), BLOCK_SIZE=size, mask_mod=mask_mod, dq_kv_order_spt=None,
+        _seen=(key_of(mask_mod), ()),
         _pattern=recognize(mask_mod, (batch, heads, Q_LEN, KV_LEN), device),
         _unmade=Unmade(batch, heads, device, separate_full_blocks),
     )  # fmt: skip
