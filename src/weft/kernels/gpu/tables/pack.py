@@ -3,7 +3,7 @@
     header    origin of the query grid, place of the list of queries; for each axis the logarithm of the box, the step
               of queries, the grid's length
     parts     for each part PART integers, and for each axis `axis_words`
-    bounds    records of `device.BOUND` integers, and the tables of step functions; on grids the two bounds of every
+    bounds    records of `ops.bounds.BOUND` integers, and the tables of step functions; on grids the two bounds of every
               coordinate
     items     for each tile: (first query, queries) for each axis; then for each part and axis (first key, keys, tiles
               before the full ones, full tiles). Where tokens are listed, first is a place in the list. Of a
