@@ -45,6 +45,7 @@ def test_a_damaged_entry_says_so_or_is_as_it_was(whole, batch, tmp_path, monkeyp
 
 def _damaged(dice, entry):
     names = [name for name in NAMES if (entry / name).is_file() and not (entry / name).is_symlink()]
+    names = [name for name in names if (entry / name).stat().st_size < damages.LARGE]
     if not names:
         return "nothing left"
     name, kind = dice.choice(names), dice.choice(damages.KINDS)
@@ -62,13 +63,10 @@ def _look(dice, store, said, done):
             assert (shown.exit_code in (0, 1) and not shown.exception) or isinstance(shown.exception, SystemExit), done
             assert harmless(shown.output), done
     rows = store.timings(KEY)
-    assert rows == [row for row in ROWS if row in rows] or sorted(map(str, rows)) == sorted(map(str, ROWS)), (
-        done,
-        rows,
-    )
-    if rows != ROWS and not all("shuffle" in one for one in done) and (store.root / KEY / "timings.jsonl").exists():
-        cut = [one for one in done if "cut of timings" in one or "grow" in one]
-        assert said or cut, done
+    assert all(row in ROWS for row in rows), (done, rows)
+    file = store.root / KEY / "timings.jsonl"
+    if len(rows) < len(ROWS) and file.exists() and not said:  # nobody knows of lines that are gone whole
+        assert len(file.read_bytes().split()) == 0 or any("cut of timings" in one for one in done), done
     path = store.get(KEY)
     planted = any("refitted" in one for one in done)
     if path is not None and not planted:
