@@ -27,6 +27,7 @@ NOTHING_TO_REFUSE = {"full", "nothing"}  # take no arguments
 # (module, class) that no row reaches -> the tests that do.
 ELSEWHERE = {
     ("weft.kernels.gpu.documents.spec", "UnsupportedError"): "tests/gpu/test_oracle_documents.py",
+    ("weft.kernels.gpu.score.slots", "UnsupportedError"): "tests/kernels/test_biases.py",
     ("weft.torch.device_documents", "AlignmentError"): "tests/kernels/test_documents.py",
     ("weft.torch.device_documents", "InputError"): "tests/kernels/test_documents.py",
     ("weft.torch.device_documents", "UnsupportedError"): "tests/kernels/test_documents.py",
