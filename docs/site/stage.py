@@ -24,8 +24,9 @@ PROJECT = ("DESIGN", "CONTRIBUTING", "SECURITY", "CHANGELOG")
 # Records of what was measured once, and pages for developers. Their code is quoted; nothing in them is run.
 QUOTED = (DOCS / "decisions", ROOT / "benchmarks", *(ROOT / f"{name}.md" for name in PROJECT))
 NAVIGATION = {
-    "Learn": ("start", "coming", "coming-flex", "coming-natten", "coming-diffusers", "which", "recipes", "jax",
-              "distributed", "mistakes", "kernel", "patterns/index"),
+    "Learn": ("start", "which", "recipes", "mistakes", "jax", "fusion", "distributed", "kernel", "patterns/index"),
+    "Come from": ("coming", "coming-transformers", "coming-flash-attn", "coming-sdpa", "coming-flex", "coming-natten",
+                  "coming-diffusers"),
     "Look up": ("reference/attention", "reference/patterns", "reference/recognition", "reference/plans",
                 "reference/napkin", "reference/errors", "reference/commands"),
     "Evidence": ("performance", "honesty", "prediction", "napkin", "decisions/index"),

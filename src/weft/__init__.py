@@ -135,7 +135,7 @@ TORCH = (
 
 def __getattr__(name: str) -> Any:
     """The front end is loaded when it is first asked for, so that patterns and plans need no framework; then kept."""
-    if name in ("bias", "distributed", "fusion", "jax"):
+    if name in ("bias", "distributed", "fusion", "integrations", "jax"):
         return import_module(f"weft.{name}")
     if name == "recognize":
         home = import_module("weft.recognition")
@@ -156,7 +156,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """All names, also those that are loaded when they are first asked for."""
-    return sorted({*globals(), *__all__, "distributed", "fusion", "torch"})
+    return sorted({*globals(), *__all__, "distributed", "fusion", "integrations", "torch"})
 
 
 def _near(name: str) -> str:

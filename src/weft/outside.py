@@ -11,10 +11,13 @@ import json
 import os
 import stat
 from collections.abc import Iterable
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NoReturn
 
 LONGEST = 200  # characters of one name
+NAME = 64  # characters of a name in generated source
+TAKEN = ("max", "min", "sqrt")  # functions that formulas call
 DIGITS = 30  # of one integer: 64 bits have 20
 DEPTH = 32  # of lists and objects within each other
 MOST = 64 << 20  # bytes of one file
@@ -47,6 +50,14 @@ def lines(text: object) -> str:
 def _printable(one: str) -> str:
     """A character, or its code in Python's spelling."""
     return one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode()
+
+
+def is_name(text: object, most: int = NAME) -> bool:
+    """Whether a text may stand in generated source as a name: letters of ASCII, digits and underscores, and no word of
+    Python's or of formulas.
+    """
+    known = isinstance(text, str) and text.isascii() and text.isidentifier() and len(text) <= most
+    return known and not iskeyword(str(text)) and text not in TAKEN and not str(text).startswith("__")
 
 
 def parsed(data: bytes | str) -> Any:
@@ -98,6 +109,13 @@ def file_bytes(path: Path, most: int = MOST) -> bytes:
         if not wrong and len(data) <= most:
             return data
     raise OSError(errno.EINVAL, wrong or "it grows while it is read")
+
+
+def check_file(path: Path) -> None:
+    """Raise OSError, which says what it is, for what is no file: opening a FIFO waits for whoever writes."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, f"it is {kind(found)}, no file")
 
 
 def kind(found: os.stat_result) -> str:

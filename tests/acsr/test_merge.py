@@ -8,7 +8,7 @@ from tests.tiers import examples
 
 import weft
 from weft.acsr.format import MAX_TERMS, Term
-from weft.acsr.merge import Box, fewest, merged, spelled
+from weft.acsr.merge import Box, absorbed, fewest, merged, spelled
 from weft.pattern.bounds import Stair
 from weft.pattern.relation import Relation, Residue
 
@@ -21,6 +21,29 @@ def dense(boxes, m, n):
     for box in boxes:
         live |= box.rows[:, None] & box.keys
     return live
+
+
+def test_terms_that_others_hold_are_left_out():
+    """Windows one inside the other, in any order, beside what no other holds."""
+    windows = [Term.flat(Relation(lower=(Stair(base=-i),), upper=(Stair(base=1),)), 64, 64) for i in range(300)]
+    other = Term.flat(Relation(lower=(Stair(base=5),), upper=(Stair(base=7),)), 64, 64)
+    for terms in (windows, windows[::-1], [*windows[:100], other, *windows[100:]]):
+        left = absorbed(terms)
+        assert windows[-1] in left and len(left) <= 2
+        assert (np.any([x.to_dense(64, 64) for x in left], 0) == np.any([x.to_dense(64, 64) for x in terms], 0)).all()
+    classes = [Term.flat(Relation(diagonal=Residue(4, x)), 8, 8) for x in range(4)]
+    assert absorbed(classes) == classes
+
+
+@laws
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(-3, 9), st.sampled_from((1, 1, 2))), min_size=1, max_size=30))
+def test_what_is_left_is_the_same_union(drawn):
+    terms = [
+        Term.flat(Relation((Stair(base=-a),), (Stair(base=b),), diagonal=Residue(step, 0)), 20, 20)
+        for a, b, step in drawn
+    ]
+    left, whole = (np.any([x.to_dense(20, 20) for x in some], 0) for some in (absorbed(terms), terms))
+    assert (left == whole).all()
 
 
 @laws

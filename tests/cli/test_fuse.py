@@ -62,7 +62,8 @@ def run(tmp_path, monkeypatch):
 def test_explained(run, name, tmp_path):
     done = run(f"fuse_these_models:{name}", "--explain", "--share", 1, "--least", 0, "--out", tmp_path / "layer.svg")
     assert done.exit_code == 0, done.output
-    for text in ("graph 0: 2 attentions found, 2 replaced", "layers.1", "causal()", "2 layers alike", "up", "kernels"):
+    told = ("graph 0: 2 attentions found, 2 replaced", "layers.1", "causal()", "2 layers alike", "up, gelu", "kernels")
+    for text in told:
         assert text in done.output
     assert (tmp_path / "layer.svg").read_text().startswith("<svg")
 

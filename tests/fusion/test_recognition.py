@@ -1,11 +1,15 @@
 """Attention as users write it: each spelling is found, computed by weft, and has the value and gradients it had."""
 
+from unittest import mock
+
 import pytest
 import torch
 from tests.fusion.helpers import TRAINED, M, added, agree, fused, near, qkv
 from tests.tiers import sample
 
 import weft
+from weft.fusion import operator
+from weft.torch.call import attend
 
 F = torch.nn.functional
 LEAST = torch.finfo(torch.float32).min
@@ -127,11 +131,29 @@ def test_grouped_heads_by_repetition():
         k, v = (x[:, :, None].expand(2, 1, 3, M, 16).reshape(2, 3, M, 16) for x in (k, v))
         return sdpa(q, k, v, mask)
 
+    def interleaved(q, k, v, mask):
+        k, v = k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)
+        return F.softmax(q @ k.transpose(2, 3) + added(mask), -1) @ v
+
+    q, k, v = qkv(grad=True)
+    tensors = q, k[:, :1].detach().requires_grad_(), v[:, :1].detach().requires_grad_()
+    for function in (grouped, interleaved):
+        with mock.patch.object(operator, "attend", side_effect=attend) as attended:
+            made, explanation = fused(function, *tensors, LIVE, options=TRAINED)
+            assert len(explanation.replaced) == 1
+            found, expected = made(*tensors, LIVE), function(*tensors, LIVE)
+        assert {call.args[0][1].shape[1] for call in attended.call_args_list} == {1}  # heads are not repeated
+        agree(found, expected)
+        agree(torch.autograd.grad(found.sin().sum(), tensors), torch.autograd.grad(expected.sin().sum(), tensors))
+
+
+@pytest.mark.more
+def test_what_is_broadcast_stays():
     q, k, v = qkv()
-    tensors = q, k[:, :1], v[:, :1]
-    made, explanation = fused(grouped, *tensors, LIVE)
-    assert len(explanation.replaced) == 1
-    agree(made(*tensors, LIVE), grouped(*tensors, LIVE))
+    for tensors in ((q, k[:1], v[:1]), (q, k, v[:1])):
+        made, explanation = fused(sdpa, *tensors, LIVE)
+        assert "broadcast" in explanation.left[0].reason
+        agree(made(*tensors, LIVE), sdpa(*tensors, LIVE))
 
 
 @pytest.mark.more
@@ -166,3 +188,16 @@ def test_the_pattern_is_named():
     _, explanation = fused(sdpa, *qkv(), LIVE)
     assert "causal() & window(left=7)" in explanation.replaced[0].mask
     assert isinstance(explanation, weft.fusion.Explanation)
+
+
+@pytest.mark.more
+def test_attention_of_attention():
+    def twice(q, k, v, mask):
+        return plain(sdpa(q, k, v, mask), k, sdpa(k, v, q, mask), added(mask))
+
+    tensors = qkv(grad=True)
+    made, explanation = fused(twice, *tensors, LIVE, options=TRAINED)
+    assert len(explanation.replaced) == 3
+    found, expected = made(*tensors, LIVE), twice(*tensors, LIVE)
+    agree(found, expected)
+    agree(torch.autograd.grad(found.sin().sum(), tensors), torch.autograd.grad(expected.sin().sum(), tensors))

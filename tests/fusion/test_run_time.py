@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounter
 
 import weft
 from weft.errors import UnsupportedError
-from weft.fusion import decide
+from weft.fusion import decide, operator
 
 F = torch.nn.functional
 pytestmark = pytest.mark.more
@@ -77,7 +77,7 @@ def test_a_row_without_keys_after_a_mask():
 def test_gradients_of_what_stays_at_run_time():
     tensors = qkv(grad=True)
     made, _ = fused(plain, *tensors, added(near()), options=TRAINED)
-    for mask in (torch.randn(M, M), added(near(left=2))):
+    for mask in (added(near()), torch.randn(M, M), added(near(left=2))):
         found, expected = (torch.autograd.grad(f(*tensors, mask).sin().sum(), tensors) for f in (made, plain))
         agree(found, expected)
 
@@ -175,3 +175,17 @@ def test_weft_fuse_of_a_module_shares_its_parameters():
         layer.weight.zero_()
     x = torch.randn(2, 4)
     agree(made(x), layer.bias.expand(2, 4))
+
+
+def test_what_weft_refuses_when_it_runs_is_dropped():
+    tensors, mask = qkv(grad=True), near()
+    made, _ = fused(sdpa, *tensors, mask, options=TRAINED)
+    refusal = UnsupportedError("attention", "this card has no room", "use another")
+    with mock.patch.object(operator, "attend", side_effect=refusal) as asked:
+        for _ in range(2):
+            found, expected = made(*tensors, mask), sdpa(*tensors, mask)
+            agree(found, expected)
+            agree(torch.autograd.grad(found.sum(), tensors), torch.autograd.grad(expected.sum(), tensors))
+        assert asked.call_count == 1
+    assert "this card has no room" in str(made.explanation)
+    decide.forget()

@@ -87,6 +87,22 @@ def vit():
     return transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
 
 
+@functools.cache
+def gemma3_with_images():
+    """Text of 14 tokens, of which four stand for an image."""
+    text = {**SHARED, **HYBRID, "query_pre_attn_scalar": 8, "vocab_size": 128}
+    vision = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 16, "patch_size": 4,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=120, boi_token_index=121,
+        eoi_token_index=122,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager").eval()
+
+
 def tokens(batch=3, length=12, seed=0):
     """Random tokens, and a mask that pads the first and the last row on the left."""
     torch.manual_seed(seed)

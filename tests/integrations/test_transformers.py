@@ -116,8 +116,8 @@ def test_dropout_of_bert():
     ("told", "said"),
     [
         ({"head_bias": 1}, "head_bias"),
-        ({"output_attentions": True}, "eager"),
-        ({"cu_seq_lens_q": torch.tensor([0, 12])}, "cu_seq_lens_q"),
+        ({"cu_seq_lens_q": torch.tensor([0, 12])}, "position_ids"),
+        ({"block_indices": torch.tensor([0])}, "chooses keys itself"),
     ],
 )
 def test_keywords_that_are_refused(told, said):
@@ -125,6 +125,39 @@ def test_keywords_that_are_refused(told, said):
     with pytest.raises(WeftError, match="LlamaAttention of layer 0 of llama") as raised:
         models.under(models.decoder("Llama"), "weft", lambda model: model(ids, **told))
     assert said in str(raised.value)
+
+
+def test_weights_are_none():
+    ids, _ = models.tokens()
+    model = models.decoder("Llama")
+    want = models.under(model, "eager", lambda model: model(ids).logits)
+    got = models.under(model, "weft", lambda model: model(ids, output_attentions=True))
+    torch.testing.assert_close(got.logits, want, rtol=2e-6, atol=2e-6)
+    assert all(weights is None for weights in got.attentions or ())
+
+
+def test_images_in_text():
+    """Gemma 3: images see all of themselves."""
+    model = models.gemma3_with_images()
+    torch.manual_seed(0)
+    ids = torch.randint(3, 100, (2, 14))
+    ids[:, 3:7] = 120
+    pixels = torch.randn(2, 3, 16, 16)
+    inputs = {"input_ids": ids, "pixel_values": pixels, "token_type_ids": (ids == 120).long()}
+    same(model, lambda model: model(**inputs, attention_mask=torch.ones_like(ids)).logits)
+    for cache in ("dynamic", "static"):
+        want, got = (
+            models.under(
+                model,
+                under,
+                lambda model, cache=cache: model.generate(
+                    **inputs, attention_mask=torch.ones_like(ids), max_new_tokens=24, min_new_tokens=24,
+                    do_sample=False, cache_implementation=cache,
+                ),
+            )
+            for under in ("eager", "weft")
+        )  # fmt: skip
+        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("name", ["flash", "a/b", "eager", "", 3])

@@ -17,7 +17,7 @@ from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import LaunchProgram
 from weft.testing.refusals import refuse
 from weft.testing.tolerance import assert_close
-from weft.torch import device_documents
+from weft.torch import device_documents, varlen
 from weft.torch.bind import Bound
 
 from . import dense
@@ -156,6 +156,30 @@ def test_a_document_keeps_its_numbers_to_itself():
             assert torch.equal(*same), f"{name}, token {token}"
 
 
+def test_the_public_call(monkeypatch):
+    """`weft.varlen_attention` with sums that are taken to be the device's: options, extra keys, pages and refusals."""
+    monkeypatch.setattr(varlen, "on_device", lambda x: isinstance(x, torch.Tensor))
+    lengths = drawn(9, 3, True)
+    q, k, v, dout, _, sinks = (x.to(DEVICE) for x in tensors_of(lengths))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    extra = [x[:3].to(DEVICE) for x in tensors_of(([3], [3]), seed=3)[1:3]]
+    counted, host = (torch.tensor(sums(lengths[0]), dtype=torch.int32, device=x) for x in (DEVICE, "cpu"))
+
+    def called(given):
+        return weft.varlen_attention(
+            *leaves, given, None, weft.causal(), sinks=sinks, extra_keys=extra[0], extra_values=extra[1],
+            return_lse=True, backend="triton",
+        )  # fmt: skip
+
+    out, lse = called(counted)
+    found = torch.autograd.grad(out, leaves, dout)
+    refuse(lambda: weft.varlen_attention(q, k, v, counted, None, CAUSAL, dropout=0.5), UnsupportedError, (".cpu()",))
+    monkeypatch.undo()
+    wanted, wanted_lse = called(host)
+    for x, y in zip((out, lse, *found), (wanted, wanted_lse, *torch.autograd.grad(wanted, leaves, dout)), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [0, 1, 0]], ids=str)
 def test_hardly_anything(lengths):
     check((lengths, lengths), weft.causal(), same=True)
@@ -265,19 +289,23 @@ def on_card(lengths, **how):
 @on_a_card
 @pytest.mark.parametrize("name", PATTERNS)
 def test_no_call_waits(name):
-    """Forward and backward, with lse and sinks, with int32 and int64 sums, the first call and later ones."""
-    lengths = drawn(3, 20, False)
-    q, k, v, dout, dlse, sinks = on_card(lengths, dtype=torch.bfloat16, dims=(64, 64))
+    """Forward and backward, with lse and sinks, int32 and int64 sums of any lengths. The first call copies bounds."""
+    q, k, v, dout, dlse, sinks = on_card(([1900], [2600]), dtype=torch.bfloat16, dims=(64, 64))
     leaves = [x.requires_grad_() for x in (q, k, v, sinks)]
-    counted = [torch.tensor(sums(x), device=DEVICE) for x in lengths]
+
+    def step(counted):
+        out, lse = weft.varlen_attention(
+            *leaves[:3], *counted, PATTERNS[name], sinks=leaves[3], return_lse=True, max_seqlen_q=200
+        )
+        torch.autograd.grad((out, lse), leaves, (dout, dlse))
+
+    lengths = [[torch.tensor(sums(x), device=DEVICE) for x in drawn(seed, 10, False)] for seed in range(3)]
+    step(lengths[0])
     for kind in (torch.int32, torch.int64):
-        given = [x.to(kind) for x in counted]
-        for _ in range(2):
-            with no_waits():
-                out, lse = weft.varlen_attention(
-                    *leaves[:3], *given, PATTERNS[name], sinks=leaves[3], return_lse=True, max_seqlen_q=200
-                )
-                torch.autograd.grad((out, lse), leaves, (dout, dlse))
+        given = [[x.to(kind) for x in both] for both in lengths]
+        with no_waits():
+            for both in given:
+                step(both)
 
 
 @on_a_card
@@ -328,12 +356,12 @@ def test_many_long_documents_beside_lengths_on_the_host(dims):
         tensors = on_card((queries, keys), dtype=torch.bfloat16, heads=(2, 1), dims=dims)[:5]
         results = []
         for dtype, where in ((torch.bfloat16, DEVICE), (torch.bfloat16, "cpu"), (torch.float32, "cpu")):
-            leaves = [x.to(dtype).requires_grad_() for x in tensors[:3]]
+            leaves = [x.detach().to(dtype).requires_grad_() for x in tensors[:3]]
             counted = [torch.tensor(sums(x), device=where) for x in (queries, keys)]
-            out, lse = weft.varlen_attention(*leaves, *counted, PATTERNS[name], return_lse=True, max_seqlen_q=3000)
+            out, lse = weft.varlen_attention(*leaves, *counted, PATTERNS[name], return_lse=True)
             results.append([out, lse, *torch.autograd.grad((out, lse), leaves, (tensors[3].to(dtype), tensors[4]))])
         for what, x, plain, truth in zip(NAMES, *results, strict=False):
-            both = [(y - truth)[truth.isfinite()].abs().max().item() for y in (x.float(), plain.float())]
+            both = [(y.float() - truth)[truth.isfinite()].abs().max().item() for y in (x, plain)]
             assert both[0] <= 2 * both[1] + 1e-3, f"{name}: {what} is off by {both}"
 
 

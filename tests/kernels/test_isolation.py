@@ -12,6 +12,7 @@ from tests.tiers import every
 
 import weft
 from weft.acsr.interpret import Scoring, backward, forward
+from weft.settings import interpreted
 
 from .compare import BACKENDS, generator, normal, qkv
 
@@ -69,6 +70,8 @@ def test_tokens_that_nothing_joins_keep_their_bits(name, options, backend):
         pytest.skip("its cells declare no common alignment")
     if backend != "cpu" and name in CPU_ALONE:
         pytest.skip("kernels of GPUs promise it for documents, segments and lengths of consecutive tokens")
+    if interpreted() and name == "short documents":
+        pytest.skip("a tile for each of 100 documents: tests/gpu/test_oracle_poison.py has them")
     random = generator(name)
     q, k, v = qkv(random, (n, n), torch.float32, heads=(4, 4))
     d_out, d_lse = normal((2, 4, n, 16), random, torch.float32), normal((2, 4, n), random, torch.float32)

@@ -14,6 +14,8 @@ from weft.errors import InputError
 from weft.pattern import crossing
 from weft.recognition import grouped, pace, recognize
 from weft.recognition.evaluate import Manner
+from weft.recognition.pace import TooSlowError
+from weft.recognition.watchdog import GRACE
 
 torch = pytest.importorskip("torch")
 
@@ -200,3 +202,44 @@ def test_large_masks_in_little_time(n):
     found = recognize(opaque(lambda b, h, q, k: (k <= q) & (ids[q] == ids[k])), size=(n, n))
     print(f"{n} tokens: {time.process_time() - begin:.2f} s of processor time")
     assert found.pattern == weft.sized(weft.causal() & weft.documents(lengths), n, n)
+
+
+# ---- functions without end -------------------------------------------------------------------------------------------
+def endless(q, k):
+    while True:
+        q = q + 0
+
+
+def endless_for_numbers(q, k):
+    int(q)  # ends the trace
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("function", [endless, endless_for_numbers])
+def test_a_function_without_end_is_bounded_by_the_limit(function):
+    began = time.perf_counter()
+    with pytest.raises(TooSlowError, match=r"did not return within limit=0\.2 seconds"):
+        weft.recognize(function, size=(16, 16), limit=0.2)
+    assert time.perf_counter() - began < 10
+
+
+def test_it_is_bounded_in_other_threads_too():
+    found = []
+
+    def call():
+        try:
+            weft.recognize(endless, size=(16, 16), limit=0.1)
+        except TooSlowError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(10)
+    assert len(found) == 1 and not thread.is_alive()
+
+
+def test_nothing_is_raised_afterwards():
+    for _ in range(20):
+        assert weft.recognize(lambda q, k: k <= q, size=(16, 16), limit=0.001 + GRACE).exact
+    time.sleep(0.05)

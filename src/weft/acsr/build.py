@@ -15,7 +15,7 @@ from weft.acsr.blocks import Blocks
 from weft.acsr.cover import FEW, covered, room
 from weft.acsr.format import BLOCK, MAX_TERMS, Acsr, Remainder, Term
 from weft.acsr.lower import Union, lower_or_scan, shortened
-from weft.acsr.merge import merged
+from weft.acsr.merge import absorbed, merged
 from weft.caching import cached
 from weft.pattern.algebra import Pattern
 
@@ -79,7 +79,7 @@ def _fewest(terms: list[Term], m: int, n: int) -> tuple[list[Term], list[Term]]:
     if len(terms) > MAX_TERMS:
         terms = merged_bands(terms)
     if len(terms) > algebra.MAX_APART:
-        terms = merged(terms, m, n)
+        terms = merged(absorbed(terms), m, n)
     found = algebra.disjoint(terms)
     if not found[1] and len(found[0]) <= FEW:
         return found

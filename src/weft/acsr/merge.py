@@ -21,6 +21,7 @@ from weft.pattern.relation import ANY, NDBool, Relation, Residue
 MAX_TOKENS = 1 << 24  # tokens up to which sets are kept as vectors
 MAX_CELLS = 1 << 28  # entries of all the vectors of a union
 MAX_BOXES = 64  # rectangles of one core whose classes are told apart by the bits of a word
+COMPARED = 16  # terms that each of a union is compared with, where one may hold it
 LEAST_RUN = 4  # tokens from which on an arithmetic sequence is a residue class and not a list
 HOLES = 64  # a list says what is left out where that is less than every so many tokens: it then cuts few tiles
 
@@ -51,6 +52,33 @@ def merged(terms: Sequence[Term], m: int, n: int) -> list[Term]:
         else:
             found += [restricted(_core(alike[0]), box.rows, box.keys) for box in boxes]
     return found
+
+
+def absorbed(terms: Sequence[Term]) -> list[Term]:
+    """The union of some terms without those that one of the others holds, as bounds say it; pairs are not looked at.
+
+    Each is compared with the latest COMPARED that are left, so that many cost no more than a few each.
+    """
+    left: list[Term] = []
+    for term in terms:
+        if not any(_holds(other, term) for other in left[-COMPARED:]):
+            left[-COMPARED:] = [other for other in left[-COMPARED:] if not _holds(term, other)]
+            left.append(term)
+    return left
+
+
+def _holds(a: Term, b: Term) -> bool:
+    """True if every pair of b is one of a, as the integers of their bounds say it; False if that is not known."""
+    if (a.q, a.k, a.rows, a.keys) != (b.q, b.k, b.rows, b.keys):
+        return False
+    return all(_is_within(y, x) for x, y in zip(a.axes, b.axes, strict=True))
+
+
+def _is_within(relation: Relation, other: Relation) -> bool:
+    both = (other.rows, relation.rows), (other.keys, relation.keys), (other.diagonal, relation.diagonal)
+    classes = all(x in (ANY, y) for x, y in both)
+    lower = all(any(bound.never_above(mine) for mine in relation.lower) for bound in other.lower)
+    return classes and lower and all(any(mine.never_above(bound) for mine in relation.upper) for bound in other.upper)
 
 
 # ---- a term taken apart ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import OptionError
-from weft.outside import shown
+from weft.outside import check_file, shown
 
 COLUMNS = (
     "date", "machine", "threads", "driver", "python", "torch", "triton", "commit", "workload", "shape", "dtype",
@@ -38,6 +38,7 @@ def read(path: Path) -> list[Row]:
     if not path.exists():
         return []
     try:
+        check_file(path)
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             columns, found = tuple(reader.fieldnames or ()), list(reader)

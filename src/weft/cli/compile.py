@@ -17,6 +17,7 @@ from weft.cli.progress import Line, busy
 from weft.cli.say import say
 from weft.errors import OptionError, WeftError, install_line
 from weft.kernels.backend import TritonBackend
+from weft.outside import file_bytes
 from weft.pattern.algebra import Pattern
 from weft.pattern.parse import parse
 from weft.planning.attention_plan import plan_attention
@@ -139,7 +140,7 @@ def _line(**options: Any) -> Call:
 def _lines(path: Path) -> Iterator[Call]:
     """The calls of a file; lines that are empty or begin with # are none."""
     try:
-        lines = path.read_text().splitlines()
+        lines = file_bytes(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(
             f"weft compile --calls {path}", str(error), "name a file of text, a call on each line"

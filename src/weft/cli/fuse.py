@@ -11,6 +11,7 @@ import click
 
 from weft.cli.loading import function
 from weft.cli.progress import busy
+from weft.cli.say import say
 from weft.errors import InputError
 from weft.target import GPUS
 
@@ -35,14 +36,14 @@ def command(target: str, explain: bool, gpu: str, out: Path | None, as_json: boo
     if out is not None:
         _write(out, explanation.svg(0, gpu))
     if as_json:
-        click.echo(json.dumps(_facts(explanation, gpu, out), indent=2))
+        say(json.dumps(_facts(explanation, gpu, out), indent=2))
         return
     seen, replaced = len(explanation.seen), len(explanation.replaced)
     lines = [
         explanation.text(gpu) if explain else f"{seen} attentions found, {replaced} replaced; --explain lists them"
     ]
     lines += [f"written: {out}"] if out is not None else []
-    click.echo("\n".join(lines))
+    say("\n".join(lines))
 
 
 def _explained(target: str, options: dict[str, Any]) -> Any:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.cli.parse import parse
 from weft.errors import InputError, OptionError
 from weft.fusion.known import MODELS, facts, layer
 from weft.fusion.model import breaks_even, cost
@@ -16,6 +15,7 @@ from weft.fusion.operators import Layer
 from weft.fusion.picture import lines, svg
 from weft.fusion.search import search
 from weft.fusion.segments import segments, unfused
+from weft.pattern.parse import parse
 from weft.target import GPUS
 
 BATCH, TOKENS = 16, 2048  # where none are given

@@ -81,7 +81,7 @@ def command(out: Path | None, as_json: bool, **options: Any) -> None:
     of_layer = {name: options.pop(name) for name in ("model", "batch")}
     if options["algorithm"] == "layer":
         text, told = report(Wanted(**options | of_layer), out)
-        click.echo(json.dumps(told, indent=2) if as_json else text)
+        say(json.dumps(told, indent=2) if as_json else text)
         return
     refuse_without_layer(options["algorithm"], of_layer)
     asked = Asked(**options | {"length": options["length"] or _own_length(options["pattern"])})

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
-from weft.fusion.nodes import argument, is_tensor, place, value, writes_to
+from weft.fusion.nodes import argument, is_tensor, place, shape, value, writes_to
 
 How = Literal["given", "add", "fill", "keep"]
 SDPA, SOFTMAX = "scaled_dot_product_attention", "matmul, softmax, matmul"
@@ -89,8 +90,11 @@ def of_sdpa(node: Node) -> Attention:
 def check(attention: Attention) -> None:
     """Raise Other unless weft could compute an attention."""
     query, key, values = (value(x) for x in (attention.query, attention.key, attention.values))
+    if not all(isinstance(x, FakeTensor) for x in (query, key, values)):
+        raise Other("its tensors are of a class of their own")
     if query.dim() not in (3, 4) or key.dim() != query.dim() or values.dim() != query.dim():
         raise Other(f"its query has {query.dim()} axes, and is not (batch, heads, tokens, width)")
+    _check_sizes(attention)
     result = value(attention.node)
     if not (query.dtype == key.dtype == values.dtype == result.dtype) or not query.is_floating_point():
         raise Other("its query, key, value and result are of several types")
@@ -103,3 +107,15 @@ def check(attention: Attention) -> None:
     between = nodes[nodes.index(attention.inner[0]) : nodes.index(attention.node)]
     if any(writes_to(node) for node in between if node not in inside):
         raise Other("the graph writes into memory while it is computed")
+
+
+def _check_sizes(attention: Attention) -> None:
+    """weft repeats key heads for groups of query heads, and nothing else."""
+    query, key, values = (shape(x) for x in (attention.query, attention.key, attention.values))
+    if attention.transposed:
+        key = (*key[:-2], key[-1], key[-2])
+    heads = (query[1], key[1], values[1]) if len(query) == 4 else (1, 1, 1)
+    if not query[0] == key[0] == values[0] or heads[1] != heads[2] or heads[0] % max(1, heads[1]):
+        raise Other("its key or value is broadcast over batch rows or heads")
+    if query[-1] != key[-1] or key[-2] != values[-2]:
+        raise Other("its query, key and value do not fit each other")

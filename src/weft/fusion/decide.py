@@ -56,8 +56,8 @@ class Replaced:
 
     masks: (*tensors, *numbers) -> the masks. unfused: (q, k, v, *sinks, *masks, *numbers) -> the result, as the graph
     had it; scaled_late: it takes the scale too. hows: how each mask is used. dead: in which case rows without a live
-    key are 0 in the graph. met: decisions that were made when it ran, in words, and how often. unseen: new masks one
-    after the other.
+    key are 0 in the graph. trained: gradients may be asked for. met: decisions that were made when it ran, in words,
+    and how often. unseen: new masks one after the other.
     """
 
     masks: GraphModule
@@ -67,6 +67,7 @@ class Replaced:
     softcap: float | None
     dead: Dead
     as_query: bool
+    trained: bool
     settings: Settings
     met: Counter[str] = field(default_factory=Counter)
     unseen: int = 0
@@ -76,7 +77,7 @@ class Replaced:
         """By content, so that the same attention of several layers and graphs is one."""
         said = (
             self.masks.code, self.unfused.code, self.hows, self.scaled_late, self.softcap, self.dead, self.as_query,
-            self.settings,
+            self.trained, self.settings,
         )  # fmt: skip
         return sha256(repr(said).encode()).hexdigest()[:16]
 
@@ -151,6 +152,18 @@ def decide(
     with _met.lock:
         _met.keep(found, sizes, at)
     return at
+
+
+def drop(
+    one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], leaves: Sequence[Tensor], numbers: Sequence[int], why: WeftError
+) -> None:
+    """Have the unfused graph compute what weft refused when it ran."""
+    at = Decision(None, f"weft refused it when it ran: {why.wrong}")
+    sizes = _sizes_of(one, qkv, numbers)
+    one.met[at.reason] += 1
+    with _met.lock:
+        _keep_content(_content(sizes, leaves), at)
+        _met.keep(fingerprint(tuple(leaves)), sizes, at)
 
 
 _ALWAYS_NEW = f"its mask was a new one {CHANGING} times one after the other, and recognising costs more than it saves"
@@ -284,6 +297,9 @@ def _weighed(one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], live: Tensor) ->
         found = recognize_mask(live)
         tensors = tuple(x if x.dim() == 4 else x[None] for x in qkv)
         plan, _ = compiled(found.pattern, problem_of(*tensors))
+        plan.check_room("forward")
+        if one.trained:
+            plan.check_room("dkdv")
     except WeftError as error:
         return Decision(None, f"weft refuses it: {error.wrong}", share)
     problem = plan.problem

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active, _get_deterministic_algorithms
 from torch.autograd import forward_ad
 
-from weft.fusion.decide import Decision, Replaced, decide, named
+from weft.errors import WeftError
+from weft.fusion.decide import Decision, Replaced, decide, drop, named
 from weft.kernels.options import ACCUMULATE, rows_in_order_of
 from weft.torch import eager
 from weft.torch.call import attend
@@ -62,7 +63,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tenso
         if found.pattern is None:
             return _laid_out(given.unfused(q, k, v), out), lse.zero_()
         options = given.scale, one.softcap, 0, "auto", None
-        result, sums = attend(_four(q, k, v), found.pattern, (given.sinks, None), options, with_lse)
+        try:
+            result, sums = attend(_four(q, k, v), found.pattern, (given.sinks, None), options, with_lse)
+        except WeftError as refused:
+            drop(one, (q, k, v), given.leaves, given.numbers, refused)
+            return _laid_out(given.unfused(q, k, v), out), lse.zero_()
         return _laid_out(result if q.dim() == 4 else result[0], out), sums.contiguous() if with_lse else lse
 
 
@@ -79,7 +84,7 @@ def _backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: T
 
 def _unfused_gradients(given: Given, qkv: Three, dout: Tensor) -> tuple[list[Tensor], Tensor | None]:
     """Those of the graph, which is computed again."""
-    with torch.enable_grad():
+    with torch.enable_grad(), _recording():
         inputs = [x.detach().requires_grad_() for x in qkv]
         if given.sinks is not None:
             given = given._replace(sinks=given.sinks.detach().requires_grad_())
@@ -88,6 +93,13 @@ def _unfused_gradients(given: Given, qkv: Three, dout: Tensor) -> tuple[list[Ten
     grads = torch.autograd.grad(result, wanted, dout, allow_unused=True)
     found = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, grads, strict=True)]
     return found[:3], found[3] if given.sinks is not None else None
+
+
+def _recording() -> Any:
+    """Autograd inside an operator, which the dispatcher calls below autograd."""
+    inside = torch._C._dispatch_tls_local_include_set()
+    outside = torch._C._dispatch_tls_local_exclude_set().remove(torch._C.DispatchKey.AutogradFunctionality)
+    return torch._C._ForceDispatchKeyGuard(inside, outside)
 
 
 def _gradients(given: Given, found: Decision, qkv: Three, rest: Three) -> tuple[list[Tensor], Tensor | None]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from weft.errors import RelabelError
 from weft.napkin.operations import Operation, Reals
+from weft.outside import is_name, shown
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import Relation
 
@@ -30,6 +31,19 @@ class Dtype:
     name: str
     nbytes: int | Fraction | str
 
+    def __post_init__(self) -> None:
+        if isinstance(self.nbytes, str):
+            check_name("bytes of a dtype", self.nbytes)
+
+
+def check_name(what: str, name: object) -> None:
+    """Raise RelabelError for a name that cannot stand in a formula's source."""
+    if not is_name(name):
+        raise RelabelError(
+            f"{what} named {shown(repr(name), 80)}", "formulas become Python, where it is no name",
+            "use letters of ASCII, digits and underscores, and no word of Python",
+        )  # fmt: skip
+
 
 ELEMENT = Dtype("element", 1)
 FP32, FP16, FP8, FP4 = Dtype("fp32", 4), Dtype("fp16", 2), Dtype("fp8", 1), Dtype("fp4", Fraction(1, 2))
@@ -42,6 +56,9 @@ class Axis:
     name: str
     size: int | None = None
     divisor: int = 1
+
+    def __post_init__(self) -> None:
+        check_name("an axis", self.name)
 
     def __str__(self) -> str:
         return self.name if self.size is None else f"{self.name}={self.size}"
@@ -57,6 +74,7 @@ class Array:
     level: str = "global"
 
     def __post_init__(self) -> None:
+        check_name("an array", self.name)
         check_level(f"array {self.name}", self.level)
 
     @property

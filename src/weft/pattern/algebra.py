@@ -19,6 +19,7 @@ from weft import memory
 from weft.errors import PatternError
 from weft.pattern import crossing, misuse
 from weft.pattern.bounds import PRINTED, Ints, IntTable
+from weft.pattern.depth import settled
 from weft.pattern.extent import common_extent
 from weft.pattern.integers import below, integer, length_of
 from weft.pattern.relation import NDBool
@@ -374,7 +375,8 @@ def _joined(name: str, kind: type[And] | type[Or], left: Pattern, right: object)
 
 
 def _crossed(pattern: Pattern, name: str, args: list[tuple[str, Any]]) -> None:
-    """Set structure and numbers. Leaves have neither: only what a user wrote crosses."""
+    """Set depth, structure and numbers. Leaves have none: only what a user wrote crosses."""
+    pattern.__dict__["depth"] = settled(name, [value for _, value in args])
     try:
         structure, numbers = crossing.cross(name, args)
     except crossing.Bare:

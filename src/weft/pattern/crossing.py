@@ -147,7 +147,13 @@ def decode(structure: str, numbers: bytes) -> Any:
             "make the graph anew, of a pattern that was made after torch was imported",
         )  # fmt: skip
     expression = structure or behind[2:].tobytes()[: int(behind[1])].decode()
-    return _Reader(values[:size]).pattern(ast.parse(expression, mode="eval").body)
+    try:
+        return _Reader(values[:size]).pattern(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError):  # Python reads 200 brackets within each other
+        raise InputError(
+            f"read a pattern of {len(expression)} characters from a graph", "it is nested too deep to cross into one",
+            "join its parts at one level (a | b | c), or recognize its mask once and pass that pattern",
+        ) from None  # fmt: skip
 
 
 class _Reader:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InputError
+from weft.outside import check_file
 from weft.recognition.mask import as_array
 
 MAGIC = b"\x93NUMPY"
@@ -19,6 +20,7 @@ def load_mask(path: Any) -> Any:
     path = Path(path)
     asked = f"load_mask({str(path)!r})"
     try:
+        check_file(path)
         with path.open("rb") as file:
             begin = file.read(len(MAGIC))
     except OSError as error:
@@ -49,6 +51,6 @@ def _mapped(path: Path, asked: str) -> Any:
         array = np.load(path, allow_pickle=False)  # an array without elements cannot be mapped
         if array.size == 0:
             return array
-    except (ValueError, EOFError, OSError, SyntaxError, pickle.UnpicklingError):
-        pass
+    except (ValueError, EOFError, OSError, SyntaxError, MemoryError, pickle.UnpicklingError):
+        pass  # a header may tell of more than there is
     raise InputError(asked, f"its data or header is damaged or cut short ({reason})", "write the file again")

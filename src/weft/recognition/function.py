@@ -31,6 +31,7 @@ from weft.recognition.spans import Size
 from weft.recognition.tables import Reads, reads, same_kind, watched
 from weft.recognition.terms import without_idle_bounds
 from weft.recognition.tracer import NeedLengthError, ReadByRowError, Trace, Traced, note
+from weft.recognition.watchdog import ended
 from weft.recognition.words import reworded
 from weft.tracing.capture import indices, name_of
 from weft.tracing.place import place_of
@@ -77,7 +78,8 @@ def recognize_function(
 
     Where the trace ends it is evaluated at size=(M, N), for at most `limit` seconds. On a terminal a bar says what that
     takes; a thread that is not the main one is refused what takes more than a second, unless it passes a limit; in a
-    function that is being compiled it is refused. Raises InputError; also where the function has no value at some pair
+    function that is being compiled it is refused. A function that does not return is ended at the limit. Raises
+    InputError; also where the function has no value at some pair
     (a division by 0, a logarithm of 0, an index out of range). An index below 0 counts from the end of its table.
     """
     batch, heads = scalar(batch), scalar(heads)
@@ -85,6 +87,12 @@ def recognize_function(
     for name, count in (("batch", batch), ("heads", heads)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise InputError(asked.text, f"{name}={count!r} is no number of them", f"pass {name} as an int from 1 on")
+    with ended(asked.text, _seconds(asked, limit)):
+        return _recognized(asked, generalize, limit)
+
+
+def _recognized(asked: Asked, generalize: bool, limit: float | None) -> Recognized:
+    """By what it says, or where that ends pair by pair."""
     try:
         with remembering():
             return _symbolic(asked, generalize)
@@ -102,7 +110,7 @@ def recognize_function(
         f"{asked.text} at {asked.size[0]} x {asked.size[1]}, pair by pair, since {reason}", LEAST * pairs // 8,
         "write it with what can be traced, which evaluates no pair, or pass a smaller size", InputError,
     )  # fmt: skip
-    with evaluating(asked.text, pairs * (batch or 1) * (heads or 1), _seconds(asked, limit)):
+    with evaluating(asked.text, pairs * (asked.batch or 1) * (asked.heads or 1), limit):
         return _evaluated(asked, reason, generalize)
 
 

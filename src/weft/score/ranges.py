@@ -38,18 +38,29 @@ def beyond(
 
     limits: of b, h, q, k and shift. contents: the least and the largest entry of a table of integers.
     """  # fmt: skip
+    found = intervals(expression, limits, shapes, contents)
+    for step in expression.steps:
+        for axis, a in enumerate(step.args) if step.op == "read" else ():
+            (low, high), length = found[a], shapes[step.value][axis]
+            if low < 0 or high >= length:
+                return Beyond(step.value, axis, length, low, high)
+    return None
+
+
+def intervals(
+    expression: Expression,
+    limits: Mapping[str, Interval],
+    shapes: Sequence[tuple[int, ...]],
+    contents: Callable[[int], Interval],
+) -> list[Interval]:
+    """From where to where each step's value may go; see `beyond`."""  # fmt: skip
     found: list[Interval] = []
     for step in expression.steps:
-        args = [found[a] for a in step.args]
         if step.op == "read":
-            for axis, (low, high) in enumerate(args):
-                length = shapes[step.value][axis]
-                if low < 0 or high >= length:
-                    return Beyond(step.value, axis, length, low, high)
             found.append(EVERY if step.kind == "real" else TRUTH if step.kind == "bool" else contents(step.value))
         else:
-            found.append(_interval(step, args, limits, shapes))
-    return None
+            found.append(_interval(step, [found[a] for a in step.args], limits, shapes))
+    return found
 
 
 def _interval(

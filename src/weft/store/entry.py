@@ -30,13 +30,21 @@ TOLD = 1 << 20  # bytes of facts and of sums
 
 @dataclass(frozen=True)
 class Entry:
-    """One directory of the store. state: "" for an entry, else as in OURS. used: seconds since 1970."""
+    """One directory of the store. state: "" for an entry, else as in OURS. used: seconds since 1970. largest: bytes of
+    its largest file.
+    """
 
     path: Path
     state: str
     nbytes: int
     used: float
     trust: Trust = OWN
+    largest: int = 0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it may be worth more than its room: it is not set aside, and none of its files is beyond all use."""
+        return self.state == "" and self.largest <= MOST
 
     def facts(self) -> dict[str, Any]:
         """What was said of the entry when it was put; without what nobody would have said, and empty where that cannot
@@ -158,5 +166,6 @@ def entries(root: Path, trust: Trust) -> Iterator[Entry]:
         match = OURS.fullmatch(path.name)
         if match is not None and identity(path) is not None:
             with suppress(FileNotFoundError):  # removed meanwhile
-                nbytes = sum(file.lstat().st_size for file in path.iterdir())
-                yield Entry(path, match["state"] or "", nbytes, path.stat().st_mtime, trust)
+                sizes = [file.lstat().st_size for file in path.iterdir()]
+                used = path.stat().st_mtime
+                yield Entry(path, match["state"] or "", sum(sizes), used, trust, max(sizes, default=0))

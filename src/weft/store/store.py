@@ -188,10 +188,10 @@ class Store:
         return len(gone), sum(one.nbytes for one in gone)
 
     def _make_room(self) -> None:
-        """Remove what dead processes left, then what was not used for longest, until the rest fits."""
+        """Remove what dead processes left, what was set aside, then what was not used for longest, until it fits."""
         entries = self.entries()
         total = sum(one.nbytes for one in entries)
-        for one in entries:
+        for one in sorted(entries, key=lambda one: one.keeps):
             dead = one.state in ("new", "old") and time.time() - one.used > ABANDONED
             if dead or (total > self.limit and one.state in ("", "damaged")):
                 entry.remove(one.path)

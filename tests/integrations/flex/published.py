@@ -139,6 +139,7 @@ SCORES = {
     "alibi": alibi,
     "relative": plain(lambda score, b, h, q_idx, kv_idx: score + (q_idx - kv_idx)),
     "relative_table": tables(lambda at, t: lambda score, b, h, i, j: score + t[i - j + S - 1], (2 * S - 1,)),
+    "from_the_end": tables(lambda at, t: lambda score, b, h, i, j: score + t[h, i - j] * t[h - 2, -1], (H, S)),
     "softcap": softcap(20),
     "soft_documents": soft_documents,
     "documents_alibi": documents_of(alibi),

@@ -215,6 +215,17 @@ def test_lists_that_are_set():
     torch.testing.assert_close(flex_attention(*x, block_mask=mask), expected)
 
 
+@pytest.mark.parametrize("of_torch", [False, True])
+def test_lists_that_change_in_place(of_torch):
+    make = theirs.create_block_mask if of_torch else create_block_mask
+    mask = make(causal, None, None, 96, 96, "cpu", BLOCK_SIZE=48)
+    x = tensors()
+    for count in (1, 0):
+        mask.full_kv_num_blocks.fill_(0)[..., 1] = count
+        expected, _ = reference(*x, None, lambda b, h, q, k: (q >= k) & ((q // 48 == k // 48) | (count == 1)))  # noqa: B023
+        torch.testing.assert_close(flex_attention(*x, block_mask=mask), expected)
+
+
 def test_what_has_no_closed_form_is_evaluated():
     class Branching:
         def __call__(self, b, h, q, k):
@@ -260,6 +271,22 @@ def test_functions_of_other_arguments():
         create_block_mask(lambda q, k: q >= k, None, None, 8, 8)
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         create_block_mask(causal, None, None, 8, 8, colour=1)
+
+
+@pytest.mark.parametrize("of_torch", [False, True])
+def test_a_mask_for_one_row_that_tells_rows_apart(of_torch):
+    """Its blocks are those of row 0: torch's kernels would compute something that nobody wrote."""
+    make = theirs.create_block_mask if of_torch else create_block_mask
+    lengths, x = torch.tensor([20, 70]), tensors()
+    for mod, option in (
+        (lambda b, h, q, k: k < lengths[b], "B=2"),
+        (lambda b, h, q, k: q - k < 8 * (h + 1), "H=4"),
+    ):
+        mask = make(mod, None, None, 96, 96, "cpu")
+        with pytest.raises(ValueError, match=option):
+            flex_attention(*x, block_mask=mask)
+        one = tensors(batch=1, heads=1)
+        torch.testing.assert_close(flex_attention(*one, block_mask=mask), reference(*one, None, mod)[0])
 
 
 def test_a_mask_that_is_too_large_to_evaluate(monkeypatch):

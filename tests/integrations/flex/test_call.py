@@ -221,8 +221,10 @@ def test_refused_tensors():
         flex_attention(x[0], x[1].to("meta"), x[2])
     with pytest.raises(RuntimeError, match="block_mask to be on the same device"):
         flex_attention(*x, block_mask=create_block_mask(causal, None, None, 8, 8, device="meta"))
-    with pytest.raises(InputError, match="dtype"):
+    with pytest.raises(ValueError, match=r"same dtype, but got query\.dtype: torch\.float16"):
         flex_attention(x[0].half(), x[1], x[2])
+    with pytest.raises(InputError, match="int32"):
+        flex_attention(*(t.int() for t in x))
     nested = torch.nested.nested_tensor([torch.zeros(1, 8, 4)], layout=torch.jagged)
     with pytest.raises(NotImplementedError, match="NestedTensor"):
         flex_attention(nested, nested, nested)

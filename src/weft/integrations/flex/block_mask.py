@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy.ma
 import numpy.random  # noqa: F401 - numpy loads both late: now, and not while the first mask waits
@@ -20,6 +22,7 @@ from weft.torch.masks import recognized
 
 LISTS = tuple(flex.BlockMask._TENSOR_ATTRS)
 MEANING = frozenset((*LISTS, "mask_mod", "seq_lengths", "BLOCK_SIZE"))
+Sizes = tuple[int, int, int, int]  # B, H, M, N
 DENSE = 1 << 33  # pairs of a mask that are held as booleans where it cannot be recognised from its function
 
 
@@ -57,11 +60,11 @@ class BlockMask(flex.BlockMask):
 
     @property
     def pattern(self) -> Pattern:
-        """The mask as a pattern; found again where tensors that mask_mod captured were changed since."""
-        now = key_of(self.mask_mod)
+        """The mask as a pattern; found again where its lists, or tensors that mask_mod captured, changed in place."""
+        now = key_of(self.mask_mod), self._versions()
         if "_pattern" not in self.__dict__ or self.__dict__.setdefault("_seen", now) != now:
             self._make()
-            self.__dict__.update(_pattern=computed_by_kernels(self, self._recognize), _seen=now)
+            self.__dict__.update(_pattern=computed_by_kernels(self, self._recognize), _seen=(now[0], self._versions()))
         return self.__dict__["_pattern"]
 
     @property
@@ -90,8 +93,8 @@ class BlockMask(flex.BlockMask):
             return super()._adjust(new_q_len, new_kv_len)
         sizes = (unmade.batch, unmade.heads, new_q_len, new_kv_len)
         made = copy.copy(self)
-        made.__dict__.update(seq_lengths=sizes[2:], _pattern=recognize(self.mask_mod, sizes, unmade.device))
-        made.__dict__["_seen"] = key_of(self.mask_mod)
+        made.__dict__.update(seq_lengths=sizes[2:], _seen=(key_of(self.mask_mod), ()))
+        made.__dict__["_pattern"] = made._recognize(self.mask_mod)
         return made
 
     def to(self, device: torch.device | str) -> BlockMask:
@@ -115,10 +118,17 @@ class BlockMask(flex.BlockMask):
         lists = (*ordered(partial), *ordered(full)) if unmade.separate else ordered(partial | full)
         made = flex.BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=self.BLOCK_SIZE)
         self.__dict__.update({name: getattr(made, name) for name in LISTS})
+        self.__dict__["_seen"] = self._seen[0], self._versions()
+
+    def _versions(self) -> tuple[int, ...]:
+        """How often each list of keys' blocks was changed in place; nothing while there are none."""
+        lists = () if "_unmade" in self.__dict__ else (self.__dict__[name] for name in LISTS[:4])
+        return tuple(-1 if x is None or x.is_inference() else x._version for x in lists)
 
     def _recognize(self, mask_mod: Callable[..., Any]) -> Pattern:
         batch, heads, m, n = (1, 1, *self.shape)[-4:]
-        return recognize(mask_mod, (batch, heads, m, n), self.device)
+        found, self.__dict__["_reads"] = recognize(mask_mod, (batch, heads, m, n), self.device)
+        return found
 
 
 def like(mask: flex.BlockMask) -> BlockMask:
@@ -126,6 +136,19 @@ def like(mask: flex.BlockMask) -> BlockMask:
     made = BlockMask.__new__(BlockMask)
     made.__dict__.update(mask.__dict__)
     return made
+
+
+_met: WeakKeyDictionary[flex.BlockMask, BlockMask] = WeakKeyDictionary()
+
+
+def as_weft(mask: flex.BlockMask) -> BlockMask:
+    """Any BlockMask as one of these, whose pattern is found again while torch's holds the same objects."""
+    if isinstance(mask, BlockMask):
+        return mask
+    known = _met.get(mask)
+    if known is None or any(vars(mask).get(name) is not vars(known).get(name) for name in MEANING):
+        known = _met[mask] = like(mask)
+    return known
 
 
 def key_of(mask_mod: Callable[..., Any]) -> Any:
@@ -136,14 +159,30 @@ def key_of(mask_mod: Callable[..., Any]) -> Any:
         return None
 
 
-def recognize(mask_mod: Callable[..., Any], sizes: tuple[int, int, int, int], device: Any) -> Pattern:
-    """The pattern of a mask function at (B, H, M, N): from what it computes, else from all its pairs, as torch does."""
+def recognize(mask_mod: Callable[..., Any], sizes: Sizes, device: Any) -> tuple[Pattern, str]:
+    """The pattern of a mask function at (B, H, M, N): from what it computes, else from all its pairs, as torch does.
+
+    And which of b and h it reads although there is to be one of them, "" for none: known where there is a closed form.
+    """
+    found = _alike(mask_mod, sizes, "bh")
+    if found is not None:
+        return found, ""
     try:
-        found: Pattern = recognized(mask_mod, sizes, "create_block_mask").pattern
+        found = recognized(mask_mod, sizes, "create_block_mask").pattern
     except InputError:
-        batch, heads, m, n = sizes
-        if batch * heads * m * n > DENSE:
+        if math.prod(sizes) > DENSE:
             raise
-        mask = flex.create_mask(mask_mod, batch, heads, m, n, device)
-        found = recognize_mask(mask.expand(sizes)).pattern
-    return found
+        mask = flex.create_mask(mask_mod, *sizes, device)
+        return recognize_mask(mask.expand(sizes)).pattern, ""
+    return found, "".join(name for name in "bh" if _alike(mask_mod, sizes, name) is None)
+
+
+def _alike(mask_mod: Callable[..., Any], sizes: Sizes, names: str) -> Pattern | None:
+    """The pattern for any number of batch rows (b) and heads (h) of which there is one; None where it reads them."""
+    rows = [None if name in names and size == 1 else size for name, size in zip("bh", sizes, strict=False)]
+    asked: Any = (*rows, *sizes[2:])
+    try:
+        found: Pattern = recognized(mask_mod, asked, "create_block_mask").pattern
+    except InputError:
+        return None
+    return found if all(told in (None, size) for told, size in zip(found.extent(), rows, strict=True)) else None

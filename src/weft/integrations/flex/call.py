@@ -12,10 +12,12 @@ from torch.nn.attention import flex_attention as flex
 
 from weft.errors import UnsupportedError
 from weft.integrations.flex import graphs
-from weft.integrations.flex.block_mask import BlockMask, like
-from weft.integrations.flex.checks import check_block_mask, check_kernel_options, check_tensors
+from weft.integrations.flex.block_mask import as_weft
+from weft.integrations.flex.checks import check_block_mask, check_kernel_options, check_rows, check_tensors
 from weft.pattern.algebra import Pattern
 from weft.pattern.library import full
+from weft.score import Score
+from weft.score.from_end import counted_from_the_end
 from weft.torch.attention import attention
 from weft.torch.tracing import score_of
 
@@ -54,23 +56,32 @@ def flex_attention(  # noqa: PLR0913 - FlexAttention's signature
     if kernel_options:
         check_kernel_options(kernel_options)
         _say("kernel_options have no effect: weft plans its own kernels", UserWarning)
-    mask, score = _meant(query, score_mod, block_mask)
+    mask, score = _meant(query, key, score_mod, block_mask)
     found = attention(query, key, value, mask, scale=scale, score=score, return_lse=wants_lse)
     if return_aux is not None:
         return (found[0], flex.AuxOutput(lse=found[1])) if wants_lse else (found, flex.AuxOutput())
     return found
 
 
-def _meant(query: Tensor, score_mod: Any, block_mask: Any) -> tuple[Any, Any]:
+def _meant(query: Tensor, key: Tensor, score_mod: Any, block_mask: Any) -> tuple[Any, Any]:
     """Mask and score as weft.attention takes them."""
     if is_dynamo_compiling():
-        return graphs.meant(query, score_mod, block_mask)
+        return graphs.meant(query, key, score_mod, block_mask)
     mask: Pattern
     if block_mask is None or block_mask.BLOCK_SIZE[0] == block_mask.BLOCK_SIZE[1] == flex._LARGE_SPARSE_BLOCK_SIZE:
         mask = FULL
     else:
-        mask = (block_mask if isinstance(block_mask, BlockMask) else like(block_mask)).pattern
-    return mask, None if score_mod is None else score_of(score_mod, own=True)
+        known = as_weft(block_mask)
+        mask = known.pattern
+        check_rows(vars(known).get("_reads", ""), query)
+    if score_mod is None:
+        return mask, None
+    score = score_of(score_mod, own=True)
+    if score.tables:
+        shapes = tuple(tuple(x.shape) for x in score.tables)
+        text = counted_from_the_end(score.text, shapes, (*query.shape[:3], key.shape[2]))
+        score = Score(text, score.tables, score.name)
+    return mask, score
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from weft.integrations.flex.block_mask import BlockMask
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    """Raise as torch's for tensors that do not fit together; their dtypes are weft.attention's to check."""
+    """Raise as torch's for tensors that do not fit together."""
     if query.is_nested or key.is_nested or value.is_nested:
         raise NotImplementedError(
             "flex_attention does not support NestedTensor inputs: pack the rows into one, with a mask of documents"
@@ -21,6 +21,11 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         raise ValueError(
             "Expected query, key, and value to have the same device type, but got query.device: "
             f"{query.device}, key.device: {key.device}, and value.device: {value.device} instead."
+        )
+    if query.dtype != key.dtype or query.dtype != value.dtype:
+        raise ValueError(
+            "Expected query, key, and value to have the same dtype, but got query.dtype: "
+            f"{query.dtype}, key.dtype: {key.dtype}, and value.dtype: {value.dtype} instead."
         )
     if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
         raise ValueError(
@@ -74,6 +79,16 @@ def check_block_mask(mask: Any, query: Tensor, key: Tensor) -> None:
     device = mask.device if isinstance(mask, BlockMask) else mask.kv_num_blocks.device
     if query.device != device:
         raise RuntimeError(f"Expect q/k/v and block_mask to be on the same device but got {query.device} and {device}.")
+
+
+def check_rows(reads: str, query: Tensor) -> None:
+    """Raise where a mask function reads b or h, and its BlockMask was made for one of them. reads: these of b and h."""
+    for name, option, count in (("b", "B", query.shape[0]), ("h", "H", query.shape[1])) if reads else ():
+        if name in reads and count > 1:
+            raise ValueError(
+                f"mask_mod reads {name}, and the block_mask was created for one: its blocks are those of {name}=0. "
+                f"Create it with {option}={count}."
+            )
 
 
 def check_kernel_options(options: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from itertools import chain
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +24,7 @@ from torch.fx import Interpreter, Node, Proxy, map_arg
 from weft.errors import WeftError
 from weft.integrations.flex.graphs import mask_in_graph, score_in_graph
 from weft.recognition import recognize_function
+from weft.score.from_end import counted_from_the_end
 from weft.score.tracer import Part, Trace, finished
 
 
@@ -43,7 +45,8 @@ class ScoreInGraph(_Function):
     """Answers `score_in_graph`."""
 
     def _call_function(self, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        graph, captured = self.read(tx, args, "score_mod")
+        query, key, function = args
+        graph, captured = self.read(tx, [query, function], "score_mod")
         trace = Trace()
         reading = _Reading(graph, trace, tx)
 
@@ -55,7 +58,11 @@ class ScoreInGraph(_Function):
         except WeftError as error:
             _stop(error)
         tables = [reading.variables[id(x)] for x in found.tables]
-        return TupleVariable([VariableTracker.build(tx, found.text), TupleVariable(tables)])
+        q, k = (x.as_proxy().node.meta["example_value"].shape for x in (query, key))
+        shapes, sizes, text = tuple(tuple(x.shape) for x in found.tables), (*q[:3], k[2]), found.text
+        if all(type(x) is int for x in (*sizes, *chain(*shapes))):
+            text = counted_from_the_end(text, shapes, sizes)
+        return TupleVariable([VariableTracker.build(tx, text), TupleVariable(tables)])
 
 
 class MaskInGraph(_Function):

@@ -17,8 +17,10 @@ from torch.compiler import assume_constant_result
 from torch.nn.attention import flex_attention as flex
 
 from weft.integrations.flex.block_mask import BlockMask
+from weft.integrations.flex.checks import check_rows
 from weft.pattern.library import full
 from weft.score import Score
+from weft.score.from_end import counted_from_the_end
 from weft.torch.tracing import score_of
 
 FULL = full()
@@ -27,13 +29,13 @@ FULL = full()
 class InGraph(HigherOrderOperator):
     """A question about a function, which Dynamo answers while it traces: no graph ever holds it."""
 
-    def __init__(self, name: str, answer: Callable[[Any], Any]) -> None:
+    def __init__(self, name: str, answer: Callable[..., Any]) -> None:
         super().__init__(name)
         self.answer = answer
 
-    def __call__(self, _: Tensor, function: Callable[..., Any]) -> Any:
+    def __call__(self, *asked: Any) -> Any:
         """The same without Dynamo: where a graph broke off."""
-        return self.answer(function)
+        return self.answer(*asked)
 
 
 def with_own_score(score_mod: Callable[..., Any], score: Any, *at: Any) -> Any:
@@ -41,14 +43,15 @@ def with_own_score(score_mod: Callable[..., Any], score: Any, *at: Any) -> Any:
     return score_mod(score.clone(), *at)
 
 
-def _text_and_tables(function: Callable[..., Any]) -> tuple[str, tuple[Tensor, ...]]:
+def _text_and_tables(query: Tensor, key: Tensor, function: Callable[..., Any]) -> tuple[str, tuple[Tensor, ...]]:
     found = score_of(function)
-    return found.text, found.tables
+    shapes = tuple(tuple(x.shape) for x in found.tables)
+    return counted_from_the_end(found.text, shapes, (*query.shape[:3], key.shape[2])), found.tables
 
 
-# (query, score function) -> its text, its tables; (any tensor, mask function) -> its pattern, None if it has none
+# (query, key, score function) -> its text, its tables; (any tensor, mask function) -> its pattern, None if it has none
 score_in_graph = InGraph("weft_score_in_graph", _text_and_tables)
-mask_in_graph = InGraph("weft_mask_in_graph", lambda function: None)
+mask_in_graph = InGraph("weft_mask_in_graph", lambda tensor, function: None)
 
 
 def _prepare() -> bool:
@@ -67,7 +70,7 @@ def _say(text: str) -> bool:
 prepare, say = map(assume_constant_result, (_prepare, _say))
 
 
-def meant(query: Tensor, score_mod: Any, block_mask: Any) -> tuple[Any, Any]:
+def meant(query: Tensor, key: Tensor, score_mod: Any, block_mask: Any) -> tuple[Any, Any]:
     """Mask and score as weft.attention takes them."""
     prepare()
     mask, function = FULL, None if score_mod is None else partial(with_own_score, score_mod)
@@ -77,9 +80,10 @@ def meant(query: Tensor, score_mod: Any, block_mask: Any) -> tuple[Any, Any]:
             function = _in_scores(function, block_mask)
         else:
             mask = known
+            check_rows(block_mask._reads if hasattr(block_mask, "_reads") else "", query)
     if function is None:
         return mask, None
-    text, tables = score_in_graph(query, function)
+    text, tables = score_in_graph(query, key, function)
     return mask, Score(text, tables, "score_mod")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from transformers.utils import logging
 
 from weft.errors import OptionError, WeftError
 
@@ -19,17 +20,25 @@ WITHOUT_EFFECT = frozenset({
     "output_router_logits", "router_logits", "labels", "token_type_ids", "mm_token_type_ids", "input_ids",
     "inputs_embeds", "head_dim", "layer_idx", "seq_idx", "local_attention", "max_length_q", "max_length_k",
 })  # fmt: skip
-DEFAULTS = {"output_attentions": False, "return_attention_probs": False}  # values that ask for nothing
+_PACKED = "leave it out: position_ids that begin anew say the same, as collators write without return_flash_attn_kwargs"
 CURES = {
-    "output_attentions": 'weights are never made: call model.set_attn_implementation("eager") to see them',
+    "cu_seq_lens_q": _PACKED,
+    "cu_seq_lens_k": _PACKED,
     "block_table": 'continuous batching keeps keys in pages: take attn_implementation="sdpa" for it',
+    "indices": "the model chooses keys itself: take the attention that it has",
+    "block_indices": "the model chooses keys itself: take the attention that it has",
 }
+logger = logging.get_logger(__name__)
 
 
 def refuse_unknown(told: dict[str, Any]) -> None:
     """Raise an OptionError for a keyword that is not known and says something."""
     for name, x in told.items():
-        if x is None or name in READ or name in WITHOUT_EFFECT or (name in DEFAULTS and x is DEFAULTS[name]):
+        if x is None or name in READ or name in WITHOUT_EFFECT:
+            continue
+        if name == "output_attentions":
+            if x:  # as `sdpa` does: what attention gives is right, and weights are None
+                logger.warning_once('weft makes no attention weights: take attn_implementation="eager" to see them')
             continue
         said = repr(x) if isinstance(x, (bool, int, float, str)) else type(x).__name__
         cure = CURES.get(name, f'leave it out, or call model.set_attn_implementation("eager"), which may know {name}')

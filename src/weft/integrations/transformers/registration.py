@@ -7,6 +7,7 @@ import re
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from weft.errors import OptionError
+from weft.integrations.transformers.bypass import watch
 from weft.integrations.transformers.forward import forward
 from weft.integrations.transformers.masks import mask
 
@@ -17,7 +18,8 @@ def register(name: str = "weft") -> str:
     """Make `attn_implementation=name` known to transformers, in this process, and return the name.
 
     Registering twice changes nothing. A model takes the name when it is made, or afterwards by
-    `model.set_attn_implementation(name)`. Raises OptionError for a name that transformers reads otherwise. Example::
+    `model.set_attn_implementation(name)`. A model whose attention does not go through transformers' interface refuses
+    the name by an UnsupportedError. Raises OptionError for a name that transformers reads otherwise. Example::
 
         register()
         model.set_attn_implementation("weft")
@@ -29,4 +31,5 @@ def register(name: str = "weft") -> str:
         )  # fmt: skip
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, mask)
+    watch(name)
     return name

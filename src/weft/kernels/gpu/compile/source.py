@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.outside import is_name, shown
+
+LONGEST = 500  # characters of a kernel's name, which lists its options
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16"}
 
 
@@ -26,3 +29,8 @@ class Source:
     early: bool = False
     gluon: bool = False
     shared: bool = False
+
+    def __post_init__(self) -> None:
+        wrong = [name for name in (self.name, *(name for name, _ in self.types)) if not is_name(name, LONGEST)]
+        if wrong:  # weft makes them all: whoever hands one on from outside is stopped here, before it is code
+            raise ValueError(f"{shown(repr(wrong[0]))} is no name that a kernel's source may have")

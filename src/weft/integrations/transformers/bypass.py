@@ -1,0 +1,57 @@
+"""Models whose attention does not go through transformers' interface are refused when they are told to take weft."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from functools import cache, wraps
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from weft.errors import UnsupportedError
+
+ATTENTION = re.compile(r"^class (\w*Attention\w*)\((?:nn\.|torch\.nn\.)?Module\):", re.MULTILINE)
+INTERFACE = ("ALL_ATTENTION_FUNCTIONS", "AttentionInterface")
+_names: set[str] = set()
+
+
+def watch(name: str) -> None:
+    """Refuse `attn_implementation=name` from now on where a model's source shows that nothing would read it.
+
+    transformers accepts any name for such models, and computes what they did before. So this asks where transformers
+    checks a name: `PreTrainedModel.get_correct_attn_implementation`, which is wrapped once.
+    """
+    if not _names:
+        PreTrainedModel.get_correct_attn_implementation = _checked(PreTrainedModel.get_correct_attn_implementation)
+    _names.add(name)
+
+
+def _checked(asked: Any) -> Any:
+    @wraps(asked)
+    def get_correct_attn_implementation(self: Any, requested_attention: str | None, *args: Any, **options: Any) -> Any:
+        if requested_attention in _names:
+            kind: Any = type(self)
+            layer = past_interface(kind)
+            if layer is not None:
+                raise UnsupportedError(
+                    f"attn_implementation={requested_attention!r} in {type(self).__name__}",
+                    f"its {layer} does not go through transformers' attention interface",
+                    'load it with attn_implementation="eager"; weft.integrations.transformers.swap(model) knows '
+                    "some of these models",
+                )
+        return asked(self, requested_attention, *args, **options)
+
+    return get_correct_attn_implementation
+
+
+@cache
+def past_interface(kind: Any) -> str | None:
+    """A class of attention in the module of a model whose source never names the interface; None if there is none."""
+    try:
+        source = inspect.getsource(sys.modules[kind.__module__])
+    except (KeyError, OSError, TypeError):  # its source is not there to be read
+        return None
+    found = ATTENTION.search(source)
+    return found.group(1) if found and not any(word in source for word in INTERFACE) else None
