@@ -72,7 +72,6 @@ ELSEWHERE = {
     ("weft.torch.multihead", "InputError"): "tests/torch/test_multihead.py",
     ("weft.torch.multihead", "OptionError"): "tests/torch/test_multihead.py",
     ("weft.kernels.gpu.documents.spec", "UnsupportedError"): "tests/gpu/test_oracle_documents.py",
-    ("weft.kernels.gpu.score.slots", "UnsupportedError"): "tests/kernels/test_biases.py",
     ("weft.torch.device_documents", "AlignmentError"): "tests/kernels/test_documents.py",
     ("weft.torch.device_documents", "InputError"): "tests/kernels/test_documents.py",
     ("weft.torch.device_documents", "UnsupportedError"): "tests/kernels/test_documents.py",
