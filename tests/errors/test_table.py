@@ -66,7 +66,7 @@ ELSEWHERE = {
     ("weft.integrations.transformers.reading", "UnsupportedError"): "tests/integrations/test_transformers.py",
     ("weft.integrations.transformers.registration", "OptionError"): "tests/integrations/test_transformers.py",
     ("weft.integrations.transformers.swap", "UnsupportedError"): "tests/integrations/test_transformers_swap.py",
-    ("weft.kernels.gpu.score.slots", "UnsupportedError"): "tests/kernels/test_scores.py",
+    ("weft.kernels.gpu.score.slots", "UnsupportedError"): "tests/kernels/test_biases.py",
     ("weft.napkin.emit", "RelabelError"): "tests/napkin/test_diagram.py",
     ("weft.pattern.depth", "PatternError"): "tests/pattern/test_depth.py",
     ("weft.torch.multihead", "InputError"): "tests/torch/test_multihead.py",
