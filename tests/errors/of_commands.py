@@ -67,6 +67,8 @@ OF_COMMANDS = [
      without(("matplotlib.figure", "matplotlib.backends.backend_agg"), lambda: plot.pattern_figure(CAUSAL, 8))),
     ("save: kind", OptionError, ("picture.gif", "end its name in .png or .svg"),
      lambda: plot.save(None, Path("picture.gif"))),
+    ("weft fuse: a function", InputError, ("nothing:here", "a module that can be imported"),
+     command("fuse", "nothing:here")),
     ("napkin: axis", RelabelError, ("axis z", "shared"), lambda: DIAGRAM.group("z", "shared")),
     ("napkin: level", RelabelError, ("attic",), lambda: DIAGRAM.group("q", "attic")),
     ("napkin: operation", RelabelError, ("fuse melt",), lambda: DIAGRAM.fuse("melt")),

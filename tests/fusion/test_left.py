@@ -3,6 +3,9 @@
 import pytest
 import torch
 from tests.fusion.helpers import EAGER, M, added, agree, fused, near, qkv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from weft.fusion.nodes import Unsized, hint
 
 F = torch.nn.functional
 pytestmark = pytest.mark.more
@@ -175,3 +178,25 @@ def test_softmax_without_attention_is_not_named():
 
     _, explanation = fused(router, torch.randn(4, 8), torch.randn(8, 3))
     assert not explanation.seen
+
+
+def test_sizes_that_depend_on_values():
+    def cut(q, k, v, count):
+        n = count.item()
+        torch._check(n >= 8)
+        torch._check(n <= M)
+        at = torch.arange(n)
+        return sdpa(q, k[:, :, :n], v[:, :, :n], torch.arange(M)[:, None] >= at)
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        made, explanation = fused(cut, Q, K, V, torch.tensor(32))
+        assert len(explanation.seen) == 1
+        for count in (32, 20, 45):
+            inputs = Q, K, V, torch.tensor(count)
+            agree(made(*inputs), cut(*inputs))
+
+
+def test_a_size_without_an_example_is_refused():
+    with pytest.raises(Unsized, match="depend on the values of tensors"):
+        hint(ShapeEnv().create_unbacked_symint())
+    assert hint(3) == 3

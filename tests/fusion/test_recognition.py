@@ -188,3 +188,16 @@ def test_the_pattern_is_named():
     _, explanation = fused(sdpa, *qkv(), LIVE)
     assert "causal() & window(left=7)" in explanation.replaced[0].mask
     assert isinstance(explanation, weft.fusion.Explanation)
+
+
+@pytest.mark.more
+def test_attention_of_attention():
+    def twice(q, k, v, mask):
+        return plain(sdpa(q, k, v, mask), k, sdpa(k, v, q, mask), added(mask))
+
+    tensors = qkv(grad=True)
+    made, explanation = fused(twice, *tensors, LIVE, options=TRAINED)
+    assert len(explanation.replaced) == 3
+    found, expected = made(*tensors, LIVE), twice(*tensors, LIVE)
+    agree(found, expected)
+    agree(torch.autograd.grad(found.sin().sum(), tensors), torch.autograd.grad(expected.sin().sum(), tensors))

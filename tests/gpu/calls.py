@@ -1,13 +1,15 @@
 """Calls that reach every kernel and every fragment of them, at lengths that the oracle takes a second for."""
 
 import weft
-from weft.planning.families.hopper import CONFIGS, NAMED, SUMMED
+from weft.planning import families
+from weft.planning.families.hopper import CONFIGS, SUMMED
 
 from .checked import Call
 
 BAND = weft.causal() & weft.window(left=100)
 GROUPS = tuple(CONFIGS.items())  # tiles of warp groups, which plans choose for longer sequences
-HALF, WIDE, WIDER = ((("forward", NAMED[n][2]),) for n in range(3))  # which a call must name
+WIDE = (("forward", families.hopper.WIDE),)
+HALF = (("forward", CONFIGS["forward"]),)
 SUMS = (("dkdv", SUMMED),)
 OPTIONS = {"softcap": 5.0, "alibi": True, "sinks": True, "lse": True}
 HOPPER = {"dims": (64, 64), "heads": (2, 2), "batch": 1}
@@ -60,9 +62,9 @@ KERNELS = {
     "by groups, two terms, prefix": hopper(BAND | (weft.causal() & weft.prefix(70)), 500, fixed=GROUPS),
     "by groups, lanes": hopper(weft.dilated(64, 64, 3), 900, fixed=GROUPS),
     "by groups, D=128": hopper(BAND, 700, fixed=WIDE, dims=(128, 128)),
-    "by groups, D=80, two terms, wider tiles": hopper(TWO, 600, fixed=WIDER, dims=(80, 96)),
+    "by groups, D=80, two terms": hopper(TWO, 600, fixed=WIDE, dims=(80, 96)),
     "by groups, D=128, documents": hopper(
-        weft.causal() & weft.documents([60, 0, 140, 300]), 500, fixed=WIDER, dims=(128, 128)
+        weft.causal() & weft.documents([60, 0, 140, 300]), 500, fixed=WIDE, dims=(128, 128)
     ),
     "all gradients by groups": hopper(BAND, 400, fixed=SUMS, dims=(128, 128), heads=(4, 2), options={"free": True}),
     "all gradients by groups, lanes": hopper(

@@ -180,6 +180,23 @@ def test_rules_of_layers_and_steps():
     assert type(transformer.blocks[0].attn1.processor) is Processor and not transformer._forward_pre_hooks
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("steps, graphs", [(None, 1), ("2:", 2), ([1, 5], 2)])
+def test_steps_compile_nothing_new(steps, graphs):
+    """A graph for each set of rules that hold, and not for each step."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    transformer, x = model()
+    diffusers.set_pattern(transformer, neighborhood=3, steps=steps)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(transformer, fullgraph=True, backend=counter)
+    for step in range(12):
+        diffusers.set_step(transformer, step)
+        assert torch.allclose(compiled(x), transformer(x), atol=1e-5)
+    assert counter.frame_count == graphs
+
+
 def test_a_file(tmp_path):
     transformer, x = model()
     diffusers.set_pattern(transformer, neighborhood=3, layers=[0])

@@ -89,15 +89,30 @@ def test_dense(options):
     assert torch.equal(flash_attn_func(q[None], k[None], v[None], 0.0, **options), out)
 
 
+def test_pages():
+    """Keys in pages, as servers keep them: page numbers in any order."""
+    q, k, v = (x.detach() for x in qkv(sum(LENGTHS), sum(KEY_LENGTHS)))
+    table = torch.tensor([[3], [0], [2]], dtype=torch.int32)
+    pages = [torch.randn(4, 16, 2, 8) for _ in range(2)]
+    for x, page in zip((k, v), pages, strict=True):
+        for number, part in zip(table[:, 0].tolist(), x.split(KEY_LENGTHS), strict=True):
+            page[number, : len(part)] = part
+    given = (sums(LENGTHS), sums(KEY_LENGTHS), 9, 12)
+    want = flash_attn_varlen_func(q, k, v, *given, causal=True)
+    got = flash_attn_varlen_func(q, *pages, *given, causal=True, block_table=table)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout():
+    q, k, v = qkv(4, 4)
+    given = (q, k, v, sums([4]), sums([4]), 4, 4)
+    assert not torch.equal(flash_attn_varlen_func(*given, 0.5), flash_attn_varlen_func(*given, 0.5))
+
+
 def test_refusals():
     q, k, v = qkv(4, 4)
     with pytest.raises(OptionError, match="qv"):
         flash_attn_func(q[None], k[None], v[None], qv=1)
-    given = (q, k, v, sums([4]), sums([4]), 4, 4)
-    with pytest.raises(UnsupportedError, match="dropout"):
-        flash_attn_varlen_func(*given, 0.1)
-    with pytest.raises(UnsupportedError, match="block_table"):
-        flash_attn_varlen_func(*given, block_table=torch.zeros(1, 1).int())
     with pytest.raises(UnsupportedError, match="alibi_slopes"):
         flash_attn_func(q[None], k[None], v[None], alibi_slopes=torch.zeros(1, 4))
 

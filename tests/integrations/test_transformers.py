@@ -118,6 +118,7 @@ def test_dropout_of_bert():
         ({"head_bias": 1}, "head_bias"),
         ({"cu_seq_lens_q": torch.tensor([0, 12])}, "position_ids"),
         ({"block_indices": torch.tensor([0])}, "chooses keys itself"),
+        ({"cu_seq_lens_q": torch.tensor([0, 12]), "read_index": [0]}, "continuous batching"),
     ],
 )
 def test_keywords_that_are_refused(told, said):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 models = pytest.importorskip("tests.integrations.models", exc_type=ImportError)
+import transformers
 
 from weft.integrations.transformers import register
 
@@ -47,16 +48,23 @@ def test_greedy_of_t5():
         assert torch.equal(got, want)
 
 
-def test_continued_in_pieces():
-    """A prompt in two pieces, then more at once, with the caches that a model makes."""
-    ids, _ = models.tokens(batch=2, length=20)
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_continued_in_pieces(static, padded):
+    """A prompt in two pieces, then more at once."""
+    ids, padding = models.tokens(length=20)
+    padding = padding if padded else torch.ones_like(padding)
     for name in ("Mistral", "Gemma3Text", "Llama4Text"):
         model = models.decoder(name)
 
-        def run(model, ids=ids):
-            cache = model(ids[:, :7]).past_key_values
-            cache = model(ids[:, 7:11], cache=cache).past_key_values
-            return model(ids[:, 11:], cache=cache).logits
+        def run(model):
+            kind = transformers.StaticCache if static else transformers.DynamicCache
+            cache, found = kind(config=model.config, **({"max_cache_len": 32} if static else {})), []
+            with torch.no_grad():
+                for first, after in ((0, 7), (7, 11), (11, 19), (19, 20)):
+                    mask = padding[:, :after]
+                    found.append(model(ids[:, first:after], attention_mask=mask, cache=cache).logits)
+            return torch.cat(found, 1)[padding.bool()]
 
         want, got = (models.under(model, under, run) for under in ("eager", "weft"))
         torch.testing.assert_close(got, want, rtol=2e-6, atol=2e-6)

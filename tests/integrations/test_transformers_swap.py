@@ -50,6 +50,30 @@ def test_longformer(longformer, special, padded):
         torch.testing.assert_close(grads.get(name, torch.zeros_like(grad)), grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_big_bird(training, padded):
+    config = transformers.BigBirdConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, block_size=4,
+        num_random_blocks=2, max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BigBirdModel(config, add_pooling_layer=False).train(training)
+    swapped = copy.deepcopy(model)
+    assert swap(swapped) == "2 x BigBirdBlockSparseAttention"
+    ids, _ = models.tokens(length=60)
+    padding = torch.ones_like(ids)
+    if padded:
+        padding[0, 50:] = 0
+    found = []
+    for one in (model, swapped):
+        hidden = one(ids, attention_mask=padding).last_hidden_state[padding.bool()]
+        hidden.square().sum().backward()
+        found.append((hidden.detach(), torch.cat([p.grad.flatten() for p in one.parameters() if p.grad is not None])))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=5e-6)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-3, atol=1e-3)
+
+
 def test_refusals(longformer):
     with pytest.raises(UnsupportedError, match="set_attn_implementation"):
         swap(models.decoder("Llama"))

@@ -8,6 +8,7 @@ import weft
 from weft.errors import UnsupportedError
 
 from .compare import BACKENDS, generator, normal, qkv
+from .planned import launching_nothing
 from .scored import HEADS, Scored, check
 
 pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="tests/torch/test_bias.py has the CPU's")
@@ -109,5 +110,6 @@ def test_the_same_bits_where_the_order_of_sums_is_asked_for():
         check(one)
     one = case("grid")
     one.options = {"deterministic": True}
-    with pytest.raises(UnsupportedError, match="in no fixed order"):
+    with pytest.raises(UnsupportedError, match="in no fixed order"), launching_nothing() as launched:
         one.weft()
+    assert not launched  # it is refused before the forward

@@ -17,7 +17,7 @@ from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import LaunchProgram
 from weft.testing.refusals import refuse
 from weft.testing.tolerance import assert_close
-from weft.torch import device_documents
+from weft.torch import device_documents, varlen
 from weft.torch.bind import Bound
 
 from . import dense
@@ -154,6 +154,30 @@ def test_a_document_keeps_its_numbers_to_itself():
         for name, x in again.items():
             same = torch.cat([x[:first], x[last:]]), torch.cat([found[name][:first], found[name][last:]])
             assert torch.equal(*same), f"{name}, token {token}"
+
+
+def test_the_public_call(monkeypatch):
+    """`weft.varlen_attention` with sums that are taken to be the device's: options, extra keys, pages and refusals."""
+    monkeypatch.setattr(varlen, "on_device", lambda x: isinstance(x, torch.Tensor))
+    lengths = drawn(9, 3, True)
+    q, k, v, dout, _, sinks = (x.to(DEVICE) for x in tensors_of(lengths))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    extra = [x[:3].to(DEVICE) for x in tensors_of(([3], [3]), seed=3)[1:3]]
+    counted, host = (torch.tensor(sums(lengths[0]), dtype=torch.int32, device=x) for x in (DEVICE, "cpu"))
+
+    def called(given):
+        return weft.varlen_attention(
+            *leaves, given, None, weft.causal(), sinks=sinks, extra_keys=extra[0], extra_values=extra[1],
+            return_lse=True, backend="triton",
+        )  # fmt: skip
+
+    out, lse = called(counted)
+    found = torch.autograd.grad(out, leaves, dout)
+    refuse(lambda: weft.varlen_attention(q, k, v, counted, None, CAUSAL, dropout=0.5), UnsupportedError, (".cpu()",))
+    monkeypatch.undo()
+    wanted, wanted_lse = called(host)
+    for x, y in zip((out, lse, *found), (wanted, wanted_lse, *torch.autograd.grad(wanted, leaves, dout)), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [0, 1, 0]], ids=str)

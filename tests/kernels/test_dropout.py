@@ -51,6 +51,12 @@ def test_types(name, dtype):
     check(case(name, dtype=dtype, dims=(64, 64)))
 
 
+@pytest.mark.parametrize("name", ["full", "window"])
+def test_whole_tiles(name):
+    """Of consecutive tokens from multiples of 16 on: a call of Philox serves eight pairs."""
+    check(case(name, (192, 192)))
+
+
 @pytest.mark.parametrize("m,n", sample([(17, 130), (130, 17), (1, 9)], (17, 130)))
 def test_lengths(m, n):
     check(case("full", (m, n)))

@@ -87,3 +87,24 @@ def test_derivatives_that_are_infinite_at_dead_pairs():
         case.function = odd
         found = case.weft()
         assert all(torch.isfinite(x).all() for name, x in found.items() if name != "lse")
+
+
+LONG = {
+    "window": weft.window(128, 128),
+    "causal": weft.causal(),
+    "plane": weft.neighborhood((32, 32), (9, 9)),
+    "longformer": weft.longformer(128, 16),
+    "blocks": weft.random_blocks(64, 3),
+}
+
+
+@pytest.mark.wide
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="tilings of a card, at sizes that interpreters are slow for")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("pattern", LONG)
+@pytest.mark.parametrize("name", ["relative_table", "key_bias", "type_pairs"])
+def test_tilings_of_a_card(name, pattern, d, dtype):
+    if (pattern, d, dtype) == ("blocks", 256, torch.float32):
+        pytest.skip("refused: gradients of blocks have no room")
+    check(named(name, LONG[pattern], (1024, 1024), dtype, dims=(d, d), dropout=0.2 if d == 64 else 0.0))

@@ -65,7 +65,8 @@ def at_hand(monkeypatch, name, capability, processors, shared, hip=None):
     monkeypatch.setattr(card.torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(card.torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(card.torch.version, "hip", hip)
-    monkeypatch.setattr(card.driver, "_active", SimpleNamespace(utils=utils))
+    monkeypatch.setattr(card.driver, "library", lambda: None)  # as on AMD's, and where CUDA's is old
+    monkeypatch.setattr(card.triton_driver, "_active", SimpleNamespace(utils=utils))
     return card._card.__wrapped__(0)
 
 

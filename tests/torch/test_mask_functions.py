@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask, and_masks
+from torch.nn.functional import scaled_dot_product_attention
 
 import weft
 from weft.errors import InputError, LengthError
@@ -378,3 +379,20 @@ def test_its_lists_changed_in_place():
     weft.attention(*X, mask)
     mask.kv_num_blocks.sub_(mask.kv_num_blocks.clone())
     refuse(lambda: weft.attention(*X, mask), InputError, ("not listed",))
+
+
+# ---- batch rows and heads -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["rows", "pairs of rows", "heads"])
+def test_more_rows_than_at_the_first_call(kind):
+    """What a function says of one row, or of two that are alike, is nothing about others."""
+    lengths = torch.tensor([5, 12, 3, 9])
+
+    def near(b, h, q, k):
+        return k < lengths[{"rows": b, "pairs of rows": b // 2, "heads": h}[kind]]
+
+    for count in (1, 2, 4):
+        shape = (1, count) if kind == "heads" else (count, 1)
+        x = [torch.randn(*shape, 16, 8, dtype=torch.float64) for _ in range(3)]
+        limits = lengths[torch.arange(count) // (2 if kind == "pairs of rows" else 1)].reshape(*shape, 1, 1)
+        expected = scaled_dot_product_attention(*x, attn_mask=(torch.arange(16) < limits).expand(*shape, 16, 16))
+        torch.testing.assert_close(weft.attention(*x, near), expected)

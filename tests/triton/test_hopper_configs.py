@@ -6,7 +6,7 @@ import weft
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import specs_of
 from weft.planning.attention_plan import plan_attention
-from weft.planning.families.hopper import NAMED
+from weft.planning.families.hopper import NAMED, WIDE
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 
@@ -16,7 +16,13 @@ from .specs import card
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
 ONE_BY_ONE = 0.5  # waits for products over products: about 1 where the assembler runs them one by one
-CASES = [(max(sizes), dtype, tiling) for sizes, dtype, tiling in NAMED] + [(80, *NAMED[1][1:]), (96, *NAMED[1][1:])]
+CASES = [
+    (64, *NAMED[0][1:]),
+    (128, "bfloat16", WIDE),
+    (80, "bfloat16", WIDE),
+    (120, "bfloat16", WIDE),
+    (128, "float16", WIDE),
+]
 
 
 def named(d, dtype, tiling):

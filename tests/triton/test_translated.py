@@ -11,7 +11,7 @@ from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.compile import stages
 from weft.kernels.gpu.compile.compiler import compile_for
 from weft.kernels.gpu.compile.load import source_of
-from weft.kernels.gpu.compile.miscompiles import mistake, overwritten, spoiled, unset
+from weft.kernels.gpu.compile.miscompiles import carried, mistake, overwritten, spoiled, unset
 from weft.kernels.gpu.compile.sass import parse, table_of
 from weft.kernels.gpu.configure import specs_of
 from weft.planning.attention_plan import plan_attention
@@ -118,6 +118,17 @@ def test_factors_that_the_loop_makes_are_its_own():
     """Of probabilities, which every tile makes anew."""
     made = "        /*0190*/                   F2FP.BF16.F32.PACK_AB R152, R40, R39 ;"
     assert not overwritten(parse(LOOP.format(inside=made)))
+
+
+PRODUCT = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r8,%r9}, {%r1,%r2,%r3,%r4}, %rd1, %p1, 1, 1, 1;"
+PACKED = "\tcvt.rn.bf16x2.f32 %r1, %r6, %r5;\n"
+
+
+def test_factors_that_a_loop_carries_are_on_purpose():
+    """Weights that wait for their product until the next tile: PTX says so, machine code does not."""
+    assert carried(PACKED + PRODUCT + "\n" + PACKED)
+    assert not carried(PACKED + PRODUCT)
+    assert not carried(2 * PACKED.replace("%r1", "%r7") + PACKED + PRODUCT)
 
 
 def test_overwritten_keys_are_refused():

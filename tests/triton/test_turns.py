@@ -9,7 +9,7 @@ import weft
 from weft.kernels.gpu.tables.batches import plan_waves
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.planning.attention_plan import plan_attention
-from weft.planning.families.hopper import CONFIGS
+from weft.planning.families.hopper import CONFIGS, WIDE
 from weft.planning.problem import Problem
 from weft.target import GPUS
 
@@ -18,9 +18,10 @@ STRIDED = CAUSAL & (weft.window(left=127) | weft.periodic_keys(128))
 PROGRAMS = 132
 
 
-def wave_of(pattern, tokens, heads=16):
-    problem = Problem(1, heads, heads, tokens, tokens, 64, 64, "bfloat16", "cuda")
-    plan = plan_attention(pattern, problem, GPUS["h200"], (("forward", CONFIGS["forward"]),))
+def wave_of(pattern, tokens, heads=16, d=64):
+    problem = Problem(1, heads, heads, tokens, tokens, d, d, "bfloat16", "cuda")
+    tiling = WIDE if d > 64 else CONFIGS["forward"]
+    plan = plan_attention(pattern, problem, GPUS["h200"], (("forward", tiling),))
     (wave,) = plan_waves(plan.forward, problem, False).waves
     return wave
 
@@ -47,6 +48,18 @@ def test_long_blocks_are_spread(tokens, was, least):
     wave = wave_of(STRIDED, tokens)
     assert busiest(wave, one_after_the_other(wave)) > was
     assert busiest(wave, blocks_of(in_turns(wave, PROGRAMS))) < least
+
+
+@pytest.mark.parametrize(
+    "pattern", [CAUSAL, CAUSAL & weft.documents([1000, 3000, 500, 7000, 4884])], ids=["causal", "documents"]
+)
+def test_blocks_of_unlike_length_end_together(pattern):
+    """At wide heads, where blocks are exchanged: each is taken once."""
+    wave = wave_of(pattern, 16384, d=128)
+    blocks = blocks_of(in_turns(wave, PROGRAMS))
+    assert busiest(wave, one_after_the_other(wave)) > 1.05
+    assert busiest(wave, blocks) < 1.01
+    assert sorted(map(tuple, blocks)) == sorted(one_after_the_other(wave))
 
 
 @pytest.mark.parametrize("tokens", [4096, 16384, 20000, 32768])

@@ -12,19 +12,19 @@ from torch.fx import Graph, Node
 
 from weft.fusion.attention import SDPA, SOFTMAX, Attention, Left, Other, check, of_sdpa
 from weft.fusion.grouped import without_repetition
-from weft.fusion.nodes import operation
+from weft.fusion.nodes import Unsized, operation
 from weft.fusion.products import joins_products, of_softmax
 
 
 def found(graph: Graph) -> Iterator[Attention | Left]:
-    """Each attention of a graph."""
-    for node in graph.nodes:
-        what = operation(node)
+    """Each attention of a graph, read when it is its turn: those before it may have been replaced meanwhile."""
+    for node in list(graph.nodes):
+        what = "" if node._erased else operation(node)
         if what == "sdpa":
             yield _checked(node, SDPA, of_sdpa)
         elif what == "softmax" and joins_products(node):
             yield _checked(node, SOFTMAX, of_softmax)
-        elif node.op == "call_function" and "flex_attention" in str(node.target):
+        elif not node._erased and node.op == "call_function" and "flex_attention" in str(node.target):
             yield Left(node, "flex_attention", "FlexAttention's own kernels compute it")
 
 
@@ -33,5 +33,5 @@ def _checked(node: Node, form: str, read: Callable[[Node], Attention]) -> Attent
         attention = without_repetition(read(node))
         check(attention)
         return attention
-    except Other as reason:
+    except (Other, Unsized) as reason:
         return Left(node, form, str(reason))

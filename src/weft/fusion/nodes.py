@@ -79,12 +79,21 @@ def is_number(node: Any) -> bool:
     return isinstance(node, Node) and isinstance(value(node), int | torch.SymInt)
 
 
+class Unsized(Exception):
+    """A size depends on the values of tensors."""
+
+    def __str__(self) -> str:
+        return "its sizes depend on the values of tensors"
+
+
 def hint(number: Any) -> int:
-    """An integer of sizes as it was when the graph was traced."""
-    if isinstance(number, torch.SymInt):
-        known = number.node.hint
-        return int(number) if known is None else int(known)
-    return int(number)
+    """An integer of sizes as it was when the graph was traced. Raises Unsized."""
+    if not isinstance(number, torch.SymInt):
+        return int(number)
+    known = number.node.hint
+    if known is None:
+        raise Unsized
+    return int(known)
 
 
 def shape(node: Any) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from operator import getitem
 from typing import Any
 
@@ -21,7 +22,7 @@ from weft.fusion.decide import Dead, Decision, Replaced, beforehand, registered
 from weft.fusion.extract import decomposed, is_pure, masks_of
 from weft.fusion.find import found
 from weft.fusion.layers import layers_of
-from weft.fusion.nodes import hint, operation, value
+from weft.fusion.nodes import Unsized, hint, operation, value
 from weft.fusion.operator import RECOGNISED
 from weft.fusion.report import GraphReport, Seen
 from weft.fusion.settings import Settings
@@ -37,12 +38,15 @@ def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> G
     places: Counter[str] = Counter()
     shares: dict[Node, float] = {}
     report = GraphReport(broken=_break(module))
-    for one in list(found(module.graph)):
+    for one in found(module.graph):
         if isinstance(one, Left) or refused:
             reason = refused or (one.reason if isinstance(one, Left) else "")
             report.seen.append(Seen(one.where, one.form, reason))
             continue
-        new, decision = _considered(one, known, settings)
+        try:
+            new, decision = _considered(one, known, settings)
+        except Unsized as unsized:
+            new, decision = None, Decision(None, str(unsized))
         if new is None or decision.pattern is None:
             report.seen.append(Seen(one.where, one.form, decision.reason, decision.share))
             continue
@@ -55,7 +59,8 @@ def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> G
         _sweep(module.graph)
         module.graph.lint()
         module.recompile()
-    report.layers = layers_of(module.graph, shares)
+    with suppress(Unsized):  # then bytes cannot be counted
+        report.layers = layers_of(module.graph, shares)
     return report
 
 

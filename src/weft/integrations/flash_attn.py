@@ -54,19 +54,18 @@ def flash_attn_varlen_func(  # noqa: PLR0913 - as flash-attn's
     """Attention inside documents packed one after the other: q (T, Hq, D), k (S, Hkv, D), v (S, Hkv, Dv).
 
     cu_seqlens_q and cu_seqlens_k are running sums of lengths, (documents + 1,), on the CPU or on q's device. Then as
-    `flash_attn_func`; in every document the last query is beside the last key. dropout_p and block_table are refused.
+    `flash_attn_func`, and block_table=None (documents, P), int32: then k and v are pages (pages, page_size, Hkv, D). In
+    every document the last query is beside the last key.
 
     Returns out (T, Hq, Dv); with return_attn_probs (out, lse (Hq, T), None). Raises what `weft.varlen_attention` does.
     """
     given, asked = _options("flash_attn_varlen_func", (*FUNCTION, "block_table"), args, options)
     if asked.get("block_table") is not None:
-        raise UnsupportedError(
-            "flash_attn_varlen_func(block_table=...)", "keys in pages are those of steps of decoding",
-            "use weft.decode_attention(q, k_pages, v_pages, mask, lengths, block_table=block_table)",
-        )  # fmt: skip
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
     found = varlen_attention(
         q, k, v, cu_seqlens_q, cu_seqlens_k, _pattern(asked), max_seqlen_q=int(max_seqlen_q),
-        max_seqlen_k=int(max_seqlen_k), dropout=asked.get("dropout_p") or 0, **given,
+        max_seqlen_k=int(max_seqlen_k), dropout=asked.get("dropout_p") or 0,
+        block_table=asked.get("block_table"), **given,
     )  # fmt: skip
     if not given["return_lse"]:
         return found

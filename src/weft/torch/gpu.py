@@ -20,6 +20,7 @@ from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
+from weft.kernels.gpu.score.slots import refuse_atomics
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan
@@ -111,6 +112,12 @@ def ready(
     options = options_of(how, plan)._replace(deterministic=deterministic)
     bound = bound_backward(plan, layout, options, device)
     return bound if bound.plain else None
+
+
+def check_order(plan: AttentionPlan, how: Modifiers) -> None:
+    """Raise UnsupportedError where gradients of tables would be summed in no fixed order."""
+    layout = Layout((), True, tables=tuple(map(form_of, tables_of(how))))
+    refuse_atomics(plan.problem, layout, options_of(how, plan)._replace(wanted=wanted_of(how)))
 
 
 def expect_gradients(

@@ -71,13 +71,12 @@ def recognized(mask: Any, sizes: Sizes, function: str = "attention") -> Recogniz
     except UnseenError as unseen:
         raise _no_fingerprint(mask, unseen, function) from None
     except RuntimeError:  # a tensor without memory, which recognition refuses
-        return _recognize(mask, sizes, function)
+        return _recognize(mask, sizes, function)[0]
     at = _met.find(found, sizes, ANYWHERE)
     if at is not None:
         return at
     _refuse_capture(mask, function)
-    made = _recognize(mask, sizes, function)
-    everywhere = made.m is None and made.n is None and made.pattern.extent() == (None, None)
+    made, everywhere = _recognize(mask, sizes, function)
     with _met.lock:
         made = _one_object(made)
         _met.keep(found, ANYWHERE if everywhere else sizes, made)
@@ -178,18 +177,31 @@ def _one_object(made: Recognized) -> Recognized:
 
 
 # ---- recognition ----------------------------------------------------------------------------------------------------
-def _recognize(mask: Any, sizes: Sizes, function: str) -> Recognized:
+def _recognize(mask: Any, sizes: Sizes, function: str) -> tuple[Recognized, bool]:
+    """What it is at the sizes of a call, and whether it is that at all sizes."""
     from weft.recognition import recognize_mask
 
     if isinstance(mask, Tensor):
         check_boolean(mask, sizes, function)
-        return recognize_mask(mask)
+        return recognize_mask(mask), False
     if is_block_mask(mask):
-        return recognize_blocks(mask, sizes, lambda mod: _of_function(mod, sizes, function))
-    return _of_function(mask, sizes, function)
+        return recognize_blocks(mask, sizes, lambda mod: _of_function(mod, sizes, function)), False
+    alike = _for_any_row(mask, sizes, function)
+    if alike is not None:
+        return alike, alike.m is None and alike.n is None
+    return _of_function(mask, sizes, function), False
 
 
-def _of_function(mask: Any, sizes: Sizes, function: str) -> Recognized:
+def _for_any_row(mask: Any, sizes: Sizes, function: str) -> Recognized | None:
+    """A function's pattern where it says the same of all batch rows and heads, however many; None where it may not."""
+    try:
+        made = _of_function(mask, (None, None, *sizes[2:]), function)
+    except InputError:  # raised again where the numbers of rows and heads are no cure
+        return None
+    return made if made.pattern.extent() == (None, None) else None
+
+
+def _of_function(mask: Any, sizes: tuple[int | None, int | None, int, int], function: str) -> Recognized:
     """By what it says; at the call's lengths where tables bound it to others."""
     from weft.recognition import recognize_function
 

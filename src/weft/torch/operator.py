@@ -303,6 +303,16 @@ def _below_autograd(*args: Any) -> tuple[Tensor, Tensor]:
         return torch.ops.weft.attention.default(*args)
 
 
+def _check_order(
+    structure: str, numbers: Tensor, qkv: tuple[Tensor, Tensor, Tensor], options: Options, wanted: Sequence[bool]
+) -> None:
+    """Raise before anything runs where gradients of tables will have no fixed order, and one is asked for."""
+    plan, backend = _arrived(structure, numbers, qkv, options)
+    check = getattr(backend.load(), "check_order", None)
+    if check is not None:
+        check(plan, modifiers(plan, options, wanted))
+
+
 class Attention(torch.autograd.Function):
     """The Autograd kernel of weft::attention. One forward(ctx, ...) costs less than setup_context.
 
@@ -313,6 +323,14 @@ class Attention(torch.autograd.Function):
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
         q, k, v, structure, numbers, *rest = args
         options, tables = Options(*rest[: len(Options._fields)]), rest[len(Options._fields) :]
+        wanted = ctx.needs_input_grad[len(ctx.needs_input_grad) - len(tables) :] if tables else ()
+        if (
+            options.deterministic
+            and any(wanted)
+            and type(q) in (Tensor, torch.nn.Parameter)
+            and type(numbers) is Tensor
+        ):
+            _check_order(structure, numbers, (q, k, v), options._replace(tables=tables), wanted)
         out, lse = _below_autograd(q, k, v, structure, numbers, *options._replace(tables=tables), True)
         ctx.structure, ctx.options = structure, options._replace(sinks=None, slopes=None, seed=None)
         # lse has the sinks in it: they are read again for their own gradient alone

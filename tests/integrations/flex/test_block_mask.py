@@ -273,6 +273,22 @@ def test_functions_of_other_arguments():
         create_block_mask(causal, None, None, 8, 8, colour=1)
 
 
+@pytest.mark.parametrize("of_torch", [False, True])
+def test_a_mask_for_one_row_that_tells_rows_apart(of_torch):
+    """Its blocks are those of row 0: torch's kernels would compute something that nobody wrote."""
+    make = theirs.create_block_mask if of_torch else create_block_mask
+    lengths, x = torch.tensor([20, 70]), tensors()
+    for mod, option in (
+        (lambda b, h, q, k: k < lengths[b], "B=2"),
+        (lambda b, h, q, k: q - k < 8 * (h + 1), "H=4"),
+    ):
+        mask = make(mod, None, None, 96, 96, "cpu")
+        with pytest.raises(ValueError, match=option):
+            flex_attention(*x, block_mask=mask)
+        one = tensors(batch=1, heads=1)
+        torch.testing.assert_close(flex_attention(*one, block_mask=mask), reference(*one, None, mod)[0])
+
+
 def test_a_mask_that_is_too_large_to_evaluate(monkeypatch):
     monkeypatch.setattr(block_mask, "DENSE", 10)
     with pytest.raises(InputError, match="create_block_mask"):

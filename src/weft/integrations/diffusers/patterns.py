@@ -40,7 +40,9 @@ def set_pattern(  # noqa: PLR0913 - the public face; a rule, by name
         "layers": layers, "steps": steps,
     }  # fmt: skip
     rule = rule_of(given, len(list(model.attentions(transformer))))
-    install(transformer).rules.append(rule)
+    state = install(transformer)
+    state.rules.append(rule)
+    state.refresh()
 
 
 def load_patterns(transformer: Any, path: str | Path) -> None:
@@ -77,6 +79,7 @@ def set_step(transformer: Any, step: int) -> None:
     if state is None:
         raise OptionError("set_step(transformer, ...)", "it has no pattern", "call set_pattern(transformer, ...) first")
     state.step = step
+    state.refresh()
 
 
 def count_steps(transformer: Any) -> Callable[..., dict[str, Any]]:

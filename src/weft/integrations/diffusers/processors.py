@@ -35,10 +35,14 @@ _joined: Remembered[Any] = Remembered()  # patterns and a mask of the model's
 
 @dataclass(eq=False)
 class State:
-    """A transformer's rules, the grid of its last call, and the step of denoising. A later rule goes before."""
+    """A transformer's rules, the grid of its last call, and the step of denoising. A later rule goes before.
+
+    now: the rule of each layer at this step, which calls read: a graph that read the step would serve no other one.
+    """
 
     model: Model
     config: Any
+    now: list[Rule | None]
     rules: list[Rule] = field(default_factory=list)
     grid: Grid | None = None
     step: int = 0
@@ -56,6 +60,10 @@ class State:
             if rule.holds(layer, step):
                 return None if rule.is_dense else rule
         return None
+
+    def refresh(self) -> None:
+        """Find the rules that hold now."""
+        self.now = [self.rule(layer, self.step) for layer in range(len(self.now))]
 
     def attend(self, rule: Rule, tensors: tuple[Tensor, Tensor, Tensor], layout: str, given: dict[str, Any]) -> Tensor:
         """Attention of q, k, v in that layout. given: other arguments of the function that it stands in for."""
@@ -102,7 +110,7 @@ def _instead(original: Callable[..., Tensor], state: State, layer: int, layout: 
     """The function that a processor calls, where its layer has a rule weft's."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **given: Any) -> Tensor:
-        rule = state.rule(layer, state.step)
+        rule = state.now[layer]
         if rule is None:
             return original(query, key, value, *rest, **given)
         given.update(zip(NOT_TOLD, rest, strict=False))
@@ -146,8 +154,9 @@ def install(transformer: Any) -> State:
     if state is not None:
         return state
     model = model_of(transformer)
-    state = State(model, transformer.config)
-    made = [(x, sparse(x.processor, state, layer)) for layer, x in enumerate(model.attentions(transformer))]
+    layers = list(model.attentions(transformer))
+    state = State(model, transformer.config, [None] * len(layers))
+    made = [(x, sparse(x.processor, state, layer)) for layer, x in enumerate(layers)]
     for attention, processor in made:
         attention.processor = processor
     state.hook = transformer.register_forward_pre_hook(state.enter, with_kwargs=True)

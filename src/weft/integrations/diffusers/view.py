@@ -61,14 +61,14 @@ def picture(
         wrong = "it has no pattern" if state is None else "a video has three axes"
         cure = "call set_pattern(transformer, ...) first, and pass grid=(frames, rows, columns)"
         raise OptionError(f"picture(transformer, grid={tuple(grid)})", wrong, cure)
-    found = list(_seen(transformer, state, tuple(grid), text, state.step if step is None else step))
+    found = list(_seen(state, tuple(grid), text, state.step if step is None else step))
     if path is not None:
         _draw([one for one in found if one.frames], tuple(grid), Path(path))
     return "\n\n".join(map(str, found))
 
 
-def _seen(transformer: Any, state: State, grid: tuple[int, ...], text: int, step: int) -> Iterator[Seen]:
-    layers = range(len(list(state.model.attentions(transformer))))
+def _seen(state: State, grid: tuple[int, ...], text: int, step: int) -> Iterator[Seen]:
+    layers = range(len(state.now))
     first = state.model.text == "first"
     begin, tokens = text if first else 0, prod(grid) + text
     keys = np.arange(begin, begin + prod(grid))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ from weft.torch.masks import recognized
 
 LISTS = tuple(flex.BlockMask._TENSOR_ATTRS)
 MEANING = frozenset((*LISTS, "mask_mod", "seq_lengths", "BLOCK_SIZE"))
+Sizes = tuple[int, int, int, int]  # B, H, M, N
 DENSE = 1 << 33  # pairs of a mask that are held as booleans where it cannot be recognised from its function
 
 
@@ -91,8 +93,8 @@ class BlockMask(flex.BlockMask):
             return super()._adjust(new_q_len, new_kv_len)
         sizes = (unmade.batch, unmade.heads, new_q_len, new_kv_len)
         made = copy.copy(self)
-        made.__dict__.update(seq_lengths=sizes[2:], _pattern=recognize(self.mask_mod, sizes, unmade.device))
-        made.__dict__["_seen"] = key_of(self.mask_mod), ()
+        made.__dict__.update(seq_lengths=sizes[2:], _seen=(key_of(self.mask_mod), ()))
+        made.__dict__["_pattern"] = made._recognize(self.mask_mod)
         return made
 
     def to(self, device: torch.device | str) -> BlockMask:
@@ -125,7 +127,8 @@ class BlockMask(flex.BlockMask):
 
     def _recognize(self, mask_mod: Callable[..., Any]) -> Pattern:
         batch, heads, m, n = (1, 1, *self.shape)[-4:]
-        return recognize(mask_mod, (batch, heads, m, n), self.device)
+        found, self.__dict__["_reads"] = recognize(mask_mod, (batch, heads, m, n), self.device)
+        return found
 
 
 def like(mask: flex.BlockMask) -> BlockMask:
@@ -156,14 +159,30 @@ def key_of(mask_mod: Callable[..., Any]) -> Any:
         return None
 
 
-def recognize(mask_mod: Callable[..., Any], sizes: tuple[int, int, int, int], device: Any) -> Pattern:
-    """The pattern of a mask function at (B, H, M, N): from what it computes, else from all its pairs, as torch does."""
+def recognize(mask_mod: Callable[..., Any], sizes: Sizes, device: Any) -> tuple[Pattern, str]:
+    """The pattern of a mask function at (B, H, M, N): from what it computes, else from all its pairs, as torch does.
+
+    And which of b and h it reads although there is to be one of them, "" for none: known where there is a closed form.
+    """
+    found = _alike(mask_mod, sizes, "bh")
+    if found is not None:
+        return found, ""
     try:
-        found: Pattern = recognized(mask_mod, sizes, "create_block_mask").pattern
+        found = recognized(mask_mod, sizes, "create_block_mask").pattern
     except InputError:
-        batch, heads, m, n = sizes
-        if batch * heads * m * n > DENSE:
+        if math.prod(sizes) > DENSE:
             raise
-        mask = flex.create_mask(mask_mod, batch, heads, m, n, device)
-        found = recognize_mask(mask.expand(sizes)).pattern
-    return found
+        mask = flex.create_mask(mask_mod, *sizes, device)
+        return recognize_mask(mask.expand(sizes)).pattern, ""
+    return found, "".join(name for name in "bh" if _alike(mask_mod, sizes, name) is None)
+
+
+def _alike(mask_mod: Callable[..., Any], sizes: Sizes, names: str) -> Pattern | None:
+    """The pattern for any number of batch rows (b) and heads (h) of which there is one; None where it reads them."""
+    rows = [None if name in names and size == 1 else size for name, size in zip("bh", sizes, strict=False)]
+    asked: Any = (*rows, *sizes[2:])
+    try:
+        found: Pattern = recognized(mask_mod, asked, "create_block_mask").pattern
+    except InputError:
+        return None
+    return found if all(told in (None, size) for told, size in zip(found.extent(), rows, strict=True)) else None

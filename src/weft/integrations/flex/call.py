@@ -13,7 +13,7 @@ from torch.nn.attention import flex_attention as flex
 from weft.errors import UnsupportedError
 from weft.integrations.flex import graphs
 from weft.integrations.flex.block_mask import as_weft
-from weft.integrations.flex.checks import check_block_mask, check_kernel_options, check_tensors
+from weft.integrations.flex.checks import check_block_mask, check_kernel_options, check_rows, check_tensors
 from weft.pattern.algebra import Pattern
 from weft.pattern.library import full
 from weft.score import Score
@@ -71,7 +71,9 @@ def _meant(query: Tensor, key: Tensor, score_mod: Any, block_mask: Any) -> tuple
     if block_mask is None or block_mask.BLOCK_SIZE[0] == block_mask.BLOCK_SIZE[1] == flex._LARGE_SPARSE_BLOCK_SIZE:
         mask = FULL
     else:
-        mask = as_weft(block_mask).pattern
+        known = as_weft(block_mask)
+        mask = known.pattern
+        check_rows(vars(known).get("_reads", ""), query)
     if score_mod is None:
         return mask, None
     score = score_of(score_mod, own=True)

@@ -81,6 +81,16 @@ def check_block_mask(mask: Any, query: Tensor, key: Tensor) -> None:
         raise RuntimeError(f"Expect q/k/v and block_mask to be on the same device but got {query.device} and {device}.")
 
 
+def check_rows(reads: str, query: Tensor) -> None:
+    """Raise where a mask function reads b or h, and its BlockMask was made for one of them. reads: these of b and h."""
+    for name, option, count in (("b", "B", query.shape[0]), ("h", "H", query.shape[1])) if reads else ():
+        if name in reads and count > 1:
+            raise ValueError(
+                f"mask_mod reads {name}, and the block_mask was created for one: its blocks are those of {name}=0. "
+                f"Create it with {option}={count}."
+            )
+
+
 def check_kernel_options(options: Any) -> None:
     """Raise for options that FlexKernelOptions does not have, and for those that torch's refuses together."""
     known = flex.FlexKernelOptions.__annotations__

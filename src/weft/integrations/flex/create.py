@@ -45,11 +45,12 @@ def create_block_mask(  # noqa: PLR0913 - FlexAttention's signature
     batch, heads = (1 if x is None else x for x in (B, H))
     size = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
     device = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
+    found, reads = recognize(mask_mod, (batch, heads, Q_LEN, KV_LEN), device)
     made = BlockMask.__new__(BlockMask)
     made.__dict__.update(
         seq_lengths=(Q_LEN, KV_LEN), BLOCK_SIZE=size, mask_mod=mask_mod, dq_kv_order_spt=None,
         _seen=(key_of(mask_mod), ()),
-        _pattern=recognize(mask_mod, (batch, heads, Q_LEN, KV_LEN), device),
+        _pattern=found, _reads=reads,
         _unmade=Unmade(batch, heads, device, separate_full_blocks),
     )  # fmt: skip
     return made

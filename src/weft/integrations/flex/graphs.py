@@ -17,6 +17,7 @@ from torch.compiler import assume_constant_result
 from torch.nn.attention import flex_attention as flex
 
 from weft.integrations.flex.block_mask import BlockMask
+from weft.integrations.flex.checks import check_rows
 from weft.pattern.library import full
 from weft.score import Score
 from weft.score.from_end import counted_from_the_end
@@ -79,6 +80,7 @@ def meant(query: Tensor, key: Tensor, score_mod: Any, block_mask: Any) -> tuple[
             function = _in_scores(function, block_mask)
         else:
             mask = known
+            check_rows(block_mask._reads if hasattr(block_mask, "_reads") else "", query)
     if function is None:
         return mask, None
     text, tables = score_in_graph(query, key, function)

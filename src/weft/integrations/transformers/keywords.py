@@ -24,15 +24,19 @@ _PACKED = "leave it out: position_ids that begin anew say the same, as collators
 CURES = {
     "cu_seq_lens_q": _PACKED,
     "cu_seq_lens_k": _PACKED,
-    "block_table": 'continuous batching keeps keys in pages: take attn_implementation="sdpa" for it',
     "indices": "the model chooses keys itself: take the attention that it has",
     "block_indices": "the model chooses keys itself: take the attention that it has",
 }
+PAGED = ("read_index", "write_index", "block_table", "k_cache")  # keywords of continuous batching alone
 logger = logging.get_logger(__name__)
 
 
 def refuse_unknown(told: dict[str, Any]) -> None:
     """Raise an OptionError for a keyword that is not known and says something."""
+    paged = next((name for name in PAGED if told.get(name) is not None), None)
+    if paged is not None:
+        cure = 'take attn_implementation="sdpa" for continuous batching, or generate()'
+        raise OptionError(f"{paged}=...", "continuous batching keeps keys in pages, which are not served here", cure)
     for name, x in told.items():
         if x is None or name in READ or name in WITHOUT_EFFECT:
             continue

@@ -15,8 +15,11 @@ SWAPPED = {
     "transformers.models.longformer.modeling_longformer": {
         "LongformerSelfAttention": ("weft.integrations.transformers.longformer", "SparseLongformerSelfAttention"),
     },
+    "transformers.models.big_bird.modeling_big_bird": {
+        "BigBirdBlockSparseAttention": ("weft.integrations.transformers.big_bird", "SparseBigBirdAttention"),
+    },
 }
-KNOWN = "Longformer"
+KNOWN = "Longformer and BigBird"
 
 
 def swap(model: torch.nn.Module) -> str:

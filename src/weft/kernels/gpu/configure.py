@@ -125,6 +125,9 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     limits: dict[str, int] = {"registers": 0} if crowded else {}
     if spec.makes != "both" and not wave.kind.formula:
         limits["stages"] = min(tiling.stages, 2)  # bounds from tables need what the third leaves not free
+    if spec.rules is not None and (max(spec.d, spec.dv) > NARROW or spec.rules.entries):
+        # what is read of tables comes in stages too, and sums along diagonals take room
+        limits["stages"] = max(1, limits.get("stages", tiling.stages) - 1)
     if terms > 1:
         limits["apart"] = False
     elif spec.apart and wave.kind.rank == 1:

@@ -12,6 +12,7 @@ from weft.kernels.gpu.layout import Layout, Options, dense_rows
 from weft.kernels.gpu.tables.batches import Waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel, split_kv, tile
+from weft.planning.families.hopper import SUMMED
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
@@ -45,7 +46,7 @@ def gradients(plan: AttentionPlan, layout: Layout, options: Options) -> str:
 
 def may_sum(plan: AttentionPlan, layout: Layout, options: Options) -> bool:
     """Whether layout and options allow the kernel that adds to dQ in memory: where warp groups do, theirs."""
-    groups = any(share.plan.tiling and share.plan.tiling.groups for share in plan.summing)
+    groups = any(share.plan.tiling == SUMMED for share in plan.summing)
     return not groups or may_specialise(layout, options, plan.problem)
 
 

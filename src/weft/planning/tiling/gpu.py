@@ -7,6 +7,7 @@ begin anywhere. Axes are independent: the number of tiles is a product of one su
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import TypeAlias
@@ -22,6 +23,7 @@ from weft.planning.problem import Problem
 from weft.planning.tiles import AxisPlan, Launch, Part, TileBounds, TilePlan, axis_plan, block_launch, tile_bounds
 from weft.planning.tiling import Tiling
 from weft.planning.tiling.groups import Group, group_lanes, joined, parts_of
+from weft.planning.tiling.isolated import isolated
 from weft.target import Gpu
 
 # Coordinates that a box of keys on a grid has on all axes together, at most: kernels mask it by a product over them.
@@ -42,9 +44,18 @@ def plan_for_device(acsr: Acsr, problem: Problem, gpu: Gpu, tiling: Tiling) -> T
         return both[1] <= sum(apart) and more_run(both[0]) is not None
 
     chosen = joined(acsr, lambda group: _best(acsr, group, tiling), may_join, is_better)
-    launches = tuple(launch for launch, _ in chosen.values())
-    report = tuple(f"launch {i}: {count} tiles" for i, (_, count) in enumerate(chosen.values()))
-    return TilePlan(acsr, launches, block_launch(acsr), report, tiling)
+    found = [one if tiling.groups else _isolated(*one) for one in chosen.values()]
+    report = tuple(f"launch {i}: {count} tiles" for i, (_, count) in enumerate(found))
+    return TilePlan(acsr, tuple(launch for launch, _ in found), block_launch(acsr), report, tiling)
+
+
+def _isolated(launch: Launch, total: int) -> tuple[Launch, int]:
+    """The launch and its tiles, with no tile that holds two documents."""
+    parted = isolated(launch)
+    if parted is None:
+        return launch, total
+    total = sum(part.axes[0].steps(part.axes[0].block_k) for part in parted.parts)
+    return replace(parted, parts=tuple(sorted(parted.parts, key=_is_whole))), total
 
 
 def _follow(a: Group, b: Group, rows: int) -> bool:

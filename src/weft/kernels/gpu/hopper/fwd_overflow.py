@@ -97,6 +97,17 @@ def add_term(sums, state, inputs, heads, term, columns):
 
 
 @gluon.jit
+def seen_of(part, item, r, block, term: gl.constexpr, state):
+    """Positions of a term's run that rows r of a block see. part, item: where their numbers are."""
+    if state.cfg.overlapped:
+        low, high = bounds_told(item, r, term, state.cfg)
+    else:
+        _, pace = state.scheduler.rows()
+        low, high = rows_seen(affine_bounds(part), block.start, r, (pace, block.height), keys_of(item, term))
+    return low, high
+
+
+@gluon.jit
 def overflowed_rows(state, inputs):
     """The rows of a program's blocks that are marked. inputs: the tensors Q, K and V. Shared memory is free by now."""
     cfg: gl.constexpr = state.cfg
@@ -129,21 +140,13 @@ def overflowed_rows(state, inputs):
                 none = gl.full([ROWS], float("-inf"), gl.float32, of_rows)
                 zero = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
                 sums = Online(zero, gl.zeros([ROWS], gl.float32, of_rows), none)
-                rows, heads = (pace, block.height), (block.batch, block.kv_head)
-                run = (block.first, block.count)
-                if cfg.overlapped:
-                    low, high = bounds_told(item, mine, 0, cfg)
-                else:
-                    low, high = rows_seen(affine_bounds(here), block.start, mine, rows, run)
+                heads = (block.batch, block.kv_head)
+                low, high = seen_of(here, item, mine, block, 0, state)
                 term = Term(low, high, block.first, block.count, gl.load(here), gl.load(here + PART))
                 sums = add_term(sums, state, (inputs[1], inputs[2]), heads, term, columns)
                 if TERMS == 2:
-                    if cfg.overlapped:
-                        low, high = bounds_told(item, mine, 1, cfg)
-                    else:
-                        axis = affine_bounds(here + TERM)
-                        low, high = rows_seen(axis, block.start, mine, rows, (far_first, far_count))
                     other = here + TERM
+                    low, high = seen_of(other, item, mine, block, 1, state)
                     term = Term(low, high, far_first, far_count, gl.load(other), gl.load(other + PART))
                     sums = add_term(sums, state, (inputs[1], inputs[2]), heads, term, columns)
                 acc, total, largest = sums.acc, sums.total, sums.largest

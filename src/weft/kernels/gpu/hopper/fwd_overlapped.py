@@ -24,6 +24,23 @@ from weft.kernels.gpu.hopper.ops.words import factor_of, in_words
 
 
 @aggregate
+class Part:
+    """A consumer's part of a block: which consumer, a pointer to the block's integers, the place of its queries."""
+
+    consumer: gl.tensor | gl.constexpr
+    item: gl.tensor
+    place: gl.tensor
+
+
+@aggregate
+class Own:
+    """What a consumer has of a run: its queries, and where bounds cut."""
+
+    q: gl.shared_memory_descriptor
+    cut: Cut
+
+
+@aggregate
 class Ahead:
     """Sums, without the product of the last tile's weights, which are here as words of two."""
 
@@ -58,25 +75,25 @@ def cut_scores(x, j, cut, scoring):
 
 
 @gluon.jit
-def first_tile(i, j, s, q, sums, cut, state, scoring):
+def first_tile(i, j, s, own, sums, state, scoring):
     """The first tile of a run. j: which of the run; s: tiles that the consumer had before."""
-    x = warpgroup_mma_wait(0, (ask_scores(i, q, state, scoring),))
+    x = warpgroup_mma_wait(0, (ask_scores(i, own.q, state, scoring),))
     state.tiles.release(i)
-    p, sums = weights_of(cut_scores(x, j, cut, scoring), s, sums, scoring, state.cfg.row_max)
+    p, sums = weights_of(cut_scores(x, j, own.cut, scoring), s, sums, scoring, state.cfg.row_max)
     return Ahead(Sums(sums.acc, sums.total + in_parts(p), sums.largest), in_words(p, state.v.dtype))
 
 
 @gluon.jit
-def next_tile(i, j, s, q, before, cut, state, scoring, MASK: gl.constexpr):
+def next_tile(i, j, s, own, before, state, scoring, MASK: gl.constexpr):
     """Another one, beside the product of the one before. MASK: bounds may cut it."""
     cfg: gl.constexpr = state.cfg
     i = opaque(i)  # as in `fwd.walk`
-    x = ask_scores(i, q, state, scoring)
+    x = ask_scores(i, own.q, state, scoring)
     acc = ask_sums(i - 1, before, state)
     x = warpgroup_mma_wait(1, (x,))
     state.tiles.release(i)
     if MASK:
-        x = cut_scores(x, j, cut, scoring)
+        x = cut_scores(x, j, own.cut, scoring)
     if cfg.row_max == "online":  # which multiplies sums
         acc = warpgroup_mma_wait(0, (acc,))
         p, sums = weights_of(x, s, Sums(acc, before.sums.total, before.sums.largest), scoring, cfg.row_max)
@@ -112,16 +129,16 @@ def add_run(i, s, place, seen, cut, sums, state, scoring):
     here = i - begin
     for _ in range(0, gl.minimum(end - begin, 1)):  # a branch
         # Where queries lie is hidden from ptxas: it took what the first term makes of it for the second, made or not.
-        q = matrix(state.q.index(opaque(place)))
-        ahead = first_tile(i, begin, s, q, sums, cut, state, scoring)
+        own = Own(matrix(state.q.index(opaque(place))), cut)
+        ahead = first_tile(i, begin, s, own, sums, state, scoring)
         one = gl.maximum(begin + 1, gl.minimum(seen.below, end))
         two = gl.maximum(one, gl.minimum(seen.beyond, end))
         for j in range(begin + 1, one):
-            ahead = next_tile(here + j, j, s + j - begin, q, ahead, cut, state, scoring, True)
+            ahead = next_tile(here + j, j, s + j - begin, own, ahead, state, scoring, True)
         for j in range(one, two):
-            ahead = next_tile(here + j, j, s + j - begin, q, ahead, cut, state, scoring, False)
+            ahead = next_tile(here + j, j, s + j - begin, own, ahead, state, scoring, False)
         for j in range(two, end):
-            ahead = next_tile(here + j, j, s + j - begin, q, ahead, cut, state, scoring, True)
+            ahead = next_tile(here + j, j, s + j - begin, own, ahead, state, scoring, True)
         acc = warpgroup_mma_wait(0, (ask_sums(here + end - 1, ahead, state),))
         state.values.release(here + end - 1)
         sums = Sums(acc, ahead.sums.total, ahead.sums.largest)
@@ -129,14 +146,15 @@ def add_run(i, s, place, seen, cut, sums, state, scoring):
 
 
 @gluon.jit
-def add_term(i, s, term, C, item, place, sums, state, scoring):
-    """(tiles so far, the consumer's own, sums, keys that each row sees) with consumer C's tiles of a term."""
+def add_term(i, s, term, part, sums, state, scoring):
+    """(tiles so far, the consumer's own, sums, keys that each row sees) with a consumer's tiles of a term."""
     cfg: gl.constexpr = state.cfg
-    seen = range_of(item, C, term, cfg.consumers, cfg.terms)
-    low, high = bounds_told(item, scoring.rows + C * cfg.rows, term, cfg)
+    item = part.item
+    seen = range_of(item, part.consumer, term, cfg.consumers, cfg.terms)
+    low, high = bounds_told(item, scoring.rows + part.consumer * cfg.rows, term, cfg)
     _, count = keys_of(item, term)
     i = pass_over(i, seen.begin, state)
-    i, sums = add_run(i, s, place, seen, Cut(low, high, seen.below, seen.beyond), sums, state, scoring)
+    i, sums = add_run(i, s, part.place, seen, Cut(low, high, seen.below, seen.beyond), sums, state, scoring)
     i = pass_over(i, tiles_of(count, cfg.columns) - seen.end, state)
     return i, s + seen.end - seen.begin, sums, gl.maximum(high - low, 0)
 
@@ -148,9 +166,9 @@ def overlapped_sums(i, C, item, t, state, scoring):
     queries = state.queries(C)
     at = queries.stage(t)
     queries.wait(t)
-    sums = no_sums(scoring, cfg.row_max)
-    i, s, sums, keys = add_term(i, 0, 0, C, item, at, sums, state, scoring)
+    part, sums = Part(C, item, at), no_sums(scoring, cfg.row_max)
+    i, s, sums, keys = add_term(i, 0, 0, part, sums, state, scoring)
     if cfg.terms == 2:
-        i, s, sums, more = add_term(i, s, 1, C, item, at, sums, state, scoring)
+        i, s, sums, more = add_term(i, s, 1, part, sums, state, scoring)
         keys += more
     return i, sums, keys, 0

@@ -9,6 +9,7 @@ from weft.score import dropout
 
 ROUNDS = tl.constexpr(dropout.ROUNDS)
 FIRST, SECOND = tl.constexpr(dropout.MULTIPLIERS[0]), tl.constexpr(dropout.MULTIPLIERS[1])
+TOGETHER = tl.constexpr(16)  # consecutive queries, or keys, whose groups are all in them
 BUMP_0, BUMP_1 = tl.constexpr(dropout.BUMPS[0]), tl.constexpr(dropout.BUMPS[1])
 
 # What decides it: the key, two unsigned integers of 32 bits; 16 bits below which a pair is dropped; what kept weights
@@ -24,34 +25,78 @@ def dropping_of(seed, below, scale):
 
 
 @triton.jit
-def keeps(C: tl.constexpr, scores, rows, columns):
-    """Whether pairs (rows, cols) are kept; rows (rows,), columns (cols,): tokens."""
-    if C.of_keys:
-        found = _keeps(scores, columns[None, :], rows[:, None])
+def keeps(C: tl.constexpr, scores, rows, tile):
+    """Whether the pairs (rows, cols) of a tile are kept."""
+    if C.rank < 2 and not C.listed:
+        whole = tl.max(rows.token, 0) - rows.first == C.rows - 1  # no row stands for others
+        if C.rank == 1:
+            whole &= tile.visit.line.step == 1
+        if whole & ((rows.first | tile.at) % TOGETHER == 0):
+            found = _kept_together(C, scores, rows.first, tile.at)
+        else:
+            found = _kept_apart(C, scores, rows.token, tile.token)
     else:
-        found = _keeps(scores, rows[:, None], columns[None, :])
+        found = _kept_apart(C, scores, rows.token, tile.token)
     return found
 
 
 @triton.jit
-def _keeps(scores, q, k):
-    """One call of Philox serves eight pairs, here each of them once more: queries q and q ^ 8, keys k, k ^ 1, k ^ 8 and
-    k ^ 9.
+def _kept_apart(C: tl.constexpr, scores, rows, columns):
+    """Of any tokens: a call of Philox for each pair, which uses 16 of its 128 bits."""
+    if C.of_keys:
+        q, k = columns[None, :], rows[:, None]
+    else:
+        q, k = rows[:, None], columns[None, :]
+    x0, x1, x2, x3 = _philox(scores, _group(q), _group(k) >> 1)
+    later = ((k >> 3) & 1) != 0
+    word = tl.where(((q >> 3) & 1) != 0, tl.where(later, x3, x2), tl.where(later, x1, x0))
+    half = (word >> ((k & 1) * 16).to(tl.uint32)) & 0xFFFF
+    return half.to(tl.int32) >= scores.dropping.below
+
+
+@triton.jit
+def _kept_together(C: tl.constexpr, scores, row, column):
+    """Of consecutive tokens from multiples of TOGETHER on: a call of Philox for eight pairs, queries q and q ^ 8, keys
+    k, k ^ 1, k ^ 8 and k ^ 9.
     """
-    drop = scores.dropping
-    x0, x1 = _group(q).to(tl.uint32), (_group(k) >> 1).to(tl.uint32)
+    if C.of_keys:
+        q, k = (column >> 1) + tl.arange(0, C.cols // 2)[None, :], (row >> 2) + tl.arange(0, C.rows // 4)[:, None]
+    else:
+        q, k = (row >> 1) + tl.arange(0, C.rows // 2)[:, None], (column >> 2) + tl.arange(0, C.cols // 4)[None, :]
+    words, below = _philox(scores, q, k), scores.dropping.below
+    # axes that follow: the half of a word, bit 3 of k, bit 3 of q
+    early = tl.join(_halves(words[0], below), _halves(words[1], below))
+    late = tl.join(_halves(words[2], below), _halves(words[3], below))
+    every = tl.join(early, late)
+    if C.of_keys:  # keys by 4, queries by 8
+        every = tl.reshape(every, (C.rows // 16, 4, C.cols // 16, 8, 2, 2, 2))
+        every = tl.permute(every, (0, 5, 1, 4, 2, 6, 3))
+    else:
+        every = tl.reshape(every, (C.rows // 16, 8, C.cols // 16, 4, 2, 2, 2))
+        every = tl.permute(every, (0, 6, 1, 2, 5, 3, 4))
+    return tl.reshape(every, (C.rows, C.cols)) != 0
+
+
+@triton.jit
+def _halves(word, below):
+    """Whether the pairs of both halves of words are kept, the low one first, as one more axis."""
+    low, high = (word & 0xFFFF).to(tl.int32), (word >> 16).to(tl.int32)
+    return tl.join((low >= below).to(tl.int8), (high >= below).to(tl.int8))
+
+
+@triton.jit
+def _philox(scores, x0, x1):
+    """Four words of groups of queries x0 and of keys x1, which broadcast."""
+    x0, x1 = x0.to(tl.uint32), x1.to(tl.uint32)
     x2, x3 = scores.h.to(tl.uint32), scores.b.to(tl.uint32)
-    key_0, key_1 = drop.key_0, drop.key_1
+    key_0, key_1 = scores.dropping.key_0, scores.dropping.key_1
     for _ in tl.static_range(ROUNDS):
         high, low = tl.umulhi(x0, FIRST), tl.mul(x0, FIRST, sanitize_overflow=False)
         x0, x1 = tl.umulhi(x2, SECOND) ^ x1 ^ key_0, tl.mul(x2, SECOND, sanitize_overflow=False)
         x2, x3 = high ^ x3 ^ key_1, low
         key_0 = tl.add(key_0, BUMP_0, sanitize_overflow=False)
         key_1 = tl.add(key_1, BUMP_1, sanitize_overflow=False)
-    later = ((k >> 3) & 1) != 0
-    word = tl.where(((q >> 3) & 1) != 0, tl.where(later, x3, x2), tl.where(later, x1, x0))
-    half = (word >> ((k & 1) * 16).to(tl.uint32)) & 0xFFFF
-    return half.to(tl.int32) >= drop.below
+    return x0, x1, x2, x3
 
 
 @triton.jit

@@ -101,9 +101,9 @@ def through_score(C: tl.constexpr, ds, p, capped):
 
 
 @triton.jit
-def kept_weights(C: tl.constexpr, p, scores, rows, columns):
+def kept_weights(C: tl.constexpr, p, scores, rows, tile):
     """Weights, 0 where dropout drops them; what their sums are multiplied by comes at the end, see `kept_sums`."""
-    return tl.where(keeps(C, scores, rows, columns), p, 0.0) if C.dropout else p
+    return tl.where(keeps(C, scores, rows, tile), p, 0.0) if C.dropout else p
 
 
 @triton.jit

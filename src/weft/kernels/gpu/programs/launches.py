@@ -34,6 +34,7 @@ from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.kernels.gpu.tables.pack import Place
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.hopper import SUMMED
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
@@ -80,7 +81,7 @@ def tables_of(direction: Direction, plan: AttentionPlan, layout: Layout, options
     split = slots_of(plan.target) if transposed and not options.deterministic else None
     processors = plan.target.processors if isinstance(plan.target, Gpu) else 0
     if summing:
-        groups = any(share.plan.tiling and share.plan.tiling.groups for share in plan.summing)
+        groups = any(share.plan.tiling == SUMMED for share in plan.summing)
         found = packed(plan.summing, problem, transposed, None if groups else split, processors if groups else 0)
         return replace(found, groups=groups)
     every = select.tiles(direction, plan, layout, options)
@@ -112,6 +113,9 @@ def widened(
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
+UNSET = {"first_item": 0}  # what a launch passes where its builder says nothing
+
+
 @dataclass(frozen=True)
 class Bindings:
     """What kernels' names of memory stand for: slots, and strides in elements. known: scalars by name."""
@@ -124,13 +128,15 @@ class Bindings:
 def kernel_launch(
     spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any], bound: Bindings, boxes: Sequence[Box] = ()
 ) -> Launch:
-    """A launch. values: scalars by name, and under "Tables" the slot of tables; others are 0. boxes: of descriptors."""
+    """A launch. values: scalars by name, but for those of UNSET, and under "Tables" the slot of tables. boxes: of
+    descriptors.
+    """
     per, known = spec.unit, {**values, **bound.known}
     for name, stride in bound.strides.items():
         known |= {f"{name}_{part}": stride[i] // per for i, part in enumerate(PARTS)}
         known[f"{name}_dim"] = stride[3]
     found: list[Argument] = [_read(name, known, bound) for name in reads(spec)]
-    found += [Known(known.get(name, 0)) for name in scalars(spec)]
+    found += [Known(known[name] if name in known else UNSET[name]) for name in scalars(spec)]
     named = {box.name: box for box in boxes}
     read, written = ([named[name] for name in names] for names in described(spec))
     found += [Descriptor(bound.slots[box.tensor], box.shape, box.strides) for box in read]

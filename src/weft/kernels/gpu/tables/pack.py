@@ -3,7 +3,7 @@
     header    origin of the query grid, place of the list of queries; for each axis the logarithm of the box, the step
               of queries, the grid's length
     parts     for each part PART integers, and for each axis `axis_words`
-    bounds    records of `device.BOUND` integers, and the tables of step functions; on grids the two bounds of every
+    bounds    records of `ops.bounds.BOUND` integers, and the tables of step functions; on grids the two bounds of every
               coordinate
     items     for each tile: (first query, queries) for each axis; then for each part and axis (first key, keys, tiles
               before the full ones, full tiles). Where tokens are listed, first is a place in the list. Of a
@@ -29,7 +29,6 @@ from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.tables.boxes import whole_boxes
 from weft.kernels.gpu.tables.consumer_ranges import is_short, ranges_of, time_of
-from weft.kernels.gpu.tables.isolated import isolated
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
@@ -163,7 +162,6 @@ def launch_tables(launch: Launch, tiling: Tiling, m: int, most: int | None) -> l
     Items visit about `most` tiles or fewer: where some tiles of rows would visit more, and have few of all rows, their
     other shares are a launch of their own, whose sums the first then joins.
     """
-    launch = isolated(launch) or launch
     slots = [launch.slots(axis) for axis in range(len(launch.box))]
     work, rows = launch_work(launch, slots), launch.rows(m)
     order = schedule(work)

@@ -290,7 +290,7 @@ def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
     dout = tiles.load(C, KIND, C.dv, held.queries.dout, tile)
     ds, weights, kept = p, p, ()
     if C.dropout:
-        kept = scores.keeps(C, held.queries.scores, held.place.rows.token, tile.token)
+        kept = scores.keeps(C, held.queries.scores, held.place.rows, tile)
         weights = tl.where(kept, p, 0.0)
     if C.makes != "dk":
         dv = loads.accumulate(C, dv, weights.to(dout[0].dtype), dout)

@@ -112,7 +112,7 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
     dp = loads.products(C, rows.dout, v)
     if C.dropout:
-        kept = scores.keeps(C, rows.scores, held.place.rows.token, tile.token)
+        kept = scores.keeps(C, rows.scores, held.place.rows, tile)
         dp = scores.through_dropout(C, dp, kept, rows.scores)
     ds = p * (dp - rows.numbers.delta[:, None])
     if len(C.entries) > 0:

@@ -115,7 +115,7 @@ def _short_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     p = softmax.weights(C, _scores(C, KIND, held, visit, tile), held.rows.scores)
     total = sums.total + softmax.row_sum(C, p)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
-    p = scores.kept_weights(C, p, held.rows.scores, held.place.rows.token, tile.token)
+    p = scores.kept_weights(C, p, held.rows.scores, held.place.rows, tile)
     return softmax.Sums(loads.accumulate(C, sums.acc, p.to(v[0].dtype), v), sums.largest, total, sums.keys)
 
 
@@ -126,7 +126,7 @@ def _online_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     p, largest, kept = softmax.online_weights(C, s, held.rows.scores, sums.largest)
     total = sums.total * (kept[:, None] if C.partial else kept) + softmax.row_sum(C, p)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
-    p = scores.kept_weights(C, p, held.rows.scores, held.place.rows.token, tile.token)
+    p = scores.kept_weights(C, p, held.rows.scores, held.place.rows, tile)
     acc = loads.accumulate(C, loads.scaled(sums.acc, kept[:, None]), p.to(v[0].dtype), v)
     return softmax.Sums(acc, largest, total, sums.keys)
 

@@ -1,0 +1,92 @@
+"""Models of transformers under weft on a GPU: bfloat16 beside eager attention, steps of decoding as CUDA graphs."""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+models = pytest.importorskip("tests.integrations.models", exc_type=ImportError)
+import copy
+
+import transformers
+
+from weft.integrations.transformers import register
+
+pytestmark = [pytest.mark.gpu, pytest.mark.more]
+register()
+WIDE = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
+
+
+def on_gpu(name):
+    """A model whose heads have 64 numbers, in bfloat16."""
+    options = {**models.SHARED, **models.DECODERS[name], **WIDE}
+    if name == "Phi3":
+        del options["head_dim"]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**options)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return model.to("cuda", torch.bfloat16).eval()
+
+
+@pytest.mark.parametrize("name", models.DECODERS)
+def test_logits(name):
+    """No further from float32 than twice what eager bfloat16 is."""
+    model, (ids, padding) = on_gpu(name), (x.cuda() for x in models.tokens(length=200))
+    rows = padding.bool()
+    with torch.no_grad():
+        wide = copy.deepcopy(model).float()(ids, attention_mask=padding).logits[rows]
+        eager = model(ids, attention_mask=padding).logits[rows].float()
+        model.set_attn_implementation("weft")
+        got = model(ids, attention_mask=padding).logits[rows].float()
+    assert (got - wide).abs().max() <= 2 * (eager - wide).abs().max() + 1e-3
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma3Text", "GptOss"])
+def test_static_cache_as_cuda_graphs(name):
+    """generate() compiles its steps with CUDA graphs; the tokens are those of the dynamic cache under weft."""
+    model, (ids, padding) = on_gpu(name), (x.cuda() for x in models.tokens())
+    model.set_attn_implementation("weft")
+    options = {"max_new_tokens": 32, "min_new_tokens": 32, "do_sample": False, "pad_token_id": 0}
+    want = model.generate(ids, attention_mask=padding, **options)
+    torch._dynamo.reset()
+    got = model.generate(ids, attention_mask=padding, cache_implementation="static", **options)
+    # one bit may tip a choice between two tokens that are as likely
+    assert (got == want).float().mean() > 0.9
+
+
+def test_a_step_waits_for_nothing():
+    """Making the mask of a step, and computing it, reads nothing back from the device."""
+    from transformers import masking_utils
+
+    from weft.integrations.transformers.forward import forward
+    from weft.integrations.transformers.masks import mask
+
+    window = masking_utils.sliding_window_causal_mask_function(64)
+    padding = torch.ones(2, 301, dtype=torch.bool, device="cuda")
+    padding[0, :5] = False
+    count = torch.tensor(300, device="cuda")
+    q, k = torch.randn(2, 8, 1, 64, device="cuda").half(), torch.randn(2, 2, 512, 64, device="cuda").half()
+
+    def step():
+        made = mask(
+            2, 1, 512, count, 0, mask_function=window, attention_mask=padding, allow_is_causal_skip=False, device="cuda"
+        )
+        return forward(torch.nn.Module(), q, k, k, made)[0]
+
+    with torch.no_grad():
+        want = step()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            again = step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.testing.assert_close(again, want)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = step()
+        count += 1
+        graph.replay()
+        count -= 1
+        graph.replay()
+        torch.testing.assert_close(out, want)
