@@ -80,8 +80,6 @@ ELSEWHERE = {
     ("weft.recognition.pace", "InputError"): "tests/recognition/test_pace.py",  # while a compiler traces
     ("weft.torch.card", "UnsupportedKernel"): "tests/runtime/test_card.py",  # an old card
     ("weft.torch.gpu", "UnsupportedKernel"): "tests/torch/test_decode.py",
-    ("weft.napkin.emit", "RelabelError"): "tests/outside/test_names.py",
-    ("weft.pattern.depth", "PatternError"): "tests/pattern/test_depth.py",
     ("weft.runtime.evidence", "OptionError"): "tests/runtime/test_evidence.py",
     ("weft.runtime.tuner", "OptionError"): "tests/runtime/test_tuner.py",
     ("weft.runtime.tuner", "UnsupportedError"): "tests/runtime/test_tuner.py",
