@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from weft.cli.parse import parse
+from weft.pattern.parse import parse
 
 from weft.pattern.algebra import Pattern
 from weft.planning.problem import Problem

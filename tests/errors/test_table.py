@@ -53,6 +53,7 @@ ELSEWHERE = {
     ("weft.integrations.natten.modules", "InputError"): "tests/integrations/test_natten.py",
     ("weft.integrations.natten.modules", "OptionError"): "tests/integrations/test_natten.py",
     ("weft.integrations.natten.utils.varlen", "InputError"): "tests/integrations/test_natten.py",
+    ("weft.integrations.transformers.big_bird", "UnsupportedError"): "tests/integrations/test_transformers_swap.py",
     ("weft.integrations.transformers.bypass", "UnsupportedError"): "tests/integrations/test_transformers_swap.py",
     ("weft.integrations.transformers.forward", "UnsupportedError"): "tests/integrations/test_transformers.py",
     ("weft.integrations.transformers.graphs", "UnsupportedError"): "tests/integrations/test_transformers_compile.py",

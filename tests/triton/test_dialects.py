@@ -60,6 +60,6 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS)
 def test_they_compile_in(dialect, options):
     text = HEAD.format(dialect=dialect, ranges=RANGES[dialect], options=OPTIONS[options])
-    source = Source(f"{dialect} {options}", text, TYPES, (0, 3), 4, 1, gluon=dialect == "gluon")
+    source = Source(f"{dialect}_{options}".replace(" ", "_"), text, TYPES, (0, 3), 4, 1, gluon=dialect == "gluon")
     taken = resources(compiler.compile_for(source, TARGETS["sm_90"]), "sm_90")
     assert taken.spilled == 0

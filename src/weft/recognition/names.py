@@ -147,7 +147,14 @@ def of_bound(side: str, bound: Bound, n: int, align: Align) -> Pattern:
     if not isinstance(bound, Stair):
         return pieces.steps(side, bound.breaks, IntTable(np.clip(bound.values.array, 0, n)), align=align)
     clip = None if (bound.out_lo, bound.out_hi) == (-INF, INF) else (max(bound.out_lo, 0), min(bound.out_hi, n))
-    return pieces.staircase(side, (bound.rise, bound.run), (bound.shift, bound.base), clip, align=align)
+    found: Pattern = pieces.staircase(side, (bound.rise, bound.run), (bound.shift, bound.base), clip, align=align)
+    if bound.in_lo > 0:  # rows before see all from -inf on, and nothing before it
+        first = lib.global_tokens(bound.in_lo, columns=False, align=align)
+        found = found | first if side == "from" else found & ~first
+    if bound.in_hi < INF:
+        first = lib.global_tokens(max(bound.in_hi, 0), columns=False, align=align)
+        found = found & first if side == "from" else found | ~first
+    return found
 
 
 def same_part(side: str, bound: Bound, m: int, n: int) -> Pattern | None:
@@ -155,7 +162,7 @@ def same_part(side: str, bound: Bound, m: int, n: int) -> Pattern | None:
     align: Align = None if m == n else "top-left"
     if isinstance(bound, Stair):
         base = 0 if side == "from" else bound.run
-        plain = (bound.out_lo, bound.out_hi, bound.shift, bound.rise, bound.base) == (-INF, INF, 0, bound.run, base)
+        plain = bound == Stair(bound.run, bound.run, base=base)
         return lib.chunks(bound.run, align=align) if plain else None
     breaks, values = bound.breaks.array, bound.values.array
     expected = np.concatenate([[0], breaks]) if side == "from" else np.concatenate([breaks, [n]])
