@@ -8,9 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from weft.pattern.parse import parse
-
 from weft.pattern.algebra import Pattern
+from weft.pattern.parse import parse
 from weft.planning.problem import Problem
 from weft.testing.workloads import WORKLOADS
 
