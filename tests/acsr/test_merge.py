@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.tiers import examples
 
@@ -91,6 +91,7 @@ def test_rectangles_keep_their_pairs(sides):
 
 @laws
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(1, 5), st.booleans()), max_size=12))
+@example([(0, 0, 1, False)] * 3)
 def test_merged_terms_keep_their_pairs(parts):
     terms = []
     for first, length, step, causal in parts:

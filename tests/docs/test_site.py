@@ -102,6 +102,7 @@ def test_every_pattern_has_a_page_with_its_picture(site):
         "recognize",
         "bias",
         "trace_score",
+        "fuse",
     }:
         page = check.parsed(site / "patterns" / f"{name}.html")
         assert [address for tag, address in page.links if tag == "img" and address.endswith(f"{name}-tiles.svg")], name

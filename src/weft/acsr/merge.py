@@ -46,7 +46,10 @@ def merged(terms: Sequence[Term], m: int, n: int) -> list[Term]:
         by_core.setdefault(_key(_core(term)), []).append(term)
     found = [term for term in terms if term.rank > 1 or term.is_ordered]
     for alike in by_core.values():
-        boxes = fewest([_box(term, m, n) for term in alike]) if len(alike) > 1 else []
+        given = [_box(term, m, n) for term in alike] if len(alike) > 1 else []
+        boxes = fewest(given)
+        if given and not any(box.rows.any() and box.keys.any() for box in given):
+            continue  # none of them has a pair
         if not 0 < len(boxes) < len(alike):
             found += alike
         else:
