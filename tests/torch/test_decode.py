@@ -315,7 +315,6 @@ REFUSED = {
     "sinks of another number": (OptionError, {"sinks": torch.zeros(3)}),
     "sinks that are no tensor": (OptionError, {"sinks": 3}),
     "no mask": (InputError, {"mask": None}),
-    "dropout": (UnsupportedKernel, {"dropout": 0.5}),
 }
 
 

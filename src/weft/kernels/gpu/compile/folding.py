@@ -129,6 +129,9 @@ class _Folding:
             return UNKNOWN if known is UNKNOWN else not known
         if isinstance(node, ast.BoolOp):
             return self.value_of_all(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
+            found = self.value(node.args[0])
+            return len(found) if isinstance(found, tuple) else UNKNOWN
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARED:
             left, right = self.value(node.left), self.value(node.comparators[0])
             return UNKNOWN if UNKNOWN in (left, right) else COMPARED[type(node.ops[0])](left, right)
