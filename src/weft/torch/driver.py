@@ -21,7 +21,7 @@ from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.compiler import CompiledKernel
 from triton.runtime.errors import OutOfResources
 
-from weft.torch.launcher import KEPT, Box
+from weft.torch.launcher import KEPT, Box, Encoder
 
 NEEDED = ("cuFuncGetParamInfo", "cuLaunchKernelEx", "cuTensorMapEncodeTiled")  # the first came with CUDA 12.4
 # What a launch may ask for that none here provides.
@@ -176,7 +176,7 @@ def launch_of(function: Function, kinds: Sequence[str], boxes: dict[int, Box], f
     """How a function is launched. kinds: of its arguments, as Triton names them; boxes: of those that are descriptors,
     by their places, and what Triton knows of each. None where the function does not take such arguments.
     """
-    encoders = {at: Encoder(box, about) for (at, box), about in zip(boxes.items(), facts, strict=True)}
+    encoders = {at: Encoder(box, about, _arguments) for (at, box), about in zip(boxes.items(), facts, strict=True)}
     if any(one.facts is None for one in encoders.values()):
         return None
     packing = _packing(function, [form for at, kind in enumerate(kinds) for form in _forms(kind, boxes.get(at))])
@@ -256,21 +256,9 @@ def _nothing() -> None:
     """A launch of no program, which the driver refuses."""
 
 
-class Encoder:
-    """A descriptor as the driver reads it, encoded once for each address. facts: what Triton knows of it."""
-
-    def __init__(self, box: Box, facts: Any) -> None:
-        self.box, self.facts = box, facts
-        self.known: dict[int, tuple[Any, ...]] = {}
-
-    def at(self, address: int) -> tuple[Any, ...]:
-        """The arguments that stand for the descriptor of a tensor at that address."""
-        found = self.known.get(address)
-        if found is None:
-            if len(self.known) >= KEPT:
-                self.known.clear()
-            found = self.known[address] = (encoded(self.box, self.facts, address), *self.box.shape, *self.box.strides)
-        return found
+def _arguments(box: Box, facts: Any, address: int) -> tuple[Any, ...]:
+    """What stands for a descriptor among arguments: it is followed by its sizes and strides."""
+    return (encoded(box, facts, address), *box.shape, *box.strides)
 
 
 def encoded(box: Box, facts: Any, address: int) -> bytes:

@@ -57,10 +57,13 @@ class Placed:
 
 
 class Encoder:
-    """A launch's descriptor as the driver reads it, encoded once for each address. facts: what Triton knows of it."""
+    """A launch's descriptor as the driver reads it, encoded once for each address. facts: what Triton knows of it.
 
-    def __init__(self, box: Box, facts: Any) -> None:
-        self.box, self.facts = box, facts
+    encode: from a box, facts and an address to the arguments that stand for the descriptor; by default Triton's way.
+    """
+
+    def __init__(self, box: Box, facts: Any, encode: Callable[[Box, Any, int], Values] | None = None) -> None:
+        self.box, self.facts, self.encode = box, facts, encode or _encoded
         self.known: dict[int, Values] = {}
 
     def at(self, address: int) -> Values:
@@ -69,7 +72,7 @@ class Encoder:
         if found is None:
             if len(self.known) >= KEPT:
                 self.known.clear()
-            found = self.known[address] = _encoded(self.box, self.facts, address)
+            found = self.known[address] = self.encode(self.box, self.facts, address)
         return found
 
 

@@ -113,9 +113,6 @@ def widened(
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
-UNSET = {"first_item": 0}  # what a launch passes where its builder says nothing
-
-
 @dataclass(frozen=True)
 class Bindings:
     """What kernels' names of memory stand for: slots, and strides in elements. known: scalars by name."""
@@ -128,15 +125,15 @@ class Bindings:
 def kernel_launch(
     spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any], bound: Bindings, boxes: Sequence[Box] = ()
 ) -> Launch:
-    """A launch. values: scalars by name, but for those of UNSET, and under "Tables" the slot of tables. boxes: of
-    descriptors.
+    """A launch. values: scalars by name, and under "Tables" the slot of tables; boxes: of descriptors. Without a first
+    item it begins with the first there is.
     """
-    per, known = spec.unit, {**values, **bound.known}
+    per, known = spec.unit, {"first_item": 0, **values, **bound.known}
     for name, stride in bound.strides.items():
         known |= {f"{name}_{part}": stride[i] // per for i, part in enumerate(PARTS)}
         known[f"{name}_dim"] = stride[3]
     found: list[Argument] = [_read(name, known, bound) for name in reads(spec)]
-    found += [Known(known[name] if name in known else UNSET[name]) for name in scalars(spec)]
+    found += [Known(known[name]) for name in scalars(spec)]
     named = {box.name: box for box in boxes}
     read, written = ([named[name] for name in names] for names in described(spec))
     found += [Descriptor(bound.slots[box.tensor], box.shape, box.strides) for box in read]
