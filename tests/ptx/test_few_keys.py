@@ -18,8 +18,8 @@ from .problems import ORDERS, Call, at_once, check, said_of
 from .run import Way, emulated
 from .test_controls import without_all
 from .test_one_walk import PLAIN
-from .test_specialised import without_every
 from .threads import EAGER
+from .without import without_every
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 

@@ -17,8 +17,8 @@ from weft.settings import interpreted
 from .problems import AHEAD, ORDERS, Call, at_once, check, said_of, unreached
 from .run import Way, emulated
 from .test_controls import without, without_all
-from .test_specialised import without_every, without_waits
 from .threads import EAGER
+from .without import without_every, without_waits
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
