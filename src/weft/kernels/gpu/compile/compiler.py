@@ -29,7 +29,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from weft import store
 from weft.errors import UnsupportedKernel
-from weft.kernels.gpu.compile import dedup, keys, miscompiles, stages
+from weft.kernels.gpu.compile import adding, dedup, keys, miscompiles, stages
 from weft.kernels.gpu.compile.source import Source
 from weft.outside import parsed
 from weft.settings import interpreted
@@ -92,7 +92,7 @@ def _compiled(source: Source, target: GPUTarget) -> CompiledKernel:
     if stages.watched() or knobs.compilation.listener or not triton.__version__.startswith(stages.VERSIONS):
         with dedup.sharing() if source.shared else nullcontext():
             return triton.compile(described, target=target, options=options)
-    rewrite = dedup.rewritten if source.shared else None
+    rewrite = dedup.rewritten if source.shared else adding.rewritten if source.adds else None
     return stages.run(described, target, options, key_of(source, target), rewrite)
 
 
@@ -145,7 +145,7 @@ def storable() -> bool:
 def key_of(source: Source, target: GPUTarget) -> str:
     """The hash of all that decides the machine code, and of what is refused: see `weft.kernels.gpu.compile.keys`."""
     kernel = keys.reached(module_of(source).kernel), source.types, source.aligned, source.gluon
-    rewritten = inspect.getsource(dedup) if source.shared else ""
+    rewritten = inspect.getsource(dedup if source.shared else adding) if source.shared or source.adds else ""
     told = keys.target_content(target, _options(source, target))
     return keys.digest([LAYOUT, kernel, rewritten, told, keys.compiler(), keys.environment(), miscompiles.VERSION])
 
