@@ -7,8 +7,6 @@ such store adds to memory instead. The two instructions take the same operands.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from weft.errors import UnsupportedKernel
 

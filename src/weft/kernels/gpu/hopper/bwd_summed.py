@@ -3,9 +3,10 @@
 
 A program lives as long as the launch and takes blocks of keys in turn. The producer asks by tensor descriptors for the
 keys of a block and for its tiles of queries. Each consumer keeps dK and dV of its keys in registers. What scores take
-of a tile it leaves in shared memory; once all consumers have, each multiplies it with its channels of the keys and adds
-that to dQ in float32. It does so a tile later, so that no consumer waits for another. Two kernels make seven products
-of a tile; this one makes five.
+of a tile it leaves in shared memory; once all consumers have, each multiplies it with its channels of the keys. It does
+so a tile later, so that no consumer waits for another. That product goes to shared memory too, and a warp of its own
+has it added to dQ in float32 by reducing copies (`weft.kernels.gpu.compile.adding`). Two kernels make seven products of
+a tile; this one makes five.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
-from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
+from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
 
 STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
 DS = gl.constexpr(2)  # tiles of what dQ is made of
@@ -39,7 +40,8 @@ class Summed:
     """The kernel's arguments, shared memory and channels.
 
     k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: what dQ is made of, of two tiles. ones: what
-    adds lse and delta to products, of each consumer. heads, length: of queries.
+    adds lse and delta to products, of each consumer. sums: the dQ of a tile, the channels of each consumer. made,
+    taken: of sums, by consumers and by who adds them. heads, length: of queries.
     """
 
     cfg: gl.constexpr
@@ -318,10 +320,11 @@ def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cf
     fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
     state = Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, ones, sums, channel(1, 1, CONSUMERS),
-        channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS), ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1],
-        sizes[2], read[0], read[1], read[2], read[3], outputs[2],
+        channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS), ring(1, CONSUMERS),
+        ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
     gl.static_assert(cfg.consumers == 2)
     gl.warp_specialize([
         (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)), (adder, (state,)),
-    ], [4, cfg.producer_warps, 1], [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip
+    ], [4, cfg.producer_warps, 1],
+       [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip
