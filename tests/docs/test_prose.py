@@ -1,7 +1,7 @@
 """Prose of the README and of docs: sentences of at most 25 words, so that one reading is enough.
 
 Code, tables' separators and comments are no prose; a piece of code in a sentence is one word. Left out: pages that are
-written from rows, and decisions, which are dated records.
+written from rows.
 """
 
 import re
@@ -14,7 +14,7 @@ MOST = 25
 GENERATED = ("performance.md", "prediction.md")
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "DESIGN", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
-    *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.parent.name != "decisions" and p.name not in GENERATED),
+    *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.name not in GENERATED),
 ]
 BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
