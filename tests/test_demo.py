@@ -128,6 +128,7 @@ demo.SIZES = {False: (512, 16, 32), True: (512, 16, 32)}
 demo.GUESTS = ()"""
 
 
+@pytest.mark.more
 def test_without_transformers_it_says_so_and_goes_on(tmp_path):
     hide = "from weft.demo import cases\ncases.has_transformers = demo.has_transformers = lambda: False"
     done = run("--no-pictures", before=f"{SMALL}\n{hide}")
