@@ -42,9 +42,8 @@ def functions():
     found = []
     for path in MODULES:
         module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                found.append((f"{module}:{node.name}", node))
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        found += [(f"{module}:{x.name}", x) for x in nodes if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
     return found
 
 
