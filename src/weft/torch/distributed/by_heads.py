@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 import weft
 from weft.distributed.plan import Plan
+from weft.torch.device_tables import kept
 from weft.torch.distributed.exchange import Message, Pending, tie
 from weft.torch.distributed.ranks import Rank, Result
 
@@ -77,4 +78,5 @@ def _order(plan: Plan, device: torch.device) -> tuple[Tensor, Tensor] | None:
     tokens = np.concatenate([held.array() for held in plan.shards.tokens])
     if (np.diff(tokens) == 1).all():
         return None
-    return torch.as_tensor(np.argsort(tokens), device=device), torch.as_tensor(tokens, device=device)
+    places, back = (kept(partial(torch.as_tensor, one, device=device), device) for one in (np.argsort(tokens), tokens))
+    return places, back

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 import weft
 from weft.distributed.local import Local, local_of
 from weft.distributed.plan import Plan
+from weft.torch.device_tables import kept
 from weft.torch.distributed.exchange import Message, Pending, pick, tie
 from weft.torch.distributed.ranks import Rank, Result, joined
 
@@ -101,7 +102,7 @@ def _rows(plan: Plan, rank: int, device: torch.device) -> tuple[tuple[Tensor, ..
     """(places of the keys, places of the queries) that a rank sends to each peer."""
     held = plan.shards.tokens[rank]
     keys, queries = (
-        tuple(torch.as_tensor(held.places(side[p][rank]), device=device) for p in range(plan.ranks))
+        tuple(kept(partial(torch.as_tensor, held.places(to[rank]), device=device), device) for to in side)
         for side in (plan.halo, plan.asked)
     )
     return keys, queries
