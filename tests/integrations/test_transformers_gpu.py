@@ -11,6 +11,7 @@ import copy
 import transformers
 
 from weft.integrations.transformers import register
+from weft.torch import device_documents
 
 pytestmark = [pytest.mark.gpu, pytest.mark.more]
 register()
@@ -63,6 +64,26 @@ def test_static_cache_as_cuda_graphs(name):
     assert got.shape == wide.shape == (3, 32, 64)
     assert (got - wide).abs().max() <= 2 * (eager - wide).abs().max() + 1e-3
     assert (got - wide).abs().mean() <= 2 * (eager - wide).abs().mean()
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2"])
+def test_packed_documents(name):
+    """Gradients of training on documents that differ at each step, and no plan is made for the second step."""
+    model, ids = on_gpu(name).train(), models.tokens(2, 200)[0].cuda()
+
+    def gradients(model, cut):
+        positions = torch.cat([torch.arange(cut), torch.arange(200 - cut)]).expand(2, 200).cuda()
+        loss = model(ids, labels=ids, position_ids=positions, use_cache=False).loss
+        return torch.cat([x.flatten().float() for x in torch.autograd.grad(loss, list(model.parameters()))])
+
+    for cut in (70, 131):
+        model.set_attn_implementation("eager")
+        wide, eager = gradients(copy.deepcopy(model).float(), cut), gradients(model, cut)
+        model.set_attn_implementation("weft")
+        calls = len(device_documents._calls)
+        got = gradients(model, cut)
+        assert (got - wide).norm() <= 2 * (eager - wide).norm() + 1e-3 * wide.norm()
+        assert cut == 70 or len(device_documents._calls) == calls > 0
 
 
 def test_a_step_waits_for_nothing():
