@@ -24,7 +24,7 @@ from weft.integrations.transformers.packed import packed
 from weft.integrations.transformers.reading import Seen, read
 from weft.integrations.transformers.tables import from_tables
 from weft.pattern.algebra import Pattern
-from weft.pattern.padded import MOST_SPANS, hidden, padding
+from weft.pattern.padded import few_runs, hidden, padding
 from weft.torch.decode import MOST_QUERIES
 from weft.torch.masks import recognized
 
@@ -118,9 +118,8 @@ def unpadded(mask: Tensor, first: int, keys: int) -> Pattern | None:
     rows = mask.detach().cpu().numpy()[:, first : first + keys]
     if rows.shape[1] == keys and rows.all():
         return None
-    runs = tuple(_runs(row, keys) for row in rows)
-    if max(map(len, runs)) <= MOST_SPANS:
-        return _hidden(runs)
+    if few_runs(rows):
+        return _hidden(tuple(_runs(row, keys) for row in rows))
     full = np.zeros((rows.shape[0], keys), np.bool_)
     full[:, : rows.shape[1]] = rows
     return padding(mask=full)
