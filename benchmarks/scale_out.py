@@ -22,6 +22,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,10 @@ def main() -> None:
         return one_card(given)
     cuda = torch.cuda.is_available() and not given.small
     ranks = torch.cuda.device_count() if cuda else 2
-    if cuda:
+    if cuda and not given.compiled:
         warm(given, ranks)
+    if given.compile:
+        return None
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(begin, (ranks, folder, given), nprocs=ranks)
 
@@ -72,6 +75,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--one-card", action="store_true")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="only compile")
+    parser.add_argument("--compiled", action="store_true", help="compile nothing beforehand")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -80,9 +85,12 @@ def arguments() -> argparse.Namespace:
 def warm(given: argparse.Namespace, ranks: int) -> None:
     """Compile what ranks will run, a process for each layer, so that they find it on disk."""
     begun = time.time()
-    names = [*given.layers, *(f"flex:{name}" for name in FLEX if name in given.layers), "models", "flex:models"]
+    names = list(given.layers)
+    if not given.one_card:
+        names += [*(f"flex:{name}" for name in FLEX if name in given.layers), "models", "flex:models"]
+    alone = ["--one-card"] if given.one_card else []
     started = [
-        subprocess.Popen([sys.executable, __file__, "--worker", name, "--ranks", str(ranks)],
+        subprocess.Popen([sys.executable, __file__, "--worker", name, "--ranks", str(ranks), *alone],
                          env={**os.environ, "CUDA_VISIBLE_DEVICES": str(i % torch.cuda.device_count())})
         for i, name in enumerate(names)
     ]  # fmt: skip
@@ -102,16 +110,27 @@ def warm_worker(given: argparse.Namespace) -> None:
     for layer in [layers()[name]] if name != "models" else model_layers(given.ranks):
         inputs = drawn(layer, layer.tokens(given.ranks) // given.ranks, device)
         if flex:
-            for call in flex_calls(layer, given.ranks, 0, device, compiling=True):
-                gradients(call, inputs)
+            warm_flex(layer, given.ranks, device, inputs)
             continue
         gradients(lambda *x, layer=layer: weft.attention(*x, layer.pattern(1)), inputs)
-        for strategy in strategies_of(layer, given.ranks):
+        for strategy in list(strategies_of(layer, given.ranks))[: 1 if given.one_card else None]:
             plan = methods.plan_of(layer, given.ranks, strategy)
             for rank in range(given.ranks):
                 with Arrived():
                     mine = drawn(layer, len(plan.shards.tokens[rank]), device)
                     gradients(methods.as_rank(plan, rank), mine)
+
+
+def warm_flex(layer: Layer, ranks: int, device: torch.device, inputs: Inputs) -> None:
+    """FlexAttention under all-gather, over keys that are there, and under Ulysses."""
+    model = layer.name.startswith(("gemma", "video"))
+    inner, plan = flex_call(layer, ranks, 0, device, model)
+    gradients(lambda q, k, v: inner(q, torch.cat([k] * ranks, 2), torch.cat([v] * ranks, 2)), inputs)
+    if not model:
+        order = np.arange(plan.shards.size)
+        inner = methods.flex_of(plan.pattern, order.size, order, order, device)
+        some = replace(layer, heads=(layer.heads[0] // ranks, layer.heads[1] // ranks))
+        gradients(inner, drawn(some, plan.shards.size, device))
 
 
 # ---- one layer -------------------------------------------------------------------------------------------------------
@@ -146,17 +165,14 @@ def strategies_of(layer: Layer, ranks: int) -> Iterator[str]:
         yield strategy
 
 
-def flex_calls(
-    layer: Layer, ranks: int, rank: int, device: torch.device, compiling: bool = False
-) -> Iterator[methods.Call]:
-    """FlexAttention under all-gather; compiling: over keys that are there."""
-    plan = methods.plan_of(layer, ranks, shards=layer.shards if layer.shards == "zigzag" else "contiguous")
+def flex_call(
+    layer: Layer, ranks: int, rank: int, device: torch.device, model: bool = False
+) -> tuple[methods.Call, Plan]:  # fmt: skip
+    """FlexAttention of a rank's rows over all keys, and who holds which. model: causal work is balanced as PyTorch's."""
+    zigzag = layer.shards == "zigzag" or (model and layer.name.startswith("gemma"))
+    plan = methods.plan_of(layer, ranks, shards="zigzag" if zigzag else "contiguous")
     held = [tokens.array() for tokens in plan.shards.tokens]
-    inner = methods.flex_of(plan.pattern, plan.shards.size, held[rank], np.concatenate(held), device)
-    if compiling:
-        yield lambda q, k, v: inner(q, torch.cat([k] * ranks, 2), torch.cat([v] * ranks, 2))
-    else:
-        yield methods.gathered(inner)
+    return methods.flex_of(plan.pattern, plan.shards.size, held[rank], np.concatenate(held), device), plan
 
 
 class Measured:
@@ -264,42 +280,35 @@ class Measured:
         for which, f in (("forward", forward), ("both", gradients)):
             ms = self.time(lambda f=f: f(call, inputs))
             predicted = self.predicted(plan, one[which], which == "both") if ours else ""
-            alone = one[which] if layer.scales else ""
+            alone = one[which] if layer.scales and ours else ""
             self.rows.add(**shared, direction=which, ms=ms, one_gpu_ms=alone, predicted_ms=predicted)
 
     def flex(self, name: str) -> None:
         """All-gather and Ulysses with FlexAttention."""
         layer = layers(self.given.small)[name]
-        shards = layer.shards if layer.shards == "zigzag" else "contiguous"
-        plan = methods.plan_of(layer, self.ranks, shards=shards)
-        (call,) = flex_calls(layer, self.ranks, self.rank, self.device)
-        self.method(name, layer, ("all-gather, FlexAttention", call), plan, {"forward": 0.0, "both": 0.0}, check=True)
+        inner, plan = flex_call(layer, self.ranks, self.rank, self.device)
+        call = methods.gathered(inner)
+        self.method(name, layer, ("all-gather, FlexAttention", call), plan, {}, check=True)
         if layer.shards == "zigzag":
             return
         order = np.arange(layer.tokens(self.ranks))
         inner = methods.flex_of(plan.pattern, order.size, order, order, self.device)
         whole = methods.by_heads_of(inner)
-        self.method(name, layer, ("Ulysses, FlexAttention", whole), plan, {"forward": 0.0, "both": 0.0}, check=False)
+        self.method(name, layer, ("Ulysses, FlexAttention", whole), plan, {}, check=False)
 
     # ---- models
     def model(self, which: str, method: str) -> None:
         """Milliseconds of a training step."""
         found = [x for x in model_layers(self.ranks, self.given.small) if x.name.startswith(which)]
         sizes = model_sizes(found[0], self.given.small)
-        shards = "contiguous"
-        if method != "weft" and which == "gemma":
-            shards = "zigzag"  # PyTorch's load balance
-        calls = []
+        calls, plan = [], None
         for layer in found:
-            plan = methods.plan_of(layer, self.ranks, shards=layer.shards if method == "weft" else shards)
             if method == "weft":
+                plan = methods.plan_of(layer, self.ranks)
                 calls.append(methods.by_weft(plan))
             else:
-                held = [x.array() for x in plan.shards.tokens]
-                keys = np.concatenate(held)
-                calls.append(methods.gathered(
-                    methods.flex_of(plan.pattern, keys.size, held[self.rank], keys, self.device)
-                ))  # fmt: skip
+                inner, plan = flex_call(layer, self.ranks, self.rank, self.device, model=True)
+                calls.append(methods.gathered(inner))
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         blocks = [
             Block(sizes, calls[0 if (i + 1) % 6 else -1]).to(self.device, dtype)
@@ -310,7 +319,8 @@ class Measured:
         ms = self.time(train(blocks, x), rounds=3)
         self.rows.add(
             kind="step", layer=f"{which}-like, {len(blocks)} layers", ranks=self.ranks, tokens=tokens,
-            method="weft" if method == "weft" else "all-gather, FlexAttention", direction="both", ms=ms, shards=shards,
+            method="weft" if method == "weft" else "all-gather, FlexAttention", direction="both", ms=ms,
+            shards=str(plan.shards).split(",")[0],
         )  # fmt: skip
 
     def pictured(self) -> None:
@@ -386,6 +396,8 @@ def one_card(given: argparse.Namespace) -> None:
     """Each rank's kernels after the other's, beside the whole layer by the number of ranks."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() and not given.small else torch.device("cpu")
     rows, ranks = Rows(given.out, 0), given.ranks
+    if device.type == "cuda" and not given.compiled:
+        warm(given, ranks)
     for name in given.layers:
         if time.time() + 4 > given.end:
             print(f"left out for want of time: {name}", flush=True)
@@ -402,7 +414,7 @@ def _one_card_layer(rows: Rows, name: str, ranks: int, device: torch.device, giv
     layer = layers(given.small)[name]
     inputs = drawn(layer, layer.tokens(ranks), device)
     whole = {
-        which: timed(lambda f=f: f(lambda *x: weft.attention(*x, layer.pattern(ranks)), inputs), device, None, 5)
+        which: timed(lambda f=f: f(lambda *x: weft.attention(*x, layer.pattern(ranks)), inputs), device, None, 3, 1)
         for which, f in (("forward", forward), ("both", gradients))
     }
     inputs = None
@@ -413,7 +425,7 @@ def _one_card_layer(rows: Rows, name: str, ranks: int, device: torch.device, giv
         for which, f in (("forward", forward), ("both", gradients)):
             with Arrived():
                 slowest[which] = max(
-                    slowest[which], timed(lambda f=f, call=call, mine=mine: f(call, mine), device, None, 5)
+                    slowest[which], timed(lambda f=f, call=call, mine=mine: f(call, mine), device, None, 3, 1)
                 )
         sync(device)
     for which, ms in slowest.items():

@@ -88,7 +88,8 @@ class Counted:
         real, me = dist.all_to_all_single, dist.get_rank()
 
         def count(output: Any, source: Any, of: Any = None, to: Any = None, **options: Any) -> Any:
-            received.append((sum(of) - of[me]) * output.element_size())
+            each = [output.numel() // dist.get_world_size()] * dist.get_world_size() if of is None else of
+            received.append((sum(each) - each[me]) * output.element_size())
             return real(output, source, of, to, **options)
 
         self.patch = mock.patch.object(dist, "all_to_all_single", count)
