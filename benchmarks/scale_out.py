@@ -168,7 +168,7 @@ def strategies_of(layer: Layer, ranks: int) -> Iterator[str]:
 def flex_call(
     layer: Layer, ranks: int, rank: int, device: torch.device, model: bool = False
 ) -> tuple[methods.Call, Plan]:  # fmt: skip
-    """FlexAttention of a rank's rows over all keys, and who holds which. model: causal work is balanced as PyTorch's."""
+    """FlexAttention of a rank's rows over all keys, and who holds which. model: causal work as PyTorch has it."""
     zigzag = layer.shards == "zigzag" or (model and layer.name.startswith("gemma"))
     plan = methods.plan_of(layer, ranks, shards="zigzag" if zigzag else "contiguous")
     held = [tokens.array() for tokens in plan.shards.tokens]
