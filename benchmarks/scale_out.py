@@ -112,7 +112,8 @@ def warm_worker(given: argparse.Namespace) -> None:
         if flex:
             warm_flex(layer, given.ranks, device, inputs)
             continue
-        gradients(lambda *x, layer=layer: weft.attention(*x, layer.pattern(1)), inputs)
+        if layer.tokens(1) < layer.tokens(given.ranks):
+            gradients(lambda *x, layer=layer: weft.attention(*x, layer.pattern(1)), inputs)
         for strategy in list(strategies_of(layer, given.ranks))[: 1 if given.one_card else None]:
             plan = methods.plan_of(layer, given.ranks, strategy)
             for rank in range(given.ranks):
