@@ -44,7 +44,7 @@ from weft.distributed.model import cost_of
 from weft.distributed.plan import Plan
 from weft.errors import OptionError
 
-WARM = 45  # seconds at most for the processes that compile
+WARM = 72  # seconds at most for processes that do nothing but compile
 FLEX = ("a", "h", "f", "b")  # layers that FlexAttention computes too
 Inputs = tuple[list[Tensor], Tensor]
 
@@ -94,9 +94,10 @@ def warm(given: argparse.Namespace, ranks: int) -> None:
                          env={**os.environ, "CUDA_VISIBLE_DEVICES": str(i % torch.cuda.device_count())})
         for i, name in enumerate(names)
     ]  # fmt: skip
+    limit = begun + (WARM if given.compile else 45)
     for process in started:
         try:
-            process.wait(max(0.0, begun + WARM - time.time()))
+            process.wait(max(0.0, limit - time.time()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

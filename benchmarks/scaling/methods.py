@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -69,7 +74,7 @@ def flex_of(pattern: Pattern, tokens: int, q_tokens: Any, k_tokens: Any, device:
     from torch.nn.attention.flex_attention import BlockMask
 
     mod = mask_mod_of(pattern, tokens, tokens, device)
-    partial, full = (x[0, 0] for x in kinds_of_blocks(pattern, (tokens, tokens), (BLOCK, BLOCK)))
+    partial, full = _blocks(pattern, tokens)
     rows, keys = q_tokens[::BLOCK] // BLOCK, k_tokens[::BLOCK] // BLOCK
     blocks = [torch.from_numpy(x[rows][:, keys]).to(device)[None, None] for x in (partial, full)]
     (of_q, of_k) = (_positions(x, device) for x in (q_tokens, k_tokens))
@@ -81,6 +86,19 @@ def flex_of(pattern: Pattern, tokens: int, q_tokens: Any, k_tokens: Any, device:
         live = mask.mask_mod(0, 0, torch.arange(len(q_tokens))[:, None], torch.arange(len(k_tokens))[None])
         return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=live, enable_gqa=True)
     return lambda q, k, v: _flex()(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _blocks(pattern: Pattern, tokens: int) -> tuple[Any, Any]:
+    """(partial, full) blocks of a whole sequence; kept on disk, since they take seconds, for the other ranks."""
+    name = hashlib.sha256(f"{pattern} {tokens}".encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir(), f"blocks-{os.getuid()}-{name}.npz")
+    if not path.exists():
+        partial, full = (x[0, 0] for x in kinds_of_blocks(pattern, (tokens, tokens), (BLOCK, BLOCK)))
+        mine = path.with_suffix(f".{os.getpid()}.npz")
+        np.savez(mine, partial=partial, full=full)
+        mine.replace(path)
+    kept = np.load(path)
+    return kept["partial"], kept["full"]
 
 
 def _positions(tokens: Any, device: torch.device) -> Callable[[Any], Any]:
