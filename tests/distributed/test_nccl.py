@@ -80,7 +80,7 @@ def test_killed_rank(backend, tmp_path):
     started = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path), backend], env=given, cwd=root, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.DEVNULL if rank else subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for rank in range(WORLD)
     ]  # fmt: skip
