@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -10,8 +10,7 @@ from torch import Tensor
 
 import weft
 from weft.distributed.plan import Plan
-from weft.torch.device_tables import kept
-from weft.torch.distributed.exchange import Message, Pending, tie
+from weft.torch.distributed.exchange import Message, Pending, tensor_of, tie
 from weft.torch.distributed.ranks import Rank, Result
 
 
@@ -78,5 +77,4 @@ def _order(plan: Plan, device: torch.device) -> tuple[Tensor, Tensor] | None:
     tokens = np.concatenate([held.array() for held in plan.shards.tokens])
     if (np.diff(tokens) == 1).all():
         return None
-    places, back = (kept(partial(torch.as_tensor, one, device=device), device) for one in (np.argsort(tokens), tokens))
-    return places, back
+    return tensor_of(np.argsort(tokens), device), tensor_of(tokens, device)
