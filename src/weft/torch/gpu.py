@@ -20,7 +20,7 @@ from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
-from weft.kernels.gpu.score.slots import refuse_atomics
+from weft.kernels.gpu.score.slots import number_of, refuse_atomics
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan
@@ -76,7 +76,7 @@ def backward(
     dq, dk, dv, *rest = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *tables, *seed_of(how)))
     names = [slot.name for slot in bound.outputs[3:]]
     found = dict(zip(names, rest, strict=True))
-    sums = {int(name.removeprefix("entries_")): x for name, x in found.items() if name.startswith("entries_")}
+    sums = {name: x for name, x in found.items() if number_of(name) is not None}
     return dq, dk, dv, found.get("delta", lse), *gradients_of_tables(options, tables, sums, plan.problem.m)
 
 
@@ -117,7 +117,7 @@ def ready(
 def check_order(plan: AttentionPlan, how: Modifiers) -> None:
     """Raise UnsupportedError where gradients of tables would be summed in no fixed order."""
     layout = Layout((), True, tables=tuple(map(form_of, tables_of(how))))
-    refuse_atomics(plan.problem, layout, options_of(how, plan)._replace(wanted=wanted_of(how)))
+    refuse_atomics(plan, layout, options_of(how, plan)._replace(wanted=wanted_of(how)))
 
 
 def expect_gradients(
