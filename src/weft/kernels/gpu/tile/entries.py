@@ -122,9 +122,10 @@ def _add_own_diagonals(C: tl.constexpr, rows, tile, share, at, step):
 
 
 # ---- grids -----------------------------------------------------------------------------------------------------------
-# One axis of a tile on a grid. log: log2 of the box of columns. wraps: how often its columns begin anew while rows are
-# turned. before: the wraps of later axes. pace: entries from one box of columns to the next.
-Turned = namedtuple("Turned", "log wraps before pace")
+# One axis of a tile on a grid. near (rows, 1), column (1, cols): places in a box. size: of a box of columns. wraps: how
+# often its columns begin anew while rows are turned. before: the wraps of later axes. pace: entries from one box of
+# columns to the next.
+Turned = namedtuple("Turned", "near column size wraps before pace")
 
 
 @triton.jit
@@ -134,28 +135,30 @@ def _add_offsets(C: tl.constexpr, into, pointer, tile, share):
     Rows and columns have the same steps on each axis.
     """
     place, runs, j = into.place, tile.visit.part.runs, tile.visit.j
-    tables, rest, pace, wraps, shift = place.launch.tables, place.rows.number[:, None], 1, 1, 0
-    source = tl.zeros((C.rows, C.cols), tl.int32)
-    wrap, at, axes = source, tile.visit.part.column * 0, ()
+    tables, rest, pace, wraps, shift = place.launch.tables, place.rows.number, 1, 1, 0
+    source, at, axes = tl.zeros((C.rows, C.cols), tl.int32), tile.visit.part.column * 0, ()
     for a in tl.static_range(C.rank - 1, -1, -1):
         run, rows_log = runs[a], tl.load(tables + 2 + 3 * a)
-        near = rest
+        near, size = rest, 1 << run.log
         if a > 0:
             near = rest & ((1 << rows_log) - 1)
             rest = rest >> rows_log
-        both = near + run.column[None, :]
-        source += (both & ((1 << run.log) - 1)) << shift
-        wrap += (both >> run.log) * wraps
-        times = (((1 << rows_log) + (1 << run.log) - 2) >> run.log) + 1
+        near, column = near[:, None], run.column[None, :]
+        source += ((near + column) & (size - 1)) << shift
         first = run.first + run.step * (j[a] << run.log) - tl.load(place.record + 2 * a)
         at += (first + run.step * run.column + (run.length - 1)) * pace
-        axes += (Turned(run.log, times, wraps, (run.step << run.log) * pace),)
+        times = (((1 << rows_log) + size - 2) >> run.log) + 1
+        axes += (Turned(near, column, size, times, wraps, (run.step << run.log) * pace),)
         pace, wraps, shift = pace * (2 * run.length - 1), wraps * times, shift + run.log
     head = place.head.batch * place.launch.all_heads + into.scores.h
     turned, pointer = tl.gather(share, source, 1), pointer + head * pace
     for number in range(wraps):
-        back = 0
+        back, part = 0, turned
         for a in tl.static_range(C.rank):
-            back += (number // axes[a].before) % axes[a].wraps * axes[a].pace
-        part = tl.sum(tl.where(wrap == number, turned, 0.0), 0)
+            # of what was turned, that whose columns began anew so often; made in each round, for fewer registers
+            wrap = (number // axes[a].before) % axes[a].wraps
+            place_in_box = (axes[a].near - wrap * axes[a].size) + axes[a].column
+            part = tl.where((place_in_box >= 0) & (place_in_box < axes[a].size), part, 0.0)
+            back += wrap * axes[a].pace
+        part = tl.sum(part, 0)
         tl.atomic_add(pointer + (at - back), part, mask=part != 0, sem="relaxed")
