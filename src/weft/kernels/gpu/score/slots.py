@@ -67,7 +67,7 @@ def captured_by(layout: Layout, options: Options) -> Tables:
         memory[name] = slot.name
         known |= {f"{name}_n{axis}": length for axis, length in enumerate(slot.shape)}
         known |= {f"{name}_s{axis}": stride for axis, stride in enumerate(slot.strides)}
-        captured.append(_captured(slot))
+        captured.append(replace(_captured(slot), along=form.along))
     if options.dropout:
         slots.append(Slot.dense("seed", "input", "int64", (1,)))
         memory["Seed"] = "seed"
