@@ -17,7 +17,7 @@ from weft.settings import interpreted
 from .compare import BACKENDS, generator, normal, qkv
 
 # Pairs that are listed one by one, tokens that a list leaves out and chunks are multiplied by weights of 0 there.
-CPU_ALONE = {"scattered ids", "holes", "holes in keys", "chunks"}
+CPU_ALONE = {"holes", "holes in keys", "chunks"}
 HOLES = np.random.default_rng(0).random((2, 300)) < 0.7
 PATTERNS = {
     "documents": weft.documents(lengths=[70, 1, 29, 200]),
