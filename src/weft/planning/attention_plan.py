@@ -110,9 +110,10 @@ class AttentionPlan:
         if dict(self.fixed).get("dkdv") == hopper.SUMMED and not hopper.no_sums(self.asked("dkdv")):
             return self.transposed
         listed = self.backwards.listed if isinstance(self.target, Gpu) else ()
-        found = next((one for one in listed if isinstance(one, OneKernel)), None)
-        if found is None:
+        every = [one for one in listed if isinstance(one, OneKernel)]
+        if not every:
             return None
+        found = min(every, key=lambda one: one.compared)
         return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, found.plans, strict=True))
 
     @cached_property
