@@ -69,7 +69,7 @@ def test_tokens_that_nothing_joins_keep_their_bits(name, options, backend):
     if options == "slopes" and name == "segments":
         pytest.skip("its cells declare no common alignment")
     if backend != "cpu" and name in CPU_ALONE:
-        pytest.skip("kernels of GPUs promise it for documents, segments and lengths of consecutive tokens")
+        pytest.skip("kernels of GPUs promise it for documents, segments and lengths")
     if interpreted() and name == "short documents":
         pytest.skip("a tile for each of 100 documents: tests/gpu/test_oracle_poison.py has them")
     random = generator(name)
