@@ -49,12 +49,13 @@ class Seen:
 @dataclass
 class GraphReport:
     """One graph that Dynamo traced. broken: why it ended before the function did, "" where it did not. layers: its
-    operators, by numbered module.
+    operators, by numbered module. captured: "" where nobody asked for CUDA graphs, else whether it has some, in words.
     """
 
     seen: list[Seen] = field(default_factory=list)
     broken: str = ""
     layers: list[Layer] = field(default_factory=list)
+    captured: str = ""
 
     @property
     def replaced(self) -> int:
@@ -117,6 +118,8 @@ class Explanation:
             yield f"graph {i}: {count} attention{'s' * (count != 1)} found, {graph.replaced} replaced"
             for one in graph.seen:
                 yield from (f"  {line}" for line in one.lines())
+            if graph.captured:
+                yield f"  CUDA graphs: {graph.captured}"
             if graph.broken:
                 yield f"  the graph ends here: {graph.broken}"
         for found, names in self.segments(target):

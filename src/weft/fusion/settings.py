@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -12,6 +12,7 @@ PREFIX = "weft."
 # Saved pairs from which weft's own time on the host is repaid, by device. On an H200 bert-base of (8, 512) saves less
 # than 25 million pairs a layer and lost, llama-1b of (8, 512) saves 45 million and won.
 LEAST = {"cpu": 1 << 20, "cuda": 1 << 25}
+LEAST_CAPTURED = 1 << 22  # in a CUDA graph, where the host does nothing
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Settings:
     def saved_at_least(self, device: str) -> int:
         """Pairs to be saved on a device."""
         return LEAST.get(device, LEAST["cuda"]) if self.least is None else self.least
+
+    def for_captures(self) -> Settings:
+        """The same where CUDA graphs hold what runs."""
+        return self if self.least is not None else replace(self, least=LEAST_CAPTURED)
 
     @classmethod
     def of(cls, options: dict[str, Any] | None) -> tuple[Settings, dict[str, Any]]:

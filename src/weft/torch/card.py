@@ -20,7 +20,7 @@ from weft.torch import bind, driver, launcher
 
 OLDEST = (8, 0)  # compute capability of NVIDIA's cards
 # Modules and folders that change no kernel that a tuner measures.
-APART = {"__init__", "ahead", "filling", "kernels", "keys", "oracle", "sinks", "split_kv"}
+APART = {"__init__", "ahead", "filling", "gemm", "kernels", "keys", "oracle", "sinks", "split_kv"}
 
 
 def at_hand() -> Card | None:
