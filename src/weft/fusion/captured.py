@@ -24,6 +24,7 @@ from weft.torch.masks import is_capturing
 from weft.torch.met import Met
 
 Compiled = Callable[..., Any]
+DEVICE = "cuda"
 KEPT = 8  # captures of a graph; sizes and masks beyond them run as they are
 Key = tuple[Any, ...]
 
@@ -35,7 +36,7 @@ def reason_against(module: GraphModule, masks: Sequence[Node]) -> str:
     if torch.is_grad_enabled():
         return "gradients are enabled, and captures are for inference"
     tensors = [value(node) for node in module.graph.nodes if isinstance(value(node), Tensor)]
-    away = {x.device.type for x in tensors} - {"cuda"}
+    away = {x.device.type for x in tensors} - {DEVICE}
     if away:
         return f"it has tensors on {', '.join(sorted(away))}"
     for node in module.graph.nodes:
