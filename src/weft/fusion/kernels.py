@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -87,10 +87,13 @@ def reason_against(tensors: list[Tensor | None]) -> str:
     return ""
 
 
-def product(spec: ProductSpec, config: Config, tensors: list[Tensor]) -> Prepared:
+Results = Sequence[Tensor] | None
+
+
+def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
     """(..., n) of x (..., k), as one result.
 
-    tensors: x, weight, then as far as spec has them gate, bias, gate's bias, residual.
+    tensors: x, weight, then as far as spec has them gate, bias, gate's bias, residual. results: room for it.
     """
     from weft.kernels.gpu.gemm.product import product as kernel
 
@@ -101,7 +104,7 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor]) -> Prepare
     residual = more.pop(0) if spec.residual else None
     rows = x.reshape(-1, x.shape[-1])
     (m, k), n = rows.shape, weight.shape[1 if spec.by_rows else 0]
-    out = x.new_empty((*x.shape[:-1], n))
+    out = x.new_empty((*x.shape[:-1], n)) if results is None else results[0]
     flat = out.view(-1, n)
     of_x, of_weight, of_out = _blocks(config, spec.by_rows)
     args = (
@@ -113,10 +116,11 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor]) -> Prepare
     return Prepared(kernel, (-(-m // config.rows) * -(-n // config.cols),), args, options, (out,))
 
 
-def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor]) -> Prepared:
+def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
     """q (..., q_n), k and v (..., kv_n) of x (..., depth), which has batch rows and tokens before.
 
     tensors: x, three weights, then as far as spec has them three biases, and cos and sin (batch rows or 1, tokens, d).
+    results: room for them.
     """
     from weft.kernels.gpu.gemm.projections import projections as kernel
 
@@ -127,7 +131,7 @@ def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor]) ->
     rows, length = x.reshape(-1, x.shape[-1]), x.shape[-2]
     (m, depth), axis = rows.shape, 1 if spec.by_rows else 0
     widths = [w.shape[axis] for w in weights]
-    outs = [x.new_empty((*x.shape[:-1], n)) for n in widths]
+    outs = [x.new_empty((*x.shape[:-1], n)) for n in widths] if results is None else results
     of_x, of_weight, of_out = _blocks(config, spec.by_rows)
     batch_stride = 0 if cos is None or cos.shape[0] == 1 else length * spec.d
     tiles = sum(-(-n // config.cols) for n in widths)

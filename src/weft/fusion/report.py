@@ -14,6 +14,7 @@ from weft.target import GPUS, Gpu
 
 if TYPE_CHECKING:
     from weft.fusion.decide import Replaced
+    from weft.fusion.place import Placed
 
 TARGET = "h200"  # the GPU that segments are predicted for
 NOTE = "segments are predictions: weft has no kernels for them yet, and the compiler behind it fuses its own way"
@@ -56,6 +57,7 @@ class GraphReport:
     broken: str = ""
     layers: list[Layer] = field(default_factory=list)
     captured: str = ""
+    segments: list[Placed] = field(default_factory=list)
 
     @property
     def replaced(self) -> int:
@@ -118,6 +120,10 @@ class Explanation:
             yield f"graph {i}: {count} attention{'s' * (count != 1)} found, {graph.replaced} replaced"
             for one in graph.seen:
                 yield from (f"  {line}" for line in one.lines())
+            for said, places in _alike(graph.segments):
+                yield from (f"  {line}" for line in said)
+                if places > 1:
+                    yield f"          and so in {places - 1} more"
             if graph.captured:
                 yield f"  CUDA graphs: {graph.captured}"
             if graph.broken:
@@ -127,6 +133,15 @@ class Explanation:
             yield from (f"  {line}" for line in lines(found, _gpu(target)))
         if any(graph.layers for graph in self.graphs):
             yield NOTE
+
+
+def _alike(segments: list[Placed]) -> Iterator[tuple[list[str], int]]:
+    """(lines of the first, how many there are) of segments that are the same thing for the same reason."""
+    groups: dict[tuple[str, str], list[Placed]] = {}
+    for one in segments:
+        groups.setdefault((one.what, one.reason), []).append(one)
+    for same in groups.values():
+        yield list(same[0].lines()), len(same)
 
 
 def _shortened(names: list[str]) -> str:

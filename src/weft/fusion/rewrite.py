@@ -24,6 +24,7 @@ from weft.fusion.find import found
 from weft.fusion.layers import layers_of
 from weft.fusion.nodes import Unsized, hint, operation, value
 from weft.fusion.operator import RECOGNISED
+from weft.fusion.place import place_segments
 from weft.fusion.report import GraphReport, Seen
 from weft.fusion.settings import Settings
 
@@ -62,6 +63,7 @@ def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> t
         _sweep(module.graph)
         module.graph.lint()
         module.recompile()
+    report.segments = place_segments(module, settings, refused or _trained())
     with suppress(Unsized):  # then bytes cannot be counted
         report.layers = layers_of(module.graph, shares)
     return report, masks
@@ -86,6 +88,10 @@ def _against_all(graph: Graph) -> str:
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         return "autocast is enabled, and weft's operator has no rule for it"
     return ""
+
+
+def _trained() -> str:
+    return "gradients are enabled, and its kernel has none" if torch.is_grad_enabled() else ""
 
 
 class _Inputs:

@@ -21,11 +21,14 @@ class Settings:
 
     share: of all pairs, what weft may compute at most, in tiles. least: pairs over all heads and batch rows that have
     to be saved at least; None: as LEAST has it for the device. inner: the backend of torch.compile for the rest.
+    templates: products with what follows them in weft's kernels. "auto": where they were measured to be faster;
+    "off"; "always": without a measurement.
     """
 
     share: float = 0.6
     least: int | None = None
     inner: str = "inductor"
+    templates: str = "auto"
 
     def saved_at_least(self, device: str) -> int:
         """Pairs to be saved on a device."""
@@ -56,6 +59,8 @@ def _check(name: str, x: Any) -> None:
     asked = f'options={{"{PREFIX}{name}": {x!r}}}'
     if name == "inner" and not isinstance(x, str):
         raise OptionError(asked, "it is no name of a backend", 'pass a name, e.g. "inductor" or "aot_eager"')
+    if name == "templates" and x not in ("auto", "off", "always"):
+        raise OptionError(asked, "it is no way to choose templates", 'pass "auto", "off" or "always"')
     if name == "share" and not (isinstance(x, int | float) and 0 <= x <= 1):
         raise OptionError(asked, "it is no share of pairs", "pass a number from 0 to 1")
     if name == "least" and not (isinstance(x, int) and x >= 0):
