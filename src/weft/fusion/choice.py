@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.fusion import kernels
+from weft.fusion import evidence, kernels
 from weft.fusion.epilogues import Found
 from weft.fusion.kernels import Prepared, ProductSpec, ProjectionsSpec
 from weft.fusion.nodes import hint, value
@@ -44,11 +44,14 @@ class Choice:
     dropped: tuple[str, ...] = ()
 
 
-_chosen: dict[tuple[Any, ...], Choice] = {}
+_chosen: dict[str, Choice] = {}
 
 
-def choose(found: Found, settings: Settings) -> Choice:
-    """The configuration for the sizes with which a graph was traced; measured once for each."""
+def choose(found: Found, settings: Settings, fresh: bool = False) -> Choice:
+    """The configuration for the sizes with which a graph was traced; measured once for each, and kept in the store.
+
+    fresh: measure again what the store has.
+    """
     why = _reason_against(found)
     if why:
         return Choice(None, why)
@@ -59,13 +62,24 @@ def choose(found: Found, settings: Settings) -> Choice:
         return Choice(some[0], "it was asked for")
     if torch.cuda.is_current_stream_capturing():
         return Choice(None, "a CUDA graph is captured, and nothing can be measured")
-    tensors = [value(node) for node in found.inputs]
-    key = (found.spec, found.unfused.code, settings.inner, *((*map(hint, x.shape), x.dtype, x.device) for x in tensors))
-    if key not in _chosen:
-        with torch.no_grad():
-            _chosen[key] = _Measurement(found, settings.inner).choice(some)
-        torch.cuda.empty_cache()
+    sizes = [(*map(hint, value(node).shape), str(value(node).dtype)) for node in found.inputs]
+    subject = evidence.subject_of(found, sizes, settings.inner)
+    key = evidence.key_of(subject)
+    if fresh or key not in _chosen:
+        row = None if fresh else evidence.known(subject)
+        if row is not None and row["config"] in (None, *some):
+            _chosen[key] = Choice(**row)
+        else:
+            _chosen[key] = _measured(found, settings, some)
+            evidence.keep(subject, f"{spec_words(found.spec)} {sizes[0]}", vars(_chosen[key]))
     return _chosen[key]
+
+
+def _measured(found: Found, settings: Settings, some: Sequence[Config]) -> Choice:
+    with torch.no_grad():
+        made = _Measurement(found, settings.inner).choice(some)
+    torch.cuda.empty_cache()
+    return made
 
 
 def _reason_against(found: Found) -> str:
