@@ -93,6 +93,8 @@ class Case:
         weights = 2 if self.kind == "silu" else 1
         m, n = self.x.numel() // self.x.shape[-1], self.widths[-1]
         for config in configs(m, n, weights, room, 64 if qkv else 1):
+            if qkv and config.persistent:
+                continue
             if qkv:
                 spec = kernels.ProjectionsSpec(64, bool(self.biases), self.kind == "rope")
                 tensors = [self.x, *self.weights, *self.biases, *(self.tables if self.kind == "rope" else ())]

@@ -12,6 +12,7 @@ from .compare import BACKENDS, generator
 pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="other backends take torch's operations")
 DEVICE = BACKENDS.get("triton")
 SMALL = Config(32, 32, 16, 4, 2, group=2)
+PERSISTENT = Config(32, 32, 16, 4, 2, group=2, persistent=True)
 M, N, K = 75, 88, 40  # no multiples of a tile
 BATCH, TOKENS, D = 2, 37, 16
 
@@ -39,7 +40,8 @@ def test_products_with_bias_activation_and_residual(activation, gated, by_rows):
     biases = [normal(f"bias {i}", N) for i in range(1 + gated)]
     spec = kernels.ProductSpec(activation, gated, True, True, by_rows)
     laid_out = [w.t().contiguous() if by_rows else w for w in weights]
-    (found,) = kernels.product(spec, SMALL, [x, *laid_out, *biases, residual]).run()
+    config = PERSISTENT if activation in ("gelu", "silu") else SMALL
+    (found,) = kernels.product(spec, config, [x, *laid_out, *biases, residual]).run()
     gate, gate_bias = (exact(weights[1]), exact(biases[1])) if gated else (None, None)
     rest = meaning.Epilogue(activation, exact(biases[0]), gate, gate_bias, exact(residual.reshape(-1, N)))
     agree(found.reshape(-1, N), meaning.product(exact(x.reshape(-1, K)), exact(weights[0]), rest))
@@ -69,6 +71,7 @@ def launch(product, x, weight, out, squares, new_squares, tiles, count):
     product[(-(-m // c.rows) * -(-n // c.cols),)](
         of_x, of_weight, None, None, of_out, None, None, squares, new_squares, m, n, k, tiles, count, 1e-5,
         ACTIVATION="", BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, GROUP=c.group,
+        PERSISTENT=False,
     )  # fmt: skip
 
 

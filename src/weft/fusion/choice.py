@@ -104,7 +104,7 @@ def _reason_against(found: Found) -> str:
 
 def _configs(found: Found) -> Any:
     spec, (x, weight) = found.spec, (value(node) for node in found.inputs[:2])
-    room = 1 << 30 if interpreted() else _room(x.device)
+    room = 1 << 30 if interpreted() else kernels.room_of(x.device)
     m = 1
     for size in x.shape[:-1]:
         m *= hint(size)
@@ -113,13 +113,7 @@ def _configs(found: Found) -> Any:
         return configs(m, n, 1 + spec.gated, room)
     if spec.tables and spec.d & (spec.d - 1):
         return iter(())  # a tile holds whole heads, and is a power of two wide
-    return configs(m, n, 1, room, spec.d if spec.tables else 1)
-
-
-def _room(device: torch.device) -> int:
-    from weft.torch import card
-
-    return int(card._shared_memory(device.index or 0))
+    return (one for one in configs(m, n, 1, room, spec.d if spec.tables else 1) if not one.persistent)
 
 
 class _Measurement:

@@ -75,7 +75,7 @@ def _read(row: Any) -> Row | None:
 
 
 def _is_size(x: Any) -> bool:
-    return isinstance(x, int) and 0 < x <= 1024
+    return isinstance(x, int) and 0 <= x <= 1024
 
 
 def keep(subject: dict[str, Any], name: str, row: Row) -> bool:

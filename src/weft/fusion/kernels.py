@@ -6,13 +6,15 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.kernels.gpu.gemm.config import ALIGNED, Config
+from weft.kernels.gpu.gemm.config import ALIGNED, RESERVED, Config
 from weft.settings import interpreted
+from weft.torch import card
 
 DTYPES = (torch.float16, torch.bfloat16)
 
@@ -112,8 +114,10 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
         _box(None if residual is None else residual.reshape(-1, n), of_out), _box(flat, of_out), bias, gate_bias, None,
         None, m, n, k, 0, 0, 0.0,
     )  # fmt: skip
-    options = {"ACTIVATION": spec.activation, "BY_ROWS": spec.by_rows, **_tiling(config)}
-    return Prepared(kernel, (-(-m // config.rows) * -(-n // config.cols),), args, options, (out,))
+    options = {"ACTIVATION": spec.activation, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
+    tiles = -(-m // config.rows) * -(-n // config.cols)
+    programs = config.programs(tiles, 1 + spec.gated, *_processors(x.device))
+    return Prepared(kernel, (programs,), args, options | _tiling(config), (out,))
 
 
 def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
@@ -142,6 +146,19 @@ def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], re
     )  # fmt: skip
     options = {"D": spec.d, "INTERLEAVED": spec.interleaved, "BY_ROWS": spec.by_rows, **_tiling(config)}
     return Prepared(kernel, (-(-m // config.rows) * tiles,), args, options, tuple(outs))
+
+
+@cache
+def _processors(device: torch.device) -> tuple[int, int]:
+    """How many processors a card has, and bytes of shared memory of one."""
+    if device.type != "cuda":
+        return 2, 1 << 17  # an interpreter's
+    return torch.cuda.get_device_properties(device).multi_processor_count, room_of(device) + RESERVED
+
+
+def room_of(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have."""
+    return card.shared_memory(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def _blocks(config: Config, by_rows: bool) -> tuple[list[int], list[int], list[int]]:

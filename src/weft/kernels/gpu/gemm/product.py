@@ -72,38 +72,60 @@ def with_bias(value, bias, col, n, COLS: tl.constexpr):
     return value
 
 
+# What a product reads and writes, as `product` has it.
+Operands = namedtuple("Operands", "x weight gate residual out bias gate_bias squares new_squares")
+
+# m, n, k; of the rows' sums of squares: how many tiles they come in, over how many numbers they go, and epsilon.
+Sizes = namedtuple("Sizes", "m n k tiles count epsilon")
+
+
+@triton.jit
+def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, tensors, sizes, row, col):
+    """The tile of out that begins at row and col."""
+    rows, cols = row + tl.arange(0, T.rows), col + tl.arange(0, T.cols)
+    if tensors.gate is not None:
+        value, gating = two_sums(T, tensors.x, tensors.weight, tensors.gate, row, col, sizes.k)
+    else:
+        value = sums(T, tensors.x, tensors.weight, row, col, sizes.k)
+    if tensors.squares is not None:
+        scale = row_scale(tensors.squares, rows, sizes.m, sizes.tiles, sizes.count, sizes.epsilon)[:, None]
+        value *= scale
+        if tensors.gate is not None:
+            gating *= scale
+    value = with_bias(value, tensors.bias, col, sizes.n, T.cols)
+    if tensors.gate is not None:
+        value *= activation(with_bias(gating, tensors.gate_bias, col, sizes.n, T.cols), ACTIVATION)
+    else:
+        value = activation(value, ACTIVATION)
+    if tensors.residual is not None:
+        value += tensors.residual.load([row, col]).to(tl.float32)
+    value = value.to(tensors.out.dtype)
+    if tensors.new_squares is not None:
+        wide = tl.where(cols[None, :] < sizes.n, value.to(tl.float32), 0.0)
+        at = tensors.new_squares + col // T.cols * sizes.m + rows
+        tl.store(at, tl.sum(wide * wide, 1), mask=rows < sizes.m)
+    tensors.out.store([row, col], value)
+
+
 @triton.jit
 def product(
     x, weight, gate, residual, out, bias, gate_bias, squares, new_squares, m, n, k, tiles, count, epsilon,
     ACTIVATION: tl.constexpr, BY_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of out (m, n); see `meaning.product`. x, weight, gate, residual, out: descriptors; None: without it.
+    """Tiles of out (m, n); see `meaning.product`. x, weight, gate, residual, out: descriptors; None: without it.
 
     bias, gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out.
+    PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it is done.
     """
     T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS)
-    row_tile, col_tile = tile_of(tl.program_id(0), tl.cdiv(m, ROWS), tl.cdiv(n, COLS), GROUP)
-    row, col = row_tile * ROWS, col_tile * COLS
-    rows, cols = row + tl.arange(0, ROWS), col + tl.arange(0, COLS)
-    if gate is not None:
-        value, gating = two_sums(T, x, weight, gate, row, col, k)
+    tensors = Operands(x, weight, gate, residual, out, bias, gate_bias, squares, new_squares)
+    sizes = Sizes(m, n, k, tiles, count, epsilon)
+    down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLS)
+    if PERSISTENT:
+        for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
+            row, col = tile_of(tile, down, across, GROUP)
+            one_tile(T, ACTIVATION, tensors, sizes, row * ROWS, col * COLS)
     else:
-        value = sums(T, x, weight, row, col, k)
-    if squares is not None:
-        scale = row_scale(squares, rows, m, tiles, count, epsilon)[:, None]
-        value *= scale
-        if gate is not None:
-            gating *= scale
-    value = with_bias(value, bias, col, n, COLS)
-    if gate is not None:
-        value *= activation(with_bias(gating, gate_bias, col, n, COLS), ACTIVATION)
-    else:
-        value = activation(value, ACTIVATION)
-    if residual is not None:
-        value += residual.load([row, col]).to(tl.float32)
-    value = value.to(out.dtype)
-    if new_squares is not None:
-        wide = tl.where(cols[None, :] < n, value.to(tl.float32), 0.0)
-        tl.store(new_squares + col_tile * m + rows, tl.sum(wide * wide, 1), mask=rows < m)
-    out.store([row, col], value)
+        row, col = tile_of(tl.program_id(0), down, across, GROUP)
+        one_tile(T, ACTIVATION, tensors, sizes, row * ROWS, col * COLS)
