@@ -17,11 +17,11 @@ from torch import Tensor
 
 from weft.fusion import evidence, kernels
 from weft.fusion.epilogues import Found
-from weft.fusion.kernels import Prepared, ProductSpec, ProjectionsSpec
+from weft.fusion.kernels import Library, ProductSpec, ProjectionsSpec, Runnable
 from weft.fusion.nodes import hint, value
-from weft.fusion.segment import flat, multiplied, prepared
+from weft.fusion.segment import Tiling, flat, multiplied, prepared
 from weft.fusion.settings import Settings
-from weft.kernels.gpu.gemm.config import ALIGNED, Config, configs
+from weft.kernels.gpu.gemm.config import ALIGNED, configs
 from weft.settings import interpreted
 
 MARGIN = 0.98  # of the time of the unfused graph, that a kernel takes at most
@@ -37,7 +37,7 @@ class Choice:
     were not measured. dropped: candidates that failed or were off, and why.
     """
 
-    config: Config | None
+    config: Tiling | None
     reason: str
     unfused: float = 0.0
     fused: float = 0.0
@@ -55,13 +55,15 @@ def choose(found: Found, settings: Settings, fresh: bool = False) -> Choice:
     why = _reason_against(found)
     if why:
         return Choice(None, why)
-    some = list(_configs(found))
+    some: list[Tiling] = list(_configs(found))
     if not some:
         return Choice(None, "the card has no room for a tile")
     if settings.templates == "always":
         return Choice(some[0], "it was asked for")
     if torch.cuda.is_current_stream_capturing():
         return Choice(None, "a CUDA graph is captured, and nothing can be measured")
+    if kernels.by_library(found.spec):
+        some.append(Library())
     sizes = [(*map(hint, value(node).shape), str(value(node).dtype)) for node in found.inputs]
     subject = evidence.subject_of(found, sizes, settings.inner)
     key = evidence.key_of(subject)
@@ -75,7 +77,7 @@ def choose(found: Found, settings: Settings, fresh: bool = False) -> Choice:
     return _chosen[key]
 
 
-def _measured(found: Found, settings: Settings, some: Sequence[Config]) -> Choice:
+def _measured(found: Found, settings: Settings, some: Sequence[Tiling]) -> Choice:
     with torch.no_grad():
         made = _Measurement(found, settings.inner).choice(some)
     torch.cuda.empty_cache()
@@ -124,10 +126,10 @@ class _Measurement:
         random = torch.Generator("cuda").manual_seed(0)
         self.tensors = [_random(value(node), random) for node in found.inputs]
 
-    def choice(self, some: Sequence[Config]) -> Choice:
+    def choice(self, some: Sequence[Tiling]) -> Choice:
         expected = flat(self.found.spec, self.found.unfused(*self.tensors))
         unfused = seconds_of(self._compiled())
-        best: tuple[float, Config] | None = None
+        best: tuple[float, Tiling] | None = None
         dropped = []
         room = [torch.empty_like(x) for x in expected]
         launches = [prepared(self.found.spec, config, self.tensors, room) for config in some]
@@ -156,7 +158,7 @@ class _Measurement:
         return lambda: made(*self.tensors)
 
 
-def _tried(launch: Prepared, expected: Sequence[Tensor]) -> tuple[float, str]:
+def _tried(launch: Runnable, expected: Sequence[Tensor]) -> tuple[float, str]:
     """(seconds, ""), or why a launch is no candidate."""
     try:
         against = _off(launch.run(), expected)

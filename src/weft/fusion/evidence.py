@@ -18,6 +18,7 @@ import torch
 
 from weft.fusion import kernels
 from weft.fusion.epilogues import Found
+from weft.fusion.kernels import Library
 from weft.kernels.gpu import gemm
 from weft.kernels.gpu.gemm.config import Config
 from weft.store import opened
@@ -66,7 +67,9 @@ def _read(row: Any) -> Row | None:
     if not all(isinstance(row[name], float) for name in NUMBERS) or not isinstance(row["dropped"], list):
         return None
     config = row["config"]
-    if config is not None:
+    if config == asdict(Library()):
+        config = Library()
+    elif config is not None:
         wanted = {one.name for one in fields(Config)}
         if not isinstance(config, dict) or config.keys() != wanted or not all(map(_is_size, config.values())):
             return None

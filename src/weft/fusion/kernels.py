@@ -42,6 +42,43 @@ class ProjectionsSpec:
 
 
 @dataclass(frozen=True)
+class Library:
+    """cuBLASLt's own epilogue, in place of a tiling."""
+
+    name: str = "cuBLASLt's epilogue"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def by_library(spec: ProductSpec | ProjectionsSpec) -> bool:
+    """Whether cuBLASLt computes a product with what follows it: bias, and ReLU or GELU by tanh."""
+    if isinstance(spec, ProjectionsSpec) or spec.gated or spec.residual or not spec.biased:
+        return False
+    return spec.activation in ("relu", "gelu_tanh")
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A call of cuBLASLt: x, weight and bias."""
+
+    spec: ProductSpec
+    tensors: list[Tensor]
+
+    def run(self) -> tuple[Tensor, ...]:
+        """Make it; the result."""
+        x, weight, bias = self.tensors
+        factor = weight if self.spec.by_rows else weight.t()
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch._addmm_activation(bias, rows, factor, use_gelu=self.spec.activation == "gelu_tanh")
+        return (out.view(*x.shape[:-1], factor.shape[1]),)
+
+    def compile(self) -> str:
+        """There is nothing to compile."""
+        return ""
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A launch: results are allocated, and nothing runs yet."""
 
@@ -65,14 +102,17 @@ class Prepared:
         return ""
 
 
-def compile_all(launches: Iterable[Prepared]) -> list[str]:
-    """`Prepared.compile` of each, many at a time: LLVM and the assembler do not hold Python's lock."""
+Runnable = Prepared | LibraryCall
+
+
+def compile_all(launches: Iterable[Runnable]) -> list[str]:
+    """`compile` of each, many at a time: LLVM and the assembler do not hold Python's lock."""
     launches = list(launches)
     device = torch.cuda.current_device()
     with ThreadPoolExecutor(
         min(len(launches), os.cpu_count() or 1) or 1, "weft-compile", torch.cuda.set_device, (device,)
     ) as threads:
-        return list(threads.map(Prepared.compile, launches))
+        return list(threads.map(lambda one: one.compile(), launches))
 
 
 def reason_against(tensors: list[Tensor | None]) -> str:

@@ -17,23 +17,26 @@ from torch.fx import GraphModule
 
 from weft.errors import UnsupportedError
 from weft.fusion import kernels
-from weft.fusion.kernels import Prepared, ProductSpec, ProjectionsSpec
+from weft.fusion.kernels import Library, LibraryCall, ProductSpec, ProjectionsSpec, Runnable
 from weft.kernels.gpu.gemm.config import Config
 from weft.torch.operator import LIB, TAGS
 
 LIB.define("fused_segment(Tensor[] tensors, str name) -> Tensor[]", tags=TAGS[:2])  # a capture may hold it
 
 
+Tiling = Config | Library
+
+
 @dataclass(eq=False)
 class Fused:
     """One segment, for all places where it stands alike.
 
-    unfused: (*tensors) -> its results as the graph has them. config: the tiling of its kernel.
+    unfused: (*tensors) -> its results as the graph has them. config: how its kernel is tiled, or whose it is.
     """
 
     spec: ProductSpec | ProjectionsSpec
     unfused: GraphModule
-    config: Config
+    config: Tiling
 
     @cached_property
     def name(self) -> str:
@@ -53,10 +56,13 @@ def flat(spec: ProductSpec | ProjectionsSpec, results: Sequence[Tensor]) -> list
 
 
 def prepared(
-    spec: ProductSpec | ProjectionsSpec, config: Config, tensors: Sequence[Tensor], results: kernels.Results = None
-) -> Prepared:
+    spec: ProductSpec | ProjectionsSpec, config: Tiling, tensors: Sequence[Tensor], results: kernels.Results = None
+) -> Runnable:
     """The launch of a segment's kernel on tensors that the graph gives it. results: room for what it gives."""
     given = list(tensors)
+    if isinstance(config, Library):
+        assert isinstance(spec, ProductSpec)
+        return LibraryCall(spec, given)
     if isinstance(spec, ProductSpec):
         return kernels.product(spec, config, given, results)
     if spec.tables:
