@@ -27,6 +27,8 @@ MANY_PARAMETERS = {
     "weft.integrations.natten.functional:operation": "the signature of NATTEN's na1d, na2d and na3d",
     "weft.integrations.natten.functional:attention": "the signature of NATTEN's attention",
     "weft.integrations.natten.modules:__init__": "the signature of NATTEN's modules",
+    "weft.kernels.gpu.gemm.product:product": "a kernel, which is launched with flat arguments",
+    "weft.kernels.gpu.gemm.projections:projections": "a kernel, which is launched with flat arguments",
     "weft.jax.dot_product:dot_product_attention": "the signature of jax.nn.dot_product_attention",
     "weft.integrations.flex.call:flex_attention": "the signature of FlexAttention's",
     "weft.integrations.flex.create:create_block_mask": "the signature of FlexAttention's",

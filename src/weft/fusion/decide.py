@@ -176,7 +176,7 @@ def _sizes_of(one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], numbers: Sequen
 
 
 def _content(sizes: tuple[Any, ...], leaves: Sequence[Tensor]) -> tuple[Any, ...]:
-    return sizes, tuple(_digest(x) for x in leaves)
+    return sizes, tuple(digest(x) for x in leaves)
 
 
 def _keep_content(content: tuple[Any, ...], at: Decision) -> None:
@@ -185,7 +185,8 @@ def _keep_content(content: tuple[Any, ...], at: Decision) -> None:
         _by_content.popitem(last=False)
 
 
-def _digest(x: Tensor) -> tuple[Any, ...]:
+def digest(x: Tensor) -> tuple[Any, ...]:
+    """What a tensor holds, as a key; its content is read."""
     flat = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return tuple(x.shape), x.dtype, blake2b(flat.tobytes(), digest_size=16).digest()
 

@@ -277,8 +277,7 @@ def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CP
     """
     check_extent(pattern, problem)
     found = distinct_heads(pattern, problem)
-    orders = not isinstance(target, Gpu)  # kernels of GPUs gather no rows in another order
-    acsrs = [pattern.acsr(problem.m, problem.n, *first, orders=orders) for first in found]
+    acsrs = [pattern.acsr(problem.m, problem.n, *first) for first in found]
     rows = [(acsr, count_heads(heads)) for acsr, heads in zip(acsrs, found.values(), strict=True)]
     shares = []
     plans = plan_rows("forward", rows, problem, target, fixed)
