@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
+from tests.tiers import every
 
 import weft
 from weft.errors import InputError, UnsupportedError, WeftError
@@ -26,7 +27,7 @@ def nothing_known():
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(4, CASES))
 def test_a_tensor_of_every_pattern(name):
     live = torch.from_numpy(CASES[name].make(At(M, M)).to_dense(M))
     assert held(live, live) == 1

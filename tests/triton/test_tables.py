@@ -115,7 +115,7 @@ def problem_at(m, n, batch=1, heads=(1, 1)):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["real", "small"])
-@pytest.mark.parametrize("name", every(4, CASES))
+@pytest.mark.parametrize("name", every(12, CASES))
 def test_cases(name, shape):
     for at in (At(130, 130), At(70, 130, "bottom-right"), At(130, 63, "top-left")):
         if CASES[name].fits(at.m, at.n):
