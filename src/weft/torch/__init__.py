@@ -6,7 +6,7 @@
 | `eager` `call` `operator` `transforms` | the short way past the dispatcher; one checked call; operators; torch.func |
 | `inputs` `layouts` `translate` `keywords` | checks, and other libraries' arguments |
 | `masks` `blockmask` `mask_mod` `fingerprint` `met` `remembered` | tensors and functions as masks, found again by key |
-| `extras` `tracing` `reads` `entries` | score functions, biases, dropout; gradients of their tables |
+| `extras` `tracing` `reads` `along` `entries` | score functions, biases, dropout; tables along k - q; gradients of tables |
 | `document_rows` `device_documents` `paged_documents` | packed documents, with lengths on the host or the device |
 | `decode` `decode_operator` `paged_keys` `cached_rows` `merging` | decoding; keys in pages; parts merged by lse |
 | `bind` `launcher` `driver` `device_tables` `gpu` | launch programs bound to tensors and a stream |
