@@ -10,6 +10,7 @@ import weft
 from weft.kernels.gpu.score.slots import walked_grid
 from weft.planning.attention_plan import plan_attention
 from weft.target import GPU
+from weft.torch.along import distances_of
 from weft.torch.inputs import problem_of
 
 from .compare import BACKENDS, generator, normal, qkv
@@ -50,6 +51,7 @@ def test_gradients_of_a_bias_on_a_grid(name):
     tensors = qkv(random, (tokens, tokens), torch.float32, (4, 2))
     plan = plan_attention(pattern, problem_of(*tensors), GPU)
     assert walked_grid(plan) == shape, "or sums are made pair by pair"
+    assert distances_of(plan).grid == shape, "or tables are read where they are"
     found = check(Scored(pattern, tensors, function_of(table, shape, step), (table,),
                          lambda x: weft.bias.grid(x, shape, step)))  # fmt: skip
     assert (found["dtable0"] != 0).any()
