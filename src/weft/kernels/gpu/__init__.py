@@ -7,7 +7,7 @@
 | `arguments` `descriptors` `tables/` | what a launch passes: names, tensor descriptors, a plan as integers |
 | `ops/` `constants` | jit fragments that families share; numbers that kernels and their oracles share |
 | `tile/` `hopper/` `split_kv/` `documents/` | the families of kernels, and tables that the device writes |
-| `gemm/` | products with what follows them in one kernel |
+| `gemm/` | kernels of the operators around attention |
 | `score/` `sinks` | score functions as text of a kernel; sinks |
 | `entry` `compile/` | the text of an entry; source -> machine code, and its checks |
 | `oracle/` | what each kernel means, in float64, from the packed tables |
