@@ -17,9 +17,9 @@ FEWEST, PART = 10, 5
 quick = False  # whether this run leaves out what is marked `more`; conftest.py knows
 
 
-def examples(count):
-    """How many examples a drawn test has that should have `count`: a fifth of them in `make test`."""
-    return min(count, max(FEWEST, count // PART)) if quick else count
+def examples(count, few=None):
+    """How many examples a drawn test has that should have `count`: `few` in `make test`, or else a fifth of them."""
+    return min(count, few or max(FEWEST, count // PART)) if quick else count
 
 
 def sample(values, *chosen):

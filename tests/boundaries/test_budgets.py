@@ -3,6 +3,7 @@
 import ast
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,15 @@ MANY_PARAMETERS = {
 BANNED = ["/" + "work" + "/", *(f"{name}.org" for name in ("pypi", "pythonhosted", "download.pytorch"))]
 
 
+@cache
 def functions():
     """(name as in MANY_PARAMETERS, syntax node) of every function in the package."""
+    found = []
     for path in MODULES:
         module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield f"{module}:{node.name}", node
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        found += [(f"{module}:{x.name}", x) for x in nodes if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return found
 
 
 def parameter_count(function):

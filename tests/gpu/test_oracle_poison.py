@@ -35,6 +35,9 @@ UNSEEN = {
         weft.window(20, 0) & ~weft.global_tokens([*range(40), 62], columns=False), 64, 64, [(EVERY, slice(None, 20))],
     ),
     "rows of a grid": (weft.neighborhood([10, 9], [5, 5]) & weft.prefix(45), 90, 90, [(EVERY, slice(45, None))]),
+    "scattered keys of no query": (
+        weft.documents(ids=[1, 2, 4] * 30, key_ids=[0, 1, 2] * 30), 90, 90, [(EVERY, slice(0, None, 3))]
+    ),
     "nothing": (weft.nothing(), 70, 70, [(EVERY, EVERY)]),
 }  # fmt: skip
 WAYS = {

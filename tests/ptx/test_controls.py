@@ -98,5 +98,6 @@ def test_what_is_wrong_is_seen(kernel, change, arch):
         check_in_every_order(CALL.case(), Way(arch, change=wrong), backward=kernel != "forward")
 
 
+@pytest.mark.more
 def test_nothing_is_seen_where_nothing_is_wrong():
     check_in_every_order(CALL.case(), Way(90))

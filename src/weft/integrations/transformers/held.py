@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from weft.errors import UnsupportedError
+from weft.integrations.transformers.packed import Packed
 from weft.pattern.algebra import Pattern
 from weft.pattern.library import causal, window
 from weft.pattern.padded import hidden
@@ -38,15 +39,25 @@ class Mask(BlockMask):
 
     It is a BlockMask since models pass on a tensor of four axes or a BlockMask as it is, and refuse anything else. It
     holds no blocks: what reads or changes it as such is refused. sizes: B, M, N. offsets: positions of the first query
-    and the first key. live: keys from there on are seen by no query, and are cut off; None: all are passed. slots: in
-    place of a pattern, where the device alone knows the number of keys.
+    and the first key. live: keys from there on are seen by no query, and are cut off; None: all are passed. In place of
+    a pattern there are slots, where the device alone knows the number of keys, or packed documents.
     """
 
     def __init__(
         self, pattern: Any, sizes: tuple[int, int, int], offsets: tuple[Any, int], live: int | None = None,
-        slots: Slots | None = None,
+        instead: Slots | Packed | None = None,
     ) -> None:  # fmt: skip
-        self.pattern, self.sizes, self.offsets, self.live, self.slots = pattern, sizes, offsets, live, slots
+        self.sizes, self.offsets, self.live = sizes, offsets, live
+        self.slots = instead if isinstance(instead, Slots) else None
+        self.packed = instead if isinstance(instead, Packed) else None
+        self._pattern = pattern
+
+    @property
+    def pattern(self) -> Any:
+        """Of all batch rows; of packed documents it is made when it is first asked for."""
+        if self._pattern is None and self.packed is not None:
+            self._pattern = self.packed.whole()
+        return self._pattern
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,7 +80,8 @@ class Mask(BlockMask):
         return self
 
     def __repr__(self) -> str:
-        return f"weft.integrations.transformers mask {self.shape}: {self.pattern if self.slots is None else 'counted'}"
+        said = "counted" if self.slots is not None else self._pattern or "packed documents"
+        return f"weft.integrations.transformers mask {self.shape}: {said}"
 
     __str__ = __repr__
 

@@ -20,10 +20,11 @@ from weft.caching import cached
 from weft.errors import UnsupportedError, WeftError
 from weft.integrations.transformers.graphs import counted, in_graph
 from weft.integrations.transformers.held import Mask
+from weft.integrations.transformers.packed import packed
 from weft.integrations.transformers.reading import Seen, read
 from weft.integrations.transformers.tables import from_tables
 from weft.pattern.algebra import Pattern
-from weft.pattern.padded import MOST_SPANS, hidden, padding
+from weft.pattern.padded import few_runs, hidden, padding
 from weft.torch.decode import MOST_QUERIES
 from weft.torch.masks import recognized
 
@@ -73,6 +74,10 @@ def _made(
 ) -> Mask:
     (batch, m, n), (q_offset, k_offset) = sizes, offsets
     seen = _seen(function)
+    if seen is not None and mask is None:
+        documents = packed(sizes, offsets, seen, lambda: _tabled(sizes, offsets, seen))
+        if documents is not None:
+            return Mask(None, sizes, offsets, None, documents)
     found = None if seen is None else from_tables(sizes, offsets, seen)
     if found is None:
         said = recognized(function, (batch, 1, q_offset + m, k_offset + n), "a mask function").pattern
@@ -84,6 +89,12 @@ def _made(
     if tokens is not None:
         pattern = _joined(pattern, tokens)
     return Mask(pattern, sizes, offsets, live if live < n else None)
+
+
+def _tabled(sizes: tuple[int, int, int], offsets: tuple[int, int], seen: Seen) -> Pattern:
+    found = from_tables(sizes, offsets, seen)
+    assert found is not None  # documents are told apart by a table
+    return found[0]
 
 
 def _seen(function: Callable[..., Any]) -> Seen | None:
@@ -107,9 +118,8 @@ def unpadded(mask: Tensor, first: int, keys: int) -> Pattern | None:
     rows = mask.detach().cpu().numpy()[:, first : first + keys]
     if rows.shape[1] == keys and rows.all():
         return None
-    runs = tuple(_runs(row, keys) for row in rows)
-    if max(map(len, runs)) <= MOST_SPANS:
-        return _hidden(runs)
+    if few_runs(rows):
+        return _hidden(tuple(_runs(row, keys) for row in rows))
     full = np.zeros((rows.shape[0], keys), np.bool_)
     full[:, : rows.shape[1]] = rows
     return padding(mask=full)

@@ -53,7 +53,7 @@ def no_sums(asked: Pass) -> str:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
     launch = line_of(asked, SUMMED)
     if launch is None or len(launch.parts) > 1:
-        return "it is not one launch of one term on a line"
+        return "it is not one launch of one term on a line, of tokens as they come"
     return "descriptors would reach tokens that nobody sees" if extents(launch) is None else ""
 
 
@@ -72,7 +72,7 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
     launch = line_of(asked, config)
     if launch is None:
-        return "it is not one launch of lines with one clipped bound a side"
+        return "it is not one launch of lines with one clipped bound a side, of tokens as they come"
     if len(launch.parts) > MOST_TERMS[asked.direction] or more_run(launch) is not None:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
     if asked.direction == "forward" and extents(launch) is None:
@@ -143,6 +143,8 @@ def line_of(asked: Pass, config: Tiling) -> Launch | None:
     if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
         return None
     launch = plan.launches[0]
+    if launch.is_ordered:
+        return None
     return launch if is_told(config) or as_lines(launch) is not None else None
 
 

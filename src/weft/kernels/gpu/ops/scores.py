@@ -43,15 +43,14 @@ def scores_of(C: tl.constexpr, scaling, batch, head):
 
 
 @triton.jit
-def score(C: tl.constexpr, product, scores, rows, columns):
+def score(C: tl.constexpr, product, scores, rows, tile):
     """(scores, what `through_score` needs), from products of queries and keys (rows, cols).
 
-    Scores are in units of log2, except that linear ones are not scaled yet: `exponent` does it. rows (rows,), columns
-    (cols,): tokens.
+    Scores are in units of log2, except that linear ones are not scaled yet: `exponent` does it. rows (rows,): tokens.
     """
-    s, capped = product, product
+    s, capped, columns = product, product, tile.token
     if C.scored:
-        s, capped = _by_functions(C, product, scores, rows, columns)
+        s, capped = _by_functions(C, product, scores, rows, tile)
     elif C.softcap:
         capped = tanh(s * (scores.scale / scores.softcap))
         s = capped * (scores.softcap * LOG2E)
@@ -66,18 +65,34 @@ def score(C: tl.constexpr, product, scores, rows, columns):
 
 
 @triton.jit
-def _by_functions(C: tl.constexpr, product, scores, rows, columns):
+def _apart(C: tl.constexpr, rows, tile):
+    """K - q of each pair as a sum of (rows, 1) and (1, cols). Columns, one token apart, are numbers that the compiler
+    knows: so the loads of a row have one address and fixed distances from it.
+    """
+    column = tile.visit.part.column
+    if C.of_keys:
+        found = (rows - tile.at).to(tl.int64)[:, None], -column[None, :]
+    else:
+        found = (tile.at - rows).to(tl.int64)[:, None], column[None, :]
+    return found
+
+
+@triton.jit
+def _by_functions(C: tl.constexpr, product, scores, rows, tile):
     """(scores, (the softcap's tanh, what `C.through` needs)), where there are score functions."""
-    s, capped = product, product
+    s, capped, columns = product, product, tile.token
     if C.softcap:
         capped = tanh(s * (scores.scale / scores.softcap))
         s = capped * scores.softcap
     else:
         s = s * scores.scale
+    q, k = rows[:, None], columns[None, :]
     if C.of_keys:
-        found = C.score(s, scores.b, scores.h, columns[None, :], rows[:, None], scores.shift, scores.captured)
+        q, k = columns[None, :], rows[:, None]
+    if C.along:
+        found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured, _apart(C, rows, tile))
     else:
-        found = C.score(s, scores.b, scores.h, rows[:, None], columns[None, :], scores.shift, scores.captured)
+        found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured)
     kept = ()
     for n in tl.static_range(1, len(found)):
         kept += (found[n],)

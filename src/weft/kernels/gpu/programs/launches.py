@@ -13,7 +13,7 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.arguments import described, reads, scalars, writes
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import wave_specs
-from weft.kernels.gpu.descriptors import FORWARD, OF_KEYS, Box, box_names, walk_names
+from weft.kernels.gpu.descriptors import FORWARD, OF_KEYS, OF_SUMS, Box, box_names, walk_names
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.layout import PARTS, Layout, Options
 from weft.kernels.gpu.program import (
@@ -166,7 +166,8 @@ def wave_launches(
             grids = [_persistent(wave, plan.target)]
             reach = wave.reach or ()
             if spec.with_dq:
-                boxes = boxes_of(OF_KEYS, walk_names(OF_KEYS), reach, plan.problem, bound.strides)
+                which = (*OF_KEYS, *OF_SUMS)
+                boxes = boxes_of(which, walk_names(which), reach, plan.problem, bound.strides)
             elif not spec.of_keys:
                 names = box_names(ones[0].terms)
                 boxes = boxes_of(FORWARD[: 2 * len(reach)], names, reach, plan.problem, bound.strides)

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK
-from weft.kernels.gpu.tables.pack import Kind, LaunchTables, Place, Words, block_tables, launch_tables
+from weft.kernels.gpu.tables.pack import Kind, LaunchTables, Place, block_tables, launch_tables
+from weft.kernels.gpu.tables.writer import Words
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
 from weft.planning.heads import Heads, Share
