@@ -13,7 +13,9 @@ from weft.fusion.epilogues import products_in
 from weft.fusion.kernels import Library, LibraryCall, ProductSpec, by_library
 from weft.fusion.place import place_segments
 from weft.fusion.rotations import projections_in
+from weft.fusion.segment import FUSED
 from weft.fusion.settings import Settings
+from weft.fusion.whole import Settled, settle
 from weft.kernels.gpu.gemm.config import Config
 
 F = torch.nn.functional
@@ -162,11 +164,11 @@ def test_a_rewritten_graph_gives_the_same(name, monkeypatch):
     module, inputs = MODULES[name][0](), MODULES[name][1]()
     graph = graph_of(module, *inputs)
     given = [x for node in graph.graph.nodes if node.op == "placeholder" for x in [node.meta["example_value"]]]
-    placed = place_segments(graph, Settings(), "", chosen)
+    placed = place_segments(graph, Settings(inner="eager"), "", None, chosen)
     assert placed and all(one.fused for one in placed)
 
     def rewritten(module, real):
-        return place_segments(module, Settings(), "", chosen) and module.forward
+        return place_segments(module, Settings(inner="eager"), "", None, chosen) and module.forward
 
     torch._dynamo.reset()
     with torch.no_grad():
@@ -210,7 +212,7 @@ def test_a_chooser_that_fails_leaves_the_graph():
         raise RuntimeError("CUDA error: out of memory\nmore")
 
     graph = graph_of(Product(lambda x, y: F.gelu(y)), X)
-    (placed,) = place_segments(graph, Settings(), "", fails)
+    (placed,) = place_segments(graph, Settings(), "", None, fails)
     assert not placed.fused and placed.reason == "it could not be measured: RuntimeError: CUDA error: out of memory"
 
 
@@ -234,3 +236,80 @@ def test_the_library_computes_what_it_is_asked(by_rows):
     assert by_library(spec) and not by_library(ProductSpec("gelu", biased=True))
     (found,) = LibraryCall(spec, [X, weight.t().contiguous() if by_rows else weight, bias]).run()
     agree(found, torch.relu(F.linear(X, weight, bias)))
+
+
+# ---- a whole layer ---------------------------------------------------------------------------------------------------
+class Layered(torch.nn.Module):
+    """Layers of a gate and a residual."""
+
+    def __init__(self):
+        super().__init__()
+        layer = lambda: torch.nn.Sequential(Product(lambda x, y, z: F.silu(y) * z, 2), Product(lambda x, y: x + y))  # noqa: E731
+        self.layers = torch.nn.ModuleList(layer() for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+SECONDS = {"both": 1.0, "gate": 2.0, "residual": 3.0, "none": 4.0}
+
+
+@pytest.mark.parametrize("best", SECONDS)
+def test_what_slows_its_layer_down_is_left(best, monkeypatch):
+    """Layers are measured with both kinds of segments, with either, and with none."""
+    asked = []
+
+    def seconds(module, values):
+        fused = [node for node in module.graph.nodes if node.target is FUSED]
+        gates = sum(len(node.args[0]) == 5 for node in fused)  # x, two weights, two biases
+        name = "both" if len(fused) == 2 else "none" if not fused else "gate" if gates else "residual"
+        agree(module(*values)[0], expected.append(module(*values)[0]) or expected[0])
+        asked.append(name)
+        return 0.5 if name == best else SECONDS[name]
+
+    expected = []
+    monkeypatch.setattr("weft.fusion.kernels.reason_against", lambda tensors: "there is no card")
+    monkeypatch.setattr("weft.fusion.place.layer_seconds", seconds)
+    monkeypatch.setattr("weft.fusion.place.settle_once", lambda code, configs, values, settle: settle())
+    module = Layered()
+    placed = []
+
+    def rewritten(graph, inputs):
+        nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        placed.extend(place_segments(graph, Settings(), "", dict(zip(nodes, inputs, strict=True)), chosen))
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        agree(torch.compile(module, backend=rewritten, dynamic=False)(X), module(X))
+    kinds = {"both": {"gate", "residual"}, "none": set()}.get(best, {best})
+    assert len(placed) == 6
+    for one in placed:
+        kind = "residual" if "residual" in one.what else "gate"
+        assert one.fused == (kind in kinds), (one, asked)
+        assert one.fused or "its layer takes 500000 us without it" in one.reason
+    assert len(asked) == len(set(asked)) <= 4
+
+
+def test_settling_asks_for_few_and_stops():
+    def seconds(kinds):
+        return 10.0 + sum(-1.0 if kind % 2 else 1.0 for kind in kinds)
+
+    found = settle(range(6), seconds)
+    assert found.kept == {1, 3, 5} and len(found.seconds) <= 64 // 3
+    assert settle(range(6), lambda kinds: 10.0 - len(kinds)).kept == set(range(6))
+    late = settle(range(6), seconds, until=0.0)
+    assert len(late.seconds) == 2  # all of them, and none
+    assert not settle([0], lambda kinds: 1.0).kept  # as fast without
+
+
+def test_evidence_of_layers(monkeypatch, tmp_path):
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    subject = {"card": "a card", "triton": "3", "layer": "x"}
+    assert evidence.known_layer(subject) is None
+    found = Settled(frozenset((1,)), {frozenset((0, 1)): 2.0, frozenset((1,)): 1.0, frozenset(): 3.0})
+    assert evidence.keep_layer(subject, found) and evidence.known_layer(subject) == found
+    evidence.opened().record(evidence.key_of(subject), [{"kept": [7], "seconds": []}])
+    assert evidence.known_layer(subject) is None

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from weft.fusion import evidence, kernels
 from weft.fusion.epilogues import Found
@@ -21,6 +22,7 @@ from weft.fusion.kernels import Library, ProductSpec, ProjectionsSpec, Runnable
 from weft.fusion.nodes import hint, value
 from weft.fusion.segment import Tiling, flat, multiplied, prepared
 from weft.fusion.settings import Settings
+from weft.fusion.whole import Settled
 from weft.kernels.gpu.gemm.config import ALIGNED, configs
 from weft.settings import interpreted
 
@@ -65,7 +67,7 @@ def choose(found: Found, settings: Settings, fresh: bool = False) -> Choice:
     if kernels.by_library(found.spec):
         some.append(Library())
     sizes = [(*map(hint, value(node).shape), str(value(node).dtype)) for node in found.inputs]
-    subject = evidence.subject_of(found, sizes, settings.inner)
+    subject = evidence.subject_of(repr(found.spec), found.unfused.code, sizes, settings.inner)
     key = evidence.key_of(subject)
     if fresh or key not in _chosen:
         row = None if fresh else evidence.known(subject)
@@ -150,12 +152,35 @@ class _Measurement:
         """The unfused graph, as the compiler behind weft has it."""
         if self.inner != "inductor":
             return lambda: self.found.unfused(*self.tensors)
-        from torch._inductor.compile_fx import compile_fx
+        return compiled_alone(self.found.unfused, self.tensors)
 
-        with torch._guards.tracing(None):  # a graph of its own
-            made: Any = compile_fx(self.found.unfused, self.tensors)
-            made(*self.tensors)
-        return lambda: made(*self.tensors)
+
+def compiled_alone(module: GraphModule, tensors: list[Any]) -> Callable[[], Any]:
+    """A call of a graph that Inductor compiled, while it compiles the graph around it."""
+    from torch._inductor.compile_fx import compile_fx
+
+    with torch._guards.tracing(None):  # a graph of its own
+        made: Any = compile_fx(module, tensors)
+        made(*tensors)
+    return lambda: made(*tensors)
+
+
+def layer_seconds(module: GraphModule, values: list[Any]) -> float:
+    """Of a whole layer, compiled, in a CUDA graph."""
+    with torch.no_grad():
+        return seconds_of(compiled_alone(module, values))
+
+
+def settle_once(code: str, configs: Sequence[str], values: Sequence[Any], settle: Callable[[], Settled]) -> Settled:
+    """What `settle` finds for a layer, measured once and kept in the store. code: of the unfused layer."""
+    sizes = [(*x.shape, str(x.dtype)) for x in values]
+    subject = evidence.subject_of(f"layer {list(configs)}", code, sizes, "inductor")
+    row = evidence.known_layer(subject)
+    if row is not None:
+        return row
+    made = settle()
+    evidence.keep_layer(subject, made)
+    return made
 
 
 def _tried(launch: Runnable, expected: Sequence[Tensor]) -> tuple[float, str]:

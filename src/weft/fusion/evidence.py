@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from weft.fusion import kernels
-from weft.fusion.epilogues import Found
 from weft.fusion.kernels import Library
+from weft.fusion.whole import Settled
 from weft.kernels.gpu import gemm
 from weft.kernels.gpu.gemm.config import Config
 from weft.store import opened
@@ -29,11 +29,13 @@ NUMBERS = ("unfused", "fused")
 Row = dict[str, Any]
 
 
-def subject_of(found: Found, sizes: Sequence[Any], inner: str) -> dict[str, Any]:
-    """What a measurement is about. sizes: of the inputs, with their types. inner: the compiler of the unfused graph."""
+def subject_of(segment: str, code: str, sizes: Sequence[Any], inner: str) -> dict[str, Any]:
+    """What a measurement is about. code: of the unfused graph. sizes: of its inputs, with their types. inner: the
+    compiler of the unfused graph.
+    """
     return {
-        "format": FORMAT, "segment": repr(found.spec), "graph": found.unfused.code, "sizes": repr(list(sizes)),
-        "inner": inner, "card": torch.cuda.get_device_name(), **versions(),
+        "format": FORMAT, "segment": segment, "graph": code, "sizes": repr(list(sizes)), "inner": inner,
+        "card": torch.cuda.get_device_name(), **versions(),
     }  # fmt: skip
 
 
@@ -83,9 +85,33 @@ def _is_size(x: Any) -> bool:
 
 def keep(subject: dict[str, Any], name: str, row: Row) -> bool:
     """Add a row; False where the store keeps none. name: for people."""
+    said = {**row, "config": None if row["config"] is None else asdict(row["config"]), "dropped": list(row["dropped"])}
+    return _append(subject, name, said)
+
+
+def _append(subject: dict[str, Any], name: str, row: Row) -> bool:
     kept, key = opened(), key_of(subject)
     if kept.own(key) is None:
         facts = {"name": f"fusion {name}", "kind": KIND, "target": subject["card"], "triton": subject["triton"]}
         kept.put(key, facts, {FILE: json.dumps(subject).encode()})
-    said = {**row, "config": None if row["config"] is None else asdict(row["config"]), "dropped": list(row["dropped"])}
-    return kept.record(key, [said])
+    return kept.record(key, [row])
+
+
+# ---- whole layers ----------------------------------------------------------------------------------------------------
+def known_layer(subject: dict[str, Any]) -> Settled | None:
+    """What was settled for a layer; None where nothing was."""
+    kept, key = opened(), key_of(subject)
+    rows = [] if kept.get(key) is None else kept.timings(key)
+    try:
+        row = rows[-1]
+        seconds = {frozenset(map(int, kinds)): float(taken) for kinds, taken in row["seconds"]}
+        found = Settled(frozenset(map(int, row["kept"])), seconds)
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
+    return found if found.kept in seconds else None
+
+
+def keep_layer(subject: dict[str, Any], found: Settled) -> bool:
+    """Add what was settled."""
+    seconds = [[sorted(kinds), taken] for kinds, taken in found.seconds.items()]
+    return _append(subject, "a layer", {"kept": sorted(found.kept), "seconds": seconds})

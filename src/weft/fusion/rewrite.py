@@ -63,7 +63,7 @@ def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> t
         _sweep(module.graph)
         module.graph.lint()
         module.recompile()
-    report.segments = place_segments(module, settings, refused or _trained())
+    report.segments = place_segments(module, settings, refused or _trained(), known.given)
     with suppress(Unsized):  # then bytes cannot be counted
         report.layers = layers_of(module.graph, shares)
     return report, masks

@@ -16,7 +16,8 @@ POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32"
 class Captured:
     """A table as kernels read it. dtype: one of POINTERS; booleans are int32. axes: how many it has. wide: the offsets
     of its entries take 64 bits. dense: neighbours along the last axis are neighbours in memory. along: its last index
-    is k - q, and it begins at distance 0; it has an entry for every pair of every tile, also before its first one.
+    says how far apart a pair is, k - q or on a grid (ky - qy) * (2 Y - 1) + kx - qx. It begins at distance 0, and has
+    an entry for every pair of every tile, also before its first one.
     """
 
     dtype: str
@@ -66,7 +67,7 @@ class Rules:
 
     @property
     def along(self) -> bool:
-        """Whether some table is read along k - q."""
+        """Whether some table is read by how far apart pairs are."""
         return any(one.along for one in self.tables)
 
     @property
