@@ -19,11 +19,11 @@ from weft.kernels.gpu.score.spec import (
     Captured,
     Entry,
     Rules,
-    composed,
 )
 from weft.planning.problem import Problem
 from weft.score.dropout import scale, threshold
 from weft.score.reads import Read, reads_of, shared_axes
+from weft.score.value import composed
 
 
 @dataclass(frozen=True)
