@@ -24,7 +24,7 @@ GAP, MOST = 1024, 4  # tokens between runs of keys that are one piece neverthele
 WORTH = 0.3  # share of a rank's pairs that must be free of received keys, for these to be computed first
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """rows: places of the part's queries among the rank's own, ascending. pattern: of these and the part's keys.
 
@@ -37,7 +37,7 @@ class Part:
     keys: Literal["own"] | Ints
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Local:
     """A rank's work. before: parts without received keys; after: those with. early: rows of the rank that are moved,
     with its own keys. asked: for each peer the part of its rows that this rank computes with its own keys.

@@ -50,18 +50,29 @@ def _forward(call: Call, q: Array, k: Array, v: Array, slopes: Array | None, tab
 
 
 def _saved(call: Call, q: Any, k: Any, v: Any, slopes: Any, tables: Any) -> Any:
+    check_slopes(slopes)
+    q, k, v, slopes, tables = jax.tree.map(lambda x: x.value, (q, k, v, slopes, tables), is_leaf=is_primal)
+    out, lse = _attend(call, q, k, v, slopes, tables)
+    return (out, lse), (q, k, v, out, lse, slopes, tables)
+
+
+def check_slopes(slopes: Any) -> None:
+    """Raise UnsupportedError if slopes, an argument of a rule of jax.custom_vjp, are differentiated by."""
     if slopes is not None and slopes.perturbed:
         raise UnsupportedError(
             "attention(alibi_slopes=...) under jax.grad", "gradients of ALiBi slopes are not implemented",
             "pass jax.lax.stop_gradient(slopes)",
         )  # fmt: skip
-    q, k, v, slopes, tables = jax.tree.map(lambda x: x.value, (q, k, v, slopes, tables), is_leaf=_is_primal)
-    out, lse = _attend(call, q, k, v, slopes, tables)
-    return (out, lse), (q, k, v, out, lse, slopes, tables)
 
 
-def _is_primal(x: Any) -> bool:
+def is_primal(x: Any) -> bool:
+    """Whether x is an argument as such rules get it."""
     return isinstance(x, jax.custom_derivatives.CustomVJPPrimal)
+
+
+def is_zero(x: Any) -> bool:
+    """Whether a cotangent is zero for certain, so that nothing need be computed of it."""
+    return isinstance(x, jax.custom_derivatives.SymbolicZero)
 
 
 def _gradients(call: Call, saved: Any, given: Any) -> Any:
@@ -72,7 +83,7 @@ def _gradients(call: Call, saved: Any, given: Any) -> Any:
 
 
 def _dense(x: Any, like: Array) -> Array:
-    return jnp.zeros_like(like) if isinstance(x, jax.custom_derivatives.SymbolicZero) else x
+    return jnp.zeros_like(like) if is_zero(x) else x
 
 
 _attend = jax.custom_vjp(_forward, nondiff_argnums=(0,))

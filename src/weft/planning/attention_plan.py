@@ -113,9 +113,10 @@ class AttentionPlan:
         if dict(self.fixed).get("dkdv") == hopper.SUMMED and not hopper.no_sums(self.asked("dkdv")):
             return self.transposed
         listed = self.backwards.listed if isinstance(self.target, Gpu) else ()
-        found = next((one for one in listed if isinstance(one, OneKernel)), None)
-        if found is None:
+        every = [one for one in listed if isinstance(one, OneKernel)]
+        if not every:
             return None
+        found = min(every, key=lambda one: one.compared)
         return tuple(replace(share, plan=plan, pack=0) for share, plan in zip(self.forward, found.plans, strict=True))
 
     @cached_property
@@ -279,8 +280,7 @@ def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CP
     """
     check_extent(pattern, problem)
     found = distinct_heads(pattern, problem)
-    orders = not isinstance(target, Gpu)  # kernels of GPUs gather no rows in another order
-    acsrs = [pattern.acsr(problem.m, problem.n, *first, orders=orders) for first in found]
+    acsrs = [pattern.acsr(problem.m, problem.n, *first) for first in found]
     rows = [(acsr, count_heads(heads)) for acsr, heads in zip(acsrs, found.values(), strict=True)]
     shares = []
     plans = plan_rows("forward", rows, problem, target, fixed)

@@ -176,6 +176,7 @@ def _forbid_change(x: Any) -> None:
 
 def _function_of(name: str) -> Callable[..., Any] | None:
     """The operation that a function or a method of that name is, in place or not."""
+    from weft.score import activations  # noqa: F401 - which adds to them
     from weft.score.operations import OPERATIONS
 
     plain = name.strip("_")

@@ -15,6 +15,7 @@ from jax.custom_batching import custom_vmap
 from weft.caching import cached
 from weft.errors import UnsupportedError
 from weft.jax.gpu.bind import order, physical, run
+from weft.jax.operator import check_slopes, is_primal, is_zero
 from weft.kernels.gpu.layout import OF_CALL, Layout, Options, Vector
 from weft.kernels.gpu.program import LaunchProgram, Slot, row_major
 from weft.kernels.gpu.programs.backward import backward_program
@@ -62,21 +63,24 @@ def attend(call: Call, q: Array, k: Array, v: Array, sinks: Array | None, slopes
     return out, lse
 
 
-def _saved(call: Call, q: Array, k: Array, v: Array, sinks: Any, slopes: Any) -> Any:
+def _saved(call: Call, q: Any, k: Any, v: Any, sinks: Any, slopes: Any) -> Any:
+    check_slopes(slopes)
+    q, k, v, sinks, slopes = jax.tree.map(lambda x: x.value, (q, k, v, sinks, slopes), is_leaf=is_primal)
     out, lse = attend(call, q, k, v, sinks, slopes)
     return (out, lse), (q, k, v, out, lse, sinks, slopes)
 
 
 def _gradients(call: Call, saved: Any, given: Any) -> Any:
     q, k, v, out, lse, sinks, slopes = saved
-    dout, dlse = given
-    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout.astype(q.dtype), "lse": lse, "dlse": dlse}
+    dout, dlse = (None if is_zero(x) else x for x in given)
+    dout = jnp.zeros_like(out) if dout is None else dout.astype(q.dtype)
+    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse} | _present(dlse=dlse)
     dq, dk, dv, *dsinks = _operator(call, _backward)(tensors, _present(sinks=sinks, slopes=slopes))
     total = dsinks[0].sum(0).astype(sinks.dtype) if dsinks else None
     return dq, dk, dv, total, None if slopes is None else jnp.zeros_like(slopes)
 
 
-attend.defvjp(_saved, _gradients)
+attend.defvjp(_saved, _gradients, symbolic_zeros=True)
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
@@ -93,7 +97,7 @@ def _backward(call: Call, tensors: Arrays, rows: Arrays) -> list[Array]:
     """dq, dk, dv, and where there are sinks their gradient of each batch row, (B, Hq)."""
     options = call.options._replace(with_delta="sinks" in rows)
     given = {name: tensors[name] for name in OF_CALL}
-    vectors = {"dlse": tensors["dlse"]} | {name: x for name, x in rows.items() if name == "slopes"}
+    vectors = {name: x for name, x in (tensors | rows).items() if name in ("dlse", "slopes")}
     program = backward_program(call.plan, _layout(call, given, vectors), options)
     dq, dk, dv, *delta = _run(call, program, tensors | vectors)
     if not delta:

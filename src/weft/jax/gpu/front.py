@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from weft.errors import AlignmentError, UnsupportedError
-from weft.jax.gpu.attention import Call, attend
+from weft.jax.gpu import attention as kernels
+from weft.jax.gpu.attention import Call
 from weft.jax.gpu.bind import card
 from weft.kernels.gpu.layout import Options
 from weft.pattern.algebra import Pattern
@@ -17,6 +19,7 @@ from weft.pattern.leaves import has_grid
 from weft.planning.problem import Problem
 
 _card = cache(card)
+_attend: Any = jax.jit(kernels.attend, static_argnums=0)
 
 
 def attention(problem: Problem, mask: Pattern, tensors: tuple[Array, Array, Array], given: Any) -> tuple[Array, Array]:
@@ -32,7 +35,7 @@ def attention(problem: Problem, mask: Pattern, tensors: tuple[Array, Array, Arra
     if slopes is not None:
         options = options._replace(shift=_shift(mask, problem))
     call = Call(mask, Problem(**{**vars(problem), "device": "cuda"}), _card(), options, given.layout)
-    out, lse = attend(call, q, k, v, sinks, slopes)
+    out, lse = _attend(call, q, k, v, sinks, slopes)
     return out, lse.swapaxes(1, 2) if given.layout == "bshd" else lse
 
 

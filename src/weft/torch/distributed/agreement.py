@@ -6,10 +6,11 @@ from collections import OrderedDict
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.errors import InputError
+from weft.errors import InputError, UnsupportedError
 from weft.pattern.algebra import Pattern
 
 KNOWN = 256  # kinds of calls that are remembered for a group
@@ -31,6 +32,12 @@ def agreed(tensors: tuple[Tensor, Tensor, Tensor], pattern: Pattern, options: tu
     if key in known:
         known.move_to_end(key)
         return known[key]
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            f"distributed.attention(..., {pattern}) while a CUDA graph is captured",
+            "ranks compare what they ask when they call so for the first time, which no graph can hold",
+            "call it once with these shapes before the capture",
+        )  # fmt: skip
     wrong = "" if len(set(tokens)) == 1 else "q has {} tokens, k {}, v {}".format(*tokens)
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, ((repr(pattern), *sizes), tokens[0], wrong), group=group)

@@ -12,7 +12,7 @@ from torch import Tensor
 import weft
 from weft.distributed.local import Local, local_of
 from weft.distributed.plan import Plan
-from weft.torch.distributed.exchange import Message, Pending, pick, tie
+from weft.torch.distributed.exchange import Message, Pending, Sent, pick, tensor_of, tie
 from weft.torch.distributed.ranks import Rank, Result, joined
 
 
@@ -25,7 +25,7 @@ def alone(at: Rank, q: Tensor, k: Tensor, v: Tensor) -> Result:
 def by_tokens(at: Rank, q: Tensor, k: Tensor, v: Tensor) -> Result:
     """Attention of this rank's tokens. Parts that need nothing of others are computed while keys are on their way."""
     local = local_of(at.plan, at.rank)
-    pending = _begun(at, q, k, v)
+    (q, k, v), pending = _begun(at, q, k, v)
     results = [at.attend(q, [(k, v)], part) for part in local.before]
     scalar, came = pending.arrived()
     rows = [[x.permute(1, 2, 0, 3) for x in peer] for peer in came]
@@ -41,17 +41,24 @@ def by_tokens(at: Rank, q: Tensor, k: Tensor, v: Tensor) -> Result:
     return tie(out, scalars), lse
 
 
-def _begun(at: Rank, q: Tensor, k: Tensor, v: Tensor) -> Pending:
-    """Keys, values and moved queries on their way to each peer."""
+def _begun(at: Rank, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Pending]:
+    """((q, k, v), keys, values and moved queries on their way to each peer)."""
     keys, queries = _rows(at.plan, at.rank, q.device)
-    blocks = list(zip(pick(k, keys), pick(v, keys), pick(q, queries), strict=True))
+    (k, of_k), (v, of_v) = pick(k, keys), pick(v, keys)
+    q, of_q = (
+        pick(q, queries)
+        if any(map(len, at.plan.moved))
+        else (q, (q.new_empty((0, *q.shape[:2], q.shape[3])),) * at.plan.ranks)
+    )
+    blocks = list(zip(of_k, of_v, of_q, strict=True))
     received = []
     for halo, asked in zip(at.plan.halo[at.rank], at.plan.asked[at.rank], strict=True):
         counts = len(halo), len(halo), len(asked)
         received.append(
             tuple(torch.Size((n, *x.shape[:2], x.shape[3])) for n, x in zip(counts, (k, v, q), strict=True))
         )
-    return Pending(Message(tuple(tuple(x.shape for x in peer) for peer in blocks), tuple(received)), blocks, at.group)
+    message = Message(tuple(tuple(x.shape for x in peer) for peer in blocks), tuple(received))
+    return (q, k, v), Pending(message, blocks, at.group)
 
 
 def _moved(
@@ -80,13 +87,10 @@ def _moved(
 
 def _merged(at: Rank, mine: Result, came: Sequence[tuple[Tensor, Tensor]]) -> Result:
     """Moved rows over this rank's keys, merged with what peers that saw some of them sent back."""
-    held, moved = at.plan.shards.tokens[at.rank], at.plan.moved[at.rank]
     outs, lses = [mine[0]], [mine[1]]
-    for asked, (out, wide) in zip(at.plan.asked, came, strict=True):
-        if not len(asked[at.rank]):
+    for index, (out, wide) in zip(_among_moved(at.plan, at.rank, mine[0].device), came, strict=True):
+        if index is None:
             continue
-        places = np.searchsorted(held.places(moved), held.places(asked[at.rank]))
-        index = torch.as_tensor(places, device=out.device)
         outs.append(torch.zeros_like(mine[0]).index_copy(2, index, out))
         lses.append(torch.full_like(mine[1], float("-inf")).index_copy(2, index, wide.squeeze(3)))
     return weft.merge(outs, lses)
@@ -97,11 +101,19 @@ def _lse_dtype(q: Tensor) -> torch.dtype:
 
 
 @lru_cache(maxsize=256)
-def _rows(plan: Plan, rank: int, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _among_moved(plan: Plan, rank: int, device: torch.device) -> tuple[Tensor | None, ...]:
+    """For each peer where the rows that it computed a part of are among the moved ones; None: it computed none."""
+    held = plan.shards.tokens[rank]
+    moved = held.places(plan.moved[rank])
+    rows = [asked[rank] for asked in plan.asked]
+    return tuple(tensor_of(np.searchsorted(moved, held.places(x)), device) if len(x) else None for x in rows)
+
+
+@lru_cache(maxsize=256)
+def _rows(plan: Plan, rank: int, device: torch.device) -> tuple[Sent, Sent]:
     """(places of the keys, places of the queries) that a rank sends to each peer."""
     held = plan.shards.tokens[rank]
     keys, queries = (
-        tuple(torch.as_tensor(held.places(side[p][rank]), device=device) for p in range(plan.ranks))
-        for side in (plan.halo, plan.asked)
+        Sent.of([held.places(side[p][rank]) for p in range(plan.ranks)], device) for side in (plan.halo, plan.asked)
     )
     return keys, queries

@@ -19,6 +19,7 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", 
          "or": "|", "xor": "^"}  # fmt: skip
 CALLS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "where": "tl.where", "exp": "tl.exp",
          "log": "tl.log", "sqrt": "tl.sqrt", "sin": "tl.sin", "cos": "tl.cos", "floor": "tl.floor", "tanh": "tanh",
+         "erf": "tl.erf",
          "floordiv": "floor_divide", "mod": "remainder"}  # fmt: skip
 HELPERS = ("tanh", "floor_divide", "remainder")  # of `weft.kernels.gpu.ops.pairs`
 CASTS = {"real": "tl.float32", "int": "tl.int32"}

@@ -49,6 +49,8 @@ class Config(NamedTuple):
     packed: bool = False
     several: bool = False
     listed: bool = False
+    ordered: bool = False
+    gathered: bool = False
     formula: bool = True
     lines: bool = False
     terms: int = 1
@@ -184,7 +186,7 @@ def _wide_rows(spec: KernelSpec) -> bool:
 
 def _near_rows(spec: KernelSpec) -> bool:
     """Whether a tile's rows are counted in 32 bits from its first one: on lines, where it was not slower."""
-    return spec.aligned and spec.rank == 1 and not spec.listed and spec.direction != "delta"
+    return spec.aligned and spec.rank == 1 and not spec.gathered and spec.direction != "delta"
 
 
 def _clamps(spec: KernelSpec) -> bool:

@@ -92,7 +92,7 @@ def _add_diagonals(C: tl.constexpr, into, pointer, tile, share):
     place, rows, queries = into.place, into.place.rows, into.place.launch.my_length
     head = place.head.batch * place.launch.all_heads + into.scores.h
     at = pointer + head * (queries + place.launch.their_length - 1) + (queries - 1)
-    if C.rank < 2 and not C.listed:
+    if C.rank < 2 and not C.gathered:
         step, pace = 1, 1
         if C.rank == 1:
             step, pace = tl.load(place.launch.tables + 3), tile.visit.line.step

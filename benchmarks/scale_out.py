@@ -1,0 +1,443 @@
+"""Attention over all GPUs of this host: weft's plans, its other strategies, and context parallelism by all-gather.
+
+    python benchmarks/scale_out.py [--out FILE.csv] [--seconds N] [--layers a h ...] [--profile FILE.csv]
+    python benchmarks/scale_out.py --one-card [--ranks 8] [--out FILE.csv] [--seconds N]
+    python benchmarks/scale_out.py --small
+
+It starts its own processes, one for each GPU (NCCL), and one for each layer before them, which compile kernels. Each
+row is written when it is measured; what does not fit into the seconds is left out, and said. Tokens grow with the
+ranks: `one_gpu_ms` is one GPU with its share of them. predicted_ms: one GPU's time by the planned work of the rank
+that has most, and the exchange by the planned bytes at the bandwidth and latency that were measured before. off: the
+largest difference to the whole sequence on one GPU, by the largest number there. --one-card: what each of several ranks
+computes, one after the other, without any exchange. --small: two gloo processes on the CPU, at small sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scaling import methods
+from scaling.layers import Layer, layers
+from scaling.models import Block, Sizes, train
+from scaling.profile import profiled
+from scaling.timing import Arrived, Counted, Rows, sync, timed
+from torch import Tensor
+
+import weft
+from weft import causal, window
+from weft.distributed import STRATEGIES, Link
+from weft.distributed.model import cost_of
+from weft.distributed.plan import Plan
+from weft.errors import OptionError
+
+WARM = 72  # seconds at most for processes that do nothing but compile
+FLEX = ("a", "h", "f", "b")  # layers that FlexAttention computes too
+Inputs = tuple[list[Tensor], Tensor]
+
+
+def main() -> None:
+    given = arguments()
+    if given.worker:
+        return warm_worker(given)
+    given.end = time.time() + given.seconds
+    if given.one_card:
+        return one_card(given)
+    cuda = torch.cuda.is_available() and not given.small
+    ranks = torch.cuda.device_count() if cuda else 2
+    if cuda and not given.compiled:
+        warm(given, ranks)
+    if given.compile:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(begin, (ranks, folder, given), nprocs=ranks)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=140.0)
+    parser.add_argument("--layers", nargs="+", default=list(layers()))
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--one-card", action="store_true")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="only compile")
+    parser.add_argument("--compiled", action="store_true", help="compile nothing beforehand")
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# ---- kernels are compiled before ranks begin -------------------------------------------------------------------------
+def warm(given: argparse.Namespace, ranks: int) -> None:
+    """Compile what ranks will run, a process for each layer, so that they find it on disk."""
+    begun = time.time()
+    names = list(given.layers)
+    if not given.one_card:
+        names += [*(f"flex:{name}" for name in FLEX if name in given.layers), "models", "flex:models"]
+    alone = ["--one-card"] if given.one_card else []
+    started = [
+        subprocess.Popen([sys.executable, __file__, "--worker", name, "--ranks", str(ranks), *alone],
+                         env={**os.environ, "CUDA_VISIBLE_DEVICES": str(i % torch.cuda.device_count())})
+        for i, name in enumerate(names)
+    ]  # fmt: skip
+    limit = begun + (WARM if given.compile else 45)
+    for process in started:
+        try:
+            process.wait(max(0.0, limit - time.time()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    print(f"compiled in {time.time() - begun:.0f} s", flush=True)
+
+
+def warm_worker(given: argparse.Namespace) -> None:
+    """One layer's calls, once, forward and backward."""
+    device = torch.device("cuda", 0)
+    flex, _, name = given.worker.rpartition(":")
+    for layer in [layers()[name]] if name != "models" else model_layers(given.ranks):
+        inputs = drawn(layer, layer.tokens(given.ranks) // given.ranks, device)
+        if flex:
+            warm_flex(layer, given.ranks, device, inputs)
+            continue
+        if layer.tokens(1) < layer.tokens(given.ranks):
+            gradients(lambda *x, layer=layer: weft.attention(*x, layer.pattern(1)), inputs)
+        for strategy in list(strategies_of(layer, given.ranks))[: 1 if given.one_card else None]:
+            plan = methods.plan_of(layer, given.ranks, strategy)
+            for rank in range(given.ranks):
+                with Arrived():
+                    mine = drawn(layer, len(plan.shards.tokens[rank]), device)
+                    gradients(methods.as_rank(plan, rank), mine)
+
+
+def warm_flex(layer: Layer, ranks: int, device: torch.device, inputs: Inputs) -> None:
+    """FlexAttention under all-gather, over keys that are there, and under Ulysses."""
+    model = layer.name.startswith(("gemma", "video"))
+    inner, plan = flex_call(layer, ranks, 0, device, model)
+    gradients(lambda q, k, v: inner(q, torch.cat([k] * ranks, 2), torch.cat([v] * ranks, 2)), inputs)
+    if not model:
+        order = np.arange(plan.shards.size)
+        inner = methods.flex_of(plan.pattern, order.size, order, order, device)
+        some = replace(layer, heads=(layer.heads[0] // ranks, layer.heads[1] // ranks))
+        gradients(inner, drawn(some, plan.shards.size, device))
+
+
+# ---- one layer -------------------------------------------------------------------------------------------------------
+def drawn(layer: Layer, tokens: int, device: torch.device) -> Inputs:
+    """q, k, v and the gradient of out, the same on every rank."""
+    generator = torch.Generator(device).manual_seed(0)
+    counts = (layer.heads[0], layer.heads[1], layer.heads[1], layer.heads[0])
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    *qkv, dout = (torch.randn((1, n, tokens, layer.dim), generator=generator, device=device).to(dtype) for n in counts)
+    return [x.requires_grad_() for x in qkv], dout
+
+
+def gradients(call: methods.Call, inputs: Inputs) -> tuple[Tensor, ...]:
+    qkv, dout = inputs
+    out = call(*qkv)
+    return out.detach(), *torch.autograd.grad(out, qkv, dout)
+
+
+def forward(call: methods.Call, inputs: Inputs) -> Tensor:
+    with torch.no_grad():
+        return call(*inputs[0])
+
+
+def strategies_of(layer: Layer, ranks: int) -> Iterator[str]:
+    """The chosen one first."""
+    chosen = methods.plan_of(layer, ranks).strategy
+    for strategy in (chosen, *(x for x in STRATEGIES if x != chosen)):
+        try:
+            methods.plan_of(layer, ranks, strategy)
+        except OptionError:
+            continue
+        yield strategy
+
+
+def flex_call(
+    layer: Layer, ranks: int, rank: int, device: torch.device, model: bool = False
+) -> tuple[methods.Call, Plan]:  # fmt: skip
+    """FlexAttention of a rank's rows over all keys, and who holds which. model: causal work as PyTorch has it."""
+    zigzag = layer.shards == "zigzag" or (model and layer.name.startswith("gemma"))
+    plan = methods.plan_of(layer, ranks, shards="zigzag" if zigzag else "contiguous")
+    held = [tokens.array() for tokens in plan.shards.tokens]
+    return methods.flex_of(plan.pattern, plan.shards.size, held[rank], np.concatenate(held), device), plan
+
+
+class Measured:
+    """What one rank of a group measures."""
+
+    def __init__(self, rank: int, ranks: int, device: torch.device, given: argparse.Namespace) -> None:
+        self.rank, self.ranks, self.device, self.given = rank, ranks, device, given
+        self.told = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+        self.rows = Rows(given.out, rank)
+        self.link = Link()
+
+    def there_is_time(self, seconds: float) -> bool:
+        said = [time.time() + seconds < self.given.end]
+        dist.broadcast_object_list(said, 0, group=self.told)
+        return said[0]
+
+    def run(self, task: Callable[[], None], name: str, seconds: float) -> None:
+        """A task that all ranks begin together, if there is time for it."""
+        if not self.there_is_time(seconds):
+            if self.rank == 0:
+                print(f"left out for want of time: {name}", flush=True)
+            return
+        try:
+            task()
+        except Exception:
+            print(f"rank {self.rank}: {name}", flush=True)
+            traceback.print_exc()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        dist.barrier(group=self.told)
+
+    def time(self, call: Callable[[], Any], rounds: int = 7) -> float:
+        return timed(call, self.device, self.told, *((1, 1) if self.given.small else (rounds,)))
+
+    # ---- the model
+    def exchange(self) -> None:
+        """Bandwidth and latency of all_to_all_single, and of all-gather."""
+        found = []
+        for power in (16, 20, 23, 26, 29):
+            size = 1 << (power if self.device.type == "cuda" else power - 8)
+            sent = torch.zeros(size * self.ranks // 2, dtype=torch.bfloat16, device=self.device)
+            came = torch.empty_like(sent)
+            ms = self.time(lambda sent=sent, came=came: dist.all_to_all_single(came, sent), rounds=15)
+            nbytes = size * (self.ranks - 1)
+            found.append((nbytes, ms / 1e3))
+            self.rows.add(kind="exchange", layer="all_to_all_single", ranks=self.ranks, ms=ms, bytes_counted=nbytes)
+        (low, least), (high, most) = found[1], found[-1]
+        hops = np.ceil(np.log2(self.ranks))
+        bandwidth = (high - low) / (most - least)
+        self.link = Link(inside=bandwidth, latency=max(1e-7, (found[0][1] - found[0][0] / bandwidth) / hops))
+        note = f"{bandwidth / 1e9:.0f} GB/s, latency {self.link.latency * 1e6:.1f} us"
+        self.rows.add(kind="link", layer="refitted", ranks=self.ranks, note=note)
+
+    def predicted(self, plan: Plan, alone: float, backward: bool) -> float:
+        """Milliseconds: one GPU's time for its tokens by the share of work, and the exchange one after the other."""
+        one = plan.chosen
+        phases = 1 + (one.strategy != "halo")
+        exchange = cost_of(one.received, one.work * 0, plan.heads, self.link, phases).exchange * 1e3
+        return alone * float(one.work.max()) / (plan.acsr.nnz / self.ranks) + exchange * (2 if backward else 1)
+
+    # ---- layers
+    def layer(self, name: str) -> None:
+        layer = layers(self.given.small)[name]
+        share = layer.tokens(1)
+        inputs = drawn(layer, share, self.device)
+        one = {
+            which: self.time(lambda f=f: f(lambda *x: weft.attention(*x, layer.pattern(1)), inputs))
+            for which, f in (("forward", forward), ("both", gradients))
+        }
+        inputs = None
+        for number, strategy in enumerate(strategies_of(layer, self.ranks)):
+            plan = methods.plan_of(layer, self.ranks, strategy)
+            said = f"weft {strategy}" if number else f"weft, chosen: {strategy}"
+            self.method(name, layer, (said, methods.by_weft(plan)), plan, one, check=number == 0)
+
+    def method(
+        self, name: str, layer: Layer, way: tuple[str, methods.Call], plan: Plan, one: dict[str, float], check: bool
+    ) -> None:  # fmt: skip
+        said, call = way
+        ours = said.startswith("weft")
+        tokens = torch.as_tensor(plan.shards.tokens[self.rank].array(), device=self.device)
+        whole, dout = drawn(layer, layer.tokens(self.ranks), self.device)
+        inputs = [x.detach()[:, :, tokens].requires_grad_() for x in whole], dout[:, :, tokens]
+        note, off = "", ""
+        with Counted() as received:
+            forward(call, inputs)
+        if check:
+            found = gradients(call, inputs)
+            right = gradients(lambda *x: weft.attention(*x, plan.pattern), (whole, dout))
+            off = max(_off(x, y[:, :, tokens]) for x, y in zip(found, right, strict=True))
+            right = found = None
+        every: list[Any] = [None] * self.ranks
+        dist.all_gather_object(every, (sum(received), off), group=self.told)
+        off = max(x for _, x in every) if check else ""
+        whole = dout = None
+        shared = {
+            "kind": "layer", "layer": f"{name} {layer.name}", "ranks": self.ranks, "tokens": layer.tokens(self.ranks),
+            "method": said, "shards": str(plan.shards).split(",")[0], "off": off, "note": note,
+        }  # fmt: skip
+        if ours:
+            shared |= {
+                "bytes_counted": max(x for x, _ in every), "bytes_planned": plan.chosen.most_bytes,
+                "peers": plan.chosen.most_peers, "imbalance": plan.imbalance,
+            }  # fmt: skip
+        for which, f in (("forward", forward), ("both", gradients)):
+            ms = self.time(lambda f=f: f(call, inputs))
+            predicted = self.predicted(plan, one[which], which == "both") if ours else ""
+            alone = one[which] if layer.scales and ours else ""
+            self.rows.add(**shared, direction=which, ms=ms, one_gpu_ms=alone, predicted_ms=predicted)
+
+    def flex(self, name: str) -> None:
+        """All-gather and Ulysses with FlexAttention."""
+        layer = layers(self.given.small)[name]
+        inner, plan = flex_call(layer, self.ranks, self.rank, self.device)
+        call = methods.gathered(inner)
+        self.method(name, layer, ("all-gather, FlexAttention", call), plan, {}, check=True)
+        if layer.shards == "zigzag":
+            return
+        order = np.arange(layer.tokens(self.ranks))
+        inner = methods.flex_of(plan.pattern, order.size, order, order, self.device)
+        whole = methods.by_heads_of(inner)
+        self.method(name, layer, ("Ulysses, FlexAttention", whole), plan, {}, check=False)
+
+    # ---- models
+    def model(self, which: str, method: str) -> None:
+        """Milliseconds of a training step."""
+        found = [x for x in model_layers(self.ranks, self.given.small) if x.name.startswith(which)]
+        sizes = model_sizes(found[0], self.given.small)
+        calls, plan = [], None
+        for layer in found:
+            if method == "weft":
+                plan = methods.plan_of(layer, self.ranks)
+                calls.append(methods.by_weft(plan))
+            else:
+                inner, plan = flex_call(layer, self.ranks, self.rank, self.device, model=True)
+                calls.append(methods.gathered(inner))
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        blocks = [
+            Block(sizes, calls[0 if (i + 1) % 6 else -1]).to(self.device, dtype)
+            for i in range(6 if which == "gemma" else 1)
+        ]
+        tokens = found[0].tokens(self.ranks)
+        x = torch.randn(1, tokens // self.ranks, sizes.hidden, device=self.device).to(dtype)
+        ms = self.time(train(blocks, x), rounds=3)
+        self.rows.add(
+            kind="step", layer=f"{which}-like, {len(blocks)} layers", ranks=self.ranks, tokens=tokens,
+            method="weft" if method == "weft" else "all-gather, FlexAttention", direction="both", ms=ms,
+            shards=str(plan.shards).split(",")[0],
+        )  # fmt: skip
+
+    def pictured(self) -> None:
+        """Kernels and exchanges of a rank, side by side."""
+        layer = layers(self.given.small)["h" if self.ranks > 1 else "a"]
+        plan = methods.plan_of(layer, self.ranks, "halo")
+        inputs = drawn(layer, len(plan.shards.tokens[self.rank]), self.device)
+        call = methods.by_weft(plan)
+        profiled(lambda: gradients(call, inputs), self.given.profile, self.rank)
+
+
+def _off(x: Tensor, y: Tensor) -> float:
+    return float((x.float() - y.float()).abs().max() / y.float().abs().max())
+
+
+def model_layers(ranks: int, small: bool = False) -> list[Layer]:
+    """Attention of the models, at 131,072 tokens in all whatever the ranks."""
+    tokens, near = (4096, 64) if small else (131072, 1024)
+    heads, dim = ((4, 2), 32) if small else ((16, 8), 128)
+    grid, size = ((8, 16, 16), (3, 5, 5)) if small else ((32, 64, 64), (18, 24, 24))
+    return [
+        Layer("gemma window", lambda _: causal() & window(left=near - 1), lambda _: (tokens,), heads, dim),
+        Layer("gemma global", lambda _: causal(), lambda _: (tokens,), heads, dim),
+        Layer("video", lambda _: weft.neighborhood(grid, size), lambda _: grid, (heads[0] * 3 // 2,) * 2, dim, "boxes"),
+    ]
+
+
+def model_sizes(layer: Layer, small: bool) -> Sizes:
+    hidden = 64 if small else (2560 if layer.name.startswith("gemma") else 3072)
+    return Sizes(hidden, 4 * hidden, layer.heads, layer.dim)
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+def begin(rank: int, ranks: int, folder: str, given: argparse.Namespace) -> None:
+    cuda = torch.cuda.is_available() and not given.small
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks,
+        timeout=timedelta(seconds=60), **({"device_id": device} if cuda else {}),
+    )  # fmt: skip
+    at = Measured(rank, ranks, device, given)
+    for name, task, seconds in tasks(at, given):
+        at.run(task, name, seconds)
+    dist.destroy_process_group()
+
+
+def tasks(at: Measured, given: argparse.Namespace) -> Iterator[tuple[str, Callable[[], None], float]]:
+    """What is measured, most important first, with the seconds that it takes."""
+    names = list(given.layers)
+    yield "exchange", at.exchange, 2
+    for name in names[:4]:
+        yield name, lambda name=name: at.layer(name), 4
+    for name in [x for x in names if x in FLEX[:2]]:
+        yield f"flex {name}", lambda name=name: at.flex(name), 6
+    if given.profile:
+        yield "profile", at.pictured, 4
+    for which in ("gemma", "video"):
+        for method in ("weft", "flex"):
+            yield f"{which} {method}", lambda w=which, m=method: at.model(w, m), 8
+    for name in names[4:]:
+        yield name, lambda name=name: at.layer(name), 4
+    for name in [x for x in names if x in FLEX[2:]]:
+        yield f"flex {name}", lambda name=name: at.flex(name), 8
+
+
+# ---- one card --------------------------------------------------------------------------------------------------------
+def one_card(given: argparse.Namespace) -> None:
+    """Each rank's kernels after the other's, beside the whole layer by the number of ranks."""
+    device = torch.device("cuda", 0) if torch.cuda.is_available() and not given.small else torch.device("cpu")
+    rows, ranks = Rows(given.out, 0), given.ranks
+    if device.type == "cuda" and not given.compiled:
+        warm(given, ranks)
+    for name in given.layers:
+        if time.time() + 4 > given.end:
+            print(f"left out for want of time: {name}", flush=True)
+            continue
+        try:
+            _one_card_layer(rows, name, ranks, device, given)
+        except Exception:
+            traceback.print_exc()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _one_card_layer(rows: Rows, name: str, ranks: int, device: torch.device, given: argparse.Namespace) -> None:
+    layer = layers(given.small)[name]
+    inputs = drawn(layer, layer.tokens(ranks), device)
+    whole = {
+        which: timed(lambda f=f: f(lambda *x: weft.attention(*x, layer.pattern(ranks)), inputs), device, None, 3, 1)
+        for which, f in (("forward", forward), ("both", gradients))
+    }
+    inputs = None
+    plan = methods.plan_of(layer, ranks)
+    slowest = {"forward": 0.0, "both": 0.0}
+    for rank in range(ranks):
+        mine, call = drawn(layer, len(plan.shards.tokens[rank]), device), methods.as_rank(plan, rank)
+        for which, f in (("forward", forward), ("both", gradients)):
+            with Arrived():
+                slowest[which] = max(
+                    slowest[which], timed(lambda f=f, call=call, mine=mine: f(call, mine), device, None, 3, 1)
+                )
+        sync(device)
+    for which, ms in slowest.items():
+        rows.add(
+            kind="one card", layer=f"{name} {layer.name}", ranks=ranks, tokens=layer.tokens(ranks),
+            method=f"weft, chosen: {plan.strategy}", shards=str(plan.shards).split(",")[0], direction=which,
+            ms=ms, one_gpu_ms=whole[which] / ranks, bytes_planned=plan.chosen.most_bytes,
+            peers=plan.chosen.most_peers, imbalance=plan.imbalance,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What `benchmarks/scale_out.py` measures: layers, ways to compute them over ranks, models, and how they are timed."""
