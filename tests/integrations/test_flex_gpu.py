@@ -183,6 +183,17 @@ def test_a_mask_that_a_compiled_function_makes():
     compare(attend, heads(64), mask_mod=mask_mod)
 
 
+def test_float64_is_computed_on_the_host():
+    gains, mask_mod = learned(H).detach().double().requires_grad_(), MASKS["packed"]()
+    mask = create_block_mask(mask_mod, None, None, S, S)
+
+    def score_mod(score, b, h, q, k):
+        return torch.tanh(score) * gains[h]
+
+    compare(with_lse(mask, score_mod), heads(64, torch.float64), score_mod, mask_mod, [gains])
+    assert flex_attention(*heads(64, torch.float64), block_mask=mask, enable_gqa=True).device.type == DEVICE
+
+
 def test_beside_torchs_own_kernels():
     torch._dynamo.reset()
     (score_mod, tables), mask_mod = alibi(), MASKS["packed"]()
