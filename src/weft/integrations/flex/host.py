@@ -21,5 +21,6 @@ def on_host(tensors: tuple[Tensor, Tensor, Tensor], mask: Any, score: Score | No
     device = tensors[0].device
     if score is not None:
         score = Score(score.text, tuple(x.cpu() for x in score.tables), score.name)
-    found: Any = attention(*(x.cpu() for x in tensors), mask, score=score, **options)
+    q, k, v = (x.cpu() for x in tensors)
+    found: Any = attention(q, k, v, mask, score=score, **options)
     return tuple(x.to(device) for x in found) if isinstance(found, tuple) else found.to(device)
