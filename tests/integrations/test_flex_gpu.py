@@ -143,12 +143,12 @@ def test_masks(name, dtype):
     compare(with_lse(mask), heads(64, dtype), mask_mod=mask_mod)
 
 
-@pytest.mark.parametrize("dim", [8, 24, 40, 88, 128, 200, 256])
+@pytest.mark.parametrize("dim", [8, 17, 24, 40, 94, 121, 128, 200, 256])
 def test_head_dimensions(dim):
     mask_mod = MASKS["window"]()
     mask = create_block_mask(mask_mod, None, None, S, S)
     compare(with_lse(mask), heads(dim, kv_heads=H), mask_mod=mask_mod)
-    if dim in (24, 88, 128):
+    if dim in (24, 94, 128):
         score_mod, tables = alibi()
         compare(with_lse(mask, score_mod), heads(dim, kv_heads=H), score_mod, mask_mod, tables)
 

@@ -304,3 +304,8 @@ def test_compile_is_said_to_do_nothing():
 def test_what_is_exported():
     for name in flex.__all__:
         assert hasattr(theirs, name)
+    assert flex._mask_mod_signature is theirs._mask_mod_signature
+    with pytest.raises(AttributeError, match="no attribute '_nothing'"):
+        flex._nothing  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'create_nested_block_mask'"):
+        flex.create_nested_block_mask  # noqa: B018
