@@ -97,8 +97,7 @@ def computed(found, rank):
     held, local = found.shards.tokens[rank].array(), local_of(found, rank)
     came = [tokens.array() for tokens in found.halo[rank]]
     places = np.concatenate([held, *came, [-1]])
-    parts = [*local.before, *local.after, *([local.moved] if local.moved else [])]
-    for part in parts:
+    for part in (local.main, *local.edges):
         yield held[part.rows], held if isinstance(part.keys, str) else places[part.keys], part.pattern
     for peer, part in enumerate(local.asked):
         if part is not None:

@@ -11,9 +11,10 @@ from torch import Tensor
 from weft.distributed.plan import Plan, planned
 from weft.errors import InputError, OptionError
 from weft.pattern.algebra import Pattern
+from weft.torch.call import autocast
 from weft.torch.distributed.agreement import agreed
 from weft.torch.distributed.by_heads import by_heads
-from weft.torch.distributed.by_tokens import alone, by_tokens
+from weft.torch.distributed.by_tokens import by_tokens
 from weft.torch.distributed.ranks import Rank, Result
 
 LAYOUTS = ("bhsd", "bshd")
@@ -47,17 +48,19 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
         raise OptionError(
             f"distributed.attention(layout={layout!r})", f"it is none of {', '.join(LAYOUTS)}", "pass one of them"
         )
-    q, k, v = (x.transpose(1, 2) if layout == "bshd" else x for x in (q, k, v))
+    q, k, v = autocast(*(x.transpose(1, 2) if layout == "bshd" else x for x in (q, k, v)))
     options = {"scale": scale, "softcap": softcap, "backend": backend, "deterministic": deterministic}
     whole = agreed((q, k, v), pattern, (shards, strategy, sinks is not None, *options.values()), group)
     plan = planned(
         pattern, whole, heads=(q.shape[1], k.shape[1]), head_dim=(q.shape[3], v.shape[3]), strategy=strategy,
         dtype=str(q.dtype).removeprefix("torch."), ranks=dist.get_world_size(group), shards=shards,
     )  # fmt: skip
-    at = Rank(plan, group, dist.get_rank(group), {**options, "sinks": sinks})
+    at = Rank(plan, group, dist.get_rank(group), tuple(options.values()))
     _check_sizes(plan, at.rank, q)
-    way = by_heads if plan.strategy == "ulysses" else alone if plan.silent else by_tokens
-    out, lse = way(at, q, k, v)
+    if plan.strategy == "ulysses":
+        out, lse = by_heads(at, q, k, v, sinks, return_lse)
+    else:
+        out, lse = by_tokens(at, q, k, v, sinks)
     if layout == "bshd":
         out, lse = out.transpose(1, 2), lse.transpose(1, 2)
     return (out, lse) if return_lse else out
