@@ -10,7 +10,7 @@ import torch.distributed as dist
 import weft
 from weft import causal, window
 from weft.distributed import attention, plan
-from weft.errors import InputError, OptionError
+from weft.errors import InputError, OptionError, UnsupportedError
 
 LENGTH, D, DV = 240, 8, 12
 GRID = weft.neighborhood((12, 20), (5, 7))
@@ -56,10 +56,14 @@ def inputs(heads, **more):
     return drawn, grads
 
 
+def _loss(out, lse, grads):
+    """Of out and of every lse that is a number."""
+    return (out * grads[0]).sum() + (lse.masked_fill(~torch.isfinite(lse), 0.0) * grads[1]).sum()
+
+
 def backward(out, lse, grads):
-    """Gradients of out and of every lse that is a number."""
-    seen = torch.isfinite(lse)
-    ((out * grads[0]).sum() + (lse.masked_fill(~seen, 0.0) * grads[1]).sum()).backward()
+    """Gradients of out and lse."""
+    _loss(out, lse, grads).backward()
 
 
 def mine_of(tensors, tokens):
@@ -107,6 +111,43 @@ def lse_difference(planned, rank, strategy):
     if planned.strategy == "ulysses":
         return len(tokens[rank]) * (planned.ranks - 1) * heads.q // planned.ranks * 8
     return sum(len(planned.asked[p][rank]) for p in range(planned.ranks)) * heads.q * 4
+
+
+def check_scores(rank, world):
+    """Slopes, biases and extra keys: those of the whole sequence, with gradients that add up over ranks."""
+    for name in ("window", "longformer", "causal"):
+        pattern, heads, shards, strategies = CASES[name]
+        (*qkv, _), grads = inputs(heads)
+        drawn = torch.Generator().manual_seed(1)
+        slopes, table, keys, values = (
+            torch.randn(shape, generator=drawn, dtype=torch.float64, requires_grad=True)
+            for shape in ((heads[0],), (heads[0], 21), (2, heads[1], 3, D), (2, heads[1], 3, DV))
+        )
+        by_distance = {"alibi_slopes": slopes, "bias": weft.bias.relative(table)}
+        for given, learned in (
+            (by_distance, (slopes, table)),
+            ({"extra_keys": keys, "extra_values": values}, (keys, values)),
+        ):
+            leaves = [x.detach().requires_grad_() for x in qkv]
+            whole = weft.attention(*leaves, pattern, return_lse=True, **given)
+            wanted = torch.autograd.grad(_loss(*whole, grads), [*leaves, *learned])
+            for shard in shards:
+                for strategy in strategies:
+                    planned = plan(
+                        pattern, LENGTH, heads=heads, head_dim=(D, DV), dtype="float64", ranks=world, shards=shard
+                    )
+                    if strategy not in [one.strategy for one in planned.candidates]:
+                        continue
+                    tokens = torch.as_tensor(planned.shards.tokens[rank].array())
+                    mine = mine_of(qkv, tokens)
+                    found = attention(*mine, pattern, shards=shard, strategy=strategy, return_lse=True, **given)
+                    loss = _loss(*found, [x[:, :, tokens] for x in grads])
+                    *own, of_one, of_other = torch.autograd.grad(loss, [*mine, *learned])
+                    for x in (of_one, of_other):
+                        dist.all_reduce(x)
+                    pairs = [(x, y[:, :, tokens]) for x, y in zip((*found, *own), (*whole, *wanted[:3]), strict=True)]
+                    for x, y in (*pairs, (of_one, wanted[3]), (of_other, wanted[4])):
+                        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
 class Counted:
@@ -193,3 +234,6 @@ def check_refusals(rank, world):
     refused(InputError, (f"rank {rank} passed {size} tokens",), q, k, v, causal(), shards=uneven)
     refused(OptionError, ("group", "mesh"), q, k, v, causal(), group=dist.group.WORLD, mesh=object())
     refused(OptionError, ("bhds",), q, k, v, causal(), layout="bhds")
+    refused(UnsupportedError, ("dropout",), q, k, v, causal(), dropout=0.1)
+    refused(OptionError, ("is_causal",), q, k, v, causal(), is_causal=True)
+    refused(UnsupportedError, ("bias",), q, k, v, causal(), bias=torch.zeros(LENGTH, LENGTH, dtype=torch.float64))

@@ -32,7 +32,7 @@ def test_values(tmp_path, world, names):
     run(tmp_path, world, "check_values", names)
 
 
-@pytest.mark.parametrize("check", every(3, ["check_refusals", "check_poison", "check_ways_to_call"]))
+@pytest.mark.parametrize("check", every(4, ["check_refusals", "check_poison", "check_ways_to_call", "check_scores"]))
 def test_beside_values(tmp_path, check):
     run(tmp_path, 3, check)
 

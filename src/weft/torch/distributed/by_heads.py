@@ -12,6 +12,7 @@ import weft
 from weft.distributed.plan import Plan
 from weft.torch.distributed.exchange import travelled
 from weft.torch.distributed.ranks import Rank, Result
+from weft.torch.distributed.scores import of_heads
 
 
 def by_heads(at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, with_lse: bool) -> Result:
@@ -26,6 +27,7 @@ def by_heads(at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, wi
     out, lse = weft.attention(
         q, k, v, at.plan.pattern, return_lse=True, sinks=None if sinks is None else sinks[mine], scale=scale,
         softcap=softcap, backend=backend, deterministic=deterministic,
+        score=None if at.score is None else of_heads(at.score, mine.start),
     )  # fmt: skip
 
     def back(x: Tensor) -> Tensor:

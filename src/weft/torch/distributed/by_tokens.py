@@ -6,6 +6,8 @@ copied, and what a peer adds touches the rows that it adds to alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +20,7 @@ from weft.distributed.plan import Plan
 from weft.torch.distributed import moved
 from weft.torch.distributed.exchange import Peers, Pending, Sent, rows_first, unpacked
 from weft.torch.distributed.ranks import Rank, Result, Rows, gathered, merged_into, put, rows_of, scattered, taken
+from weft.torch.distributed.scores import with_tables
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -25,39 +28,39 @@ Three = tuple[Tensor, Tensor, Tensor]
 def by_tokens(at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Result:
     """Attention of this rank's tokens. What needs nothing of others is computed while keys are on their way."""
     if at.plan.silent:
-        return at.attend(q, k, v, local_of(at.plan, at.rank).main, sinks)
-    out, lse = _Layer.apply(at, q, k, v, sinks)
+        return at.attend((q, k, v), local_of(at.plan, at.rank).main, sinks)
+    out, lse = _Layer.apply(at, q, k, v, sinks, *(() if at.score is None else at.score.tables))
     return out, lse
 
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Result:
+    def forward(ctx: Any, at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tables: Tensor) -> Result:
         ctx.at, ctx.wanted = at, sinks is not None and ctx.needs_input_grad[4]
         ctx.set_materialize_grads(False)
         work, moves = _Work(at, (q, k, v)), moved.are_any(at.plan)
         pending = work.send()
         main, whole = work.local.main, None
         if isinstance(main.keys, str):
-            whole = at.attend(q, k, v, main, sinks)
+            whole = at.attend((q, k, v), main, sinks)
         came = work.unpacked(pending.arrived())
         partial = moved.partial(at, (q, k, v), came) if moves else []
         back = moved.send(at, q, partial) if moves else None
         if whole is None:
-            whole = at.attend(q, *work.keys(main, came), main, sinks)
+            whole = at.attend((q, *work.keys(main, came)), main, sinks)
         for part in work.local.edges:
             rows = rows_of(part, q.device)
-            merged_into(whole, rows, [at.attend(taken(q, rows), *work.keys(part, came), part)])
+            merged_into(whole, rows, [at.attend((taken(q, rows), *work.keys(part, came)), part)])
         arrived = [] if back is None else moved.merge(at, whole, back)
         kept = [x for pair in (*partial, *arrived) for x in pair]
-        ctx.save_for_backward(q, k, v, sinks, *whole, pending.buffer, *kept)
+        ctx.save_for_backward(q, k, v, sinks, *whole, pending.buffer, *tables, *kept)
         return whole
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
         q, k, v, sinks, out, lse, buffer, *kept = ctx.saved_tensors
-        at: Rank = ctx.at
+        at, kept = _with_tables(ctx.at, kept)
         work, results, grads = _Work(at, (q, k, v)), (out, lse), (dout, dlse)
         flat = torch.zeros_like(buffer)
         came, back = work.unpacked(buffer), work.unpacked(flat)
@@ -69,20 +72,34 @@ class _Layer(torch.autograd.Function):
         main = work.local.main
         if isinstance(main.keys, str):
             home = work.send_back(flat)  # on its way while the rank's own keys are computed
-            dq, dk, dv, dsinks = at.gradients((q, k, v), main, results, grads, sinks, ctx.wanted)
+            dq, dk, dv, dsinks, of_tables = at.gradients((q, k, v), main, results, grads, (sinks, ctx.wanted))
         else:
             given = q, *work.keys(main, came)
-            dq, *of_all, dsinks = at.gradients(given, main, results, grads, sinks, ctx.wanted)
+            dq, *of_all, dsinks, of_tables = at.gradients(given, main, results, grads, (sinks, ctx.wanted))
             dk, dv = torch.zeros_like(k), torch.zeros_like(v)
             for i, (grad, own) in enumerate(zip(of_all, (dk, dv), strict=True)):
                 scattered(grad, main, [own, *(peer[i] for peer in back)])
             home = work.send_back(flat)
-        for rows, grad in of_rows:
+        for rows, grad, _ in of_rows:
             put(dq, rows, taken(dq, rows) + grad)
         for more in of_keys:
             dk, dv = dk + more[0], dv + more[1]
         work.add((dq, dk, dv), home)
-        return None, dq, dk, dv, dsinks
+        dtables = _summed([of_tables, *(x[2] for x in of_rows), *(x[2] for x in of_keys)], ctx.needs_input_grad[5:])
+        return None, dq, dk, dv, dsinks, *dtables
+
+
+def _with_tables(at: Rank, kept: Sequence[Tensor]) -> tuple[Rank, Sequence[Tensor]]:
+    """(the rank with the tables that were saved, what was saved behind them)."""
+    if at.score is None:
+        return at, kept
+    count = len(at.score.tables)
+    return replace(at, score=with_tables(at.score, tuple(kept[:count]))), kept[count:]
+
+
+def _summed(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients of tables, added over parts."""
+    return [sum(part[i] for part in parts) if want else None for i, want in enumerate(wanted)]
 
 
 class _Work:
@@ -125,16 +142,17 @@ class _Work:
 
     def of_edge(
         self, part: Part, results: Result, grads: tuple[Tensor | None, Tensor | None], peers: tuple[Peers, Peers]
-    ) -> tuple[Rows, Tensor]:  # fmt: skip
-        """(rows, their dq) of received keys. peers: what came, and where its gradients are added."""
+    ) -> tuple[Rows, Tensor, Any]:  # fmt: skip
+        """(rows, their dq, dtables) of received keys. peers: what came, and where its gradients are added."""
         (q, k, v), (came, back) = self.tensors, peers
         rows = rows_of(part, q.device)
         given = taken(q, rows), *self.keys(part, came)
         some = taken(results[0], rows), taken(results[1], rows)
-        dq, dk, dv, _ = self.at.gradients(given, part, some, [None if x is None else taken(x, rows) for x in grads])
+        both = [None if x is None else taken(x, rows) for x in grads]
+        dq, dk, dv, _, dtables = self.at.gradients(given, part, some, both)
         for i, (grad, own) in enumerate(((dk, k), (dv, v))):
             scattered(grad, part, [own, *(peer[i] for peer in back)])  # own is not among the keys of edges
-        return rows, dq
+        return rows, dq, dtables
 
     def add(self, grads: Three, home: Pending) -> None:
         """Add what comes back to gradients of q, k, v."""

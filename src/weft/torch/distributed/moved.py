@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +31,8 @@ def partial(at: Rank, tensors: tuple[Tensor, Tensor, Tensor], came: Peers) -> li
     q, k, v = tensors
     asked = local_of(at.plan, at.rank).asked
     nothing = _nothing(q, v.shape[3])
-    each = zip(came, asked, strict=True)
-    return [nothing if part is None else at.attend(peer[2], k, v, part) for peer, part in each]
+    each = enumerate(zip(came, asked, strict=True))
+    return [nothing if part is None else at.attend((rows[2], k, v), part, peer=p) for p, (rows, part) in each]
 
 
 def send(at: Rank, q: Tensor, made: Sequence[Result]) -> Both:
@@ -78,15 +79,15 @@ def send_gradients(
 def of_asked(
     at: Rank, tensors: tuple[Tensor, Tensor, Tensor], made: Sequence[Result], pending: Both,
     peers: tuple[Peers, Peers],
-) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
-    """(dk, dv) of this rank's keys by each peer's rows, whose own gradients are added to `peers[1]`."""
+) -> list[tuple[Tensor, Tensor, Any]]:  # fmt: skip
+    """(dk, dv, dtables) by each peer's rows over this rank's keys; the rows' own gradients are added to `peers[1]`."""
     (_, k, v), (came, back), found = tensors, peers, []
     each = zip(local_of(at.plan, at.rank).asked, made, _arrived(pending), came, back, strict=True)
-    for part, results, grads, rows, into in each:
+    for peer, (part, results, grads, rows, into) in enumerate(each):
         if part is not None:
-            dq, dk, dv, _ = at.gradients((rows[2], k, v), part, results, grads)
+            dq, dk, dv, _, dtables = at.gradients((rows[2], k, v), part, results, grads, peer=peer)
             into[2].add_(dq)
-            found.append((dk, dv))
+            found.append((dk, dv, dtables))
     return found
 
 

@@ -13,8 +13,11 @@ from torch import Tensor
 
 from weft.distributed.local import Part
 from weft.distributed.plan import Plan
+from weft.score.value import Score
 from weft.torch import call
 from weft.torch.distributed.exchange import tensor_of
+from weft.torch.distributed.scores import of_part, own_tables, tokens_of
+from weft.torch.extras import Extras
 from weft.torch.merging import merge
 
 Result = tuple[Tensor, Tensor]
@@ -30,19 +33,33 @@ class Rank:
     group: Any
     rank: int
     options: tuple[Any, ...]
+    score: Score | None = None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, part: Part, sinks: Tensor | None = None) -> Result:
-        """(out, lse) of a part's rows over its keys."""
-        return call.attend((q, k, v), part.pattern, (sinks, None), self._given, True)
+    def attend(
+        self, tensors: Sequence[Tensor], part: Part, sinks: Tensor | None = None, peer: int | None = None
+    ) -> Result:  # fmt: skip
+        """(out, lse) of a part's rows over its keys. peer: whose rows they are, if not this rank's."""
+        q, k, v = tensors
+        return call.attend((q, k, v), part.pattern, (sinks, None), self._given, True, self._extras(part, peer, q))
+
+    def _extras(self, part: Part, peer: int | None, q: Tensor) -> Extras | None:
+        if self.score is None:
+            return None
+        rows, keys = tokens_of(self.plan, self.rank, part, self.rank if peer is None else peer)
+        score = of_part(self.score, rows, keys, q.device)
+        return Extras(score.text, score.tables, 0.0, None)
 
     def gradients(
         self, tensors: Sequence[Tensor], part: Part, results: Result, grads: Sequence[Tensor | None],
-        sinks: Tensor | None = None, wanted: bool = False,
+        sinks: tuple[Tensor | None, bool] = (None, False), peer: int | None = None,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """(dq, dk, dv, dsinks) of a part, from the out and lse that its rows have in the end."""
-        q, k, v = tensors
-        saved = (q, k, v, *results)
-        return call.backward(saved, part.pattern, ((sinks, None), self._given), (grads[0], grads[1]), wanted)
+        """(dq, dk, dv, dsinks, dtables) of a part, from the out and lse that its rows have in the end. sinks: and
+        whether their gradient is wanted; dtables: as those of the score function, None without one.
+        """
+        saved, extras = (*tensors, *results), self._extras(part, peer, tensors[0])
+        options, both = ((sinks[0], None), self._given), (grads[0], grads[1])
+        *found, dtables = call.backward(saved, part.pattern, options, both, sinks[1], extras)
+        return *found, None if self.score is None else own_tables(self.score, dtables)
 
     @property
     def _given(self) -> tuple[Any, ...]:
