@@ -16,6 +16,7 @@ from weft.torch.call import autocast
 from weft.torch.distributed.agreement import agreed
 from weft.torch.distributed.by_heads import by_heads
 from weft.torch.distributed.by_tokens import by_tokens
+from weft.torch.distributed.groups import group_of
 from weft.torch.distributed.ranks import Rank, Result
 from weft.torch.distributed.scores import asked_for, refuse_dropout
 from weft.torch.keywords import refuse_unknown
@@ -48,7 +49,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 
         out = weft.distributed.attention(q, k, v, weft.causal() & weft.window(left=1023), group=group)
     """
-    group = _group(group, mesh, dim)
+    group = group_of(group, mesh, dim)
     if layout not in LAYOUTS:
         raise OptionError(
             f"distributed.attention(layout={layout!r})", f"it is none of {', '.join(LAYOUTS)}", "pass one of them"
@@ -98,23 +99,6 @@ def _extra(given: tuple[Tensor | None, Tensor | None], function: Any, layout: st
 def _said(function: Any) -> tuple[Any, ...]:
     """What ranks compare of a score function."""
     return () if function is None else (function.text, [tuple(x.shape) for x in function.tables])
-
-
-def _group(group: Any, mesh: Any, dim: int | str) -> Any:
-    if mesh is not None:
-        if group is not None:
-            raise OptionError(
-                "distributed.attention(group=..., mesh=...)",
-                "both say which ranks hold the sequence",
-                "pass one of them",
-            )
-        return mesh.get_group(dim)
-    if not dist.is_initialized():
-        raise OptionError(
-            "distributed.attention(...)", "there is no process group",
-            'call torch.distributed.init_process_group("nccl") first ("gloo" on CPUs), or use weft.attention',
-        )  # fmt: skip
-    return dist.group.WORLD if group is None else group
 
 
 def _check_sizes(plan: Plan, rank: int, q: Tensor) -> None:
