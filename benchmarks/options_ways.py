@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import weft
+from weft.bench.peers.base import missing
 from weft.score.dropout import Dropout
 
 RATE, SEED = 0.1, 12345
@@ -159,7 +160,7 @@ def packed(documents: int, tokens: int, even: bool, device: str, rivals: bool) -
     lengths = [tokens // documents] * documents if even else drawn_lengths(documents, tokens)
     sums = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
     most, document = max(lengths), torch.repeat_interleave(torch.tensor(lengths)).to(device)
-    whole = weft.causal() & weft.documents(lengths)
+    whole, causal = weft.causal() & weft.documents(lengths), weft.causal()
 
     def live(b: Any, q: Tensor, k: Tensor) -> Tensor:
         return (document[q] == document[k]) & (k <= q)
@@ -171,7 +172,7 @@ def packed(documents: int, tokens: int, even: bool, device: str, rivals: bool) -
         return x.transpose(0, 1)[None]
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found = weft.varlen_attention(q, k, v, sums, sums, weft.causal(), max_seqlen_q=most, max_seqlen_k=most)
+        found = weft.varlen_attention(q, k, v, sums, sums, causal, max_seqlen_q=most, max_seqlen_k=most)
         assert isinstance(found, Tensor)
         return found
 
@@ -207,7 +208,8 @@ def _rivals(sums: Tensor, most: int) -> Iterator[tuple[str, Callable[..., Tensor
         return out[0] if isinstance(out, tuple) else out
 
     yield "torch's varlen_attn", of_torch, 1.0
-    yield "fa4", of_flash, 8.0
+    if not missing("flash_attn.cute", "cuda"):
+        yield "fa4", of_flash, 8.0
 
 
 # ---- beside FlexAttention and dense attention ------------------------------------------------------------------------

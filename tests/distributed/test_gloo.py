@@ -4,8 +4,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.tiers import every
-
 from weft.distributed import attention
 from weft.errors import OptionError
 from weft.testing.refusals import refuse
@@ -27,12 +25,19 @@ ALL = [
 SOME = ["window", "longformer", "2-D"]
 
 
-@pytest.mark.parametrize(("world", "names"), every(4, [(3, SOME), (2, SOME), (4, ALL), (8, SOME)]))
+def test_a_sample(tmp_path):
+    """Of everything below, with as few processes: each of them takes seconds to start."""
+    run(tmp_path, 2, "check_sample")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(("world", "names"), [(3, SOME), (2, SOME), (4, ALL), (8, SOME)])
 def test_values(tmp_path, world, names):
     run(tmp_path, world, "check_values", names)
 
 
-@pytest.mark.parametrize("check", every(3, ["check_refusals", "check_poison", "check_ways_to_call"]))
+@pytest.mark.more
+@pytest.mark.parametrize("check", ["check_refusals", "check_poison", "check_ways_to_call"])
 def test_beside_values(tmp_path, check):
     run(tmp_path, 3, check)
 

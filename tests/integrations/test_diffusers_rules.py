@@ -1,5 +1,6 @@
 """Rules of diffusers' video transformers as patterns: against their definitions, pair by pair; no diffusers needed."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -243,6 +244,13 @@ def test_a_picture():
     assert not any(row[:13].strip() for row in drawn)
     assert diffusers.picture(transformer, (3, 4, 6)) == "layers 0 to 2: dense, every token sees every other one"
     refuse(lambda: diffusers.picture(model()[0], (3, 4, 6)), OptionError, ["set_pattern"])
+
+
+def test_frames_that_are_shown_end_just_beyond_what_is_seen():
+    transformer, _ = model()
+    diffusers.set_pattern(transformer, neighborhood=(3, 3, 3), dilation=(2, 1, 1), layers=[0])
+    text = diffusers.picture(transformer, (21, 4, 6))
+    assert re.findall(r"frame (\d+)", text) == ["7", "8", "10", "12", "13"]
 
 
 def test_a_figure(tmp_path):

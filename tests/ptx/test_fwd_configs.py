@@ -51,7 +51,7 @@ def found_in(case, tiling, order=EAGER):
         return names, results(case, few(1), (("forward", tiling),), backward=False)
 
 
-QUICK = ("128", "64, float16")
+QUICK = ("128, sinks",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.more] * (one not in QUICK)) for one in CALLS])

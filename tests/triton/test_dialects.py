@@ -1,6 +1,7 @@
 """Pointwise fragments are written once: they compile inside Triton and inside Gluon, its dialect with layouts."""
 
 import pytest
+from tests.tiers import every
 
 pytest.importorskip("triton")
 
@@ -57,7 +58,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("dialect", RANGES)
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", every(3, OPTIONS))
 def test_they_compile_in(dialect, options):
     text = HEAD.format(dialect=dialect, ranges=RANGES[dialect], options=OPTIONS[options])
     source = Source(f"{dialect}_{options}".replace(" ", "_"), text, TYPES, (0, 3), 4, 1, gluon=dialect == "gluon")

@@ -67,9 +67,9 @@ class AttentionPlan:
         named = next((x.plan.tiling for x in shares if x.plan.tiling and x.plan.tiling.groups), None)
         return shares if named and not hopper.reasons_against(self.asked(direction), named) else None
 
-    def unspecialised(self, direction: Direction) -> tuple[Share, ...]:
-        """Tiles whose warps all do the same: for calls that allow no other."""
-        return unspecialised(direction, self.towards(direction), self.problem, self.target)
+    def unspecialised(self, direction: Direction, scored: bool = False) -> tuple[Share, ...]:
+        """Tiles whose warps all do the same: for calls that allow no other. scored: for those with score functions."""
+        return unspecialised(direction, self.towards(direction), self.problem, self.target, scored)
 
     # ---- what computes it ----
     @cached_property

@@ -233,6 +233,7 @@ def test_what_has_no_closed_form_is_evaluated():
 
     ours, wanted = both(Branching(), 1, 1, 60, 60, BLOCK_SIZE=16)
     same_lists(ours, wanted)
+    same_lists(create_block_mask(Branching().__call__, 1, 1, 60, 60, device="cpu", BLOCK_SIZE=16), wanted)  # bound
 
 
 @pytest.mark.parametrize("kind", ["partial", "method"])

@@ -196,11 +196,13 @@ CASES = {
     "max_scores": (NotImplementedError, "max scores is not supported", {"return_aux": AuxRequest(max_scores=True)}),
     "keyword": (TypeError, "unexpected keyword argument 'dropout_p'", {"dropout_p": 0.1}),
     "kernel_option": (OptionError, "FlexKernelOptions has no BLOCKM", {"kernel_options": {"BLOCKM": 64}}),
+    "decided": (AssertionError, "OUTPUT_MAX must not be", {"kernel_options": {"OUTPUT_MAX": True}}),
+    "booleans": (InputError, "it is no BlockMask", {"block_mask": torch.ones(96, 96, dtype=torch.bool)}),
     "backend": (ValueError, "Invalid BACKEND", {"kernel_options": {"BACKEND": "fast"}}),
     "two_backends": (RuntimeError, "cannot be combined",
                      {"kernel_options": {"BACKEND": "AUTO", "FORCE_USE_FLEX_ATTENTION": True}}),
     "score": (OptionError, "it does not take score, b, h, q, k", {"score_mod": causal}),
-    "untraceable": (OptionError, "at `erf`", {"score_mod": lambda score, b, h, q, k: torch.erf(score)}),
+    "untraceable": (OptionError, "at `atan`", {"score_mod": lambda score, b, h, q, k: torch.atan(score)}),
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """FlexAttention's functions with weft underneath: `import weft.integrations.flex as flex_attention`.
 
-Masks are recognised when they are made; score functions are traced. docs/coming-from-flex.md says what is not the same.
+Masks are recognised when they are made; score functions are traced. docs/coming-flex.md says what is not the same.
 """
 
 from torch.nn.attention.flex_attention import (

@@ -172,7 +172,7 @@ def recognize(mask_mod: Callable[..., Any], sizes: Sizes, device: Any) -> tuple[
     except InputError:
         if math.prod(sizes) > DENSE:
             raise
-        mask = flex.create_mask(mask_mod, *sizes, device)
+        mask = flex.create_mask(lambda b, h, q, k: mask_mod(b, h, q, k), *sizes, device)  # noqa: PLW0108 - torch counts self too
         return recognize_mask(mask.expand(sizes)).pattern, ""
     return found, "".join(name for name in "bh" if _alike(mask_mod, sizes, name) is None)
 

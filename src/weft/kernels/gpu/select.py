@@ -60,7 +60,7 @@ def tiles(direction: Direction, plan: AttentionPlan, layout: Layout, options: Op
     specialised = plan.specialised(direction)
     if specialised is not None and may_specialise(layout, options, plan.problem):
         yield Tiles(specialised, True)
-    yield Tiles(plan.unspecialised(direction), False)
+    yield Tiles(plan.unspecialised(direction, bool(options.score)), False)
 
 
 def may_specialise(layout: Layout, options: Options, problem: Problem) -> bool:

@@ -153,6 +153,16 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
     return (WIDE[size] if on_hopper(gpu) else WIDE_ELSEWHERE)[direction, line]
 
 
+def narrow(direction: Direction, problem: Problem, rank: int, gpu: Gpu) -> Tiling | None:
+    """What a call with score functions takes instead, on grids beyond D=64: wider tiles spill up to 1,072 bytes a
+    thread there, these 32 (counted by the assembler for sm_90). None where the plan's own tiles serve.
+    """
+    if rank == 1 or problem.dtype == "float32" or not 64 < max(problem.d, problem.dv) <= 128:
+        return None
+    found = Tiling(64, 32, 4 if direction == "forward" else 8, 3)
+    return found if shared_of(direction, problem, found, gpu) <= gpu.shared else None
+
+
 def menu(
     direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU, terms: Terms = "one"
 ) -> tuple[Tiling, ...]:  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import weft
 from weft.distributed.plan import Plan
-from weft.torch.distributed.exchange import Message, Pending, tie
+from weft.torch.distributed.exchange import Message, Pending, tensor_of, tie
 from weft.torch.distributed.ranks import Rank, Result
 
 
@@ -77,4 +77,4 @@ def _order(plan: Plan, device: torch.device) -> tuple[Tensor, Tensor] | None:
     tokens = np.concatenate([held.array() for held in plan.shards.tokens])
     if (np.diff(tokens) == 1).all():
         return None
-    return torch.as_tensor(np.argsort(tokens), device=device), torch.as_tensor(tokens, device=device)
+    return tensor_of(np.argsort(tokens), device), tensor_of(tokens, device)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.pattern.bounds import Ints
+from weft.torch.device_tables import kept
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Sent:
 def tensor_of(places: Ints, device: torch.device) -> Tensor:
     """An index that is kept: not one of inference mode, which no graph may save."""
     with torch.inference_mode(False):
-        return torch.as_tensor(places, device=device)
+        return kept(lambda: torch.as_tensor(places, device=device), device)
 
 
 class _Pick(torch.autograd.Function):
