@@ -272,7 +272,7 @@ def test_what_slows_its_layer_down_is_left(best, monkeypatch):
     expected = []
     monkeypatch.setattr("weft.fusion.kernels.reason_against", lambda tensors: "there is no card")
     monkeypatch.setattr("weft.fusion.place.layer_seconds", seconds)
-    monkeypatch.setattr("weft.fusion.place.settle_once", lambda code, configs, values, settle: settle())
+    monkeypatch.setattr("weft.fusion.place.settle_once", lambda code, configs, values, settle, again: settle())
     module = Layered()
     placed = []
 

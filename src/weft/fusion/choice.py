@@ -49,11 +49,8 @@ class Choice:
 _chosen: dict[str, Choice] = {}
 
 
-def choose(found: Found, settings: Settings, fresh: bool = False) -> Choice:
-    """The configuration for the sizes with which a graph was traced; measured once for each, and kept in the store.
-
-    fresh: measure again what the store has.
-    """
+def choose(found: Found, settings: Settings) -> Choice:
+    """The configuration for the sizes with which a graph was traced; measured once for each, and kept in the store."""
     why = _reason_against(found)
     if why:
         return Choice(None, why)
@@ -69,8 +66,8 @@ def choose(found: Found, settings: Settings, fresh: bool = False) -> Choice:
     sizes = [(*map(hint, value(node).shape), str(value(node).dtype)) for node in found.inputs]
     subject = evidence.subject_of(repr(found.spec), found.unfused.code, sizes, settings.inner)
     key = evidence.key_of(subject)
-    if fresh or key not in _chosen:
-        row = None if fresh else evidence.known(subject)
+    if key not in _chosen:
+        row = None if settings.templates == "again" else evidence.known(subject)
         if row is not None and row["config"] in (None, *some):
             _chosen[key] = Choice(**row)
         else:
@@ -171,11 +168,13 @@ def layer_seconds(module: GraphModule, values: list[Any]) -> float:
         return seconds_of(compiled_alone(module, values))
 
 
-def settle_once(code: str, configs: Sequence[str], values: Sequence[Any], settle: Callable[[], Settled]) -> Settled:
+def settle_once(
+    code: str, configs: Sequence[str], values: Sequence[Any], settle: Callable[[], Settled], again: bool = False
+) -> Settled:
     """What `settle` finds for a layer, measured once and kept in the store. code: of the unfused layer."""
     sizes = [(*x.shape, str(x.dtype)) for x in values]
     subject = evidence.subject_of(f"layer {list(configs)}", code, sizes, "inductor")
-    row = evidence.known_layer(subject)
+    row = None if again else evidence.known_layer(subject)
     if row is not None:
         return row
     made = settle()
