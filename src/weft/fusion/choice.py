@@ -105,16 +105,16 @@ def _reason_against(found: Found) -> str:
 
 def _configs(found: Found) -> Any:
     spec, (x, weight) = found.spec, (value(node) for node in found.inputs[:2])
-    room = 1 << 30 if interpreted() else kernels.room_of(x.device)
+    card = kernels.card_of(x.device)
     m = 1
     for size in x.shape[:-1]:
         m *= hint(size)
     n = hint(weight.shape[1 if spec.by_rows else 0])
     if isinstance(spec, ProductSpec):
-        return configs(m, n, 1 + spec.gated, room)
+        return configs(m, n, 1 + spec.gated, card)
     if spec.tables and spec.d & (spec.d - 1):
         return iter(())  # a tile holds whole heads, and is a power of two wide
-    return (one for one in configs(m, n, 1, room, spec.d if spec.tables else 1) if not one.persistent)
+    return (one for one in configs(m, n, 1, card, spec.d if spec.tables else 1) if not one.persistent)
 
 
 class _Measurement:

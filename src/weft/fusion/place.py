@@ -97,9 +97,11 @@ def _settled(module: GraphModule, judged: list[Judged], given: Mapping[Node, Any
     def seconds(some: frozenset[int]) -> float:
         return layer_seconds(part.copied([judged[i] for i in inside if numbers[i] in some], put_all, module), values)
 
+    joined = {numbers[i] for i in inside if getattr(judged[i][0].spec, "residual", False)}
     try:
-        settled = settle_once(part.copied([], put_all, module).code, [str(judged[i][1].config) for i in inside], values,
-                              lambda: settle(sorted({numbers[i] for i in inside}), seconds), again)  # fmt: skip
+        code, chosen = part.copied([], put_all, module).code, [str(judged[i][1].config) for i in inside]
+        numbered = sorted({numbers[i] for i in inside})
+        settled = settle_once(code, chosen, values, lambda: settle(numbered, seconds, sorted(joined)), again)
     except Exception as error:
         said = f"; its layer could not be measured: {type(error).__name__}: {_first_line(error)}"
         return [(found, replace(choice, reason=choice.reason + said)) if choice.config is not None else (found, choice)
