@@ -43,13 +43,13 @@ class Sums:
 def no_sums(scoring, cfg: gl.constexpr):
     """Before a consumer's first tile."""
     total = in_parts(scoring.zero)
-    rounded = total if cfg.sums_rounded else 0
+    # a name would make a tensor of the constant
     if cfg.row_max == "none":
-        sums = Sums(scoring.none, total, rounded, 0)
+        sums = Sums(scoring.none, total, total if cfg.sums_rounded else 0, 0)
     else:
         ROWS: gl.constexpr = scoring.zero.type.shape[0]
         largest = gl.full([ROWS], float("-inf"), gl.float32, scoring.rows.type.layout)
-        sums = Sums(scoring.none, total, rounded, largest)
+        sums = Sums(scoring.none, total, total if cfg.sums_rounded else 0, largest)
     return sums
 
 
