@@ -212,9 +212,22 @@ def test_a_file(tmp_path):
         (tmp_path / name).write_text(text)
         diffusers.load_patterns(transformer, tmp_path / name)
         assert torch.equal(transformer(x), expected)
-    for text, words in (("[[pattern]]\nwindow = 3\n", "no window"), ("[pattern]\n", "[[pattern]]")):
-        (tmp_path / "rules.toml").write_text(text)
-        refuse(lambda: diffusers.load_patterns(transformer, tmp_path / "rules.toml"), OptionError, [words])
+    for name, text, words in (
+        ("rules.toml", b"[[pattern]]\nwindow = 3\n", "no window"),
+        ("rules.toml", b"[pattern]\n", "[[pattern]]"),
+        ("rules.toml", b"[[pattern]\n", "it is no TOML"),
+        ("rules.toml", b"\xff\xfe", "it is no TOML"),
+        ("rules.toml", b"[[pattern]]\nneighborhood = 3\n[[pattern]]\nlayers = 'two'\n", "two"),
+        ("rules.json", b'{"pattern": [{]}', "it is no JSON"),
+        ("rules.json", b'{"pattern": ' + b"[" * 5000, "it is no JSON"),
+        ("rules.json", b'{"pattern": NaN}', "it is no JSON"),
+        ("none.toml", None, "cannot be read"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_bytes(text)
+        path = tmp_path / name
+        refuse(lambda path=path: diffusers.load_patterns(transformer, path), OptionError, [words])
+    refuse(lambda: diffusers.load_patterns(transformer, tmp_path), OptionError, ["a directory"])
     assert torch.equal(transformer(x), expected)  # as before
 
 
