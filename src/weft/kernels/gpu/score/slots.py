@@ -22,7 +22,6 @@ from weft.kernels.gpu.score.spec import (
     Captured,
     Entry,
     Rules,
-    composed,
 )
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.tile import Under
@@ -30,6 +29,7 @@ from weft.planning.tiles import Launch, TilePlan
 from weft.planning.tiling import Direction
 from weft.score.dropout import scale, threshold
 from weft.score.reads import Read, reads_of, shared_axes
+from weft.score.value import composed
 
 
 @dataclass(frozen=True)

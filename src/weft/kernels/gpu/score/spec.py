@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import sha256
 
-from weft.score.expression import Builder, Expression
-from weft.score.value import expressions
+from weft.score.expression import Expression
+from weft.score.value import composed
 
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32": "*i32"}
 
@@ -102,22 +101,3 @@ class Rules:
         if not part:
             return POINTERS[one.dtype]
         return "i64" if part[0] == "s" and one.wide else "i32"
-
-
-@lru_cache(256)
-def composed(text: str) -> Expression:
-    """The functions of a text as one: each is of the result of the one before it, and tables are counted on."""
-    make, first = Builder(), 0
-    result = make.leaf("score")
-    for one in expressions(text):
-        found: list[int] = []
-        for step in one.steps:
-            value = step.value
-            if step.op == "read":
-                value += first
-            elif step.op == "size":
-                value = value[0] + first, value[1]
-            args = tuple(found[a] for a in step.args)
-            found.append(result if step.op == "score" else make.step(step.op, step.kind, args, value))
-        result, first = found[-1], first + len(one.tables)
-    return make.expression(result)
