@@ -87,12 +87,12 @@ class Case:
         change = lambda xs: [x.to(dtype) for x in xs]  # noqa: E731
         return self.written(self.x.to(dtype), change(self.weights), change(self.biases), change(self.tables))
 
-    def candidates(self, room):
+    def candidates(self):
         """(tiling, what launches it)."""
         qkv = self.kind in ("rope", "qkv")
         weights = 2 if self.kind == "silu" else 1
         m, n = self.x.numel() // self.x.shape[-1], self.widths[-1]
-        for config in configs(m, n, weights, room, 64 if qkv else 1):
+        for config in configs(m, n, weights, kernels.card_of(self.x.device), 64 if qkv else 1):
             if qkv and config.persistent:
                 continue
             if qkv:
@@ -134,7 +134,7 @@ def error_of(found, truth):
     return max(float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(found, truth, strict=True))
 
 
-def measure(name, given, room, write):
+def measure(name, given, write):
     case = Case(*given)
     truth = [x.clone() for x in case.torch(torch.float32)] if case.x.numel() < 1 << 24 else None
     n, k = sum(w.shape[0] for w in case.weights), case.x.shape[-1]
@@ -150,7 +150,7 @@ def measure(name, given, room, write):
         write(dict(zip(FIELDS, (name, m, n, k, who, f"{ms:.4f}", f"{case.flops / ms / 1e9:.0f}", error), strict=False)))
 
     row("products alone", case.products, whole=False)
-    made = list(case.candidates(room))
+    made = list(case.candidates())
     for (config, launch), why in zip(made, kernels.compile_all(one for _, one in made), strict=True):
         if why:
             print(f"{name}: {config}: {why}", flush=True)
@@ -171,7 +171,7 @@ def main():
     parser.add_argument("--only", default="", help="part of a case's name")
     asked = parser.parse_args()
     end = time.perf_counter() + asked.seconds
-    card, room = torch.cuda.get_device_name(), 227 << 10
+    card = torch.cuda.get_device_name()
 
     def write(row):
         row |= {"card": card, "torch": torch.__version__}
@@ -187,7 +187,7 @@ def main():
         for name, given in CASES.items():
             if asked.only in name and time.perf_counter() < end:
                 try:
-                    measure(name, given, room, write)
+                    measure(name, given, write)
                 except Exception:
                     traceback.print_exc()
                 torch.cuda.empty_cache()

@@ -9,6 +9,7 @@ from tests.tiers import sample
 import weft
 from weft.kernels.gpu.score.slots import walked_grid
 from weft.planning.attention_plan import plan_attention
+from weft.planning.families.tile import Under
 from weft.planning.tiling import DIRECTIONS
 from weft.target import GPU
 from weft.torch.along import distances_of
@@ -75,6 +76,6 @@ def test_wide_heads_take_narrow_tiles():
     table = normal((4, *sizes), generator("wide")).double().requires_grad_()
     tensors = qkv(generator("wide"), (80, 80), torch.bfloat16, (4, 2), (96, 96))
     plan = plan_attention(pattern, problem_of(*tensors), GPU)
-    tilings = [plan.unspecialised(one, scored=True)[0].plan.tiling for one in DIRECTIONS]
+    tilings = [plan.unspecialised(one, Under(scores=True))[0].plan.tiling for one in DIRECTIONS]
     assert all(tiling.cols == 32 for tiling in tilings)
     check(Scored(pattern, tensors, function_of(table, shape, step), (table,), lambda x: weft.bias.grid(x, shape, step)))

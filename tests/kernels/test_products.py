@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from weft.kernels.gpu.gemm import meaning
-from weft.kernels.gpu.gemm.config import DOUBLE, SINGLE, Config, configs
+from weft.kernels.gpu.gemm.config import DOUBLE, SINGLE, Card, Config, configs
 
 from .compare import BACKENDS, generator
 
@@ -15,6 +15,7 @@ SMALL = Config(32, 32, 16, 4, 2, group=2)
 PERSISTENT = Config(32, 32, 16, 4, 2, group=2, persistent=True)
 M, N, K = 75, 88, 40  # no multiples of a tile
 BATCH, TOKENS, D = 2, 37, 16
+CARD = Card(132, 227 << 10)
 
 
 def normal(name, *shape):
@@ -120,7 +121,16 @@ def test_heads_are_normed_before_they_turn():
 
 def test_configurations_have_room():
     for weights, some in ((1, SINGLE), (2, DOUBLE)):
-        assert set(configs(32768, 8192, weights, 227 << 10)) == set(some)
-        assert all(one.shared(weights) <= 100 << 10 for one in configs(32768, 8192, weights, 100 << 10))
-        assert list(configs(128, 768, weights, 227 << 10))
-    assert all(one.cols % 64 == 0 for one in configs(4096, 2048, 1, 227 << 10, multiple=64))
+        large = set(configs(32768, 8192, weights, CARD))
+        assert large < set(some) and all(one.rows * one.cols * weights >= 128 * 128 for one in large)
+        assert all(one.shared(weights) <= 100 << 10 for one in configs(32768, 8192, weights, Card(132, 100 << 10)))
+        few = list(configs(128, 768, weights, CARD))
+        assert few and all(one.rows * one.cols <= 64 * 64 for one in few)
+    assert all(one.cols % 64 == 0 for one in configs(4096, 2048, 1, CARD, multiple=64))
+
+
+def test_persistent_programs_fill_the_card_once():
+    assert Config(128, 128, 64, 4, 3).programs(1000, 1, CARD) == 1000
+    for one in SINGLE:
+        if one.persistent:
+            assert one.programs(10, 1, CARD) == 10 and one.programs(10**6, 1, CARD) in (132, 2 * 132)

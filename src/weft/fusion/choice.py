@@ -49,11 +49,8 @@ class Choice:
 _chosen: dict[str, Choice] = {}
 
 
-def choose(found: Found, settings: Settings, fresh: bool = False) -> Choice:
-    """The configuration for the sizes with which a graph was traced; measured once for each, and kept in the store.
-
-    fresh: measure again what the store has.
-    """
+def choose(found: Found, settings: Settings) -> Choice:
+    """The configuration for the sizes with which a graph was traced; measured once for each, and kept in the store."""
     why = _reason_against(found)
     if why:
         return Choice(None, why)
@@ -69,8 +66,8 @@ def choose(found: Found, settings: Settings, fresh: bool = False) -> Choice:
     sizes = [(*map(hint, value(node).shape), str(value(node).dtype)) for node in found.inputs]
     subject = evidence.subject_of(repr(found.spec), found.unfused.code, sizes, settings.inner)
     key = evidence.key_of(subject)
-    if fresh or key not in _chosen:
-        row = None if fresh else evidence.known(subject)
+    if key not in _chosen:
+        row = None if settings.templates == "again" else evidence.known(subject)
         if row is not None and row["config"] in (None, *some):
             _chosen[key] = Choice(**row)
         else:
@@ -108,16 +105,16 @@ def _reason_against(found: Found) -> str:
 
 def _configs(found: Found) -> Any:
     spec, (x, weight) = found.spec, (value(node) for node in found.inputs[:2])
-    room = 1 << 30 if interpreted() else kernels.room_of(x.device)
+    card = kernels.card_of(x.device)
     m = 1
     for size in x.shape[:-1]:
         m *= hint(size)
     n = hint(weight.shape[1 if spec.by_rows else 0])
     if isinstance(spec, ProductSpec):
-        return configs(m, n, 1 + spec.gated, room)
+        return configs(m, n, 1 + spec.gated, card)
     if spec.tables and spec.d & (spec.d - 1):
         return iter(())  # a tile holds whole heads, and is a power of two wide
-    return (one for one in configs(m, n, 1, room, spec.d if spec.tables else 1) if not one.persistent)
+    return (one for one in configs(m, n, 1, card, spec.d if spec.tables else 1) if not one.persistent)
 
 
 class _Measurement:
@@ -171,11 +168,13 @@ def layer_seconds(module: GraphModule, values: list[Any]) -> float:
         return seconds_of(compiled_alone(module, values))
 
 
-def settle_once(code: str, configs: Sequence[str], values: Sequence[Any], settle: Callable[[], Settled]) -> Settled:
+def settle_once(
+    code: str, configs: Sequence[str], values: Sequence[Any], settle: Callable[[], Settled], again: bool = False
+) -> Settled:
     """What `settle` finds for a layer, measured once and kept in the store. code: of the unfused layer."""
     sizes = [(*x.shape, str(x.dtype)) for x in values]
     subject = evidence.subject_of(f"layer {list(configs)}", code, sizes, "inductor")
-    row = evidence.known_layer(subject)
+    row = None if again else evidence.known_layer(subject)
     if row is not None:
         return row
     made = settle()

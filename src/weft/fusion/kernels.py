@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.kernels.gpu.gemm.config import ALIGNED, RESERVED, Config
+from weft.kernels.gpu.gemm.config import ALIGNED, Card, Config
 from weft.settings import interpreted
 from weft.torch import card
 
@@ -156,7 +156,7 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
     )  # fmt: skip
     options = {"ACTIVATION": spec.activation, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
     tiles = -(-m // config.rows) * -(-n // config.cols)
-    programs = config.programs(tiles, 1 + spec.gated, *_processors(x.device))
+    programs = config.programs(tiles, 1 + spec.gated, card_of(x.device))
     return Prepared(kernel, (programs,), args, options | _tiling(config), (out,))
 
 
@@ -189,16 +189,12 @@ def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], re
 
 
 @cache
-def _processors(device: torch.device) -> tuple[int, int]:
-    """How many processors a card has, and bytes of shared memory of one."""
+def card_of(device: torch.device) -> Card:
+    """What tilings are asked for."""
     if device.type != "cuda":
-        return 2, 1 << 17  # an interpreter's
-    return torch.cuda.get_device_properties(device).multi_processor_count, room_of(device) + RESERVED
-
-
-def room_of(device: torch.device) -> int:
-    """Bytes of shared memory that a block may have."""
-    return card.shared_memory(torch.cuda.current_device() if device.index is None else device.index)
+        return Card(2, 1 << 20)  # an interpreter's
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return Card(torch.cuda.get_device_properties(index).multi_processor_count, card.shared_memory(index))
 
 
 def _blocks(config: Config, by_rows: bool) -> tuple[list[int], list[int], list[int]]:

@@ -61,8 +61,8 @@ def place_segments(
         except Exception as error:  # of a compiler or a card: the graph is right without kernels
             said = f"it could not be measured: {type(error).__name__}: {_first_line(error)}"
             judged.append((found, Choice(None, said)))
-    if settings.templates == "auto" and settings.inner == "inductor":
-        judged = _settled(module, judged, given or {})
+    if settings.templates in ("auto", "again") and settings.inner == "inductor":
+        judged = _settled(module, judged, given or {}, settings.templates == "again")
     put_all(module.graph, judged)
     if any(choice.config is not None for _, choice in judged):
         module.graph.lint()
@@ -80,7 +80,7 @@ def segments_in(graph: Graph) -> list[Found]:
     return found + [one for one in products_in(graph) if not taken & set(one.inner)]
 
 
-def _settled(module: GraphModule, judged: list[Judged], given: Mapping[Node, Any]) -> list[Judged]:
+def _settled(module: GraphModule, judged: list[Judged], given: Mapping[Node, Any], again: bool) -> list[Judged]:
     """The same, where kinds of segments that slow down their layer are left."""
     kinds: dict[tuple[Any, ...], int] = {}
     named = [(one.spec, choice.config, *(value(x).shape for x in one.inputs)) for one, choice in judged]
@@ -97,9 +97,11 @@ def _settled(module: GraphModule, judged: list[Judged], given: Mapping[Node, Any
     def seconds(some: frozenset[int]) -> float:
         return layer_seconds(part.copied([judged[i] for i in inside if numbers[i] in some], put_all, module), values)
 
+    joined = {numbers[i] for i in inside if getattr(judged[i][0].spec, "residual", False)}
     try:
-        settled = settle_once(part.copied([], put_all, module).code, [str(judged[i][1].config) for i in inside], values,
-                              lambda: settle(sorted({numbers[i] for i in inside}), seconds))  # fmt: skip
+        code, chosen = part.copied([], put_all, module).code, [str(judged[i][1].config) for i in inside]
+        numbered = sorted({numbers[i] for i in inside})
+        settled = settle_once(code, chosen, values, lambda: settle(numbered, seconds, sorted(joined)), again)
     except Exception as error:
         said = f"; its layer could not be measured: {type(error).__name__}: {_first_line(error)}"
         return [(found, replace(choice, reason=choice.reason + said)) if choice.config is not None else (found, choice)

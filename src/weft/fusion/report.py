@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weft.fusion.place import Placed
 
 TARGET = "h200"  # the GPU that segments are predicted for
-NOTE = "segments are predictions: weft has no kernels for them yet, and the compiler behind it fuses its own way"
+NOTE = "schemes are predictions; what runs is listed for each graph as fused or apart, and was measured"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The second stage of the choice: a whole layer in a CUDA graph, with some of its segments by weft's kernels.
 
 A segment that is faster alone may be slower in its layer, since the compiler behind weft joins what it leaves to its
-neighbours: a residual's sum to the norm after it, for one. So the layer is compiled and measured with all kinds of
-segments that won alone, then without one kind at a time, as long as that is faster; and with none of them.
+neighbours: a residual's sum to the norm after it. So the layer is compiled and measured with all kinds of segments that
+won alone, then without one kind of residual at a time, as long as that is faster; and with none of them.
 """
 
 from __future__ import annotations
@@ -106,8 +106,16 @@ class Settled:
         return f"its layer takes {1e6 * best:.0f} us without it, and {1e6 * with_it:.0f} with it"
 
 
-def settle(kinds: Sequence[int], seconds_of: Callable[[frozenset[int]], float], until: float | None = None) -> Settled:
-    """Which kinds make a layer fastest: all of them, fewer one at a time, or none. until: a time of time.monotonic."""
+def settle(
+    kinds: Sequence[int], seconds_of: Callable[[frozenset[int]], float], joined: Sequence[int] | None = None,
+    until: float | None = None,
+) -> Settled:  # fmt: skip
+    """Which kinds make a layer fastest: all of them, fewer one at a time, or none.
+
+    joined: kinds that may be left out, all by default: those that the compiler could join to their neighbours. until: a
+    time of time.monotonic.
+    """
+    doubtful = set(kinds if joined is None else joined)
     end = time.monotonic() + SECONDS if until is None else until
     found = Settled(frozenset(kinds))
 
@@ -120,7 +128,7 @@ def settle(kinds: Sequence[int], seconds_of: Callable[[frozenset[int]], float], 
     improved = True
     while improved:
         improved = False
-        for kind in sorted(found.kept):
+        for kind in sorted(found.kept & doubtful):
             fewer = found.kept - {kind}
             if time.monotonic() > end and fewer not in found.seconds:
                 break

@@ -56,8 +56,8 @@ def _checked(asked: Any, argument: str) -> Any:
 
 @cache
 def past_interface(kind: Any) -> str | None:
-    """A class of attention in the module of a model; None if its source names the interface, and leaves out no mask
-    that is a BlockMask, as weft's are.
+    """A class of attention in the module of a model; None if its source names the interface, and takes masks that are a
+    BlockMask, as weft's are.
     """
     try:
         source = inspect.getsource(sys.modules[kind.__module__])

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 ALIGNED = 16  # bytes of which strides of tensor descriptors are multiples
 ACCUMULATORS = 128  # sums in float32 that a thread holds at most
 WARP = 32
+LARGE, SMALL = 128 * 128, 64 * 64  # numbers of a tile's result
+MANY, FEW = 4, 4  # tiles a processor from which small tiles are not worth measuring; processors a tile, for large ones
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own
+
+
+@dataclass(frozen=True)
+class Card:
+    """processors: of the card. room: bytes of shared memory that a block may have."""
+
+    processors: int
+    room: int
 
 
 @dataclass(frozen=True)
@@ -37,12 +47,12 @@ class Config:
         stored = self.rows * self.cols  # beside the next tile's loads, or in their place
         return (loads + stored if self.persistent else max(loads, stored)) * element
 
-    def programs(self, tiles: int, weights: int, processors: int, room: int) -> int:
-        """How many programs are launched for so many tiles; room: bytes of shared memory of a processor."""
+    def programs(self, tiles: int, weights: int, card: Card) -> int:
+        """How many programs are launched for so many tiles."""
         if not self.persistent:
             return tiles
-        together = max(1, room // (self.shared(weights) + RESERVED))
-        return min(tiles, processors * together)
+        together = max(1, (card.room + RESERVED) // (self.shared(weights) + RESERVED))
+        return min(tiles, card.processors * together)
 
     def sums(self, weights: int) -> int:
         """Sums that a thread holds."""
@@ -64,14 +74,19 @@ DOUBLE = (
 )  # fmt: skip
 
 
-def configs(m: int, n: int, weights: int, room: int, multiple: int = 1) -> Iterator[Config]:
-    """Those worth measuring for a product (m, n). weights: that share x. room: bytes of shared memory of a block.
+def configs(m: int, n: int, weights: int, card: Card, multiple: int = 1) -> Iterator[Config]:
+    """Those worth measuring for a product (m, n). weights: that share x. multiple: of which columns of a tile are.
 
-    multiple: of which columns of a tile are, as of a head's channels.
+    Large tiles need less of a card's caches, so small ones are for products that have few tiles.
     """
+    area = LARGE // weights
+    many = m * n // area >= MANY * card.processors
     for one in SINGLE if weights == 1 else DOUBLE:
-        if one.cols % multiple or one.shared(weights) > room or one.sums(weights) > ACCUMULATORS:
+        if one.cols % multiple or one.shared(weights) > card.room or one.sums(weights) > ACCUMULATORS:
             continue
         if (one.rows > 64 and one.rows >= 2 * m) or (one.cols > 64 and one.cols >= 2 * n):
             continue  # half of a tile and more would be beyond the end
+        tiles = -(-m // one.rows) * -(-n // one.cols)
+        if (many and one.rows * one.cols < area) or (tiles * FEW < card.processors and one.rows * one.cols > SMALL):
+            continue
         yield one
