@@ -46,9 +46,11 @@ def main() -> None:
 @click.option("--seed", help="Of the problems that are judged.  [default: the commit of the rates]")
 @click.option("--only", multiple=True, help="Problems with this text in their name.")
 @click.option("--direction", "directions", multiple=True, type=click.Choice(DIRECTIONS), help="Some kernels only.")
-def _measure(
-    which: str, out: Path, target: str, seed: str | None, only: tuple[str, ...], directions: tuple[Direction, ...]
-) -> None:
+@click.option("--summed", is_flag=True, help="All gradients in one walk by warp groups alone.")
+def _measure(  # noqa: PLR0913 - an argument an option
+    which: str, out: Path, target: str, seed: str | None, only: tuple[str, ...], directions: tuple[Direction, ...],
+    summed: bool,
+) -> None:  # fmt: skip
     """Time every candidate of every problem."""
     cases = fitted() if which == "fitted" else core() + drawn(seed or commit_of_rates())
     cases = [case for case in cases if not only or any(text in case.text for text in only)]
@@ -58,7 +60,7 @@ def _measure(
         click.echo(f"{time.monotonic() - began:.0f} s  {what}")
 
     with out.open("w") as file:
-        for row in measure(cases, GPUS[target], say, directions or DIRECTIONS):
+        for row in measure(cases, GPUS[target], say, directions or DIRECTIONS, summed):
             file.write(row.text + "\n")
 
 

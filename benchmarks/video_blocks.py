@@ -1,22 +1,30 @@
-"""One block of a video transformer of diffusers, with random weights: dense, under a neighbourhood by weft, and by
-FlexAttention with the same mask.
+"""One block of a video transformer of diffusers, with random weights: under a neighbourhood by weft, by FlexAttention
+with the same mask, dense, and without attention.
 
-    python benchmarks/video_blocks.py [--models wan hunyuan ltx] [--rounds N] [--small] [--out FILE.csv]
+    python benchmarks/video_blocks.py [--models wan ltx hunyuan] [--rounds N] [--small] [--seconds N] [--out FILE.csv]
 
-Blocks have the sizes of Wan 1.3B, HunyuanVideo and LTX, in bfloat16 on a GPU. Printed are medians of a forward of the
-block, and of forward and backward together, with the ratios to weft's; and how far outputs and gradients are from those
-of the block with a dense mask. That is compared at --small sizes, since a dense mask of these lengths does not fit; so
-is everything without a GPU. diffusers must be importable: pip install '.[diffusers]'.
+Blocks have the sizes of Wan 1.3B, LTX and HunyuanVideo, in bfloat16 on a GPU. Printed are medians of a forward of the
+block, and of forward and backward together, with the ratios to weft's. "allowed" is how much faster than dense a block
+may become where attention takes the live share of its time, and the rest what a block takes whose attention returns v.
+
+FlexAttention's outputs and gradients are compared with weft's before anything is timed, at the sizes that are timed. A
+dense mask of these lengths does not fit: weft's block is compared with that one at --small sizes, after the timing.
+Each model has a process of its own; all of them compile at once, then they are timed in turn. Without a GPU everything
+is small. diffusers must be importable: pip install '.[diffusers]'.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import json
+import os
+import select
+import subprocess
 import sys
 import time
+import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -30,27 +38,20 @@ import weft
 from weft.integrations import diffusers
 from weft.integrations.diffusers.processors import STATE, State
 from weft.integrations.diffusers.rules import pattern_of
+from weft.torch.blockmask import kinds_of_blocks, ordered
 
 # Latents (channels, frames, rows, columns), at 480p for Wan and 720p for the others, and what a token sees.
-LATENTS = {"wan": (16, 21, 60, 104), "hunyuan": (16, 33, 90, 160), "ltx": (128, 21, 22, 38)}
-SMALL = {"wan": (16, 3, 12, 16), "hunyuan": (16, 3, 12, 16), "ltx": (128, 3, 6, 8)}
-WINDOWS = {"wan": (9, 15, 25), "hunyuan": (18, 24, 24), "ltx": (9, 11, 19)}
+LATENTS = {"wan": (16, 21, 60, 104), "ltx": (128, 21, 22, 38), "hunyuan": (16, 33, 90, 160)}
+SMALL = {"wan": (16, 3, 12, 16), "ltx": (128, 3, 6, 8), "hunyuan": (16, 3, 12, 16)}
+WINDOWS = {"wan": (9, 15, 25), "ltx": (9, 11, 19), "hunyuan": (18, 24, 24)}
 NARROW = (3, 5, 5)  # at small sizes
-TEXT = {"wan": 512, "hunyuan": 256, "ltx": 128}
+TEXT = {"wan": 512, "ltx": 128, "hunyuan": 256}
+BLOCK = 128  # queries and keys of a block: FlexAttention's own choice
+DIRECTIONS = ("fwd+bwd", "fwd")
 COLUMNS = (
-    "model",
-    "tokens",
-    "text",
-    "window",
-    "live",
-    "direction",
-    "method",
-    "ms",
-    "of_weft",
-    "device",
-    "torch",
-    "weft",
-)
+    "date", "machine", "python", "torch", "commit", "device", "model", "tokens", "text", "window", "live", "direction",
+    "method", "ms", "of_weft", "allowed",
+)  # fmt: skip
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -104,17 +105,31 @@ class ByMask(State):
         return out.transpose(1, 2) if layout == "bshd" else out
 
 
+class ByNothing(State):
+    """No attention: the block's other work."""
+
+    def attend(self, rule: Any, tensors: Any, layout: str, given: dict[str, Any]) -> Tensor:
+        q, k, v = tensors
+        return v + 0 * (q + k)  # a gradient for each projection
+
+
+METHODS: dict[str, type[State] | None] = {"weft": State, "flex": ByFlex, "dense": None, "nothing": ByNothing}
+
+
 @cache
 def _flex() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention, dynamic=False) if torch.cuda.is_available() else flex_attention
 
 
 @cache
 def _block_mask(rule: Any, grid: Any, tokens: int, valid: int | None, device: Any) -> Any:
-    """FlexAttention's mask of a neighbourhood whose windows are pushed inwards, with text after the video."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    """FlexAttention's mask of a neighbourhood whose windows are pushed inwards, with text after the video.
+
+    create_block_mask would compile for a minute, or hold all pairs, so weft lists the blocks.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
 
     frames, rows, columns = grid
     sizes = [min(k, n) for k, n in zip(rule.neighborhood, grid, strict=True)]
@@ -130,7 +145,13 @@ def _block_mask(rule: Any, grid: Any, tokens: int, valid: int | None, device: An
         seen = seen | (q >= prod(grid)) | (k >= prod(grid))
         return seen if valid is None else seen & (k < valid)
 
-    return torch.compile(create_block_mask)(live, None, None, tokens, tokens, device=device)
+    pattern = pattern_of(rule, grid, tokens - prod(grid), False)
+    if valid is not None:
+        pattern = pattern & weft.padding([valid])
+    partial, full = (torch.from_numpy(x).to(device) for x in kinds_of_blocks(pattern, (tokens, tokens), (BLOCK, BLOCK)))
+    return BlockMask.from_kv_blocks(
+        *ordered(partial), *ordered(full), BLOCK_SIZE=BLOCK, mask_mod=live, seq_lengths=(tokens, tokens)
+    )
 
 
 def under(model: Any, kind: type[State] | None, window: tuple[int, ...]) -> None:
@@ -141,108 +162,218 @@ def under(model: Any, kind: type[State] | None, window: tuple[int, ...]) -> None
         getattr(model, STATE).__class__ = kind
 
 
-# ---- measuring -------------------------------------------------------------------------------------------------------
-def results(model: Any, given: dict[str, Any]) -> list[Tensor]:
-    """The output, and the gradients of all parameters that have one."""
-    out = model(**given, return_dict=False)[0]
-    found = torch.autograd.grad(out.float().square().mean(), list(model.parameters()), allow_unused=True)
-    return [out.detach(), *(x for x in found if x is not None)]
+# ---- one model -------------------------------------------------------------------------------------------------------
+class Block:
+    """A block at one size, under each method that works."""
+
+    def __init__(self, name: str, latents: tuple[int, ...], window: tuple[int, ...]) -> None:
+        torch.manual_seed(0)
+        self.name, self.window, self.cuda = name, window, torch.cuda.is_available()
+        device, dtype = ("cuda", torch.bfloat16) if self.cuda else ("cpu", torch.float32)
+        self.model, self.given = model_of(name, latents, device, dtype)
+        self.limit = 1e-4 if dtype == torch.float32 else 0.05
+
+    def under(self, kind: type[State] | None) -> None:
+        """Have its layers attend by one method; None: dense, as they are."""
+        diffusers.clear_pattern(self.model)
+        if kind is not None:
+            diffusers.set_pattern(self.model, neighborhood=self.window)
+            getattr(self.model, STATE).__class__ = kind
+
+    def results(self) -> list[Tensor]:
+        """The output, and the gradients of all parameters that have one."""
+        out = self.model(**self.given, return_dict=False)[0]
+        found = torch.autograd.grad(out.float().square().mean(), list(self.model.parameters()), allow_unused=True)
+        return [out.detach(), *(x for x in found if x is not None)]
+
+    @torch.no_grad()
+    def forward(self) -> Any:
+        return self.model(**self.given, return_dict=False)
+
+    def compare(self, method: str, expected: list[Tensor]) -> None:
+        """Raise where the results now are not those."""
+        found = self.results()
+        worst = max(
+            ((a.float() - b.float()).abs().max() / b.float().abs().max().clamp(min=1e-6)).item()
+            for a, b in zip(found, expected, strict=True)
+        )
+        said = f"{self.name}: output and gradients of {method} are within {worst:.1e}, relative to the largest of each"
+        print(said, flush=True)
+        if not worst < self.limit:
+            raise ValueError(f"{said}; allowed are {self.limit}: not timed")
+
+    def problem(self) -> dict[str, Any]:
+        """The grid, text tokens beside the video, the window, and the share of pairs that are live."""
+        self.under(State)
+        state = getattr(self.model, STATE)
+        state.enter(self.model, (), self.given)
+        text = self.given["encoder_hidden_states"].shape[1] if state.model.text else 0
+        tokens = prod(state.grid) + text
+        pattern = pattern_of(state.rules[0], state.grid, text, state.model.text == "first")
+        live = pattern.acsr(tokens, tokens).nnz / tokens**2
+        grid, window = ("x".join(map(str, each)) for each in (state.grid, self.window))
+        return {"model": self.name, "tokens": grid, "text": text, "window": window, "live": f"{live:.4f}"}
 
 
-def compared(name: str, device: str, dtype: torch.dtype) -> None:
-    """Raise unless weft's block is the block with a dense mask, at small sizes."""
-    torch.manual_seed(0)
-    model, given = model_of(name, SMALL[name], device, dtype)
-    under(model, ByMask, NARROW)
-    expected = results(model, given)
-    under(model, State, NARROW)
-    worst = max(
-        ((a - b).abs().max() / b.abs().max().clamp(min=1e-6)).item()
-        for a, b in zip(results(model, given), expected, strict=True)
-    )
-    limit = 1e-4 if dtype == torch.float32 else 0.05
-    print(f"{name}: output and gradients are within {worst:.1e} of the dense mask's, relative to the largest of each")
-    if not worst < limit:
-        raise SystemExit(f"{name}: beyond {limit}: not timed")
-
-
-def timed(call: Callable[[], Any], rounds: int) -> float:
-    """The median of a call in milliseconds."""
-    cuda = torch.cuda.is_available()
-    for _ in range(2):
-        call()
+def timed(block: Block, direction: str, rounds: int) -> float:
+    """The median in milliseconds."""
+    call: Callable[[], Any] = block.forward if direction == "fwd" else block.results
     found = []
-    for _ in range(rounds):
-        if cuda:
+    for turn in range(rounds + 1):
+        if block.cuda:
             torch.cuda.synchronize()
         begin = time.perf_counter()
         call()
-        if cuda:
+        if block.cuda:
             torch.cuda.synchronize()
-        found.append(1e3 * (time.perf_counter() - begin))
+        if turn:
+            found.append(1e3 * (time.perf_counter() - begin))
     return median(found)
 
 
-def measure(name: str, latents: tuple[int, ...], device: str, rounds: int) -> list[dict[str, Any]]:
-    """Rows of one model."""
-    cuda = device == "cuda"
-    window = WINDOWS[name] if latents == LATENTS[name] else NARROW
-    model, given = model_of(name, latents, device, torch.bfloat16 if cuda else torch.float32)
-    methods: dict[str, type[State] | None] = {"weft": State, "dense": None} | ({"flex": ByFlex} if cuda else {})
+def prepared(block: Block) -> list[str]:
+    """The methods that work, compiled; FlexAttention's results are weft's."""
+    block.under(State)
+    expected = block.results()
+    block.forward()
+    works = ["weft"]
+    for method in ("flex", "dense", "nothing") if block.cuda else ("dense", "nothing"):  # no gradients of it on a CPU
+        try:
+            block.under(METHODS[method])
+            if method == "flex":
+                block.compare("FlexAttention", expected)
+            block.forward()
+            works.append(method)
+        except Exception:
+            traceback.print_exc()
+    return works
 
-    @torch.no_grad()
-    def forward() -> Any:
-        return model(**given, return_dict=False)
 
-    rows = []
-    card, sizes = torch.cuda.get_device_name() if cuda else "cpu", problem(model, given, window)
-    for direction, call in (("fwd", forward), ("fwd+bwd", lambda: results(model, given))):
+def measured(block: Block, methods: list[str], rounds: int) -> Iterator[dict[str, Any]]:
+    """A row for each direction and method."""
+    device = torch.cuda.get_device_name() if block.cuda else "cpu"
+    problem = {"device": device, **block.problem()}
+    live = float(problem["live"])
+    for direction in DIRECTIONS:
         found = {}
-        for method, kind in methods.items():
-            under(model, kind, window)
-            found[method] = timed(call, rounds)
+        for method in methods:
+            block.under(METHODS[method])
+            found[method] = timed(block, direction, rounds if method in ("weft", "flex") else 3)
         for method, ms in found.items():
-            times = f"{ms:.3f}", f"{ms / found['weft']:.2f}"
-            row = name, *sizes, direction, method, *times, card, torch.__version__, weft.__version__
-            rows.append(dict(zip(COLUMNS, row, strict=True)))
-    return rows
+            allowed = ""
+            if method == "dense" and "nothing" in found:
+                allowed = f"{ms / (found['nothing'] + live * (ms - found['nothing'])):.2f}"
+            yield problem | {
+                "direction": direction, "method": method, "ms": f"{ms:.3f}", "of_weft": f"{ms / found['weft']:.2f}",
+                "allowed": allowed,
+            }  # fmt: skip
 
 
-def problem(model: Any, given: dict[str, Any], window: tuple[int, ...]) -> tuple[str, int, str, str]:
-    """The grid, text tokens beside the video, the window, and the share of pairs that are live."""
-    under(model, State, window)
-    state = getattr(model, STATE)
-    state.enter(model, (), given)
-    text = given["encoder_hidden_states"].shape[1] if state.model.text else 0
-    tokens = prod(state.grid) + text
-    pattern = pattern_of(state.rules[0], state.grid, text, state.model.text == "first")
-    live = pattern.acsr(tokens, tokens).nnz / tokens**2
-    return "x".join(map(str, state.grid)), text, "x".join(map(str, window)), f"{live:.3f}"
+def beside_a_dense_mask(name: str) -> None:
+    """Raise unless weft's block is the block with a dense mask, at small sizes."""
+    block = Block(name, SMALL[name], NARROW)
+    block.under(ByMask)
+    expected = block.results()
+    block.under(State)
+    block.compare("weft beside a dense mask's", expected)
 
 
-def main() -> None:
+def worker(name: str, rounds: int, small: bool) -> None:
+    """Says what works, waits for a line on standard input, and answers with rows; a last line is empty."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else prints goes to the other stream
+    block = Block(name, SMALL[name] if small else LATENTS[name], NARROW if small else WINDOWS[name])
+    methods = prepared(block)
+    torch.cuda.empty_cache()
+    print(json.dumps(methods), file=answers, flush=True)
+    sys.stdin.readline()
+    for row in measured(block, methods, rounds):
+        print(json.dumps(row), file=answers, flush=True)
+    print(file=answers, flush=True)
+    sys.stdin.readline()
+    beside_a_dense_mask(name)
+
+
+# ---- all models ------------------------------------------------------------------------------------------------------
+class Worker:
+    """The process of one model."""
+
+    def __init__(self, name: str, asked: argparse.Namespace) -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), "--worker", name, "--rounds", str(asked.rounds)]
+        self.name, self.rest = name, b""
+        self.process = subprocess.Popen(
+            [*command, "--small"] if asked.small else command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def go_on(self) -> None:
+        """Let it do the next step; nothing where it died."""
+        assert self.process.stdin is not None
+        if self.process.poll() is None:
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+
+    def answer(self, until: float) -> Any:
+        """The next line it says; None after an empty one, where it died, or where time is up."""
+        assert self.process.stdout is not None
+        while b"\n" not in self.rest:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
+                print(f"{self.name}: time is up", flush=True)
+                return None
+            more = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not more:
+                return None
+            self.rest += more
+        line, _, self.rest = self.rest.partition(b"\n")
+        return json.loads(line) if line else None
+
+
+def run(workers: list[Worker], end: float, out: Path | None) -> None:
+    """Have all compile at once, then time each alone, then compare each with a dense mask."""
+    from planning import append, provenance  # here, since tests have a package of that name
+
+    ready = []
+    for one in workers:
+        methods = one.answer(end)
+        print(f"{one.name}: {methods} compiled, {end - time.monotonic():.0f} s are left", flush=True)
+        ready += [one] if methods else []
+    for one in ready:
+        one.go_on()
+        while row := one.answer(end):
+            print("  ".join(f"{row[column]:>8}" for column in COLUMNS[6:]), flush=True)
+            if out:
+                append(out, COLUMNS, [provenance("torch") | row])
+    for one in ready:
+        one.go_on()
+    for one in ready:
+        try:
+            one.process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            print(f"{one.name}: not compared with a dense mask, time is up", flush=True)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--models", nargs="+", default=list(LATENTS), choices=list(LATENTS))
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
+    parser.add_argument("--seconds", type=float, default=3600, help="for all of it")
     parser.add_argument("--out", type=Path, help="append rows to this CSV file")
+    parser.add_argument("--worker", choices=list(LATENTS), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    latents = SMALL if asked.small or device == "cpu" else LATENTS
-    rows = []
-    for name in asked.models:
-        compared(name, device, torch.float32)
-        for row in measure(name, latents[name], device, asked.rounds):
-            print("  ".join(f"{row[column]:>8}" for column in COLUMNS[:9]), flush=True)
-            rows.append(row)
-    if asked.out:
-        fresh = not asked.out.exists()
-        with asked.out.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if fresh:
-                writer.writeheader()
-            writer.writerows(rows)
+    asked.small = asked.small or not torch.cuda.is_available()
+    if asked.worker:
+        worker(asked.worker, asked.rounds, asked.small)
+        return 0
+    end = time.monotonic() + asked.seconds
+    workers = [Worker(name, asked) for name in asked.models]
+    try:
+        run(workers, end, asked.out)
+    finally:
+        for one in workers:
+            one.process.kill()
+    return any(one.process.wait() for one in workers)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from prediction.problems import Case
 from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.choose import offered
 from weft.planning.families.base import Pass
+from weft.planning.families.hopper import SUMMED, no_sums
 from weft.planning.families.tile import legal
 from weft.planning.heads import count_heads
 from weft.planning.tiling import DIRECTIONS, Direction, Tiling
@@ -51,8 +52,13 @@ def read(path: Path) -> list[Row]:
     return [Row.of(line) for line in path.read_text().splitlines()]
 
 
-def candidates(case: Case, gpu: Gpu) -> dict[Direction, list[Tiling]]:
-    """What is measured of a case: what is offered and, drawn by chance, as many others as MEASURED leaves."""
+def candidates(case: Case, gpu: Gpu, summed: bool = False) -> dict[Direction, list[Tiling]]:
+    """What is measured of a case: what is offered and, drawn by chance, as many others as MEASURED leaves. summed: all
+    gradients in one walk by warp groups, and nothing else.
+    """
+    if summed:
+        asked = plan_attention(case.make(), case.problem, gpu).asked("dkdv")
+        return {"dkdv": [] if no_sums(asked) else [SUMMED]}
     pattern, problem = case.make(), case.problem
     plan = plan_attention(pattern, problem, gpu)
     found = {}
@@ -67,12 +73,13 @@ def candidates(case: Case, gpu: Gpu) -> dict[Direction, list[Tiling]]:
 
 
 def measure(
-    cases: Iterable[Case], gpu: Gpu, show: Callable[[str], None], ways: Sequence[Direction] = DIRECTIONS
-) -> Iterator[Row]:
-    """All rows, case by case, after all kernels were compiled."""
+    cases: Iterable[Case], gpu: Gpu, show: Callable[[str], None], ways: Sequence[Direction] = DIRECTIONS,
+    summed: bool = False,
+) -> Iterator[Row]:  # fmt: skip
+    """All rows, case by case, after all kernels were compiled; summed: see `candidates`."""
     from weft.torch import measure as device
 
-    wanted = {case: {way: some for way, some in candidates(case, gpu).items() if way in ways} for case in cases}
+    wanted = {case: {way: some for way, some in candidates(case, gpu, summed).items() if way in ways} for case in cases}
     plans = {}
     specs = {}
     for case, directions in wanted.items():
@@ -80,7 +87,7 @@ def measure(
             for tiling in tilings:
                 plan = plan_attention(case.make(), case.problem, gpu, ((direction, tiling),))
                 plans[case, direction, tiling] = plan
-                specs[case, direction, tiling] = device.specs_of(plan, direction, direction == "dkdv")
+                specs[case, direction, tiling] = () if summed else device.specs_of(plan, direction, direction == "dkdv")
     show(f"{len(plans)} kernels to time, of {len({s for some in specs.values() for s in some})} specs")
     failed = device.compile_all(spec for some in specs.values() for spec in some)
     for spec, why in failed.items():

@@ -248,9 +248,16 @@ class Counted:
         self.patch.stop()
 
 
-def check_poison(rank, world):
+def check_sample(rank, world):
+    """A part of every check."""
+    check_values(rank, world, ["longformer"])
+    check_refusals(rank, world)
+    check_poison(rank, world, ["window"])
+
+
+def check_poison(rank, world, names=("window", "longformer", "2-D", "blocks")):
     """What a rank neither holds nor receives may be anything."""
-    for name in ("window", "longformer", "2-D", "blocks"):
+    for name in names:
         pattern, heads, (shard, *_), _ = CASES[name]
         (*qkv, _), _ = inputs(heads)
         given = {"heads": heads, "head_dim": (D, DV), "dtype": "float64", "ranks": world, "shards": shard}

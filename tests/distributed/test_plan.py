@@ -72,7 +72,7 @@ SHARDS = ("contiguous", "work", "zigzag", [[(0, 10), (100, 144)], [], [(10, 60)]
 
 @pytest.mark.parametrize("shards", SHARDS, ids=["contiguous", "work", "zigzag", "given"])
 @pytest.mark.parametrize("merged", [True, False])
-@pytest.mark.parametrize("name", every(4, [name for name, case in CASES.items() if case.fits(LENGTH, LENGTH)]))
+@pytest.mark.parametrize("name", every(16, [name for name, case in CASES.items() if case.fits(LENGTH, LENGTH)]))
 def test_every_pair_is_computed_once(name, shards, merged, monkeypatch):
     """Over all ranks, by what each of them computes with the keys that it has: in parts that are merged, or at once."""
     monkeypatch.setattr(local_module, "PASSES", 0 if merged else 1 << 40)

@@ -5,8 +5,10 @@ from importlib.util import find_spec
 
 import pytest
 
-# read when JAX is imported: four devices, so that sharding is tested, and no optimisation, which takes most of the time
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
+# Read when JAX is imported: four devices, so that sharding is tested; on a GPU no trials of matrix products; and no
+# optimisation, which takes most of the time.
+FLAGS = "--xla_force_host_platform_device_count=4 --xla_gpu_autotune_level=0"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

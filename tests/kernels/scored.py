@@ -48,19 +48,22 @@ class Scored:
         elif self.function is not None:
             score = weft.trace_score(self.function)
             own = {id(mine): moved for mine, moved in zip(self.tables, tables, strict=True)}
-            score.tables = tuple(own.get(id(x), x.detach().to(device)) for x in score.tables)
+            # a table that the function computes of another one leads back to that one
+            score.tables = tuple(own.get(id(x), x.to(device)) for x in score.tables)
             given["score"] = score
         if self.dropout:
             given |= {"dropout": self.dropout, "seed": SEED}
         out, lse = weft.attention(*leaves, self.pattern, return_lse=True, backend=self.backend, **given)
         dout, dlse = (x.to(device) for x in self.seeds())
         loss = (out * dout.to(out.dtype)).sum() + (lse * dlse).masked_fill(lse == -torch.inf, 0.0).sum()
-        found = torch.autograd.grad(loss, (*leaves, *tables), allow_unused=True)
+        found = torch.autograd.grad(loss, (*leaves, *tables, *self.tables), allow_unused=True)
+        found, through = found[: 3 + len(tables)], [None] * 3 + list(found[3 + len(tables) :])
+        found = [x if x is not None else y for x, y in zip(found, through, strict=True)]
         names = ("dq", "dk", "dv", *(f"dtable{number}" for number in range(len(tables))))
         return {name: x.detach().cpu() for name, x in zip(("out", "lse", *names), (out, lse, *found), strict=True)}
 
     def dense(self, dtype):
-        """The same of dense attention, computed in `dtype`."""
+        """The same of dense attention, computed in `dtype`; after a function scores are float32 at least."""
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in self.tensors)
         m, n = q.shape[2], k.shape[2]
         s = self._scores(q, k).masked_fill(~self._live(m, n), -torch.inf)
@@ -82,8 +85,9 @@ class Scored:
             s = self.options["softcap"] * torch.tanh(s / self.options["softcap"])
         if self.function is None:
             return s
-        with Float64Numbers():
-            return self.function(s, *self._indices(s.shape)).expand(s.shape)
+        with Float64Numbers():  # tables are float64, and so is what comes of them
+            made = self.function(s, *self._indices(s.shape)).expand(s.shape)
+        return made.to(torch.promote_types(s.dtype, torch.float32))
 
     @staticmethod
     def _indices(shape):

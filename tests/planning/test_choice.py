@@ -9,6 +9,7 @@ from weft.planning.attention_plan import plan_attention
 from weft.planning.choose import offered
 from weft.planning.cost import Cost, moved
 from weft.planning.families.base import MOST, WORTH, Pass, Tiled
+from weft.planning.families.hopper import SUMMED, no_sums
 from weft.planning.families.one_kernel import OneKernel
 from weft.planning.families.tile import menu, unlike_apart
 from weft.planning.problem import Problem
@@ -45,8 +46,9 @@ def test_dq_shares_the_forward_plan_where_nothing_differs():
 
 
 def test_two_kernels_make_the_backward_where_one_is_predicted_slower():
-    """On an H200 always; a card on which sums in memory cost next to nothing takes one."""
-    assert plan_attention(WINDOW, problem(d=128), GPU).in_one is None
+    """On an H200, where no warp groups make one; a card on which sums in memory cost next to nothing takes one."""
+    assert plan_attention(WINDOW, problem(), GPU).in_one is None
+    assert plan_attention(weft.neighborhood((64, 128), 7), problem(d=128), GPU).in_one is None
     cheap = replace(GPU, l2_bandwidth=1e18, bandwidth=1e18, launch_seconds=0)
     plan = plan_attention(weft.causal(), problem(d=128), cheap)
     assert plan.in_one is not None
@@ -62,8 +64,16 @@ def test_two_kernels_make_the_backward_where_one_is_predicted_slower():
 @pytest.mark.parametrize("tokens", [64, 512, 4096])
 def test_short_backwards_take_two_kernels(tokens):
     """One kernel needs launches before and after it, which alone take longer than the second of two."""
-    for d in (64, 128):
-        assert plan_attention(WINDOW, problem(tokens, d=d), GPU).in_one is None
+    assert plan_attention(WINDOW, problem(tokens), GPU).in_one is None
+    if tokens < 4096:
+        assert plan_attention(WINDOW, problem(tokens, d=128), GPU).in_one is None
+
+
+def test_warp_groups_make_all_gradients_at_once_at_wide_heads():
+    plan = plan_attention(weft.causal(), problem(d=128), GPU)
+    assert plan.in_one is not None and {share.plan.tiling for share in plan.in_one} == {SUMMED}
+    assert f"but taken is: one kernel of {SUMMED}" in plan.explain()
+    plan.verify()
 
 
 # ---- heads that differ -----------------------------------------------------------------------------------------------
@@ -148,11 +158,11 @@ def test_a_step_of_decoding_takes_what_was_measured():
 
 
 @pytest.mark.parametrize("name", [w.name for w in workloads.WORKLOADS.values() if "core" in w.tags])
-def test_the_core_dozen_goes_by_tiles_and_takes_two_kernels_back(name):
+def test_the_core_dozen_goes_by_tiles_and_at_narrow_heads_takes_two_kernels_back(name):
     w = workloads.WORKLOADS[name]
     plan = plan_attention(w.make(), Problem(w.batch, w.q_heads, w.kv_heads, w.m, w.n, w.d, w.dv, w.dtype, "cuda"), GPU)
     assert plan.by_rows is None
-    assert plan.in_one is None
+    assert (plan.in_one is not None) == (not no_sums(plan.asked("dkdv")))
 
 
 def test_rows_that_have_no_formula_go_by_tiles_and_it_says_why():

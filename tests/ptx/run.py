@@ -9,6 +9,7 @@ from functools import lru_cache
 from tempfile import TemporaryDirectory
 from unittest import mock
 
+import numpy as np
 import torch
 from tests.kernels.planned import forget
 from triton.backends.compiler import GPUTarget
@@ -50,11 +51,11 @@ def kernel_of(text, shared):
     return Kernel(parse(text), shared)
 
 
-def storage(x):
-    """(address, bytes) of what a launch may touch through a tensor, or through a descriptor."""
+def storage(x, kind):
+    """(address, bytes) of what a launch may touch through a tensor, or through a descriptor of a type."""
     if isinstance(x, Placed):
         last = sum((size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True))
-        return x.address, 2 * (last + 1)  # of 16 bits each
+        return x.address, element_of(kind).itemsize * (last + 1)
     whole = x.untyped_storage()
     return whole.data_ptr(), whole.nbytes()
 
@@ -102,8 +103,9 @@ class Launched:
     def _launch(self, grid, values):
         text, shared = text_of(self.given, self.way.arch)
         kernel = kernel_of(self.way.change(self.given.name, text), shared)
-        memory = Global([storage(x) for x in values if isinstance(x, (torch.Tensor, Placed))])
-        plain = [y for x, (_, kind) in zip(values, self.given.types, strict=True) for y in _plain(x, kind)]
+        given = [(x, kind) for x, (_, kind) in zip(values, self.given.types, strict=True)]
+        memory = Global([storage(*one) for one in given if isinstance(one[0], (torch.Tensor, Placed))])
+        plain = [y for one in given for y in _plain(*one)]
         if self.given.gluon:
             specialised.launch(kernel.program, grid[0], plain, (memory, shared), self.way.order)
         else:
@@ -111,9 +113,14 @@ class Launched:
         self.names.append(self.given.name)
 
 
+def element_of(kind):
+    """The type of the numbers that a descriptor of a type reaches, or of their bits."""
+    return np.dtype(np.float32 if kind.startswith("tensordesc<fp32") else np.int16)
+
+
 def _plain(x, kind):
     """A value as PTX is given it; a descriptor with its sizes and strides. kind: its type."""
     if isinstance(x, Placed):
         box = [int(size) for size in re.match(r"tensordesc<\w+\[([\d, ]+)\]", kind)[1].split(",")]
-        return specialised.Map.of(x.address, (x.shape, x.strides), box), *x.shape, *x.strides
+        return specialised.Map.of(x.address, (x.shape, x.strides), box, element_of(kind)), *x.shape, *x.strides
     return (x.data_ptr() if isinstance(x, torch.Tensor) else x,)

@@ -8,6 +8,7 @@ import ctypes
 import re
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ MAP = 128  # bytes of one
 
 @dataclass(frozen=True)
 class Map:
-    """A tensor descriptor of elements of 16 bits: boxes of so many rows along one axis and `width` bytes of the last.
-    x: the array itself. axis: of rows.
+    """A tensor descriptor: boxes of so many rows along one axis and `width` bytes of the last. x: the array itself, of
+    float32 or of the bits of 16. axis: of rows.
     """
 
     x: np.ndarray
@@ -36,14 +37,15 @@ class Map:
     width: int = 128
 
     @classmethod
-    def of(cls, address, sizes, box):
+    def of(cls, address, sizes, box, element):
         """Of five axes, whose boxes have several of the third. sizes: (shape, strides). Rows of a box of more than
         128 bytes are several boxes for Triton.
         """
         shape, strides = sizes
-        whole = np.ndarray((1,), np.int16, (ctypes.c_char * 2).from_address(address))
-        x = np.lib.stride_tricks.as_strided(whole, shape, [2 * stride for stride in strides])
-        return cls(x, box[2], 2, min(128, 2 * box[4]))
+        size = element.itemsize
+        whole = np.ndarray((1,), element, (ctypes.c_char * size).from_address(address))
+        x = np.lib.stride_tricks.as_strided(whole, shape, [size * stride for stride in strides])
+        return cls(x, box[2], 2, min(128, size * box[4]))
 
     def load(self, memory, places):
         """(rows, width) bytes from (innermost, row, outermost) on; beyond the array there are zeros."""
@@ -55,6 +57,14 @@ class Map:
     def store(self, memory, places, values):
         inside, addresses = self._addresses(places)
         memory.store(addresses, values.reshape(self.rows, -1, 16)[inside])
+
+    def add(self, memory, places, values):
+        """Add float32 to what is there."""
+        if self.x.dtype != np.float32:
+            raise Fault("only float32 is known to be added to")
+        inside, addresses = self._addresses(places)
+        sums = memory.load(addresses, 16).view(np.float32) + values.reshape(self.rows, -1, 16)[inside].view(np.float32)
+        memory.store(addresses, sums.view(np.uint8))
 
     def _addresses(self, places):
         """(rows, units of 16 bytes): which exist, and the addresses of those."""
@@ -121,8 +131,8 @@ class Warp(Group):
 
     def write(self):
         """Boxes that were read out of shared memory."""
-        for tensor, where, data in self.writes:
-            tensor.store(self.team.memory, where, data)
+        for change, where, data in self.writes:
+            change(self.team.memory, where, data)
         self.writes = []
 
     def one(self, text, kind):
@@ -280,21 +290,35 @@ def _wait(warp, instruction, active):
 )
 def _move_box(warp, instruction, active):
     _alone(active)
-    loads = "mbarrier::complete_tx::bytes" in instruction.parts
-    box, place, *counter = instruction.operands if loads else reversed(instruction.operands)
+    if "mbarrier::complete_tx::bytes" in instruction.parts:
+        box, place, counter = instruction.operands
+        _load_box(warp, _box(warp, box, place), warp.counter(counter))
+    else:
+        place, box = instruction.operands
+        _write_box(warp, _box(warp, box, place), Map.store)
+
+
+@TABLE.does("cp.reduce.async.bulk.tensor", modifiers="5d shared::cta global add tile bulk_group")
+def _add_box(warp, instruction, active):
+    _alone(active)
+    place, box = instruction.operands
+    _write_box(warp, _box(warp, box, place), Map.add)
+
+
+def _box(warp, box, place):
+    """(descriptor, where in the tensor, addresses in shared memory) of a box."""
     name, *places = (text.strip() for text in re.sub(r"[\[\]{}]", "", place).split(","))
     tensor = warp.team.maps[warp.one(name, "b64")]
-    where = [warp.one(text, "s32") for text in places]
-    units = swizzled(int(warp.address(box, True)[0]), tensor)
-    if loads:
-        _load_box(warp, (tensor, where, units), warp.counter(counter[0]))
-    else:
-        if (
-            min(where) < 0
-        ):  # an illegal instruction on an H100, where boxes that end beyond the tensor are written in part
-            raise Fault("a box that is written begins before the tensor")
-        warp.team.shared.check_fenced(np.zeros(1, int), units.reshape(-1) // CHUNK)
-        warp.stores.ask(Written(tensor, where, units), warp)
+    return tensor, [warp.one(text, "s32") for text in places], swizzled(int(warp.address(box, True)[0]), tensor)
+
+
+def _write_box(warp, what, change):
+    """change: what a descriptor does to memory."""
+    tensor, where, units = what
+    if min(where) < 0:  # an illegal instruction on an H100, where boxes that end beyond the tensor are written in part
+        raise Fault("a box that is written begins before the tensor")
+    warp.team.shared.check_fenced(np.zeros(1, int), units.reshape(-1) // CHUNK)
+    warp.stores.ask(Written(tensor, where, units, change), warp)
 
 
 def _load_box(warp, what, counter):
@@ -318,11 +342,13 @@ class Written:
     tensor: Any
     where: list
     units: np.ndarray
+    change: Any
 
     def do(self, warp):
         """Read it; it is written when that is waited for, or when all is over."""
         data = warp.team.shared.load(np.zeros(self.units.size, int), self.units.reshape(-1), 16)
-        warp.writes.append((self.tensor, self.where, data.reshape(self.tensor.rows, -1)))
+        change = partial(self.change, self.tensor)
+        warp.writes.append((change, self.where, data.reshape(self.tensor.rows, -1)))
         if not warp.stores.late:
             warp.write()
 

@@ -1,6 +1,7 @@
 """Tables on a device: their memory is given back when no kernel may read it any more, and not before."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -69,6 +70,33 @@ def test_a_capture_is_not_waited_for(waits, monkeypatch):
     for _ in range(5):
         put(META)
     assert len(device_tables._idle) == 5 and not waits
+
+
+def test_memory_is_asked_for_apart(waits):
+    """By no thread whose memory goes to a pool, as inductor's does before it captures a graph."""
+    asked = []
+
+    def copy():
+        asked.append(threading.get_ident())
+        return torch.empty(3, device=META)
+
+    assert device_tables.kept(copy, META).device == META and asked[0] != threading.get_ident()
+
+
+def test_what_a_copy_raises_is_raised(waits):
+    with pytest.raises(MemoryError):
+        device_tables.kept(lambda: (_ for _ in ()).throw(MemoryError), META)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_pool_of_the_caller_gets_no_table():
+    device, pool = torch.device("cuda", torch.cuda.current_device()), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        mine, there = torch.empty(5, device=device), put(device)
+    within = [(one["address"], one["address"] + one["total_size"]) for one in pool.snapshot()]
+    inside = [any(first <= x.data_ptr() < last for first, last in within) for x in (mine, there)]
+    assert inside == [True, False] and there.tolist() == WORDS.tolist()
 
 
 def test_a_table_is_copied_once(waits):

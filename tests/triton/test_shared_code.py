@@ -5,7 +5,8 @@ import re
 import pytest
 
 from weft.errors import UnsupportedKernel
-from weft.kernels.gpu.compile.dedup import ASKS, LIKE_BEFORE, TABLE, TARGET, begin_together, share, sharing
+from weft.kernels.gpu.compile import stages
+from weft.kernels.gpu.compile.dedup import ASKS, LIKE_BEFORE, TABLE, TARGET, begin_together, rewritten, share
 from weft.settings import interpreted
 
 GROUP = """$L__BB0_{number}:
@@ -145,12 +146,12 @@ def test_hooks_of_others_are_asked_too(monkeypatch):
     asked = []
     monkeypatch.setattr(knobs.runtime, "add_stages_inspection_hook", lambda *given: asked.append(given) or ("a", "b"))
     theirs = knobs.runtime.add_stages_inspection_hook
-    with sharing():
+    with stages.rewriting(rewritten):
         mine = knobs.runtime.add_stages_inspection_hook
         assert mine() == ("a", "b")
-        stages = {"ptx": lambda source, metadata: kernel()}
-        mine(None, stages, None, None, None)
-        assert "%group_barrier" in stages["ptx"]("", {})
+        steps = {"ptx": lambda source, metadata: kernel()}
+        mine(None, steps, None, None, None)
+        assert "%group_barrier" in steps["ptx"]("", {})
     assert knobs.runtime.add_stages_inspection_hook is theirs
     assert len(asked) == 2
     assert not re.search("group_barrier", kernel())
@@ -162,7 +163,7 @@ def test_the_environment_is_asked_afterwards(monkeypatch):
 
     monkeypatch.delenv("TRITON_ALWAYS_COMPILE", raising=False)
     for _ in range(2):
-        with sharing():
+        with stages.rewriting(rewritten):
             assert knobs.compilation.always_compile
         assert not knobs.compilation.always_compile
     monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")

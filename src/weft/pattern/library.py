@@ -367,7 +367,9 @@ def global_tokens(tokens: Any, rows: bool = True, columns: bool = True, align: A
     if not (rows or columns):
         raise PatternError("global_tokens(rows=False, columns=False)", "it would be empty", "use nothing()")
     if isinstance(tokens, (IntTable, tuple)):
-        listed = np.unique(integers("global_tokens", "tokens", tokens).array)
+        listed = integers("global_tokens", "tokens", tokens).array
+        if (np.diff(listed) <= 0).any():
+            listed = np.unique(listed)
         if not listed.size:
             return Affine(NOTHING)
         run = _arithmetic(listed)

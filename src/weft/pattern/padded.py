@@ -75,9 +75,9 @@ def _not_boolean(asked: str, dtype: Any) -> PatternError:
 
 
 def _of_mask(mask: NDBool, rows: bool, align: Align) -> Pattern:
-    spans = [_spans(row) for row in mask]
-    most = max(1, *(len(row) for row in spans))
-    if most <= MOST_SPANS:
+    if few_runs(mask):
+        spans = [_spans(row) for row in mask]
+        most = max(1, *map(len, spans))
         keys = reduce(
             or_, [_between([row[i] if i < len(row) else (0, 0) for row in spans], align) for i in range(most)]
         )
@@ -86,6 +86,12 @@ def _of_mask(mask: NDBool, rows: bool, align: Align) -> Pattern:
     if not rows:
         return keys
     return keys & per_batch([global_tokens(np.flatnonzero(row), columns=False, align=align) for row in mask])
+
+
+def few_runs(mask: NDBool) -> bool:
+    """Whether bounds say a mask (B, S): no row has more runs of tokens, or of what is none."""
+    changes = (mask[:, 1:] != mask[:, :-1]).sum(1, initial=0)
+    return not mask.shape[1] or bool((changes + mask[:, 0] <= 2 * MOST_SPANS).all())
 
 
 def _spans(row: NDBool) -> list[tuple[int, int]]:

@@ -120,11 +120,15 @@ def adding(works: Sequence[Work], problem: Problem, cols: int, gpu: Gpu) -> floa
     """Seconds that sums of dQ take where programs of keys add to them in float32: a tile adds a row for each of its
     columns; before, a launch clears the sums and makes delta; after, another reads and converts them.
     """
-    width = DTYPES[problem.dtype]
     added = 4 * problem.d * sum(work.tiles for work in works) * cols
+    return added / (ADDED * gpu.l2_bandwidth) + around_sums(problem, gpu)
+
+
+def around_sums(problem: Problem, gpu: Gpu) -> float:
+    """The part of `adding` before and after the kernel that adds."""
+    width = DTYPES[problem.dtype]
     of_row = (4 + 4 + width) * problem.d + 2 * width * problem.dv
-    around = of_row * problem.batch * problem.q_heads * problem.m
-    return added / (ADDED * gpu.l2_bandwidth) + around / gpu.bandwidth + 2 * gpu.launch_seconds
+    return of_row * problem.batch * problem.q_heads * problem.m / gpu.bandwidth + 2 * gpu.launch_seconds
 
 
 def waiting(work: Work, rate: Rates, side_by_side: int, gpu: Gpu, in_turn: bool = False) -> float:

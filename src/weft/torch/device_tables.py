@@ -1,12 +1,17 @@
-"""Tables of plans on a device.
+"""Tables of plans on a device, and other memory there that outlives the call which made it.
 
 Launches know addresses of tables alone. Memory belongs to the stream that copied it there, which may reuse it once
 nobody holds it, while kernels on other streams still read it. So memory that nobody holds is kept until there is much
 of it, and given back after a wait for all kernels.
+
+A call may run while torch sends all memory of its thread to a pool: inductor does so when it runs a function for its
+first CUDA graph, and refuses memory there that is no output. So a thread of its own asks for memory that is kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from weakref import WeakKeyDictionary, finalize
 
@@ -29,12 +34,20 @@ def on_device(table: Table, device: torch.device) -> torch.Tensor:
         found = there.get(device)
     if found is not None:
         return found
-    _give_back()
-    made = torch.from_numpy(table.words).to(device)
-    if device.type != "cpu":
-        finalize(made, _idle.append, made.untyped_storage()).atexit = False
+    made = kept(lambda: torch.from_numpy(table.words).to(device), device)
     with _lock:
         return there.setdefault(device, made)
+
+
+def kept(copy: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
+    """What `copy` makes on a device, from the host, for a cache: in no pool of the caller, and waited for."""
+    if device.type == "cpu":
+        return copy()
+    _give_back()
+    with ThreadPoolExecutor(1, "weft-copy") as apart:
+        made = apart.submit(copy).result()
+    finalize(made, _idle.append, made.untyped_storage()).atexit = False
+    return made
 
 
 def _give_back() -> None:

@@ -31,6 +31,7 @@ from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.hopper import SUMMED
 from weft.planning.problem import Problem
 from weft.planning.tiling import OF_GRADIENTS, Direction, Part
 from weft.torch.bind import Bound, target_of
@@ -95,7 +96,8 @@ class Subject:
         if direction == "dq":
             queries = self.call_of(queries_program(plan, layout, options))
             return lambda: queries()[:1]
-        return self.call_of(keys_program(plan, layout, options._replace(deterministic=False), summing=False))
+        summing = plan.transposed[0].plan.tiling == SUMMED
+        return self.call_of(keys_program(plan, layout, options._replace(deterministic=False), summing))
 
     def walk(self, plan: AttentionPlan) -> Call:
         """What launches the plan's one walk, taken or not: dq, dk, dv."""

@@ -15,6 +15,7 @@ from weft.errors import UnsupportedError, WeftError
 from weft.integrations.transformers.held import Mask
 from weft.integrations.transformers.keywords import refuse_unknown, renamed
 from weft.integrations.transformers.layered import Layered, pattern_of, seen_by
+from weft.integrations.transformers.packed import serves
 from weft.pattern.algebra import Pattern
 from weft.torch.attention import attention
 from weft.torch.decode_operator import decode_steady
@@ -42,6 +43,8 @@ def forward(
         layered = pattern_of(module)
         if isinstance(attention_mask, Mask) and attention_mask.slots is not None:
             out = _counted((query, key, value), attention_mask, layered, {**scores, "told": told})
+        elif _in_documents(attention_mask, (query, key, value), layered, told):
+            out = attention_mask.packed.attend((query, key, value), **scores)
         else:
             mask, key, value, bias = _read(attention_mask, (query, key, value), causal, told.get("sliding_window"))
             if layered is not None:
@@ -77,6 +80,15 @@ def _counted(
         seen = seen & seen_by(layered, (query.shape[2], keys), offsets)
     bias = None if bias is None else bias[..., :keys]
     return attention(query, key[:, :, :keys], value[:, :, :keys], seen, bias=bias, **options)
+
+
+def _in_documents(
+    mask: Any, tensors: tuple[Tensor, Tensor, Tensor], layered: Layered | None, told: dict[str, Any]
+) -> bool:
+    """Whether packed documents are computed by their running sums: what needs their lengths takes the pattern."""
+    if not isinstance(mask, Mask) or mask.packed is None or layered is not None or not serves(tensors):
+        return False
+    return told.get("position_bias") is None and not told.get("dropout") and mask.sizes[2] == tensors[1].shape[2]
 
 
 def _narrowed(mask: Any, layered: Layered, given: Any, sizes: tuple[int, int]) -> Any:

@@ -20,10 +20,11 @@ from weft.caching import cached
 from weft.errors import UnsupportedError, WeftError
 from weft.integrations.transformers.graphs import counted, in_graph
 from weft.integrations.transformers.held import Mask
+from weft.integrations.transformers.packed import packed
 from weft.integrations.transformers.reading import Seen, read
 from weft.integrations.transformers.tables import from_tables
 from weft.pattern.algebra import Pattern
-from weft.pattern.padded import MOST_SPANS, hidden, padding
+from weft.pattern.padded import few_runs, hidden, padding
 from weft.torch.decode import MOST_QUERIES
 from weft.torch.masks import recognized
 
@@ -33,20 +34,27 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
 
     Raises weft's errors for a function that is not recognised; they name the model.
     """
-    function, tokens = told.get("mask_function", causal_mask_function), told.get("attention_mask")
-    sizes, offsets = (batch_size, q_length, kv_length), (q_offset, kv_offset)
     try:
-        if is_compiling() and not isinstance(q_offset, Tensor):
-            return in_graph(sizes, offsets, function, tokens)
-        # transformers allows no skip at a step of a cache that is to be compiled
-        if isinstance(q_offset, Tensor) or (q_length == 1 and not told.get("allow_is_causal_skip", True)):
-            found = _counted(sizes, offsets, (function, tokens), told.get("device", "cpu"))
-            if found is not None:
-                return found
-        return _made(sizes, (int(q_offset), kv_offset), function, tokens)
+        found = _mask((batch_size, q_length, kv_length), (q_offset, kv_offset), told)
     except WeftError as error:
         model = getattr(told.get("config"), "model_type", "model")
         raise type(error)(f"attn_implementation='weft' in {model}: {error.asked}", error.wrong, error.cure) from error
+    if not is_compiling():  # a graph that ends here could not hand on a function
+        found.of_rows = lambda first, count: mask(batch_size, count, kv_length, q_offset + first, kv_offset, **told)
+    return found
+
+
+def _mask(sizes: tuple[int, int, int], offsets: tuple[Any, int], told: dict[str, Any]) -> Mask:
+    function, tokens = told.get("mask_function", causal_mask_function), told.get("attention_mask")
+    q_offset, kv_offset = offsets
+    if is_compiling() and not isinstance(q_offset, Tensor):
+        return in_graph(sizes, offsets, function, tokens)
+    # transformers allows no skip at a step of a cache that is to be compiled
+    if isinstance(q_offset, Tensor) or (sizes[1] == 1 and not told.get("allow_is_causal_skip", True)):
+        found = _counted(sizes, offsets, (function, tokens), told.get("device", "cpu"))
+        if found is not None:
+            return found
+    return _made(sizes, (int(q_offset), kv_offset), function, tokens)
 
 
 def _counted(
@@ -73,6 +81,10 @@ def _made(
 ) -> Mask:
     (batch, m, n), (q_offset, k_offset) = sizes, offsets
     seen = _seen(function)
+    if seen is not None and mask is None:
+        documents = packed(sizes, offsets, seen, lambda: _tabled(sizes, offsets, seen))
+        if documents is not None:
+            return Mask(None, sizes, offsets, None, documents)
     found = None if seen is None else from_tables(sizes, offsets, seen)
     if found is None:
         said = recognized(function, (batch, 1, q_offset + m, k_offset + n), "a mask function").pattern
@@ -84,6 +96,12 @@ def _made(
     if tokens is not None:
         pattern = _joined(pattern, tokens)
     return Mask(pattern, sizes, offsets, live if live < n else None)
+
+
+def _tabled(sizes: tuple[int, int, int], offsets: tuple[int, int], seen: Seen) -> Pattern:
+    found = from_tables(sizes, offsets, seen)
+    assert found is not None  # documents are told apart by a table
+    return found[0]
 
 
 def _seen(function: Callable[..., Any]) -> Seen | None:
@@ -107,9 +125,8 @@ def unpadded(mask: Tensor, first: int, keys: int) -> Pattern | None:
     rows = mask.detach().cpu().numpy()[:, first : first + keys]
     if rows.shape[1] == keys and rows.all():
         return None
-    runs = tuple(_runs(row, keys) for row in rows)
-    if max(map(len, runs)) <= MOST_SPANS:
-        return _hidden(runs)
+    if few_runs(rows):
+        return _hidden(tuple(_runs(row, keys) for row in rows))
     full = np.zeros((rows.shape[0], keys), np.bool_)
     full[:, : rows.shape[1]] = rows
     return padding(mask=full)

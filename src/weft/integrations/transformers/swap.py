@@ -18,8 +18,11 @@ SWAPPED = {
     "transformers.models.big_bird.modeling_big_bird": {
         "BigBirdBlockSparseAttention": ("weft.integrations.transformers.big_bird", "SparseBigBirdAttention"),
     },
+    "transformers.models.dinat.modeling_dinat": {
+        "NeighborhoodAttention": ("weft.integrations.transformers.dinat", "SparseNeighborhoodAttention"),
+    },
 }
-KNOWN = "Longformer and BigBird"
+KNOWN = "Longformer, BigBird and DiNAT"
 
 
 def swap(model: torch.nn.Module) -> str:

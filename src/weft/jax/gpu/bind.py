@@ -41,6 +41,9 @@ def run(
 
     arrays: by input slot, in the order of their memory (`physical`). scalars: what the host gives, known while tracing.
     """
+    kernels = {launch.kernel for launch in program.launches}
+    for source in sorted(kernels, key=lambda one: (not one.gluon, -len(one.text))):
+        _begun(source, gpu)  # all of them at the same time, those that compile longest first
     slots = program.by_name
     found: dict[str, Array] = dict(arrays)
     found |= {name: jnp.asarray(table.words) for name, table in program.tables.items()}
@@ -133,10 +136,31 @@ def _opaque(launch: Launch, gpu: Gpu, scalars: Mapping[str, int]) -> bytes:
 @lru_cache(maxsize=256)
 def compiled(source: Source, gpu: Gpu) -> tuple[Binary, Sequence[tuple[int, int, tuple[int, ...]]]]:
     """A kernel's machine code for a card, from the store or compiled; of each descriptor (element, swizzle, box)."""
-    from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     from weft.kernels.gpu.compile.compiler import stored
+
+    target = _target(gpu)
+    made = stored(source, target)
+    about = made.metadata
+    maps = [
+        (TMA_DTYPE_DEVICE_TO_HOST[one["elem_type"]], one["swizzle"], tuple(one["block_size"]))
+        for one in (getattr(about, "tensordesc_meta", None) or ())
+    ]
+    return Binary(about.name, made.asm["cubin"], about.num_warps, about.shared, target.arch), maps
+
+
+@lru_cache(maxsize=256)
+def _begun(source: Source, gpu: Gpu) -> None:
+    """A kernel begins to compile; `compiled` waits for it."""
+    from weft.kernels.gpu.compile import ahead
+
+    ahead.begin([source], _target(gpu))
+
+
+def _target(gpu: Gpu) -> Any:
+    """What Triton compiles for. Raises UnsupportedKernel for what is no card of NVIDIA's."""
+    from triton.backends.compiler import GPUTarget
 
     vendor, _, number = gpu.architecture.partition("_")
     if vendor != "sm":
@@ -144,13 +168,7 @@ def compiled(source: Source, gpu: Gpu) -> tuple[Binary, Sequence[tuple[int, int,
             f"attention from JAX on {gpu.name}", "jaxlib's call for Triton kernels takes NVIDIA's machine code here",
             'use implementation="xla"',
         )  # fmt: skip
-    made = stored(source, GPUTarget("cuda", int(number), 32))
-    about = made.metadata
-    maps = [
-        (TMA_DTYPE_DEVICE_TO_HOST[one["elem_type"]], one["swizzle"], tuple(one["block_size"]))
-        for one in (getattr(about, "tensordesc_meta", None) or ())
-    ]
-    return Binary(about.name, made.asm["cubin"], about.num_warps, about.shared, int(number)), maps
+    return GPUTarget("cuda", int(number), 32)
 
 
 def card() -> Gpu:
@@ -165,7 +183,7 @@ def card() -> Gpu:
         raise UnsupportedKernel(
             "attention by weft's kernels from JAX",
             "JAX sees no GPU",
-            'use implementation="xla", or install jax[cuda13]',
+            'use implementation="xla", install jax[cuda13], or pass target="h200" to lower for a card that is not here',
         ) from None
     capability = str(device.compute_capability).replace(".", "")
     return gpu_like(device.device_kind, f"sm_{capability}", device.core_count)

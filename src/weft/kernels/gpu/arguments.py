@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, OF_SUMS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.spec import KernelSpec
 
 JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
@@ -65,7 +65,7 @@ def writes(spec: KernelSpec) -> tuple[str, ...]:
         return ("DQ", *numbers, *sums)
     if direction == "dkdv":
         made = {"both": ("DK", "DV"), "dk": ("DK",), "dv": ("DV",)}[spec.makes]
-        return (*(("Sums",) if spec.few else made), *(("DQ",) * spec.with_dq), *sums)
+        return (*(("Sums",) if spec.few else made), *(("DQ",) * (spec.with_dq and not spec.groups)), *sums)
     if direction == "gradients":
         return ("Delta",) * spec.with_delta
     return ("Partial",) if direction == "few_keys" else ("DK", "DV")
@@ -115,7 +115,7 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if spec.direction == "few_keys":
         return tuple(x for x in walk_names(OF_FEW) if x != ADDED_BOX), (ADDED_BOX,)
     if spec.groups and spec.of_keys and spec.with_dq:
-        return walk_names(OF_KEYS), ()
+        return walk_names(OF_KEYS), walk_names(OF_SUMS)
     if spec.groups and spec.direction == "forward":
         written, *read = box_names(spec.terms)
         return tuple(read), (written,) * spec.boxed

@@ -22,8 +22,9 @@ WRITTEN = (("DQ", 0), ("DK", 1), ("DV", 1))
 # Of the few keys beside it; dQ is written too.
 OF_FEW = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
 
-# Of all gradients by tiles of keys.
+# Of all gradients by tiles of keys: what is read, and what is added to.
 OF_KEYS = (("K", 0), ("V", 0), ("Q", 1), ("DOut", 1))
+OF_SUMS = (("DQ", 1),)
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,20 @@ def box_kind(name: str, spec: KernelSpec) -> str:
     """The type of a descriptor among a kernel's arguments. Its box has a tile's places, and channels as products want
     them: what lies beyond the tensor's reads as zeros.
     """
-    from triton.experimental.gluon import language as gl
-
     config, tensor = config_of(spec), name.split("_", maxsplit=1)[0]
+    if spec.with_dq and tensor == "DQ":  # a consumer's channels of a tile
+        return _box_kind("float32", [1, 1, config.columns, 1, config.width // config.consumers])
     if spec.of_keys:
         places = config.consumers * config.rows if tensor in KEYS else config.columns
     else:
         places = config.columns if tensor in KEYS else config.rows
     shape: Any = [1, 1, places, 1, config.width_v if tensor in VALUES else config.width]
-    layout = gl.NVMMASharedLayout.get_default_for(shape, getattr(gl, spec.dtype))
-    return f"tensordesc<{SHORT_DTYPES[spec.dtype]}{shape},{layout!r}>"
+    return _box_kind(spec.dtype, shape)
+
+
+def _box_kind(dtype: str, shape: Any) -> str:
+    """The type of a descriptor of boxes of a shape."""
+    from triton.experimental.gluon import language as gl
+
+    layout = gl.NVMMASharedLayout.get_default_for(shape, getattr(gl, dtype))
+    return f"tensordesc<{SHORT_DTYPES[dtype]}{shape},{layout!r}>"

@@ -1,5 +1,5 @@
 """dQ beside dK and dV: a kernel of tiles of keys that adds to dQ in memory, in no fixed order
-(docs/decisions/0008-one-kernel-or-two.md).
+(docs/decisions/0008-one-kernel-or-two.md). At D=128 on Hopper's cards warp groups have one too (`hopper.SUMMED`).
 """
 
 from __future__ import annotations
@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
-from weft.planning.cost import adding
+from weft.planning.cost import adding, around_sums
+from weft.planning.families import hopper
 from weft.planning.families.base import InTiles, Pass, Tiled
 from weft.planning.problem import Problem
 from weft.planning.resources import of_blocks, shared_of
@@ -17,6 +19,7 @@ from weft.planning.tiling import Tiling
 
 NAME = "one kernel"
 IN_ONE = 0.85  # what it may take of what two kernels take: its prediction is off by a tenth
+Config: TypeAlias = tuple[Pass, Tiling]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +45,9 @@ class OneKernel:
 
     @cached_property
     def sums(self) -> float:
-        """Seconds of sums of dQ in memory."""
+        """Seconds of sums of dQ in memory. Those of warp groups are part of what their tiles were measured to take."""
+        if self.tiling.groups:
+            return around_sums(self.keys.asked.problem, self.keys.asked.gpu)
         return adding(self.keys.works, self.keys.asked.problem, self.tiling.cols, self.keys.asked.gpu)
 
     @property
@@ -51,11 +56,16 @@ class OneKernel:
 
     @property
     def compared(self) -> float:
-        return self.seconds / IN_ONE
+        return self.seconds if self.tiling.groups else self.seconds / IN_ONE
 
 
 def reasons_against(asked: InTiles) -> str:
     """Why gradients cannot come of one kernel, or why one is surely slower."""
+    return _against_tiles(asked) if hopper.no_sums(asked.tiles[1].asked) else ""
+
+
+def _against_tiles(asked: InTiles) -> str:
+    """The same of a kernel whose warps all do the same."""
     queries, keys = asked.tiles
     if not queries.works:
         return "there is nothing to compute"
@@ -73,22 +83,27 @@ def reasons_against(asked: InTiles) -> str:
     return "a remainder has no room" if any(p.blocks is not None and p.of_blocks is None for p in plans) else ""
 
 
-def configs(asked: InTiles) -> Iterable[Pass]:
-    """The keys that are walked: those alone whose queries a list does not leave out, which a sum may then join. Only
-    where it is worth it, since all rows of a long sequence are looked at.
+def configs(asked: InTiles) -> Iterable[Config]:
+    """What keys are walked in which tiles. Keys: those alone whose queries a list does not leave out, which a sum may
+    then join. Only where it is worth it, since all rows of a long sequence are looked at.
     """
     every = asked.tiles[1].asked
-    if cost(asked, every).compared >= asked.compared:
-        yield every
+    if not hopper.no_sums(every):
+        yield every, hopper.SUMMED
+    if _against_tiles(asked):
         return
-    yield replace(every, rows=[(acsr.without_blind(), heads) for acsr, heads in every.rows])
+    tiling = tiling_of(asked.problem, every.rank)
+    assert tiling is not None, "it is a reason against tiles"
+    if cost(asked, (every, tiling)).compared >= asked.compared:
+        yield every, tiling
+        return
+    yield replace(every, rows=[(acsr.without_blind(), heads) for acsr, heads in every.rows]), tiling
 
 
-def cost(asked: InTiles, config: Pass) -> OneKernel:
+def cost(asked: InTiles, config: Config) -> OneKernel:
     """What a configuration is predicted to take."""
-    tiling = tiling_of(asked.problem, config.rank)
-    assert tiling is not None, "reasons_against comes before"
-    return OneKernel(config.alike(tiling))
+    walked, tiling = config
+    return OneKernel(walked.alike(tiling))
 
 
 def tiling_of(problem: Problem, rank: int) -> Tiling | None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.pattern.bounds import Ints
+from weft.torch.device_tables import kept
 
 Blocks = Sequence[Sequence[Tensor]]  # of one dtype, by peer
 Shapes = Sequence[Sequence[torch.Size]]
@@ -109,4 +110,4 @@ class Sent:
 def tensor_of(places: Ints, device: torch.device) -> Tensor:
     """An index that is kept: not one of inference mode, which no graph may save."""
     with torch.inference_mode(False):
-        return torch.as_tensor(places, device=device)
+        return kept(lambda: torch.as_tensor(places, device=device), device)

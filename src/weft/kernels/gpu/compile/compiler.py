@@ -29,7 +29,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from weft import store
 from weft.errors import UnsupportedKernel
-from weft.kernels.gpu.compile import dedup, keys, miscompiles, stages
+from weft.kernels.gpu.compile import adding, dedup, keys, miscompiles, stages
 from weft.kernels.gpu.compile.source import Source
 from weft.outside import parsed
 from weft.settings import interpreted
@@ -89,11 +89,19 @@ def compile_for(source: Source, target: GPUTarget) -> CompiledKernel:
 def _compiled(source: Source, target: GPUTarget) -> CompiledKernel:
     """What Triton makes of a source, by `triton.compile` where somebody watches it or `stages` does not know it."""
     described, options = _described(source), _options(source, target)
+    rewriter = _rewriter(source)
+    rewrite = None if rewriter is None else rewriter.rewritten
     if stages.watched() or knobs.compilation.listener or not triton.__version__.startswith(stages.VERSIONS):
-        with dedup.sharing() if source.shared else nullcontext():
+        with nullcontext() if rewrite is None else stages.rewriting(rewrite):
             return triton.compile(described, target=target, options=options)
-    rewrite = dedup.rewritten if source.shared else None
     return stages.run(described, target, options, key_of(source, target), rewrite)
+
+
+def _rewriter(source: Source) -> ModuleType | None:
+    """The module whose `rewritten` changes a kernel's PTX before it is assembled."""
+    if source.shared:
+        return dedup
+    return adding if source.adds else None
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------
@@ -145,7 +153,8 @@ def storable() -> bool:
 def key_of(source: Source, target: GPUTarget) -> str:
     """The hash of all that decides the machine code, and of what is refused: see `weft.kernels.gpu.compile.keys`."""
     kernel = keys.reached(module_of(source).kernel), source.types, source.aligned, source.gluon
-    rewritten = inspect.getsource(dedup) if source.shared else ""
+    rewriter = _rewriter(source)
+    rewritten = "" if rewriter is None else inspect.getsource(rewriter)
     told = keys.target_content(target, _options(source, target))
     return keys.digest([LAYOUT, kernel, rewritten, told, keys.compiler(), keys.environment(), miscompiles.VERSION])
 

@@ -17,14 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from threading import RLock
-from typing import Any
 
 import triton
-from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -213,32 +209,3 @@ def _between_inits(blocks: Blocks, name: str) -> Iterator[int]:
 def rewritten(ptx: str) -> str:
     """PTX as it is assembled."""
     return begin_together(share(ptx))
-
-
-# ---- while Triton compiles -------------------------------------------------------------------------------------------
-_COMPILING = RLock()
-
-
-@contextmanager
-def sharing() -> Iterator[None]:
-    """What Triton compiles meanwhile goes through `share` and `begin_together`; not from its own cache, which does not
-    know of them.
-    """
-    with _COMPILING, knobs.compilation.scope():  # what is put back by hand hides the environment from then on
-        hook = knobs.runtime.add_stages_inspection_hook
-
-        def inspect(*given: Any) -> tuple[str, str] | None:
-            if not given:
-                return hook() if hook is not None else ("", "")
-            if hook is not None:
-                hook(*given)
-            stages = given[1]
-            translate = stages["ptx"]
-            stages["ptx"] = lambda source, metadata: rewritten(translate(source, metadata))
-            return None
-
-        knobs.runtime.add_stages_inspection_hook, knobs.compilation.always_compile = inspect, True
-        try:
-            yield
-        finally:
-            knobs.runtime.add_stages_inspection_hook = hook

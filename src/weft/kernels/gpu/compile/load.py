@@ -36,7 +36,7 @@ def source_of(spec: KernelSpec) -> Source:
     shared = spec.short or spec.direction == "gradients"
     return Source(
         spec.name, emit(spec), types, aligned, warps, spec.stages, spec.registers, said, early, bool(spec.groups),
-        shared,
+        shared, bool(spec.groups and spec.with_dq),
     )  # fmt: skip
 
 

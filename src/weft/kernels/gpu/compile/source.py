@@ -16,6 +16,7 @@ class Source:
     bytes, by place. registers: the most that a thread may use, 0: what the compiler takes. spec: what it was emitted
     from, as JSON for people. early: a launch of it may begin while the one before it ends. gluon: it is written in
     Triton's dialect of that name. shared: its warp groups share their code, see `weft.kernels.gpu.compile.dedup`.
+    adds: boxes that it stores are added to memory, see `weft.kernels.gpu.compile.adding`.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Source:
     early: bool = False
     gluon: bool = False
     shared: bool = False
+    adds: bool = False
 
     def __post_init__(self) -> None:
         wrong = [name for name in (self.name, *(name for name, _ in self.types)) if not is_name(name, LONGEST)]

@@ -26,7 +26,7 @@ from triton.compiler.compiler import make_backend
 
 VERSIONS = ("3.6.", "3.7.")  # of Triton, whose stages are known to be run so
 Rewrite = Callable[[str], str]
-_WALKING = RLock()
+_WALKING, _REWRITING = RLock(), RLock()
 
 
 def watched() -> bool:
@@ -63,6 +63,31 @@ def run(
         if isinstance(module, (str, bytes)) and kind != "llir":  # which is long; modules of MLIR take long to print
             files[kind] = module
     return _kernel(described, metadata, files)
+
+
+@contextmanager
+def rewriting(rewrite: Rewrite) -> Iterator[None]:
+    """What Triton compiles meanwhile has its PTX rewritten; it does not come from Triton's own cache, which does not
+    know of that.
+    """
+    with _REWRITING, knobs.compilation.scope():  # what is put back by hand hides the environment from then on
+        hook = knobs.runtime.add_stages_inspection_hook
+
+        def inspect(*given: Any) -> tuple[str, str] | None:
+            if not given:
+                return hook() if hook is not None else ("", "")
+            if hook is not None:
+                hook(*given)
+            stages = given[1]
+            translate = stages["ptx"]
+            stages["ptx"] = lambda source, metadata: rewrite(translate(source, metadata))
+            return None
+
+        knobs.runtime.add_stages_inspection_hook, knobs.compilation.always_compile = inspect, True
+        try:
+            yield
+        finally:
+            knobs.runtime.add_stages_inspection_hook = hook
 
 
 def _walked(described: ASTSource, given: tuple[Any, ...]) -> Any:

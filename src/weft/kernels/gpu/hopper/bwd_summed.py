@@ -3,9 +3,10 @@
 
 A program lives as long as the launch and takes blocks of keys in turn. The producer asks by tensor descriptors for the
 keys of a block and for its tiles of queries. Each consumer keeps dK and dV of its keys in registers. What scores take
-of a tile it leaves in shared memory; once all consumers have, each multiplies it with its channels of the keys and adds
-that to dQ in float32. It does so a tile later, so that no consumer waits for another. Two kernels make seven products
-of a tile; this one makes five.
+of a tile it leaves in shared memory; once all consumers have, each multiplies it with its channels of the keys. It does
+so a tile later, so that no consumer waits for another. That product goes to shared memory too, and a warp of its own
+has it added to dQ in float32 by reducing copies (`weft.kernels.gpu.compile.adding`). Two kernels make seven products of
+a tile; this one makes five.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
-from weft.kernels.gpu.hopper.ops.values import LOG2E, UNIT, Tensor, opaque
+from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
 
 STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
 DS = gl.constexpr(2)  # tiles of what dQ is made of
@@ -39,13 +40,13 @@ class Summed:
     """The kernel's arguments, shared memory and channels.
 
     k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: what dQ is made of, of two tiles. ones: what
-    adds lse and delta to products, of each consumer. heads, length: of queries.
+    adds lse and delta to products, of each consumer. sums: the dQ of a tile, the channels of each consumer. made,
+    taken: of sums, by consumers and by who adds them. heads, length: of queries.
     """
 
     cfg: gl.constexpr
     DK: Tensor
     DV: Tensor
-    DQ: Tensor
     Stats: gl.tensor
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
@@ -54,10 +55,13 @@ class Summed:
     stats: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor
     ones: gl.shared_memory_descriptor
+    sums: gl.shared_memory_descriptor
     keys: Channel
     queries: Channel
     ready: Ring
     used: Ring
+    made: Ring
+    taken: Ring
     scheduler: TileScheduler
     heads: gl.tensor
     length: gl.tensor
@@ -66,6 +70,7 @@ class Summed:
     v_box: Any
     q_box: Any
     do_box: Any
+    dq_box: Any
 
 
 # ---- producer --------------------------------------------------------------------------------------------------------
@@ -191,52 +196,28 @@ def ask_dq(i, own, state):
     return warpgroup_mma(ds, own.channels, none, use_acc=False, is_async=True)
 
 
-@aggregate
-class Into:
-    """Where the dQ of a block's tiles is added: the address of the consumer's channels of the first row of a tile, and
-    of the next one beyond it; the step from row to row in elements; how many rows a run has, and from its last tile to
-    the first one of the next head how far it is.
-    """
-
-    tile: gl.tensor
-    step: gl.tensor
-    rows: gl.tensor
-    over: gl.tensor
+@gluon.jit
+def leave_dq(i, dq, C: gl.constexpr, state):
+    """Leave consumer C's channels of the dQ of tile i of the ring for who adds it to memory."""
+    state.taken.wait_before(i)
+    matrix(state.sums.index(C)).store(dq)
+    fence_async_shared()
+    state.made.arrive(i)
 
 
 @gluon.jit
-def add_rows(dq, at, j, into):
-    """Add the dQ of tile j to memory, two channels at a time. Rows that do not exist are zeros, and are added to the
-    last that does.
+def walk(i, tiles, C: gl.constexpr, own, sums, state):
+    """(tiles so far, dK, dV) over a block's tiles of queries of all heads that share its keys. tiles: of a head, and
+    of all.
     """
-    ROWS: gl.constexpr = dq.type.shape[0]
-    PAIRS: gl.constexpr = dq.type.shape[1] // 2
-    even, odd = gl.split(gl.reshape(dq, [ROWS, PAIRS, 2]))
-    layout: gl.constexpr = even.type.layout
-    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
-    c = gl.expand_dims(gl.arange(0, PAIRS, layout=gl.SliceLayout(0, layout)), 0)
-    r = gl.minimum(r, into.rows - 1 - j * ROWS)
-    to = at + (gl.expand_dims(r * into.step, 1) + 2 * c)
-    gl.inline_asm_elementwise(
-        "red.global.add.v2.f32 [$1], {$2, $3}; mov.b32 $0, 0;", "=r,l,f,f", [to.to(gl.int64), even, odd],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def walk(i, C: gl.constexpr, own, sums, at, into, share, state):
-    """(tiles so far, dK, dV) over a block's tiles of queries of all heads that share its keys. at: where the first dQ
-    is added.
-    """
-    n = tiles_of(into.rows, state.cfg.columns)
+    n, all = tiles
     dk, dv = sums
     for _ in range(0, gl.minimum(n, 1)):  # a branch
         dk, dv = warpgroup_mma_wait(0, ask(i, 0, C, own, dk, dv, state))
         state.queries.release(i)
         j = 0
-        for _ in range(1, n * share):
+        for _ in range(1, all):
             i = opaque(i) + 1
-            before = j
             j = opaque(gl.where(j + 1 == n, 0, j + 1))
             dk, dv = ask(i, j, C, own, dk, dv, state)
             dq = ask_dq(i - 1, own, state)
@@ -244,26 +225,12 @@ def walk(i, C: gl.constexpr, own, sums, at, into, share, state):
             state.queries.release(i)
             dq = warpgroup_mma_wait(0, (dq,))
             state.used.arrive(i - 1)
-            add_rows(dq, at, before, into)
-            at += gl.where(j == 0, into.over, into.tile)
+            leave_dq(i - 1, dq, C, state)
         dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
         state.used.arrive(i)
-        add_rows(dq, at, j, into)
+        leave_dq(i, dq, C, state)
         i += 1
     return i, dk, dv
-
-
-@gluon.jit
-def into_block(state, member, first, count, step, C: gl.constexpr):
-    """(where the first dQ of a block is added, and the others). member: pointer to its integers; first: token of the
-    run's first query; count: how many; step: between these.
-    """
-    cfg: gl.constexpr = state.cfg
-    DQ = state.DQ
-    row = DQ.per_row * UNIT
-    at = DQ.row(gl.load(member), gl.load(member + 2), first) + C * (cfg.width // cfg.consumers)
-    tile = cfg.columns * step * row
-    return at, Into(tile, step * row, count, DQ.per_head * UNIT - (tiles_of(count, cfg.columns) - 1) * tile)
 
 
 @gluon.jit
@@ -296,14 +263,13 @@ def consumer(C: gl.constexpr, state):
     t = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         member, item = scheduler.places(scheduler.where(number))
-        here = scheduler.part()
-        first, count = keys_of(item, 0)
+        _, count = keys_of(item, 0)
         low, high = bounds_told(item, C * ROWS + r, 0, cfg)
         seen = range_of(item, C, 0, cfg.consumers, 1)
         own = Own(mine_k, mine_v, k.slice(C * CHANNELS, CHANNELS, dim=1), low, high, seen.below, seen.beyond)
-        at, into = into_block(state, member, gl.load(here) + first, count, gl.load(here + PART), C)
         keys.wait(t)
-        i, dk, dv = walk(i, C, own, (none, none_v), at, into, gl.load(member + 3), state)
+        n = tiles_of(count, cfg.columns)
+        i, dk, dv = walk(i, (n, n * gl.load(member + 3)), C, own, (none, none_v), state)
         keys.release(t)
         member, item = scheduler.places(scheduler.where(opaque(number)))
         batch, kv_head, start, height = gl.load(member), gl.load(member + 1), gl.load(item), gl.load(item + 1)
@@ -314,10 +280,34 @@ def consumer(C: gl.constexpr, state):
         t += 1
 
 
+# ---- dQ --------------------------------------------------------------------------------------------------------------
+@gluon.jit
+def adder(state):
+    """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
+    cfg: gl.constexpr = state.cfg
+    CHANNELS: gl.constexpr = cfg.width // cfg.consumers
+    scheduler = state.scheduler
+    i = 0
+    for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
+        member, item = scheduler.places(scheduler.where(number))
+        batch, head, share = gl.load(member), gl.load(member + 2), gl.load(member + 3)
+        run = run_of(item, 0, 1)
+        for h in range(0, share):
+            for j in range(0, tiles_of(run.count, cfg.columns)):
+                state.made.wait(i)
+                for C in gl.static_range(cfg.consumers):
+                    where = [batch, head + h, run.place + j * cfg.columns, run.lane, C * CHANNELS]
+                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(C))
+                tma.store_wait(0)  # until it has been read
+                state.taken.arrive(i)
+                i += 1
+
+
 # ---- the kernel ------------------------------------------------------------------------------------------------------
 @gluon.jit
 def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cfg: gl.constexpr):
-    """dK and dV, and what is added to dQ before the scale. read: descriptors of K, V, Q and dO; outputs: DK, DV, DQ;
+    """dK and dV, and what is added to dQ before the scale. read: descriptors of K, V, Q and dO; outputs: DK and DV, and
+    the descriptor of DQ;
     sizes: (heads of queries, queries, scale).
     """
     CONSUMERS: gl.constexpr = cfg.consumers
@@ -326,13 +316,15 @@ def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cf
     stats = tiles(gl.bfloat16, cfg.stages, cfg.columns, STATS)
     ds = tiles(q.dtype, DS, CONSUMERS * cfg.rows, cfg.columns)
     ones = tiles(gl.bfloat16, 2 * CONSUMERS, cfg.rows, STATS)
+    sums = boxes(outputs[2], CONSUMERS)
     fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
     state = Summed(
-        cfg, outputs[0], outputs[1], outputs[2], Stats, k, v, q, do, stats, ds, ones, channel(1, 1, CONSUMERS),
-        channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS), scheduler, sizes[0], sizes[1],
-        sizes[2], read[0], read[1], read[2], read[3],
+        cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, ones, sums, channel(1, 1, CONSUMERS),
+        channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS), ring(1, CONSUMERS),
+        ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3], outputs[2],
     )  # fmt: skip
     gl.static_assert(cfg.consumers == 2)
     gl.warp_specialize([
-        (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)),
-    ], [4, cfg.producer_warps], [cfg.consumer_registers, cfg.producer_registers])  # fmt: skip
+        (consumer, (0, state)), (consumer, (1, state)), (producer, (state, CHAINED)), (adder, (state,)),
+    ], [4, cfg.producer_warps, 1],
+       [cfg.consumer_registers, cfg.producer_registers, cfg.producer_registers])  # fmt: skip

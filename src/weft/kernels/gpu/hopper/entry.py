@@ -7,7 +7,7 @@ from dataclasses import fields
 from textwrap import fill
 
 from weft.kernels.gpu.arguments import FEW, ROUNDS, WALK, strided
-from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, OF_SUMS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.hopper.config import Config, config_of
 from weft.kernels.gpu.spec import KernelSpec
 
@@ -71,7 +71,7 @@ def _key_gradients(spec: KernelSpec) -> Iterator[str]:
     yield f"scheduler = TileScheduler({', '.join(TABLES)})"
     if spec.with_dq:
         yield "bwd_summed("
-        yield f"    Stats, ({', '.join(walk_names(OF_KEYS))}), (dk, dv, dq), scheduler,"
+        yield f"    Stats, ({', '.join(walk_names(OF_KEYS))}), (dk, dv, {', '.join(walk_names(OF_SUMS))}), scheduler,"
         yield f"    (all_heads, their_length, scale), CHAINED={spec.chained}, cfg=CONFIG,"
         yield ")"
         return

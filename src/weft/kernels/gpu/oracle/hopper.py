@@ -304,5 +304,7 @@ def _tile_gradients(
     mask = walk.mask(j)[: len(k), : tokens.size]
     p = np.where(mask, np.exp(np.where(mask, k @ q.T * call.real("scale") - lse, -np.inf)), 0.0)
     ds = p * np.where(mask, v @ do.T - delta, 0.0)
-    call.tensor("DQ").add(ds.T @ k, batch, head, tokens)
+    dq = np.zeros((walk.tile, k.shape[1]))
+    dq[: tokens.size] = ds.T @ k
+    call.box("DQ_box").add(dq, batch, head, *at)
     return ds @ q, p @ do

@@ -138,6 +138,11 @@ class Box:
         tokens = self.tokens(place, lane)
         self.array.store(values[tokens >= 0], batch, head, tokens[tokens >= 0])
 
+    def add(self, values: Reals, batch: int, head: int, place: int, lane: int) -> None:
+        """Add to a tile; what lies beyond the descriptor is dropped."""
+        tokens = self.tokens(place, lane)
+        self.array.add(values[tokens >= 0], batch, head, tokens[tokens >= 0])
+
 
 # ---- a launch --------------------------------------------------------------------------------------------------------
 class Call:

@@ -13,7 +13,7 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.arguments import described, reads, scalars, writes
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.configure import wave_specs
-from weft.kernels.gpu.descriptors import FORWARD, OF_KEYS, Box, box_names, walk_names
+from weft.kernels.gpu.descriptors import FORWARD, OF_KEYS, OF_SUMS, Box, box_names, walk_names
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.layout import PARTS, Layout, Options
 from weft.kernels.gpu.program import (
@@ -47,13 +47,15 @@ GRID = 65535  # programs along the second and the third axis of a grid, at most
 # ---- tables ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Waves and their tables. met: for each key the row of the joined sums, negative for none; see `Waves.met`. groups:
+    """Waves and their tables.
+
+    sum_rows: for each key the row of the sums that others leave, negative for none; see `Waves.shared_rows`. groups:
     warp groups that specialise compute them. page: see `KernelSpec.paged`.
     """
 
     waves: Waves
     tables: tuple[Table, ...]
-    met: Table | None
+    sum_rows: Table | None
     groups: bool = False
     page: int = 0
 
@@ -64,11 +66,11 @@ def packed(
 ) -> Packed:
     """The waves of one direction with their tables. processors: on which persistent kernels take blocks in turn."""
     found = plan_waves(shares, problem, transposed, split)
-    waves = Waves(tuple(in_turns(wave, processors) for wave in found.waves), found.covers, found.met)
+    waves = Waves(tuple(in_turns(wave, processors) for wave in found.waves), found.covers, found.shared_rows)
     tables = tuple(Table(wave.words) for wave in waves.waves)
-    if found.met is None:
+    if found.shared_rows is None:
         return Packed(waves, tables, None)
-    rows = np.where(found.met, np.cumsum(found.met) - 1, -1)
+    rows = np.where(found.shared_rows, np.cumsum(found.shared_rows) - 1, -1)
     return Packed(waves, tables, Table(rows.astype(np.int32)))
 
 
@@ -166,7 +168,8 @@ def wave_launches(
             grids = [_persistent(wave, plan.target)]
             reach = wave.reach or ()
             if spec.with_dq:
-                boxes = boxes_of(OF_KEYS, walk_names(OF_KEYS), reach, plan.problem, bound.strides)
+                which = (*OF_KEYS, *OF_SUMS)
+                boxes = boxes_of(which, walk_names(which), reach, plan.problem, bound.strides)
             elif not spec.of_keys:
                 names = box_names(ones[0].terms)
                 boxes = boxes_of(FORWARD[: 2 * len(reach)], names, reach, plan.problem, bound.strides)

@@ -7,7 +7,8 @@ of a window beside every 128th key over 16,384 queries every 132nd block lies wi
 busiest program does 1.09 of the mean.
 
 Blocks of causal attention differ far more. At wide heads the longest of a few heads come first, and then blocks of one
-round are exchanged for as long as the busiest program has less to do after it: 1.03 of the mean becomes 1.003.
+round are exchanged for as long as the busiest program has less to do after it: 1.03 of the mean becomes 1.003. Blocks
+that add to dQ stay in order, though: what neighbours add to is still in the second-level cache.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from weft.kernels.gpu.tables.batches import Wave
 from weft.pattern.bounds import Ints
-from weft.planning.families.hopper import is_told
+from weft.planning.families.hopper import SUMMED, is_told
 
 MOST = 1 << 14  # blocks, with more of which no program has few
 HEADS = 4  # whose blocks are sorted together: their keys and values stay in the second-level cache
@@ -35,7 +36,7 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
     apart = is_told(wave.kind.tiling) and wave.work.min() != wave.work.max()
-    if apart:
+    if apart and wave.kind.tiling != SUMMED:
         blocks = blocks[np.lexsort((blocks[:, 1], -wave.work[blocks[:, 0]], blocks[:, 1] // HEADS))]
     if programs < len(blocks) <= MOST:
         time = wave.work[blocks[:, 0]]
