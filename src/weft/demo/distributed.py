@@ -26,7 +26,7 @@ WRONG = 1e-4  # of a loss; sums are in another order
 LOCAL, GLOBAL = weft.causal() & weft.window(left=WINDOW - 1), weft.causal()
 
 
-class Model(nn.Module):
+class Model(nn.Module):  # type: ignore[misc]
     """LAYERS layers of attention and a small network. tokens: where its tokens are in the whole sequence."""
 
     def __init__(self, group: Any = None) -> None:
@@ -64,7 +64,7 @@ def losses(group: Any = None) -> list[float]:
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = cross_entropy(model(text[tokens], tokens), text[tokens + 1], reduction="sum") / TOKENS
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         whole = loss.detach().clone()
         if group is not None:
             for x in (whole, *(p.grad for p in model.parameters())):
