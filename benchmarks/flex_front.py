@@ -3,7 +3,7 @@
     python benchmarks/flex_front.py [--calls N] [--rounds N] [--out FILE.csv]
 
 First calls of create_block_mask at 32,768 tokens are of fresh processes, which have imported both libraries and woken
-the device; the least and the median of three, in milliseconds. Eager calls of flex_attention and of weft.attention with
+the device; the least and the median of two, in milliseconds. Eager calls of flex_attention and of weft.attention with
 the same pattern are timed in turn without gradients, in microseconds of the host: the difference is what the interface
 adds. Without a GPU launches do nothing, as in host.py. Bars: 50 ms, and 60 us.
 """
@@ -11,7 +11,6 @@ adds. Without a GPU launches do nothing, as in host.py. Bars: 50 ms, and 60 us.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -25,10 +24,10 @@ from typing import Any
 
 import torch
 
-TOKENS, REACH, PROCESSES = 32_768, 1024, 3
-MASKS = ("window", "documents")
+TOKENS, REACH, PROCESSES = 32_768, 1024, 2
+MASKS = ("documents", "window")
 BARS = {"ms": 50.0, "us": 60.0}
-COLUMNS = ("date", "device", "torch", "weft", "what", "unit", "least", "median", "bar")
+COLUMNS = ("date", "machine", "python", "torch", "commit", "device", "what", "unit", "least", "median", "bar")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -105,17 +104,8 @@ def found(calls: int, rounds: int) -> Iterator[tuple[str, str, list[float]]]:
         traceback.print_exc()
 
 
-def append(path: Path, row: dict[str, Any]) -> None:
-    fresh = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def main() -> int:
-    import weft
+    from planning import append, provenance  # here, since tests have a package of that name
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--calls", type=int, default=1000)
@@ -131,10 +121,10 @@ def main() -> int:
         least, bar = min(values), BARS[unit]
         verdict = "PASS" if median(values) <= bar else "MISS"
         print(f"{what:60s}{least:9.1f}{median(values):9.1f} {unit}  {verdict} ({bar:g})", flush=True)
-        given = (time.strftime("%Y-%m-%d %H:%M"), device, torch.__version__, weft.__version__, what, unit)
-        row = dict(zip(COLUMNS, (*given, f"{least:.1f}", f"{median(values):.1f}", f"{bar:g}"), strict=True))
+        row = {"device": device, "what": what, "unit": unit, "bar": bar}
+        row |= {"least": round(least, 1), "median": round(median(values), 1)}
         if asked.out:
-            append(asked.out, row)
+            append(asked.out, COLUMNS, [provenance("torch") | row])
     return 0
 
 

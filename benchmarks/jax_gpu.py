@@ -3,8 +3,8 @@
     JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false \\
         python benchmarks/jax_gpu.py [--problems NAME ...] [--rounds N] [--seconds S] [--out FILE.csv]
 
-Device time: several calls in one jitted function, each on other inputs and each after the one before it; many of these
-are queued, then waited for, and the wall time is divided. torch's calls are timed likewise, in the same process and in
+Device time: several calls in one jitted function, each of what the one before it gave; many of these functions are
+queued, then waited for, and the wall time is divided. torch's calls are timed likewise, in the same process and in
 turn: as they are launched, where a kernel may begin while the one before it ends (PDL), and without that, as jaxlib
 launches. jax.nn joins where it can say the mask. Results are compared with weft's from JAX before they are timed.
 
@@ -172,34 +172,35 @@ class Inputs:
 
 
 def in_jax(name: str, attend: Attend, copies: list[Any], calls: int, direction: str) -> tuple[Method, Any]:
-    """(attend(q, k, v, *more) or its gradients, timed; the first result). copies: of q, k, v, dout and more."""
+    """(attend(q, k, v, *more) or its gradients, timed; the first result). copies: of q, k, v, dout and more.
+
+    Each call takes what the one before it gave, q the output and dout the gradient of q: equal calls would be one.
+    """
     import jax
 
-    def forward(copy: Any) -> Any:
-        return attend(*copy[:3], *copy[4:])
-
+    @jax.jit
     def saved(copy: Any) -> Any:
-        gradients = jax.vjp(lambda *qkv: attend(*qkv, *copy[4:]), *copy[:3])[1]
-        return gradients, copy[3]
+        return jax.vjp(lambda *qkv: attend(*qkv, *copy[4:]), *copy[:3])[1]
 
-    def backward(saved: Any) -> Any:
-        return saved[0](saved[1])
+    forwards = direction == "fwd"
+    given = copies if forwards else [(saved(copy), copy[3]) for copy in copies]
 
-    one, given = (forward, copies) if direction == "fwd" else (backward, [jax.jit(saved)(copy) for copy in copies])
-    run = jax.jit(lambda given: chained(one, given, calls))
-    first = jax.block_until_ready(jax.jit(one)(given[0]))
-    return Method(name, lambda: run(given), calls, jax.block_until_ready), first
+    def one(copy: Any, last: Any) -> Any:
+        if forwards:
+            return attend(copy[0] if last is None else last, *copy[1:3], *copy[4:])
+        return copy[0](copy[1] if last is None else last)
 
+    @jax.jit
+    def chained(given: Any) -> Any:
+        last, kept = None, []
+        for number in range(calls):
+            made = one(given[number % len(given)], last)
+            last = made if forwards else made[0]
+            kept += [] if forwards else made[1:]  # else nobody would compute them
+        return last, kept
 
-def chained(one: Callable[[Any], Any], given: list[Any], calls: int) -> Any:
-    """So many calls, each after the one before: else equal ones would be one."""
-    from jax import lax
-
-    last: Any = ()
-    for number in range(calls):
-        mine, _ = lax.optimization_barrier((given[number % len(given)], last))
-        last = one(mine)
-    return last
+    first = jax.block_until_ready(jax.jit(one)(given[0], None))
+    return Method(name, lambda: chained(given), calls, jax.block_until_ready), first
 
 
 def by_weft(pattern: Any) -> Attend:
@@ -445,8 +446,8 @@ def jax_nn(
     return [] if made is None else [made]
 
 
-def masked(report: Report, implementation: str, heads: int) -> None:
-    """A window of 1024 over 32,768 tokens beside jax.nn, which is told it as booleans, and as a bias."""
+def masked(report: Report, implementation: str, heads: int, told: str, directions: Iterable[str]) -> None:
+    """A window of 1024 over 32,768 tokens beside jax.nn, which is told it as booleans, or as a bias."""
     import jax.numpy as jnp
 
     from weft.testing.workloads import named
@@ -456,13 +457,10 @@ def masked(report: Report, implementation: str, heads: int) -> None:
     places = jnp.arange(workload.n)
     behind = places[:, None] - places[None, :]
     live = ((behind >= 0) & (behind < 1024))[None, None]
-    for direction in ("fwd", "bwd"):
+    value = live if told == "mask" else jnp.where(live, 0, -1e30).astype(jnp.bfloat16)
+    for direction in directions:
         first, wanted = in_jax("weft.jax", by_weft(workload.make()), inputs.copies, inputs.calls, direction)
-        methods = [first]
-        for told in ("mask", "bias"):
-            value = live if told == "mask" else jnp.where(live, 0, -1e30).astype(jnp.bfloat16)
-            methods += jax_nn(report, inputs, direction, implementation, wanted, {told: value})
-            del value
+        methods = [first, *jax_nn(report, inputs, direction, implementation, wanted, {told: value})]
         if methods[1:]:
             guarded(report, inputs.about(direction), partial(report.timed, inputs.about(direction), methods))
 
@@ -485,7 +483,7 @@ def main() -> int:
     from weft.bench.select import workloads
 
     names = workloads(asked.problems or ["core"])
-    names.sort(key=lambda name: name != LONG)
+    names.sort(key=lambda name: name != LONG)  # it is measured in three ways
     waiting = prepared(names)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
@@ -497,12 +495,12 @@ def main() -> int:
     torch = None if asked.no_torch else guarded(report, {"method": "torch"}, Torch)
     jobs: list[tuple[str | None, Thunk]] = [(name, partial(core, report, name, torch)) for name in names]
     if LONG in names:
-        jobs.insert(1, (None, partial(masked, report, "cudnn", 16)))
-        jobs.insert(2, (None, partial(masked, report, "xla", 2)))
+        jobs.insert(1, (None, partial(masked, report, "cudnn", 16, "bias", ("fwd", "bwd"))))
+        jobs.insert(2, (None, partial(masked, report, "xla", 2, "mask", ("fwd",))))
     jobs.insert(3, (None, partial(host, report, waiting.values())))
     for name, job in jobs:
         if time.perf_counter() - BEGIN > asked.seconds:
-            print(f"{name or job}: no time left", flush=True)
+            print(f"{name or 'jax.nn with a mask, or the host'}: no time left", flush=True)
             continue
         if name is not None:
             waiting[name].wait()

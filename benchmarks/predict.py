@@ -47,7 +47,7 @@ def main() -> None:
 @click.option("--only", multiple=True, help="Problems with this text in their name.")
 @click.option("--direction", "directions", multiple=True, type=click.Choice(DIRECTIONS), help="Some kernels only.")
 @click.option("--summed", is_flag=True, help="All gradients in one walk by warp groups alone.")
-def _measure(
+def _measure(  # noqa: PLR0913 - an argument an option
     which: str, out: Path, target: str, seed: str | None, only: tuple[str, ...], directions: tuple[Direction, ...],
     summed: bool,
 ) -> None:  # fmt: skip

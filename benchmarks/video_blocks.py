@@ -16,7 +16,6 @@ is small. diffusers must be importable: pip install '.[diffusers]'.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import select
@@ -50,8 +49,8 @@ TEXT = {"wan": 512, "ltx": 128, "hunyuan": 256}
 BLOCK = 128  # queries and keys of a block: FlexAttention's own choice
 DIRECTIONS = ("fwd+bwd", "fwd")
 COLUMNS = (
-    "date", "model", "tokens", "text", "window", "live", "direction", "method", "ms", "of_weft", "allowed", "device",
-    "torch", "weft",
+    "date", "machine", "python", "torch", "commit", "device", "model", "tokens", "text", "window", "live", "direction",
+    "method", "ms", "of_weft", "allowed",
 )  # fmt: skip
 
 
@@ -253,7 +252,7 @@ def prepared(block: Block) -> list[str]:
 def measured(block: Block, methods: list[str], rounds: int) -> Iterator[dict[str, Any]]:
     """A row for each direction and method."""
     device = torch.cuda.get_device_name() if block.cuda else "cpu"
-    problem = {"date": time.strftime("%Y-%m-%d %H:%M"), **block.problem()}
+    problem = {"device": device, **block.problem()}
     live = float(problem["live"])
     for direction in DIRECTIONS:
         found = {}
@@ -266,7 +265,7 @@ def measured(block: Block, methods: list[str], rounds: int) -> Iterator[dict[str
                 allowed = f"{ms / (found['nothing'] + live * (ms - found['nothing'])):.2f}"
             yield problem | {
                 "direction": direction, "method": method, "ms": f"{ms:.3f}", "of_weft": f"{ms / found['weft']:.2f}",
-                "allowed": allowed, "device": device, "torch": torch.__version__, "weft": weft.__version__,
+                "allowed": allowed,
             }  # fmt: skip
 
 
@@ -329,17 +328,10 @@ class Worker:
         return json.loads(line) if line else None
 
 
-def append(path: Path, row: dict[str, Any]) -> None:
-    fresh = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def run(workers: list[Worker], end: float, out: Path | None) -> None:
     """Have all compile at once, then time each alone, then compare each with a dense mask."""
+    from planning import append, provenance  # here, since tests have a package of that name
+
     ready = []
     for one in workers:
         methods = one.answer(end)
@@ -348,9 +340,9 @@ def run(workers: list[Worker], end: float, out: Path | None) -> None:
     for one in ready:
         one.go_on()
         while row := one.answer(end):
-            print("  ".join(f"{row[column]:>8}" for column in COLUMNS[1:11]), flush=True)
+            print("  ".join(f"{row[column]:>8}" for column in COLUMNS[6:]), flush=True)
             if out:
-                append(out, row)
+                append(out, COLUMNS, [provenance("torch") | row])
     for one in ready:
         one.go_on()
     for one in ready:

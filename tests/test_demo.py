@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib")
 
 from weft import plot  # noqa: E402
 from weft.demo import __main__ as demo  # noqa: E402
-from weft.demo import inputs, measure, smooth  # noqa: E402
+from weft.demo import guests, inputs, measure, smooth  # noqa: E402
 from weft.demo.cases import cases, scaled  # noqa: E402
 from weft.plot.tiles import MASKED, PARTIAL  # noqa: E402
 
@@ -98,7 +98,7 @@ def test_columns_are_aligned(quick):
 @pytest.mark.more
 def test_the_pictures_show_something(quick):
     _, folder = quick
-    expected = {name.replace(" ", "-") + ".png" for name in NAMES} | {"photograph.png"}
+    expected = {name.replace(" ", "-") + ".png" for name in NAMES} | {"photograph.png", "chart.png"}
     assert {path.name for path in folder.iterdir()} == expected
     for path in folder.iterdir():
         pixels = read(path)
@@ -107,6 +107,9 @@ def test_the_pictures_show_something(quick):
         share = {colour: (pixels == plot._rgb(colour)).all(axis=2).mean() for colour in plot.COLOURS[2:4]}
         if path.name == "photograph.png":
             assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 5000
+        elif path.name == "chart.png":
+            bars = {colour: (pixels == plot._rgb(colour)).all(axis=2).mean() for colour in plot.COLOURS[3:]}
+            assert min(bars.values()) > 0.01, "a chart without bars"
         else:
             assert min(share.values()) > 1e-3, f"{path.name} shows no partial tile"
 
@@ -120,9 +123,12 @@ def test_without_matplotlib_it_says_so_and_goes_on(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-SMALL = "from weft.demo import __main__ as demo\ndemo.SIZES = {False: (512, 16, 32), True: (512, 16, 32)}"
+SMALL = """from weft.demo import __main__ as demo
+demo.SIZES = {False: (512, 16, 32), True: (512, 16, 32)}
+demo.GUESTS = ()"""
 
 
+@pytest.mark.more
 def test_without_transformers_it_says_so_and_goes_on(tmp_path):
     hide = "from weft.demo import cases\ncases.has_transformers = demo.has_transformers = lambda: False"
     done = run("--no-pictures", before=f"{SMALL}\n{hide}")
@@ -138,6 +144,30 @@ def test_the_case_of_transformers_is_its_window_in_documents():
     assert (case.pattern.to_dense(1000) == meant.to_dense(1000)).all()
 
 
+@pytest.mark.more
+def test_models_of_other_libraries_have_rows_or_a_line_that_installs_them(quick):
+    printed = quick[0].stdout
+    for guest in guests.GUESTS:
+        found = re.search(rf"^{guest.name} +\d.*  ok$", printed, re.MULTILINE)
+        assert bool(found) is guest.here
+        assert guest.here or install_line(guest.library) in printed
+
+
+def guest(apart: float) -> guests.Guest:
+    return guests.Guest("a model", "numpy", "what it is", lambda pack, quick: guests.Outcome(8, 1e-3, 2e-3, apart))
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-3, math.nan])
+def test_a_model_that_differs_from_its_own_library_fails_the_run(apart, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "SIZES", {False: (512, 16, 32), True: (512, 16, 32)})
+    monkeypatch.setattr(demo, "cases", lambda lengths, side: [])
+    monkeypatch.setattr(demo, "GUESTS", (guest(apart),))
+    assert demo.main(["--no-pictures"]) == (apart != 0)
+    printed = capsys.readouterr().out
+    assert re.search(r"^a model +8 +1.0 ms +2.0 ms +2.0x", printed, re.MULTILINE)
+    assert ("FAILED: a model" in printed.splitlines()[-1]) == (apart != 0)
+
+
 def test_a_wrong_result_fails_the_run(monkeypatch, capsys):
     right = weft.attention
 
@@ -147,6 +177,7 @@ def test_a_wrong_result_fails_the_run(monkeypatch, capsys):
         return out
 
     monkeypatch.setattr(weft, "attention", wrong)
+    monkeypatch.setattr(demo, "GUESTS", ())
     monkeypatch.setattr(demo, "SIZES", {False: (512, 16, 32), True: (512, 16, 32)})
     assert demo.main(["--no-pictures"]) == 1
     printed = capsys.readouterr().out
@@ -163,6 +194,7 @@ def test_a_plan_that_does_not_verify_fails_the_run(monkeypatch, capsys):
             raise VerificationError("verify a plan", "a tile is missing", "do not use it")
 
     monkeypatch.setattr(AttentionPlan, "verify", refuse)
+    monkeypatch.setattr(demo, "GUESTS", ())
     monkeypatch.setattr(demo, "SIZES", {False: (512, 16, 32), True: (512, 16, 32)})
     assert demo.main(["--no-pictures"]) == 1
     printed = capsys.readouterr().out

@@ -12,14 +12,14 @@ A test of both is of the longer one. Drawn tests have no mark: they run in `make
 
 import pytest
 
-FEWEST, PART = 10, 5
+FEWEST, PART = 10, 8
 
 quick = False  # whether this run leaves out what is marked `more`; conftest.py knows
 
 
-def examples(count):
-    """How many examples a drawn test has that should have `count`: a fifth of them in `make test`."""
-    return min(count, max(FEWEST, count // PART)) if quick else count
+def examples(count, few=None):
+    """How many examples a drawn test has that should have `count`: `few` in `make test`, or else an eighth of them."""
+    return min(count, few or max(FEWEST, count // PART)) if quick else count
 
 
 def sample(values, *chosen):

@@ -123,6 +123,7 @@ def test_keys_with_holes_are_one_term(causal):
     assert (held == (live & (np.arange(2000) <= rows[:, None]) if causal else live)).all()
 
 
+@pytest.mark.more
 def test_long_steps_are_one_term():
     acsr = (~weft.periodic_keys(100) & weft.causal()).acsr(5000)
     assert len(acsr.terms) == 1 and not len(acsr.remainder)

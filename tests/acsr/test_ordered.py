@@ -34,6 +34,10 @@ PATTERNS = {
     "odd keys": (ALIKE & weft.periodic_keys(2, phase=1), 1),
     "some queries": (ALIKE & weft.global_tokens([3, 70, 71, 199], columns=False), 1),
     "beside listed tokens": (ALIKE | weft.global_tokens([3, 70]), 3),
+    "other labels": (~ALIKE, 2),
+    "twice not": (~~(ALIKE & weft.causal()), 1),
+    "not in a causal window": (~(ALIKE & weft.causal() & weft.window(left=30)), 2),
+    "neither": (~(ALIKE & weft.padding(150, rows=True)), 2),
     "padded": (weft.causal() & ALIKE & weft.padding(150, rows=True), 1),
     "in a part": (weft.segments([200, 50], [[ALIKE, False], [False, True]]), 2),
 }  # fmt: skip
@@ -60,6 +64,9 @@ def test_plans_are_proven(name):
     n = 250 if name == "in a part" else 200
     plan = plan_attention(pattern, Problem(1, 1, 1, n, n, 8, 8))
     plan.verify()
+    on_gpu = plan_attention(pattern, Problem(1, 2, 1, n, n, 64, 64, "bfloat16", "cuda"), GPU)
+    on_gpu.verify()
+    assert any(launch.is_ordered for share in on_gpu.every_share() for launch in share.plan.launches)
     random = np.random.default_rng(0)
     q, k, v = (random.standard_normal((n, 8)) for _ in range(3))
     expected = forward(pattern.acsr(n), q, k, v, Scoring(0.3))
@@ -89,13 +96,11 @@ def test_pairs_of_cells_are_counted(rows, columns):
 
 
 def test_what_asks_for_no_order_gets_blocks():
-    """Kernels of GPUs gather no rows: the same pairs are listed there, as before."""
+    """Where no rows are gathered the same pairs are listed, block by block."""
     acsr = (weft.causal() & ALIKE).acsr(200, orders=False)
     assert not any(term.is_ordered for term in acsr.terms)
     assert len(acsr.remainder)
     np.testing.assert_array_equal(acsr.to_dense(), (weft.causal() & ALIKE).to_dense(200))
-    plan = plan_attention(ALIKE, Problem(1, 1, 1, 200, 200, 64, 64, "bfloat16", "cuda"), GPU)
-    assert not any(term.is_ordered for term in plan.forward[0].plan.acsr.terms)
 
 
 def test_long_sequences_are_neither_scanned_nor_large():

@@ -15,6 +15,7 @@ def run(*words):
     return CliRunner().invoke(main, ["bench", *words])
 
 
+@pytest.mark.more
 def test_it_measures_prints_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr("weft.bench.run.commit", lambda: "abc1234")
     words = ("window_pm256.small", "--device", "cpu", "--rounds", "1", "--out", str(tmp_path / "rows.csv"))
@@ -51,6 +52,7 @@ def test_bad_input_ends_with_2_and_says_what_to_do(words, said):
     assert said in done.stderr
 
 
+@pytest.mark.more
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_ends_with_2():
     done = run("--device", "cuda", "causal.small")

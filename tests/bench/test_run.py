@@ -129,6 +129,7 @@ def test_an_interrupted_run_leaves_whole_rows_and_no_process(bench):
     assert {peer for _, peer in statuses(bench.run([WORKLOAD], ["refuse", "right"], "fwd"))} == {"refuse", "right"}
 
 
+@pytest.mark.more
 def test_a_foreign_file_is_refused_and_left_alone(bench):
     bench.out.write_text("date,case\n2026,window\n")
     with pytest.raises(OptionError, match="its columns are date, case"):

@@ -77,6 +77,7 @@ def test_a_wrong_result_ends_the_run(graphs):
         graphs.joined([[row(1.0)], [row(1.0, "out is off")]])
 
 
+@pytest.mark.more
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here it measures")
 def test_without_a_gpu_it_says_so():
     done = subprocess.run([sys.executable, str(HERE / "graphs.py")], capture_output=True, text=True, check=False)

@@ -99,6 +99,7 @@ def test_fit_keeps_the_rows_that_it_fits(predict, timed, tmp_path, monkeypatch):
     assert fit() == first
 
 
+@pytest.mark.more
 def test_the_rates_predict_what_their_rows_do(predict):
     """Fitted again, every thirtieth kernel is predicted alike: `python benchmarks/predict.py fit` writes the rates."""
     from prediction import rows

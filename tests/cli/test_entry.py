@@ -29,6 +29,7 @@ def test_python_dash_m_refuses_as_the_command_does():
     assert "python -m weft" in python("-m", "weft", "shwo").stderr
 
 
+@pytest.mark.more
 def test_what_is_loaded_late_is_kept():
     pytest.importorskip("torch")
     code = (

@@ -24,6 +24,10 @@ ALL = [
     "window", "both sides", "causal", "longformer", "dilated", "documents", "chunks", "2-D", "3-D", "text and video",
     "blocks", "no key",
 ]  # fmt: skip
+CHECKS = [
+    "check_refusals", "check_poison", "check_ways_to_call", "check_scores", "check_dtensors", "check_module",
+    "check_decode",
+]  # fmt: skip
 SOME = ["window", "longformer", "2-D"]
 
 
@@ -32,7 +36,7 @@ def test_values(tmp_path, world, names):
     run(tmp_path, world, "check_values", names)
 
 
-@pytest.mark.parametrize("check", every(3, ["check_refusals", "check_poison", "check_ways_to_call"]))
+@pytest.mark.parametrize("check", every(4, CHECKS))
 def test_beside_values(tmp_path, check):
     run(tmp_path, 3, check)
 

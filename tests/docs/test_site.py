@@ -310,6 +310,7 @@ def test_the_readme_is_short_and_names_the_distribution():
     assert f"`{DISTRIBUTION}`" in text
 
 
+@pytest.mark.more
 def test_the_code_of_the_readme_is_typed(tmp_path):
     """As strictly as mypy can, but for what torch leaves without types."""
     pytest.importorskip("mypy", reason="pip install '.[dev]'")

@@ -75,7 +75,7 @@ def test_equal_layers_are_named_together(explanation):
     assert names == ["layers.0", "layers.1", "layers.2"]
     assert found.cost.seconds <= sum(1 for _ in found.layer.operators)
     text = str(explanation)
-    assert "3 layers alike" in text and "fused" in text and "weft has no kernels for them yet" in text
+    assert "3 layers alike" in text and "fused" in text and "schemes are predictions" in text
 
 
 def test_the_picture(explanation):

@@ -1,5 +1,7 @@
 """Calls that reach every kernel and every fragment of them, at lengths that the oracle takes a second for."""
 
+import numpy as np
+
 import weft
 from weft.planning import families
 from weft.planning.families.hopper import CONFIGS, SUMMED
@@ -37,6 +39,8 @@ TWO = weft.causal() & (weft.window(left=127) | weft.periodic_keys(128))
 IMAGE = weft.segments(
     [64, 320], [[weft.full()] * 2, [weft.full(), weft.neighborhood((16, 20), (9, 11))]]
 )  # fmt: skip
+IDS = np.random.default_rng(3).integers(0, 5, 200)
+SCATTERED = weft.documents(ids=IDS)
 KERNELS = {
     # tiles on lines
     "window": one(BAND, 333, dims=(128, 128), order=(0, 2, 1, 3)),
@@ -75,6 +79,17 @@ KERNELS = {
     # lists, grids, blocks
     "listed tokens": one(weft.longformer(32) | weft.global_tokens([0, 77, 150, 151]), 200),
     "listed tokens left out": one(weft.window(64, 64) & ~weft.global_tokens([0, 77, 150]), 200),
+    "scattered": one(weft.causal() & SCATTERED, 200, dims=(128, 128)),
+    "scattered, all options": one(SCATTERED & weft.window(90, 90), 200, dims=(80, 80), options=OPTIONS, batch=2),
+    "scattered, keys of their own": one(
+        weft.documents(ids=IDS[:150], key_ids=np.random.default_rng(4).integers(0, 6, 200)), 150, n=200,
+        options={"with_delta": True},
+    ),
+    "scattered beside a window": one(weft.window(5, 5) | SCATTERED, 200, order=(0, 2, 1, 3)),
+    "scattered, by heads": one(
+        weft.per_head([SCATTERED, weft.causal(), SCATTERED & weft.window(9, 9), SCATTERED]), 200, heads=(4, 2)
+    ),
+    "scattered, rows anywhere": one(SCATTERED, 200, dims=(33, 40), dtype="float16", order=(2, 0, 1, 3)),
     "2-D": grid(weft.neighborhood((16, 20), (9, 11)), (16, 20), dims=(128, 128)),
     "2-D, ungrouped": grid(weft.neighborhood((16, 20), (9, 11)), (16, 20), dims=(64, 64), heads=(2, 2)),
     "2-D, cut": grid(weft.neighborhood((12, 14), (5, 5)), (12, 14), options={"sinks": True, "softcap": 3.0}),
@@ -92,6 +107,7 @@ KERNELS = {
     # the order of sums is free
     "one kernel": one(BAND, 333, dims=(64, 64), one_kernel=True),
     "one kernel, listed": one(weft.longformer(32) | weft.global_tokens([0, 77, 150]), 200, one_kernel=True),
+    "one kernel, scattered": one(weft.causal() & SCATTERED, 200, dims=(64, 64), one_kernel=True),
     "one kernel, 2-D": grid(weft.neighborhood((12, 14), (5, 5)), (12, 14), one_kernel=True, options={"lse": True}),
     "one kernel, blocks": one(weft.random_blocks(16, 3, seed=1), 200, one_kernel=True),
     "split": one(weft.causal() & (weft.window(left=127) | weft.prefix(200)), 2000, heads=(1, 1), dims=(64, 64),

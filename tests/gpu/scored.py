@@ -13,6 +13,7 @@ from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import forward_program
+from weft.kernels.gpu.score.slots import number_of
 from weft.score.dropout import Dropout
 from weft.score.evaluate import Rule
 from weft.score.text import SEPARATOR
@@ -67,7 +68,7 @@ def computed(call, arrays):
     found = run_program(*_with_inputs(forward_program(call.plan, call.layout(False), call.how), arrays))
     of_gradients = backward_program(call.plan, call.layout(True), call.how)
     found |= run_program(*_with_inputs(of_gradients, arrays | found))
-    sums = {int(name[8:]): torch.from_numpy(x) for name, x in found.items() if name.startswith("entries_")}
+    sums = {name: torch.from_numpy(x) for name, x in found.items() if number_of(name) is not None}
     tables = tuple(torch.from_numpy(x) for x in call.tables())
     made = gradients_of_tables(call.how, tables, sums, call.m)
     return found | {f"dtable_{number}": x for number, x in enumerate(made) if x is not None}

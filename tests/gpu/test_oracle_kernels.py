@@ -33,7 +33,19 @@ def test_programs_of_other_cards_compute_attention(name, card):
 
 
 # Options of KernelSpec by direction, of which some call has each; a value that is not True is one of several.
-OF_TILES = ("listed", "several", "more", "whole", "packed", "accumulate", "lines", "softcap", "alibi", "rescaled")
+OF_TILES = (
+    "listed",
+    "ordered",
+    "several",
+    "more",
+    "whole",
+    "packed",
+    "accumulate",
+    "lines",
+    "softcap",
+    "alibi",
+    "rescaled",
+)
 REACHED = {
     "forward": (*OF_TILES, "sinks", "short"),
     "dq": (*OF_TILES, "lse_gradient", "with_delta"),

@@ -35,6 +35,9 @@ UNSEEN = {
         weft.window(20, 0) & ~weft.global_tokens([*range(40), 62], columns=False), 64, 64, [(EVERY, slice(None, 20))],
     ),
     "rows of a grid": (weft.neighborhood([10, 9], [5, 5]) & weft.prefix(45), 90, 90, [(EVERY, slice(45, None))]),
+    "scattered keys of no query": (
+        weft.documents(ids=[1, 2, 4] * 30, key_ids=[0, 1, 2] * 30), 90, 90, [(EVERY, slice(0, None, 3))]
+    ),
     "nothing": (weft.nothing(), 70, 70, [(EVERY, EVERY)]),
 }  # fmt: skip
 WAYS = {
@@ -64,7 +67,7 @@ PADDED = {"alone": ROWS, "causal": ROWS & weft.causal(), "blocks": ROWS & weft.b
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize("name", every(3, PADDED))
 def test_everything_that_is_padding(name, way):
     """Beyond the length of a batch row q, k, v and the gradient of out may hold anything."""
     more = WAYS[way]
@@ -90,7 +93,7 @@ APART = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", every(2, APART))
+@pytest.mark.parametrize("name", every(4, APART))
 def test_other_documents(name, way):
     """What a document holds reaches no other one, forward and backward."""
     pattern, first = APART[name]

@@ -1,5 +1,6 @@
 """Rules of diffusers' video transformers as patterns: against their definitions, pair by pair; no diffusers needed."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -211,9 +212,22 @@ def test_a_file(tmp_path):
         (tmp_path / name).write_text(text)
         diffusers.load_patterns(transformer, tmp_path / name)
         assert torch.equal(transformer(x), expected)
-    for text, words in (("[[pattern]]\nwindow = 3\n", "no window"), ("[pattern]\n", "[[pattern]]")):
-        (tmp_path / "rules.toml").write_text(text)
-        refuse(lambda: diffusers.load_patterns(transformer, tmp_path / "rules.toml"), OptionError, [words])
+    for name, text, words in (
+        ("rules.toml", b"[[pattern]]\nwindow = 3\n", "no window"),
+        ("rules.toml", b"[pattern]\n", "[[pattern]]"),
+        ("rules.toml", b"[[pattern]\n", "it is no TOML"),
+        ("rules.toml", b"\xff\xfe", "it is no TOML"),
+        ("rules.toml", b"[[pattern]]\nneighborhood = 3\n[[pattern]]\nlayers = 'two'\n", "two"),
+        ("rules.json", b'{"pattern": [{]}', "it is no JSON"),
+        ("rules.json", b'{"pattern": ' + b"[" * 5000, "it is no JSON"),
+        ("rules.json", b'{"pattern": NaN}', "it is no JSON"),
+        ("none.toml", None, "cannot be read"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_bytes(text)
+        path = tmp_path / name
+        refuse(lambda path=path: diffusers.load_patterns(transformer, path), OptionError, [words])
+    refuse(lambda: diffusers.load_patterns(transformer, tmp_path), OptionError, ["a directory"])
     assert torch.equal(transformer(x), expected)  # as before
 
 
@@ -230,6 +244,13 @@ def test_a_picture():
     assert not any(row[:13].strip() for row in drawn)
     assert diffusers.picture(transformer, (3, 4, 6)) == "layers 0 to 2: dense, every token sees every other one"
     refuse(lambda: diffusers.picture(model()[0], (3, 4, 6)), OptionError, ["set_pattern"])
+
+
+def test_frames_that_are_shown_end_just_beyond_what_is_seen():
+    transformer, _ = model()
+    diffusers.set_pattern(transformer, neighborhood=(3, 3, 3), dilation=(2, 1, 1), layers=[0])
+    text = diffusers.picture(transformer, (21, 4, 6))
+    assert re.findall(r"frame (\d+)", text) == ["7", "8", "10", "12", "13"]
 
 
 def test_a_figure(tmp_path):

@@ -82,13 +82,15 @@ def test_sdpa_in_the_place_of_torchs():
     q, k, v = drawn((2, 4, 300, 64), (2, 4, 300, 64), (2, 4, 300, 64))
     mask = torch.ones(300, 300, dtype=torch.bool, device=DEVICE).tril().triu(-40)
     padding = (torch.arange(300, device=DEVICE) < torch.tensor([[200], [300]], device=DEVICE))[:, None, None]
+    added = torch.randn(1, 4, 300, 300, device=DEVICE).to(q.dtype)
     attend = torch.nn.functional.scaled_dot_product_attention
-    for given in ({"attn_mask": mask}, {"attn_mask": padding}, {"is_causal": True}):
+    for given in ({"attn_mask": mask}, {"attn_mask": padding}, {"attn_mask": added}, {"is_causal": True}):
         with sdpa.in_place_of_torch() as served:
             out = attend(q, k, v, **given)
         assert served.calls == 1
         wide = [x.double() for x in (q, k, v)]
-        assert_close("out", out, attend(*wide, **given), attend(q, k, v, **given))
+        exact = given | ({"attn_mask": added.double()} if given.get("attn_mask") is added else {})
+        assert_close("out", out, attend(*wide, **exact), attend(q, k, v, **given))
 
 
 def test_rules_of_a_video_model():

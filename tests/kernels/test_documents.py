@@ -67,6 +67,19 @@ def tensors_of(lengths, dtype=torch.float32, heads=(4, 2), dims=(16, 16), seed=0
     return [*found, lse, torch.linspace(-1, 1, heads[0])]
 
 
+def test_a_pattern_that_is_written_anew_is_planned_once():
+    lengths = ([5, 9], [5, 9])
+    q, k, v = (x.to(DEVICE) for x in tensors_of(lengths)[:3])
+    ends = torch.tensor([0, 5, 14], dtype=torch.int32, device=DEVICE)
+    device_documents.forget()
+    sums_of_both = device_documents.Sums(ends, ends, True, (9, 9))
+    chosen = device_documents.Chosen(None, None, "triton")
+    view = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    for _ in range(2):
+        device_documents.attention(view, sums_of_both, weft.causal() & weft.window(3), (None, None), chosen)
+    assert len(device_documents._calls) == 1
+
+
 def live_pairs(lengths, pattern):
     """(1, Hq, M, N), document by document by the pattern's definition."""
     live = torch.zeros(sum(lengths[0]), sum(lengths[1]), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Scattered documents on the CPU: rows gathered by a list, with every option, against dense attention."""
+"""Scattered documents: rows gathered by a list, with every option, against dense attention."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,10 @@ import torch
 
 import weft
 
-from .compare import BACKENDS, Case, check, generator, normal, qkv
+from .compare import BACKENDS, FEW, Case, check, generator, normal, qkv
 
-pytestmark = pytest.mark.skipif("cpu" not in BACKENDS, reason="on a GPU kernels of GPUs are tested")
-
+BACKEND = next(iter(BACKENDS))
+DTYPES = [torch.float32, torch.float16] if BACKEND == "triton" else [torch.float64, torch.float32, torch.float16]
 IDS = np.random.default_rng(6).integers(0, 6, 150)
 ALIKE = weft.documents(ids=IDS)
 PATTERNS = {
@@ -25,7 +25,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_attention_and_gradients(name, options, dtype):
@@ -35,7 +35,16 @@ def test_attention_and_gradients(name, options, dtype):
     if "sinks" in given:
         given["sinks"] = normal((4,), random, dtype)
     live = torch.from_numpy(np.stack([pattern.at(0, h).to_dense(150) for h in range(4)]))[None].expand(2, -1, -1, -1)
-    check(Case(pattern, tensors, live, given))
+    check(Case(pattern, tensors, live, given, backend=BACKEND))
+
+
+@pytest.mark.skipif(BACKEND != "triton", reason="the CPU has one backward")
+@pytest.mark.parametrize("heads", [(4, 4), (4, 1)], ids=str)
+@pytest.mark.parametrize("d", [128] if FEW else [33, 64, 128])
+def test_one_kernel_of_gradients(d, heads):
+    tensors = qkv(generator(f"one kernel {d} {heads}"), (150, 150), torch.bfloat16, heads, (d, d), 1)
+    pattern = weft.causal() & ALIKE
+    check(Case(pattern, tensors, torch.from_numpy(pattern.to_dense(150)), backend=BACKEND, deterministic=False))
 
 
 def test_both_ways_of_recognition_meet_in_one_term():
@@ -49,6 +58,18 @@ def test_both_ways_of_recognition_meet_in_one_term():
     causal = weft.recognize((ids[:, None] == ids).tril()), weft.recognize(lambda q, k: (ids[q] == ids[k]) & (k <= q))
     assert [found.form.terms for found in causal] == [1, 1]
     assert len({found.form.nbytes for found in causal}) == 1
+
+
+def test_labels_that_differ_are_two_terms_by_both_ways():
+    ids, key_ids = torch.from_numpy(IDS), torch.from_numpy(np.random.default_rng(9).integers(0, 6, 150))
+    functions = (lambda q, k: ids[q] != ids[k]), (lambda q, k: ~(ids[q] == key_ids[k]))
+    for function, mask in zip(functions, (ids[:, None] != ids, ids[:, None] != key_ids), strict=True):
+        found, drawn = weft.recognize(function), weft.recognize(mask)
+        assert found.closed and drawn.closed
+        assert found.form.terms == drawn.form.terms == 2
+        assert found.proof == "symbolic"
+        assert (torch.from_numpy(found.pattern.to_dense(150)) == mask).all()
+        check(Case(found.pattern, qkv(generator("unlike"), (150, 150), torch.float32), mask, backend=BACKEND))
 
 
 def test_work_follows_the_pairs():
@@ -67,7 +88,7 @@ def test_queries_and_keys_with_ids_of_their_own():
     pattern = weft.documents(ids=ids, key_ids=key_ids)
     live = torch.from_numpy(ids[:, None] == key_ids)
     assert len(pattern.acsr(100, 150).terms) == 1
-    check(Case(pattern, qkv(generator("cross"), (100, 150), torch.float32), live))
+    check(Case(pattern, qkv(generator("cross"), (100, 150), torch.float32), live, backend=BACKEND))
     q, k = torch.from_numpy(ids), torch.from_numpy(key_ids)
     masks = live, live & torch.ones_like(live).tril(20)
     functions = (lambda i, j: q[i] == k[j]), (lambda i, j: (q[i] == k[j]) & (j <= i + 20))

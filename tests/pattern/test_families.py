@@ -205,6 +205,7 @@ def test_family_recognised_as_a_mask(name):
     assert len(acsr.terms) <= max(len(own.terms) + 1, 4) <= MAX_TERMS
 
 
+@pytest.mark.more
 def test_families_recognised_as_the_functions_that_users_write():
     torch = pytest.importorskip("torch")
     lengths, prefixes = [30, 20, 25, 12, 33, 8], [0, 0, 0, 3, 3, 3]

@@ -46,7 +46,7 @@ def test_dq_shares_the_forward_plan_where_nothing_differs():
 
 
 def test_two_kernels_make_the_backward_where_one_is_predicted_slower():
-    """On an H200 always, but for warp groups at D=128; a card on which sums in memory cost next to nothing takes one."""
+    """On an H200, where no warp groups make one; a card on which sums in memory cost next to nothing takes one."""
     assert plan_attention(WINDOW, problem(), GPU).in_one is None
     assert plan_attention(weft.neighborhood((64, 128), 7), problem(d=128), GPU).in_one is None
     cheap = replace(GPU, l2_bandwidth=1e18, bandwidth=1e18, launch_seconds=0)

@@ -83,7 +83,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "change", "arch"), every(4, CASES))
+@pytest.mark.parametrize(("kernel", "change", "arch"), every(7, CASES))
 def test_what_is_wrong_is_seen(kernel, change, arch):
     how, said = CHANGES[change]
 
@@ -98,5 +98,6 @@ def test_what_is_wrong_is_seen(kernel, change, arch):
         check_in_every_order(CALL.case(), Way(arch, change=wrong), backward=kernel != "forward")
 
 
+@pytest.mark.more
 def test_nothing_is_seen_where_nothing_is_wrong():
     check_in_every_order(CALL.case(), Way(90))

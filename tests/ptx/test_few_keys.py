@@ -18,8 +18,8 @@ from .problems import ORDERS, Call, at_once, check, said_of
 from .run import Way, emulated
 from .test_controls import without_all
 from .test_one_walk import PLAIN
-from .test_specialised import without_every
 from .threads import EAGER
+from .without import without_every
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
@@ -50,14 +50,14 @@ def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
         return names, results(case, replace(card("sm_90"), processors=processors))
 
 
-@pytest.mark.parametrize("name", sample(CALLS, "sinks and a gradient of lse"))
+@pytest.mark.parametrize("name", sample(CALLS, "the first keys"))
 def test_right_in_every_order(name):
     case = CALLS[name].case()
     names, found = found_in(case)
     launches = 2 if name == "more than a launch takes" else 1
     assert kinds(names)[-1 - 2 * launches :] == ["gradients"] + ["few_keys", "few_sums"] * launches
     check(case, found)
-    for order in list(ORDERS.values())[: 2 if name == "the first keys" else 1]:
+    for order in list(ORDERS.values())[: 2 if name == "two tiles of keys" else 1]:
         _, again = found_in(case, order)
         assert all(torch.equal(x, found[name]) for name, x in again.items())
 
@@ -107,7 +107,7 @@ CHANGES = {  # and what is said then
 }
 
 
-@pytest.mark.parametrize("name", sample(CHANGES, "nothing is given back"))
+@pytest.mark.parametrize("name", sample(CHANGES, "no fence before products and results"))
 def test_what_is_missing_is_seen(name):
     (change, said), case = CHANGES[name], replace(SMALL, tokens=330).case()
 

@@ -17,8 +17,8 @@ from weft.settings import interpreted
 from .problems import AHEAD, ORDERS, Call, at_once, check, said_of, unreached
 from .run import Way, emulated
 from .test_controls import without, without_all
-from .test_specialised import without_every, without_waits
 from .threads import EAGER
+from .without import without_every, without_waits
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
@@ -63,7 +63,7 @@ def loud(case):
     return replace(case, tensors=(q, k, v))
 
 
-@pytest.mark.parametrize("name", sample(CALLS, "short", "dilated", "keys that no query sees"))
+@pytest.mark.parametrize("name", sample(CALLS, "keys that no query sees"))
 def test_right_in_every_order(name):
     """Rows that go again beside rows that do not. Short runs have a kernel of their own."""
     case = loud(CALLS[name].case())
@@ -76,6 +76,7 @@ def test_right_in_every_order(name):
         assert all(torch.equal(x, found[name]) for name, x in again.items())
 
 
+@pytest.mark.more
 def test_who_arrives_for_four_warps_waits_for_them():
     case = loud(CALLS["short, sinks"].case())
     _, found = found_in(case, AHEAD)
@@ -85,7 +86,7 @@ def test_who_arrives_for_four_warps_waits_for_them():
 @pytest.mark.parametrize(
     "name, loads, last",
     every(
-        3,
+        6,
         [
             *(("causal window", range(16, 17), last) for last in (0, 12)),
             *((name, range(4), last) for name in ("short", "two terms") for last in (4, 16)),
@@ -110,6 +111,7 @@ def test_rows_that_are_not_loud_keep_their_bits():
     assert torch.equal(again["out"][:, :, rows], found["out"][:, :, rows])
 
 
+@pytest.mark.more
 def test_heads_beside_tokens():
     """(B, S, H, D) in memory, several batch rows, as descriptors read and write them."""
     case = replace(BAND, heads=(4, 2)).case()

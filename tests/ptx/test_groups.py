@@ -20,7 +20,7 @@ from . import problems
 from .problems import Call, at_once, check, check_in_every_order, said_of
 from .run import Way, emulated
 from .test_controls import without, without_all
-from .test_specialised import without_every, without_waits
+from .without import without_every, without_waits
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 

@@ -47,6 +47,7 @@ def test_affine_rows_of_what_comes_back(problem):
     assert (recognize_mask(mask).pattern.acsr(m, n).to_dense() == mask).all()
 
 
+@pytest.mark.more
 @settings(max_examples=examples(25), **ONCE)
 @given(per_row_patterns())
 def test_heads_and_batch_rows(pattern):

@@ -68,6 +68,7 @@ def test_bigbird():
     assert mask.nbytes + peak < 4 * mask.nbytes
 
 
+@pytest.mark.more
 def test_noise_is_reported_as_remainder():
     mask = np.random.default_rng(5).random((SIZE, SIZE), dtype=np.float32) < 0.1
     found, peak = measured(mask)

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.tiers import every
+from tests.tiers import every, sample
 
 import weft
 from weft.errors import InputError
@@ -110,6 +110,7 @@ def test_a_terminal_shows_how_far_it_is(monkeypatch):
     assert "s left of" in text and "#" in text and text.endswith("\r")
 
 
+@pytest.mark.more
 def test_nothing_is_said_elsewhere(monkeypatch):
     plain = io.StringIO()
     monkeypatch.setattr(sys, "stderr", plain)
@@ -191,7 +192,7 @@ def test_many_kinds_are_evaluated_as_pairs():
 
 
 # ---- at a size -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("n", [4096, 15_830])
+@pytest.mark.parametrize("n", sample([4096, 15_830], 4096))
 def test_large_masks_in_little_time(n):
     """Times are printed: they depend on the machine."""
     lengths = np.random.default_rng(0).integers(100, 900, 100)

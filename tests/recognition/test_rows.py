@@ -63,7 +63,7 @@ def in_row(condition, made, row, q, k):
     return condition(q, k)
 
 
-@settings(max_examples=examples(150), **OPTIONS)
+@settings(max_examples=examples(150, 8), **OPTIONS)
 @given(functions())
 def test_rows_equal_the_mask(kept, case):
     condition, made, count, m, n = case

@@ -56,6 +56,7 @@ def test_what_the_store_has_is_not_compiled(compilations):
     assert compiler.stored(SOURCES[0], HOPPER).kernel == made.kernel
 
 
+@pytest.mark.more
 def test_they_compile_at_the_same_time(monkeypatch):
     """None goes on before all have begun; as many as there are processors, and one more."""
     monkeypatch.setattr(ahead.os, "cpu_count", lambda: len(SOURCES) - 1)

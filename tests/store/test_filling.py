@@ -38,6 +38,7 @@ def test_each_kernel_is_compiled_once_and_found_afterwards(jobs):
     assert again.made == [] and again.found == [one.name for one in SOURCES]
 
 
+@pytest.mark.more
 def test_what_is_filled_is_what_is_compiled():
     fill(SOURCES[:2], HOPPER, 2)
     for one in SOURCES[:2]:

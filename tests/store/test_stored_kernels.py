@@ -84,6 +84,7 @@ def test_another_python_compiles_nothing():
     assert first[1:] == second[1:]
 
 
+@pytest.mark.more
 def test_compiling_takes_no_torch():
     """Nor does what is compiled say where its compiler lies."""
     code = f"import sys; sys.modules['torch'] = None\n{CHILD}"

@@ -59,6 +59,7 @@ def run_cold(**parts):
     assert done.stdout.split() == ["right"]
 
 
+@pytest.mark.more
 def test_the_first_call_of_a_process_may_be_compiled():
     """weft.torch is not even imported before."""
     run_cold(outside=MAKE, grad=False, backend="eager")

@@ -134,6 +134,7 @@ def test_arguments_lie_where_the_kernel_reads_them(cuda):
     assert all(memory[offset : offset + size] == bytes(8) for offset, size in spare)
 
 
+@pytest.mark.more
 def test_descriptors_and_launches_that_begin_early(cuda):
     """A Hopper forward with descriptors of Q, K, V and Out: sizes and strides follow each."""
     plan = planned(weft.window(256, 256), heads=(16, 16), m=16384)

@@ -91,6 +91,7 @@ def test_seeds():
     assert torch.equal(state, torch.get_rng_state())  # nothing is drawn without need
 
 
+@pytest.mark.more
 def test_compiled():
     tensors = qkv(30, heads=HEADS, grad=True)
     compiled = torch.compile(

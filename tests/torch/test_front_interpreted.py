@@ -1,12 +1,7 @@
 """What the front end translates, run by Triton's kernels under its interpreter: a few small calls beside the CPU's.
 
-The interpreter is chosen when triton is imported, so they run in a process of their own.
+The interpreter is chosen when triton is imported: tests/triton/test_interpreted.py runs them in a process of its own.
 """
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +9,6 @@ import torch
 import weft
 from weft.settings import interpreted
 
-ROOT = Path(__file__).parents[2]
 M, LAST = 40, "bottom-right"
 SUMS, KEY_SUMS = torch.tensor([0, 13, 13, 40]), torch.tensor([0, 20, 26, 50])
 
@@ -65,27 +59,8 @@ def results(name, backend):
     return [out, lse, *torch.autograd.grad((out * seed).sum() + live.sum(), leaves)]
 
 
-@pytest.mark.skipif(not interpreted(), reason="test_interpreted runs these in a process of their own")
+@pytest.mark.skipif(not interpreted(), reason="tests/triton/test_interpreted.py runs these")
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name):
     for got, expected in zip(results(name, "triton"), results(name, "cpu"), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.skipif(torch.cuda.is_available() or interpreted(), reason="there Triton's kernels run anyway")
-def test_interpreted():
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not wide",
-        f"{__file__}::test_calls",
-    ]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-                          timeout=280, check=False)  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
-    assert f"{len(CALLS)} passed" in done.stdout

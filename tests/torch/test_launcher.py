@@ -180,6 +180,7 @@ def qkv():
     return torch.zeros(3, 16, dtype=torch.bfloat16).unbind()
 
 
+@pytest.mark.more
 @pytest.mark.skipif(interpreted(), reason="nothing is compiled")
 def test_descriptors_are_passed_as_triton_passes_them(driver, one):
     bound, tensors = one.bound(), qkv()

@@ -5,7 +5,7 @@ from typing import get_args
 from unittest import mock
 
 import pytest
-from tests.tiers import every
+from tests.tiers import every, sample
 
 import weft
 from weft.kernels.gpu.compile.compiler import Source
@@ -85,7 +85,7 @@ def kernels(names, one_kernel=False):
     return {spec for call in calls for spec in specs_of(call)}
 
 
-@pytest.mark.parametrize("name", every(3, STRUCTURES))
+@pytest.mark.parametrize("name", every(6, STRUCTURES))
 def test_kernels_of_one_structure(name):
     found = kernels([name])
     walks = [spec for spec in found if spec.direction == "gradients"]  # of short windows, beside the two of others
@@ -98,7 +98,7 @@ def test_kernels_of_one_structure(name):
         assert len(here) <= choices * MOST.get(name, 1), here
 
 
-@pytest.mark.parametrize("name", every(3, STRUCTURES))
+@pytest.mark.parametrize("name", every(6, STRUCTURES))
 def test_kernels_of_one_structure_where_one_makes_all_gradients(name):
     found = kernels([name], one_kernel=True)
     assert len([spec for spec in found if spec.direction == "delta"]) == 1
@@ -118,6 +118,7 @@ def test_few_queries_add_two_kernels():
     assert [name.split("_")[0] for name in sorted(names)] == ["combine", "split"]
 
 
+@pytest.mark.more
 def test_twelve_kernels_at_most():
     """Lengths, windows, dilations, document splits and batches together; heads that share no keys add two kernels."""
     named = ("causal", "window", "window, both sides", "dilated", "documents", "documents, causal", "batches")
@@ -138,7 +139,7 @@ WIDE_SWEEP = {
 }
 
 
-@pytest.mark.parametrize("name", every(3, WIDE_SWEEP))
+@pytest.mark.parametrize("name", sample(WIDE_SWEEP, "causal"))
 def test_a_dozen_for_each_direction(name):
     """Of one structure, head dimension and type, from a thousand tokens to a million, one batch row to many, heads that
     share keys and heads that do not: sizes choose among tilings, walks and kernels by rows, and what is chosen is few.

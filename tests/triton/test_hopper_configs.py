@@ -31,7 +31,7 @@ def named(d, dtype, tiling):
 
 @pytest.mark.parametrize(
     "d, dtype, tiling",
-    [pytest.param(*one, id=named(*one), marks=[pytest.mark.more] * (n > 1)) for n, one in enumerate(CASES)],
+    [pytest.param(*one, id=named(*one), marks=[pytest.mark.more] * (n > 0)) for n, one in enumerate(CASES)],
 )
 def test_named_configurations_fit(d, dtype, tiling):
     """Nothing spills inside a loop, and products overlap what comes between them."""

@@ -37,12 +37,13 @@ CHOSEN = {
         f"{ONE_MAXIMUM}_rows_beside_one_that_goes_again[window]",
         f"{JOINED}_gradients[of some batch rows-4-False]",
         f"{HALVES}_gradients[window-dims0]",
-        f"{SEEN_BY_ALL}_results[of a causal window-4-True]",
-        f"{TERMS}_results[of some batch rows-4]",
         f"{ONE_KERNEL}_heads_of_a_group_with_other_patterns[3]",
         "tests/kernels/test_sinks.py",
+        "tests/kernels/test_counts.py::test_all_at_once",
+        "tests/kernels/test_counts.py::test_sinks_and_slopes",
         "tests/kernels/test_scores.py::test_indices_are_original_tokens[relative_table-window]",
         "tests/kernels/test_dropout.py::test_results[window]",
+        "tests/torch/test_front_interpreted.py",
         "tests/triton/test_quick.py",
     ],
     "every pattern, option and layout": [f"{CONFORMANCE}_pairwise"],
@@ -86,8 +87,8 @@ CHOSEN = {
         *(f"{HALVES}_gradients[{name}-dims0]" for name in ("several", "joined", "plane")),
         f"{HALVES}_options[softcap]",
     ],
-    "tokens that all see": [f"{SEEN_BY_ALL}_results[of some heads-4-True]"],
-    "terms in one loop": [f"{TERMS}_results[no tile is full-4]"],
+    "tokens that all see": [f"{SEEN_BY_ALL}_results[of {whom}-4-True]" for whom in ("some heads", "a causal window")],
+    "terms in one loop": [f"{TERMS}_results[{name}-4]" for name in ("no tile is full", "of some batch rows")],
     "tilings that a tuner may choose": [
         f"{TILINGS}_tilings[{kind}-{direction}-128-drawn]"
         for kind, direction in zip(("table", "several", "space"), ("dq", "forward", "dkdv"), strict=True)

@@ -1,4 +1,7 @@
-"""Steps of decoding run by Triton's interpreter, which is chosen when triton is imported: in a process of their own."""
+"""Steps of decoding run by Triton's interpreter, which is chosen when triton is imported: in processes of their own.
+
+`make test` runs some of them in the process of tests/triton/test_interpreted.py.
+"""
 
 import os
 import subprocess
@@ -7,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiers import every
 
 from weft.settings import interpreted
 
@@ -21,8 +23,9 @@ FILES = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.skipif(torch.cuda.is_available() or interpreted(), reason="these tests run here")
-@pytest.mark.parametrize("files", every(3, FILES), ids=lambda files: files[0].split("/")[-1])
+@pytest.mark.parametrize("files", FILES, ids=lambda files: files[0].split("/")[-1])
 def test_interpreted(files):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not wide", *files]
     environment = os.environ | {"TRITON_INTERPRET": "1"}

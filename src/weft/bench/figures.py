@@ -59,8 +59,10 @@ class Machine:
 
     def plans(self) -> list[tuple[str, float, float]]:
         """(workload, milliseconds of weft's plan, of a block mask) where both are known."""
+        weft, block_mask = PLANNERS
         times = [
-            (name, *(self.latest.get((name, "any", planner)) for planner in PLANNERS)) for name in self.workloads()
+            (name, self.latest.get((name, "any", weft)), self.latest.get((name, "any", block_mask)))
+            for name in self.workloads()
         ]
         return [
             (name, float(mine["median_ms"]), float(theirs["median_ms"])) for name, mine, theirs in times

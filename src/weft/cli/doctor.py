@@ -86,7 +86,7 @@ def others() -> list[str]:
         about = metadata("weft")  # an older installation of this one has that name, too
     except PackageNotFoundError:
         return found
-    ours = "The weft authors" in (about.get("Author"), about.get("Author-email"))
+    ours = any(name in about and about[name] == "The weft authors" for name in ("Author", "Author-email"))
     return found if ours else [*found, f"the distribution weft {about['Version']}"]
 
 

@@ -17,6 +17,9 @@ from weft.target import GPUS
 
 RETURNS = "nothing, which returns (model, *inputs), or (model, dictionary of inputs)"
 
+TRACED = {"inner": "eager", "templates": "off"}
+TUNED = {"inner": "inductor", "templates": "again"}
+
 
 @click.command("fuse")
 @click.argument("target", metavar="MODULE:FUNCTION")
@@ -25,13 +28,17 @@ RETURNS = "nothing, which returns (model, *inputs), or (model, dictionary of inp
               help="The GPU that segments are predicted for.")  # fmt: skip
 @click.option("--share", type=click.FloatRange(0, 1), help="Of all pairs, what weft may compute.  [default: 0.6]")
 @click.option("--least", type=click.IntRange(0), help="Pairs that must be saved.  [default: by device]")
+@click.option("--tune", is_flag=True, help="Compile the model, and measure its segments again.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Draw the first kind of layer as SVG.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(target: str, explain: bool, gpu: str, out: Path | None, as_json: bool, **settings: Any) -> None:
+def command(
+    target: str, explain: bool, gpu: str, tune: bool, out: Path | None, as_json: bool, **settings: Any
+) -> None:  # fmt: skip
     """Trace a model once, and say which of its attention weft computes. FUNCTION takes nothing and returns (model,
-    *inputs), or (model, dictionary of inputs); the rest of the model runs uncompiled.
+    *inputs), or (model, dictionary of inputs); the rest of the model runs uncompiled, unless --tune compiles it.
     """
-    with busy("tracing"):
+    settings |= TUNED if tune else TRACED
+    with busy("measuring" if tune else "tracing"):
         explanation = _explained(target, {f"weft.{name}": x for name, x in settings.items() if x is not None})
     if out is not None:
         _write(out, explanation.svg(0, gpu))
@@ -57,7 +64,7 @@ def _explained(target: str, options: dict[str, Any]) -> Any:
             f"weft fuse {target}", f"it returned a {type(given).__name__}", "return (model, *inputs) as a tuple"
         )
     model, *inputs = given
-    fused = weft.fuse(model, options={"weft.inner": "eager", **options})
+    fused = weft.fuse(model, options=options)
     with torch.no_grad():
         if len(inputs) == 1 and isinstance(inputs[0], dict):
             fused(**inputs[0])

@@ -19,7 +19,7 @@ from weft.pattern.parse import parse
 from weft.target import GPUS
 
 BATCH, TOKENS = 16, 2048  # where none are given
-NOTE = "(predicted from bytes, launches and arithmetic; weft has no kernels for these segments yet)"
+NOTE = "(predicted from bytes, launches and arithmetic; weft has kernels for some of these segments: docs/fusion.md)"
 
 
 @dataclass(frozen=True)

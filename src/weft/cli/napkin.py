@@ -194,9 +194,12 @@ def _unfused(asked: Asked, derivation: Derivation) -> tuple[float, dict[str, int
 
 def _balance(asked: Asked) -> dict[str, Any]:
     """Rows of a group from which on tensor cores and not memory bound it; on Hopper also the paper's sketch."""
-    target, found = asked.machine, {}
+    target = asked.machine
+    found: dict[str, Any] = {}
+    nbytes = DTYPES[asked.dtype].nbytes
     if asked.dtype in dict(target.flops):
-        balance = Balance(target, rate(target, asked.dtype), 2 * DTYPES[asked.dtype].nbytes)
+        assert not isinstance(nbytes, str), "of these dtypes it is a number"
+        balance = Balance(target, rate(target, asked.dtype), float(2 * nbytes))
         found["least_rows"] = balance.least_rows
     if target.architecture == "sm_90":
         sketch = hopper_attention(target)

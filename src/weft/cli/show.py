@@ -39,8 +39,9 @@ from weft.pattern.draw import (
 )
 from weft.pattern.excerpt import Excerpt
 from weft.pattern.parse import parse
-from weft.pattern.pieces import Bits
+from weft.pattern.pieces import Bits, OnlyAt
 from weft.pattern.tables import BlockTable
+from weft.plot.tiles import MEANING, View, views
 from weft.settings import colourless
 
 MOST = 10_000  # characters of a pattern
@@ -134,7 +135,8 @@ def own_size(pattern: Pattern) -> tuple[int, int] | None:
         case Call():
             return own_size(pattern.body)
         case leaves.Affine():
-            return None if pattern.length is None else pattern.lengths
+            m, n = pattern.lengths
+            return None if m is None or n is None else (m, n)
         case leaves.Labels():
             return len(pattern.ids), len(pattern.of_keys)
         case BlockTable():
@@ -147,9 +149,9 @@ def own_size(pattern: Pattern) -> tuple[int, int] | None:
             return sum(pattern.lengths), sum(pattern.key_lengths)
         case Excerpt():
             return pattern.q.size, pattern.k.size
+        case OnlyAt():
+            return pattern.m, pattern.n
         case Operator():
-            if hasattr(pattern, "m"):  # recognised from a mask of this size
-                return pattern.m, pattern.n
             return next((size for part in pattern.parts if (size := own_size(part)) is not None), None)
     return None
 
@@ -179,7 +181,7 @@ def _facts(asked: Asked, acsr: Acsr, width: int, options: dict[str, Any]) -> dic
         facts["tiles"] = [
             {"title": view.title, "boxes": len(view.boxes), "q_steps": view.q_steps, "k_steps": view.k_steps,
              "orders": view.orders,
-             "pairs": {plot.MEANING[i]: int((view.classes == i).sum()) for i in range(len(plot.MEANING))}}
+             "pairs": {MEANING[i]: int((view.classes == i).sum()) for i in range(len(MEANING))}}
             for view in _views(asked)
         ]  # fmt: skip
     if options["out"]:
@@ -187,10 +189,10 @@ def _facts(asked: Asked, acsr: Acsr, width: int, options: dict[str, Any]) -> dic
     return facts
 
 
-def _views(asked: Asked) -> list[plot.View]:
+def _views(asked: Asked) -> list[View]:
     """What the plan walks."""
     with busy("planning"):
-        return plot.views(plot.planned(asked.one, asked.m, asked.n))
+        return views(plot.planned(asked.one, asked.m, asked.n))
 
 
 # ---- in the terminal -------------------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ def _terms(asked: Asked, acsr: Acsr, width: int, colour: bool) -> list[str]:
     return [*framed(drawn, cols, queries, keys), *wrap(legend, width), *scale, *names]
 
 
-def _view(view: plot.View, width: int, colour: bool) -> list[str]:
+def _view(view: View, width: int, colour: bool) -> list[str]:
     """The tiles of some launches, in their own order of tokens."""
     m, n = view.classes.shape
     queries, keys = ((int(tokens[0]), int(tokens[-1])) for tokens in (view.queries, view.keys))
@@ -264,11 +266,11 @@ def _view(view: plot.View, width: int, colour: bool) -> list[str]:
     return [", ".join([view.title, *orders]), *framed(drawn, cols, queries, keys)]
 
 
-def _legend(seen: list[plot.View], width: int, colour: bool) -> list[str]:
+def _legend(seen: list[View], width: int, colour: bool) -> list[str]:
     """The classes of tiles that are there, as many on a line as fit."""
     there = sorted({int(kind) for view in seen for kind in np.unique(view.classes)} - {0}, reverse=True)
     paint = painter(TILE_COLOURS)
-    names = [plot.MEANING[kind] for kind in there]
+    names = [MEANING[kind] for kind in there]
     across = max(1, width // (max(map(len, names), default=0) + 6))
     marks = [paint("██", kind, 0) if colour else TILE_GLYPHS[kind] for kind in there]
     entries = [f"{mark} {name}" for mark, name in zip(marks, names, strict=True)]

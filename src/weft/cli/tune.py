@@ -63,6 +63,7 @@ def _carry(share: Path | None, adopt: Path | None, as_json: bool) -> None:
     if share:
         verb, path, count = "shared", share, evidence.share(share, backend, card, weft.__version__)
     else:
+        assert adopt is not None, "one of both is given"
         verb, path, count = "adopted", adopt, evidence.adopt(adopt, backend, card)
     facts = {"card": card.name, "file": str(path), verb: count, **backend.versions()}
     problems = "1 problem" if count == 1 else f"{count} problems"
@@ -73,7 +74,7 @@ def _tune(text: str, as_json: bool, direction: str, budget: float, **options: An
     if options["shape"] is None:
         raise OptionError(f'weft tune "{text}"', "the problem's sizes are missing", "add --shape B,H,M,D")
     pattern, problem = parse(text), problem_of(options)
-    directions = DIRECTIONS if direction == "all" else (direction,)
+    directions = tuple(one for one in DIRECTIONS if direction in ("all", one))
     backend = choose(backend_of(problem).name, problem)  # raises what the backend has against the problem
     progress = Progress(budget)
     try:
@@ -90,13 +91,14 @@ class Progress:
     """One line on standard error of a terminal; elsewhere nothing is said."""
 
     def __init__(self, budget: float) -> None:
-        self.until, self.best = time.monotonic() + budget, {}
+        self.until = time.monotonic() + budget
+        self.best: dict[str, tuple[float, int]] = {}
         self._say("compiling the first kernels ...")
 
     def show(self, direction: str, stage: str, rows: list[Measured]) -> None:
         """What was measured just now."""
         seconds, count = self.best.get(direction, (math.inf, 0))
-        fastest = min([seconds, *(row.timing.seconds for row in timed(rows))])
+        fastest = min([seconds, *(row.timing.seconds for row in rows if row.timing)])
         self.best[direction] = fastest, count + len(rows)
         left = max(0.0, self.until - time.monotonic())
         self._say(f"{direction}, {stage}: {count + len(rows)} measured, best {_ms(fastest)}, {left:.0f} s left")

@@ -11,9 +11,11 @@ from time import perf_counter
 import torch
 
 from weft.demo.cases import Case, cases, has_transformers
+from weft.demo.guests import GUESTS
 from weft.demo.inputs import HEADS, D, Pack, Qkv, drawn_map, embed_map, embed_text, pack_sources, photograph
 from weft.demo.measure import measure, yield_cores
-from weft.demo.table import Table
+from weft.demo.table import GUESTS as COLUMNS_OF_GUESTS
+from weft.demo.table import WIDTHS_OF_GUESTS, Table
 from weft.errors import WeftError, install_line
 
 SIZES = {False: (16384, 64, 224), True: (2048, 32, 96)}  # quick or not: bytes of text, side of the map, of the picture
@@ -37,10 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
             f"note  no mask function of transformers is recognised: not installed ({install_line('transformers')})"
         )
     table.say()
-    failed = _run(table, todo, inputs)
+    failed, timed = _run(table, todo, inputs)
     _explain(table)
+    failed += _invite(table, pack, options.quick, timed)
     if not options.no_pictures:
-        failed += _draw(table, todo, options.out, picture)
+        failed += _draw(table, todo, options.out, picture, timed)
     table.say(f"{'FAILED: ' + ', '.join(failed) if failed else 'every check holds'}; {perf_counter() - start:.0f} s")
     return 1 if failed else 0
 
@@ -79,9 +82,13 @@ def _inputs(table: Table, pack: Pack, side: int) -> dict[str, Qkv]:
     return {"text": embed_text(pack.tokens), "map": embed_map(colours)}
 
 
-def _run(table: Table, todo: list[Case], inputs: dict[str, Qkv]) -> list[str]:
-    """Every case, one line each; the names of those that fail."""
-    failed = []
+Timed = list[tuple[str, float, float]]  # of each row its name, and seconds by weft and without it
+
+
+def _run(table: Table, todo: list[Case], inputs: dict[str, Qkv]) -> tuple[list[str], Timed]:
+    """Every case, one line each; the names of those that fail, and what took how long."""
+    failed: list[str] = []
+    timed: Timed = []
     table.header()
     for number, case in enumerate(todo, 1):
 
@@ -95,8 +102,36 @@ def _run(table: Table, todo: list[Case], inputs: dict[str, Qkv]) -> list[str]:
             failed.append(case.name)
             continue
         table.row(case.name, row)
+        timed.append((case.name, row.sparse, row.dense))
         if row.wrong:
             failed.append(case.name)
+    return failed, timed
+
+
+def _invite(table: Table, pack: Pack, quick: bool, timed: Timed) -> list[str]:
+    """Models of other libraries, one line each, where their library is installed; the names of those that fail."""
+    failed, here = [], [guest for guest in GUESTS if guest.here]
+    if here:
+        table.header(COLUMNS_OF_GUESTS, WIDTHS_OF_GUESTS)
+    for guest in here:
+        table.progress(f"{guest.name}: {guest.what} ...")
+        try:
+            found = guest.run(pack, quick)
+        except (WeftError, ImportError) as error:  # a library of another version may lack what the guest needs
+            table.say(f"{guest.name:<18}FAILED: {error}")
+            failed.append(guest.name)
+            continue
+        table.guest(guest.name, found)
+        timed.append((guest.name, found.weft, found.own))
+        failed += [guest.name] * bool(found.wrong)
+    if here:
+        table.say()
+    for guest in here:
+        table.say(f"{guest.name}: {guest.what}; random weights, forward")
+    for guest in GUESTS:
+        if not guest.here:
+            table.say(f"note  {guest.name}: {guest.library} is not installed ({install_line(guest.library)})")
+    table.say()
     return failed
 
 
@@ -109,19 +144,21 @@ def _explain(table: Table) -> None:
     table.say()
 
 
-def _draw(table: Table, todo: list[Case], folder: Path, side: int) -> list[str]:
+def _draw(table: Table, todo: list[Case], folder: Path, side: int, timed: Timed) -> list[str]:
     """Writes the pictures; the names of checks that fail."""
     if importlib.util.find_spec("matplotlib") is None:
         table.say(f"no pictures: matplotlib is not installed ({install_line('plot')})")
         return []
-    from weft.demo.pictures import draw_case, draw_photograph
+    from weft.demo.pictures import draw_case, draw_chart, draw_photograph
 
     for number, case in enumerate(todo, 1):
         table.progress(f"[{number}/{len(todo)}] drawing {case.name} ...")
         draw_case(case, folder)
+    chart = draw_chart(timed, folder)
     table.progress("smoothing the photograph ...")
     found = draw_photograph(folder, side)
     table.say(f"pictures: {len(todo)} patterns with their tiles in {folder}/")
+    table.say(f"          {chart}: weft beside dense attention on this machine")
     if found is None:
         return []
     path, before, after = found

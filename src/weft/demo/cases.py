@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isqrt
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ def _recognized(lengths: tuple[int, ...]) -> Case:
     return Case("transformers", "text", pattern, small, DRAWN_TEXT)
 
 
-def packed_window(lengths: Sequence[int], window: int):
+def packed_window(lengths: Sequence[int], window: int) -> Callable[..., Any]:
     """transformers' own mask function of (b, h, q, k) for documents of these lengths, packed into one sequence."""
     from transformers import masking_utils as masks
 

@@ -66,7 +66,7 @@ def photograph(side: int) -> np.ndarray | None:
         from matplotlib import cbook
         from PIL import Image
 
-        with cbook.get_sample_data("grace_hopper.jpg") as file, Image.open(file) as picture:
+        with Image.open(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)) as picture:
             width = min(picture.size)
             square = picture.convert("RGB").crop((0, 0, width, width))
             return np.asarray(square.resize((side, side), Image.Resampling.BOX), np.float32) / 255

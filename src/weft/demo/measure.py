@@ -98,7 +98,8 @@ def yield_cores() -> bool:
 
 def best_of(times: int, call: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
     """(shortest of so many calls in seconds, the result) after one that is not counted; fewer on a busy machine."""
-    result, found = call(), []
+    result = call()
+    found: list[float] = []
     while len(found) < times and sum(found) < PATIENCE:
         start = perf_counter()
         result = call()

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from time import perf_counter
 from typing import Any
@@ -103,7 +104,8 @@ def entries(parse: Callable[[str], Pattern], pictures: bool) -> Iterator[Entry]:
         plan = weft.plan(pattern, q, k, v)
         plan.verify()
         out = weft.attention(q, k, v, pattern)
-        seconds = min(_seconds(lambda args=(q, k, v, pattern): weft.attention(*args)) for _ in range(ROUNDS))
+        call = partial(weft.attention, q, k, v, pattern)
+        seconds = min(_seconds(call) for _ in range(ROUNDS))
         acsr = plan.forward[0].plan.acsr
         yield Entry(
             name, text, _meaning(name), plan.nnz / (q.shape[0] * q.shape[1] * TOKENS**2), acsr.nbytes, plan.nbytes,

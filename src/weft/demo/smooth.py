@@ -26,8 +26,8 @@ def smoothed(image: np.ndarray, sigma: float) -> np.ndarray:
     x -= x.mean(axis=0)
     q = np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
     k = np.concatenate([x, -(x * x).sum(axis=1, keepdims=True) / 2], axis=1)
-    tensors = (torch.from_numpy(np.ascontiguousarray(a, np.float32))[None, None] for a in (q, k, image.reshape(-1, 3)))
-    out = weft.attention(*tensors, weft.neighborhood((height, width), SIZE), scale=1.0)
+    q, k, v = (torch.from_numpy(np.ascontiguousarray(a, np.float32))[None, None] for a in (q, k, image.reshape(-1, 3)))
+    out = weft.attention(q, k, v, weft.neighborhood((height, width), SIZE), scale=1.0)
     return out[0, 0].numpy().reshape(image.shape)
 
 

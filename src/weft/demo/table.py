@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
+from weft.demo.guests import Outcome
 from weft.demo.measure import Row
 
 HEADER = ("case", "live", "tables", "plan", "verify", "weft", "dense", "speed-up", "max error", "check")
 WIDTHS = (18, 8, 9, 9, 9, 9, 10, 9, 10, 0)
+GUESTS = ("model", "tokens", "weft", "own", "speed-up", "apart", "check")
+WIDTHS_OF_GUESTS = (18, 8, 9, 10, 9, 10, 0)
 
 
 class Table:
@@ -29,9 +32,9 @@ class Table:
             print("\r" + " " * len(self.busy) + "\r" + text, end="", file=self.out, flush=True)
             self.busy = text
 
-    def header(self) -> None:
+    def header(self, names: tuple[str, ...] = HEADER, widths: tuple[int, ...] = WIDTHS) -> None:
         """The names of the columns."""
-        line = columns(HEADER)
+        line = columns(names, widths)
         self.say(line)
         self.say("-" * len(line))
 
@@ -45,10 +48,18 @@ class Table:
             ))
         )  # fmt: skip
 
+    def guest(self, name: str, found: Outcome) -> None:
+        """One model of another library."""
+        cells = (
+            name, f"{found.tokens}", milliseconds(found.weft), milliseconds(found.own),
+            f"{found.own / found.weft:.1f}x", f"{found.apart:.1e}", f"FAILED: {found.wrong}" if found.wrong else "ok",
+        )  # fmt: skip
+        self.say(columns(cells, WIDTHS_OF_GUESTS))
 
-def columns(cells: tuple[str, ...]) -> str:
+
+def columns(cells: tuple[str, ...], widths: tuple[int, ...] = WIDTHS) -> str:
     """The first cell to the left, the last one after two spaces, the others to the right."""
-    first, *middle, last = zip(cells, WIDTHS, strict=True)
+    first, *middle, last = zip(cells, widths, strict=True)
     return f"{first[0]:<{first[1]}}" + "".join(f"{cell:>{width}}" for cell, width in middle) + f"  {last[0]}"
 
 

@@ -6,14 +6,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
+from weft.fusion import captured
 from weft.fusion.report import Explanation, GraphReport
 from weft.fusion.rewrite import rewrite
 from weft.fusion.settings import Settings
 
 KEPT = 64  # reports of graphs, for `explanation`
 _reports: deque[GraphReport] = deque(maxlen=KEPT)
+# Modes that ask for CUDA graphs, and what they ask for beside. torch's own captures cannot hold weft's operators, whose
+# patterns are found from masks on the host.
+CAPTURED = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
 Compiled = Callable[..., Any]
 
 
@@ -30,10 +35,17 @@ def compiled(
 ) -> Compiled:  # fmt: skip
     """One graph, rewritten and compiled; what was found goes to `report`."""
     settings, rest = Settings.of(options)
-    found = rewrite(module, inputs, settings)
-    made = _inner(settings.inner)(module, inputs, mode, rest)
+    if mode in CAPTURED and not torch.is_grad_enabled():
+        settings = settings.for_captures()
+    found, masks = rewrite(module, inputs, settings)
+    places, against = captured.places_of(module, masks), ""
+    if mode in CAPTURED:
+        against = captured.reason_against(module, masks)
+        found.captured = f"none, because {against}" if against else "from the second call of each size and mask on"
+    capturing = mode in CAPTURED and not against
+    made = _inner(settings.inner)(module, inputs, CAPTURED[str(mode)] if capturing else mode, rest)
     report(found)  # not before: Dynamo may start again
-    return made
+    return captured.Captured(made, places) if capturing else made
 
 
 def _inner(name: str) -> Callable[..., Compiled]:

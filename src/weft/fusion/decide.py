@@ -27,8 +27,8 @@ from weft.recognition import recognize_mask
 from weft.runtime.pipeline import compiled
 from weft.torch.fingerprint import fingerprint
 from weft.torch.inputs import problem_of
+from weft.torch.mask_cache import MaskCache
 from weft.torch.masks import is_capturing
-from weft.torch.met import Met
 from weft.torch.operator import Tracer
 
 CHANGING = 16  # new masks one after the other, after which no more are recognised
@@ -96,7 +96,7 @@ class Replaced:
 
 
 _replaced: dict[str, Replaced] = {}
-_met: Met[Decision] = Met()
+_met: MaskCache[Decision] = MaskCache()
 _by_content: OrderedDict[tuple[Any, ...], Decision] = OrderedDict()
 
 
@@ -176,7 +176,7 @@ def _sizes_of(one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], numbers: Sequen
 
 
 def _content(sizes: tuple[Any, ...], leaves: Sequence[Tensor]) -> tuple[Any, ...]:
-    return sizes, tuple(_digest(x) for x in leaves)
+    return sizes, tuple(digest(x) for x in leaves)
 
 
 def _keep_content(content: tuple[Any, ...], at: Decision) -> None:
@@ -185,7 +185,8 @@ def _keep_content(content: tuple[Any, ...], at: Decision) -> None:
         _by_content.popitem(last=False)
 
 
-def _digest(x: Tensor) -> tuple[Any, ...]:
+def digest(x: Tensor) -> tuple[Any, ...]:
+    """What a tensor holds, as a key; its content is read."""
     flat = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return tuple(x.shape), x.dtype, blake2b(flat.tobytes(), digest_size=16).digest()
 

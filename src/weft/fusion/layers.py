@@ -33,7 +33,7 @@ def layers_of(graph: Graph, shares: dict[Node, float]) -> list[Layer]:
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node.op in ("call_function", "call_method") and is_tensor_like(node):
-            groups.setdefault(_key(node), []).append(node)
+            groups.setdefault(key_of(node), []).append(node)
     numbered = {key: nodes for key, nodes in groups.items() if key} or groups
     found = [_layer(key or "the function", nodes, shares) for key, nodes in numbered.items()]
     return [coalesced(one) for one in found if any(x.kind == "product" for x in one.operators)]
@@ -44,7 +44,7 @@ def is_tensor_like(node: Node) -> bool:
     return is_tensor(node) or node.target is RECOGNISED
 
 
-def _key(node: Node) -> str:
+def key_of(node: Node) -> str:
     match = NUMBERED.match(place(node))
     return (match[1] or match[3]) if match else ""
 

@@ -14,9 +14,10 @@ from weft.target import GPUS, Gpu
 
 if TYPE_CHECKING:
     from weft.fusion.decide import Replaced
+    from weft.fusion.place import Placed
 
 TARGET = "h200"  # the GPU that segments are predicted for
-NOTE = "segments are predictions: weft has no kernels for them yet, and the compiler behind it fuses its own way"
+NOTE = "schemes are predictions; what runs is listed for each graph as fused or apart, and was measured"
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,14 @@ class Seen:
 @dataclass
 class GraphReport:
     """One graph that Dynamo traced. broken: why it ended before the function did, "" where it did not. layers: its
-    operators, by numbered module.
+    operators, by numbered module. captured: "" where nobody asked for CUDA graphs, else whether it has some, in words.
     """
 
     seen: list[Seen] = field(default_factory=list)
     broken: str = ""
     layers: list[Layer] = field(default_factory=list)
+    captured: str = ""
+    segments: list[Placed] = field(default_factory=list)
 
     @property
     def replaced(self) -> int:
@@ -117,6 +120,12 @@ class Explanation:
             yield f"graph {i}: {count} attention{'s' * (count != 1)} found, {graph.replaced} replaced"
             for one in graph.seen:
                 yield from (f"  {line}" for line in one.lines())
+            for said, places in _alike(graph.segments):
+                yield from (f"  {line}" for line in said)
+                if places > 1:
+                    yield f"          and so in {places - 1} more"
+            if graph.captured:
+                yield f"  CUDA graphs: {graph.captured}"
             if graph.broken:
                 yield f"  the graph ends here: {graph.broken}"
         for found, names in self.segments(target):
@@ -124,6 +133,15 @@ class Explanation:
             yield from (f"  {line}" for line in lines(found, _gpu(target)))
         if any(graph.layers for graph in self.graphs):
             yield NOTE
+
+
+def _alike(segments: list[Placed]) -> Iterator[tuple[list[str], int]]:
+    """(lines of the first, how many there are) of segments that are the same thing for the same reason."""
+    groups: dict[tuple[str, str], list[Placed]] = {}
+    for one in segments:
+        groups.setdefault((one.what, one.reason), []).append(one)
+    for same in groups.values():
+        yield list(same[0].lines()), len(same)
 
 
 def _shortened(names: list[str]) -> str:

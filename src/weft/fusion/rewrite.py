@@ -24,19 +24,22 @@ from weft.fusion.find import found
 from weft.fusion.layers import layers_of
 from weft.fusion.nodes import Unsized, hint, operation, value
 from weft.fusion.operator import RECOGNISED
+from weft.fusion.place import place_segments
 from weft.fusion.report import GraphReport, Seen
 from weft.fusion.settings import Settings
 
 
-def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> GraphReport:
+def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> tuple[GraphReport, list[Node]]:
     """Put weft's operator in place of attention where its mask, as it is among `inputs`, leaves out enough.
 
-    The module is changed. Returns what was found, replaced or left with the reason.
+    The module is changed. Returns what was found, replaced or left with the reason, and the nodes that masks of what
+    was replaced are computed from.
     """
     refused = _against_all(module.graph)
     known = _Inputs(module, inputs)
     places: Counter[str] = Counter()
     shares: dict[Node, float] = {}
+    masks: list[Node] = []
     report = GraphReport(broken=_break(module))
     for one in found(module.graph):
         if isinstance(one, Left) or refused:
@@ -53,15 +56,17 @@ def rewrite(module: GraphModule, inputs: Sequence[Any], settings: Settings) -> G
         replaced, leaves, numbers = new
         call = _put(one, replaced, (leaves, numbers, replaced.name, places[replaced.name]))
         shares[call] = decision.share
+        masks += leaves
         places[replaced.name] += 1
         report.seen.append(Seen(one.where, one.form, "", decision.share, decision.mask, replaced))
     if places:
         _sweep(module.graph)
         module.graph.lint()
         module.recompile()
+    report.segments = place_segments(module, settings, refused or _trained(), known.given)
     with suppress(Unsized):  # then bytes cannot be counted
         report.layers = layers_of(module.graph, shares)
-    return report
+    return report, masks
 
 
 def _break(module: GraphModule) -> str:
@@ -83,6 +88,10 @@ def _against_all(graph: Graph) -> str:
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         return "autocast is enabled, and weft's operator has no rule for it"
     return ""
+
+
+def _trained() -> str:
+    return "gradients are enabled, and its kernel has none" if torch.is_grad_enabled() else ""
 
 
 class _Inputs:

@@ -67,9 +67,12 @@ class AttentionPlan:
         named = next((x.plan.tiling for x in shares if x.plan.tiling and x.plan.tiling.groups), None)
         return shares if named and not hopper.reasons_against(self.asked(direction), named) else None
 
-    def unspecialised(self, direction: Direction) -> tuple[Share, ...]:
-        """Tiles whose warps all do the same: for calls that allow no other."""
-        return unspecialised(direction, self.towards(direction), self.problem, self.target)
+    def unspecialised(self, direction: Direction, under: tile.Under = tile.PLAIN) -> tuple[Share, ...]:
+        """Tiles whose warps all do the same: for calls that allow no other. under: options, which may ask for narrower
+        ones than the plan's, unless it was told which to take.
+        """
+        under = tile.PLAIN if direction in dict(self.fixed) else under
+        return unspecialised(direction, self.towards(direction), self.problem, self.target, under)
 
     # ---- what computes it ----
     @cached_property
@@ -277,8 +280,7 @@ def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CP
     """
     check_extent(pattern, problem)
     found = distinct_heads(pattern, problem)
-    orders = not isinstance(target, Gpu)  # kernels of GPUs gather no rows in another order
-    acsrs = [pattern.acsr(problem.m, problem.n, *first, orders=orders) for first in found]
+    acsrs = [pattern.acsr(problem.m, problem.n, *first) for first in found]
     rows = [(acsr, count_heads(heads)) for acsr, heads in zip(acsrs, found.values(), strict=True)]
     shares = []
     plans = plan_rows("forward", rows, problem, target, fixed)

@@ -50,7 +50,5 @@ def _limited(asked: Pass, tilings: tuple[Tiling, ...]) -> Iterator[Tiling]:
 def _rows(direction: Direction, pattern: Pattern, problem: Problem) -> list[tuple[Acsr, int]]:
     """Of every distinct head, as a plan for a GPU asks for them."""
     found = distinct_heads(pattern, problem)
-    rows = [
-        (pattern.acsr(problem.m, problem.n, *first, orders=False), count_heads(heads)) for first, heads in found.items()
-    ]
+    rows = [(pattern.acsr(problem.m, problem.n, *first), count_heads(heads)) for first, heads in found.items()]
     return [(acsr.transpose(), count) for acsr, count in rows] if direction == "dkdv" else rows

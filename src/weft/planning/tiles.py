@@ -146,6 +146,11 @@ class Launch:
         )
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether its queries, or the keys of a part, are taken in another order than they come."""
+        return any(grid.order is not None for grid in (self.q, *(part.k for part in self.parts)))
+
+    @property
     def lanes(self) -> tuple[Lanes, ...]:
         """The lanes of queries of each axis; all parts have the same."""
         return tuple(axis.lanes for axis in self.parts[0].axes)

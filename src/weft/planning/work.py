@@ -31,8 +31,9 @@ from weft.target import Gpu, Target
 # One axis: bounds that are formulas, or tables; several terms. Grids of two axes, and of more. Blocks of the remainder.
 Kind = Literal["formula", "table", "several", "plane", "space", "blocks"]
 Visits: TypeAlias = list[tuple[int, NDBool | None]]  # of plans by number, the rows; None: all
-# Axes (0: the remainder), whether all bounds are formulas, whether tokens are listed: what a kernel's code depends on.
-Code: TypeAlias = tuple[int, bool, bool]
+# Axes (0: the remainder), whether all bounds are formulas, whether tokens are listed, whether they are taken in another
+# order: what a kernel's code depends on.
+Code: TypeAlias = tuple[int, bool, bool, bool]
 LEAST = 32  # tiles that a program may visit at any rate: see `most_of`
 FEW = 0.25  # share of all rows that other waves may visit where one joins what they leave: see `are_few`
 
@@ -146,7 +147,7 @@ def _launches(plan: TilePlan, limit: int | None) -> list[tuple[Code, Work, NDBoo
         counts = np.diff(plan.blocks.first)
         most, least = int(counts.max(initial=0)), int(counts.min()) if counts.size else 0
         work = Work("blocks", plan.blocks.tiles, int(counts.sum()), 0, (most, 0), (least, 0))
-        found.append(((0, False, False), work, None))
+        found.append(((0, False, False, False), work, None))
     return found
 
 
@@ -190,4 +191,5 @@ def _code(launch: Launch) -> Code:
         rank,
         rank > 1 or all(is_formula(part.axes[0], m) for part in launch.parts),
         any(map(is_listed, launch.parts)),
+        launch.is_ordered,
     )

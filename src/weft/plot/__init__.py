@@ -152,7 +152,7 @@ def headline(figure: Figure, title: str, below: str) -> None:
     width, height = figure.get_size_inches()
     text = "\n".join(textwrap.wrap(shown(title, MOST), int(width * 9), max_lines=2, placeholder=" …"))
     middle = 1 - 0.4 / height if "\n" not in text else 1 - 0.34 / height
-    style = {"ha": "center", "va": "center", "color": INK}
+    style: dict[str, Any] = {"ha": "center", "va": "center", "color": INK}
     figure.text(0.5, middle, text, fontsize=12, fontweight="bold", family="monospace", parse_math=False, **style)
     figure.text(0.5, 1 - 0.74 / height, below, fontsize=10, **style)
 
@@ -166,10 +166,19 @@ def save(figure: Figure, path: Path) -> Path:
     from matplotlib import rc_context
 
     aside = path.with_name(path.name + ".part")
-    dated = {"metadata": {"Date": None}} if kind == ".svg" else {}
+    dated: dict[str, Any] = {"metadata": {"Date": None}} if kind == ".svg" else {}
     with rc_context({"svg.hashsalt": "weft"}):  # the same picture is the same file
         figure.savefig(aside, format=kind[1:], **dated)
     return aside.replace(path)
+
+
+def _root(axes: Axes) -> Figure:
+    """The figure that a panel is of."""
+    from matplotlib.figure import Figure
+
+    found = axes.figure
+    assert isinstance(found, Figure)
+    return found
 
 
 # ---- panels ------------------------------------------------------------------------------------------------------
@@ -193,7 +202,7 @@ def draw_view(axes: Axes, view: View) -> None:
         if order:
             axis.set_ticks([])  # tokens are not in their own order
     edges = [[(c, a), (d, a), (d, b), (c, b), (c, a)] for a, b, c, d in view.boxes]
-    scale = axes.get_position().width * axes.figure.get_size_inches()[0] * 72 * THIN
+    scale = axes.get_position().width * _root(axes).get_size_inches()[0] * 72 * THIN
     m, n = view.classes.shape
     widths = [min(0.7, scale * (b - a) / m, scale * (d - c) / n) for a, b, c, d in view.boxes]
     _lines(axes, np.array(edges) - 0.5, widths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -90,4 +91,7 @@ def _slope(make: Builder, op: str, x: Ref, y: Ref) -> Ref | None:
         return make.unary("cos", x)
     if op == "cos":
         return make.unary("neg", make.unary("sin", x))
+    if op == "erf":
+        bell = make.unary("exp", make.unary("neg", make.binary("mul", x, x)))
+        return make.binary("mul", make.const(2 / math.sqrt(math.pi)), bell)
     return None  # floor, and what converts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,5 +87,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
     "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not,
     "exp": np.exp, "log": np.log, "tanh": np.tanh, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "floor": np.floor,
+    "erf": np.vectorize(math.erf, otypes=[np.float64]),
     "real": lambda x: np.asarray(x, np.float64), "int": lambda x: np.trunc(x).astype(np.int64),
 }  # fmt: skip

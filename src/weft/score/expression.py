@@ -22,7 +22,7 @@ LEAVES = {"score": "real", **dict.fromkeys((*INDICES, "shift"), "int")}
 KINDS = ("bool", "int", "real")  # in order of promotion
 SAME = ("add", "sub", "mul", "min", "max")  # of two operands of one kind, int or real
 UNARY = ("neg", "abs")  # int or real
-REALS = ("exp", "log", "tanh", "sqrt", "sin", "cos", "floor")
+REALS = ("exp", "log", "tanh", "sqrt", "sin", "cos", "erf", "floor")
 COMPARE = ("lt", "le", "eq", "ne")
 LOGIC = ("and", "or", "xor")
 MOST = 4096  # steps
@@ -210,7 +210,7 @@ class Builder:
         """An operation of UNARY or REALS, or "not"."""
         x = self.to("bool" if op == "not" else "real" if op in REALS else max("int", self.kind(x), key=KINDS.index), x)
         value = self.known(x)
-        if value is not None and (op not in REALS or (op in ("exp", "tanh", "sin", "cos") and abs(value) < 700)):
+        if value is not None and (op not in REALS or (op in ("exp", "tanh", "sin", "cos", "erf") and abs(value) < 700)):
             return self.const(FOLDED[op](value))
         if op in ("neg", "not") and self.steps[x].op == op:
             return self.steps[x].args[0]
@@ -252,5 +252,5 @@ FOLDED: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
     "min": min, "max": max, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b, "neg": lambda a: -a, "abs": abs, "not": lambda a: not a,
-    "exp": math.exp, "tanh": math.tanh, "sin": math.sin, "cos": math.cos,
+    "exp": math.exp, "tanh": math.tanh, "sin": math.sin, "cos": math.cos, "erf": math.erf,
 }  # fmt: skip

@@ -47,24 +47,34 @@ def _unary(op: str) -> Callable[..., Value]:
 
 
 for _op, _names in {
-    "add": ("add", "radd"), "mul": ("mul", "multiply", "rmul"), "min": ("minimum", "fmin"), "max": ("maximum", "fmax"),
+    "add": ("radd",), "mul": ("mul", "multiply", "rmul"), "min": ("minimum", "fmin"), "max": ("maximum", "fmax"),
     "lt": ("lt", "less"), "le": ("le", "less_equal"), "eq": ("eq", "equal"), "ne": ("ne", "not_equal"),
 }.items():  # fmt: skip
     operation(*_names)(_binary(_op))
 for _op, _names in {
     "neg": ("neg", "negative"), "abs": ("abs", "absolute", "fabs"), "exp": ("exp",), "log": ("log",),
-    "tanh": ("tanh",), "sqrt": ("sqrt",), "sin": ("sin",), "cos": ("cos",), "floor": ("floor",),
+    "tanh": ("tanh",), "sqrt": ("sqrt",), "sin": ("sin",), "cos": ("cos",), "erf": ("erf",), "floor": ("floor",),
 }.items():  # fmt: skip
     operation(*_names)(_unary(_op))
 
 
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
+@operation("add")
+def _add(trace: Trace, x: Any, y: Any, alpha: Any = 1) -> Value:
+    return trace.value(trace.build.binary("add", trace.number(x), _times(trace, y, alpha)))
+
+
 @operation("sub", "subtract")
-def _sub(trace: Trace, x: Any, y: Any) -> Value:
-    x, y = trace.number(x), trace.number(y)
+def _sub(trace: Trace, x: Any, y: Any, alpha: Any = 1) -> Value:
+    x, y = trace.number(x), _times(trace, y, alpha)
     if trace.build.kind(x) == trace.build.kind(y) == "bool":
         raise UntraceableError("a difference of two booleans")
     return trace.value(trace.build.binary("sub", x, y))
+
+
+def _times(trace: Trace, y: Any, alpha: Any) -> int:
+    ref = trace.number(y)
+    return ref if alpha == 1 else trace.build.binary("mul", ref, trace.number(alpha))
 
 
 @operation("rsub")
@@ -86,6 +96,8 @@ def _ge(trace: Trace, x: Any, y: Any) -> Any:
 def _div(trace: Trace, x: Any, y: Any, rounding_mode: Any = None) -> Value:
     if rounding_mode == "floor":
         return _floor_divide(trace, x, y)
+    if rounding_mode == "trunc":
+        return _towards_zero(trace, x, y)
     if rounding_mode is not None:
         raise UntraceableError(f"a division with rounding_mode={rounding_mode!r}")
     return trace.value(trace.build.binary("div", trace.number(x), trace.number(y)))
@@ -123,6 +135,23 @@ def _divided(trace: Trace, op: str, x: Any, y: Any) -> Value:
     if constant == 0:
         raise UntraceableError("a division by 0")
     return trace.value(build.divided(op, x, y))
+
+
+def _towards_zero(trace: Trace, x: Any, y: Any) -> Value:
+    """x / y without its fraction: of ints by a constant, of real numbers by any."""
+    whole = _floor_divide(trace, OPERATIONS["abs"](trace, x), OPERATIONS["abs"](trace, y))
+    below = OPERATIONS["logical_xor"](trace, OPERATIONS["lt"](trace, x, 0), OPERATIONS["lt"](trace, y, 0))
+    return where(trace, below, OPERATIONS["neg"](trace, whole), whole)
+
+
+@operation("trunc", "fix")
+def _trunc(trace: Trace, x: Any) -> Value:
+    return _towards_zero(trace, x, 1)
+
+
+@operation("fmod")
+def _fmod(trace: Trace, x: Any, y: Any) -> Value:
+    return _sub(trace, x, OPERATIONS["mul"](trace, _towards_zero(trace, x, y), y))
 
 
 @operation("square")
@@ -192,29 +221,6 @@ def _log1p(trace: Trace, x: Any) -> Value:
 @operation("expm1")
 def _expm1(trace: Trace, x: Any) -> Value:
     return _sub(trace, OPERATIONS["exp"](trace, x), 1.0)
-
-
-@operation("sigmoid")
-def _sigmoid(trace: Trace, x: Any) -> Value:
-    half = OPERATIONS["tanh"](trace, OPERATIONS["mul"](trace, 0.5, x))
-    return OPERATIONS["add"](trace, 0.5, OPERATIONS["mul"](trace, 0.5, half))
-
-
-@operation("silu")
-def _silu(trace: Trace, x: Any) -> Value:
-    return OPERATIONS["mul"](trace, x, _sigmoid(trace, x))
-
-
-@operation("relu")
-def _relu(trace: Trace, x: Any) -> Value:
-    return OPERATIONS["maximum"](trace, x, 0)
-
-
-@operation("softplus")
-def _softplus(trace: Trace, x: Any) -> Value:
-    """log(1 + exp(x)), whose exponential never overflows."""
-    far = OPERATIONS["exp"](trace, OPERATIONS["neg"](trace, OPERATIONS["abs"](trace, x)))
-    return OPERATIONS["add"](trace, _relu(trace, x), _log1p(trace, far))
 
 
 @operation("sign")

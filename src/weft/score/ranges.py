@@ -121,6 +121,7 @@ RULES: dict[str, Callable[..., Interval]] = {
     "max": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])), "mul": _corners(lambda a, b: a * b), "abs": _absolute,
     "floordiv": _divided, "mod": _remainder, "where": lambda _, x, y: (min(x[0], y[0]), max(x[1], y[1])),
     "real": lambda x: x, "int": _rising(math.trunc), "floor": _rising(math.floor), "tanh": _rising(math.tanh),
+    "erf": _rising(math.erf),
     "exp": _rising(math.exp), "log": _rising(math.log), "sqrt": _rising(math.sqrt),
     "sin": lambda _: (-1.0, 1.0), "cos": lambda _: (-1.0, 1.0),
 }  # fmt: skip

@@ -1,48 +1,89 @@
 """What the index of a read depends on: where sums over pairs are the gradients of a table's entries.
 
-"rows": on b, h and q alone, "columns": on b, h and k, "diagonals": on b, h and k - q, "dense": the read is at (b, h, q,
-k), but for axes of 1 or none before q; "pairs": on anything else.
+"rows": on b, h and q alone, "columns": on b, h and k, "diagonals": on b, h and k - q, "offsets": on b, h and on
+differences of coordinates on a grid, as k // W - q // W and k % W - q % W; "dense": the read is at (b, h, q, k), but
+for axes of 1 or none before q; "pairs": on anything else.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Literal, TypeAlias
 
 from weft.score.derive import derived
 from weft.score.expression import Expression, Ref, Step
 
-Kind: TypeAlias = Literal["rows", "columns", "diagonals", "dense", "pairs"]
-Factors: TypeAlias = tuple[int, int]  # of q and k, in a sum with what depends on b and h alone
-FREE: Factors = (0, 0)
+Kind: TypeAlias = Literal["rows", "columns", "diagonals", "offsets", "dense", "pairs"]
+Chain: TypeAlias = tuple[tuple[str, int], ...]  # of floor divisions and remainders, in order, that make a coordinate
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A sum of multiples of coordinates of q and k with what depends on b and h alone. of_q, of_k: (chain, factor)."""
+
+    of_q: frozenset[tuple[Chain, int]] = frozenset()
+    of_k: frozenset[tuple[Chain, int]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """What depends on differences of these coordinates alone."""
+
+    chains: frozenset[Chain]
+
+
+FREE = Linear()
+Form: TypeAlias = "Linear | Offsets | Kind"
 
 
 @dataclass(frozen=True)
 class Read:
     """A read of a real table that the result depends on. step: of the expression; by: the step of the derivative by
-    what it gave, among those of `derived`.
+    what it gave, among those of `derived`. chains: of the coordinates whose differences it depends on.
     """
 
     step: Ref
     by: Ref
     table: int
     kind: Kind
+    chains: frozenset[Chain] = frozenset()
+
+    def is_on(self, grid: tuple[int, ...]) -> bool:
+        """Whether it depends on differences of coordinates of this grid."""
+        return self.kind == "offsets" and self.chains <= coordinates(grid)
+
+
+def coordinates(grid: tuple[int, ...]) -> frozenset[Chain]:
+    """How the coordinates of a grid are computed from a token, in the ways that divide first or take the rest first."""
+    found: set[Chain] = set()
+    for axis, length in enumerate(grid):
+        pace = prod(grid[axis + 1 :])
+        divided: Chain = (("floordiv", pace),) if pace > 1 else ()
+        found.add((*divided, ("mod", length)) if axis else divided)
+        if axis and pace > 1:
+            found.add((("mod", pace * length), ("floordiv", pace)))
+    return frozenset(found)
 
 
 @lru_cache(256)
 def reads_of(expression: Expression) -> tuple[Read, ...]:
     """All reads of real tables that the result depends on."""
-    forms: list[Factors | Kind] = []
-    for step in expression.steps:
-        forms.append(_form(step, [forms[a] for a in step.args], expression))
-    return tuple(
-        Read(ref, by, step.value, _kind(expression, step, forms))
-        for ref, by in derived(expression).by_read for step in (expression.steps[ref],)
-    )  # fmt: skip
+    chains = _chains(expression)
+    forms: list[Form] = []
+    for ref, step in enumerate(expression.steps):
+        forms.append(_form(step, [forms[a] for a in step.args], expression, chains.get(ref)))
+    found = []
+    for ref, by in derived(expression).by_read:
+        step = expression.steps[ref]
+        form = _of_read(expression, step, forms)
+        kind = "offsets" if isinstance(form, Offsets) else form
+        found.append(Read(ref, by, step.value, kind, form.chains if isinstance(form, Offsets) else frozenset()))
+    return tuple(found)
 
 
-def _kind(expression: Expression, step: Step, forms: list[Factors | Kind]) -> Kind:
+def _of_read(expression: Expression, step: Step, forms: list[Form]) -> Offsets | Kind:
     if shared_axes(expression, step) is not None:
         return "dense"
     return _together([forms[a] for a in step.args])
@@ -61,47 +102,83 @@ def _name(step: Step) -> str:
     return "0" if step.op == "const" and step.value == 0 else step.op
 
 
-def _form(step: Step, args: list[Factors | Kind], expression: Expression) -> Factors | Kind:
-    """Factors of an integer that is a sum of multiples of q and k, else what a value depends on."""
-    if step.op in ("q", "k"):
-        return (1, 0) if step.op == "q" else (0, 1)
+def _chains(expression: Expression) -> dict[Ref, tuple[str, Chain]]:
+    """The steps that are coordinates: q or k, divided and cut by constants."""
+    found: dict[Ref, tuple[str, Chain]] = {}
+    for ref, step in enumerate(expression.steps):
+        if step.op in ("q", "k"):
+            found[ref] = step.op, ()
+        elif step.op in ("floordiv", "mod") and step.args[0] in found:
+            by = expression.steps[step.args[1]]
+            if by.op == "const" and by.value > 0:
+                side, chain = found[step.args[0]]
+                found[ref] = side, (*chain, (step.op, int(by.value)))
+    return found
+
+
+def _form(step: Step, args: list[Form], expression: Expression, coordinate: tuple[str, Chain] | None) -> Form:
+    """An integer that is a sum of multiples of coordinates, else what a value depends on."""
+    if coordinate is not None:
+        side, chain = coordinate
+        one = frozenset({(chain, 1)})
+        return Linear(one) if side == "q" else Linear(of_k=one)
     if step.op == "score":
         return "pairs"
-    linear = [x for x in args if isinstance(x, tuple)]
+    linear = [x for x in args if isinstance(x, Linear)]
     if step.kind == "int" and len(linear) == len(args):
         if step.op in ("add", "sub"):
-            sign = 1 if step.op == "add" else -1
-            return linear[0][0] + sign * linear[1][0], linear[0][1] + sign * linear[1][1]
+            return _plus(linear[0], linear[1], 1 if step.op == "add" else -1)
         if step.op == "neg":
-            return -linear[0][0], -linear[0][1]
+            return _plus(FREE, linear[0], -1)
         if step.op == "mul":
             return _times(step, linear, expression)
     found = _together(args)
     return FREE if found == "rows" and all(x == FREE for x in args) else found
 
 
-def _times(step: Step, args: list[Factors], expression: Expression) -> Factors | Kind:
+def _plus(one: Linear, other: Linear, factor: int) -> Linear:
+    """one + factor * other"""
+
+    def summed(a: frozenset[tuple[Chain, int]], b: frozenset[tuple[Chain, int]]) -> frozenset[tuple[Chain, int]]:
+        total = dict(a)
+        for chain, times in b:
+            total[chain] = total.get(chain, 0) + factor * times
+        return frozenset((chain, times) for chain, times in total.items() if times)
+
+    return Linear(summed(one.of_q, other.of_q), summed(one.of_k, other.of_k))
+
+
+def _times(step: Step, args: list[Linear], expression: Expression) -> Form:
     for ref, other in ((step.args[0], args[1]), (step.args[1], args[0])):
         if expression.steps[ref].op == "const":
-            return other[0] * expression.steps[ref].value, other[1] * expression.steps[ref].value
+            return _plus(FREE, other, int(expression.steps[ref].value))
     return FREE if all(x == FREE for x in args) else _together([*args])
 
 
-def _together(args: list[Factors | Kind]) -> Kind:
+def _together(args: list[Form]) -> Offsets | Kind:
     """What a value depends on that is made of others."""
-    kinds = {_as_kind(x) for x in args} - {"free"}
-    if not kinds:
+    found = {_without_sums(x) for x in args} - {None}
+    if not found:
         return "rows"
-    return kinds.pop() if len(kinds) == 1 else "pairs"  # type: ignore[return-value]
+    offsets = [x for x in found if isinstance(x, Offsets)]
+    if len(offsets) == len(found):
+        return Offsets(frozenset().union(*(x.chains for x in offsets)))
+    return found.pop() if len(found) == 1 else "pairs"  # type: ignore[return-value]
 
 
-def _as_kind(x: Factors | Kind) -> str:
-    if not isinstance(x, tuple):
-        return x
-    if x == FREE:
-        return "free"
-    if x[1] == 0:
+def _without_sums(form: Form) -> Offsets | Kind | None:
+    """What a form depends on; None of what is the same for all q and k."""
+    if not isinstance(form, Linear):
+        return form
+    if form == FREE:
+        return None
+    if not form.of_k:
         return "rows"
-    if x[0] == 0:
+    if not form.of_q:
         return "columns"
-    return "diagonals" if x[0] == -x[1] else "pairs"
+    if form.of_k != _plus(FREE, Linear(form.of_q), -1).of_q:
+        return "pairs"
+    chains = frozenset(chain for chain, _ in form.of_k)
+    if () not in chains:
+        return Offsets(chains)
+    return "diagonals" if len(chains) == 1 else "pairs"

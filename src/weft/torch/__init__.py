@@ -1,5 +1,18 @@
-"""The PyTorch front end: `attention`, `varlen_attention`, `merge`, `plan`, `explain`, `trace_score`,
-`SparseAttention` and `MultiheadSparseAttention`."""
+"""The PyTorch front end: `attention`, `varlen_attention`, `decode_attention`, `plan` and the modules.
+
+| modules | what they hold |
+|---|---|
+| `attention` `varlen` `key_cache` `module` `multihead` | the public calls |
+| `eager` `call` `operator` `transforms` | the short way past the dispatcher; one checked call; operators; torch.func |
+| `inputs` `layouts` `translate` `keywords` | checks, and other libraries' arguments |
+| `masks` `blockmask` `mask_mod` `fingerprint` `mask_cache` `remembered` | tensors and functions as masks |
+| `extras` `tracing` `reads` `entries` `along` | score functions, biases, dropout; gradients of their tables |
+| `document_rows` `device_documents` `paged_documents` | packed documents, with lengths on the host or the device |
+| `decode` `decode_operator` `paged_keys` `cached_rows` `merging` | decoding; keys in pages; parts merged by lse |
+| `bind` `launcher` `driver` `device_tables` `gpu` | launch programs bound to tensors and a stream |
+| `card` `measure` `frameworks` | the GPU at hand; kernels timed; what torch's tools ask |
+| `distributed/` | the call over a process group |
+"""
 
 from weft.torch.attention import attention, explain, plan
 from weft.torch.frameworks import unscriptable

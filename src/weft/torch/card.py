@@ -20,7 +20,7 @@ from weft.torch import bind, driver, launcher
 
 OLDEST = (8, 0)  # compute capability of NVIDIA's cards
 # Modules and folders that change no kernel that a tuner measures.
-APART = {"__init__", "ahead", "filling", "kernels", "keys", "oracle", "sinks", "split_kv"}
+APART = {"__init__", "ahead", "filling", "gemm", "kernels", "keys", "oracle", "sinks", "split_kv"}
 
 
 def at_hand() -> Card | None:
@@ -40,11 +40,12 @@ def _card(device: int) -> Card:
             "use a newer GPU, or move q, k and v to the CPU",
         )
     architecture = found.gcnArchName.split(":")[0] if rocm else f"sm_{found.major}{found.minor}"
-    name, shared = shown(found.name), _shared_memory(device)  # which torch tells from 2.12 on
+    name, shared = shown(found.name), shared_memory(device)  # which torch tells from 2.12 on
     return Card(name, gpu_like(name, architecture, found.multi_processor_count, shared))
 
 
-def _shared_memory(device: int) -> int:
+def shared_memory(device: int) -> int:
+    """Bytes of shared memory that a block may have."""
     if driver.library() is not None:
         return driver.shared_memory(device)
     return triton_driver.active.utils.get_device_properties(device)["max_shared_mem"]

@@ -73,11 +73,8 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call:
-    """A call that was checked and planned, for all sums of so many documents. pattern: kept, so that no other one
-    takes its id.
-    """
+    """A call that was checked and planned, for all sums of so many documents."""
 
-    pattern: Pattern
     plan: AttentionPlan
     documents: Documents
     how: Modifiers
@@ -202,7 +199,8 @@ def _found(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: C
     q, k, v = tensors
     paged = None if sums.table is None else paged_keys(tensors, sums.table)
     key = (
-        id(pattern), sums.documents, sums.same, sums.most, paged, chosen, tuple(map(type, chosen)),
+        pattern, sums.documents,  # by value: it may be written anew at each call
+        sums.same, sums.most, paged, chosen, tuple(map(type, chosen)),
         *((x.shape, x.dtype, x.device) for x in (q, k, v)),
         *(x is not None and (x.shape, x.dtype, x.device, x.requires_grad) for x in rows),
     )  # fmt: skip
@@ -219,7 +217,7 @@ def _found(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: C
         problem = problem_in_pages((q, k, v), paged.room)
     scale = problem.d**-0.5 if chosen.scale is None else chosen.scale
     plan, documents = _planned(pattern, problem, sums, chosen.backend)
-    call = Call(pattern, plan, replace(documents, paged=paged), Modifiers(scale, chosen.softcap))
+    call = Call(plan, replace(documents, paged=paged), Modifiers(scale, chosen.softcap))
     with _lock:
         if len(_calls) >= KEPT:
             del _calls[next(iter(_calls))]

@@ -1,4 +1,4 @@
-"""Gradients of tables that score functions read, from what kernels sum: by rows, columns, diagonals or pairs.
+"""Gradients of tables that score functions read, from what kernels sum: by rows, columns, diagonals, offsets or pairs.
 
 A sum is of all pairs whose read has one index, so what is left is to bring few numbers to their entries: with torch,
 in a fixed order.
@@ -13,14 +13,15 @@ import torch
 
 from weft.kernels.cpu.rules import Applied, Rule
 from weft.kernels.gpu.layout import Options
-from weft.kernels.gpu.score.spec import composed
+from weft.kernels.gpu.score.slots import number_of
 from weft.score.reads import Read, reads_of
+from weft.score.value import composed
 
 
 def gradients_of_tables(
-    options: Options, tables: tuple[torch.Tensor, ...], sums: Mapping[int, torch.Tensor], queries: int
+    options: Options, tables: tuple[torch.Tensor, ...], sums: Mapping[str, torch.Tensor], queries: int
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradient of each table, None of one that is not wanted. sums: by numbers of reads, see
+    """The gradient of each table, None of one that is not wanted. sums: by slots, see
     `weft.kernels.gpu.score.slots.entries_of`. queries: how many.
     """
     if not options.wanted:
@@ -29,11 +30,15 @@ def gradients_of_tables(
     found = [torch.zeros(x.shape, dtype=dtype, device=x.device) if w else None
              for x, w in zip(tables, options.wanted, strict=True)]  # fmt: skip
     rule = Rule(composed(options.score), tables)
-    for number, total in sums.items():
+    for name, total in sums.items():
+        number = number_of(name)
+        assert number is not None, "sums are of reads"
         read = reads_of(rule.expression)[number]
         into = found[read.table]
         assert into is not None, "sums are of tables that are wanted"
-        if read.kind in ("dense", "pairs"):
+        if name.startswith("offsets"):
+            _bring(into, rule, read, total.flatten(2), _of_offsets(total, options.shift))
+        elif read.kind in ("dense", "pairs", "offsets"):
             into.add_(total.view(into.shape))
         else:
             _bring(into, rule, read, total, _indices(read, total, queries, options.shift))
@@ -54,7 +59,7 @@ def _bring(into: torch.Tensor, rule: Rule, read: Read, total: torch.Tensor, wher
 
 def _indices(read: Read, total: torch.Tensor, queries: int, shift: int) -> dict[str, torch.Tensor]:
     """What the steps of an index read, for sums (B, Hq, length)."""
-    batch, heads, length = total.shape
+    length = total.shape[2]
     at, zero = torch.arange(length, device=total.device), torch.zeros((), dtype=torch.int64, device=total.device)
     q, k = zero, zero
     if read.kind == "rows":
@@ -63,7 +68,20 @@ def _indices(read: Read, total: torch.Tensor, queries: int, shift: int) -> dict[
         k = at
     else:  # k - q rises from 1 - queries on
         q, k = (queries - 1 - at).clamp(min=0), (at - (queries - 1)).clamp(min=0)
-    b, h = (torch.arange(size, device=total.device) for size in (batch, heads))
+    return _at(total, q, k, shift)
+
+
+def _of_offsets(total: torch.Tensor, shift: int) -> dict[str, torch.Tensor]:
+    """The same for sums (B, Hq, 2 X - 1, 2 Y - 1) over offsets on a grid, of two tokens that are so far apart."""
+    q = k = torch.zeros((), dtype=torch.int64, device=total.device)
+    for length in total.shape[2:]:
+        apart, tokens = torch.arange(length, device=total.device) - length // 2, length // 2 + 1
+        q, k = ((x[..., None] * tokens + far.clamp(min=0)) for x, far in ((q, -apart), (k, apart)))
+    return _at(total, q.flatten(), k.flatten(), shift)
+
+
+def _at(total: torch.Tensor, q: torch.Tensor, k: torch.Tensor, shift: int) -> dict[str, torch.Tensor]:
+    b, h = (torch.arange(size, device=total.device) for size in total.shape[:2])
     where = {"b": b[:, None, None], "h": h[:, None], "q": q, "k": k}
     return {**where, "shift": torch.tensor(shift, device=total.device), "score": total.new_zeros(())}
 

@@ -20,11 +20,12 @@ from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import chosen_forward
 from weft.kernels.gpu.programs.sinks import sink_gradient_program
 from weft.kernels.gpu.programs.split_kv import Cache, split_kv_program
-from weft.kernels.gpu.score.slots import refuse_atomics
+from weft.kernels.gpu.score.slots import number_of, refuse_atomics
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.rowwise import RowPlan
 from weft.score.text import SEPARATOR, written
+from weft.torch.along import told_of
 from weft.torch.bind import Bound, begin_loading, gpu_of, refuse_capture
 from weft.torch.device_tables import is_capturing
 from weft.torch.entries import gradients_of_tables
@@ -46,10 +47,10 @@ def forward(
     """(out, lse), as `weft.kernels.cpu.run.forward`, and lse even if it is not wanted: kernels write it."""
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
     rows = [x for x in (sinks, slopes) if x is not None]
-    tables = tables_of(how)
-    layout = layout_of(qkv, sinks=sinks, slopes=slopes)._replace(tables=tuple(map(form_of, tables)))
-    bound = bound_forward(plan, layout, options_of(how, plan), qkv[0].device)
-    out, lse = bound((*qkv, *rows, *tables, *seed_of(how)))
+    told = told_of(how, plan)
+    layout = layout_of(qkv, sinks=sinks, slopes=slopes)._replace(tables=told.forms)
+    bound = bound_forward(plan, layout, options_of(how, plan)._replace(score=told.score), qkv[0].device)
+    out, lse = bound((*qkv, *rows, *told.tables, *seed_of(how)))
     return out, lse
 
 
@@ -68,16 +69,19 @@ def backward(
     """
     out, dout, lse, dlse = rows
     slopes = None if how.alibi is None else how.alibi.reshape(-1)
-    tensors, tables = (*saved, out, dout), tables_of(how)
-    layout = layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes)._replace(tables=tuple(map(form_of, tables)))
-    wanted = wanted_of(how)
-    options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=with_delta, wanted=wanted)
+    tensors, told = (*saved, out, dout), told_of(how, plan)
+    layout = layout_of(tensors, lse=lse, dlse=dlse, slopes=slopes)._replace(tables=told.forms)
+    options = options_of(how, plan)._replace(deterministic=deterministic, with_delta=with_delta)
+    options = options._replace(score=told.score, wanted=told.wanted)
     bound = bound_backward(plan, layout, options, dout.device)
-    dq, dk, dv, *rest = bound((*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *tables, *seed_of(how)))
+    dq, dk, dv, *rest = bound(
+        (*tensors, *(x for x in (lse, dlse, slopes) if x is not None), *told.tables, *seed_of(how))
+    )
     names = [slot.name for slot in bound.outputs[3:]]
     found = dict(zip(names, rest, strict=True))
-    sums = {int(name.removeprefix("entries_")): x for name, x in found.items() if name.startswith("entries_")}
-    return dq, dk, dv, found.get("delta", lse), *gradients_of_tables(options, tables, sums, plan.problem.m)
+    sums = {name: x for name, x in found.items() if number_of(name) is not None}
+    own = options_of(how, plan)._replace(wanted=wanted_of(how))
+    return dq, dk, dv, found.get("delta", lse), *gradients_of_tables(own, tables_of(how), sums, plan.problem.m)
 
 
 def ready_forward(
@@ -117,7 +121,7 @@ def ready(
 def check_order(plan: AttentionPlan, how: Modifiers) -> None:
     """Raise UnsupportedError where gradients of tables would be summed in no fixed order."""
     layout = Layout((), True, tables=tuple(map(form_of, tables_of(how))))
-    refuse_atomics(plan.problem, layout, options_of(how, plan)._replace(wanted=wanted_of(how)))
+    refuse_atomics(plan, layout, options_of(how, plan)._replace(wanted=wanted_of(how)))
 
 
 def expect_gradients(

@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention as theirs
 
 import weft
 from weft.errors import InputError, OptionError, UnsupportedError
-from weft.integrations.flex import AuxRequest, call, create_block_mask, flex_attention
+from weft.integrations.flex import AuxRequest, call, create_block_mask, flex_attention, host
 from weft.torch import tracing
 
 from .helpers import gradients, reference, tensors
@@ -182,6 +182,16 @@ def test_other_values_are_another_score():
         torch.testing.assert_close(flex_attention(*x, mod), reference(*x, lambda *args, mod=mod: mod(*args))[0])
 
 
+def test_float64_on_a_gpu_goes_to_the_host_and_is_said_once(monkeypatch, recwarn):
+    """Here the host is where the tensors are; tests/integrations/test_flex_gpu.py has a GPU's."""
+    monkeypatch.setattr(call, "_said", set())
+    monkeypatch.setattr(host, "needs_host", lambda query: True)
+    slopes = torch.rand(4, dtype=torch.float64, requires_grad=True)
+    for _ in range(2):
+        held(tensors(), lambda score, b, h, q, k: score - slopes[h] * (q - k).abs(), causal, [slopes])
+    assert sum("on the host" in str(w.message) for w in recwarn) == 1
+
+
 # ---- bad input -------------------------------------------------------------------------------------------------------
 CASES = {
     "heads": (ValueError, "Try setting enable_gqa=True", {"k": (2, 2, 96, 8), "v": (2, 2, 96, 8)}),
@@ -196,11 +206,13 @@ CASES = {
     "max_scores": (NotImplementedError, "max scores is not supported", {"return_aux": AuxRequest(max_scores=True)}),
     "keyword": (TypeError, "unexpected keyword argument 'dropout_p'", {"dropout_p": 0.1}),
     "kernel_option": (OptionError, "FlexKernelOptions has no BLOCKM", {"kernel_options": {"BLOCKM": 64}}),
+    "decided": (AssertionError, "OUTPUT_MAX must not be", {"kernel_options": {"OUTPUT_MAX": True}}),
+    "booleans": (InputError, "it is no BlockMask", {"block_mask": torch.ones(96, 96, dtype=torch.bool)}),
     "backend": (ValueError, "Invalid BACKEND", {"kernel_options": {"BACKEND": "fast"}}),
     "two_backends": (RuntimeError, "cannot be combined",
                      {"kernel_options": {"BACKEND": "AUTO", "FORCE_USE_FLEX_ATTENTION": True}}),
     "score": (OptionError, "it does not take score, b, h, q, k", {"score_mod": causal}),
-    "untraceable": (OptionError, "at `erf`", {"score_mod": lambda score, b, h, q, k: torch.erf(score)}),
+    "untraceable": (OptionError, "at `atan`", {"score_mod": lambda score, b, h, q, k: torch.atan(score)}),
 }  # fmt: skip
 
 

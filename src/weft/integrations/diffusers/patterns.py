@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,9 +10,12 @@ from typing import Any
 from weft.errors import OptionError
 from weft.integrations.diffusers.models import model_of
 from weft.integrations.diffusers.processors import STATE, State, install, remove
-from weft.integrations.diffusers.rules import rule_of
+from weft.integrations.diffusers.rules import Rule, rule_of
+from weft.outside import file_bytes, parsed
 
-KEYWORDS = ("neighborhood", "sliding_tile", "stride", "dilation", "layers", "steps")
+DEFAULTS = {
+    "neighborhood": None, "sliding_tile": None, "stride": 1, "dilation": 1, "layers": None, "steps": None,
+}  # fmt: skip
 
 
 def set_pattern(  # noqa: PLR0913 - the public face; a rule, by name
@@ -34,38 +36,57 @@ def set_pattern(  # noqa: PLR0913 - the public face; a rule, by name
 
         set_pattern(pipe.transformer, neighborhood=(9, 15, 25), layers=range(2, 28))
     """
-    model = model_of(transformer)
     given = {
         "neighborhood": neighborhood, "sliding_tile": sliding_tile, "stride": stride, "dilation": dilation,
         "layers": layers, "steps": steps,
     }  # fmt: skip
-    rule = rule_of(given, len(list(model.attentions(transformer))))
+    _add(transformer, [_rule(transformer, given)])
+
+
+def _rule(transformer: Any, given: Mapping[str, Any]) -> Rule:
+    return rule_of({**DEFAULTS, **given}, len(list(model_of(transformer).attentions(transformer))))
+
+
+def _add(transformer: Any, rules: list[Rule]) -> None:
     state = install(transformer)
-    state.rules.append(rule)
+    state.rules += rules
     state.refresh()
 
 
 def load_patterns(transformer: Any, path: str | Path) -> None:
     """Rules of a TOML or JSON file: a list `pattern`, each entry with the keywords of `set_pattern`.
 
-    What was set before is cleared. Example of a file::
+    What was set before is cleared. Raises OptionError for a file that cannot be read, is damaged or has other keywords;
+    the transformer then keeps what it had. Example of a file::
 
         [[pattern]]
         neighborhood = [9, 15, 25]
         layers = "2:28"
     """
-    text = Path(path).read_text(encoding="utf-8")
-    content = json.loads(text) if Path(path).suffix == ".json" else tomllib.loads(text)
+    asked = f"load_patterns({str(path)!r})"
+    content = _content(Path(path), asked)
     rules = content.get("pattern") if isinstance(content, dict) else None
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules) or len(content) != 1:
-        raise OptionError(
-            f"load_patterns({str(path)!r})", "it has no list `pattern` alone", "write [[pattern]] sections"
-        )
-    for name in [name for rule in rules for name in rule if name not in KEYWORDS]:
-        raise OptionError(f"load_patterns({str(path)!r})", f"there is no {name}", f"use {', '.join(KEYWORDS)}")
+        raise OptionError(asked, "it has no list `pattern` alone", "write [[pattern]] sections")
+    for name in [name for rule in rules for name in rule if name not in DEFAULTS]:
+        raise OptionError(asked, f"there is no {name}", f"use {', '.join(DEFAULTS)}")
+    found = [_rule(transformer, rule) for rule in rules]
     clear_pattern(transformer)
-    for rule in rules:
-        set_pattern(transformer, **rule)
+    if found:
+        _add(transformer, found)
+
+
+def _content(path: Path, asked: str) -> Any:
+    """What a file says."""
+    form = "JSON" if path.suffix == ".json" else "TOML"
+    try:
+        data = file_bytes(path)
+        return parsed(data) if form == "JSON" else tomllib.loads(data.decode())
+    except OSError as error:
+        wrong, instead = f"it cannot be read: {error.strerror}", "pass the path of a .toml or .json file"
+    except (ValueError, RecursionError) as error:  # what JSON, TOML and UTF-8 raise
+        wrong, instead = f"it is no {form}: {error}", "write [[pattern]] sections in TOML, or a list `pattern` in JSON"
+    raise OptionError(asked, wrong, instead)
 
 
 def clear_pattern(transformer: Any) -> None:

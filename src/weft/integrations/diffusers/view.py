@@ -18,7 +18,7 @@ from weft.pattern.algebra import Where
 from weft.pattern.draw import drawn, edges
 from weft.pattern.relation import NDBool
 
-FRAMES, SIDE = 5, 12  # at most so many frames side by side, and cells of text along a side of each
+FRAMES, SIDE = 5, 12  # at most so many frames beside each other, and cells of text along a side of each
 UNSEEN, SEEN, SELF = (0.95, 0.95, 0.94), (0.0, 0.45, 0.7), (0.84, 0.37, 0.0)  # as in weft's other pictures
 
 
@@ -73,7 +73,6 @@ def _seen(state: State, grid: tuple[int, ...], text: int, step: int) -> Iterator
     begin, tokens = text if first else 0, prod(grid) + text
     keys = np.arange(begin, begin + prod(grid))
     middle = np.full_like(keys, begin + int(np.ravel_multi_index([n // 2 for n in grid], grid)))
-    shown = np.unique(np.linspace(0, grid[0] - 1, FRAMES).round().astype(int)).tolist()
     for rule, run in groupby(layers, key=lambda layer: state.rule(layer, step)):
         numbers = list(run)
         name = f"layer {numbers[0]}" if len(numbers) == 1 else f"layers {numbers[0]} to {numbers[-1]}"
@@ -83,7 +82,16 @@ def _seen(state: State, grid: tuple[int, ...], text: int, step: int) -> Iterator
         pattern = pattern_of(rule, grid, text, first)
         holds = pattern.holds(middle, keys, Where(tokens, tokens)).reshape(grid)
         live = pattern.acsr(tokens, tokens).nnz / tokens**2
-        yield Seen(name, pattern, live, tuple((frame, holds[frame]) for frame in shown))
+        yield Seen(name, pattern, live, tuple((frame, holds[frame]) for frame in _shown(holds)))
+
+
+def _shown(holds: NDBool) -> list[int]:
+    """Frames that tell most: the middle one, the first and the last that are seen, those just beyond, then others."""
+    count = len(holds)
+    seen = np.flatnonzero(holds.any((1, 2))).tolist()
+    others = np.linspace(0, count - 1, FRAMES).round().astype(int).tolist()
+    first = [count // 2, seen[0], seen[-1], seen[0] - 1, seen[-1] + 1, *others]
+    return sorted(list(dict.fromkeys(frame for frame in first if 0 <= frame < count))[:FRAMES])
 
 
 def _cells(seen: NDBool) -> Any:
@@ -107,5 +115,6 @@ def _draw(found: list[Seen], grid: tuple[int, ...], path: Path) -> None:
             colours[grid[1] // 2, grid[2] // 2] = SELF
         title = f"frame {frame}" if place % across else f"{one.layers}, {one.live:.1%} live: frame {frame}"
         image(axis, colours, title)
+        axis.set_aspect("equal")  # tokens are squares
     headline(figure, "; ".join(str(one.pattern) for one in found) or "dense", "what the token in the middle sees")
     save(figure, path)

@@ -90,7 +90,9 @@ class BlockMask(flex.BlockMask):
         """The mask at other lengths: of the same function where the blocks are its own, else the blocks cropped."""
         unmade = self.__dict__.get("_unmade")
         if unmade is None:
-            return super()._adjust(new_q_len, new_kv_len)
+            cropped = super()._adjust(new_q_len, new_kv_len)
+            cropped.seq_lengths = new_q_len, new_kv_len  # torch 2.11 rounds them up
+            return cropped
         sizes = (unmade.batch, unmade.heads, new_q_len, new_kv_len)
         made = copy.copy(self)
         made.__dict__.update(seq_lengths=sizes[2:], _seen=(key_of(self.mask_mod), ()))
@@ -172,7 +174,7 @@ def recognize(mask_mod: Callable[..., Any], sizes: Sizes, device: Any) -> tuple[
     except InputError:
         if math.prod(sizes) > DENSE:
             raise
-        mask = flex.create_mask(mask_mod, *sizes, device)
+        mask = flex.create_mask(lambda b, h, q, k: mask_mod(b, h, q, k), *sizes, device)  # noqa: PLW0108 - torch counts self too
         return recognize_mask(mask.expand(sizes)).pattern, ""
     return found, "".join(name for name in "bh" if _alike(mask_mod, sizes, name) is None)
 

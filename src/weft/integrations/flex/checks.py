@@ -7,8 +7,10 @@ from typing import Any, get_args
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from weft.errors import OptionError
+from weft.errors import InputError, OptionError
 from weft.integrations.flex.block_mask import BlockMask
+
+DECIDED = ("OUTPUT_LOGSUMEXP", "OUTPUT_MAX")  # options that follow from other arguments
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
@@ -53,6 +55,11 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
 
 def check_block_mask(mask: Any, query: Tensor, key: Tensor) -> None:
     """Raise as torch's for a mask of other lengths or on another device, and for a slice without a mask function."""
+    if not isinstance(mask, flex.BlockMask):
+        raise InputError(
+            f"flex_attention(block_mask={type(mask).__name__})", "it is no BlockMask",
+            "pass create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN), or give booleans to weft.attention",
+        )  # fmt: skip
     if mask.mask_mod is flex._sliced_mask_mod_error:
         raise RuntimeError(
             "Cannot use mask_mod from a sliced BlockMask: a slice has none; set block_mask.mask_mod, made of that of "
@@ -95,6 +102,8 @@ def check_kernel_options(options: Any) -> None:
     """Raise for options that FlexKernelOptions does not have, and for those that torch's refuses together."""
     known = flex.FlexKernelOptions.__annotations__
     for name in options:
+        if name in DECIDED:
+            raise AssertionError(f"{name} must not be in kernel_options: ask by return_aux=AuxRequest(lse=True)")
         if name not in known and name.removeprefix("fwd_").removeprefix("bwd_") not in known:
             raise OptionError(
                 f"flex_attention(kernel_options={{{name!r}: ...}})", f"FlexKernelOptions has no {name}",

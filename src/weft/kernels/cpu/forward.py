@@ -69,7 +69,8 @@ def _tiles(tensors: Inputs, result: Places, batch: Batch, call: Call, how: How) 
     out, lse = result
     q = batch.query_rows(tensors[0], call.work, "q")
     new = _attend_simply(q, tensors[1:], batch, call, how.times(LOG2E))
-    if new.o.numel() and not _within(*(float(x) for y in (new.o, new.sums) for x in y.aminmax())):
+    assert new.sums is not None
+    if new.o.numel() and not _within(*_ends(new.o), *_ends(new.sums)):
         new = _choose(new, _attend(q, tensors[1:], batch, call, how))
     if call.merges:
         if new.sums is not None:
@@ -85,7 +86,7 @@ def _attend_simply(q: torch.Tensor, kv: tuple[torch.Tensor, ...], batch: Batch, 
     """As `_attend` from exp2 of scores in bits with no maximum subtracted: fewer passes over the scores."""
     k, v = kv
     o = call.work.take("o", *q.shape[:2], v.shape[-1])
-    sums = None
+    sums: Any = None
     for number in range(len(batch.steps)):
         scored = score(q, k, Stage(batch, number, bits), call.work)
         powers = scored.scores.exp2_()
@@ -101,6 +102,12 @@ def _attend_simply(q: torch.Tensor, kv: tuple[torch.Tensor, ...], batch: Batch, 
     return Attended(o, lse, sums)
 
 
+def _ends(x: torch.Tensor) -> tuple[float, float]:
+    """The least and the largest number of a tensor."""
+    least, most = x.aminmax()
+    return float(least), float(most)
+
+
 def _within(least: Any, most: Any, low: Any, high: Any) -> Any:
     """Whether products with v from `least` to `most`, and sums from `low` to `high`, prove that nothing was lost.
 
@@ -112,7 +119,8 @@ def _within(least: Any, most: Any, low: Any, high: Any) -> Any:
 def _choose(simple: Attended, safe: Attended) -> Attended:
     """Row by row, so that no row depends on what its neighbours hold: the simple result wherever nothing was lost."""
     assert simple.sums is not None
-    good = _within(*simple.o.aminmax(dim=-1, keepdim=True), simple.sums, simple.sums)
+    least, most = simple.o.aminmax(dim=-1, keepdim=True)
+    good = _within(least, most, simple.sums, simple.sums)
     lse = None if simple.lse is None else torch.where(good, simple.lse, safe.lse)
     return Attended(torch.where(good, simple.o.div_(simple.sums), safe.o), lse)
 

@@ -161,7 +161,7 @@ def _grid_draft(
         live = live & cut
     if live.all():
         return Draft(keys, (), None)
-    return Draft(keys, ((0, keys.size, masks.additive(live)),), live.any(axis=1))
+    return Draft(keys, ((0, keys.size, masks.additive(live)),), np.asarray(live.any(axis=1)))
 
 
 def _block_tiles(plan: TilePlan, masks: Masks) -> Iterator[Tile]:
@@ -179,5 +179,5 @@ def _block_tiles(plan: TilePlan, masks: Masks) -> Iterator[Tile]:
             live = block[top:below]
             box = Box(BLOCK * int(remainder.cols[i]) + int(spans[i, 0]), (live.shape[1],), (1,))
             cut = () if live.all() else ((0, live.shape[1], masks.additive(live)),)
-            drafts.append(Draft(box, cut, live.any(axis=1) if cut else None))
+            drafts.append(Draft(box, cut, np.asarray(live.any(axis=1)) if cut else None))
         yield Tile(Box(BLOCK * row + top, (below - top,), (1,)), tuple(steps_of(drafts)))

@@ -143,5 +143,5 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "where": torch.where, "lt": torch.lt, "le": torch.le, "eq": torch.eq, "ne": torch.ne, "and": torch.logical_and,
     "or": torch.logical_or, "xor": torch.logical_xor, "not": torch.logical_not, "exp": torch.exp, "log": torch.log,
     "tanh": torch.tanh, "sqrt": torch.sqrt, "sin": torch.sin, "cos": torch.cos, "floor": torch.floor,
-    "int": lambda x: x.trunc().to(torch.int64),
+    "erf": torch.erf, "int": lambda x: x.trunc().to(torch.int64),
 }  # fmt: skip

@@ -253,7 +253,8 @@ def score(q: torch.Tensor, k: torch.Tensor, stage: Stage, work: Workspace) -> Sc
     scores = work.take("scores", q.shape[0], q.shape[1], steps[0].width)
     torch.baddbmm(scores, q, keys.transpose(1, 2), beta=0, alpha=how.scale, out=scores)
     shape = q.shape[0], q.shape[1] // batch.rows, batch.rows, steps[0].width
-    capped, applied, factors = None, (), None
+    capped, factors = None, None
+    applied: tuple[tuple[Applied, ...], ...] = ()
     if how.softcap is not None:
         scores.div_(how.softcap).tanh_().mul_(how.softcap)
         capped = scores.clone() if how.rules else scores

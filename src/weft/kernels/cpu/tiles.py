@@ -60,10 +60,10 @@ class Tile:
     @cached_property
     def dead(self) -> torch.Tensor | None:
         """Rows without a live key in any step, or None."""
-        if any(step.dead is None for step in self.steps):
+        dead = [step.dead.numpy() for step in self.steps if step.dead is not None]
+        if len(dead) < len(self.steps):
             return None
-        first, *others = (step.dead.numpy() for step in self.steps)
-        rows = reduce(np.intersect1d, others, first)
+        rows = reduce(np.intersect1d, dead)
         return torch.from_numpy(rows) if rows.size else None
 
     @property

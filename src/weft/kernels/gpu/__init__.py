@@ -1,1 +1,15 @@
-"""GPU kernels as launch programs, described before any framework is known."""
+"""Launch programs and their kernels, described and compiled without a framework (docs/kernels.md).
+
+| modules | what they hold |
+|---|---|
+| `select` `configure` `spec` | which kernel of a plan computes a call; what it is compiled as |
+| `program` `layout` `programs/` | steps over memory by name; how tensors lie; one builder for each kind of call |
+| `arguments` `descriptors` `tables/` | what a launch passes: names, tensor descriptors, a plan as integers |
+| `ops/` `constants` | jit fragments that families share; numbers that kernels and their oracles share |
+| `gemm/` | products with what follows them, for the operators around attention |
+| `tile/` `hopper/` `split_kv/` `documents/` | the families of kernels, and tables that the device writes |
+| `gemm/` | kernels of the operators around attention |
+| `score/` `sinks` | score functions as text of a kernel; sinks |
+| `entry` `compile/` | the text of an entry; source -> machine code, and its checks |
+| `oracle/` | what each kernel means, in float64, from the packed tables |
+"""

@@ -113,13 +113,13 @@ def wave_specs(
 
 
 def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: bool) -> KernelSpec:
-    kind = wave.kind._asdict()
+    kind, gathered = wave.kind._asdict(), wave.kind.listed or wave.kind.ordered
     tiling = kind.pop("tiling")
     aligned = spec.aligned and wave.span * max(widest, STATS) < 1 << 31
     # what addresses and masks need there does not fit into fewer
     beside = spec.paged or spec.dropout or spec.rules is not None
-    crowded = not aligned or wave.kind.listed or wave.kind.rank > 2 or bool(beside)
-    single = wave.kind.rank == 1 and not (spec.of_keys or wave.kind.listed)
+    crowded = not aligned or gathered or wave.kind.rank > 2 or bool(beside)
+    single = wave.kind.rank == 1 and not (spec.of_keys or gathered)
     terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
     several = terms == 1 and (wave.several or (wave.more and spec.with_dq))
     limits: dict[str, int] = {"registers": 0} if crowded else {}
@@ -138,7 +138,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
         spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several,
         lines=told or (wave.lines and not several),
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
-        joins=wave.joins, few=waves.met is not None and not wave.joins,
+        joins=wave.joins, few=waves.shared_rows is not None and not wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     room = one.whole and _grid_takes_none(one) if one.direction == "forward" else not one.with_dq

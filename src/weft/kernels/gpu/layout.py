@@ -24,11 +24,14 @@ class Vector(NamedTuple):
 
 
 class TableForm(NamedTuple):
-    """A table that a score function reads. dtype: as torch names it; strides in elements."""
+    """A table that a score function reads. dtype: as torch names it; strides in elements. along: see
+    `weft.kernels.gpu.score.spec.Captured`.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     strides: Strides
+    along: bool = False
 
 
 class Layout(NamedTuple):

@@ -52,7 +52,8 @@ class KernelSpec(Strided):
     remainder. rows x cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16
     bytes and are dense, no tile spans 2^31 elements, and no stride 2^31 times 16 bytes. formula: every bound is one of
     at most two staircases, or a grid's; else lists are walked. lines: one clipped line a side. listed: queries or keys
-    are gathered through a table, or left out by one. several: a tile walks several terms, one after the other. terms:
+    are gathered through a table, or left out by one. ordered: both are gathered in the order of a list, and bounds are
+    between places in it. several: a tile walks several terms, one after the other. terms:
     so many in one loop. more: one, and in the same loop one run of full tiles of others after its own. whole: every
     column of a box on a grid exists. grouped: not one query head for each head of keys, so that "dkdv" walks them.
     split: several items add to the same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32,
@@ -84,6 +85,7 @@ class KernelSpec(Strided):
     formula: bool = True
     lines: bool = False
     listed: bool = False
+    ordered: bool = False
     several: bool = False
     terms: int = 1
     more: bool = False
@@ -131,6 +133,7 @@ class KernelSpec(Strided):
             f"_{x}"
             for x in (
                 "listed",
+                "ordered",
                 "several",
                 "more",
                 "whole",
@@ -188,6 +191,7 @@ class KernelSpec(Strided):
         if self.rank != 1:
             return f"grid{self.rank}" if self.rank else "blocks"
         kind = "listed_line" if self.listed else "line" if self.formula else "table_line"
+        kind = f"ordered_{kind}" if self.ordered else kind
         return f"{kind}s" if self.several else f"{kind}{self.terms}" if self.terms > 1 else kind
 
     @property
@@ -206,6 +210,11 @@ class KernelSpec(Strided):
         crowded = self.several or self.listed or self.packed or self.with_dq or (self.grouped and not self.formula)
         room = self.rank == 1 and wide in KEYS_HELD and self.folded and not crowded
         return ("k",) if self.of_keys and room else ()
+
+    @property
+    def gathered(self) -> bool:
+        """Whether tokens of a tile may be any, so that each has an address of its own."""
+        return self.listed or self.ordered
 
     @property
     def narrow(self) -> bool:

@@ -186,7 +186,7 @@ def _of_all(launch: Launch, length: int) -> bool:
     first = steps and not (int(lanes.q_first[0]) or int(lanes.k_first[0])) and int(lanes.rows[0]) == length
     whole = all(grid.origin == 0 and grid.shape == (length,) for grid in grids)
     seen = bool((axis.widths > 0).all())
-    return first and whole and seen and axis.n == length and not is_listed(launch.parts[0])
+    return first and whole and seen and axis.n == length and not (is_listed(launch.parts[0]) or launch.is_ordered)
 
 
 def _offset(bounds: tuple[Bound, ...], least: int, length: int) -> int | None:

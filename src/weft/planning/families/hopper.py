@@ -31,8 +31,9 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(65, 129), "float16", WIDE),
 )
 CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
-# Of all gradients in one walk, which adds to dQ in memory; offered where a call names it for dK and dV.
+# Of all gradients in one walk, which adds to dQ in memory, and the bytes of shared memory of its kernel.
 SUMMED = Tiling(128, 64, 8, 2, 168, True, 2)
+SUMMED_SHARED = 225_408
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
@@ -49,11 +50,13 @@ def no_sums(asked: Pass) -> str:
     problem = asked.problem
     if not on_hopper(asked.gpu) or (problem.d, problem.dv) != (128, 128) or DTYPES[problem.dtype] != 2:
         return "its kernels are for D=128 in 16 bits on Hopper"
+    if asked.gpu.shared < SUMMED_SHARED:
+        return "its tiles need more shared memory than the card has"
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
     launch = line_of(asked, SUMMED)
     if launch is None or len(launch.parts) > 1:
-        return "it is not one launch of one term on a line"
+        return "it is not one launch of one term on a line, of tokens as they come"
     return "descriptors would reach tokens that nobody sees" if extents(launch) is None else ""
 
 
@@ -72,7 +75,7 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
     launch = line_of(asked, config)
     if launch is None:
-        return "it is not one launch of lines with one clipped bound a side"
+        return "it is not one launch of lines with one clipped bound a side, of tokens as they come"
     if len(launch.parts) > MOST_TERMS[asked.direction] or more_run(launch) is not None:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
     if asked.direction == "forward" and extents(launch) is None:
@@ -143,6 +146,8 @@ def line_of(asked: Pass, config: Tiling) -> Launch | None:
     if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
         return None
     launch = plan.launches[0]
+    if launch.is_ordered:
+        return None
     return launch if is_told(config) or as_lines(launch) is not None else None
 
 

@@ -104,7 +104,7 @@ def seconds(few: SparseKeys, problem: Problem, gpu: Gpu) -> float:
 def sparse_keys(term: Term, length: int) -> SparseKeys | None:
     """The keys of a term that some query sees, where all of them do at equal steps; each by queries side by side."""
     relation = term.axes[0]
-    listed = not (term.rows.is_every and term.keys.is_every)
+    listed = not (term.rows.is_every and term.keys.is_every) or term.is_ordered
     whole = term.rank == 1 and all((grid.origin, grid.shape) == (0, (length,)) for grid in (term.q, term.k))
     if listed or not whole or relation.rows.step > 1 or relation.diagonal.step > 1:
         return None

@@ -211,7 +211,7 @@ def more_run(launch: Launch) -> Run | None:
     """What all parts but the first visit, where that is one run of full tiles at the step of the first, as of tokens
     that all see: kernels walk it after the full tiles of the first part, in the same loop. None where it is not.
     """
-    if len(launch.box) > 1 or len(launch.parts) == 1 or any(map(is_listed, launch.parts)):
+    if len(launch.box) > 1 or len(launch.parts) == 1 or launch.is_ordered or any(map(is_listed, launch.parts)):
         return None
     first, *others = launch.parts
     step = first.axes[0].lanes.k_step

@@ -19,7 +19,8 @@ from weft.acsr.format import NotAffineError
 from weft.acsr.relayout import live_range
 from weft.acsr.steady import why_unsteady
 from weft.errors import UnsupportedError
-from weft.kernels.gpu.tables.pack import HEAD, PART, Words, axis_words
+from weft.kernels.gpu.tables.pack import HEAD, PART, axis_words
+from weft.kernels.gpu.tables.writer import Words
 from weft.pattern.algebra import Call, Operator, Pattern
 from weft.pattern.bounds import INF, Bound, Stair
 from weft.pattern.leaves import Affine, Chosen

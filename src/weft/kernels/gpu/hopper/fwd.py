@@ -117,7 +117,7 @@ def walk(i, q, span, state, scoring):
     """(tiles so far, sums) over a consumer's tiles."""
     cfg: gl.constexpr = state.cfg
     TERMS: gl.constexpr = cfg.terms
-    sums = no_sums(scoring, cfg.row_max)
+    sums = no_sums(scoring, cfg)
     for s in range(0, span.tiles):
         if TERMS == 2:
             if s == span.near:
@@ -159,8 +159,12 @@ def finished(sums, keys, valid, sink, dtype: gl.constexpr, cfg: gl.constexpr):
     else:
         tame = (whole <= cfg.most) & (whole >= cfg.least)
         wild = (keys > 0) & (tame == 0) & valid
-    # a row's only weight, rounded as its value met it: divided by that, the value is exact
-    weight = gl.where(keys == 1, whole.to(dtype).to(gl.float32), whole)
+    # weights as their values met them: divided by their sum, a row's only value is exact, and one that has most of a
+    # row's weight nearly so
+    if cfg.sums_rounded:
+        weight = gl.convert_layout(gl.sum(sums.rounded, 1), keys.type.layout)
+    else:
+        weight = gl.where(keys == 1, whole.to(dtype).to(gl.float32), whole)
     if cfg.row_max == "none":
         above = gl.zeros_like(whole)
     else:

@@ -20,7 +20,7 @@ from weft.kernels.gpu.hopper.ops.layouts import matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.softmax import in_parts
 from weft.kernels.gpu.hopper.ops.values import opaque
-from weft.kernels.gpu.hopper.ops.words import factor_of, in_words
+from weft.kernels.gpu.hopper.ops.words import factor_of, in_words, words_in_parts
 
 
 @aggregate
@@ -79,8 +79,20 @@ def first_tile(i, j, s, own, sums, state, scoring):
     """The first tile of a run. j: which of the run; s: tiles that the consumer had before."""
     x = warpgroup_mma_wait(0, (ask_scores(i, own.q, state, scoring),))
     state.tiles.release(i)
-    p, sums = weights_of(cut_scores(x, j, own.cut, scoring), s, sums, scoring, state.cfg.row_max)
-    return Ahead(Sums(sums.acc, sums.total + in_parts(p), sums.largest), in_words(p, state.v.dtype))
+    cfg: gl.constexpr = state.cfg
+    x = cut_scores(x, j, own.cut, scoring)
+    p, sums = weights_of(x, s, sums, scoring, cfg.row_max, cfg.sums_rounded)
+    words = in_words(p, state.v.dtype)
+    return Ahead(Sums(sums.acc, sums.total + in_parts(p), with_words(sums, words, state), sums.largest), words)
+
+
+@gluon.jit
+def with_words(sums, words, state):
+    """Sums of weights as products take them, with a tile's."""
+    rounded = sums.rounded
+    if state.cfg.sums_rounded:
+        rounded = rounded + words_in_parts(words, state.v.dtype)
+    return rounded
 
 
 @gluon.jit
@@ -96,16 +108,23 @@ def next_tile(i, j, s, own, before, state, scoring, MASK: gl.constexpr):
         x = cut_scores(x, j, own.cut, scoring)
     if cfg.row_max == "online":  # which multiplies sums
         acc = warpgroup_mma_wait(0, (acc,))
-        p, sums = weights_of(x, s, Sums(acc, before.sums.total, before.sums.largest), scoring, cfg.row_max)
+        p, sums = weights_of(
+            x,
+            s,
+            Sums(acc, before.sums.total, before.sums.rounded, before.sums.largest),
+            scoring,
+            cfg.row_max,
+            cfg.sums_rounded,
+        )
         acc = sums.acc
     else:
-        p, sums = weights_of(x, s, before.sums, scoring, cfg.row_max)
+        p, sums = weights_of(x, s, before.sums, scoring, cfg.row_max, cfg.sums_rounded)
     total = sums.total + in_parts(p)
     if cfg.row_max != "online":
         acc = warpgroup_mma_wait(0, (acc,))
     state.values.release(i - 1)
     words = in_words(p, state.v.dtype)  # after the wait: before it, ptxas writes them over those that are still read
-    return Ahead(Sums(acc, total, sums.largest), words)
+    return Ahead(Sums(acc, total, with_words(sums, words, state), sums.largest), words)
 
 
 @gluon.jit
@@ -141,7 +160,7 @@ def add_run(i, s, place, seen, cut, sums, state, scoring):
             ahead = next_tile(here + j, j, s + j - begin, own, ahead, state, scoring, True)
         acc = warpgroup_mma_wait(0, (ask_sums(here + end - 1, ahead, state),))
         state.values.release(here + end - 1)
-        sums = Sums(acc, ahead.sums.total, ahead.sums.largest)
+        sums = Sums(acc, ahead.sums.total, ahead.sums.rounded, ahead.sums.largest)
     return here + end, sums
 
 
@@ -166,7 +185,7 @@ def overlapped_sums(i, C, item, t, state, scoring):
     queries = state.queries(C)
     at = queries.stage(t)
     queries.wait(t)
-    part, sums = Part(C, item, at), no_sums(scoring, cfg.row_max)
+    part, sums = Part(C, item, at), no_sums(scoring, cfg)
     i, s, sums, keys = add_term(i, 0, 0, part, sums, state, scoring)
     if cfg.terms == 2:
         i, s, sums, more = add_term(i, s, 1, part, sums, state, scoring)

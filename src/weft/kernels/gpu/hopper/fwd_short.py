@@ -57,7 +57,7 @@ def folded(i, run, q, low, state, scoring):
     acc = warpgroup_mma_wait(0, (acc,))
     tiles.release(i)
     tiles.release(last)
-    return Sums(acc, in_parts(p), 0)
+    return Sums(acc, in_parts(p), 0, 0)
 
 
 @gluon.jit
@@ -104,7 +104,7 @@ def short_sums(i, heard, place, state, scoring):
     keys = high - low
     q = matrix(state.q.index(place))
     i = tiles.pass_over(i, near.begin)
-    sums = no_sums(scoring, cfg.row_max)
+    sums = no_sums(scoring, cfg)
     if folds != 0:
         # Where queries lie is hidden from ptxas: it took what this branch makes of it for what follows, taken or not.
         hidden = matrix(state.q.index(opaque(place)))

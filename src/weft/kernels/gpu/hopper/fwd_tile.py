@@ -29,22 +29,27 @@ class Scoring:
 
 @aggregate
 class Sums:
-    """Sums of values, of weights in parts, and what was taken off scores, in bits; a constant where nothing is."""
+    """Sums of values; of weights, and of weights as products took them, in parts; what was taken off scores, in bits.
+    The last two are constants where there is no such thing.
+    """
 
     acc: gl.tensor
     total: gl.tensor
+    rounded: gl.tensor | gl.constexpr
     largest: gl.tensor | gl.constexpr
 
 
 @gluon.jit
-def no_sums(scoring, ROW_MAX: gl.constexpr):
+def no_sums(scoring, cfg: gl.constexpr):
     """Before a consumer's first tile."""
     total = in_parts(scoring.zero)
-    if ROW_MAX == "none":
-        sums = Sums(scoring.none, total, 0)
+    rounded = total if cfg.sums_rounded else 0
+    if cfg.row_max == "none":
+        sums = Sums(scoring.none, total, rounded, 0)
     else:
         ROWS: gl.constexpr = scoring.zero.type.shape[0]
-        sums = Sums(scoring.none, total, gl.full([ROWS], float("-inf"), gl.float32, scoring.rows.type.layout))
+        largest = gl.full([ROWS], float("-inf"), gl.float32, scoring.rows.type.layout)
+        sums = Sums(scoring.none, total, rounded, largest)
     return sums
 
 
@@ -69,7 +74,7 @@ def scores_of(i, q, state, scoring):
 
 
 @gluon.jit
-def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr):
+def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr, ROUNDED: gl.constexpr = False):
     """(weights of a tile's scores, sums that belong to them). s: how many tiles the consumer had before.
 
     Bounds mostly rise or fall by a key a row, or less, so every row has a key in the consumer's first two tiles. Other
@@ -86,7 +91,7 @@ def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr):
                 largest = gl.where(largest == float("-inf"), 0.0, largest)
         safe = gl.where(largest == float("-inf"), 0.0, largest)
         p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
-        sums = Sums(sums.acc, sums.total, largest)
+        sums = Sums(sums.acc, sums.total, sums.rounded, largest)
     else:
         acc, total, largest = sums.acc, sums.total, sums.largest
         new = gl.maximum(largest, gl.max(x, 1) * scoring.scale2)
@@ -94,8 +99,11 @@ def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr):
         kept = gl.exp2(largest - safe)
         total = total * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
         acc = acc * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout)), 1)
+        rounded = sums.rounded
+        if ROUNDED:
+            rounded = rounded * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
         p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
-        sums = Sums(acc, total, new)
+        sums = Sums(acc, total, rounded, new)
     return p, sums
 
 
@@ -114,4 +122,4 @@ def add_tile(i, j, s, x, sums, cut, state, scoring):
     acc = warpgroup_mma(weights, matrix(state.v.index(at)), sums.acc, is_async=True)
     acc = warpgroup_mma_wait(0, (acc,))
     state.tiles.release(i)
-    return Sums(acc, total, sums.largest)
+    return Sums(acc, total, sums.rounded, sums.largest)

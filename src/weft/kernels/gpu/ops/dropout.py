@@ -27,7 +27,7 @@ def dropping_of(seed, below, scale):
 @triton.jit
 def keeps(C: tl.constexpr, scores, rows, tile):
     """Whether the pairs (rows, cols) of a tile are kept."""
-    if C.rank < 2 and not C.listed:
+    if C.rank < 2 and not C.gathered:
         whole = tl.max(rows.token, 0) - rows.first == C.rows - 1  # no row stands for others
         if C.rank == 1:
             whole &= tile.visit.line.step == 1

@@ -43,15 +43,15 @@ def scores_of(C: tl.constexpr, scaling, batch, head):
 
 
 @triton.jit
-def score(C: tl.constexpr, product, scores, rows, columns):
+def score(C: tl.constexpr, product, scores, rows, tile):
     """(scores, what `through_score` needs), from products of queries and keys (rows, cols).
 
-    Scores are in units of log2, except that linear ones are not scaled yet: `exponent` does it. rows (rows,), columns
-    (cols,): tokens.
+    Scores are in units of log2, except that linear ones are not scaled yet: `exponent` does it. rows: of the tile, see
+    `weft.kernels.gpu.tile.places`.
     """
     s, capped = product, product
     if C.scored:
-        s, capped = _by_functions(C, product, scores, rows, columns)
+        s, capped = _by_functions(C, product, scores, rows, tile)
     elif C.softcap:
         capped = tanh(s * (scores.scale / scores.softcap))
         s = capped * (scores.softcap * LOG2E)
@@ -59,14 +59,42 @@ def score(C: tl.constexpr, product, scores, rows, columns):
         s = s * scores.log2_scale
     if C.alibi:
         if C.of_keys:
-            s -= scores.slope * tl.abs(rows[:, None] - scores.shift - columns[None, :]).to(tl.float32)
+            s -= scores.slope * tl.abs(rows.token[:, None] - scores.shift - tile.token[None, :]).to(tl.float32)
         else:
-            s -= scores.slope * tl.abs(rows[:, None] + scores.shift - columns[None, :]).to(tl.float32)
+            s -= scores.slope * tl.abs(rows.token[:, None] + scores.shift - tile.token[None, :]).to(tl.float32)
     return s, capped
 
 
 @triton.jit
-def _by_functions(C: tl.constexpr, product, scores, rows, columns):
+def _apart(C: tl.constexpr, rows, tile):
+    """Where the entry of each pair lies, as a sum of (rows, 1) and (1, cols): k - q; on a grid, of X times Y tokens,
+    (ky - qy) * (2 Y - 1) + kx - qx.
+
+    Columns of a line, one token apart, are numbers that the compiler knows: so the loads of a row have one address and
+    fixed distances from it.
+    """
+    mine, theirs = rows.token - tile.at, tile.visit.part.column
+    if C.rank > 1:
+        mine, theirs = rows.at[0], _coordinates(tile, 0)
+        for a in tl.static_range(1, C.rank):
+            pace = 2 * tile.visit.part.runs[a].length - 1
+            mine, theirs = mine * pace + rows.at[a], theirs * pace + _coordinates(tile, a)
+    if C.of_keys:
+        found = mine.to(tl.int64)[:, None], -theirs[None, :]
+    else:
+        found = -mine.to(tl.int64)[:, None], theirs[None, :]
+    return found
+
+
+@triton.jit
+def _coordinates(tile, A: tl.constexpr):
+    """Of the columns of a box (cols,) along one axis."""
+    run = tile.visit.part.runs[A]
+    return run.first + run.step * (run.column + (tile.visit.j[A] << run.log))
+
+
+@triton.jit
+def _by_functions(C: tl.constexpr, product, scores, rows, tile):
     """(scores, (the softcap's tanh, what `C.through` needs)), where there are score functions."""
     s, capped = product, product
     if C.softcap:
@@ -74,10 +102,13 @@ def _by_functions(C: tl.constexpr, product, scores, rows, columns):
         s = capped * scores.softcap
     else:
         s = s * scores.scale
+    q, k = rows.token[:, None], tile.token[None, :]
     if C.of_keys:
-        found = C.score(s, scores.b, scores.h, columns[None, :], rows[:, None], scores.shift, scores.captured)
+        q, k = tile.token[None, :], rows.token[:, None]
+    if C.along:
+        found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured, _apart(C, rows, tile))
     else:
-        found = C.score(s, scores.b, scores.h, rows[:, None], columns[None, :], scores.shift, scores.captured)
+        found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured)
     kept = ()
     for n in tl.static_range(1, len(found)):
         kept += (found[n],)

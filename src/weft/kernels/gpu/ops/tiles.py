@@ -59,6 +59,8 @@ def _locate_on_line(C: tl.constexpr, KIND: tl.constexpr, visit):
         if lists.keys_at != 0:
             coordinate = tl.load(lists.tables + lists.keys_at + place, mask=there, other=0)
         token = tl.load(lists.part) + coordinate
+    if C.ordered:  # beyond the last column that one's token once more
+        token = tl.load(part.lists.tables + part.lists.keys_at + (line.first + line.step * (begin + near)))
     if C.paged:
         inside = line.first + begin + near
         token = tl.load(part.lists.tables + part.lists.keys_at + inside // C.paged) + inside % C.paged
@@ -80,7 +82,7 @@ def _locate_box(C: tl.constexpr, visit):
 def load(C: tl.constexpr, KIND: tl.constexpr, chunks, walked, tile):
     """The rows (cols, d) of a tensor (`weft.kernels.gpu.ops.loads.Walked`) that are the columns of a tile."""
     where, inside = walked.pointer, walked.inside
-    if C.listed or C.paged:
+    if C.gathered or C.paged:
         inside = token_at(C, walked.tensor, tile.token)[:, None]
     else:
         where += tile_at(C, walked.tensor, tile.at)
@@ -91,7 +93,7 @@ def load(C: tl.constexpr, KIND: tl.constexpr, chunks, walked, tile):
         column, live = walked.columns[n]
         offsets = inside + (column[None, :] if C.aligned else column[None, :] * walked.tensor.dim)
         rows = None
-        if (C.listed or not (KIND == "full" or C.whole)) and not (C.clamps and KIND != "full"):
+        if (C.listed or not (KIND == "full" or C.whole or C.ordered)) and not (C.clamps and KIND != "full"):
             rows = tile.read[:, None]
         found += (read(C, chunks[n], where + offsets, rows, live),)
     return found

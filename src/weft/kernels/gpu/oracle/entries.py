@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import Scored
-from weft.kernels.gpu.score.spec import DENSE, DIAGONALS, OF_ROWS, SHARED
+from weft.kernels.gpu.score.spec import DENSE, DIAGONALS, OF_ROWS, OFFSETS, SHARED
 
 
 class Pairs(NamedTuple):
@@ -47,6 +48,12 @@ def _add(call: Call, pairs: Pairs, what: tuple[str, int], indices: tuple[Ints, .
         call.flat(name).add(share, q * theirs + k)
     elif kind == DIAGONALS:
         call.flat(name).add(share, of_head * (mine + theirs - 1) + k - q + mine - 1)
+    elif kind == OFFSETS:
+        lengths = call.memory.slots[call.slot(name)].shape[2:]
+        grid = tuple(length // 2 + 1 for length in lengths)
+        coordinates = zip(np.unravel_index(q, grid), np.unravel_index(k, grid), grid, strict=True)
+        apart = [of_k - of_q + n - 1 for of_q, of_k, n in coordinates]
+        call.flat(name).add(share, of_head * math.prod(lengths) + np.ravel_multi_index(apart, lengths))
     else:
         shape = call.memory.slots[call.slot(name)].shape
         places = np.zeros((), np.int64)

@@ -14,7 +14,9 @@ from weft.kernels.gpu.tables.pack import HEAD, Place
 def form_of(call: Call) -> Form:
     """What the code of a launch's kernel says of its tables."""
     s = call.spec
-    return Form(s.rank, s.rows, s.cols, s.formula, s.lines, s.listed, s.several, s.more, s.terms, s.packed, s.paged)
+    return Form(
+        s.rank, s.rows, s.cols, s.formula, s.lines, s.listed, s.several, s.more, s.terms, s.packed, s.paged, s.ordered
+    )
 
 
 def place_of(call: Call) -> Place:

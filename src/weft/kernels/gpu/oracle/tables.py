@@ -35,6 +35,7 @@ class Form(NamedTuple):
     terms: int = 1
     packed: bool = False
     paged: int = 0
+    ordered: bool = False
 
 
 class Owner(NamedTuple):
@@ -154,6 +155,8 @@ class Tables:
     def _boxes(self, item: int) -> Tile:
         at = self._my_rows(item)
         rows = self.words[0] + row_major(at, self.words[4::3][: self.form.rank])
+        if self.form.ordered:
+            rows = self._in_order(int(self.words[1]), at[0])
         return Tile(rows, tuple(self._part(part, item, at, rows) for part in self._parts()))
 
     def _parts(self) -> range:
@@ -198,6 +201,13 @@ class Tables:
             visits += self._more(here, item, rows)
         return Part(seen, seen & ~self._is_out(rows_out, rows), tuple(visits))
 
+    def _in_order(self, order: int, places: Ints) -> Ints:
+        """The tokens at places of an order."""
+        law(order > 0, "tokens in another order have no list")
+        tokens: Ints = self.words[order + places]
+        law(np.unique(tokens).size == tokens.size, "an order has a token twice")
+        return tokens
+
     def _axis(self, here: int, a: int) -> int:
         """Where the integers of an axis of a part begin."""
         return here + PART + axis_words(self.form.rank) * a
@@ -210,14 +220,16 @@ class Tables:
     def _visit(
         self, strips: tuple[Strip, ...], begin: tuple[int, int], lengths: list[int], out: tuple[Ints, int, int]
     ) -> Visit:  # fmt: skip
-        """A box of columns. begin: the first column, and the place of the list of pages. out: rows, places of the bits
-        of rows and of columns that lists leave out.
+        """A box of columns. begin: the first column, and the place of the list of pages or of columns. out: rows,
+        places of the bits of rows and of columns that lists leave out.
         """
-        (origin, pages_at), (rows, rows_out, cols_out) = begin, out
+        (origin, list_at), (rows, rows_out, cols_out) = begin, out
         cols = origin + grid([strip.at for strip in strips], lengths)
         if self.form.paged:
             page = self.form.paged
-            cols = self.words[pages_at + cols // page] + cols % page
+            cols = self.words[list_at + cols // page] + cols % page
+        if self.form.ordered:
+            cols = self._in_order(list_at, cols)
         within = np.ones((rows.size, 1), np.bool_)
         for strip in strips:
             within = (within[:, :, None] & strip.mask[:, None, :]).reshape(rows.size, -1)

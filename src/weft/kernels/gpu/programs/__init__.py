@@ -1,1 +1,11 @@
-"""Programs of attention: forward, gradients, a few rows against many keys, the gradient of sinks."""
+"""Builders of launch programs, one module for each kind of call.
+
+| module | program |
+|---|---|
+| `forward` `backward` | out and lse; dq, dk and dv |
+| `split_kv` | few rows against many keys, and steps of decoding |
+| `documents` | documents whose lengths only the device knows |
+| `sinks` | what sinks add to a program |
+| `launches` | waves -> launches: grids, and arguments by name |
+| `kernels` | all kernels that a call may launch |
+"""

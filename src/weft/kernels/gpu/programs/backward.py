@@ -27,7 +27,7 @@ from weft.kernels.gpu.programs.launches import (
     wave_launches,
     widened,
 )
-from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, refuse_atomics
+from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, number_of, refuse_atomics
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel
@@ -46,7 +46,7 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     gradients of tables come of, see `weft.kernels.gpu.score.slots`. Raises UnsupportedKernel where the card has no room
     for the plan's kernels.
     """
-    refuse_atomics(plan.problem, layout, options)
+    refuse_atomics(plan, layout, options)
     family = select.gradients(plan, layout, options)
     if family == fused_backward.NAME:
         assert plan.fused_backward is not None, "what is selected is listed"
@@ -54,7 +54,7 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     summing = family == one_kernel.NAME
     queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
     keys = keys_program(plan, layout, options, summing)
-    entries = (slot.name for one in (queries, keys) for slot in one.slots if slot.name.startswith("entries_"))
+    entries = (slot.name for one in (queries, keys) for slot in one.slots if number_of(slot.name) is not None)
     outputs = ("dq", "dk", "dv", *(("delta",) * options.with_delta), *sorted(entries, key=len))
     found = queries.then(keys, outputs)
     if not summing:
@@ -83,7 +83,7 @@ def queries_program(
     memory["DQ"] = dq[-1].name
     strides = layout.named | {"dq": dq[-1].strides}
     spec = for_card(_spec("dq", plan, layout, options, strides), "dq", plan)
-    entries, sums = entries_of(problem, layout, options, "dq")
+    entries, sums = entries_of(plan, layout, options, "dq")
     spec = replace(spec, rules=captured.with_entries(entries), dropout=bool(options.dropout))
     memory |= _kept_sums(slots, steps, sums)
     slots += _row_numbers(spec, problem, memory)
@@ -107,7 +107,7 @@ def keys_program(
     if found is None:
         plan.check_room("dkdv", options.tf32)
         found = tables_of("dkdv", plan, layout, options, summing)
-    joins = found.met is not None
+    joins = found.sum_rows is not None
     merges = found.waves.merges and not joins
     slots, steps, memory, captured = _given(problem, layout, options)
     dk, dk_converted = _summed(("dk", "k", problem.d), problem, layout, merges)
@@ -119,15 +119,15 @@ def keys_program(
         slots.append(_float32_dq(problem, layout))
         memory["DQ"], strides["dq"] = slots[-1].name, slots[-1].strides
     tables: dict[str, Table] = {}
-    if found.met is not None:
+    if found.sum_rows is not None:
         slots.append(_sums(problem, found))
         steps.append(Fill("key_sums", 0.0))
-        memory |= {"Sums": "key_sums", "Slots": "met_rows"}
-        strides["sums"], tables["met_rows"] = slots[-1].strides, found.met
+        memory |= {"Sums": "key_sums", "Slots": "sum_rows"}
+        strides["sums"], tables["sum_rows"] = slots[-1].strides, found.sum_rows
     if not found.waves.covers or merges:
         steps += [Fill(memory["DK"], 0.0), Fill(memory["DV"], 0.0)]
     spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
-    entries, sums = entries_of(problem, layout, options, "dkdv")
+    entries, sums = entries_of(plan, layout, options, "dkdv")
     # sums of several launches come one after the other
     spec = replace(
         spec, rules=captured.with_entries(entries), dropout=bool(options.dropout),
@@ -196,7 +196,7 @@ def _kept_sums(slots: list[Slot], steps: list[Step], sums: list[Slot]) -> dict[s
     """Enter what kernels add to for gradients of tables, zeros before; their names among a kernel's arguments."""
     slots += sums
     steps += [Fill(slot.name, 0.0) for slot in sums]
-    return {f"Entries{slot.name.removeprefix('entries_')}": slot.name for slot in sums}
+    return {f"Entries{number_of(slot.name)}": slot.name for slot in sums}
 
 
 # ---- what parts share ------------------------------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def _nothing(spec: KernelSpec, layout: Layout, options: Options) -> list[Step]:
 
 def _sums(problem: Problem, found: Packed) -> Slot:
     """Sums of dk and dv, side by side, for the keys whose sums one wave joins."""
-    assert found.waves.met is not None
-    shape = problem.batch, problem.kv_heads, int(found.waves.met.sum()), problem.d + problem.dv
+    assert found.waves.shared_rows is not None
+    shape = problem.batch, problem.kv_heads, int(found.waves.shared_rows.sum()), problem.d + problem.dv
     return Slot.dense("key_sums", "workspace", "float32", shape)
 
 

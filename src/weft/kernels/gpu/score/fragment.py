@@ -19,6 +19,7 @@ INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", 
          "or": "|", "xor": "^"}  # fmt: skip
 CALLS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "where": "tl.where", "exp": "tl.exp",
          "log": "tl.log", "sqrt": "tl.sqrt", "sin": "tl.sin", "cos": "tl.cos", "floor": "tl.floor", "tanh": "tanh",
+         "erf": "tl.erf",
          "floordiv": "floor_divide", "mod": "remainder"}  # fmt: skip
 HELPERS = ("tanh", "floor_divide", "remainder")  # of `weft.kernels.gpu.ops.pairs`
 CASTS = {"real": "tl.float32", "int": "tl.int32"}
@@ -49,7 +50,7 @@ def fragment(rules: Rules, gradients: bool) -> Fragment:
     kept = list(dict.fromkeys(x for x in shares if x is not None and not write.is_constant(x)))
     lines = [*write.lines([*wanted, *kept])]
     lines.append(f"return ({', '.join([write.whole(made.result), *map(write.name, kept)])},)")
-    text = _function("pair_score", ARGUMENTS, lines)
+    text = _function("pair_score", (*ARGUMENTS, *("apart",) * rules.along), lines)
     if gradients:
         found = (f"ds * kept[{kept.index(x)}]" if x in kept else _constant_times(write, x) for x in shares)
         text += "\n\n" + _function("pair_through", ("ds", "kept"), [f"return ({', '.join(found)},)"])
@@ -153,6 +154,9 @@ class _Writer:
         """An entry of a table; indices beyond its ends, which dead pairs may have, are clamped."""
         number, one = step.value, self.rules.tables[step.value]
         table = f"captured{number}"
+        if one.along:
+            places = [f"{self._within(a, number, axis)} * {table}_s{axis}" for axis, a in enumerate(step.args[:-1])]
+            return f"tl.load((({table} + ({' + '.join(places)})) + apart[0]) + apart[1])"
         alone: list[str] = []  # offsets of a program
         shared: list[str] = []  # and of its pairs
         for axis, arg in enumerate(step.args):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Literal
 
 from weft.errors import UnsupportedError
@@ -13,17 +14,20 @@ from weft.kernels.gpu.score.spec import (
     DENSE,
     DIAGONALS,
     OF_ROWS,
+    OFFSETS,
     PAIRS,
     POINTERS,
     SHARED,
     Captured,
     Entry,
     Rules,
-    composed,
 )
-from weft.planning.problem import Problem
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.tiles import Launch
+from weft.planning.tiling import Direction
 from weft.score.dropout import scale, threshold
 from weft.score.reads import Read, reads_of, shared_axes
+from weft.score.value import composed
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def captured_by(layout: Layout, options: Options) -> Tables:
         memory[name] = slot.name
         known |= {f"{name}_n{axis}": length for axis, length in enumerate(slot.shape)}
         known |= {f"{name}_s{axis}": stride for axis, stride in enumerate(slot.strides)}
-        captured.append(_captured(slot))
+        captured.append(replace(_captured(slot), along=form.along))
     if options.dropout:
         slots.append(Slot.dense("seed", "input", "int64", (1,)))
         memory["Seed"] = "seed"
@@ -80,33 +84,44 @@ def _captured(slot: Slot) -> Captured:
 
 
 # ---- gradients of tables ---------------------------------------------------------------------------------------------
-ATOMIC = (SHARED, DIAGONALS, PAIRS)  # several programs add to one place, in no fixed order
+ATOMIC = (SHARED, DIAGONALS, OFFSETS, PAIRS)  # several programs add to one place, in no fixed order
 
 
 def entries_of(
-    problem: Problem, layout: Layout, options: Options, side: Literal["dq", "dkdv"]
+    plan: AttentionPlan, layout: Layout, options: Options, side: Literal["dq", "dkdv"]
 ) -> tuple[tuple[Entry, ...], list[Slot]]:
     """What the kernel of one side sums for gradients of tables, and slots entries_0, ..., of the number of each read.
 
     Sums of rows are (B, Hq, M or N), of diagonals (B, Hq, M + N - 1), of pairs as their tables, dense ones (B, Hq, M,
-    N) or, where heads share them, (M, N).
+    N) or, where heads share them, (M, N). Those of offsets on a grid are slots offsets_0, ..., (B, Hq, 2 X - 1, 2 Y -
+    1) for axes of X and Y tokens.
     """
     if not any(options.wanted):
         return (), []
     found = {}
     for number, read in enumerate(reads_of(composed(options.score))):
         if options.wanted[read.table] and (read.kind == "columns") == (side == "dkdv"):
-            kind = _kind_of(read, problem, layout, options)
-            shape = _shape(kind, read, problem, layout)
-            found[Entry(number, kind)] = Slot.dense(f"entries_{number}", "output", "float32", shape)
+            kind = _kind_of(read, plan, layout, options)
+            name = f"offsets_{number}" if kind == OFFSETS else f"entries_{number}"
+            shape = _shape(kind, read, plan, layout)
+            found[Entry(number, kind)] = Slot.dense(name, "output", "float32", shape)
     return tuple(sorted(found, key=lambda one: one.kind)), [*found.values()]
 
 
-def _kind_of(read: Read, problem: Problem, layout: Layout, options: Options) -> int:
+def number_of(slot: str) -> int | None:
+    """The number of the read whose sums a slot holds; None of any other slot."""
+    name, _, number = slot.rpartition("_")
+    return int(number) if name in ("entries", "offsets") else None
+
+
+def _kind_of(read: Read, plan: AttentionPlan, layout: Layout, options: Options) -> int:
+    problem = plan.problem
     if read.kind in ("rows", "columns"):
         return OF_ROWS
     if read.kind == "diagonals":
         return DIAGONALS
+    if read.kind == "offsets" and (grid := walked_grid(plan)) and read.is_on(grid):
+        return OFFSETS
     if read.kind == "dense" and layout.tables[read.table].shape[-2:] == (problem.m, problem.n):
         expression = composed(options.score)
         axes = shared_axes(expression, expression.steps[read.step])
@@ -119,22 +134,47 @@ def _kind_of(read: Read, problem: Problem, layout: Layout, options: Options) -> 
     return PAIRS
 
 
-def _shape(kind: int, read: Read, problem: Problem, layout: Layout) -> tuple[int, ...]:
-    p = problem
+def walked_grid(plan: AttentionPlan, direction: Direction = "dq") -> tuple[int, ...]:
+    """The grid of all tokens whose boxes every launch of one direction walks, keys in the steps of queries; () for
+    none.
+    """
+    plans = [share.plan for share in plan.unspecialised(direction)]
+    found = {_grid_of(launch) for one in plans for launch in one.launches} | {() for one in plans if one.blocks}
+    grid = found.pop() if len(found) == 1 else ()
+    return grid if plan.problem.m == plan.problem.n == prod(grid) and len(grid) > 1 else ()
+
+
+def _grid_of(launch: Launch) -> tuple[int, ...]:
+    """The grid of a launch, whose keys lie on the same one; () where their steps differ, or tokens are listed."""
+    whole = replace(launch.q, origin=0, order=None) == launch.q
+    alike = all(
+        part.k == launch.q and part.rows.is_every and part.keys.is_every
+        and all(axis.lanes.q_step == axis.lanes.k_step for axis in part.axes)
+        for part in launch.parts
+    )  # fmt: skip
+    return tuple(launch.q.shape) if whole and alike else ()
+
+
+def _shape(kind: int, read: Read, plan: AttentionPlan, layout: Layout) -> tuple[int, ...]:
+    p = plan.problem
     if kind == OF_ROWS:
         return p.batch, p.q_heads, p.n if read.kind == "columns" else p.m
     if kind == DIAGONALS:
         return p.batch, p.q_heads, max(0, p.m + p.n - 1)
+    if kind == OFFSETS:
+        return p.batch, p.q_heads, *(2 * length - 1 for length in walked_grid(plan))
     if kind == PAIRS:
         return layout.tables[read.table].shape
     return (p.m, p.n) if kind == SHARED else (p.batch, p.q_heads, p.m, p.n)
 
 
-def refuse_atomics(problem: Problem, layout: Layout, options: Options) -> None:
+def refuse_atomics(plan: AttentionPlan, layout: Layout, options: Options) -> None:
     """Raise UnsupportedError where gradients of tables would be sums in no fixed order, and one was asked for."""
-    entries, _ = entries_of(problem, layout, options, "dq")
+    if not options.deterministic:
+        return
+    entries, _ = entries_of(plan, layout, options, "dq")
     for one in entries:
-        if options.deterministic and one.kind in ATOMIC:
+        if one.kind in ATOMIC:
             table = layout.tables[reads_of(composed(options.score))[one.number].table]
             raise UnsupportedError(
                 f"deterministic gradients of a table of shape {table.shape} on a GPU",

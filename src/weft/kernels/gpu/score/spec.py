@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from hashlib import sha256
 
-from weft.score.expression import Builder, Expression
-from weft.score.value import expressions
+from weft.score.expression import Expression
+from weft.score.value import composed
 
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32": "*i32"}
 
@@ -15,25 +14,29 @@ POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32"
 @dataclass(frozen=True)
 class Captured:
     """A table as kernels read it. dtype: one of POINTERS; booleans are int32. axes: how many it has. wide: the offsets
-    of its entries take 64 bits. dense: neighbours along the last axis are neighbours in memory.
+    of its entries take 64 bits. dense: neighbours along the last axis are neighbours in memory. along: its last index
+    says how far apart a pair is, k - q or on a grid (ky - qy) * (2 Y - 1) + kx - qx. It begins at distance 0, and has
+    an entry for every pair of every tile, also before its first one.
     """
 
     dtype: str
     axes: int
     wide: bool = False
     dense: bool = True
+    along: bool = field(default=False, repr=False)
 
 
 # What a read depends on: where gradients of what it gave are summed.
-OF_ROWS, DENSE, SHARED, DIAGONALS, PAIRS = range(5)
+OF_ROWS, DENSE, SHARED, DIAGONALS, OFFSETS, PAIRS = range(6)
 
 
 @dataclass(frozen=True)
 class Entry:
     """Gradients of what a read gave, which a kernel sums. number: of the read, among `reads_of` the functions.
 
-    kind: OF_ROWS where it depends on the side that stays, DIAGONALS on k - q; DENSE where every pair of a head has its
-    own entry, SHARED where heads share these; PAIRS of any other, which is added to the table's entries.
+    kind: OF_ROWS where it depends on the side that stays, DIAGONALS on k - q, OFFSETS on differences of coordinates of
+    the grid that is walked; DENSE where every pair of a head has its own entry, SHARED where heads share these; PAIRS
+    of any other, which is added to the table's entries.
     """
 
     number: int
@@ -58,7 +61,13 @@ class Rules:
     @property
     def digest(self) -> str:
         """Eight digits that tell functions apart in the names of kernels."""
-        return sha256(repr(self).encode()).hexdigest()[:8]
+        along = "".join(f"|{number}" for number, one in enumerate(self.tables) if one.along)
+        return sha256(f"{self!r}{along}".encode()).hexdigest()[:8]
+
+    @property
+    def along(self) -> bool:
+        """Whether some table is read by how far apart pairs are."""
+        return any(one.along for one in self.tables)
 
     @property
     def expression(self) -> Expression:
@@ -92,22 +101,3 @@ class Rules:
         if not part:
             return POINTERS[one.dtype]
         return "i64" if part[0] == "s" and one.wide else "i32"
-
-
-@lru_cache(256)
-def composed(text: str) -> Expression:
-    """The functions of a text as one: each is of the result of the one before it, and tables are counted on."""
-    make, first = Builder(), 0
-    result = make.leaf("score")
-    for one in expressions(text):
-        found: list[int] = []
-        for step in one.steps:
-            value = step.value
-            if step.op == "read":
-                value += first
-            elif step.op == "size":
-                value = value[0] + first, value[1]
-            args = tuple(found[a] for a in step.args)
-            found.append(result if step.op == "score" else make.step(step.op, step.kind, args, value))
-        result, first = found[-1], first + len(one.tables)
-    return make.expression(result)

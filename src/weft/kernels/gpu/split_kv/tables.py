@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from weft.kernels.gpu.split_kv.spec import bounds_of
-from weft.kernels.gpu.tables.pack import NO_LOWER, NO_UPPER, Words, Writer
+from weft.kernels.gpu.tables.pack import NO_LOWER, NO_UPPER
+from weft.kernels.gpu.tables.writer import Words, Writer
 from weft.pattern.bounds import Bound, Stair
 from weft.pattern.relation import Relation
 from weft.planning.heads import Heads

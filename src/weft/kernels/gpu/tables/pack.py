@@ -1,7 +1,7 @@
 """A plan as kernels read it: one vector of 32-bit integers for each wave of launches.
 
-    header    origin of the query grid, place of the list of queries; for each axis the logarithm of the box, the step
-              of queries, the grid's length
+    header    origin of the query grid, place of the list of queries or of their order; for each axis the logarithm of
+              the box, the step of queries, the grid's length
     parts     for each part PART integers, and for each axis `axis_words`
     bounds    records of `ops.bounds.BOUND` integers, and the tables of step functions; on grids the two bounds of every
               coordinate
@@ -22,13 +22,13 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weft.acsr.bits import BACKWARDS
 from weft.acsr.format import BLOCK
 from weft.errors import UnsupportedKernel
 from weft.kernels.gpu.tables.boxes import whole_boxes
 from weft.kernels.gpu.tables.consumer_ranges import is_short, ranges_of, time_of
+from weft.kernels.gpu.tables.writer import Words, Writer
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
@@ -39,10 +39,9 @@ from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow,
 from weft.planning.tma import TmaExtent, extents
 from weft.planning.work import rows_apart
 
-Words = NDArray[np.int32]
 Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
-# Integers of a part: origin of the key grid; places of the list of keys, of the queries left out and of the keys left
-# out, one bit a token; 0 for none.
+# Integers of a part: origin of the key grid; places of the list of keys or of their order, of the queries left out and
+# of the keys left out, one bit a token; 0 for none.
 PART = 4
 # Integers of a part's axis: step of keys, log2 of the box, length of the grid, on a grid the place of the bounds of
 # every coordinate, and the reciprocal of the step. On a single axis, which may be long: two lower and two upper
@@ -73,6 +72,7 @@ class Kind(NamedTuple):
     formula: bool
     listed: bool
     split: bool
+    ordered: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +82,8 @@ class LaunchTables:
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
     column of a tile, at most. more: see `tiling.gpu.more_run`. whole: see `tables.boxes`. lines: see
-    `planning.affine_bounds`. reach: of a forward by warp groups what descriptors reach, see `planning.tma`. short: and
-    whether its runs are, see `tables.consumer_ranges`.
+    `planning.affine_bounds`. ordered: tokens are taken in the order of a list. reach: of a forward by warp groups what
+    descriptors reach, see `planning.tma`. short: and whether its runs are, see `tables.consumer_ranges`.
     """
 
     words: Words
@@ -100,6 +100,7 @@ class LaunchTables:
     lines: bool = False
     reach: tuple[TmaExtent, ...] | None = None
     short: bool = False
+    ordered: bool = False
 
     @property
     def several(self) -> bool:
@@ -113,7 +114,7 @@ class LaunchTables:
     @property
     def kind(self) -> Kind:
         """Launches of one kind run the same code."""
-        return Kind(self.rank, self.tiling, self.formula, self.listed, self.split)
+        return Kind(self.rank, self.tiling, self.formula, self.listed, self.split, self.ordered)
 
     @property
     def skewed(self) -> bool:
@@ -124,27 +125,6 @@ class LaunchTables:
 def axis_words(rank: int) -> int:
     """Integers of one axis of a part."""
     return AXIS if rank > 1 else AXIS + BOUNDS
-
-
-class Writer:
-    """Appends integers and says where they begin."""
-
-    def __init__(self) -> None:
-        self.words: list[Words] = []
-        self.size = 0
-
-    def put(self, values: object) -> int:
-        array = np.asarray(values, np.int64).reshape(-1)
-        return self.put_words(np.clip(array, -FAR, FAR).astype(np.int32))
-
-    def put_words(self, words: Words) -> int:
-        """As `put`, every bit kept."""
-        self.words.append(words)
-        at, self.size = self.size, self.size + words.size
-        return at
-
-    def all(self) -> Words:
-        return np.concatenate([np.zeros(0, np.int32), *self.words])
 
 
 # ---- terms ---------------------------------------------------------------------------------------------------------
@@ -193,12 +173,16 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     launch = lines or launch
     out, lists = Writer(), Writer()
     rest_at = 2 + 3 * rank + (PART + axis_words(rank) * rank) * len(launch.parts)  # header and parts come before lists
-    out.put([launch.q.origin, _queries_at(launch, lists, rest_at)])
+    ordered = launch.is_ordered  # an order says where a grid begins
+    out.put([0 if ordered else launch.q.origin, _queries_at(launch, lists, rest_at)])
     logs = [_log2(size) if rank > 1 else 0 for size in launch.box]  # of boxes on grids, which are powers of two
     out.put([x for a in range(rank) for x in (logs[a], launch.lanes[a].q_step, launch.q.shape[a])])
     parts_at = out.size
     for part in launch.parts:
-        out.put([part.k.origin, *_lists_at(part, lists, rest_at)])
+        if ordered:
+            out.put([0, rest_at + lists.put_order(part.k), 0, 0])
+        else:
+            out.put([part.k.origin, *_lists_at(part, lists, rest_at)])
         for a, axis in enumerate(part.axes):
             bounds_at = rest_at + lists.put(_bounds_of(axis, launch.q.shape[a])) if rank > 1 else 0
             out.put([axis.lanes.k_step, _log2(axis.block_k), part.k.shape[a], bounds_at])
@@ -223,7 +207,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     words = _checked(np.concatenate([words, items.reshape(-1)]))
     return LaunchTables(
         words, rank, tiling, place, work, formula, listed, split, _span(launch), more is not None, whole is not None,
-        lines is not None, reach, short,
+        lines is not None, reach, short, ordered,
     )  # fmt: skip
 
 
@@ -266,6 +250,8 @@ def _span(launch: Launch) -> int:
 
 
 def _queries_at(launch: Launch, lists: Writer, base: int) -> int:
+    if launch.is_ordered:
+        return base + lists.put_order(launch.q)
     queries = launch.lanes[0].queries
     return 0 if queries is None else base + lists.put(queries)
 

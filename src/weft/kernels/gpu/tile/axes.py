@@ -28,7 +28,8 @@ Axis = namedtuple("Axis", "first count step length log boxes column low high pac
 # comes before them. lists: a LeftOut, or () where no tokens are listed.
 Part = namedtuple("Part", "runs bounds column token bases more more_at lists")
 
-# Tokens of a list. keys_at: where the tables list the columns, or of pages the first token of each, or 0. rows (rows,):
+# Tokens of a list. keys_at: where the tables list the columns, in another order too, or of pages the first token of
+# each, or 0. rows (rows,):
 # 1 for rows that a list leaves out. columns: where the tables have the columns that one leaves out, or 0. part: where
 # they have the token of coordinate 0.
 LeftOut = namedtuple("LeftOut", "tables keys_at rows columns part")
@@ -117,7 +118,7 @@ def _lists(C: tl.constexpr, place, part):
         keys_at, rows_out, columns_out = tl.load(part + 1), tl.load(part + 2), tl.load(part + 3)
         rows = is_out(tables, rows_out, place.rows.token)
         found = LeftOut(tables, keys_at, rows, columns_out, part)
-    elif C.paged:
+    elif C.ordered or C.paged:
         found = LeftOut(place.launch.tables, tl.load(part + 1), (), (), part)
     return found
 

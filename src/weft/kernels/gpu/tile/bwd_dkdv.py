@@ -224,9 +224,9 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
 @triton.jit
 def _of_queries(C: tl.constexpr, KIND: tl.constexpr, held, tile, numbers):
     """Of each query of a tile (cols,) its number in a tensor (batch, heads, length)."""
-    token = tile.token - tile.at if C.listed else tile.visit.part.token
+    token = tile.token - tile.at if C.gathered else tile.visit.part.token
     where = numbers + (held.queries.row + tile.at) + token
-    if C.listed or not (KIND == "full" or C.whole):
+    if C.listed or not (KIND == "full" or C.whole or C.ordered):
         found = tl.load(where, mask=tile.there, other=0.0)
     else:
         found = tl.load(where)
@@ -238,9 +238,11 @@ def _numbers(C: tl.constexpr, KIND: tl.constexpr, held, tile):
     numbers = held.part.tensors.numbers
     if C.folded:
         where = numbers.stats + (held.queries.row + tile.at) * STATS
-        token = (tile.token - tile.at if C.listed else tile.visit.part.token)[:, None]
-        where += (token if C.aligned else token.to(tl.int64)) * STATS + held.part.folding.column[None, :]
-        if C.listed or not (KIND == "full" or C.whole):
+        token = (tile.token - tile.at if C.gathered else tile.visit.part.token)[:, None]
+        if C.ordered or not C.aligned:
+            token = token.to(tl.int64)
+        where += token * STATS + held.part.folding.column[None, :]
+        if C.listed or not (KIND == "full" or C.whole or C.ordered):
             found = tl.load(where, mask=tile.there[:, None], other=0.0)
         else:
             found = tl.load(where)
@@ -281,7 +283,7 @@ def _together(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
 def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
     """(dV, ds, sums for tables): the products of dO after all that needs the weights alone."""
     part, tile, dv, of_tables = held.part, queries.tile, sums.dv, sums.entries
-    s, capped = scores.score(C, _product(C, part, queries), held.queries.scores, held.place.rows.token, tile.token)
+    s, capped = scores.score(C, _product(C, part, queries), held.queries.scores, held.place.rows, tile)
     if C.rank > 1 and not C.linear:
         s = mask.penalised(C, s, mask.penalty(C, part.penalties, queries.corners))
     s = scores.exponent(C, s, held.queries.scores)
@@ -321,7 +323,7 @@ def _add_to_dq(C: tl.constexpr, KIND: tl.constexpr, held, tile, ds):
     """DQ += ds^T K, transposed: a tensor core's instruction takes 64 rows, so dims rather than a tile's columns."""
     dq, k = held.queries.dq, held.part.keys.k
     where, inside = dq.pointer, dq.inside
-    if C.listed:
+    if C.gathered:
         inside = loads.token_at(C, dq.tensor, tile.token)[None, :]
     else:
         where += loads.tile_at(C, dq.tensor, tile.at)

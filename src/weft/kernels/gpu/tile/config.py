@@ -23,8 +23,8 @@ class Config(NamedTuple):
 
     d, dv: chunks of the head dimensions. rows, cols: of a tile. unit: elements that strides count in. precision: of
     products of float32, None for other types. single: the dtype is float32. scored: score functions are there: `score`
-    and `through`, as `weft.kernels.gpu.score.fragment` writes them. sloped: their derivative is not 1. entries,
-    summed, paired, places: see `weft.kernels.gpu.tile.entries`.
+    and `through`, as `weft.kernels.gpu.score.fragment` writes them. along: some table is read along k - q. sloped:
+    their derivative is not 1. entries, summed, paired, places: see `weft.kernels.gpu.tile.entries`.
     """
 
     direction: str
@@ -49,6 +49,8 @@ class Config(NamedTuple):
     packed: bool = False
     several: bool = False
     listed: bool = False
+    ordered: bool = False
+    gathered: bool = False
     formula: bool = True
     lines: bool = False
     terms: int = 1
@@ -88,6 +90,7 @@ class Config(NamedTuple):
     sums_dv: int = 0
     paged: int = 0
     scored: bool = False
+    along: bool = False
     sloped: bool = False
     score: Any = None
     through: Any = None
@@ -124,10 +127,15 @@ def config_of(spec: KernelSpec) -> Config:
     }  # fmt: skip
     found = fragment_of(spec)
     if found is not None:
-        own |= {"scored": True, "sloped": found.sloped, "score": Named("pair_score")}
+        own |= {"scored": True, "sloped": found.sloped, "score": Named("pair_score"), "along": _along(spec)}
         own |= {"through": Named("pair_through")} if spec.direction != "forward" else {}
         own |= _entries(spec, found)
     return Config(**own)
+
+
+def _along(spec: KernelSpec) -> bool:
+    """Whether score functions read some table along k - q."""
+    return spec.rules is not None and spec.rules.along
 
 
 def fragment_of(spec: KernelSpec) -> Fragment | None:
@@ -178,7 +186,7 @@ def _wide_rows(spec: KernelSpec) -> bool:
 
 def _near_rows(spec: KernelSpec) -> bool:
     """Whether a tile's rows are counted in 32 bits from its first one: on lines, where it was not slower."""
-    return spec.aligned and spec.rank == 1 and not spec.listed and spec.direction != "delta"
+    return spec.aligned and spec.rank == 1 and not spec.gathered and spec.direction != "delta"
 
 
 def _clamps(spec: KernelSpec) -> bool:

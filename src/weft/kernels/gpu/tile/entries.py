@@ -12,7 +12,7 @@ import triton.language as tl
 from weft.kernels.gpu.score import spec
 
 OF_ROWS, DENSE, SHARED = tl.constexpr(spec.OF_ROWS), tl.constexpr(spec.DENSE), tl.constexpr(spec.SHARED)
-DIAGONALS = tl.constexpr(spec.DIAGONALS)
+DIAGONALS, OFFSETS = tl.constexpr(spec.DIAGONALS), tl.constexpr(spec.OFFSETS)
 
 # Where sums go, for the rows of a place. scores: of its head. pointers: of each read where its sums lie.
 Into = namedtuple("Into", "place scores pointers")
@@ -67,6 +67,8 @@ def _add_pairs(C: tl.constexpr, into, tile, shares):
             tl.atomic_add(at, share, mask=share != 0, sem="relaxed")
         elif C.entries[n] == DIAGONALS:
             _add_diagonals(C, into, pointers[n], tile, share)
+        elif C.entries[n] == OFFSETS:
+            _add_offsets(C, into, pointers[n], tile, share)
         else:
             at = tl.broadcast_to(places[n - C.paired], share.shape)
             tl.atomic_add(pointers[n] + at, share, mask=share != 0, sem="relaxed")
@@ -90,7 +92,7 @@ def _add_diagonals(C: tl.constexpr, into, pointer, tile, share):
     place, rows, queries = into.place, into.place.rows, into.place.launch.my_length
     head = place.head.batch * place.launch.all_heads + into.scores.h
     at = pointer + head * (queries + place.launch.their_length - 1) + (queries - 1)
-    if C.rank < 2 and not C.listed:
+    if C.rank < 2 and not C.gathered:
         step, pace = 1, 1
         if C.rank == 1:
             step, pace = tl.load(place.launch.tables + 3), tile.visit.line.step
@@ -117,3 +119,46 @@ def _add_own_diagonals(C: tl.constexpr, rows, tile, share, at, step):
         part = tl.sum(tl.where((r + c) // C.cols == wrap, turned, 0.0), 0)
         apart = tile.at - rows.first + step * (column - wrap * C.cols)
         tl.atomic_add(at + apart, part, mask=part != 0, sem="relaxed")
+
+
+# ---- grids -----------------------------------------------------------------------------------------------------------
+# One axis of a tile on a grid. near (rows, 1), column (1, cols): places in a box. size: of a box of columns. wraps: how
+# often its columns begin anew while rows are turned. before: the wraps of later axes. pace: entries from one box of
+# columns to the next.
+Turned = namedtuple("Turned", "near column size wraps before pace")
+
+
+@triton.jit
+def _add_offsets(C: tl.constexpr, into, pointer, tile, share):
+    """Sums along differences of coordinates (B, Hq, 2 X - 1, 2 Y - 1): as `_add_own_diagonals`, on all axes at once.
+
+    Rows and columns have the same steps on each axis.
+    """
+    place, runs, j = into.place, tile.visit.part.runs, tile.visit.j
+    tables, rest, pace, wraps, shift = place.launch.tables, place.rows.number, 1, 1, 0
+    source, at, axes = tl.zeros((C.rows, C.cols), tl.int32), tile.visit.part.column * 0, ()
+    for a in tl.static_range(C.rank - 1, -1, -1):
+        run, rows_log = runs[a], tl.load(tables + 2 + 3 * a)
+        near, size = rest, 1 << run.log
+        if a > 0:
+            near = rest & ((1 << rows_log) - 1)
+            rest = rest >> rows_log
+        near, column = near[:, None], run.column[None, :]
+        source += ((near + column) & (size - 1)) << shift
+        first = run.first + run.step * (j[a] << run.log) - tl.load(place.record + 2 * a)
+        at += (first + run.step * run.column + (run.length - 1)) * pace
+        times = (((1 << rows_log) + size - 2) >> run.log) + 1
+        axes += (Turned(near, column, size, times, wraps, (run.step << run.log) * pace),)
+        pace, wraps, shift = pace * (2 * run.length - 1), wraps * times, shift + run.log
+    head = place.head.batch * place.launch.all_heads + into.scores.h
+    turned, pointer = tl.gather(share, source, 1), pointer + head * pace
+    for number in range(wraps):
+        back, part = 0, turned
+        for a in tl.static_range(C.rank):
+            # of what was turned, that whose columns began anew so often; made in each round, for fewer registers
+            wrap = (number // axes[a].before) % axes[a].wraps
+            place_in_box = (axes[a].near - wrap * axes[a].size) + axes[a].column
+            part = tl.where((place_in_box >= 0) & (place_in_box < axes[a].size), part, 0.0)
+            back += wrap * axes[a].pace
+        part = tl.sum(part, 0)
+        tl.atomic_add(pointer + (at - back), part, mask=part != 0, sem="relaxed")

@@ -123,4 +123,6 @@ def _box_rows(C: tl.constexpr, tables, record):
         if tl.load(tables + 1) != 0:  # queries of a list
             i = tl.load(tables + tl.load(tables + 1) + i)
         at, first, near = (i,), origin, i
+    if C.ordered:
+        first, near = origin, tl.load(tables + tl.load(tables + 1) + at[0])
     return Rows(number, at, first + near, valid, valid, first, near)

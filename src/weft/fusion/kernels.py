@@ -1,0 +1,218 @@
+"""Launches of the kernels in `weft.kernels.gpu.gemm` on tensors. Triton is imported when one is first asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.kernels.gpu.gemm.config import ALIGNED, Card, Config
+from weft.settings import interpreted
+from weft.torch import card
+
+DTYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class ProductSpec:
+    """What a product does; `weft.kernels.gpu.gemm.meaning.product`. by_rows: weights are (k, n)."""
+
+    activation: str = ""
+    gated: bool = False
+    biased: bool = False
+    residual: bool = False
+    by_rows: bool = False
+
+
+@dataclass(frozen=True)
+class ProjectionsSpec:
+    """What the products before attention do. d: channels of a head. tables: cos and sin are given."""
+
+    d: int
+    biased: bool = False
+    tables: bool = False
+    interleaved: bool = False
+    by_rows: bool = False
+
+
+@dataclass(frozen=True)
+class Library:
+    """cuBLASLt's own epilogue, in place of a tiling."""
+
+    name: str = "cuBLASLt's epilogue"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def by_library(spec: ProductSpec | ProjectionsSpec) -> bool:
+    """Whether cuBLASLt computes a product with what follows it: bias, and ReLU or GELU by tanh."""
+    if isinstance(spec, ProjectionsSpec) or spec.gated or spec.residual or not spec.biased:
+        return False
+    return spec.activation in ("relu", "gelu_tanh")
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A call of cuBLASLt: x, weight and bias."""
+
+    spec: ProductSpec
+    tensors: list[Tensor]
+
+    def run(self) -> tuple[Tensor, ...]:
+        """Make it; the result."""
+        x, weight, bias = self.tensors
+        factor = weight if self.spec.by_rows else weight.t()
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch._addmm_activation(bias, rows, factor, use_gelu=self.spec.activation == "gelu_tanh")
+        return (out.view(*x.shape[:-1], factor.shape[1]),)
+
+    def compile(self) -> str:
+        """There is nothing to compile."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A launch: results are allocated, and nothing runs yet."""
+
+    kernel: Any
+    grid: tuple[int]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    results: tuple[Tensor, ...]
+
+    def run(self) -> tuple[Tensor, ...]:
+        """Launch it; the results."""
+        self.kernel[self.grid](*self.args, **self.options)
+        return self.results
+
+    def compile(self) -> str:
+        """Have the kernel compiled; why it cannot be, "" if it can."""
+        try:
+            self.kernel.warmup(*self.args, grid=self.grid, **self.options)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+
+Runnable = Prepared | LibraryCall
+
+
+def compile_all(launches: Iterable[Runnable]) -> list[str]:
+    """`compile` of each, many at a time: LLVM and the assembler do not hold Python's lock."""
+    launches = list(launches)
+    device = torch.cuda.current_device()
+    with ThreadPoolExecutor(
+        min(len(launches), os.cpu_count() or 1) or 1, "weft-compile", torch.cuda.set_device, (device,)
+    ) as threads:
+        return list(threads.map(lambda one: one.compile(), launches))
+
+
+def reason_against(tensors: list[Tensor | None]) -> str:
+    """Why tensor descriptors cannot reach these tensors, whose last axis they walk; "" where they can."""
+    for x in tensors:
+        if x is None:
+            continue
+        if x.dtype not in DTYPES and not interpreted():
+            return f"its tensors are {x.dtype}, and the templates multiply 16 bits"
+        if x.stride(-1) != 1 or any(n * x.element_size() % ALIGNED for n in x.stride()[:-1]):
+            return f"its rows lie apart by what is no multiple of {ALIGNED} bytes"
+        if x.data_ptr() % ALIGNED:
+            return f"a tensor does not begin at a multiple of {ALIGNED} bytes"
+    return ""
+
+
+Results = Sequence[Tensor] | None
+
+
+def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
+    """(..., n) of x (..., k), as one result.
+
+    tensors: x, weight, then as far as spec has them gate, bias, gate's bias, residual. results: room for it.
+    """
+    from weft.kernels.gpu.gemm.product import product as kernel
+
+    x, weight, *more = tensors
+    gate = more.pop(0) if spec.gated else None
+    bias = more.pop(0) if spec.biased else None
+    gate_bias = more.pop(0) if spec.biased and spec.gated else None
+    residual = more.pop(0) if spec.residual else None
+    rows = x.reshape(-1, x.shape[-1])
+    (m, k), n = rows.shape, weight.shape[1 if spec.by_rows else 0]
+    out = x.new_empty((*x.shape[:-1], n)) if results is None else results[0]
+    flat = out.view(-1, n)
+    of_x, of_weight, of_out = _blocks(config, spec.by_rows)
+    args = (
+        _box(rows, of_x), _box(weight, of_weight), _box(gate, of_weight),
+        _box(None if residual is None else residual.reshape(-1, n), of_out), _box(flat, of_out), bias, gate_bias, None,
+        None, m, n, k, 0, 0, 0.0,
+    )  # fmt: skip
+    options = {"ACTIVATION": spec.activation, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
+    tiles = -(-m // config.rows) * -(-n // config.cols)
+    programs = config.programs(tiles, 1 + spec.gated, card_of(x.device))
+    return Prepared(kernel, (programs,), args, options | _tiling(config), (out,))
+
+
+def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
+    """q (..., q_n), k and v (..., kv_n) of x (..., depth), which has batch rows and tokens before.
+
+    tensors: x, three weights, then as far as spec has them three biases, and cos and sin (batch rows or 1, tokens, d).
+    results: room for them.
+    """
+    from weft.kernels.gpu.gemm.projections import projections as kernel
+
+    x, *weights = tensors[:4]
+    more = list(tensors[4:])
+    biases = [more.pop(0) for _ in range(3)] if spec.biased else [None] * 3
+    cos, sin = (more.pop(0), more.pop(0)) if spec.tables else (None, None)
+    rows, length = x.reshape(-1, x.shape[-1]), x.shape[-2]
+    (m, depth), axis = rows.shape, 1 if spec.by_rows else 0
+    widths = [w.shape[axis] for w in weights]
+    outs = [x.new_empty((*x.shape[:-1], n)) for n in widths] if results is None else results
+    of_x, of_weight, of_out = _blocks(config, spec.by_rows)
+    batch_stride = 0 if cos is None or cos.shape[0] == 1 else length * spec.d
+    tiles = sum(-(-n // config.cols) for n in widths)
+    args = (
+        _box(rows, of_x), *(_box(w, of_weight) for w in weights),
+        *(_box(out.view(-1, n), of_out) for out, n in zip(outs, widths, strict=True)), *biases, None, None, cos, sin,
+        m, widths[0], widths[1], depth, length, batch_stride, 0.0,
+    )  # fmt: skip
+    options = {"D": spec.d, "INTERLEAVED": spec.interleaved, "BY_ROWS": spec.by_rows, **_tiling(config)}
+    return Prepared(kernel, (-(-m // config.rows) * tiles,), args, options, tuple(outs))
+
+
+@cache
+def card_of(device: torch.device) -> Card:
+    """What tilings are asked for."""
+    if device.type != "cuda":
+        return Card(2, 1 << 20)  # an interpreter's
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return Card(torch.cuda.get_device_properties(index).multi_processor_count, card.shared_memory(index))
+
+
+def _blocks(config: Config, by_rows: bool) -> tuple[list[int], list[int], list[int]]:
+    """Blocks of x, of weights, and of results."""
+    weight = [config.depth, config.cols] if by_rows else [config.cols, config.depth]
+    return [config.rows, config.depth], weight, [config.rows, config.cols]
+
+
+def _box(x: Tensor | None, block: list[int]) -> Any:
+    if x is None:
+        return None
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), block)
+
+
+def _tiling(config: Config) -> dict[str, int]:
+    return {
+        "ROWS": config.rows, "COLS": config.cols, "DEPTH": config.depth, "GROUP": config.group,
+        "num_warps": config.warps, "num_stages": config.stages,
+    }  # fmt: skip

@@ -1,0 +1,161 @@
+"""Segments of a traced graph given to kernels, where these are chosen; what stays is said with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import getitem
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from weft.fusion.choice import Choice, choose, layer_seconds, settle_once, spec_words
+from weft.fusion.epilogues import Found, products_in
+from weft.fusion.kernels import ProjectionsSpec
+from weft.fusion.layers import key_of
+from weft.fusion.nodes import Unsized, value
+from weft.fusion.rotations import projections_in
+from weft.fusion.segment import FUSED, Fused, registered
+from weft.fusion.settings import Settings
+from weft.fusion.whole import Part, settle
+
+Chooser = Callable[[Found, Settings], Choice]
+Judged = tuple[Found, Choice]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A segment that was found. fused: whether a kernel computes it. reason: why, or why not."""
+
+    where: str
+    what: str
+    fused: bool
+    reason: str
+    dropped: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """As text."""
+        yield f"{'fused ' if self.fused else 'apart '}    {self.where or 'the function'}: {self.what}"
+        yield f"          because {self.reason}"
+        for one in self.dropped:
+            yield f"          dropped {one}"
+
+
+def place_segments(
+    module: GraphModule, settings: Settings, refused: str, given: Mapping[Node, Any] | None = None,
+    chooser: Chooser = choose,
+) -> list[Placed]:  # fmt: skip
+    """Put kernels where they are chosen: each by itself, then those of a layer together.
+
+    refused: why nothing of the graph may be replaced, or "". given: inputs of the graph.
+    """
+    if settings.templates == "off":
+        return []
+    judged = []
+    for found in segments_in(module.graph):
+        try:
+            judged.append((found, Choice(None, refused) if refused else chooser(found, settings)))
+        except Unsized as unsized:
+            judged.append((found, Choice(None, str(unsized))))
+        except Exception as error:  # of a compiler or a card: the graph is right without kernels
+            said = f"it could not be measured: {type(error).__name__}: {_first_line(error)}"
+            judged.append((found, Choice(None, said)))
+    if settings.templates in ("auto", "again") and settings.inner == "inductor":
+        judged = _settled(module, judged, given or {}, settings.templates == "again")
+    put_all(module.graph, judged)
+    if any(choice.config is not None for _, choice in judged):
+        module.graph.lint()
+        module.recompile()
+    return [
+        Placed(found.where, spec_words(found.spec), choice.config is not None, choice.reason, choice.dropped)
+        for found, choice in judged
+    ]
+
+
+def segments_in(graph: Graph) -> list[Found]:
+    """All segments of a graph; no node is in two of them."""
+    found = list(projections_in(graph))
+    taken = {node for one in found for node in one.inner}
+    return found + [one for one in products_in(graph) if not taken & set(one.inner)]
+
+
+def _settled(module: GraphModule, judged: list[Judged], given: Mapping[Node, Any], again: bool) -> list[Judged]:
+    """The same, where kinds of segments that slow down their layer are left."""
+    kinds: dict[tuple[Any, ...], int] = {}
+    named = [(one.spec, choice.config, *(value(x).shape for x in one.inputs)) for one, choice in judged]
+    numbers = [kinds.setdefault(name, len(kinds)) for name in named]
+    won = [i for i, (_, choice) in enumerate(judged) if choice.config is not None]
+    if not won or not key_of(judged[won[0]][0].inner[0]):
+        return judged
+    part = Part.around(judged[won[0]][0].inner[0])
+    inside = [i for i in won if set(judged[i][0].inner) <= set(part.nodes)]
+    values = part.values(given)
+    if values is None or not inside:
+        return judged
+
+    def seconds(some: frozenset[int]) -> float:
+        return layer_seconds(part.copied([judged[i] for i in inside if numbers[i] in some], put_all, module), values)
+
+    joined = {numbers[i] for i in inside if getattr(judged[i][0].spec, "residual", False)}
+    try:
+        code, chosen = part.copied([], put_all, module).code, [str(judged[i][1].config) for i in inside]
+        numbered = sorted({numbers[i] for i in inside})
+        settled = settle_once(code, chosen, values, lambda: settle(numbered, seconds, sorted(joined)), again)
+    except Exception as error:
+        said = f"; its layer could not be measured: {type(error).__name__}: {_first_line(error)}"
+        return [(found, replace(choice, reason=choice.reason + said)) if choice.config is not None else (found, choice)
+                for found, choice in judged]  # fmt: skip
+    left = {numbers[i] for i in inside} - settled.kept
+    return [
+        (found, replace(choice, config=None, reason=f"{choice.reason}, but {settled.reason_against(number)}"))
+        if number in left else (found, choice)
+        for number, (found, choice) in zip(numbers, judged, strict=True)
+    ]  # fmt: skip
+
+
+def put_all(graph: Graph, judged: Sequence[Judged]) -> None:
+    """Put the kernels that were chosen into a graph."""
+    renamed: dict[Node, Node] = {}  # outputs of segments that stand before, by what stands for them now
+    for found, choice in judged:
+        if choice.config is not None:
+            one = replace(found, inputs=tuple(renamed.get(node, node) for node in found.inputs))
+            renamed |= _put(graph, one, registered(Fused(one.spec, one.unfused, choice.config)))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+def _put(graph: Graph, found: Found, one: Fused) -> dict[Node, Node]:
+    """Returns what stands for each output."""
+    renamed = {}
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    with graph.inserting_before(found.first_use(order)):
+        call = graph.call_function(FUSED, (list(found.inputs), one.name))
+        for i, output in enumerate(found.outputs):
+            new = graph.call_function(getitem, (call, i))
+            shown = _as_it_was(graph, found, output, new)
+            output.replace_all_uses_with(shown)
+            shown.meta = dict(output.meta)
+            renamed[output] = shown
+    call.meta = {**found.outputs[0].meta, "example_value": [value(node) for node in found.outputs]}
+    for node in reversed(found.inner):
+        if not node.users:
+            graph.erase_node(node)
+    return renamed
+
+
+def _as_it_was(graph: Graph, found: Found, output: Node, new: Node) -> Node:
+    """The operator's result in the shape that an output had."""
+    for view in found.after:
+        new.meta["example_value"] = value(view).view(value(found.inner[0]).shape)
+        return graph.call_method(str(view.target), (new, *view.args[1:]), dict(view.kwargs))
+    x = value(output)
+    if isinstance(found.spec, ProjectionsSpec) and x.dim() == 4:
+        new.meta["example_value"] = torch.empty_like(x.transpose(1, 2).flatten(2))
+        heads = graph.call_method("unflatten", (new, -1, (int(x.shape[1]), found.spec.d)))
+        heads.meta["example_value"] = x.transpose(1, 2)
+        return graph.call_method("transpose", (heads, 1, 2))
+    new.meta["example_value"] = x
+    return new

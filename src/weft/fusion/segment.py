@@ -1,0 +1,112 @@
+"""The registered operator weft::fused_segment: a part of a layer by one kernel, whose meaning is the unfused graph.
+
+It is for inference: rewriting puts it into graphs without gradients alone, and it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from weft.errors import UnsupportedError
+from weft.fusion import kernels
+from weft.fusion.kernels import Library, LibraryCall, ProductSpec, ProjectionsSpec, Runnable
+from weft.kernels.gpu.gemm.config import Config
+from weft.torch.operator import LIB, TAGS
+
+LIB.define("fused_segment(Tensor[] tensors, str name) -> Tensor[]", tags=TAGS[:2])  # a capture may hold it
+
+
+Tiling = Config | Library
+
+
+@dataclass(eq=False)
+class Fused:
+    """One segment, for all places where it stands alike.
+
+    unfused: (*tensors) -> its results as the graph has them. config: how its kernel is tiled, or whose it is.
+    """
+
+    spec: ProductSpec | ProjectionsSpec
+    unfused: GraphModule
+    config: Tiling
+
+    @cached_property
+    def name(self) -> str:
+        """By content."""
+        return sha256(repr((self.spec, self.unfused.code, self.config)).encode()).hexdigest()[:16]
+
+    def as_in_graph(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The unfused results, as the operator lays them out."""
+        return flat(self.spec, self.unfused(*tensors))
+
+
+def flat(spec: ProductSpec | ProjectionsSpec, results: Sequence[Tensor]) -> list[Tensor]:
+    """Results (..., n), contiguous: of heads (B, H, S, D) as (B, S, H * D)."""
+    if isinstance(spec, ProjectionsSpec) and spec.tables:
+        results = [x.transpose(1, 2).flatten(2) if x.dim() == 4 else x for x in results]
+    return [x.contiguous() for x in results]
+
+
+def prepared(
+    spec: ProductSpec | ProjectionsSpec, config: Tiling, tensors: Sequence[Tensor], results: kernels.Results = None
+) -> Runnable:
+    """The launch of a segment's kernel on tensors that the graph gives it. results: room for what it gives."""
+    given = list(tensors)
+    if isinstance(config, Library):
+        assert isinstance(spec, ProductSpec)
+        return LibraryCall(spec, given)
+    if isinstance(spec, ProductSpec):
+        return kernels.product(spec, config, given, results)
+    if spec.tables:
+        given[-2:] = [table[:, 0].contiguous() for table in given[-2:]]
+    return kernels.projections(spec, config, given, results)
+
+
+_fused: dict[str, Fused] = {}
+
+
+def registered(one: Fused) -> Fused:
+    """The segment of that content, which operators find by its name."""
+    return _fused.setdefault(one.name, one)
+
+
+def _named(name: str) -> Fused:
+    if name not in _fused:
+        raise UnsupportedError(
+            f"an operator of weft's backend named {name}", "its graph was compiled in another process",
+            'compile the model in this one: torch.compile(model, backend="weft")',
+        )  # fmt: skip
+    return _fused[name]
+
+
+def _forward(tensors: list[Tensor], name: str) -> list[Tensor]:
+    one = _named(name)
+    if not tensors[0].numel() or kernels.reason_against(multiplied(one.spec, tensors)):
+        return one.as_in_graph(tensors)  # other sizes or strides than the graph was traced with
+    return list(prepared(one.spec, one.config, tensors).run())
+
+
+def multiplied(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Any]) -> list[Any]:
+    """Those that tensor descriptors reach."""
+    if isinstance(spec, ProjectionsSpec):
+        return list(tensors[:4])
+    return [*tensors[: 2 + spec.gated], *(tensors[-1:] if spec.residual else ())]
+
+
+def _fake(tensors: list[Tensor], name: str) -> list[Tensor]:
+    spec, x = _named(name).spec, tensors[0]
+    weights = tensors[1:4] if isinstance(spec, ProjectionsSpec) else tensors[1:2]
+    return [x.new_empty((*x.shape[:-1], w.shape[1 if spec.by_rows else 0])) for w in weights]
+
+
+LIB.impl("fused_segment", _forward, "CompositeExplicitAutograd")
+torch.library.register_fake("weft::fused_segment", _fake, lib=LIB)
+FUSED = torch.ops.weft.fused_segment.default

@@ -1,0 +1,131 @@
+# ruff: noqa: PLR0913 - what a kernel is told
+"""A product with what follows it. Functions of Triton; tiles come and go by tensor descriptors."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import triton
+import triton.language as tl
+
+from weft.kernels.gpu.gemm.fragments import activation
+
+# Constants of a kernel: rows and cols of a tile, channels of a step, whether weights are (k, n) and not (n, k).
+Tiling = namedtuple("Tiling", "rows cols depth by_rows")
+
+
+@triton.jit
+def tile_of(number, down, across, GROUP: tl.constexpr):
+    """(row, column) of a tile: GROUP rows of tiles pass over all columns before the next ones, so caches hold both."""
+    together = GROUP * across
+    first = number // together * GROUP
+    rows = tl.minimum(down - first, GROUP)
+    within = number % together
+    return first + within % rows, within // rows
+
+
+@triton.jit
+def factor(T: tl.constexpr, weight, col, at):
+    """(depth, cols) of a weight."""
+    if T.by_rows:
+        return weight.load([at, col])
+    else:  # Triton would compile what follows an if, too
+        return weight.load([col, at]).T
+
+
+@triton.jit
+def sums(T: tl.constexpr, x, weight, row, col, k):
+    """(rows, cols) of x @ weight.T in float32, from row and col on."""
+    found = tl.zeros((T.rows, T.cols), tl.float32)
+    for at in range(0, k, T.depth):
+        found = tl.dot(x.load([row, at]), factor(T, weight, col, at), found)
+    return found
+
+
+@triton.jit
+def two_sums(T: tl.constexpr, x, weight, gate, row, col, k):
+    """The same of two weights, for which x is read once."""
+    found = tl.zeros((T.rows, T.cols), tl.float32)
+    other = tl.zeros((T.rows, T.cols), tl.float32)
+    for at in range(0, k, T.depth):
+        rows = x.load([row, at])
+        found = tl.dot(rows, factor(T, weight, col, at), found)
+        other = tl.dot(rows, factor(T, gate, col, at), other)
+    return found, other
+
+
+@triton.jit
+def row_scale(squares, rows, m, tiles, count, epsilon):
+    """1 / root mean square of rows, from sums of squares (tiles, m)."""
+    total = tl.zeros_like(rows).to(tl.float32)
+    for tile in range(tiles):
+        total += tl.load(squares + tile * m + rows, mask=rows < m, other=0.0)
+    return tl.rsqrt(total / count + epsilon)
+
+
+@triton.jit
+def with_bias(value, bias, col, n, COLS: tl.constexpr):
+    """value + bias[col:], where there is one."""
+    if bias is not None:
+        cols = col + tl.arange(0, COLS)
+        value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
+    return value
+
+
+# What a product reads and writes, as `product` has it.
+Operands = namedtuple("Operands", "x weight gate residual out bias gate_bias squares new_squares")
+
+# m, n, k; of the rows' sums of squares: how many tiles they come in, over how many numbers they go, and epsilon.
+Sizes = namedtuple("Sizes", "m n k tiles count epsilon")
+
+
+@triton.jit
+def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, tensors, sizes, row, col):
+    """The tile of out that begins at row and col."""
+    rows, cols = row + tl.arange(0, T.rows), col + tl.arange(0, T.cols)
+    if tensors.gate is not None:
+        value, gating = two_sums(T, tensors.x, tensors.weight, tensors.gate, row, col, sizes.k)
+    else:
+        value = sums(T, tensors.x, tensors.weight, row, col, sizes.k)
+    if tensors.squares is not None:
+        scale = row_scale(tensors.squares, rows, sizes.m, sizes.tiles, sizes.count, sizes.epsilon)[:, None]
+        value *= scale
+        if tensors.gate is not None:
+            gating *= scale
+    value = with_bias(value, tensors.bias, col, sizes.n, T.cols)
+    if tensors.gate is not None:
+        value *= activation(with_bias(gating, tensors.gate_bias, col, sizes.n, T.cols), ACTIVATION)
+    else:
+        value = activation(value, ACTIVATION)
+    if tensors.residual is not None:
+        value += tensors.residual.load([row, col]).to(tl.float32)
+    value = value.to(tensors.out.dtype)
+    if tensors.new_squares is not None:
+        wide = tl.where(cols[None, :] < sizes.n, value.to(tl.float32), 0.0)
+        at = tensors.new_squares + col // T.cols * sizes.m + rows
+        tl.store(at, tl.sum(wide * wide, 1), mask=rows < sizes.m)
+    tensors.out.store([row, col], value)
+
+
+@triton.jit
+def product(
+    x, weight, gate, residual, out, bias, gate_bias, squares, new_squares, m, n, k, tiles, count, epsilon,
+    ACTIVATION: tl.constexpr, BY_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
+    GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
+):  # fmt: skip
+    """Tiles of out (m, n); see `meaning.product`. x, weight, gate, residual, out: descriptors; None: without it.
+
+    bias, gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out.
+    PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it is done.
+    """
+    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS)
+    tensors = Operands(x, weight, gate, residual, out, bias, gate_bias, squares, new_squares)
+    sizes = Sizes(m, n, k, tiles, count, epsilon)
+    down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLS)
+    if PERSISTENT:
+        for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
+            row, col = tile_of(tile, down, across, GROUP)
+            one_tile(T, ACTIVATION, tensors, sizes, row * ROWS, col * COLS)
+    else:
+        row, col = tile_of(tl.program_id(0), down, across, GROUP)
+        one_tile(T, ACTIVATION, tensors, sizes, row * ROWS, col * COLS)

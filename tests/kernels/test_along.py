@@ -1,0 +1,72 @@
+"""Tables that kernels read along k - q, where neighbours in tiles are neighbouring tokens, beside dense attention."""
+
+import pytest
+import torch
+from tests.tiers import sample
+
+import weft
+from weft.kernels.gpu.score.spec import composed
+from weft.planning.attention_plan import plan_attention
+from weft.target import GPU
+from weft.torch.along import in_single_tokens, rewritten
+from weft.torch.inputs import problem_of
+
+from .compare import BACKENDS, generator, normal, qkv
+from .scored import Scored, check
+
+pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="kernels of a GPU")
+LINES = {
+    "causal": weft.causal(align="bottom-right"),
+    "window": weft.window(20, 9, align="bottom-right"),
+    "documents": weft.documents([30, 0, 66], key_lengths=[50, 5, 30]),
+    "full": weft.full(),
+    "heads": weft.per_head([weft.causal(align="bottom-right"), weft.full()] * 2),
+}
+OTHERS = {
+    "lanes": weft.dilated(9, 9, 3),
+    "grid": weft.neighborhood((8, 10), (5, 5)),
+    "blocks": weft.random_blocks(16, 2),
+    "listed": weft.window(9, 9) | weft.global_tokens([0, 50]),
+}
+SIZES = (96, 85)
+
+
+def functions(m, n):
+    random = generator("tables")
+    table, of_rows, kinds = (normal(shape, random).double().requires_grad_() for shape in ((4, m + n), (2, 9), (3,)))
+    codes = torch.randint(3, (m + n,), generator=torch.Generator().manual_seed(0))
+
+    def clipped(score, b, h, q, k):
+        return score + of_rows[b, (k - q).clamp(-4, 4) + 4]
+
+    return {
+        "heads": ((table,), lambda score, b, h, q, k: score + table[h, k - q + m - 1]),
+        "batch rows": ((of_rows,), clipped),
+        "by codes": ((kinds,), lambda score, b, h, q, k: score * kinds[codes[k - q + m - 1]]),
+        "two": (
+            (table, of_rows),
+            lambda score, b, h, q, k: clipped(torch.tanh(score) * table[h, (q - k) // 2 + n], b, h, q, k),
+        ),
+    }
+
+
+@pytest.mark.parametrize("pattern", sample(LINES, "window"))
+@pytest.mark.parametrize("name", sample(("heads", "batch rows", "by codes", "two"), "two"))
+def test_tables_along_distances(name, pattern):
+    tables, function = functions(*SIZES)[name]
+    tensors = qkv(generator(name), SIZES, torch.float32, (4, 2))
+    assert in_single_tokens(plan_attention(LINES[pattern], problem_of(*tensors), GPU))
+    assert rewritten(composed(weft.trace_score(function).text)) is not None
+    check(Scored(LINES[pattern], tensors, function, tables))
+
+
+@pytest.mark.parametrize("pattern", OTHERS)
+def test_steps_lists_grids_and_blocks_read_tables_where_they_are(pattern):
+    tensors = qkv(generator("others"), (80, 80), torch.float32, (4, 2))
+    assert not in_single_tokens(plan_attention(OTHERS[pattern], problem_of(*tensors), GPU))
+
+
+def test_what_is_read_elsewhere_stays():
+    table = torch.ones(4, 9)
+    for function in (lambda score, b, h, q, k: score * (k - q), lambda score, b, h, q, k: score + table[h, q]):
+        assert rewritten(composed(weft.trace_score(function).text)) is None

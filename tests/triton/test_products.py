@@ -1,0 +1,82 @@
+"""The templates of kernels/gpu/gemm, compiled for sm_90: hardly a spill, tensor cores, shared memory as told."""
+
+import pytest
+from tests.tiers import sample
+from tests.triton.resources import SHARED, TARGETS, resources
+from triton.compiler import ASTSource, compile
+
+from weft.kernels.gpu.gemm.config import DOUBLE, SINGLE, Config
+from weft.kernels.gpu.gemm.product import product
+from weft.kernels.gpu.gemm.projections import projections
+
+SIZES = ("m", "n", "k", "q_n", "kv_n", "depth")
+INTEGERS = (*SIZES, "tiles", "count", "length", "batch_stride")
+TINY = Config(64, 32, 128, 4, 4)
+
+
+def compiled(kernel, config, boxes, constants):
+    """boxes: shapes of descriptors by name; constants: what is known, None for what is missing."""
+    constants |= {
+        "ROWS": config.rows, "COLS": config.cols, "DEPTH": config.depth, "GROUP": config.group,
+    }  # fmt: skip
+    types = {}
+    for name in (one.name for one in kernel.params):
+        if name in constants:
+            types[name] = "constexpr"
+        elif name in boxes:
+            types[name] = f"tensordesc<fp16{list(boxes[name])}>"
+        elif name in INTEGERS:
+            types[name] = "i32"
+        else:
+            types[name] = "fp32" if name == "epsilon" else "*fp32" if "squares" in name else "*fp16"
+    aligned = {(i,): [["tt.divisibility", 16]] for i, (n, t) in enumerate(types.items()) if t[0] == "*" or n in SIZES}
+    source = ASTSource(kernel, types, constants, aligned)
+    options = {"num_warps": config.warps, "num_stages": config.stages}
+    return compile(source, target=TARGETS["sm_90"], options=options)
+
+
+def product_of(config, activation, gated=False, **missing):
+    of_weight, of_out = (config.cols, config.depth), (config.rows, config.cols)
+    boxes = {
+        "x": (config.rows, config.depth),
+        "weight": of_weight,
+        "gate": of_weight,
+        "residual": of_out,
+        "out": of_out,
+    }
+    constants = {"ACTIVATION": activation, "BY_ROWS": False, "PERSISTENT": config.persistent, **missing}
+    constants |= {"gate_bias": None, "squares": None, "new_squares": None} | ({} if gated else {"gate": None})
+    return compiled(product, config, boxes, constants)
+
+
+def check(kernel, config, weights):
+    found = resources(kernel, "sm_90")
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
+    assert found.spilled <= 8 and found.shared <= SHARED["sm_90"] << 10
+    assert found.shared <= config.shared(weights) + 1024, (found, config)
+
+
+@pytest.mark.parametrize("config", sample(SINGLE, SINGLE[2], SINGLE[6]), ids=str)
+def test_a_product_with_bias_and_gelu(config):
+    check(product_of(config, "gelu", residual=None), config, 1)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("config", DOUBLE, ids=str)
+def test_a_gated_product(config):
+    check(product_of(config, "silu", True, residual=None, bias=None), config, 2)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("config", [one for one in SINGLE if not one.cols % 64 and not one.persistent], ids=str)
+def test_projections_with_rotations(config):
+    of_weight, of_out = (config.cols, config.depth), (config.rows, config.cols)
+    boxes = {"x": (config.rows, config.depth), **dict.fromkeys(("q_weight", "k_weight", "v_weight"), of_weight)}
+    boxes |= dict.fromkeys(("q", "k", "v"), of_out)
+    constants = dict.fromkeys(("q_bias", "k_bias", "v_bias", "q_norm", "k_norm"))
+    constants |= {"D": 64, "INTERLEAVED": False, "BY_ROWS": False}
+    check(compiled(projections, config, boxes, constants), config, 1)
+
+
+def test_the_smallest_tile():
+    check(product_of(TINY, "relu", residual=None), TINY, 1)
