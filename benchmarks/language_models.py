@@ -295,13 +295,21 @@ def origin() -> dict[str, Any]:
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
-def warm(names: list[str], small: list[str]) -> None:
-    """Run each problem once, in processes at the same time: what is compiled is found on disk afterwards."""
+def warm(names: list[str], small: list[str], seconds: float) -> None:
+    """Run each problem once, in processes at the same time: what is compiled is found on disk afterwards. What is not
+    ready after so long is compiled where it is timed.
+    """
+    after = time.monotonic() + seconds
     told = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
     jobs = [subprocess.Popen([sys.executable, __file__, "--rounds", "0", *small, "--only", name], env=told)
             for name in names]  # fmt: skip
-    for job in jobs:
-        job.wait()
+    for name, job in zip(names, jobs, strict=True):
+        try:
+            job.wait(max(0, after - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            print(f"{name}: not compiled after {seconds:.0f} s", flush=True)
+            job.kill()
+            job.wait()
 
 
 def append(file: Path | None, row: dict[str, Any]) -> None:
@@ -332,7 +340,7 @@ def main() -> None:
     known = {one.name: one for one in (SMALL if asked.small or not CUDA else PROBLEMS)}
     names = asked.only or list(known)
     if asked.rounds and CUDA:
-        warm(names, ["--small"] if asked.small else [])
+        warm(names, ["--small"] if asked.small else [], min(asked.seconds / 2, 300))
         print(f"compiled after {time.perf_counter() - begin:.0f} s", flush=True)
     for name in names:
         if time.perf_counter() - begin > asked.seconds:

@@ -123,8 +123,10 @@ def unpadded(mask: Tensor, first: int, keys: int) -> Pattern | None:
     mask: booleans (B, S), True for a token; keys beyond S are padding.
     """
     rows = mask.detach().cpu().numpy()[:, first : first + keys]
-    if rows.shape[1] == keys and rows.all():
-        return None
+    if rows.shape[1] == keys:  # padded on the left or not at all, as generation is, is looked at in one pass
+        begin = rows.argmax(1).tolist()
+        if all(row[at:].all() for row, at in zip(rows, begin, strict=True)):
+            return _hidden(tuple(((0, at),) if at else () for at in begin)) if any(begin) else None
     if few_runs(rows):
         return _hidden(tuple(_runs(row, keys) for row in rows))
     full = np.zeros((rows.shape[0], keys), np.bool_)
@@ -140,9 +142,6 @@ def _hidden(runs: tuple[tuple[tuple[int, int], ...], ...]) -> Pattern:
 
 def _runs(row: np.ndarray, keys: int) -> tuple[tuple[int, int], ...]:
     """Where a row is False, as runs."""
-    first = int(row.argmax()) if row.size else 0
-    if row.size == keys and row[first:].all():  # padded on the left, as generation is
-        return ((0, first),) if first else ()
     dead = np.ones(keys, np.bool_)
     dead[: row.size] = ~row
     edges = np.flatnonzero(np.diff(dead.view(np.int8), prepend=0, append=0)).tolist()
