@@ -168,7 +168,8 @@ def narrow(direction: Direction, problem: Problem, rank: int, gpu: Gpu, under: U
     """What a call takes under options that crowd registers; None where the plan's own tiles serve.
 
     Counted by the assembler for sm_90, bytes that a thread spills: on grids at D=128 up to 1,072, in these tiles 32; on
-    lines dQ 608 with sums and 240 with dropout, in these 64; dK and dV with dropout 424, in these 8.
+    lines dQ 608 with sums, in these 64. With dropout such tiles spill less too, and gradients took 1.3 to 1.5 times as
+    long (benchmarks/notes/options.md).
     """
     wide = max(problem.d, problem.dv)
     if problem.dtype == "float32" or wide > 128:
@@ -176,10 +177,8 @@ def narrow(direction: Direction, problem: Problem, rank: int, gpu: Gpu, under: U
     found = None
     if rank > 1 and wide > 64 and under.scores:
         found = Tiling(64, 32, 4 if direction == "forward" else 8, 3)
-    elif rank == 1 and direction == "dq" and wide > 96 and (under.sums or under.dropout):
+    elif rank == 1 and direction == "dq" and wide > 96 and under.sums:
         found = Tiling(64, 32, 4, 3, apart=True)
-    elif rank == 1 and direction == "dkdv" and under.dropout:
-        found = Tiling(64, 32, 8, 3, apart=True)
     return found if found is not None and shared_of(direction, problem, found, gpu) <= gpu.shared else None
 
 

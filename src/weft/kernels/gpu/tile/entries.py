@@ -141,17 +141,13 @@ def _add_own_diagonals(C: tl.constexpr, rows, tile, share, at, step):
 
 
 # ---- grids -----------------------------------------------------------------------------------------------------------
-# One axis of a tile on a grid. near (rows, 1), column (1, cols): places in a box. size: of a box of columns. wraps: how
-# often its columns begin anew while rows are turned. before: the wraps of later axes. pace: entries from one box of
-# columns to the next.
-Turned = namedtuple("Turned", "near column size wraps before pace")
-
-
 @triton.jit
 def _add_offsets(C: tl.constexpr, into, pointer, tile, share):
     """Sums along differences of coordinates (B, Hq, 2 X - 1, 2 Y - 1): as `_add_own_diagonals`, on all axes at once.
 
-    Rows and columns have the same steps on each axis.
+    Rows and columns have the same steps on each axis. axes: of each places in a box, (rows, 1) and (1, cols); the size
+    of a box of columns; how often columns begin anew while rows are turned, on this axis and on those after it; entries
+    from one box of columns to the next.
     """
     place, runs, j = into.place, tile.visit.part.runs, tile.visit.j
     tables, rest, pace, wraps, shift = place.launch.tables, place.rows.number, 1, 1, 0
@@ -167,7 +163,7 @@ def _add_offsets(C: tl.constexpr, into, pointer, tile, share):
         first = run.first + run.step * (j[a] << run.log) - tl.load(place.record + 2 * a)
         at += (first + run.step * run.column + (run.length - 1)) * pace
         times = (((1 << rows_log) + size - 2) >> run.log) + 1
-        axes += (Turned(near, column, size, times, wraps, (run.step << run.log) * pace),)
+        axes += ((near, column, size, times, wraps, (run.step << run.log) * pace),)  # Triton 3.6 loses names here
         pace, wraps, shift = pace * (2 * run.length - 1), wraps * times, shift + run.log
     head = place.head.batch * place.launch.all_heads + into.scores.h
     turned, pointer = tl.gather(share, source, 1), pointer + head * pace
@@ -175,9 +171,10 @@ def _add_offsets(C: tl.constexpr, into, pointer, tile, share):
         back, part = 0, turned
         for a in tl.static_range(C.rank):
             # of what was turned, that whose columns began anew so often; made in each round, for fewer registers
-            wrap = (number // axes[a].before) % axes[a].wraps
-            place_in_box = (axes[a].near - wrap * axes[a].size) + axes[a].column
-            part = tl.where((place_in_box >= 0) & (place_in_box < axes[a].size), part, 0.0)
-            back += wrap * axes[a].pace
+            near, column, size, times, later, stride = axes[a]
+            wrap = (number // later) % times
+            place_in_box = (near - wrap * size) + column
+            part = tl.where((place_in_box >= 0) & (place_in_box < size), part, 0.0)
+            back += wrap * stride
         part = tl.sum(part, 0)
         tl.atomic_add(pointer + (at - back), part, mask=part != 0, sem="relaxed")
