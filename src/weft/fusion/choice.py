@@ -123,7 +123,7 @@ def _cannot_pay(found: Found) -> str:
     behind = breaks_even(k, at_hand.gpu)
     if flops < LONG or behind >= BEHIND:
         return ""
-    return f"a product over {k} channels would have to be within {behind:.1%} of cuBLAS to pay, and {BEHIND:.0%} is expected"
+    return f"a product over {k} channels pays within {behind:.1%} of cuBLAS, and {BEHIND:.0%} is expected"
 
 
 def _configs(found: Found) -> Any:
