@@ -8,7 +8,7 @@ written here a second time, which a few rows of each result are compared with.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -240,14 +240,20 @@ def neighbours(device: str, small: bool) -> Table:
         Way("weft, a fixed table",
             lambda q, k, v: weft.attention(q, k, v, pattern, bias=weft.bias.grid(fixed, (side, side)))),
         Way("weft, no bias", lambda q, k, v: weft.attention(q, k, v, pattern), law=Law(live)),
-        flex(biased, lambda b, h, q, k: live(b, q, k), side * side, device, (table,)),
+        replace(flex(biased, lambda b, h, q, k: live(b, q, k), side * side, device, (table,), blocks=BLOCKS),
+                who="flex, in blocks of 64"),
     ]  # fmt: skip
     return Table("na2d_128x128_k21 with a learned bias", (1, h, side * side, d), law, ways, "weft", device)
 
 
-def flex(
-    score: Any, live: Any, tokens: int, device: str, leaves: tuple[Tensor, ...], scale: float | None = None
-) -> Way:
+# What FlexAttention takes with a captured table at D=128: its own choices have no room there (torch 2.11, an H200).
+BLOCKS = {"BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 1, "BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32}
+
+
+def flex(  # noqa: PLR0913 - the arguments of a call of it
+    score: Any, live: Any, tokens: int, device: str, leaves: tuple[Tensor, ...], scale: float | None = None,
+    blocks: dict[str, int] | None = None,
+) -> Way:  # fmt: skip
     """FlexAttention, compiled; its block mask is made at the first call."""
     kept: list[Any] = []
 
@@ -259,7 +265,7 @@ def flex(
             config.donated_buffer = False  # gradients are taken many times after one forward
             mask = None if live is None else create_block_mask(live, None, None, tokens, tokens, device=device)
             kept[:] = [torch.compile(flex_attention, dynamic=False), mask]
-        return kept[0](q, k, v, score_mod=score, block_mask=kept[1], scale=scale)
+        return kept[0](q, k, v, score_mod=score, block_mask=kept[1], scale=scale, kernel_options=blocks)
 
     return Way("flex", run, leaves, slow=20.0)
 

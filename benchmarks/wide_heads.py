@@ -115,7 +115,7 @@ def measured(workload: Workload, direction: str, peers: list[str], ours: str) ->
     tensors = Tensors(workload, "cuda")
     truth, entries = Truth(tensors), []
     for name, make in contenders(workload, tensors, direction, peers):
-        if name.startswith("weft") and ours not in name:
+        if name.startswith("weft") and ours and name not in ours.split(","):
             continue
         about = {"problem": workload.name, "direction": direction, "who": name}
         try:
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PROBLEMS))
     parser.add_argument("--ways", default="fwd,bwd")
     parser.add_argument("--peers", default=PEERS)
-    parser.add_argument("--ours", default="weft", help="what the names of weft's own have to hold")
+    parser.add_argument("--ours", default="", help="the names of weft's own, if not all")
     parser.add_argument("--to", type=Path)
     asked = parser.parse_args()
     run = f"{datetime.now(UTC):%Y-%m-%dT%H:%M}-wide"

@@ -12,13 +12,13 @@ A test of both is of the longer one. Drawn tests have no mark: they run in `make
 
 import pytest
 
-FEWEST, PART = 10, 5
+FEWEST, PART = 10, 8
 
 quick = False  # whether this run leaves out what is marked `more`; conftest.py knows
 
 
 def examples(count, few=None):
-    """How many examples a drawn test has that should have `count`: `few` in `make test`, or else a fifth of them."""
+    """How many examples a drawn test has that should have `count`: `few` in `make test`, or else an eighth of them."""
     return min(count, few or max(FEWEST, count // PART)) if quick else count
 
 

@@ -103,7 +103,7 @@ def _blocks(pattern: Pattern, tokens: int) -> tuple[Any, Any]:
 
 def _positions(tokens: Any, device: torch.device) -> Callable[[Any], Any]:
     if tokens[-1] - tokens[0] + 1 == len(tokens):
-        first = torch.tensor(int(tokens[0]), device=device)  # a tensor: one kernel for all ranks
+        first = int(tokens[0])
         return lambda i: i + first
     table = torch.as_tensor(tokens, device=device)
     return lambda i: table[i]

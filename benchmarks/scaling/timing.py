@@ -50,7 +50,7 @@ def sync(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(call: Callable[[], Any], device: torch.device, group: Any, rounds: int = 7, warm: int = 2) -> float:
+def timed(call: Callable[[], Any], device: torch.device, group: Any, rounds: int = 5, warm: int = 2) -> float:
     """Milliseconds of a call: the median over rounds of the slowest rank. group: gloo's, None: this process alone."""
     for _ in range(warm):
         call()

@@ -7,6 +7,7 @@ is loaded when `attention`, `plan` or `explain` is first used.
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from weft import errors
@@ -155,8 +156,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """All names, also those that are loaded when they are first asked for."""
-    return sorted({*globals(), *__all__, "distributed", "fusion", "integrations", "torch"})
+    """The public names, also those that are loaded when they are first asked for, and what Python itself has."""
+    modules = ("distributed", "errors", "fusion", "integrations", "torch", *(("jax",) if find_spec("jax") else ()))
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *modules})
 
 
 def _near(name: str) -> str:

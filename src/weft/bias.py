@@ -19,6 +19,8 @@ from weft.score import Score
 
 __all__ = ["alibi", "buckets", "dense", "grid", "relative"]
 
+ALIBI = "score - real0[h] * abs(q + shift - k)"  # of slopes (Hq,)
+
 
 def relative(table: Any) -> Score:
     """table[h, clip(k - q, -R, R) + R]: one number for each head and distance.
@@ -110,7 +112,7 @@ def alibi(slopes: Any) -> Score:
         out = weft.attention(q, k, v, weft.causal(), bias=weft.bias.alibi(2.0 ** -torch.arange(1, 9)))
     """
     _shape("alibi", slopes, 1, "(Hq,)")
-    return Score("score - real0[h] * abs(q + shift - k)", (slopes,), "weft.bias.alibi")
+    return Score(ALIBI, (slopes,), "weft.bias.alibi")
 
 
 # ---- parts of texts --------------------------------------------------------------------------------------------------

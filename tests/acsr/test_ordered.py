@@ -34,6 +34,10 @@ PATTERNS = {
     "odd keys": (ALIKE & weft.periodic_keys(2, phase=1), 1),
     "some queries": (ALIKE & weft.global_tokens([3, 70, 71, 199], columns=False), 1),
     "beside listed tokens": (ALIKE | weft.global_tokens([3, 70]), 3),
+    "other labels": (~ALIKE, 2),
+    "twice not": (~~(ALIKE & weft.causal()), 1),
+    "not in a causal window": (~(ALIKE & weft.causal() & weft.window(left=30)), 2),
+    "neither": (~(ALIKE & weft.padding(150, rows=True)), 2),
     "padded": (weft.causal() & ALIKE & weft.padding(150, rows=True), 1),
     "in a part": (weft.segments([200, 50], [[ALIKE, False], [False, True]]), 2),
 }  # fmt: skip

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.tiers import every
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from weft.bench.inputs import Tensors
@@ -28,7 +29,7 @@ def check(workload, size=None):
 
 
 @pytest.mark.parametrize("pairs", [1, 1 << 22], ids=["row by row", "at once"])
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", every(5, WORKLOADS))
 def test_every_mask_is_that_of_create_block_mask(name, pairs, monkeypatch):
     monkeypatch.setattr(made, "BLOCK", 32)  # so that small masks have full blocks, and cut ones at the end
     monkeypatch.setitem(made.PAIRS, "cpu", pairs)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 import weft
 from weft import causal, window
-from weft.distributed import attention, plan
-from weft.errors import InputError, OptionError
+from weft.distributed import attention, decode_attention, plan
+from weft.errors import InputError, OptionError, UnsupportedError
 
 LENGTH, D, DV = 240, 8, 12
 GRID = weft.neighborhood((12, 20), (5, 7))
@@ -56,10 +56,14 @@ def inputs(heads, **more):
     return drawn, grads
 
 
+def _loss(out, lse, grads):
+    """Of out and of every lse that is a number."""
+    return (out * grads[0]).sum() + (lse.masked_fill(~torch.isfinite(lse), 0.0) * grads[1]).sum()
+
+
 def backward(out, lse, grads):
-    """Gradients of out and of every lse that is a number."""
-    seen = torch.isfinite(lse)
-    ((out * grads[0]).sum() + (lse.masked_fill(~seen, 0.0) * grads[1]).sum()).backward()
+    """Gradients of out and lse."""
+    _loss(out, lse, grads).backward()
 
 
 def mine_of(tensors, tokens):
@@ -107,6 +111,122 @@ def lse_difference(planned, rank, strategy):
     if planned.strategy == "ulysses":
         return len(tokens[rank]) * (planned.ranks - 1) * heads.q // planned.ranks * 8
     return sum(len(planned.asked[p][rank]) for p in range(planned.ranks)) * heads.q * 4
+
+
+def check_scores(rank, world):
+    """Slopes, biases and extra keys: those of the whole sequence, with gradients that add up over ranks."""
+    for name in ("window", "longformer", "causal"):
+        pattern, heads, shards, strategies = CASES[name]
+        (*qkv, _), grads = inputs(heads)
+        drawn = torch.Generator().manual_seed(1)
+        slopes, table, keys, values = (
+            torch.randn(shape, generator=drawn, dtype=torch.float64, requires_grad=True)
+            for shape in ((heads[0],), (heads[0], 21), (2, heads[1], 3, D), (2, heads[1], 3, DV))
+        )
+        by_distance = {"alibi_slopes": slopes, "bias": weft.bias.relative(table)}
+        for given, learned in (
+            (by_distance, (slopes, table)),
+            ({"extra_keys": keys, "extra_values": values}, (keys, values)),
+        ):
+            leaves = [x.detach().requires_grad_() for x in qkv]
+            whole = weft.attention(*leaves, pattern, return_lse=True, **given)
+            wanted = torch.autograd.grad(_loss(*whole, grads), [*leaves, *learned])
+            for shard in shards:
+                for strategy in strategies:
+                    planned = plan(
+                        pattern, LENGTH, heads=heads, head_dim=(D, DV), dtype="float64", ranks=world, shards=shard
+                    )
+                    if strategy not in [one.strategy for one in planned.candidates]:
+                        continue
+                    tokens = torch.as_tensor(planned.shards.tokens[rank].array())
+                    mine = mine_of(qkv, tokens)
+                    found = attention(*mine, pattern, shards=shard, strategy=strategy, return_lse=True, **given)
+                    loss = _loss(*found, [x[:, :, tokens] for x in grads])
+                    *own, of_one, of_other = torch.autograd.grad(loss, [*mine, *learned])
+                    for x in (of_one, of_other):
+                        dist.all_reduce(x)
+                    pairs = [(x, y[:, :, tokens]) for x, y in zip((*found, *own), (*whole, *wanted[:3]), strict=True)]
+                    for x, y in (*pairs, (of_one, wanted[3]), (of_other, wanted[4])):
+                        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+def check_module(rank, world):
+    """SparseAttention over a group: its options, and sinks that are its parameter."""
+    pattern, heads = causal() & window(left=30), (4, 2)
+    (*qkv, sinks), _ = inputs(heads)
+    tokens = torch.arange(LENGTH * rank // world, LENGTH * (rank + 1) // world)
+    mine = [x[:, :, tokens] for x in qkv]
+    attend = weft.torch.SparseAttention(pattern, sinks=sinks, softcap=5.0, group=dist.group.WORLD, strategy="halo")
+    found = attend(*mine)
+    wanted = weft.attention(*qkv, pattern, sinks=sinks, softcap=5.0)[:, :, tokens]
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    try:
+        weft.torch.SparseAttention(pattern, shards="zigzag")
+    except OptionError as error:
+        assert "group" in str(error)
+    else:
+        raise AssertionError("shards without a group were not refused")
+
+
+def check_decode(rank, world):
+    """The last tokens over a cache that ranks hold in runs, one of them empty."""
+    (*qkv, sinks), _ = inputs((4, 2))
+    q, k, v = (x.detach() for x in qkv)
+    ends = [0, 100, 100, *(100 + (LENGTH - 100) * r // (world - 2) for r in range(1, world - 1))]
+    for pattern in (causal(), causal() & window(left=120), causal() & weft.dilated(200, 0, 3)):
+        wanted = weft.attention(q, k, v, pattern, sinks=sinks.detach(), softcap=9.0, return_lse=True)
+        a, b = ends[rank : rank + 2]
+        found = decode_attention(
+            q[:, :, -3:], k[:, :, a:b], v[:, :, a:b], pattern, first=a, total=LENGTH, sinks=sinks.detach(), softcap=9.0,
+            return_lse=True,
+        )  # fmt: skip
+        for x, y in zip(found, wanted, strict=True):
+            torch.testing.assert_close(x, y[:, :, -3:], rtol=1e-10, atol=1e-10)
+
+
+def check_dtensors(rank, world):
+    """Sharded over batch rows, heads or tokens, as one device computes them; others are refused by name."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world,))
+    drawn = torch.Generator().manual_seed(3)
+    qkv = [torch.randn((world, n, 50, D), generator=drawn, dtype=torch.float64) for n in (2 * world, world, world)]
+    pattern, sinks = causal() & window(left=9), torch.randn(2 * world, generator=drawn, dtype=torch.float64)
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    whole = weft.attention(*leaves, pattern, sinks=sinks)
+    wanted = torch.autograd.grad(whole.square().sum(), leaves)
+    for placed in (Shard(0), Shard(1), Shard(2), Replicate()):
+        mine = [distribute_tensor(x, mesh, [placed]).requires_grad_() for x in qkv]
+        found = weft.attention(*mine, pattern, sinks=sinks)
+        assert isinstance(found, DTensor) and found.placements == (placed,) and found.shape == whole.shape
+        torch.testing.assert_close(found.full_tensor(), whole, rtol=1e-10, atol=1e-10)
+        local = found.to_local()
+        got = torch.autograd.grad(local.square().sum(), mine)
+        for x, y in zip(got, wanted, strict=True):
+            torch.testing.assert_close(x.full_tensor(), y, rtol=1e-10, atol=1e-10)
+
+    def refused(words, *given, **options):
+        try:
+            weft.attention(*given, pattern, **options)
+        except (UnsupportedError, OptionError) as error:
+            assert all(word in str(error) for word in words), str(error)
+        else:
+            raise AssertionError(f"not refused: {words}")
+
+    over_batch = [distribute_tensor(x, mesh, [Shard(0)]) for x in qkv]
+    refused(("head",), *(distribute_tensor(x, mesh, [Shard(3)]) for x in qkv))
+    refused(("placed differently",), over_batch[0], *(distribute_tensor(x, mesh, [Replicate()]) for x in qkv[1:]))
+    refused(("the others",), over_batch[0], *qkv[1:])
+    refused(("dropout",), *over_batch, dropout=0.1)
+    sizes = [10, 30, 10]
+    uneven = [
+        DTensor.from_local(
+            x.split(sizes, dim=2)[rank], mesh, [Shard(2)], run_check=False, shape=x.shape, stride=x.stride()
+        )
+        for x in qkv
+    ]
+    if sizes[rank] != -(-50 // world) - (rank == world - 1):
+        refused(("chunks",), *uneven)
 
 
 class Counted:
@@ -200,3 +320,6 @@ def check_refusals(rank, world):
     refused(InputError, (f"rank {rank} passed {size} tokens",), q, k, v, causal(), shards=uneven)
     refused(OptionError, ("group", "mesh"), q, k, v, causal(), group=dist.group.WORLD, mesh=object())
     refused(OptionError, ("bhds",), q, k, v, causal(), layout="bhds")
+    refused(UnsupportedError, ("dropout",), q, k, v, causal(), dropout=0.1)
+    refused(OptionError, ("is_causal",), q, k, v, causal(), is_causal=True)
+    refused(UnsupportedError, ("bias",), q, k, v, causal(), bias=torch.zeros(LENGTH, LENGTH, dtype=torch.float64))

@@ -4,6 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.tiers import every
+
 from weft.distributed import attention
 from weft.errors import OptionError
 from weft.testing.refusals import refuse
@@ -22,22 +24,19 @@ ALL = [
     "window", "both sides", "causal", "longformer", "dilated", "documents", "chunks", "2-D", "3-D", "text and video",
     "blocks", "no key",
 ]  # fmt: skip
+CHECKS = [
+    "check_refusals", "check_poison", "check_ways_to_call", "check_scores", "check_dtensors", "check_module",
+    "check_decode",
+]  # fmt: skip
 SOME = ["window", "longformer", "2-D"]
 
 
-def test_a_sample(tmp_path):
-    """Of everything below, with as few processes: each of them takes seconds to start."""
-    run(tmp_path, 2, "check_sample")
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(("world", "names"), [(3, SOME), (2, SOME), (4, ALL), (8, SOME)])
+@pytest.mark.parametrize(("world", "names"), every(4, [(3, SOME), (2, SOME), (4, ALL), (8, SOME)]))
 def test_values(tmp_path, world, names):
     run(tmp_path, world, "check_values", names)
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("check", ["check_refusals", "check_poison", "check_ways_to_call"])
+@pytest.mark.parametrize("check", every(4, CHECKS))
 def test_beside_values(tmp_path, check):
     run(tmp_path, 3, check)
 

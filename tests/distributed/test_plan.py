@@ -7,6 +7,7 @@ from tests.tiers import every
 import weft
 from weft import causal, window
 from weft.distributed import STRATEGIES, plan
+from weft.distributed import local as local_module
 from weft.distributed.local import local_of
 from weft.errors import OptionError, PatternError
 from weft.testing.cases import CASES, At
@@ -70,9 +71,11 @@ SHARDS = ("contiguous", "work", "zigzag", [[(0, 10), (100, 144)], [], [(10, 60)]
 
 
 @pytest.mark.parametrize("shards", SHARDS, ids=["contiguous", "work", "zigzag", "given"])
-@pytest.mark.parametrize("name", every(4, [name for name, case in CASES.items() if case.fits(LENGTH, LENGTH)]))
-def test_every_pair_is_computed_once(name, shards):
-    """Over all ranks, by what each of them computes with the keys that it has."""
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("name", every(16, [name for name, case in CASES.items() if case.fits(LENGTH, LENGTH)]))
+def test_every_pair_is_computed_once(name, shards, merged, monkeypatch):
+    """Over all ranks, by what each of them computes with the keys that it has: in parts that are merged, or at once."""
+    monkeypatch.setattr(local_module, "PASSES", 0 if merged else 1 << 40)
     pattern = CASES[name].make(At(LENGTH, LENGTH))
     pattern = pattern.at(0, 0) if pattern.extent() != (None, None) else pattern
     dense = pattern.to_dense(LENGTH)
@@ -97,8 +100,7 @@ def computed(found, rank):
     held, local = found.shards.tokens[rank].array(), local_of(found, rank)
     came = [tokens.array() for tokens in found.halo[rank]]
     places = np.concatenate([held, *came, [-1]])
-    parts = [*local.before, *local.after, *([local.moved] if local.moved else [])]
-    for part in parts:
+    for part in (local.main, *local.edges):
         yield held[part.rows], held if isinstance(part.keys, str) else places[part.keys], part.pattern
     for peer, part in enumerate(local.asked):
         if part is not None:

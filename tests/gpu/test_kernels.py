@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.tiers import every
 from tests.triton.specs import BAND, BESIDE, CALLS, SHORT, Call, launched
 
 import weft
@@ -23,7 +24,7 @@ def names(call, card=GPU, **more):
     return [one.name for one in found]
 
 
-@pytest.mark.parametrize("name", [*DENSE, "short", "beside"])
+@pytest.mark.parametrize("name", every(3, [*DENSE, "short", "beside"]))
 def test_they_are_what_a_call_launches(name):
     """As the tests find them, whose tensors have memory."""
     call = {**DENSE, "short": SHORT, "beside": BESIDE}[name]

@@ -35,7 +35,7 @@ laws = settings(
 )
 
 
-@pytest.mark.parametrize("number,name", every(4, enumerate(CASES)))
+@pytest.mark.parametrize("number,name", every(8, enumerate(CASES)))
 def test_cases(number, name):
     """Every pattern of the library at lengths it fits, each with other options on another card."""
     case = CASES[name]

@@ -195,8 +195,8 @@ def test_one_launch_joins_what_others_left_of_few_keys():
     sums = program.by_name["key_sums"]
     assert (sums.role, sums.dtype, sums.shape[3]) == ("workspace", "float32", 256)
     for launch in (*left, last):
-        assert (launch.named["Sums"].slot, launch.named["Slots"]) == ("key_sums", Pointer("met_rows"))
-    rows = program.tables["met_rows"].words
+        assert (launch.named["Sums"].slot, launch.named["Slots"]) == ("key_sums", Pointer("sum_rows"))
+    rows = program.tables["sum_rows"].words
     assert (rows.size, rows.max() + 1) == (4096, sums.shape[2])
 
 

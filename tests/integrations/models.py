@@ -20,7 +20,10 @@ DECODERS = {
     "Phi3": {"sliding_window": 6},
     "Gemma2": {**HYBRID, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 20.0},
     "Gemma3Text": {**HYBRID, "query_pre_attn_scalar": 8},
-    "Gemma4Text": {**HYBRID, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "global_head_dim": 8},
+    "Gemma4Text": {  # of which the last layers have no keys of their own
+        "layer_types": HYBRID["layer_types"] * 2, "sliding_window": 5, "num_hidden_layers": 4, "global_head_dim": 8,
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64,
+    },
     "GptOss": {**HYBRID, "num_local_experts": 2, "num_experts_per_tok": 1},
     "Llama4Text": {
         "layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 5, "num_local_experts": 2,

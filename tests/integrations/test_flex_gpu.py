@@ -143,12 +143,12 @@ def test_masks(name, dtype):
     compare(with_lse(mask), heads(64, dtype), mask_mod=mask_mod)
 
 
-@pytest.mark.parametrize("dim", [8, 24, 40, 88, 128, 200, 256])
+@pytest.mark.parametrize("dim", [8, 17, 24, 40, 94, 121, 128, 200, 256])
 def test_head_dimensions(dim):
     mask_mod = MASKS["window"]()
     mask = create_block_mask(mask_mod, None, None, S, S)
     compare(with_lse(mask), heads(dim, kv_heads=H), mask_mod=mask_mod)
-    if dim in (24, 88, 128):
+    if dim in (24, 94, 128):
         score_mod, tables = alibi()
         compare(with_lse(mask, score_mod), heads(dim, kv_heads=H), score_mod, mask_mod, tables)
 
@@ -181,6 +181,17 @@ def test_a_mask_that_a_compiled_function_makes():
         return out, aux.lse
 
     compare(attend, heads(64), mask_mod=mask_mod)
+
+
+def test_float64_is_computed_on_the_host():
+    gains, mask_mod = learned(H).detach().double().requires_grad_(), MASKS["packed"]()
+    mask = create_block_mask(mask_mod, None, None, S, S)
+
+    def score_mod(score, b, h, q, k):
+        return torch.tanh(score) * gains[h]
+
+    compare(with_lse(mask, score_mod), heads(64, torch.float64), score_mod, mask_mod, [gains])
+    assert flex_attention(*heads(64, torch.float64), block_mask=mask, enable_gqa=True).device.type == DEVICE
 
 
 def test_beside_torchs_own_kernels():

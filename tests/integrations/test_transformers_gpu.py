@@ -86,6 +86,44 @@ def test_packed_documents(name):
         assert cut == 70 or len(device_documents._calls) == calls > 0
 
 
+def test_t5_learns_its_biases():
+    """Logits and gradients, of the table of biases among others."""
+    sizes = {"vocab_size": 64, "d_model": 256, "d_kv": 64, "d_ff": 256, "num_layers": 2, "num_heads": 4}
+    torch.manual_seed(0)
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, dropout_rate=0.0)
+    model = transformers.T5ForConditionalGeneration._from_config(config, attn_implementation="eager").cuda().bfloat16()
+    with torch.no_grad():
+        for module in model.modules():
+            if hasattr(module, "relative_attention_bias"):
+                module.relative_attention_bias.weight.normal_()
+    ids, padding = (x.cuda() for x in models.tokens(length=150))
+
+    def results(model):
+        loss = model(input_ids=ids, attention_mask=padding.flip(1), labels=ids).loss
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        return torch.cat([x.flatten().float() for x in (loss.detach(), *grads)])
+
+    wide, eager = results(copy.deepcopy(model).float()), results(model)
+    model.set_attn_implementation("weft")
+    assert (results(model) - wide).norm() <= 2 * (eager - wide).norm() + 1e-3 * wide.norm()
+
+
+def test_bert_drops():
+    """Dropout of attention weights is drawn anew at each call, and does not change what is expected."""
+    config = transformers.BertConfig(
+        vocab_size=64, hidden_size=256, num_hidden_layers=1, num_attention_heads=4, intermediate_size=256,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.BertModel._from_config(config, attn_implementation="weft", add_pooling_layer=False).cuda()
+    ids = models.tokens(length=100)[0].cuda()
+    with torch.no_grad():
+        kept = model.eval()(ids).last_hidden_state
+        drawn = torch.stack([model.train()(ids).last_hidden_state for _ in range(64)])
+    assert (drawn[0] - drawn[1]).abs().max() > 1e-3
+    assert (drawn.mean(0) - kept).norm() < 0.5 * (drawn[0] - kept).norm()
+
+
 def test_a_step_waits_for_nothing():
     """Making the mask of a step, and computing it, reads nothing back from the device."""
     from transformers import masking_utils

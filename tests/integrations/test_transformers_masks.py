@@ -100,7 +100,10 @@ def test_what_reads_a_mask_as_a_tensor_is_refused():
     for read in (
         lambda: made + 1,
         lambda: torch.zeros(4, 4) + made,
-        lambda: made[:, :, :2],
+        lambda: made[:, :, :2, :2],
+        lambda: made[0],
+        lambda: made[:, :, ::2, :],
+        lambda: torch.cat([made, made], -1),
         lambda: bool(made),
         made.float,
     ):
@@ -108,6 +111,33 @@ def test_what_reads_a_mask_as_a_tensor_is_refused():
             read()
     assert made.to("cpu") is made
     assert made.ndim == len(made.shape) == 4
+
+
+@pytest.mark.parametrize("function", ["causal", "window", "padded chunks", "packed"])
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("static", [False, True])
+def test_some_of_the_queries(function, padding, static):
+    """Models keep the last of them where layers have no keys of their own."""
+    offset = torch.tensor(8) if static else 8
+    told = {"mask_function": FUNCTIONS[function], "attention_mask": PADDINGS[padding]}
+    made = mask(B, 16, S, offset, 0, **told)
+    assert made[:, :, :, :] is made[:, :, -16:] is made
+    want = masking.sdpa_mask(B, 16, S, 8, 0, allow_is_causal_skip=False, **told).expand(B, 1, 16, S)
+    for rows in (slice(-1, None), slice(-3, None), slice(2, 7)):
+        some = made[:, :, rows, :]
+        assert some.shape == (B, 1, len(range(16)[rows]), S)
+        found = dense(some) if some.slots is None else counted_dense(some)
+        assert torch.equal(found, want[:, 0, rows])
+
+
+def counted_dense(made):
+    """(B, M, N) booleans of a mask by counts."""
+    keys, seen = made.slots.on_host(made.sizes[1])
+    found = np.zeros(made.sizes, np.bool_)
+    found[..., :keys] = np.broadcast_to(seen.to_dense(made.sizes[1], keys), (made.sizes[0], 1, made.sizes[1], keys))[
+        :, 0
+    ]
+    return torch.from_numpy(found)
 
 
 def test_a_function_that_cannot_be_recognised_names_the_model():

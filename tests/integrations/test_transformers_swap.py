@@ -144,7 +144,8 @@ def test_refusals(longformer):
 
 
 @pytest.mark.parametrize(
-    ("name", "layer"), [("Longformer", "LongformerSelfAttention"), ("MPNet", "MPNetSelfAttention")]
+    ("name", "layer"),
+    [("Longformer", "LongformerSelfAttention"), ("MPNet", "MPNetSelfAttention"), ("Doge", "DogeAttention")],
 )
 def test_models_past_the_interface_are_refused(name, layer):
     register()

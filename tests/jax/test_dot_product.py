@@ -7,7 +7,7 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
 
 import weft.jax
-from weft.errors import InputError, OptionError, UnsupportedError
+from weft.errors import InputError, OptionError
 from weft.jax import dot_product_attention
 from weft.testing.refusals import refuse
 
@@ -130,6 +130,21 @@ def test_soft_cap_sinks_wide_values_and_no_batch():
     np.testing.assert_allclose(one, got[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, T, T), (B, N, T, T), (N, T, T), (B, N, 1, T)], ids=str)
+def test_bias(shape):
+    """With its gradient, under jit."""
+    x, bias = arrays(), jnp.asarray(np.random.default_rng(4).normal(size=shape), jnp.float32)
+
+    def run(attend):
+        def loss(bias, *y):
+            return (attend(*y, bias, is_causal=True) ** 2).sum()
+
+        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(bias, *x)
+
+    for got, want in zip(run(dot_product_attention), run(jax.nn.dot_product_attention), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+
 def test_gradients_under_jit():
     x = arrays()
     how = {"is_causal": True, "local_window_size": (7, 0)}
@@ -142,7 +157,7 @@ def test_gradients_under_jit():
 
 
 REFUSALS = {
-    "bias": (lambda x: dot_product_attention(*x, jnp.zeros((1, 1, T, T))), UnsupportedError, ["bias"]),
+    "a bias of a number": (lambda x: dot_product_attention(*x, 2.0), InputError, ["float"]),
     "traced mask": (
         lambda x: jax.jit(lambda m: dot_product_attention(*x, mask=m))(jnp.ones((1, 1, T, T), bool)), InputError,
         ["mask is traced", "weft.jax.plan"],

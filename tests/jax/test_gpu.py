@@ -17,7 +17,8 @@ from tests.jax.compare import enable_x64
 
 import weft
 import weft.jax
-from weft.errors import UnsupportedKernel
+from weft.errors import UnsupportedError, UnsupportedKernel
+from weft.score.dropout import Dropout
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="JAX sees no GPU here")
 SHORT = weft.causal() & weft.window(left=127)
@@ -42,19 +43,24 @@ def arrays(layout, dim, dtype=jnp.bfloat16, batch=B):
 
 
 @partial(jax.jit, static_argnames="softcap")
-def dense(q, k, v, sinks, slopes, scale, live, softcap=None):
-    """out (B, M, Hq, Dv) and lse (B, M, Hq); sinks of -inf and slopes of 0 change nothing."""
+def dense(q, k, v, sinks, slopes, scale, live, softcap=None, bias=0.0, factors=1.0):
+    """out (B, M, Hq, Dv) and lse (B, M, Hq); sinks of -inf and slopes of 0 change nothing. bias, factors: of weights,
+    (B, M, Hq, N).
+    """
     q = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
     s = jnp.einsum("bmkgd,bnkd->bmkgn", q, k) * scale
     s = s if softcap is None else softcap * jnp.tanh(s / softcap)
     distance = abs(jnp.arange(live.shape[0])[:, None] - jnp.arange(live.shape[1]))
     grouped = q.shape[2:4]
+    s = (s.reshape(*s.shape[:2], -1, s.shape[4]) + bias).reshape(s.shape)
     s = s - slopes.reshape(*grouped, 1) * distance[:, None, None, :]
     s = jnp.where(live[:, None, None, :], s, -jnp.inf)
     rows = jnp.broadcast_to(sinks.reshape(*grouped, 1), (*s.shape[:-1], 1))
     s = jnp.concatenate([s, rows], axis=-1)
     lse = jax.nn.logsumexp(s, axis=-1)
-    out = jnp.einsum("bmkgn,bnkd->bmkgd", jnp.exp(s - lse[..., None])[..., :-1], v)
+    weights = jnp.exp(s - lse[..., None])[..., :-1]
+    weights = (weights.reshape(*s.shape[:2], -1, live.shape[1]) * factors).reshape(weights.shape)
+    out = jnp.einsum("bmkgn,bnkd->bmkgd", weights, v)
     return out.reshape(*out.shape[:2], -1, out.shape[-1]), lse.reshape(*lse.shape[:2], -1)
 
 
@@ -138,6 +144,72 @@ def test_options_and_lse(options):
     close(found, reference(q, k, v, weft.causal(), **more))
 
 
+# ---- what depends on the numbers of a pair ---------------------------------------------------------------------------
+SHORT_N, SEED = 384, 2**40 + 5
+PAIRS = np.ix_(range(B), range(SHORT_N), range(HEADS[0]), range(SHORT_N))  # b, q, h, k
+PLACE = np.clip(PAIRS[3] - PAIRS[1], -20, 20) + 20
+OF_PAIRS = {  # the shape of a table, the options that it makes, and the bias that it is
+    "slopes": ((4,), lambda t: {"alibi_slopes": t}, lambda t: -t[PAIRS[2]] * abs(PAIRS[1] - PAIRS[3])),
+    "relative": ((4, 41), lambda t: {"bias": weft.bias.relative(t)}, lambda t: t[PAIRS[2], PLACE]),
+    "dense": ((1, 4, SHORT_N, SHORT_N), lambda t: {"bias": t}, lambda t: t.transpose(0, 2, 1, 3)),
+    "of keys": (
+        (SHORT_N,), lambda t: {"score": lambda score, b, h, q, k: score + t[k]}, lambda t: t[PAIRS[3]],
+    ),
+    "dropout": ((4,), lambda t: {"alibi_slopes": t, "dropout": 0.25, "seed": SEED}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
+def test_score_functions_and_dropout(name):
+    """Results, and gradients of q, k, v and tables; the same weights go as everywhere."""
+    shape, options, bias = OF_PAIRS[name]
+    x = [one[:, :SHORT_N] for one in arrays("bshd", 64)]
+    table, mask, factors = np.random.default_rng(3).uniform(0.1, 0.6, shape), weft.window(100, 50), np.float64(1.0)
+    if name == "dropout":
+        bias = OF_PAIRS["slopes"][2]
+        factors = Dropout(0.25, SEED).factors(PAIRS[0], PAIRS[2], PAIRS[1], PAIRS[3])
+
+    def attend(q, k, v, table):
+        return weft.jax.attention(q, k, v, mask, implementation="triton", **options(table))
+
+    found = gradients(attend, x[3])(*x[:3], jnp.asarray(table, jnp.float32))
+    with enable_x64(True):
+        q, k, v, dout = wide(*x)
+        none = np.full(HEADS[0], -np.inf), np.zeros(HEADS[0]), 64**-0.5, live_of(mask, SHORT_N, SHORT_N)
+
+        def of(*args):
+            return dense(*args[:3], *none, bias=bias(args[3]), factors=factors)[0]
+
+        wanted = [np.asarray(one) for one in gradients(of, dout)(q, k, v, jnp.asarray(table))]
+    close(found, wanted, 2e-2)
+
+
+def test_keys_that_seed_and_mapped_calls():
+    q, k, v, _ = (x[:, :SHORT_N] for x in arrays("bshd", 64))
+    keys = jax.random.split(jax.random.key(0), 2)
+    run = jax.jit(lambda key, q: weft.jax.attention(q, k, v, SHORT, dropout=0.25, seed=key))
+    each = [run(key, q) for key in keys]
+    close(jax.jit(jax.vmap(run, (0, None)))(keys, q), jnp.stack(each), 1e-6)
+    assert float(abs(each[0] - each[1]).max()) > 0.1
+
+
+def test_extra_keys():
+    q, k, v, _ = (x[:, :SHORT_N] for x in arrays("bshd", 64))
+    mask = weft.padding(SHORT_N - 40) & SHORT
+    extra = k[:, -40:], v[:, -40:]
+    found = weft.jax.attention(q, k, v, mask, extra_keys=extra[0], extra_values=extra[1])
+    seen = mask.to_dense(SHORT_N) | (np.arange(SHORT_N) >= SHORT_N - 40)
+    close(found, reference(q, k, v, weft.recognize(seen).pattern)[0])
+
+
+def test_gradients_of_tables_have_no_fixed_order():
+    q, k, v, _ = (x[:, :SHORT_N] for x in arrays("bshd", 64))
+    by = jax.grad(lambda t: weft.jax.attention(q, k, v, SHORT, alibi_slopes=t, deterministic=True).sum())
+    with pytest.raises(UnsupportedError, match="no fixed order"):
+        by(jnp.ones(HEADS[0]))
+
+
+# ---- JAX's transformations -------------------------------------------------------------------------------------------
 def test_mapped_scanned_and_under_checkpoint():
     q, k, v, dout = arrays("bshd", 64)
 

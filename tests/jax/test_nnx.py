@@ -71,9 +71,28 @@ def test_dropout_in_evaluation_is_no_dropout():
     np.testing.assert_array_equal(got, layer(attention_fn=attention_fn(weft.causal()))(tokens(2)))
 
 
+def test_dropout_in_training_follows_the_key():
+    made = layer(attention_fn=attention_fn(weft.causal()), dropout_rate=0.5, broadcast_dropout=False)
+    keys = jax.random.key(1), jax.random.key(1), jax.random.key(2)
+    first, again, other = (made(tokens(2), deterministic=False, rngs=nnx.Rngs(dropout=key)) for key in keys)
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, other, atol=1e-3)
+
+
+def test_a_bias_is_that_of_flax():
+    q, k, v = (tokens(2).reshape(2, T, HEADS, -1) * scale for scale in (1, 2, 3))
+    bias = jnp.asarray(np.random.default_rng(1).normal(size=(2, HEADS, T, T)), jnp.float32)
+    got, want = (attend(q, k, v, bias=bias) for attend in (attention_fn(), nnx.dot_product_attention))
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
 REFUSALS = {
-    "dropout": (lambda: layer(attention_fn=attention_fn(), dropout_rate=0.5)(tokens(2), deterministic=False),
-                UnsupportedError, ["dropout_rate=0.5"]),
+    "dropout": (
+        lambda: layer(attention_fn=attention_fn(), dropout_rate=0.5)(
+            tokens(2), deterministic=False, rngs=nnx.Rngs(dropout=1)
+        ),
+        UnsupportedError, ["dropout_rate=0.5", "broadcast_dropout=False"],
+    ),
     "sown weights": (
         lambda: layer(attention_fn=attention_fn())(tokens(2), sow_weights=True), UnsupportedError, ["sow"],
     ),
@@ -89,7 +108,6 @@ REFUSALS = {
         lambda: jax.jit(lambda m: layer(attention_fn=attention_fn())(tokens(2), mask=m))(jnp.ones((T, T), bool)),
         InputError, ["traced"],
     ),
-    "a bias": (lambda: attention_fn()(*[jnp.ones((T, 2, 8))] * 3, bias=jnp.ones((T, T))), UnsupportedError, ["bias"]),
     "an unknown keyword": (
         lambda: attention_fn()(*[jnp.ones((T, 2, 8))] * 3, input_positions=jnp.arange(T)), UnsupportedError,
         ["input_positions"],

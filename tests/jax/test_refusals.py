@@ -94,7 +94,6 @@ REFUSALS = {
     "an infinite scale": (lambda: attend(scale=float("inf")), OptionError, ["inf"]),
     "a softcap of nothing": (lambda: attend(softcap=0.0), OptionError, ["positive"]),
     "a scale over a small softcap": (lambda: attend(scale=1e38, softcap=1e-3), OptionError, ["softcap=0.001"]),
-    "dropout": (lambda: attend(dropout=0.1), UnsupportedError, ["dropout=0.1"]),
     "sinks of another length": (lambda: attend(sinks=np.zeros(3, np.float32)), OptionError, ["(4,)"]),
     "sinks as a list": (lambda: attend(sinks=[0.0] * 4), OptionError, ["list"]),
     "complex slopes": (lambda: attend(alibi_slopes=np.zeros(4, np.complex64)), OptionError, ["real"]),

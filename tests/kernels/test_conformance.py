@@ -122,7 +122,7 @@ def test_rows_meet_every_value(factor):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("row", every(4, [pytest.param(row, id=label(row)) for row in ROWS]))
+@pytest.mark.parametrize("row", every(12, [pytest.param(row, id=label(row)) for row in ROWS]))
 def test_pairwise(row, backend):
     case = case_of(row, backend)
     got = check(case)

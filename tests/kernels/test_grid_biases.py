@@ -9,7 +9,10 @@ from tests.tiers import sample
 import weft
 from weft.kernels.gpu.score.slots import walked_grid
 from weft.planning.attention_plan import plan_attention
+from weft.planning.families.tile import Under
+from weft.planning.tiling import DIRECTIONS
 from weft.target import GPU
+from weft.torch.along import distances_of
 from weft.torch.inputs import problem_of
 
 from .compare import BACKENDS, generator, normal, qkv
@@ -50,6 +53,7 @@ def test_gradients_of_a_bias_on_a_grid(name):
     tensors = qkv(random, (tokens, tokens), torch.float32, (4, 2))
     plan = plan_attention(pattern, problem_of(*tensors), GPU)
     assert walked_grid(plan) == shape, "or sums are made pair by pair"
+    assert distances_of(plan).grid == shape, "or tables are read where they are"
     found = check(Scored(pattern, tensors, function_of(table, shape, step), (table,),
                          lambda x: weft.bias.grid(x, shape, step)))  # fmt: skip
     assert (found["dtable0"] != 0).any()
@@ -63,3 +67,15 @@ def test_grids_that_are_not_walked_are_summed_by_pairs():
     for pattern in (weft.neighborhood((10, 8), (5, 5)), weft.window(9, 9)):
         check(Scored(pattern, tensors, function_of(table, (8, 10), 1), (table,),
                      lambda x: weft.bias.grid(x, (8, 10))))  # fmt: skip
+
+
+@pytest.mark.more
+def test_wide_heads_take_narrow_tiles():
+    """Beyond D=64 score functions take tiles of their own on a grid, in the same order of tokens."""
+    shape, pattern, sizes, step = CASES["plane"]
+    table = normal((4, *sizes), generator("wide")).double().requires_grad_()
+    tensors = qkv(generator("wide"), (80, 80), torch.bfloat16, (4, 2), (96, 96))
+    plan = plan_attention(pattern, problem_of(*tensors), GPU)
+    tilings = [plan.unspecialised(one, Under(scores=True))[0].plan.tiling for one in DIRECTIONS]
+    assert all(tiling.cols == 32 for tiling in tilings)
+    check(Scored(pattern, tensors, function_of(table, shape, step), (table,), lambda x: weft.bias.grid(x, shape, step)))

@@ -37,7 +37,7 @@ def test_one_launch_joins_others(name):
     problem = Problem(2, 4, 4, 130, 130, 16, 16, "float32", "cuda")
     waves = plan_waves(plan_attention(PATTERNS[name], problem, GPU).transposed, problem, True)
     assert [wave.joins for wave in waves.waves] == [False] * (len(waves.waves) - 1) + [True]
-    assert 0 < waves.met.sum() < 130 / 4
+    assert 0 < waves.shared_rows.sum() < 130 / 4
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

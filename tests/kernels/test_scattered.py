@@ -60,6 +60,18 @@ def test_both_ways_of_recognition_meet_in_one_term():
     assert len({found.form.nbytes for found in causal}) == 1
 
 
+def test_labels_that_differ_are_two_terms_by_both_ways():
+    ids, key_ids = torch.from_numpy(IDS), torch.from_numpy(np.random.default_rng(9).integers(0, 6, 150))
+    functions = (lambda q, k: ids[q] != ids[k]), (lambda q, k: ~(ids[q] == key_ids[k]))
+    for function, mask in zip(functions, (ids[:, None] != ids, ids[:, None] != key_ids), strict=True):
+        found, drawn = weft.recognize(function), weft.recognize(mask)
+        assert found.closed and drawn.closed
+        assert found.form.terms == drawn.form.terms == 2
+        assert found.proof == "symbolic"
+        assert (torch.from_numpy(found.pattern.to_dense(150)) == mask).all()
+        check(Case(found.pattern, qkv(generator("unlike"), (150, 150), torch.float32), mask, backend=BACKEND))
+
+
 def test_work_follows_the_pairs():
     """A plan of 128 scattered documents visits few pairs more than there are."""
     ids = np.random.default_rng(0).integers(0, 128, 8192)

@@ -133,10 +133,10 @@ def test_few_rows_of_other_launches_are_joined():
     near = weft.window(left=127)
     few, waves = both(weft.causal() & (near | weft.periodic_keys(128)), problem, True, True)
     assert [work.merged for work in few] == [False] * 2
-    assert waves.met.nonzero()[0].tolist() == list(range(127, 16384, 128))
+    assert waves.shared_rows.nonzero()[0].tolist() == list(range(127, 16384, 128))
     all_of_both, waves = both(weft.causal() & (near | weft.strided(128)), problem, True, True)
     assert [work.merged for work in all_of_both] == [True] * 2
-    assert waves.met is None
+    assert waves.shared_rows is None
 
 
 def test_a_cpu_has_one_slot():

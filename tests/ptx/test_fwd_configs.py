@@ -51,10 +51,8 @@ def found_in(case, tiling, order=EAGER):
         return names, results(case, few(1), (("forward", tiling),), backward=False)
 
 
-QUICK = ("128, sinks",)
-
-
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.more] * (one not in QUICK)) for one in CALLS])
+@pytest.mark.more  # make test has kernels of the same family in test_group_queries
+@pytest.mark.parametrize("name", CALLS)
 def test_right_in_every_order(name):
     """Rows that go again beside rows that do not."""
     call = CALLS[name]

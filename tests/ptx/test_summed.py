@@ -28,7 +28,6 @@ CALLS = {
     "keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, WIDE, heads=(1, 1)),
     "float16": Call(weft.causal(), 200, WIDE, torch.float16, heads=(1, 1)),
 }
-QUICK = ("float16",)
 
 
 def found_in(case, order=EAGER):
@@ -37,7 +36,8 @@ def found_in(case, order=EAGER):
         return names, results(case, few(1), (("dkdv", SUMMED),))
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.more] * (x not in QUICK)) for x in CALLS])
+@pytest.mark.more
+@pytest.mark.parametrize("name", CALLS)
 def test_right_in_every_order(name):
     """The order of sums is free, so dQ is only to be right."""
     case = replace(CALLS[name].case(), deterministic=False)

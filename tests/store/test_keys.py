@@ -170,7 +170,7 @@ print(json.dumps([sorted(theirs), sorted({f"{one.__module__}.{one.__qualname__}"
 """
 
 
-@pytest.mark.parametrize("name", every(4, [*SPECS, "split-KV", "combined shares", "joined sinks"]))
+@pytest.mark.parametrize("name", every(8, [*SPECS, "split-KV", "combined shares", "joined sinks"]))
 def test_it_reaches_what_triton_finds(name):
     """The functions that Triton's own walk over a kernel's syntax tree meets, and no others."""
     done = subprocess.run([sys.executable, "-c", USES % name], capture_output=True, text=True, check=True)

@@ -82,7 +82,7 @@ def problems():
             yield from ((name, option, layout) for option in OPTIONS if option != "slopes" or not case.grid)
 
 
-@pytest.mark.parametrize(("name", "option", "layout"), every(7, problems()))
+@pytest.mark.parametrize(("name", "option", "layout"), every(20, problems()))
 def test_every_pattern_with_every_option(name, option, layout):
     mask = CASES[name].make(At(M, M))
     batch = 1 if layout == "thd" else BATCH
@@ -192,7 +192,7 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("name", every(3, COMPILED))
+@pytest.mark.parametrize("name", every(6, COMPILED))
 def test_compiled(name, dynamic):
     mask, layout, shape = COMPILED[name]
     torch._dynamo.reset()

@@ -6,12 +6,13 @@ from unittest import mock
 
 import pytest
 import torch
+from tests.tiers import every
 
 import weft
 from weft.errors import InputError, UnsupportedError, WeftError
 from weft.testing.cases import BATCH, CASES, HEADS, At
 from weft.testing.refusals import refuse
-from weft.torch import SparseAttention, masks, met
+from weft.torch import SparseAttention, mask_cache, masks
 from weft.torch.fingerprint import fingerprint
 
 from .helpers import as_dynamo_says, qkv
@@ -26,7 +27,7 @@ def nothing_known():
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(4, CASES))
 def test_a_tensor_of_every_pattern(name):
     live = torch.from_numpy(CASES[name].make(At(M, M)).to_dense(M))
     assert held(live, live) == 1
@@ -80,10 +81,10 @@ def test_freed_and_another_at_its_address():
 def test_what_is_freed_is_forgotten():
     live = triangle()
     weft.attention(*X, live)
-    assert len(masks._met) == 1
+    assert len(masks._recognized) == 1
     del live
     gc.collect()
-    assert not masks._met
+    assert not masks._recognized
 
 
 def test_another_view_of_the_same_memory():
@@ -229,20 +230,23 @@ def test_threads():
     def windowed_by(at):
         return lambda b, h, q, k: k <= q - at
 
-    with mock.patch.object(met, "KEPT", 4), mock.patch.object(masks, "KEPT", 4), ThreadPoolExecutor(4) as go:
+    with mock.patch.object(mask_cache, "KEPT", 4), mock.patch.object(masks, "KEPT", 4), ThreadPoolExecutor(4) as go:
         assert all(go.map(one, range(300)))
 
 
 def test_few_are_kept():
-    few = mock.patch.object(met, "KEPT", 5), mock.patch.object(met, "SIZES", 3), mock.patch.object(masks, "KEPT", 5)
+    few = (
+        mock.patch.object(mask_cache, "KEPT", 5), mock.patch.object(mask_cache, "SIZES", 3),
+        mock.patch.object(masks, "KEPT", 5),
+    )  # fmt: skip
     with few[0], few[1], few[2]:
         for size in range(12):
             weft.attention(*X, windowed(size + 1))
-            assert len(masks._met) <= 5 and len(masks._patterns) <= 5
+            assert len(masks._recognized) <= 5 and len(masks._patterns) <= 5
         for m in range(8, 16):
             x = qkv(m)
             weft.attention(*x, same_document)
-        assert max(masks._met.sizes()) <= 3
+        assert max(masks._recognized.sizes()) <= 3
 
 
 def test_equal_masks_share_a_plan():
@@ -258,7 +262,7 @@ def test_forgotten_with_the_plans():
 
     weft.attention(*X, near)
     caching.clear()
-    assert not masks._met and not masks._patterns
+    assert not masks._recognized and not masks._patterns
 
 
 def test_errors_of_recognition_are_the_library_s_own():

@@ -118,6 +118,7 @@ def test_few_queries_add_two_kernels():
     assert [name.split("_")[0] for name in sorted(names)] == ["combine", "split"]
 
 
+@pytest.mark.more
 def test_twelve_kernels_at_most():
     """Lengths, windows, dilations, document splits and batches together; heads that share no keys add two kernels."""
     named = ("causal", "window", "window, both sides", "dilated", "documents", "documents, causal", "batches")

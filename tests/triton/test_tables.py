@@ -82,10 +82,12 @@ def check_tables(pattern, problem, shape, packs=1):
         assert not wrong.size, f"{what}: pair {wrong[0]} is computed {count[tuple(wrong[0])]} times"
         assert not written.size or waves.covers == (written > 0).all(), f"{what}: covers is {waves.covers}"
         assert waves.merges or (written <= 1).all(), f"{what}: two waves write a row, and nobody merges"
-        if waves.met is not None:  # the last wave writes all rows, so what others write is what it must join
+        if waves.shared_rows is not None:  # the last wave writes all rows, so what others write is what it must join
             assert transposed, what
             assert [wave.joins for wave in waves.waves][:-1] == [False] * (len(waves.waves) - 1), what
-            assert np.array_equal(waves.met, (written > 1).any((0, 1))), f"{what}: met is not what others write"
+            assert np.array_equal(waves.shared_rows, (written > 1).any((0, 1))), (
+                f"{what}: shared_rows are not what others write"
+            )
 
 
 # Integers of an item, which come in this order for the only part: what they must not be off by.
@@ -113,7 +115,7 @@ def problem_at(m, n, batch=1, heads=(1, 1)):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["real", "small"])
-@pytest.mark.parametrize("name", every(4, CASES))
+@pytest.mark.parametrize("name", every(12, CASES))
 def test_cases(name, shape):
     for at in (At(130, 130), At(70, 130, "bottom-right"), At(130, 63, "top-left")):
         if CASES[name].fits(at.m, at.n):

@@ -200,7 +200,7 @@ def _(pattern: ops.Not, m: int, n: int) -> Union:
         terms = [piece for kept in terms for piece in algebra.minus(kept, term)]
         if len(terms) > 4 * MAX_TERMS:
             raise NotAffineError("the complement has too many terms")
-    return Union(terms, None, inner.notes)
+    return Union(terms, None, inner.notes, apart=any(term.is_ordered for term in terms))
 
 
 @lower.register

@@ -74,6 +74,11 @@ def meet(a: Term, b: Term) -> list[Term]:
         rest = Term(flat.q, flat.k, (replace(axis, keys=ANY),))
         return [both for one in restricted(ordered, EVERY, Listed(IntTable(tokens))) for both in meet(one, rest)]
     lo, hi = _places(ordered)
+    whole = flat.k.origin == 0 and flat.k.size > int(ordered.k.tokens(np.arange(ordered.k.size)).max())
+    if not (axis.lower or axis.upper) and whole:  # all keys, whatever their order
+        inside, (at,) = flat.q.coordinates(ordered.q.tokens(np.arange(ordered.q.size)))
+        inside &= axis.rows.holds(at)
+        return [ordered] if inside.all() else _found(ordered.q, ordered.k, lo, np.where(inside, hi, lo))
     queries, keys = (grid.tokens(np.arange(grid.size)) for grid in (ordered.q, ordered.k))
     inside, (at,) = flat.q.coordinates(queries)
     inside &= axis.rows.holds(at)
@@ -111,6 +116,30 @@ def moved(term: Term, q: tuple[int, int], k: tuple[int, int]) -> list[Term]:
             raise NotAffineError("tokens in another order are moved across the end of the sequence")
         grids.append(Grid(0, (tokens.size,), IntTable(tokens)))
     return _found(grids[0], grids[1], lo, hi)
+
+
+def complement(term: Term, m: int, n: int) -> list[Term]:
+    """The pairs of m queries and n keys that are not in a term: keys before its own in its order, and keys after them.
+
+    Tokens that its order leaves out follow those that it has.
+    """
+    lo, hi = _places(term)
+    q, k = (_whole(grid, length) for grid, length in ((term.q, m), (term.k, n)))
+    rest = np.full(m - term.q.size, n)
+    before, after = np.append(lo, rest), np.append(np.maximum(lo, hi), rest)
+    found = []
+    for relation in (Relation((), (_bound(before),)), Relation((_bound(after),), ())):
+        one = Term(q, k, (relation,))
+        found += [] if one.is_empty() else [one]
+    return found
+
+
+def _whole(grid: Grid, length: int) -> Grid:
+    """The order of a grid with all tokens of a sequence."""
+    tokens = grid.tokens(np.arange(grid.size))
+    missing = np.ones(length, np.bool_)
+    missing[tokens] = False
+    return Grid(0, (length,), IntTable(np.append(tokens, np.flatnonzero(missing))))
 
 
 def _of_two(a: Term, b: Term) -> list[Term]:

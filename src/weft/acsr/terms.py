@@ -197,7 +197,7 @@ def _minus_axes(a: Term, b: Term) -> list[Term]:
     if (a.q, a.k) == (b.q, b.k):
         return [piece for piece in _minus_same(a, b) if not piece.is_empty()]
     if b.is_ordered:
-        raise NotAffineError("tokens in another order are subtracted")
+        return _minus_ordered(a, b)
     if a.is_ordered:
         if b.rank > 1:
             raise NotAffineError("a grid is subtracted from tokens in another order")
@@ -212,6 +212,16 @@ def _minus_axes(a: Term, b: Term) -> list[Term]:
         parts = [x for part in refine(a.axes[0], b.q, b.k) for x in chosen_of(part, a.rows, a.keys)]
         return [piece for part in parts for piece in _minus_axes(part, b)]
     raise NotAffineError("a grid is subtracted from pairs outside it")
+
+
+def _minus_ordered(a: Term, b: Term) -> list[Term]:
+    """The same where b is in an order of its own: what of a lies before and after its keys in that order."""
+    if a.is_ordered or a.rank > 1 or a.q.origin or a.k.origin:
+        raise NotAffineError("tokens in another order are subtracted")
+    grids = ((a.q.size, b.q), (a.k.size, b.k))
+    if any(not grid.lies_within(length) for length, grid in grids):
+        raise NotAffineError("tokens in another order are subtracted from a part of the sequence")
+    return [piece for other in ordered.complement(b, a.q.size, a.k.size) for piece in meet(other, a)]
 
 
 def _minus_same(a: Term, b: Term) -> Iterator[Term]:

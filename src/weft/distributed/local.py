@@ -9,19 +9,17 @@ from typing import Literal
 
 import numpy as np
 
-from weft.acsr.format import Acsr
 from weft.acsr.needs import needed
 from weft.acsr.tokens import Tokens, union
 from weft.distributed.plan import Plan, boxes_of
-from weft.distributed.shards import pairs_between
 from weft.pattern.algebra import Pattern
 from weft.pattern.bounds import Ints
 from weft.pattern.composites import segments
 from weft.pattern.excerpt import Box, excerpt
-from weft.pattern.relation import Relation
 
 GAP, MOST = 1024, 4  # tokens between runs of keys that are one piece nevertheless; pieces at most
-WORTH = 0.3  # share of a rank's pairs that must be free of received keys, for these to be computed first
+PASSES = 8  # times that the bytes of a merged row go through memory, forward and backward, and launches
+SLOWER = 10  # how many times slower bytes come from a peer than from memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,41 +37,37 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Local:
-    """A rank's work. before: parts without received keys; after: those with. early: rows of the rank that are moved,
-    with its own keys. asked: for each peer the part of its rows that this rank computes with its own keys.
+    """A rank's work. main: all of its rows. edges: where main has the rank's own keys alone, some rows over received
+    keys, to be merged. asked: for each peer the part of its rows that this rank computes with its own keys.
     """
 
-    before: tuple[Part, ...]
-    after: tuple[Part, ...]
-    moved: Part | None
+    main: Part
+    edges: tuple[Part, ...]
     asked: tuple[Part | None, ...]
 
 
 @lru_cache(maxsize=256)
 def local_of(plan: Plan, rank: int) -> Local:
     """The work of one rank, by halo, moved queries or all-gather."""
-    held, moved = plan.shards.tokens[rank], plan.moved[rank]
     maker = _Maker(plan, rank)
-    rest = boxes_of(held - moved, plan.shards.shape) if len(moved) else plan.shards.boxes[rank]
-    before: list[Part] = []
-    after: list[Part] = []
-    for boxes in _split(plan, rank, rest):
-        part = maker.part(boxes)
-        (before if isinstance(part.keys, str) else after).append(part)
     asked = tuple(
         maker.of_own_keys(boxes_of(rows, plan.shards.shape), rows.places(rows)) if len(rows) else None
         for rows in plan.asked[rank]
     )
-    own = None
-    if len(moved):
-        boxes = boxes_of(moved, plan.shards.shape)
-        own = maker.of_own_keys(boxes, held.places(moved))
-    return Local(tuple(before), tuple(after), own, asked)
+    boxes, held = plan.shards.boxes[rank], plan.shards.tokens[rank]
+    own = maker.of_own_keys(boxes, held.places(held))
+    if not any(map(len, plan.halo[rank])):
+        return Local(own, (), asked)
+    edges = maker.edges()
+    # rows that are moved see received keys elsewhere, so that they cannot be in one part with the others
+    if len(plan.moved[rank]) or maker.merging_is_cheaper(edges):
+        return Local(own, edges, asked)
+    return Local(maker.part(boxes), (), asked)
 
 
 @lru_cache(maxsize=256)
 def whole_of(plan: Plan, rank: int) -> Part:
-    """The work of one rank as a single part, by halo or all-gather: for who computes nothing before keys arrive."""
+    """The work of one rank as a single part, by halo or all-gather: for who merges nothing."""
     return _Maker(plan, rank).part(plan.shards.boxes[rank])
 
 
@@ -99,13 +93,48 @@ class _Maker:
         """A part with the rank's own keys."""
         return Part(rows, self._pattern(boxes, self.boxes), "own")
 
+    # ---- received keys alone
+    def edges(self) -> tuple[Part, ...]:
+        """Parts of received keys: one for each region around the rank's own tokens, of the rows that see any there."""
+        rest, found = self.held - self.plan.moved[self.rank], []
+        turned = self.plan.acsr.transpose()
+        need = union(self.plan.halo[self.rank])
+        for region in self._regions(need):
+            seeing = needed(turned, [region]) & rest
+            if len(seeing):
+                boxes = self._around(seeing, rest)
+                rows = self.held.places(union(map(Tokens.of_box, boxes)))
+                found.append(Part(rows, self._pattern(boxes, [region]), self._sources([region], need)))
+        return tuple(found)
+
+    def _regions(self, need: Tokens) -> list[Box]:
+        """Boxes without any own token that hold the needed keys."""
+        if len(self.shape) > 1 and len(self.boxes) == 1:
+            return list(slabs(_box_around(need | self.held, self.shape), self.boxes[0]))
+        return list(boxes_of(need.closed(GAP, MOST) - self.held, self.shape))
+
+    def _around(self, rows: Tokens, rest: Tokens) -> tuple[Box, ...]:
+        """A few boxes of own rows, which hold these."""
+        if len(self.shape) == 1:
+            return boxes_of(rows.closed(GAP, 1) & rest, self.shape)
+        box = _box_around(rows, self.shape)
+        inside = Tokens.of_box(box)
+        return (box,) if inside == inside & rest else boxes_of(rows, self.shape)
+
+    def merging_is_cheaper(self, edges: Sequence[Part]) -> bool:
+        """Whether results of edges are merged for less than it takes to wait for all keys and put them together."""
+        heads = self.plan.heads
+        merging = sum(part.rows.size for part in edges) * heads.result_row * PASSES
+        came = sum(map(len, self.plan.halo[self.rank]))
+        waiting = (2 * (len(self.held) + came) + came * SLOWER) * heads.key_row
+        return merging < waiting
+
+    # ---- patterns
     def _pieces(self, need: Tokens) -> tuple[Box, ...]:
         """Boxes that hold the needed keys: runs of a line; of a grid the smallest box around them."""
         if len(self.shape) == 1:
             return boxes_of(need.closed(GAP, MOST), self.shape)
-        at = np.unravel_index(need.array(), self.shape)
-        first = tuple(int(x.min()) for x in at)
-        return (Box(self.shape, first, tuple(int(x.max()) + 1 - a for x, a in zip(at, first, strict=True))),)
+        return (_box_around(need, self.shape),)
 
     def _sources(self, pieces: Sequence[Box], need: Tokens) -> Ints:
         """Where each key of the pieces comes from."""
@@ -144,56 +173,11 @@ def _places(of: Tokens, tokens: Ints) -> Ints:
     return tokens - of.starts[at] + of.before[at]
 
 
-# ---- rows that see own keys alone ------------------------------------------------------------------------------------
-def _split(plan: Plan, rank: int, boxes: tuple[Box, ...]) -> list[tuple[Box, ...]]:
-    """A rank's rows in groups: rows that see own keys alone, if they are worth it, and slabs of the others."""
-    if len(boxes) != 1 or len(plan.shards.boxes[rank]) != 1 or not any(map(len, plan.halo[rank])):
-        return [boxes]
-    (box,), (own,) = boxes, plan.shards.boxes[rank]
-    inner = interior(plan.acsr, box, own)
-    if inner is None or inner == box:
-        return [boxes]
-    whole = (Box(own.shape, (0,) * len(own.shape), own.shape),)
-    if pairs_between(plan.acsr, (inner,), whole) < WORTH * pairs_between(plan.acsr, (box,), whole):
-        return [boxes]
-    return [(inner,), *((slab,) for slab in slabs(box, inner))]
-
-
-def interior(acsr: Acsr, box: Box, own: Box) -> Box | None:
-    """The largest box of rows that see keys of the box `own` alone, as far as bounds of single axes say; None: none is
-    known.
-    """
-    if len(acsr.remainder) or any(
-        t.is_ordered or t.q.shape != box.shape or t.k.shape != box.shape or t.q.origin for t in acsr.terms
-    ):
-        return None
-    first, sizes = [], []
-    for a, (begin, count) in enumerate(zip(box.first, box.sizes, strict=True)):
-        rows = np.arange(begin, begin + count, dtype=np.int64)
-        inside = np.ones(count, np.bool_)
-        for term in acsr.terms:
-            inside &= _sees_within(term.axes[a], rows, (own.first[a], own.first[a] + own.sizes[a]), own.shape[a])
-        at, length = _longest(inside)
-        if not length:
-            return None
-        first.append(begin + at)
-        sizes.append(length)
-    return Box(box.shape, tuple(first), tuple(sizes))
-
-
-def _sees_within(axis: Relation, rows: Ints, own: tuple[int, int], n: int) -> np.ndarray:
-    start, step, count = axis.affine_rows(rows, n)
-    return np.asarray((count == 0) | ((start >= own[0]) & (start + step * (count - 1) < own[1])))
-
-
-def _longest(flags: np.ndarray) -> tuple[int, int]:
-    """(first, length) of the longest run of True."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
-    if not edges.size:
-        return 0, 0
-    starts, stops = edges[::2], edges[1::2]
-    best = int(np.argmax(stops - starts))
-    return int(starts[best]), int(stops[best] - starts[best])
+def _box_around(tokens: Tokens, shape: tuple[int, ...]) -> Box:
+    """The smallest box that holds some tokens of a grid."""
+    at = np.unravel_index(tokens.array(), shape)
+    first = tuple(int(x.min()) for x in at)
+    return Box(shape, first, tuple(int(x.max()) + 1 - a for x, a in zip(at, first, strict=True)))
 
 
 def slabs(box: Box, inner: Box) -> Iterator[Box]:

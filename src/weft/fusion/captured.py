@@ -20,8 +20,8 @@ from weft.fusion.decide import digest
 from weft.fusion.extract import is_input
 from weft.fusion.nodes import owner, value, writes_to
 from weft.torch.fingerprint import UnseenError, fingerprint
+from weft.torch.mask_cache import MaskCache
 from weft.torch.masks import is_capturing
-from weft.torch.met import Met
 
 Compiled = Callable[..., Any]
 DEVICE = "cuda"
@@ -67,7 +67,7 @@ class Captured:
         self.made, self.masks = made, masks
         self.captures: dict[Key, _Capture | None] = {}  # None: it ran once
         self.refused = ""  # why a capture failed; then all runs as it is
-        self.digests: Met[Key] = Met()
+        self.digests: MaskCache[Key] = MaskCache()
 
     def __call__(self, *args: Any) -> Any:
         at = None if self.refused or torch.is_grad_enabled() or is_capturing() else self._capture_for(args)

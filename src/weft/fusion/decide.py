@@ -27,8 +27,8 @@ from weft.recognition import recognize_mask
 from weft.runtime.pipeline import compiled
 from weft.torch.fingerprint import fingerprint
 from weft.torch.inputs import problem_of
+from weft.torch.mask_cache import MaskCache
 from weft.torch.masks import is_capturing
-from weft.torch.met import Met
 from weft.torch.operator import Tracer
 
 CHANGING = 16  # new masks one after the other, after which no more are recognised
@@ -96,7 +96,7 @@ class Replaced:
 
 
 _replaced: dict[str, Replaced] = {}
-_met: Met[Decision] = Met()
+_met: MaskCache[Decision] = MaskCache()
 _by_content: OrderedDict[tuple[Any, ...], Decision] = OrderedDict()
 
 

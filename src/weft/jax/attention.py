@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from weft.jax import implementations
+from weft.jax.extras import Extras, extra_of, extras_of
 from weft.jax.forward import accumulate
 from weft.jax.inputs import (
     as_arrays,
-    check_alibi,
+    check_distances,
     check_flags,
     check_layout,
     check_like,
@@ -24,30 +26,25 @@ from weft.jax.inputs import (
     check_planned,
     check_rows,
     problem_of,
+    target_of,
 )
 from weft.jax.mask import PlannedMask
 from weft.jax.operator import Call
-from weft.jax.scores import Scoring
+from weft.jax.scores import Beside, Scoring
 from weft.pattern.algebra import Pattern
+from weft.pattern.library import full
 from weft.planning.problem import Problem
+from weft.score import Score
+from weft.target import Gpu
 
 
 def attention(  # noqa: PLR0913 - the public face; every option by name
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Pattern | PlannedMask,
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    return_lse: bool = False,
-    layout: str = "bshd",
-    implementation: str | Sequence[str] | None = None,
-    deterministic: bool | None = None,
-    dropout: float = 0.0,
-) -> Any:
+    q: Any, k: Any, v: Any, mask: Pattern | PlannedMask, *, scale: float | None = None, softcap: float | None = None,
+    sinks: Any = None, alibi_slopes: Any = None, return_lse: bool = False, layout: str = "bshd",
+    implementation: str | Sequence[str] | None = None, deterministic: bool | None = None,
+    score: Score | Callable[..., Any] | None = None, bias: Any = None, dropout: float = 0.0, seed: Any = None,
+    extra_keys: Any = None, extra_values: Any = None, target: str | Gpu | None = None,
+) -> Any:  # fmt: skip
     """Attention of q over the keys that `mask` lets each query see, at a cost that follows the live pairs.
 
     layout "bshd", jax.nn's: q (B, M, Hq, D), k (B, N, Hkv, D), v (B, N, Hkv, Dv); "bhsd": heads before tokens. B may be
@@ -56,22 +53,35 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     M), the natural logarithm of the sum of exponentiated scores, in float32 (float64 for float64). A query without
     keys gives out 0, lse -inf and zero gradients.
 
-    The score of a pair is scale * (q . k), scale defaulting to D ** -0.5; then softcap * tanh(score / softcap); then,
-    with alibi_slopes (Hq,), minus slope * |q - k| on aligned token indices. sinks (Hq,) are logits that join every
-    row's sum and have no value; lse includes them. Reverse-mode gradients flow to q, k, v and sinks, and from lse;
-    they are deterministic whatever `deterministic` says. Works under jit, grad, vmap, scan, checkpoint and shard_map.
+    The score of a pair is scale * (q . k), scale defaulting to D ** -0.5; then softcap * tanh(score / softcap); then
+    `score`, a function of (score, b, h, q, k) that arithmetic of Python and reads of arrays make up; then plus `bias`,
+    what weft.bias makes or an array (B, Hq, M, N); then, with alibi_slopes (Hq,), minus slope * |q - k| on aligned
+    token indices. A score of -inf masks its pair. sinks (Hq,) are logits that join every row's sum and have no value;
+    lse includes them. dropout: the share of weights that is dropped, the others are scaled up, and lse is that of all;
+    which pairs go follows from (seed, b, h, q, k), as in `weft.attention`. seed: an int, one integer in an array, or a
+    key of jax.random. extra_keys (B, E, Hkv, D), extra_values (B, E, Hkv, Dv), in the layout of k: tokens that every
+    query sees too, without slopes.
+
+    Reverse-mode gradients flow to q, k, v, sinks, slopes, the extra arrays and tables of score and bias, and from lse.
+    deterministic: the same bits each time; blocks always give them. Works under jit, grad, vmap, scan, checkpoint and
+    shard_map, where b and h are counted on each device.
 
     implementation: None, or the name of one, or several names, of which the first that can is used. "triton": weft's
     kernels on NVIDIA GPUs; "xla": blocks of jax.numpy anywhere; "cpu": the same, on CPUs alone. None: "triton" on a
     GPU, else "xla". By kernels one plan is made for each shape, and a mask is a constant: pass the pattern itself.
+    target: the card that kernels are for, where JAX lowers for one that is not here: "h200" or another name of
+    `weft.target.GPUS`, or a `weft.target.Gpu`; None: the card at hand.
 
     Raises InputError for arrays and masks that do not fit, OptionError for options, PatternError (AlignmentError,
-    LengthError) for patterns, UnsupportedError for what is refused by name (dropout, second derivatives, sequences
-    divided among devices), UnsupportedKernel if no implementation can run it.
+    LengthError) for patterns, UnsupportedError for what is refused by name (second derivatives, sequences divided among
+    devices, score functions beside extra keys), UnsupportedKernel if no implementation can run it.
 
         out = weft.jax.attention(q, k, v, weft.causal() & weft.window(left=1023))
     """
-    options = Options(scale, softcap, sinks, alibi_slopes, return_lse, layout, implementation, deterministic, dropout)
+    options = Options(
+        scale, softcap, sinks, alibi_slopes, return_lse, layout, implementation, deterministic, score, bias, dropout,
+        seed, extra_keys, extra_values, target_of(target),
+    )  # fmt: skip
     out, lse = _checked(q, k, v, mask, options)()
     if q.ndim == 3:
         out, lse = out[0], lse[0]
@@ -89,7 +99,18 @@ class Options(NamedTuple):
     layout: str
     implementation: str | Sequence[str] | None
     deterministic: bool | None
-    dropout: float
+    score: Any = None
+    bias: Any = None
+    dropout: float = 0.0
+    seed: Any = None
+    extra_keys: Any = None
+    extra_values: Any = None
+    target: Gpu | None = None
+
+    @property
+    def own(self) -> Options:
+        """Those of the pairs of the mask: sinks and extra keys join their results."""
+        return self._replace(sinks=None, extra_keys=None, extra_values=None)
 
 
 def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> Callable[[], tuple[Array, Array]]:
@@ -104,32 +125,64 @@ def _checked(q: Any, k: Any, v: Any, mask: Any, given: Options) -> Callable[[], 
     problem = problem_of(tensors, given.layout)
     check_rows(options, problem.q_heads)
     check_placement(tensors, given.layout)
+    extras = extras_of(options, problem, mask)
+    extra = extra_of(options, tensors.k, tensors.v, given.layout)
+    if extra is not None:
+        return partial(_with_extra_keys, tensors, extra, mask, given)
     structure = mask.structure if isinstance(mask, PlannedMask) else None
-    request = implementations.Request(problem, implementations.platform_of(tensors), structure)
-    chosen = implementations.choose(names, request)
+    platform = implementations.platform_of(tensors) if given.target is None else "gpu"
+    chosen = implementations.choose(names, implementations.Request(problem, platform, structure))
     if chosen == "triton":
-        return partial(_kernels, problem, mask, tensors, given)
+        return partial(_kernels, problem, mask, tensors, (given, extras))
     if isinstance(mask, Pattern):
         mask = implementations.IMPLEMENTATIONS[chosen].plan(mask, problem)
     check_planned(mask.structure, problem)
-    if given.alibi_slopes is not None:
-        check_alibi(mask.structure)
+    return _prepared(chosen, tensors, mask, given, extras.with_slopes(given.alibi_slopes), problem)
+
+
+def _prepared(
+    chosen: str, tensors: Any, mask: PlannedMask, given: Options, extras: Extras, problem: Problem
+) -> Callable[[], tuple[Array, Array]]:  # fmt: skip
+    """What computes (out, lse) by blocks."""
+    structure = mask.structure
+    if extras.shifted:
+        check_distances(structure, "alibi_slopes" if given.alibi_slopes is not None else "bias")
     how = Scoring(
         float(problem.d**-0.5 if given.scale is None else given.scale),
         None if given.softcap is None else float(given.softcap),
-        mask.structure.shift or 0,
-    )
+        structure.shift or 0, extras.score, extras.dropout,
+    )  # fmt: skip
     kind = problem.dtype if given.sinks is None else str(jnp.dtype(accumulate(tensors.q.dtype)))
-    call = Call(mask.structure, how, kind)
-    rows = given.sinks, given.alibi_slopes
-    return partial(_run, call, chosen, given.layout, tuple(tensors), rows, mask.tables)
+    call = Call(structure, how, kind)
+    return partial(
+        _run, call, chosen, given.layout, tuple(tensors), (given.sinks, extras.seed, extras.tables), mask.tables
+    )
 
 
-def _kernels(problem: Problem, mask: Pattern, tensors: Any, given: Options) -> tuple[Array, Array]:
+def _kernels(problem: Problem, mask: Pattern, tensors: Any, given: tuple[Options, Extras]) -> tuple[Array, Array]:
     """(out, lse) by weft's GPU kernels."""
     from weft.jax.gpu.front import attention as by_kernels
 
-    return by_kernels(problem, mask, tuple(tensors), given)
+    return by_kernels(problem, mask, tuple(tensors), *given)
+
+
+def _with_extra_keys(tensors: Any, extra: tuple[Array, Array], mask: Any, given: Options) -> tuple[Array, Array]:
+    """The mask's keys, and those that every query sees, each by itself; then joined by their shares."""
+    q, k, v = tensors
+    own = given.own
+    parts = [
+        _checked(q, k, v, mask, own)(),
+        _checked(q, *extra, full(), own._replace(alibi_slopes=None))(),
+    ]
+    most = lax.stop_gradient(jnp.maximum(parts[0][1], parts[1][1]))
+    weights = [jnp.exp(lse - jnp.where(most == -jnp.inf, 0, most)) for _, lse in parts]
+    total = sum(weights)
+    out = sum(x * (w / total)[..., None] for (x, _), w in zip(parts, weights, strict=True))
+    lse = most + jnp.log(total)
+    if given.sinks is not None:
+        sinks = jnp.asarray(given.sinks, lse.dtype)
+        out, lse = _with_sinks(out, lse, sinks if given.layout == "bshd" else sinks[:, None])
+    return out.astype(q.dtype), lse
 
 
 def plan(  # noqa: PLR0913 - the public face; every option by name
@@ -169,22 +222,27 @@ def plan(  # noqa: PLR0913 - the public face; every option by name
 
 
 def _blocks(
-    call: Call, name: str, layout: str, tensors: tuple[Array, Array, Array], rows: tuple[Any, Any], tables: Any
+    call: Call, name: str, layout: str, tensors: tuple[Array, Array, Array], more: tuple[Any, Any, Any], tables: Any
 ) -> tuple[Array, Array]:
-    """attention of checked arguments: arrays to (L, B, K, G, M, D) and back, and sinks."""
-    sinks, slopes = rows
+    """attention of checked arguments: arrays to (L, B, K, G, M, D) and back, and sinks. more: sinks, seed, and tables
+    of score functions.
+    """
+    sinks, seed, read = more
     q, k, v = tensors if layout == "bhsd" else (x.swapaxes(1, 2) for x in tensors)
-    kv_heads = k.shape[1]
-    grouped = (kv_heads, q.shape[1] // kv_heads)
-    q = q.reshape(q.shape[0], *grouped, *q.shape[2:])
+    (batch, heads), kv_heads = q.shape[:2], k.shape[1]
+    grouped = (kv_heads, heads // kv_heads)
+    q = q.reshape(batch, *grouped, *q.shape[2:])
     wide = accumulate(q.dtype)
-    if slopes is not None:
-        slopes = jnp.asarray(slopes, wide).reshape(1, *grouped)
+    beside = Beside()
+    if call.how.by_pairs:
+        read = tuple(x.astype(wide) if jnp.issubdtype(x.dtype, np.floating) else x for x in read)
+        numbers = jnp.arange(heads, dtype=jnp.int32).reshape(grouped)
+        beside = Beside(jnp.arange(batch, dtype=jnp.int32), numbers, seed, read)
     attend = implementations.IMPLEMENTATIONS[name].attend
-    out, lse = (x[0] for x in attend(call, q[None], k[None], v[None], slopes, tables))
+    out, lse = (x[0] for x in attend(call, q[None], k[None], v[None], beside, tables))
     if sinks is not None:
         out, lse = _with_sinks(out, lse, jnp.asarray(sinks, wide).reshape(*grouped, 1))
-    out, lse = (x.reshape(x.shape[0], grouped[0] * grouped[1], *x.shape[3:]) for x in (out, lse))
+    out, lse = (x.reshape(batch, heads, *x.shape[3:]) for x in (out, lse))
     if layout == "bshd":
         out, lse = out.swapaxes(1, 2), lse.swapaxes(1, 2)
     return out.astype(tensors[0].dtype), lse

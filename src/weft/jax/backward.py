@@ -1,13 +1,14 @@
 """Backward: every loop once more, from lse; nothing of the size of the scores is kept.
 
-With p = exp(s - lse) and delta = rowsum(dout * out) - dlse: dv += p^T dout, ds = p (dout v^T - delta), dq += ds k, dk
-+= ds^T q. Sums are in a fixed order, so the same bits every time.
+With p = exp(s - lse), f what dropout multiplies weights by, and delta = rowsum(dout * out) - dlse: dv += (f p)^T dout,
+ds = p (f dout v^T - delta), dq += ds k, dk += ds^T q. Sums are in a fixed order, so the same bits every time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -16,7 +17,8 @@ from weft.jax.arrays import full
 from weft.jax.forward import accumulate, variant
 from weft.jax.loops import K_LEAD, Q_LEAD, Walk, walks_of
 from weft.jax.places import Heads, over_heads
-from weft.jax.scores import Scoring, product, score
+from weft.jax.rules import added
+from weft.jax.scores import Beside, Scored, Scoring, product, score
 from weft.jax.structure import Program, Structure
 
 
@@ -30,21 +32,25 @@ class Rows(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """dq (..., M, D), dk (..., N, D), dv (..., N, Dv), in the dtype of accumulation."""
+    """dq (..., M, D), dk (..., N, D), dv (..., N, Dv) in the dtype of accumulation, and those of tables."""
 
     dq: Array
     dk: Array
     dv: Array
+    tables: tuple[Array | None, ...] = ()
 
 
 def backward(
-    tensors: tuple[Array, Array, Array], rows: tuple[Array, Array, Array, Array], slopes: Array | None,
-    structure: Structure, tables: Any, how: Scoring,
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    """(dq, dk, dv) in the dtypes and shapes of q, k and v; shapes as `forward`'s. rows: out, lse, dout, dlse."""
+    tensors: tuple[Array, Array, Array], rows: tuple[Array, Array, Array, Array], beside: Beside, masks: Masks,
+    how: Scoring, wanted: tuple[bool, ...] = (),
+) -> tuple[Array, ...]:  # fmt: skip
+    """(dq, dk, dv) in the dtypes and shapes of q, k and v, then gradients of the tables that are wanted.
+
+    Shapes are those of `forward`. rows: out, lse, dout, dlse. masks: the structure and its tables.
+    """
     q, k, v = tensors
     out, lse, dout, dlse = rows
-    wide = accumulate(q.dtype)
+    wide, (structure, tables) = accumulate(q.dtype), masks
     seen = lse > -jnp.inf
     dout = jnp.where(seen[..., None], dout, 0)  # of rows without keys it may be anything
     delta = (dout.astype(wide) * out.astype(wide)).sum(-1) - jnp.where(seen, dlse, 0)
@@ -52,35 +58,55 @@ def backward(
 
     def chunk(program: Program, tables: Any, heads: Heads, grads: Gradients) -> Gradients:
         here = Rows(*(heads.of(x) for x in every))
-        local = None if slopes is None else heads.slopes(slopes)
         keys = heads.of(k, 3), heads.of(v, 3)
-        walks = walks_of(program, variant(tables, program, heads), (q.shape[4], k.shape[3]), local)
-        new = _heads(here, keys, walks, how)
-        dk, dv = (heads.put(x, heads.of(x, 3) + more, 3) for x, more in zip(grads[1:], new[1:], strict=True))
-        return Gradients(heads.put(grads.dq, new.dq), dk, dv)
+        walks = walks_of(program, variant(tables, program, heads), (q.shape[4], k.shape[3]))
+        scoring = Local(partial(score, beside=heads.beside(beside), how=how), how.scale)
+        new = _heads(here, keys, walks, scoring, grads.tables)
+        dk, dv = (heads.put(x, heads.of(x, 3) + more, 3) for x, more in zip(grads[1:3], new[1:3], strict=True))
+        return Gradients(heads.put(grads.dq, new.dq), dk, dv, new.tables)
 
-    zeros = Gradients(*(full(q, x.shape, 0, wide) for x in tensors))
+    zeros = _zeros(q, tensors, wide, _nothing_of(beside.tables, wanted, q))
     found = over_heads(structure, tables, q.shape[:4], chunk, zeros)
-    return found.dq.astype(q.dtype), found.dk.astype(k.dtype), found.dv.astype(v.dtype)
+    dtables = (x for x in found.tables if x is not None)
+    return found.dq.astype(q.dtype), found.dk.astype(k.dtype), found.dv.astype(v.dtype), *dtables
 
 
-def _heads(rows: Rows, keys: tuple[Array, Array], walks: Sequence[Walk], how: Scoring) -> Gradients:
-    """Gradients of some heads. rows: (P, G, M, ...); keys: k (P, N, D), v (P, N, Dv)."""
+Masks: TypeAlias = tuple[Structure, Any]
+
+
+class Local(NamedTuple):
+    """What becomes of scores of some heads. score: of queries, keys and a Chunk."""
+
+    score: Callable[..., Scored]
+    scale: float
+
+
+def _zeros(like: Array, tensors: Sequence[Array], wide: Any, tables: tuple[Array | None, ...]) -> Gradients:
+    dq, dk, dv = (full(like, x.shape, 0, wide) for x in tensors)
+    return Gradients(dq, dk, dv, tables)
+
+
+def _nothing_of(tables: tuple[Array, ...], wanted: tuple[bool, ...], like: Array) -> tuple[Array | None, ...]:
+    return tuple(full(like, x.shape, 0, x.dtype) if w else None for x, w in zip(tables, wanted, strict=False))
+
+
+def _heads(
+    rows: Rows, keys: tuple[Array, Array], walks: Sequence[Walk], local: Local, tables: tuple[Array | None, ...]
+) -> Gradients:
+    """Gradients of some heads. rows: (P, G, M, ...); keys: k (P, N, D), v (P, N, Dv). tables: of other heads."""
     wide = rows.delta.dtype
-    grads = Gradients(*(full(rows.q, x.shape, 0, wide) for x in (rows.q, *keys)))
+    grads = _zeros(rows.q, (rows.q, *keys), wide, tables)
     for walk in walks:
-        grads = _walk(grads, rows, keys, walk, how)
-    return Gradients(grads.dq * how.scale, grads.dk * how.scale, grads.dv)
+        grads = _walk(grads, rows, keys, walk, local)
+    return grads._replace(dq=grads.dq * local.scale, dk=grads.dk * local.scale)
 
 
-def _walk(grads: Gradients, rows: Rows, keys: tuple[Array, Array], walk: Walk, how: Scoring) -> Gradients:
+def _walk(grads: Gradients, rows: Rows, keys: tuple[Array, Array], walk: Walk, local: Local) -> Gradients:
     wide = rows.delta.dtype
     views = Rows(*(walk.q_view.of(x, Q_LEAD, walk.q_tokens) for x in rows))
     k, v = (walk.k_view.of(x, K_LEAD, walk.k_tokens) for x in keys)
-    sums = Gradients(
-        walk.q_view.of(grads.dq, Q_LEAD, walk.q_tokens),
-        *(walk.k_view.of(x, K_LEAD, walk.k_tokens) for x in grads[1:]),
-    )
+    dk, dv = (walk.k_view.of(x, K_LEAD, walk.k_tokens) for x in grads[1:3])
+    sums = Gradients(walk.q_view.of(grads.dq, Q_LEAD, walk.q_tokens), dk, dv, grads.tables)
 
     def tile(index: Array, sums: Gradients) -> Gradients:
         tile = walk.tile(index)
@@ -89,15 +115,17 @@ def _walk(grads: Gradients, rows: Rows, keys: tuple[Array, Array], walk: Walk, h
         def chunk(number: Array, sums: Gradients) -> Gradients:
             at, pairs = walk.chunk(tile, number)
             some, values = walk.keys(k, at).astype(wide), walk.keys(v, at).astype(wide)
-            scored = score(here.q, some, pairs, how)
+            scored = local.score(here.q, some, pairs)
             p = jnp.exp(scored.scores - here.lse[..., None])
-            ds = p * (product("pgqd,pkd->pgqk", here.dout, values) - here.delta[..., None])
-            ds = ds if scored.slope is None else ds * scored.slope
-            ds = jnp.where(pairs.live, ds, 0)
+            by_weight = product("pgqd,pkd->pgqk", here.dout, values)
+            f = 1 if scored.factors is None else scored.factors
+            by_score = jnp.where(scored.live, p * (by_weight * f - here.delta[..., None]), 0)
+            ds = by_score if scored.slope is None else jnp.where(by_score == 0, 0, by_score * scored.slope)
             return Gradients(
                 sums.dq + product("pgqk,pkd->pgqd", ds, some),
                 walk.add_keys(sums.dk, at, product("pgqk,pgqd->pkd", ds, here.q)),
-                walk.add_keys(sums.dv, at, product("pgqk,pgqd->pkd", p, here.dout)),
+                walk.add_keys(sums.dv, at, product("pgqk,pgqd->pkd", p * f, here.dout)),
+                added(sums.tables, scored.entries, by_score),
             )
 
         own = sums._replace(dq=walk.queries(sums.dq, tile))
@@ -105,5 +133,5 @@ def _walk(grads: Gradients, rows: Rows, keys: tuple[Array, Array], walk: Walk, h
         return own._replace(dq=walk.put_queries(sums.dq, tile, own.dq))
 
     sums = lax.fori_loop(jnp.int32(0), walk.count, tile, sums)
-    dk, dv = (walk.k_view.put(x, new, K_LEAD, walk.k_tokens) for x, new in zip(grads[1:], sums[1:], strict=True))
-    return Gradients(walk.q_view.put(grads.dq, sums.dq, Q_LEAD, walk.q_tokens), dk, dv)
+    dk, dv = (walk.k_view.put(x, new, K_LEAD, walk.k_tokens) for x, new in zip(grads[1:3], sums[1:3], strict=True))
+    return Gradients(walk.q_view.put(grads.dq, sums.dq, Q_LEAD, walk.q_tokens), dk, dv, sums.tables)

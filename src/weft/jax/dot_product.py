@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from weft.errors import InputError, OptionError, UnsupportedError
+from weft.errors import InputError, OptionError
 from weft.jax.attention import attention
 from weft.pattern.algebra import Pattern
 from weft.pattern.composites import per_batch
@@ -41,7 +41,8 @@ def dot_product_attention(  # noqa: PLR0913 - the signature of jax.nn, and three
 ) -> Any:
     """`jax.nn.dot_product_attention` at a cost that follows the live pairs; three options more.
 
-    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv), or all without B. mask: boolean, True may attend,
+    query (B, T, N, H), key (B, S, K, H), value (B, S, K, Hv), or all without B. bias: added to the logits of live
+    pairs, broadcastable to (B, N, T, S), with gradients. mask: boolean, True may attend,
     broadcastable to (B, N, T, S); it is recognised, so it must be concrete. query_seq_lengths, key_value_seq_lengths:
     (B,) integers, concrete. local_window_size (l, r): query q attends to keys q - l to q + r, with or without
     is_causal. Where T != S positions count from the first token on both sides, as jax.nn counts them. logits_soft_cap,
@@ -49,16 +50,11 @@ def dot_product_attention(  # noqa: PLR0913 - the signature of jax.nn, and three
 
     Returns out (B, T, N, Hv); with return_residual also the logarithm of the sum of exponentiated logits, (B, T, N) in
     key's dtype and without a gradient, as jax.nn. A query without keys gives 0 and -inf, where jax.nn averages all
-    values. Raises UnsupportedError for a bias, InputError for traced masks, lengths and segments: plan those with
-    `weft.jax.plan` outside of jax.jit, and pass the plan to `weft.jax.attention`.
+    values. Raises InputError for traced masks, lengths and segments: plan those with `weft.jax.plan` outside of
+    jax.jit, and pass the plan to `weft.jax.attention`.
 
         out = weft.jax.dot_product_attention(q, k, v, is_causal=True, local_window_size=(1023, 0))
     """
-    if bias is not None:
-        raise UnsupportedError(
-            f"{ASKED}(bias=...)", "a bias on the logits is not implemented",
-            "pass a boolean mask for pairs that are dead, or alibi_slopes to weft.jax.attention for distances",
-        )  # fmt: skip
     sizes = _sizes(query, key)
     parts = [
         _causal(is_causal, sizes),
@@ -73,7 +69,7 @@ def dot_product_attention(  # noqa: PLR0913 - the signature of jax.nn, and three
     pattern: Pattern = reduce(and_, [part for part in parts if part is not None] or [full()])
     out, lse = attention(
         query, key, value, pattern, scale=scale, softcap=logits_soft_cap, sinks=sinks, return_lse=True,
-        implementation=implementation,
+        implementation=implementation, bias=_bias(bias),
     )  # fmt: skip
     return (out, lax.stop_gradient(lse.astype(key.dtype))) if return_residual else out
 
@@ -173,6 +169,19 @@ def recognized(mask: Any, query: Any, key: Any) -> Pattern:
     found = _mask(mask, _sizes(query, key))
     assert found is not None
     return found
+
+
+def _bias(bias: Any) -> Any:
+    """jax.nn's bias may have any real dtype and two axes or more; axes before them are those of heads and rows."""
+    if bias is None:
+        return None
+    if not isinstance(bias, Array | np.ndarray) or bias.ndim > 4 or bias.ndim < 2:
+        _wrong(f"the bias is {_said(bias)}", "pass an array that broadcasts to (B, N, T, S)")
+    return bias if np.issubdtype(bias.dtype, np.floating) or "float" in str(bias.dtype) else bias.astype(np.float32)
+
+
+def _said(x: Any) -> str:
+    return f"of shape {x.shape}" if hasattr(x, "shape") else type(x).__name__
 
 
 def _concrete(x: Any, name: str) -> Any:

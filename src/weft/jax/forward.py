@@ -8,6 +8,7 @@ arXiv 1805.02867; Dao 2023, arXiv 2307.08691.)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,7 +18,7 @@ from jax import Array, lax
 from weft.jax.arrays import full
 from weft.jax.loops import K_LEAD, Q_LEAD, Walk, walks_of
 from weft.jax.places import Heads, over_heads
-from weft.jax.scores import Scoring, product, score
+from weft.jax.scores import Beside, Scored, Scoring, product, score
 from weft.jax.structure import Program, Structure
 
 
@@ -30,11 +31,12 @@ class Running(NamedTuple):
 
 
 Visit: TypeAlias = Callable[[Running], Running]
+Scores: TypeAlias = Callable[..., Scored]  # of queries, keys and a Chunk
 
 
 def forward(
     tensors: tuple[Array, Array, Array],
-    slopes: Array | None,
+    beside: Beside,
     structure: Structure,
     tables: Any,
     how: Scoring,
@@ -42,7 +44,7 @@ def forward(
 ) -> tuple[Array, Array]:
     """(out (L, B, K, G, M, Dv) in dtype `kind`, lse (L, B, K, G, M) in the dtype of accumulation).
 
-    tensors: q (L, B, K, G, M, D), k (L, B, K, N, D), v (L, B, K, N, Dv). slopes: (L, K, G) or None.
+    tensors: q (L, B, K, G, M, D), k (L, B, K, N, D), v (L, B, K, N, Dv).
     """
     q, k, v = tensors
     wide = accumulate(q.dtype)
@@ -51,9 +53,9 @@ def forward(
 
     def chunk(program: Program, tables: Any, heads: Heads, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         here = heads.of(q), heads.of(k, 3), heads.of(v, 3)
-        local = None if slopes is None else heads.slopes(slopes)
-        walks = walks_of(program, variant(tables, program, heads), (q.shape[4], k.shape[3]), local)
-        new, sums = _heads(here, walks, how, kind if program.once else None)
+        walks = walks_of(program, variant(tables, program, heads), (q.shape[4], k.shape[3]))
+        scoring = partial(score, beside=heads.beside(beside), how=how)
+        new, sums = _heads(here, walks, scoring, kind if program.once else None)
         return heads.put(carry[0], new), heads.put(carry[1], sums)
 
     return over_heads(structure, tables, q.shape[:4], chunk, (out, lse))
@@ -71,7 +73,9 @@ def variant(tables: Any, program: Program, heads: Heads) -> Any:
     return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, heads.variant, keepdims=False), tables["loops"])
 
 
-def _heads(tensors: tuple[Array, Array, Array], walks: Sequence[Walk], how: Scoring, final: Any) -> tuple[Array, Array]:
+def _heads(
+    tensors: tuple[Array, Array, Array], walks: Sequence[Walk], scoring: Scores, final: Any
+) -> tuple[Array, Array]:
     """(out (P, G, M, Dv), lse (P, G, M)) of some heads. q (P, G, M, D), k (P, N, D), v (P, N, Dv).
 
     final: the dtype of out if the only walk visits no query twice, else None.
@@ -80,11 +84,11 @@ def _heads(tensors: tuple[Array, Array, Array], walks: Sequence[Walk], how: Scor
     rows = q.shape[:3]
     if final is not None:
         held = full(q, (*rows, width), 0, final), full(q, rows, -jnp.inf, accumulate(q.dtype))
-        out, lse = _walk(held, tensors, walks[0], how, _final)
+        out, lse = _walk(held, tensors, walks[0], scoring, _final)
         return out, lse
     state = _nothing(q, rows, width)
     for walk in walks:
-        state = Running(*_walk(state, tensors, walk, how, _next))
+        state = Running(*_walk(state, tensors, walk, scoring, _next))
     return _finished(state)
 
 
@@ -115,7 +119,7 @@ def _next(held: Sequence[Array], visit: Visit) -> tuple[Array, ...]:
 
 
 def _walk(
-    held: Sequence[Array], tensors: tuple[Array, Array, Array], walk: Walk, how: Scoring,
+    held: Sequence[Array], tensors: tuple[Array, Array, Array], walk: Walk, scoring: Scores,
     update: Callable[[Sequence[Array], Visit], tuple[Array, ...]],
 ) -> tuple[Array, ...]:  # fmt: skip
     """What is held of every row after all tiles of a loop. update: what becomes of that of one tile's rows."""
@@ -131,7 +135,7 @@ def _walk(
         def chunk(number: Array, state: Running) -> Running:
             at, pairs = walk.chunk(tile, number)
             keys, values = walk.keys(k, at).astype(wide), walk.keys(v, at).astype(wide)
-            return _joined(state, score(rows, keys, pairs, how).scores, values)
+            return _joined(state, scoring(rows, keys, pairs), values)
 
         def visit(state: Running) -> Running:
             found: Running = lax.fori_loop(jnp.int32(0), tile.chunks, chunk, state)
@@ -144,10 +148,14 @@ def _walk(
     return tuple(walk.q_view.put(x, new, Q_LEAD, walk.q_tokens) for x, new in zip(held, views, strict=True))
 
 
-def _joined(state: Running, scores: Array, values: Array) -> Running:
+def _joined(state: Running, scored: Scored, values: Array) -> Running:
+    """The state after the keys of a chunk; weights that are dropped count in the total all the same."""
+    scores = scored.scores
     most = jnp.maximum(state.most, scores.max(-1))
     base = jnp.where(most == -jnp.inf, 0, most)
     weights = jnp.exp(scores - base[..., None])
     kept = jnp.exp(state.most - base)
+    total = state.total * kept + weights.sum(-1)
+    weights = weights if scored.factors is None else weights * scored.factors
     acc = state.acc * kept[..., None] + product("pgqk,pkd->pgqd", weights, values)
-    return Running(acc, most, state.total * kept + weights.sum(-1))
+    return Running(acc, most, total)

@@ -14,10 +14,11 @@ import jax
 from jax import Array
 from jaxlib.version import __version_info__ as jaxlib_version
 
-from weft.errors import OptionError, UnsupportedKernel
+from weft.errors import OptionError, UnsupportedKernel, install_line
 from weft.jax import operator
 from weft.jax.mask import PlannedMask, planned
 from weft.jax.operator import Call
+from weft.jax.scores import Beside
 from weft.jax.structure import Structure
 from weft.kernels.backend import TritonBackend
 from weft.pattern.algebra import Pattern
@@ -50,9 +51,7 @@ class Implementation(Protocol):
         """A pattern as it runs it, in the structure `like` if that is given."""
         ...
 
-    def attend(
-        self, call: Call, q: Array, k: Array, v: Array, slopes: Array | None, tables: Any
-    ) -> tuple[Array, Array]:
+    def attend(self, call: Call, q: Array, k: Array, v: Array, beside: Beside, tables: Any) -> tuple[Array, Array]:
         """As `weft.jax.operator.attend`: differentiable, and right under every transformation of JAX."""
         ...
 
@@ -82,12 +81,14 @@ class Triton:
     def reason_against(self, request: Request) -> tuple[str, str] | None:
         """Another platform, a planned mask, a type or size that kernels do not compute, a package that is missing."""
         if request.platform not in ("gpu", "cuda"):
-            return f"the arrays are for {request.platform}", "move them to an NVIDIA GPU, or use implementation='xla'"
+            cure = "move them to an NVIDIA GPU, pass target='h200' to lower for one, or use implementation='xla'"
+            return f"the arrays are for {request.platform}", cure
         if request.planning or request.planned is not None:
             return "a planned mask is tables of blocks, not of kernels", "pass the pattern, or use implementation='xla'"
         found = TritonBackend().reasons_against(replace(request.problem, device="cuda"))
         for reason in (one for one in found if "torch" not in one.why):
-            return reason.why, f"{reason.cure}, or use implementation='xla'"
+            cure = install_line("jax-gpu") if "not installed" in reason.why else reason.cure
+            return reason.why, f"{cure}, or use implementation='xla'"
         if jaxlib_version < LEAST_JAXLIB:
             asked = ".".join(map(str, LEAST_JAXLIB))
             return f"jaxlib takes machine code from {asked} on", "pip install -U jax, or use implementation='xla'"
@@ -97,9 +98,7 @@ class Triton:
         """Never called: see `reason_against`."""
         raise NotImplementedError
 
-    def attend(
-        self, call: Call, q: Array, k: Array, v: Array, slopes: Array | None, tables: Any
-    ) -> tuple[Array, Array]:
+    def attend(self, call: Call, q: Array, k: Array, v: Array, beside: Beside, tables: Any) -> tuple[Array, Array]:
         """Never called: `weft.jax.gpu.attention` takes the pattern, not tables."""
         raise NotImplementedError
 

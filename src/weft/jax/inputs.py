@@ -19,6 +19,7 @@ from weft.jax.structure import Structure
 from weft.pattern.algebra import Pattern
 from weft.planning.problem import DTYPES, Problem
 from weft.planning.scores import check_scores
+from weft.target import GPUS, Gpu
 
 ASKED = "attention(q, k, v, ...)"
 LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # -> the dimensions of tokens and of heads
@@ -151,16 +152,16 @@ def _planned(wrong: str) -> NoReturn:
     raise InputError("attention(q, k, v, planned_mask)", wrong, cure)
 
 
-def check_alibi(structure: Structure) -> None:
-    """Raise where slopes have no meaning."""
-    if structure.grid:
+def check_distances(structure: Structure, name: str) -> None:
+    """Raise where distances between tokens have no meaning. name: the option that reads them."""
+    if structure.grid and name == "alibi_slopes":
         raise UnsupportedError(
             "attention(alibi_slopes=...) under a pattern on a grid", "ALiBi has no meaning on a grid of several axes",
             "leave the slopes out, or use a pattern of one axis",
         )  # fmt: skip
     if structure.shift is None:
         raise AlignmentError(
-            f"attention(alibi_slopes=...) at M={structure.m}, N={structure.n}",
+            f"attention({name}=...) at M={structure.m}, N={structure.n}",
             "the pattern does not declare one alignment, so distances are not defined",
             'declare the same one for all parts, as .aligned("bottom-right") does where none does; where nothing '
             'relates q to k, & weft.window(left=2**31, align="bottom-right")',
@@ -169,13 +170,9 @@ def check_alibi(structure: Structure) -> None:
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 def check_numbers(options: dict[str, Any]) -> None:
-    """scale and softcap as `check_scores` has them, no dropout; absent ones are None."""
-    scale, softcap, dropout = (_number(name, options.get(name)) for name in ("scale", "softcap", "dropout"))
+    """scale and softcap as `check_scores` has them; absent ones are None."""
+    scale, softcap = (_number(name, options.get(name)) for name in ("scale", "softcap"))
     check_scores(scale, softcap)
-    if dropout:
-        raise UnsupportedError(
-            f"attention(dropout={dropout})", "attention dropout is not implemented", "pass dropout=0.0, or drop outputs"
-        )
 
 
 def _number(name: str, value: Any) -> Any:
@@ -190,6 +187,16 @@ def _number(name: str, value: Any) -> Any:
         cure = f"pass float({name})" if hasattr(value, "__float__") else "pass a float"
         _option(f"{name}={value!r}", f"{name} is {type(value).__name__}, not a number of Python's", cure)
     return value
+
+
+def target_of(target: Any) -> Gpu | None:
+    """The card of that name, or as given; raises OptionError for what is neither."""
+    if target is None or isinstance(target, Gpu):
+        return target
+    if not isinstance(target, str) or target not in GPUS:
+        cure = f"pass one of {', '.join(map(repr, GPUS))}, or a Gpu of your own"
+        _option(f"target={target!r}", "there is no such card", cure)
+    return GPUS[target]
 
 
 def check_rows(options: dict[str, Any], heads: int) -> None:

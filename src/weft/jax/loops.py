@@ -28,8 +28,8 @@ class Tile:
 class TileWalk:
     """A `TileLoop` and its tables of one mask."""
 
-    def __init__(self, loop: TileLoop, tables: dict[str, Array], slopes: Array | None) -> None:
-        self.loop, self.tables, self.slopes = loop, tables, slopes
+    def __init__(self, loop: TileLoop, tables: dict[str, Array]) -> None:
+        self.loop, self.tables = loop, tables
         rows, q_steps, keys, k_steps = zip(*((a.rows, a.q_step, a.keys, a.k_step) for a in loop.axes), strict=True)
         self.q_view = View(loop.q_origin, rows, q_steps, listed=loop.q_listed)
         self.k_view = View(loop.k_origin, keys, k_steps, listed=loop.k_listed)
@@ -70,11 +70,9 @@ class TileWalk:
             live = live & self.q_view.tile(self.cuts["queries_live"], 0, tile.at, self.box)[:, None]
         if "keys_live" in self.cuts:
             live = live & self.k_view.tile(self.cuts["keys_live"], 0, where, self.width)[None, :]
-        if self.slopes is None:
-            return where, Chunk(live)
         rows = self.q_view.indices(tile.at, self.box, self.q_tokens)
         keys = self.k_view.indices(where, self.width, self.k_tokens)
-        return where, Chunk(live, self.slopes, rows, keys)
+        return where, Chunk(live, rows, keys)
 
     def queries(self, view: Array, tile: Tile) -> Array:
         """The rows of a view of queries (P, G, ..., d) that a tile holds: (P, G, rows, d)."""
@@ -96,8 +94,8 @@ class TileWalk:
 class BlockWalk:
     """A `BlockLoop` and its tables of one mask: a tile is a row of blocks, a chunk some of its blocks."""
 
-    def __init__(self, lengths: tuple[int, int], tables: dict[str, Array], slopes: Array | None) -> None:
-        self.tables, self.slopes, self.n = tables, slopes, lengths[1]
+    def __init__(self, lengths: tuple[int, int], tables: dict[str, Array]) -> None:
+        self.tables, self.n = tables, lengths[1]
         # a row of blocks is a position, whose tokens are the phases
         self.q_view, self.k_view = (View(0, (length,), (BLOCK,)) for length in lengths)
         self.q_tokens = self.k_tokens = None
@@ -119,10 +117,8 @@ class BlockWalk:
         live = (bits[..., None] >> jnp.arange(7, -1, -1, dtype=jnp.uint8)) & 1 == 1
         live = live.reshape(BLOCKS_AT_ONCE, BLOCK, BLOCK) & there[:, None, None]
         live = live.swapaxes(0, 1).reshape(BLOCK, -1) & (keys < self.n)
-        if self.slopes is None:
-            return columns, Chunk(live)
         rows = tile.at[0][1] * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
-        return columns, Chunk(live, self.slopes, rows, keys)
+        return columns, Chunk(live, rows, keys)
 
     def queries(self, view: Array, tile: Tile) -> Array:
         """The queries of a row of blocks, (P, G, BLOCK, d)."""
@@ -154,9 +150,9 @@ class BlockWalk:
 Walk: TypeAlias = TileWalk | BlockWalk
 
 
-def walks_of(program: Program, tables: Any, lengths: tuple[int, int], slopes: Array | None) -> list[Walk]:
-    """The loops of a program with the tables of one mask. lengths: of queries and keys; slopes: (P, G) of ALiBi."""
+def walks_of(program: Program, tables: Any, lengths: tuple[int, int]) -> list[Walk]:
+    """The loops of a program with the tables of one mask. lengths: of queries and keys."""
     return [
-        BlockWalk(lengths, own, slopes) if isinstance(loop, BlockLoop) else TileWalk(loop, own, slopes)
+        BlockWalk(lengths, own) if isinstance(loop, BlockLoop) else TileWalk(loop, own)
         for loop, own in zip(program.loops, tables, strict=True)
     ]

@@ -18,7 +18,7 @@ from weft.pattern.library import causal, full
 
 OPTIONS = ("scale", "softcap", "sinks", "alibi_slopes", "implementation")
 # Keywords of flax's attention functions that change nothing here: products always have all of their digits.
-IGNORED = ("broadcast_dropout", "dropout_rng", "precision")
+IGNORED = ("precision",)
 
 
 def attention_fn(mask: Pattern | PlannedMask | None = None, **options: Any) -> Callable[..., Any]:
@@ -29,8 +29,9 @@ def attention_fn(mask: Pattern | PlannedMask | None = None, **options: Any) -> C
     concrete boolean array (..., N, T, S), which is recognised; and `is_causal` is heeded. A planned mask may be an
     argument of a jitted step, as packed documents are, and retraces nothing.
 
-    Raises OptionError for unknown options. When it is called, it raises UnsupportedError for dropout in training, for
-    a bias, for weights that are to be sown, and InputError for a mask beside a mask.
+    Dropout in training takes flax's `dropout_rng`; every head and batch row drops pairs of its own, as flax does with
+    broadcast_dropout=False. Raises OptionError for unknown options. When it is called, it raises UnsupportedError for
+    dropout that is broadcast, for weights that are to be sown, and InputError for a mask beside a mask.
 
         layer = nnx.MultiHeadAttention(
             num_heads=8, in_features=512, decode=False, rngs=rngs,
@@ -49,11 +50,13 @@ def _attend(query: Any, key: Any, value: Any, bias: Any = None, *, own: Any, opt
     """(..., T, N, Hv); arguments as flax's dot_product_attention, [batch..., length, heads, features]."""
     mask, is_causal = given.pop("mask", None), given.pop("is_causal", False)
     dtype, promote = given.pop("dtype", None), given.pop("promote_dtype", None) or _promoted
-    _check_call({"bias": bias, **given})
+    dropout = _dropout(given)
     query, key, value = promote((query, key, value), dtype=dtype)
     lead = query.shape[:-3]
     q, k, v = (x.reshape(-1, *x.shape[-3:]) if len(lead) != 1 else x for x in (query, key, value))
-    out = attention(q, k, v, _mask(own, mask, is_causal, q, k), **options)
+    if bias is not None:
+        bias = bias.reshape(-1, *bias.shape[-3:]) if bias.ndim > 4 else bias
+    out = attention(q, k, v, _mask(own, mask, is_causal, q, k), bias=bias, **dropout, **options)
     return out.reshape(*lead, *out.shape[1:])
 
 
@@ -62,20 +65,23 @@ def _promoted(arrays: Any, *, dtype: Any) -> Any:
     return tuple(jnp.asarray(x, dtype) for x in arrays)
 
 
-def _check_call(given: dict[str, Any]) -> None:
-    """Raise for keywords that would change the result and are not implemented."""
+def _dropout(given: dict[str, Any]) -> dict[str, Any]:
+    """dropout and seed of a call; raise for keywords that would change the result and are not implemented."""
     given = {name: value for name, value in given.items() if name not in IGNORED and value is not None}
     rate, deterministic = given.pop("dropout_rate", 0.0), given.pop("deterministic", False)
-    if rate and not deterministic:
-        _refuse(
-            f"dropout_rate={rate}, deterministic=False", "attention dropout is not implemented",
-            "pass dropout_rate=0.0 to MultiHeadAttention, or deterministic=True, and drop outputs instead",
-        )  # fmt: skip
+    rng, broadcast = given.pop("dropout_rng", None), given.pop("broadcast_dropout", True)
     if given.pop("module", None) is not None:
         _refuse("module=..., to sow weights", "weights are never held", "leave sow_weights=True out")
     for name in given:
-        cure = "pass a pattern for dead pairs" if name == "bias" else f"leave {name} out"
-        _refuse(f"{name}=...", f"{name} is not implemented", cure)
+        _refuse(f"{name}=...", f"{name} is not implemented", f"leave {name} out")
+    if not rate or deterministic:
+        return {}
+    if broadcast:
+        _refuse(
+            f"dropout_rate={rate}, broadcast_dropout=True", "heads and batch rows do not share what they drop",
+            "pass broadcast_dropout=False to MultiHeadAttention",
+        )  # fmt: skip
+    return {"dropout": rate, "seed": rng}
 
 
 def _mask(own: Any, given: Any, is_causal: Any, q: Any, k: Any) -> Any:

@@ -1,7 +1,8 @@
 """How attention is divided among devices: by mapped elements, batch rows and key/value heads, each on its own.
 
 Heads of a group and features are gathered, since gradients of keys add over them. So are batch rows and heads that the
-mask tells apart, since its tables say which they are. A divided sequence is refused.
+mask tells apart, since its tables say which they are, and all where gradients of tables of score functions are wanted,
+which add over everything. A divided sequence is refused.
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ from weft.errors import UnsupportedError
 from weft.jax.structure import Structure
 
 # Dimensions by kind of array: mapped elements, batch rows, key/value heads, heads of a group, queries, keys, features.
-DIMENSIONS = {"q": "lbkgmd", "row": "lbkgm", "k": "lbknd", "slopes": "lkg"}
+DIMENSIONS = {"q": "lbkgmd", "row": "lbkgm", "k": "lbknd", "batch": "b", "heads": "kg"}
 
 UNNAMED = "part of one"  # instead of a mesh axis
 
 
 def partitioned(
-    function: Callable[..., Any], given: Sequence[str], made: Sequence[str], ranks: Sequence[int], structure: Structure
-) -> Callable[..., Any]:
-    """`function` with a rule for its division. given, made: kinds of its first arguments and of its results; ranks: of
-    the tables that follow.
+    function: Callable[..., Any], given: Sequence[str], made: Sequence[str], ranks: tuple[Sequence[int], Sequence[int]],
+    structure: Structure,
+) -> Callable[..., Any]:  # fmt: skip
+    """`function` with a rule for its division. given, made: kinds of its first arguments and of its first results;
+    ranks: of the tables that follow as arguments, and of sums over all batch rows and heads that follow as results.
     """
     first = [
         [" ".join(f"d{side}{at}" if one == "d" else one for one in DIMENSIONS[kind]) for at, kind in enumerate(kinds)]
         for side, kinds in enumerate((given, made))
     ]
-    tables = [" ".join(f"t{at}{axis}" for axis in range(rank)) for at, rank in enumerate(ranks)]
+    tables, sums = (
+        [" ".join(f"{letter}{at}_{axis}" for axis in range(rank)) for at, rank in enumerate(some)]
+        for letter, some in zip("tu", ranks, strict=True)
+    )
     found = custom_partitioning(function)
 
     def local(*arguments: Any) -> Any:
@@ -43,12 +48,13 @@ def partitioned(
         specs = [_spec_of(argument) for argument in arguments[: len(given)]]
         for kind, spec in zip(given, specs, strict=True):
             check_sequence(kind, spec)
-        whole = _divided(specs[0], structure)
+        whole = {} if sums else _divided(specs[0], structure)
         ins, outs = ([NamedSharding(mesh, _spec(kind, whole)) for kind in kinds] for kinds in (given, made))
         ins += [NamedSharding(mesh, PartitionSpec())] * len(tables)
+        outs += [NamedSharding(mesh, PartitionSpec())] * len(sums)
         return mesh, local, tuple(outs), tuple(ins)
 
-    rule = f"{', '.join([*first[0], *tables])} -> {', '.join(first[1])}"
+    rule = f"{', '.join([*first[0], *tables])} -> {', '.join([*first[1], *sums])}"
     found.def_partition(partition=partition, infer_sharding_from_operands=None, sharding_rule=rule)
     return found
 

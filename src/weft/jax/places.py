@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax.numpy as jnp
 from jax import Array, lax
 
+from weft.jax.scores import Beside
 from weft.jax.structure import Program, Structure
 
 Carry = TypeVar("Carry")
@@ -40,11 +41,18 @@ class Heads:
         part = part.reshape(self.sizes[:dims] + x.shape[dims:]).astype(x.dtype)
         return lax.dynamic_update_slice(x, part, self._starts(x, dims))
 
-    def slopes(self, slopes: Array) -> Array:
-        """ALiBi's slopes (L, K, G) of them: (L * B * K, G)."""
-        (many, b, k, g), (first, _, kv, group) = self.sizes, self.at
-        found = lax.dynamic_slice(slopes, (first, kv, group), (many, k, g))
-        return jnp.broadcast_to(found[:, None], (many, b, k, g)).reshape(many * b * k, g)
+    def beside(self, given: Beside) -> Beside:
+        """What score functions and dropout take: numbers of their batch rows (L * B * K,) and heads (L * B * K, G)."""
+        if given.batch is None or given.heads is None:
+            return given
+        (many, b, k, g), (_, row, kv, group) = self.sizes, self.at
+        batch = lax.dynamic_slice(given.batch, (row,), (b,))[None, :, None]
+        heads = lax.dynamic_slice(given.heads, (kv, group), (k, g))
+        every = many * b * k
+        return given._replace(
+            batch=jnp.broadcast_to(batch, (many, b, k)).reshape(every),
+            heads=jnp.broadcast_to(heads, (many, b, k, g)).reshape(every, g),
+        )
 
     def _starts(self, x: Array, dims: int) -> list[Any]:
         return [*self.at[:dims], *([jnp.int32(0)] * (x.ndim - dims))]

@@ -67,9 +67,12 @@ class AttentionPlan:
         named = next((x.plan.tiling for x in shares if x.plan.tiling and x.plan.tiling.groups), None)
         return shares if named and not hopper.reasons_against(self.asked(direction), named) else None
 
-    def unspecialised(self, direction: Direction) -> tuple[Share, ...]:
-        """Tiles whose warps all do the same: for calls that allow no other."""
-        return unspecialised(direction, self.towards(direction), self.problem, self.target)
+    def unspecialised(self, direction: Direction, under: tile.Under = tile.PLAIN) -> tuple[Share, ...]:
+        """Tiles whose warps all do the same: for calls that allow no other. under: options, which may ask for narrower
+        ones than the plan's, unless it was told which to take.
+        """
+        under = tile.PLAIN if direction in dict(self.fixed) else under
+        return unspecialised(direction, self.towards(direction), self.problem, self.target, under)
 
     # ---- what computes it ----
     @cached_property

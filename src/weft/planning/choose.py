@@ -105,10 +105,16 @@ def _with_blocks(direction: Direction, plan: TilePlan, problem: Problem, gpu: Gp
 
 @cached(128)  # tables are packed once for the same shares
 def unspecialised(
-    direction: Direction, shares: tuple[Share, ...], problem: Problem, target: Target | Gpu
+    direction: Direction, shares: tuple[Share, ...], problem: Problem, target: Target | Gpu,
+    under: tile.Under = tile.PLAIN,
 ) -> tuple[Share, ...]:  # fmt: skip
     """Shares in tiles whose warps all do the same."""
-    if not isinstance(target, Gpu) or not any(share.plan.tiling and share.plan.tiling.groups for share in shares):
+    if not isinstance(target, Gpu):
         return shares
-    tiling = tile.usual(direction, problem, 1, target)
+    specialised = any(share.plan.tiling and share.plan.tiling.groups for share in shares)
+    rank = max((len(launch.box) for share in shares for launch in share.plan.launches), default=1)
+    narrow = tile.narrow(direction, problem, rank, target, under)
+    if not specialised and narrow is None:
+        return shares
+    tiling = narrow or tile.usual(direction, problem, 1, target)
     return tuple(replace(share, plan=plan_for_device(share.plan.acsr, problem, target, tiling)) for share in shares)

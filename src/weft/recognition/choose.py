@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.errors import IrregularError
 from weft.pattern.algebra import Pattern
-from weft.recognition import forms
+from weft.recognition import documents, forms
 from weft.recognition.bitrows import BitRows, strips, width
 from weft.recognition.breadth import FEW, breadth
 from weft.recognition.cells import in_cells
@@ -23,6 +23,9 @@ Quality = tuple[bool, int, int]  # whether there is a remainder, terms, bytes
 
 def best(formula: Formula, size: Size) -> Pattern:
     """The pattern of a formula. NoFormError if no rule gives one."""
+    unlike = documents.unlike(formula)
+    if unlike is not None:
+        return unlike
     reason: NoFormError | None = None
     found: list[Pattern] = []
     for attempt in (lower, in_cells):

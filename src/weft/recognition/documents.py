@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from operator import and_
 
 import numpy as np
 
+from weft.acsr.format import MAX_TERMS
 from weft.acsr.labels import axes_of_labels
 from weft.pattern import composites
 from weft.pattern import library as lib
@@ -73,6 +75,20 @@ def crossed(part: Pair) -> Pattern | None:
     tables = [np.repeat(side.value, side.lengths) for side in (part.f.steps, part.g.scaled(-1, wanted).steps)]
     where = np.unique(np.concatenate(tables), return_inverse=True)[1].reshape(-1)
     return lib.documents(ids=where[: tables[0].size], key_ids=where[tables[0].size :])
+
+
+def unlike(formula: Formula) -> Pattern | None:
+    """Queries and keys whose labels differ, where labels come in many runs: two terms. None where a formula says
+    something else.
+    """
+    if not (isinstance(formula, Pair) and formula.f.bounded and formula.g.bounded):
+        return None
+    same = replace(formula, test=~formula.test)
+    sides = same.f.steps, same.g.steps
+    if any(side.begin.size <= MAX_TERMS or runs.distinct(side.value) for side in sides):
+        return None
+    found = crossed(same)
+    return None if found is None else ~found
 
 
 def _ranked(found: Runs) -> np.ndarray:

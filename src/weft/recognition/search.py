@@ -118,7 +118,7 @@ def search(known: Known, level: Level | None = None) -> Found:
             return best
     components = None if level.budget.spent else _components(known)
     scattered = _recur(known.live.first)
-    labelled = _labelled(known, level) or (_crossed(known, level) if scattered else None)
+    labelled = _labelled(known, level) or _crossed(known, level, scattered)
     if scattered and labelled is not None and labelled.loose is None and components is None:
         return _least([best, labelled])  # one term, however scattered its tokens are
     candidates = [best, labelled, components, _blocks(known, level)]
@@ -210,21 +210,30 @@ def _recur(labels: np.ndarray) -> bool:
     return bool(runs > MAX_TERMS and np.unique(labels).size < runs)
 
 
-def _crossed(known: Known, level: Level) -> Found | None:
-    """The same of queries and keys with labels of their own: queries with one first key, and the keys that they see."""
-    m, n = known.size
-    rows = known.live
+def _crossed(known: Known, level: Level, scattered: bool) -> Found | None:
+    """The same of queries and keys with labels of their own: queries with one first key, and the keys that they see.
+    Or the complement of that, where it is all.
+    """
     if level.depth or level.cuts or not known.decided:
         return None
+    found = _alike(known.live) if scattered else None
+    if found is None:
+        unlike = _alike(known.dead) if _recur(known.dead.first) else None
+        return Found(~unlike[0], known.live) if unlike is not None and unlike[1].same(known.dead) else None
+    alike, like = found
+    rest = search(known.within(like), level.inside("labels"))
+    said = alike if rest.pattern == lib.full() else alike & rest.pattern
+    return Found(said, like & rest.rows, rest.loose)
+
+
+def _alike(rows: BitRows) -> tuple[Pattern, BitRows] | None:
+    """Labels by which queries and keys see their like, as rows do at most; None if there are none."""
+    m, n = rows.m, rows.n
     ids = np.where(rows.queries, rows.first, n)
     key_ids = np.where(rows.keys, ids[np.minimum(rows.transposed().first, m - 1)], n + 1)
     alike = lib.documents(ids=ids, key_ids=key_ids)
     like = raster(alike, m, n)
-    if np.unique(ids).size == m or rows.exceeds(like):
-        return None
-    rest = search(known.within(like), level.inside("labels"))
-    said = alike if rest.pattern == lib.full() else alike & rest.pattern
-    return Found(said, like & rest.rows, rest.loose)
+    return None if np.unique(ids).size == m or rows.exceeds(like) else (alike, like)
 
 
 def _components(known: Known) -> Found | None:

@@ -63,7 +63,7 @@ class Trace:
         size = array.numel() if hasattr(array, "numel") else array.size
         if size != 1:
             raise UntraceableError(f"an operation with an array of shape {tuple(array.shape)}, which no index reads")
-        if getattr(array, "requires_grad", False) or not _is_here(array):
+        if _is_learned(array) or not _is_here(array):
             return Part(self, array).at((0,) * len(array.shape)).ref
         return self.build.const(array.item())
 
@@ -74,6 +74,12 @@ class Trace:
                 return number
         self.tables.append(array)
         return len(self.tables) - 1
+
+
+def _is_learned(array: Any) -> bool:
+    """Whether somebody may differentiate by an array: torch says so, and JAX traces it."""
+    jax = sys.modules.get("jax")
+    return bool(getattr(array, "requires_grad", False)) or (jax is not None and isinstance(array, jax.core.Tracer))
 
 
 def _is_here(array: Any) -> bool:

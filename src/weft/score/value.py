@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from weft.score.expression import Expression
+from weft.score.expression import Builder, Expression
 from weft.score.text import SEPARATOR, parse
 
 
@@ -44,3 +44,22 @@ class Score:
 def expressions(text: str) -> tuple[Expression, ...]:
     """The functions of a text, in order; none of an empty one."""
     return tuple(map(parse, text.split(SEPARATOR))) if text else ()
+
+
+@lru_cache(256)
+def composed(text: str) -> Expression:
+    """The functions of a text as one: each is of the result of the one before it, and tables are counted on."""
+    make, first = Builder(), 0
+    result = make.leaf("score")
+    for one in expressions(text):
+        found: list[int] = []
+        for step in one.steps:
+            value = step.value
+            if step.op == "read":
+                value += first
+            elif step.op == "size":
+                value = value[0] + first, value[1]
+            args = tuple(found[a] for a in step.args)
+            found.append(result if step.op == "score" else make.step(step.op, step.kind, args, value))
+        result, first = found[-1], first + len(one.tables)
+    return make.expression(result)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 Score = Callable[..., Any]
 
@@ -161,6 +162,7 @@ FUNCTIONS: dict[str, Callable[[At], Made]] = {
     "clamped": _constant(lambda score, b, h, q, k: score.clamp(-0.5, 0.5) + 0.01 * score),
     "squared": _constant(lambda score, b, h, q, k: score**2 - 0.5 * score**3 / 10),
     "sigmoid_gate": _constant(lambda score, b, h, q, k: score * torch.sigmoid(score)),
+    "gelu": _constant(lambda score, b, h, q, k: functional.gelu(score) + 0.1 * functional.elu(score)),
     "softsign": _constant(lambda score, b, h, q, k: score / (1 + score.abs())),
     "length_scaled": _constant(lambda score, b, h, q, k: score * torch.log(q + 2.0)),
     "decay_of_steps": _constant(lambda score, b, h, q, k: score + torch.minimum(q // 4 - k // 4, k * 0) * 0.3),

@@ -58,6 +58,32 @@ def attend(
     return eager.attend(call, tensors, rows, deterministic, return_lse)
 
 
+def backward(
+    saved: tuple[Tensor, ...], mask: Any, options: tuple[Any, Any], grads: tuple[Tensor | None, Tensor | None],
+    wanted: bool, extras: Extras | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """(dq, dk, dv, dsinks, dtables) of a call of `attend`. saved: q, k, v, out, lse; the last two may be of
+    more keys, whose gradients are other calls. options: rows, given; wanted: whether that of sinks is.
+    """
+    (sinks, slopes), given = options
+    tensors = (saved[0], saved[1], saved[2])
+    scale, softcap, _, backend, deterministic = given
+    if deterministic is None:
+        deterministic = _get_deterministic_algorithms()
+    if extras is not None:
+        rest = (sinks if wanted else None, slopes, scale, softcap, backend, deterministic, *extras)
+        learned = [x.requires_grad for x in extras.tables]
+        numbers = numbers_of(mask, tensors[0])
+        found = torch.ops.weft.attention_backward(*grads, *saved, mask.structure, numbers, *rest, learned)
+        return *found[:3], found[3] if wanted else None, found[4]
+    key = eager.key_of(*tensors, mask, (sinks, slopes), given)
+    call = None if key is None else eager.find(key)
+    if call is None:
+        chosen = Options(sinks, slopes, scale, softcap, backend, False)
+        call = eager.prepare(key, problem_of(*tensors), mask, chosen)
+    return *eager.backward(call, list(saved), (sinks if wanted else None, slopes), grads, deterministic), ()
+
+
 def _by_operator(
     tensors: Tensors, mask: Any, rows: Any, given: Any, return_lse: bool, extras: Extras | None = None
 ) -> tuple[Tensor, Tensor]:

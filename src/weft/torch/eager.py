@@ -209,22 +209,31 @@ class Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
         *saved, sinks, slopes = ctx.saved_tensors
-        call: Call = ctx.call
-        dout, dlse = given
-        if dout is None and dlse is None:
+        if given[0] is None and given[1] is None:
             return (None,) * 7
-        if _by_operator(dout, dlse):
-            options = call.operator_options((sinks, slopes), ctx.deterministic)
-            numbers = as_tensor(call.mask.numbers)
-            *found, dsinks, _ = by_operator((dout, dlse), (*saved, call.mask.structure, numbers, *options, []))
-            return *found, None if sinks is None else dsinks, None, None, None
-        if dlse is None and sinks is None and slopes is None and call.kernels.ready is not None:
-            at_once = call.at_once(saved, dout, ctx.deterministic)
-            if at_once is not None:
-                return *at_once, None, None, None, None
-        how = call.how if slopes is None else call.modifiers(slopes)
-        *found, dsinks, _ = gradients(call.kernels, call.plan, how, (dout, dlse), (*saved, sinks), ctx.deterministic)
-        return *found, dsinks, None, None, None
+        found = backward(ctx.call, saved, (sinks, slopes), given, ctx.deterministic)
+        return *found, None, None, None
+
+
+def backward(
+    call: Call, saved: list[Tensor], rows: Rows, given: tuple[Tensor | None, ...], deterministic: bool
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """(dq, dk, dv, dsinks). saved: q, k, v, out, lse; given: dout, dlse, not both None; rows: slopes, and sinks where
+    their gradient is wanted.
+    """
+    (dout, dlse), (sinks, slopes) = given, rows
+    if _by_operator(dout, dlse):
+        options = call.operator_options(rows, deterministic)
+        numbers = as_tensor(call.mask.numbers)
+        *found, dsinks, _ = by_operator((dout, dlse), (*saved, call.mask.structure, numbers, *options, []))
+        return *found, None if sinks is None else dsinks
+    if dlse is None and dout is not None and sinks is None and slopes is None and call.kernels.ready is not None:
+        at_once = call.at_once(saved, dout, deterministic)
+        if at_once is not None:
+            return *at_once, None
+    how = call.how if slopes is None else call.modifiers(slopes)
+    *found, dsinks, _ = gradients(call.kernels, call.plan, how, (dout, dlse), (*saved, sinks), deterministic)
+    return *found, dsinks
 
 
 def _by_operator(dout: Tensor | None, dlse: Tensor | None) -> bool:

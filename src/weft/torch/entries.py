@@ -14,8 +14,8 @@ import torch
 from weft.kernels.cpu.rules import Applied, Rule
 from weft.kernels.gpu.layout import Options
 from weft.kernels.gpu.score.slots import number_of
-from weft.kernels.gpu.score.spec import composed
 from weft.score.reads import Read, reads_of
+from weft.score.value import composed
 
 
 def gradients_of_tables(

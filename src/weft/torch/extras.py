@@ -35,7 +35,7 @@ def extras_of(options: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Extras | N
     learned = isinstance(slopes, Tensor) and slopes.requires_grad and torch.is_grad_enabled()
     if options["score"] is None and options["bias"] is None and not learned and _is_off(drop):
         return None, slopes
-    score = _together(options, slopes if learned else None)
+    score = score_of(options, slopes if learned else None)
     if score is not None:
         _check(score, q)
         check_sizes(score, (*q.shape[:3], k.shape[2]))
@@ -50,7 +50,7 @@ def _is_off(dropout: Any) -> bool:
     return isinstance(dropout, (int, float, SymInt, SymFloat)) and not isinstance(dropout, bool) and dropout == 0
 
 
-def _together(options: dict[str, Any], slopes: Tensor | None) -> Score | None:
+def score_of(options: dict[str, Any], slopes: Tensor | None) -> Score | None:
     """The score function, then the bias, then slopes."""
     given = [
         None if options["score"] is None else _score(options["score"]),

@@ -24,7 +24,7 @@ from weft.pattern.padded import padding
 from weft.torch.blockmask import recognize_blocks
 from weft.torch.call import unwrapped
 from weft.torch.fingerprint import PLAIN, UnseenError, fingerprint, name_of
-from weft.torch.met import Met
+from weft.torch.mask_cache import MaskCache
 from weft.torch.operator import Written
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ ANYWHERE = (0, 0, 0, 0)  # all sizes
 OUTSIDE = "write pattern = weft.recognize({}).pattern outside of it, and pass the pattern"
 
 
-_met: Met[Recognized] = Met()
+_recognized: MaskCache[Recognized] = MaskCache()
 _patterns: dict[Pattern, Pattern] = {}  # equal ones are one object, whose plans are found by its identity
 
 
 def forget() -> None:
     """All masks, and the patterns that they became."""
-    _met.clear()
-    with _met.lock:
+    _recognized.clear()
+    with _recognized.lock:
         _patterns.clear()
 
 
@@ -72,14 +72,14 @@ def recognized(mask: Any, sizes: Sizes, function: str = "attention") -> Recogniz
         raise _no_fingerprint(mask, unseen, function) from None
     except RuntimeError:  # a tensor without memory, which recognition refuses
         return _recognize(mask, sizes, function)[0]
-    at = _met.find(found, sizes, ANYWHERE)
+    at = _recognized.find(found, sizes, ANYWHERE)
     if at is not None:
         return at
     _refuse_capture(mask, function)
     made, everywhere = _recognize(mask, sizes, function)
-    with _met.lock:
+    with _recognized.lock:
         made = _one_object(made)
-        _met.keep(found, ANYWHERE if everywhere else sizes, made)
+        _recognized.keep(found, ANYWHERE if everywhere else sizes, made)
     return made
 
 

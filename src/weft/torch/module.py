@@ -22,7 +22,8 @@ from weft.torch.layouts import check_layout
 if TYPE_CHECKING:
     from weft.recognition import Recognized
 
-OPTIONS = ("scale", "softcap", "alibi_slopes", "return_lse", "backend", "deterministic", "layout", "dropout")
+RANKS = ("group", "mesh", "dim", "shards", "strategy")
+OPTIONS = ("scale", "softcap", "alibi_slopes", "return_lse", "backend", "deterministic", "layout", "dropout", *RANKS)
 NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -31,8 +32,10 @@ class SparseAttention(torch.nn.Module):
 
     Deep-copies, pickles and exports: the pattern is an immutable value, and `pattern` may be assigned anew at any time.
     options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, layout, as for `attention`; dropout, in
-    training alone. What can be seen wrong without tensors is refused here, the rest at the first call. Sinks and slopes
-    keep their digits where a model is converted: `module.to(torch.bfloat16)` or `.half()` leave them in float32.
+    training alone. group, or mesh and dim: ranks that hold a sequence together, each with its own tokens; then also
+    shards and strategy, see `weft.distributed.attention`. What can be seen wrong without tensors is refused here, the
+    rest at the first call. Sinks and slopes keep their digits where a model is converted: `module.to(torch.bfloat16)`
+    or `.half()` leave them in float32.
     Example::
 
         attend = SparseAttention(weft.causal() & weft.window(left=1023), sinks=torch.zeros(heads), layout="bshd")
@@ -53,6 +56,12 @@ class SparseAttention(torch.nn.Module):
             if x is not None:
                 check_row(name, x)
         self.pattern, self.options = kept, options
+        alone = [name for name in RANKS if name in options]
+        if alone and not self.is_over_ranks:
+            raise OptionError(
+                f"SparseAttention({alone[0]}=...)", "it is not said which ranks hold the sequence",
+                "pass group=torch.distributed.group.WORLD, or mesh and dim",
+            )  # fmt: skip
         self.register_buffer("alibi_slopes", slopes)
         self.sinks = sinks if sinks is None or isinstance(sinks, torch.nn.Parameter) else _parameter(sinks)
 
@@ -67,7 +76,16 @@ class SparseAttention(torch.nn.Module):
         rows: dict[str, Any] = {"sinks": self.sinks, "alibi_slopes": self.alibi_slopes}
         extra: dict[str, Any] = {"extra_keys": extra_keys, "extra_values": extra_values, "score": score, "bias": bias}
         options = self.options if self.training else {**self.options, "dropout": 0}
+        if self.is_over_ranks:
+            from weft.distributed import attention as over_ranks
+
+            return over_ranks(q, k, v, self.pattern, **rows, **extra, **options)
         return attention(q, k, v, self.pattern, **rows, **extra, **options)
+
+    @property
+    def is_over_ranks(self) -> bool:
+        """Whether ranks of a group hold the tokens."""
+        return self.options.get("group") is not None or self.options.get("mesh") is not None
 
     def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, key_count: Any, **counts: Any) -> Any:
         """`weft.decode_attention` with the pattern and options kept, for a cache whose length the device alone knows.
@@ -75,7 +93,9 @@ class SparseAttention(torch.nn.Module):
         q (B, Hq, M, D), k_cache (B, Hkv, C, D), v_cache (B, Hkv, C, Dv), whatever the layout is. counts: offset,
         window, ring, block_table. The pattern is to be aligned "bottom-right". No gradients, no dropout.
         """
-        kept = {name: x for name, x in self.options.items() if name not in ("layout", "dropout", "deterministic")}
+        kept = {
+            name: x for name, x in self.options.items() if name not in ("layout", "dropout", "deterministic", *RANKS)
+        }
         rows = {"sinks": self.sinks, "alibi_slopes": self.alibi_slopes}
         return decode_attention(q, k_cache, v_cache, self.pattern, key_count, **rows, **counts, **kept)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,10 @@ def attention(tensors: Any, mask: Any, options: dict[str, Any]) -> Tensor | tupl
     if type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
         if isinstance(q, Proxy):
             return _leaf(tensors, mask, options)
+        if any(map(_is_dtensor, tensors)):
+            from weft.torch.distributed import dtensors  # it imports torch.distributed.tensor, which takes a second
+
+            return dtensors.attention(tensors, unwrapped(mask), options)
         for name, x in zip("qkv", tensors, strict=True):
             if isinstance(x, Tensor):
                 check_kind(name, x)
@@ -49,6 +54,11 @@ def attention(tensors: Any, mask: Any, options: dict[str, Any]) -> Tensor | tupl
     if return_lse:
         return view.back(out), view.back(lse)
     return view.back(out)
+
+
+def _is_dtensor(x: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # whoever has such a tensor has imported it
+    return module is not None and isinstance(x, module.DTensor)
 
 
 def _leaf(tensors: Any, mask: Any, options: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import inspect
 import pickle
 import weakref
 
@@ -26,6 +27,7 @@ from weft.integrations.flex import (
 from .helpers import reference, tensors
 
 LISTS = theirs.BlockMask._TENSOR_ATTRS
+OPTIONS = inspect.signature(theirs.create_block_mask).parameters
 
 
 def causal(b, h, q_idx, kv_idx):
@@ -144,7 +146,8 @@ def test_flattened():
     leaves, context = ours._flatten()
     again = BlockMask._unflatten(leaves, context)
     assert type(again) is BlockMask
-    assert any(x is ids for x in leaves)
+    if hasattr(theirs, "_extract_callable_pytree"):  # torch 2.11 leaves captured tensors inside of functions
+        assert any(x is ids for x in leaves)
     same_lists(again, ours)
     assert (again.pattern.to_dense(300) == ours.pattern.to_dense(300)).all()
 
@@ -156,6 +159,7 @@ def test_copied_and_pickled():
         same_lists(again, ours)
 
 
+@pytest.mark.skipif("compute_dq_write_order" not in OPTIONS, reason="this torch has no order of dQ")
 def test_order_of_dq():
     ours = create_block_mask(causal, None, None, 300, 300, "cpu", compute_dq_write_order=True, dq_kv_order=False)
     wanted = theirs.create_block_mask(
@@ -304,3 +308,8 @@ def test_compile_is_said_to_do_nothing():
 def test_what_is_exported():
     for name in flex.__all__:
         assert hasattr(theirs, name)
+    assert flex._mask_mod_signature is theirs._mask_mod_signature
+    with pytest.raises(AttributeError, match="no attribute '_nothing'"):
+        flex._nothing  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'create_nested_block_mask'"):
+        flex.create_nested_block_mask  # noqa: B018

@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention as theirs
 
 import weft
 from weft.errors import InputError, OptionError, UnsupportedError
-from weft.integrations.flex import AuxRequest, call, create_block_mask, flex_attention
+from weft.integrations.flex import AuxRequest, call, create_block_mask, flex_attention, host
 from weft.torch import tracing
 
 from .helpers import gradients, reference, tensors
@@ -180,6 +180,16 @@ def test_other_values_are_another_score():
             return score - slope * (q - k).abs()
 
         torch.testing.assert_close(flex_attention(*x, mod), reference(*x, lambda *args, mod=mod: mod(*args))[0])
+
+
+def test_float64_on_a_gpu_goes_to_the_host_and_is_said_once(monkeypatch, recwarn):
+    """Here the host is where the tensors are; tests/integrations/test_flex_gpu.py has a GPU's."""
+    monkeypatch.setattr(call, "_said", set())
+    monkeypatch.setattr(host, "needs_host", lambda query: True)
+    slopes = torch.rand(4, dtype=torch.float64, requires_grad=True)
+    for _ in range(2):
+        held(tensors(), lambda score, b, h, q, k: score - slopes[h] * (q - k).abs(), causal, [slopes])
+    assert sum("on the host" in str(w.message) for w in recwarn) == 1
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Forty-three published kinds of scores and masks: values, lse and every gradient beside torch's own, in float64."""
 
+import inspect
+
 import pytest
 import torch
 from tests.tiers import every
@@ -63,7 +65,10 @@ def test_blocks(name, size, separate):
     """The lists that torch makes of all pairs."""
     _, mask_mod, _ = made(name)
     ours = create_block_mask(mask_mod, B, H, S, S, BLOCK_SIZE=size, separate_full_blocks=separate, device="cpu")
-    wanted = theirs.create_block_mask(mask_mod, B, H, S, S, "cpu", size, separate_full_blocks=separate)
+    told = {} if separate else {"separate_full_blocks": False}
+    if told and "separate_full_blocks" not in inspect.signature(theirs.create_block_mask).parameters:
+        pytest.skip("this torch always lists full blocks apart")
+    wanted = theirs.create_block_mask(mask_mod, B, H, S, S, "cpu", size, **told)
     for name in LISTS:
         x, y = getattr(ours, name), getattr(wanted, name)
         assert (x is None) == (y is None)

@@ -70,7 +70,7 @@ def tables(plan: AttentionPlan, device: str) -> list[Any]:
 
     ways: tuple[Direction, ...] = ("forward", "dq", "dkdv")
     found = [packed.__wrapped__(plan.towards(way), plan.problem, way == "dkdv") for way in ways]
-    read = (table for one in found for table in (*one.tables, one.met) if table is not None)
+    read = (table for one in found for table in (*one.tables, one.sum_rows) if table is not None)
     return [torch.from_numpy(table.words).to(device) for table in read]
 
 

@@ -3,6 +3,9 @@
 Masks are recognised when they are made; score functions are traced. docs/coming-flex.md says what is not the same.
 """
 
+from typing import Any
+
+from torch.nn.attention import flex_attention as _torchs
 from torch.nn.attention.flex_attention import (
     AuxOutput,
     AuxRequest,
@@ -29,3 +32,10 @@ __all__ = [
     "noop_mask",
     "or_masks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """torch's private names, such as _mask_mod_signature, which annotations of mask functions import."""
+    if name.startswith("_") and not name.startswith("__") and hasattr(_torchs, name):
+        return getattr(_torchs, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

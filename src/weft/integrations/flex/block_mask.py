@@ -90,7 +90,9 @@ class BlockMask(flex.BlockMask):
         """The mask at other lengths: of the same function where the blocks are its own, else the blocks cropped."""
         unmade = self.__dict__.get("_unmade")
         if unmade is None:
-            return super()._adjust(new_q_len, new_kv_len)
+            cropped = super()._adjust(new_q_len, new_kv_len)
+            cropped.seq_lengths = new_q_len, new_kv_len  # torch 2.11 rounds them up
+            return cropped
         sizes = (unmade.batch, unmade.heads, new_q_len, new_kv_len)
         made = copy.copy(self)
         made.__dict__.update(seq_lengths=sizes[2:], _seen=(key_of(self.mask_mod), ()))

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn.attention import flex_attention as flex
 
 from weft.errors import UnsupportedError
-from weft.integrations.flex import graphs
+from weft.integrations.flex import graphs, host
 from weft.integrations.flex.block_mask import as_weft
 from weft.integrations.flex.checks import check_block_mask, check_kernel_options, check_rows, check_tensors
 from weft.pattern.algebra import Pattern
@@ -57,7 +57,12 @@ def flex_attention(  # noqa: PLR0913 - FlexAttention's signature
         check_kernel_options(kernel_options)
         _say("kernel_options have no effect: weft plans its own kernels", UserWarning)
     mask, score = _meant(query, key, score_mod, block_mask)
-    found = attention(query, key, value, mask, scale=scale, score=score, return_lse=wants_lse)
+    options: dict[str, Any] = {"scale": scale, "return_lse": wants_lse}
+    if host.needs_host(query):
+        _say("flex_attention in float64 is computed on the host: no kernel of a GPU has this dtype", UserWarning)
+        found = host.on_host((query, key, value), mask, score, options)
+    else:
+        found = attention(query, key, value, mask, score=score, **options)
     if return_aux is not None:
         return (found[0], flex.AuxOutput(lse=found[1])) if wants_lse else (found, flex.AuxOutput())
     return found

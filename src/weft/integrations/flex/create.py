@@ -32,19 +32,20 @@ def create_block_mask(  # noqa: PLR0913 - FlexAttention's signature
 
         block_mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 8192, 8192)
     """
-    given = (mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE, False, separate_full_blocks)
+    given = (mask_mod, B, H, Q_LEN, KV_LEN, device, BLOCK_SIZE)
+    told = order if separate_full_blocks else {**order, "separate_full_blocks": False}  # torch 2.11 has no such option
     if is_dynamo_compiling():
-        return graphs.with_pattern(flex.create_block_mask(*given, **order))
+        return graphs.with_pattern(flex.create_block_mask(*given, **told))
     if _compile:
         warnings.warn("_compile has no effect: nothing is compiled for a mask", DeprecationWarning, stacklevel=2)
     _check_order(order)
     if arguments_of(mask_mod) != 4:
         raise AssertionError(f"create-block_mask requires a mask_mod function! Got {mask_mod}")
     if order.get("compute_dq_write_order"):
-        return like(flex.create_block_mask(*given, **order))
+        return like(flex.create_block_mask(*given, **told))
     batch, heads = (1 if x is None else x for x in (B, H))
     size = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
-    device = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
+    device = torch.device(device or torch.accelerator.current_accelerator(check_available=True) or "cpu")
     found, reads = recognize(mask_mod, (batch, heads, Q_LEN, KV_LEN), device)
     made = BlockMask.__new__(BlockMask)
     made.__dict__.update(

@@ -18,6 +18,7 @@ METHODS = {
     "get_correct_attn_implementation": "requested_attention",
     "set_attn_implementation": "attn_implementation",
 }
+BLOCKS = "isinstance(attention_mask, BlockMask)"  # Doge adds masks to its own, except such
 _names: set[str] = set()
 
 
@@ -44,7 +45,7 @@ def _checked(asked: Any, argument: str) -> Any:
         if layer is not None:
             raise UnsupportedError(
                 f"attn_implementation={name!r} in {kind.__name__}",
-                f"its {layer} does not go through transformers' attention interface",
+                f"its {layer} does not go through transformers' attention interface, or not with masks",
                 'load it with attn_implementation="eager"; weft.integrations.transformers.swap(model) knows some of '
                 "these models",
             )
@@ -55,10 +56,13 @@ def _checked(asked: Any, argument: str) -> Any:
 
 @cache
 def past_interface(kind: Any) -> str | None:
-    """A class of attention in the module of a model whose source never names the interface; None if there is none."""
+    """A class of attention in the module of a model; None if its source names the interface, and takes masks that are a
+    BlockMask, as weft's are.
+    """
     try:
         source = inspect.getsource(sys.modules[kind.__module__])
     except (KeyError, OSError, TypeError):  # its source is not there to be read
         return None
     found = ATTENTION.search(source)
-    return found.group(1) if found and not any(word in source for word in INTERFACE) else None
+    through = any(word in source for word in INTERFACE) and BLOCKS not in source
+    return found.group(1) if found and not through else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
+from torch.utils._pytree import tree_leaves
 
 from weft.errors import UnsupportedError
 from weft.integrations.transformers.packed import Packed
@@ -40,8 +42,11 @@ class Mask(BlockMask):
     It is a BlockMask since models pass on a tensor of four axes or a BlockMask as it is, and refuse anything else. It
     holds no blocks: what reads or changes it as such is refused. sizes: B, M, N. offsets: positions of the first query
     and the first key. live: keys from there on are seen by no query, and are cut off; None: all are passed. In place of
-    a pattern there are slots, where the device alone knows the number of keys, or packed documents.
+    a pattern there are slots, where the device alone knows the number of keys, or packed documents. of_rows: makes the
+    mask of some of the queries, from the first of them and how many.
     """
+
+    of_rows: Callable[[int, int], Mask] | None = None
 
     def __init__(
         self, pattern: Any, sizes: tuple[int, int, int], offsets: tuple[Any, int], live: int | None = None,
@@ -79,6 +84,25 @@ class Mask(BlockMask):
         """Itself: a pattern is on no device and has no dtype."""
         return self
 
+    def __getitem__(self, at: Any) -> Mask:
+        """Of consecutive queries, as Gemma 4 keeps the last ones: mask[:, :, -1:, :], all keys kept."""
+        at = (*at, slice(None)) if isinstance(at, tuple) and len(at) == 3 else at
+        if not isinstance(at, tuple) or len(at) != 4 or not all(isinstance(one, slice) for one in at):
+            self._refuse()
+        *others, rows, keys = (range(*one.indices(length)) for one, length in zip(at, self.shape, strict=True))
+        whole = [len(one) for one in (*others, keys)] == [self.sizes[0], 1, self.sizes[2]]
+        if not whole or rows.step != 1 or not rows:
+            self._refuse()
+        if len(rows) == self.sizes[1]:
+            return self
+        return self._refuse() if self.of_rows is None else self.of_rows(rows.start, len(rows))
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """Functions of torch read tensors."""
+        found = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, Mask))
+        found._refuse()
+
     def __repr__(self) -> str:
         said = "counted" if self.slots is not None else self._pattern or "packed documents"
         return f"weft.integrations.transformers mask {self.shape}: {said}"
@@ -93,7 +117,7 @@ class Mask(BlockMask):
             "that knows the model",
         )
 
-    __getitem__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __or__ = __invert__ = _refuse
     __bool__ = __iter__ = __len__ = __lt__ = __gt__ = __le__ = __ge__ = _refuse
     to_dense = as_tuple = sparsity = numel = to_string = _adjust = _refuse
     bool = float = half = expand = view = reshape = unsqueeze = squeeze = masked_fill = repeat = _refuse

@@ -34,20 +34,27 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_o
 
     Raises weft's errors for a function that is not recognised; they name the model.
     """
-    function, tokens = told.get("mask_function", causal_mask_function), told.get("attention_mask")
-    sizes, offsets = (batch_size, q_length, kv_length), (q_offset, kv_offset)
     try:
-        if is_compiling() and not isinstance(q_offset, Tensor):
-            return in_graph(sizes, offsets, function, tokens)
-        # transformers allows no skip at a step of a cache that is to be compiled
-        if isinstance(q_offset, Tensor) or (q_length == 1 and not told.get("allow_is_causal_skip", True)):
-            found = _counted(sizes, offsets, (function, tokens), told.get("device", "cpu"))
-            if found is not None:
-                return found
-        return _made(sizes, (int(q_offset), kv_offset), function, tokens)
+        found = _mask((batch_size, q_length, kv_length), (q_offset, kv_offset), told)
     except WeftError as error:
         model = getattr(told.get("config"), "model_type", "model")
         raise type(error)(f"attn_implementation='weft' in {model}: {error.asked}", error.wrong, error.cure) from error
+    if not is_compiling():  # a graph that ends here could not hand on a function
+        found.of_rows = lambda first, count: mask(batch_size, count, kv_length, q_offset + first, kv_offset, **told)
+    return found
+
+
+def _mask(sizes: tuple[int, int, int], offsets: tuple[Any, int], told: dict[str, Any]) -> Mask:
+    function, tokens = told.get("mask_function", causal_mask_function), told.get("attention_mask")
+    q_offset, kv_offset = offsets
+    if is_compiling() and not isinstance(q_offset, Tensor):
+        return in_graph(sizes, offsets, function, tokens)
+    # transformers allows no skip at a step of a cache that is to be compiled
+    if isinstance(q_offset, Tensor) or (sizes[1] == 1 and not told.get("allow_is_causal_skip", True)):
+        found = _counted(sizes, offsets, (function, tokens), told.get("device", "cpu"))
+        if found is not None:
+            return found
+    return _made(sizes, (int(q_offset), kv_offset), function, tokens)
 
 
 def _counted(

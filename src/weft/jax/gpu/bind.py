@@ -183,7 +183,7 @@ def card() -> Gpu:
         raise UnsupportedKernel(
             "attention by weft's kernels from JAX",
             "JAX sees no GPU",
-            'use implementation="xla", or install jax[cuda13]',
+            'use implementation="xla", install jax[cuda13], or pass target="h200" to lower for a card that is not here',
         ) from None
     capability = str(device.compute_capability).replace(".", "")
     return gpu_like(device.device_kind, f"sm_{capability}", device.core_count)

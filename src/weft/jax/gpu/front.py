@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from weft.errors import AlignmentError, UnsupportedError
+from weft.jax.extras import Extras
 from weft.jax.gpu import attention as kernels
-from weft.jax.gpu.attention import Call
+from weft.jax.gpu.attention import Call, Rows
 from weft.jax.gpu.bind import card
 from weft.kernels.gpu.layout import Options
 from weft.pattern.algebra import Pattern
@@ -22,7 +23,9 @@ _card = cache(card)
 _attend: Any = jax.jit(kernels.attend, static_argnums=0)
 
 
-def attention(problem: Problem, mask: Pattern, tensors: tuple[Array, Array, Array], given: Any) -> tuple[Array, Array]:
+def attention(
+    problem: Problem, mask: Pattern, tensors: tuple[Array, Array, Array], given: Any, extras: Extras
+) -> tuple[Array, Array]:  # fmt: skip
     """(out, lse) in the layout of the tensors. given: `weft.jax.attention.Options`.
 
     Raises what planning raises, and UnsupportedKernel without a GPU.
@@ -30,12 +33,15 @@ def attention(problem: Problem, mask: Pattern, tensors: tuple[Array, Array, Arra
     q, k, v = tensors
     scale = problem.d**-0.5 if given.scale is None else float(given.scale)
     softcap = None if given.softcap is None else float(given.softcap)
-    options = Options(scale, softcap, deterministic=bool(given.deterministic), one_argument=True)
+    options = Options(
+        scale, softcap, deterministic=bool(given.deterministic), one_argument=True, score=extras.score,
+        dropout=extras.dropout,
+    )  # fmt: skip
     sinks, slopes = (None if x is None else jnp.asarray(x) for x in (given.sinks, given.alibi_slopes))
-    if slopes is not None:
+    if slopes is not None or extras.shifted:
         options = options._replace(shift=_shift(mask, problem))
-    call = Call(mask, Problem(**{**vars(problem), "device": "cuda"}), _card(), options, given.layout)
-    out, lse = _attend(call, q, k, v, sinks, slopes)
+    call = Call(mask, Problem(**{**vars(problem), "device": "cuda"}), given.target or _card(), options, given.layout)
+    out, lse = _attend(call, q, k, v, Rows(sinks, slopes, extras.seed, extras.tables))
     return out, lse.swapaxes(1, 2) if given.layout == "bshd" else lse
 
 

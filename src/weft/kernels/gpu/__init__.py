@@ -8,6 +8,7 @@
 | `ops/` `constants` | jit fragments that families share; numbers that kernels and their oracles share |
 | `gemm/` | products with what follows them, for the operators around attention |
 | `tile/` `hopper/` `split_kv/` `documents/` | the families of kernels, and tables that the device writes |
+| `gemm/` | kernels of the operators around attention |
 | `score/` `sinks` | score functions as text of a kernel; sinks |
 | `entry` `compile/` | the text of an entry; source -> machine code, and its checks |
 | `oracle/` | what each kernel means, in float64, from the packed tables |

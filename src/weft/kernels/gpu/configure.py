@@ -138,7 +138,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
         spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several,
         lines=told or (wave.lines and not several),
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
-        joins=wave.joins, few=waves.met is not None and not wave.joins,
+        joins=wave.joins, few=waves.shared_rows is not None and not wave.joins,
         accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
     )  # fmt: skip
     room = one.whole and _grid_takes_none(one) if one.direction == "forward" else not one.with_dq

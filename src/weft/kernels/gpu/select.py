@@ -60,7 +60,8 @@ def tiles(direction: Direction, plan: AttentionPlan, layout: Layout, options: Op
     specialised = plan.specialised(direction)
     if specialised is not None and may_specialise(layout, options, plan.problem):
         yield Tiles(specialised, True)
-    yield Tiles(plan.unspecialised(direction), False)
+    under = tile.Under(bool(options.score), any(options.wanted), bool(options.dropout))
+    yield Tiles(plan.unspecialised(direction, under), False)
 
 
 def may_specialise(layout: Layout, options: Options, problem: Problem) -> bool:

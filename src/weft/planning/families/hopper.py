@@ -31,8 +31,9 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(65, 129), "float16", WIDE),
 )
 CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
-# Of all gradients in one walk, which adds to dQ in memory; offered where a call names it for dK and dV.
+# Of all gradients in one walk, which adds to dQ in memory, and the bytes of shared memory of its kernel.
 SUMMED = Tiling(128, 64, 8, 2, 168, True, 2)
+SUMMED_SHARED = 225_408
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
@@ -49,6 +50,8 @@ def no_sums(asked: Pass) -> str:
     problem = asked.problem
     if not on_hopper(asked.gpu) or (problem.d, problem.dv) != (128, 128) or DTYPES[problem.dtype] != 2:
         return "its kernels are for D=128 in 16 bits on Hopper"
+    if asked.gpu.shared < SUMMED_SHARED:
+        return "its tiles need more shared memory than the card has"
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
     launch = line_of(asked, SUMMED)

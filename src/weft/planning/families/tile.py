@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product as cartesian
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from weft.acsr.format import BLOCK
 from weft.planning.families import hopper
@@ -151,6 +151,36 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
         return Tiling(32, 32, 4, 2, apart=line)
     size = min((both for both in WIDE if problem.d + problem.dv <= both), default=max(WIDE))
     return (WIDE[size] if on_hopper(gpu) else WIDE_ELSEWHERE)[direction, line]
+
+
+class Under(NamedTuple):
+    """What else takes registers: score functions, sums for gradients of tables, dropout."""
+
+    scores: bool = False
+    sums: bool = False
+    dropout: bool = False
+
+
+PLAIN = Under()
+
+
+def narrow(direction: Direction, problem: Problem, rank: int, gpu: Gpu, under: Under) -> Tiling | None:
+    """What a call takes under options that crowd registers; None where the plan's own tiles serve.
+
+    Counted by the assembler for sm_90, bytes that a thread spills: on grids at D=128 up to 1,072, in these tiles 32; on
+    lines dQ 608 with sums and 240 with dropout, in these 64; dK and dV with dropout 424, in these 8.
+    """
+    wide = max(problem.d, problem.dv)
+    if problem.dtype == "float32" or wide > 128:
+        return None
+    found = None
+    if rank > 1 and wide > 64 and under.scores:
+        found = Tiling(64, 32, 4 if direction == "forward" else 8, 3)
+    elif rank == 1 and direction == "dq" and wide > 96 and (under.sums or under.dropout):
+        found = Tiling(64, 32, 4, 3, apart=True)
+    elif rank == 1 and direction == "dkdv" and under.dropout:
+        found = Tiling(64, 32, 8, 3, apart=True)
+    return found if found is not None and shared_of(direction, problem, found, gpu) <= gpu.shared else None
 
 
 def menu(

@@ -10,27 +10,30 @@ from torch import Tensor
 
 import weft
 from weft.distributed.plan import Plan
-from weft.torch.distributed.exchange import Message, Pending, tensor_of, tie
+from weft.torch.distributed.exchange import travelled
 from weft.torch.distributed.ranks import Rank, Result
+from weft.torch.distributed.scores import of_heads
 
 
-def by_heads(at: Rank, q: Tensor, k: Tensor, v: Tensor) -> Result:
-    """Attention of this rank's tokens."""
+def by_heads(at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, with_lse: bool) -> Result:
+    """Attention of this rank's tokens; lse is anything if it is not wanted."""
     order, tokens = _order(at.plan, q.device), q.shape[2]
-    scalar, whole = _to_heads(at, (q, k, v))
+    whole = _to_heads(at, (q, k, v))
     if order is not None:
         whole = [x.index_select(2, order[0]) for x in whole]
-    sinks = at.options["sinks"]
     mine = heads_of(at.plan)[at.rank][0]
-    options = {**at.options, "sinks": None if sinks is None else sinks[mine]}
+    scale, softcap, backend, deterministic = at.options
     q, k, v = whole
-    out, lse = weft.attention(q, k, v, at.plan.pattern, return_lse=True, **options)
-    scalars, found = [scalar], []
-    for x in (out, lse.unsqueeze(3)):
-        scalar, back = _to_tokens(at, x if order is None else x.index_select(2, order[1]), tokens)
-        scalars.append(scalar)
-        found.append(back)
-    return tie(found[0], scalars), found[1].squeeze(3)
+    out, lse = weft.attention(
+        q, k, v, at.plan.pattern, return_lse=True, sinks=None if sinks is None else sinks[mine], scale=scale,
+        softcap=softcap, backend=backend, deterministic=deterministic,
+        score=None if at.score is None else of_heads(at.score, mine.start),
+    )  # fmt: skip
+
+    def back(x: Tensor) -> Tensor:
+        return _to_tokens(at, x if order is None else x.index_select(2, order[1]), tokens)
+
+    return back(out), back(lse.unsqueeze(3)).squeeze(3) if with_lse else lse
 
 
 def heads_of(plan: Plan) -> list[tuple[slice, slice]]:
@@ -43,24 +46,22 @@ def heads_of(plan: Plan) -> list[tuple[slice, slice]]:
     return found
 
 
-def _to_heads(at: Rank, tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """(the exchange's scalar, q, k and v of this rank's heads with the tokens of all ranks, one after the other)."""
+def _to_heads(at: Rank, tensors: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+    """q, k and v of this rank's heads with the tokens of all ranks, one after the other."""
     q, k, v = tensors
     blocks = [[_rows_first(x) for x in (q[:, of_q], k[:, of_kv], v[:, of_kv])] for of_q, of_kv in heads_of(at.plan)]
     shapes = [x.shape for x in blocks[at.rank]]
-    received = tuple(tuple(torch.Size((len(held), *shape[1:])) for shape in shapes) for held in at.plan.shards.tokens)
-    message = Message(tuple(tuple(x.shape for x in peer) for peer in blocks), received)
-    scalar, came = Pending(message, blocks, at.group).arrived()
-    return scalar, [_heads_first(torch.cat([peer[i] for peer in came])) for i in range(3)]
+    received = [[torch.Size((len(held), *shape[1:])) for shape in shapes] for held in at.plan.shards.tokens]
+    came = travelled(blocks, received, at.group)
+    return [_heads_first(torch.cat([peer[i] for peer in came])) for i in range(3)]
 
 
-def _to_tokens(at: Rank, x: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """(the exchange's scalar, all heads of this rank's tokens), of some heads of all tokens."""
+def _to_tokens(at: Rank, x: Tensor, tokens: int) -> Tensor:
+    """All heads of this rank's tokens, of some heads of all tokens."""
     blocks = [[_rows_first(some)] for some in x.split([len(held) for held in at.plan.shards.tokens], dim=2)]
     shape = torch.Size((tokens, x.shape[0], x.shape[1], x.shape[3]))
-    message = Message(tuple((one.shape,) for (one,) in blocks), ((shape,),) * at.plan.ranks)
-    scalar, came = Pending(message, blocks, at.group).arrived()
-    return scalar, _heads_first(torch.cat([one for (one,) in came], dim=2))
+    came = travelled(blocks, [[shape]] * at.plan.ranks, at.group)
+    return _heads_first(torch.cat([one for (one,) in came], dim=2))
 
 
 def _rows_first(x: Tensor) -> Tensor:
@@ -77,4 +78,4 @@ def _order(plan: Plan, device: torch.device) -> tuple[Tensor, Tensor] | None:
     tokens = np.concatenate([held.array() for held in plan.shards.tokens])
     if (np.diff(tokens) == 1).all():
         return None
-    return tensor_of(np.argsort(tokens), device), tensor_of(tokens, device)
+    return torch.as_tensor(np.argsort(tokens), device=device), torch.as_tensor(tokens, device=device)

@@ -1,112 +1,166 @@
-"""Each rank computes the rows it holds: keys come from peers, and rows that many keys see go to where these are."""
+"""Each rank computes the rows it holds: keys come from peers, and rows that many keys see go to where these are.
+
+Results of parts are merged in place, and gradients of each part start from the merged out and lse: no part's rows are
+copied, and what a peer adds touches the rows that it adds to alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-import weft
-from weft.distributed.local import Local, local_of
+from weft.distributed.local import Part, local_of
 from weft.distributed.plan import Plan
-from weft.torch.distributed.exchange import Message, Pending, Sent, pick, tensor_of, tie
-from weft.torch.distributed.ranks import Rank, Result, joined
+from weft.torch.distributed import moved
+from weft.torch.distributed.exchange import Peers, Pending, Sent, rows_first, unpacked
+from weft.torch.distributed.ranks import Rank, Result, Rows, gathered, merged_into, put, rows_of, scattered, taken
+from weft.torch.distributed.scores import with_tables
+
+Three = tuple[Tensor, Tensor, Tensor]
 
 
-def alone(at: Rank, q: Tensor, k: Tensor, v: Tensor) -> Result:
-    """Attention of this rank's tokens where no rank needs anything of others."""
-    local = local_of(at.plan, at.rank)
-    return joined(local.before, [at.attend(q, [(k, v)], part) for part in local.before])
+def by_tokens(at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Result:
+    """Attention of this rank's tokens. What needs nothing of others is computed while keys are on their way."""
+    if at.plan.silent:
+        return at.attend((q, k, v), local_of(at.plan, at.rank).main, sinks)
+    out, lse = _Layer.apply(at, q, k, v, sinks, *(() if at.score is None else at.score.tables))
+    return out, lse
 
 
-def by_tokens(at: Rank, q: Tensor, k: Tensor, v: Tensor) -> Result:
-    """Attention of this rank's tokens. Parts that need nothing of others are computed while keys are on their way."""
-    local = local_of(at.plan, at.rank)
-    (q, k, v), pending = _begun(at, q, k, v)
-    results = [at.attend(q, [(k, v)], part) for part in local.before]
-    scalar, came = pending.arrived()
-    rows = [[x.permute(1, 2, 0, 3) for x in peer] for peer in came]
-    results += [at.attend(q, [(k, v), *(peer[:2] for peer in rows)], part) for part in local.after]
-    parts, scalars = [*local.before, *local.after], [scalar]
-    if any(map(len, at.plan.moved)):
-        more, merged = _moved(at, local, [peer[2] for peer in rows], (q, k, v))
-        scalars += more
-        if merged is not None and local.moved is not None:
-            parts.append(local.moved)
-            results.append(merged)
-    out, lse = joined(parts, results)
-    return tie(out, scalars), lse
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *tables: Tensor) -> Result:
+        ctx.at, ctx.wanted = at, sinks is not None and ctx.needs_input_grad[4]
+        ctx.set_materialize_grads(False)
+        work, moves = _Work(at, (q, k, v)), moved.are_any(at.plan)
+        pending = work.send()
+        main, whole = work.local.main, None
+        if isinstance(main.keys, str):
+            whole = at.attend((q, k, v), main, sinks)
+        came = work.unpacked(pending.arrived())
+        partial = moved.partial(at, (q, k, v), came) if moves else []
+        back = moved.send(at, q, partial) if moves else None
+        if whole is None:
+            whole = at.attend((q, *work.keys(main, came)), main, sinks)
+        for part in work.local.edges:
+            rows = rows_of(part, q.device)
+            merged_into(whole, rows, [at.attend((taken(q, rows), *work.keys(part, came)), part)])
+        arrived = [] if back is None else moved.merge(at, whole, back)
+        kept = [x for pair in (*partial, *arrived) for x in pair]
+        ctx.save_for_backward(q, k, v, sinks, *whole, pending.buffer, *tables, *kept)
+        return whole
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+        q, k, v, sinks, out, lse, buffer, *kept = ctx.saved_tensors
+        at, kept = _with_tables(ctx.at, kept)
+        work, results, grads = _Work(at, (q, k, v)), (out, lse), (dout, dlse)
+        flat = torch.zeros_like(buffer)
+        came, back = work.unpacked(buffer), work.unpacked(flat)
+        pairs = list(zip(kept[::2], kept[1::2], strict=True))
+        partial, arrived = pairs[: at.plan.ranks], pairs[at.plan.ranks :]
+        pending = moved.send_gradients(at, results, grads, arrived) if arrived else None
+        of_rows = [work.of_edge(part, results, grads, (came, back)) for part in work.local.edges]
+        of_keys = [] if pending is None else moved.of_asked(at, (q, k, v), partial, pending, (came, back))
+        main = work.local.main
+        if isinstance(main.keys, str):
+            home = work.send_back(flat)  # on its way while the rank's own keys are computed
+            dq, dk, dv, dsinks, of_tables = at.gradients((q, k, v), main, results, grads, (sinks, ctx.wanted))
+        else:
+            given = q, *work.keys(main, came)
+            dq, *of_all, dsinks, of_tables = at.gradients(given, main, results, grads, (sinks, ctx.wanted))
+            dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+            for i, (grad, own) in enumerate(zip(of_all, (dk, dv), strict=True)):
+                scattered(grad, main, [own, *(peer[i] for peer in back)])
+            home = work.send_back(flat)
+        for rows, grad, _ in of_rows:
+            put(dq, rows, taken(dq, rows) + grad)
+        for more in of_keys:
+            dk, dv = dk + more[0], dv + more[1]
+        work.add((dq, dk, dv), home)
+        dtables = _summed([of_tables, *(x[2] for x in of_rows), *(x[2] for x in of_keys)], ctx.needs_input_grad[5:])
+        return None, dq, dk, dv, dsinks, *dtables
 
 
-def _begun(at: Rank, q: Tensor, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Pending]:
-    """((q, k, v), keys, values and moved queries on their way to each peer)."""
-    keys, queries = _rows(at.plan, at.rank, q.device)
-    (k, of_k), (v, of_v) = pick(k, keys), pick(v, keys)
-    q, of_q = (
-        pick(q, queries)
-        if any(map(len, at.plan.moved))
-        else (q, (q.new_empty((0, *q.shape[:2], q.shape[3])),) * at.plan.ranks)
-    )
-    blocks = list(zip(of_k, of_v, of_q, strict=True))
-    received = []
-    for halo, asked in zip(at.plan.halo[at.rank], at.plan.asked[at.rank], strict=True):
-        counts = len(halo), len(halo), len(asked)
-        received.append(
-            tuple(torch.Size((n, *x.shape[:2], x.shape[3])) for n, x in zip(counts, (k, v, q), strict=True))
-        )
-    message = Message(tuple(tuple(x.shape for x in peer) for peer in blocks), tuple(received))
-    return (q, k, v), Pending(message, blocks, at.group)
+def _with_tables(at: Rank, kept: Sequence[Tensor]) -> tuple[Rank, Sequence[Tensor]]:
+    """(the rank with the tables that were saved, what was saved behind them)."""
+    if at.score is None:
+        return at, kept
+    count = len(at.score.tables)
+    return replace(at, score=with_tables(at.score, tuple(kept[:count]))), kept[count:]
 
 
-def _moved(
-    at: Rank, local: Local, theirs: Sequence[Tensor], own: tuple[Tensor, Tensor, Tensor]
-) -> tuple[list[Tensor], Result | None]:
-    """(scalars of the exchanges, this rank's moved rows over all keys). theirs: rows of each peer, whose parts over
-    this rank's keys go back.
-    """
-    q, k, v = own
-    mine = None if local.moved is None else at.attend(q, [(k, v)], local.moved)
-    nothing = q[:, :, :0, :1].expand(-1, -1, -1, v.shape[3]), q[:, :, :0, 0].to(_lse_dtype(q))
-    made = [
-        nothing if part is None else at.partial(rows, k, v, part)
-        for rows, part in zip(theirs, local.asked, strict=True)
-    ]
-    counts = [len(asked[at.rank]) for asked in at.plan.asked]
-    scalars, came = [], []
-    for blocks in ([out for out, _ in made], [lse.unsqueeze(3) for _, lse in made]):
-        sent = [[x.permute(2, 0, 1, 3)] for x in blocks]
-        received = tuple((torch.Size((n, *q.shape[:2], blocks[0].shape[3])),) for n in counts)
-        scalar, arrived = Pending(Message(tuple((x.shape,) for (x,) in sent), received), sent, at.group).arrived()
-        scalars.append(scalar)
-        came.append([x.permute(1, 2, 0, 3) for (x,) in arrived])
-    return scalars, None if mine is None else _merged(at, mine, list(zip(*came, strict=True)))
+def _summed(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients of tables, added over parts."""
+    return [sum(part[i] for part in parts) if want else None for i, want in enumerate(wanted)]
 
 
-def _merged(at: Rank, mine: Result, came: Sequence[tuple[Tensor, Tensor]]) -> Result:
-    """Moved rows over this rank's keys, merged with what peers that saw some of them sent back."""
-    outs, lses = [mine[0]], [mine[1]]
-    for index, (out, wide) in zip(_among_moved(at.plan, at.rank, mine[0].device), came, strict=True):
-        if index is None:
-            continue
-        outs.append(torch.zeros_like(mine[0]).index_copy(2, index, out))
-        lses.append(torch.full_like(mine[1], float("-inf")).index_copy(2, index, wide.squeeze(3)))
-    return weft.merge(outs, lses)
+class _Work:
+    """A rank's tensors and what travels of them."""
 
+    def __init__(self, at: Rank, tensors: Three) -> None:
+        self.at, self.tensors = at, tensors
+        self.local = local_of(at.plan, at.rank)
+        self.of_keys, self.of_queries = _rows(at.plan, at.rank, tensors[0].device)
 
-def _lse_dtype(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
+    def send(self) -> Pending:
+        """Keys, values and moved queries on their way to each peer."""
+        q, k, v = self.tensors
+        blocks = zip(self.of_keys.pick(k), self.of_keys.pick(v), self.of_queries.pick(q), strict=True)
+        return Pending(list(blocks), self._received(), self.at.group)
 
+    def send_back(self, flat: Tensor) -> Pending:
+        """Gradients of what came on their way to where it came from."""
+        q, k, v = self.tensors
+        counts = zip(self.of_keys.rows, self.of_keys.rows, self.of_queries.rows, strict=True)
+        shapes = [[rows_first(x, n.numel()) for n, x in zip(each, (k, v, q), strict=True)] for each in counts]
+        return Pending(unpacked(flat, self._received()), shapes, self.at.group)
 
-@lru_cache(maxsize=256)
-def _among_moved(plan: Plan, rank: int, device: torch.device) -> tuple[Tensor | None, ...]:
-    """For each peer where the rows that it computed a part of are among the moved ones; None: it computed none."""
-    held = plan.shards.tokens[rank]
-    moved = held.places(plan.moved[rank])
-    rows = [asked[rank] for asked in plan.asked]
-    return tuple(tensor_of(np.searchsorted(moved, held.places(x)), device) if len(x) else None for x in rows)
+    def _received(self) -> list[list[torch.Size]]:
+        """Shapes of the keys, values and moved queries that come from each peer."""
+        (q, k, v), plan, rank = self.tensors, self.at.plan, self.at.rank
+        counts = [
+            (len(halo), len(halo), len(rows)) for halo, rows in zip(plan.halo[rank], plan.asked[rank], strict=True)
+        ]
+        return [[rows_first(x, n) for n, x in zip(each, (k, v, q), strict=True)] for each in counts]
+
+    def unpacked(self, flat: Tensor) -> list[list[Tensor]]:
+        """By peer keys, values and moved queries (B, H, rows, D)."""
+        return [[x.permute(1, 2, 0, 3) for x in peer] for peer in unpacked(flat, self._received())]
+
+    def keys(self, part: Part, came: Peers) -> tuple[Tensor, Tensor]:
+        """Keys and values of a part."""
+        _, k, v = self.tensors
+        return gathered([k, *(peer[0] for peer in came)], part), gathered([v, *(peer[1] for peer in came)], part)
+
+    def of_edge(
+        self, part: Part, results: Result, grads: tuple[Tensor | None, Tensor | None], peers: tuple[Peers, Peers]
+    ) -> tuple[Rows, Tensor, Any]:  # fmt: skip
+        """(rows, their dq, dtables) of received keys. peers: what came, and where its gradients are added."""
+        (q, k, v), (came, back) = self.tensors, peers
+        rows = rows_of(part, q.device)
+        given = taken(q, rows), *self.keys(part, came)
+        some = taken(results[0], rows), taken(results[1], rows)
+        both = [None if x is None else taken(x, rows) for x in grads]
+        dq, dk, dv, _, dtables = self.at.gradients(given, part, some, both)
+        for i, (grad, own) in enumerate(((dk, k), (dv, v))):
+            scattered(grad, part, [own, *(peer[i] for peer in back)])  # own is not among the keys of edges
+        return rows, dq, dtables
+
+    def add(self, grads: Three, home: Pending) -> None:
+        """Add what comes back to gradients of q, k, v."""
+        dq, dk, dv = grads
+        of_k, of_v, of_q = zip(*unpacked(home.arrived(), home.shapes), strict=True)
+        self.of_keys.add(dk, of_k)
+        self.of_keys.add(dv, of_v)
+        self.of_queries.add(dq, of_q)
 
 
 @lru_cache(maxsize=256)

@@ -8,13 +8,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import weft
 from weft.distributed.plan import Plan, planned
 from weft.errors import InputError, OptionError
 from weft.pattern.algebra import Pattern
+from weft.torch.call import autocast
 from weft.torch.distributed.agreement import agreed
 from weft.torch.distributed.by_heads import by_heads
-from weft.torch.distributed.by_tokens import alone, by_tokens
+from weft.torch.distributed.by_tokens import by_tokens
+from weft.torch.distributed.groups import group_of
 from weft.torch.distributed.ranks import Rank, Result
+from weft.torch.distributed.scores import asked_for, refuse_dropout
+from weft.torch.keywords import refuse_unknown
 
 LAYOUTS = ("bhsd", "bshd")
 
@@ -24,15 +29,17 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, *, group: Any = None, mesh: Any = None, dim: int | str = 0,
     shards: Any = "contiguous", strategy: str | None = None, scale: float | None = None, softcap: float | None = None,
     sinks: Tensor | None = None, return_lse: bool = False, backend: str = "auto", deterministic: bool | None = None,
-    layout: str = "bhsd",
+    layout: str = "bhsd", alibi_slopes: Tensor | None = None, score: Any = None, bias: Any = None,
+    extra_keys: Tensor | None = None, extra_values: Tensor | None = None, **unknown: Any,
 ) -> Tensor | Result:  # fmt: skip
     """`weft.attention` of a sequence of which each rank holds some tokens; called by all ranks of a group alike.
 
     - q (B, Hq, S, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv): this rank's tokens, in ascending order; "bshd": heads after
       tokens. pattern: on the indices of the whole sequence.
     - group: a ProcessGroup, None: the default one; or mesh and dim: a DeviceMesh and one of its dimensions.
-    - shards, strategy: see `weft.distributed.plan`. The other options are those of `weft.attention`; sinks are the same
-      on all ranks, and their gradient is of this rank's rows alone: add it up as any replicated parameter's.
+    - shards, strategy: see `weft.distributed.plan`. The other options are those of `weft.attention`. Sinks, slopes,
+      tables of score and bias and the extra tensors are the same on all ranks. Their gradients are of what this rank
+      computed alone: add them up over ranks, as any replicated parameter's. Dropout and dense biases are refused.
 
     Returns out for this rank's tokens, as `weft.attention` does. Gradients of k and v come back to the ranks that hold
     them, and are added in float32 in the order of ranks.
@@ -42,42 +49,56 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 
         out = weft.distributed.attention(q, k, v, weft.causal() & weft.window(left=1023), group=group)
     """
-    group = _group(group, mesh, dim)
+    group = group_of(group, mesh, dim)
     if layout not in LAYOUTS:
         raise OptionError(
             f"distributed.attention(layout={layout!r})", f"it is none of {', '.join(LAYOUTS)}", "pass one of them"
         )
-    q, k, v = (x.transpose(1, 2) if layout == "bshd" else x for x in (q, k, v))
-    options = {"scale": scale, "softcap": softcap, "backend": backend, "deterministic": deterministic}
-    whole = agreed((q, k, v), pattern, (shards, strategy, sinks is not None, *options.values()), group)
+    q, k, v = autocast(*(x.transpose(1, 2) if layout == "bshd" else x for x in (q, k, v)))
+    refuse_dropout(unknown)
+    refuse_unknown("distributed.attention", unknown)
+    function = asked_for({"score": score, "bias": bias, "alibi_slopes": alibi_slopes})
+    extra = _extra((extra_keys, extra_values), function, layout)
+    options: dict[str, Any] = {
+        "scale": scale, "softcap": softcap, "backend": backend, "deterministic": deterministic
+    }  # fmt: skip
+    said = shards, strategy, sinks is not None, *options.values(), *_said(function), extra and extra[0].shape[2]
+    whole = agreed((q, k, v), pattern, said, group)
     plan = planned(
         pattern, whole, heads=(q.shape[1], k.shape[1]), head_dim=(q.shape[3], v.shape[3]), strategy=strategy,
         dtype=str(q.dtype).removeprefix("torch."), ranks=dist.get_world_size(group), shards=shards,
     )  # fmt: skip
-    at = Rank(plan, group, dist.get_rank(group), {**options, "sinks": sinks})
+    at = Rank(plan, group, dist.get_rank(group), tuple(options.values()), function)
     _check_sizes(plan, at.rank, q)
-    way = by_heads if plan.strategy == "ulysses" else alone if plan.silent else by_tokens
-    out, lse = way(at, q, k, v)
+    if plan.strategy == "ulysses":
+        out, lse = by_heads(at, q, k, v, sinks, return_lse or extra is not None)
+    else:
+        out, lse = by_tokens(at, q, k, v, sinks)
+    if extra is not None:
+        more = weft.attention(q, *extra, weft.full(), return_lse=True, **options)
+        out, lse = weft.merge([out, more[0]], [lse, more[1]])
     if layout == "bshd":
         out, lse = out.transpose(1, 2), lse.transpose(1, 2)
     return (out, lse) if return_lse else out
 
 
-def _group(group: Any, mesh: Any, dim: int | str) -> Any:
-    if mesh is not None:
-        if group is not None:
-            raise OptionError(
-                "distributed.attention(group=..., mesh=...)",
-                "both say which ranks hold the sequence",
-                "pass one of them",
-            )
-        return mesh.get_group(dim)
-    if not dist.is_initialized():
+def _extra(given: tuple[Tensor | None, Tensor | None], function: Any, layout: str) -> tuple[Tensor, Tensor] | None:
+    """Tokens that every query sees beside the sequence: each rank has them all."""
+    keys, values = given
+    if keys is None and values is None:
+        return None
+    if keys is None or values is None or function is not None:
         raise OptionError(
-            "distributed.attention(...)", "there is no process group",
-            'call torch.distributed.init_process_group("nccl") first ("gloo" on CPUs), or use weft.attention',
+            "distributed.attention(extra_keys=..., extra_values=...)",
+            "one of them is missing" if function is None else "extra keys have no index that score and bias could read",
+            "pass both, without score, bias and slopes",
         )  # fmt: skip
-    return dist.group.WORLD if group is None else group
+    return (keys.transpose(1, 2), values.transpose(1, 2)) if layout == "bshd" else (keys, values)
+
+
+def _said(function: Any) -> tuple[Any, ...]:
+    """What ranks compare of a score function."""
+    return () if function is None else (function.text, [tuple(x.shape) for x in function.tables])
 
 
 def _check_sizes(plan: Plan, rank: int, q: Tensor) -> None:

@@ -5,68 +5,71 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import weft
 from weft.distributed.local import Part
 from weft.distributed.plan import Plan
+from weft.score.value import Score
+from weft.torch import call
 from weft.torch.distributed.exchange import tensor_of
+from weft.torch.distributed.scores import of_part, own_tables, tokens_of
+from weft.torch.extras import Extras
+from weft.torch.merging import merge
 
 Result = tuple[Tensor, Tensor]
+Rows: TypeAlias = "slice | Tensor"
 RUNS = 32  # slices that are joined one by one; where there are more, rows are gathered by an index
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of one call. options: those of `weft.attention` that all parts share, and sinks."""
+    """One rank of one call. options: scale, softcap, backend and deterministic, as `weft.attention` has them."""
 
     plan: Plan
     group: Any
     rank: int
-    options: dict[str, Any]
+    options: tuple[Any, ...]
+    score: Score | None = None
 
-    def attend(self, q: Tensor, keys: Sequence[Sequence[Tensor]], part: Part) -> Result:
-        """(out, lse) of a part's rows of q. keys: the rank's own (k, v), then those of each peer."""
-        if part.rows.size < q.shape[2]:
-            rows = _rows(part, q.device)
-            q = q[:, :, rows] if isinstance(rows, slice) else q.index_select(2, rows)
-        k, v = keys[0] if isinstance(part.keys, str) else (gathered([one[i] for one in keys], part) for i in (0, 1))
-        return weft.attention(q, k, v, part.pattern, return_lse=True, **self.options)
+    def attend(
+        self, tensors: Sequence[Tensor], part: Part, sinks: Tensor | None = None, peer: int | None = None
+    ) -> Result:  # fmt: skip
+        """(out, lse) of a part's rows over its keys. peer: whose rows they are, if not this rank's."""
+        q, k, v = tensors
+        return call.attend((q, k, v), part.pattern, (sinks, None), self._given, True, self._extras(part, peer, q))
 
-    def partial(self, rows: Tensor, k: Tensor, v: Tensor, part: Part) -> Result:
-        """(out, lse) of a peer's rows over this rank's keys, without sinks: who merges them adds these once."""
-        return weft.attention(rows, k, v, part.pattern, return_lse=True, **{**self.options, "sinks": None})
+    def _extras(self, part: Part, peer: int | None, q: Tensor) -> Extras | None:
+        if self.score is None:
+            return None
+        rows, keys = tokens_of(self.plan, self.rank, part, self.rank if peer is None else peer)
+        score = of_part(self.score, rows, keys, q.device)
+        return Extras(score.text, score.tables, 0.0, None)
 
+    def gradients(
+        self, tensors: Sequence[Tensor], part: Part, results: Result, grads: Sequence[Tensor | None],
+        sinks: tuple[Tensor | None, bool] = (None, False), peer: int | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """(dq, dk, dv, dsinks, dtables) of a part, from the out and lse that its rows have in the end. sinks: and
+        whether their gradient is wanted; dtables: as those of the score function, None without one.
+        """
+        saved, extras = (*tensors, *results), self._extras(part, peer, tensors[0])
+        options, both = ((sinks[0], None), self._given), (grads[0], grads[1])
+        *found, dtables = call.backward(saved, part.pattern, options, both, sinks[1], extras)
+        return *found, None if self.score is None else own_tables(self.score, dtables)
 
-def joined(parts: Sequence[Part], results: Sequence[Result]) -> Result:
-    """All rows of the parts, in their order."""
-    if len(results) == 1:
-        return results[0]
-    order, inverse = _order(tuple(parts), results[0][0].device)
-    out, lse = (torch.cat([results[i][side] for i in order], dim=2) for side in (0, 1))
-    return (out, lse) if inverse is None else (out.index_select(2, inverse), lse.index_select(2, inverse))
-
-
-def gathered(tensors: Sequence[Tensor], part: Part) -> Tensor:
-    """The keys of a part from tensors (B, H, S, D), one after the other; where nothing is needed, 0."""
-    first = tensors[0]
-    zero = first.new_zeros(()).expand(*first.shape[:2], 1, first.shape[3])
-    found = _sources(part, tuple(x.shape[2] for x in tensors), zero.device)
-    if isinstance(found, Tensor):
-        return torch.cat([*tensors, zero], dim=2).index_select(2, found)
-    sources = [*tensors, zero]
-    return torch.cat(
-        [zero.expand(-1, -1, b - a, -1) if i == len(tensors) else sources[i][:, :, a:b] for i, a, b in found], dim=2
-    )
+    @property
+    def _given(self) -> tuple[Any, ...]:
+        scale, softcap, backend, deterministic = self.options
+        return scale, softcap, 0, backend, deterministic
 
 
-# ---- what is looked at once for each part ----------------------------------------------------------------------------
+# ---- rows and keys of parts ------------------------------------------------------------------------------------------
 @lru_cache(maxsize=512)
-def _rows(part: Part, device: torch.device) -> slice | Tensor:
+def rows_of(part: Part, device: torch.device) -> Rows:
     """A part's rows among the rank's own."""
     rows = part.rows
     if rows.size and rows[-1] - rows[0] + 1 == rows.size:
@@ -74,12 +77,52 @@ def _rows(part: Part, device: torch.device) -> slice | Tensor:
     return tensor_of(rows, device)
 
 
-@lru_cache(maxsize=512)
-def _order(parts: tuple[Part, ...], device: torch.device) -> tuple[list[int], Tensor | None]:
-    """(parts by their first rows, where each row of the rank then is; None: in its place)."""
-    order = sorted(range(len(parts)), key=lambda i: int(parts[i].rows[:1].sum()))
-    rows = np.concatenate([parts[i].rows for i in order])
-    return order, None if (np.diff(rows) == 1).all() else tensor_of(np.argsort(rows, kind="stable"), device)
+def taken(x: Tensor, rows: Rows) -> Tensor:
+    """Some rows of x (B, H, S, ...)."""
+    return x[:, :, rows] if isinstance(rows, slice) else x.index_select(2, rows)
+
+
+def put(x: Tensor, rows: Rows, values: Tensor) -> None:
+    """Write some rows of x."""
+    if isinstance(rows, slice):
+        x[:, :, rows].copy_(values)
+    else:
+        x.index_copy_(2, rows, values.to(x.dtype))
+
+
+def merged_into(whole: Result, rows: Rows, more: Sequence[Result]) -> None:
+    """Merge results over other keys into some rows of (out, lse), in place."""
+    outs, lses = zip((taken(whole[0], rows), taken(whole[1], rows)), *more, strict=True)
+    for x, values in zip(whole, merge(outs, lses), strict=True):
+        put(x, rows, values)
+
+
+def gathered(tensors: Sequence[Tensor], part: Part) -> Tensor:
+    """The keys of a part from the rank's own tensor (B, H, S, D) and those of each peer; where nothing is needed, 0."""
+    first = tensors[0]
+    zero = first.new_zeros(()).expand(*first.shape[:2], 1, first.shape[3])
+    found = _sources(part, tuple(x.shape[2] for x in tensors), zero.device)
+    if isinstance(found, Tensor):
+        return torch.cat([*tensors, zero], dim=2).index_select(2, found)
+    return torch.cat(
+        [zero.expand(-1, -1, b - a, -1) if i == len(tensors) else tensors[i][:, :, a:b] for i, a, b in found], dim=2
+    )
+
+
+def scattered(grad: Tensor, part: Part, into: Sequence[Tensor]) -> None:
+    """Add gradients of a part's keys where the keys came from: the way back of `gathered`."""
+    sizes = [x.shape[2] for x in into]
+    found = _sources(part, tuple(sizes), grad.device)
+    if isinstance(found, Tensor):
+        whole = grad.new_zeros((*grad.shape[:2], sum(sizes) + 1, grad.shape[3])).index_copy_(2, found, grad)
+        for x, values in zip(into, whole.split([*sizes, 1], dim=2), strict=False):
+            x.add_(values)
+        return
+    at = 0
+    for i, a, b in found:
+        if i < len(into):
+            into[i][:, :, a:b].add_(grad[:, :, at : at + b - a])
+        at += b - a
 
 
 @lru_cache(maxsize=512)

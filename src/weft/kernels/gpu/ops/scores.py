@@ -46,9 +46,10 @@ def scores_of(C: tl.constexpr, scaling, batch, head):
 def score(C: tl.constexpr, product, scores, rows, tile):
     """(scores, what `through_score` needs), from products of queries and keys (rows, cols).
 
-    Scores are in units of log2, except that linear ones are not scaled yet: `exponent` does it. rows (rows,): tokens.
+    Scores are in units of log2, except that linear ones are not scaled yet: `exponent` does it. rows: of the tile, see
+    `weft.kernels.gpu.tile.places`.
     """
-    s, capped, columns = product, product, tile.token
+    s, capped = product, product
     if C.scored:
         s, capped = _by_functions(C, product, scores, rows, tile)
     elif C.softcap:
@@ -58,37 +59,52 @@ def score(C: tl.constexpr, product, scores, rows, tile):
         s = s * scores.log2_scale
     if C.alibi:
         if C.of_keys:
-            s -= scores.slope * tl.abs(rows[:, None] - scores.shift - columns[None, :]).to(tl.float32)
+            s -= scores.slope * tl.abs(rows.token[:, None] - scores.shift - tile.token[None, :]).to(tl.float32)
         else:
-            s -= scores.slope * tl.abs(rows[:, None] + scores.shift - columns[None, :]).to(tl.float32)
+            s -= scores.slope * tl.abs(rows.token[:, None] + scores.shift - tile.token[None, :]).to(tl.float32)
     return s, capped
 
 
 @triton.jit
 def _apart(C: tl.constexpr, rows, tile):
-    """K - q of each pair as a sum of (rows, 1) and (1, cols). Columns, one token apart, are numbers that the compiler
-    knows: so the loads of a row have one address and fixed distances from it.
+    """Where the entry of each pair lies, as a sum of (rows, 1) and (1, cols): k - q; on a grid, of X times Y tokens,
+    (ky - qy) * (2 Y - 1) + kx - qx.
+
+    Columns of a line, one token apart, are numbers that the compiler knows: so the loads of a row have one address and
+    fixed distances from it.
     """
-    column = tile.visit.part.column
+    mine, theirs = rows.token - tile.at, tile.visit.part.column
+    if C.rank > 1:
+        mine, theirs = rows.at[0], _coordinates(tile, 0)
+        for a in tl.static_range(1, C.rank):
+            pace = 2 * tile.visit.part.runs[a].length - 1
+            mine, theirs = mine * pace + rows.at[a], theirs * pace + _coordinates(tile, a)
     if C.of_keys:
-        found = (rows - tile.at).to(tl.int64)[:, None], -column[None, :]
+        found = mine.to(tl.int64)[:, None], -theirs[None, :]
     else:
-        found = (tile.at - rows).to(tl.int64)[:, None], column[None, :]
+        found = -mine.to(tl.int64)[:, None], theirs[None, :]
     return found
+
+
+@triton.jit
+def _coordinates(tile, A: tl.constexpr):
+    """Of the columns of a box (cols,) along one axis."""
+    run = tile.visit.part.runs[A]
+    return run.first + run.step * (run.column + (tile.visit.j[A] << run.log))
 
 
 @triton.jit
 def _by_functions(C: tl.constexpr, product, scores, rows, tile):
     """(scores, (the softcap's tanh, what `C.through` needs)), where there are score functions."""
-    s, capped, columns = product, product, tile.token
+    s, capped = product, product
     if C.softcap:
         capped = tanh(s * (scores.scale / scores.softcap))
         s = capped * scores.softcap
     else:
         s = s * scores.scale
-    q, k = rows[:, None], columns[None, :]
+    q, k = rows.token[:, None], tile.token[None, :]
     if C.of_keys:
-        q, k = columns[None, :], rows[:, None]
+        q, k = tile.token[None, :], rows.token[:, None]
     if C.along:
         found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured, _apart(C, rows, tile))
     else:

@@ -107,7 +107,7 @@ def keys_program(
     if found is None:
         plan.check_room("dkdv", options.tf32)
         found = tables_of("dkdv", plan, layout, options, summing)
-    joins = found.met is not None
+    joins = found.sum_rows is not None
     merges = found.waves.merges and not joins
     slots, steps, memory, captured = _given(problem, layout, options)
     dk, dk_converted = _summed(("dk", "k", problem.d), problem, layout, merges)
@@ -119,11 +119,11 @@ def keys_program(
         slots.append(_float32_dq(problem, layout))
         memory["DQ"], strides["dq"] = slots[-1].name, slots[-1].strides
     tables: dict[str, Table] = {}
-    if found.met is not None:
+    if found.sum_rows is not None:
         slots.append(_sums(problem, found))
         steps.append(Fill("key_sums", 0.0))
-        memory |= {"Sums": "key_sums", "Slots": "met_rows"}
-        strides["sums"], tables["met_rows"] = slots[-1].strides, found.met
+        memory |= {"Sums": "key_sums", "Slots": "sum_rows"}
+        strides["sums"], tables["sum_rows"] = slots[-1].strides, found.sum_rows
     if not found.waves.covers or merges:
         steps += [Fill(memory["DK"], 0.0), Fill(memory["DV"], 0.0)]
     spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
@@ -266,8 +266,8 @@ def _nothing(spec: KernelSpec, layout: Layout, options: Options) -> list[Step]:
 
 def _sums(problem: Problem, found: Packed) -> Slot:
     """Sums of dk and dv, side by side, for the keys whose sums one wave joins."""
-    assert found.waves.met is not None
-    shape = problem.batch, problem.kv_heads, int(found.waves.met.sum()), problem.d + problem.dv
+    assert found.waves.shared_rows is not None
+    shape = problem.batch, problem.kv_heads, int(found.waves.shared_rows.sum()), problem.d + problem.dv
     return Slot.dense("key_sums", "workspace", "float32", shape)
 
 

@@ -47,13 +47,15 @@ GRID = 65535  # programs along the second and the third axis of a grid, at most
 # ---- tables ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Waves and their tables. met: for each key the row of the joined sums, negative for none; see `Waves.met`. groups:
+    """Waves and their tables.
+
+    sum_rows: for each key the row of the sums that others leave, negative for none; see `Waves.shared_rows`. groups:
     warp groups that specialise compute them. page: see `KernelSpec.paged`.
     """
 
     waves: Waves
     tables: tuple[Table, ...]
-    met: Table | None
+    sum_rows: Table | None
     groups: bool = False
     page: int = 0
 
@@ -64,11 +66,11 @@ def packed(
 ) -> Packed:
     """The waves of one direction with their tables. processors: on which persistent kernels take blocks in turn."""
     found = plan_waves(shares, problem, transposed, split)
-    waves = Waves(tuple(in_turns(wave, processors) for wave in found.waves), found.covers, found.met)
+    waves = Waves(tuple(in_turns(wave, processors) for wave in found.waves), found.covers, found.shared_rows)
     tables = tuple(Table(wave.words) for wave in waves.waves)
-    if found.met is None:
+    if found.shared_rows is None:
         return Packed(waves, tables, None)
-    rows = np.where(found.met, np.cumsum(found.met) - 1, -1)
+    rows = np.where(found.shared_rows, np.cumsum(found.shared_rows) - 1, -1)
     return Packed(waves, tables, Table(rows.astype(np.int32)))
 
 

@@ -21,12 +21,13 @@ from weft.kernels.gpu.score.spec import (
     Captured,
     Entry,
     Rules,
-    composed,
 )
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.tiles import Launch
+from weft.planning.tiling import Direction
 from weft.score.dropout import scale, threshold
 from weft.score.reads import Read, reads_of, shared_axes
+from weft.score.value import composed
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,11 @@ def _kind_of(read: Read, plan: AttentionPlan, layout: Layout, options: Options) 
     return PAIRS
 
 
-def walked_grid(plan: AttentionPlan) -> tuple[int, ...]:
-    """The grid of all tokens whose boxes every launch of dQ walks, keys in the steps of queries; () for none."""
-    plans = [share.plan for share in plan.unspecialised("dq")]
+def walked_grid(plan: AttentionPlan, direction: Direction = "dq") -> tuple[int, ...]:
+    """The grid of all tokens whose boxes every launch of one direction walks, keys in the steps of queries; () for
+    none.
+    """
+    plans = [share.plan for share in plan.unspecialised(direction)]
     found = {_grid_of(launch) for one in plans for launch in one.launches} | {() for one in plans if one.blocks}
     grid = found.pop() if len(found) == 1 else ()
     return grid if plan.problem.m == plan.problem.n == prod(grid) and len(grid) > 1 else ()

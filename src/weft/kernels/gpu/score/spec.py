@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import sha256
 
-from weft.score.expression import Builder, Expression
-from weft.score.value import expressions
+from weft.score.expression import Expression
+from weft.score.value import composed
 
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32": "*i32"}
 
@@ -16,7 +15,8 @@ POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32"
 class Captured:
     """A table as kernels read it. dtype: one of POINTERS; booleans are int32. axes: how many it has. wide: the offsets
     of its entries take 64 bits. dense: neighbours along the last axis are neighbours in memory. along: its last index
-    is k - q, and it begins at distance 0; it has an entry for every pair of every tile, also before its first one.
+    says how far apart a pair is, k - q or on a grid (ky - qy) * (2 Y - 1) + kx - qx. It begins at distance 0, and has
+    an entry for every pair of every tile, also before its first one.
     """
 
     dtype: str
@@ -66,7 +66,7 @@ class Rules:
 
     @property
     def along(self) -> bool:
-        """Whether some table is read along k - q."""
+        """Whether some table is read by how far apart pairs are."""
         return any(one.along for one in self.tables)
 
     @property
@@ -101,22 +101,3 @@ class Rules:
         if not part:
             return POINTERS[one.dtype]
         return "i64" if part[0] == "s" and one.wide else "i32"
-
-
-@lru_cache(256)
-def composed(text: str) -> Expression:
-    """The functions of a text as one: each is of the result of the one before it, and tables are counted on."""
-    make, first = Builder(), 0
-    result = make.leaf("score")
-    for one in expressions(text):
-        found: list[int] = []
-        for step in one.steps:
-            value = step.value
-            if step.op == "read":
-                value += first
-            elif step.op == "size":
-                value = value[0] + first, value[1]
-            args = tuple(found[a] for a in step.args)
-            found.append(result if step.op == "score" else make.step(step.op, step.kind, args, value))
-        result, first = found[-1], first + len(one.tables)
-    return make.expression(result)

@@ -56,6 +56,12 @@ class Head(NamedTuple):
     dim: Any
 
 
+class Tokens(NamedTuple):
+    """Tokens of rows or of keys, as `ops.scores` takes them of a tile."""
+
+    token: Any
+
+
 class Side(NamedTuple):
     """What every tile meets: the rows of a program, what it multiplies, how many keys there are, and `ops.scores`."""
 
@@ -193,7 +199,8 @@ def visit(C: tl.constexpr, softmax, tile, pages, run, side):
         v_at += pages.to(tl.int64) * operands.v.page
     k = load_rows(C, C.d, k_at + place * operands.k.row, operands.k.dim, operands.d, None)
     v = load_rows(C, C.dv, v_at + place * operands.v.row, operands.v.dim, operands.dv, None)
-    s, _ = score(C, products(C, operands.q, k), side.scores, rows.row + rows.beside, token.to(tl.int32))
+    mine, theirs = Tokens(rows.row + rows.beside), Tokens(token.to(tl.int32))
+    s, _ = score(C, products(C, operands.q, k), side.scores, mine, theirs)
     s = tl.where((x[None, :] >= run.low[:, None]) & (x[None, :] < run.high[:, None]), s, float("-inf"))
     return add_tile(C, softmax, s, side.scores, v)
 

@@ -76,13 +76,13 @@ class Wave:
 
 @dataclass(frozen=True, eq=False)
 class Waves:
-    """All waves of one direction. covers: every row of every head is visited. met: where the last wave joins others,
-    the rows that these visit.
+    """All waves of one direction. covers: every row of every head is visited. shared_rows: where the last wave joins
+    others, the rows that these visit.
     """
 
     waves: tuple[Wave, ...]
     covers: bool
-    met: NDBool | None = None
+    shared_rows: NDBool | None = None
 
     @property
     def merges(self) -> bool:
@@ -108,8 +108,8 @@ def plan_waves(shares: Sequence[Share], problem: Problem, transposed: bool, slot
     if last is None:
         return Waves(tuple(waves), covers)
     waves.append(replace(waves.pop(last), joins=True))
-    met = np.any([entry.rows for i, one in enumerate(found) if i != last for entry in one], axis=0)
-    return Waves(tuple(waves), covers, met)
+    shared = np.any([entry.rows for i, one in enumerate(found) if i != last for entry in one], axis=0)
+    return Waves(tuple(waves), covers, shared)
 
 
 def _joins(found: list[list[Entry]], one: list[Entry], heads: int) -> bool:

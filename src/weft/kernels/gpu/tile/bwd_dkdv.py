@@ -283,7 +283,7 @@ def _together(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
 def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
     """(dV, ds, sums for tables): the products of dO after all that needs the weights alone."""
     part, tile, dv, of_tables = held.part, queries.tile, sums.dv, sums.entries
-    s, capped = scores.score(C, _product(C, part, queries), held.queries.scores, held.place.rows.token, tile)
+    s, capped = scores.score(C, _product(C, part, queries), held.queries.scores, held.place.rows, tile)
     if C.rank > 1 and not C.linear:
         s = mask.penalised(C, s, mask.penalty(C, part.penalties, queries.corners))
     s = scores.exponent(C, s, held.queries.scores)

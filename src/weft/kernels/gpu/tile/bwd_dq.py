@@ -105,7 +105,7 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     v = tiles.load(C, KIND, C.dv, held.v, tile)
     corners = mask.corner_penalties(C, held.penalties, visit)
     start = mask.penalty(C, held.penalties, corners) if C.rank > 1 and C.linear else None
-    s, capped = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile)
+    s, capped = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile)
     if C.rank > 1 and not C.linear:
         s = mask.penalised(C, s, mask.penalty(C, held.penalties, corners))
     p = tl.exp2(scores.exponent(C, s, rows.scores) - rows.lse[:, None])

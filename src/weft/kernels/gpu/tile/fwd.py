@@ -103,7 +103,7 @@ def _scores(C: tl.constexpr, KIND: tl.constexpr, held, visit, tile):
         outside = (mask.penalty(C, penalties, mask.corner_penalties(C, penalties, visit)),)
     k = tiles.load(C, KIND, C.d, held.k, tile)
     start = outside[0] if C.rank > 1 and C.linear else None
-    s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows.token, tile)[0]
+    s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile)[0]
     if C.rank > 1 and not C.linear:
         s = mask.penalised(C, s, outside[0])
     return mask.masked(C, KIND, held.place.rows, tile, (s,), float("-inf"))[0]

@@ -1,4 +1,4 @@
-"""What became of tensors and functions that were met, found again by their fingerprint and the sizes of a call."""
+"""Masks that are tensors or functions: what became of them, by their fingerprint and the sizes of a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.caching import emptied_by
 from weft.torch.fingerprint import Fingerprint
 
 KEPT = 256  # fingerprints
-SIZES = 64  # sizes at which one was met
+SIZES = 64  # sizes of calls of one mask
 Sizes = tuple[Any, ...]
 Made = TypeVar("Made")
 
@@ -27,7 +27,7 @@ class _Entry(Generic[Made]):
     by_size: dict[Sizes, Made] = field(default_factory=dict)
 
 
-class Met(Generic[Made]):
+class MaskCache(Generic[Made]):
     """A cache that forgets an entry when a tensor of its fingerprint goes, and all of them with the caches of plans."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Met(Generic[Made]):
         return len(self._entries)
 
     def sizes(self) -> list[int]:
-        """How many sizes each entry was met at."""
+        """How many sizes each entry was called at."""
         return [len(entry.by_size) for entry in self._entries.values()]
 
     def clear(self) -> None:
