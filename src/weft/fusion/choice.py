@@ -145,7 +145,7 @@ class _Measurement:
 
     def __init__(self, found: Found, inner: str) -> None:
         self.found, self.inner = found, inner
-        random = torch.Generator("cuda").manual_seed(0)
+        random = torch.Generator(value(found.inputs[0]).device).manual_seed(0)
         self.tensors = [_random(value(node), random) for node in found.inputs]
 
     def choice(self, some: Sequence[Tiling]) -> Choice:
