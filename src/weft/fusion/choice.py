@@ -210,8 +210,8 @@ def _tried(launch: Runnable, expected: Sequence[Tensor]) -> tuple[float, str]:
     try:
         against = _off(launch.run(), expected)
         return (0.0, against) if against else (seconds_of(launch.run), "")
-    except RuntimeError as error:
-        return 0.0, str(error).splitlines()[0]
+    except Exception as error:  # of Triton or of the card
+        return 0.0, next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _random(like: Any, random: torch.Generator) -> Tensor:
