@@ -15,7 +15,7 @@ MOST = 1 << 14  # blocks that are listed
 
 
 def by_blocks(live: Tensor) -> Iterator[Pattern]:
-    """The mask (1, 1, M, N) as listed blocks, the largest that say it, or these cut by the diagonal; equal on every pair.
+    """The mask (1, 1, M, N) as listed blocks, the largest that say it, or these cut by the diagonal; on every pair.
 
     Nothing where batch rows or heads differ, or blocks do not say it.
     """
