@@ -28,17 +28,14 @@ ALONE, SERIAL, TOGETHER, STORED = "alone", "one after the other", "together", "f
 
 def sources_of(name: str, architecture: str) -> list[Any]:
     """What a call of a workload compiles, forward and backward."""
-    from weft.kernels.gpu.compile import load
-    from weft.kernels.gpu.configure import specs_of, walk_specs
+    from weft.kernels.gpu.programs.kernels import kernels_of
     from weft.planning.attention_plan import plan_attention
     from weft.target import GPUS
     from weft.testing.workloads import WORKLOADS
 
     workload = WORKLOADS[name]
     card = next(gpu for gpu in GPUS.values() if gpu.architecture == architecture)
-    plan = plan_attention(workload.make(), workload.problem("cuda"), card)
-    backward = walk_specs(plan) or (*specs_of(plan, "dq"), *specs_of(plan, "dkdv", split=True))
-    return [load.source_of(spec) for spec in (*specs_of(plan, "forward"), *backward)]
+    return list(kernels_of(plan_attention(workload.make(), workload.problem("cuda"), card)))
 
 
 def child(name: str, way: str, at: int, architecture: str) -> None:

@@ -3,13 +3,15 @@
     python benchmarks/scale_out.py [--out FILE.csv] [--seconds N] [--layers a h ...] [--profile FILE.csv]
     python benchmarks/scale_out.py --one-card [--ranks 8] [--out FILE.csv] [--seconds N]
     python benchmarks/scale_out.py --small
+    python benchmarks/scale_out.py --gloo [--out FILE.csv]
 
 It starts its own processes, one for each GPU (NCCL), and one for each layer before them, which compile kernels. Each
 row is written when it is measured; what does not fit into the seconds is left out, and said. Tokens grow with the
 ranks: `one_gpu_ms` is one GPU with its share of them. predicted_ms: one GPU's time by the planned work of the rank
 that has most, and the exchange by the planned bytes at the bandwidth and latency that were measured before. off: the
 largest difference to the whole sequence on one GPU, by the largest number there. --one-card: what each of several ranks
-computes, one after the other, without any exchange. --small: two gloo processes on the CPU, at small sizes.
+computes, one after the other, without any exchange. --small: two gloo processes on the CPU, at small sizes. --gloo:
+four, which compute a window and a neighbourhood of 16,384 tokens, beside all-gather.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -57,8 +60,9 @@ def main() -> None:
     given.end = time.time() + given.seconds
     if given.one_card:
         return one_card(given)
+    given.small |= given.gloo
     cuda = torch.cuda.is_available() and not given.small
-    ranks = torch.cuda.device_count() if cuda else 2
+    ranks = torch.cuda.device_count() if cuda else 4 if given.gloo else 2
     if cuda and not given.compiled:
         warm(given, ranks)
     if given.compile:
@@ -76,6 +80,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--one-card", action="store_true")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--gloo", action="store_true")
     parser.add_argument("--compile", action="store_true", help="only compile")
     parser.add_argument("--compiled", action="store_true", help="compile nothing beforehand")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
@@ -303,6 +308,28 @@ class Measured:
         whole = methods.by_heads_of(inner)
         self.method(name, layer, ("Ulysses, FlexAttention", whole), plan, {}, check=False)
 
+    def beside_all_gather(self, name: str) -> None:
+        """Wall times of the chosen strategy and of all-gather in turn."""
+        layer = gloo_layers()[name]
+        plans = {one: methods.plan_of(layer, self.ranks, one) for one in (None, "all-gather")}
+        inputs = drawn(layer, layer.tokens(self.ranks) // self.ranks, self.device)
+        for which, f in (("forward", forward), ("both", gradients)):
+            found: dict[Any, list[float]] = {one: [] for one in plans}
+            for _ in range(5):
+                for one, plan in plans.items():
+                    call = methods.by_weft(plan)
+                    found[one].append(timed(lambda f=f, call=call: f(call, inputs), self.device, self.told, 1, 1))
+            for one, plan in plans.items():
+                with Counted() as received:
+                    forward(methods.by_weft(plan), inputs)
+                every: list[Any] = [None] * self.ranks
+                dist.all_gather_object(every, sum(received), group=self.told)
+                self.rows.add(
+                    kind="gloo", layer=name, ranks=self.ranks, tokens=layer.tokens(self.ranks), direction=which,
+                    method=f"weft {plan.strategy}", shards=str(plan.shards).split(",")[0], ms=median(found[one]),
+                    bytes_counted=max(every), bytes_planned=plan.chosen.most_bytes, peers=plan.chosen.most_peers,
+                )  # fmt: skip
+
     # ---- models
     def model(self, which: str, method: str) -> None:
         """Milliseconds of a training step."""
@@ -341,6 +368,15 @@ class Measured:
 
 def _off(x: Tensor, y: Tensor) -> float:
     return float((x.float() - y.float()).abs().max() / y.float().abs().max())
+
+
+def gloo_layers() -> dict[str, Layer]:
+    """What four processes on CPUs compute, in float32."""
+    line = Layer("window 128", lambda _: causal() & window(left=127), lambda _: (16384,), (8, 8), 64, dtype="float32")
+    grid = Layer(
+        "2-D 9x9", lambda _: weft.neighborhood((128, 128), 9), lambda _: (128, 128), (8, 8), 64, "boxes", "float32"
+    )
+    return {line.name: line, grid.name: grid}
 
 
 def model_layers(ranks: int, small: bool = False) -> list[Layer]:
@@ -382,6 +418,10 @@ def begin(rank: int, ranks: int, folder: str, given: argparse.Namespace) -> None
 def tasks(at: Measured, given: argparse.Namespace) -> Iterator[tuple[str, Callable[[], None], float]]:
     """What is measured, most important first, with the seconds that it takes."""
     names = list(given.layers)
+    if given.gloo:
+        for name in gloo_layers():
+            yield name, lambda name=name: at.beside_all_gather(name), 1
+        return
     yield "exchange", at.exchange, 2
     for name in names[:6]:
         yield name, lambda name=name: at.layer(name), 4

@@ -26,6 +26,7 @@ class Layer:
     heads: tuple[int, int]
     dim: int
     shards: str = "contiguous"
+    dtype: str = "bfloat16"
     scales: bool = True  # whether the work of a rank stays the same
 
     def tokens(self, ranks: int) -> int:

@@ -21,7 +21,7 @@ from weft.distributed.plan import Plan, planned
 from weft.pattern.algebra import Pattern
 from weft.torch.blockmask import kinds_of_blocks, ordered
 from weft.torch.distributed.by_heads import by_heads
-from weft.torch.distributed.by_tokens import alone, by_tokens
+from weft.torch.distributed.by_tokens import by_tokens
 from weft.torch.distributed.ranks import Rank
 from weft.torch.mask_mod import mask_mod_of
 
@@ -34,7 +34,7 @@ BLOCK = 128
 def plan_of(layer: Layer, ranks: int, strategy: str | None = None, shards: str | None = None) -> Plan:
     return planned(
         layer.pattern(ranks), layer.tokens(ranks), heads=layer.heads, head_dim=(layer.dim, layer.dim),
-        dtype="bfloat16", ranks=ranks, shards=shards or layer.shards, strategy=strategy,
+        dtype=layer.dtype, ranks=ranks, shards=shards or layer.shards, strategy=strategy,
     )  # fmt: skip
 
 
@@ -53,10 +53,10 @@ def _shards(plan: Plan) -> str:
 
 def as_rank(plan: Plan, rank: int) -> Call:
     """What one rank computes, for a process that is alone: exchanges are those of `timing.Arrived`."""
-    options = {"scale": None, "softcap": None, "backend": "auto", "deterministic": None, "sinks": None}
-    at = Rank(plan, None, rank, options)
-    way = by_heads if plan.strategy == "ulysses" else alone if plan.silent else by_tokens
-    return lambda q, k, v: way(at, q, k, v)[0]
+    at = Rank(plan, None, rank, (None, None, "auto", None))
+    if plan.strategy == "ulysses":
+        return lambda q, k, v: by_heads(at, q, k, v, None, False)[0]
+    return lambda q, k, v: by_tokens(at, q, k, v, None)[0]
 
 
 # ---- FlexAttention ---------------------------------------------------------------------------------------------------

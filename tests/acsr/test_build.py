@@ -74,3 +74,22 @@ def test_lists_of_tokens_on_one_axis_of_a_grid(axis, shape):
     parts = [axis if length == 40 else weft.window(1, 0) for length in shape]
     pattern, tokens = weft.product(parts, shape), shape[0] * shape[1]
     np.testing.assert_array_equal(pattern.acsr(tokens).to_dense(), pattern.to_dense(tokens))
+
+
+NESTED = [
+    weft.longformer(26, global_tokens=3), weft.bigbird(block=16, random=2, seed=1), weft.strided(12),
+    weft.causal() & weft.documents(lengths=[100, 30, 70]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", NESTED, ids=lambda x: str(x)[:20])
+def test_complements_of_complements_have_the_form_of_what_they_say(pattern):
+    other = weft.window(left=9, right=4)
+    for nested, plain in (
+        (~~pattern, pattern),
+        (~(~pattern & ~other), pattern | other),
+        (~(~pattern | other), pattern & ~other),
+    ):
+        found, wanted = nested.acsr(200), plain.acsr(200)
+        assert (len(found.terms), found.remainder.nbytes) == (len(wanted.terms), wanted.remainder.nbytes)
+        np.testing.assert_array_equal(found.to_dense(), nested.to_dense(200))

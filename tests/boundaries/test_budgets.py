@@ -22,6 +22,7 @@ MANY_PARAMETERS = {
     "weft.torch.varlen:varlen_attention": "as FlashAttention's, whose order of tensors is known",
     "weft.distributed.plan:plan": "the public face: a layer, by name",
     "weft.torch.distributed.call:attention": "the public face: every option by name",
+    "weft.torch.distributed.decode:decode_attention": "the public face: every option by name",
     "weft.jax.attention:attention": "the public face: every option by name",
     "weft.jax.distributed:distributed_attention": "the public face: every option by name",
     "weft.integrations.natten.functional:operation": "the signature of NATTEN's na1d, na2d and na3d",

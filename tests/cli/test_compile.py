@@ -7,18 +7,27 @@ from click.testing import CliRunner
 
 pytest.importorskip("triton")
 
+import torch
 import triton
 
 import weft
 from weft.cli import main
 from weft.kernels.gpu.compile import compiler, filling
 from weft.kernels.gpu.compile.filling import Filled, Made
+from weft.kernels.gpu.layout import Layout, Options
+from weft.kernels.gpu.program import row_major
+from weft.kernels.gpu.programs.backward import backward_program
+from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import plan_attention
+from weft.planning.problem import Problem
+from weft.score.evaluate import Rule
 from weft.settings import interpreted
 from weft.store import opened
 from weft.target import GPUS
+from weft.torch.along import told_of
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
+H200 = GPUS["h200"]
 CALL = ("causal() & window(100)", "--shape", "1,2,1000,16", "--target", "h200")
 
 
@@ -90,6 +99,22 @@ def test_options_of_a_call(asked):
     assert len(first) == 1 and first[0].startswith("forward_bfloat16_16_")
     assert every[0].startswith("forward_float16_16x32_") and "softcap_sinks" in every[0]
     assert every[-1] == "sink_gradient" and any(name.startswith("dkdv") and "grouped" in name for name in every)
+
+
+def test_dropout_and_a_relative_bias(asked):
+    """The bias is the kernels' of a call with any table: what they read is told apart by heads and distance."""
+    run(*CALL, "--dropout")
+    run(*CALL, "--relative-bias")
+    (dropped, *_), (biased, *_) = asked
+    assert len(dropped) == 3 and all("dropout" in name for name in dropped)
+    plan = plan_attention(
+        weft.causal() & weft.window(100), Problem(1, 2, 2, 1000, 1000, 16, 16, "bfloat16", "cuda"), H200
+    )
+    made = weft.bias.relative(torch.zeros(2, 65))
+    told = told_of(Modifiers(0.25, rules=tuple(Rule(one, made.tables, (True,)) for one in made.expressions)), plan)
+    layout = Layout((row_major((1, 2, 1000, 16)),) * 5, True, tables=told.forms)
+    program = backward_program(plan, layout, Options(0.25, score=told.score, wanted=told.wanted, deterministic=False))
+    assert biased[1:] == [launch.kernel.name for launch in program.launches]
 
 
 def test_workloads(asked):

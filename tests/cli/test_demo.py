@@ -21,6 +21,14 @@ VOID = {"meta", "link", "img", "br"}
 OPTIONAL = {"th", "td"}  # may be left open
 
 
+@pytest.mark.more
+def test_over_processes():
+    """Four processes have the losses of one, and receive less than by all-gather."""
+    found = run("distributed")
+    assert found.exit_code == 0, found.output
+    assert "the losses are the same" in found.output and "138,624; by all-gather 589,824" in found.output
+
+
 def run(*args):
     return CliRunner().invoke(main, ["demo", *args], catch_exceptions=False)
 

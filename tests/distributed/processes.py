@@ -92,6 +92,7 @@ def check_values(rank, world, names):
                         q, k, v, pattern, shards=shard, strategy=strategy, return_lse=True, sinks=alone, softcap=9.0
                     )
                 backward(*found, [x[:, :, tokens] for x in grads])
+                assert not any(x._version for x in (q, k, v))  # nothing is written into what was given
                 dist.all_reduce(alone.grad)
                 said = f"{name}, {shard}, {strategy}"
                 pairs = [(x, y[:, :, tokens]) for x, y in zip(found, whole, strict=True)]

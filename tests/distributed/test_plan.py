@@ -126,6 +126,13 @@ def test_nothing_grows_with_ranks_and_tokens_together():
     assert sum(one.starts.nbytes for one in found.chosen.halo) < 4096
 
 
+def test_picture():
+    drawn = plan(causal() & window(left=127), 128 * K, heads=(64, 8), head_dim=64, ranks=8).draw().splitlines()
+    assert len(drawn) == 9 and drawn[0].split()[:2] == ["from", "0"]
+    assert drawn[1].split() == ["rank", "0", *["."] * 8]
+    assert drawn[3].split() == ["rank", "2", ".", "260,096", *["."] * 6]
+
+
 def test_words():
     text = str(plan(weft.longformer(512, 64), 128 * K, heads=(16, 16), head_dim=64, ranks=8))
     assert all(strategy in text for strategy in STRATEGIES) and "->halo+queries" in text and "16384 tokens" in text

@@ -86,6 +86,7 @@ KERNELS = {
         options={"with_delta": True},
     ),
     "scattered beside a window": one(weft.window(5, 5) | SCATTERED, 200, order=(0, 2, 1, 3)),
+    "scattered, other labels": one(~SCATTERED, 200, dims=(64, 64), options={"lse": True}),
     "scattered, by heads": one(
         weft.per_head([SCATTERED, weft.causal(), SCATTERED & weft.window(9, 9), SCATTERED]), 200, heads=(4, 2)
     ),

@@ -47,7 +47,9 @@ class Scored(Call):
     def how(self):
         wanted = tuple(kind == "real" for kind in self.kinds)
         dropout = self.options.get("dropout", 0.0)
-        return super().how._replace(score=self.text, wanted=wanted, deterministic=False, dropout=dropout)
+        return super().how._replace(
+            score=self.text, wanted=wanted, deterministic="ordered" in self.options, dropout=dropout
+        )
 
     def tables(self):
         random = np.random.default_rng(zlib.crc32(f"{self}".encode()))

@@ -27,6 +27,7 @@ def of(text, pattern, m=150, **more):
 CALLS = {
     "window": of(RELATIVE, BAND),
     "window, all options": of(KEYS, BAND, options={"softcap": 3.0, "alibi": True, "lse": True, "shift": 3}),
+    "window, sums in one order": of(RELATIVE, BAND, options={"ordered": True}),
     "float64 tables": of(LEARNED, BAND, dtypes={0: "float64"}),
     "wide heads": of(LEARNED, BAND, dims=(192, 192)),
     "rows that are masked": of(MASKS, weft.causal()),

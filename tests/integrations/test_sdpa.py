@@ -178,7 +178,9 @@ def test_a_compiled_model_in_a_block():
 def test_a_mask_in_a_compiled_function_is_refused():
     q, k, v = (drawn(*shape, seed=i) for i, shape in enumerate(PLAIN))
     compiled = torch.compile(sdpa.scaled_dot_product_attention, fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match="a graph cannot read what a mask says"):
+    with pytest.raises(
+        Exception, match=r"a graph cannot read what a mask says|raised exception InputError"
+    ):  # as of torch
         compiled(q, k, v, booleans(M, N))
     near(compiled(q, k, v, is_causal=True), torchs(q, k, v, is_causal=True))
 

@@ -8,7 +8,7 @@ import weft
 from weft.kernels.gpu.score.spec import composed
 from weft.planning.attention_plan import plan_attention
 from weft.target import GPU
-from weft.torch.along import in_single_tokens, rewritten
+from weft.torch.along import distances_of, rewritten
 from weft.torch.inputs import problem_of
 
 from .compare import BACKENDS, generator, normal, qkv
@@ -55,7 +55,7 @@ def functions(m, n):
 def test_tables_along_distances(name, pattern):
     tables, function = functions(*SIZES)[name]
     tensors = qkv(generator(name), SIZES, torch.float32, (4, 2))
-    assert in_single_tokens(plan_attention(LINES[pattern], problem_of(*tensors), GPU))
+    assert distances_of(plan_attention(LINES[pattern], problem_of(*tensors), GPU)).grid == ()
     assert rewritten(composed(weft.trace_score(function).text)) is not None
     check(Scored(LINES[pattern], tensors, function, tables))
 
@@ -63,7 +63,8 @@ def test_tables_along_distances(name, pattern):
 @pytest.mark.parametrize("pattern", OTHERS)
 def test_steps_lists_grids_and_blocks_read_tables_where_they_are(pattern):
     tensors = qkv(generator("others"), (80, 80), torch.float32, (4, 2))
-    assert not in_single_tokens(plan_attention(OTHERS[pattern], problem_of(*tensors), GPU))
+    distances = distances_of(plan_attention(OTHERS[pattern], problem_of(*tensors), GPU))
+    assert distances is None or distances.grid
 
 
 def test_what_is_read_elsewhere_stays():

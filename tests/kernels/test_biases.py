@@ -102,12 +102,16 @@ def test_types_of_tables(table_dtype):
 
 
 def test_the_same_bits_where_the_order_of_sums_is_asked_for():
-    for name in ("alibi", "dense"):
+    for name in ("alibi", "dense", "relative", "buckets"):
         one = case(name)
         one.options = {"deterministic": True}
         first, again = one.weft(), one.weft()
         assert all(torch.equal(first[x], again[x]) for x in first)
         check(one)
+    one = case("relative", PATTERNS["dilated"])  # rows in steps
+    one.options = {"deterministic": True}
+    with pytest.raises(UnsupportedError, match="in no fixed order"):
+        one.weft()
     one = case("grid")
     one.options = {"deterministic": True}
     with pytest.raises(UnsupportedError, match="in no fixed order"), launching_nothing() as launched:

@@ -115,3 +115,21 @@ def test_functions_of_heads_and_batch_rows(pattern):
     dense = np.broadcast_to(found.pattern.to_dense(33), (batches or 1, heads or 1, 33, 33))
     for b, h in np.ndindex(dense.shape[:2]):
         assert (dense[b, h] == on_pairs(function, 33, 33, b, h)).all()
+
+
+@pytest.mark.more
+def test_both_routes_meet():
+    """A mask and the function that means it run as the same number of terms, nearly always."""
+    alike = []
+
+    @seed(3)
+    @settings(max_examples=120, phases=[Phase.generate], **ONCE)
+    @given(problems())
+    def each(problem):
+        pattern, m, n = problem
+        mask, function = pattern.to_dense(m, n), as_function(pattern, m, n)
+        found, other = recognize(function, size=(m, n)), recognize_mask(mask)
+        alike.append((found.form.terms, found.closed) == (other.form.terms, other.closed))
+
+    each()
+    assert sum(alike) >= 0.95 * len(alike)

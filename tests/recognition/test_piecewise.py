@@ -99,6 +99,18 @@ def test_requests_that_only_one_side_has():
     check(lambda b, h, q, k: (iq[q] == ik[k]) & (pk[k] <= pq[q]), 13, 41, 2)
 
 
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_requests_whose_sums_are_alike_at_equal_indices(window):
+    """Queries at 1 and 2, keys at 0, 1 and 0, 1, 2: of token 0 and of token 1 both positions differ by 1."""
+    iq, ik, pq, pk = packed([1, 1], [2, 3])
+
+    def function(b, h, q, k):
+        live = (iq[q] == ik[k]) & (pk[k] <= pq[q])
+        return live if window is None else live & (pq[q] - pk[k] < window)
+
+    assert (recognize(function).pattern.to_dense(2, 5) == dense(function, 2, 5)).all()
+
+
 @laws
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), min_size=1, max_size=6), st.integers(1, 40))
 def test_packed_requests_of_any_lengths(requests, window):

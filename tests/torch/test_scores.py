@@ -248,7 +248,7 @@ REFUSED = {
     lambda score, b, h, q, k: (score, score): "its result, a tuple",
     lambda score, b, h, q, k: None: "its result, a NoneType",
     lambda score, b, h, q, k: q >= k: "its result, a condition: pass it as mask",
-    lambda score, b, h, q, k: score + torch.erf(score): "`erf`",
+    lambda score, b, h, q, k: score + torch.atan(score): "`atan`",
     lambda score, b, h, q, k: score + q // k: "a division of indices by what is not a constant",
     lambda score, b, h, q, k: score + TABLE[:, q]: "by a slice",
     lambda score, b, h, q, k: score + TABLE[h, score]: "by a real number",

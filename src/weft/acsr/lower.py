@@ -192,6 +192,9 @@ def _meet(a: Union, a_patterns: tuple[Pattern, ...], b: Union, b_pattern: Patter
 
 @lower.register
 def _(pattern: ops.Not, m: int, n: int) -> Union:
+    turned = _turned(pattern.part)
+    if turned is not None:
+        return lower(turned, m, n)
     inner = lower(pattern.part, m, n)
     if inner.blocks is not None and len(inner.blocks):
         raise NotAffineError("the complement of blocks is not affine")
@@ -201,6 +204,16 @@ def _(pattern: ops.Not, m: int, n: int) -> Union:
         if len(terms) > 4 * MAX_TERMS:
             raise NotAffineError("the complement has too many terms")
     return Union(terms, None, inner.notes, apart=any(term.is_ordered for term in terms))
+
+
+def _turned(part: Pattern) -> Pattern | None:
+    """The complement of a part by De Morgan's laws, where that spares a complement; else None."""
+    if isinstance(part, ops.Not):
+        return part.part
+    if not isinstance(part, (ops.And, ops.Or)) or not any(isinstance(one, ops.Not) for one in part.parts):
+        return None
+    parts = tuple(one.part if isinstance(one, ops.Not) else ops.Not(one) for one in part.parts)
+    return ops.Or(parts) if isinstance(part, ops.And) else ops.And(parts)
 
 
 @lower.register

@@ -20,7 +20,7 @@ from weft.kernels.backend import TritonBackend
 from weft.outside import file_bytes
 from weft.pattern.algebra import Pattern
 from weft.pattern.parse import parse
-from weft.planning.attention_plan import plan_attention
+from weft.planning.attention_plan import AttentionPlan, plan_attention
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 from weft.store import opened
@@ -40,6 +40,8 @@ FLAGS = {
     "sinks": "There are attention sinks.",
     "lse-gradient": "Gradients come through lse too.",
     "tf32": "Products of float32 may take TF32.",
+    "dropout": "Some weights are dropped.",
+    "relative-bias": "There is a relative bias, or T5's buckets, with a table that learns.",
 }
 
 
@@ -189,9 +191,26 @@ def _kernels(call: Call, card: Gpu, also: frozenset[str]) -> list[Source]:
     from weft.kernels.gpu.programs.kernels import Asked, kernels_of
 
     flags = call.flags | also
-    said = {name.replace("-", "_"): name in flags for name in FLAGS}
-    gradients = not said.pop("forward_only")
-    return kernels_of(plan_attention(call.pattern, call.problem, card), Asked(gradients=gradients, **said))
+    said: dict[str, Any] = {name.replace("-", "_"): name in flags for name in FLAGS}
+    gradients, biased = not said.pop("forward_only"), said.pop("relative_bias")
+    plan = plan_attention(call.pattern, call.problem, card)
+    told = _relative_bias(plan) if biased else {}
+    return kernels_of(plan, Asked(gradients=gradients, **said, **told))
+
+
+def _relative_bias(plan: AttentionPlan) -> dict[str, Any]:
+    """What kernels are told of one; its length is a number that they are told."""
+    import torch
+
+    from weft import bias
+    from weft.kernels.options import Modifiers
+    from weft.score.evaluate import Rule
+    from weft.torch.along import told_of
+
+    made = bias.relative(torch.zeros(plan.problem.q_heads, 3))
+    rules = tuple(Rule(one, made.tables, (True,)) for one in made.expressions)
+    told = told_of(Modifiers(1.0, rules=rules), plan)
+    return {"score": told.score, "tables": told.forms, "wanted": told.wanted}
 
 
 def _filled(sources: list[Source], card: Gpu, jobs: int | None) -> Filled:

@@ -18,6 +18,7 @@ from weft.pattern.parse import parse
 
 
 @click.command("demo")
+@click.argument("what", type=click.Choice(["distributed"]), required=False)
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("weft-demo"), show_default=True,
               metavar="DIR", help="Where pictures go.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Smaller inputs, a few seconds.")
@@ -25,21 +26,38 @@ from weft.pattern.parse import parse
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Write one page about every pattern of the library instead.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the rows of that page, one JSON object a line.")
-def command(out: Path, quick: bool, no_pictures: bool, html: Path | None, as_json: bool) -> None:
-    """Pack, plan, prove, run and draw; exits with 1 if a check fails."""
+def command(what: str | None, out: Path, quick: bool, no_pictures: bool, html: Path | None, as_json: bool) -> None:
+    """Pack, plan, prove, run and draw; exits with 1 if a check fails.
+
+    "distributed": four processes train a small model over one sequence instead, and the exchange is drawn.
+    """
     if html:
         _check_writable(html)
     try:
         import torch  # noqa: F401
     except ImportError as missing:
         raise UnsupportedError("weft demo", f"torch: {missing}", install_line("torch")) from None
-    if html or as_json:
+    if what:
+        held = _over_processes()
+    elif html or as_json:
         held = _library(html, as_json)
     else:
         from weft.demo.__main__ import main
 
         held = not main([f"--out={out}", *["--quick"] * quick, *["--no-pictures"] * no_pictures])
     sys.exit(0 if held else 1)
+
+
+def _over_processes() -> bool:
+    import torch.distributed
+
+    if not torch.distributed.is_available():
+        raise UnsupportedError(
+            "weft demo distributed", "this torch has no torch.distributed", "install a build of torch that has it"
+        )
+    from weft.demo.distributed import main
+
+    return main(say)
 
 
 def _check_writable(html: Path) -> None:

@@ -30,7 +30,7 @@ def draw_chart(timed: list[tuple[str, float, float]], folder: Path) -> Path:
 
     rows = sorted(timed, key=lambda row: row[1] / row[2])
     names, mine, own = zip(*rows, strict=True)
-    figure = Figure(figsize=(11, 1.6 + 0.42 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(11, 2.2 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
     at = np.arange(len(rows))
     axes.barh(at - HEIGHT / 2, np.array(mine) * 1e3, HEIGHT, color=COLOURS[4], label="weft")

@@ -24,6 +24,7 @@ from weft.pattern.excerpt import Box
 from weft.planning.problem import DTYPES
 
 STRATEGIES = ("halo", "halo+queries", "ulysses", "all-gather")
+DRAWN = 16  # ranks that are drawn
 MOVED = 1 << 14  # rows of a rank that may be sent to where their keys are
 
 
@@ -152,6 +153,17 @@ class Plan:
                 tuple(EMPTY if p == r else _rows_seeing(self.acsr, rows, held) for p, rows in enumerate(self.moved))
             )
         return tuple(found)
+
+    def draw(self) -> str:
+        """Who sends what to whom: bytes that each rank (a line) receives from each peer (a column), in a forward."""
+        shown = range(min(self.ranks, DRAWN))
+        widest = max(8, len(f"{self.chosen.received.max(initial=0):,}") + 2)
+        lines = [" " * 10 + "".join(f"{f'from {p}':>{widest}}" for p in shown)]
+        for r in shown:
+            row = (f"{x:,}" if x else "." for x in self.chosen.received[r, : len(shown)].tolist())
+            lines.append(f"{f'rank {r}':10}" + "".join(f"{x:>{widest}}" for x in row))
+        more = self.ranks - len(shown)
+        return "\n".join([*lines, *([f"and {more} ranks more"] if more else [])])
 
     def __str__(self) -> str:
         lines = [

@@ -186,8 +186,8 @@ def _diagonal(part: Pair, within: Within) -> Line | None:
     f, g = (line.pieces[0] for line in (part.f, part.g))
     if len(part.f.pieces) == len(part.g.pieces) == 1 and f.straight and g.straight and f.slope == -g.slope:
         return _unscaled(part.test, g.slope, int(f.values[0] + g.values[0]))
-    if within is None or not (part.f.bounded and part.g.bounded):
-        return None
+    if within is None or not within.square or not (part.f.bounded and part.g.bounded):
+        return None  # of documents of unlike lengths a sum at equal indices says nothing
     total = part.f.gap(-part.g)
     if total is None:
         return None

@@ -17,11 +17,10 @@ import torch
 from weft.caching import cached
 from weft.kernels.cpu import rules
 from weft.kernels.gpu.layout import TableForm
-from weft.kernels.gpu.score.slots import walked_grid
+from weft.kernels.gpu.score.slots import in_single_tokens, walked_grid
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
-from weft.planning.tiles import TilePlan
 from weft.planning.tiling import DIRECTIONS
 from weft.score.evaluate import Rule
 from weft.score.expression import Builder, Expression, Ref
@@ -106,7 +105,7 @@ class Distances:
 def distances_of(plan: AttentionPlan) -> Distances | None:
     """Those of the tiles of a plan; None where kernels cannot tell them from places in tiles."""
     p = plan.problem
-    if in_single_tokens(plan):
+    if _in_single_tokens(plan):
         return Distances((), p.m + BESIDE + -p.m % 4, p.n + BESIDE + -p.n % 4)
     grids = {walked_grid(plan, direction) for direction in DIRECTIONS}
     grid = grids.pop() if len(grids) == 1 else ()
@@ -125,22 +124,9 @@ def _steps(plan: AttentionPlan) -> int:
     return max((axis.lanes.k_step for one in launches for part in one.parts for axis in part.axes), default=1)
 
 
-@cached(512)
-def in_single_tokens(plan: AttentionPlan) -> bool:
-    """Whether neighbours in every tile are neighbouring tokens: on one line, without steps, lists and blocks."""
-    return all(_is_plain(share.plan) for direction in DIRECTIONS for share in plan.unspecialised(direction))
-
-
-def _is_plain(plan: TilePlan) -> bool:
-    if plan.blocks is not None:
-        return False
-    return all(
-        len(launch.box) == 1 and launch.q.order is None and part.k.order is None
-        and part.rows.is_every and part.keys.is_every
-        and all(axis.lanes.q_step == axis.lanes.k_step == 1 and axis.lanes.queries is None and axis.lanes.keys is None
-                for axis in part.axes)
-        for launch in plan.launches for part in launch.parts
-    )  # fmt: skip
+def _in_single_tokens(plan: AttentionPlan) -> bool:
+    shares = (share for direction in DIRECTIONS for share in plan.unspecialised(direction))
+    return all(in_single_tokens(share.plan) for share in shares)
 
 
 def _is_short(expression: Expression, plan: AttentionPlan, distances: Distances | None) -> bool:

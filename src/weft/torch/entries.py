@@ -41,7 +41,8 @@ def gradients_of_tables(
         elif read.kind in ("dense", "pairs", "offsets"):
             into.add_(total.view(into.shape))
         else:
-            _bring(into, rule, read, total, _indices(read, total, queries, options.shift))
+            whole = total.sum(2) if name.startswith("programs") else total
+            _bring(into, rule, read, whole, _indices(read, whole, queries, options.shift))
     return tuple(None if x is None else x.to(table.dtype) for x, table in zip(found, tables, strict=True))
 
 

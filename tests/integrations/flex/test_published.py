@@ -20,7 +20,7 @@ LISTS = theirs.BlockMask._TENSOR_ATTRS
 def test_values_and_gradients(name):
     score_mod, mask_mod, learned = made(name)
     x = tensors(B, H, S)
-    mask = None if mask_mod is None else create_block_mask(mask_mod, B, H, S, S)
+    mask = None if mask_mod is None else create_block_mask(mask_mod, B, H, S, S, device="cpu")
     out, aux = flex_attention(*x, score_mod, mask, return_aux=AuxRequest(lse=True))
     expected, lse = reference(*x, score_mod, mask_mod)
     torch.testing.assert_close(out, expected)
@@ -48,7 +48,7 @@ def test_beside_the_public_call(name):
 def test_compiled(name):
     score_mod, mask_mod, learned = made(name)
     x = tensors(B, H, S)
-    mask = None if mask_mod is None else create_block_mask(mask_mod, B, H, S, S)
+    mask = None if mask_mod is None else create_block_mask(mask_mod, B, H, S, S, device="cpu")
     torch._dynamo.reset()
     out = torch.compile(flex_attention, fullgraph=True, backend="aot_eager")(*x, score_mod, mask)
     expected = flex_attention(*x, score_mod, mask)

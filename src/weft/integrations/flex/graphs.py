@@ -96,12 +96,10 @@ def _in_scores(score_mod: Any, block_mask: Any) -> Any:
         "flex_attention computes every pair here: a graph makes this BlockMask, and weft cannot read it beforehand. "
         "Call create_block_mask outside of the compiled function, and block_mask.pattern once for from_kv_blocks"
     )
-    listed = flex._ordered_to_dense(block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.kv_indices.shape[-1])
-    whole = None
+    listed, whole = _listed(block_mask.kv_num_blocks, block_mask.kv_indices), None
     if block_mask.full_kv_num_blocks is not None:
-        indices = block_mask.full_kv_indices
-        whole = flex._ordered_to_dense(block_mask.full_kv_num_blocks, indices, indices.shape[-1]) != 0
-    listed, mask_mod = listed != 0, block_mask.mask_mod
+        whole = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+    mask_mod = block_mask.mask_mod
     rows, columns = block_mask.BLOCK_SIZE
     several_rows, several_heads = listed.shape[0] > 1, listed.shape[1] > 1
 
@@ -113,6 +111,15 @@ def _in_scores(score_mod: Any, block_mask: Any) -> Any:
         return torch.where(live, score if score_mod is None else score_mod(score, b, h, q, k), -float("inf"))
 
     return function
+
+
+def _listed(counts: Tensor, indices: Tensor) -> Tensor:
+    """(B, H, rows, columns) booleans of lists of columns, of which the first `counts` are meant."""
+    columns = indices.shape[-1]
+    meant = torch.arange(columns, device=indices.device) < counts[..., None]
+    found = indices.new_zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool)
+    # what is not meant goes to one more column
+    return found.scatter(-1, torch.where(meant, indices, columns).long(), True)[..., :columns]
 
 
 def with_pattern(mask: flex.BlockMask) -> Any:

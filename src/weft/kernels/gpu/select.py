@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from weft.kernels.gpu.constants import STATS
 from weft.kernels.gpu.layout import Layout, Options, dense_rows
+from weft.kernels.gpu.score.slots import under
 from weft.kernels.gpu.tables.batches import Waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel, split_kv, tile
@@ -60,8 +61,7 @@ def tiles(direction: Direction, plan: AttentionPlan, layout: Layout, options: Op
     specialised = plan.specialised(direction)
     if specialised is not None and may_specialise(layout, options, plan.problem):
         yield Tiles(specialised, True)
-    under = tile.Under(bool(options.score), any(options.wanted), bool(options.dropout))
-    yield Tiles(plan.unspecialised(direction, under), False)
+    yield Tiles(plan.unspecialised(direction, under(options)), False)
 
 
 def may_specialise(layout: Layout, options: Options, problem: Problem) -> bool:

@@ -47,10 +47,10 @@ class _Layer(torch.autograd.Function):
         partial = moved.partial(at, (q, k, v), came) if moves else []
         back = moved.send(at, q, partial) if moves else None
         if whole is None:
-            whole = at.attend((q, *work.keys(main, came)), main, sinks)
+            whole = at.attend((q, *work.keys(came)), main, sinks)
         for part in work.local.edges:
             rows = rows_of(part, q.device)
-            merged_into(whole, rows, [at.attend((taken(q, rows), *work.keys(part, came)), part)])
+            merged_into(whole, rows, [at.attend((taken(q, rows), *work.received(part, came)), part)])
         arrived = [] if back is None else moved.merge(at, whole, back)
         kept = [x for pair in (*partial, *arrived) for x in pair]
         ctx.save_for_backward(q, k, v, sinks, *whole, pending.buffer, *tables, *kept)
@@ -74,7 +74,7 @@ class _Layer(torch.autograd.Function):
             home = work.send_back(flat)  # on its way while the rank's own keys are computed
             dq, dk, dv, dsinks, of_tables = at.gradients((q, k, v), main, results, grads, (sinks, ctx.wanted))
         else:
-            given = q, *work.keys(main, came)
+            given = q, *work.keys(came)
             dq, *of_all, dsinks, of_tables = at.gradients(given, main, results, grads, (sinks, ctx.wanted))
             dk, dv = torch.zeros_like(k), torch.zeros_like(v)
             for i, (grad, own) in enumerate(zip(of_all, (dk, dv), strict=True)):
@@ -135,23 +135,28 @@ class _Work:
         """By peer keys, values and moved queries (B, H, rows, D)."""
         return [[x.permute(1, 2, 0, 3) for x in peer] for peer in unpacked(flat, self._received())]
 
-    def keys(self, part: Part, came: Peers) -> tuple[Tensor, Tensor]:
-        """Keys and values of a part."""
-        _, k, v = self.tensors
-        return gathered([k, *(peer[0] for peer in came)], part), gathered([v, *(peer[1] for peer in came)], part)
+    def keys(self, came: Peers) -> tuple[Tensor, Tensor]:
+        """All keys and values of the main part: the rank's own and those that came."""
+        (_, k, v), main = self.tensors, self.local.main
+        return gathered([k, *(peer[0] for peer in came)], main), gathered([v, *(peer[1] for peer in came)], main)
+
+    def received(self, part: Part, came: Peers) -> tuple[Tensor, Tensor]:
+        """Keys and values of an edge, which came all."""
+        own = self.tensors[1].shape[2]
+        return gathered([peer[0] for peer in came], part, own), gathered([peer[1] for peer in came], part, own)
 
     def of_edge(
         self, part: Part, results: Result, grads: tuple[Tensor | None, Tensor | None], peers: tuple[Peers, Peers]
     ) -> tuple[Rows, Tensor, Any]:  # fmt: skip
         """(rows, their dq, dtables) of received keys. peers: what came, and where its gradients are added."""
-        (q, k, v), (came, back) = self.tensors, peers
+        (q, k, _), (came, back) = self.tensors, peers
         rows = rows_of(part, q.device)
-        given = taken(q, rows), *self.keys(part, came)
+        given = taken(q, rows), *self.received(part, came)
         some = taken(results[0], rows), taken(results[1], rows)
         both = [None if x is None else taken(x, rows) for x in grads]
         dq, dk, dv, _, dtables = self.at.gradients(given, part, some, both)
-        for i, (grad, own) in enumerate(((dk, k), (dv, v))):
-            scattered(grad, part, [own, *(peer[i] for peer in back)])  # own is not among the keys of edges
+        for i, grad in enumerate((dk, dv)):
+            scattered(grad, part, [peer[i] for peer in back], behind=k.shape[2])
         return rows, dq, dtables
 
     def add(self, grads: Three, home: Pending) -> None:

@@ -97,11 +97,14 @@ def merged_into(whole: Result, rows: Rows, more: Sequence[Result]) -> None:
         put(x, rows, values)
 
 
-def gathered(tensors: Sequence[Tensor], part: Part) -> Tensor:
-    """The keys of a part from the rank's own tensor (B, H, S, D) and those of each peer; where nothing is needed, 0."""
+def gathered(tensors: Sequence[Tensor], part: Part, behind: int = 0) -> Tensor:
+    """The keys of a part from the rank's own tensor (B, H, S, D) and those of each peer; where nothing is needed, 0.
+
+    behind: how many of the rank's own keys stand before those of the tensors, where it is none of them.
+    """
     first = tensors[0]
     zero = first.new_zeros(()).expand(*first.shape[:2], 1, first.shape[3])
-    found = _sources(part, tuple(x.shape[2] for x in tensors), zero.device)
+    found = _sources(part, tuple(x.shape[2] for x in tensors), behind, zero.device)
     if isinstance(found, Tensor):
         return torch.cat([*tensors, zero], dim=2).index_select(2, found)
     return torch.cat(
@@ -109,10 +112,10 @@ def gathered(tensors: Sequence[Tensor], part: Part) -> Tensor:
     )
 
 
-def scattered(grad: Tensor, part: Part, into: Sequence[Tensor]) -> None:
+def scattered(grad: Tensor, part: Part, into: Sequence[Tensor], behind: int = 0) -> None:
     """Add gradients of a part's keys where the keys came from: the way back of `gathered`."""
     sizes = [x.shape[2] for x in into]
-    found = _sources(part, tuple(sizes), grad.device)
+    found = _sources(part, tuple(sizes), behind, grad.device)
     if isinstance(found, Tensor):
         whole = grad.new_zeros((*grad.shape[:2], sum(sizes) + 1, grad.shape[3])).index_copy_(2, found, grad)
         for x, values in zip(into, whole.split([*sizes, 1], dim=2), strict=False):
@@ -126,13 +129,15 @@ def scattered(grad: Tensor, part: Part, into: Sequence[Tensor]) -> None:
 
 
 @lru_cache(maxsize=512)
-def _sources(part: Part, sizes: tuple[int, ...], device: torch.device) -> Tensor | tuple[tuple[int, int, int], ...]:
+def _sources(
+    part: Part, sizes: tuple[int, ...], behind: int, device: torch.device
+) -> Tensor | tuple[tuple[int, int, int], ...]:  # fmt: skip
     """A part's keys among tensors of some sizes: (tensor, first, after) one after the other, or an index of all.
 
     The tensor after the last one is of zeros.
     """
     ends = np.cumsum([0, *sizes])
-    places = np.asarray(part.keys)
+    places = np.asarray(part.keys) - behind
     runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
     if len(runs) > RUNS:
         return tensor_of(np.minimum(places, ends[-1]), device)

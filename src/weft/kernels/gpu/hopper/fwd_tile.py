@@ -43,13 +43,18 @@ class Sums:
 def no_sums(scoring, cfg: gl.constexpr):
     """Before a consumer's first tile."""
     total = in_parts(scoring.zero)
-    rounded = total if cfg.sums_rounded else 0
+    ROWS: gl.constexpr = scoring.zero.type.shape[0]
     if cfg.row_max == "none":
-        sums = Sums(scoring.none, total, rounded, 0)
+        if cfg.sums_rounded:
+            sums = Sums(scoring.none, total, total, 0)
+        else:
+            sums = Sums(scoring.none, total, 0, 0)  # constants, which a variable would make tensors of
     else:
-        ROWS: gl.constexpr = scoring.zero.type.shape[0]
         largest = gl.full([ROWS], float("-inf"), gl.float32, scoring.rows.type.layout)
-        sums = Sums(scoring.none, total, rounded, largest)
+        if cfg.sums_rounded:
+            sums = Sums(scoring.none, total, total, largest)
+        else:
+            sums = Sums(scoring.none, total, 0, largest)
     return sums
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.oracle.numbers import Scored
-from weft.kernels.gpu.score.spec import DENSE, DIAGONALS, OF_ROWS, OFFSETS, SHARED
+from weft.kernels.gpu.score.spec import DENSE, DIAGONALS, OF_ROWS, OFFSETS, ORDERED, SHARED
 
 
 class Pairs(NamedTuple):
@@ -48,6 +48,9 @@ def _add(call: Call, pairs: Pairs, what: tuple[str, int], indices: tuple[Ints, .
         call.flat(name).add(share, q * theirs + k)
     elif kind == DIAGONALS:
         call.flat(name).add(share, of_head * (mine + theirs - 1) + k - q + mine - 1)
+    elif kind == ORDERED:  # the oracle's programs come one after the other: all may use the first one's room
+        tiles = call.memory.slots[call.slot(name)].shape[2]
+        call.flat(name).add(share, of_head * tiles * (mine + theirs - 1) + k - q + mine - 1)
     elif kind == OFFSETS:
         lengths = call.memory.slots[call.slot(name)].shape[2:]
         grid = tuple(length // 2 + 1 for length in lengths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.kernels.gpu.compile.source import Source
-from weft.kernels.gpu.layout import Layout, Options, Vector
+from weft.kernels.gpu.layout import Layout, Options, TableForm, Vector
 from weft.kernels.gpu.program import LaunchProgram, row_major
 from weft.kernels.gpu.programs.backward import backward_program
 from weft.kernels.gpu.programs.forward import chosen_forward
@@ -19,7 +19,8 @@ ROW = Vector("float32", (1,))  # sinks and slopes
 @dataclass(frozen=True)
 class Asked:
     """What a call asks beside its plan. gradients: of q, k and v, and of the sinks if there are any; lse_gradient: they
-    come through lse too.
+    come through lse too. dropout: some weights are dropped. score, tables: score functions as text, and the forms of
+    their tables, as `weft.torch.along` tells them; wanted: which of these learn.
     """
 
     gradients: bool = True
@@ -29,6 +30,10 @@ class Asked:
     sinks: bool = False
     lse_gradient: bool = False
     tf32: bool = False
+    dropout: bool = False
+    score: str = ""
+    tables: tuple[TableForm, ...] = ()
+    wanted: tuple[bool, ...] = ()
 
 
 def kernels_of(plan: AttentionPlan, asked: Asked = Asked()) -> list[Source]:
@@ -55,6 +60,7 @@ def _gradients(plan: AttentionPlan, asked: Asked) -> list[LaunchProgram]:
     if asked.lse_gradient:
         layout = layout._replace(dlse=Vector("float32", row_major(rows)))
     options = _options(plan, asked)._replace(deterministic=asked.deterministic, with_delta=asked.sinks)
+    options = options._replace(wanted=asked.wanted)
     found = [backward_program(plan, layout, options)]
     return [*found, sink_gradient_program(rows, ROW)] if asked.sinks else found
 
@@ -65,8 +71,11 @@ def _layout(plan: AttentionPlan, tensors: int, asked: Asked) -> Layout:
     of_q, of_k = (p.batch, p.q_heads, p.m), (p.batch, p.kv_heads, p.n)
     sizes = (*of_q, p.d), (*of_k, p.d), (*of_k, p.dv), (*of_q, p.dv), (*of_q, p.dv)
     strides = tuple(row_major(size) for size in sizes[:tensors])
-    return Layout(strides, True, sinks=ROW if asked.sinks else None, slopes=ROW if asked.alibi else None)
+    rows = {"sinks": ROW if asked.sinks else None, "slopes": ROW if asked.alibi else None}
+    return Layout(strides, True, **rows, tables=asked.tables)
 
 
 def _options(plan: AttentionPlan, asked: Asked) -> Options:
-    return Options(plan.problem.d**-0.5, 1.0 if asked.softcap else None, tf32=asked.tf32)
+    rate = 0.5 if asked.dropout else 0.0  # which rate is a number that kernels are told
+    softcap = 1.0 if asked.softcap else None
+    return Options(plan.problem.d**-0.5, softcap, tf32=asked.tf32, score=asked.score, dropout=rate)

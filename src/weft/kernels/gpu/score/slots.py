@@ -15,6 +15,7 @@ from weft.kernels.gpu.score.spec import (
     DIAGONALS,
     OF_ROWS,
     OFFSETS,
+    ORDERED,
     PAIRS,
     POINTERS,
     SHARED,
@@ -23,7 +24,8 @@ from weft.kernels.gpu.score.spec import (
     Rules,
 )
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.tiles import Launch
+from weft.planning.families.tile import Under
+from weft.planning.tiles import Launch, TilePlan
 from weft.planning.tiling import Direction
 from weft.score.dropout import scale, threshold
 from weft.score.reads import Read, reads_of, shared_axes
@@ -83,7 +85,12 @@ def _captured(slot: Slot) -> Captured:
     return Captured(slot.dtype, len(slot.shape), reach >= 1 << 31, dense)
 
 
+ITEMS = 65536  # programs along one axis of a grid, at most, and one
+
+
 # ---- gradients of tables ---------------------------------------------------------------------------------------------
+NAMES = {OFFSETS: "offsets", ORDERED: "programs"}
+APART = 1 << 29  # sums of programs, at most: 2 GiB
 ATOMIC = (SHARED, DIAGONALS, OFFSETS, PAIRS)  # several programs add to one place, in no fixed order
 
 
@@ -94,7 +101,8 @@ def entries_of(
 
     Sums of rows are (B, Hq, M or N), of diagonals (B, Hq, M + N - 1), of pairs as their tables, dense ones (B, Hq, M,
     N) or, where heads share them, (M, N). Those of offsets on a grid are slots offsets_0, ..., (B, Hq, 2 X - 1, 2 Y -
-    1) for axes of X and Y tokens.
+    1) for axes of X and Y tokens; sums along diagonals that have one order are programs_0, ..., (B, Hq, tiles, M + N -
+    1), with those of each tile of queries apart.
     """
     if not any(options.wanted):
         return (), []
@@ -102,8 +110,8 @@ def entries_of(
     for number, read in enumerate(reads_of(composed(options.score))):
         if options.wanted[read.table] and (read.kind == "columns") == (side == "dkdv"):
             kind = _kind_of(read, plan, layout, options)
-            name = f"offsets_{number}" if kind == OFFSETS else f"entries_{number}"
-            shape = _shape(kind, read, plan, layout)
+            name = f"{NAMES.get(kind, 'entries')}_{number}"
+            shape = _shape(kind, read, plan, layout, options)
             found[Entry(number, kind)] = Slot.dense(name, "output", "float32", shape)
     return tuple(sorted(found, key=lambda one: one.kind)), [*found.values()]
 
@@ -111,7 +119,7 @@ def entries_of(
 def number_of(slot: str) -> int | None:
     """The number of the read whose sums a slot holds; None of any other slot."""
     name, _, number = slot.rpartition("_")
-    return int(number) if name in ("entries", "offsets") else None
+    return int(number) if name in ("entries", *NAMES.values()) else None
 
 
 def _kind_of(read: Read, plan: AttentionPlan, layout: Layout, options: Options) -> int:
@@ -119,7 +127,8 @@ def _kind_of(read: Read, plan: AttentionPlan, layout: Layout, options: Options) 
     if read.kind in ("rows", "columns"):
         return OF_ROWS
     if read.kind == "diagonals":
-        return DIAGONALS
+        tiles = _tiles_apart(plan, options) if options.deterministic else 0
+        return ORDERED if tiles else DIAGONALS
     if read.kind == "offsets" and (grid := walked_grid(plan)) and read.is_on(grid):
         return OFFSETS
     if read.kind == "dense" and layout.tables[read.table].shape[-2:] == (problem.m, problem.n):
@@ -132,6 +141,36 @@ def _kind_of(read: Read, plan: AttentionPlan, layout: Layout, options: Options) 
         if all(one or size == 1 for one, size in zip(shared, (problem.batch, problem.q_heads), strict=True)):
             return SHARED
     return PAIRS
+
+
+def _tiles_apart(plan: AttentionPlan, options: Options) -> int:
+    """Tiles of queries of dQ, where one launch has them all, on a line without steps and lists; 0 where sums of each
+    apart would be no order, or too much memory.
+    """
+    p = plan.problem
+    shares = plan.unspecialised("dq", under(options))
+    if len(shares) != 1 or len(shares[0].plan.launches) != 1 or not in_single_tokens(shares[0].plan):
+        return 0
+    tiles = shares[0].plan.launches[0].tiles
+    return tiles if tiles < ITEMS and p.batch * p.q_heads * tiles * (p.m + p.n) <= APART else 0
+
+
+def under(options: Options) -> Under:
+    """Which options crowd the registers of a kernel."""
+    return Under(bool(options.score), any(options.wanted), bool(options.dropout))
+
+
+def in_single_tokens(plan: TilePlan) -> bool:
+    """Whether neighbours in every tile are neighbouring tokens: on one line, without steps, lists and blocks."""
+    if plan.blocks is not None:
+        return False
+    return all(
+        len(launch.box) == 1 and launch.q.order is None and part.k.order is None
+        and part.rows.is_every and part.keys.is_every
+        and all(axis.lanes.q_step == axis.lanes.k_step == 1 and axis.lanes.queries is None and axis.lanes.keys is None
+                for axis in part.axes)
+        for launch in plan.launches for part in launch.parts
+    )  # fmt: skip
 
 
 def walked_grid(plan: AttentionPlan, direction: Direction = "dq") -> tuple[int, ...]:
@@ -155,12 +194,13 @@ def _grid_of(launch: Launch) -> tuple[int, ...]:
     return tuple(launch.q.shape) if whole and alike else ()
 
 
-def _shape(kind: int, read: Read, plan: AttentionPlan, layout: Layout) -> tuple[int, ...]:
+def _shape(kind: int, read: Read, plan: AttentionPlan, layout: Layout, options: Options) -> tuple[int, ...]:
     p = plan.problem
     if kind == OF_ROWS:
         return p.batch, p.q_heads, p.n if read.kind == "columns" else p.m
-    if kind == DIAGONALS:
-        return p.batch, p.q_heads, max(0, p.m + p.n - 1)
+    if kind in (DIAGONALS, ORDERED):
+        apart = (_tiles_apart(plan, options),) * (kind == ORDERED)
+        return p.batch, p.q_heads, *apart, max(0, p.m + p.n - 1)
     if kind == OFFSETS:
         return p.batch, p.q_heads, *(2 * length - 1 for length in walked_grid(plan))
     if kind == PAIRS:

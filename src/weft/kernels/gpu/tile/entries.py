@@ -13,6 +13,7 @@ from weft.kernels.gpu.score import spec
 
 OF_ROWS, DENSE, SHARED = tl.constexpr(spec.OF_ROWS), tl.constexpr(spec.DENSE), tl.constexpr(spec.SHARED)
 DIAGONALS, OFFSETS = tl.constexpr(spec.DIAGONALS), tl.constexpr(spec.OFFSETS)
+ORDERED = tl.constexpr(spec.ORDERED)
 
 # Where sums go, for the rows of a place. scores: of its head. pointers: of each read where its sums lie.
 Into = namedtuple("Into", "place scores pointers")
@@ -65,6 +66,8 @@ def _add_pairs(C: tl.constexpr, into, tile, shares):
         elif C.entries[n] == SHARED:
             at = pointers[n] + (q.to(tl.int64) * place.launch.their_length + k)
             tl.atomic_add(at, share, mask=share != 0, sem="relaxed")
+        elif C.entries[n] == ORDERED:
+            _add_in_order(C, into, pointers[n], tile, share)
         elif C.entries[n] == DIAGONALS:
             _add_diagonals(C, into, pointers[n], tile, share)
         elif C.entries[n] == OFFSETS:
@@ -104,6 +107,22 @@ def _add_diagonals(C: tl.constexpr, into, pointer, tile, share):
     else:
         apart = tile.token[None, :] - rows.token[:, None]
         tl.atomic_add(at + apart, share, mask=share != 0, sem="relaxed")
+
+
+@triton.jit
+def _add_in_order(C: tl.constexpr, into, pointer, tile, share):
+    """The same to sums of this program alone, tile by tile: every number is added to in one order. No steps."""
+    place, rows, queries = into.place, into.place.rows, into.place.launch.my_length
+    head = place.head.batch * place.launch.all_heads + into.scores.h
+    length = queries + place.launch.their_length - 1
+    at = pointer + (head * tl.num_programs(1) + place.item) * length + (queries - 1)
+    tl.debug_barrier()  # other threads may have added to the same numbers in the tile before
+    r, c = tl.arange(0, C.rows)[:, None], tl.arange(0, C.cols)[None, :]
+    turned, column = tl.gather(share, (r + c) % C.cols, 1), tl.arange(0, C.cols)
+    for wrap in tl.static_range((C.rows + C.cols - 2) // C.cols + 1):
+        part = tl.sum(tl.where((r + c) // C.cols == wrap, turned, 0.0), 0)
+        own, some = at + (tile.at - rows.first + (column - wrap * C.cols)), part != 0
+        tl.store(own, tl.load(own, mask=some, other=0.0) + part, mask=some)
 
 
 @triton.jit
