@@ -34,13 +34,14 @@ FLEX = "compile, FlexAttention"
 LONG, MIDDLE, SHORT = (16, 2048), (8, 512), (1, 128)
 WAVES = (
     [(m, LONG, how) for how in (FUSED, ALONE, DEFAULT) for m in ("bert-base", "llama-1b", "gpt2")]
-    + [("bert-base", MIDDLE, how) for how in (CAPTURED, OVERHEAD, DEFAULT)]
-    + [("bert-base", SHORT, how) for how in (CAPTURED, OVERHEAD)],
-    [("llama-1b", size, how) for size in (MIDDLE, SHORT) for how in (CAPTURED, OVERHEAD, DEFAULT)]
+    + [("bert-base", MIDDLE, how) for how in (CAPTURED, OVERHEAD)],
+    [("bert-base", SHORT, how) for how in (CAPTURED, OVERHEAD, DEFAULT)]
+    + [("llama-1b", size, how) for size in (MIDDLE, SHORT) for how in (CAPTURED, OVERHEAD)]
     + [("gpt2", size, how) for size in (MIDDLE, SHORT) for how in (CAPTURED, OVERHEAD)]
     + [(m, LONG, PLAIN) for m in ("bert-base", "llama-1b", "gpt2")],
     [(m, LONG, FLEX) for m in ("bert-base", "llama-1b", "gpt2")]
-    + [("llama-1b", LONG, OVERHEAD), ("bert-base", MIDDLE, ALONE), ("llama-1b", MIDDLE, ALONE)],
+    + [("llama-1b", LONG, OVERHEAD), ("bert-base", MIDDLE, ALONE), ("llama-1b", MIDDLE, ALONE)]
+    + [("bert-base", MIDDLE, DEFAULT), ("llama-1b", SHORT, DEFAULT), ("llama-1b", MIDDLE, DEFAULT)],
 )
 LISTED = [*WAVES[0], *WAVES[1], *WAVES[2]]
 

@@ -65,3 +65,99 @@ def test_fused_modules_give_the_same(kind, fused):
         assert sum(one.fused for one in fast.explanation.graphs[0].segments) == fused, str(fast.explanation)
         next(module.parameters()).mul_(2)  # weights are read at each call
         torch.testing.assert_close(fast(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def stopwatch(monkeypatch, tmp_path):
+    """Measurements without a card: seconds are said by the test. seconds["kernel"]: of weft's own."""
+    from weft.fusion import choice, kernels
+
+    seconds = {"kernel": 1.0, "graph": 2.0, "layers": []}
+
+    def of_call(call):
+        call()
+        return seconds["kernel" if getattr(call, "__name__", "") == "run" else "graph"]
+
+    def of_layer(module, values):
+        module(*values)
+        seconds["layers"].append(sum("fused_segment" in str(node.target) for node in module.graph.nodes))
+        return 10.0 - seconds["layers"][-1]
+
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(choice, "seconds_of", of_call)
+    monkeypatch.setattr("weft.fusion.place.layer_seconds", of_layer)
+    monkeypatch.setattr(choice, "compiled_alone", lambda module, tensors: lambda: module(*tensors))
+    monkeypatch.setattr(kernels, "compile_all", lambda launches: ["" for _ in launches])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    choice._chosen.clear()
+    yield seconds
+    choice._chosen.clear()
+
+
+def judged_of(module, inputs):
+    """What is placed in a graph by measurement, and its results."""
+    from weft.fusion.place import place_segments
+    from weft.fusion.settings import Settings
+
+    placed = []
+
+    def rewritten(graph, given):
+        nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        placed.extend(place_segments(graph, Settings(), "", dict(zip(nodes, given, strict=True))))
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        return placed, torch.compile(module, backend=rewritten, dynamic=False)(*inputs), module(*inputs)
+
+
+def test_what_is_faster_is_fused_and_remembered(stopwatch):
+    from weft.fusion import choice
+
+    block, inputs = made(Block)
+    module = Layers(block)
+    for times in ([0, 2, 3, 4], []):  # kernels in the layers that were measured; nothing is measured again
+        stopwatch["layers"].clear()
+        choice._chosen.clear()
+        placed, found, expected = judged_of(module, inputs)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert all(one.fused for one in placed) and len(placed) == 4, placed
+        assert "takes 1000000.0 us, and the graph 2000000.0" in placed[0].reason
+        assert set(stopwatch["layers"]) <= set(times)
+
+
+def test_what_is_slower_stays(stopwatch):
+    stopwatch["kernel"] = 1.99  # within the margin
+    module, inputs = made(Conv1D)
+    placed, found, expected = judged_of(module, inputs)
+    assert not any(one.fused for one in placed), placed
+    assert torch.equal(found, expected)
+
+
+def test_what_is_off_is_dropped(stopwatch, monkeypatch):
+    from weft.fusion.kernels import Prepared
+
+    run = Prepared.run
+
+    def wrong(self):
+        return tuple(x.mul_(1.1) for x in run(self))
+
+    wrong.__name__ = "run"
+    monkeypatch.setattr(Prepared, "run", wrong)
+    module, inputs = made(Block)
+    placed, found, expected = judged_of(module, inputs)
+    assert torch.equal(found, expected) and not any(one.fused for one in placed)
+    assert placed[0].dropped and "it is off by" in placed[0].dropped[0]
+
+
+class Layers(torch.nn.Module):
+    """One numbered layer."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([block])
+
+    def forward(self, *inputs):
+        return self.layers[0](*inputs)

@@ -50,10 +50,10 @@ def reason_against(module: GraphModule, masks: Sequence[Node]) -> str:
 
 @dataclass
 class _Capture:
-    """places: what inputs are copied to, None for those that are read where they are."""
+    """places: inputs by number, and what they are copied to."""
 
     graph: Any
-    places: list[Tensor | None]
+    places: list[tuple[int, Tensor]]
     results: Any
 
 
@@ -68,14 +68,15 @@ class Captured:
         self.captures: dict[Key, _Capture | None] = {}  # None: it ran once
         self.refused = ""  # why a capture failed; then all runs as it is
         self.digests: MaskCache[Key] = MaskCache()
+        self.staying: list[int] | None = None  # inputs that lie at one place for all calls
+        self.given: list[int] = []  # the others
 
     def __call__(self, *args: Any) -> Any:
         at = None if self.refused or torch.is_grad_enabled() or is_capturing() else self._capture_for(args)
         if at is None:
             return self.made(*args)
-        for place, x in zip(at.places, args, strict=True):
-            if place is not None:
-                place.copy_(x)
+        for i, place in at.places:
+            place.copy_(args[i])
         at.graph.replay()
         return _copied(at.results)
 
@@ -98,15 +99,13 @@ class Captured:
 
     def _key(self, args: Sequence[Any]) -> Key | None:
         """What a capture is found by; None where it cannot be known."""
-        stream = torch.cuda.current_stream().cuda_stream
-        key: list[Any] = [stream]
-        for x in args:
-            if not isinstance(x, Tensor):
-                key.append(x)
-            elif _stays(x):
-                key.append((x.data_ptr(), x.shape))
-            else:
-                key.append((x.shape, x.stride(), x.dtype))
+        if self.staying is None:
+            self.staying = [i for i, x in enumerate(args) if isinstance(x, Tensor) and _stays(x)]
+            self.given = [i for i in range(len(args)) if i not in set(self.staying)]
+        key: list[Any] = [torch.cuda.current_stream().cuda_stream]
+        key += [args[i].data_ptr() for i in self.staying]  # of one shape for as long as the graph serves them
+        for x in (args[i] for i in self.given):
+            key.append((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x)
         for place in self.masks:
             try:
                 key.append(self._content(args[place]))
@@ -125,8 +124,10 @@ class Captured:
         return at
 
     def _captured(self, args: Sequence[Any]) -> _Capture:
-        places = [x.clone() if isinstance(x, Tensor) and not _stays(x) else None for x in args]
-        given = [x if place is None else place for x, place in zip(args, places, strict=True)]
+        places = [(i, args[i].clone()) for i in self.given if isinstance(args[i], Tensor)]
+        given = list(args)
+        for i, place in places:
+            given[i] = place
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

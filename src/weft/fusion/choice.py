@@ -7,6 +7,7 @@ is dropped and said.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,17 @@ from torch.fx import GraphModule
 from weft.fusion import evidence, kernels
 from weft.fusion.epilogues import Found
 from weft.fusion.kernels import Library, ProductSpec, ProjectionsSpec, Runnable
+from weft.fusion.model import breaks_even
 from weft.fusion.nodes import hint, value
 from weft.fusion.segment import Tiling, flat, multiplied, prepared
 from weft.fusion.settings import Settings
 from weft.fusion.whole import Settled
 from weft.kernels.gpu.gemm.config import ALIGNED, configs
 from weft.settings import interpreted
+from weft.torch import card
 
+LONG = 1e11  # operations of a product from which launches are nothing
+BEHIND = 0.06  # of a long product's time, by which a kernel is behind cuBLAS at best
 MARGIN = 0.98  # of the time of the unfused graph, that a kernel takes at most
 OFF = 0.02  # by which results may differ, relative to the largest number: sums of 16-bit factors in another order
 GRAPH = 1e-3  # seconds of calls in one graph
@@ -53,6 +58,9 @@ def choose(found: Found, settings: Settings) -> Choice:
     """The configuration for the sizes with which a graph was traced; measured once for each, and kept in the store."""
     why = _reason_against(found)
     if why:
+        return Choice(None, why)
+    why = _cannot_pay(found)
+    if why and settings.templates != "always":
         return Choice(None, why)
     some: list[Tiling] = list(_configs(found))
     if not some:
@@ -103,18 +111,33 @@ def _reason_against(found: Found) -> str:
     return ""
 
 
+def _cannot_pay(found: Found) -> str:
+    """The first stage, which measures nothing: why a long product's epilogue saves less than it costs, or ""."""
+    x, weight = (value(node) for node in found.inputs[:2])
+    k = hint(x.shape[-1])
+    if isinstance(found.spec, ProjectionsSpec) or x.device.type != "cuda":
+        return ""
+    flops = 2 * math.prod(map(hint, x.shape)) * hint(weight.shape[1 if found.spec.by_rows else 0])
+    at_hand = card.at_hand()
+    assert at_hand is not None
+    behind = breaks_even(k, at_hand.gpu)
+    if flops < LONG or behind >= BEHIND:
+        return ""
+    return f"a product over {k} channels pays within {behind:.1%} of cuBLAS, and {BEHIND:.0%} is expected"
+
+
 def _configs(found: Found) -> Any:
     spec, (x, weight) = found.spec, (value(node) for node in found.inputs[:2])
-    card = kernels.card_of(x.device)
+    processors = kernels.card_of(x.device)
     m = 1
     for size in x.shape[:-1]:
         m *= hint(size)
     n = hint(weight.shape[1 if spec.by_rows else 0])
     if isinstance(spec, ProductSpec):
-        return configs(m, n, 1 + spec.gated, card)
+        return configs(m, n, 1 + spec.gated, processors)
     if spec.tables and spec.d & (spec.d - 1):
         return iter(())  # a tile holds whole heads, and is a power of two wide
-    return (one for one in configs(m, n, 1, card, spec.d if spec.tables else 1) if not one.persistent)
+    return (one for one in configs(m, n, 1, processors, spec.d if spec.tables else 1) if not one.persistent)
 
 
 class _Measurement:
@@ -122,7 +145,7 @@ class _Measurement:
 
     def __init__(self, found: Found, inner: str) -> None:
         self.found, self.inner = found, inner
-        random = torch.Generator("cuda").manual_seed(0)
+        random = torch.Generator(value(found.inputs[0]).device).manual_seed(0)
         self.tensors = [_random(value(node), random) for node in found.inputs]
 
     def choice(self, some: Sequence[Tiling]) -> Choice:
@@ -187,8 +210,8 @@ def _tried(launch: Runnable, expected: Sequence[Tensor]) -> tuple[float, str]:
     try:
         against = _off(launch.run(), expected)
         return (0.0, against) if against else (seconds_of(launch.run), "")
-    except RuntimeError as error:
-        return 0.0, str(error).splitlines()[0]
+    except Exception as error:  # of Triton or of the card
+        return 0.0, next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _random(like: Any, random: torch.Generator) -> Tensor:

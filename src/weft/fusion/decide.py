@@ -20,11 +20,15 @@ from torch.fx import GraphModule
 
 from weft.caching import emptied_by
 from weft.errors import UnsupportedError, WeftError
+from weft.fusion.forms import by_blocks
 from weft.fusion.settings import Settings
 from weft.pattern import crossing
 from weft.pattern.algebra import Pattern
+from weft.planning.attention_plan import AttentionPlan
+from weft.planning.problem import Problem
 from weft.recognition import recognize_mask
 from weft.runtime.pipeline import compiled
+from weft.target import Gpu
 from weft.torch.fingerprint import fingerprint
 from weft.torch.inputs import problem_of
 from weft.torch.mask_cache import MaskCache
@@ -295,9 +299,8 @@ def _weighed(one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], live: Tensor) ->
     if share > settings.share:
         return Decision(None, f"its mask keeps {share:.0%} of the pairs, more than {settings.share:.0%}", share)
     try:
-        found = recognize_mask(live)
         tensors = tuple(x if x.dim() == 4 else x[None] for x in qkv)
-        plan, _ = compiled(found.pattern, problem_of(*tensors))
+        pattern, plan = _fastest(live, problem_of(*tensors))
         plan.check_room("forward")
         if one.trained:
             plan.check_room("dkdv")
@@ -311,7 +314,20 @@ def _weighed(one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], live: Tensor) ->
     if pairs - plan.visited < settings.saved_at_least(device):
         saved, least = pairs - plan.visited, settings.saved_at_least(device)
         return Decision(None, f"it is small: {saved:,} pairs would be saved, and {least:,} repay the call", share)
-    return Decision(found.pattern, "", share, _words(found.pattern))
+    return Decision(pattern, "", share, _words(pattern))
+
+
+def _fastest(live: Tensor, problem: Problem) -> tuple[Pattern, AttentionPlan]:
+    """What is recognised, or on a GPU another form of it whose forward is predicted to take less."""
+    found = recognize_mask(live).pattern
+    best = found, compiled(found, problem)[0]
+    if not isinstance(best[1].target, Gpu):
+        return best
+    for other in by_blocks(live):
+        plan = compiled(other, problem)[0]
+        if plan.forwards.taken.seconds < best[1].forwards.taken.seconds:
+            best = other, plan
+    return best
 
 
 def _words(pattern: Pattern) -> str:

@@ -72,10 +72,17 @@ class Found:
             else:
                 known[node] = graph.node_copy(node, known.__getitem__)
         graph.output(tuple(known[node] for node in self.outputs))
-        for node in graph.nodes:
-            node.meta.clear()
-            node.type = None
-        return GraphModule(torch.nn.Module(), graph)
+        return GraphModule(torch.nn.Module(), anonymous(graph))
+
+
+def anonymous(graph: Graph) -> Graph:
+    """A graph whose text is the same wherever it was taken from: nodes are numbered, and know no modules."""
+    for i, node in enumerate(graph.nodes):
+        node.meta.clear()
+        node.type = None
+        if node.op not in ("placeholder", "output"):
+            node._rename(f"x{i}")
+    return graph
 
 
 def is_product(node: Node) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from weft.fusion.epilogues import Found
+from weft.fusion.epilogues import Found, anonymous
 from weft.fusion.layers import key_of
 from weft.fusion.nodes import hint, value
 
@@ -53,10 +53,7 @@ class Part:
             known[node] = graph.node_copy(node, known.__getitem__)
         graph.output(tuple(known[node] for node in self.outputs))
         put(graph, [(_moved(found, known), choice) for found, choice in founds])
-        for node in graph.nodes:
-            node.meta = {}
-            node.type = None
-        return GraphModule(owner, graph)
+        return GraphModule(owner, anonymous(graph))
 
     def values(self, given: Mapping[Node, Any]) -> list[Any] | None:
         """What it is measured on: what is known of the graph's inputs, else random numbers; None where a size is a
