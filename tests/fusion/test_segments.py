@@ -7,6 +7,7 @@ import torch
 from tests.fusion.helpers import EAGER, agree
 
 import weft
+from weft.errors import UnsupportedError
 from weft.fusion import evidence
 from weft.fusion.choice import Choice
 from weft.fusion.epilogues import products_in
@@ -17,6 +18,7 @@ from weft.fusion.segment import FUSED
 from weft.fusion.settings import Settings
 from weft.fusion.whole import Settled, settle
 from weft.kernels.gpu.gemm.config import Config
+from weft.testing.refusals import refuse
 
 F = torch.nn.functional
 WIDE, D, TOKENS = 16, 8, 5
@@ -314,3 +316,8 @@ def test_evidence_of_layers(monkeypatch, tmp_path):
     assert evidence.keep_layer(subject, found) and evidence.known_layer(subject) == found
     evidence.opened().record(evidence.key_of(subject), [{"kept": [7], "seconds": []}])
     assert evidence.known_layer(subject) is None
+
+
+def test_an_operator_of_another_process_is_refused():
+    """Whose graph this one does not have."""
+    refuse(lambda: FUSED([X], "segment_of_nobody"), UnsupportedError, ("segment_of_nobody", "another process"))

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import weft
 import weft.jax
 from weft import bias
-from weft.errors import UnsupportedKernel
+from weft.errors import UnsupportedError, UnsupportedKernel
 from weft.jax import implementations
 from weft.jax.gpu import bind
 from weft.jax.gpu.message import TARGET
+from weft.testing.refusals import refuse
 
 B, N, HEADS, D = 2, 512, (4, 2), 64
 MASK = weft.causal() & weft.window(left=100)
@@ -81,3 +82,12 @@ def test_without_a_card_a_target_is_asked_for():
 def test_a_target_that_jaxlib_has_no_kernels_for():
     with pytest.raises(UnsupportedKernel, match="xla"):
         lowered(lambda *x: weft.jax.attention(*x, MASK, target="mi300x"))
+
+
+@pytest.mark.more
+def test_gradients_of_tables_have_no_order_on_a_gpu(written):
+    def loss(q, k, v, slopes):
+        out = weft.jax.attention(q, k, v, MASK, bias=bias.alibi(slopes), deterministic=True, target="h200")
+        return out.astype(jnp.float32).sum()
+
+    refuse(lambda: lowered(jax.grad(loss, 3), TABLE), UnsupportedError, ("deterministic=True", "stop_gradient"))

@@ -12,7 +12,8 @@ PARTS = ("asked", "wrong", "cure")
 # Modules behind the public face and their files: nothing that whoever reads the message could act on. Names in capitals
 # are classes that users write, as weft.torch.SparseAttention; so are the functions of weft.jax and weft.bias.
 OF_JAX = r"jax\.(?:attention|plan|dot_product_attention|distributed_attention)"
-PUBLIC = rf"(?!bias\.(?:relative|buckets|grid|dense|alibi)\b|{OF_JAX}\b)"
+OVER_RANKS = r"distributed\.(?:attention|decode_attention|plan)"
+PUBLIC = rf"(?!bias\.(?:relative|buckets|grid|dense|alibi)\b|{OF_JAX}\b|{OVER_RANKS}\b)"
 INSIDE = re.compile(rf"\bweft\.{PUBLIC}\w+\.[a-z_]\w*|\w+\.py\b|src/weft|object at 0x")
 
 
