@@ -2,11 +2,14 @@
 """All gradients in one walk over queries for each block of keys: dQ is added in memory, in no fixed order.
 
 A program lives as long as the launch and takes blocks of keys in turn. The producer asks by tensor descriptors for the
-keys of a block and for its tiles of queries. Each consumer keeps dK and dV of its keys in registers. What scores take
-of a tile it leaves in shared memory; once all consumers have, each multiplies it with its channels of the keys. It does
-so a tile later, so that no consumer waits for another. That product goes to shared memory too, and a warp of its own
-has it added to dQ in float32 by reducing copies (`weft.kernels.gpu.compile.adding`). Two kernels make seven products of
-a tile; this one makes five.
+keys of a block and for its tiles of queries. A tile is (keys, queries), so that both weights and dS are first factors
+in registers. Each of two consumers has half of a block's keys, and keeps their dK and dV in registers.
+
+dQ of a tile is a sum over all keys of a block. So each consumer leaves its dS, (rows of keys, queries), in shared
+memory. Once both have, each multiplies all of dS with its half of the head dimension's columns of K. It does so a tile
+later, so that it seldom waits for the other. The product goes to shared memory too, and a warp of its own has it added
+to dQ in float32 by reducing copies (`weft.kernels.gpu.compile.adding`). Two kernels make seven products of a tile; this
+one makes five.
 """
 
 from __future__ import annotations
@@ -39,9 +42,12 @@ LANES = gl.constexpr(32)
 class Summed:
     """The kernel's arguments, shared memory and channels.
 
-    k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: what dQ is made of, of two tiles. ones: what
-    adds lse and delta to products, of each consumer. sums: the dQ of a tile, the channels of each consumer. made,
-    taken: of sums, by consumers and by who adds them. heads, length: of queries.
+    k, v: a block's. q, do, stats: the ring of tiles that are walked. ds: dS of two tiles. ones: factors that add lse
+    and delta to products, of each consumer; `stats` has them as sums of bfloat16 numbers, see `constants.STATS`. sums:
+    the dQ of a tile, each consumer's columns.
+
+    keys: the channel of k and v; queries: that of q, do and stats. ready: both consumers left dS of a tile; used: both
+    have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length: of queries.
     """
 
     cfg: gl.constexpr
@@ -76,8 +82,8 @@ class Summed:
 # ---- producer --------------------------------------------------------------------------------------------------------
 @gluon.jit
 def load_queries(i, j, at, run, rows, state):
-    """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's numbers begin; rows: of a
-    tile, and their step.
+    """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's stats begin; rows: those of a
+    tile, places of the numbers of one, and the step between rows.
     """
     cfg: gl.constexpr = state.cfg
     queries = state.queries
@@ -111,7 +117,7 @@ def producer(state, CHAINED: gl.constexpr):
         batch, kv_head, head, share = gl.load(member), gl.load(member + 1), gl.load(member + 2), gl.load(member + 3)
         place, lane = place_of(item, 0, 1)
         run = run_of(item, 0, 1)
-        first, _ = keys_of(item, 0)
+        first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
         keys.acquire(t)
         keys.expect(t, state.k_box.block_type.nbytes + state.v_box.block_type.nbytes)
         where = [batch, kv_head, place, lane, 0]
@@ -170,7 +176,7 @@ def scores(i, j, C: gl.constexpr, own, state):
 
 @gluon.jit
 def ask(i, j, C: gl.constexpr, own, dk, dv, state):
-    """Ask for dK and dV with tile i of the ring, and leave for dQ what it takes."""
+    """Ask for dK and dV with tile i of the ring, and leave dS."""
     cfg: gl.constexpr = state.cfg
     dtype: gl.constexpr = state.q.dtype
     at = state.queries.stage(i)
@@ -212,7 +218,7 @@ def walk(i, tiles, C: gl.constexpr, own, sums, state):
     """
     n, all = tiles
     dk, dv = sums
-    for _ in range(0, gl.minimum(n, 1)):  # a branch
+    for _ in range(0, gl.minimum(n, 1)):  # a branch: a loop of at most one turn
         dk, dv = warpgroup_mma_wait(0, ask(i, 0, C, own, dk, dv, state))
         state.queries.release(i)
         j = 0
@@ -297,7 +303,7 @@ def adder(state):
                 state.made.wait(i)
                 for C in gl.static_range(cfg.consumers):
                     where = [batch, head + h, run.place + j * cfg.columns, run.lane, C * CHANNELS]
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(C))
+                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(C))  # adds, see `adding`
                 tma.store_wait(0)  # until it has been read
                 state.taken.arrive(i)
                 i += 1
