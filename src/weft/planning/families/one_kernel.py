@@ -1,5 +1,6 @@
 """dQ beside dK and dV: a kernel of tiles of keys that adds to dQ in memory, in no fixed order
-(docs/decisions/0008-two-kernels-for-the-backward.md). At D=128 on Hopper's cards warp groups have one too (`hopper.SUMMED`).
+(docs/decisions/0008-two-kernels-for-the-backward.md). At D=128 on Hopper's cards warp groups have one too
+(`hopper.SUMMED`).
 """
 
 from __future__ import annotations
