@@ -15,7 +15,7 @@ from weft.planning.cost import FLOORS, Cost, moved
 from weft.planning.families import tile
 from weft.planning.families.base import Alternative, InTiles, Tiled
 from weft.planning.families.fused_backward import Fused, cut
-from weft.planning.families.one_kernel import IN_ONE, OneKernel
+from weft.planning.families.one_kernel import IN_GROUPS, IN_ONE, OneKernel
 from weft.planning.families.sparse_keys import parts_of
 from weft.planning.families.split_kv import ByRows
 from weft.planning.features import in_halves
@@ -183,7 +183,8 @@ def _described(one: Alternative, problem: Problem, gpu: Gpu) -> tuple[str, str, 
         return f"by rows, {one.shape.rows} in a program, {shares}", when, "where it saves two launches"
     if isinstance(one, OneKernel):
         sums = f", of these {_ms(one.sums)} for sums of dQ in memory"
-        return f"one kernel of {one.tiling}", f"{sums}, unless sums must come in order", f"at {IN_ONE} of two"
+        share = IN_GROUPS if one.tiling.groups else IN_ONE
+        return f"one kernel of {one.tiling}", f"{sums}, unless sums must come in order", f"at {share} of two"
     assert isinstance(one, Fused)
     runs = cut(one.config.window, problem, gpu)
     how = f"one pass over queries, {runs.runs} runs of {runs.per} tiles for each head of keys"
