@@ -133,7 +133,7 @@ def test_the_site_in_a_browser(site):
 
 @pytest.mark.more
 def test_the_site_is_small_enough_to_carry_along(site):
-    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 12 << 20
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 14 << 20
 
 
 @pytest.mark.more

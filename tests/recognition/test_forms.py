@@ -139,4 +139,6 @@ def test_tables(case):
     if found.proof == "symbolic":
         acsr = found.pattern.acsr(m, n)
         assert (acsr.to_dense() == mask).all()
-        assert found.closed == (not acsr.remainder.rows.size)  # labels that differ may meet in more terms than there are
+        assert found.closed == (
+            not acsr.remainder.rows.size
+        )  # labels that differ may meet in more terms than there are

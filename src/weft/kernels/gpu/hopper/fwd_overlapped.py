@@ -89,10 +89,8 @@ def first_tile(i, j, s, own, sums, state, scoring):
 @gluon.jit
 def with_words(sums, words, state):
     """Sums of weights as products take them, with a tile's."""
-    rounded = sums.rounded
-    if state.cfg.sums_rounded:
-        rounded = rounded + words_in_parts(words, state.v.dtype)
-    return rounded
+    gl.static_assert(state.cfg.sums_rounded)
+    return sums.rounded + words_in_parts(words, state.v.dtype)
 
 
 @gluon.jit

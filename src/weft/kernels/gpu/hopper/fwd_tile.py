@@ -104,11 +104,12 @@ def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr, ROUNDED: gl.constexpr
         kept = gl.exp2(largest - safe)
         total = total * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
         acc = acc * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout)), 1)
-        rounded = sums.rounded
-        if ROUNDED:
-            rounded = rounded * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
         p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
-        sums = Sums(acc, total, rounded, new)
+        if ROUNDED:
+            rounded = sums.rounded * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
+            sums = Sums(acc, total, rounded, new)
+        else:
+            sums = Sums(acc, total, sums.rounded, new)
     return p, sums
 
 
