@@ -25,6 +25,12 @@ KERNELS = (  # name, producer, channels (what, stages, full after, free after), 
         "2 groups: 6 products", "dK, dV by stores",
     ),
     (
+        "bwd_summed", "1 warp, TMA",
+        (("K, V", "1", "bytes", "2 consumers"), ("Q, dO, stats", "2", "bytes, 32 lanes", "2 consumers"),
+         ("ds", "2", "2 consumers", "2 consumers"), ("dQ", "1", "2 consumers", "a warp that adds")),
+        "2 groups: 5 products", "dK, dV by stores; dQ added",
+    ),
+    (
         "bwd_fused", "4 warps, TMA",
         (("Q, dO, O", "3, O: 2", "bytes", "3 consumers"), ("K, V", "5", "bytes", "dV out, last dQ"),
          ("ds", "2", "3 consumers", "the one that makes dQ")),
@@ -62,7 +68,7 @@ def kernel(y, name, producer, channels, consumers, leaves):
     yield text(195, y + height / 2 + 4, producer, anchor="middle")
     for n, (what, stages, full, free) in enumerate(channels):
         at = y + 7 + 30 * n
-        if what != "ds":  # which consumers leave for each other
+        if what not in ("ds", "dQ"):  # which consumers leave for each other, and for who adds it
             yield arrow(260, at + 13, 288)
         yield box((290, at), (380, 26), "#fdf3d8")
         yield text(298, at + 17, f"{what}: {stages}", 11)
