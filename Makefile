@@ -42,7 +42,7 @@ help: ## this list
 demo: $(VENV)/.weft-demo ## packs real text and a photograph, plans, verifies, runs, draws
 	$(BIN)/python -m weft.demo $(ARGS)
 
-test: $(VENV)/.weft-test ## tests: a sample of every law, within three minutes on two cores
+test: $(VENV)/.weft-test ## tests: a sample of every law, some three minutes on two cores
 	$(PYTEST) $(ARGS)
 
 test-more: $(VENV)/.weft-test ## the other tests that a change must pass

@@ -2,7 +2,7 @@
 
 | mark | command | which tests |
 | --- | --- | --- |
-| none | `make test` | what is quick of every floor and law, and samples of the rest: three minutes on two cores |
+| none | `make test` | what is quick of every floor and law, and samples of the rest: some three minutes on two cores |
 | `more` | `make test-more` | the rest of what a change must pass, within ten |
 | `wide` | `make test-gpu` | what compiles for longer, on a machine with a GPU: there all tests of kernels run |
 
