@@ -13,7 +13,6 @@ difference to eager float32 on the first batch row, relative to the largest numb
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -24,6 +23,8 @@ import traceback
 from pathlib import Path
 from queue import Empty, Queue
 from statistics import median
+
+from table import append
 
 FIELDS = ("model", "batch", "tokens", "how", "ms", "error", "notes", "card", "torch", "transformers", "weft")
 BLOCK, RANDOM_BLOCKS = 64, 3
@@ -255,12 +256,7 @@ def run(indices, asked):
         if row is None:
             continue
         print(*row.values(), sep=", ", flush=True)
-        new = not asked.out.exists()
-        with asked.out.open("a", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS)
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+        append(asked.out, FIELDS, row)
 
 
 def main():

@@ -9,13 +9,13 @@ Each row: a product of a model's layer with what follows it, who computed it, me
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 import traceback
 from pathlib import Path
 from statistics import median
 
 import torch
+from table import append
 from torch import nn
 
 from weft.fusion import kernels
@@ -176,12 +176,7 @@ def main():
     def write(row):
         row |= {"card": card, "torch": torch.__version__}
         print(*row.values(), sep=", ", flush=True)
-        new = not asked.out.exists()
-        with asked.out.open("a", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS)
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+        append(asked.out, FIELDS, row)
 
     with torch.no_grad():
         for name, given in CASES.items():

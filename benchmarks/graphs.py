@@ -20,7 +20,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +29,6 @@ USUAL = (
     "strided_l128_s128", "strided_l128_s128@16:1", "strided_l128_s128@4", "strided_l128_s128@16:16:32768",
     "gpt_oss_window_128", "window_pm256", "dense_d64",
 )  # fmt: skip
-LONG, REPLAYS, WARM = 2e-3, 10, 3  # seconds of a graph, replays that count, and before them
 LIMIT = 300  # seconds for one tree's process
 COLUMNS = (
     "date", "machine", "driver", "python", "torch", "triton", "threads", "commit", "problem", "shape", "dtype",
@@ -69,31 +67,10 @@ def attention_of(workload: Any, tensors: Any) -> Callable[..., Any]:
     return lambda q, k, v: weft.attention(q, k, v, pattern, sinks=sinks)
 
 
-def microseconds(calls: list[Callable[[], Any]]) -> float:
-    """Of a launch, in a graph of many."""
-    import torch
-
-    def timed(run: Callable[[], Any]) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        return 1e-3 * begin.elapsed_time(end)
-
-    one = median(timed(calls[0]) for _ in range(WARM))
-    count = len(calls) * ceil(max(1, LONG / one) / len(calls))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        for number in range(count):
-            calls[number % len(calls)]()
-    times = [timed(graph.replay) for _ in range(WARM + REPLAYS)]
-    return 1e6 * median(times[WARM:]) / count
-
-
 def measure(problems: list[str], directions: list[str]) -> None:
     """Write a line of JSON for each problem and direction: where it is from, its time, how far it is off."""
     import torch
+    from graph_time import microseconds
 
     from weft.bench.check import Truth
     from weft.bench.inputs import Tensors

@@ -16,7 +16,6 @@ small that the device waits for the host. Rows are appended as each problem ends
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import subprocess
 import sys
@@ -31,6 +30,8 @@ from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from table import append
 
 SLOWEST = 0.012  # seconds of queued calls in a round, at least
 IN_ONE = 8  # calls of one jitted function, at most
@@ -336,15 +337,7 @@ class Report:
         """One row."""
         told = " ".join(str(row[name]) for name in COLUMNS[8:] if row.get(name) not in (None, ""))
         print(f"{time.perf_counter() - BEGIN:5.0f} s  {told}", flush=True)
-        if self.out is None:
-            return
-        new = not self.out.exists()
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        with self.out.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(self.origin | row)
+        append(self.out, COLUMNS, self.origin | row)
 
 
 def guarded(report: Report, about: dict[str, Any], make: Callable[[], Any]) -> Any:

@@ -15,7 +15,6 @@ the same time, so that kernels are compiled. Without a GPU, --small sizes run, i
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from table import append
 from torch import Tensor
 
 from weft.integrations.transformers import register
@@ -312,18 +312,6 @@ def warm(names: list[str], small: list[str], seconds: float) -> None:
             job.wait()
 
 
-def append(file: Path | None, row: dict[str, Any]) -> None:
-    """Add a row to a CSV file at once."""
-    if file is None:
-        return
-    fresh = not file.exists()
-    with file.open("a", newline="", encoding="utf-8") as out:
-        writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", nargs="+", help="names of problems, as rows have them")
@@ -349,7 +337,7 @@ def main() -> None:
         with reported(name):
             for row in measured(known[name], asked.rounds):
                 print("  ".join(f"{row[column]!s:>14}" for column in SAID), flush=True)
-                append(asked.out, row)
+                append(asked.out, COLUMNS, row)
         if CUDA:
             torch.cuda.empty_cache()
 

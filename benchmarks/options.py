@@ -11,7 +11,6 @@ beside it that is. Results are compared with float64 on some rows first. Steps o
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
 import os
 import subprocess
@@ -38,6 +37,7 @@ from options_ways import (
     t5_encoder,
     with_options,
 )
+from table import append
 
 from weft.bench.origin import commit, machine
 from weft.bench.timing import Calls
@@ -235,13 +235,7 @@ def write(path: Path | None, row: Row) -> None:
     """Print a row, and append it."""
     said = [str(row.get(name, "")) for name in ("table", "who", "direction", "us", "ratio", "error", "message")]
     print("{:52} {:28} {:4} {:>10} {:>7} {:>8}  {}".format(*said), flush=True)
-    if path is not None:
-        new = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+    append(path, COLUMNS, row)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import ceil
-from statistics import median
 from typing import Any
 
 import torch
+from graph_time import microseconds
 from torch import Tensor
 
 import weft
 
 HEADS, KV_HEADS, D, PAGE, WINDOW = 32, 8, 128, 64, 4096
 CACHED = 256 << 20  # bytes of keys that a graph goes through, so that none finds its keys in L2
-LONG, REPLAYS, WARM = 2e-3, 8, 2  # seconds of a graph, replays that count, and before them
 Row = dict[str, Any]
 
 
@@ -119,31 +118,6 @@ def _off_pages(pools: Pools, found: Tensor, mask: Any) -> float:
 def _compared(pools: Pools, found: Tensor, k: Tensor, v: Tensor) -> float:
     truth = (pools.q[0, 0].double() @ k.T * D**-0.5).softmax(-1) @ v
     return float((found[0, 0].double() - truth).abs().max() / truth.abs().max())
-
-
-def microseconds(calls: list[Callable[[], Any]]) -> float:
-    """Of a call, in a graph of many that takes the copies in turn."""
-
-    def timed(run: Callable[[], Any]) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        return 1e-3 * begin.elapsed_time(end)
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        one = median(timed(calls[0]) for _ in range(3))
-        count = len(calls) * ceil(max(1, LONG / one) / len(calls))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for number in range(count):
-                calls[number % len(calls)]()
-        times = [timed(graph.replay) for _ in range(WARM + REPLAYS)]
-    torch.cuda.synchronize()
-    return 1e6 * median(times[WARM:]) / count
 
 
 def _on_host(calls: list[Callable[[], Any]]) -> float:

@@ -11,7 +11,6 @@ with dense attention in float32. Rows are appended as they come. Without a GPU i
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 import traceback
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from planning import commit
+from table import append
 
 import weft
 from weft.pattern.algebra import Pattern
@@ -199,22 +199,11 @@ def main() -> None:
         try:
             for row in rows(name, labels, every, asked.rounds):
                 print(*(str(row.get(x, "")) for x in COLUMNS[5:]), sep="  ", flush=True)
-                _append(asked.out, about | row)
+                append(asked.out, COLUMNS, about | row)
         except Exception as failed:  # the other problems are measured all the same
             traceback.print_exc()
-            _append(asked.out, about | {"problem": name, "message": f"{type(failed).__name__}: {failed}"[:300]})
+            append(asked.out, COLUMNS, about | {"problem": name, "message": f"{type(failed).__name__}: {failed}"[:300]})
         print(f"# {name}: {time.monotonic() - began:.0f} s", flush=True)
-
-
-def _append(out: Path | None, row: dict[str, Any]) -> None:
-    if out is None:
-        return
-    fresh = not out.exists()
-    with out.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        if fresh:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 if __name__ == "__main__":

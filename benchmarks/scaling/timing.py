@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from table import append
 
 COLUMNS = (
     "kind", "layer", "ranks", "tokens", "method", "shards", "direction", "ms", "one_gpu_ms", "bytes_counted",
@@ -35,14 +35,7 @@ class Rows:
         row |= {"device": device, "torch": torch.__version__, "weft": weft.__version__}
         said = {name: f"{x:.5g}" if isinstance(x := row.get(name, ""), float) else x for name in COLUMNS}
         print(" ".join(str(x) for x in list(said.values())[:-3] if x != ""), flush=True)
-        if self.path is None:
-            return
-        new = not self.path.exists()
-        with self.path.open("a", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(said)
+        append(self.path, COLUMNS, said)
 
 
 def sync(device: torch.device) -> None:

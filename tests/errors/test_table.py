@@ -39,7 +39,7 @@ ELSEWHERE = {
     ("weft.fusion.known", "OptionError"): "tests/fusion/test_search.py",
     ("weft.fusion.model", "OptionError"): "tests/fusion/test_search.py",
     ("weft.fusion.report", "OptionError"): "tests/fusion/test_search.py",
-    ("weft.fusion.segment", "UnsupportedError"): "tests/fusion/test_segments.py",
+    ("weft.fusion.by_name", "UnsupportedError"): "tests/fusion/test_segments.py",
     ("weft.fusion.settings", "OptionError"): "tests/fusion/test_backend.py",
     ("weft.integrations.diffusers.models", "InputError"): "tests/integrations/test_diffusers.py",
     ("weft.integrations.diffusers.models", "UnsupportedError"): "tests/integrations/test_diffusers.py",

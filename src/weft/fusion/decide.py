@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 
 from weft.caching import emptied_by
 from weft.errors import UnsupportedError, WeftError
+from weft.fusion.by_name import ByName
 from weft.fusion.forms import by_blocks
 from weft.fusion.settings import Settings
 from weft.pattern import crossing
@@ -99,7 +100,8 @@ class Replaced:
         return out
 
 
-_replaced: dict[str, Replaced] = {}
+_replaced: ByName[Replaced] = ByName()
+registered, named = _replaced.registered, _replaced.named
 _met: MaskCache[Decision] = MaskCache()
 _by_content: OrderedDict[tuple[Any, ...], Decision] = OrderedDict()
 
@@ -111,21 +113,6 @@ def forget() -> None:
 
 
 emptied_by(_by_content.clear)
-
-
-def registered(one: Replaced) -> Replaced:
-    """The attention of that content, which operators find by its name."""
-    return _replaced.setdefault(one.name, one)
-
-
-def named(name: str) -> Replaced:
-    """A registered attention."""
-    if name not in _replaced:
-        raise UnsupportedError(
-            f"an operator of weft's backend named {name}", "its graph was compiled in another process",
-            'compile the model in this one: torch.compile(model, backend="weft")',
-        )  # fmt: skip
-    return _replaced[name]
 
 
 def decide(

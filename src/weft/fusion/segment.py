@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from weft.errors import UnsupportedError
 from weft.fusion import kernels
+from weft.fusion.by_name import ByName
 from weft.fusion.kernels import Library, LibraryCall, ProductSpec, ProjectionsSpec, Runnable
 from weft.kernels.gpu.gemm.config import Config
 from weft.torch.operator import LIB, TAGS
@@ -70,25 +70,12 @@ def prepared(
     return kernels.projections(spec, config, given, results)
 
 
-_fused: dict[str, Fused] = {}
-
-
-def registered(one: Fused) -> Fused:
-    """The segment of that content, which operators find by its name."""
-    return _fused.setdefault(one.name, one)
-
-
-def _named(name: str) -> Fused:
-    if name not in _fused:
-        raise UnsupportedError(
-            f"an operator of weft's backend named {name}", "its graph was compiled in another process",
-            'compile the model in this one: torch.compile(model, backend="weft")',
-        )  # fmt: skip
-    return _fused[name]
+_fused: ByName[Fused] = ByName()
+registered = _fused.registered
 
 
 def _forward(tensors: list[Tensor], name: str) -> list[Tensor]:
-    one = _named(name)
+    one = _fused.named(name)
     if not tensors[0].numel() or kernels.reason_against(multiplied(one.spec, tensors)):
         return one.as_in_graph(tensors)  # other sizes or strides than the graph was traced with
     return list(prepared(one.spec, one.config, tensors).run())
@@ -102,7 +89,7 @@ def multiplied(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Any]) -> l
 
 
 def _fake(tensors: list[Tensor], name: str) -> list[Tensor]:
-    spec, x = _named(name).spec, tensors[0]
+    spec, x = _fused.named(name).spec, tensors[0]
     weights = tensors[1:4] if isinstance(spec, ProjectionsSpec) else tensors[1:2]
     return [x.new_empty((*x.shape[:-1], w.shape[1 if spec.by_rows else 0])) for w in weights]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,11 +13,8 @@ from weft.caching import cached
 from weft.errors import OptionError
 from weft.pattern.algebra import Pattern
 from weft.planning.problem import Problem
-from weft.score.ranges import EVERY, Beyond, beyond, beyond_at
+from weft.score.ranges import EVERY, PAIRS, Beyond, beyond, beyond_at, live_pairs
 from weft.score.value import composed
-
-PAIRS = 1 << 26  # that are looked at one by one
-TOGETHER = 1 << 16
 
 
 def check_reads(text: str, tables: Sequence[Array], problem: Problem, pattern: Pattern | None) -> None:
@@ -71,22 +68,7 @@ def _beyond(
     if acsr.nnz * problem.batch * problem.q_heads > PAIRS:
         return found
     heads = [(b, h) for b in range(problem.batch) for h in range(problem.q_heads)]
-    return beyond_at(expression, _pairs(acsr, heads, shift), shapes, held)
-
-
-def _pairs(acsr: Any, heads: Sequence[tuple[int, int]], shift: int) -> Iterator[dict[str, Any]]:
-    """Live pairs, in groups of rows: q and k (pairs,), b and h (heads, 1)."""
-    b, h = (np.array(x)[:, None] for x in zip(*heads, strict=True))
-    rows: list[Any] = []
-    keys: list[Any] = []
-    for row, columns in enumerate(acsr.rows()):
-        rows.append(np.full(columns.size, row))
-        keys.append(columns)
-        if sum(x.size for x in keys) * len(heads) >= TOGETHER:
-            yield {"b": b, "h": h, "q": np.concatenate(rows), "k": np.concatenate(keys), "shift": shift}
-            rows, keys = [], []
-    if sum(x.size for x in keys):
-        yield {"b": b, "h": h, "q": np.concatenate(rows), "k": np.concatenate(keys), "shift": shift}
+    return beyond_at(expression, live_pairs(acsr.rows(), heads, shift), shapes, held)
 
 
 def _refuse(text: str, shape: tuple[int, ...], found: Beyond) -> None:

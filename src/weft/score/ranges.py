@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,6 +15,8 @@ from weft.score.expression import Expression, Step
 Interval: TypeAlias = tuple[float, float]
 EVERY: Interval = (-math.inf, math.inf)
 TRUTH: Interval = (0, 1)
+PAIRS = 1 << 26  # that are looked at one by one, at most
+TOGETHER = 1 << 16  # pairs of a group
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,28 @@ def beyond_at(
                 return made
             found.append(made)
     return None
+
+
+def live_pairs(
+    rows: Iterable[Any], heads: Sequence[tuple[int, int]], shift: int
+) -> Iterator[Mapping[str, Any]]:  # fmt: skip
+    """Live pairs as `beyond_at` takes them, in groups of rows: q and k (pairs,), b and h (heads, 1).
+
+    rows: the keys of each query. heads: (b, h) of those that have them.
+    """
+    b, h = (np.array(x)[:, None] for x in zip(*heads, strict=True))
+    queries: list[Any] = []
+    keys: list[Any] = []
+    held = 0
+    for row, columns in enumerate(rows):
+        queries.append(np.full(columns.size, row))
+        keys.append(columns)
+        held += columns.size
+        if held * len(heads) >= TOGETHER:
+            yield {"b": b, "h": h, "q": np.concatenate(queries), "k": np.concatenate(keys), "shift": shift}
+            queries, keys, held = [], [], 0
+    if held:
+        yield {"b": b, "h": h, "q": np.concatenate(queries), "k": np.concatenate(keys), "shift": shift}
 
 
 def _read(step: Step, args: list[Any], shapes: Sequence[tuple[int, ...]], tables: Sequence[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -14,10 +14,7 @@ from weft.errors import OptionError
 from weft.planning.attention_plan import AttentionPlan
 from weft.score.evaluate import Rule
 from weft.score.expression import Expression
-from weft.score.ranges import Beyond, beyond, beyond_at
-
-PAIRS = 1 << 26  # that are looked at one by one
-TOGETHER = 1 << 16
+from weft.score.ranges import PAIRS, Beyond, beyond, beyond_at, live_pairs
 
 
 def check_reads(plan: AttentionPlan, rules: tuple[Rule, ...], shift: int) -> None:
@@ -63,25 +60,15 @@ def _heads(share: Any) -> int:
     return sum(prod(stop - first for first, stop in (h.batch, h.kv, h.group)) for h in share.heads)
 
 
-def _pairs(plan: AttentionPlan, shift: int) -> Iterator[dict[str, Any]]:
-    """Live pairs, in groups of rows: q and k (pairs,), b (heads, 1), h (heads, 1)."""
+def _pairs(plan: AttentionPlan, shift: int) -> Iterator[Mapping[str, Any]]:
+    """Live pairs of all heads, as `beyond_at` takes them."""
     for share in plan.forward:
         where = [
             (b, kv * plan.problem.group + g)
             for heads in share.heads
             for b in range(*heads.batch) for kv in range(*heads.kv) for g in range(*heads.group)
         ]  # fmt: skip
-        b, h = (np.array(x)[:, None] for x in zip(*where, strict=True))
-        rows: list[Any] = []
-        keys: list[Any] = []
-        for row, columns in enumerate(share.plan.acsr.rows()):
-            rows.append(np.full(columns.size, row))
-            keys.append(columns)
-            if sum(x.size for x in keys) * len(where) >= TOGETHER:
-                yield {"b": b, "h": h, "q": np.concatenate(rows), "k": np.concatenate(keys), "shift": shift}
-                rows, keys = [], []
-        if sum(x.size for x in keys):
-            yield {"b": b, "h": h, "q": np.concatenate(rows), "k": np.concatenate(keys), "shift": shift}
+        yield from live_pairs(share.plan.acsr.rows(), where, shift)
 
 
 def _refuse(rule: Rule, found: Beyond) -> None:
