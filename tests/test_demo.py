@@ -150,7 +150,7 @@ def test_models_of_other_libraries_have_rows_or_a_line_that_installs_them(quick)
     for guest in guests.GUESTS:
         found = re.search(rf"^{guest.name} +\d.*  ok$", printed, re.MULTILINE)
         assert bool(found) is guest.here
-        assert guest.here or install_line(guest.library) in printed
+        assert guest.here or install_line(guest.module) in printed
 
 
 def guest(apart: float) -> guests.Guest:

@@ -130,7 +130,7 @@ def _invite(table: Table, pack: Pack, quick: bool, timed: Timed) -> list[str]:
         table.say(f"{guest.name}: {guest.what}; random weights, forward")
     for guest in GUESTS:
         if not guest.here:
-            table.say(f"note  {guest.name}: {guest.library} is not installed ({install_line(guest.library)})")
+            table.say(f"note  {guest.name}: {guest.module} is not installed ({install_line(guest.module)})")
     table.say()
     return failed
 

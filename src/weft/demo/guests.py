@@ -40,17 +40,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Guest:
-    """One model. library: what is imported, and weft's extra of that name. what: a line for the reader."""
+    """One model. module: what is imported, and weft's extra of that name. what: a line for the reader."""
 
     name: str
-    library: str
+    module: str
     what: str
     run: Callable[[Pack, bool], Outcome]
 
     @property
     def here(self) -> bool:
         """Whether its library is installed."""
-        return find_spec(self.library) is not None
+        return find_spec(self.module) is not None
 
 
 def compared(mine: Callable[[], Any], own: Callable[[], Any], tokens: int) -> Outcome:
