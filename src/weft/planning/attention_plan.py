@@ -124,6 +124,11 @@ class AttentionPlan:
         """Tiles of keys for a backward in one kernel, be it chosen or asked for in spite of what is predicted."""
         return self.in_one or self._planned("dkdv", [share.plan.acsr.without_blind() for share in self.transposed])
 
+    @property
+    def sums_by_groups(self) -> bool:
+        """Whether the kernel of `summing` is one of warp groups."""
+        return any(share.plan.tiling == hopper.SUMMED for share in self.summing)
+
     @cached_property
     def fused_backward(self) -> FusedBackward | None:
         """What all gradients come of in one pass; None where two kernels make them. Raises VerificationError unless it

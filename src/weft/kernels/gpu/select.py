@@ -13,7 +13,6 @@ from weft.kernels.gpu.score.slots import under
 from weft.kernels.gpu.tables.batches import Waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel, split_kv, tile
-from weft.planning.families.hopper import SUMMED
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
@@ -47,8 +46,7 @@ def gradients(plan: AttentionPlan, layout: Layout, options: Options) -> str:
 
 def may_sum(plan: AttentionPlan, layout: Layout, options: Options) -> bool:
     """Whether layout and options allow the kernel that adds to dQ in memory: where warp groups do, theirs."""
-    groups = any(share.plan.tiling == SUMMED for share in plan.summing)
-    return not groups or may_specialise(layout, options, plan.problem)
+    return not plan.sums_by_groups or may_specialise(layout, options, plan.problem)
 
 
 def lists_one_kernel(plan: AttentionPlan) -> bool:

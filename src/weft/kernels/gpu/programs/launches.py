@@ -34,7 +34,6 @@ from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.kernels.gpu.tables.pack import Place
 from weft.kernels.gpu.tables.tile_scheduler import in_turns
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families.hopper import SUMMED
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction
@@ -83,7 +82,7 @@ def tables_of(direction: Direction, plan: AttentionPlan, layout: Layout, options
     split = slots_of(plan.target) if transposed and not options.deterministic else None
     processors = plan.target.processors if isinstance(plan.target, Gpu) else 0
     if summing:
-        groups = any(share.plan.tiling == SUMMED for share in plan.summing)
+        groups = plan.sums_by_groups
         found = packed(plan.summing, problem, transposed, None if groups else split, processors if groups else 0)
         return replace(found, groups=groups)
     every = select.tiles(direction, plan, layout, options)
