@@ -25,6 +25,13 @@ GRIDS_TAKE_NONE = range(65, 129)
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
 
 
+def _staged(spec: KernelSpec) -> bool:
+    """Whether Triton brings what wide kernels read of tables to shared memory, as it does tiles."""
+    assert spec.rules is not None
+    read = [one for one in spec.rules.tables if not (spec.direct and one.along)]
+    return bool(read) and max(spec.d, spec.dv) > NARROW
+
+
 def chained(direction: str, target: Target | Gpu) -> bool:
     """Whether launches of the backward overlap: on NVIDIA's cards from sm_90 on, where they run."""
     new = isinstance(target, Gpu) and target.architecture in ("sm_90", "sm_100")
@@ -47,13 +54,18 @@ def partial(direction: str, problem: Problem, target: Target | Gpu) -> bool:
     return shared and direction == "forward" and narrow
 
 
+def _direct(target: Target | Gpu) -> bool:
+    """Whether kernels may have NVIDIA's own instructions."""
+    return isinstance(target, Gpu) and target.architecture.startswith("sm_") and not interpreted()
+
+
 def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> KernelSpec:
     """With what the card that is planned for allows."""
     problem, target = plan.problem, plan.target
     return replace(
         spec, held=held(problem, target), no_maximum=no_maximum(direction, problem, target),
         chained=chained(direction, target), fast_log=fast_log(direction, problem, target),
-        partial=partial(direction, problem, target), apart=always_apart(direction, problem, target),
+        partial=partial(direction, problem, target), direct=_direct(target), apart=always_apart(direction, problem, target),
         makes="dv" if in_halves(direction, problem, target) and not spec.with_dq else "both",
     )  # fmt: skip
 
@@ -125,7 +137,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     limits: dict[str, int] = {"registers": 0} if crowded else {}
     if spec.makes != "both" and not wave.kind.formula:
         limits["stages"] = min(tiling.stages, 2)  # bounds from tables need what the third leaves not free
-    if spec.rules is not None and (max(spec.d, spec.dv) > NARROW or spec.rules.entries):
+    if spec.rules is not None and (_staged(spec) or spec.rules.entries):
         # what is read of tables comes in stages too, and sums along diagonals take room
         limits["stages"] = max(1, limits.get("stages", tiling.stages) - 1)
     if terms > 1:
@@ -134,8 +146,9 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
         limits["apart"] = True
     told = groups and is_told(tiling)  # whatever says the bounds, the code is the same
     kind["formula"] = kind["formula"] or told
+    direct = spec.direct and spec.rules is not None and spec.rules.along
     one = replace(
-        spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several,
+        spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several, direct=direct,
         lines=told or (wave.lines and not several),
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
         joins=wave.joins, few=waves.shared_rows is not None and not wave.joins,

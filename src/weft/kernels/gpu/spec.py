@@ -70,7 +70,8 @@ class KernelSpec(Strided):
     groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
     `hopper.fwd_short`. told: of others, the tables hold the bounds of every row, see `hopper.fwd_overlapped`. boxed:
     its whole tiles leave by a TMA descriptor; else it has one argument for each tensor that it writes. rules: score
-    functions, None for none. dropout: some weights are dropped. paged: keys lie in pages of so many tokens, whose first
+    functions, None for none. direct: their tables by distance are read by NVIDIA's own instruction, which Triton does
+    not stage. dropout: some weights are dropped. paged: keys lie in pages of so many tokens, whose first
     ones the tables list; 0: one after the other.
     """
 
@@ -108,6 +109,7 @@ class KernelSpec(Strided):
     rescaled: bool = False
     tf32: bool = False
     rules: Rules | None = None
+    direct: bool = False
     dropout: bool = False
     chained: bool = False
     fast_log: bool = False
@@ -241,5 +243,12 @@ class KernelSpec(Strided):
 
     @property
     def linear(self) -> bool:
-        """Scores are scale * (q . k) and nothing else, so the scale joins the exponential's subtraction."""
-        return not (self.softcap or self.alibi or self.rescaled or self.rules)
+        """Scores are scale * (q . k) and at most what score functions add, so the scale joins the exponential's
+        subtraction.
+        """
+        return not (self.softcap or self.alibi or self.rescaled) and (self.rules is None or self.rules.adds)
+
+    @property
+    def adds(self) -> bool:
+        """Whether score functions only add to scores, so that products begin with what they add."""
+        return self.linear and self.rules is not None

@@ -256,9 +256,11 @@ def _numbers(C: tl.constexpr, KIND: tl.constexpr, held, tile):
 
 
 @triton.jit
-def _product(C: tl.constexpr, part, queries):
-    """Products of keys and queries (rows, cols), less lse / scale where it is folded, and with penalties of grids."""
-    start = mask.penalty(C, part.penalties, queries.corners) if C.rank > 1 and C.linear else None
+def _product(C: tl.constexpr, part, queries, begun):
+    """Products of keys and queries (rows, cols), less lse / scale where it is folded, and with penalties of grids or
+    what score functions add. begun: of `scores.begin`.
+    """
+    start = begun[0] if C.adds else (mask.penalty(C, part.penalties, queries.corners) if C.penalty_first else None)
     if C.folded:
         start = loads.dot(C, part.folding.of_lse, tl.trans(queries.numbers), start)
     return loads.products(C, part.keys.k, queries.q, start)
@@ -269,8 +271,11 @@ def _together(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
     """(dV, ds): both products first, and one mask."""
     rows, folding = held.place.rows, held.part.folding
     dout = tiles.load(C, KIND, C.dv, held.queries.dout, queries.tile)
-    s = _product(C, held.part, queries)
+    begun = scores.begin(C, held.queries.scores, rows, queries.tile)
+    s = _product(C, held.part, queries, begun)
     dp = loads.products(C, held.part.keys.v, dout, loads.dot(C, folding.of_delta, tl.trans(queries.numbers)))
+    if C.rank > 1 and not C.penalty_first:
+        s = mask.penalised(C, s, mask.penalty(C, held.part.penalties, queries.corners))
     p = tl.exp2(scores.exponent(C, s, held.queries.scores))
     if C.rank == 1:
         p, dp = mask.masked(C, KIND, rows, queries.tile, (p, dp), 0.0)  # dp: whatever lies in a key that no query sees
@@ -283,8 +288,10 @@ def _together(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
 def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
     """(dV, ds, sums for tables): the products of dO after all that needs the weights alone."""
     part, tile, dv, of_tables = held.part, queries.tile, sums.dv, sums.entries
-    s, capped = scores.score(C, _product(C, part, queries), held.queries.scores, held.place.rows, tile)
-    if C.rank > 1 and not C.linear:
+    begun = scores.begin(C, held.queries.scores, held.place.rows, tile)
+    product = _product(C, part, queries, begun)
+    s, capped = scores.score(C, product, held.queries.scores, held.place.rows, tile, begun)
+    if C.rank > 1 and not C.penalty_first:
         s = mask.penalised(C, s, mask.penalty(C, part.penalties, queries.corners))
     s = scores.exponent(C, s, held.queries.scores)
     p = tl.exp2(s if C.folded else s - queries.numbers[None, :])

@@ -104,9 +104,10 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     k = tiles.load(C, KIND, C.d, held.k, tile)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
     corners = mask.corner_penalties(C, held.penalties, visit)
-    start = mask.penalty(C, held.penalties, corners) if C.rank > 1 and C.linear else None
-    s, capped = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile)
-    if C.rank > 1 and not C.linear:
+    begun = scores.begin(C, rows.scores, held.place.rows, tile)
+    start = begun[0] if C.adds else (mask.penalty(C, held.penalties, corners) if C.penalty_first else None)
+    s, capped = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile, begun)
+    if C.rank > 1 and not C.penalty_first:
         s = mask.penalised(C, s, mask.penalty(C, held.penalties, corners))
     p = tl.exp2(scores.exponent(C, s, rows.scores) - rows.lse[:, None])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]

@@ -102,9 +102,10 @@ def _scores(C: tl.constexpr, KIND: tl.constexpr, held, visit, tile):
     if C.rank > 1:  # made while the keys of the box are under way
         outside = (mask.penalty(C, penalties, mask.corner_penalties(C, penalties, visit)),)
     k = tiles.load(C, KIND, C.d, held.k, tile)
-    start = outside[0] if C.rank > 1 and C.linear else None
-    s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile)[0]
-    if C.rank > 1 and not C.linear:
+    begun = scores.begin(C, rows.scores, held.place.rows, tile)
+    start = begun[0] if C.adds else (outside[0] if C.penalty_first else None)
+    s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile, begun)[0]
+    if C.rank > 1 and not C.penalty_first:
         s = mask.penalised(C, s, outside[0])
     return mask.masked(C, KIND, held.place.rows, tile, (s,), float("-inf"))[0]
 
@@ -243,6 +244,8 @@ def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
         done = rows.valid
     elif C.no_maximum and ONLINE:
         done = wild
+    elif C.along and C.rank == 1:
+        done = rows.valid  # tables give the rows beyond a tile's end numbers of their own
     if C.accumulate:
         # with what earlier launches left in sums and lse, in float32: all are over disjoint keys
         sums = tensors.sums + (of_head + rows.token.to(tl.int64)) * C.sums_row
