@@ -13,7 +13,7 @@ from weft.planning.families.hopper import is_told
 from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
 from weft.planning.features import always_apart, held, in_halves, no_maximum
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.tiling import Direction
+from weft.planning.tiling import Direction, Tiling
 from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu, Target
@@ -22,7 +22,19 @@ from weft.target import Gpu, Target
 # from the first tile, it was 7 to 9 % faster at 128, and at 64 the registers of the second walk cost up to 17 %
 # (benchmarks/notes/triton.md). Others were not measured.
 GRIDS_TAKE_NONE = range(65, 129)
+BESIDE_DROPOUT = 168  # registers that a thread may have: three programs of four warps side by side
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
+
+
+def _registers(spec: KernelSpec, wave: Wave, tiling: Tiling) -> int:
+    """The most registers of a thread beside options; 0 for those that would spill much (counted for sm_90)."""
+    rules = spec.rules
+    if not (spec.paged or spec.dropout or rules is not None):
+        return tiling.registers
+    light = rules is None or (spec.adds and not rules.entries and spec.direct and all(x.along for x in rules.tables))
+    if spec.paged or wave.kind.rank != 1 or not light or (spec.dropout and not (spec.neighbours and spec.direct)):
+        return 0
+    return max(tiling.registers, BESIDE_DROPOUT) if spec.dropout and tiling.registers else tiling.registers
 
 
 def _staged(spec: KernelSpec) -> bool:
@@ -129,12 +141,12 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     tiling = kind.pop("tiling")
     aligned = spec.aligned and wave.span * max(widest, STATS) < 1 << 31
     # what addresses and masks need there does not fit into fewer
-    beside = spec.paged or spec.dropout or spec.rules is not None
-    crowded = not aligned or gathered or wave.kind.rank > 2 or bool(beside)
+    crowded = not aligned or gathered or wave.kind.rank > 2
     single = wave.kind.rank == 1 and not (spec.of_keys or gathered)
     terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
-    several = terms == 1 and (wave.several or (wave.more and spec.with_dq))
-    limits: dict[str, int] = {"registers": 0} if crowded else {}
+    apart = spec.with_dq or spec.dropout  # a second run of tiles begins anywhere
+    several = terms == 1 and (wave.several or (wave.more and apart))
+    limits: dict[str, int] = {"registers": 0 if crowded else _registers(spec, wave, tiling)}
     if spec.makes != "both" and not wave.kind.formula:
         limits["stages"] = min(tiling.stages, 2)  # bounds from tables need what the third leaves not free
     if spec.rules is not None and (_staged(spec) or spec.rules.entries):
@@ -146,9 +158,10 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
         limits["apart"] = True
     told = groups and is_told(tiling)  # whatever says the bounds, the code is the same
     kind["formula"] = kind["formula"] or told
-    direct = spec.direct and spec.rules is not None and spec.rules.along
+    direct = spec.direct and (spec.dropout or (spec.rules is not None and spec.rules.along))
     one = replace(
         spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several, direct=direct,
+        neighbours=spec.dropout and (wave.kind.rank == 0 or (spec.neighbours and wave.kind.rank == 1)),
         lines=told or (wave.lines and not several),
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
         joins=wave.joins, few=waves.shared_rows is not None and not wave.joins,

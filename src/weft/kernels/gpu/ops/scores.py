@@ -11,7 +11,7 @@ import triton.language as tl
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.bounds import tanh
-from weft.kernels.gpu.ops.dropout import dropping_of, keeps
+from weft.kernels.gpu.ops.dropout import dropping_of, kept
 from weft.kernels.gpu.ops.loads import scaled
 
 LOG2E = tl.constexpr(constants.LOG2E)
@@ -174,7 +174,7 @@ def through_score(C: tl.constexpr, ds, p, capped):
 @triton.jit
 def kept_weights(C: tl.constexpr, p, scores, rows, tile):
     """Weights, 0 where dropout drops them; what their sums are multiplied by comes at the end, see `kept_sums`."""
-    return tl.where(keeps(C, scores, rows, tile), p, 0.0) if C.dropout else p
+    return kept(C, p, scores, rows, tile) if C.dropout else p
 
 
 @triton.jit
@@ -184,9 +184,18 @@ def kept_sums(C: tl.constexpr, sums, scores):
 
 
 @triton.jit
-def through_dropout(C: tl.constexpr, dp, kept, scores):
-    """The gradients of weights from those of kept ones; kept: which are."""
-    return tl.where(kept, dp * scores.dropping.scale, 0.0) if C.dropout else dp
+def weighed(C: tl.constexpr, p, kept_p, dp, delta):
+    """The gradients of scores from those of kept weights, p * (dp - delta). kept_p: weights, 0 where they are dropped.
+
+    With dropout they and delta are divided by what kept weights are multiplied by: see `true_scale`.
+    """
+    return kept_p * dp - p * delta if C.dropout else p * (dp - delta)
+
+
+@triton.jit
+def true_scale(C: tl.constexpr, scale, dropping):
+    """What sums of such gradients are multiplied by, where without dropout it is `scale`."""
+    return scale * dropping[2] if C.dropout else scale
 
 
 @triton.jit

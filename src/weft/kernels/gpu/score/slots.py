@@ -23,6 +23,7 @@ from weft.kernels.gpu.score.spec import (
     Entry,
     Rules,
 )
+from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.tile import Under
 from weft.planning.tiles import Launch, TilePlan
@@ -162,8 +163,27 @@ def under(options: Options) -> Under:
 
 def in_single_tokens(plan: TilePlan) -> bool:
     """Whether neighbours in every tile are neighbouring tokens: on one line, without steps, lists and blocks."""
-    if plan.blocks is not None:
-        return False
+    return plan.blocks is None and lines_in_single_tokens(plan)
+
+
+def with_dropout(
+    spec: KernelSpec, plan: AttentionPlan, direction: Direction, options: Options, own: bool
+) -> KernelSpec:  # fmt: skip
+    """The kernel of a call, which may drop weights. own: the tables are the plan's."""
+    if not options.dropout:
+        return spec
+    return replace(spec, dropout=True, neighbours=own and _from_whole_groups(plan, direction, options))
+
+
+def _from_whole_groups(plan: AttentionPlan, direction: Direction, options: Options) -> bool:
+    """Whether on lines rows of tiles are neighbouring tokens, from multiples of 16 on, and so are columns."""
+    plans = [share.plan for share in plan.unspecialised(direction, under(options))]
+    launches = (launch for one in plans for launch in one.launches)
+    return all(map(lines_in_single_tokens, plans)) and all(launch.q.origin % 16 == 0 for launch in launches)
+
+
+def lines_in_single_tokens(plan: TilePlan) -> bool:
+    """The same of all but blocks."""
     return all(
         len(launch.box) == 1 and launch.q.order is None and part.k.order is None
         and part.rows.is_every and part.keys.is_every

@@ -297,10 +297,7 @@ def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
     p = tl.exp2(s if C.folded else s - queries.numbers[None, :])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
     dout = tiles.load(C, KIND, C.dv, held.queries.dout, tile)
-    ds, weights, kept = p, p, ()
-    if C.dropout:
-        kept = scores.keeps(C, held.queries.scores, held.place.rows, tile)
-        weights = tl.where(kept, p, 0.0)
+    ds, weights = p, scores.kept_weights(C, p, held.queries.scores, held.place.rows, tile)
     if C.makes != "dk":
         dv = loads.accumulate(C, dv, weights.to(dout[0].dtype), dout)
     if C.makes != "dv":
@@ -311,10 +308,11 @@ def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
             delta = _of_queries(C, KIND, held, tile, part.tensors.numbers.delta)
             dp = loads.products(C, part.keys.v, dout)
             if C.dropout:
-                dp = scores.through_dropout(C, dp, kept, held.queries.scores)
-            ds = p * (dp - delta[None, :])
+                delta = delta * (1.0 / held.queries.scores.dropping.scale)
+            ds = scores.weighed(C, p, weights, dp, delta[None, :])
         if C.summed > 0:
-            shares = scores.shares_of_reads(C, ds, p, capped)
+            true = ds * held.queries.scores.dropping.scale if C.dropout else ds
+            shares = scores.shares_of_reads(C, true, p, capped)
             into = entries.Into(held.place, held.queries.scores, part.tensors.entries)
             of_tables = entries.add(C, into, tile, shares, of_tables)
         ds = scores.through_score(C, ds, p, capped)
@@ -357,7 +355,7 @@ def _finish(C: tl.constexpr, tensors, place, scaling, sums, seen):
     batch, head = place.head.batch, place.head.kv_head
     if C.rank > 1:  # whatever lies in a key that no query sees: a test for each pair would be one in every tile
         dk, dv = where_rows(seen, dk), where_rows(seen, dv)
-    dk = loads.scaled(dk, scaling.scale)
+    dk = loads.scaled(dk, scaling.scale * scaling.dropping[2] if C.dropout else scaling.scale)
     if C.dropout:
         dv = loads.scaled(dv, scaling.dropping[2])
     if C.few:

@@ -102,6 +102,8 @@ class Config(NamedTuple):
     paired: int = 0
     places: Any = None
     dropout: bool = False
+    neighbours: bool = False
+    direct: bool = False
 
 
 class Named(str):

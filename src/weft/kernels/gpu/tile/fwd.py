@@ -171,7 +171,7 @@ def _times(C: tl.constexpr, run, again):
     else:
         left, full = (run.left * again, run.full * again) if C.apart else (run.left, run.full)
         found = axes.Line(
-            run.part, run.first, run.count, run.step, run.length, left, full, boxes, run.pace
+            run.part, run.first, run.count, run.step, run.length, left, full, boxes, run.pace, run.skipped
         )  # fmt: skip
     return found
 
@@ -244,8 +244,8 @@ def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
         done = rows.valid
     elif C.no_maximum and ONLINE:
         done = wild
-    elif C.along and C.rank == 1:
-        done = rows.valid  # tables give the rows beyond a tile's end numbers of their own
+    if C.neighbours or (C.along and C.rank == 1):  # the rows beyond a tile's end have scores or weights of their own
+        done = rows.valid if done is None else done & rows.valid
     if C.accumulate:
         # with what earlier launches left in sums and lse, in float32: all are over disjoint keys
         sums = tensors.sums + (of_head + rows.token.to(tl.int64)) * C.sums_row
