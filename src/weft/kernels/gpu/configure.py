@@ -22,7 +22,7 @@ from weft.target import Gpu, Target
 # from the first tile, it was 7 to 9 % faster at 128, and at 64 the registers of the second walk cost up to 17 %
 # (benchmarks/notes/triton.md). Others were not measured.
 GRIDS_TAKE_NONE = range(65, 129)
-BESIDE_DROPOUT = 168  # registers that a thread may have: three programs of four warps side by side
+BESIDE_DROPOUT, BESIDE_SCORES = 168, 128  # registers: three and four programs of four warps side by side
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
 
 
@@ -34,7 +34,8 @@ def _registers(spec: KernelSpec, wave: Wave, tiling: Tiling) -> int:
     light = rules is None or (spec.adds and not rules.entries and spec.direct and all(x.along for x in rules.tables))
     if spec.paged or wave.kind.rank != 1 or not light or (spec.dropout and not (spec.neighbours and spec.direct)):
         return 0
-    return max(tiling.registers, BESIDE_DROPOUT) if spec.dropout and tiling.registers else tiling.registers
+    least = BESIDE_DROPOUT if spec.dropout else BESIDE_SCORES
+    return max(tiling.registers, least) if tiling.registers else 0
 
 
 def _staged(spec: KernelSpec) -> bool:
