@@ -135,8 +135,8 @@ def _coordinate(index: str, shape: tuple[int, ...], axis: int) -> str:
 
 
 def _index_for(table: Any, count: int, bidirectional: bool, most: int) -> Any:
-    """The bucket of each distance, as a table is read by it. On the device of torch's tensors it is kept: the host would
-    wait for each copy of it.
+    """The bucket of each distance, which a table is read by. It is kept on the device of torch's tensors: the host
+    would wait for each copy of it.
     """
     torch = sys.modules.get("torch")
     plain = torch is not None and type(table) in (torch.Tensor, torch.nn.Parameter)

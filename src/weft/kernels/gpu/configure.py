@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from weft.kernels.gpu.constants import STATS
+from weft.kernels.gpu.score.spec import DIAGONALS
 from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
@@ -38,11 +39,14 @@ def _registers(spec: KernelSpec, wave: Wave, tiling: Tiling) -> int:
     return max(tiling.registers, least) if tiling.registers else 0
 
 
-def _staged(spec: KernelSpec) -> bool:
-    """Whether Triton brings what wide kernels read of tables to shared memory, as it does tiles."""
+def _crowds_shared(spec: KernelSpec) -> bool:
+    """Whether score functions take shared memory: Triton brings there what wide kernels read of tables, as it does
+    tiles; and sums of pairs take room, along diagonals little.
+    """
     assert spec.rules is not None
     read = [one for one in spec.rules.tables if not (spec.direct and one.along)]
-    return bool(read) and max(spec.d, spec.dv) > NARROW
+    summed = {one.kind for one in spec.rules.entries} - ({DIAGONALS} if spec.rules.along else set())
+    return bool(read and max(spec.d, spec.dv) > NARROW) or bool(summed)
 
 
 def chained(direction: str, target: Target | Gpu) -> bool:
@@ -78,8 +82,9 @@ def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> Ker
     return replace(
         spec, held=held(problem, target), no_maximum=no_maximum(direction, problem, target),
         chained=chained(direction, target), fast_log=fast_log(direction, problem, target),
-        partial=partial(direction, problem, target), direct=_direct(target), apart=always_apart(direction, problem, target),
+        partial=partial(direction, problem, target), apart=always_apart(direction, problem, target),
         makes="dv" if in_halves(direction, problem, target) and not spec.with_dq else "both",
+        direct=_direct(target),
     )  # fmt: skip
 
 
@@ -150,8 +155,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     limits: dict[str, int] = {"registers": 0 if crowded else _registers(spec, wave, tiling)}
     if spec.makes != "both" and not wave.kind.formula:
         limits["stages"] = min(tiling.stages, 2)  # bounds from tables need what the third leaves not free
-    if spec.rules is not None and (_staged(spec) or spec.rules.entries):
-        # what is read of tables comes in stages too, and sums along diagonals take room
+    if spec.rules is not None and _crowds_shared(spec):
         limits["stages"] = max(1, limits.get("stages", tiling.stages) - 1)
     if terms > 1:
         limits["apart"] = False

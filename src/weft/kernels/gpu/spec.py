@@ -70,10 +70,10 @@ class KernelSpec(Strided):
     groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
     `hopper.fwd_short`. told: of others, the tables hold the bounds of every row, see `hopper.fwd_overlapped`. boxed:
     its whole tiles leave by a TMA descriptor; else it has one argument for each tensor that it writes. rules: score
-    functions, None for none. neighbours: with dropout, rows of a tile are consecutive tokens from a multiple of 16 on,
-    and so are columns. direct: NVIDIA's own instructions read tables by distance,
-    since Triton would stage them, and drop weights. dropout: some weights are dropped. paged: keys lie in pages of so many tokens, whose first
-    ones the tables list; 0: one after the other.
+    functions, None for none. neighbours: with dropout, rows of a tile are consecutive tokens from a multiple of 16
+    on, and so are columns. direct: NVIDIA's own instructions read tables by distance, since Triton would stage them,
+    and drop weights. dropout: some weights are dropped. paged: keys lie in pages of so many tokens, whose first ones
+    the tables list; 0: one after the other.
     """
 
     direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]

@@ -119,8 +119,8 @@ def _apart(C: tl.constexpr, rows, tile):
 def _apart_on_line(C: tl.constexpr, rows, tile):
     """The same of consecutive tokens, also for rows beyond a tile's end.
 
-    What a thread has of a product are rows r and r ^ 8, and columns c, c ^ 1, c ^ 8 and so on. So the second number is a
-    constant for each of its pairs, and the first is the same for all of them.
+    What a thread has of a product are rows r and r ^ 8, and columns c, c ^ 1, c ^ 8 and so on. So the second number is
+    a constant for each of its pairs, and the first is the same for all of them.
     """
     r, c = rows.number[:, None], tile.visit.part.column[None, :]
     first, near, fixed = tile.at - rows.first, (c & 6) - (r & -9), (c & -7) - (r & 8)

@@ -14,9 +14,9 @@ class Config(NamedTuple):
     """What a kernel is compiled for; see `SplitKVSpec` for fields of the same name.
 
     d, dv: chunks of both head dimensions. steps: some bound is a step function. precision: of products of float32, None
-    for other types. rank, linear, of_keys, scored, adds, dropout: what the fragments of tile kernels ask beside: keys lie on
-    a line, scores are scaled before their maximum is taken, queries are the side that stays, and no score function or
-    dropout is there.
+    for other types. rank, linear, of_keys, scored, adds, dropout: what the fragments of tile kernels ask beside: keys
+    lie on a line, scores are scaled before their maximum is taken, queries are the side that stays, and no score
+    function or dropout is there.
     """
 
     rows: int

@@ -33,6 +33,7 @@ class Config(NamedTuple):
     dv: Chunks
     rows: int
     cols: int = 0
+    cols_log: int = 0
     rank: int = 1
     aligned: bool = False
     unit: int = 1
@@ -126,6 +127,7 @@ def config_of(spec: KernelSpec) -> Config:
         "hold_q": "q" in spec.factors, "hold_dout": "do" in spec.factors, "hold_k": "k" in spec.factors,
         "rounds": rounds, "counts_early": rounds and early, "counts_late": rounds and not early,
         "sums_row": spec.dv if spec.direction == "forward" and spec.accumulate else 0,
+        "cols_log": spec.cols.bit_length() - 1 if spec.rules is not None and spec.rules.entries else 0,
         "sums_dv": spec.d if spec.few or spec.joins else 0,
         "leaves_last": _leaves_last(spec), "products_first": _products_first(spec),
         "penalty_first": spec.rank > 1 and spec.linear and spec.rules is None,

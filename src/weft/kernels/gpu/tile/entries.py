@@ -95,7 +95,9 @@ def _add_diagonals(C: tl.constexpr, into, pointer, tile, share):
     place, rows, queries = into.place, into.place.rows, into.place.launch.my_length
     head = place.head.batch * place.launch.all_heads + into.scores.h
     at = pointer + head * (queries + place.launch.their_length - 1) + (queries - 1)
-    if C.rank < 2 and not C.gathered:
+    if C.along and C.rank == 1:  # no line has steps then
+        _add_own_diagonals(C, rows, tile, share, at, 1)
+    elif C.rank < 2 and not C.gathered:
         step, pace = 1, 1
         if C.rank == 1:
             step, pace = tl.load(place.launch.tables + 3), tile.visit.line.step
@@ -127,17 +129,69 @@ def _add_in_order(C: tl.constexpr, into, pointer, tile, share):
 
 @triton.jit
 def _add_own_diagonals(C: tl.constexpr, rows, tile, share, at, step):
-    """Rows are turned, each by one column more than the one before it, so that diagonals become columns.
+    """In blocks of 8 x 8 pairs, whose diagonals go from -7 to 7.
 
-    A column c then holds the diagonals c, c - cols, c - 2 * cols, ..., one after the other as rows go down.
+    First a thread adds what it has of blocks equally far right of the diagonal. What lies left of a block's own diagonal
+    goes to the block to its left, so that each has diagonals from 0 to 7. Then rows are turned, each by one column more
+    than the one before it, so that diagonals become columns; a thread has all rows of a column.
     """
-    r, c = tl.arange(0, C.rows)[:, None], tl.arange(0, C.cols)[None, :]
-    turned = tl.gather(share, (r + c) % C.cols, 1)
-    column = tl.arange(0, C.cols)
-    for wrap in tl.static_range((C.rows + C.cols - 2) // C.cols + 1):
-        part = tl.sum(tl.where((r + c) // C.cols == wrap, turned, 0.0), 0)
-        apart = tile.at - rows.first + step * (column - wrap * C.cols)
-        tl.atomic_add(at + apart, part, mask=part != 0, sem="relaxed")
+    many: tl.constexpr = 2 * C.cols // 8  # blocks, and some of zeros
+    parts = _blocks_by_distance(C, share)
+    r, c = tl.arange(0, 8)[None, :, None], tl.arange(0, 8)[None, None, :]
+    found = (tl.where(c >= r, 0.0, parts[0]),)
+    for n in tl.static_range(1, len(parts)):
+        found += (tl.where(c >= r, parts[n - 1], parts[n]),)
+    found += (tl.where(c >= r, parts[len(parts) - 1], 0.0),)
+    for _ in tl.static_range(many - C.cols // 8 - 2):
+        found += (tl.zeros_like(parts[0]),)
+    flat = tl.reshape(_joined(C, found), (C.rows // 16 * 64 * many,))  # 16 rows, a row of 8, a column of 8, a block
+    kept: tl.constexpr = C.rows // 16 * 8 * many
+    number = tl.arange(0, 8 * kept)
+    row, rest = number // kept, number % kept
+    group, block, column = rest // (8 * many), rest // 8 % many, rest % 8
+    turned = tl.gather(flat, ((group * 8 + row) * 8 + ((row + column) & 7)) * many + block, 0)
+    part, rest = tl.sum(tl.reshape(turned, (8, kept)), 0), tl.arange(0, kept)
+    apart = rest % 8 + 8 * (rest // 8 % many - 2) - 16 * (rest // (8 * many))
+    tl.atomic_add(at + (tile.at - rows.first + step * apart), part, mask=part != 0, sem="relaxed")
+
+
+@triton.jit
+def _joined(C: tl.constexpr, parts):
+    """Tensors of one shape, a fourth as many as columns, along more axes of 2, the first of which tells halves apart."""
+    for _ in tl.static_range(C.cols_log - 2):
+        more = ()
+        for n in tl.static_range(len(parts) // 2):
+            more += (tl.join(parts[n], parts[n + len(parts) // 2]),)
+        parts = more
+    return parts[0]
+
+
+@triton.jit
+def _blocks_by_distance(C: tl.constexpr, share):
+    """Sums of blocks of 8 x 8 pairs (rows // 16, 8, 8), whose places among columns less those among each 16 rows are
+    -1, 0, ... A thread that holds the rows r and r + 8 adds what it has.
+    """
+    pair = tl.permute(tl.reshape(share, (C.rows // 16, 2, 8, C.cols)), (0, 2, 3, 1))
+    upper, lower = tl.split(pair)
+    above, below = _blocks(C, upper), _blocks(C, lower)
+    found = (below[0],)
+    for n in tl.static_range(len(above)):
+        found += ((above[n] + below[n + 1]) if n + 1 < len(below) else above[n],)
+    return found
+
+
+@triton.jit
+def _blocks(C: tl.constexpr, x):
+    """The blocks (n, 8, 8) of a tile (n, 8, cols), from left to right."""
+    parts = (x,)
+    for _ in tl.static_range(C.cols_log - 3):
+        more = ()
+        for n in tl.static_range(len(parts)):
+            both = tl.reshape(parts[n], (C.rows // 16, 8, 2, parts[n].shape[2] // 2))
+            left, right = tl.split(tl.permute(both, (0, 1, 3, 2)))
+            more += (left, right)
+        parts = more
+    return parts
 
 
 # ---- grids -----------------------------------------------------------------------------------------------------------
