@@ -158,7 +158,12 @@ def _tiles_apart(plan: AttentionPlan, options: Options) -> int:
 
 def under(options: Options) -> Under:
     """Which options crowd the registers of a kernel."""
-    return Under(bool(options.score), any(options.wanted), bool(options.dropout))
+    return Under(bool(options.score), any(options.wanted), bool(options.dropout), _by_distance(options.score))
+
+
+def _by_distance(text: str) -> bool:
+    """Whether score functions read no table but by how far apart pairs are."""
+    return bool(text) and all(read.kind in ("diagonals", "offsets") for read in reads_of(composed(text)))
 
 
 def in_single_tokens(plan: TilePlan) -> bool:
