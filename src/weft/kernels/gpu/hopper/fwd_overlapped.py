@@ -177,13 +177,13 @@ def add_term(i, s, term, part, sums, state, scoring):
 
 
 @gluon.jit
-def overlapped_sums(i, C, item, t, state, scoring):
-    """(tiles so far, sums, keys that each row sees, 0) over consumer C's tiles of block t, as `fwd.sums_of`."""
+def overlapped_sums(i, consumer_id, item, t, state, scoring):
+    """(tiles so far, sums, keys that each row sees, 0) over the consumer's tiles of block t, as `fwd.sums_of`."""
     cfg: gl.constexpr = state.cfg
-    queries = state.queries(C)
+    queries = state.queries(consumer_id)
     at = queries.stage(t)
     queries.wait(t)
-    part, sums = Part(C, item, at), no_sums(scoring, cfg)
+    part, sums = Part(consumer_id, item, at), no_sums(scoring, cfg)
     i, s, sums, keys = add_term(i, 0, 0, part, sums, state, scoring)
     if cfg.terms == 2:
         i, s, sums, more = add_term(i, s, 1, part, sums, state, scoring)
