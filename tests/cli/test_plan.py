@@ -114,7 +114,7 @@ def test_sources_are_programs(pattern, direction):
 
 def test_sources_of_one_walk():
     """All gradients of a short window are of one kernel, beside few keys of three."""
-    asked = ("causal() & window(left=127)", "--shape", "1,8,4096,64", "--device", "cuda", "--source", "gradients")
+    asked = ("causal() & window(left=127)", "--shape", "1,8,4096,64", "--device", "cuda", "--source", "fused")
     said = json.loads(run("explain", *asked, "--json").output)
     (source,) = said["sources"].values()
     assert "def weft_" in source
@@ -170,7 +170,7 @@ def test_sources_are_those_that_attention_launches(pattern, monkeypatch):
         (["plan", "causal()", *SHAPE, "--keys", "9"], "which query stands beside which key"),
         (["plan", "per_head([causal()])", *SHAPE], "the pattern is for 1 heads, q has 2"),
         (["explain", "causal()", *SHAPE, "--source", "dq"], "add --device cuda"),
-        (["explain", "causal()", *SHAPE, "--device", "cuda", "--source", "gradients"], "of two kernels"),
+        (["explain", "causal()", *SHAPE, "--device", "cuda", "--source", "fused"], "of two kernels"),
         (["explain", "causal()", "--shape", "1,1,9,512", "--device", "cuda", "--source", "dq"], "up to 256"),
         (["explain", "causal()", *SHAPE, "--device", "cuda", "--dtype", "float64", "--source", "dq"], "bfloat16"),
     ],

@@ -50,7 +50,7 @@ CHOSEN = {
 
 @pytest.fixture(autouse=True)
 def _two_kernels(monkeypatch):
-    """Gradients are of two kernels, or of the one that walks keys: see test_one_walk."""
+    """Gradients are of two kernels, or of the one that walks keys: see test_fused."""
     monkeypatch.setattr(fused_backward, "has_kernel", lambda *_: False)
 
 

@@ -88,7 +88,7 @@ def kernels(names, one_kernel=False):
 @pytest.mark.parametrize("name", every(6, STRUCTURES))
 def test_kernels_of_one_structure(name):
     found = kernels([name])
-    walks = [spec for spec in found if spec.direction == "gradients"]  # of short windows, beside the two of others
+    walks = [spec for spec in found if spec.direction == "fused"]  # of short windows, beside the two of others
     assert len(walks) <= 1
     for direction in ("forward", "dq", "dkdv"):
         here = [spec.name for spec in found if spec.direction == direction]

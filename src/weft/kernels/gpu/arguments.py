@@ -11,9 +11,9 @@ STRIDED = {
     "dq": ("Q", "K", "V", "Out", "DOut", "DQ"),
     "dkdv": ("Q", "K", "V", "DOut", "DK", "DV"),
     "delta": ("Out", "DOut", "DQ"),
-    "gradients": (),  # which descriptors reach
-    "few_keys": (),
-    "few_sums": ("DK", "DV"),
+    "fused": (),  # which descriptors reach
+    "sparse_keys": (),
+    "reduce_partials": ("DK", "DV"),
 }
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
@@ -52,7 +52,7 @@ def reads(spec: KernelSpec) -> tuple[str, ...]:
         return ("Q", "K", "V", "DOut", *of_rows, *slopes, *sums, *tables)
     if direction == "delta":
         return ("Out", "DOut", *rows)
-    return {"gradients": rows, "few_keys": ("Lse", "Delta", *tables), "few_sums": ("Partial",)}[direction]
+    return {"fused": rows, "sparse_keys": ("Lse", "Delta", *tables), "reduce_partials": ("Partial",)}[direction]
 
 
 def writes(spec: KernelSpec) -> tuple[str, ...]:
@@ -66,9 +66,9 @@ def writes(spec: KernelSpec) -> tuple[str, ...]:
     if direction == "dkdv":
         made = {"both": ("DK", "DV"), "dk": ("DK",), "dv": ("DV",)}[spec.makes]
         return (*(("Sums",) if spec.few else made), *(("DQ",) * (spec.with_dq and not spec.groups)), *sums)
-    if direction == "gradients":
+    if direction == "fused":
         return ("Delta",) * spec.with_delta
-    return ("Partial",) if direction == "few_keys" else ("DK", "DV")
+    return ("Partial",) if direction == "sparse_keys" else ("DK", "DV")
 
 
 def tensors(spec: KernelSpec) -> tuple[str, ...]:
@@ -97,11 +97,11 @@ def scalars(spec: KernelSpec) -> tuple[str, ...]:
     strides = [f"{x}_{part}" for x in strided(spec) for part in _stride_names(spec)]
     if spec.direction == "delta":
         return ("all_heads", "my_length", *strides, "scale")
-    if spec.direction == "gradients":
+    if spec.direction == "fused":
         return (*WALK, "scale")
-    if spec.direction == "few_keys":
+    if spec.direction == "sparse_keys":
         return (*FEW, "scale")
-    if spec.direction == "few_sums":
+    if spec.direction == "reduce_partials":
         return (*SUMS, *strides, "scale")
     captured = () if spec.rules is None else spec.rules.scalars
     dropping = DROPPING if spec.dropout else ()
@@ -110,9 +110,9 @@ def scalars(spec: KernelSpec) -> tuple[str, ...]:
 
 def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the descriptors of what is read, and of what is written."""
-    if spec.direction == "gradients":
+    if spec.direction == "fused":
         return walk_names(READ), walk_names(WRITTEN)
-    if spec.direction == "few_keys":
+    if spec.direction == "sparse_keys":
         return tuple(x for x in walk_names(OF_FEW) if x != ADDED_BOX), (ADDED_BOX,)
     if spec.groups and spec.of_keys and spec.with_dq:
         return walk_names(OF_KEYS), walk_names(OF_SUMS)

@@ -79,18 +79,18 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
 def walk_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = False) -> KernelSpec:
     """The kernel of all gradients of a short window."""
     return KernelSpec(
-        "gradients", problem.dtype, problem.d, problem.dv, 1, TILE, SEEN * TILE, lse_gradient=lse_gradient,
+        "fused", problem.dtype, problem.d, problem.dv, 1, TILE, SEEN * TILE, lse_gradient=lse_gradient,
         with_delta=with_delta, groups=SEEN, warps=4, registers=128,
     )  # fmt: skip
 
 
-def few_specs(problem: Problem) -> tuple[KernelSpec, ...]:
+def sparse_specs(problem: Problem) -> tuple[KernelSpec, ...]:
     """The kernels of few keys beside a short window: what adds to dQ, and to dK and dV."""
     add = KernelSpec(
-        "few_keys", problem.dtype, problem.d, problem.dv, 1, TILE, TILES * TILE, groups=GROUPS, warps=4, stages=2,
+        "sparse_keys", problem.dtype, problem.d, problem.dv, 1, TILE, TILES * TILE, groups=GROUPS, warps=4, stages=2,
         registers=168,
     )  # fmt: skip
-    return add, replace(add, direction="few_sums", groups=1, registers=0)
+    return add, replace(add, direction="reduce_partials", groups=1, registers=0)
 
 
 def walk_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
@@ -99,7 +99,7 @@ def walk_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
     if walk is None:
         return ()
     beside = bool(walk.beside)
-    return (walk_spec(problem, with_delta=beside), *(few_specs(problem) if beside else ()))
+    return (walk_spec(problem, with_delta=beside), *(sparse_specs(problem) if beside else ()))
 
 
 def wave_specs(

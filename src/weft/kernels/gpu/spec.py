@@ -16,8 +16,8 @@ KEYS_HELD = (*range(49, 65), *range(97, 129))
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # What a profiler shows of a direction and of the family of its kernels.
 SYMBOLS = {
-    "forward": "fwd", "dq": "bwd_dq", "dkdv": "bwd_dkdv", "delta": "bwd_delta", "gradients": "bwd_fused",
-    "few_keys": "bwd_sparse_keys", "few_sums": "reduce_partials",
+    "forward": "fwd", "dq": "bwd_dq", "dkdv": "bwd_dkdv", "delta": "bwd_delta", "fused": "bwd_fused",
+    "sparse_keys": "bwd_sparse_keys", "reduce_partials": "reduce_partials",
 }  # fmt: skip
 
 
@@ -46,7 +46,7 @@ class KernelSpec(Strided):
     """One generated kernel.
 
     direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way; "delta" walks nothing;
-    "gradients" makes all of them in one walk over queries (`hopper.bwd_fused`), and "few_keys" and "few_sums" add
+    "fused" makes all of them in one walk over queries (`hopper.bwd_fused`), and "sparse_keys" and "reduce_partials" add
     what few keys beside the walk's window have of them (`hopper.bwd_sparse_keys`, `hopper.reduce_partials`).
     dtype: of q, k and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the
     remainder. rows x cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16
@@ -74,7 +74,7 @@ class KernelSpec(Strided):
     ones the tables list; 0: one after the other.
     """
 
-    direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
+    direction: Direction | Literal["delta", "fused", "sparse_keys", "reduce_partials"]
     dtype: str
     d: int
     dv: int
@@ -186,7 +186,7 @@ class KernelSpec(Strided):
 
     @property
     def _structure(self) -> str:
-        if self.direction in ("delta", "few_keys", "few_sums"):
+        if self.direction in ("delta", "sparse_keys", "reduce_partials"):
             return ""
         if self.rank != 1:
             return f"grid{self.rank}" if self.rank else "blocks"

@@ -126,6 +126,6 @@ def _forward(spec: KernelSpec) -> Config:
 
 
 OF_DIRECTION = {
-    "forward": _forward, "dkdv": _key_gradients, "gradients": _fused, "few_keys": _sparse_keys,
-    "few_sums": _sparse_keys,
+    "forward": _forward, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
+    "reduce_partials": _sparse_keys,
 }  # fmt: skip

@@ -13,17 +13,17 @@ from weft.kernels.gpu.spec import KernelSpec
 
 TABLES = ("Tables", "record", "parts_at", "items_at", "heads_at", *ROUNDS)
 FUNCTIONS = {  # of a direction: the module, and its function
-    "forward": ("fwd", "fwd"), "dkdv": ("bwd_dkdv", "bwd_dkdv"), "gradients": ("bwd_fused", "bwd_fused"),
-    "few_keys": ("bwd_sparse_keys", "bwd_sparse_keys"), "few_sums": ("reduce_partials", "reduce_partials"),
+    "forward": ("fwd", "fwd"), "dkdv": ("bwd_dkdv", "bwd_dkdv"), "fused": ("bwd_fused", "bwd_fused"),
+    "sparse_keys": ("bwd_sparse_keys", "bwd_sparse_keys"), "reduce_partials": ("reduce_partials", "reduce_partials"),
 }  # fmt: skip
 
 
 def imports(spec: KernelSpec) -> str:
     """What the module of an entry begins with, and its configuration."""
     module, function = _function(spec)
-    names = ["Sizes", function] if spec.direction == "few_keys" else [function]
+    names = ["Sizes", function] if spec.direction == "sparse_keys" else [function]
     found = [f"from weft.kernels.gpu.hopper.{module} import {', '.join(names)}"]
-    if spec.direction == "gradients":
+    if spec.direction == "fused":
         found.append("from weft.kernels.gpu.hopper.bwd_fused_loads import Sizes")
     found += [
         "from weft.kernels.gpu.hopper.config import Config",
@@ -103,5 +103,6 @@ def _partials(spec: KernelSpec) -> Iterator[str]:
 
 
 BODIES = {
-    "forward": _forward, "dkdv": _key_gradients, "gradients": _fused, "few_keys": _sparse_keys, "few_sums": _partials,
+    "forward": _forward, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
+    "reduce_partials": _partials,
 }  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from weft.kernels.gpu.configure import few_specs, walk_spec
+from weft.kernels.gpu.configure import sparse_specs, walk_spec
 from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, Which
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.families.fused_backward import FusedBackward, cut
@@ -74,7 +74,7 @@ class FusedLaunches:
 
     def _few(self, number: int) -> Iterator[Asked]:
         (few, parts), problem = self.beside[number], self.problem
-        add, join = few_specs(problem)
+        add, join = sparse_specs(problem)
         items = self.heads * parts
         place, lane = few.extent.first
         values = {

@@ -148,7 +148,7 @@ def _write_keys(call: Call, member: int, c: int, sums: tuple[Reals, Reals]) -> N
 
 
 # ---- few keys beside it ----------------------------------------------------------------------------------------------
-def few_keys(call: Call) -> None:
+def sparse_keys(call: Call) -> None:
     """Add to DQ, and leave sums of dK and dV of each program and group in Partial."""
     items, parts = call.integer("items"), call.integer("parts")
     begin, middle, end = (int(x) for x in call.table()[:3])
@@ -208,7 +208,7 @@ def _clamped(call: Call, name: str, head: int, i: int) -> Reals:
     return call.flat(name).load(head * length + np.minimum(i * TILE + np.arange(TILE), length - 1))
 
 
-def few_sums(call: Call) -> None:
+def reduce_partials(call: Call) -> None:
     """Add the sums of all programs to DK and DV of the few keys."""
     parts, first, step, count = (call.integer(name) for name in ("parts", "first", "step", "keys"))
     some = -(-count // JOINED)

@@ -181,11 +181,11 @@ def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, optio
     if walked.beside:
         made.append(Slot.dense("partial", "workspace", "float32", walked.partial))
         memory["Partial"] = "partial"
-    tables = {f"few_keys_{number}": Table(few.table()) for number, few in enumerate(walk.launches)}
+    tables = {f"sparse_keys_{number}": Table(few.table()) for number, few in enumerate(walk.launches)}
     strides = layout.named | {slot.name: slot.strides for slot in made[:3]}
     bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
     for one in walked.kernels(layout.dlse is not None, with_delta):
-        values = {**one.values, "scale": options.scale, "Tables": f"few_keys_{one.table}"}
+        values = {**one.values, "scale": options.scale, "Tables": f"sparse_keys_{one.table}"}
         boxes = boxes_of(one.boxes, walk_names(one.boxes), one.reach, problem, bound.strides)
         steps.append(kernel_launch(one.spec, one.grid, values, bound, boxes))
     slots += [*made, *(table.slot(name) for name, table in tables.items())]
