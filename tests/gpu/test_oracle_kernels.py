@@ -49,7 +49,7 @@ OF_TILES = (
 REACHED = {
     "forward": (*OF_TILES, "sinks", "short"),
     "dq": (*OF_TILES, "lse_gradient", "with_delta"),
-    "dkdv": (*OF_TILES, "grouped", "split", "with_dq", "few", "joins"),
+    "dkdv": (*OF_TILES, "grouped", "split", "with_dq", "leaves_shared", "adds_shared"),
     "delta": ("lse_gradient",),
     "fused": ("lse_gradient", "with_delta"),
     "sparse_keys": (),

@@ -190,7 +190,7 @@ def test_sums_of_several_launches_are_float32_until_the_end():
 def test_one_launch_adds_what_others_left_of_shared_keys():
     program = gradients(planned(STRIDED, m=4096, dim=128))
     *left, last = [launch for launch in program.launches if launch.spec.direction == "dkdv"]
-    assert left and last.spec.joins
+    assert left and last.spec.adds_shared
     assert [step for step in program.steps if not isinstance(step, Launch)] == [Fill("key_sums", 0.0)]
     sums = program.by_name["key_sums"]
     assert (sums.role, sums.dtype, sums.shape[3]) == ("workspace", "float32", 256)

@@ -145,7 +145,7 @@ def test_each_direction_is_compiled_for_each_target():
 # What makes a kernel of another kind all together, and what does so alone, in each direction. Not how large tiles are.
 TOGETHER = (
     "direction", "rank", "terms", "more", "listed", "several", "groups", "short", "packed", "with_dq", "accumulate",
-    "joins", "few", "makes", "formula", "lines",
+    "adds_shared", "leaves_shared", "makes", "formula", "lines",
 )  # fmt: skip
 ALONE = (
     "dtype", "aligned", "whole", "grouped", "split", "lse_gradient", "with_delta", "held", "no_maximum", "softcap",

@@ -84,7 +84,7 @@ def check_tables(pattern, problem, shape, packs=1):
         assert waves.merges or (written <= 1).all(), f"{what}: two waves write a row, and nobody merges"
         if waves.shared_rows is not None:  # the last wave writes all rows, so what others write is what it must join
             assert transposed, what
-            assert [wave.joins for wave in waves.waves][:-1] == [False] * (len(waves.waves) - 1), what
+            assert [wave.adds_shared for wave in waves.waves][:-1] == [False] * (len(waves.waves) - 1), what
             assert np.array_equal(waves.shared_rows, (written > 1).any((0, 1))), (
                 f"{what}: shared_rows are not what others write"
             )

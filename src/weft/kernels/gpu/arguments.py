@@ -39,7 +39,10 @@ DROPPING = ("dropped_below", "kept_scale")  # see `ops.dropout`
 
 def reads(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the pointers that a kernel reads only."""
-    direction, sums = spec.direction, ("Slots",) * (spec.joins or spec.few) + ("Sums",) * spec.joins
+    direction, sums = (
+        spec.direction,
+        ("Slots",) * (spec.adds_shared or spec.leaves_shared) + ("Sums",) * spec.adds_shared,
+    )
     rows = ("Lse", *(("DLse",) * spec.lse_gradient))
     captured = () if spec.rules is None else spec.rules.pointers
     slopes, tables = (*(("Slopes",) * spec.alibi), *captured, *(("Seed",) * spec.dropout)), ("Tables",)
@@ -65,7 +68,7 @@ def writes(spec: KernelSpec) -> tuple[str, ...]:
         return ("DQ", *numbers, *sums)
     if direction == "dkdv":
         made = {"both": ("DK", "DV"), "dk": ("DK",), "dv": ("DV",)}[spec.makes]
-        return (*(("Sums",) if spec.few else made), *(("DQ",) * (spec.with_dq and not spec.groups)), *sums)
+        return (*(("Sums",) if spec.leaves_shared else made), *(("DQ",) * (spec.with_dq and not spec.groups)), *sums)
     if direction == "fused":
         return ("Delta",) * spec.with_delta
     return ("Partial",) if direction == "sparse_keys" else ("DK", "DV")

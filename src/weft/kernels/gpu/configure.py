@@ -9,7 +9,7 @@ from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.fused_backward import SEEN
-from weft.planning.families.hopper import is_told
+from weft.planning.families.hopper import has_row_bounds
 from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
 from weft.planning.features import always_apart, held, in_halves, no_maximum
 from weft.planning.problem import DTYPES, Problem
@@ -132,14 +132,15 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
         limits["apart"] = False
     elif spec.apart and wave.kind.rank == 1:
         limits["apart"] = True
-    told = groups and is_told(tiling)  # whatever says the bounds, the code is the same
-    kind["formula"] = kind["formula"] or told
+    row_bounds = groups and has_row_bounds(tiling)  # whatever says the bounds, the code is the same
+    kind["formula"] = kind["formula"] or row_bounds
     one = replace(
-        spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several,
-        lines=told or (wave.lines and not several),
+        spec, **kind, **asdict(tiling) | limits, aligned=aligned, row_bounds=row_bounds, several=several,
+        lines=row_bounds or (wave.lines and not several),
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
-        joins=wave.joins, few=waves.shared_rows is not None and not wave.joins,
-        accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
+        adds_shared=wave.adds_shared,
+        leaves_shared=waves.shared_rows is not None and not wave.adds_shared,
+        accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.adds_shared,
     )  # fmt: skip
     room = one.whole and _grid_takes_none(one) if one.direction == "forward" else not one.with_dq
     masks = one.rank > 1 and room

@@ -38,7 +38,7 @@ MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
 
-def is_told(tiling: Tiling) -> bool:
+def has_row_bounds(tiling: Tiling) -> bool:
     """Whether a kernel reads the bounds of rows from its tables: at wide heads."""
     return bool(tiling.groups) and tiling not in CONFIGS.values()
 
@@ -80,7 +80,7 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
     if asked.direction == "forward" and extents(launch) is None:
         return "descriptors would reach keys that no query sees"
-    return _no_order(_counted(asked, config), is_told(config))
+    return _no_order(_counted(asked, config), has_row_bounds(config))
 
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
@@ -90,7 +90,7 @@ def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
     config = config_of(asked.direction, asked.problem, asked.gpu)
     assert config is not None, "reasons_against comes before"
     (work,) = _counted(asked, config)
-    if is_told(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
+    if has_row_bounds(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
         yield asked.alike(config).ways
 
 
@@ -140,7 +140,7 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
 
 def line_of(asked: Pass, config: Tiling) -> Launch | None:
     """The launch of the first head's rows, where it is the only one, on one axis; with one clipped line a side, unless
-    bounds of rows are told.
+    bounds of rows are in the tables.
     """
     plan = asked.planned(config)
     if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
@@ -148,17 +148,17 @@ def line_of(asked: Pass, config: Tiling) -> Launch | None:
     launch = plan.launches[0]
     if launch.is_ordered:
         return None
-    return launch if is_told(config) or as_lines(launch) is not None else None
+    return launch if has_row_bounds(config) or as_lines(launch) is not None else None
 
 
 def _counted(asked: Pass, config: Tiling) -> tuple[Work, ...]:
     return works([(asked.planned(config), asked.rows[0][1])], slots_of(asked.gpu), asked.direction == "dkdv")
 
 
-def _no_order(counted: tuple[Work, ...], told: bool) -> str:
+def _no_order(counted: tuple[Work, ...], row_bounds: bool) -> str:
     """Why programs cannot take the work of a line in turn."""
     if len(counted) != 1 or counted[0].split:
         return "some rows see so much that programs share them"
-    if counted[0].kind == "table" and not told:
+    if counted[0].kind == "table" and not row_bounds:
         return "its bounds are tables"
     return "" if counted[0].programs < FAR else "it has more programs than 32 bits count"

@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import bounds_told, keys_of, place_of, range_of, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, range_of, row_bounds, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
@@ -270,7 +270,7 @@ def consumer(consumer_id: gl.constexpr, state):
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         member, item = scheduler.places(scheduler.where(number))
         _, count = keys_of(item, 0)
-        low, high = bounds_told(item, consumer_id * ROWS + r, 0, cfg)
+        low, high = row_bounds(item, consumer_id * ROWS + r, 0, cfg)
         seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
         own = Own(mine_k, mine_v, k.slice(consumer_id * CHANNELS, CHANNELS, dim=1), low, high, seen.below, seen.beyond)
         keys.wait(t)

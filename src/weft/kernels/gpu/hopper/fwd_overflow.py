@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import TERM, bounds_told, keys_of, rows_seen, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, row_bounds, rows_seen, tiles_of
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
@@ -100,7 +100,7 @@ def add_term(sums, state, inputs, heads, term, columns):
 def seen_of(part, item, r, block, term: gl.constexpr, state):
     """Positions of a term's run that rows r of a block see. part, item: where their numbers are."""
     if state.cfg.overlapped:
-        low, high = bounds_told(item, r, term, state.cfg)
+        low, high = row_bounds(item, r, term, state.cfg)
     else:
         _, pace = state.scheduler.rows()
         low, high = rows_seen(affine_bounds(part), block.start, r, (pace, block.height), keys_of(item, term))

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 
 from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, no_sums, weights_of
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import bounds_told, keys_of, range_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, tiles_of
 from weft.kernels.gpu.hopper.ops.layouts import matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.softmax import in_parts
@@ -168,7 +168,7 @@ def add_term(i, s, term, part, sums, state, scoring):
     cfg: gl.constexpr = state.cfg
     item = part.item
     seen = range_of(item, part.consumer, term, cfg.consumers, cfg.terms)
-    low, high = bounds_told(item, scoring.rows + part.consumer * cfg.rows, term, cfg)
+    low, high = row_bounds(item, scoring.rows + part.consumer * cfg.rows, term, cfg)
     _, count = keys_of(item, term)
     i = pass_over(i, seen.begin, state)
     i, sums = add_run(i, s, part.place, seen, Cut(low, high, seen.below, seen.beyond), sums, state, scoring)

@@ -107,8 +107,8 @@ def keys_program(
     if found is None:
         plan.check_room("dkdv", options.tf32)
         found = tables_of("dkdv", plan, layout, options, summing)
-    joins = found.sum_rows is not None
-    merges = found.waves.merges and not joins
+    adds_shared = found.sum_rows is not None
+    merges = found.waves.merges and not adds_shared
     slots, steps, memory, captured = _given(problem, layout, options)
     dk, dk_converted = _summed(("dk", "k", problem.d), problem, layout, merges)
     dv, dv_converted = _summed(("dv", "k", problem.dv), problem, layout, merges)
@@ -265,7 +265,7 @@ def _nothing(spec: KernelSpec, layout: Layout, options: Options) -> list[Step]:
 
 
 def _sums(problem: Problem, found: Packed) -> Slot:
-    """Sums of dk and dv, side by side, for the keys whose sums one wave joins."""
+    """Sums of dk and dv, side by side, of the keys that launches share; the last wave adds them."""
     assert found.waves.shared_rows is not None
     shape = problem.batch, problem.kv_heads, int(found.waves.shared_rows.sum()), problem.d + problem.dv
     return Slot.dense("key_sums", "workspace", "float32", shape)

@@ -47,9 +47,9 @@ class Wave:
     """Launches of one kind as one launch of a kernel: members x items.
 
     words: the tables, with the members from `heads_at` on. place: of the only launch, None where several are packed.
-    merges: some row is visited by another wave too. joins: it visits every row once and comes last, and adds what the
-    others left for the few rows that these visit. whole: every column of every box exists. terms: the most of one
-    launch. lines: every bound is a clipped line. reach, short, work: of the only launch, see
+    merges: some row is visited by another wave too. adds_shared: it visits every row once, comes last, and adds the
+    sums that the others left for the few rows that these visit. whole: every column of every box exists. terms: the
+    most of one launch. lines: every bound is a clipped line. reach, short, work: of the only launch, see
     `LaunchTables`. blocks_at: where the list of blocks is, see `weft.kernels.gpu.tables.tile_scheduler`.
     """
 
@@ -67,7 +67,7 @@ class Wave:
     span: int
     whole: bool
     lines: bool
-    joins: bool = False
+    adds_shared: bool = False
     reach: tuple[TmaExtent, ...] | None = None
     short: bool = False
     work: Ints | None = None
@@ -103,16 +103,16 @@ def plan_waves(shares: Sequence[Share], problem: Problem, transposed: bool, slot
         others = [entry for w in found if w is not one for entry in w]
         waves.append(_wave(one, one[0].tables.split or any(a.meets(b) for a in one for b in others)))
     heads = problem.batch * (problem.kv_heads if transposed else problem.q_heads)
-    last = next((i for i, one in enumerate(found) if transposed and _joins(found, one, heads)), None)
+    last = next((i for i, one in enumerate(found) if transposed and _adds_shared(found, one, heads)), None)
     covers = _covers([entry for one in found for entry in one], heads)
     if last is None:
         return Waves(tuple(waves), covers)
-    waves.append(replace(waves.pop(last), joins=True))
+    waves.append(replace(waves.pop(last), adds_shared=True))
     shared = np.any([entry.rows for i, one in enumerate(found) if i != last for entry in one], axis=0)
     return Waves(tuple(waves), covers, shared)
 
 
-def _joins(found: list[list[Entry]], one: list[Entry], heads: int) -> bool:
+def _adds_shared(found: list[list[Entry]], one: list[Entry], heads: int) -> bool:
     """Whether a wave visits every row once, and others few."""
     others = [entry.rows for other in found if other is not one for entry in other]
     return not one[0].tables.split and are_few(others) and _covers(one, heads)

@@ -5,7 +5,7 @@ and of each part's first key; then for each part and each group of GROUP rows RA
 that some row sees and the one after the last, the tiles that all rows see whole, from the first to the one after the
 last, and whether the first and the last tile fold. Tiles count from the run's first column.
 
-Forwards that are told the bounds of rows have then for each part the first column that each row of the block sees,
+Forwards whose tables hold bounds of rows have then for each part the first column that each row of the block sees,
 and the one after the last, from the run's first on.
 
 Two tiles fold where every row sees as many columns as one tile has of both together, those to the right of the first
@@ -30,10 +30,12 @@ FEW = 4  # tiles of a run that may fold, all of which a group holds at a time
 
 
 def ranges_of(
-    launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, ...], told: bool = False, whole: bool = False
+    launch: Launch, items: NDArray[np.int32], reach: tuple[TmaExtent, ...], row_bounds: bool = False,
+    whole: bool = False,
 ) -> Ints:  # fmt: skip
-    """(items, integers) of a launch on one axis; items: (first query, queries), then each part's run. told: with the
-    bounds of rows. whole: where a group has fewer than its rows, no tile is seen whole.
+    """(items, integers) of a launch on one axis; items: (first query, queries), then each part's run.
+
+    row_bounds: with the bounds of rows. whole: where a group has fewer than its rows, no tile is seen whole.
     """
     known = items.astype(np.int64)
     first, height = known[:, :2].T
@@ -57,7 +59,7 @@ def ranges_of(
         share[:, :, 0] = np.minimum(share[:, :, 0], share[:, :, 1])
         columns += list(share.reshape(len(known), -1).T)
     found = np.stack(columns, axis=1)
-    return np.concatenate([found, *_bounds_of_rows(launch, known)], axis=1) if told else found
+    return np.concatenate([found, *_bounds_of_rows(launch, known)], axis=1) if row_bounds else found
 
 
 def _bounds_of_rows(launch: Launch, items: Ints) -> Iterator[Ints]:

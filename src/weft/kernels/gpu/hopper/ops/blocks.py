@@ -57,7 +57,7 @@ def range_of(item, consumer_id, term, CONSUMERS: gl.constexpr, TERMS: gl.constex
 
 
 @gluon.jit
-def bounds_told(item, r, term, cfg: gl.constexpr):
+def row_bounds(item, r, term, cfg: gl.constexpr):
     """Positions of a term's run that a block's rows r see, as the tables hold them: the first, and the one after the
     last.
     """
