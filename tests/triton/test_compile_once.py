@@ -63,7 +63,7 @@ STRUCTURES = {
     "random blocks": [Call(weft.random_blocks(64, count, seed=1), n, n) for n in LENGTHS for count in (1, 3)],
     "batches": [Call(weft.causal() & weft.window(left=64), batch=batch) for batch in (1, 2, 3, 8, 100)],
     "heads": [Call(weft.causal(), heads=heads) for heads in ((1, 1), (2, 1), (12, 4), (32, 32))],
-    "128 channels": [
+    "D=128": [
         Call(weft.causal() & weft.window(left=left), n, n, dims=(128, 128)) for n in LENGTHS for left in (16, 300)
     ],
     "2-D": [

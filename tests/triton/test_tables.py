@@ -159,7 +159,7 @@ def test_more_heads_than_the_third_axis_of_a_grid_has(pattern):
 
 @pytest.mark.parametrize("span, fits", [((1 << 27) - 1, True), (1 << 27, False)])
 def test_offsets_of_rows_of_numbers_are_32_bits_where_that_is_enough(span, fits):
-    """Stats has 16 numbers for each query, more than queries of 8 channels."""
+    """Stats has 16 numbers for each query, more than queries of 8 dims."""
     waves = waves_of(weft.dilated(9, 9, 3), problem_at(64, 64), None, True)
     spec = KernelSpec("dkdv", "bfloat16", 8, 8, 1, 0, 0)
     (found,) = wave_specs(spec, replace(waves.waves[0], span=span), waves, 8)

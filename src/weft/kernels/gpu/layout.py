@@ -35,7 +35,7 @@ class TableForm(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Strides in elements of q, k and v, for gradients also of out and dout (batch, head, token, channel).
+    """Strides in elements of q, k and v, for gradients also of out and dout (batch, head, token, dim).
 
     aligned: every one of them begins on 16 bytes. lse, dlse, sinks, slopes: the vectors that there are. `lse` stays
     None where it is contiguous float32 on 16 bytes, as kernels leave it. tables: of all score functions, in order.

@@ -67,7 +67,7 @@ def _follow(a: Group, b: Group, rows: int) -> bool:
 
 
 def _merge(problem: Problem, gpu: Gpu, tiling: Tiling, a: Group, b: Group) -> int:
-    """What merging costs, in tiles: 8 bytes a row and channel, against 2 (D + Dv) operations a pair."""
+    """What merging costs, in tiles: 8 bytes a row and dim of values, against 2 (D + Dv) operations a pair."""
     rows = min(prod(hi - lo for lo, hi in group.rows) for group in (a, b))
     operations = 2 * (problem.d + problem.dv) * tiling.rows * tiling.cols
     per_byte = dict(gpu.flops)["fp16"] / gpu.bandwidth

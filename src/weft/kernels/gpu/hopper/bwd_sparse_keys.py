@@ -5,7 +5,7 @@ They add to dQ where it is, and to dK and dV as sums of each program (`reduce_pa
 tiles of the queries of a head of keys; each of two consumers takes its own of them, and keeps dK and dV of two tiles of
 keys in registers while they pass. First come the tiles of queries that see keys of the first alone, then those that may
 see both (`weft.planning.families.sparse_keys`). A producer warp for each consumer asks for queries, dO and dQ by tensor
-descriptors of (batch row, head, token, 1, channel), a tile ahead; dQ goes out from where it came in.
+descriptors of (batch row, head, token, 1, dim), a tile ahead; dQ goes out from where it came in.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def consumer(consumer_id: gl.constexpr, state):
 @gluon.jit
 def bwd_sparse_keys(read, rows, Partial, sizes, table, scale, cfg: gl.constexpr):
     """read: descriptors of Q, dO, dQ, K and V, of which dQ is written too. rows: pointers to lse and to what scores
-    subtract. Partial: (items, consumers, tiles of keys, 2, rows, channels).
+    subtract. Partial: (items, consumers, tiles of keys, 2, rows, dims).
     """
     CONSUMERS: gl.constexpr = cfg.consumers
     STAGES: gl.constexpr = CONSUMERS * cfg.stages

@@ -137,13 +137,13 @@ def producer(state, CHAINED: gl.constexpr):
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @aggregate
 class Own:
-    """What a consumer holds for a block: its rows of K and V, its channels of all keys, bounds of its rows, and the
+    """What a consumer holds for a block: its rows of K and V, its dims of all keys, bounds of its rows, and the
     tiles that no bound cuts.
     """
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
-    channels: gl.shared_memory_descriptor
+    k_dims: gl.shared_memory_descriptor
     low: gl.tensor
     high: gl.tensor
     below: gl.tensor
@@ -194,12 +194,12 @@ def ask(i, j, consumer_id: gl.constexpr, own, dk, dv, state):
 
 @gluon.jit
 def ask_dq(i, own, state):
-    """Ask for a consumer's channels of the dQ of tile i of the ring, once all consumers have left what it takes."""
-    CHANNELS: gl.constexpr = own.channels.shape[1]
-    none = gl.zeros([state.cfg.columns, CHANNELS], gl.float32, accumulator(CHANNELS))
+    """Ask for a consumer's dims of the dQ of tile i of the ring, once all consumers have left what it takes."""
+    DIMS: gl.constexpr = own.k_dims.shape[1]
+    none = gl.zeros([state.cfg.columns, DIMS], gl.float32, accumulator(DIMS))
     state.ready.wait(i)
     ds = state.ds.index(i & (DS - 1)).permute((1, 0))
-    return warpgroup_mma(ds, own.channels, none, use_acc=False, is_async=True)
+    return warpgroup_mma(ds, own.k_dims, none, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -254,10 +254,10 @@ def leave_ones(consumer_id: gl.constexpr, state):
 
 @gluon.jit
 def consumer(consumer_id: gl.constexpr, state):
-    """dK and dV of one warp group's keys, and its channels of dQ, block after block."""
+    """dK and dV of one warp group's keys, and its dims of dQ, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    CHANNELS: gl.constexpr = cfg.width // cfg.consumers
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
     none = gl.zeros([ROWS, cfg.width], gl.float32, accumulator(cfg.width))
     none_v = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
@@ -272,7 +272,7 @@ def consumer(consumer_id: gl.constexpr, state):
         _, count = keys_of(item, 0)
         low, high = row_bounds(item, consumer_id * ROWS + r, 0, cfg)
         seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
-        own = Own(mine_k, mine_v, k.slice(consumer_id * CHANNELS, CHANNELS, dim=1), low, high, seen.below, seen.beyond)
+        own = Own(mine_k, mine_v, k.slice(consumer_id * DIMS, DIMS, dim=1), low, high, seen.below, seen.beyond)
         keys.wait(t)
         n = tiles_of(count, cfg.columns)
         i, dk, dv = walk(i, (n, n * gl.load(member + 3)), consumer_id, own, (none, none_v), state)
@@ -291,7 +291,7 @@ def consumer(consumer_id: gl.constexpr, state):
 def adder(state):
     """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
     cfg: gl.constexpr = state.cfg
-    CHANNELS: gl.constexpr = cfg.width // cfg.consumers
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
     scheduler = state.scheduler
     i = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
@@ -302,7 +302,7 @@ def adder(state):
             for j in range(0, tiles_of(run.count, cfg.columns)):
                 state.made.wait(i)
                 for consumer_id in gl.static_range(cfg.consumers):
-                    where = [batch, head + h, run.place + j * cfg.columns, run.lane, consumer_id * CHANNELS]
+                    where = [batch, head + h, run.place + j * cfg.columns, run.lane, consumer_id * DIMS]
                     # the copy adds, see `compile.adding`
                     tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
                 tma.store_wait(0)  # until it has been read

@@ -51,7 +51,7 @@ class Config:
 
     @property
     def width(self) -> int:
-        """Channels of q and k in shared memory: products want a power of two."""
+        """Dims of q and k in shared memory: products want a power of two."""
         return _padded(self.d)
 
     @property
@@ -79,8 +79,8 @@ FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24)}
 FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
 
 
-def _padded(channels: int) -> int:
-    return max(16, 1 << (channels - 1).bit_length())
+def _padded(dims: int) -> int:
+    return max(16, 1 << (dims - 1).bit_length())
 
 
 def config_of(spec: KernelSpec) -> Config:

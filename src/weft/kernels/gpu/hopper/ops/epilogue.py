@@ -39,7 +39,7 @@ def store_rows(sums, tensor, rows, consumer_id):
 
 
 @gluon.jit
-def store_box_rows(result, tensor, rows, consumer_id, CHANNELS: gl.constexpr):
+def store_box_rows(result, tensor, rows, consumer_id, DIMS: gl.constexpr):
     """Write those of the consumer's rows that exist, from a box in shared memory."""
     tile = matrix(result)
     ROWS: gl.constexpr = tile.type.shape[0]
@@ -51,6 +51,6 @@ def store_box_rows(result, tensor, rows, consumer_id, CHANNELS: gl.constexpr):
     at = tensor.row(rows.batch, rows.head, rows.first)
     at = at + (gl.expand_dims(r * pace * (tensor.per_row * UNIT), 1) + d)
     mask = gl.expand_dims(r < rows.height, 1)
-    if CHANNELS < WIDTH:
-        mask = mask & (d < CHANNELS)
+    if DIMS < WIDTH:
+        mask = mask & (d < DIMS)
     gl.store(at, tile.load(layout), mask=mask)
