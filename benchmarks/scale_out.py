@@ -61,7 +61,7 @@ def main() -> None:
         return one_card(given)
     given.small |= given.gloo
     cuda = torch.cuda.is_available() and not given.small
-    ranks = torch.cuda.device_count() if cuda else 4 if given.gloo else 2
+    ranks = torch.cuda.device_count() if cuda else 4 if given.gloo else min(given.ranks, 4)
     if cuda and not given.compiled:
         warm(given, ranks)
     if given.compile:

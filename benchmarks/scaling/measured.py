@@ -271,7 +271,7 @@ def gloo_layers() -> dict[str, Layer]:
 def model_layers(ranks: int, small: bool = False) -> list[Layer]:
     """Attention of the models, at 131,072 tokens in all whatever the ranks."""
     tokens, near = (4096, 64) if small else (131072, 1024)
-    heads, dim = ((4, 2), 32) if small else ((16, 8), 128)
+    heads, dim = ((8, 4), 32) if small else ((16, 8), 128)
     grid, size = ((8, 16, 16), (3, 5, 5)) if small else ((32, 64, 64), (18, 24, 24))
     return [
         Layer("gemma window", lambda _: causal() & window(left=near - 1), lambda _: (tokens,), heads, dim),
