@@ -118,13 +118,13 @@ class Sent:
     rows: tuple[Rows, ...]
     counts: tuple[int, ...]
     union: Tensor
-    at: tuple[Tensor, ...]
+    at: tuple[Rows, ...]
 
     @classmethod
     def of(cls, places: Sequence[Ints], device: torch.device) -> Sent:
         """From the places of the rows that each peer is sent."""
         union = np.unique(np.concatenate(places))
-        at = tuple(tensor_of(np.searchsorted(union, rows), device) for rows in places)
+        at = tuple(rows_at(np.searchsorted(union, rows), device) for rows in places)
         rows = tuple(rows_at(one, device) for one in places)
         return cls(rows, tuple(map(len, places)), tensor_of(union, device), at)
 
@@ -138,7 +138,9 @@ class Sent:
             return
         total = x.index_select(2, self.union).to(torch.promote_types(x.dtype, torch.float32))
         for at, rows in zip(self.at, came, strict=True):
-            if rows.shape[0]:
+            if isinstance(at, slice):
+                total[:, :, at].add_(rows.permute(1, 2, 0, 3))
+            elif rows.shape[0]:
                 total.index_add_(2, at, rows.permute(1, 2, 0, 3).to(total.dtype))  # no row twice in one index
         x.index_copy_(2, self.union, total.to(x.dtype))
 
