@@ -76,7 +76,7 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     return tuple(dict.fromkeys(one for wave in waves.waves for one in wave_specs(spec, wave, waves, widest, groups)))
 
 
-def walk_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = False) -> KernelSpec:
+def fused_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = False) -> KernelSpec:
     """The kernel of all gradients of a short window."""
     return KernelSpec(
         "fused", problem.dtype, problem.d, problem.dv, 1, TILE, SEEN * TILE, lse_gradient=lse_gradient,
@@ -85,7 +85,7 @@ def walk_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = F
 
 
 def sparse_specs(problem: Problem) -> tuple[KernelSpec, ...]:
-    """The kernels of few keys beside a short window: what adds to dQ, and to dK and dV."""
+    """The kernels of sparse keys beside a short window: what adds to dQ, and to dK and dV."""
     add = KernelSpec(
         "sparse_keys", problem.dtype, problem.d, problem.dv, 1, TILE, TILES * TILE, groups=GROUPS, warps=4, stages=2,
         registers=168,
@@ -93,13 +93,13 @@ def sparse_specs(problem: Problem) -> tuple[KernelSpec, ...]:
     return add, replace(add, direction="reduce_partials", groups=1, registers=0)
 
 
-def walk_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
-    """The kernels of one walk, without sinks and a gradient of lse; none where there is no such walk."""
+def fused_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
+    """The kernels of a fused backward, without sinks and a gradient of lse; none where the plan has none."""
     walk, problem = plan.fused_backward, plan.problem
     if walk is None:
         return ()
     beside = bool(walk.beside)
-    return (walk_spec(problem, with_delta=beside), *(sparse_specs(problem) if beside else ()))
+    return (fused_spec(problem, with_delta=beside), *(sparse_specs(problem) if beside else ()))
 
 
 def wave_specs(

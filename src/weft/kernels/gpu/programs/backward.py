@@ -2,7 +2,7 @@
 
 Two kernels make them, with the same bits every time: that of dq leaves for the other what it subtracts from scores and
 their gradients, in `stats` or `delta`. Where the order of sums is free, the kernel that walks keys may add to dq too.
-Gradients of short windows come of one walk over queries: `weft.planning.families.fused_backward`.
+The fused backward makes those of short windows in one walk over queries: `weft.planning.families.fused_backward`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     family = select.gradients(plan, layout, options)
     if family == fused_backward.NAME:
         assert plan.fused_backward is not None, "what is selected is listed"
-        return walk_program(plan, plan.fused_backward, layout, options)
+        return fused_program(plan, plan.fused_backward, layout, options)
     summing = family == one_kernel.NAME
     queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
     keys = keys_program(plan, layout, options, summing)
@@ -161,8 +161,8 @@ def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     return LaunchProgram("backward", tuple(slots), (*steps, kernel_launch(spec, grid, values, bound)))
 
 
-def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, options: Options) -> LaunchProgram:
-    """All gradients of a walk, which is the plan's."""
+def fused_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, options: Options) -> LaunchProgram:
+    """All gradients, by the fused backward of the plan."""
     problem = plan.problem
     assert isinstance(plan.target, Gpu)
     walked = FusedLaunches(walk, problem, plan.target)
@@ -181,7 +181,7 @@ def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, optio
     if walked.beside:
         made.append(Slot.dense("partial", "workspace", "float32", walked.partial))
         memory["Partial"] = "partial"
-    tables = {f"sparse_keys_{number}": Table(few.table()) for number, few in enumerate(walk.launches)}
+    tables = {f"sparse_keys_{number}": Table(sparse.table()) for number, sparse in enumerate(walk.launches)}
     strides = layout.named | {slot.name: slot.strides for slot in made[:3]}
     bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
     for one in walked.kernels(layout.dlse is not None, with_delta):
@@ -287,4 +287,4 @@ def _spec(
     )  # fmt: skip
 
 
-__all__ = ["backward_program", "keys_program", "queries_program", "row_sums_program", "walk_program"]
+__all__ = ["backward_program", "keys_program", "queries_program", "row_sums_program", "fused_program"]
