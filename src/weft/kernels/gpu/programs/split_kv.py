@@ -68,7 +68,7 @@ def split_kv_program(
     Hkv, tokens of a page, D), and slot block_table (B, pages of a row). processors: multiprocessors of the card.
     """
     problem = plan.problem
-    out = result("out", "q", problem, layout, (problem.dtype, problem.dv))
+    out = result("out", "q", problem.dv, problem, layout)
     slots = [*_inputs(plan, layout, cache), out, of_rows("lse", problem)]
     steps, names = widened(slots, ("sinks", "slopes"))
     memory = {"Q": "q", "K": "k", "V": "v", "Out": "out", "Lse": "lse", "Tables": "rows"}
