@@ -29,7 +29,7 @@ SPECS = {
     "sums of few keys": sparse_specs(SHORT)[1],
 }
 ROWS = SplitKVSpec("bfloat16", 64, 64, 16, 64)
-SPLIT_KV = {"split-KV": ROWS, "combined shares": combining(ROWS)}
+SPLIT_KV = {"split-KV": ROWS, "combined shares": combining(ROWS, 33)}
 
 
 def sources():

@@ -40,7 +40,7 @@ NAMES = {
     "weft_bwd_sparse_keys_hopper_d64_bf16": sparse_specs(SHORT)[0],
     "weft_reduce_partials_hopper_d64_bf16": sparse_specs(SHORT)[1],
     "weft_decode_split_kv_d128_fp16": ROWS,
-    "weft_decode_combine_d128_fp16": combining(ROWS),
+    "weft_decode_combine_d128_fp16": combining(ROWS, 33),
 }
 
 

@@ -25,10 +25,17 @@ GRIDS_TAKE_NONE = range(65, 129)
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
 
 
+OVERLAPPING = ("sm_90", "sm_100")  # cards whose launches may begin while the one before ends
+
+
 def chained(direction: str, target: Target | Gpu) -> bool:
     """Whether launches of the backward overlap: on NVIDIA's cards from sm_90 on, where they run."""
-    new = isinstance(target, Gpu) and target.architecture in ("sm_90", "sm_100")
-    return new and direction != "forward" and not interpreted()
+    return direction != "forward" and overlaps(target)
+
+
+def overlaps(target: Target | Gpu) -> bool:
+    """Whether a launch may begin while the one before it ends."""
+    return isinstance(target, Gpu) and target.architecture in OVERLAPPING and not interpreted()
 
 
 def fast_log(direction: str, problem: Problem, target: Target | Gpu) -> bool:

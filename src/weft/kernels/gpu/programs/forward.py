@@ -7,7 +7,7 @@ from itertools import chain
 from math import inf
 
 from weft.kernels.gpu import select
-from weft.kernels.gpu.configure import for_card
+from weft.kernels.gpu.configure import for_card, overlaps
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Fill, LaunchProgram, Slot
 from weft.kernels.gpu.programs.launches import Bindings, Packed, tables_of, wave_launches, widened
@@ -24,7 +24,7 @@ def chosen_forward(plan: AttentionPlan, layout: Layout, options: Options, proces
     """The program of the family that the plan takes. processors: multiprocessors of the card."""
     if select.forward(plan, options) == split_kv.NAME:
         assert plan.by_rows is not None, "what is selected is taken"
-        return split_kv_program(plan.by_rows.plan, layout, options, processors)
+        return split_kv_program(plan.by_rows.plan, layout, options, processors, chained=overlaps(plan.target))
     return forward_program(plan, layout, options)
 
 
