@@ -59,7 +59,7 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     found = queries.then(keys, outputs)
     if not summing:
         return found
-    dq = result("dq", "q", plan.problem, layout, (plan.problem.dtype, plan.problem.d))
+    dq = result("dq", "q", plan.problem.d, plan.problem, layout)
     last = LaunchProgram("dq", (found.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
     return found.then(last, outputs)
 
@@ -78,7 +78,7 @@ def queries_program(
         found = tables_of("dq", plan, layout, options, summing=False)
     covers, merges = found.waves.covers, found.waves.merges
     slots, steps, memory, captured = _given(problem, layout, options)
-    dq, converted = _summed(("dq", "q", problem.d), problem, layout, merges)
+    dq, converted = _summed("dq", "q", problem.d, problem, layout, merges)
     slots += dq
     memory["DQ"] = dq[-1].name
     strides = layout.named | {"dq": dq[-1].strides}
@@ -110,8 +110,8 @@ def keys_program(
     adds_shared = found.sum_rows is not None
     merges = found.waves.merges and not adds_shared
     slots, steps, memory, captured = _given(problem, layout, options)
-    dk, dk_converted = _summed(("dk", "k", problem.d), problem, layout, merges)
-    dv, dv_converted = _summed(("dv", "k", problem.dv), problem, layout, merges)
+    dk, dk_converted = _summed("dk", "k", problem.d, problem, layout, merges)
+    dv, dv_converted = _summed("dv", "k", problem.dv, problem, layout, merges)
     slots += [*dk, *dv]
     memory |= {"DK": dk[-1].name, "DV": dv[-1].name}
     strides = layout.named | {"dk": dk[-1].strides, "dv": dv[-1].strides}
@@ -168,9 +168,9 @@ def fused_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, opti
     walked = FusedLaunches(walk, problem, plan.target)
     slots, steps, memory, _ = _given(problem, layout, options)
     made = [
-        result("dq", "q", problem, layout, (problem.dtype, problem.d)),
-        result("dk", "k", problem, layout, (problem.dtype, problem.d)),
-        result("dv", "k", problem, layout, (problem.dtype, problem.dv)),
+        result("dq", "q", problem.d, problem, layout),
+        result("dk", "k", problem.d, problem, layout),
+        result("dv", "k", problem.dv, problem, layout),
     ]
     memory |= {"DQ": "dq", "DK": "dk", "DV": "dv"}
     with_delta = options.with_delta or bool(walked.beside)
@@ -222,14 +222,13 @@ def _kernel_name(slot: str) -> str:
 
 
 def _summed(
-    what: tuple[str, Literal["q", "k"], int], problem: Problem, layout: Layout, merges: bool
-) -> tuple[list[Slot], list[Step]]:
-    """A gradient's slots, of which launches write the last one, and what follows these.
+    name: str, side: Literal["q", "k"], width: int, problem: Problem, layout: Layout, merges: bool
+) -> tuple[list[Slot], list[Step]]:  # fmt: skip
+    """A gradient's slots, of which launches write the last one; and the steps after these launches.
 
-    Several launches add in float32, and the sum is converted. what: its name, whose order it takes, its width.
+    The gradient has the memory order of a side. Where launches merge, they add in float32, and the sum is converted.
     """
-    name, side, width = what
-    made = result(name, side, problem, layout, (problem.dtype, width))
+    made = result(name, side, width, problem, layout)
     if not merges or problem.dtype == "float32":
         return [made], []
     wide = replace(made, name=f"{name}_float32", role="workspace", dtype="float32")
@@ -238,7 +237,7 @@ def _summed(
 
 def _float32_dq(problem: Problem, layout: Layout) -> Slot:
     """What the kernel that walks keys adds dq to, before the scale."""
-    made = result("dq_float32", "q", problem, layout, ("float32", problem.d))
+    made = result("dq_float32", "q", problem.d, problem, layout, "float32")
     return replace(made, role="workspace")
 
 
