@@ -224,8 +224,8 @@ def _apart(first: Tensor, second: Tensor) -> int:
 
 
 def _together(weights: list[Tensor], apart: int, block: list[int], places: int = 0) -> Any:
-    """A descriptor (places, n, k) of matrices that begin `apart` numbers after each other, wherever they were allocated;
-    of as many as there are weights, unless places are told. Of several widths it has the largest.
+    """A descriptor (places, n, k) of matrices that begin `apart` numbers after each other, wherever they lie; of as
+    many as there are weights, unless places are told. Of several widths it has the largest.
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 
