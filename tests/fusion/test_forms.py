@@ -6,7 +6,7 @@ import torch
 from tests.fusion.helpers import M, agree, fused, qkv
 
 import weft
-from weft.fusion import faster
+from weft.fusion import decide, faster
 from weft.fusion.decide import _forms, _predicted
 from weft.fusion.forms import by_blocks
 from weft.fusion.settings import Settings
@@ -56,6 +56,7 @@ def test_the_faster_form_is_taken_on_a_gpu():
 @pytest.mark.parametrize(("seconds", "taken"), [(9e-6, True), (9.9e-6, False)])
 def test_what_is_measured_decides(monkeypatch, seconds, taken):
     """A mask that keeps most pairs, and saves less than a call costs the host, is replaced where that is faster."""
+    decide.forget()
     monkeypatch.setattr(Settings, "measures", lambda self, device: True)
     monkeypatch.setattr(faster, "of_graph", lambda *_: 10e-6)
     monkeypatch.setattr(faster, "of_pattern", lambda pattern, *_: seconds)
