@@ -142,7 +142,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     told = groups and is_told(tiling)  # whatever says the bounds, the code is the same
     kind["formula"] = kind["formula"] or told
     one = replace(
-        spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several,
+        spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several, counted=wave.counted,
         lines=told or (wave.lines and not several),
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
         joins=wave.joins, few=waves.shared_rows is not None and not wave.joins,

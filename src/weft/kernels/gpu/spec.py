@@ -68,7 +68,8 @@ class KernelSpec(Strided):
     for that before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22.
     partial: sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp
     groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
-    `hopper.fwd_short`. told: of others, the tables hold the bounds of every row, see `hopper.fwd_overlapped`. boxed:
+    `hopper.fwd_short`. told: of others, the tables hold the bounds of every row, see `hopper.fwd_overlapped`.
+    counted: and how many blocks there are, see `tables.batches.Wave`. boxed:
     its whole tiles leave by a TMA descriptor; else it has one argument for each tensor that it writes. rules: score
     functions, None for none. dropout: some weights are dropped. paged: keys lie in pages of so many tokens, whose first
     ones the tables list; 0: one after the other.
@@ -116,6 +117,7 @@ class KernelSpec(Strided):
     groups: int = 0
     short: bool = False
     told: bool = False
+    counted: bool = False
     boxed: bool = True
     paged: int = 0
     upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
@@ -161,6 +163,7 @@ class KernelSpec(Strided):
                 "lines",
                 "short",
                 "told",
+                "counted",
             )
             if getattr(self, x)
         )
