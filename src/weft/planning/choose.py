@@ -112,7 +112,7 @@ def unspecialised(
     if not isinstance(target, Gpu):
         return shares
     specialised = any(share.plan.tiling and share.plan.tiling.groups for share in shares)
-    rank = max((len(launch.box) for share in shares for launch in share.plan.launches), default=1)
+    rank = max((len(nest.box) for share in shares for nest in share.plan.nests), default=1)
     narrow = tile.narrow(direction, problem, rank, target, under)
     if not specialised and narrow is None:
         return shares

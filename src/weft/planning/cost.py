@@ -102,8 +102,8 @@ def in_turn(costs: Sequence[Cost]) -> Cost:
 
 def merging(work: Work, direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     """Seconds for sums in float32 that a wave finds, adds to and leaves, and that began as zeros."""
-    channels = {"forward": problem.dv, "dq": problem.d, "dkdv": problem.d + problem.dv}[direction]
-    return 3 * 4 * channels * work.programs * tiling.rows / gpu.bandwidth if work.merged else 0.0
+    dims = {"forward": problem.dv, "dq": problem.d, "dkdv": problem.d + problem.dv}[direction]
+    return 3 * 4 * dims * work.programs * tiling.rows / gpu.bandwidth if work.merged else 0.0
 
 
 def converting(works: Sequence[Work], direction: Direction, problem: Problem, gpu: Gpu) -> float:
@@ -111,9 +111,9 @@ def converting(works: Sequence[Work], direction: Direction, problem: Problem, gp
     if direction == "forward" or not any(work.merged for work in works):
         return 0.0
     p, of_queries = problem, direction == "dq"
-    channels = p.d if of_queries else p.d + p.dv
+    dims = p.d if of_queries else p.d + p.dv
     rows = p.batch * (p.q_heads * p.m if of_queries else p.kv_heads * p.n)
-    return (4 + DTYPES[p.dtype]) * channels * rows / gpu.bandwidth
+    return (4 + DTYPES[p.dtype]) * dims * rows / gpu.bandwidth
 
 
 def adding(works: Sequence[Work], problem: Problem, cols: int, gpu: Gpu) -> float:

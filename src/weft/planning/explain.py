@@ -1,5 +1,5 @@
-"""A plan in words: the pattern drawn, the bytes of its format, the launches; on a GPU what was weighed, and what bounds
-each kernel.
+"""A plan in words: the pattern drawn, the bytes of its format, its loop nests. On a GPU also what was weighed, and
+what bounds each kernel.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def head(pattern: Pattern, problem: Problem, shares: Sequence[Share], nbytes: in
         yield from (f"    |{row}|" for row in picture.splitlines())
         yield from (str(acsr), str(share.plan))
         for line in share.plan.report:
-            yield f"  predicted {line}" if line.startswith("launch") else f"  chosen: {line}"
+            yield f"  predicted {line}" if line.startswith("nest") else f"  chosen: {line}"
 
 
 def _heads(share: Share) -> str:

@@ -34,12 +34,12 @@ class Footprint:
 
 def footprint(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> Footprint:
     """Tiles of both sides in shared memory; sums in float32, and the scores of one tile, in registers."""
-    width, channels = DTYPES[problem.dtype], problem.d + problem.dv
-    walked = tiling.stages * tiling.cols * channels * width
-    mine = {"forward": problem.d, "dq": channels, "dkdv": channels}[direction]
+    width, dims = DTYPES[problem.dtype], problem.d + problem.dv
+    walked = tiling.stages * tiling.cols * dims * width
+    mine = {"forward": problem.d, "dq": dims, "dkdv": dims}[direction]
     if queries_held(direction, problem, gpu):
         mine -= problem.d
-    sums = {"forward": problem.dv, "dq": problem.d, "dkdv": channels}[direction]
+    sums = {"forward": problem.dv, "dq": problem.d, "dkdv": dims}[direction]
     if in_halves(direction, problem, gpu):
         sums = max(problem.d, problem.dv)
     scores = tiling.cols * (1 if direction == "forward" else 2)

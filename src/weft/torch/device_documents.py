@@ -29,7 +29,7 @@ from weft.kernels.gpu.programs.documents import (
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families.hopper import is_told
+from weft.planning.families.hopper import has_row_bounds
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime.pipeline import compiled
@@ -239,7 +239,7 @@ def _planned(pattern: Pattern, problem: Problem, sums: Sums, backend: str) -> tu
     if sums.same and sums.table is None and found.sees_itself(m):
         special = plan.specialised("forward")
         groups = None if special is None else special[0].plan.tiling
-        groups = groups if groups is not None and is_told(groups) else None
+        groups = groups if groups is not None and has_row_bounds(groups) else None
     return replace(plan, problem=problem), Documents(sums.documents, found, known_ones, groups=groups)
 
 

@@ -16,7 +16,7 @@ from weft.planning.families.sparse_keys import TILE, SparseKeys
 from weft.planning.features import on_hopper
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
-from weft.planning.tiles import Launch
+from weft.planning.tiles import LoopNest
 from weft.planning.tiling.gpu import is_listed
 from weft.target import Gpu
 
@@ -150,8 +150,8 @@ def fused_backward(shares: tuple[Share, ...], problem: Problem, gpu: Gpu) -> Fus
     plan = shares[0].plan
     if len(shares) > 1 or plan.blocks is not None:
         return "heads differ" if len(shares) > 1 else "some of it is listed block by block"
-    parts = [(launch, part) for launch in plan.launches for part in launch.parts]
-    windows = [(short_window(replace(launch, parts=(part,)), problem.n), part.term) for launch, part in parts]
+    parts = [(nest, part) for nest in plan.nests for part in nest.parts]
+    windows = [(short_window(replace(nest, parts=(part,)), problem.n), part.term) for nest, part in parts]
     found = next(((window, term) for window, term in windows if window is not None), None)
     if found is None:
         return f"no term is a window of which {TILE} queries see {SEEN} tiles of keys at most"
@@ -163,10 +163,10 @@ def fused_backward(shares: tuple[Share, ...], problem: Problem, gpu: Gpu) -> Fus
 
 
 # ---- windows ---------------------------------------------------------------------------------------------------------
-def short_window(launch: Launch, length: int) -> ShortWindow | None:
-    """The window that a launch of one part is of, over so many tokens; None where it is something else, or too wide."""
-    lines = as_lines(launch) if len(launch.box) == 1 else None
-    if lines is None or not _of_all(launch, length):
+def short_window(nest: LoopNest, length: int) -> ShortWindow | None:
+    """The window that a nest of one part is of, over so many tokens; None where it is something else, or too wide."""
+    lines = as_lines(nest) if len(nest.box) == 1 else None
+    if lines is None or not _of_all(nest, length):
         return None
     relation = lines.parts[0].axes[0].relation
     low, high = _offset(relation.lower, 0, length), _offset(relation.upper, 1, length)
@@ -176,17 +176,17 @@ def short_window(launch: Launch, length: int) -> ShortWindow | None:
     return found if found.fits else None
 
 
-def _of_all(launch: Launch, length: int) -> bool:
+def _of_all(nest: LoopNest, length: int) -> bool:
     """Whether it walks all queries and keys as they are, and each query sees some: of tiles that see none a line says
     nothing, and the pass over queries leaves none out.
     """
-    axis = launch.parts[0].axes[0]
-    lanes, grids = axis.lanes, (launch.q, launch.parts[0].k)
+    axis = nest.parts[0].axes[0]
+    lanes, grids = axis.lanes, (nest.q, nest.parts[0].k)
     steps = len(lanes) == 1 and (lanes.q_step, lanes.k_step) == (1, 1)
     first = steps and not (int(lanes.q_first[0]) or int(lanes.k_first[0])) and int(lanes.rows[0]) == length
     whole = all(grid.origin == 0 and grid.shape == (length,) for grid in grids)
     seen = bool((axis.widths > 0).all())
-    return first and whole and seen and axis.n == length and not (is_listed(launch.parts[0]) or launch.is_ordered)
+    return first and whole and seen and axis.n == length and not (is_listed(nest.parts[0]) or nest.is_ordered)
 
 
 def _offset(bounds: tuple[Bound, ...], least: int, length: int) -> int | None:

@@ -18,7 +18,7 @@ from weft.target import Gpu
 TILE = 64  # queries, and keys
 GROUPS = 2  # of warps that compute, each its own tiles of queries
 TILES = 2  # of keys that a group has in registers, and so of a launch
-JOINED = 4  # keys of a program that joins sums
+REDUCED = 4  # keys of a program that reduces partial sums
 RANGES, EDGES = 4, 2  # integers of a table before its bounds: of a launch, of a tile of keys
 FAR = 1 << 30  # after every query
 # Seconds of a launch with the sums that follow it, of a program's keys, and of a tile of queries that sees one tile of

@@ -85,7 +85,7 @@ def squares_of(out: Array, cols: int) -> Array:
 def rope(x: Array, cos: Array, sin: Array, interleaved: bool = False) -> Array:
     """Heads rotated by position: x (tokens, heads, d), cos and sin (tokens, d).
 
-    Channel i turns with i + d/2, or 2 i with 2 i + 1 where `interleaved`; (a, b) becomes (a cos - b sin,
+    Dimension i turns with i + d/2, or 2 i with 2 i + 1 where `interleaved`; (a, b) becomes (a cos - b sin,
     b cos + a sin).
     """
     turned = np.empty_like(x)

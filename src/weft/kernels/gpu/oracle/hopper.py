@@ -99,7 +99,7 @@ def _walk(call: Call, block: Block, group: int, term: int) -> Walk:
     """A group's bounds in the run of a term."""
     words, here, tile = block.words, block.parts_at + TERM * term, call.spec.cols
     first, count = (int(x) for x in block.mine[2 + RUN * term :][:2])
-    if call.spec.told:
+    if call.spec.row_bounds:
         low, high = _told(call, block, group, term)
     else:
         low, high = bounds.lines(words, here + PART, _rows(block, group))
@@ -142,9 +142,10 @@ def forward(call: Call) -> None:
 
 def _check_size(call: Call, block: Block) -> None:
     """An item has the integers that groups read, and no others."""
-    told = 2 * call.spec.rows * call.spec.terms * call.spec.told
+    of_rows = 2 * call.spec.rows * call.spec.terms * call.spec.row_bounds
     law(
-        block.mine.size == _range_at(call, 0, call.spec.terms) + told, "an item has other integers than its groups read"
+        block.mine.size == _range_at(call, 0, call.spec.terms) + of_rows,
+        "an item has other integers than its groups read",
     )
 
 

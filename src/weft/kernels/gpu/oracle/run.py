@@ -25,9 +25,9 @@ OF_TILES: Mapping[str, Kernel] = {
 OF_GROUPS: Mapping[str, Kernel] = {
     "forward": hopper.forward,
     "dkdv": hopper.key_gradients,
-    "gradients": fused.gradients,
-    "few_keys": fused.few_keys,
-    "few_sums": fused.few_sums,
+    "fused": fused.gradients,
+    "sparse_keys": fused.sparse_keys,
+    "reduce_partials": fused.reduce_partials,
 }
 OF_SINKS: Mapping[str, Kernel] = {"sink_gradient": sinks.gradient, "sink_gradient_sum": sinks.gradient_sum}
 

@@ -42,7 +42,7 @@ def forward_program(
         plan.check_room("forward", options.tf32)
         found = tables_of("forward", plan, layout, options, summing=False)
     complete = found.waves.covers and not found.waves.merges
-    out = result("out", "q", problem, layout, (problem.dtype, problem.dv))
+    out = result("out", "q", problem.dv, problem, layout)
     slots = [*inputs(problem, layout), out, of_rows("lse", problem)]
     steps, names = widened(slots, ("sinks", "slopes"))
     captured = captured_by(layout, options)

@@ -70,7 +70,7 @@ def split_kv_program(
     launches may begin while the one before ends if `chained`.
     """
     problem = plan.problem
-    out = result("out", "q", problem, layout, (problem.dtype, problem.dv))
+    out = result("out", "q", problem.dv, problem, layout)
     slots = [*_inputs(plan, layout, cache), out, of_rows("lse", problem)]
     steps, names = widened(slots, ("sinks", "slopes"))
     memory = {"Q": "q", "K": "k", "V": "v", "Out": "out", "Lse": "lse", "Tables": "rows"}
