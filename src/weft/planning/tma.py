@@ -1,7 +1,7 @@
 """What tensor descriptors reach: the tokens that tiles of a line may read, as places and lanes.
 
-A tile is read whole, and may end up to 63 places beyond the last one of its run. So all places that a descriptor
-reaches are of some run: what lies in a key that no query sees may be anything, and is never read. Beyond them a
+A tile is read whole, and may end up to 63 places beyond the last one of its run. So every place that a descriptor
+reaches belongs to some run. A key that no query sees may hold anything, and is never read. Beyond its places a
 descriptor reads zeros.
 """
 
@@ -18,8 +18,8 @@ from weft.planning.tiles import LoopNest
 class TmaExtent(NamedTuple):
     """Tokens base + step * place + lane for so many places and lanes.
 
-    Descriptors begin at token 0, so that they need no byte offset: they count places and lanes from there, and `first`
-    is where `base` then is. No tile lies before it.
+    Descriptors begin at token 0, so that they need no byte offset. They count places and lanes from there; `first` is
+    the place and lane of `base`. No tile lies before it.
     """
 
     base: int
@@ -34,8 +34,9 @@ class TmaExtent(NamedTuple):
 
 
 def extents(nest: LoopNest) -> tuple[TmaExtent, ...] | None:
-    """Of the queries and of each term's keys of a nest on one axis; None where these are no such places, or some of
-    them are keys that no query sees.
+    """The extents of the queries and of each term's keys, of a nest on one axis.
+
+    None where tokens are no such places, or some of them are keys that no query sees.
     """
     lane, tile = nest.slots(0)
     lanes = nest.lanes[0]

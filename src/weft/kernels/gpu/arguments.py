@@ -88,8 +88,8 @@ def strided(spec: KernelSpec) -> tuple[str, ...]:
 def arguments(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the kernel's arguments, in order: what is read, scalars, what is written.
 
-    Descriptors follow the pointers of their kind. So every slot that is written comes after all that are read, as
-    frameworks want it that know a kernel by what goes in and what comes out.
+    Descriptors follow the pointers of their kind. So every slot that is written comes after all that are read.
+    Frameworks that know a kernel by its inputs and outputs want this order.
     """
     read, written = described(spec)
     return (*reads(spec), *scalars(spec), *read, *writes(spec), *written)

@@ -18,8 +18,8 @@ from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu, Target
 
-# Head dimensions at which a forward on a grid takes no maximum, and holds the bounds of its masks. With one maximum,
-# from the first tile, it was 7 to 9 % faster at 128, and at 64 the registers of the second walk cost up to 17 %
+# Head dimensions at which a forward on a grid takes no maximum, and holds the bounds of its masks. That was 7 to 9 %
+# faster at 128 than one maximum, from the first tile. At 64 the registers of the second walk cost up to 17 %
 # (benchmarks/notes/triton.md). Others were not measured.
 GRIDS_TAKE_NONE = range(65, 129)
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
@@ -155,8 +155,8 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     # may be
     known = (one.rank == 1 or _grid_takes_none(one)) and not (one.listed or one.alibi or one.rules)
     takes_none = one.no_maximum and known
-    # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
-    # listed, and where boxes on a grid are cut
+    # Where a maximum runs along, either has ptxas run products one by one. The logarithm does so too where bounds are
+    # listed, and where boxes on a grid are cut.
     assert aligned or not groups, "select asks for it"
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(

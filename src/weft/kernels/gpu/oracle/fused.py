@@ -1,6 +1,6 @@
 """Gradients of a short window by one walk over queries, and what sparse keys beside the window add to them.
 
-Tiles have TILE tokens on both sides and are read and written by tensor descriptors: tokens beyond the sequence read as
+Tiles have TILE tokens on both sides, and tensor descriptors read and write them. Tokens beyond the sequence read as
 zeros, and are not written. `fused_backward` and `sparse_keys` in `weft.planning.families` say which tiles meet.
 """
 

@@ -1,7 +1,7 @@
 """The program of gradients: dq, dk and dv of q, k, v, out, lse and dout.
 
-Two kernels make them, with the same bits every time: that of dq leaves for the other what it subtracts from scores and
-their gradients, in `stats` or `delta`. Where the order of sums is free, the kernel that walks keys may add to dq too.
+Two kernels make them, with the same bits every time. That of dq leaves what the other subtracts from scores and their
+gradients, in `stats` or `delta`. Where the order of sums is free, the kernel that walks keys may add to dq too.
 The fused backward makes those of short windows in one walk over queries: `weft.planning.families.fused_backward`.
 """
 

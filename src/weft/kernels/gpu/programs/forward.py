@@ -31,7 +31,7 @@ def chosen_forward(plan: AttentionPlan, layout: Layout, options: Options, proces
 def forward_program(
     plan: AttentionPlan, layout: Layout, options: Options, found: Packed | None = None
 ) -> LaunchProgram:  # fmt: skip
-    """By tiles. Slots q, k, v, and where there are any sinks and slopes (Hq,) and tables; outputs out (B, Hq, M, Dv)
+    """By tiles. Slots q, k and v; sinks and slopes (Hq,) and tables, where there are any. Outputs out (B, Hq, M, Dv)
     and lse (B, Hq, M).
 
     layout: of q, k and v. found: tables, if not the plan's. Raises UnsupportedKernel where the card has no room for the

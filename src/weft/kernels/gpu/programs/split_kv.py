@@ -1,6 +1,6 @@
 """The program of a few rows against many keys: equal shares of the live keys, and a kernel that merges them.
 
-Steps of decoding are planned once for a capacity; the number of keys is then a scalar, which the host gives at each
+Steps of decoding are planned once for a capacity. The number of keys is then a scalar, which the host gives at each
 call or the kernel reads from a device slot. Grids depend on the capacity alone, so a captured graph replays the program
 at every length.
 """
