@@ -100,8 +100,8 @@ class Subject:
         return self.call_of(keys_program(plan, layout, options._replace(deterministic=False), summing))
 
     def walk(self, plan: AttentionPlan) -> Call:
-        """What launches the plan's one walk, taken or not: dq, dk, dv."""
-        assert plan.fused, "one walk has no such pattern"
+        """A call of the plan's fused backward, taken or not: dq, dk, dv."""
+        assert plan.fused, "the pattern has no fused backward"
         return self.call_of(fused_program(plan, plan.fused, self.layout(*OF_CALL), _options(plan)))
 
 
