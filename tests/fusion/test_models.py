@@ -40,7 +40,8 @@ MODELS = {
 MODELS |= {
     "llama4": ("Llama4TextConfig", "Llama4TextModel", GROUPED | {
         "layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 16, "num_local_experts": 2,
-        "intermediate_size_mlp": 48, "no_rope_layers": [1, 0], "attn_temperature_tuning": False, "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 48, "no_rope_layers": [1, 0], "attn_temperature_tuning": False,
+        "num_experts_per_tok": 1,
     }, False, 1),
     "gemma4": ("Gemma4TextConfig", "Gemma4TextModel", SLIDING | {
         "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 8, "hidden_size_per_layer_input": 8,
