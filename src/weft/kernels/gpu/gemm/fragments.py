@@ -47,7 +47,7 @@ def _tanh_tail(z):
 
 @triton.jit
 def by_head(x, ROWS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """x (ROWS, HEADS * 2 * HALF) as the two channels that turn together, (ROWS, HEADS, HALF) each."""
+    """x (ROWS, HEADS * 2 * HALF) as the two dimensions that turn together, (ROWS, HEADS, HALF) each."""
     if INTERLEAVED:
         pairs = tl.reshape(x, (ROWS, HEADS, HALF, 2))
     else:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from weft.kernels.gpu.gemm.fragments import activation
 
-# Constants of a kernel: rows and cols of a tile, channels of a step, whether weights are (k, n) and not (n, k).
+# Constants of a kernel: rows and cols of a tile, depth of a step, whether weights are (k, n) and not (n, k).
 Tiling = namedtuple("Tiling", "rows cols depth by_rows")
 
 

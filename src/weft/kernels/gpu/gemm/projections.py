@@ -15,13 +15,13 @@ from weft.kernels.gpu.gemm.product import Tiling, sums, tile_of, with_bias
 # rows. stride: between batch rows of the tables, or 0. epsilon: of norms.
 Turning = namedtuple("Turning", "cos sin places length stride epsilon")
 
-# A head's channels: how many, and whether those that turn together are neighbours.
+# A head's dimensions: how many, and whether those that turn together are neighbours.
 Heads = namedtuple("Heads", "d interleaved")
 
 
 @triton.jit
 def halves_of(H: tl.constexpr, pointer):
-    """Numbers of the first and of the second channel of pairs; pointer: to d of them, of any shape (..., 1)."""
+    """Numbers of the first and of the second dimension of pairs; pointer: to d of them, of any shape (..., 1)."""
     half = tl.arange(0, H.d // 2)[None, None, :]
     if H.interleaved:
         first, second = tl.load(pointer + 2 * half), tl.load(pointer + 2 * half + 1)
