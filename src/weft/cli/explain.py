@@ -44,7 +44,7 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     """
     from weft.kernels.gpu.compile import emit
     from weft.kernels.gpu.compile.listing import listing
-    from weft.kernels.gpu.configure import specs_of, walk_specs
+    from weft.kernels.gpu.configure import fused_specs, specs_of
     from weft.kernels.gpu.split_kv.source import constants_of, entry
     from weft.kernels.gpu.split_kv.spec import specs_of as specs_of_rows
     from weft.kernels.gpu.tile.config import config_of
@@ -64,5 +64,5 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
             f"--source fused for {plan.pattern}", "its gradients come of two kernels, not of one pass over queries",
             "ask for --source dq and --source dkdv",
         )  # fmt: skip
-    specs = walk_specs(plan) if direction == "fused" else specs_of(plan, direction)
+    specs = fused_specs(plan) if direction == "fused" else specs_of(plan, direction)
     return {spec.name: listing(emit.emit(spec), {} if spec.groups else {"C": config_of(spec)}) for spec in specs}

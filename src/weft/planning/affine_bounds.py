@@ -14,8 +14,8 @@ from weft.planning.tiling.gpu import tiles_on_line
 def as_lines(nest: LoopNest) -> LoopNest | None:
     """A nest on one axis with a line for every bound, None where one is not enough.
 
-    What a bound says of rows that the nest does not have, or that see nothing there, is left out; and all of it where
-    every tile is full, since kernels then never ask.
+    A bound may say something of rows that the nest does not have, or that see nothing; that is left out. Where every
+    tile is full all bounds are left out, since kernels never ask for them.
     """
     parts = []
     for part in nest.parts:

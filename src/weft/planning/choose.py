@@ -47,8 +47,10 @@ class Decision(Generic[Found]):
 
     @property
     def listed(self) -> tuple[Found, ...]:
-        """What a call may take, in the order in which it asks: all that cost less than the first alternative, which
-        needs nothing of layout and options; and that one.
+        """What a call may take, in the order in which it asks.
+
+        These are all that cost less than the first alternative, and then that one, which serves every layout and
+        option.
         """
         first, *others = self.weighed
         return (*(one for one in others if one.compared < first.compared), first)

@@ -133,8 +133,9 @@ def _against(cost: Cost, taken: Cost) -> str:
 
 # ---- beside tiles ----------------------------------------------------------------------------------------------------
 def forwards(decision: Decision[Alternative], problem: Problem, gpu: Gpu, nnz: int) -> Iterator[str]:
-    """What a forward in tiles was weighed against; and what a kernel for each operation would move beside all tensors:
-    the scores of live pairs, written and read before and after the soft maximum.
+    """What a forward in tiles was weighed against, and what a kernel for each operation would move more.
+
+    Such kernels would write and read the scores of live pairs before and after the soft maximum.
     """
     yield from _alternatives(decision, problem, gpu)
     rows = problem.batch * problem.q_heads * problem.m

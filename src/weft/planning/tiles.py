@@ -2,9 +2,8 @@
 
 A plan is a list of loop nests. A nest has one query relayout, cut into boxes; its parts are the terms of the Acsr that
 it serves. Everything is a product over axes, so the tables are as long as the axes are, not as their product. On one
-axis and for one tile of rows, the keys [start, stop) are visited in tiles of block_k: first `left` tiles with an edge
-in them, then `full` tiles in which every pair is live, then the rest. A box of keys needs no mask iff it is full on
-every axis.
+axis a tile of rows visits the keys [start, stop) in tiles of block_k. First come `left` tiles with an edge in them,
+then `full` tiles in which every pair is live, then the rest. A box of keys needs no mask iff it is full on every axis.
 
 Blocks of the remainder are a loop nest of their own, BLOCK queries a tile.
 """
@@ -216,8 +215,9 @@ class BlockNest:
 
 @dataclass(frozen=True, eq=False)
 class TilePlan:
-    """How one Acsr is computed: nests, whose outputs are merged by lse where they share rows; on a GPU by kernels of
-    one tiling, the remainder's by one of its own (`of_blocks`, None where its blocks do not fit into the card).
+    """How one Acsr is computed: loop nests, whose outputs are merged by lse where they share rows.
+
+    tiling: of all kernels on a GPU. of_blocks: that of the remainder, None where its blocks do not fit into the card.
     """
 
     acsr: Acsr
@@ -290,8 +290,10 @@ class TileBounds(NamedTuple):
 
 
 def tile_bounds(relation: Relation, n: int, lanes: Lanes, block_q: int) -> TileBounds:
-    """From the first and last row of every tile: monotone bounds make these two rows enough. Rows that see nothing by a
-    statement about the query alone, or by a list, do not widen what is visited: nobody may see those keys.
+    """From the first and last row of every tile; bounds are monotone, so these two rows are enough.
+
+    A row may see nothing by a statement about the query alone, or by a list. It does not widen what its tile visits,
+    since nobody may see those keys.
     """
     tiles = -(-int(lanes.rows.max(initial=0)) // block_q)
     which = np.arange(len(lanes))[:, None]
@@ -349,8 +351,10 @@ def _rows_alike(relation: Relation, n: int, lanes: Lanes, block_q: int) -> bool:
 
 
 def _compact(table: Ints, shape: tuple[int, ...]) -> Table:
-    """The table broadcast to `shape`, in few bytes: one column where all tiles say the same (global columns, a left
-    edge that is never there), one row where all lanes do (a dilated window), one byte an entry where that is enough.
+    """The table broadcast to `shape`, in few bytes.
+
+    It has one column where all tiles say the same (global columns), and one row where all lanes do (a dilated window).
+    An entry has one byte where that is enough.
     """
     if table.shape[1] > 1 and (table == table[:, :1]).all():
         table = table[:, :1]

@@ -31,11 +31,11 @@ from weft.target import Gpu, Target
 # One axis: bounds that are formulas, or tables; several terms. Grids of two axes, and of more. Blocks of the remainder.
 Kind = Literal["formula", "table", "several", "plane", "space", "blocks"]
 Visits: TypeAlias = list[tuple[int, NDBool | None]]  # of plans by number, the rows; None: all
-# Axes (0: the remainder), whether all bounds are formulas, whether tokens are listed, whether they are taken in another
-# order: what a kernel's code depends on.
+# What a kernel's code depends on: axes (0: the remainder), and whether all bounds are formulas, tokens are listed, and
+# tokens are in another order.
 Code: TypeAlias = tuple[int, bool, bool, bool]
 LEAST = 32  # tiles that a program may visit at any rate: see `most_of`
-FEW = 0.25  # share of all rows that other waves may visit where one joins what they leave: see `are_few`
+FEW = 0.25  # share of all rows that other waves may visit where one adds the sums that they leave: see `are_few`
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Work:
     """One wave, over all heads. kind: what its kernel's code depends on. programs: tiles of the side that stays.
 
     edge, full: tiles of pairs with and without a mask. most, least: (edge, full) of the longest program and of the
-    shortest. merged: some row is visited by another wave too, so that results are added in memory; not where those are
-    few, and one wave joins them. split: some tiles are cut into several programs.
+    shortest. merged: another wave visits some row too, so results are added in memory. It is false where such rows are
+    few, since one wave then adds their shared sums. split: some tiles are cut into several programs.
     """
 
     kind: Kind
@@ -118,8 +118,9 @@ def most_of(plans: Sequence[tuple[TilePlan, int]], slots: int) -> int | None:
 
 
 def rows_apart(nest: LoopNest, m: int, tiles: Ints, limit: int) -> NDBool | None:
-    """Which of m rows visit more than `limit` tiles, where shares of theirs are left to a nest of its own; None where
-    not. It spares the other rows sums in float32: they are most, and the whole takes twice as long or more.
+    """Which of m rows visit more than `limit` tiles, where a nest of its own takes their other shares; else None.
+
+    It spares the other rows, which are most, sums in float32. With these the whole takes twice as long or more.
     """
     long = tiles > limit
     some = None if limit <= LEAST or long.all() else rows_of_tiles(nest, m, long)

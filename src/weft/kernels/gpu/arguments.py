@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, OF_SUMS, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.descriptors import OF_KEYS, OF_SPARSE, OF_SUMS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.spec import KernelSpec
 
-JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
+SHARED = ("Sums", "Slots")  # sums that launches leave for the last one, and the row of each key in them
 STRIDED = {
     "forward": ("Q", "K", "V", "Out"),
     "dq": ("Q", "K", "V", "Out", "DOut", "DQ"),
@@ -17,9 +17,9 @@ STRIDED = {
 }
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
-ADDED_BOX = "DQ_box"  # what few keys add to
+ADDED_BOX = "DQ_box"  # what sparse keys add to
 ROUNDS = ("blocks_at", "blocks")  # of blocks that programs take in turn
-FEW = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `hopper.bwd_sparse_keys`
+SPARSE = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `hopper.bwd_sparse_keys`
 SUMS = ("parts", "first", "step", "keys", "kv_heads")
 WALK = (
     "items",
@@ -81,15 +81,15 @@ def tensors(spec: KernelSpec) -> tuple[str, ...]:
 
 def strided(spec: KernelSpec) -> tuple[str, ...]:
     """Those of them that may lie anyhow."""
-    known = (*STRIDED[spec.direction], *JOINED[:1], *(("DQ",) * spec.of_keys))
+    known = (*STRIDED[spec.direction], *SHARED[:1], *(("DQ",) * spec.of_keys))
     return tuple(x for x in dict.fromkeys(known) if x in tensors(spec))
 
 
 def arguments(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the kernel's arguments, in order: what is read, scalars, what is written.
 
-    Descriptors follow the pointers of their kind. So every slot that is written comes after all that are read, as
-    frameworks want it that know a kernel by what goes in and what comes out.
+    Descriptors follow the pointers of their kind. So every slot that is written comes after all that are read.
+    Frameworks that know a kernel by its inputs and outputs want this order.
     """
     read, written = described(spec)
     return (*reads(spec), *scalars(spec), *read, *writes(spec), *written)
@@ -103,7 +103,7 @@ def scalars(spec: KernelSpec) -> tuple[str, ...]:
     if spec.direction == "fused":
         return (*WALK, "scale")
     if spec.direction == "sparse_keys":
-        return (*FEW, "scale")
+        return (*SPARSE, "scale")
     if spec.direction == "reduce_partials":
         return (*SUMS, *strides, "scale")
     captured = () if spec.rules is None else spec.rules.scalars
@@ -116,7 +116,7 @@ def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if spec.direction == "fused":
         return walk_names(READ), walk_names(WRITTEN)
     if spec.direction == "sparse_keys":
-        return tuple(x for x in walk_names(OF_FEW) if x != ADDED_BOX), (ADDED_BOX,)
+        return tuple(x for x in walk_names(OF_SPARSE) if x != ADDED_BOX), (ADDED_BOX,)
     if spec.groups and spec.of_keys and spec.with_dq:
         return walk_names(OF_KEYS), walk_names(OF_SUMS)
     if spec.groups and spec.direction == "forward":

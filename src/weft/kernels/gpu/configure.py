@@ -18,17 +18,24 @@ from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu, Target
 
-# Head dimensions at which a forward on a grid takes no maximum, and holds the bounds of its masks. With one maximum,
-# from the first tile, it was 7 to 9 % faster at 128, and at 64 the registers of the second walk cost up to 17 %
+# Head dimensions at which a forward on a grid takes no maximum, and holds the bounds of its masks. That was 7 to 9 %
+# faster at 128 than one maximum, from the first tile. At 64 the registers of the second walk cost up to 17 %
 # (benchmarks/notes/triton.md). Others were not measured.
 GRIDS_TAKE_NONE = range(65, 129)
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
 
 
+OVERLAPPING = ("sm_90", "sm_100")  # cards whose launches may begin while the one before ends
+
+
 def chained(direction: str, target: Target | Gpu) -> bool:
     """Whether launches of the backward overlap: on NVIDIA's cards from sm_90 on, where they run."""
-    new = isinstance(target, Gpu) and target.architecture in ("sm_90", "sm_100")
-    return new and direction != "forward" and not interpreted()
+    return direction != "forward" and overlaps(target)
+
+
+def overlaps(target: Target | Gpu) -> bool:
+    """Whether a launch may begin while the one before it ends."""
+    return isinstance(target, Gpu) and target.architecture in OVERLAPPING and not interpreted()
 
 
 def fast_log(direction: str, problem: Problem, target: Target | Gpu) -> bool:
@@ -76,7 +83,7 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     return tuple(dict.fromkeys(one for wave in waves.waves for one in wave_specs(spec, wave, waves, widest, groups)))
 
 
-def walk_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = False) -> KernelSpec:
+def fused_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = False) -> KernelSpec:
     """The kernel of all gradients of a short window."""
     return KernelSpec(
         "fused", problem.dtype, problem.d, problem.dv, 1, TILE, SEEN * TILE, lse_gradient=lse_gradient,
@@ -85,7 +92,7 @@ def walk_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = F
 
 
 def sparse_specs(problem: Problem) -> tuple[KernelSpec, ...]:
-    """The kernels of few keys beside a short window: what adds to dQ, and to dK and dV."""
+    """The kernels of sparse keys beside a short window: what adds to dQ, and to dK and dV."""
     add = KernelSpec(
         "sparse_keys", problem.dtype, problem.d, problem.dv, 1, TILE, TILES * TILE, groups=GROUPS, warps=4, stages=2,
         registers=168,
@@ -93,13 +100,13 @@ def sparse_specs(problem: Problem) -> tuple[KernelSpec, ...]:
     return add, replace(add, direction="reduce_partials", groups=1, registers=0)
 
 
-def walk_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
-    """The kernels of one walk, without sinks and a gradient of lse; none where there is no such walk."""
+def fused_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
+    """The kernels of a fused backward, without sinks and a gradient of lse; none where the plan has none."""
     walk, problem = plan.fused_backward, plan.problem
     if walk is None:
         return ()
     beside = bool(walk.beside)
-    return (walk_spec(problem, with_delta=beside), *(sparse_specs(problem) if beside else ()))
+    return (fused_spec(problem, with_delta=beside), *(sparse_specs(problem) if beside else ()))
 
 
 def wave_specs(
@@ -148,8 +155,8 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     # may be
     known = (one.rank == 1 or _grid_takes_none(one)) and not (one.listed or one.alibi or one.rules)
     takes_none = one.no_maximum and known
-    # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
-    # listed, and where boxes on a grid are cut
+    # Where a maximum runs along, either has ptxas run products one by one. The logarithm does so too where bounds are
+    # listed, and where boxes on a grid are cut.
     assert aligned or not groups, "select asks for it"
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(

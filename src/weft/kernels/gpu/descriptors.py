@@ -16,11 +16,11 @@ VALUES = ("V", "Out", "DOut", "DV")  # as wide as values are
 Which = Sequence[tuple[str, int]]  # boxes: a tensor, and which side's tokens
 # Of a forward of two terms. Of queries Out is written whole, where a tile is.
 FORWARD = (("Out", 0), ("Q", 0), ("K", 1), ("V", 1), ("K", 2), ("V", 2))
-# Of one walk: what it reads, and what it writes.
+# The fused backward reads the first, and writes the second.
 READ = (("Q", 0), ("K", 1), ("V", 1), ("DOut", 0), ("Out", 0))
 WRITTEN = (("DQ", 0), ("DK", 1), ("DV", 1))
-# Of the few keys beside it; dQ is written too.
-OF_FEW = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
+# Of sparse keys beside it; dQ is written too.
+OF_SPARSE = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
 
 # Of all gradients by tiles of keys: what is read, and what is added to.
 OF_KEYS = (("K", 0), ("V", 0), ("Q", 1), ("DOut", 1))
@@ -59,7 +59,7 @@ def box_names(terms: int) -> tuple[str, ...]:
 
 
 def walk_names(which: Which) -> tuple[str, ...]:
-    """The same of a walk's; which: READ, WRITTEN or OF_FEW."""
+    """The same of the fused backward; which: READ, WRITTEN or OF_SPARSE."""
     return tuple(f"{name}_box" for name, _ in which)
 
 

@@ -122,8 +122,9 @@ class KernelSpec(Strided):
     def symbol(self) -> str:
         """What a profiler shows: direction, family, structure, head dimension and dtype; several specs may share it.
 
-        Families: hopper, whose warp groups specialise, and tile. Structures: blocks of the remainder; grids by their
-        axes; lines of tokens by the number of terms in one loop, bounds from a table or by a list told apart.
+        Families are hopper, whose warp groups specialise, and tile. Structures are blocks of the remainder, grids by
+        their axes, and lines of tokens by the number of terms in one loop. Lines also say whether bounds come from a
+        table or a list.
         """
         made = {"both": "", "dk": "dk", "dv": "dv"}[self.makes]
         direction = f"bwd_{made}" if made else SYMBOLS[self.direction] + "_dq" * (self.of_keys and self.with_dq)

@@ -45,8 +45,9 @@ def reasons_against(acsr: Acsr) -> str:
 
 
 def configs(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Boxes of queries worth a look: powers of two per axis, none larger than the axis needs; on one axis the largest
-    first, whose tables are short.
+    """Boxes of queries that are worth a look: powers of two on each axis, none larger than the axis needs.
+
+    On one axis the largest comes first, since its tables are short.
     """
     if len(shape) == 1:
         yield from ((block,) for block in FLAT_BLOCKS if block == FLAT_BLOCKS[-1] or block // 2 < shape[0])

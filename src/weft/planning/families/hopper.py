@@ -84,8 +84,8 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
 
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
-    """The one of the direction; at D=64 where programs are about as long as each other, since who takes which is fixed,
-    and only at wide heads are blocks exchanged (`tables.tile_scheduler`).
+    """The one of the direction. At D=64 only where programs are about as long as each other, since blocks are exchanged
+    at wide heads alone (`tables.tile_scheduler`).
     """
     config = config_of(asked.direction, asked.problem, asked.gpu)
     assert config is not None, "reasons_against comes before"
@@ -139,8 +139,9 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
 
 
 def line_of(asked: Pass, config: Tiling) -> LoopNest | None:
-    """The nest of the first head's rows, where it is the only one, on one axis; with one clipped line a side, unless
-    bounds of rows are in the tables.
+    """The nest of the first head's rows, where it is the only one and on one axis.
+
+    It has one clipped line a side, unless the tables hold the bounds of rows.
     """
     plan = asked.planned(config)
     if len(plan.nests) != 1 or plan.blocks is not None or len(plan.nests[0].box) > 1:

@@ -1,7 +1,7 @@
 """Plans for a GPU: every tile is computed whole, so boxes are chosen by the number of tiles that they need.
 
-A tile has rows x cols pairs, powers of two; on a grid its two sides are boxes of as many tokens, and a box of keys may
-begin anywhere. Axes are independent: the number of tiles is a product of one sum for each axis.
+A tile has rows x cols pairs, powers of two. On a grid its two sides are boxes of as many tokens, and a box of keys may
+begin anywhere. Axes are independent, so the number of tiles is a product of one sum for each axis.
 """
 
 from __future__ import annotations
@@ -208,8 +208,9 @@ Run: TypeAlias = tuple[Ints, Ints]  # (first token, tokens) of every tile of row
 
 
 def more_run(nest: LoopNest) -> Run | None:
-    """What all parts but the first visit, where that is one run of full tiles at the step of the first, as of tokens
-    that all see: kernels walk it after the full tiles of the first part, in the same loop. None where it is not.
+    """What all parts but the first visit, where that is one run of full tiles at the step of the first; else None.
+
+    Tokens that all see are such a run. Kernels walk it after the full tiles of the first part, in the same loop.
     """
     if len(nest.box) > 1 or len(nest.parts) == 1 or nest.is_ordered or any(map(is_listed, nest.parts)):
         return None

@@ -1,5 +1,6 @@
-"""Terms that are planned together. Those that share a query grid may share a nest, which has one query step (the
-least common multiple of its terms'), one range of rows and one box.
+"""Terms that are planned together: those that share a query grid may share a loop nest.
+
+A nest has one query step (the least common multiple of its terms'), one range of rows and one box.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from textwrap import fill
 
-from weft.kernels.gpu.arguments import FEW, ROUNDS, WALK, strided
-from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, OF_SUMS, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.arguments import ROUNDS, SPARSE, WALK, strided
+from weft.kernels.gpu.descriptors import OF_KEYS, OF_SPARSE, OF_SUMS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.hopper.config import Config, config_of
 from weft.kernels.gpu.spec import KernelSpec
 
@@ -92,9 +92,9 @@ def _fused(spec: KernelSpec) -> Iterator[str]:
 
 
 def _sparse_keys(spec: KernelSpec) -> Iterator[str]:
-    yield f"sizes = Sizes({', '.join(FEW)})"
+    yield f"sizes = Sizes({', '.join(SPARSE)})"
     yield "bwd_sparse_keys("
-    yield f"    ({', '.join(walk_names(OF_FEW))}), (Lse, Delta), Partial, sizes, Tables, scale, cfg=CONFIG,"
+    yield f"    ({', '.join(walk_names(OF_SPARSE))}), (Lse, Delta), Partial, sizes, Tables, scale, cfg=CONFIG,"
     yield ")"
 
 

@@ -1,7 +1,7 @@
 """Kernels whose warp groups specialise, on Hopper: forward, and dK and dV. Programs take blocks of tiles in turn.
 
 Each group has GROUP rows of a block. What a forward reads beside its item (`tables.consumer_ranges`) is checked against
-the bounds of rows: tiles that a group passes over have no live pair, and tiles that it does not mask are full.
+the bounds of rows. Tiles that a group passes over have no live pair, and tiles that it does not mask are full.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Waves: the nests of a plan, for all heads, in as few launches of a kernel as their order allows.
 
-Nests of one kind that meet no row of a head twice go into one wave: heads of different dilation, rows that see all
-keys beside rows that see a window. Nests that do meet the same rows follow each other, and their results are
-merged; which ones these are is found on the rows themselves.
+Nests of one kind that meet no row of a head twice go into one wave. Such are heads of different dilation, and rows that
+see all keys beside rows that see a window. Nests that meet the same rows follow each other, and their results are
+merged. Rows themselves are compared.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Waves:
 def plan_waves(shares: Sequence[Share], problem: Problem, transposed: bool, slots: int | None = None) -> Waves:
     """The waves of shares; transposed: rows are keys.
 
-    slots: tiles that the GPU computes at a time; those that visit far more than a fair share are then cut into several
-    items, whose results are added in no fixed order.
+    slots: tiles that the GPU computes at a time. With it, tiles that visit far more than a fair share are cut into
+    several items, whose results are added in no fixed order.
     """
     found: list[list[Entry]] = []
     for pack in dict.fromkeys(share.pack for share in shares):
@@ -208,8 +208,9 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
 
 
 def head_rows(heads: tuple[Heads, ...], group: int, transposed: bool) -> Words:
-    """(heads, 4): the query heads that share a plan, or where keys stay, the key/value heads, last ones first: dQ went
-    before, and what it read last is still in the cache.
+    """(heads, 4): the query heads that share a plan; or where keys stay, the key/value heads, the last ones first.
+
+    dQ went before these, and what it read last is still in the cache.
     """
     found = []
     for one in heads:

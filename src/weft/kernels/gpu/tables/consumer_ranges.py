@@ -1,15 +1,18 @@
 """What a forward by warp groups reads of an item beside what every kernel does, so that no group computes it.
 
-After an item's other integers (`tables.pack`): place and lane (`weft.planning.tma`) of its first query
-and of each part's first key; then for each part and each group of GROUP rows RANGE integers: the first tile of columns
-that some row sees and the one after the last, the tiles that all rows see whole, from the first to the one after the
-last, and whether the first and the last tile fold. Tiles count from the run's first column.
+They follow an item's other integers (`tables.pack`):
 
-Forwards whose tables hold bounds of rows have then for each part the first column that each row of the block sees,
-and the one after the last, from the run's first on.
+| what | integers |
+|---|---|
+| place and lane (`weft.planning.tma`) of the first query, then of each part's first key | 2 each |
+| for each part and each group of GROUP rows: its range | RANGE |
+| where tables hold bounds of rows, for each part: the first column of each row, and the one after its last | 2 a row |
 
-Two tiles fold where every row sees as many columns as one tile has of both together, those to the right of the first
-and those to the left of the last: a window of a multiple of GROUP columns. Then they are one tile of weights.
+A range has two spans of tiles: those that some row sees, and those that all rows see whole. They count from the run's
+first column. Its last integer says whether the first and the last tile fold.
+
+Two tiles fold where every row sees a tile's width of both together: the right of the first, and the left of the last. A
+window of a multiple of GROUP columns is such a run. The two then become one tile of weights.
 """
 
 from __future__ import annotations

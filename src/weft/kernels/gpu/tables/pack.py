@@ -1,15 +1,19 @@
 """A plan as kernels read it: one vector of 32-bit integers for each wave of nests.
 
-    header    origin of the query grid, place of the list of queries or of their order; for each axis the logarithm of
-              the box, the step of queries, the grid's length
-    parts     for each part PART integers, and for each axis `axis_words`
-    bounds    records of `ops.bounds.BOUND` integers, and the tables of step functions; on grids the two bounds of every
-              coordinate
-    items     for each tile: (first query, queries) for each axis; then for each part and axis (first key, keys, tiles
-              before the full ones, full tiles). Where tokens are listed, first is a place in the list. Of a
-              forward by warp groups more: see `weft.kernels.gpu.tables.consumer_ranges`
-    members   for each head and nest of the wave HEAD integers: which head, and where the nest's tables are
-    blocks    of warp groups, (item, member) of each: see `weft.kernels.gpu.tables.tile_scheduler`
+| what | holds |
+|---|---|
+| header | origin of the query grid, place of the list of queries or of their order |
+| | for each axis: the logarithm of the box, the step of queries, the grid's length |
+| parts | for each part PART integers, and for each axis `axis_words` |
+| bounds | records of `ops.bounds.BOUND` integers, and the tables of step functions |
+| | on grids: the two bounds of every coordinate |
+| items | for each tile and axis: first query, queries |
+| | for each part and axis: first key, keys, tiles before the full ones, full tiles |
+| | of warp groups more: see `weft.kernels.gpu.tables.consumer_ranges` |
+| members | for each head and nest of the wave HEAD integers: which head, and where the nest's tables are |
+| blocks | of warp groups, (item, member) of each: see `weft.kernels.gpu.tables.tile_scheduler` |
+
+Where tokens are listed, the first query and key of an item are places in the list.
 
 A kernel reaches everything that it needs in two loads that wait for each other (three, where nests are packed).
 """
@@ -40,15 +44,15 @@ from weft.planning.tma import TmaExtent, extents
 from weft.planning.work import rows_apart
 
 Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
-# Integers of a part: origin of the key grid; places of the list of keys or of their order, of the queries left out and
-# of the keys left out, one bit a token; 0 for none.
+# Integers of a part: origin of the key grid, and place of the list of keys or of their order. Then come the places of
+# queries and of keys that are left out, one bit a token. A place is 0 for none.
 PART = 4
-# Integers of a part's axis: step of keys, log2 of the box, length of the grid, on a grid the place of the bounds of
-# every coordinate, and the reciprocal of the step. On a single axis, which may be long: two lower and two upper
-# staircases, or the places and lengths of two lists.
+# Integers of a part's axis: step of keys, log2 of the box, length of the grid. On a grid follow the place of the bounds
+# of every coordinate, and the reciprocal of the step. A single axis may be long, so two lower and two upper staircases
+# follow there, or the places and lengths of two lists.
 AXIS, BOUNDS = 6, 32
-# Of a member: batch row, key/value head, (first) query head, number of query heads; then where the nest's tables
-# begin, its items, and the four numbers of `Place`.
+# Integers of a member: batch row, key/value head, (first) query head, number of query heads. Then come the place of the
+# nest's tables, its items, and the four numbers of `Place`.
 HEAD = 10
 NO_LOWER = (1, 1, 0, 0, 0, 0, -FAR, FAR)  # staircases that say nothing: never above 0, never below FAR
 NO_UPPER = (1, 1, 0, 0, FAR, FAR, -FAR, FAR)
@@ -139,8 +143,8 @@ class Shares(NamedTuple):
 def nest_tables(nest: LoopNest, tiling: Tiling, m: int, most: int | None) -> list[tuple[NestTables, NDBool]]:
     """(tables, which of m rows are visited) of one nest, whose boxes have that many tokens.
 
-    Items visit about `most` tiles or fewer: where some tiles of rows would visit more, and have few of all rows, their
-    other shares are a nest of their own, whose sums the first then joins.
+    Items visit about `most` tiles or fewer. Some tiles of rows would visit more. Where these have few of all rows,
+    their other shares are tables of their own, and the first tables add the sums that those leave.
     """
     slots = [nest.slots(axis) for axis in range(len(nest.box))]
     work, rows = nest_work(nest, slots), nest.rows(m)
@@ -302,8 +306,8 @@ def nest_work(nest: LoopNest, slots: list[Slots]) -> Ints:
 def schedule(work: Ints) -> Ints:
     """The order in which tiles start: those with far more to do than the others first, longest first.
 
-    The rest stay neighbours, since neighbours read the same keys, in the direction in which work falls more often than
-    it rises: the last to finish are short.
+    The rest stay neighbours, since neighbours read the same keys. They go in the direction in which work falls more
+    often than it rises, so the last to finish are short.
     """
     heavy = work > 2 * work.mean() if work.size else work > 0
     first = np.flatnonzero(heavy)
@@ -393,10 +397,11 @@ def _spans(breaks: Ints, axis: AxisPlan, slot: Slots, chosen: Ints) -> Ints:
 
 # ---- the remainder ------------------------------------------------------------------------------------------
 def block_tables(plan: TilePlan) -> NestTables:
-    """The remainder: where seen columns begin and end, and rows that see some, items (row of blocks, first, last),
-    columns, places of bits, and bits of rows as two words.
+    """The remainder: its items are (row of blocks, first, last).
 
-    Not where columns of each block do: for these kernels spill twice as much (benchmarks/notes).
+    Tables say where seen columns begin and end, and which rows see some. Then come columns, places of bits, and bits of
+    rows as two words. They do not say where columns of each block begin: kernels would spill twice as much
+    (benchmarks/notes).
     """
     blocks, remainder, tiling = plan.blocks, plan.acsr.remainder, plan.of_blocks
     assert isinstance(blocks, BlockNest)

@@ -1,14 +1,14 @@
 """Which program takes which block of a kernel by warp groups.
 
-A program lives as long as the launch and takes a block a round. A round is as many blocks as there are programs, one
-after the other: heads stay one after the other, since blocks of a head have keys in common. Of a round's blocks the
-longest goes to who has done least, where that helps. Without it programs at the right distance meet long blocks alone:
-of a window beside every 128th key over 16,384 queries every 132nd block lies within the same half of them, and the
-busiest program does 1.09 of the mean.
+A program lives as long as the launch and takes a block a round. A round is the next blocks in their order, one for each
+program. Heads stay one after the other, since blocks of a head have keys in common. The longest block of a round goes
+to the program that has done least, where that helps. Otherwise some programs may meet long blocks alone. A window
+beside every 128th key over 16,384 queries is an example: every 132nd block lies in the same half of them. The busiest
+program then does 1.09 of the mean.
 
-Blocks of causal attention differ far more. At wide heads the longest of a few heads come first, and then blocks of one
-round are exchanged for as long as the busiest program has less to do after it: 1.03 of the mean becomes 1.003. Blocks
-that add to dQ stay in order, though: what neighbours add to is still in the second-level cache.
+Blocks of causal attention differ far more. At wide heads the longest blocks of a few heads come first. Then blocks of
+one round are exchanged for as long as the busiest program gains: 1.03 of the mean becomes 1.003. Blocks that add to dQ
+stay in order, since the sums of neighbours are still in the second-level cache.
 """
 
 from __future__ import annotations
