@@ -27,12 +27,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from graph_time import microseconds
 from scaling import methods
-from scaling.layers import Layer, layers
+from scaling.layers import Layer, fixed, layers
 from scaling.measured import (
     Inputs,
     Measured,
@@ -48,7 +50,7 @@ from scaling.timing import Arrived, Rows, sync, timed
 
 import weft
 
-WARM = 72  # seconds at most for processes that do nothing but compile
+WARM = 240  # seconds at most for processes that do nothing but compile
 FLEX = ("a", "h", "f")  # layers that FlexAttention computes too
 
 
@@ -61,7 +63,7 @@ def main() -> None:
         return one_card(given)
     given.small |= given.gloo
     cuda = torch.cuda.is_available() and not given.small
-    ranks = torch.cuda.device_count() if cuda else 4 if given.gloo else 2
+    ranks = torch.cuda.device_count() if cuda else 4 if given.gloo else min(given.ranks, 4)
     if cuda and not given.compiled:
         warm(given, ranks)
     if given.compile:
@@ -114,16 +116,18 @@ def warm_worker(given: argparse.Namespace) -> None:
     """One layer's calls, once, forward and backward."""
     device = torch.device("cuda", 0)
     flex, _, name = given.worker.rpartition(":")
-    for layer in [layers()[name]] if name != "models" else model_layers(given.ranks):
+    found = [layers()[name]] if name != "models" else model_layers(given.ranks)
+    for layer in [fixed(x, name) for x in found] if given.one_card else found:
         inputs = drawn(layer, layer.tokens(given.ranks) // given.ranks, device)
         if flex:
             warm_flex(layer, given.ranks, int(flex.removeprefix("flex")), device, inputs)
             continue
-        if layer.tokens(1) < layer.tokens(given.ranks):
-            gradients(lambda *x, layer=layer: weft.attention(*x, layer.pattern(1)), inputs)
+        if given.one_card or layer.tokens(1) < layer.tokens(given.ranks):
+            one = drawn(layer, layer.tokens(1), device)
+            gradients(lambda *x, layer=layer: weft.attention(*x, layer.pattern(1)), one)
         for strategy in list(strategies_of(layer, given.ranks))[: 1 if given.one_card else None]:
             plan = methods.plan_of(layer, given.ranks, strategy)
-            for rank in range(given.ranks):
+            for rank in range(given.ranks if strategy != "ulysses" else 1):
                 with Arrived():
                     mine = drawn(layer, len(plan.shards.tokens[rank]), device)
                     gradients(methods.as_rank(plan, rank), mine)
@@ -162,23 +166,23 @@ def begin(rank: int, ranks: int, folder: str, given: argparse.Namespace) -> None
 
 def tasks(at: Measured, given: argparse.Namespace) -> Iterator[tuple[str, Callable[[], None], float]]:
     """What is measured, most important first, with the seconds that it takes."""
-    names = list(given.layers)
     if given.gloo:
         for name in gloo_layers():
             yield name, lambda name=name: at.beside_all_gather(name), 1
         return
     yield "exchange", at.exchange, 2
-    for name in names[:6]:
-        yield name, lambda name=name: at.layer(name), 4
-    if given.profile:
-        yield "profile", at.pictured, 4
-    for which in ("gemma", "video"):
-        for method in ("weft", "flex"):
-            yield f"{which} {method}", lambda w=which, m=method: at.model(w, m), 8
-    for name in [x for x in names if x in FLEX]:
-        yield f"flex {name}", lambda name=name: at.flex(name), 6
-    for name in names[6:]:
-        yield name, lambda name=name: at.layer(name), 4
+    first = [("layer", "a"), ("flex", "a"), ("gemma", "weft"), ("gemma", "flex"), ("layer", "g"), ("layer", "f"),
+             ("layer", "h"), ("layer", "i"), ("video", "weft"), ("video", "flex"), ("profile", "")]  # fmt: skip
+    then = [("others", "a"), *(("layer", name) for name in "bdejck"), ("flex", "h"), ("others", "i"), ("others", "c"),
+            ("others", "h"), ("flex", "f")]  # fmt: skip
+    for what, name in first + then:
+        if what in ("gemma", "video"):
+            yield f"{what} {name}", lambda w=what, m=name: at.model(w, m), 8
+        elif what == "profile":
+            if given.profile:
+                yield what, at.pictured, 4
+        elif name in given.layers:
+            yield f"{what} {name}", lambda w=what, name=name: getattr(at, w)(name), 6 if what == "flex" else 4
 
 
 # ---- one card --------------------------------------------------------------------------------------------------------
@@ -202,9 +206,10 @@ def one_card(given: argparse.Namespace) -> None:
 
 def _one_card_layer(rows: Rows, name: str, ranks: int, device: torch.device, given: argparse.Namespace) -> None:
     layer = layers(given.small)[name]
+    layer = layer if given.small else fixed(layer, name)
     inputs = drawn(layer, layer.tokens(ranks), device)
     whole = {
-        which: timed(lambda f=f: f(lambda *x: weft.attention(*x, layer.pattern(ranks)), inputs), device, None, 3, 1)
+        which: _alone(lambda f=f: f(lambda *x: weft.attention(*x, layer.pattern(ranks)), inputs), device)
         for which, f in (("forward", forward), ("both", gradients))
     }
     inputs = None
@@ -214,10 +219,7 @@ def _one_card_layer(rows: Rows, name: str, ranks: int, device: torch.device, giv
         mine, call = drawn(layer, len(plan.shards.tokens[rank]), device), methods.as_rank(plan, rank)
         for which, f in (("forward", forward), ("both", gradients)):
             with Arrived():
-                slowest[which] = max(
-                    slowest[which], timed(lambda f=f, call=call, mine=mine: f(call, mine), device, None, 3, 1)
-                )
-        sync(device)
+                slowest[which] = max(slowest[which], _alone(lambda f=f, call=call, mine=mine: f(call, mine), device))
     for which, ms in slowest.items():
         rows.add(
             kind="one card", layer=f"{name} {layer.name}", ranks=ranks, tokens=layer.tokens(ranks),
@@ -225,6 +227,16 @@ def _one_card_layer(rows: Rows, name: str, ranks: int, device: torch.device, giv
             ms=ms, one_gpu_ms=whole[which] / ranks, bytes_planned=plan.chosen.most_bytes,
             peers=plan.chosen.most_peers, imbalance=plan.imbalance,
         )  # fmt: skip
+
+
+def _alone(call: Callable[[], Any], device: torch.device) -> float:
+    """Milliseconds on the device alone: of a CUDA graph."""
+    if device.type != "cuda":
+        return timed(call, device, None, 3, 1)
+    for _ in range(2):
+        call()
+    sync(device)
+    return microseconds([call]) / 1e3
 
 
 if __name__ == "__main__":

@@ -81,8 +81,33 @@ def test_gates_and_residuals():
     assert len(gated[0].inner) == 4
     added = list(products_in(graph_of(Product(lambda x, y: x + y), X).graph))
     assert [one.spec for one in added] == [ProductSpec(biased=True, residual=True)]
-    for after in (lambda x, y: x[:1] + y, lambda x, y: y + y, lambda x, y: y + 1):
+    for after in (lambda x, y: x + F.dropout(y, 0.1, False), lambda x, y: x + F.dropout(y, 0.0, True)):
+        assert [one.spec for one in products_in(graph_of(Product(after), X).graph)] == [added[0].spec]
+    for after in (lambda x, y: x[:1] + y, lambda x, y: y + y, lambda x, y: y + 1, lambda x, y: x + F.dropout(y),
+                  lambda x, y: F.layer_norm(x + y, [WIDE])):  # fmt: skip
         assert not list(products_in(graph_of(Product(after), X).graph))
+
+
+class Conv1D(torch.nn.Module):
+    """GPT-2's product of rows, with a residual."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.weight, self.bias = (torch.nn.Parameter(torch.randn(*n) / 4) for n in ((WIDE, WIDE), (WIDE,)))
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, x, shape=None):
+        y = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return x.sin() + self.drop(y.view(x.shape))
+
+
+def test_a_product_of_rows_with_a_residual():
+    module = Conv1D().eval()
+    (found,) = products_in(graph_of(module, X).graph)
+    assert found.spec == ProductSpec(biased=True, residual=True, by_rows=True) and found.inputs[0].name == "l_x_"
+    agree(found.unfused(X, module.weight, module.bias, X.sin())[0], module(X))
+    assert not list(products_in(graph_of(Conv1D(), X).graph))  # which drops
 
 
 @pytest.mark.parametrize("name", [name for name, (_, known) in ACTIVATIONS.items() if known])
@@ -162,7 +187,7 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_a_rewritten_graph_gives_the_same(name, monkeypatch):
     """The operator runs the unfused graph here, laid out as the kernel would."""
-    monkeypatch.setattr("weft.fusion.kernels.reason_against", lambda tensors: "there is no card")
+    monkeypatch.setattr("weft.fusion.kernels.reason_against", lambda *_: "there is no card")
     module, inputs = MODULES[name][0](), MODULES[name][1]()
     graph = graph_of(module, *inputs)
     given = [x for node in graph.graph.nodes if node.op == "placeholder" for x in [node.meta["example_value"]]]
@@ -272,7 +297,7 @@ def test_what_slows_its_layer_down_is_left(best, monkeypatch):
         return 0.5 if name == best else SECONDS[name]
 
     expected = []
-    monkeypatch.setattr("weft.fusion.kernels.reason_against", lambda tensors: "there is no card")
+    monkeypatch.setattr("weft.fusion.kernels.reason_against", lambda *_: "there is no card")
     monkeypatch.setattr("weft.fusion.place.layer_seconds", seconds)
     monkeypatch.setattr("weft.fusion.place.settle_once", lambda code, configs, values, settle, again: settle())
     module = Layered()

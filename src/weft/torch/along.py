@@ -1,8 +1,8 @@
 """Tables that kernels read by how far apart a pair is: made of what a score function reads there.
 
 A read that depends on b, h and k - q alone has few values, and so has one of differences of coordinates on a grid. With
-one number for each distance in memory, a pair's value is a load: no index is computed for each pair, none is clamped,
-and on a line neighbouring pairs share their address.
+one number for each distance in memory, a pair's value is a load. No index is computed or clamped for each pair, and on
+a line neighbouring pairs share their address.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class Told(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """An expression some of whose reads have tables by distance. sources: of each table its number before, and the read
-    that it holds by distance, or None for a table that is read as it is.
+    """An expression some of whose reads have tables by distance.
+
+    sources: of each table its number before, and the read that it holds by distance. That is None for a table that is
+    read as it is.
     """
 
     expression: Expression
@@ -117,8 +119,8 @@ def distances_of(plan: AttentionPlan) -> Distances | None:
 def _steps(plan: AttentionPlan) -> int:
     """The longest step from one column of a box to the next."""
     shares = [share for direction in DIRECTIONS for share in plan.unspecialised(direction)]
-    launches = [launch for share in shares for launch in share.plan.launches]
-    return max((axis.lanes.k_step for one in launches for part in one.parts for axis in part.axes), default=1)
+    nests = [nest for share in shares for nest in share.plan.nests]
+    return max((axis.lanes.k_step for one in nests for part in one.parts for axis in part.axes), default=1)
 
 
 def _in_single_tokens(plan: AttentionPlan) -> bool:

@@ -35,7 +35,7 @@ class TableForm(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Strides in elements of q, k and v, for gradients also of out and dout (batch, head, token, channel).
+    """Strides in elements of q, k and v, for gradients also of out and dout (batch, head, token, dim).
 
     aligned: every one of them begins on 16 bytes. lse, dlse, sinks, slopes: the vectors that there are. `lse` stays
     None where it is contiguous float32 on 16 bytes, as kernels leave it. tables: of all score functions, in order.
@@ -62,7 +62,8 @@ class Options(NamedTuple):
     gradients have one order. with_delta: gradients leave delta (B, Hq, M) too, which the gradient of sinks takes.
     one_argument: no kernel writes a slot by two arguments, for fronts where a result is one buffer. score: the text of
     score functions (`weft.score.text`), "" for none. wanted: which of their tables' gradients are made.
-    dropout: the share of weights that is dropped.
+    dropout: the share of weights that is dropped; tokens: so many numbers of queries and keys follow its seed, 0 where
+    these have their own.
     """
 
     scale: float
@@ -75,6 +76,7 @@ class Options(NamedTuple):
     score: str = ""
     wanted: tuple[bool, ...] = ()
     dropout: float = 0.0
+    tokens: int = 0
 
     @property
     def by_pairs(self) -> bool:
@@ -97,11 +99,13 @@ def rows_like(strides: Strides, shape: tuple[int, int, int], width: int) -> Stri
     return tuple(found)
 
 
-def result(name: str, side: Literal["q", "k"], problem: Problem, layout: Layout, form: tuple[str, int]) -> Slot:
-    """An output (B, H, M or N, width) in the memory order of q or k. form: dtype, width."""
+def result(
+    name: str, side: Literal["q", "k"], width: int, problem: Problem, layout: Layout, dtype: str | None = None
+) -> Slot:  # fmt: skip
+    """An output (B, H, M or N, width) in the memory order of q or k, of their dtype or another one."""
     heads, length = (problem.q_heads, problem.m) if side == "q" else (problem.kv_heads, problem.n)
-    shape, (dtype, width) = (problem.batch, heads, length), form
-    return Slot(name, "output", dtype, (*shape, width), rows_like(layout.named[side], shape, width))
+    shape = problem.batch, heads, length
+    return Slot(name, "output", dtype or problem.dtype, (*shape, width), rows_like(layout.named[side], shape, width))
 
 
 def of_rows(name: str, problem: Problem, dtype: str = "float32", width: int = 1) -> Slot:

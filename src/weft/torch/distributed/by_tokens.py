@@ -1,7 +1,7 @@
 """Each rank computes the rows it holds: keys come from peers, and rows that many keys see go to where these are.
 
-Results of parts are merged in place, and gradients of each part start from the merged out and lse: no part's rows are
-copied, and what a peer adds touches the rows that it adds to alone.
+Results of parts are merged in place, and gradients of each part start from the merged out and lse. No part's rows are
+copied, and a peer touches only the rows that it adds to.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from weft.distributed.local import Part, local_of
 from weft.distributed.plan import Plan
 from weft.torch.distributed import moved
-from weft.torch.distributed.exchange import Peers, Pending, Sent, rows_first, unpacked
-from weft.torch.distributed.ranks import Rank, Result, Rows, gathered, merged_into, put, rows_of, scattered, taken
+from weft.torch.distributed.exchange import Peers, Pending, Rows, Sent, rows_first, sent, taken, unpacked
+from weft.torch.distributed.ranks import EVERY, Rank, Result, added, gathered, merged_into, rows_of, scattered
 from weft.torch.distributed.scores import with_tables
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -50,7 +50,7 @@ class _Layer(torch.autograd.Function):
             whole = at.attend((q, *work.keys(came)), main, sinks)
         for part in work.local.edges:
             rows = rows_of(part, q.device)
-            merged_into(whole, rows, [at.attend((taken(q, rows), *work.received(part, came)), part)])
+            merged_into(whole, rows, [(EVERY, at.attend((taken(q, rows), *work.received(part, came)), part))])
         arrived = [] if back is None else moved.merge(at, whole, back)
         kept = [x for pair in (*partial, *arrived) for x in pair]
         ctx.save_for_backward(q, k, v, sinks, *whole, pending.buffer, *tables, *kept)
@@ -81,7 +81,7 @@ class _Layer(torch.autograd.Function):
                 scattered(grad, main, [own, *(peer[i] for peer in back)])
             home = work.send_back(flat)
         for rows, grad, _ in of_rows:
-            put(dq, rows, taken(dq, rows) + grad)
+            added(dq, rows, grad)
         for more in of_keys:
             dk, dv = dk + more[0], dv + more[1]
         work.add((dq, dk, dv), home)
@@ -114,14 +114,14 @@ class _Work:
         """Keys, values and moved queries on their way to each peer."""
         q, k, v = self.tensors
         blocks = zip(self.of_keys.pick(k), self.of_keys.pick(v), self.of_queries.pick(q), strict=True)
-        return Pending(list(blocks), self._received(), self.at.group)
+        return sent(list(blocks), self._received(), self.at.group)
 
     def send_back(self, flat: Tensor) -> Pending:
         """Gradients of what came on their way to where it came from."""
         q, k, v = self.tensors
-        counts = zip(self.of_keys.rows, self.of_keys.rows, self.of_queries.rows, strict=True)
-        shapes = [[rows_first(x, n.numel()) for n, x in zip(each, (k, v, q), strict=True)] for each in counts]
-        return Pending(unpacked(flat, self._received()), shapes, self.at.group)
+        counts = zip(self.of_keys.counts, self.of_keys.counts, self.of_queries.counts, strict=True)
+        shapes = [[rows_first(x, n) for n, x in zip(each, (k, v, q), strict=True)] for each in counts]
+        return Pending(flat, self._received(), shapes, self.at.group)
 
     def _received(self) -> list[list[torch.Size]]:
         """Shapes of the keys, values and moved queries that come from each peer."""

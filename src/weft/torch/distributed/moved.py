@@ -15,8 +15,8 @@ from torch import Tensor
 
 from weft.distributed.local import local_of
 from weft.distributed.plan import Plan
-from weft.torch.distributed.exchange import Peers, Pending, tensor_of, unpacked
-from weft.torch.distributed.ranks import Rank, Result, merged_into, taken
+from weft.torch.distributed.exchange import Peers, Pending, sent, taken, tensor_of, unpacked
+from weft.torch.distributed.ranks import Rank, Result, merged_into
 
 Both = tuple[Pending, Pending]
 
@@ -44,12 +44,7 @@ def merge(at: Rank, whole: Result, back: Both) -> list[Result]:
     """Merge what came of this rank's rows into (out, lse), all at once; returns it by peer."""
     came = _arrived(back)
     rows, places = _moved(at.plan, at.rank, whole[0].device)
-    more = []
-    for among, (out, lse) in zip(places, came, strict=True):
-        if among is not None:
-            wide = out.new_zeros((*out.shape[:2], rows.numel(), out.shape[3])).index_copy_(2, among, out)
-            low = lse.new_full((*lse.shape[:2], rows.numel()), float("-inf")).index_copy_(2, among, lse)
-            more.append((wide, low))
+    more = [(among, result) for among, result in zip(places, came, strict=True) if among is not None]
     if more:
         merged_into(whole, rows, more)
     return came
@@ -97,7 +92,7 @@ def _sent(at: Rank, q: Tensor, made: Sequence[Result], counts: Sequence[int]) ->
     for side in (0, 1):
         wide = [pair[side] if side == 0 else pair[side].unsqueeze(3) for pair in made]
         shapes = [[torch.Size((n, *q.shape[:2], wide[0].shape[3]))] for n in counts]
-        found.append(Pending([[x.permute(2, 0, 1, 3)] for x in wide], shapes, at.group))
+        found.append(sent([[x.permute(2, 0, 1, 3)] for x in wide], shapes, at.group))
     return found[0], found[1]
 
 

@@ -25,7 +25,7 @@ class Config:
     walk has. short: runs are short (`fwd_short`). overlapped: scores of a tile are made beside the product of the
     weights before, and bounds of rows are read from the tables (`fwd_overlapped`). sums_rounded: out is divided by the
     sum of the weights that products took, rounded to 16 bits as they are. boxed: whole tiles of results leave
-    by a descriptor.
+    by a descriptor. counted: tables say how many blocks there are, and runs of a forward may begin before token 0.
     """
 
     d: int
@@ -48,10 +48,11 @@ class Config:
     boxed: bool = True
     lse_gradient: bool = False
     with_delta: bool = False
+    counted: bool = False
 
     @property
     def width(self) -> int:
-        """Channels of q and k in shared memory: products want a power of two."""
+        """Dims of q and k in shared memory: products want a power of two."""
         return _padded(self.d)
 
     @property
@@ -79,8 +80,8 @@ FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24)}
 FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
 
 
-def _padded(channels: int) -> int:
-    return max(16, 1 << (channels - 1).bit_length())
+def _padded(dims: int) -> int:
+    return max(16, 1 << (dims - 1).bit_length())
 
 
 def config_of(spec: KernelSpec) -> Config:
@@ -121,11 +122,12 @@ def _forward(spec: KernelSpec) -> Config:
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
-        overlapped=spec.told, sums_rounded=spec.told, sinks=spec.sinks, boxed=spec.boxed,
+        overlapped=spec.row_bounds, sums_rounded=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed,
+        counted=spec.counted,
     )  # fmt: skip
 
 
 OF_DIRECTION = {
-    "forward": _forward, "dkdv": _key_gradients, "gradients": _fused, "few_keys": _sparse_keys,
-    "few_sums": _sparse_keys,
+    "forward": _forward, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
+    "reduce_partials": _sparse_keys,
 }  # fmt: skip

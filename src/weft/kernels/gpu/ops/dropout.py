@@ -11,23 +11,32 @@ ROUNDS = tl.constexpr(dropout.ROUNDS)
 FIRST, SECOND = tl.constexpr(dropout.MULTIPLIERS[0]), tl.constexpr(dropout.MULTIPLIERS[1])
 BUMP_0, BUMP_1 = tl.constexpr(dropout.BUMPS[0]), tl.constexpr(dropout.BUMPS[1])
 
+HEADER = tl.constexpr(dropout.HEADER)
+
 # What decides it: the key, two unsigned integers of 32 bits; 16 bits below which a pair is dropped; what kept weights
-# are multiplied by.
-Dropping = namedtuple("Dropping", "key_0 key_1 below scale")
+# are multiplied by. head: its number. told: a pointer to the seed, which numbers of a whole follow.
+Dropping = namedtuple("Dropping", "key_0 key_1 below scale head told")
 
 
 @triton.jit
-def dropping_of(seed, below, scale):
-    """seed: a pointer to 64 bits."""
+def dropping_of(C: tl.constexpr, scaling, head):
+    """scaling: see `scores.Scaling`."""
+    seed, below, scale = scaling.dropping
     bits = tl.load(seed)
-    return Dropping((bits & 0xFFFFFFFF).to(tl.uint32), ((bits >> 32) & 0xFFFFFFFF).to(tl.uint32), below, scale)
+    if C.renumbered:
+        head += tl.load(seed + 1).to(tl.int32)
+    return Dropping(
+        (bits & 0xFFFFFFFF).to(tl.uint32), ((bits >> 32) & 0xFFFFFFFF).to(tl.uint32), below, scale, head, seed
+    )  # fmt: skip
 
 
 @triton.jit
 def kept(C: tl.constexpr, p, scores, rows, tile):
     """Weights (rows, cols) of a tile, 0 where their pair is dropped."""
     below = scores.dropping.below.to(tl.uint32) << 16
-    if C.neighbours:
+    if C.renumbered:
+        half = _renumbered(C, scores, rows, tile)
+    elif C.neighbours:
         half = _halves(C, scores, rows.number, tile.visit.part.column, rows.first, tile.at)
     else:
         half = _halves(C, scores, rows.token, tile.token, 0, 0)
@@ -39,6 +48,41 @@ def kept(C: tl.constexpr, p, scores, rows, tile):
     else:
         found = tl.where(half >= below, p, 0.0)
     return found
+
+
+@triton.jit
+def _renumbered(C: tl.constexpr, scores, rows, tile):
+    """The 16 bits of each pair by the numbers of rows and columns in the whole: of consecutive ones together, as of
+    tiles.
+    """
+    seed = scores.dropping.told
+    m, n = tl.load(seed + 2), tl.load(seed + 3)
+    mine, theirs, many, others = seed + HEADER, seed + HEADER + m, m, n
+    if C.of_keys:
+        mine, theirs, many, others = theirs, mine, n, m
+    row = tl.load(mine + rows.token, mask=(rows.token >= 0) & (rows.token < many), other=0).to(tl.int32)
+    column = tl.load(theirs + tile.token, mask=(tile.token >= 0) & (tile.token < others), other=0).to(tl.int32)
+    if C.gathered or C.rank == 0:
+        found = _halves(C, scores, row, column, 0, 0)
+    else:
+        row_0, column_0 = _first(row, C.rows), _first(column, C.cols)
+        whole = _last(row, C.rows) - row_0 == C.rows - 1
+        whole &= _last(column, C.cols) - column_0 == C.cols - 1
+        if whole & ((row_0 | column_0) % 16 == 0):
+            found = _halves(C, scores, tl.arange(0, C.rows), tl.arange(0, C.cols), row_0, column_0)
+        else:
+            found = _halves(C, scores, row, column, 0, 0)
+    return found
+
+
+@triton.jit
+def _first(x, N: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, N) == 0, x, 0), 0)
+
+
+@triton.jit
+def _last(x, N: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, N) == N - 1, x, 0), 0)
 
 
 @triton.jit
@@ -64,7 +108,7 @@ def _halves(C: tl.constexpr, scores, mine, theirs, first, at):
 def _philox(scores, x0, x1):
     """Four words of groups of queries x0 and of keys x1, which broadcast."""
     x0, x1 = x0.to(tl.uint32), x1.to(tl.uint32)
-    x2, x3 = scores.h.to(tl.uint32), scores.b.to(tl.uint32)
+    x2, x3 = scores.dropping.head.to(tl.uint32), scores.b.to(tl.uint32)
     key_0, key_1 = scores.dropping.key_0, scores.dropping.key_1
     for _ in tl.static_range(ROUNDS):
         # 64 bits at once: one instruction where the halves would be two

@@ -36,14 +36,14 @@ def scores_of(C: tl.constexpr, scaling, batch, head):
     if C.scored or C.dropout:
         b, h = batch.to(tl.int32), head
     if C.dropout:
-        dropping = dropping_of(scaling.dropping[0], scaling.dropping[1], scaling.dropping[2])
+        dropping = dropping_of(C, scaling, head)
     return Scores(
         scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E, scaling.captured, b, h, dropping
     )  # fmt: skip
 
 
 @triton.jit
-def score(C: tl.constexpr, product, scores, rows, tile, begun=()):
+def score(C: tl.constexpr, product, scores, rows, tile, begun=None):
     """(scores, what `through_score` needs), from products of queries and keys (rows, cols).
 
     Scores are in units of log2, except that linear ones are not scaled yet: `exponent` does it. rows: of the tile, see

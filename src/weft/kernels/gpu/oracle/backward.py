@@ -175,15 +175,15 @@ def _add(call: Call, scoring: Scoring, mine: Keys, part: Part, what: tuple[int, 
 
 
 def _write(call: Call, scoring: Scoring, tile: Tile, mine: Keys) -> None:
-    """The gradients of a tile, on their own or among the sums of few keys."""
+    """The gradients of a tile, on their own or among the sums of shared keys."""
     spec, owner = call.spec, mine.owner
     dk, dv = mine.dk * scoring.scale, mine.dv
     if spec.rank > 1:
         seen = np.any([part.seen for part in tile.parts], axis=0)[:, None]
         dk, dv = np.where(seen, dk, 0.0), np.where(seen, dv, 0.0)
-    if spec.few:
+    if spec.leaves_shared:
         slots = call.table("Slots")[tile.rows]
-        law((slots >= 0).all(), "a key has no place among the sums of few keys")
+        law((slots >= 0).all(), "a key has no place among the sums of shared keys")
         place = owner.batch, owner.kv_head, slots
         there = np.zeros((1, spec.d + spec.dv)) if spec.accumulate else call.tensor("Sums").load(*place)
         dk, dv = (
@@ -192,7 +192,7 @@ def _write(call: Call, scoring: Scoring, tile: Tile, mine: Keys) -> None:
         )
         _keep(call, np.concatenate([dk, dv], axis=1), "Sums", place)
         return
-    if spec.joins:
+    if spec.adds_shared:
         slots = call.table("Slots")[tile.rows]
         met = slots >= 0
         left = call.tensor("Sums").load(owner.batch, owner.kv_head, slots[met])

@@ -1,7 +1,7 @@
 """Kernels whose warp groups specialise, on Hopper: forward, and dK and dV. Programs take blocks of tiles in turn.
 
 Each group has GROUP rows of a block. What a forward reads beside its item (`tables.consumer_ranges`) is checked against
-the bounds of rows: tiles that a group passes over have no live pair, and tiles that it does not mask are full.
+the bounds of rows. Tiles that a group passes over have no live pair, and tiles that it does not mask are full.
 """
 
 from __future__ import annotations
@@ -74,6 +74,9 @@ class Walk(NamedTuple):
 def blocks(call: Call) -> Iterator[Block]:
     """Every block, program by program."""
     words, at, count = call.table(), call.integer("blocks_at"), call.integer("blocks")
+    if call.spec.counted:
+        law(0 <= words[at - 1] <= count, "there are more blocks than room for them")
+        count = int(words[at - 1])
     place, programs = place_of(call), call.grid[0]
     law(0 < at and at + 2 * count <= words.size, "blocks lie beyond the tables")
     every = words[at : at + 2 * count].reshape(-1, 2)
@@ -96,7 +99,7 @@ def _walk(call: Call, block: Block, group: int, term: int) -> Walk:
     """A group's bounds in the run of a term."""
     words, here, tile = block.words, block.parts_at + TERM * term, call.spec.cols
     first, count = (int(x) for x in block.mine[2 + RUN * term :][:2])
-    if call.spec.told:
+    if call.spec.row_bounds:
         low, high = _told(call, block, group, term)
     else:
         low, high = bounds.lines(words, here + PART, _rows(block, group))
@@ -139,9 +142,10 @@ def forward(call: Call) -> None:
 
 def _check_size(call: Call, block: Block) -> None:
     """An item has the integers that groups read, and no others."""
-    told = 2 * call.spec.rows * call.spec.terms * call.spec.told
+    of_rows = 2 * call.spec.rows * call.spec.terms * call.spec.row_bounds
     law(
-        block.mine.size == _range_at(call, 0, call.spec.terms) + told, "an item has other integers than its groups read"
+        block.mine.size == _range_at(call, 0, call.spec.terms) + of_rows,
+        "an item has other integers than its groups read",
     )
 
 
@@ -159,7 +163,8 @@ def _place(call: Call, block: Block, side: int) -> tuple[int, int]:
 
 def _boxed(box: Box, place: tuple[int, int], tokens: Ints, what: str) -> tuple[int, int]:
     """The place, once the descriptor has there the tokens that tables name."""
-    law(np.array_equal(box.tokens(*place)[: tokens.size], tokens), f"a box of {what} is of other tokens")
+    known = np.maximum(tokens, -1)  # before token 0 there is none
+    law(np.array_equal(box.tokens(*place)[: tokens.size], known), f"a box of {what} is of other tokens")
     return place
 
 

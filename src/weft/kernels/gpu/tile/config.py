@@ -87,8 +87,8 @@ class Config(NamedTuple):
     reads_seen: bool = False
     products_first: bool = False
     hold_k: bool = False
-    few: bool = False
-    joins: bool = False
+    leaves_shared: bool = False
+    adds_shared: bool = False
     sums_dv: int = 0
     paged: int = 0
     scored: bool = False
@@ -103,6 +103,7 @@ class Config(NamedTuple):
     paired: int = 0
     places: Any = None
     dropout: bool = False
+    renumbered: bool = False
     neighbours: bool = False
     direct: bool = False
 
@@ -128,7 +129,7 @@ def config_of(spec: KernelSpec) -> Config:
         "rounds": rounds, "counts_early": rounds and early, "counts_late": rounds and not early,
         "sums_row": spec.dv if spec.direction == "forward" and spec.accumulate else 0,
         "cols_log": spec.cols.bit_length() - 1 if spec.rules is not None and spec.rules.entries else 0,
-        "sums_dv": spec.d if spec.few or spec.joins else 0,
+        "sums_dv": spec.d if spec.leaves_shared or spec.adds_shared else 0,
         "leaves_last": _leaves_last(spec), "products_first": _products_first(spec),
         "penalty_first": spec.rank > 1 and spec.linear and spec.rules is None,
         "reads_seen": spec.of_keys and spec.with_dq and spec.rank > 0,
