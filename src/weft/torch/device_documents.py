@@ -97,8 +97,9 @@ emptied_by(forget)
 def attention(
     tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed; or of k and v in pages, (pages,
-    Hkv, page, D), without gradients.
+    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed.
+
+    k and v may be in pages, (pages, Hkv, page, D), without gradients.
 
     The sums are not checked, as they are not on the host: they begin with 0, never fall and end at the tokens or
     before. Queries after the last document have out 0 and lse -inf, keys after it no gradients. Where sums are wrong,

@@ -87,6 +87,7 @@ class KernelSpec(Strided):
     tf32: bool = False  # products of float32 keep 10 bits of its mantissa
     rules: Rules | None = None  # score functions
     dropout: bool = False
+    renumbered: bool = False  # dropout reads the numbers of queries and keys in a whole sequence, behind the seed
     # Programmatic dependent launch: a launch begins while the one before it ends, and waits before it reads results.
     chained: bool = False
     fast_log: bool = False  # logarithms of sums are NVIDIA's own instruction, right to 2^-22
