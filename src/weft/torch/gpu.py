@@ -169,8 +169,8 @@ def options_of(how: Modifiers, plan: AttentionPlan) -> Options:
     """What programs are made for, as torch's state says too."""
     tf32 = plan.problem.dtype == "float32" and tf32_wanted()
     score = SEPARATOR.join(written(rule.expression) for rule in how.rules)
-    rate = 0.0 if how.dropout is None else how.dropout.rate
-    return Options(how.scale, how.softcap, how.shift, tf32, score=score, dropout=rate)
+    rate, tokens = (0.0, 0) if how.dropout is None else (how.dropout.rate, how.dropout.tokens)
+    return Options(how.scale, how.softcap, how.shift, tf32, score=score, dropout=rate, tokens=tokens)
 
 
 def tables_of(how: Modifiers) -> Tensors:

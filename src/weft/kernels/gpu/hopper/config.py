@@ -25,7 +25,7 @@ class Config:
     walk has. short: runs are short (`fwd_short`). overlapped: scores of a tile are made beside the product of the
     weights before, and bounds of rows are read from the tables (`fwd_overlapped`). sums_rounded: out is divided by the
     sum of the weights that products took, rounded to 16 bits as they are. boxed: whole tiles of results leave
-    by a descriptor.
+    by a descriptor. counted: tables say how many blocks there are, and runs of a forward may begin before token 0.
     """
 
     d: int
@@ -48,6 +48,7 @@ class Config:
     boxed: bool = True
     lse_gradient: bool = False
     with_delta: bool = False
+    counted: bool = False
 
     @property
     def width(self) -> int:
@@ -122,6 +123,7 @@ def _forward(spec: KernelSpec) -> Config:
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sums_rounded=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed,
+        counted=spec.counted,
     )  # fmt: skip
 
 
