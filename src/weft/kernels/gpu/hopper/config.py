@@ -7,7 +7,7 @@ from typing import Literal
 
 from weft.kernels.gpu.spec import KernelSpec
 
-LEAST, MOST = 2.0**-48, 2.0**120  # what sums of weights may be where nothing is taken off scores
+LEAST, MOST = 2.0**-48, 2.0**120  # of sums of weights; the least where nothing is taken off scores
 RowMax = Literal["none", "first", "online"]
 
 
@@ -62,17 +62,16 @@ class Config:
 
     @property
     def least(self) -> float:
-        """The least sum of weights that a forward's row may have."""
+        """The least sum of weights that a forward's row may have. With "first" one weight is 1, mostly."""
         return LEAST if self.row_max == "none" else LEAST_OF_FIRST
 
     @property
     def most(self) -> float:
-        """The largest: where weights are float16, none of them may have become infinite."""
-        return MOST if self.row_max == "none" else MOST_OF_FIRST
+        """The largest sum. A weight that its 16 bits do not hold becomes infinite, and so does some sum of values."""
+        return MOST
 
 
-# With the first tile's largest score taken off, one weight of a row is 1, mostly; float16 ends at 65504.
-LEAST_OF_FIRST, MOST_OF_FIRST = 2.0**-8, 2.0**15
+LEAST_OF_FIRST = 2.0**-8  # beneath it, rows that had nothing taken off lose digits: float16 has few below 2^-14
 ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 # (registers of a thread that computes, of one that loads) of forwards by the wider head dimension, padded, and the
 # number of consumers; the first group has what the others leave of the launch's.
