@@ -121,7 +121,7 @@ def _forward(spec: KernelSpec) -> Config:
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
-        overlapped=spec.told, sums_rounded=spec.told, sinks=spec.sinks, boxed=spec.boxed,
+        overlapped=spec.told, sums_rounded=True, sinks=spec.sinks, boxed=spec.boxed,
     )  # fmt: skip
 
 

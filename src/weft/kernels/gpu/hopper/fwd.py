@@ -162,7 +162,7 @@ def finished(sums, keys, valid, sink, dtype: gl.constexpr, cfg: gl.constexpr):
     # weights as their values met them: divided by their sum, a row's only value is exact, and one that has most of a
     # row's weight nearly so
     if cfg.sums_rounded:
-        weight = gl.convert_layout(gl.sum(sums.rounded, 1), keys.type.layout)
+        weight = gl.convert_layout(gl.max(sums.rounded, 1), keys.type.layout)
     else:
         weight = gl.where(keys == 1, whole.to(dtype).to(gl.float32), whole)
     if cfg.row_max == "none":

@@ -18,9 +18,9 @@ from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import bounds_told, keys_of, range_of, tiles_of
 from weft.kernels.gpu.hopper.ops.layouts import matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.softmax import in_parts
+from weft.kernels.gpu.hopper.ops.softmax import add_row_sums, in_parts
 from weft.kernels.gpu.hopper.ops.values import opaque
-from weft.kernels.gpu.hopper.ops.words import factor_of, in_words, words_in_parts
+from weft.kernels.gpu.hopper.ops.words import factor_of, in_words
 
 
 @aggregate
@@ -90,7 +90,7 @@ def first_tile(i, j, s, own, sums, state, scoring):
 def with_words(sums, words, state):
     """Sums of weights as products take them, with a tile's."""
     gl.static_assert(state.cfg.sums_rounded)
-    return sums.rounded + words_in_parts(words, state.v.dtype)
+    return add_row_sums(sums.rounded, factor_of(words, state.v.dtype, state.cfg.width_v))
 
 
 @gluon.jit

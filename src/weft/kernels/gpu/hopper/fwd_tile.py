@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.layouts import first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.softmax import in_parts
+from weft.kernels.gpu.hopper.ops.softmax import add_row_sums, in_parts, no_row_sums
 
 
 @aggregate
@@ -46,13 +46,13 @@ def no_sums(scoring, cfg: gl.constexpr):
     ROWS: gl.constexpr = scoring.zero.type.shape[0]
     if cfg.row_max == "none":
         if cfg.sums_rounded:
-            sums = Sums(scoring.none, total, total, 0)
+            sums = Sums(scoring.none, total, no_row_sums(ROWS), 0)
         else:
             sums = Sums(scoring.none, total, 0, 0)  # constants, which a variable would make tensors of
     else:
         largest = gl.full([ROWS], float("-inf"), gl.float32, scoring.rows.type.layout)
         if cfg.sums_rounded:
-            sums = Sums(scoring.none, total, total, largest)
+            sums = Sums(scoring.none, total, no_row_sums(ROWS), largest)
         else:
             sums = Sums(scoring.none, total, 0, largest)
     return sums
@@ -106,7 +106,7 @@ def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr, ROUNDED: gl.constexpr
         acc = acc * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout)), 1)
         p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
         if ROUNDED:
-            rounded = sums.rounded * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
+            rounded = sums.rounded * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, sums.rounded.type.layout)), 1)
             sums = Sums(acc, total, rounded, new)
         else:
             sums = Sums(acc, total, sums.rounded, new)
@@ -122,10 +122,12 @@ def add_tile(i, j, s, x, sums, cut, state, scoring):
     if (j < cut.below) | (j >= cut.beyond):
         words, bit = mask_words(cut.low - j * TILE, cut.high - j * TILE, scoring.columns)
         x = masked(x, words, bit, float("-inf"))
-    p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
-    total = sums.total + in_parts(p)
+    p, sums = weights_of(x, s, sums, scoring, cfg.row_max, cfg.sums_rounded)
+    total, rounded = sums.total + in_parts(p), sums.rounded
     weights = gl.convert_layout(p.to(state.v.dtype), first_factor(cfg.width_v))
     acc = warpgroup_mma(weights, matrix(state.v.index(at)), sums.acc, is_async=True)
+    if cfg.sums_rounded:
+        rounded = add_row_sums(rounded, weights)
     acc = warpgroup_mma_wait(0, (acc,))
     state.tiles.release(i)
-    return Sums(acc, total, sums.rounded, sums.largest)
+    return Sums(acc, total, rounded, sums.largest)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from weft.kernels.gpu.hopper.ops.layouts import EIGHT as FEWEST
+from weft.kernels.gpu.hopper.ops.layouts import row_sums
+
+EIGHT = gl.constexpr(FEWEST)
 
 
 @gluon.jit
@@ -12,6 +18,26 @@ def in_parts(p):
     ROWS: gl.constexpr = p.type.shape[0]
     COLUMNS: gl.constexpr = p.type.shape[1]
     return gl.sum(gl.sum(gl.reshape(p, [ROWS, COLUMNS // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
+def no_row_sums(ROWS: gl.constexpr):
+    """Sums (rows, 8) of no weights, for `add_row_sums`."""
+    return gl.zeros([ROWS, EIGHT], gl.float32, row_sums())
+
+
+@gluon.jit
+def add_row_sums(sums, weights):
+    """Sums (rows, 8), each column with all of a row's weights as products take them: these times ones.
+
+    A product of single warps, whose factors are in registers: four instructions for 64 columns, where additions take 64.
+    """
+    COLUMNS: gl.constexpr = weights.type.shape[1]
+    layout: gl.constexpr = row_sums()
+    first: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    second: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
+    ones = gl.full([COLUMNS, EIGHT], 1.0, weights.dtype, second)
+    return mma_v2(gl.convert_layout(weights, first), ones, sums)
 
 
 @gluon.jit
