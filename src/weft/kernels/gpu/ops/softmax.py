@@ -10,13 +10,14 @@ from weft.kernels.gpu.ops.loads import zeros
 from weft.kernels.gpu.ops.scores import exponent
 
 NOTHING = tl.constexpr(constants.NOTHING)
+COPIES = tl.constexpr(8)  # columns that a product has at least
 SHARERS = tl.constexpr(4)  # threads that share a row of a product; each has two of every eight columns
 
 
 # What a row (rows,) has summed: acc (rows, dv) in chunks, weights times values; largest: its largest score in units of
-# log2, unless nothing is subtracted; total: of weights (rows,), or of each thread's (rows, SHARERS); keys: how many
-# keys it has seen, where that is counted beside.
-Sums = namedtuple("Sums", "acc largest total keys")
+# log2, unless nothing is subtracted; total: of weights (rows,), or of each thread's (rows, SHARERS); rounded: of weights
+# as products take them, in each of COPIES columns, where out is divided by that.
+Sums = namedtuple("Sums", "acc largest total rounded")
 
 
 @triton.jit
@@ -24,7 +25,14 @@ def no_sums(C: tl.constexpr, ONLINE: tl.constexpr):
     """Sums of no keys."""
     total = tl.zeros((C.rows, SHARERS), tl.float32) if C.partial else tl.zeros((C.rows,), tl.float32)
     largest = tl.full((C.rows,), float("-inf"), tl.float32) if ONLINE else ()
-    return Sums(zeros(C, C.dv), largest, total, tl.zeros((C.rows,), tl.int32))
+    rounded = tl.zeros((C.rows, COPIES), tl.float32) if C.rounds and not ONLINE else ()
+    return Sums(zeros(C, C.dv), largest, total, rounded)
+
+
+@triton.jit
+def with_rounded(C: tl.constexpr, sums, p):
+    """sums (rows, COPIES) and those of weights (rows, cols) as products take them: a product with ones."""
+    return tl.dot(p, tl.full((C.cols, COPIES), 1.0, p.dtype), sums)
 
 
 @triton.jit
