@@ -79,6 +79,12 @@ def scores_of(i, q, state, scoring):
 
 
 @gluon.jit
+def times_rows(x, factor):
+    """x (rows, columns) times a number for each row."""
+    return x * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, x.type.layout)), 1)
+
+
+@gluon.jit
 def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr, ROUNDED: gl.constexpr = False):
     """(weights of a tile's scores, sums that belong to them). s: how many tiles the consumer had before.
 
@@ -102,12 +108,10 @@ def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr, ROUNDED: gl.constexpr
         new = gl.maximum(largest, gl.max(x, 1) * scoring.scale2)
         safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
         kept = gl.exp2(largest - safe)
-        total = total * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
-        acc = acc * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout)), 1)
+        total, acc = times_rows(total, kept), times_rows(acc, kept)
         p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
         if ROUNDED:
-            rounded = sums.rounded * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, sums.rounded.type.layout)), 1)
-            sums = Sums(acc, total, rounded, new)
+            sums = Sums(acc, total, times_rows(sums.rounded, kept), new)
         else:
             sums = Sums(acc, total, sums.rounded, new)
     return p, sums

@@ -15,8 +15,8 @@ SHARERS = tl.constexpr(4)  # threads that share a row of a product; each has two
 
 
 # What a row (rows,) has summed: acc (rows, dv) in chunks, weights times values; largest: its largest score in units of
-# log2, unless nothing is subtracted; total: of weights (rows,), or of each thread's (rows, SHARERS); rounded: of weights
-# as products take them, in each of COPIES columns, where out is divided by that.
+# log2, unless nothing is subtracted; total: of weights (rows,), or of each thread's (rows, SHARERS); rounded: where out
+# is divided by it, the sum of weights as products take them, in each of COPIES columns.
 Sums = namedtuple("Sums", "acc largest total rounded")
 
 

@@ -30,7 +30,7 @@ def no_row_sums(ROWS: gl.constexpr):
 def add_row_sums(sums, weights):
     """Sums (rows, 8), each column with all of a row's weights as products take them: these times ones.
 
-    A product of single warps, whose factors are in registers: four instructions for 64 columns, where additions take 64.
+    Single warps multiply, with both factors in registers: four instructions for 64 columns, where additions take 64.
     """
     COLUMNS: gl.constexpr = weights.type.shape[1]
     layout: gl.constexpr = row_sums()
