@@ -48,6 +48,16 @@ def flat(rank):  # type: ignore[no-untyped-def]
     return gl.SwizzledSharedLayout(1, 1, 1, list(reversed(range(rank))))
 
 
+@gluon.constexpr_function
+def exchanged(columns):  # type: ignore[no-untyped-def]
+    """Where 64 rows of float32 lie in a box as descriptors swizzle it, if odd rows have the halves of each 32 columns
+    exchanged. Then all threads of a warp store pairs of sums to banks of their own; without, each bank is met twice.
+    """
+    swizzled = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 4 + 16], [2, 8], [4, 16]]  # 8 rows of 128 bytes
+    rows = [[8, 0], [16, 0], [32, 0]]
+    return gl.SharedLinearLayout(swizzled + rows + [[0, n] for n in (32, 64) if n < columns], alignment=1024)
+
+
 @gluon.jit
 def tiles(dtype: gl.constexpr, COUNT: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr):
     """Shared memory for so many tiles, as products read them."""
