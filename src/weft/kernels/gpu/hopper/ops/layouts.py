@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 WARPS = 4  # of a warp group
 LANES = 32  # of a warp
 VECTOR = 8  # elements of 16 bits that a thread copies at once
+SWIZZLED = 32  # float32 of a row in the 128 bytes that a descriptor swizzles
 EIGHT = 8  # columns that a product has at least
 
 
@@ -50,12 +51,12 @@ def flat(rank):  # type: ignore[no-untyped-def]
 
 @gluon.constexpr_function
 def exchanged(columns):  # type: ignore[no-untyped-def]
-    """Where 64 rows of float32 lie in a box as descriptors swizzle it, if odd rows have the halves of each 32 columns
-    exchanged. Then all threads of a warp store pairs of sums to banks of their own; without, each bank is met twice.
+    """Where a product's rows of float32 lie in a box as descriptors swizzle it, if odd rows have the halves of each
+    SWIZZLED columns exchanged. Then threads store pairs of sums to banks of their own; without, two meet in each bank.
     """
     swizzled = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 4 + 16], [2, 8], [4, 16]]  # 8 rows of 128 bytes
-    rows = [[8, 0], [16, 0], [32, 0]]
-    return gl.SharedLinearLayout(swizzled + rows + [[0, n] for n in (32, 64) if n < columns], alignment=1024)
+    more = [[0, SWIZZLED << n] for n in range((columns // SWIZZLED).bit_length() - 1)]
+    return gl.SharedLinearLayout([*swizzled, [8, 0], [16, 0], [32, 0], *more], alignment=1024)
 
 
 @gluon.jit
