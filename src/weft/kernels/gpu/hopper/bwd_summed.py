@@ -258,10 +258,11 @@ def odd_rows_exchanged(x):
 @gluon.jit
 def leave_dq(i, dq, C: gl.constexpr, state):
     """Leave consumer C's channels of the dQ of tile i of the ring for who adds it to memory."""
+    ROWS: gl.constexpr = dq.type.shape[0]
     COLUMNS: gl.constexpr = dq.type.shape[1]
     dq = odd_rows_exchanged(dq)
     state.taken.wait_before(i)
-    state.sums.index(C)._reinterpret(gl.float32, [state.cfg.columns, COLUMNS], exchanged(COLUMNS)).store(dq)
+    state.sums.index(C)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
     fence_async_shared()
     state.made.arrive(i)
 

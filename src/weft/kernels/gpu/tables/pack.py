@@ -32,7 +32,7 @@ from weft.kernels.gpu.tables.writer import Words, Writer
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
-from weft.planning.families.hopper import CONFIGS, SUMMED, is_told
+from weft.planning.families.hopper import CONFIGS, SUMS, is_told
 from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow, more_run
@@ -200,7 +200,7 @@ def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: b
     reach = extents(launch) if groups and rank == 1 else None
     short, work = False, work[order] // shares.of
     if reach is not None:
-        shares_of = ranges_of(launch, items, reach, is_told(tiling), tiling == SUMMED)
+        shares_of = ranges_of(launch, items, reach, is_told(tiling), tiling in SUMS)
         short, work = is_short(launch, items, shares_of), time_of(launch, items, shares_of)
         items = np.concatenate([items, shares_of.astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(launch.parts), parts_at, words.size)

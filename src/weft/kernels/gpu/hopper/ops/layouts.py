@@ -50,13 +50,14 @@ def flat(rank):  # type: ignore[no-untyped-def]
 
 
 @gluon.constexpr_function
-def exchanged(columns):  # type: ignore[no-untyped-def]
+def exchanged(rows, columns):  # type: ignore[no-untyped-def]
     """Where a product's rows of float32 lie in a box as descriptors swizzle it, if odd rows have the halves of each
     SWIZZLED columns exchanged. Then threads store pairs of sums to banks of their own; without, two meet in each bank.
     """
     swizzled = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 4 + 16], [2, 8], [4, 16]]  # 8 rows of 128 bytes
-    more = [[0, SWIZZLED << n] for n in range((columns // SWIZZLED).bit_length() - 1)]
-    return gl.SharedLinearLayout([*swizzled, [8, 0], [16, 0], [32, 0], *more], alignment=1024)
+    down = [[8 << n, 0] for n in range((rows // 8).bit_length() - 1)]
+    across = [[0, SWIZZLED << n] for n in range((columns // SWIZZLED).bit_length() - 1)]
+    return gl.SharedLinearLayout(swizzled + down + across, alignment=1024)
 
 
 @gluon.jit
