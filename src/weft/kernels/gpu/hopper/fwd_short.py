@@ -19,7 +19,7 @@ from weft.kernels.gpu.hopper.ops.blocks import FOLDS
 from weft.kernels.gpu.hopper.ops.broadcast import OWN, Metadata, Seen, metadata, seen_of
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.softmax import add_row_sums, in_parts
+from weft.kernels.gpu.hopper.ops.softmax import in_parts, largest_in_parts
 from weft.kernels.gpu.hopper.ops.values import opaque
 
 
@@ -32,10 +32,8 @@ def less(x, y):
 
 
 @gluon.jit
-def folded(i, run, q, low, sums, state, scoring):
-    """Sums of a run's first and last tile, with nothing taken off scores. low: the first position that rows see. sums:
-    of no tiles.
-    """
+def folded(i, run, q, low, state, scoring):
+    """Sums of a run's first and last tile, with nothing taken off scores. low: the first position that rows see."""
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
     factor: gl.constexpr = first_factor(cfg.width_v)
@@ -52,21 +50,14 @@ def folded(i, run, q, low, sums, state, scoring):
     y = warpgroup_mma_wait(0, (y,))
     p = gl.exp2(masked(x, words, bit, y) * scoring.scale2)
     of_one = masked(p, words, bit, 0.0).to(gl.bfloat16)
-    whole = p.to(gl.bfloat16)
-    of_two = less(whole, of_one)
+    of_two = less(p.to(gl.bfloat16), of_one)
     of_one = gl.convert_layout(of_one, factor)
     acc = warpgroup_mma(of_one, matrix(v.index(one)), scoring.none, use_acc=False, is_async=True)
     acc = warpgroup_mma(gl.convert_layout(of_two, factor), matrix(v.index(two)), acc, is_async=True)
-    if cfg.sums_rounded:
-        rounded = add_row_sums(sums.rounded, gl.convert_layout(whole, factor))
     acc = warpgroup_mma_wait(0, (acc,))
     tiles.release(i)
     tiles.release(last)
-    if cfg.sums_rounded:
-        made = Sums(acc, in_parts(p), rounded, 0)
-    else:
-        made = Sums(acc, in_parts(p), 0, 0)
-    return made
+    return Sums(acc, in_parts(p), largest_in_parts(p), 0)
 
 
 @gluon.jit
@@ -117,7 +108,7 @@ def short_sums(i, heard, place, state, scoring):
     if folds != 0:
         # Where queries lie is hidden from ptxas: it took what this branch makes of it for what follows, taken or not.
         hidden = matrix(state.q.index(opaque(place)))
-        sums = folded(i, near, hidden, low, sums, state, scoring)
+        sums = folded(i, near, hidden, low, state, scoring)
     cut = Cut(low, high, near.below, near.beyond)
     i, sums = walk(i + folds, near.begin + folds, near.end - folds, sums, q, cut, state, scoring)
     i += folds

@@ -213,8 +213,8 @@ def _leaves_last(spec: KernelSpec) -> bool:
 
 
 def _rounds(spec: KernelSpec) -> bool:
-    """Whether a forward divides by the sum of rounded weights (docs/decisions/0015). Where a maximum is subtracted the
-    largest weight is 1, which no rounding changes.
+    """Whether the rounding of large weights counts in what a forward divides by (docs/decisions/0015). Where a maximum
+    is subtracted the largest weight is 1, which no rounding changes.
     """
     narrow = spec.dtype == "bfloat16" and not (spec.upcast or spec.dropout)
     return spec.direction == "forward" and spec.no_maximum and narrow

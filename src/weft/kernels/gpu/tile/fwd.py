@@ -65,7 +65,7 @@ def _attend(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held):
             wild |= tl.sum(sums.acc[n] * 0.0, 1) != 0.0  # infinite, or not a number
     weight = total
     if C.rounds and not ONLINE:
-        weight = tl.max(sums.rounded, 1)  # of columns that are alike
+        weight += softmax.rounding_of(sums.top, tl.bfloat16)  # as their values met them
     acc = scores.kept_sums(C, sums.acc, held.scores)
     _finish(C, ONLINE, tensors, held, epilogue.Rest(acc, top, total, weight), wild)
     return wild
@@ -107,9 +107,9 @@ def _short_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     p = softmax.weights(C, _scores(C, KIND, held, visit, tile), held.rows.scores)
     total = sums.total + softmax.row_sum(C, p)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
-    p = scores.kept_weights(C, p, held.rows.scores, held.place.rows, tile).to(v[0].dtype)
-    rounded = softmax.with_rounded(C, sums.rounded, p) if C.rounds else sums.rounded
-    return softmax.Sums(loads.accumulate(C, sums.acc, p, v), sums.largest, total, rounded)
+    top = softmax.with_top(C, sums.top, p) if C.rounds else sums.top
+    p = scores.kept_weights(C, p, held.rows.scores, held.place.rows, tile)
+    return softmax.Sums(loads.accumulate(C, sums.acc, p.to(v[0].dtype), v), sums.largest, total, top)
 
 
 @triton.jit
@@ -121,7 +121,7 @@ def _online_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     v = tiles.load(C, KIND, C.dv, held.v, tile)
     p = scores.kept_weights(C, p, held.rows.scores, held.place.rows, tile)
     acc = loads.accumulate(C, loads.scaled(sums.acc, kept[:, None]), p.to(v[0].dtype), v)
-    return softmax.Sums(acc, largest, total, sums.rounded)
+    return softmax.Sums(acc, largest, total, sums.top)
 
 
 @triton.jit

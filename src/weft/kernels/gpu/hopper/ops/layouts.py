@@ -9,7 +9,6 @@ WARPS = 4  # of a warp group
 LANES = 32  # of a warp
 VECTOR = 8  # elements of 16 bits that a thread copies at once
 SWIZZLED = 32  # float32 of a row in the 128 bytes that a descriptor swizzles
-EIGHT = 8  # columns that a product has at least
 
 
 @gluon.constexpr_function
@@ -22,12 +21,6 @@ def accumulator(columns):  # type: ignore[no-untyped-def]
 def first_factor(columns):  # type: ignore[no-untyped-def]
     """The first factor of a product with so many columns, in registers."""
     return gl.DotOperandLayout(operand_index=0, parent=accumulator(columns), k_width=2)
-
-
-@gluon.constexpr_function
-def row_sums():  # type: ignore[no-untyped-def]
-    """Sums of rows by products of single warps with EIGHT columns of ones: each column has all of a row's."""
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, EIGHT])
 
 
 @gluon.constexpr_function

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-
-from weft.kernels.gpu.hopper.ops.layouts import EIGHT as FEWEST
-from weft.kernels.gpu.hopper.ops.layouts import row_sums
-
-EIGHT = gl.constexpr(FEWEST)
 
 
 @gluon.jit
@@ -21,23 +15,21 @@ def in_parts(p):
 
 
 @gluon.jit
-def no_row_sums(ROWS: gl.constexpr):
-    """Sums (rows, 8) of no weights, for `add_row_sums`."""
-    return gl.zeros([ROWS, EIGHT], gl.float32, row_sums())
+def largest_in_parts(p):
+    """The largest number of each part of a row, as `in_parts` has these; p is not negative. As the bits of an integer,
+    which are in the same order, and of which an instruction compares three.
+    """
+    ROWS: gl.constexpr = p.type.shape[0]
+    COLUMNS: gl.constexpr = p.type.shape[1]
+    bits = gl.reshape(p.to(gl.int32, bitcast=True), [ROWS, COLUMNS // 8, 4, 2])
+    return gl.max(gl.max(bits, 3), 1)
 
 
 @gluon.jit
-def add_row_sums(sums, weights):
-    """Sums (rows, 8), each column with all of a row's weights as products take them: these times ones.
-
-    Single warps multiply, with both factors in registers: four instructions for 64 columns, where additions take 64.
-    """
-    COLUMNS: gl.constexpr = weights.type.shape[1]
-    layout: gl.constexpr = row_sums()
-    first: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    second: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
-    ones = gl.full([COLUMNS, EIGHT], 1.0, weights.dtype, second)
-    return mma_v2(gl.convert_layout(weights, first), ones, sums)
+def largest_rounded(total, largest, dtype: gl.constexpr):
+    """Sums of weights, in parts, with each part's largest one as products take it. largest: see `largest_in_parts`."""
+    weight = largest.to(gl.float32, bitcast=True)
+    return total + (weight.to(dtype).to(gl.float32) - weight)
 
 
 @gluon.jit
