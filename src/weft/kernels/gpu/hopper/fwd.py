@@ -161,7 +161,9 @@ def finished(sums, keys, valid, sink, dtype: gl.constexpr, cfg: gl.constexpr):
         wild = (keys > 0) & (tame == 0) & valid
     # large weights as their values met them (docs/decisions/0015): divided by this sum, a row's only value is exact,
     # and one that has most of a row's weight nearly so
-    weight = gl.convert_layout(gl.sum(largest_rounded(total, sums.top, dtype), 1), keys.type.layout)
+    weight = whole
+    if cfg.row_max != "online":
+        weight = gl.convert_layout(gl.sum(largest_rounded(total, sums.top, dtype), 1), keys.type.layout)
     if cfg.row_max == "none":
         above = gl.zeros_like(whole)
     else:

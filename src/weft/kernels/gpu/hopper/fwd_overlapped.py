@@ -81,7 +81,7 @@ def first_tile(i, j, s, own, sums, state, scoring):
     cfg: gl.constexpr = state.cfg
     x = cut_scores(x, j, own.cut, scoring)
     p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
-    return Ahead(with_weights(sums, p), in_words(p, state.v.dtype))
+    return Ahead(with_weights(sums, p, cfg.row_max), in_words(p, state.v.dtype))
 
 
 @gluon.jit
@@ -107,7 +107,7 @@ def next_tile(i, j, s, own, before, state, scoring, MASK: gl.constexpr):
         acc = sums.acc
     else:
         p, sums = weights_of(x, s, before.sums, scoring, cfg.row_max)
-    sums = with_weights(sums, p)
+    sums = with_weights(sums, p, cfg.row_max)
     if cfg.row_max != "online":
         acc = warpgroup_mma_wait(0, (acc,))
     state.values.release(i - 1)

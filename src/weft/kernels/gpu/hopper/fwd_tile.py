@@ -104,15 +104,17 @@ def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr):
         kept = gl.exp2(largest - safe)
         total, acc = times_rows(total, kept), times_rows(acc, kept)
         p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
-        top = times_rows(sums.top.to(gl.float32, bitcast=True), kept).to(gl.int32, bitcast=True)
-        sums = Sums(acc, total, top, new)
+        sums = Sums(acc, total, sums.top, new)
     return p, sums
 
 
 @gluon.jit
-def with_weights(sums, p):
+def with_weights(sums, p, ROW_MAX: gl.constexpr):
     """Sums of weights with those of a tile."""
-    return Sums(sums.acc, sums.total + in_parts(p), gl.maximum(sums.top, largest_in_parts(p)), sums.largest)
+    top = sums.top
+    if ROW_MAX != "online":  # where the largest weight is 1, which no rounding changes
+        top = gl.maximum(top, largest_in_parts(p))
+    return Sums(sums.acc, sums.total + in_parts(p), top, sums.largest)
 
 
 @gluon.jit
@@ -125,7 +127,7 @@ def add_tile(i, j, s, x, sums, cut, state, scoring):
         words, bit = mask_words(cut.low - j * TILE, cut.high - j * TILE, scoring.columns)
         x = masked(x, words, bit, float("-inf"))
     p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
-    sums = with_weights(sums, p)
+    sums = with_weights(sums, p, cfg.row_max)
     weights = gl.convert_layout(p.to(state.v.dtype), first_factor(cfg.width_v))
     acc = warpgroup_mma(weights, matrix(state.v.index(at)), sums.acc, is_async=True)
     acc = warpgroup_mma_wait(0, (acc,))
