@@ -26,6 +26,7 @@ CALLS = {
     "documents": Call(weft.causal() & weft.documents([30, 100, 1, 129, 60]), 320, WIDE, heads=(1, 1)),
     "dilated": Call(weft.dilated(30, 30, 3), 300, WIDE, heads=(1, 1)),
     "keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, WIDE, heads=(1, 1)),
+    "prefix": Call(weft.causal() | weft.prefix(100), 300, WIDE, heads=(1, 1)),
     "float16": Call(weft.causal(), 200, WIDE, torch.float16, heads=(1, 1)),
     "narrow": Call(weft.causal() & weft.window(left=250), 400, NARROW, heads=(2, 1)),
     "narrow, full": Call(weft.full(), 300, NARROW, torch.float16, heads=(1, 1)),
