@@ -1,13 +1,14 @@
 """Models of transformers with a sparse mask: compiled by torch, with weft's attention by hand, and by `weft.fuse`.
 
-    PYTHONPATH=src python benchmarks/fused_models.py --out rows.csv            # the first selection, within 120 s
-    PYTHONPATH=src python benchmarks/fused_models.py --out rows.csv --wave 2   # the next one
+    PYTHONPATH=src python benchmarks/fused_models.py --out rows.csv --wave bert-base     # within 200 s
     PYTHONPATH=src python benchmarks/fused_models.py --out rows.csv --only "llama-1b (8, 512)"
 
-Random weights, fp16, inference. The mask is BigBird's in blocks of 64, with causal for gpt2 and llama-1b. Every row has
-a process of its own. All compile at the same time; then they are measured one after the other. ms: the median over
-batches of calls that follow each other, so the host's time counts where it is the longer. error: the largest
-difference to eager float32 on the first batch row, relative to the largest number. --try: small models on a CPU.
+Random weights, fp16, inference; training in bfloat16, without dropout. The mask is BigBird's in blocks of 64, with
+causal for gpt2 and llama-1b, or what follows the model's name. Every row has a process of its own. All compile at the
+same time, but those that measure while they compile do so one by one; then all are measured one after the other. ms:
+the median over batches of calls that follow each other, so the host's time counts where it is the longer. error: the
+largest difference to eager float32 on the first batch row, relative to the largest number. --profile: kernels and
+their times go to the logs. --try: small models on a CPU.
 """
 
 from __future__ import annotations
@@ -17,71 +18,60 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import Empty, Queue
 from statistics import median
 
+import fused_zoo as zoo
 from table import append
 
 FIELDS = ("model", "batch", "tokens", "how", "ms", "error", "notes", "card", "torch", "transformers", "weft")
-BLOCK, RANDOM_BLOCKS = 64, 3
+BLOCK = zoo.BLOCK
 DEFAULT, OVERHEAD = "compile, SDPA", "compile reduce-overhead, SDPA"
 ALONE, FUSED, CAPTURED = "compile, weft attention", "weft.fuse", "weft.fuse reduce-overhead"
 PLAIN = "weft.fuse without templates"
 FLEX = "compile, FlexAttention"
+TRAINED, TRAINED_DEFAULT = "weft.fuse, training", "compile, SDPA, training"
+BY_WEFT, OF_TRAINING = (FUSED, PLAIN, CAPTURED, TRAINED), (TRAINED, TRAINED_DEFAULT)
 LONG, MIDDLE, SHORT = (16, 2048), (8, 512), (1, 128)
-WAVES = (
-    [(m, LONG, how) for how in (FUSED, ALONE, DEFAULT) for m in ("bert-base", "llama-1b", "gpt2")]
-    + [("bert-base", MIDDLE, how) for how in (CAPTURED, OVERHEAD)],
-    [("bert-base", SHORT, how) for how in (CAPTURED, OVERHEAD, DEFAULT)]
-    + [("llama-1b", size, how) for size in (MIDDLE, SHORT) for how in (CAPTURED, OVERHEAD)]
-    + [("gpt2", size, how) for size in (MIDDLE, SHORT) for how in (CAPTURED, OVERHEAD)]
-    + [(m, LONG, PLAIN) for m in ("bert-base", "llama-1b", "gpt2")],
-    [(m, LONG, FLEX) for m in ("bert-base", "llama-1b", "gpt2")]
-    + [("llama-1b", LONG, OVERHEAD), ("bert-base", MIDDLE, ALONE), ("llama-1b", MIDDLE, ALONE)]
-    + [("bert-base", MIDDLE, DEFAULT), ("llama-1b", SHORT, DEFAULT), ("llama-1b", MIDDLE, DEFAULT)],
-)
-LISTED = [*WAVES[0], *WAVES[1], *WAVES[2]]
+
+
+def _all_of(model):
+    return (
+        [(model, LONG, how) for how in (FUSED, DEFAULT)]
+        + [(model, size, how) for size in (MIDDLE, SHORT) for how in (CAPTURED, OVERHEAD)]
+        + [(model, LONG, how) for how in (ALONE, PLAIN)]
+    )
+
+
+WAVES = {model: _all_of(model) for model in ("bert-base", "gpt2", "llama-1b")} | {
+    "training": [("bert-base", LONG, how) for how in OF_TRAINING],
+    "masks": [
+        (f"bert-base, {mask}", LONG, how) for mask in ("causal", "sliding", "Longformer") for how in (FUSED, DEFAULT)
+    ],
+    "others": [(m, LONG, how) for m in ("ViT-base", "t5-base encoder", "bert-large") for how in (FUSED, DEFAULT)],
+    "more": [(m, LONG, FLEX) for m in ("bert-base", "llama-1b")]
+    + [(m, LONG, OVERHEAD) for m in ("bert-base", "gpt2", "llama-1b")]
+    + [(m, size, DEFAULT) for m in ("bert-base", "gpt2", "llama-1b") for size in (MIDDLE, SHORT)],
+}
+LISTED = [one for wave in WAVES.values() for one in wave]
 
 
 # ---- one row, in a process of its own --------------------------------------------------------------------------------
-def configured(name, small):
-    """(class of the model, its configuration)."""
-    import transformers as t
-
-    if name == "bert-base":
-        sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
-        return t.BertModel, t.BertConfig(**(sizes if small else {}), max_position_embeddings=2048)
-    if name == "gpt2":
-        sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4} if small else {}
-        return t.GPT2Model, t.GPT2Config(**sizes, n_positions=2048, use_cache=False)
-    sizes = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8}
-    sizes |= {"intermediate_size": 8192}
-    if small:
-        sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-        sizes |= {"intermediate_size": 96}
-    return t.LlamaModel, t.LlamaConfig(**sizes, vocab_size=32000, max_position_embeddings=2048, use_cache=False)
-
-
-def pattern_of(name, tokens):
-    import weft
-
-    one = weft.bigbird(BLOCK, random=RANDOM_BLOCKS)
-    return one if name == "bert-base" else one & weft.causal()
-
-
 def made(name, small, how, tokens):
-    """The model under one attention implementation, with the same weights in every process."""
+    """(the model under one attention implementation, its mask)."""
     import torch
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     import weft
 
-    pattern = pattern_of(name, tokens)
+    pattern = zoo.pattern_of(name, tokens)
 
     def by_weft(module, query, key, value, attention_mask=None, scaling=None, **_):
         return weft.attention(query, key, value, pattern, scale=scaling).transpose(1, 2), None
@@ -93,12 +83,7 @@ def made(name, small, how, tokens):
         AttentionMaskInterface.register(implementation, sdpa_mask)
     if how == FLEX:
         implementation = "flex_attention"
-    kind, config = configured(name, small)
-    config._attn_implementation = implementation
-    torch.manual_seed(0)
-    with torch.device("cpu" if small else "cuda"):
-        model = kind(config).eval()
-    return model, torch.from_numpy(pattern.to_dense(tokens))
+    return zoo.made(name, small, implementation), torch.from_numpy(pattern.to_dense(tokens))
 
 
 def truth_of(name, small, tokens, ids):
@@ -109,6 +94,16 @@ def truth_of(name, small, tokens, ids):
     given = {"input_ids": ids[:1], "attention_mask": live[None, None].to(ids.device)}
     with torch.no_grad():
         return model(**given).last_hidden_state
+
+
+@contextmanager
+def one_by_one():
+    """Of this driver's processes."""
+    import fcntl
+
+    with (Path(tempfile.gettempdir()) / f"fused_models_{os.getppid()}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def prepared(name, size, how, small):
@@ -122,7 +117,8 @@ def prepared(name, size, how, small):
     ids = torch.randint(5, 1000, (batch, tokens), generator=torch.Generator().manual_seed(1)).to(device)
     truth = truth_of(name, small, tokens, ids)
     model, live = made(name, small, how, tokens)
-    model = model if small else model.half()
+    trained = how in OF_TRAINING
+    model = model if small else model.to(torch.bfloat16 if trained or name.startswith("t5") else torch.float16)
     mask = live[None, None].to(device)
     if how == FLEX:
         from torch.nn.attention.flex_attention import create_block_mask
@@ -133,7 +129,7 @@ def prepared(name, size, how, small):
     if how == PLAIN:
         options["weft.templates"] = "off"
     backend = {"backend": "aot_eager"} if small else {}
-    if how in (FUSED, PLAIN, CAPTURED):
+    if how in BY_WEFT:
         mode = "reduce-overhead" if how == CAPTURED else None
         fast = weft.fuse(model, mode=mode, options=options, dynamic=False)
     elif how == OVERHEAD and not small:
@@ -142,13 +138,19 @@ def prepared(name, size, how, small):
         fast = torch.compile(model, dynamic=False, **backend)
 
     def call():
-        return fast(input_ids=ids, attention_mask=mask).last_hidden_state
+        with torch.set_grad_enabled(trained):
+            out = fast(input_ids=ids, attention_mask=mask).last_hidden_state
+            if trained:
+                out.float().square().mean().backward()
+                model.zero_grad(set_to_none=True)
+        return out
 
-    for _ in range(3):
-        found = call()
+    with one_by_one() if how in BY_WEFT else nullcontext():
+        for _ in range(3):
+            found = call().detach()
     error = float((found[:1].float() - truth).abs().max() / truth.abs().max())
     notes = ""
-    if how in (FUSED, PLAIN, CAPTURED):
+    if how in BY_WEFT:
         notes = f"{len(fast.explanation.replaced)} replaced"
         print(fast.explanation, file=sys.stderr, flush=True)
     if not small:
@@ -177,6 +179,25 @@ def milliseconds(call, cuda):
     return median(batch(count) for _ in range(9 if once < 50 else 5))
 
 
+def profile(call, calls=3, shown=24):
+    """Kernels of a call, the longest first, to the log."""
+    import torch
+
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize()
+        rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
+        total = sum(row.self_device_time_total for row in rows)
+        print(f"\nkernels of a call: {total / calls:.0f} us", file=sys.stderr)
+        for row in rows[:shown]:
+            took = row.self_device_time_total / calls
+            print(f"{took:10.1f} us {row.count / calls:6.1f} of {row.key[:110]}", file=sys.stderr)
+    except Exception:
+        traceback.print_exc()
+
+
 def worker(asked):
     """Prepare, say so, wait for a line, measure."""
     import torch
@@ -195,17 +216,22 @@ def worker(asked):
     row += (torch.cuda.get_device_name() if not asked.small else "CPU, small", torch.__version__)
     row += (transformers.__version__, weft.__version__)
     print(json.dumps(dict(zip(FIELDS, row, strict=True))), flush=True)
+    if asked.profile:
+        with torch.no_grad():
+            profile(call)
+        print(json.dumps({"profiled": True}), flush=True)
 
 
 # ---- the driver ------------------------------------------------------------------------------------------------------
 class Worker:
     """A process and its lines."""
 
-    def __init__(self, index, small, logs):
+    def __init__(self, index, asked, logs):
         self.name = " ".join(map(str, LISTED[index]))
-        command = [sys.executable, __file__, "--worker", str(index), *(["--try"] if small else [])]
+        command = [sys.executable, __file__, "--worker", str(index)]
+        command += ["--try"] * asked.small + ["--profile"] * asked.profile
         self.log = logs / f"{index}.log"
-        environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
+        environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "2"}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log.open("w"), text=True,
             env=environment,
@@ -235,12 +261,10 @@ class Worker:
 
 
 def run(indices, asked):
-    import tempfile
-
     logs = Path(tempfile.mkdtemp()) if asked.logs is None else asked.logs
     logs.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    workers = [Worker(i, asked.small, logs) for i in indices]
+    workers = [Worker(i, asked, logs) for i in indices]
     ready = []
     for one in workers:
         if one.answer(begin + asked.compiling):
@@ -252,6 +276,8 @@ def run(indices, asked):
         one.process.stdin.write("go\n")
         one.process.stdin.flush()
         row = one.answer(time.monotonic() + 20)
+        if row is not None and asked.profile:
+            one.answer(time.monotonic() + 10)
         one.end(row is None)
         if row is None:
             continue
@@ -262,9 +288,10 @@ def run(indices, asked):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("fused_models.csv"))
-    parser.add_argument("--wave", type=int, default=1, choices=(1, 2, 3))
+    parser.add_argument("--wave", default="bert-base", choices=tuple(WAVES))
     parser.add_argument("--only", default="", help="part of 'model (batch, tokens) how'; of all waves")
-    parser.add_argument("--compiling", type=float, default=90, help="seconds after which who is not ready is dropped")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--compiling", type=float, default=150, help="seconds after which who is not ready is dropped")
     parser.add_argument("--logs", type=Path, help="a folder for what processes write, explanations for one")
     parser.add_argument("--try", dest="small", action="store_true")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
@@ -277,9 +304,8 @@ def main():
             sys.exit(1)
         return
     named = [f"{model} {size} {how}" for model, size, how in LISTED]
-    before = sum(len(one) for one in WAVES[: asked.wave - 1])
-    wave = range(before, before + len(WAVES[asked.wave - 1]))
-    run([i for i, name in enumerate(named) if asked.only in name] if asked.only else list(wave), asked)
+    wave = [LISTED.index(one) for one in WAVES[asked.wave]]
+    run([i for i, name in enumerate(named) if asked.only in name] if asked.only else wave, asked)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false \\
         python benchmarks/jax_gpu.py [--problems NAME ...] [--rounds N] [--seconds S] [--out FILE.csv]
 
-Device time: several calls in one jitted function, each of what the one before it gave; many of these functions are
-queued, then waited for, and the wall time is divided. torch's calls are timed likewise, in the same process and in
+Device time: one jitted function computes several copies of the inputs; many calls of it are queued, then waited for,
+and the wall time is divided. torch's calls are timed likewise, on the same copies, in the same process and in
 turn: as they are launched, where a kernel may begin while the one before it ends (PDL), and without that, as jaxlib
 launches. jax.nn joins where it can say the mask. Results are compared with weft's from JAX before they are timed.
 
@@ -188,10 +188,10 @@ def core(report: Report, name: str, torch: Torch | None) -> None:
 def beside_torch(report: Report, inputs: Inputs, direction: str, torch: Torch | None) -> None:
     """Rows of one direction."""
     about, pattern = inputs.about(direction), inputs.workload.make()
-    first, wanted = in_jax("weft.jax", by_weft(pattern), inputs.copies, inputs.calls, direction)
+    first, wanted = in_jax("weft.jax", by_weft(pattern), inputs.copies, direction)
     methods = [first]
     if torch is not None:
-        by_torch = partial(torch.methods, inputs, pattern, inputs.calls, direction, wanted)
+        by_torch = partial(torch.methods, inputs, pattern, direction, wanted)
         methods += guarded(report, about | {"method": "torch"}, lambda: list(by_torch())) or []
     if inputs.workload.name in SAID:
         methods += jax_nn(report, inputs, direction, "cudnn", wanted, SAID[inputs.workload.name])
@@ -213,7 +213,7 @@ def jax_nn(
 
     def make() -> Method:
         copies = [[*copy, *(said[name] for name in told)] for copy in inputs.exchanged()]
-        method, found = in_jax(label, attend, copies, len(copies) if told else inputs.calls, direction)
+        method, found = in_jax(label, attend, copies[:1] if told else copies, direction)
         turned = jax.tree.map(lambda x: x.swapaxes(1, 2), found)
         method.difference = difference(turned, wanted)
         if not method.difference < TOLERANCE:
@@ -237,7 +237,7 @@ def masked(report: Report, implementation: str, heads: int, told: str, direction
     live = ((behind >= 0) & (behind < 1024))[None, None]
     value = live if told == "mask" else jnp.where(live, 0, -1e30).astype(jnp.bfloat16)
     for direction in directions:
-        first, wanted = in_jax("weft.jax", by_weft(workload.make()), inputs.copies, inputs.calls, direction)
+        first, wanted = in_jax("weft.jax", by_weft(workload.make()), inputs.copies, direction)
         methods = [first, *jax_nn(report, inputs, direction, implementation, wanted, {told: value})]
         if methods[1:]:
             guarded(report, inputs.about(direction), partial(report.timed, inputs.about(direction), methods))

@@ -11,9 +11,8 @@ from statistics import median
 from typing import Any
 
 SLOWEST = 0.012  # seconds of queued calls in a round, at least
-IN_ONE = 8  # calls of one jitted function, at most
-COPIES = 3  # of the inputs, at most
-L2 = 64 << 20  # bytes, about
+COPIES = 8  # of the inputs: one jitted function computes all of them, since equal calls would be one
+LONG = 4e12  # operations of a forward, from which one copy is enough
 Thunk = Callable[[], Any]
 Attend = Callable[..., Any]
 
@@ -72,7 +71,7 @@ class Inputs:
         import jax
 
         w = self.workload
-        count = min(COPIES, ceil(2 * L2 / w.nbytes("fwd")))
+        count = COPIES if w.flops("fwd") < LONG else 1
         sides = (w.q_heads, w.m), (w.kv_heads, w.n), (w.kv_heads, w.n), (w.q_heads, w.m)
         shapes = [(w.batch, h, n, w.d) for h, n in sides]
 
@@ -88,11 +87,6 @@ class Inputs:
         w = self.workload
         return {"problem": w.name, "shape": w.shape, "dtype": w.dtype, "direction": direction}
 
-    @property
-    def calls(self) -> int:
-        """Calls of one jitted function: few of those that take long."""
-        return len(self.copies) * (IN_ONE // len(self.copies) if self.workload.flops("fwd") < 4e12 else 1)
-
     def exchanged(self) -> list[Any]:
         """With tokens before heads, as jax.nn wants them."""
         import jax
@@ -101,11 +95,8 @@ class Inputs:
         return [turn(copy) for copy in self.copies]
 
 
-def in_jax(name: str, attend: Attend, copies: list[Any], calls: int, direction: str) -> tuple[Method, Any]:
-    """(attend(q, k, v, *more) or its gradients, timed; the first result). copies: of q, k, v, dout and more.
-
-    Each call takes what the one before it gave, q the output and dout the gradient of q: equal calls would be one.
-    """
+def in_jax(name: str, attend: Attend, copies: list[Any], direction: str) -> tuple[Method, Any]:
+    """(attend(q, k, v, *more) or its gradients, timed; the first result). copies: of q, k, v, dout and more."""
     import jax
 
     @jax.jit
@@ -115,22 +106,12 @@ def in_jax(name: str, attend: Attend, copies: list[Any], calls: int, direction: 
     forwards = direction == "fwd"
     given = copies if forwards else [(saved(copy), copy[3]) for copy in copies]
 
-    def one(copy: Any, last: Any) -> Any:
-        if forwards:
-            return attend(copy[0] if last is None else last, *copy[1:3], *copy[4:])
-        return copy[0](copy[1] if last is None else last)
+    def one(copy: Any) -> Any:
+        return attend(*copy[:3], *copy[4:]) if forwards else copy[0](copy[1])
 
-    @jax.jit
-    def chained(given: Any) -> Any:
-        last, kept = None, []
-        for number in range(calls):
-            made = one(given[number % len(given)], last)
-            last = made if forwards else made[0]
-            kept += [] if forwards else made[1:]  # else nobody would compute them
-        return last, kept
-
-    first = jax.block_until_ready(jax.jit(one)(given[0], None))
-    return Method(name, lambda: chained(given), calls, jax.block_until_ready), first
+    every = jax.jit(lambda given: [one(copy) for copy in given])
+    first = jax.block_until_ready(jax.jit(one)(given[0]))
+    return Method(name, lambda: every(given), len(given), jax.block_until_ready), first
 
 
 def by_weft(pattern: Any) -> Attend:
@@ -182,7 +163,7 @@ class Torch:
 
         driver.Launch._configured = without  # type: ignore[method-assign]
 
-    def methods(self, inputs: Inputs, pattern: Any, calls: int, direction: str, wanted: Any) -> Iterator[Method]:
+    def methods(self, inputs: Inputs, pattern: Any, direction: str, wanted: Any) -> Iterator[Method]:
         """Both, each compared with what JAX gave."""
         import jax.numpy as jnp
 
@@ -196,14 +177,13 @@ class Torch:
             made = [jnp.from_dlpack(x) for x in (found if isinstance(found, tuple) else (found,))]
             far = difference(made, wanted if direction == "bwd" else [wanted])
             del found, made
-            yield Method(
-                name, partial(self._queued, functions, calls, stream), calls, lambda _: torch.cuda.synchronize(), far
-            )
+            queued = partial(self._queued, functions, stream)
+            yield Method(name, queued, len(functions), lambda _: torch.cuda.synchronize(), far)
 
-    def _queued(self, functions: list[Thunk], calls: int, stream: Any) -> None:
+    def _queued(self, functions: list[Thunk], stream: Any) -> None:
         with self.torch.cuda.stream(stream):
-            for number in range(calls):
-                functions[number % len(functions)]()
+            for function in functions:
+                function()
 
     def _functions(self, copies: Any, pattern: Any, direction: str, stream: Any) -> list[Thunk]:
         import weft

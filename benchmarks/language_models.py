@@ -1,15 +1,17 @@
 """Language models of transformers under weft, beside transformers' own sdpa and FlexAttention, with random weights.
 
-    python benchmarks/language_models.py [--only NAME ...] [--small] [--rounds N] [--seconds S] [--out FILE.csv]
+    python benchmarks/language_models.py [--only NAME ...] [--small] [--rounds N] [--seconds S] [--profile] [--out CSV]
 
 - step: one attention call of decoding inside a CUDA graph, over a static cache of 8192 keys under a causal mask, and of
   65536 keys with a window of 4096; 32 heads of queries, 8 of keys, 128 numbers each.
 - gpt: GPT-2 with 125M parameters, trained by AdamW on packed documents, 8 to a sequence, that differ at every step.
+  gpt-compiled: its MLPs, norms and loss are compiled by torch, so that attention is more of the step.
 - modernbert, gemma3: layers of ModernBERT-base and Gemma 3 4B, local and global ones as there, forward alone.
 
-All is bfloat16 on a GPU. Methods take turns; a figure is the median of the rounds. `apart` is the largest difference
-from sdpa's result, relative to the largest number there. Every problem first runs once in a process of its own, all at
-the same time, so that kernels are compiled. Without a GPU, --small sizes run, in float32.
+All is bfloat16 on a GPU. Methods take turns; a figure is the median of the rounds. Under `nothing` attention returns
+the values: no method can be faster. --profile prints where each method spends its time on the GPU. `apart` is the
+largest difference from sdpa's result, relative to the largest number there. Every problem first runs once in a process
+of its own, all at the same time, so that kernels are compiled. Without a GPU, --small sizes run, in float32.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ ORIGIN = ("date", "machine", "driver", "python", "torch", "triton", "threads", "
 COLUMNS = (*ORIGIN, *SAID)
 CUDA = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if CUDA else ("cpu", torch.float32)
-DOCUMENTS, STEPS, CACHES, CALLS = 8, 6, 4, 20
-FLEX = "flex_attention"
+DOCUMENTS, STEPS, CACHES, CALLS, KERNELS = 8, 6, 4, 20, 40
+FLEX, NOTHING, COMPILED = "flex_attention", "nothing", "-compiled"
 Prepare = Callable[[str], tuple[Callable[[], Any], Tensor]]  # of a method: what is timed, and its result once
 
 
@@ -60,14 +62,14 @@ class Problem(NamedTuple):
 
 
 PROBLEMS = [
-    Problem("step", 1, 8192), Problem("step", 32, 8192), Problem("step", 1, 65536, 4096),
-    Problem("step", 32, 65536, 4096), Problem("gpt", 8, 2048), Problem("gpt", 2, 8192), Problem("gpt", 32, 512),
-    Problem("modernbert", 1, 32768), Problem("modernbert", 8, 4096), Problem("gemma3", 1, 32768),
-    Problem("gemma3", 8, 4096),
+    Problem("gemma3", 8, 4096), Problem("gemma3", 1, 32768),
+    *(Problem(kind, *size) for kind in ("gpt", "gpt-compiled") for size in ((8, 2048), (2, 8192), (32, 512))),
+    Problem("modernbert", 1, 32768), Problem("modernbert", 8, 4096),
+    *(Problem("step", batch, *size) for size in ((8192, None), (65536, 4096)) for batch in (1, 32)),
 ]  # fmt: skip
 SMALL = [
-    Problem("step", 1, 128), Problem("step", 2, 256, 64), Problem("gpt", 2, 128), Problem("modernbert", 1, 256),
-    Problem("gemma3", 1, 256),
+    Problem("step", 1, 128), Problem("step", 2, 256, 64), Problem("gpt", 2, 128), Problem("gpt-compiled", 2, 128),
+    Problem("modernbert", 1, 256), Problem("gemma3", 1, 256),
 ]  # fmt: skip
 
 
@@ -118,6 +120,33 @@ def _graph_of(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
     return graph.replay
 
 
+class _Values(torch.autograd.Function):
+    """The values in place of attention, with no gradient for queries and keys but zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        ctx.group = query.shape[1] // value.shape[1]
+        return value.repeat_interleave(ctx.group, 1) if ctx.group > 1 else value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        return None, None, given[0].unflatten(1, (-1, ctx.group)).sum(2) if ctx.group > 1 else given[0]
+
+
+def _nothing(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **told: Any) -> tuple[Tensor, None]:
+    """What transformers takes for an attention function."""
+    out: Any = _Values.apply(query, key, value)
+    return out.transpose(1, 2), None
+
+
+def register_nothing() -> None:
+    """Make it known to transformers, with a mask of nothing."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NOTHING, _nothing)
+    AttentionMaskInterface.register(NOTHING, lambda *_, **__: None)
+
+
 # ---- models ----------------------------------------------------------------------------------------------------------
 def gpt(tokens: int) -> Any:
     """GPT-2 of 124M parameters, with positions for so many tokens."""
@@ -132,6 +161,15 @@ def gpt(tokens: int) -> Any:
     made = AutoModelForCausalLM.from_config(config)
     type(made)._supports_flex_attn = True  # transformers does not say so, but its layers take any function
     return made
+
+
+def compiled(model: Any) -> Any:
+    """The model with all compiled by torch that is not attention or a product beside it."""
+    for layer in model.transformer.h:
+        for part in (layer.ln_1, layer.ln_2, layer.mlp):
+            part.compile(dynamic=False)
+    model.loss_function = torch.compile(model.loss_function, dynamic=False)
+    return model
 
 
 def modernbert(tokens: int) -> Any:
@@ -167,9 +205,12 @@ def gemma3(tokens: int) -> Any:
 def model(problem: Problem) -> Prepare:
     """One model, told to take one implementation of attention after the other."""
     torch.manual_seed(0)
-    made = {"gpt": gpt, "modernbert": modernbert, "gemma3": gemma3}[problem.kind](problem.tokens).to(DEVICE, DTYPE)
+    kind = problem.kind.removesuffix(COMPILED)
+    made = {"gpt": gpt, "modernbert": modernbert, "gemma3": gemma3}[kind](problem.tokens).to(DEVICE, DTYPE)
+    if kind != problem.kind:
+        made = compiled(made)
     ids = torch.randint(3, made.config.vocab_size, (problem.batch, problem.tokens), device=DEVICE)
-    run = _trained(made, ids) if problem.kind == "gpt" else _forward(made, ids)
+    run = _trained(made, ids) if kind == "gpt" else _forward(made, ids)
 
     def under(method: str) -> Any:
         made.set_attn_implementation(method)
@@ -178,7 +219,7 @@ def model(problem: Problem) -> Prepare:
     @torch.no_grad()
     def prepare(method: str) -> tuple[Callable[[], Any], Tensor]:
         made.set_attn_implementation(method)
-        told = {"position_ids": packed(*ids.shape, 0)} if problem.kind == "gpt" else {}
+        told = {"position_ids": packed(*ids.shape, 0)} if kind == "gpt" else {}
         out = made.eval()(ids, **told)[0]
         return partial(under, method), out[:, :: max(1, problem.tokens // 512)].clone()
 
@@ -221,13 +262,13 @@ def packed(batch: int, tokens: int, seed: int) -> Tensor:
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
-def measured(problem: Problem, rounds: int) -> Iterator[dict[str, Any]]:
-    """Rows of one problem; with no rounds everything runs once."""
+def measured(problem: Problem, rounds: int, profile: bool = False) -> Iterator[dict[str, Any]]:
+    """Rows of one problem; with no rounds everything runs once. profile: print what ran on the GPU."""
     decoding = problem.kind == "step"
     prepare = step(problem) if decoding else model(problem)
     found: dict[str, dict[str, Any]] = {}
     runs: dict[str, Callable[[], Any]] = {}
-    for method in ["sdpa", "weft"] + ([FLEX] if CUDA and not decoding else []):
+    for method in ["sdpa", "weft", *([] if decoding else [FLEX, NOTHING] if CUDA else [NOTHING])]:
         with reported(f"{problem.name} {method}"):
             run, out = prepare(method)
             runs[method], found[method] = run, {"out": out, "ms": []}
@@ -241,8 +282,29 @@ def measured(problem: Problem, rounds: int) -> Iterator[dict[str, Any]]:
             ms, peak = timed(run)
             found[method]["ms"].append(ms)
             found[method]["peak"] = peak
+    for method, run in runs.items() if profile and rounds else ():
+        with reported(f"{problem.name} {method}"):
+            print(f"{problem.name} {method}, {KERNELS} kernels:", spent(run), sep="\n", flush=True)
     if rounds:
         yield from _rows(problem, found)
+
+
+def spent(run: Callable[[], Any]) -> str:
+    """The kernels that took longest in one run, in milliseconds, with how often they ran; then all of them together."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA if CUDA else ProfilerActivity.CPU]) as seen:
+        run()
+        if CUDA:
+            torch.cuda.synchronize()
+    took = sorted(((_ms(one), one.count, one.key) for one in seen.key_averages()), reverse=True)
+    lines = [f"{ms:10.3f} {count:6d}  {name[:110]}" for ms, count, name in took[:KERNELS]]
+    return "\n".join([*lines, f"{sum(ms for ms, *_ in took):10.3f} {sum(count for _, count, _ in took):6d}  all"])
+
+
+def _ms(event: Any) -> float:
+    took = event.self_device_time_total if CUDA else event.self_cpu_time_total
+    return float(took) / 1e3
 
 
 @contextmanager
@@ -269,15 +331,18 @@ def timed(run: Callable[[], Any]) -> tuple[float, int]:
 
 
 def _rows(problem: Problem, found: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    of = {"step": CALLS, "gpt": STEPS}.get(problem.kind, 1)
+    trained = problem.kind.startswith("gpt")
+    of = {"step": CALLS}.get(problem.kind, STEPS if trained else 1)
     ours = median(found["weft"]["ms"]) if "weft" in found else float("nan")
     truth = found["sdpa"]["out"].float() if "sdpa" in found else None
     for method, one in found.items():
         ms = median(one["ms"])
-        apart = float("nan") if truth is None else float((one["out"].float() - truth).abs().max() / truth.abs().max())
+        apart = float("nan")
+        if truth is not None and method != NOTHING:
+            apart = float((one["out"].float() - truth).abs().max() / truth.abs().max())
         tokens = problem.batch * (1 if problem.kind == "step" else problem.tokens)
         row = (
-            problem.name, method, problem.batch, problem.tokens, "train" if problem.kind == "gpt" else "fwd",
+            problem.name, method, problem.batch, problem.tokens, "train" if trained else "fwd",
             f"{ms / of:.4f}", f"{1e3 * of * tokens / ms:.0f}", f"{ms / ours:.2f}", one["peak"] >> 20, f"{apart:.1e}",
         )  # fmt: skip
         yield origin() | dict(zip(SAID, row, strict=True))
@@ -318,24 +383,26 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     parser.add_argument("--rounds", type=int, default=3, help="0: run once, time nothing")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no problem after so long")
+    parser.add_argument("--profile", action="store_true", help="print what each method runs on the GPU")
     parser.add_argument("--out", type=Path, help="append rows to this CSV file")
     asked = parser.parse_args()
     begin = time.perf_counter()
     warnings.filterwarnings("ignore")
     register()
+    register_nothing()
     torch._dynamo.config.automatic_dynamic_shapes = False  # a kernel for each length, as the others have
     torch._dynamo.config.cache_size_limit = 64
     known = {one.name: one for one in (SMALL if asked.small or not CUDA else PROBLEMS)}
     names = asked.only or list(known)
     if asked.rounds and CUDA:
-        warm(names, ["--small"] if asked.small else [], min(asked.seconds / 2, 300))
+        warm(names, ["--small"] if asked.small else [], 0.6 * min(asked.seconds, 500))
         print(f"compiled after {time.perf_counter() - begin:.0f} s", flush=True)
     for name in names:
         if time.perf_counter() - begin > asked.seconds:
             print(f"{name}: left out, {asked.seconds:.0f} s are over", flush=True)
             continue
         with reported(name):
-            for row in measured(known[name], asked.rounds):
+            for row in measured(known[name], asked.rounds, asked.profile):
                 print("  ".join(f"{row[column]!s:>14}" for column in SAID), flush=True)
                 append(asked.out, COLUMNS, row)
         if CUDA:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil
 from typing import Any
@@ -16,15 +16,17 @@ import weft
 
 HEADS, KV_HEADS, D, PAGE, WINDOW = 32, 8, 128, 64, 4096
 CACHED = 256 << 20  # bytes of keys that a graph goes through, so that none finds its keys in L2
+OURS, PAGED = "weft", "weft, pages"
 Row = dict[str, Any]
 
 
 def steps(device: str, small: bool) -> Iterator[Row]:
     """A row for each way of each step: contiguous keys, pages, and SDPA, by flash and as torch chooses."""
-    batches, lengths = ((1, 2), (256, 512)) if small else ((1, 32, 256), (8192, 65536))
+    batches, lengths, window = ((1, 2), (256, 512), 64) if small else ((1, 32, 256), (8192, 65536), WINDOW)
     for batch in batches:
         for keys in lengths:
-            yield from _steps(device, batch, keys, 64 if small else WINDOW)
+            for reach in (None, window):
+                yield from Problem(device, batch, keys, reach).rows(("sdpa", "sdpa, flash", OURS, PAGED))
 
 
 class Pools:
@@ -52,67 +54,72 @@ class Pools:
         return [x.view(-1, PAGE, KV_HEADS, D).transpose(1, 2) for x in self.memory[copy]]
 
 
-def _steps(device: str, batch: int, keys: int, window: int) -> Iterator[Row]:
-    pools = Pools(device, batch, keys)
-    for reach in (None, window):
+class Problem:
+    """Keys and queries of one size. took: microseconds by who took them."""
+
+    def __init__(self, device: str, batch: int, keys: int, window: int | None) -> None:
+        self.device, self.pools = device, Pools(device, batch, keys)
+        self.live = keys if window is None else min(window, keys)
         mask = weft.causal(align="bottom-right")
-        if reach is not None:
-            mask = mask & weft.window(left=reach - 1, align="bottom-right")
-        name = f"decode batch {batch}, {keys} keys, {'no window' if reach is None else f'window {reach}'}"
-        took: dict[str, float] = {}
-        for who, call in _ways(pools, mask, reach, device):
-            row = {"table": name, "who": who, "direction": "fwd", "beside": "sdpa"}
-            try:
-                if who != "weft, pages":
-                    row["error"] = f"{_off(pools, call(0), keys if reach is None else min(reach, keys)):.2g}"
-                else:
-                    row["error"] = f"{_off_pages(pools, call(0), mask):.2g}"
-                calls = [partial(call, copy) for copy in range(pools.copies)]
-                took[who] = microseconds(calls) if device == "cuda" else _on_host(calls)
-                row |= {"us": round(took[who], 2), "ratio": round(took[who] / took["sdpa"], 4)}
-                if who == "weft, pages":
-                    row |= {"message": f"{took[who] / took['weft']:.3f} of weft without pages"}
-            except Exception as failed:
-                row["message"] = f"{type(failed).__name__}: {failed}".replace("\n", " ")[:300]
-            yield row
+        self.mask = mask if window is None else mask & weft.window(left=window - 1, align="bottom-right")
+        self.name = f"decode batch {batch}, {keys} keys, {'no window' if window is None else f'window {window}'}"
+        self.took: dict[str, float] = {}
 
+    def rows(self, names: Sequence[str], beside: str = "") -> Iterator[Row]:
+        """A row of each of these ways. beside: what is said of them."""
+        for name, call in self._ways():
+            if name in names:
+                yield self._row(name, f"{name}, {beside}" if beside else name, call)
 
-def _ways(pools: Pools, mask: Any, reach: int | None, device: str) -> Iterator[tuple[str, Callable[[int], Tensor]]]:
-    first = 0 if reach is None else max(0, pools.keys - reach)
+    def _row(self, name: str, who: str, call: Callable[[int], Tensor]) -> Row:
+        row: Row = {"table": self.name, "who": who, "direction": "fwd", "beside": "sdpa"}
+        try:
+            off = self._off_in_pages if name == PAGED else self._off
+            row["error"] = f"{off(call(0)):.2g}"
+            calls = [partial(call, copy) for copy in range(self.pools.copies)]
+            took = self.took[who] = microseconds(calls) if self.device == "cuda" else _on_host(calls)
+            row |= {"us": round(took, 2), "ratio": round(took / self.took["sdpa"], 4)}
+            if who != OURS and OURS in self.took:
+                row["message"] = f"{took / self.took[OURS]:.3f} of {OURS}"
+        except Exception as failed:
+            row["message"] = f"{type(failed).__name__}: {failed}".replace("\n", " ")[:300]
+        return row
 
-    def of_torch(copy: int) -> Tensor:
-        k, v = (x[:, :, first:] for x in pools.rows(copy))
-        return torch.nn.functional.scaled_dot_product_attention(pools.q, k, v, enable_gqa=True)
+    def _ways(self) -> Iterator[tuple[str, Callable[[int], Tensor]]]:
+        pools, first = self.pools, self.pools.keys - self.live
 
-    def by_flash(copy: int) -> Tensor:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+        def of_torch(copy: int) -> Tensor:
+            k, v = (x[:, :, first:] for x in pools.rows(copy))
+            return torch.nn.functional.scaled_dot_product_attention(pools.q, k, v, enable_gqa=True)
 
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return of_torch(copy)
+        def by_flash(copy: int) -> Tensor:
+            from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    def ours(copy: int) -> Any:
-        return weft.decode_attention(pools.q, *pools.rows(copy), mask, pools.count)
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                return of_torch(copy)
 
-    def paged(copy: int) -> Any:
-        return weft.decode_attention(pools.q, *pools.pages(copy), mask, pools.count, block_table=pools.table)
+        def ours(copy: int) -> Any:
+            return weft.decode_attention(pools.q, *pools.rows(copy), self.mask, pools.count)
 
-    yield "sdpa", of_torch
-    if device == "cuda":
-        yield "sdpa, flash", by_flash
-    yield "weft", ours
-    yield "weft, pages", paged
+        def paged(copy: int) -> Any:
+            return weft.decode_attention(pools.q, *pools.pages(copy), self.mask, pools.count, block_table=pools.table)
 
+        yield "sdpa", of_torch
+        if self.device == "cuda":
+            yield "sdpa, flash", by_flash
+        yield OURS, ours
+        yield PAGED, paged
 
-def _off(pools: Pools, found: Tensor, live: int) -> float:
-    """How far one head of the first row is off, as a part of its largest number."""
-    k, v = (x[0, 0, pools.keys - live :].double() for x in pools.rows(0))
-    return _compared(pools, found, k, v)
+    def _off(self, found: Tensor) -> float:
+        """How far one head of the first row is off, as a part of its largest number."""
+        k, v = (x[0, 0, self.pools.keys - self.live :].double() for x in self.pools.rows(0))
+        return _compared(self.pools, found, k, v)
 
-
-def _off_pages(pools: Pools, found: Tensor, mask: Any) -> float:
-    seen = torch.from_numpy(mask.to_dense(1, pools.keys)[0]).to(pools.device)
-    k, v = (x[pools.table[0].long(), 0].flatten(0, 1)[seen].double() for x in pools.pages(0))
-    return _compared(pools, found, k, v)
+    def _off_in_pages(self, found: Tensor) -> float:
+        pools = self.pools
+        seen = torch.from_numpy(self.mask.to_dense(1, pools.keys)[0]).to(pools.device)
+        k, v = (x[pools.table[0].long(), 0].flatten(0, 1)[seen].double() for x in pools.pages(0))
+        return _compared(pools, found, k, v)
 
 
 def _compared(pools: Pools, found: Tensor, k: Tensor, v: Tensor) -> float:

@@ -14,8 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Files that take longest, the first of them minutes: begun last, each would leave the other workers without work.
 LONGEST = (
     "triton/test_compile.py", "triton/test_interpreted.py", "docs/test_site.py", "torch/test_layouts.py",
-    "ptx/test_group_queries.py", "ptx/test_kernels.py", "torch/test_compile.py", "ptx/test_one_walk.py",
-    "kernels/test_conformance.py", "ptx/test_few_keys.py", "triton/test_rowwise.py", "ptx/test_groups.py",
+    "ptx/test_group_queries.py", "ptx/test_kernels.py", "torch/test_compile.py", "ptx/test_fused.py",
+    "kernels/test_conformance.py", "ptx/test_sparse_keys.py", "triton/test_rowwise.py", "ptx/test_groups.py",
     "gpu/test_oracle_cases.py", "test_demo.py",
 )  # fmt: skip
 ROOT = Path(__file__).parent

@@ -51,15 +51,15 @@ def layers(small: bool = False) -> dict[str, Layer]:
     def line(letter: str, name: str, pattern: Any, tokens: int, **more: Any) -> tuple[str, Layer]:
         made = pattern if callable(pattern) else lambda ranks: pattern
         given = {"heads": (32, 8), "dim": 128} | more
-        given |= {"heads": (4, 2), "dim": 16} if small else {}
+        given |= {"heads": (8, 4), "dim": 16, "dtype": "float32"} if small else {}
         return letter, Layer(name, made, lambda ranks: (ranks * n(tokens),), **given)
 
     def grid(letter: str, name: str, window: tuple[int, ...], shape: tuple[int, ...], **more: Any) -> tuple[str, Layer]:
         stride = more.pop("stride", None)
-        window, shape = (tuple(map(w, window)), tuple(max(4, x // 4) for x in shape)) if small else (window, shape)
+        window, shape = (tuple(map(w, window)), tuple(max(4, x // 8) for x in shape)) if small else (window, shape)
         stride = stride and not small and stride
         options = {"stride": stride} if stride else {}
-        more |= {"heads": (4, 4), "dim": 16} if small else {}
+        more |= {"heads": (4, 4), "dim": 16, "dtype": "float32"} if small else {}
 
         def size(ranks: int) -> tuple[int, ...]:
             return (*shape[:-1], ranks * shape[-1])

@@ -26,8 +26,8 @@ from weft.distributed import STRATEGIES, Link
 from weft.distributed.model import cost_of
 from weft.distributed.plan import Plan
 from weft.errors import OptionError
+from weft.torch.distributed.exchange import sent, unpacked
 
-FORCED = ("a", "h", "i", "c")  # layers that each strategy computes
 Inputs = tuple[list[Tensor], Tensor]
 
 
@@ -81,6 +81,7 @@ class Measured:
         self.told = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
         self.rows = Rows(given.out, rank)
         self.link = Link()
+        self.alone: dict[str, dict[str, float]] = {}  # milliseconds of one GPU, by layer
 
     def there_is_time(self, seconds: float) -> bool:
         said = [time.time() + seconds < self.given.end]
@@ -107,17 +108,23 @@ class Measured:
 
     # ---- the model
     def exchange(self) -> None:
-        """Bandwidth and latency of all_to_all_single, and of all-gather."""
+        """Bandwidth and latency of all_to_all_single, and of an exchange as layers have it: packed, sent, put together.
+
+        The link is fitted to the latter: a line through two sizes, and at least what the smallest takes.
+        """
         found = []
         for power in (16, 20, 23, 26, 29):
             size = 1 << (power if self.device.type == "cuda" else power - 8)
-            sent = torch.zeros(size * self.ranks // 2, dtype=torch.bfloat16, device=self.device)
-            came = torch.empty_like(sent)
-            ms = self.time(lambda sent=sent, came=came: dist.all_to_all_single(came, sent), rounds=15)
             nbytes = size * (self.ranks - 1)
-            found.append((nbytes, ms / 1e3))
+            flat = torch.zeros(size * self.ranks // 2, dtype=torch.bfloat16, device=self.device)
+            came = torch.empty_like(flat)
+            ms = self.time(lambda flat=flat, came=came: dist.all_to_all_single(came, flat), rounds=15)
             self.rows.add(kind="exchange", layer="all_to_all_single", ranks=self.ranks, ms=ms, bytes_counted=nbytes)
-        (low, least), (high, most) = found[1], found[-1]
+            blocks = [[x.view(1, 4, -1, 32)] for x in flat.chunk(self.ranks)]
+            ms = self.time(lambda blocks=blocks: _exchanged(blocks), rounds=15)
+            self.rows.add(kind="exchange", layer="packed", ranks=self.ranks, ms=ms, bytes_counted=nbytes)
+            found.append((nbytes, ms / 1e3))
+        (low, least), (high, most) = found[2], found[-1]
         bandwidth = (high - low) / (most - least)
         latency = min(seconds - nbytes / bandwidth for nbytes, seconds in found[:3]) / np.ceil(np.log2(self.ranks))
         self.link = Link(inside=bandwidth, latency=max(1e-7, latency))
@@ -133,23 +140,26 @@ class Measured:
 
     # ---- layers
     def layer(self, name: str) -> None:
+        """The chosen strategy, beside one GPU with its share of the tokens."""
         layer = layers(self.given.small)[name]
-        share = layer.tokens(1)
-        inputs = drawn(layer, share, self.device)
-        one = {
+        inputs = drawn(layer, layer.tokens(1), self.device)
+        self.alone[name] = {
             which: self.time(lambda f=f: f(lambda *x: weft.attention(*x, layer.pattern(1)), inputs))
             for which, f in (("forward", forward), ("both", gradients))
         }
         inputs = None
-        forced = name in FORCED
-        for number, strategy in enumerate(list(strategies_of(layer, self.ranks))[: None if forced else 1]):
-            plan = methods.plan_of(layer, self.ranks, strategy)
-            said = f"weft {strategy}" if number else f"weft, chosen: {strategy}"
-            self.method(name, layer, (said, methods.by_weft(plan)), plan, one, check=number == 0)
+        plan = methods.plan_of(layer, self.ranks)
+        way = f"weft, chosen: {plan.strategy}", methods.by_weft(plan)
+        self.method(name, layer, way, plan, check=True)
 
-    def method(
-        self, name: str, layer: Layer, way: tuple[str, methods.Call], plan: Plan, one: dict[str, float], check: bool
-    ) -> None:  # fmt: skip
+    def others(self, name: str) -> None:
+        """Every other strategy."""
+        layer = layers(self.given.small)[name]
+        for strategy in list(strategies_of(layer, self.ranks))[1:]:
+            plan = methods.plan_of(layer, self.ranks, strategy)
+            self.method(name, layer, (f"weft {strategy}", methods.by_weft(plan)), plan, check=False)
+
+    def method(self, name: str, layer: Layer, way: tuple[str, methods.Call], plan: Plan, check: bool) -> None:
         said, call = way
         ours = said.startswith("weft")
         tokens = torch.as_tensor(plan.shards.tokens[self.rank].array(), device=self.device)
@@ -180,8 +190,9 @@ class Measured:
             }  # fmt: skip
         for which, f in (("forward", forward), ("both", gradients)):
             ms = self.time(lambda f=f: f(call, inputs))
-            predicted = self.predicted(plan, one[which], which == "both") if ours else ""
-            alone = one[which] if layer.scales and ours else ""
+            one = self.alone[name][which] if ours else 0.0
+            predicted = self.predicted(plan, one, which == "both") if ours else ""
+            alone = one if layer.scales and ours else ""
             self.rows.add(**shared, direction=which, ms=ms, one_gpu_ms=alone, predicted_ms=predicted)
 
     def flex(self, name: str) -> None:
@@ -189,13 +200,13 @@ class Measured:
         layer = layers(self.given.small)[name]
         inner, plan = flex_call(layer, self.ranks, self.rank, self.device)
         call = methods.gathered(inner)
-        self.method(name, layer, ("all-gather, FlexAttention", call), plan, {}, check=True)
+        self.method(name, layer, ("all-gather, FlexAttention", call), plan, check=True)
         if layer.shards == "zigzag":
             return
         order = np.arange(layer.tokens(self.ranks))
         inner = methods.flex_of(plan.pattern, order.size, order, order, self.device)
         whole = methods.by_heads_of(inner)
-        self.method(name, layer, ("Ulysses, FlexAttention", whole), plan, {}, check=False)
+        self.method(name, layer, ("Ulysses, FlexAttention", whole), plan, check=False)
 
     def beside_all_gather(self, name: str) -> None:
         """Wall times of the chosen strategy and of all-gather in turn."""
@@ -255,6 +266,13 @@ class Measured:
         profiled(lambda: gradients(call, inputs), self.given.profile, self.rank)
 
 
+def _exchanged(blocks: list[list[Tensor]]) -> Tensor:
+    """Blocks of each rank, packed and sent; what comes is put together."""
+    shapes = [[x.shape for x in peer] for peer in blocks]
+    came = unpacked(sent(blocks, shapes, dist.group.WORLD).arrived(), shapes)
+    return torch.cat([x for (x,) in came], dim=2)
+
+
 def _off(x: Tensor, y: Tensor) -> float:
     return float((x.float() - y.float()).abs().max() / y.float().abs().max())
 
@@ -271,7 +289,7 @@ def gloo_layers() -> dict[str, Layer]:
 def model_layers(ranks: int, small: bool = False) -> list[Layer]:
     """Attention of the models, at 131,072 tokens in all whatever the ranks."""
     tokens, near = (4096, 64) if small else (131072, 1024)
-    heads, dim = ((4, 2), 32) if small else ((16, 8), 128)
+    heads, dim = ((8, 4), 32) if small else ((16, 8), 128)
     grid, size = ((8, 16, 16), (3, 5, 5)) if small else ((32, 64, 64), (18, 24, 24))
     return [
         Layer("gemma window", lambda _: causal() & window(left=near - 1), lambda _: (tokens,), heads, dim),

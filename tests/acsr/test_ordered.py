@@ -66,7 +66,7 @@ def test_plans_are_proven(name):
     plan.verify()
     on_gpu = plan_attention(pattern, Problem(1, 2, 1, n, n, 64, 64, "bfloat16", "cuda"), GPU)
     on_gpu.verify()
-    assert any(launch.is_ordered for share in on_gpu.every_share() for launch in share.plan.launches)
+    assert any(nest.is_ordered for share in on_gpu.every_share() for nest in share.plan.nests)
     random = np.random.default_rng(0)
     q, k, v = (random.standard_normal((n, 8)) for _ in range(3))
     expected = forward(pattern.acsr(n), q, k, v, Scoring(0.3))

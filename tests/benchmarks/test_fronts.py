@@ -45,3 +45,32 @@ def test_what_is_allowed_of_a_block(script, monkeypatch):
         ("weft", "1.00", ""), ("flex", "1.60", ""), ("dense", "2.00", "1.82"), ("nothing", "0.80", ""),
     ]  # fmt: skip
     assert {row["direction"] for row in rows[4:]} == {"fwd"}
+
+
+@pytest.mark.parametrize("off", [1.4, 1.6])
+def test_a_block_may_be_as_far_from_float32_as_a_dense_masks(script, monkeypatch, capsys, off):
+    """Of each tensor by its own norm; what is zero by mathematics, and noise in both, is no difference."""
+    blocks = script("video_blocks")
+    exact = {"the output": torch.ones(4), "bias": torch.full((4,), 1e-4), "zero": torch.zeros(4)}
+    noise = {blocks.ByMask: (1.01, 1e-12), blocks.State: (1 + off / 100, -3e-12)}
+
+    class Block:
+        def __init__(self, *_):
+            self.model = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
+
+        def in_float32(self):
+            return SimpleNamespace(under=lambda kind: None, results=lambda: exact)
+
+        def under(self, kind):
+            self.factor, self.added = noise[kind]
+
+        def results(self):
+            return {name: x * (self.factor if name == "bias" else 1) + self.added for name, x in exact.items()}
+
+    monkeypatch.setattr(blocks, "Block", Block)
+    if off < blocks.MORE:
+        blocks.beside_a_dense_mask("ltx")
+        assert "furthest off is bias: 1.4e-02 of its norm, a dense mask's 1.0e-02" in capsys.readouterr().out
+    else:
+        with pytest.raises(ValueError, match=r"ltx: bias of weft is 1\.5 times"):
+            blocks.beside_a_dense_mask("ltx")

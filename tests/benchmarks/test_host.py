@@ -44,5 +44,5 @@ def test_calls_launch_what_a_gpu_would_be_given(host, monkeypatch):
     assert all(len(us) == 2 and min(us) > 0 for us in found.values())
     each = 2 * (host.WARM + 1)
     launched = {name: names.count(name) for name in names}  # of a short window
-    assert launched == {"forward": (2 + len(masks)) * each + 1 + host.LAYERS, "gradients": each + each * host.LAYERS}
+    assert launched == {"forward": (2 + len(masks)) * each + 1 + host.LAYERS, "fused": each + each * host.LAYERS}
     assert (bind.kernel_of, bind.gpu_of, bind.is_capturing) == before

@@ -48,7 +48,7 @@ def test_a_gpu_computes_whole_tiles(pattern):
     made = plan_attention(parse(pattern), Problem(2, 2, 2, 300, 300, 32, 32, "bfloat16", "cuda"), GPU)
     sides = {
         prod(axis.block_q * axis.block_k for axis in part.axes)
-        for share in made.forward for launch in share.plan.launches for part in launch.parts
+        for share in made.forward for nest in share.plan.nests for part in nest.parts
     }  # fmt: skip
     computed = facts_of(made, False)["computed"]
     assert computed % min(sides, default=64 * 64) == 0 and computed >= made.visited
@@ -57,7 +57,7 @@ def test_a_gpu_computes_whole_tiles(pattern):
 def test_text():
     done = plan("longformer(30, 4)", *SHAPE, "--verify")
     made = weft.longformer(30, 4)
-    assert done.exit_code == 0 and str(made) in done.output and "launch 1:" in done.output
+    assert done.exit_code == 0 and str(made) in done.output and "nest 1:" in done.output
     assert "verified  every live pair once and no other" in done.output
     assert f"format    {made.acsr(300).nbytes:,} bytes" in done.output
     assert "verified  not asked for" in plan("causal()", *SHAPE).output
@@ -114,7 +114,7 @@ def test_sources_are_programs(pattern, direction):
 
 def test_sources_of_one_walk():
     """All gradients of a short window are of one kernel, beside few keys of three."""
-    asked = ("causal() & window(left=127)", "--shape", "1,8,4096,64", "--device", "cuda", "--source", "gradients")
+    asked = ("causal() & window(left=127)", "--shape", "1,8,4096,64", "--device", "cuda", "--source", "fused")
     said = json.loads(run("explain", *asked, "--json").output)
     (source,) = said["sources"].values()
     assert "def weft_" in source
@@ -170,7 +170,7 @@ def test_sources_are_those_that_attention_launches(pattern, monkeypatch):
         (["plan", "causal()", *SHAPE, "--keys", "9"], "which query stands beside which key"),
         (["plan", "per_head([causal()])", *SHAPE], "the pattern is for 1 heads, q has 2"),
         (["explain", "causal()", *SHAPE, "--source", "dq"], "add --device cuda"),
-        (["explain", "causal()", *SHAPE, "--device", "cuda", "--source", "gradients"], "of two kernels"),
+        (["explain", "causal()", *SHAPE, "--device", "cuda", "--source", "fused"], "of two kernels"),
         (["explain", "causal()", "--shape", "1,1,9,512", "--device", "cuda", "--source", "dq"], "up to 256"),
         (["explain", "causal()", *SHAPE, "--device", "cuda", "--dtype", "float64", "--source", "dq"], "bfloat16"),
     ],

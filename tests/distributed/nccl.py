@@ -1,4 +1,4 @@
-"""What each of two processes checks on its own GPU; `test_nccl` starts them. With gloo and without GPUs at small sizes.
+"""What each process checks on its own GPU; `test_nccl` starts them. With gloo and without GPUs at small sizes.
 
 Values are held against the whole sequence on one device in float64, dense, and as near as one device's own result is.
 """
@@ -39,7 +39,7 @@ LENGTH = 2048
 
 def begin(rank, world, folder, backend, checks):
     """A process of its own: each check leaves its result in a file, "" or what was raised."""
-    device = join(rank, world, folder, backend, 60)
+    device = join(rank, world, folder, backend, 120)
     for check in checks:
         name, *given = check.split(":")
         try:
@@ -186,7 +186,7 @@ def check_graph(rank, world, device):
 
 # ---- a rank that is killed -------------------------------------------------------------------------------------------
 def die(rank, world, folder, backend):
-    """Rank 1 is killed between two calls; the other prints what c10d raises."""
+    """Rank 1 is killed between two calls; the others print what c10d raises."""
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # errors are raised where they are waited for
     device = join(rank, world, folder, backend, 60)
     q = torch.randn(1, 2, 512, D).to(torch.bfloat16).to(device)
@@ -207,4 +207,4 @@ def die(rank, world, folder, backend):
 
 
 if __name__ == "__main__":
-    die(int(sys.argv[1]), 2, sys.argv[2], sys.argv[3])
+    die(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -90,7 +90,7 @@ OF_COMMANDS = [
     ("weft plan: heads", OptionError, ("--kv-heads 3",), command("plan", "causal()", *SMALL, "--kv-heads", 3)),
     ("weft explain: device", OptionError, ("--source", "cuda"), command("explain", "full()", *SMALL, "--source", "dq")),
     ("weft explain: two kernels", OptionError, ("--source dq", "--source dkdv"),
-     command("explain", "causal()", *SMALL, "--device", "cuda", "--source", "gradients")),
+     command("explain", "causal()", *SMALL, "--device", "cuda", "--source", "fused")),
     ("weft explain: no kernel", UnsupportedKernel, ("--dtype",),
      command("explain", "causal()", *SMALL, "--device", "cuda", "--dtype", "float64", "--source", "dq")),
     ("weft explain: no room", UnsupportedKernel, ("blocks of 64 x 64", "bytes", "rtx4090", "head dimension"),

@@ -162,7 +162,7 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_a_rewritten_graph_gives_the_same(name, monkeypatch):
     """The operator runs the unfused graph here, laid out as the kernel would."""
-    monkeypatch.setattr("weft.fusion.kernels.reason_against", lambda tensors: "there is no card")
+    monkeypatch.setattr("weft.fusion.kernels.reason_against", lambda *_: "there is no card")
     module, inputs = MODULES[name][0](), MODULES[name][1]()
     graph = graph_of(module, *inputs)
     given = [x for node in graph.graph.nodes if node.op == "placeholder" for x in [node.meta["example_value"]]]
@@ -272,7 +272,7 @@ def test_what_slows_its_layer_down_is_left(best, monkeypatch):
         return 0.5 if name == best else SECONDS[name]
 
     expected = []
-    monkeypatch.setattr("weft.fusion.kernels.reason_against", lambda tensors: "there is no card")
+    monkeypatch.setattr("weft.fusion.kernels.reason_against", lambda *_: "there is no card")
     monkeypatch.setattr("weft.fusion.place.layer_seconds", seconds)
     monkeypatch.setattr("weft.fusion.place.settle_once", lambda code, configs, values, settle, again: settle())
     module = Layered()

@@ -22,7 +22,7 @@ from weft.kernels.gpu.programs.documents import (
     documents_backward_program,
     documents_forward_program,
 )
-from weft.kernels.gpu.tables.pack import HEAD, launch_tables
+from weft.kernels.gpu.tables.pack import HEAD, nest_tables
 from weft.planning.attention_plan import plan_attention
 from weft.planning.problem import Problem
 from weft.planning.tiling import Tiling
@@ -83,8 +83,8 @@ def packed(pattern, sizes, tiling, of_keys):
     problem = Problem(1, 1, 1, *sizes, 64, 64, "bfloat16", "cuda")
     direction = "dkdv" if of_keys else "forward"
     (share,) = plan_attention(pattern, problem, GPU, ((direction, tiling),)).towards(direction)
-    (launch,) = share.plan.launches
-    ((tables, _),) = launch_tables(launch, tiling, sizes[1] if of_keys else sizes[0], None)
+    (nest,) = share.plan.nests
+    ((tables, _),) = nest_tables(nest, tiling, sizes[1] if of_keys else sizes[0], None)
     found = tables.words[tables.place.items_at :].reshape(-1, tables.place.record)[:, :ITEM]
     return found[np.argsort(found[:, 0])]
 

@@ -49,11 +49,11 @@ OF_TILES = (
 REACHED = {
     "forward": (*OF_TILES, "sinks", "short"),
     "dq": (*OF_TILES, "lse_gradient", "with_delta"),
-    "dkdv": (*OF_TILES, "grouped", "split", "with_dq", "few", "joins"),
+    "dkdv": (*OF_TILES, "grouped", "split", "with_dq", "leaves_shared", "adds_shared"),
     "delta": ("lse_gradient",),
-    "gradients": ("lse_gradient", "with_delta"),
-    "few_keys": (),
-    "few_sums": (),
+    "fused": ("lse_gradient", "with_delta"),
+    "sparse_keys": (),
+    "reduce_partials": (),
 }
 VALUES = {
     ("forward", "rank"): {0, 1, 2, 3},
@@ -109,10 +109,10 @@ def test_vectors_of_a_call_in_other_types_and_orders():
 # ---- as plans choose ---------------------------------------------------------------------------------------------
 wide = pytest.mark.wide
 CHOSEN = {  # what plans choose warp groups for by themselves -> (call, the directions that have them)
-    "a short sequence": (hopper(BAND, 300), {"forward", "gradients"}),
+    "a short sequence": (hopper(BAND, 300), {"forward", "fused"}),
     "dilated": (hopper(weft.dilated(9, 9, 3), 200), {"dkdv"}),
-    "few keys beside a short window": (hopper(TWO, 1500), {"gradients", "few_keys", "few_sums"}),
-    "a short window": (hopper(weft.causal() & weft.window(left=127), 4096, heads=(4, 4)), {"forward", "gradients"}),
+    "few keys beside a short window": (hopper(TWO, 1500), {"fused", "sparse_keys", "reduce_partials"}),
+    "a short window": (hopper(weft.causal() & weft.window(left=127), 4096, heads=(4, 4)), {"forward", "fused"}),
     "a window": (hopper(weft.causal() & weft.window(left=300), 8192, heads=(4, 4)), {"forward", "dkdv"}),
 }
 LONG = ("a short window", "a window")

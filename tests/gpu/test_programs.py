@@ -145,7 +145,7 @@ def test_gradients_of_two_kernels():
 
 def test_gradients_of_one_walk():
     program = gradients(planned(weft.causal() & weft.window(left=100)))
-    assert [launch.spec.direction for launch in program.launches] == ["gradients"] or interpreted()
+    assert [launch.spec.direction for launch in program.launches] == ["fused"] or interpreted()
     assert named(program, "output") == ["dq", "dk", "dv"]
     with_delta = gradients(planned(weft.causal() & weft.window(left=100)), Options(0.1, with_delta=True))
     assert named(with_delta, "output") == ["dq", "dk", "dv", "delta"]
@@ -187,10 +187,10 @@ def test_sums_of_several_launches_are_float32_until_the_end():
     assert Convert not in kinds, "in float32 they are what is returned"
 
 
-def test_one_launch_joins_what_others_left_of_few_keys():
+def test_one_launch_adds_what_others_left_of_shared_keys():
     program = gradients(planned(STRIDED, m=4096, dim=128))
     *left, last = [launch for launch in program.launches if launch.spec.direction == "dkdv"]
-    assert left and last.spec.joins
+    assert left and last.spec.adds_shared
     assert [step for step in program.steps if not isinstance(step, Launch)] == [Fill("key_sums", 0.0)]
     sums = program.by_name["key_sums"]
     assert (sums.role, sums.dtype, sums.shape[3]) == ("workspace", "float32", 256)

@@ -95,7 +95,7 @@ def cases(draw, ptx=False):
     )
     random = generator(words)
     q, k, v = qkv(random, (m, n), dtype, heads, dims, batch)
-    if more:  # through one channel
+    if more:  # through one dimension
         q[..., 0], k[..., 0] = 8.0, more / 8 * dims[0] ** 0.5
     places = LAYOUTS[layout]
     tensors = [place(x) for place, x in zip(places, (q * size, k, v), strict=True)]

@@ -9,7 +9,7 @@ import sys
 from contextlib import contextmanager
 from unittest import mock
 
-from tests.ptx import test_few_keys, test_group_queries, test_groups, test_kernels, test_one_walk
+from tests.ptx import test_fused, test_group_queries, test_groups, test_kernels, test_sparse_keys
 from tests.ptx.problems import check
 
 from weft.planning.families import fused_backward, sparse_keys
@@ -47,8 +47,8 @@ KINDS = {
     "usual": (in_step, test_kernels.CALLS, ()),
     "keys by groups": (two_kernels, test_groups.CALLS, GROUPS),
     "queries by groups": (two_kernels, test_group_queries.CALLS, GROUPS),
-    "one walk": (walked, test_one_walk.CALLS, ()),
-    "few keys": (walked, test_few_keys.CALLS, ()),
+    "one walk": (walked, test_fused.CALLS, ()),
+    "few keys": (walked, test_sparse_keys.CALLS, ()),
 }
 
 

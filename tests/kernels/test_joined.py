@@ -36,7 +36,7 @@ def test_one_launch_joins_others(name):
     """What the tests below are about, where heads do not share keys."""
     problem = Problem(2, 4, 4, 130, 130, 16, 16, "float32", "cuda")
     waves = plan_waves(plan_attention(PATTERNS[name], problem, GPU).transposed, problem, True)
-    assert [wave.joins for wave in waves.waves] == [False] * (len(waves.waves) - 1) + [True]
+    assert [wave.adds_shared for wave in waves.waves] == [False] * (len(waves.waves) - 1) + [True]
     assert 0 < waves.shared_rows.sum() < 130 / 4
 
 
@@ -87,7 +87,7 @@ def test_long_tiles_leave_shares_to_a_launch_of_their_own(tokens, kv_heads):
     problem = Problem(2, 4, kv_heads, 330, 330, 16, 16, "float32", "cuda")
     with mock.patch.object(batches, "most_of", lambda plans, slots: 6), mock.patch.object(work, "LEAST", 0):
         found = plan_waves(plan_attention(pattern, problem, GPU).transposed, problem, True, 1)
-        assert [(wave.kind.split, wave.joins) for wave in found.waves] == [(True, False), (False, True)]
+        assert [(wave.kind.split, wave.adds_shared) for wave in found.waves] == [(True, False), (False, True)]
         with (
             mock.patch.object(Case, "weft", Case._weft),  # by two kernels
             nothing_is_set(),

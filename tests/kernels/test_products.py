@@ -67,11 +67,11 @@ def launch(product, x, weight, out, squares, new_squares, tiles, count):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     c, (m, k), n = SMALL, x.shape, weight.shape[0]
-    of_x, of_weight = (TensorDescriptor.from_tensor(y, [rows, c.depth]) for y, rows in ((x, c.rows), (weight, c.cols)))
-    of_out = TensorDescriptor.from_tensor(out, [c.rows, c.cols])
+    of_x, of_out = (TensorDescriptor.from_tensor(y, [c.rows, n]) for y, n in ((x, c.depth), (out, c.cols)))
+    of_weight = TensorDescriptor.from_tensor(weight[None], [1, c.cols, c.depth])
     product[(-(-m // c.rows) * -(-n // c.cols),)](
-        of_x, of_weight, None, None, of_out, None, None, squares, new_squares, m, n, k, tiles, count, 1e-5,
-        ACTIVATION="", BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, GROUP=c.group,
+        of_x, of_weight, None, of_out, None, None, squares, new_squares, m, n, k, tiles, count, 1e-5,
+        ACTIVATION="", GATE=None, BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, GROUP=c.group,
         PERSISTENT=False,
     )  # fmt: skip
 
@@ -104,17 +104,18 @@ def test_heads_are_normed_before_they_turn():
     from weft.kernels.gpu.gemm.projections import projections
 
     c, n, kv = SMALL, 4 * D, 2 * D
-    x, weights = normal("x", M, K), [normal(f"weight {i}", w, K) / K**0.5 for i, w in enumerate((n, kv, kv))]
+    x, weights = normal("x", M, K), normal("weights", n + 2 * kv, K) / K**0.5
     norms, tables = [normal(f"norm {i}", D) for i in range(2)], [normal(f"table {i}", M, D) for i in range(2)]
     outs = [torch.empty(M, w, device=DEVICE) for w in (n, kv, kv)]
     box = TensorDescriptor.from_tensor
     projections[(-(-M // c.rows) * (n + 2 * kv) // c.cols,)](
-        box(x, [c.rows, c.depth]), *(box(w, [c.cols, c.depth]) for w in weights),
-        *(box(y, [c.rows, c.cols]) for y in outs), None, None, None, *norms, *tables, M, n, kv, K, M, 0, 1e-5, D=D,
-        INTERLEAVED=False, BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, GROUP=c.group,
+        box(x, [c.rows, c.depth]), TensorDescriptor(weights, [n + 2 * kv, n, K], [K, K, 1], [1, c.cols, c.depth]),
+        *(box(y, [c.rows, c.cols]) for y in outs), None, None, None, *norms, *tables, 0, n, n + kv, M, n, kv, K, M, 0,
+        1e-5, D=D, INTERLEAVED=False, BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, GROUP=c.group,
     )  # fmt: skip
     for i, norm in enumerate(norms):
-        heads = (exact(x) @ exact(weights[i]).T).reshape(M, -1, D)
+        weight = weights[:n] if i == 0 else weights[n : n + kv]
+        heads = (exact(x) @ exact(weight).T).reshape(M, -1, D)
         normed = meaning.head_norm(heads, exact(norm), 1e-5)
         agree(outs[i], meaning.rope(normed, *map(exact, tables)).reshape(M, -1))
 

@@ -42,12 +42,12 @@ def test_what_the_tests_below_are_about(name, direction):
 @pytest.mark.parametrize("direction", ["forward", "dq"])
 @pytest.mark.parametrize(("tokens", "alone"), [(64, True), (128, True), (65, False)])
 def test_queries_that_see_all_join_the_others_where_a_tile_ends(tokens, alone, direction):
-    """A program need not ask then which of two launches is its own; each tile still belongs to one of them."""
+    """A program need not ask then which of two nests is its own; each tile still belongs to one of them."""
     problem = Problem(2, 4, 4, 1280, 1280, 16, 16, "bfloat16", "cuda")
     plan = plan_attention(weft.longformer(100, global_tokens=tokens), problem, GPU)
     assert [spec.packed for spec in specs_of(plan, direction)] == [not alone]
     (share,) = plan.towards(direction)
-    assert len(share.plan.launches) == (1 if alone else 2)
+    assert len(share.plan.nests) == (1 if alone else 2)
     plan.verify()
 
 

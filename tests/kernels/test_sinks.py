@@ -123,7 +123,7 @@ def test_rows_are_joined(shape, dtype):
 
 
 def test_rows_that_lie_anywhere_are_joined():
-    """Tokens before heads, and every second channel."""
+    """Tokens before heads, and every second dimension."""
     logits, lse, _ = rows_of((2, 3, 50), "joined anywhere")
     rows = normal((2, 50, 3, 64), generator("rows"), torch.float32)
     check_joined(rows.transpose(1, 2), lse, logits)

@@ -69,7 +69,7 @@ def test_wide_tiles_of_several_terms():
 
 @pytest.mark.parametrize("kind", ["plane", "space"])
 def test_tiles_of_keys_that_are_one_head_s(kind):
-    """Of 128 channels more are offered than where heads share keys."""
+    """At D=128 more are offered than where heads share keys."""
     case = case_of(kind, "dkdv", 128, (2, 2))
     menu = menu_of(kind, "dkdv", problem_of(case))
     assert computed_alike(case, "dkdv", menu) == len(menu)

@@ -72,15 +72,15 @@ def test_bytes_of_a_plan_on_a_grid():
     (term,) = (acsr := weft.neighborhood((24, 40), (5, 9), stride=(1, 3), dilation=(2, 1)).acsr(960, 960)).terms
     problem = Problem(1, 1, 1, 960, 960, 64, 64, "float16", "cuda")
     plan = plan_for_device(acsr, problem, GPU, usual("forward", problem, 2))
-    (launch,) = plan.launches
+    (nest,) = plan.nests
     read = 1
-    for axis, m, n, part in zip(term.axes, term.q.shape, term.k.shape, launch.parts[0].axes, strict=True):
+    for axis, m, n, part in zip(term.axes, term.q.shape, term.k.shape, nest.parts[0].axes, strict=True):
         keys = Span(axis, m, n).total(part.block_q)
         assert keys == int(part.widths.sum())
         read *= keys
     visits = {}
-    for tile, work in zip(launch.walk_tiles(), launch.work(), strict=True):
-        visits[tile] = work // launch.tile_queries(tile).size
+    for tile, work in zip(nest.walk_tiles(), nest.work(), strict=True):
+        visits[tile] = work // nest.tile_queries(tile).size
     assert sum(visits.values()) == read
 
 

@@ -71,9 +71,9 @@ def check_coverage(plan, dense, what):
             f"{what}: pair {pair} is computed {count[pair]} times, expected {int(dense[pair])}\n{plan}"
         )
     seen = [sum(visit.queries.size * visit.keys.size for visit in visits) for visits in walk(plan)]
-    foretold = [int(work) for launch in plan.launches for work in launch.work()]
+    foretold = [int(work) for nest in plan.nests for work in nest.work()]
     assert seen[: len(foretold)] == foretold, f"{what}: work per query tile"
-    assert sum(foretold) == sum(part.visited for launch in plan.launches for part in launch.parts)
+    assert sum(foretold) == sum(part.visited for nest in plan.nests for part in nest.parts)
     rest = sum(seen) - sum(foretold)  # the last blocks of the remainder may be cut, and are counted as whole
     assert len(seen) == plan.tiles and sum(foretold) + rest <= plan.visited, what
     assert plan.blocks is not None or (rest == 0 and plan.visited == sum(foretold)), what
@@ -126,7 +126,7 @@ ANY_LENGTH = {
     "longformer": weft.longformer(16, 2),
     "longformer dilated": weft.longformer(8, 2, dilation=3),
     "bigbird": weft.bigbird(8, 3, 1, 1),
-    # a launch of two parts, with lanes that are dead in one of them; on the second, in the transposed plan
+    # a nest of two parts, with lanes that are dead in one of them; on the second, in the transposed plan
     "dead lanes of queries": (weft.periodic_keys(4) & weft.dilated(9, 9, 2)) | weft.dilated(2, 1, 2),
     "dead lanes of keys": weft.periodic_keys(3, phase=0) | (weft.periodic_keys(3, phase=1) & weft.causal()),
     "shift": weft.window(9, 2).shift(q=5, k=-3),

@@ -10,7 +10,7 @@ from weft.acsr.format import BLOCK
 from weft.pattern.bounds import INF, IntTable, Stair, Steps
 from weft.pattern.listed import Listed
 from weft.pattern.relation import Relation, Residue
-from weft.planning.tiles import AxisPlan, Launch, TilePlan
+from weft.planning.tiles import AxisPlan, LoopNest, TilePlan
 
 TABLES = ("start", "stop", "left", "full")
 LANE_TABLES = ("q_first", "rows", "k_first", "live")
@@ -28,20 +28,20 @@ def item(values, index, value):
     return (*values[:index], value, *values[index + 1 :])
 
 
-def with_launch(plan: TilePlan, launch: int = 0, **new) -> TilePlan:
-    return replace(plan, launches=item(plan.launches, launch, replace(plan.launches[launch], **new)))
+def with_nest(plan: TilePlan, nest: int = 0, **new) -> TilePlan:
+    return replace(plan, nests=item(plan.nests, nest, replace(plan.nests[nest], **new)))
 
 
-def with_part(plan: TilePlan, launch: int = 0, part: int = 0, **new) -> TilePlan:
-    parts = plan.launches[launch].parts
-    return with_launch(plan, launch, parts=item(parts, part, replace(parts[part], **new)))
+def with_part(plan: TilePlan, nest: int = 0, part: int = 0, **new) -> TilePlan:
+    parts = plan.nests[nest].parts
+    return with_nest(plan, nest, parts=item(parts, part, replace(parts[part], **new)))
 
 
 def with_axis(plan: TilePlan, place: tuple[int, int, int] = (0, 0, 0), **new) -> TilePlan:
-    """place: (launch, part, axis)."""
-    launch, part, axis = place
-    axes = plan.launches[launch].parts[part].axes
-    return with_part(plan, launch, part, axes=item(axes, axis, replace(axes[axis], **new)))
+    """place: (nest, part, axis)."""
+    nest, part, axis = place
+    axes = plan.nests[nest].parts[part].axes
+    return with_part(plan, nest, part, axes=item(axes, axis, replace(axes[axis], **new)))
 
 
 def with_lanes(plan: TilePlan, place: tuple[int, int, int] = (0, 0, 0), **new) -> TilePlan:
@@ -70,7 +70,7 @@ def dropped(plan: TilePlan, tile: int, place: tuple[int, int, int] = (0, 0, 0)) 
 
 
 def with_blocks(plan: TilePlan, name: str, index, by: int) -> TilePlan:
-    """One entry of a table of the remainder's launch moved by `by`."""
+    """One entry of a table of the remainder's nest moved by `by`."""
     blocks = replace(plan.blocks, **{name: changed(getattr(plan.blocks, name), index, by)})
     return replace(plan, blocks=blocks)
 
@@ -84,14 +84,14 @@ def with_bit(acsr: Acsr, row: int, key: int) -> Acsr:
 
 
 def axis_at(plan: TilePlan, place: tuple[int, int, int] = (0, 0, 0)) -> AxisPlan:
-    launch, part, axis = place
-    return plan.launches[launch].parts[part].axes[axis]
+    nest, part, axis = place
+    return plan.nests[nest].parts[part].axes[axis]
 
 
 def places(plan: TilePlan) -> Iterator[tuple[int, int, int]]:
-    """(launch, part, axis) of every AxisPlan."""
-    for i, launch in enumerate(plan.launches):
-        for j, part in enumerate(launch.parts):
+    """(nest, part, axis) of every AxisPlan."""
+    for i, nest in enumerate(plan.nests):
+        for j, part in enumerate(nest.parts):
             for a in range(len(part.axes)):
                 yield i, j, a
 
@@ -115,17 +115,17 @@ def every_entry(plan: TilePlan) -> Iterator[tuple[str, TilePlan]]:
 
 
 def _lane_entries(plan: TilePlan, place: tuple[int, int, int], by: int) -> Iterator[tuple[str, TilePlan]]:
-    """Lane tables: alone in the first part, and alike in all parts of the launch."""
-    launch, _, axis = place
+    """Lane tables: alone in the first part, and alike in all parts of the nest."""
+    nest, _, axis = place
     for name in LANE_TABLES:
         for index in np.ndindex(getattr(axis_at(plan, place).lanes, name).shape):
             alone = every = plan
-            for part in range(len(plan.launches[launch].parts)):
-                here = (launch, part, axis)
+            for part in range(len(plan.nests[nest].parts)):
+                here = (nest, part, axis)
                 entry = {name: changed(getattr(axis_at(plan, here).lanes, name), index, by)}
                 every = with_lanes(every, here, **entry)
                 alone = every if part == 0 else alone
-            what = f"lanes.{name}{list(index)} {by:+d} at launch {launch}, axis {axis}"
+            what = f"lanes.{name}{list(index)} {by:+d} at nest {nest}, axis {axis}"
             yield what, every
             if alone is not every:
                 yield f"{what}, part 0 alone", alone
@@ -134,18 +134,18 @@ def _lane_entries(plan: TilePlan, place: tuple[int, int, int], by: int) -> Itera
 
 def _listed_entries(plan: TilePlan, place: tuple[int, int, int], by: int) -> Iterator[tuple[str, TilePlan]]:
     """The tables of listed queries and keys, and the tokens that a part leaves out."""
-    lanes, (launch, part, _) = axis_at(plan, place).lanes, place
+    lanes, (nest, part, _) = axis_at(plan, place).lanes, place
     for index in range(0 if lanes.queries is None else lanes.queries.size):
         wrong = plan
-        for other in range(len(plan.launches[launch].parts)):
-            wrong = with_lanes(wrong, (launch, other, 0), queries=changed(lanes.queries, index, by))
+        for other in range(len(plan.nests[nest].parts)):
+            wrong = with_lanes(wrong, (nest, other, 0), queries=changed(lanes.queries, index, by))
         yield f"query {index} of a list {by:+d} at {place}", wrong
     for index in range(0 if lanes.keys is None else lanes.keys.tokens.size):
         keys = replace(lanes.keys, tokens=changed(lanes.keys.tokens, index, by))
         yield f"key {index} of a list {by:+d} at {place}", with_lanes(plan, place, keys=keys)
     for side in ("rows", "keys"):
-        for what, listed in _lists(getattr(plan.launches[launch].parts[part], side), by):
-            yield f"left out {side}: {what} at {place}", with_part(plan, launch, part, **{side: listed})
+        for what, listed in _lists(getattr(plan.nests[nest].parts[part], side), by):
+            yield f"left out {side}: {what} at {place}", with_part(plan, nest, part, **{side: listed})
 
 
 def _lists(listed: Listed, by: int) -> Iterator[tuple[str, Listed]]:
@@ -170,19 +170,19 @@ def every_number(plan: TilePlan) -> Iterator[tuple[str, TilePlan]]:
             for name in ("q_step", "k_step"):
                 if value := getattr(axis.lanes, name) + by:
                     yield f"{name} {by:+d} at {place}", with_lanes(plan, place, **{name: value})
-        for i, launch in enumerate(plan.launches):
-            for what, new in _launch_numbers(launch, by):
-                yield f"{what} of launch {i}", with_launch(plan, i, **new)
-            for j, part in enumerate(launch.parts):
+        for i, nest in enumerate(plan.nests):
+            for what, new in _nest_numbers(nest, by):
+                yield f"{what} of nest {i}", with_nest(plan, i, **new)
+            for j, part in enumerate(nest.parts):
                 yield f"term {by:+d} at {i, j}", with_part(plan, i, j, term=part.term + by)
                 for what, grid in _grids(part.k, by):
                     yield f"keys' {what} at {i, j}", with_part(plan, i, j, k=grid)
 
 
-def _launch_numbers(launch: Launch, by: int) -> Iterator[tuple[str, dict[str, object]]]:
-    for a, block in enumerate(launch.box):
-        yield f"box[{a}] {by:+d}", {"box": item(launch.box, a, block + by)}
-    for what, grid in _grids(launch.q, by):
+def _nest_numbers(nest: LoopNest, by: int) -> Iterator[tuple[str, dict[str, object]]]:
+    for a, block in enumerate(nest.box):
+        yield f"box[{a}] {by:+d}", {"box": item(nest.box, a, block + by)}
+    for what, grid in _grids(nest.q, by):
         yield f"queries' {what}", {"q": grid}
 
 

@@ -33,9 +33,9 @@ MAKERS = {**{name: (lambda n, p=p: p) for name, p in ANY_LENGTH.items()}, **FITT
 def edges(make, target):
     """0, 1, and one either side of the planned boxes: of one box of rows in every lane, and of one box of tokens."""
     found = {0, 1}
-    for launch in tile_plan(make(300), 300, target=target).launches:
-        if len(launch.box) == 1:
-            lengths = {launch.box[0], launch.box[0] * launch.lanes[0].q_step}
+    for nest in tile_plan(make(300), 300, target=target).nests:
+        if len(nest.box) == 1:
+            lengths = {nest.box[0], nest.box[0] * nest.lanes[0].q_step}
             found |= {length + by for length in lengths if length <= 320 for by in (-1, 0, 1)}
     return sorted(found)
 
@@ -74,8 +74,8 @@ def test_grids(name, target):
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
 def test_grids_around_their_box(by):
-    launch = tile_plan(weft.neighborhood((32, 32), (3, 3)), 1024).launches[0]
-    shape = tuple(side + by if side + by > 2 else 3 for side in launch.box)
+    nest = tile_plan(weft.neighborhood((32, 32), (3, 3)), 1024).nests[0]
+    shape = tuple(side + by if side + by > 2 else 3 for side in nest.box)
     pattern = weft.neighborhood(shape, (3, 3))
     length = shape[0] * shape[1]
     check_both_ways(planned(pattern, length), pattern.to_dense(length), f"{pattern}")
@@ -89,8 +89,8 @@ def test_rectangular_grids():
 def test_the_targets_of_these_tests_force_small_and_large_boxes():
     pattern = weft.window(9, 9)
     for length in (255, 256, 257):
-        assert tile_plan(pattern, length, target=SMALL_BOXES).launches[0].box == (32,)
-        assert tile_plan(pattern, length, target=LARGE_BOXES).launches[0].box == (256,)
+        assert tile_plan(pattern, length, target=SMALL_BOXES).nests[0].box == (32,)
+        assert tile_plan(pattern, length, target=LARGE_BOXES).nests[0].box == (256,)
 
 
 @laws
@@ -106,29 +106,29 @@ def test_full_tiles_are_full_and_their_pairs_are_counted(problem):
     pattern, m, n = problem
     plan = tile_plan(pattern, m, n)
     live = pattern.to_dense(m, n)
-    for launch in plan.launches:
-        for part in launch.parts:
+    for nest in plan.nests:
+        for part in nest.parts:
             assert 0 <= part.unmasked <= min(part.visited, plan.acsr.terms[part.term].nnz)
     assert plan.visited >= plan.acsr.nnz == int(live.sum())
 
 
 def test_interior_tiles_carry_no_mask():
-    part = tile_plan(weft.window(200, 200), 1000, target=SMALL_BOXES).launches[0].parts[0]
+    part = tile_plan(weft.window(200, 200), 1000, target=SMALL_BOXES).nests[0].parts[0]
     assert part.unmasked > 0.7 * part.visited
-    assert tile_plan(weft.full(), 100).launches[0].parts[0].unmasked == 100 * 100
+    assert tile_plan(weft.full(), 100).nests[0].parts[0].unmasked == 100 * 100
 
 
 @pytest.mark.parametrize(("name", "side"), [("dead lanes of queries", "forward"), ("dead lanes of keys", "transposed")])
 def test_lanes_that_are_dead_in_one_part_are_here(name, side):
     (share,) = getattr(planned(ANY_LENGTH[name], 100), side)
-    lives = [np.array([part.axes[0].lanes.live for part in launch.parts]) for launch in share.plan.launches]
+    lives = [np.array([part.axes[0].lanes.live for part in nest.parts]) for nest in share.plan.nests]
     assert any(live.any(axis=0).all() and not live.all() for live in lives)
 
 
 def test_dead_rows_cost_nothing():
     plan = tile_plan(weft.padding(10, rows=True), 1000)
-    assert plan.visited == 10 * 10 and plan.launches[0].lanes[0].rows.sum() == 10
-    assert tile_plan(weft.nothing(), 1000).launches == ()
+    assert plan.visited == 10 * 10 and plan.nests[0].lanes[0].rows.sum() == 10
+    assert tile_plan(weft.nothing(), 1000).nests == ()
 
 
 # --- heads ----------------------------------------------------------------------------------------------------------

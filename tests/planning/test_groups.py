@@ -89,8 +89,8 @@ def tokens_of(reach):
 def reached(pattern, tokens):
     """(what is reached of queries, of keys), or None, and the mask."""
     plan = plan_for_device(pattern.acsr(tokens, tokens), problem(tokens), H200, TILING)
-    (launch,) = plan.launches
-    found = extents(launch)
+    (nest,) = plan.nests
+    found = extents(nest)
     mask = np.asarray(pattern.to_dense(tokens, tokens)).reshape(tokens, tokens)
     return found and (tokens_of(found[0]), set().union(*map(tokens_of, found[1:]))), mask
 
@@ -117,5 +117,5 @@ def test_lanes_are_an_axis_where_they_divide_the_tokens():
     found, _ = reached(weft.dilated(30, 30, 4), 600)
     assert found is not None
     plan = plan_for_device(weft.dilated(30, 30, 4).acsr(600, 600), problem(600), H200, TILING)
-    assert extents(plan.launches[0]) == (TmaExtent(0, 4, 4, 150), TmaExtent(0, 4, 4, 150))
+    assert extents(plan.nests[0]) == (TmaExtent(0, 4, 4, 150), TmaExtent(0, 4, 4, 150))
     assert reached(weft.dilated(30, 30, 4), 601)[0] is None

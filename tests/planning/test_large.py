@@ -162,8 +162,8 @@ def test_small_boxes_compute_little_that_is_dead(name, share):
 
 def test_query_steps_are_those_of_the_pattern():
     (share,) = plan_attention(LARGE["dilated"], problem(LARGE["dilated"])).forward
-    (launch,) = share.plan.launches
-    assert launch.lanes[0].q_step == natural_step(share.plan.acsr.terms[0].axes[0]) == 8
+    (nest,) = share.plan.nests
+    assert nest.lanes[0].q_step == natural_step(share.plan.acsr.terms[0].axes[0]) == 8
 
 
 @pytest.mark.parametrize(

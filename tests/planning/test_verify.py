@@ -28,7 +28,7 @@ from .mutations import (
     with_blocks,
     with_entry,
     with_lanes,
-    with_launch,
+    with_nest,
     with_part,
     with_these_lanes,
 )
@@ -100,14 +100,14 @@ def left_called_full(plan, tile, place=(0, 0, 0)):
 
 
 def swapped_terms(plan):
-    """The first parts of two launches have each other's term."""
-    (i, a), (j, b) = ((i, launch.parts[0].term) for i, launch in enumerate(plan.launches[:2]))
+    """The first parts of two nests have each other's term."""
+    (i, a), (j, b) = ((i, nest.parts[0].term) for i, nest in enumerate(plan.nests[:2]))
     return with_part(with_part(plan, i, term=b), j, term=a)
 
 
 def other_boxes(plan, box):
     """Box and axes agree with each other, but not with the tables."""
-    return with_launch(with_axis(plan, block_q=box), box=(box,))
+    return with_nest(with_axis(plan, block_q=box), box=(box,))
 
 
 def wrong_lane(name, lane, by=1):
@@ -116,7 +116,7 @@ def wrong_lane(name, lane, by=1):
 
 
 def revived_lane():
-    """A lane without keys in one part of its launch is said to have some."""
+    """A lane without keys in one part of its nest is said to have some."""
     plan = tile_plan(ANY_LENGTH["dead lanes of queries"], 100)
     place = next(place for place in places(plan) if not axis_at(plan, place).lanes.live.all())
     return with_lanes(plan, place, live=np.ones_like(axis_at(plan, place).lanes.live))
@@ -151,18 +151,18 @@ RUNS = {
     "right edge called full": (with_entry(BAND, "full", (0, 6), 1), f"term 0, axis 0, query 192: {NOT_FULL}"),
     "box of a grid called full": (left_called_full(GRID, 1, COLUMNS), rf"term 0, axis 1, query \d+: {NOT_FULL}"),
     "more full tiles than tiles": (with_entry(BAND, "full", (0, 6), 9), "term 0, axis 0: a run of negative length"),
-    "box without its tables": (with_launch(BAND, box=(64,)), r"term 0, axis 0: tiles of 32 rows in a box \(64,\)"),
+    "box without its tables": (with_nest(BAND, box=(64,)), r"term 0, axis 0: tiles of 32 rows in a box \(64,\)"),
     "tables of smaller boxes": (other_boxes(BAND, 64), "term 0, axis 0: tables for 13 tiles, not 7"),
     "tables of larger boxes": (other_boxes(BAND, 30), "term 0, axis 0: tables for 13 tiles, not 14"),
     "tables cut by other boxes": (other_boxes(BAND, 31), f"term 0, axis 0, query 124: {OUTSIDE}"),
 }
 OWNERS = {
     "term planned in two parts": (
-        with_launch(BAND, parts=BAND.launches[0].parts * 2),
+        with_nest(BAND, parts=BAND.nests[0].parts * 2),
         r"terms \[0, 0\] are planned, there are 1",
     ),
-    "term planned in two launches": (replace(BAND, launches=BAND.launches * 2), r"terms \[0, 0\] are planned"),
-    "term missing": (replace(TERMS, launches=TERMS.launches[1:]), r"terms \[\d.*\] are planned, there are 3"),
+    "term planned in two nests": (replace(BAND, nests=BAND.nests * 2), r"terms \[0, 0\] are planned"),
+    "term missing": (replace(TERMS, nests=TERMS.nests[1:]), r"terms \[\d.*\] are planned, there are 3"),
     "term that does not exist": (with_part(BAND, term=1), r"terms \[1\] are planned, there are 1"),
     "part with another term": (swapped_terms(TERMS), r"term \d, axis 0: masks of another relation"),
     "masks of another relation": (
@@ -170,9 +170,9 @@ OWNERS = {
         "term 0, axis 0: masks of another relation",
     ),
     "masks of another length": (with_axis(BAND, n=399), "term 0, axis 0: masks of another relation"),
-    "grid of queries moved": (with_launch(GRID, q=replace(GRID.launches[0].q, origin=1)), "term 0 .* another grid"),
-    "grid of keys moved": (with_part(GRID, k=replace(GRID.launches[0].q, origin=1)), "term 0 .* another grid"),
-    "axis left out": (with_part(GRID, axes=GRID.launches[0].parts[0].axes[:1]), "term 0 .* another number of axes"),
+    "grid of queries moved": (with_nest(GRID, q=replace(GRID.nests[0].q, origin=1)), "term 0 .* another grid"),
+    "grid of keys moved": (with_part(GRID, k=replace(GRID.nests[0].q, origin=1)), "term 0 .* another grid"),
+    "axis left out": (with_part(GRID, axes=GRID.nests[0].parts[0].axes[:1]), "term 0 .* another number of axes"),
     "pair that two terms own": (replanned(two_owners()), "terms 0 and 1 own a pair together"),
     "bit that a term owns too": (
         replanned(with_bit(weft.causal().acsr(100), 70, 3)),
@@ -309,7 +309,7 @@ UNLIKELY = {
     "block listed twice": block_listed_twice(),
     "fewer queries than the grid": replace(BAND, acsr=replace(BAND.acsr, m=399)),
     "fewer keys than the grid": replace(BAND, acsr=replace(BAND.acsr, n=399)),
-    "launch without parts": with_launch(replace(BAND, launches=BAND.launches * 2), 1, parts=()),
+    "nest without parts": with_nest(replace(BAND, nests=BAND.nests * 2), 1, parts=()),
     "step of no queries": with_lanes(BAND, q_step=0),
     "tiles of no keys": with_axis(BAND, block_k=0),
     "block tables of unlike length": block_tables(rows=BLOCKS.blocks.rows[:-1]),

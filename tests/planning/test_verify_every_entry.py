@@ -73,7 +73,7 @@ def test_every_entry_of_every_table(name, side, target):
 def test_every_number_that_is_in_no_table(name, side):
     plan = one_plan(name, side, SMALL_BOXES)
     caught, harmless = caught_and_harmless(plan, every_number(plan))
-    assert caught > 2 * harmless or not plan.launches
+    assert caught > 2 * harmless or not plan.nests
 
 
 @every_plan

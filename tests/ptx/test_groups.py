@@ -39,7 +39,7 @@ FEW = replace(GPU, processors=1)
 
 @pytest.fixture(autouse=True)
 def _no_other_groups(monkeypatch):
-    """The forward is of the usual kernels here, and gradients are of two: see test_group_queries and test_one_walk."""
+    """The forward is of the usual kernels here, and gradients are of two: see test_group_queries and test_fused."""
     monkeypatch.delitem(CONFIGS, "forward")
     monkeypatch.setattr(fused_backward, "has_kernel", lambda *_: False)
 

@@ -37,7 +37,7 @@ CALLS = {
     "two terms": Call(weft.longformer(20, global_tokens=9)),
     "dilated by head": Call(weft.per_head([weft.dilated(5, 5, step) for step in (1, 2, 3, 3)])),
     "dense": Call(weft.full(), dims=(128, 128)),
-    "grid, 128 channels": Call(weft.neighborhood((14, 16), (7, 9)), 224, (128, 128), heads=(2, 2)),
+    "grid, D=128": Call(weft.neighborhood((14, 16), (7, 9)), 224, (128, 128), heads=(2, 2)),
     "256 channels": Call(BAND, 100, (256, 256), heads=(2, 1)),
 }
 QUICK = "causal window", 90
@@ -50,7 +50,7 @@ CHOSEN = {
 
 @pytest.fixture(autouse=True)
 def _two_kernels(monkeypatch):
-    """Gradients are of two kernels, or of the one that walks keys: see test_one_walk."""
+    """Gradients are of two kernels, or of the one that walks keys: see test_fused."""
     monkeypatch.setattr(fused_backward, "has_kernel", lambda *_: False)
 
 

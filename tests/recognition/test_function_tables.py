@@ -8,7 +8,7 @@ import pytest
 import weft
 from weft import sized
 from weft.errors import InputError, LengthError
-from weft.recognition import recognize
+from weft.recognition import hosted, recognize
 
 torch = pytest.importorskip("torch")
 
@@ -232,3 +232,35 @@ def test_numpy_asked_without_torch_where_they_do_not_know_each_other(function):
     assert found.proof == "evaluated at (40, 37)"
     q, k = np.ogrid[:40, :37]
     assert (found.pattern.to_dense(40, 37) == function(q, k) & (q * k % 7 < 6)).all()
+
+
+def test_tables_of_a_gpu_are_read_as_copies_on_the_host(monkeypatch):
+    """Here one table is said to lie elsewhere; the next test has one that does."""
+    there = torch.from_numpy(IDS)
+    monkeypatch.setattr(hosted, "is_elsewhere", lambda x: x is there)
+    read = set()
+
+    def mask(q, k):
+        read.add(id(there))
+        return (there[q] == there[k]) & (k <= q)
+
+    assert recognize(mask).pattern == recognize(lambda q, k: (IDS[q] == IDS[k]) & (k <= q)).pattern
+    assert len(read) == 1 and id(there) not in read
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+@pytest.mark.parametrize("kept", [1, 3])
+def test_tables_on_a_gpu(kept):
+    """Traced, and evaluated at all pairs; what a function answers to arrays alone is seen there as on the host."""
+    there = torch.from_numpy(IDS).cuda()
+    closed = recognize(lambda q, k: (there[q] == there[k]) & (k <= q))
+    assert closed.pattern == recognize(lambda q, k: (IDS[q] == IDS[k]) & (k <= q)).pattern
+    evaluated = recognize(lambda q, k: (there[q] * q + there[k] * k * k) % 5 < kept, size=60)
+    q, k = np.ogrid[:60, :60]
+    assert (evaluated.pattern.to_dense(60) == ((IDS[q] * q + IDS[k] * k * k) % 5 < kept)).all()
+
+    def other(q, k):
+        return (there[q] == there[k]) & ((k <= q) if isinstance(q, torch.Tensor) else (k >= q))
+
+    assert (recognize(other, size=60).pattern.to_dense(60) == (IDS[q] == IDS[k]) & (k <= q)).all()

@@ -38,12 +38,12 @@ def _share(name, share):
     where = f" of ({share.batch}, {share.head})" * any((share.batch, share.head))
     where += f", pack {share.pack}" * bool(share.pack)
     yield f"{name}{where}: {heads}; tiles {_tiling(plan.tiling)}"
-    for i, launch in enumerate(plan.launches):
-        yield f"  launch {i}: queries {_grid(launch.q)}, boxes {_sizes(launch.box)}"
-        for part in launch.parts:
+    for i, nest in enumerate(plan.nests):
+        yield f"  launch {i}: queries {_grid(nest.q)}, boxes {_sizes(nest.box)}"
+        for part in nest.parts:
             left_out = part.rows.left_out, part.keys.left_out
             out = f"; left out {_digest(*left_out)}" if any(one.size for one in left_out) else ""
-            keys = f", keys {_grid(part.k)}" if part.k != launch.q else ""
+            keys = f", keys {_grid(part.k)}" if part.k != nest.q else ""
             yield f"    term {part.term}{keys}: {', '.join(map(_axis, part.axes))}{out}"
     if plan.blocks is not None:
         found = _digest(plan.blocks.rows, plan.blocks.first)

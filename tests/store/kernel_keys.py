@@ -7,7 +7,7 @@ from dataclasses import replace
 from triton.backends.compiler import GPUTarget
 
 from weft.kernels.gpu.compile import compiler, load
-from weft.kernels.gpu.configure import few_specs, walk_spec
+from weft.kernels.gpu.configure import fused_spec, sparse_specs
 from weft.kernels.gpu.sinks import gradient_source, join_source
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.split_kv.source import source_of as split_kv_source
@@ -24,12 +24,12 @@ SPECS = {
     "forward in groups": WIDE,
     "short forward in groups": replace(WIDE, rank=1, lines=True, short=True),
     "dkdv in groups": replace(WIDE, direction="dkdv", groups=2, rows=128),
-    "gradients in groups": walk_spec(SHORT),
-    "few keys": few_specs(SHORT)[0],
-    "sums of few keys": few_specs(SHORT)[1],
+    "gradients in groups": fused_spec(SHORT),
+    "few keys": sparse_specs(SHORT)[0],
+    "sums of few keys": sparse_specs(SHORT)[1],
 }
 ROWS = SplitKVSpec("bfloat16", 64, 64, 16, 64)
-SPLIT_KV = {"split-KV": ROWS, "combined shares": combining(ROWS)}
+SPLIT_KV = {"split-KV": ROWS, "combined shares": combining(ROWS, 33)}
 
 
 def sources():

@@ -31,7 +31,7 @@ REGISTERS = {"sm_80": 255, "sm_90": 255, "sm_100": 255, "gfx942": 512}  # that o
 class Resources:
     """registers: of a thread. spilled: bytes of local memory of a thread. shared: bytes of a block. inside: loads and
     stores of local memory in innermost loops. read: for each of these that multiplies, the instructions (64 rows x 16
-    channels) that read their first factor from shared memory. waits: waits for products over products, in the loop
+    dims) that read their first factor from shared memory. waits: waits for products over products, in the loop
     where it is most; about 1 where the assembler runs them one by one, since it was not sure of their registers.
     """
 

@@ -90,12 +90,12 @@ def options_of(call):
 SMALL = Tiling(16, 8, 4, 1)  # many tiles in few tokens
 
 
-def small_launches(pattern, tokens, transposed=False):
-    """The planner's launches of one direction of a square pattern, in tiles of SMALL."""
+def small_nests(pattern, tokens, transposed=False):
+    """The planner's nests of one direction of a square pattern, in tiles of SMALL."""
     problem = Problem(1, 1, 1, tokens, tokens, 64, 64, "bfloat16", "cuda")
     plan = plan_attention(pattern, problem, GPU)
     shares = plan.transposed if transposed else plan.forward
-    return [x for share in shares for x in plan_for_device(share.plan.acsr, problem, GPU, SMALL).launches]
+    return [x for share in shares for x in plan_for_device(share.plan.acsr, problem, GPU, SMALL).nests]
 
 
 def has_room_for_dq(call):

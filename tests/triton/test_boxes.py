@@ -18,7 +18,7 @@ from weft.planning.attention_plan import plan_attention
 from weft.target import GPU
 from weft.testing.workloads import named
 
-from .specs import small_launches
+from .specs import small_nests
 
 laws = settings(max_examples=examples(60), deadline=None, derandomize=bool(os.environ.get("CI")))
 
@@ -32,18 +32,18 @@ def neighborhoods(draw):
     return shape, size, {"dilation": dilation, "causal": causal}
 
 
-def launches(shape, size, transposed=False, **options):
-    return small_launches(weft.neighborhood(shape, size, **options), prod(shape), transposed)
+def nests(shape, size, transposed=False, **options):
+    return small_nests(weft.neighborhood(shape, size, **options), prod(shape), transposed)
 
 
 @laws
 @given(neighborhoods(), st.booleans())
 def test_moved_runs(neighborhood, transposed):
     shape, size, options = neighborhood
-    for launch in launches(shape, size, transposed, **options):
-        moved = whole_boxes(launch)
+    for nest in nests(shape, size, transposed, **options):
+        moved = whole_boxes(nest)
         assume(moved is not None)
-        for part, other in zip(launch.parts, moved.parts, strict=True):
+        for part, other in zip(nest.parts, moved.parts, strict=True):
             for axis, new in zip(part.axes, other.axes, strict=True):
                 some = axis.widths > 0
                 positions = np.ceil((axis.n - axis.lanes.k_first) / axis.lanes.k_step)[:, None]
@@ -52,33 +52,33 @@ def test_moved_runs(neighborhood, transposed):
                 assert ((new.start >= 0) & (new.stop <= positions))[some].all()
 
 
-def grid_of(launch, axis):
-    """The launch with one axis of its only part replaced."""
-    (part,) = launch.parts
-    return replace(launch, parts=(replace(part, axes=(axis, *part.axes[1:])),))
+def grid_of(nest, axis):
+    """The nest with one axis of its only part replaced."""
+    (part,) = nest.parts
+    return replace(nest, parts=(replace(part, axes=(axis, *part.axes[1:])),))
 
 
 def test_a_column_that_nobody_sees_stays_unread():
-    (launch,) = launches([32, 32], [9, 9])
-    assert whole_boxes(launch) is not None
-    axis = launch.parts[0].axes[0]
-    assert whole_boxes(grid_of(launch, axis)) is not None
+    (nest,) = nests([32, 32], [9, 9])
+    assert whole_boxes(nest) is not None
+    axis = nest.parts[0].axes[0]
+    assert whole_boxes(grid_of(nest, axis)) is not None
     for bound in ("upper", "lower"):
         clip = Stair.constant(30 if bound == "upper" else 2)
         relation = replace(axis.relation, **{bound: (*getattr(axis.relation, bound), clip)})
-        assert whole_boxes(grid_of(launch, replace(axis, relation=relation))) is None
+        assert whole_boxes(grid_of(nest, replace(axis, relation=relation))) is None
 
 
 @pytest.mark.parametrize("shape,size,room", [([3, 40], [3, 5], True), ([6, 40], [6, 5], False)])
 def test_boxes_longer_than_what_is_left_of_an_axis_stay(shape, size, room):
     """Boxes are 1 x 8, and on an axis of 6 they are 8 x 1."""
-    (launch,) = launches(shape, size)
-    assert (whole_boxes(launch) is not None) == room
+    (nest,) = nests(shape, size)
+    assert (whole_boxes(nest) is not None) == room
 
 
 def test_lines_stay_as_they_are():
-    for launch in launches([512], [63]):
-        assert whole_boxes(launch) is None
+    for nest in nests([512], [63]):
+        assert whole_boxes(nest) is None
 
 
 @pytest.mark.parametrize(

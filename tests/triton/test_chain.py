@@ -45,9 +45,11 @@ def test_who_waits_and_lets_others_begin(call):
         assert (BEGINS in text) == (spec.direction in ("dq", "delta") or (source.early and spec.accumulate))
         if source.early:
             read = read_before(text, source, WAITS)
-            unread = set() if spec.joins else LEFT  # the launch before one that joins has waited for that of queries
+            unread = (
+                set() if spec.adds_shared else LEFT
+            )  # the launch before one that joins has waited for that of queries
             assert not read & (unread | SUMS), read
-            assert {"Q", "DOut"} | (SUMS if spec.joins else set()) <= read_before(text, source, "tt.return")
+            assert {"Q", "DOut"} | (SUMS if spec.adds_shared else set()) <= read_before(text, source, "tt.return")
             assert BEGINS not in text.split(WAITS)[0], "the next one trusts this one to have waited"
 
 

@@ -145,7 +145,7 @@ def test_each_direction_is_compiled_for_each_target():
 # What makes a kernel of another kind all together, and what does so alone, in each direction. Not how large tiles are.
 TOGETHER = (
     "direction", "rank", "terms", "more", "listed", "several", "groups", "short", "packed", "with_dq", "accumulate",
-    "joins", "few", "makes", "formula", "lines",
+    "adds_shared", "leaves_shared", "makes", "formula", "lines",
 )  # fmt: skip
 ALONE = (
     "dtype", "aligned", "whole", "grouped", "split", "lse_gradient", "with_delta", "held", "no_maximum", "softcap",
@@ -234,10 +234,10 @@ WALKS = [{}, {"with_delta": True}, {"with_delta": True, "lse_gradient": True}]
 
 
 @pytest.mark.parametrize("wanted", sample(WALKS, {}), ids=str)
-def test_one_walk_compiles_and_fits(wanted, tmp_path, monkeypatch):
+def test_fused_backward_compiles_and_fits(wanted, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     (spec,) = gradients_of(SHORT)
-    assert spec.direction == "gradients"
+    assert spec.direction == "fused"
     (taken,) = compile_one("sm_90", [replace(spec, **wanted)])
     assert taken.shared <= SHARED["sm_90"] * 1024
     assert taken.registers == spec.registers == 128  # with others some warps would wait for registers for ever
@@ -245,14 +245,14 @@ def test_one_walk_compiles_and_fits(wanted, tmp_path, monkeypatch):
 
 
 @pytest.mark.more
-def test_few_keys_beside_a_window_compile_and_fit(tmp_path, monkeypatch):
+def test_sparse_keys_beside_a_window_compile_and_fit(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     walk, *specs = gradients_of(BESIDE)
-    assert [walk.direction, *(spec.direction for spec in specs)] == ["gradients", "few_keys", "few_sums"]
+    assert [walk.direction, *(spec.direction for spec in specs)] == ["fused", "sparse_keys", "reduce_partials"]
     assert walk.with_delta
     for spec, taken in zip(specs, compile_one("sm_90", specs), strict=True):
         assert taken.shared <= SHARED["sm_90"] * 1024
-        assert spec.direction == "few_sums" or taken.registers == spec.registers == 168
+        assert spec.direction == "reduce_partials" or taken.registers == spec.registers == 168
         check_spilled(f"sm_90-{spec.direction}-short window", taken.spilled)
 
 

@@ -63,7 +63,7 @@ STRUCTURES = {
     "random blocks": [Call(weft.random_blocks(64, count, seed=1), n, n) for n in LENGTHS for count in (1, 3)],
     "batches": [Call(weft.causal() & weft.window(left=64), batch=batch) for batch in (1, 2, 3, 8, 100)],
     "heads": [Call(weft.causal(), heads=heads) for heads in ((1, 1), (2, 1), (12, 4), (32, 32))],
-    "128 channels": [
+    "D=128": [
         Call(weft.causal() & weft.window(left=left), n, n, dims=(128, 128)) for n in LENGTHS for left in (16, 300)
     ],
     "2-D": [
@@ -88,7 +88,7 @@ def kernels(names, one_kernel=False):
 @pytest.mark.parametrize("name", every(6, STRUCTURES))
 def test_kernels_of_one_structure(name):
     found = kernels([name])
-    walks = [spec for spec in found if spec.direction == "gradients"]  # of short windows, beside the two of others
+    walks = [spec for spec in found if spec.direction == "fused"]  # of short windows, beside the two of others
     assert len(walks) <= 1
     for direction in ("forward", "dq", "dkdv"):
         here = [spec.name for spec in found if spec.direction == direction]

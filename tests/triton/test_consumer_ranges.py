@@ -31,21 +31,21 @@ def planned(pattern, tokens):
 
 
 def items_of(pattern, tokens):
-    """(launch, its tables' items, the reach of queries and of each part's keys)"""
+    """(nest, its tables' items, the reach of queries and of each part's keys)"""
     plan, wave = planned(pattern, tokens)
-    (launch,) = plan.forward[0].plan.launches
+    (nest,) = plan.forward[0].plan.nests
     assert wave.reach is not None
     place = wave.place
     words = wave.words[place.items_at :][: wave.items * place.record]
-    return launch, words.reshape(wave.items, place.record).astype(np.int64), wave.reach
+    return nest, words.reshape(wave.items, place.record).astype(np.int64), wave.reach
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 @pytest.mark.parametrize("tokens", [900, 1200])
 def test_boxes_begin_where_runs_do(pattern, tokens):
-    launch, items, reach = items_of(pattern, tokens)
-    parts = len(launch.parts)
-    origins = [launch.q.origin, *(part.k.origin for part in launch.parts)]
+    nest, items, reach = items_of(pattern, tokens)
+    parts = len(nest.parts)
+    origins = [nest.q.origin, *(part.k.origin for part in nest.parts)]
     firsts = [items[:, 0], *(items[:, 2 + 4 * n] for n in range(parts))]
     some = [items[:, 1] > 0, *(items[:, 3 + 4 * n] > 0 for n in range(parts))]
     for side, (one, origin, first, exists) in enumerate(zip(reach, origins, firsts, some, strict=True)):
@@ -60,13 +60,13 @@ def test_boxes_begin_where_runs_do(pattern, tokens):
 @pytest.mark.parametrize("tokens", [900, 1200])
 def test_tiles_are_those_that_rows_see(pattern, tokens):
     """Row by row: every key that one sees is in a tile of its group, and in whole tiles are none that it does not."""
-    launch, items, _ = items_of(pattern, tokens)
-    parts, groups = len(launch.parts), TILING.rows // GROUP
+    nest, items, _ = items_of(pattern, tokens)
+    parts, groups = len(nest.parts), TILING.rows // GROUP
     dense = pattern.to_dense(tokens, tokens).reshape(tokens, tokens)
     seen = np.zeros((tokens, tokens), int)
     for item in items:
         shares = item[4 + 6 * parts :].reshape(parts, groups, RANGE)
-        for part, run, of_groups in zip(launch.parts, item[2 : 2 + 4 * parts].reshape(parts, 4), shares, strict=True):
+        for part, run, of_groups in zip(nest.parts, item[2 : 2 + 4 * parts].reshape(parts, 4), shares, strict=True):
             keys = part.k.origin + run[0] + part.axes[0].lanes.k_step * np.arange(run[1])
             for group, (begin, end, below, beyond, _) in enumerate(of_groups):
                 rows = np.arange(GROUP * group, min(GROUP * (group + 1), item[1]))
@@ -74,7 +74,7 @@ def test_tiles_are_those_that_rows_see(pattern, tokens):
                 if not rows.size:
                     assert begin == end
                     continue
-                queries = launch.q.origin + item[0] + launch.lanes[0].q_step * rows
+                queries = nest.q.origin + item[0] + nest.lanes[0].q_step * rows
                 walked = keys[GROUP * begin : GROUP * end]
                 seen[np.ix_(queries, walked)] += dense[np.ix_(queries, walked)]
                 whole = keys[GROUP * max(begin, below) : GROUP * min(end, beyond)]
@@ -100,7 +100,7 @@ def test_time_counts_what_groups_compute(pattern, tokens, tiles):
 def test_bounds_of_short_runs_fit_half_a_word(tokens, short):
     """The last block's run of every second key has half as many columns as there are tokens before its window."""
     pattern = weft.causal() & (weft.window(left=127) | weft.periodic_keys(2))
-    launch, items, _ = items_of(pattern, tokens)
-    assert len(launch.parts) == 2
+    nest, items, _ = items_of(pattern, tokens)
+    assert len(nest.parts) == 2
     assert (items[:, 7].max() <= (1 << 15) - 1) == short  # keys of the second run
     assert planned(pattern, tokens)[1].short == short

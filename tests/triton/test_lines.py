@@ -1,4 +1,4 @@
-"""Bounds as one clipped line a side: they say the same of every row that a launch has a tile for."""
+"""Bounds as one clipped line a side: they say the same of every row that a nest has a tile for."""
 
 import os
 
@@ -14,7 +14,7 @@ from weft.pattern.bounds import Stair
 from weft.pattern.relation import Relation
 from weft.planning.affine_bounds import as_lines
 
-from .specs import small_launches
+from .specs import small_nests
 
 TOKENS = 200
 laws = settings(max_examples=examples(60), deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -42,9 +42,9 @@ def patterns(draw):
 @laws
 @given(patterns(), st.booleans())
 def test_the_same_rows_see_the_same_keys(pattern, transposed):
-    launches = small_launches(pattern, TOKENS, transposed)
-    for launch, straight in ((x, as_lines(x)) for x in launches if as_lines(x) is not None):
-        for part, other in zip(launch.parts, straight.parts, strict=True):
+    nests = small_nests(pattern, TOKENS, transposed)
+    for nest, straight in ((x, as_lines(x)) for x in nests if as_lines(x) is not None):
+        for part, other in zip(nest.parts, straight.parts, strict=True):
             (axis,), (new,) = part.axes, other.axes
             for bound in (*new.relation.lower, *new.relation.upper):
                 assert bound.run == 1
@@ -91,7 +91,7 @@ def test_one_line_says_the_same_of_the_rows_that_are_named(bounds, lower):
     [
         (weft.causal() & weft.window(left=30), True),
         (weft.dilated(20, 20, step=4), True),
-        (weft.longformer(40, global_tokens=16), True),  # thresholds say which rows a launch has
+        (weft.longformer(40, global_tokens=16), True),  # thresholds say which rows a nest has
         (weft.causal() & (weft.window(left=30) | weft.periodic_keys(9)), True),
         (weft.chunks(50) & weft.causal(), False),
         (weft.documents([70, 130]), False),
@@ -99,4 +99,4 @@ def test_one_line_says_the_same_of_the_rows_that_are_named(bounds, lower):
     ids=["window", "dilated", "longformer", "periodic", "chunks", "documents"],
 )
 def test_which_are_lines(pattern, lines, transposed):
-    assert {as_lines(launch) is not None for launch in small_launches(pattern, TOKENS, transposed)} == {lines}
+    assert {as_lines(nest) is not None for nest in small_nests(pattern, TOKENS, transposed)} == {lines}

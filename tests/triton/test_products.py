@@ -10,7 +10,7 @@ from weft.kernels.gpu.gemm.product import product
 from weft.kernels.gpu.gemm.projections import projections
 
 SIZES = ("m", "n", "k", "q_n", "kv_n", "depth")
-INTEGERS = (*SIZES, "tiles", "count", "length", "batch_stride")
+INTEGERS = (*SIZES, "q_place", "k_place", "v_place", "tiles", "count", "length", "batch_stride")
 TINY = Config(64, 32, 128, 4, 4)
 
 
@@ -36,16 +36,11 @@ def compiled(kernel, config, boxes, constants):
 
 
 def product_of(config, activation, gated=False, **missing):
-    of_weight, of_out = (config.cols, config.depth), (config.rows, config.cols)
-    boxes = {
-        "x": (config.rows, config.depth),
-        "weight": of_weight,
-        "gate": of_weight,
-        "residual": of_out,
-        "out": of_out,
-    }
+    of_out = (config.rows, config.cols)
+    weights = (1 + gated, config.cols, config.depth)
+    boxes = {"x": (config.rows, config.depth), "weights": weights, "residual": of_out, "out": of_out}
     constants = {"ACTIVATION": activation, "BY_ROWS": False, "PERSISTENT": config.persistent, **missing}
-    constants |= {"gate_bias": None, "squares": None, "new_squares": None} | ({} if gated else {"gate": None})
+    constants |= {"gate_bias": None, "squares": None, "new_squares": None, "GATE": 1 if gated else None}
     return compiled(product, config, boxes, constants)
 
 
@@ -70,9 +65,8 @@ def test_a_gated_product(config):
 @pytest.mark.more
 @pytest.mark.parametrize("config", [one for one in SINGLE if not one.cols % 64 and not one.persistent], ids=str)
 def test_projections_with_rotations(config):
-    of_weight, of_out = (config.cols, config.depth), (config.rows, config.cols)
-    boxes = {"x": (config.rows, config.depth), **dict.fromkeys(("q_weight", "k_weight", "v_weight"), of_weight)}
-    boxes |= dict.fromkeys(("q", "k", "v"), of_out)
+    boxes = {"x": (config.rows, config.depth), "weights": (1, config.cols, config.depth)}
+    boxes |= dict.fromkeys(("q", "k", "v"), (config.rows, config.cols))
     constants = dict.fromkeys(("q_bias", "k_bias", "v_bias", "q_norm", "k_norm"))
     constants |= {"D": 64, "INTERLEAVED": False, "BY_ROWS": False}
     check(compiled(projections, config, boxes, constants), config, 1)

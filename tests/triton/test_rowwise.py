@@ -51,7 +51,7 @@ class Call:
         """Shares, all keys in one share, and the merge of shares."""
         spec = split_kv_spec(self.plan(), shape_of(self.plan(), 132), self.aligned, self.asked())
         spec = replace(spec, split=True)
-        return [spec, replace(spec, split=False), combining(spec)]
+        return [spec, replace(spec, split=False), combining(spec, 33)]
 
 
 CALLS = {

@@ -32,7 +32,7 @@ CHOSEN = {
     "keys_by_groups": ("window, by groups", "keys", 0),
     "forward_by_groups": ("two terms, by groups", "forward", 0),
 }
-WALKS = {"gradients_in_one_walk": (SHORT, 0), "few_keys": (BESIDE, 1), "few_sums": (BESIDE, 2)}
+WALKS = {"fused": (SHORT, 0), "sparse_keys": (BESIDE, 1), "reduce_partials": (BESIDE, 2)}
 SPLIT_KV = {
     "split_kv": ("window, 64, all options", 0), "split_kv_alone": ("two terms", 1), "combine": ("window", 2),
     "split_kv_of_a_cache": ("counts from the device", 0), "split_kv_of_pages": ("pages of 16", 0),

@@ -17,7 +17,7 @@ from tests.tiers import every
 from triton import knobs
 
 from weft.kernels.gpu.compile import compiler, dedup, load, stages
-from weft.kernels.gpu.configure import walk_spec
+from weft.kernels.gpu.configure import fused_spec
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.problem import Problem
 from weft.settings import interpreted
@@ -27,7 +27,7 @@ from .resources import TARGETS
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 SMALL = KernelSpec("forward", "bfloat16", 16, 16, 0, 64, 64, warps=4)
 LINES = "TRITON_DISABLE_LINE_INFO"
-WALK = walk_spec(Problem(1, 2, 2, 4096, 4096, 64, 64, "bfloat16", "cuda"))  # in Gluon, and its groups share their code
+WALK = fused_spec(Problem(1, 2, 2, 4096, 4096, 64, 64, "bfloat16", "cuda"))  # in Gluon, and its groups share their code
 
 
 @pytest.fixture(autouse=True)

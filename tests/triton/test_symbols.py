@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from weft.kernels.gpu import sinks
 from weft.kernels.gpu.compile import compiler, load
 from weft.kernels.gpu.compile.emit import emit
-from weft.kernels.gpu.configure import few_specs, walk_spec
+from weft.kernels.gpu.configure import fused_spec, sparse_specs
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.gpu.split_kv import source as split_kv
 from weft.kernels.gpu.split_kv.spec import SplitKVSpec, combining
@@ -36,11 +36,11 @@ NAMES = {
     "weft_bwd_dkdv_dq_tile_lines_d64_bf16": replace(LINE, direction="dkdv", with_dq=True, several=True),
     "weft_bwd_dv_tile_line_d256_bf16": replace(LINE, direction="dkdv", makes="dv", d=256, dv=256),
     "weft_bwd_delta_tile_d64_bf16": replace(LINE, direction="delta"),
-    "weft_bwd_fused_hopper_line_d64_bf16": walk_spec(SHORT),
-    "weft_bwd_sparse_keys_hopper_d64_bf16": few_specs(SHORT)[0],
-    "weft_reduce_partials_hopper_d64_bf16": few_specs(SHORT)[1],
+    "weft_bwd_fused_hopper_line_d64_bf16": fused_spec(SHORT),
+    "weft_bwd_sparse_keys_hopper_d64_bf16": sparse_specs(SHORT)[0],
+    "weft_reduce_partials_hopper_d64_bf16": sparse_specs(SHORT)[1],
     "weft_decode_split_kv_d128_fp16": ROWS,
-    "weft_decode_combine_d128_fp16": combining(ROWS),
+    "weft_decode_combine_d128_fp16": combining(ROWS, 33),
 }
 
 
@@ -58,7 +58,7 @@ def test_kernels_are_compiled_under_their_names(target):
     small = KernelSpec("forward", "bfloat16", 16, 16, 0, 64, 64, warps=4)
     merge = SplitKVSpec("bfloat16", 16, 16, 16, 16, combine=True)
     found = [load.source_of(small), split_kv.source_of(merge), sinks.gradient_source()]
-    found += [load.source_of(few_specs(SHORT)[1])] if target == "sm_90" else []
+    found += [load.source_of(sparse_specs(SHORT)[1])] if target == "sm_90" else []
     names = [compiler.compile_for(one, TARGETS[target]).name for one in found]
     expected = [small.symbol, merge.symbol, "weft_sink_gradient", "weft_reduce_partials_hopper_d64_bf16"]
     assert names == expected[: len(found)]

@@ -84,7 +84,7 @@ def check_tables(pattern, problem, shape, packs=1):
         assert waves.merges or (written <= 1).all(), f"{what}: two waves write a row, and nobody merges"
         if waves.shared_rows is not None:  # the last wave writes all rows, so what others write is what it must join
             assert transposed, what
-            assert [wave.joins for wave in waves.waves][:-1] == [False] * (len(waves.waves) - 1), what
+            assert [wave.adds_shared for wave in waves.waves][:-1] == [False] * (len(waves.waves) - 1), what
             assert np.array_equal(waves.shared_rows, (written > 1).any((0, 1))), (
                 f"{what}: shared_rows are not what others write"
             )
@@ -159,7 +159,7 @@ def test_more_heads_than_the_third_axis_of_a_grid_has(pattern):
 
 @pytest.mark.parametrize("span, fits", [((1 << 27) - 1, True), (1 << 27, False)])
 def test_offsets_of_rows_of_numbers_are_32_bits_where_that_is_enough(span, fits):
-    """Stats has 16 numbers for each query, more than queries of 8 channels."""
+    """Stats has 16 numbers for each query, more than queries of 8 dims."""
     waves = waves_of(weft.dilated(9, 9, 3), problem_at(64, 64), None, True)
     spec = KernelSpec("dkdv", "bfloat16", 8, 8, 1, 0, 0)
     (found,) = wave_specs(spec, replace(waves.waves[0], span=span), waves, 8)

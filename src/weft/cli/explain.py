@@ -13,7 +13,7 @@ from weft.errors import OptionError, UnsupportedKernel
 from weft.kernels.backend import MAX_DIM, WIDTHS
 from weft.planning.attention_plan import AttentionPlan
 
-DIRECTIONS = ("forward", "dq", "dkdv", "gradients")
+DIRECTIONS = ("forward", "dq", "dkdv", "fused")
 
 
 @click.command("explain")
@@ -31,7 +31,7 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
     notes = [f"note      attention cannot run it: {why}" for why in facts["reasons_against"]]
     sources = sources_of(plan, source) if source else {}
     if source in ("dq", "dkdv") and plan.fused_backward is not None:
-        say("note: calls make these in one pass over queries (--source gradients), unless options forbid it", err=True)
+        say("note: calls make these in one pass over queries (--source fused), unless options forbid it", err=True)
     if as_json:
         say(json.dumps({**facts, "explanation": plan.explain(), "sources": sources}, indent=2))
     else:
@@ -40,11 +40,11 @@ def command(pattern: str, source: str | None, as_json: bool, **options: Any) -> 
 
 def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     """The source of each kernel that a plan launches in one direction, by name: its entry, and the fragments that it
-    reaches, without branches that are not compiled. "gradients" are all of a short window, by one pass over queries.
+    reaches, without branches that are not compiled. "fused" prints the kernel of all gradients of a short window.
     """
     from weft.kernels.gpu.compile import emit
     from weft.kernels.gpu.compile.listing import listing
-    from weft.kernels.gpu.configure import specs_of, walk_specs
+    from weft.kernels.gpu.configure import fused_specs, specs_of
     from weft.kernels.gpu.split_kv.source import constants_of, entry
     from weft.kernels.gpu.split_kv.spec import specs_of as specs_of_rows
     from weft.kernels.gpu.tile.config import config_of
@@ -59,10 +59,10 @@ def sources_of(plan: AttentionPlan, direction: Any) -> dict[str, str]:
     if direction == "forward" and plan.by_rows is not None:
         specs_of_step = specs_of_rows(plan.by_rows)
         return {spec.name: listing(entry(spec), constants_of(spec)) for spec in specs_of_step}
-    if direction == "gradients" and plan.fused_backward is None:
+    if direction == "fused" and plan.fused_backward is None:
         raise OptionError(
-            f"--source gradients for {plan.pattern}", "its gradients come of two kernels, not of one pass over queries",
+            f"--source fused for {plan.pattern}", "its gradients come of two kernels, not of one pass over queries",
             "ask for --source dq and --source dkdv",
         )  # fmt: skip
-    specs = walk_specs(plan) if direction == "gradients" else specs_of(plan, direction)
+    specs = fused_specs(plan) if direction == "fused" else specs_of(plan, direction)
     return {spec.name: listing(emit.emit(spec), {} if spec.groups else {"C": config_of(spec)}) for spec in specs}

@@ -92,7 +92,7 @@ def planned(pattern: str, options: dict[str, Any]) -> AttentionPlan:
 @click.option("--verify", is_flag=True, help="Prove that the plan computes every live pair once and no other.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(pattern: str, verify: bool, as_json: bool, **options: Any) -> None:
-    """Plan PATTERN: its launches and tiles, the bytes of their tables, and the share of computed pairs that is live."""
+    """Plan PATTERN: its nests and tiles, the bytes of their tables, and the share of computed pairs that is live."""
     plan = planned(pattern, options)
     if verify:
         with busy("verifying"):
@@ -116,7 +116,7 @@ def facts_of(plan: AttentionPlan, verified: bool) -> dict[str, Any]:
         "computed": computed,
         "useful": plan.nnz / max(1, computed),
         "distinct_heads": len(plan.forward),
-        "launches": _each(plan, _launches),
+        "nests": _each(plan, _nests),
         "tiles": _each(plan, lambda share: share.plan.tiles),
         "table_bytes": plan.nbytes,
         "format_bytes": sum(share.plan.acsr.nbytes for share in plan.forward),
@@ -130,7 +130,7 @@ def _computed(plan: TilePlan, device: str) -> int:
     """Pairs that one head computes, live or not; a GPU computes tiles whole."""
     if device == "cpu":
         return plan.visited
-    axes = [part.axes for launch in plan.launches for part in launch.parts]
+    axes = [part.axes for nest in plan.nests for part in nest.parts]
     whole = sum(prod(axis.steps(axis.block_k) * axis.block_q * axis.block_k for axis in part) for part in axes)
     return whole + len(plan.acsr.remainder) * BLOCK * BLOCK
 
@@ -148,8 +148,8 @@ def _each(plan: AttentionPlan, count: Callable[[Share], int]) -> dict[str, int]:
     }
 
 
-def _launches(share: Share) -> int:
-    return len(share.plan.launches) + (share.plan.blocks is not None)
+def _nests(share: Share) -> int:
+    return len(share.plan.nests) + (share.plan.blocks is not None)
 
 
 def _summary(facts: dict[str, Any]) -> str:
@@ -157,7 +157,7 @@ def _summary(facts: dict[str, Any]) -> str:
     rows = [
         ("live", f"{facts['pairs']:,} pairs over all heads, {facts['share']:.3%} of all"),
         ("computed", f"{facts['computed']:,} pairs, {facts['useful']:.1%} useful"),
-        ("launches", "{forward} forward, {transposed} transposed".format(**facts["launches"])),
+        ("nests", "{forward} forward, {transposed} transposed".format(**facts["nests"])),
         ("tiles", "{forward:,} of queries, {transposed:,} of keys".format(**facts["tiles"])),
         ("tables", f"{facts['table_bytes']:,} bytes, both directions"),
         ("format", f"{facts['format_bytes']:,} bytes{remainder}"),

@@ -8,9 +8,9 @@ is dropped and said.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from weft.fusion.epilogues import Found
 from weft.fusion.kernels import Library, ProductSpec, ProjectionsSpec, Runnable
 from weft.fusion.model import breaks_even
 from weft.fusion.nodes import hint, value
-from weft.fusion.segment import Tiling, flat, multiplied, prepared
+from weft.fusion.segment import Tiling, flat, multiplied, prepared, weights_of
 from weft.fusion.settings import Settings
+from weft.fusion.timing import compiled_alone, in_turn, seconds_of
 from weft.fusion.whole import Settled
 from weft.kernels.gpu.gemm.config import ALIGNED, configs
 from weft.settings import interpreted
@@ -33,9 +34,6 @@ LONG = 1e11  # operations of a product from which launches are nothing
 BEHIND = 0.06  # of a long product's time, by which a kernel is behind cuBLAS at best
 MARGIN = 0.98  # of the time of the unfused graph, that a kernel takes at most
 OFF = 0.02  # by which results may differ, relative to the largest number: sums of 16-bit factors in another order
-GRAPH = 1e-3  # seconds of calls in one graph
-ENOUGH = 0.02  # seconds of replays
-FEWEST, MOST = 4, 40  # replays
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,11 @@ def _configs(found: Found) -> Any:
         return configs(m, n, 1 + spec.gated, processors)
     if spec.tables and spec.d & (spec.d - 1):
         return iter(())  # a tile holds whole heads, and is a power of two wide
-    return (one for one in configs(m, n, 1, processors, spec.d if spec.tables else 1) if not one.persistent)
+    widths = [hint(value(node).shape[1 if spec.by_rows else 0]) for node in found.inputs[1:4]]
+    if spec.by_rows and len(set(widths)) > 1:
+        return iter(())  # rows of weights, which one descriptor walks, are of one length
+    some = configs(m, sum(widths), 1, processors, spec.d if spec.tables else 1)
+    return (one for one in some if not one.persistent and not any(width % one.cols for width in widths))
 
 
 class _Measurement:
@@ -147,16 +149,21 @@ class _Measurement:
         self.found, self.inner = found, inner
         random = torch.Generator(value(found.inputs[0]).device).manual_seed(0)
         self.tensors = [_random(value(node), random) for node in found.inputs]
+        weights = range(1, 1 + len(weights_of(found.spec, self.tensors)))
+        self.copies = in_turn(self.tensors, weights)
 
     def choice(self, some: Sequence[Tiling]) -> Choice:
-        expected = flat(self.found.spec, self.found.unfused(*self.tensors))
-        unfused = seconds_of(self._compiled())
+        spec = self.found.spec
+        expected = flat(spec, self.found.unfused(*self.tensors))
+        made = self._compiled()
+        unfused = seconds_of([partial(made, *tensors) for tensors in self.copies])
         best: tuple[float, Tiling] | None = None
         dropped = []
         room = [torch.empty_like(x) for x in expected]
-        launches = [prepared(self.found.spec, config, self.tensors, room) for config in some]
+        launches = [prepared(spec, config, self.tensors, room) for config in some]
         for config, launch, why in zip(some, launches, kernels.compile_all(launches), strict=True):
-            taken, against = (0.0, why) if why else _tried(launch, expected)
+            others = [] if why else [prepared(spec, config, tensors, room) for tensors in self.copies[1:]]
+            taken, against = (0.0, why) if why else _tried([launch, *others], expected)
             if against:
                 dropped.append(f"{config}: {against}")
             elif best is None or taken < best[0]:
@@ -171,24 +178,15 @@ class _Measurement:
     def _compiled(self) -> Callable[[], Any]:
         """The unfused graph, as the compiler behind weft has it."""
         if self.inner != "inductor":
-            return lambda: self.found.unfused(*self.tensors)
+            return self.found.unfused
         return compiled_alone(self.found.unfused, self.tensors)
 
 
-def compiled_alone(module: GraphModule, tensors: list[Any]) -> Callable[[], Any]:
-    """A call of a graph that Inductor compiled, while it compiles the graph around it."""
-    from torch._inductor.compile_fx import compile_fx
-
-    with torch._guards.tracing(None):  # a graph of its own
-        made: Any = compile_fx(module, tensors)
-        made(*tensors)
-    return lambda: made(*tensors)
-
-
 def layer_seconds(module: GraphModule, values: list[Any]) -> float:
-    """Of a whole layer, compiled, in a CUDA graph."""
+    """Of a whole layer, compiled, in a CUDA graph that calls it on copies in turn, as a model has layers."""
     with torch.no_grad():
-        return seconds_of(compiled_alone(module, values))
+        made = compiled_alone(module, values)
+        return seconds_of([partial(made, *some) for some in in_turn(values)])
 
 
 def settle_once(
@@ -205,11 +203,11 @@ def settle_once(
     return made
 
 
-def _tried(launch: Runnable, expected: Sequence[Tensor]) -> tuple[float, str]:
-    """(seconds, ""), or why a launch is no candidate."""
+def _tried(launches: Sequence[Runnable], expected: Sequence[Tensor]) -> tuple[float, str]:
+    """(seconds, ""), or why a launch is no candidate. expected: of the first one."""
     try:
-        against = _off(launch.run(), expected)
-        return (0.0, against) if against else (seconds_of(launch.run), "")
+        against = _off(launches[0].run(), expected)
+        return (0.0, against) if against else (seconds_of([one.run for one in launches]), "")
     except Exception as error:  # of Triton or of the card
         return 0.0, next(iter(str(error).strip().splitlines()), type(error).__name__)
 
@@ -231,33 +229,6 @@ def _off(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
 
 def _times(fused: float, unfused: float) -> str:
     return f"{1e6 * fused:.1f} us, and the graph {1e6 * unfused:.1f}"
-
-
-def seconds_of(call: Callable[[], Any]) -> float:
-    """Seconds of a call in a CUDA graph of several: the least of some replays, since others on the card only add."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-        stream.synchronize()
-        begin = time.perf_counter()
-        call()
-        stream.synchronize()
-        each = max(1, min(20, int(GRAPH / max(1e-6, time.perf_counter() - begin))))
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(each):
-            call()
-    found: list[float] = []
-    while len(found) < FEWEST or (sum(found) * each < ENOUGH and len(found) < MOST):
-        begins, ends = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begins.record()
-        graph.replay()
-        ends.record()
-        ends.synchronize()
-        found.append(begins.elapsed_time(ends) / 1e3 / each)
-    return min(found)
 
 
 def spec_words(spec: ProductSpec | ProjectionsSpec) -> str:

@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 
 from weft.caching import emptied_by
 from weft.errors import UnsupportedError, WeftError
+from weft.fusion import faster
 from weft.fusion.by_name import ByName
 from weft.fusion.forms import by_blocks
 from weft.fusion.settings import Settings
@@ -73,6 +74,7 @@ class Replaced:
     dead: Dead
     as_query: bool
     trained: bool
+    sinks: bool
     settings: Settings
     met: Counter[str] = field(default_factory=Counter)
     unseen: int = 0
@@ -82,7 +84,7 @@ class Replaced:
         """By content, so that the same attention of several layers and graphs is one."""
         said = (
             self.masks.code, self.unfused.code, self.hows, self.scaled_late, self.softcap, self.dead, self.as_query,
-            self.trained, self.settings,
+            self.trained, self.sinks, self.settings,
         )  # fmt: skip
         return sha256(repr(said).encode()).hexdigest()[:16]
 
@@ -206,20 +208,24 @@ def beforehand(
     """The decision while a graph is compiled; kept for its first call. qkv: values are not read."""
     with outside_of_graphs():
         content = _content(_sizes_of(one, qkv, numbers), leaves)
-        at = _by_content.get(content) or made(one, qkv, leaves, numbers)
+        at = _by_content.get(content) or made(one, qkv, leaves, numbers, measured=True)
         _keep_content(content, at)
     return at
 
 
 def made(
-    one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], leaves: Sequence[Tensor], numbers: Sequence[int]
-) -> Decision:
-    """The decision on values, without looking whether it was made before."""
+    one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], leaves: Sequence[Tensor], numbers: Sequence[int],
+    measured: bool = False,
+) -> Decision:  # fmt: skip
+    """The decision on values, without looking whether it was made before. measured: it may take its time."""
     with torch.no_grad():
-        return of_masks(one, qkv, one.given_masks(leaves, numbers))
+        masks = one.given_masks(leaves, numbers)
+        return of_masks(one, qkv, masks, Measured.if_asked(one, qkv[0], masks, numbers) if measured else None)
 
 
-def of_masks(one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], masks: Sequence[Tensor]) -> Decision:
+def of_masks(
+    one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], masks: Sequence[Tensor], measured: Measured | None = None
+) -> Decision:
     """The decision from masks as the graph computes them. qkv: tensors whose values are not read."""
     live, batch, heads = None, *_sizes(qkv[0])[:2]
     _, _, m, _ = _sizes(qkv[0])
@@ -236,7 +242,7 @@ def of_masks(one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], masks: Sequence[
     zero = one.dead == "zero" or (one.dead == "zero without least" and not any(map(_has_least, masks)))
     if not zero and not bool(live.any(-1).all()):
         return Decision(None, "some rows have no live key, and there the graph has another value than 0")
-    return _weighed(one, qkv, live)
+    return _weighed(one, qkv, live, measured)
 
 
 def _kept(mask: Tensor, how: str) -> Tensor | str:
@@ -280,14 +286,19 @@ def _by_slices(live: Tensor, sizes: tuple[int, int, int, int]) -> Tensor | None:
     return live.expand(-1, -1, m, n)
 
 
-def _weighed(one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], live: Tensor) -> Decision:
+Weighed = tuple[Pattern, AttentionPlan]
+
+
+def _weighed(one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], live: Tensor, measured: Measured | None) -> Decision:
     settings, device = one.settings, qkv[0].device.type
     share = float(live.sum()) / max(1, live.numel())
-    if share > settings.share:
-        return Decision(None, f"its mask keeps {share:.0%} of the pairs, more than {settings.share:.0%}", share)
+    most = float("inf") if measured else settings.most  # tiles may compute more pairs than there are
+    if share > most:
+        return Decision(None, f"its mask keeps {share:.0%} of the pairs, more than {most:.0%}", share)
     try:
         tensors = tuple(x if x.dim() == 4 else x[None] for x in qkv)
-        pattern, plan = _fastest(live, problem_of(*tensors))
+        forms = _forms(live, problem_of(*tensors))
+        pattern, plan = min(forms, key=_predicted)
         plan.check_room("forward")
         if one.trained:
             plan.check_room("dkdv")
@@ -296,25 +307,55 @@ def _weighed(one: Replaced, qkv: tuple[Tensor, Tensor, Tensor], live: Tensor) ->
     problem = plan.problem
     pairs = problem.batch * problem.q_heads * problem.m * problem.n
     share = plan.visited / max(1, pairs)
-    if share > settings.share:
-        return Decision(None, f"weft would compute {share:.0%} of the pairs, more than {settings.share:.0%}", share)
-    if pairs - plan.visited < settings.saved_at_least(device):
-        saved, least = pairs - plan.visited, settings.saved_at_least(device)
+    if share > most:
+        return Decision(None, f"weft would compute {share:.0%} of the pairs, more than {most:.0%}", share)
+    saved, least = pairs - plan.visited, settings.saved_at_least(device)
+    if saved < least and not (measured and not least):
         return Decision(None, f"it is small: {saved:,} pairs would be saved, and {least:,} repay the call", share)
+    if measured:
+        return measured(one, tensors, forms, pairs)
     return Decision(pattern, "", share, _words(pattern))
 
 
-def _fastest(live: Tensor, problem: Problem) -> tuple[Pattern, AttentionPlan]:
-    """What is recognised, or on a GPU another form of it whose forward is predicted to take less."""
+def _forms(live: Tensor, problem: Problem) -> list[Weighed]:
+    """What is recognised, and on a GPU other forms of it."""
     found = recognize_mask(live).pattern
-    best = found, compiled(found, problem)[0]
-    if not isinstance(best[1].target, Gpu):
-        return best
-    for other in by_blocks(live):
-        plan = compiled(other, problem)[0]
-        if plan.forwards.taken.seconds < best[1].forwards.taken.seconds:
-            best = other, plan
-    return best
+    forms = [(found, compiled(found, problem)[0])]
+    if isinstance(forms[0][1].target, Gpu):
+        forms += [(other, compiled(other, problem)[0]) for other in by_blocks(live)]
+    return forms
+
+
+def _predicted(form: Weighed) -> float:
+    """Seconds of its forward."""
+    plan = form[1]
+    return plan.forwards.taken.seconds if isinstance(plan.target, Gpu) else 0.0
+
+
+class Measured:
+    """Decides by measurement; for the masks with which a graph was traced. numbers: of the graph."""
+
+    def __init__(self, masks: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        self.masks, self.numbers = masks, numbers
+
+    @classmethod
+    def if_asked(cls, one: Replaced, q: Tensor, masks: Sequence[Tensor], numbers: Sequence[int]) -> Measured | None:
+        """None where rules decide: with gradients, sinks, three axes, and where options say so."""
+        plain = not one.trained and not one.sinks and q.dim() == 4
+        return cls(masks, numbers) if plain and one.settings.measures(q.device.type) else None
+
+    def __call__(self, one: Replaced, like: Sequence[Tensor], forms: Sequence[Weighed], pairs: int) -> Decision:
+        late = (like[0].shape[-1] ** -0.5,) if one.scaled_late else ()
+        tensors = faster.like(like)
+        graph = faster.of_graph(one.unfused, tensors, self.masks, (*self.numbers, *late))
+        found = [(faster.of_pattern(pattern, tensors, one.softcap), i) for i, (pattern, _) in enumerate(forms)]
+        seconds, best = min(found)
+        pattern, plan = forms[best]
+        share = plan.visited / max(1, pairs)
+        words = f"{_words(pattern)}, {faster.said(seconds, graph)}"
+        if seconds > faster.MARGIN * graph:
+            return Decision(None, f"it is not faster as {words}", share)
+        return Decision(pattern, "", share, words)
 
 
 def _words(pattern: Pattern) -> str:

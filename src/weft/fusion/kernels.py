@@ -17,6 +17,7 @@ from weft.settings import interpreted
 from weft.torch import card
 
 DTYPES = (torch.float16, torch.bfloat16)
+FARTHEST = ALIGNED << 31  # bytes that places in steps of ALIGNED reach, as integers of 32 bits
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,17 @@ def compile_all(launches: Iterable[Runnable]) -> list[str]:
         return list(threads.map(lambda one: one.compile(), launches))
 
 
-def reason_against(tensors: list[Tensor | None]) -> str:
-    """Why tensor descriptors cannot reach these tensors, whose last axis they walk; "" where they can."""
+def reason_against(tensors: list[Tensor | None], weights: Sequence[Tensor] = ()) -> str:
+    """Why tensor descriptors cannot reach these tensors, whose last axis they walk; "" where they can. weights: those
+    among them that one descriptor reaches.
+    """
+    begins = sorted(w.data_ptr() for w in weights)
+    if begins and begins[-1] - begins[0] >= FARTHEST:
+        return f"its weights lie {begins[-1] - begins[0]:,} bytes apart"
+    if len(set(begins)) < len(begins):
+        return "two of its weights are one"
+    if len({w.stride() for w in weights}) > 1:
+        return "its weights have rows of several lengths"
     for x in tensors:
         if x is None:
             continue
@@ -147,14 +157,18 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
     rows = x.reshape(-1, x.shape[-1])
     (m, k), n = rows.shape, weight.shape[1 if spec.by_rows else 0]
     out = x.new_empty((*x.shape[:-1], n)) if results is None else results[0]
-    flat = out.view(-1, n)
-    of_x, of_weight, of_out = _blocks(config, spec.by_rows)
+    of_x, of_weights, of_out = _blocks(config, spec.by_rows, spec.gated)
+    which = None
+    if gate is None:
+        weights = _together([weight], n * k, of_weights)
+    else:
+        first, second = sorted((weight, gate), key=Tensor.data_ptr)
+        weights, which = _together([first, second], _apart(first, second), of_weights), int(gate is second)
     args = (
-        _box(rows, of_x), _box(weight, of_weight), _box(gate, of_weight),
-        _box(None if residual is None else residual.reshape(-1, n), of_out), _box(flat, of_out), bias, gate_bias, None,
-        None, m, n, k, 0, 0, 0.0,
+        _box(rows, of_x), weights, _box(None if residual is None else residual.reshape(-1, n), of_out),
+        _box(out.view(-1, n), of_out), bias, gate_bias, None, None, m, n, k, 0, 0, 0.0,
     )  # fmt: skip
-    options = {"ACTIVATION": spec.activation, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
+    options = {"ACTIVATION": spec.activation, "GATE": which, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
     tiles = -(-m // config.rows) * -(-n // config.cols)
     programs = config.programs(tiles, 1 + spec.gated, card_of(x.device))
     return Prepared(kernel, (programs,), args, options | _tiling(config), (out,))
@@ -176,16 +190,17 @@ def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], re
     (m, depth), axis = rows.shape, 1 if spec.by_rows else 0
     widths = [w.shape[axis] for w in weights]
     outs = [x.new_empty((*x.shape[:-1], n)) for n in widths] if results is None else results
-    of_x, of_weight, of_out = _blocks(config, spec.by_rows)
+    of_x, of_weights, of_out = _blocks(config, spec.by_rows)
     batch_stride = 0 if cos is None or cos.shape[0] == 1 else length * spec.d
-    tiles = sum(-(-n // config.cols) for n in widths)
+    first = min(weights, key=Tensor.data_ptr)
+    places = [_apart(first, w) * w.element_size() // ALIGNED for w in weights]
     args = (
-        _box(rows, of_x), *(_box(w, of_weight) for w in weights),
+        _box(rows, of_x), _together(weights, ALIGNED // x.element_size(), of_weights, 1 + max(places)),
         *(_box(out.view(-1, n), of_out) for out, n in zip(outs, widths, strict=True)), *biases, None, None, cos, sin,
-        m, widths[0], widths[1], depth, length, batch_stride, 0.0,
+        *places, m, widths[0], widths[1], depth, length, batch_stride, 0.0,
     )  # fmt: skip
     options = {"D": spec.d, "INTERLEAVED": spec.interleaved, "BY_ROWS": spec.by_rows, **_tiling(config)}
-    return Prepared(kernel, (-(-m // config.rows) * tiles,), args, options, tuple(outs))
+    return Prepared(kernel, (-(-m // config.rows) * (sum(widths) // config.cols),), args, options, tuple(outs))
 
 
 @cache
@@ -197,10 +212,26 @@ def card_of(device: torch.device) -> Card:
     return Card(torch.cuda.get_device_properties(index).multi_processor_count, card.shared_memory(index))
 
 
-def _blocks(config: Config, by_rows: bool) -> tuple[list[int], list[int], list[int]]:
+def _blocks(config: Config, by_rows: bool, gated: bool = False) -> tuple[list[int], list[int], list[int]]:
     """Blocks of x, of weights, and of results."""
-    weight = [config.depth, config.cols] if by_rows else [config.cols, config.depth]
-    return [config.rows, config.depth], weight, [config.rows, config.cols]
+    weights = [1, config.depth, config.cols] if by_rows else [1 + gated, config.cols, config.depth]
+    return [config.rows, config.depth], weights, [config.rows, config.cols]
+
+
+def _apart(first: Tensor, second: Tensor) -> int:
+    """How many numbers after the first tensor the second begins."""
+    return (second.data_ptr() - first.data_ptr()) // first.element_size()
+
+
+def _together(weights: list[Tensor], apart: int, block: list[int], places: int = 0) -> Any:
+    """A descriptor (places, n, k) of matrices that begin `apart` numbers after each other, wherever they lie; of as
+    many as there are weights, unless places are told. Of several widths it has the largest.
+    """
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    first = min(weights, key=Tensor.data_ptr)
+    sizes = [max(w.shape[axis] for w in weights) for axis in (0, 1)]
+    return TensorDescriptor(first, [places or len(weights), *sizes], [apart, first.stride(0), 1], block)
 
 
 def _box(x: Tensor | None, block: list[int]) -> Any:

@@ -134,7 +134,8 @@ def _considered(one: Attention, known: _Inputs, settings: Settings) -> tuple[New
     hows = tuple(use.how for use in one.masks)
     replaced = Replaced(
         masks.module, unfused.module, hows, isinstance(one.scale, Node), one.softcap, _dead(one), order,
-        torch.is_grad_enabled() and any(value(x).requires_grad for x in (one.query, one.key, one.values)), settings,
+        torch.is_grad_enabled() and any(value(x).requires_grad for x in (one.query, one.key, one.values)),
+        one.sinks is not None, settings,
     )  # fmt: skip
     replaced = registered(replaced)
     leaves = [known.tensor(node) for node in masks.tensors]

@@ -76,7 +76,7 @@ registered = _fused.registered
 
 def _forward(tensors: list[Tensor], name: str) -> list[Tensor]:
     one = _fused.named(name)
-    if not tensors[0].numel() or kernels.reason_against(multiplied(one.spec, tensors)):
+    if not tensors[0].numel() or kernels.reason_against(multiplied(one.spec, tensors), weights_of(one.spec, tensors)):
         return one.as_in_graph(tensors)  # other sizes or strides than the graph was traced with
     return list(prepared(one.spec, one.config, tensors).run())
 
@@ -86,6 +86,11 @@ def multiplied(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Any]) -> l
     if isinstance(spec, ProjectionsSpec):
         return list(tensors[:4])
     return [*tensors[: 2 + spec.gated], *(tensors[-1:] if spec.residual else ())]
+
+
+def weights_of(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Any]) -> list[Any]:
+    """Those that one descriptor reaches."""
+    return list(tensors[1:4] if isinstance(spec, ProjectionsSpec) else tensors[1 : 2 + spec.gated])
 
 
 def _fake(tensors: list[Tensor], name: str) -> list[Tensor]:

@@ -68,7 +68,7 @@ class Sketch:
 class Pieces:
     """Sizes of the worked example: rows of a warpgroup, keys of a chunk and of a step, head dimension and its slices.
 
-    d_score: channels of one tensor-core step of scores; d_value: of one of values.
+    d_score: dims of one tensor-core step of scores; d_value: of one of values.
     """
 
     w_q: int = 128
@@ -97,12 +97,12 @@ def hopper_attention(machine: Gpu, pieces: Pieces | None = None) -> Sketch:
         Variable("slice of P V", "register", "warpgroup", rows * p.d_value * fp32),
     )
     threads, per = 128, machine.processors * machine.clock
-    scores, channels = rows * p.u_x, rows * p.d
+    scores, dims = rows * p.u_x, rows * p.d
     clocks = {
         "QK": 2 * scores * p.d / (rate(machine, "fp8") / per) / threads,
         "exp": (scores + rows) / threads / machine.exponentials,  # and one rescaling a row
         "PV": 2 * scores * p.d / (rate(machine, "fp16") / per) / threads,
-        "accumulate": channels / threads / machine.fma16,
+        "accumulate": dims / threads / machine.fma16,
     }
     return Sketch(variables, rows, clocks, ("QK", "PV"))
 
@@ -115,7 +115,7 @@ def mixed_rate(rates: tuple[float, ...]) -> float:
 
 @dataclass(frozen=True)
 class Balance:
-    """Attention of one processor with its share of the bandwidth. key_bytes: of a key and its value, for each channel.
+    """Attention of one processor with its share of the bandwidth. key_bytes: of a key and its value, for each dim.
 
     rate: operations a second of the whole device.
     """

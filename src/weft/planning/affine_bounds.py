@@ -7,23 +7,23 @@ from dataclasses import replace
 import numpy as np
 
 from weft.acsr.stairs import one_line
-from weft.planning.tiles import AxisPlan, Launch
+from weft.planning.tiles import AxisPlan, LoopNest
 from weft.planning.tiling.gpu import tiles_on_line
 
 
-def as_lines(launch: Launch) -> Launch | None:
-    """A launch on one axis with a line for every bound, None where one is not enough.
+def as_lines(nest: LoopNest) -> LoopNest | None:
+    """A nest on one axis with a line for every bound, None where one is not enough.
 
-    What a bound says of rows that the launch does not have, or that see nothing there, is left out; and all of it where
-    every tile is full, since kernels then never ask.
+    A bound may say something of rows that the nest does not have, or that see nothing; that is left out. Where every
+    tile is full all bounds are left out, since kernels never ask for them.
     """
     parts = []
-    for part in launch.parts:
+    for part in nest.parts:
         axis = _straight(part.axes[0])
         if axis is None:
             return None
         parts.append(replace(part, axes=(axis,)))
-    return replace(launch, parts=tuple(parts))
+    return replace(nest, parts=tuple(parts))
 
 
 def unbounded(axis: AxisPlan) -> AxisPlan:

@@ -62,14 +62,15 @@ class AttentionPlan:
         return self._planned("dkdv", [share.plan.acsr.transpose() for share in self.forward])
 
     def specialised(self, direction: Direction) -> tuple[Share, ...] | None:
-        """Tiles that warp-specialised kernels compute; None where they are others, or have no such kernel."""
+        """The tiles of warp-specialised kernels; None where other kernels compute the direction."""
         shares = self.towards(direction)
         named = next((x.plan.tiling for x in shares if x.plan.tiling and x.plan.tiling.groups), None)
         return shares if named and not hopper.reasons_against(self.asked(direction), named) else None
 
     def unspecialised(self, direction: Direction, under: tile.Under = tile.PLAIN) -> tuple[Share, ...]:
-        """Tiles whose warps all do the same: for calls that allow no other. under: options, which may ask for narrower
-        ones than the plan's, unless it was told which to take.
+        """Tiles whose warps all do the same, for calls that allow no others.
+
+        under: options, for which narrower tiles may serve than the plan's. A fixed tiling stays as it is.
         """
         under = tile.PLAIN if direction in dict(self.fixed) else under
         return unspecialised(direction, self.towards(direction), self.problem, self.target, under)
@@ -107,8 +108,9 @@ class AttentionPlan:
 
     @cached_property
     def in_one(self) -> tuple[Share, ...] | None:
-        """Tiles of keys for a backward in one kernel, which is not deterministic; None unless one is predicted to be
-        clearly faster than two, and fits.
+        """Tiles of keys for a backward in one kernel, which is not deterministic.
+
+        None unless one kernel fits and is predicted to be clearly faster than two.
         """
         if dict(self.fixed).get("dkdv") in hopper.SUMS and not hopper.no_sums(self.asked("dkdv")):
             return self.transposed
@@ -131,8 +133,9 @@ class AttentionPlan:
 
     @cached_property
     def fused_backward(self) -> FusedBackward | None:
-        """What all gradients come of in one pass; None where two kernels make them. Raises VerificationError unless it
-        is of the pattern.
+        """The fused backward that calls take; None where other kernels make gradients.
+
+        Raises VerificationError unless it computes the pattern.
         """
         listed = self.backwards.listed if isinstance(self.target, Gpu) else ()
         if not any(isinstance(one, Fused) for one in listed) or self.fused is None:
@@ -148,7 +151,7 @@ class AttentionPlan:
 
     @property
     def fused(self) -> FusedBackward | None:
-        """What one pass would make gradients of, taken or not; None where the pattern, or the card, has none."""
+        """The fused backward of the pattern, taken or not; None where the pattern or the card has none."""
         known = isinstance(self.target, Gpu)
         found = fused_backward.fused_backward(self.forward, self.problem, self.target) if known else ""
         return found if isinstance(found, FusedBackward) else None
@@ -212,8 +215,9 @@ class AttentionPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of plan tables and of the remainder's blocks, forward and transposed; a plan that is its own transpose
-        is held once, and so is a remainder that several plans walk.
+        """Bytes of plan tables and of the remainder's blocks, forward and transposed.
+
+        A plan that is its own transpose counts once, and so does a remainder that several plans walk.
         """
         plans = [share.plan for share in self.every_share()]
         tables = {id(plan): plan.nbytes for plan in plans}
@@ -278,10 +282,11 @@ class AttentionPlan:
 
 
 def plan_attention(pattern: Pattern, problem: Problem, target: Target | Gpu = CPU, fixed: Fixed = ()) -> AttentionPlan:
-    """Pattern -> Acsr -> TilePlan for every distinct head; raises what `Pattern.check` raises, and
-    UnsupportedKernel where a GPU has no room for the forward of a remainder (`AttentionPlan.check_room`).
+    """Pattern -> Acsr -> TilePlan for every distinct head.
 
-    fixed: for some directions on a GPU the tiling, instead of what the cost model would choose.
+    fixed: for some directions on a GPU the tiling, instead of what the cost model would choose. Raises what
+    `Pattern.check` raises. Raises UnsupportedKernel where a GPU has no room for the forward of a remainder
+    (`AttentionPlan.check_room`).
     """
     check_extent(pattern, problem)
     found = distinct_heads(pattern, problem)

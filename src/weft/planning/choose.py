@@ -47,8 +47,10 @@ class Decision(Generic[Found]):
 
     @property
     def listed(self) -> tuple[Found, ...]:
-        """What a call may take, in the order in which it asks: all that cost less than the first alternative, which
-        needs nothing of layout and options; and that one.
+        """What a call may take, in the order in which it asks.
+
+        These are all that cost less than the first alternative, and then that one, which serves every layout and
+        option.
         """
         first, *others = self.weighed
         return (*(one for one in others if one.compared < first.compared), first)
@@ -112,7 +114,7 @@ def unspecialised(
     if not isinstance(target, Gpu):
         return shares
     specialised = any(share.plan.tiling and share.plan.tiling.groups for share in shares)
-    rank = max((len(launch.box) for share in shares for launch in share.plan.launches), default=1)
+    rank = max((len(nest.box) for share in shares for nest in share.plan.nests), default=1)
     narrow = tile.narrow(direction, problem, rank, target, under)
     if not specialised and narrow is None:
         return shares

@@ -1,9 +1,9 @@
 """What a kernel is predicted to take on a GPU, by cause.
 
-The floor of a tile follows from its diagram: products on tensor cores, one exponential a pair, and the keys and values
-(or queries and their gradients) that it reads once for all its rows. What a tile takes beyond the floor, and what a
-program takes at its beginning and end, is measured once for a card (`weft.planning.rates`), in clocks of a processor
-that is full. The rest is counting: programs, tiles with and without an edge, and how evenly they fill the processors.
+The floor of a tile follows from its diagram: products on tensor cores, one exponential a pair, and reads of what it
+walks. A tile reads keys and values (or queries and their gradients) once for all its rows. What a tile takes beyond the
+floor is measured once for a card, as are a program's beginning and end (`weft.planning.rates`). Both are clocks of a
+full processor. The rest is counting: programs, tiles with and without an edge, and how evenly they fill the processors.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def in_turn(costs: Sequence[Cost]) -> Cost:
 
 def merging(work: Work, direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> float:
     """Seconds for sums in float32 that a wave finds, adds to and leaves, and that began as zeros."""
-    channels = {"forward": problem.dv, "dq": problem.d, "dkdv": problem.d + problem.dv}[direction]
-    return 3 * 4 * channels * work.programs * tiling.rows / gpu.bandwidth if work.merged else 0.0
+    dims = {"forward": problem.dv, "dq": problem.d, "dkdv": problem.d + problem.dv}[direction]
+    return 3 * 4 * dims * work.programs * tiling.rows / gpu.bandwidth if work.merged else 0.0
 
 
 def converting(works: Sequence[Work], direction: Direction, problem: Problem, gpu: Gpu) -> float:
@@ -111,14 +111,16 @@ def converting(works: Sequence[Work], direction: Direction, problem: Problem, gp
     if direction == "forward" or not any(work.merged for work in works):
         return 0.0
     p, of_queries = problem, direction == "dq"
-    channels = p.d if of_queries else p.d + p.dv
+    dims = p.d if of_queries else p.d + p.dv
     rows = p.batch * (p.q_heads * p.m if of_queries else p.kv_heads * p.n)
-    return (4 + DTYPES[p.dtype]) * channels * rows / gpu.bandwidth
+    return (4 + DTYPES[p.dtype]) * dims * rows / gpu.bandwidth
 
 
 def adding(works: Sequence[Work], problem: Problem, cols: int, gpu: Gpu) -> float:
-    """Seconds that sums of dQ take where programs of keys add to them in float32: a tile adds a row for each of its
-    columns; before, a launch clears the sums and makes delta; after, another reads and converts them.
+    """Seconds that sums of dQ take where programs of keys add to them in float32.
+
+    A tile adds a row for each of its columns. A launch before clears the sums and makes delta. A launch after reads and
+    converts them.
     """
     added = 4 * problem.d * sum(work.tiles for work in works) * cols
     return added / (ADDED * gpu.l2_bandwidth) + around_sums(problem, gpu)
@@ -154,8 +156,8 @@ def _leftover(rounds: float, longest: float, mean: float, shortest: float, least
     """What the last of so many rounds takes beyond its programs' share, in rounds. longest, mean, shortest: clocks of
     programs; least: of a whole round, what few programs take.
 
-    Short programs leave room for it before the long ones of a round end, so it takes nothing where there are clearly
-    more of them than programs left; how many there are is known if each is either the longest or the shortest.
+    Short programs leave room for the last round before the long ones end. So it takes nothing where there are clearly
+    more short programs than programs left. Each program is taken to be either the longest or the shortest.
     """
     part = rounds - floor(rounds)
     differ = longest - shortest > 1e-6 * longest  # beyond what rounding leaves of equal lengths
@@ -179,8 +181,10 @@ def _floors(
 
 
 def read(work: Work, direction: Direction, problem: Problem, tiling: Tiling) -> float:
-    """Bytes that programs read and write below shared memory: the transfers of attention with rows grouped and columns
-    streamed, where the keys of a group are its mean span (`weft.napkin.formulas.attention_transfers`).
+    """Bytes that programs read and write below shared memory.
+
+    These are the transfers of attention with rows grouped and columns streamed
+    (`weft.napkin.formulas.attention_transfers`). The keys of a group are its mean span.
     """
     own = {"forward": 1, "dq": 2, "dkdv": 2}[direction]  # q and out; q, dout and dq, out; k, v and dk, dv
     rows, span = work.programs * tiling.rows, work.tiles * tiling.cols / max(1, work.programs)

@@ -1,5 +1,5 @@
-"""A plan in words: the pattern drawn, the bytes of its format, the launches; on a GPU what was weighed, and what bounds
-each kernel.
+"""A plan in words: the pattern drawn, the bytes of its format, its loop nests. On a GPU also what was weighed, and
+what bounds each kernel.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def head(pattern: Pattern, problem: Problem, shares: Sequence[Share], nbytes: in
         yield from (f"    |{row}|" for row in picture.splitlines())
         yield from (str(acsr), str(share.plan))
         for line in share.plan.report:
-            yield f"  predicted {line}" if line.startswith("launch") else f"  chosen: {line}"
+            yield f"  predicted {line}" if line.startswith("nest") else f"  chosen: {line}"
 
 
 def _heads(share: Share) -> str:
@@ -133,8 +133,9 @@ def _against(cost: Cost, taken: Cost) -> str:
 
 # ---- beside tiles ----------------------------------------------------------------------------------------------------
 def forwards(decision: Decision[Alternative], problem: Problem, gpu: Gpu, nnz: int) -> Iterator[str]:
-    """What a forward in tiles was weighed against; and what a kernel for each operation would move beside all tensors:
-    the scores of live pairs, written and read before and after the soft maximum.
+    """What a forward in tiles was weighed against, and what a kernel for each operation would move more.
+
+    Such kernels would write and read the scores of live pairs before and after the soft maximum.
     """
     yield from _alternatives(decision, problem, gpu)
     rows = problem.batch * problem.q_heads * problem.m

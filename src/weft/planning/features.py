@@ -21,8 +21,10 @@ def on_hopper(gpu: Target | Gpu) -> bool:
 
 
 def always_apart(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
-    """Whether edges of a line have loops of their own beside a grid too: with masks in the loop of all tiles, ptxas
-    runs the products of dK and dV at narrow heads one by one, and loses keys that are held (sm_90).
+    """Whether tiles with an edge always have loops of their own on a line.
+
+    With masks in the loop of all tiles, ptxas runs the products of dK and dV at narrow heads one by one (sm_90). It
+    also loses the keys that are held.
     """
     return direction == "dkdv" and held(problem, gpu) and max(problem.d, problem.dv) <= 64
 
@@ -36,8 +38,10 @@ def no_maximum(direction: Direction, problem: Problem, gpu: Target | Gpu) -> boo
 
 
 def in_halves(direction: Direction, problem: Problem, gpu: Target | Gpu) -> bool:
-    """Whether dV and dK are made by a launch each: where D + Dv is beyond HALVED, threads have no registers for both
-    sums, and five products at full speed take less than four that spill (timed on sm_90 alone). Not in float32.
+    """Whether dV and dK are made by a launch each: in 16 bits, where D + Dv is beyond HALVED.
+
+    There threads have no registers for both sums. Five products at full speed take less than four that spill (timed on
+    sm_90 alone).
     """
     return direction == "dkdv" and on_hopper(gpu) and DTYPES[problem.dtype] == 2 and problem.d + problem.dv > HALVED
 

@@ -51,8 +51,10 @@ def rates(kind: Kind, direction: Direction, problem: Problem, tiling: Tiling, gp
 
 
 def floor_of(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> tuple[float, float]:
-    """Clocks of a tile, at the least: products and, as they overlap badly inside a program, half the exponentials;
-    and of a program's beginning and end: its own rows read and written.
+    """(Clocks of a tile, clocks of a program's beginning and end), at the least.
+
+    A tile has products and half the exponentials, since these overlap badly inside a program. A program reads and
+    writes its own rows.
     """
     count = {"forward": 1, "dq": 1.5, "dkdv": 2.5 if in_halves(direction, problem, gpu) else 2}[direction]
     pairs = tiling.rows * tiling.cols
@@ -70,9 +72,10 @@ def _known(gpu: Gpu) -> str:
 
 @lru_cache(maxsize=1024)
 def _nearest(kind: Kind, direction: Direction, wide: int, tiling: Tiling, card: str) -> tuple[Key, Rates] | None:
-    """The measured rates that are most alike: of the same direction, best of as many axes, then of the same width, kind
-    and tiling; at some widths only lines of one term were measured. The remainder's blocks are walked as several terms
-    are.
+    """The measured rates that are most alike.
+
+    They are of the same direction; then as many axes count most, then the same width, kind and tiling. At some widths
+    only lines of one term were measured. The remainder's blocks are walked as several terms are.
     """
     kind, table = "several" if kind == "blocks" else kind, measured(card)
     exact = wide, direction, kind, tiling

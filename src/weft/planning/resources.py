@@ -34,12 +34,12 @@ class Footprint:
 
 def footprint(direction: Direction, problem: Problem, tiling: Tiling, gpu: Gpu) -> Footprint:
     """Tiles of both sides in shared memory; sums in float32, and the scores of one tile, in registers."""
-    width, channels = DTYPES[problem.dtype], problem.d + problem.dv
-    walked = tiling.stages * tiling.cols * channels * width
-    mine = {"forward": problem.d, "dq": channels, "dkdv": channels}[direction]
+    width, dims = DTYPES[problem.dtype], problem.d + problem.dv
+    walked = tiling.stages * tiling.cols * dims * width
+    mine = {"forward": problem.d, "dq": dims, "dkdv": dims}[direction]
     if queries_held(direction, problem, gpu):
         mine -= problem.d
-    sums = {"forward": problem.dv, "dq": problem.d, "dkdv": channels}[direction]
+    sums = {"forward": problem.dv, "dq": problem.d, "dkdv": dims}[direction]
     if in_halves(direction, problem, gpu):
         sums = max(problem.d, problem.dv)
     scores = tiling.cols * (1 if direction == "forward" else 2)
@@ -94,11 +94,14 @@ def of_blocks(
 def shared_of_blocks(
     direction: Direction, problem: Problem, stages: int, gpu: Gpu, tf32: bool = False, with_dq: bool = False
 ) -> int:
-    """The most bytes of shared memory that a program of the remainder was seen to take, by Triton 3.6 and 3.7, D=16 to
-    256: its rows, a block of columns for each stage, and pairs. tf32: of float32, products in tf32.
+    """The most bytes of shared memory that a program of the remainder was seen to take.
 
-    Where products read both factors from shared memory every stage is there, on sm_100 one more for gradients;
-    elsewhere the last one is in registers. A single stage waits for one tensor after the other. AMD's kernels hold one.
+    They are its rows, a block of columns for each stage, and pairs. Seen with Triton 3.6 and 3.7 at D=16 to 256. tf32:
+    products of float32 are in tf32.
+
+    Where products read both factors from shared memory every stage is there, on sm_100 one more for gradients.
+    Elsewhere the last stage is in registers. A single stage waits for one tensor after the other. AMD's kernels hold
+    one.
     """
     if gpu.architecture.startswith("gfx") and stages == 1:
         return AMD_ALONE

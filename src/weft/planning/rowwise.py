@@ -85,7 +85,7 @@ def decode_plan(pattern: Pattern, problem: Problem, capacity: int | None = None)
     """The rows of the pattern, at every N from now on up to a capacity; or why it has to be planned for each N.
 
     capacity: the most keys there can be; without one, room for the problem's keys and more. Raises what planning at
-    this N would raise; no later N can raise more, since alignments are declared and no part has a length of its own.
+    this N would raise. A later N raises nothing more, since alignments are declared and no part has its own length.
     """
     check_extent(pattern, problem)
     pattern.check(problem.m, problem.n, f"{pattern} at M={problem.m}, N={problem.n}")
@@ -131,9 +131,9 @@ def _computed(terms: Iterable[Term], m: int) -> tuple[Relation, ...]:
 
 def _is_narrow(relation: Relation, m: int) -> bool:
     """Whether the rows i < m of a relation are computed in 32 bits."""
-    few = max(len(relation.lower), len(relation.upper)) <= MOST_BOUNDS
+    room = max(len(relation.lower), len(relation.upper)) <= MOST_BOUNDS
     step = relation.keys.step * relation.diagonal.step
-    return few and max(step, relation.rows.step) < FAR // 2 and all(_fits(b, m) for b in _bounds(relation))
+    return room and max(step, relation.rows.step) < FAR // 2 and all(_fits(b, m) for b in _bounds(relation))
 
 
 def _bounds(relation: Relation) -> Iterator[Bound]:

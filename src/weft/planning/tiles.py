@@ -1,12 +1,11 @@
 """TilePlan: for each tile of queries the runs of key tiles that it visits.
 
-A plan is a list of launches. A launch has one query relayout, cut into boxes; its parts are the terms of the Acsr that
+A plan is a list of loop nests. A nest has one query relayout, cut into boxes; its parts are the terms of the Acsr that
 it serves. Everything is a product over axes, so the tables are as long as the axes are, not as their product. On one
-axis and for one tile of rows, the keys [start, stop) are visited in tiles of block_k: first `left` tiles with an edge
-in them, then `full` tiles in which every pair is live, then the rest. A box of keys needs no mask iff it is full on
-every axis.
+axis a tile of rows visits the keys [start, stop) in tiles of block_k. First come `left` tiles with an edge in them,
+then `full` tiles in which every pair is live, then the rest. A box of keys needs no mask iff it is full on every axis.
 
-Blocks of the remainder are a launch of their own, BLOCK queries a tile.
+Blocks of the remainder are a loop nest of their own, BLOCK queries a tile.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class AxisPlan:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One term of the Acsr, as one launch walks it.
+    """One term of the Acsr, as one loop nest walks it.
 
     rows, keys: tokens that the term leaves out. No tile with one of them is full, and masks are cut by `cut`.
     """
@@ -123,7 +122,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Launch:
+class LoopNest:
     """One query relayout: tokens of grid q, by lanes on every axis, in boxes of `box` rows; and the parts it serves."""
 
     q: Grid
@@ -199,7 +198,7 @@ class Launch:
 
 
 @dataclass(frozen=True, eq=False)
-class BlockLaunch:
+class BlockNest:
     """The remainder: tile i is block row `rows[i]`, and visits blocks first[i] to first[i + 1] of the remainder."""
 
     rows: Table32
@@ -216,13 +215,14 @@ class BlockLaunch:
 
 @dataclass(frozen=True, eq=False)
 class TilePlan:
-    """How one Acsr is computed: launches, whose outputs are merged by lse where they share rows; on a GPU by kernels of
-    one tiling, the remainder's by one of its own (`of_blocks`, None where its blocks do not fit into the card).
+    """How one Acsr is computed: loop nests, whose outputs are merged by lse where they share rows.
+
+    tiling: of all kernels on a GPU. of_blocks: that of the remainder, None where its blocks do not fit into the card.
     """
 
     acsr: Acsr
-    launches: tuple[Launch, ...]
-    blocks: BlockLaunch | None
+    nests: tuple[LoopNest, ...]
+    blocks: BlockNest | None
     report: tuple[str, ...] = ()
     tiling: Tiling | None = None
     of_blocks: Tiling | None = None
@@ -230,12 +230,12 @@ class TilePlan:
     @property
     def nbytes(self) -> int:
         """Bytes of plan tables."""
-        return sum(launch.nbytes for launch in self.launches) + (self.blocks.nbytes if self.blocks else 0)
+        return sum(nest.nbytes for nest in self.nests) + (self.blocks.nbytes if self.blocks else 0)
 
     @cached_property
     def visited(self) -> int:
         """Pairs computed, live or not."""
-        return sum(part.visited for launch in self.launches for part in launch.parts) + self._block_pairs
+        return sum(part.visited for nest in self.nests for part in nest.parts) + self._block_pairs
 
     @property
     def _block_pairs(self) -> int:
@@ -243,33 +243,33 @@ class TilePlan:
 
     @property
     def tiles(self) -> int:
-        """Query tiles of all launches."""
-        return sum(launch.tiles for launch in self.launches) + (self.blocks.tiles if self.blocks else 0)
+        """Query tiles of all nests."""
+        return sum(nest.tiles for nest in self.nests) + (self.blocks.tiles if self.blocks else 0)
 
     def __str__(self) -> str:
         live = self.acsr.nnz / max(1, self.visited)
         lines = [f"TilePlan {self.acsr.m} x {self.acsr.n}: {self.tiles} query tiles, {self.visited} pairs visited "
                  f"({live:.1%} live), {self.nbytes} bytes of tables"]  # fmt: skip
-        lines += [f"  launch {i}: {describe(launch)}" for i, launch in enumerate(self.launches)]
+        lines += [f"  nest {i}: {describe(nest)}" for i, nest in enumerate(self.nests)]
         if self.blocks:
             lines.append(f"  blocks: {self.blocks.tiles} query tiles, {len(self.acsr.remainder)} blocks of {BLOCK}")
         return "\n".join(lines)
 
 
-def describe(launch: Launch) -> str:
-    """One line on a launch."""
-    box = "x".join(map(str, launch.box))
-    steps = [lanes.q_step for lanes in launch.lanes]
+def describe(nest: LoopNest) -> str:
+    """One line on a nest."""
+    box = "x".join(map(str, nest.box))
+    steps = [lanes.q_step for lanes in nest.lanes]
     classes = "" if set(steps) == {1} else f", queries modulo {'x'.join(map(str, steps))}"
-    if launch.lanes[0].queries is not None:
-        classes = f", {launch.lanes[0].queries.size} listed queries"
-    if launch.q.order is not None:
-        classes = f", {launch.q.size} queries in another order"
+    if nest.lanes[0].queries is not None:
+        classes = f", {nest.lanes[0].queries.size} listed queries"
+    if nest.q.order is not None:
+        classes = f", {nest.q.size} queries in another order"
     parts = "; ".join(
         f"term {part.term}: {part.visited} pairs, {part.unmasked / max(1, part.visited):.0%} without mask"
-        for part in launch.parts
+        for part in nest.parts
     )
-    return f"{launch.tiles} tiles of {box} queries{classes}; {parts}"
+    return f"{nest.tiles} tiles of {box} queries{classes}; {parts}"
 
 
 # ---- making ------------------------------------------------------------------------------------------------------
@@ -290,8 +290,10 @@ class TileBounds(NamedTuple):
 
 
 def tile_bounds(relation: Relation, n: int, lanes: Lanes, block_q: int) -> TileBounds:
-    """From the first and last row of every tile: monotone bounds make these two rows enough. Rows that see nothing by a
-    statement about the query alone, or by a list, do not widen what is visited: nobody may see those keys.
+    """From the first and last row of every tile; bounds are monotone, so these two rows are enough.
+
+    A row may see nothing by a statement about the query alone, or by a list. It does not widen what its tile visits,
+    since nobody may see those keys.
     """
     tiles = -(-int(lanes.rows.max(initial=0)) // block_q)
     which = np.arange(len(lanes))[:, None]
@@ -349,8 +351,10 @@ def _rows_alike(relation: Relation, n: int, lanes: Lanes, block_q: int) -> bool:
 
 
 def _compact(table: Ints, shape: tuple[int, ...]) -> Table:
-    """The table broadcast to `shape`, in few bytes: one column where all tiles say the same (global columns, a left
-    edge that is never there), one row where all lanes do (a dilated window), one byte an entry where that is enough.
+    """The table broadcast to `shape`, in few bytes.
+
+    It has one column where all tiles say the same (global columns), and one row where all lanes do (a dilated window).
+    An entry has one byte where that is enough.
     """
     if table.shape[1] > 1 and (table == table[:, :1]).all():
         table = table[:, :1]
@@ -365,12 +369,12 @@ def _held(table: Table) -> int:
     return table.itemsize * prod(size for size, stride in zip(table.shape, table.strides, strict=True) if stride)
 
 
-def block_launch(acsr: Acsr) -> BlockLaunch | None:
-    """The launch of the remainder, None if there is none."""
+def block_nest(acsr: Acsr) -> BlockNest | None:
+    """The nest of the remainder, None if there is none."""
     if not len(acsr.remainder):
         return None
     rows, first = _firsts(acsr.remainder.rows)
-    return BlockLaunch(rows.astype(np.int32), np.append(first, len(acsr.remainder)).astype(np.int32))
+    return BlockNest(rows.astype(np.int32), np.append(first, len(acsr.remainder)).astype(np.int32))
 
 
 def _firsts(ordered: Table32) -> tuple[Table32, Ints]:
@@ -395,10 +399,10 @@ def walk(plan: TilePlan) -> Iterator[list[Visit]]:
     """Every query tile of a plan with its visits, exactly as a kernel would walk them. Slow; for meaning, not for
     speed.
     """
-    for launch in plan.launches:
-        for tile in launch.walk_tiles():
-            queries = launch.tile_queries(tile)
-            yield [visit for part in launch.parts for visit in _visits(part, tile, queries)]
+    for nest in plan.nests:
+        for tile in nest.walk_tiles():
+            queries = nest.tile_queries(tile)
+            yield [visit for part in nest.parts for visit in _visits(part, tile, queries)]
     if plan.blocks is not None:
         yield from _walk_blocks(plan)
 

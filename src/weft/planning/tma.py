@@ -1,7 +1,7 @@
 """What tensor descriptors reach: the tokens that tiles of a line may read, as places and lanes.
 
-A tile is read whole, and may end up to 63 places beyond the last one of its run. So all places that a descriptor
-reaches are of some run: what lies in a key that no query sees may be anything, and is never read. Beyond them a
+A tile is read whole, and may end up to 63 places beyond the last one of its run. So every place that a descriptor
+reaches belongs to some run. A key that no query sees may hold anything, and is never read. Beyond its places a
 descriptor reads zeros.
 """
 
@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.pattern.bounds import Ints
-from weft.planning.tiles import Launch
+from weft.planning.tiles import LoopNest
 
 
 class TmaExtent(NamedTuple):
     """Tokens base + step * place + lane for so many places and lanes.
 
-    Descriptors begin at token 0, so that they need no byte offset: they count places and lanes from there, and `first`
-    is where `base` then is. No tile lies before it.
+    Descriptors begin at token 0, so that they need no byte offset. They count places and lanes from there; `first` is
+    the place and lane of `base`. No tile lies before it.
     """
 
     base: int
@@ -33,26 +33,26 @@ class TmaExtent(NamedTuple):
         return divmod(self.base, self.step)
 
 
-def extents(launch: Launch) -> tuple[TmaExtent, ...] | None:
-    """Of the queries and of each term's keys of a launch on one axis; None where these are no such places, or some of
-    them are keys that no query sees.
+def extents(nest: LoopNest) -> tuple[TmaExtent, ...] | None:
+    """The extents of the queries and of each term's keys, of a nest on one axis.
+
+    None where tokens are no such places, or some of them are keys that no query sees.
     """
-    lane, tile = launch.slots(0)
-    lanes = launch.lanes[0]
-    height = np.minimum(launch.box[0], lanes.rows[lane] - launch.box[0] * tile)
-    first = lanes.q_first[lane] + lanes.q_step * launch.box[0] * tile
-    found = [_extent(first, height, (launch.q.origin, lanes.q_step, launch.q.shape[0]))]
-    for part in launch.parts:
+    lane, tile = nest.slots(0)
+    lanes = nest.lanes[0]
+    height = np.minimum(nest.box[0], lanes.rows[lane] - nest.box[0] * tile)
+    first = lanes.q_first[lane] + lanes.q_step * nest.box[0] * tile
+    found = [_extent(first, height, nest.q.origin, lanes.q_step, nest.q.shape[0])]
+    for part in nest.parts:
         axis = part.axes[0]
         first = axis.lanes.k_first[lane] + axis.lanes.k_step * axis.start[lane, tile].astype(np.int64)
-        grid = part.k.origin, axis.lanes.k_step, part.k.shape[0]
-        found.append(_extent(first, axis.widths[lane, tile].astype(np.int64), grid))
+        widths = axis.widths[lane, tile].astype(np.int64)
+        found.append(_extent(first, widths, part.k.origin, axis.lanes.k_step, part.k.shape[0]))
     return None if None in found else tuple(one for one in found if one is not None)
 
 
-def _extent(first: Ints, count: Ints, grid: tuple[int, int, int]) -> TmaExtent | None:
-    """Of runs of `count` tokens from `first` on; grid: its origin, step and length."""
-    origin, step, length = grid
+def _extent(first: Ints, count: Ints, origin: int, step: int, length: int) -> TmaExtent | None:
+    """Of runs of `count` tokens from `first` on; origin, step, length: of their grid."""
     first, count = first[count > 0], count[count > 0]
     if not first.size:
         return TmaExtent(origin, step, 1, 1)

@@ -22,7 +22,7 @@ from weft.pattern.listed import EVERY, Listed
 from weft.pattern.relation import NDBool
 from weft.planning.heads import Share, served
 from weft.planning.problem import Problem
-from weft.planning.tiles import AxisPlan, Launch, Part, TilePlan
+from weft.planning.tiles import AxisPlan, LoopNest, Part, TilePlan
 
 ROWS = 1 << 17  # rows of an axis looked at together
 
@@ -30,12 +30,12 @@ ROWS = 1 << 17  # rows of an axis looked at together
 def verify_plan(plan: TilePlan) -> None:
     """Raise VerificationError unless the plan covers its Acsr exactly."""
     acsr = plan.acsr
-    parts = [(launch, part) for launch in plan.launches for part in launch.parts]
+    parts = [(nest, part) for nest in plan.nests for part in nest.parts]
     owners = sorted(part.term for _, part in parts)
     require(owners == list(range(len(acsr.terms))), f"terms {owners} are planned, there are {len(acsr.terms)}")
-    require(all(launch.parts for launch in plan.launches), "a launch serves no term")
-    for launch, part in parts:
-        _part(launch, part, acsr.terms[part.term])
+    require(all(nest.parts for nest in plan.nests), "a nest serves no term")
+    for nest, part in parts:
+        _part(nest, part, acsr.terms[part.term])
     for i, term in enumerate(acsr.terms):
         for grid, length in ((term.q, acsr.m), (term.k, acsr.n)):
             require(grid.lies_within(length), f"term {i} reaches beyond {acsr.m} x {acsr.n}")
@@ -57,22 +57,22 @@ def verify_heads(forward: Sequence[Share], transposed: Sequence[Share], problem:
 
 
 # ---- one part ----------------------------------------------------------------------------------------------------
-def _part(launch: Launch, part: Part, term: Term) -> None:
+def _part(nest: LoopNest, part: Part, term: Term) -> None:
     name = f"term {part.term}"
-    require((launch.q, part.k) == (term.q, term.k), f"{name} is planned on another grid")
+    require((nest.q, part.k) == (term.q, term.k), f"{name} is planned on another grid")
     left_out = tuple(x if not x.kept else EVERY for x in (term.rows, term.keys))
     require((part.rows, part.keys) == left_out, f"{name} is planned with other tokens left out")
-    require(len(part.axes) == term.rank == len(launch.box), f"{name} is planned with another number of axes")
+    require(len(part.axes) == term.rank == len(nest.box), f"{name} is planned with another number of axes")
     for number, (axis, relation) in enumerate(zip(part.axes, term.axes, strict=True)):
         where = f"{name}, axis {number}"
         require(axis.relation == relation and axis.n == term.k.shape[number], f"{where}: masks of another relation")
         sizes = (axis.block_q, axis.block_k, axis.lanes.q_step, axis.lanes.k_step)
         require(min(sizes) >= 1, f"{where}: a block or a step of {min(sizes)}")
-        require(axis.block_q == launch.box[number], f"{where}: tiles of {axis.block_q} rows in a box {launch.box}")
-        first = launch.lanes[number]
+        require(axis.block_q == nest.box[number], f"{where}: tiles of {axis.block_q} rows in a box {nest.box}")
+        first = nest.lanes[number]
         same = np.array_equal(axis.lanes.q_first, first.q_first) and np.array_equal(axis.lanes.rows, first.rows)
         same = same and _same_table(axis.lanes.queries, first.queries)
-        require(same and axis.lanes.q_step == first.q_step, f"{where}: other lanes than its launch has")
+        require(same and axis.lanes.q_step == first.q_step, f"{where}: other lanes than its nest has")
         rows, keys = _on_axis(term.rows, term.q, number), _on_axis(term.keys, term.k, number)
         _lanes(axis, term.q.shape[number], rows, where)
         _key_table(axis.lanes, keys, where)
@@ -240,9 +240,9 @@ def verify_pattern(pattern: Pattern, plan: TilePlan, batch: int = 0, head: int =
 def _at_edges(plan: TilePlan) -> Ints:
     """Rows two either side of tile edges, those of large grids by chance."""
     found = [np.zeros(0, np.int64)]
-    for launch in plan.launches:
+    for nest in plan.nests:
         tokens = np.zeros(1, np.int64)
-        for lanes, block, size in zip(launch.lanes, launch.box, launch.q.shape, strict=True):
+        for lanes, block, size in zip(nest.lanes, nest.box, nest.q.shape, strict=True):
             edges = np.arange(0, int(lanes.rows.max(initial=0)) + block, block)
             near = (edges[:, None] + np.arange(-2, 2)).reshape(-1)
             index = (lanes.q_first[:, None] + lanes.q_step * near[None, :]).reshape(-1)
@@ -250,5 +250,5 @@ def _at_edges(plan: TilePlan) -> Ints:
                 index = lanes.queries[index[(index >= 0) & (index < lanes.queries.size)]]
             coordinates = np.unique(index)
             tokens = thinned(joined(tokens, coordinates, size))
-        found.append(launch.q.tokens(tokens))
+        found.append(nest.q.tokens(tokens))
     return np.concatenate(found)

@@ -36,8 +36,10 @@ def verify_window(window: ShortWindow, term: Term, length: int) -> None:
 
 
 def verify_sparse_keys(sparse: SparseKeys, term: Term) -> None:
-    """Raise VerificationError unless queries see these keys and no other: of each key the first and the last query do,
-    the ones before and after do not, and there are as many pairs.
+    """Raise VerificationError unless queries see these keys and no others.
+
+    Of each key the first and the last query see it, and the queries before and after do not. The number of pairs is the
+    term's.
     """
     keys, size = sparse.base + sparse.step * np.arange(sparse.count), term.q.size
     inside = (sparse.low >= 0) & (sparse.high <= size) & (sparse.low < sparse.high)

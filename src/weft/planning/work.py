@@ -1,6 +1,6 @@
 """What the programs of a plan do on a GPU, counted: tiles with and without an edge, and the longest program.
 
-Launches of one kind that meet no row of a head twice run side by side, as one wave; waves follow each other.
+Nests of one kind that meet no row of a head twice run side by side, as one wave; waves follow each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from weft.caching import cached
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.planning.tiles import Launch, TilePlan
+from weft.planning.tiles import LoopNest, TilePlan
 from weft.planning.tiling.gpu import (
     is_formula,
     is_listed,
@@ -31,11 +31,11 @@ from weft.target import Gpu, Target
 # One axis: bounds that are formulas, or tables; several terms. Grids of two axes, and of more. Blocks of the remainder.
 Kind = Literal["formula", "table", "several", "plane", "space", "blocks"]
 Visits: TypeAlias = list[tuple[int, NDBool | None]]  # of plans by number, the rows; None: all
-# Axes (0: the remainder), whether all bounds are formulas, whether tokens are listed, whether they are taken in another
-# order: what a kernel's code depends on.
+# What a kernel's code depends on: axes (0: the remainder), and whether all bounds are formulas, tokens are listed, and
+# tokens are in another order.
 Code: TypeAlias = tuple[int, bool, bool, bool]
 LEAST = 32  # tiles that a program may visit at any rate: see `most_of`
-FEW = 0.25  # share of all rows that other waves may visit where one joins what they leave: see `are_few`
+FEW = 0.25  # share of all rows that other waves may visit where one adds the sums that they leave: see `are_few`
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Work:
     """One wave, over all heads. kind: what its kernel's code depends on. programs: tiles of the side that stays.
 
     edge, full: tiles of pairs with and without a mask. most, least: (edge, full) of the longest program and of the
-    shortest. merged: some row is visited by another wave too, so that results are added in memory; not where those are
-    few, and one wave joins them. split: some tiles are cut into several programs.
+    shortest. merged: another wave visits some row too, so results are added in memory. It is false where such rows are
+    few, since one wave then adds their shared sums. split: some tiles are cut into several programs.
     """
 
     kind: Kind
@@ -68,7 +68,7 @@ def works(plans: Sequence[tuple[TilePlan, int]], slots: int, of_keys: bool = Fal
     limit = most_of(plans, slots) if of_keys else None
     waves: list[tuple[Code, Work, Visits]] = []
     for number, (plan, heads) in enumerate(plans):
-        for code, work, rows in _launches(plan, limit):
+        for code, work, rows in _nests(plan, limit):
             here = replace(work, programs=work.programs * heads, edge=work.edge * heads, full=work.full * heads)
             for i, (other, wave, met) in enumerate(waves):
                 if other == code and wave.split == work.split and not _meet(met, [(number, rows)]):
@@ -113,35 +113,36 @@ def slots_of(target: Target | Gpu) -> int:
 def most_of(plans: Sequence[tuple[TilePlan, int]], slots: int) -> int | None:
     """What a program may visit, None if none takes longer than the whole would on a busy GPU."""
     total = sum(tiles_of(plan) * heads for plan, heads in plans)
-    longest = max((longest_tile(launch) for plan, _ in plans for launch in plan.launches), default=0)
+    longest = max((longest_tile(nest) for plan, _ in plans for nest in plan.nests), default=0)
     return max(LEAST, total // (2 * slots)) if longest > max(64, total // slots) else None
 
 
-def rows_apart(launch: Launch, m: int, tiles: Ints, limit: int) -> NDBool | None:
-    """Which of m rows visit more than `limit` tiles, where shares of theirs are left to a launch of its own; None where
-    not. It spares the other rows sums in float32: they are most, and the whole takes twice as long or more.
+def rows_apart(nest: LoopNest, m: int, tiles: Ints, limit: int) -> NDBool | None:
+    """Which of m rows visit more than `limit` tiles, where a nest of its own takes their other shares; else None.
+
+    It spares the other rows, which are most, sums in float32. With these the whole takes twice as long or more.
     """
     long = tiles > limit
-    some = None if limit <= LEAST or long.all() else rows_of_tiles(launch, m, long)
+    some = None if limit <= LEAST or long.all() else rows_of_tiles(nest, m, long)
     return some if some is not None and are_few([some]) else None
 
 
 def _together(a: Work, b: Work) -> Work:
-    """Both as one launch: on one axis a kernel for several terms walks a single one too."""
+    """Both as one nest: on one axis a kernel for several terms walks a single one too."""
     kind: Kind = a.kind if a.kind == b.kind else "several"
     most, least = max(a.most, b.most, key=sum), min(a.least, b.least, key=sum)
     return Work(kind, a.programs + b.programs, a.edge + b.edge, a.full + b.full, most, least, split=a.split or b.split)
 
 
 @cached(256)  # a plan is looked at alone, beside others, and once it is chosen
-def _launches(plan: TilePlan, limit: int | None) -> list[tuple[Code, Work, NDBool | None]]:
-    """(code, work of one head, rows visited, None for all) of every launch; the remainder last."""
-    alone = len(plan.launches) == 1  # who meets nobody need not know where
+def _nests(plan: TilePlan, limit: int | None) -> list[tuple[Code, Work, NDBool | None]]:
+    """(code, work of one head, rows visited, None for all) of every nest; the remainder last."""
+    alone = len(plan.nests) == 1  # who meets nobody need not know where
     found: list[tuple[Code, Work, NDBool | None]] = []
-    for launch in plan.launches:
-        if launch.tiles:
-            first, rest, some = _works(launch, plan.acsr.m, limit)
-            code, rows = _code(launch), None if alone and rest is None else launch.rows(plan.acsr.m)
+    for nest in plan.nests:
+        if nest.tiles:
+            first, rest, some = _works(nest, plan.acsr.m, limit)
+            code, rows = _code(nest), None if alone and rest is None else nest.rows(plan.acsr.m)
             found += [(code, first, rows)] + ([] if rest is None else [(code, rest, some)])
     if plan.blocks is not None:
         counts = np.diff(plan.blocks.first)
@@ -151,18 +152,18 @@ def _launches(plan: TilePlan, limit: int | None) -> list[tuple[Code, Work, NDBoo
     return found
 
 
-def _works(launch: Launch, m: int, limit: int | None) -> tuple[Work, Work | None, NDBool | None]:
-    """The work of a launch; where few rows visit more than the limit, what they visit beyond it, and which they are."""
-    if len(launch.box) > 1:
-        edge = sum(prod(axis.steps(axis.block_k) for axis in part.axes) for part in launch.parts)
-        kind: Kind = "plane" if len(launch.box) == 2 else "space"
-        return Work(kind, launch.tiles, edge, 0, (longest_tile(launch), 0), (shortest_tile(launch), 0)), None, None
-    tiles, full = np.sum([tiles_on_line(part.axes[0]) for part in launch.parts], axis=0)
-    kind, edge = _on_line(launch), tiles - full
+def _works(nest: LoopNest, m: int, limit: int | None) -> tuple[Work, Work | None, NDBool | None]:
+    """The work of a nest; where few rows visit more than the limit, what they visit beyond it, and which they are."""
+    if len(nest.box) > 1:
+        edge = sum(prod(axis.steps(axis.block_k) for axis in part.axes) for part in nest.parts)
+        kind: Kind = "plane" if len(nest.box) == 2 else "space"
+        return Work(kind, nest.tiles, edge, 0, (longest_tile(nest), 0), (shortest_tile(nest), 0)), None, None
+    tiles, full = np.sum([tiles_on_line(part.axes[0]) for part in nest.parts], axis=0)
+    kind, edge = _on_line(nest), tiles - full
     if limit is None or not (tiles > limit).any():
         return _work(kind, tiles.size, edge, full), None, None
     of = np.maximum(-(-tiles // limit), 1)
-    some = rows_apart(launch, m, tiles, limit)
+    some = rows_apart(nest, m, tiles, limit)
     if some is None:
         return replace(_work(kind, int(of.sum()), edge, full, of), split=True), None, None
     first = edge // of, full // of
@@ -179,17 +180,17 @@ def _work(kind: Kind, programs: int, edge: Ints, full: Ints, of: Ints | int = 1)
     return Work(kind, programs, int(edge.sum()), int(full.sum()), most, least)
 
 
-def _on_line(launch: Launch) -> Kind:
-    several = len(launch.parts) > 1 and more_run(launch) is None
-    return "several" if several else "formula" if _code(launch)[1] else "table"
+def _on_line(nest: LoopNest) -> Kind:
+    several = len(nest.parts) > 1 and more_run(nest) is None
+    return "several" if several else "formula" if _code(nest)[1] else "table"
 
 
-def _code(launch: Launch) -> Code:
-    """Launches of one code are one launch of a kernel, where they meet no row twice."""
-    rank, m = len(launch.box), launch.q.shape[0]
+def _code(nest: LoopNest) -> Code:
+    """Nests of one code are one launch of a kernel, where they meet no row twice."""
+    rank, m = len(nest.box), nest.q.shape[0]
     return (
         rank,
-        rank > 1 or all(is_formula(part.axes[0], m) for part in launch.parts),
-        any(map(is_listed, launch.parts)),
-        launch.is_ordered,
+        rank > 1 or all(is_formula(part.axes[0], m) for part in nest.parts),
+        any(map(is_listed, nest.parts)),
+        nest.is_ordered,
     )

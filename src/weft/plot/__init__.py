@@ -1,7 +1,7 @@
 """Pictures of patterns and of the tiles that a plan visits.
 
 `pattern_figure` draws one pattern: on the left which query sees which key, by terms; then the tiles of its plan, in
-token order and in every other order in which a launch takes queries and keys; and for patterns on a grid one query with
+token order and in every other order in which a nest takes queries and keys; and for patterns on a grid one query with
 what its box reads. Meant for small instances: a picture of a million tokens shows no tile. `term_figure` draws the
 terms alone, at any length: of a large pattern it shows how dense each place is.
 

@@ -1,4 +1,4 @@
-"""What a kernel walks, as pictures show it: views of launches, each in the order in which it takes tokens."""
+"""What a kernel walks, as pictures show it: views of nests, each in the order in which it takes tokens."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
-from weft.planning.tiles import Launch, TilePlan, Visit, walk
+from weft.planning.tiles import LoopNest, TilePlan, Visit, walk
 
 SKIPPED, ELSEWHERE, MASKED, PARTIAL, FULL = range(5)
 MEANING = (
     "skipped",
-    "live, in another launch",
+    "live, in another nest",
     "masked in a partial tile",
     "live in a partial tile",
     "full tile, no mask",
@@ -27,7 +27,7 @@ Box: TypeAlias = tuple[int, int, int, int]  # first and last row, first and last
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Launches that take tokens in one order.
+    """Nests that take tokens in one order.
 
     queries (rows,) and keys (n,): tokens in that order; classes (rows, n): SKIPPED ... FULL of each pair; boxes: what
     each query tile visits. q_steps, k_steps: the residue classes of the order, per axis; all 1 without. grid: its
@@ -56,21 +56,21 @@ def _order(tokens: Ints, steps: tuple[int, ...]) -> str:
 
 
 def views(plan: TilePlan) -> list[View]:
-    """What a kernel walks: one view of all launches in token order, and one of each that has an order of its own."""
+    """What a kernel walks: one view of all nests in token order, and one of each that has an order of its own."""
     live = _live(plan)
     walked = walk(plan)
     apart, plain, titles = [], [], []
-    for launch in plan.launches:
-        tiles = [visits for visits in islice(walked, launch.tiles) if visits]
-        if _plain(launch, plan.acsr.n):
+    for nest in plan.nests:
+        tiles = [visits for visits in islice(walked, nest.tiles) if visits]
+        if _plain(nest, plan.acsr.n):
             plain += tiles
-            titles.append(_tiles(launch))
+            titles.append(_tiles(nest))
         else:
-            apart.append(_view(_tiles(launch), tiles, live, launch))
+            apart.append(_view(_tiles(nest), tiles, live, nest))
     if plan.blocks is not None:
         plain += [visits for visits in walked if visits]
         titles.append(f"{plan.blocks.tiles} rows of blocks")
-    title = ", ".join(titles) if len(titles) < 3 else f"{len(plain)} tiles of queries, {len(titles)} launches"
+    title = ", ".join(titles) if len(titles) < 3 else f"{len(plain)} tiles of queries, {len(titles)} nests"
     return ([_view(title or "no tiles", plain, live, None)] if plain or not apart else []) + apart
 
 
@@ -82,21 +82,21 @@ def _live(plan: TilePlan) -> NDBool:
     return live
 
 
-def _plain(launch: Launch, n: int) -> bool:
+def _plain(nest: LoopNest, n: int) -> bool:
     """Whether every query tile is a run of neighbouring tokens that takes keys in token order."""
-    return len(launch.box) == 1 and launch.lanes[0].q_step == max(_key_order(launch, n)[1]) == 1
+    return len(nest.box) == 1 and nest.lanes[0].q_step == max(_key_order(nest, n)[1]) == 1
 
 
-def _tiles(launch: Launch) -> str:
-    box = "×".join(map(str, launch.box))
-    return f"{launch.tiles} tile{'' if launch.tiles == 1 else 's'} of {box} queries"
+def _tiles(nest: LoopNest) -> str:
+    box = "×".join(map(str, nest.box))
+    return f"{nest.tiles} tile{'' if nest.tiles == 1 else 's'} of {box} queries"
 
 
-def _view(title: str, tiles: list[list[Visit]], live: NDBool, launch: Launch | None) -> View:
-    """The view of some query tiles: in token order without a launch, else in the launch's order, its own rows alone."""
+def _view(title: str, tiles: list[list[Visit]], live: NDBool, nest: LoopNest | None) -> View:
+    """The view of some query tiles: in token order without a nest, else in the nest's order, its own rows alone."""
     m, n = live.shape
-    keys, k_steps = _key_order(launch, n) if launch else (np.arange(n), (1,))
-    queries = np.concatenate([visits[0].queries for visits in tiles]) if launch else np.arange(m)
+    keys, k_steps = _key_order(nest, n) if nest else (np.arange(n), (1,))
+    queries = np.concatenate([visits[0].queries for visits in tiles]) if nest else np.arange(m)
     row, column = np.zeros(m, np.int64), np.argsort(keys)
     row[queries] = np.arange(queries.size)
     classes = np.where(live, ELSEWHERE, SKIPPED)[np.ix_(queries, keys)]
@@ -111,24 +111,22 @@ def _view(title: str, tiles: list[list[Visit]], live: NDBool, launch: Launch | N
             classes[at] = np.maximum(classes[at], found)
             visited[column[visit.keys]] = True
         boxes += [(int(rows[0]), int(rows[-1]) + 1, first, last) for first, last in _runs(visited)]
-    q_steps = tuple(lanes.q_step for lanes in launch.lanes) if launch else (1,)
-    return View(title, queries, keys, classes, tuple(boxes), q_steps, k_steps, _grid(launch, m, n))
+    q_steps = tuple(lanes.q_step for lanes in nest.lanes) if nest else (1,)
+    return View(title, queries, keys, classes, tuple(boxes), q_steps, k_steps, _grid(nest, m, n))
 
 
-def _grid(launch: Launch | None, m: int, n: int) -> tuple[int, ...]:
-    """The shape of the grid that is all of a launch's tokens, queries and keys; empty if there is none."""
-    if launch is None or len(launch.q.shape) < 2 or not launch.q.size == m == n:
+def _grid(nest: LoopNest | None, m: int, n: int) -> tuple[int, ...]:
+    """The shape of the grid that is all of a nest's tokens, queries and keys; empty if there is none."""
+    if nest is None or len(nest.q.shape) < 2 or not nest.q.size == m == n:
         return ()
-    return launch.q.shape if all(part.k == launch.q for part in launch.parts) else ()
+    return nest.q.shape if all(part.k == nest.q for part in nest.parts) else ()
 
 
-def _key_order(launch: Launch, n: int) -> tuple[Ints, tuple[int, ...]]:
+def _key_order(nest: LoopNest, n: int) -> tuple[Ints, tuple[int, ...]]:
     """(all keys, by residue class where all parts take them so, else as they are; the steps)."""
-    part = launch.parts[0]
+    part = nest.parts[0]
     steps = tuple(axis.lanes.k_step for axis in part.axes)
-    alike = all(
-        other.k == part.k and tuple(axis.lanes.k_step for axis in other.axes) == steps for other in launch.parts
-    )
+    alike = all(other.k == part.k and tuple(axis.lanes.k_step for axis in other.axes) == steps for other in nest.parts)
     if not alike or part.k.size != n or max(steps) == 1:
         return np.arange(n), (1,) * len(steps)
     coordinates = part.k.coordinates(np.arange(n))[1]

@@ -20,6 +20,7 @@ from weft.recognition.choose import best, looked_at
 from weft.recognition.evaluate import not_boolean, rows_of, used_by
 from weft.recognition.executed import otherwise
 from weft.recognition.forms import Always, Formula
+from weft.recognition.hosted import hosted
 from weft.recognition.mask import described, spread
 from weft.recognition.operations import as_table
 from weft.recognition.pace import TooSlowError, evaluating
@@ -83,7 +84,7 @@ def recognize_function(
     (a division by 0, a logarithm of 0, an index out of range). An index below 0 counts from the end of its table.
     """
     batch, heads = scalar(batch), scalar(heads)
-    asked = Asked(function, indices(function), _checked_size(function, size), batch, heads)
+    asked = Asked(hosted(function), indices(function), _checked_size(function, size), batch, heads)
     for name, count in (("batch", batch), ("heads", heads)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise InputError(asked.text, f"{name}={count!r} is no number of them", f"pass {name} as an int from 1 on")

@@ -5,7 +5,7 @@
 | `attention` `varlen` `key_cache` `module` `multihead` | the public calls |
 | `eager` `call` `operator` `transforms` | the short way past the dispatcher; one checked call; operators; torch.func |
 | `inputs` `layouts` `translate` `keywords` | checks, and other libraries' arguments |
-| `masks` `blockmask` `mask_mod` `fingerprint` `mask_cache` `remembered` | tensors and functions as masks |
+| `masks` `blockmask` `mask_mod` `fingerprint` `unchanged` `mask_cache` `remembered` | tensors and functions as masks |
 | `extras` `tracing` `reads` `entries` `along` | score functions, biases, dropout; gradients of their tables |
 | `document_rows` `device_documents` `paged_documents` | packed documents, with lengths on the host or the device |
 | `decode` `decode_operator` `paged_keys` `cached_rows` `merging` | decoding; keys in pages; parts merged by lse |

@@ -120,8 +120,8 @@ def distances_of(plan: AttentionPlan) -> Distances | None:
 def _steps(plan: AttentionPlan) -> int:
     """The longest step from one column of a box to the next."""
     shares = [share for direction in DIRECTIONS for share in plan.unspecialised(direction)]
-    launches = [launch for share in shares for launch in share.plan.launches]
-    return max((axis.lanes.k_step for one in launches for part in one.parts for axis in part.axes), default=1)
+    nests = [nest for share in shares for nest in share.plan.nests]
+    return max((axis.lanes.k_step for one in nests for part in one.parts for axis in part.axes), default=1)
 
 
 def _in_single_tokens(plan: AttentionPlan) -> bool:

@@ -25,12 +25,12 @@ APART = {"__init__", "ahead", "filling", "gemm", "kernels", "keys", "oracle", "s
 
 def at_hand() -> Card | None:
     """The current device; None where torch finds none."""
-    return _card(torch.cuda.current_device()) if torch.cuda.is_available() else None
+    return card_of(torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 
 @cache
-def _card(device: int) -> Card:
-    """Raises UnsupportedKernel for a card that Triton makes no kernels for."""
+def card_of(device: int) -> Card:
+    """The device of that number. Raises UnsupportedKernel for a card that Triton makes no kernels for."""
     found = torch.cuda.get_device_properties(device)
     rocm = torch.version.hip is not None
     if not rocm and (found.major, found.minor) < OLDEST:

@@ -28,6 +28,7 @@ IDENTITIES = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     np.ufunc, torch.dtype, torch.layout, torch.memory_format, enum.Enum,
 )  # fmt: skip
+BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 # Modules whose functions and constants nobody changes; and what of them a class of the user's may be derived from.
 LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "triton", "jax", "weft"} - {"__main__"}
 BASES = frozenset((object, torch.nn.Module, ABC, Generic, Protocol, tuple))
@@ -56,13 +57,15 @@ def name_of(function: Any) -> str:
 
 class Fingerprint(NamedTuple):
     """key: what a mask is. tensors: told apart by their identity, so they must be alive. held: other objects in the
-    key by their identity, to be kept. hashed: whether some content was read for the key.
+    key by their identity, to be kept. hashed: whether some content was read for the key. functions: those that were
+    read.
     """
 
     key: tuple[Any, ...]
     tensors: tuple[Tensor, ...]
     held: tuple[Any, ...]
     hashed: bool
+    functions: tuple[types.FunctionType, ...] = ()
 
     def is_of(self, references: tuple[ReferenceType[Tensor], ...]) -> bool:
         """Whether these are the same tensors, and not others that took their place."""
@@ -75,15 +78,17 @@ class Fingerprint(NamedTuple):
 def fingerprint(mask: Any) -> Fingerprint:
     """That of a tensor, a function, or a tuple of such. Raises UnseenError."""
     if type(mask) in PLAIN and not mask.is_inference():
-        return Fingerprint(_versioned(mask), (mask,), (), False)
+        return Fingerprint(versioned(mask), (mask,), (), False)
     reading = _Reading()
     reading.value(mask)
     if reading.waiting:
         reading.finish()
-    return Fingerprint(tuple(reading.parts), tuple(reading.tensors), tuple(reading.held), reading.hashed)
+    key, tensors, held = tuple(reading.parts), tuple(reading.tensors), tuple(reading.held)
+    return Fingerprint(key, tensors, held, reading.hashed, tuple(reading.functions))
 
 
-def _versioned(x: Tensor) -> tuple[Any, ...]:
+def versioned(x: Tensor) -> tuple[Any, ...]:
+    """What tells a tensor from others, and from itself before a change. Raises RuntimeError where it has no memory."""
     return Tensor, id(x), x.data_ptr(), x._version, x.shape, x.stride(), x.dtype
 
 
@@ -138,6 +143,7 @@ class _Reading:
         self.parts: list[Any] = []
         self.tensors: list[Tensor] = []
         self.held: list[Any] = []
+        self.functions: list[types.FunctionType] = []
         self.seen: dict[int, int] = {}
         self.hashed = False
         self.attributes: set[str] = set()
@@ -184,6 +190,11 @@ class _Reading:
                         self.value(content)
 
     def _identity(self, x: Any) -> None:
+        at = bound_to(x)
+        if at is not None:
+            self.parts += (type(x), x.__name__)
+            self.value(at)
+            return
         self.parts += ("is", id(x))
         self.held.append(x)
 
@@ -193,7 +204,7 @@ class _Reading:
             self._content(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), x)
         else:
             self.tensors.append(x)
-            self.parts += _versioned(x)
+            self.parts += versioned(x)
 
     def _array(self, x: Any) -> None:
         if x.dtype.hasobject:
@@ -226,6 +237,7 @@ class _Reading:
         code, scope = x.__code__, x.__globals__
         self.parts += ("function", id(code))
         self.held.append(code)
+        self.functions.append(x)
         for cell in x.__closure__ or ():
             try:
                 self.value(cell.cell_contents)
@@ -237,7 +249,7 @@ class _Reading:
             self.value(x.__kwdefaults__)
         if x.__dict__:
             self.waiting.append((x, set()))
-        if _is_library(x.__module__):
+        if is_library(x.__module__):
             return
         names = names_of(code)
         self.attributes |= names.attributes
@@ -246,7 +258,7 @@ class _Reading:
                 self.parts.append(name)
                 self.value(scope[name])
         for name in names.imports:
-            if not _is_library(name):
+            if not is_library(name):
                 raise UnseenError(f"{x.__name__} imports {name} when it runs")
 
     def _method(self, x: types.MethodType) -> None:
@@ -266,7 +278,7 @@ class _Reading:
     # ---- what is asked by name ---------------------------------------------------------------------------------------
     def _module(self, x: types.ModuleType) -> None:
         self._identity(x)
-        if not _is_library(x.__name__):
+        if not is_library(x.__name__):
             self.waiting.append((x, set()))
 
     def _namespace(self, x: types.SimpleNamespace) -> None:
@@ -276,7 +288,7 @@ class _Reading:
     def _class(self, x: type, unread: frozenset[str] = UNREAD) -> None:
         """A class: what operators call of it, and by name the rest. unread: what no operator calls."""
         self._identity(x)
-        if _is_library(x.__module__):
+        if is_library(x.__module__):
             return
         self.waiting.append((x, set()))
         for c in _own(x):
@@ -303,13 +315,20 @@ class _Reading:
             self._sequence(tuple.__getitem__(x, slice(None)))
 
 
+def bound_to(x: Any) -> Any:
+    """The object whose method a builtin is, as in `table.__getitem__`; None of functions of modules and classes."""
+    if not isinstance(x, BOUND) or isinstance(x.__self__, (type, types.ModuleType)):
+        return None
+    return x.__self__
+
+
 def _own(kind: type) -> tuple[type, ...]:
     """The classes of the user's that a class is derived from, itself among them."""
     found = _classes.get(kind)
     if found is None:
         if len(_classes) >= KEPT:
             _classes.clear()
-        found = _classes[kind] = tuple(c for c in kind.__mro__ if not _is_library(c.__module__))
+        found = _classes[kind] = tuple(c for c in kind.__mro__ if not is_library(c.__module__))
     return found
 
 
@@ -348,7 +367,8 @@ def _unwrapped(x: Any) -> Any:
 
 
 @functools.lru_cache(KEPT)
-def _is_library(module: str | None) -> bool:
+def is_library(module: str | None) -> bool:
+    """Whether nobody changes the functions and constants of a module."""
     return (module or "").partition(".")[0] in LIBRARIES
 
 

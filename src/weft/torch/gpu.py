@@ -14,6 +14,7 @@ import torch
 
 from weft.caching import cached
 from weft.errors import UnsupportedKernel, WeftError
+from weft.kernels.gpu.configure import overlaps
 from weft.kernels.gpu.layout import Layout, Options, TableForm, Vector, rows_like
 from weft.kernels.gpu.program import row_major
 from weft.kernels.gpu.programs.backward import backward_program
@@ -27,6 +28,7 @@ from weft.planning.rowwise import RowPlan
 from weft.score.text import SEPARATOR, written
 from weft.torch.along import told_of
 from weft.torch.bind import Bound, begin_loading, gpu_of, refuse_capture
+from weft.torch.card import card_of
 from weft.torch.device_tables import is_capturing
 from weft.torch.entries import gradients_of_tables
 
@@ -240,6 +242,11 @@ def processors_of(device: torch.device) -> int:
     return IMAGINED if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def launches_overlap(device: torch.device) -> bool:
+    """Whether a launch may begin while the one before it ends."""
+    return device.type == "cuda" and overlaps(card_of(device.index).gpu)
+
+
 # ---- a few rows against many keys ------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Step:
@@ -265,13 +272,15 @@ class Step:
 def prepare_step(plan: RowPlan, layout: Layout, options: Options, device: torch.device) -> Step:
     """The step of a plan. layout: of q, k and v, and where there are any of sinks and slopes."""
     refuse_capture(f"decoding of {plan.problem}", gpu_of(device))
-    return Step(Bound(split_kv_program(plan, layout, options, processors_of(device)), device), plan)
+    program = split_kv_program(plan, layout, options, processors_of(device), chained=launches_overlap(device))
+    return Step(Bound(program, device), plan)
 
 
 def bind_cache(plan: RowPlan, layout: Layout, options: Options, cache: Cache, device: torch.device) -> Bound:
     """The program of a plan against a cache whose number of keys only the device knows."""
     refuse_capture(f"decoding of {plan.problem}", gpu_of(device))
-    return Bound(split_kv_program(plan, layout, options, processors_of(device), cache), device)
+    chained = launches_overlap(device)
+    return Bound(split_kv_program(plan, layout, options, processors_of(device), cache, chained=chained), device)
 
 
 def by_rows(qkv: Tensors, plan: AttentionPlan, how: Modifiers, sinks: Any = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -23,9 +25,10 @@ from weft.pattern.arguments import LIBRARY
 from weft.pattern.padded import padding
 from weft.torch.blockmask import recognize_blocks
 from weft.torch.call import unwrapped
-from weft.torch.fingerprint import PLAIN, UnseenError, fingerprint, name_of
-from weft.torch.mask_cache import MaskCache
+from weft.torch.fingerprint import PLAIN, Fingerprint, UnseenError, fingerprint, name_of
+from weft.torch.mask_cache import SIZES, MaskCache
 from weft.torch.operator import Written
+from weft.torch.unchanged import WATCHED, Unchanged, unchanged
 
 if TYPE_CHECKING:
     from weft.recognition import Recognized
@@ -37,12 +40,16 @@ OUTSIDE = "write pattern = weft.recognize({}).pattern outside of it, and pass th
 
 
 _recognized: MaskCache[Recognized] = MaskCache()
+_met: dict[int, Unchanged[Pattern]] = {}  # masks that were met more than once, by their identity
+_once: dict[int, ReferenceType[Any]] = {}  # masks whose fingerprint was found once
 _patterns: dict[Pattern, Pattern] = {}  # equal ones are one object, whose plans are found by its identity
 
 
 def forget() -> None:
     """All masks, and the patterns that they became."""
     _recognized.clear()
+    _met.clear()
+    _once.clear()
     with _recognized.lock:
         _patterns.clear()
 
@@ -52,6 +59,12 @@ emptied_by(forget)
 
 def pattern_of(mask: Any, sizes: Sizes, function: str = "attention") -> Any:
     """A mask as the pattern it is, at the sizes of a call (B, Hq, M, N); what is no mask is left to a check."""
+    if not is_compiling():
+        met = _met.get(id(mask))
+        if met is not None and met.holds(mask):
+            known = met.made.get(sizes)
+            if known is not None:
+                return known
     mask = unwrapped(mask)
     if isinstance(mask, Pattern):
         return mask
@@ -64,6 +77,36 @@ def pattern_of(mask: Any, sizes: Sizes, function: str = "attention") -> Any:
     return mask
 
 
+def _meet(mask: Any, sizes: Sizes, found: Fingerprint, pattern: Pattern) -> None:
+    """Have a mask found again by a look at what it reads, once its fingerprint was found a second time: a function
+    that is new at every step is not worth it.
+    """
+    at = id(mask)
+    once = _once.get(at)
+    if once is None or once() is not mask:
+        if len(_once) >= KEPT:
+            _once.clear()
+        _once[at] = ref(mask)
+        return
+    met = _met.get(at)
+    if met is None or not met.holds(mask):
+        met = unchanged(mask, found, partial(_drop, at))
+        if met is None or fingerprint(mask).key != found.key:  # another thread may have changed it meanwhile
+            return
+        while len(_met) >= KEPT:
+            _met.pop(next(iter(_met)), None)
+        _met[at] = met
+    if len(met.made) >= SIZES:
+        met.made.clear()
+    met.made[sizes] = pattern
+
+
+def _drop(at: int, reference: ReferenceType[Any]) -> None:
+    met = _met.get(at)
+    if met is not None and met.mask is reference:
+        _met.pop(at, None)
+
+
 def recognized(mask: Any, sizes: Sizes, function: str = "attention") -> Recognized:
     """What a tensor, a function or a BlockMask was recognised as, at the sizes of a call."""
     try:
@@ -74,6 +117,8 @@ def recognized(mask: Any, sizes: Sizes, function: str = "attention") -> Recogniz
         return _recognize(mask, sizes, function)[0]
     at = _recognized.find(found, sizes, ANYWHERE)
     if at is not None:
+        if type(mask) in WATCHED:
+            _meet(mask, sizes, found, at.pattern)
         return at
     _refuse_capture(mask, function)
     made, everywhere = _recognize(mask, sizes, function)

@@ -23,10 +23,10 @@ from triton.backends.compiler import GPUTarget
 from weft.kernels.backend import Timing
 from weft.kernels.gpu.compile import load
 from weft.kernels.gpu.compile.filling import begin_child
-from weft.kernels.gpu.configure import specs_of, walk_specs
+from weft.kernels.gpu.configure import fused_specs, specs_of
 from weft.kernels.gpu.layout import OF_CALL, Layout, Options
 from weft.kernels.gpu.program import LaunchProgram
-from weft.kernels.gpu.programs.backward import backward_program, keys_program, queries_program, walk_program
+from weft.kernels.gpu.programs.backward import backward_program, fused_program, keys_program, queries_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.options import Modifiers
@@ -102,7 +102,7 @@ class Subject:
     def walk(self, plan: AttentionPlan) -> Call:
         """What launches the plan's one walk, taken or not: dq, dk, dv."""
         assert plan.fused, "one walk has no such pattern"
-        return self.call_of(walk_program(plan, plan.fused, self.layout(*OF_CALL), _options(plan)))
+        return self.call_of(fused_program(plan, plan.fused, self.layout(*OF_CALL), _options(plan)))
 
 
 def _sizes(p: Problem) -> Iterator[tuple[int, int, int]]:
@@ -301,7 +301,7 @@ def _specs(part: Part, plan: AttentionPlan) -> tuple[KernelSpec, ...]:
     if part != "gradients":
         return specs_of(plan, part, part == "dkdv")
     if plan.gradients_together:
-        return walk_specs(plan)
+        return fused_specs(plan)
     return tuple(spec for one in OF_GRADIENTS for spec in _specs(one, plan))
 
 

@@ -50,6 +50,16 @@ def same_lists(ours, wanted):
         assert x is None or torch.equal(x, y), name
 
 
+def test_a_device_without_an_index_is_the_current_one(monkeypatch):
+    """As tensors have it, which "cuda" makes on cuda:0: a call compares both."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    ours = create_block_mask(causal, None, None, 64, 64, device="cuda")
+    assert ours.device == create_block_mask(causal, None, None, 64, 64).device == torch.device("cuda:1")
+    assert ours.to("cuda:0").device == torch.device("cuda:0")
+    assert (ours.to("cpu").device, ours.to("cpu").to("cuda").device) == (torch.device("cpu"), torch.device("cuda:1"))
+
+
 # ---- what torch's has ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("sizes", [(None, None, 300, 300), (2, 3, 200, 333), (1, 4, 77, 1000), (2, None, 64, 64)])
 def test_attributes_and_pictures(sizes):

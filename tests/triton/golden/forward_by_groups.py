@@ -1,4 +1,4 @@
-"""forward_bfloat16_64_1d_256x64_2_terms_4_groups_no_maximum_fast_log_partial_lines
+"""forward_bfloat16_64_1d_256x64_2_terms_4_groups_lines_no_maximum_fast_log_partial
 
 Emitted by weft; 4 warp groups, 8 stages."""
 

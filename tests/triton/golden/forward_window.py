@@ -1,4 +1,4 @@
-"""forward_bfloat16_128_1d_64x64_no_maximum_fast_log_lines
+"""forward_bfloat16_128_1d_64x64_lines_no_maximum_fast_log
 
 Written by weft; 4 warps, 3 stages."""
 

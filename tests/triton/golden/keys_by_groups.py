@@ -1,4 +1,4 @@
-"""dkdv_bfloat16_64_1d_128x64_2_groups_chained_apart_lines
+"""dkdv_bfloat16_64_1d_128x64_2_groups_lines_chained_apart
 
 Emitted by weft; 2 warp groups, 4 stages."""
 

@@ -1,4 +1,4 @@
-"""split_kv_float16_64_16x64_split_softcap_alibi_sinks
+"""split_kv_float16_64_16x64_plain_split_softcap_alibi_sinks_1_of_1
 
 Written by weft; 4 warps, 3 stages."""
 
@@ -24,10 +24,16 @@ def weft_decode_split_kv_d64_fp16(
             cols=64,
             d=((0, 64, 64),),
             dv=((0, 64, 64),),
-            bounds=2,
+            bounds=1,
             steps=False,
             several=False,
+            plain=True,
+            group=1,
+            heads=1,
+            terms=1,
             split=True,
+            chained=False,
+            paired=False,
             softcap=True,
             alibi=True,
             upcast=False,

@@ -103,7 +103,7 @@ class BlockMask(flex.BlockMask):
         """A copy whose lists are on that device."""
         made = copy.copy(self)
         if "_unmade" in self.__dict__:
-            made.__dict__["_unmade"] = self._unmade._replace(device=torch.device(device))
+            made.__dict__["_unmade"] = self._unmade._replace(device=located(device))
         else:
             lists = {name: getattr(self, name) for name in LISTS}
             made.__dict__.update({name: x if x is None else x.to(device) for name, x in lists.items()})
@@ -131,6 +131,14 @@ class BlockMask(flex.BlockMask):
         batch, heads, m, n = (1, 1, *self.shape)[-4:]
         found, self.__dict__["_reads"] = recognize(mask_mod, (batch, heads, m, n), self.device)
         return found
+
+
+def located(device: torch.device | str) -> torch.device:
+    """The device that tensors made there name: "cuda" is the current GPU, such as cuda:0."""
+    asked = torch.device(device)
+    if asked.index is not None or asked.type in ("cpu", "meta"):
+        return asked
+    return torch.device(asked.type, torch.get_device_module(asked.type).current_device())
 
 
 def like(mask: flex.BlockMask) -> BlockMask:

@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.attention import flex_attention as flex
 
 from weft.integrations.flex import graphs
-from weft.integrations.flex.block_mask import BlockMask, Unmade, key_of, like, recognize
+from weft.integrations.flex.block_mask import BlockMask, Unmade, key_of, like, located, recognize
 
 
 def create_block_mask(  # noqa: PLR0913 - FlexAttention's signature
@@ -45,7 +45,7 @@ def create_block_mask(  # noqa: PLR0913 - FlexAttention's signature
         return like(flex.create_block_mask(*given, **told))
     batch, heads = (1 if x is None else x for x in (B, H))
     size = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
-    device = torch.device(device or torch.accelerator.current_accelerator(check_available=True) or "cpu")
+    device = located(device or torch.accelerator.current_accelerator(check_available=True) or "cpu")
     found, reads = recognize(mask_mod, (batch, heads, Q_LEN, KV_LEN), device)
     made = BlockMask.__new__(BlockMask)
     made.__dict__.update(

@@ -28,7 +28,7 @@ from weft.score.text import SEPARATOR
 from weft.target import Gpu
 
 Arrays = dict[str, Array]
-AXES = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}  # where batch, head, token and channel are
+AXES = {"bhsd": (0, 1, 2, 3), "bshd": (0, 2, 1, 3)}  # where batch, head, token and dim are
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def _launched(
     aliases: dict[int, int] = {}
     if any(again):  # then all go in, since results of a call come after all that goes in
         updated = [
-            found[name] if known else jnp.zeros(shape.shape, shape.dtype)
+            found[name] if known else jax.lax.empty(shape.shape, shape.dtype)
             for name, shape, known in zip(written, shapes, again, strict=True)
         ]
         aliases = {len(read) + i: i for i in range(len(written))}

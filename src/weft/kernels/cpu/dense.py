@@ -1,6 +1,6 @@
 """Rectangles and triangles of live pairs: what torch's own fused attention computes without a mask of ours.
 
-A launch whose rows all see such shapes leaves the tiles where that costs less: long causal attention is one triangle,
+A nest whose rows all see such shapes leaves the tiles where that costs less: long causal attention is one triangle,
 documents are one shape each, the last rows against a cache a rectangle and a small triangle. Windows stay with tiles,
 which are as fast there (docs/decisions/0013).
 """
@@ -16,14 +16,14 @@ import numpy as np
 from weft.acsr.relayout import Lanes
 from weft.kernels.cpu.boxes import Box
 from weft.pattern.bounds import Ints
-from weft.planning.tiles import Launch, Part
+from weft.planning.tiles import LoopNest, Part
 
 RECTANGLE, TRIANGLE, APART = 0, 1, 2  # how a row's keys differ from those of the row before
 FEW = 16  # rows: of more, half that share keys with no neighbour are left to tiles at once
 MOST = 4096  # calls of torch's kernel, before those that lie evenly apart are joined
 KEYS = 512  # torch's kernel takes so many at once, and all of them where a triangle has some
 # Seconds of one thread at D = 64 (docs/decisions/0013): of a pair computed, of a call or a batch, and of a row that is
-# merged with what other launches left: tiles do this in buffers that are still in a cache.
+# merged with what other nests left: tiles do this in buffers that are still in a cache.
 PAIR, CALL, MERGED = 2.7e-9, 4e-5, 2e-7
 TILE_PAIR, BATCH = 3.0e-9, 1e-4
 
@@ -46,13 +46,13 @@ class Dense:
         return self.queries.sizes, self.queries.strides, self.keys.sizes, self.keys.strides, self.causal
 
 
-def dense_of(launch: Launch) -> tuple[Dense, ...] | None:
-    """The pairs of a launch, each once; None where some row has others, or calls would be many."""
-    if not all(map(_is_plain, launch.parts)):
+def dense_of(nest: LoopNest) -> tuple[Dense, ...] | None:
+    """The pairs of a nest, each once; None where some row has others, or calls would be many."""
+    if not all(map(_is_plain, nest.parts)):
         return None
     found: list[Dense] = []
-    for part in launch.parts:
-        shapes = _shapes(launch, part)
+    for part in nest.parts:
+        shapes = _shapes(nest, part)
         if shapes is None:
             return None
         found += shapes
@@ -61,7 +61,7 @@ def dense_of(launch: Launch) -> tuple[Dense, ...] | None:
 
 def seconds(dense: tuple[Dense, ...], heads: int, wide: float, merges: bool) -> float:
     """What torch's kernel is predicted to take. wide: vectors of keys and values, in multiples of 64. merges: other
-    launches have these rows too.
+    nests have these rows too.
     """
     pairs = sum(one.queries.count * _computed(one) for one in dense)
     rows = sum(one.queries.count * one.queries.size for one in dense) if merges else 0
@@ -99,7 +99,7 @@ def _is_plain(part: Part) -> bool:
     return len(part.axes) == 1 and not listed and part.rows.is_every and part.keys.is_every
 
 
-def _shapes(launch: Launch, part: Part) -> list[Dense] | None:
+def _shapes(nest: LoopNest, part: Part) -> list[Dense] | None:
     """Those of one part in the order of its lanes; None if there are more than MOST."""
     axis = part.axes[0]
     found: list[Dense] = []
@@ -108,7 +108,7 @@ def _shapes(launch: Launch, part: Part) -> list[Dense] | None:
         if rows > FEW and np.count_nonzero(_kinds(lo, hi) == APART) > rows // 2:
             return None
         for first, last, kind in _runs_of_rows(lo, hi):
-            found += _dense(launch, part, lane, (first, last), (int(lo[first]), int(hi[first])), kind)
+            found += _dense(nest, part, lane, (first, last), (int(lo[first]), int(hi[first])), kind)
             if len(found) > MOST:
                 return None
     return found
@@ -140,11 +140,11 @@ def _runs_of_rows(lo: Ints, hi: Ints) -> Iterator[tuple[int, int, int]]:
 
 
 def _dense(
-    launch: Launch, part: Part, lane: int, rows: tuple[int, int], keys: tuple[int, int], kind: int
+    nest: LoopNest, part: Part, lane: int, rows: tuple[int, int], keys: tuple[int, int], kind: int
 ) -> Iterator[Dense]:
     """The shapes of rows whose first one sees `keys`: under a triangle lies a rectangle of the keys before it."""
     (first, last), (lo, hi), lanes = rows, keys, part.axes[0].lanes
-    queries = Box.on(launch.q, [(int(lanes.q_first[lane]) + lanes.q_step * first, lanes.q_step, last - first)])
+    queries = Box.on(nest.q, [(int(lanes.q_first[lane]) + lanes.q_step * first, lanes.q_step, last - first)])
     if kind == RECTANGLE or last - first == 1:
         yield Dense(queries, _keys(part, lanes, lane, (lo, hi)))
         return

@@ -1,4 +1,4 @@
-"""Tiles of launches on one axis: rows that have no key in common are never in one tile, nor are keys that none sees.
+"""Tiles of nests on one axis: rows that have no key in common are never in one tile, nor are keys that none sees.
 
 So what a document, or padding, holds reaches no other document: a tile multiplies what it reads with weights of 0 too,
 and NaN survives that.
@@ -16,7 +16,7 @@ from weft.kernels.cpu.tiles import Draft, Masks, Tile, steps_of
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
 from weft.planning.families.cpu import CHUNK
-from weft.planning.tiles import AxisPlan, Launch, Part
+from weft.planning.tiles import AxisPlan, LoopNest, Part
 
 Bounds = tuple[Ints, Ints]  # positions [lo, hi) of the keys of some rows; lo >= hi where there are none
 
@@ -30,19 +30,19 @@ class Rows:
     whole: bool
 
 
-def line_tiles(launch: Launch, masks: Masks) -> Iterator[Tile]:
-    """The tiles of a launch of one axis, each of rows that share keys; a run where all of those are alike."""
-    for index in launch.walk_tiles():
-        tokens = launch.tile_queries(index)
-        bounds = [_bounds(part, index[0], tokens) for part in launch.parts]
+def line_tiles(nest: LoopNest, masks: Masks) -> Iterator[Tile]:
+    """The tiles of a nest of one axis, each of rows that share keys; a run where all of those are alike."""
+    for index in nest.walk_tiles():
+        tokens = nest.tile_queries(index)
+        bounds = [_bounds(part, index[0], tokens) for part in nest.parts]
         groups = _together(bounds)
-        gaps = _alike(groups, bounds, launch)
+        gaps = _alike(groups, bounds, nest)
         for rows in groups if gaps is None else groups[:1]:
             mine = Rows(index[0], tokens[rows], rows.size == tokens.size)
-            pairs = zip(launch.parts, bounds, strict=True)
+            pairs = zip(nest.parts, bounds, strict=True)
             drafts = [d for part, (lo, hi) in pairs for d in _drafts(part, mine, (lo[rows], hi[rows]), masks)]
             if drafts:
-                tile = Tile(_query_box(launch, mine, masks), tuple(steps_of(drafts)))
+                tile = Tile(_query_box(nest, mine, masks), tuple(steps_of(drafts)))
                 yield tile if gaps is None else tile.repeated(len(groups), (gaps[0], *gaps[1:] * (len(tile.boxes) - 1)))
 
 
@@ -66,13 +66,13 @@ def _together(bounds: list[Bounds]) -> list[Ints]:
     return np.split(rows, np.flatnonzero(~joined) + 1) if rows.size else []
 
 
-def _alike(groups: list[Ints], bounds: list[Bounds], launch: Launch) -> tuple[int, int] | None:
+def _alike(groups: list[Ints], bounds: list[Bounds], nest: LoopNest) -> tuple[int, int] | None:
     """Tokens from one group's queries to the next one's, and from keys to keys; None unless the groups of a tile are
     alike and evenly apart, no token is listed, and there is one part.
     """
     if len(groups) < 2 or len(bounds) > 1:
         return None
-    part, size, count = launch.parts[0], groups[0].size, len(groups)
+    part, size, count = nest.parts[0], groups[0].size, len(groups)
     lanes = part.axes[0].lanes
     listed = lanes.queries is not None or lanes.keys is not None or part.k.order is not None
     if listed or not part.keys.is_every or any(group.size != size for group in groups):
@@ -86,9 +86,9 @@ def _alike(groups: list[Ints], bounds: list[Bounds], launch: Launch) -> tuple[in
     return pitch * lanes.q_step, gap * lanes.k_step
 
 
-def _query_box(launch: Launch, rows: Rows, masks: Masks) -> Box:
-    lanes = launch.lanes[0]
-    tokens, listed = rows.tokens, lanes.queries is not None or launch.q.order is not None
+def _query_box(nest: LoopNest, rows: Rows, masks: Masks) -> Box:
+    lanes = nest.lanes[0]
+    tokens, listed = rows.tokens, lanes.queries is not None or nest.q.order is not None
     if listed or tokens[-1] - tokens[0] != lanes.q_step * (tokens.size - 1):
         return masks.gathered(tokens)
     return Box(int(tokens[0]), (tokens.size,), (lanes.q_step,))

@@ -21,16 +21,16 @@ from weft.kernels.cpu.tiles import Draft, Masks, Tile, steps_of
 from weft.pattern.bounds import Ints
 from weft.planning.families.cpu import CHUNK
 from weft.planning.problem import Problem
-from weft.planning.tiles import Launch, Part, TileIndex, TilePlan
+from weft.planning.tiles import LoopNest, Part, TileIndex, TilePlan
 
 TOGETHER = 1 << 18  # scores of a batch: 1 MB, so that a buffer of them stays near the cores
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """All tiles of a plan, those of the same launch and shape side by side and joined to runs.
+    """All tiles of a plan, those of the same nest and shape side by side and joined to runs.
 
-    merges: rows may be visited by more than one launch, so outputs are merged by lse. covers: every row is visited, so
+    merges: rows may be visited by more than one nest, so outputs are merged by lse. covers: every row is visited, so
     nothing need be written beforehand. dense: what torch's own kernel computes.
     """
 
@@ -42,16 +42,16 @@ class Program:
 
 
 def program(plan: TilePlan, dtype: torch.dtype, problem: Problem | None = None) -> Program:
-    """The program of a plan with masks of `dtype`. problem: what launches of rectangles and triangles are predicted to
+    """The program of a plan with masks of `dtype`. problem: what nests of rectangles and triangles are predicted to
     cost for; without one they go by tiles as all others do.
     """
     masks = Masks(dtype)
     dense: list[Dense] = []
     alike: list[tuple[Tile, ...]] = []
-    merges = len(plan.launches) + (plan.blocks is not None) > 1
-    for launch in plan.launches:
-        tiles = _alike(line_tiles(launch, masks) if len(launch.box) == 1 else _grid_tiles(launch, masks))
-        shapes = None if problem is None else _worth_it(launch, tiles, problem, merges)
+    merges = len(plan.nests) + (plan.blocks is not None) > 1
+    for nest in plan.nests:
+        tiles = _alike(line_tiles(nest, masks) if len(nest.box) == 1 else _grid_tiles(nest, masks))
+        shapes = None if problem is None else _worth_it(nest, tiles, problem, merges)
         alike += tiles if shapes is None else []
         dense += shapes or ()
     alike += _alike(_block_tiles(plan, masks))
@@ -63,10 +63,10 @@ def program(plan: TilePlan, dtype: torch.dtype, problem: Problem | None = None) 
 
 
 def _worth_it(
-    launch: Launch, alike: list[tuple[Tile, ...]], problem: Problem, merges: bool
+    nest: LoopNest, alike: list[tuple[Tile, ...]], problem: Problem, merges: bool
 ) -> tuple[Dense, ...] | None:
-    """The launch as shapes that torch's kernel computes, None where tiles are predicted to take less."""
-    shapes = dense_of(launch)
+    """The nest as shapes that torch's kernel computes, None where tiles are predicted to take less."""
+    shapes = dense_of(nest)
     if shapes is None:
         return None
     heads, wide = problem.batch * problem.q_heads, (problem.d + problem.dv) / 128
@@ -98,20 +98,20 @@ def _runs(tiles: list[Tile]) -> Iterator[Tile]:
     yield run
 
 
-def _grid_tiles(launch: Launch, masks: Masks) -> Iterator[Tile]:
-    for index in launch.walk_tiles():
-        queries = _query_box(launch, index)
-        drafts = [draft for part in launch.parts for draft in _drafts(part, index, queries, masks)]
+def _grid_tiles(nest: LoopNest, masks: Masks) -> Iterator[Tile]:
+    for index in nest.walk_tiles():
+        queries = _query_box(nest, index)
+        drafts = [draft for part in nest.parts for draft in _drafts(part, index, queries, masks)]
         if drafts:
             yield Tile(queries, tuple(steps_of(drafts)))
 
 
-def _query_box(launch: Launch, index: TileIndex) -> Box:
+def _query_box(nest: LoopNest, index: TileIndex) -> Box:
     spans = []
-    for (lane, tile), lanes, block in zip(index, launch.lanes, launch.box, strict=True):
+    for (lane, tile), lanes, block in zip(index, nest.lanes, nest.box, strict=True):
         first, rows = tile * block, min(block, int(lanes.rows[lane]) - tile * block)
         spans.append((int(lanes.q_first[lane]) + lanes.q_step * first, lanes.q_step, rows))
-    return Box.on(launch.q, spans)
+    return Box.on(nest.q, spans)
 
 
 def _drafts(part: Part, index: TileIndex, queries: Box, masks: Masks) -> Iterator[Draft]:

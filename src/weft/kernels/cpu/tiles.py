@@ -68,7 +68,7 @@ class Tile:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Tiles of one launch with the same shape (sizes and masks) can be computed together."""
+        """Tiles of one nest with the same shape (sizes and masks) can be computed together."""
         if len(self.steps) > 1 or self.steps[0].dead is not None:
             return (id(self),)
         masks = (tuple((a, b, id(mask)) for a, b, mask in p.masks) for p in self.steps[0].pieces)

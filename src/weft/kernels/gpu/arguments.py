@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, OF_SUMS, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.descriptors import OF_KEYS, OF_SPARSE, OF_SUMS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.spec import KernelSpec
 
-JOINED = ("Sums", "Slots")  # what launches leave for another of few keys, and which row of it is whose
+SHARED = ("Sums", "Slots")  # sums that launches leave for the last one, and the row of each key in them
 STRIDED = {
     "forward": ("Q", "K", "V", "Out"),
     "dq": ("Q", "K", "V", "Out", "DOut", "DQ"),
     "dkdv": ("Q", "K", "V", "DOut", "DK", "DV"),
     "delta": ("Out", "DOut", "DQ"),
-    "gradients": (),  # which descriptors reach
-    "few_keys": (),
-    "few_sums": ("DK", "DV"),
+    "fused": (),  # which descriptors reach
+    "sparse_keys": (),
+    "reduce_partials": ("DK", "DV"),
 }
 PLAIN = ("record", "parts", "parts_at", "items_at", "heads_at", "first_item", "all_heads", "my_length", "their_length",
          "shift")  # fmt: skip
-ADDED_BOX = "DQ_box"  # what few keys add to
+ADDED_BOX = "DQ_box"  # what sparse keys add to
 ROUNDS = ("blocks_at", "blocks")  # of blocks that programs take in turn
-FEW = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `hopper.bwd_sparse_keys`
+SPARSE = ("items", "parts", "tokens", "kv_heads", "share", "place", "lane")  # see `hopper.bwd_sparse_keys`
 SUMS = ("parts", "first", "step", "keys", "kv_heads")
 WALK = (
     "items",
@@ -39,7 +39,10 @@ DROPPING = ("dropped_below", "kept_scale")  # see `ops.dropout`
 
 def reads(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the pointers that a kernel reads only."""
-    direction, sums = spec.direction, ("Slots",) * (spec.joins or spec.few) + ("Sums",) * spec.joins
+    direction, sums = (
+        spec.direction,
+        ("Slots",) * (spec.adds_shared or spec.leaves_shared) + ("Sums",) * spec.adds_shared,
+    )
     rows = ("Lse", *(("DLse",) * spec.lse_gradient))
     captured = () if spec.rules is None else spec.rules.pointers
     slopes, tables = (*(("Slopes",) * spec.alibi), *captured, *(("Seed",) * spec.dropout)), ("Tables",)
@@ -52,7 +55,7 @@ def reads(spec: KernelSpec) -> tuple[str, ...]:
         return ("Q", "K", "V", "DOut", *of_rows, *slopes, *sums, *tables)
     if direction == "delta":
         return ("Out", "DOut", *rows)
-    return {"gradients": rows, "few_keys": ("Lse", "Delta", *tables), "few_sums": ("Partial",)}[direction]
+    return {"fused": rows, "sparse_keys": ("Lse", "Delta", *tables), "reduce_partials": ("Partial",)}[direction]
 
 
 def writes(spec: KernelSpec) -> tuple[str, ...]:
@@ -65,10 +68,10 @@ def writes(spec: KernelSpec) -> tuple[str, ...]:
         return ("DQ", *numbers, *sums)
     if direction == "dkdv":
         made = {"both": ("DK", "DV"), "dk": ("DK",), "dv": ("DV",)}[spec.makes]
-        return (*(("Sums",) if spec.few else made), *(("DQ",) * (spec.with_dq and not spec.groups)), *sums)
-    if direction == "gradients":
+        return (*(("Sums",) if spec.leaves_shared else made), *(("DQ",) * (spec.with_dq and not spec.groups)), *sums)
+    if direction == "fused":
         return ("Delta",) * spec.with_delta
-    return ("Partial",) if direction == "few_keys" else ("DK", "DV")
+    return ("Partial",) if direction == "sparse_keys" else ("DK", "DV")
 
 
 def tensors(spec: KernelSpec) -> tuple[str, ...]:
@@ -78,15 +81,15 @@ def tensors(spec: KernelSpec) -> tuple[str, ...]:
 
 def strided(spec: KernelSpec) -> tuple[str, ...]:
     """Those of them that may lie anyhow."""
-    known = (*STRIDED[spec.direction], *JOINED[:1], *(("DQ",) * spec.of_keys))
+    known = (*STRIDED[spec.direction], *SHARED[:1], *(("DQ",) * spec.of_keys))
     return tuple(x for x in dict.fromkeys(known) if x in tensors(spec))
 
 
 def arguments(spec: KernelSpec) -> tuple[str, ...]:
     """Names of the kernel's arguments, in order: what is read, scalars, what is written.
 
-    Descriptors follow the pointers of their kind. So every slot that is written comes after all that are read, as
-    frameworks want it that know a kernel by what goes in and what comes out.
+    Descriptors follow the pointers of their kind. So every slot that is written comes after all that are read.
+    Frameworks that know a kernel by its inputs and outputs want this order.
     """
     read, written = described(spec)
     return (*reads(spec), *scalars(spec), *read, *writes(spec), *written)
@@ -97,11 +100,11 @@ def scalars(spec: KernelSpec) -> tuple[str, ...]:
     strides = [f"{x}_{part}" for x in strided(spec) for part in _stride_names(spec)]
     if spec.direction == "delta":
         return ("all_heads", "my_length", *strides, "scale")
-    if spec.direction == "gradients":
+    if spec.direction == "fused":
         return (*WALK, "scale")
-    if spec.direction == "few_keys":
-        return (*FEW, "scale")
-    if spec.direction == "few_sums":
+    if spec.direction == "sparse_keys":
+        return (*SPARSE, "scale")
+    if spec.direction == "reduce_partials":
         return (*SUMS, *strides, "scale")
     captured = () if spec.rules is None else spec.rules.scalars
     dropping = DROPPING if spec.dropout else ()
@@ -110,10 +113,10 @@ def scalars(spec: KernelSpec) -> tuple[str, ...]:
 
 def described(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the descriptors of what is read, and of what is written."""
-    if spec.direction == "gradients":
+    if spec.direction == "fused":
         return walk_names(READ), walk_names(WRITTEN)
-    if spec.direction == "few_keys":
-        return tuple(x for x in walk_names(OF_FEW) if x != ADDED_BOX), (ADDED_BOX,)
+    if spec.direction == "sparse_keys":
+        return tuple(x for x in walk_names(OF_SPARSE) if x != ADDED_BOX), (ADDED_BOX,)
     if spec.groups and spec.of_keys and spec.with_dq:
         return walk_names(OF_KEYS), walk_names(OF_SUMS)
     if spec.groups and spec.direction == "forward":

@@ -9,7 +9,7 @@ from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.fused_backward import SEEN
-from weft.planning.families.hopper import is_told
+from weft.planning.families.hopper import has_row_bounds
 from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
 from weft.planning.features import always_apart, held, in_halves, no_maximum
 from weft.planning.problem import DTYPES, Problem
@@ -18,17 +18,24 @@ from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu, Target
 
-# Head dimensions at which a forward on a grid takes no maximum, and holds the bounds of its masks. With one maximum,
-# from the first tile, it was 7 to 9 % faster at 128, and at 64 the registers of the second walk cost up to 17 %
+# Head dimensions at which a forward on a grid takes no maximum, and holds the bounds of its masks. That was 7 to 9 %
+# faster at 128 than one maximum, from the first tile. At 64 the registers of the second walk cost up to 17 %
 # (benchmarks/notes/triton.md). Others were not measured.
 GRIDS_TAKE_NONE = range(65, 129)
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
 
 
+OVERLAPPING = ("sm_90", "sm_100")  # cards whose launches may begin while the one before ends
+
+
 def chained(direction: str, target: Target | Gpu) -> bool:
     """Whether launches of the backward overlap: on NVIDIA's cards from sm_90 on, where they run."""
-    new = isinstance(target, Gpu) and target.architecture in ("sm_90", "sm_100")
-    return new and direction != "forward" and not interpreted()
+    return direction != "forward" and overlaps(target)
+
+
+def overlaps(target: Target | Gpu) -> bool:
+    """Whether a launch may begin while the one before it ends."""
+    return isinstance(target, Gpu) and target.architecture in OVERLAPPING and not interpreted()
 
 
 def fast_log(direction: str, problem: Problem, target: Target | Gpu) -> bool:
@@ -76,30 +83,30 @@ def specs_of(plan: AttentionPlan, direction: Direction, split: bool = False) -> 
     return tuple(dict.fromkeys(one for wave in waves.waves for one in wave_specs(spec, wave, waves, widest, groups)))
 
 
-def walk_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = False) -> KernelSpec:
+def fused_spec(problem: Problem, lse_gradient: bool = False, with_delta: bool = False) -> KernelSpec:
     """The kernel of all gradients of a short window."""
     return KernelSpec(
-        "gradients", problem.dtype, problem.d, problem.dv, 1, TILE, SEEN * TILE, lse_gradient=lse_gradient,
+        "fused", problem.dtype, problem.d, problem.dv, 1, TILE, SEEN * TILE, lse_gradient=lse_gradient,
         with_delta=with_delta, groups=SEEN, warps=4, registers=128,
     )  # fmt: skip
 
 
-def few_specs(problem: Problem) -> tuple[KernelSpec, ...]:
-    """The kernels of few keys beside a short window: what adds to dQ, and to dK and dV."""
+def sparse_specs(problem: Problem) -> tuple[KernelSpec, ...]:
+    """The kernels of sparse keys beside a short window: what adds to dQ, and to dK and dV."""
     add = KernelSpec(
-        "few_keys", problem.dtype, problem.d, problem.dv, 1, TILE, TILES * TILE, groups=GROUPS, warps=4, stages=2,
+        "sparse_keys", problem.dtype, problem.d, problem.dv, 1, TILE, TILES * TILE, groups=GROUPS, warps=4, stages=2,
         registers=168,
     )  # fmt: skip
-    return add, replace(add, direction="few_sums", groups=1, registers=0)
+    return add, replace(add, direction="reduce_partials", groups=1, registers=0)
 
 
-def walk_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
-    """The kernels of one walk, without sinks and a gradient of lse; none where there is no such walk."""
+def fused_specs(plan: AttentionPlan) -> tuple[KernelSpec, ...]:
+    """The kernels of a fused backward, without sinks and a gradient of lse; none where the plan has none."""
     walk, problem = plan.fused_backward, plan.problem
     if walk is None:
         return ()
     beside = bool(walk.beside)
-    return (walk_spec(problem, with_delta=beside), *(few_specs(problem) if beside else ()))
+    return (fused_spec(problem, with_delta=beside), *(sparse_specs(problem) if beside else ()))
 
 
 def wave_specs(
@@ -132,14 +139,15 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
         limits["apart"] = False
     elif spec.apart and wave.kind.rank == 1:
         limits["apart"] = True
-    told = groups and is_told(tiling)  # whatever says the bounds, the code is the same
-    kind["formula"] = kind["formula"] or told
+    row_bounds = groups and has_row_bounds(tiling)  # whatever says the bounds, the code is the same
+    kind["formula"] = kind["formula"] or row_bounds
     one = replace(
-        spec, **kind, **asdict(tiling) | limits, aligned=aligned, told=told, several=several,
-        lines=told or (wave.lines and not several),
+        spec, **kind, **asdict(tiling) | limits, aligned=aligned, row_bounds=row_bounds, several=several,
+        lines=row_bounds or (wave.lines and not several),
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
-        joins=wave.joins, few=waves.shared_rows is not None and not wave.joins,
-        accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.joins,
+        adds_shared=wave.adds_shared,
+        leaves_shared=waves.shared_rows is not None and not wave.adds_shared,
+        accumulate=wave.merges if spec.direction == "forward" else waves.merges and not wave.adds_shared,
     )  # fmt: skip
     room = one.whole and _grid_takes_none(one) if one.direction == "forward" else not one.with_dq
     masks = one.rank > 1 and room
@@ -147,8 +155,8 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     # may be
     known = (one.rank == 1 or _grid_takes_none(one)) and not (one.listed or one.alibi or one.rules)
     takes_none = one.no_maximum and known
-    # where a maximum runs along, either has ptxas run products one by one; the logarithm also where bounds are
-    # listed, and where boxes on a grid are cut
+    # Where a maximum runs along, either has ptxas run products one by one. The logarithm does so too where bounds are
+    # listed, and where boxes on a grid are cut.
     assert aligned or not groups, "select asks for it"
     short = one.fast_log and one.formula and (one.rank == 1 or one.whole)
     return replace(

@@ -12,15 +12,15 @@ from weft.planning.problem import Problem
 from weft.planning.tma import TmaExtent
 
 KEYS = ("K", "V", "DK", "DV")  # as many heads as keys have
-VALUES = ("V", "Out", "DOut", "DV")  # as many channels as values have
+VALUES = ("V", "Out", "DOut", "DV")  # as wide as values are
 Which = Sequence[tuple[str, int]]  # boxes: a tensor, and which side's tokens
 # Of a forward of two terms. Of queries Out is written whole, where a tile is.
 FORWARD = (("Out", 0), ("Q", 0), ("K", 1), ("V", 1), ("K", 2), ("V", 2))
-# Of one walk: what it reads, and what it writes.
+# The fused backward reads the first, and writes the second.
 READ = (("Q", 0), ("K", 1), ("V", 1), ("DOut", 0), ("Out", 0))
 WRITTEN = (("DQ", 0), ("DK", 1), ("DV", 1))
-# Of the few keys beside it; dQ is written too.
-OF_FEW = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
+# Of sparse keys beside it; dQ is written too.
+OF_SPARSE = (("Q", 0), ("DOut", 0), ("DQ", 0), ("K", 1), ("V", 1))
 
 # Of all gradients by tiles of keys: what is read, and what is added to.
 OF_KEYS = (("K", 0), ("V", 0), ("Q", 1), ("DOut", 1))
@@ -29,7 +29,7 @@ OF_SUMS = (("DQ", 1),)
 
 @dataclass(frozen=True)
 class Box:
-    """A descriptor. tensor: as its kernel names it. shape, strides: batch, head, place, lane, channel, in elements."""
+    """A descriptor. tensor: as its kernel names it. shape, strides: batch, head, place, lane, dim, in elements."""
 
     name: str
     tensor: str
@@ -41,14 +41,14 @@ def boxes(
     which: Which, names: Sequence[str], found: Sequence[TmaExtent], problem: Problem,
     strides: Mapping[str, tuple[int, ...]],
 ) -> tuple[Box, ...]:  # fmt: skip
-    """names: of the descriptors. found: what each side's reach. strides: batch, head, token, channel, in elements."""
+    """names: of the descriptors. found: what each side's reach. strides: batch, head, token, dim, in elements."""
     made = []
     for (tensor, side), name in zip(which, names, strict=True):
         reach, (batch, head, token, _) = found[side], strides[tensor]
         heads = problem.kv_heads if tensor in KEYS else problem.q_heads
         place, lane = reach.first
-        channels = problem.dv if tensor in VALUES else problem.d
-        shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, channels)
+        width = problem.dv if tensor in VALUES else problem.d
+        shape = (problem.batch, heads, place + reach.places, lane + reach.lanes, width)
         made.append(Box(name, tensor, shape, (batch, head, reach.step * token, token, 1)))
     return tuple(made)
 
@@ -59,16 +59,16 @@ def box_names(terms: int) -> tuple[str, ...]:
 
 
 def walk_names(which: Which) -> tuple[str, ...]:
-    """The same of a walk's; which: READ, WRITTEN or OF_FEW."""
+    """The same of the fused backward; which: READ, WRITTEN or OF_SPARSE."""
     return tuple(f"{name}_box" for name, _ in which)
 
 
 def box_kind(name: str, spec: KernelSpec) -> str:
-    """The type of a descriptor among a kernel's arguments. Its box has a tile's places, and channels as products want
+    """The type of a descriptor among a kernel's arguments. Its box has a tile's places, and dims as products want
     them: what lies beyond the tensor's reads as zeros.
     """
     config, tensor = config_of(spec), name.split("_", maxsplit=1)[0]
-    if spec.with_dq and tensor == "DQ":  # a consumer's channels of a tile
+    if spec.with_dq and tensor == "DQ":  # a consumer's dims of a tile
         return _box_kind("float32", [1, 1, config.columns, 1, config.width // config.consumers])
     if spec.of_keys:
         places = config.consumers * config.rows if tensor in KEYS else config.columns

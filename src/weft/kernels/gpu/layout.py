@@ -35,7 +35,7 @@ class TableForm(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Strides in elements of q, k and v, for gradients also of out and dout (batch, head, token, channel).
+    """Strides in elements of q, k and v, for gradients also of out and dout (batch, head, token, dim).
 
     aligned: every one of them begins on 16 bytes. lse, dlse, sinks, slopes: the vectors that there are. `lse` stays
     None where it is contiguous float32 on 16 bytes, as kernels leave it. tables: of all score functions, in order.
@@ -97,11 +97,13 @@ def rows_like(strides: Strides, shape: tuple[int, int, int], width: int) -> Stri
     return tuple(found)
 
 
-def result(name: str, side: Literal["q", "k"], problem: Problem, layout: Layout, form: tuple[str, int]) -> Slot:
-    """An output (B, H, M or N, width) in the memory order of q or k. form: dtype, width."""
+def result(
+    name: str, side: Literal["q", "k"], width: int, problem: Problem, layout: Layout, dtype: str | None = None
+) -> Slot:  # fmt: skip
+    """An output (B, H, M or N, width) in the memory order of q or k, of their dtype or another one."""
     heads, length = (problem.q_heads, problem.m) if side == "q" else (problem.kv_heads, problem.n)
-    shape, (dtype, width) = (problem.batch, heads, length), form
-    return Slot(name, "output", dtype, (*shape, width), rows_like(layout.named[side], shape, width))
+    shape = problem.batch, heads, length
+    return Slot(name, "output", dtype or problem.dtype, (*shape, width), rows_like(layout.named[side], shape, width))
 
 
 def of_rows(name: str, problem: Problem, dtype: str = "float32", width: int = 1) -> Slot:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from weft.kernels.gpu.score.spec import Rules
@@ -16,13 +16,13 @@ KEYS_HELD = (*range(49, 65), *range(97, 129))
 SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # What a profiler shows of a direction and of the family of its kernels.
 SYMBOLS = {
-    "forward": "fwd", "dq": "bwd_dq", "dkdv": "bwd_dkdv", "delta": "bwd_delta", "gradients": "bwd_fused",
-    "few_keys": "bwd_sparse_keys", "few_sums": "reduce_partials",
+    "forward": "fwd", "dq": "bwd_dq", "dkdv": "bwd_dkdv", "delta": "bwd_delta", "fused": "bwd_fused",
+    "sparse_keys": "bwd_sparse_keys", "reduce_partials": "reduce_partials",
 }  # fmt: skip
 
 
 class Strided:
-    """A kernel that is told strides."""
+    """A kernel that takes strides."""
 
     dtype: str
     d: int
@@ -43,82 +43,61 @@ class Strided:
 
 @dataclass(frozen=True)
 class KernelSpec(Strided):
-    """One generated kernel.
+    """One generated kernel, of tiles or of Hopper's warp groups. `name` lists the flags that it has.
 
-    direction: "forward" and "dq" keep a tile of queries and walk keys, "dkdv" the other way; "delta" walks nothing;
-    "gradients" makes all of them in one walk over queries (`hopper.bwd_fused`), and "few_keys" and "few_sums" add
-    what few keys beside the walk's window have of them (`hopper.bwd_sparse_keys`, `hopper.reduce_partials`).
-    dtype: of q, k and v. d, dv: head dimensions. rank: axes of the grid that the tiles are boxes of; 0: tiles of the
-    remainder. rows x cols: the pairs of one tile, rows of the side that stays. aligned: rows of all tensors begin on 16
-    bytes and are dense, no tile spans 2^31 elements, and no stride 2^31 times 16 bytes. formula: every bound is one of
-    at most two staircases, or a grid's; else lists are walked. lines: one clipped line a side. listed: queries or keys
-    are gathered through a table, or left out by one. ordered: both are gathered in the order of a list, and bounds are
-    between places in it. several: a tile walks several terms, one after the other. terms:
-    so many in one loop. more: one, and in the same loop one run of full tiles of others after its own. whole: every
-    column of a box on a grid exists. grouped: not one query head for each head of keys, so that "dkdv" walks them.
-    split: several items add to the same rows, in no fixed order. with_dq: "dkdv" adds to dQ as well, so and in float32,
-    from the zeros that "delta" leaves. packed: several launches in one, so that a program first reads which is its own.
-    accumulate: results are added to what came before, in float32. makes: of dK and dV, where each has a launch of its
-    own. few: of few keys, in `Sums`, which has a row for each of these alone. joins: what others left there is added to
-    results. lse_gradient: there is one. with_delta: what dK and dV have in Stats is left in Delta too, which the
-    gradient of sinks takes. held: what products take in every tile stays in registers, for cards whose products read it
-    there. no_maximum: the short form of the forward (`tile.fwd`). rescaled: the scale is not clearly above zero, so
-    scores are multiplied by it before their largest is taken. tf32: products of float32 keep 10 bits of its mantissa.
-    chained: of a chain of launches each begins while the one before it ends (programmatic dependent launch), and waits
-    for that before it reads what that left. fast_log: logarithms of sums are NVIDIA's own instruction, right to 2^-22.
-    partial: sums of rows stay in parts until the end, one of each thread that has a part of the row. groups: warp
-    groups that specialise, see `weft.kernels.gpu.hopper`; 0: none. short: of a forward by these, see
-    `hopper.fwd_short`. told: of others, the tables hold the bounds of every row, see `hopper.fwd_overlapped`. boxed:
-    its whole tiles leave by a TMA descriptor; else it has one argument for each tensor that it writes. rules: score
-    functions, None for none. dropout: some weights are dropped. paged: keys lie in pages of so many tokens, whose first
-    ones the tables list; 0: one after the other.
+    Rows are those of the side that a program keeps, columns those of the side that it walks.
     """
 
-    direction: Direction | Literal["delta", "gradients", "few_keys", "few_sums"]
-    dtype: str
+    # "forward" and "dq" keep queries and walk keys; "dkdv" keeps keys and walks queries. "delta" walks nothing.
+    # "fused" makes all gradients in one walk over queries (`hopper.bwd_fused`). "sparse_keys" and "reduce_partials"
+    # add the part of keys beside the window (`hopper.bwd_sparse_keys`, `hopper.reduce_partials`).
+    direction: Direction | Literal["delta", "fused", "sparse_keys", "reduce_partials"]
+    dtype: str  # of q, k and v
     d: int
     dv: int
-    rank: int
+    rank: int  # axes of the grid that tiles are boxes of; 0: tiles of the remainder
     rows: int
     cols: int
+    # Rows of all tensors begin on 16 bytes and are dense. No tile spans 2^31 elements, no stride 2^31 times 16 bytes.
     aligned: bool = True
-    formula: bool = True
-    lines: bool = False
-    listed: bool = False
-    ordered: bool = False
-    several: bool = False
-    terms: int = 1
-    more: bool = False
-    whole: bool = False
-    grouped: bool = False
-    split: bool = False
-    with_dq: bool = False
-    packed: bool = False
-    accumulate: bool = False
-    makes: Literal["both", "dk", "dv"] = "both"
-    few: bool = False
-    joins: bool = False
-    lse_gradient: bool = False
-    with_delta: bool = False
-    held: bool = False
-    no_maximum: bool = False
+    formula: bool = True  # every bound is one of at most two staircases, or a grid's; else lists are walked
+    lines: bool = False  # one clipped line a side
+    listed: bool = False  # queries or keys are gathered through a table, or left out by one
+    ordered: bool = False  # both are gathered in the order of a list, and bounds are between places in it
+    several: bool = False  # a tile walks several terms, one after the other
+    terms: int = 1  # in one loop
+    more: bool = False  # one term, and in the same loop one run of full tiles of others after its own
+    whole: bool = False  # every column of a box on a grid exists
+    grouped: bool = False  # query heads share keys, so "dkdv" walks several of them
+    split: bool = False  # several items add to the same rows, in no fixed order
+    with_dq: bool = False  # "dkdv" adds to dQ too, in float32, from the zeros that "delta" leaves
+    packed: bool = False  # several launches in one, so a program first reads which is its own
+    accumulate: bool = False  # results are added to earlier ones, in float32
+    makes: Literal["both", "dk", "dv"] = "both"  # of dK and dV, where each has a launch of its own
+    leaves_shared: bool = False  # sums are left in `Sums`, which has a row for each token that launches share
+    adds_shared: bool = False  # sums that others left there are added to results
+    lse_gradient: bool = False  # lse has a gradient
+    with_delta: bool = False  # Delta is written beside Stats, for the gradient of sinks
+    held: bool = False  # factors of every product stay in registers, where a card multiplies from these
+    no_maximum: bool = False  # the forward subtracts no maximum (`tile.fwd`)
     softcap: bool = False
     alibi: bool = False
     sinks: bool = False
-    rescaled: bool = False
-    tf32: bool = False
-    rules: Rules | None = None
+    rescaled: bool = False  # the scale may be 0 or less, so it multiplies scores before their maximum is taken
+    tf32: bool = False  # products of float32 keep 10 bits of its mantissa
+    rules: Rules | None = None  # score functions
     dropout: bool = False
+    # Programmatic dependent launch: a launch begins while the one before it ends, and waits before it reads results.
     chained: bool = False
-    fast_log: bool = False
-    partial: bool = False
-    apart: bool = False  # on one axis: tiles with an edge in a loop of their own before the full ones
-    groups: int = 0
-    short: bool = False
-    told: bool = False
-    boxed: bool = True
-    paged: int = 0
-    upcast: bool = False  # operands to float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
+    fast_log: bool = False  # logarithms of sums are NVIDIA's own instruction, right to 2^-22
+    partial: bool = False  # until the end each thread sums its part of a row
+    apart: bool = False  # on one axis: tiles with an edge have a loop of their own before the full ones
+    groups: int = 0  # warp groups that consume (`weft.kernels.gpu.hopper`); 0: no specialised warps
+    short: bool = False  # a Hopper forward of short runs (`hopper.fwd_short`)
+    row_bounds: bool = False  # a Hopper kernel whose tables hold the bounds of every row (`hopper.fwd_overlapped`)
+    boxed: bool = True  # a Hopper forward writes whole tiles by a TMA descriptor
+    paged: int = 0  # tokens of a page of keys, whose first tokens tables list; 0: keys are contiguous
+    upcast: bool = False  # operands become float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
     warps: int = 8
     stages: int = 3
     registers: int = 0  # the most that a thread may use; 0: what the compiler takes
@@ -129,42 +108,8 @@ class KernelSpec(Strided):
         dims = f"{self.d}" if self.d == self.dv else f"{self.d}x{self.dv}"
         where = "blocks" if self.rank == 0 else f"{self.rank}d"
         tile = f"rows_{self.rows}" if self.direction == "delta" else f"{where}_{self.rows}x{self.cols}"
-        options = "".join(
-            f"_{x}"
-            for x in (
-                "listed",
-                "ordered",
-                "several",
-                "more",
-                "whole",
-                "grouped",
-                "split",
-                "with_dq",
-                "packed",
-                "accumulate",
-                "few",
-                "joins",
-                "lse_gradient",
-                "with_delta",
-                "held",
-                "no_maximum",
-                "softcap",
-                "alibi",
-                "sinks",
-                "rescaled",
-                "tf32",
-                "dropout",
-                "chained",
-                "fast_log",
-                "partial",
-                "apart",
-                "lines",
-                "short",
-                "told",
-            )
-            if getattr(self, x)
-        )
-        options = f"_{self.terms}_terms" * (self.terms > 1) + f"_{self.groups}_groups" * bool(self.groups) + options
+        options = f"_{self.terms}_terms" * (self.terms > 1) + f"_{self.groups}_groups" * bool(self.groups)
+        options += "".join(f"_{flag}" for flag in FLAGS if getattr(self, flag))
         options += ("" if self.boxed else "_unboxed") + f"_pages_{self.paged}" * bool(self.paged)
         options += "" if self.rules is None else f"_score_{self.rules.digest}"
         made = "" if self.makes == "both" else f"_{self.makes}"
@@ -176,8 +121,9 @@ class KernelSpec(Strided):
     def symbol(self) -> str:
         """What a profiler shows: direction, family, structure, head dimension and dtype; several specs may share it.
 
-        Families: hopper, whose warp groups specialise, and tile. Structures: blocks of the remainder; grids by their
-        axes; lines of tokens by the number of terms in one loop, bounds from a table or by a list told apart.
+        Families are hopper, whose warp groups specialise, and tile. Structures are blocks of the remainder, grids by
+        their axes, and lines of tokens by the number of terms in one loop. Lines also say whether bounds come from a
+        table or a list.
         """
         made = {"both": "", "dk": "dk", "dv": "dv"}[self.makes]
         direction = f"bwd_{made}" if made else SYMBOLS[self.direction] + "_dq" * (self.of_keys and self.with_dq)
@@ -186,7 +132,7 @@ class KernelSpec(Strided):
 
     @property
     def _structure(self) -> str:
-        if self.direction in ("delta", "few_keys", "few_sums"):
+        if self.direction in ("delta", "sparse_keys", "reduce_partials"):
             return ""
         if self.rank != 1:
             return f"grid{self.rank}" if self.rank else "blocks"
@@ -243,3 +189,7 @@ class KernelSpec(Strided):
     def linear(self) -> bool:
         """Scores are scale * (q . k) and nothing else, so the scale joins the exponential's subtraction."""
         return not (self.softcap or self.alibi or self.rescaled or self.rules)
+
+
+# Fields that are false unless said, as `KernelSpec.name` lists them.
+FLAGS = tuple(field.name for field in fields(KernelSpec) if field.default is False and field.name != "upcast")

@@ -1,5 +1,7 @@
-"""All gradients in one pass over queries, by warp groups that specialise on Hopper's cards: of windows so short that 64
-queries see three tiles of keys, and of few keys beside them (docs/decisions/0010-warp-groups-that-specialise.md).
+"""The fused backward: all gradients in one pass over queries, by warp groups that specialise on Hopper's cards.
+
+It serves windows so short that 64 queries see three tiles of keys, and sparse keys beside such a window
+(docs/decisions/0010-warp-groups-that-specialise.md).
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from weft.planning.families.sparse_keys import TILE, SparseKeys
 from weft.planning.features import on_hopper
 from weft.planning.heads import Share
 from weft.planning.problem import Problem
-from weft.planning.tiles import Launch
+from weft.planning.tiles import LoopNest
 from weft.planning.tiling.gpu import is_listed
 from weft.target import Gpu
 
 NAME = "fused backward"
 SEEN = 3  # tiles of keys that one of queries sees
-# Seconds of a launch, of a step over a tile of queries, and more of one where keys come and go, by rows of an H200
+# Seconds: of a launch; of a step over a tile of queries; more of a step where keys come and go. By rows of an H200
 # (benchmarks/results/short-windows.csv).
 START, STEP, TURN = 5.8e-6, 2.0e-6, 1.05e-6
 
@@ -32,8 +34,7 @@ class ShortWindow:
     """Query i of so many tokens sees the keys from i - left to i + right that there are.
 
     Query tile t sees key tiles t to t + SEEN - 1, where tile c begins at key TILE * c - shift. The shift is a multiple
-    of TILE, so that no tile lies across the first key: such boxes are not written (an H100 calls it an illegal
-    instruction).
+    of TILE, so no tile lies across the first key. An H100 refuses to write such a box (an illegal instruction).
     """
 
     length: int
@@ -57,8 +58,8 @@ class ShortWindow:
 
 @dataclass(frozen=True)
 class Cut:
-    """Runs of a head of keys, key tiles of each, and how many tiles of queries the busiest processor walks, for each of
-    the heads that share keys.
+    """runs: of a head of keys. per: key tiles of a run. steps: tiles of queries that the busiest processor walks, for
+    each of the heads that share keys.
     """
 
     runs: int
@@ -67,9 +68,7 @@ class Cut:
 
 
 def cut(window: ShortWindow, problem: Problem, gpu: Gpu) -> Cut:
-    """The runs by which the busiest processor walks fewest tiles. A run walks the SEEN - 1 tiles before its first one
-    too.
-    """
+    """The cut by which the busiest processor walks fewest tiles. A run also walks the SEEN - 1 tiles before it."""
     heads, processors, found = problem.batch * problem.kv_heads, gpu.processors, []
     for wanted in range(1, min(window.tiles, 4 * processors // heads + 4) + 1):
         per = -(-window.tiles // wanted)
@@ -86,7 +85,7 @@ def window_seconds(window: ShortWindow, problem: Problem, gpu: Gpu) -> float:
 # ---- the family ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class FusedBackward:
-    """window: what its pass over queries is of, and its term; beside: what each other term has, in their order."""
+    """window, term: what the pass over queries computes. beside: sparse keys by their term, in the order of terms."""
 
     window: ShortWindow
     term: int
@@ -130,8 +129,8 @@ def configs(asked: InTiles) -> Iterable[FusedBackward]:
 
 
 def cost(asked: InTiles, config: FusedBackward) -> Fused:
-    """What a configuration is predicted to take. Where few heads of keys, which many share, leave processors nothing to
-    walk, that is more than two kernels take.
+    """The prediction of a configuration. It is above that of two kernels where heads of keys are too few to fill the
+    processors.
     """
     return Fused(config, config.seconds(asked.problem, asked.gpu))
 
@@ -150,8 +149,8 @@ def fused_backward(shares: tuple[Share, ...], problem: Problem, gpu: Gpu) -> Fus
     plan = shares[0].plan
     if len(shares) > 1 or plan.blocks is not None:
         return "heads differ" if len(shares) > 1 else "some of it is listed block by block"
-    parts = [(launch, part) for launch in plan.launches for part in launch.parts]
-    windows = [(short_window(replace(launch, parts=(part,)), problem.n), part.term) for launch, part in parts]
+    parts = [(nest, part) for nest in plan.nests for part in nest.parts]
+    windows = [(short_window(replace(nest, parts=(part,)), problem.n), part.term) for nest, part in parts]
     found = next(((window, term) for window, term in windows if window is not None), None)
     if found is None:
         return f"no term is a window of which {TILE} queries see {SEEN} tiles of keys at most"
@@ -163,10 +162,10 @@ def fused_backward(shares: tuple[Share, ...], problem: Problem, gpu: Gpu) -> Fus
 
 
 # ---- windows ---------------------------------------------------------------------------------------------------------
-def short_window(launch: Launch, length: int) -> ShortWindow | None:
-    """The window that a launch of one part is of, over so many tokens; None where it is something else, or too wide."""
-    lines = as_lines(launch) if len(launch.box) == 1 else None
-    if lines is None or not _of_all(launch, length):
+def short_window(nest: LoopNest, length: int) -> ShortWindow | None:
+    """The window that a nest of one part computes, over so many tokens; None where it computes no short window."""
+    lines = as_lines(nest) if len(nest.box) == 1 else None
+    if lines is None or not _of_all(nest, length):
         return None
     relation = lines.parts[0].axes[0].relation
     low, high = _offset(relation.lower, 0, length), _offset(relation.upper, 1, length)
@@ -176,17 +175,18 @@ def short_window(launch: Launch, length: int) -> ShortWindow | None:
     return found if found.fits else None
 
 
-def _of_all(launch: Launch, length: int) -> bool:
-    """Whether it walks all queries and keys as they are, and each query sees some: of tiles that see none a line says
-    nothing, and the pass over queries leaves none out.
+def _of_all(nest: LoopNest, length: int) -> bool:
+    """Whether a nest walks all queries and keys in their order, and each query sees a key.
+
+    A line says nothing of tiles that see no key, and the pass over queries leaves no tile out.
     """
-    axis = launch.parts[0].axes[0]
-    lanes, grids = axis.lanes, (launch.q, launch.parts[0].k)
+    axis = nest.parts[0].axes[0]
+    lanes, grids = axis.lanes, (nest.q, nest.parts[0].k)
     steps = len(lanes) == 1 and (lanes.q_step, lanes.k_step) == (1, 1)
     first = steps and not (int(lanes.q_first[0]) or int(lanes.k_first[0])) and int(lanes.rows[0]) == length
     whole = all(grid.origin == 0 and grid.shape == (length,) for grid in grids)
     seen = bool((axis.widths > 0).all())
-    return first and whole and seen and axis.n == length and not (is_listed(launch.parts[0]) or launch.is_ordered)
+    return first and whole and seen and axis.n == length and not (is_listed(nest.parts[0]) or nest.is_ordered)
 
 
 def _offset(bounds: tuple[Bound, ...], least: int, length: int) -> int | None:

@@ -10,7 +10,7 @@ from weft.planning.affine_bounds import as_lines
 from weft.planning.families.base import Pass, Tiled, Way
 from weft.planning.features import on_hopper
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.tiles import Launch
+from weft.planning.tiles import LoopNest
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.tiling.gpu import FAR, more_run
 from weft.planning.tma import extents
@@ -39,7 +39,7 @@ MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
 
-def is_told(tiling: Tiling) -> bool:
+def has_row_bounds(tiling: Tiling) -> bool:
     """Whether a kernel reads the bounds of rows from its tables: at wide heads."""
     return bool(tiling.groups) and tiling not in CONFIGS.values()
 
@@ -61,10 +61,10 @@ def no_sums(asked: Pass) -> str:
         return "its tiles need more shared memory than the card has"
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
-    launch = line_of(asked, tiling)
-    if launch is None or len(launch.parts) > 1:
-        return "it is not one launch of one term on a line, of tokens as they come"
-    return "descriptors would reach tokens that nobody sees" if extents(launch) is None else ""
+    nest = line_of(asked, tiling)
+    if nest is None or len(nest.parts) > 1:
+        return "it is not one loop nest of one term on a line, of tokens as they come"
+    return "descriptors would reach tokens that nobody sees" if extents(nest) is None else ""
 
 
 # ---- the family ------------------------------------------------------------------------------------------------------
@@ -80,24 +80,24 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return _no_kernel(asked.direction, asked.problem, asked.gpu)
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
-    launch = line_of(asked, config)
-    if launch is None:
-        return "it is not one launch of lines with one clipped bound a side, of tokens as they come"
-    if len(launch.parts) > MOST_TERMS[asked.direction] or more_run(launch) is not None:
+    nest = line_of(asked, config)
+    if nest is None:
+        return "it is not one loop nest of lines with one clipped bound a side, of tokens as they come"
+    if len(nest.parts) > MOST_TERMS[asked.direction] or more_run(nest) is not None:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
-    if asked.direction == "forward" and extents(launch) is None:
+    if asked.direction == "forward" and extents(nest) is None:
         return "descriptors would reach keys that no query sees"
-    return _no_order(_counted(asked, config), is_told(config))
+    return _no_order(_counted(asked, config), has_row_bounds(config))
 
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
-    """The one of the direction; at D=64 where programs are about as long as each other, since who takes which is fixed,
-    and only at wide heads are blocks exchanged (`tables.tile_scheduler`).
+    """The one of the direction. At D=64 only where programs are about as long as each other, since blocks are exchanged
+    at wide heads alone (`tables.tile_scheduler`).
     """
     config = config_of(asked.direction, asked.problem, asked.gpu)
     assert config is not None, "reasons_against comes before"
     (work,) = _counted(asked, config)
-    if is_told(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
+    if has_row_bounds(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
         yield asked.alike(config).ways
 
 
@@ -145,27 +145,28 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
     return "heads share keys" if direction == "dkdv" and problem.group > 1 else ""
 
 
-def line_of(asked: Pass, config: Tiling) -> Launch | None:
-    """The launch of the first head's rows, where it is the only one, on one axis; with one clipped line a side, unless
-    bounds of rows are told.
+def line_of(asked: Pass, config: Tiling) -> LoopNest | None:
+    """The nest of the first head's rows, where it is the only one and on one axis.
+
+    It has one clipped line a side, unless the tables hold the bounds of rows.
     """
     plan = asked.planned(config)
-    if len(plan.launches) != 1 or plan.blocks is not None or len(plan.launches[0].box) > 1:
+    if len(plan.nests) != 1 or plan.blocks is not None or len(plan.nests[0].box) > 1:
         return None
-    launch = plan.launches[0]
-    if launch.is_ordered:
+    nest = plan.nests[0]
+    if nest.is_ordered:
         return None
-    return launch if is_told(config) or as_lines(launch) is not None else None
+    return nest if has_row_bounds(config) or as_lines(nest) is not None else None
 
 
 def _counted(asked: Pass, config: Tiling) -> tuple[Work, ...]:
     return works([(asked.planned(config), asked.rows[0][1])], slots_of(asked.gpu), asked.direction == "dkdv")
 
 
-def _no_order(counted: tuple[Work, ...], told: bool) -> str:
+def _no_order(counted: tuple[Work, ...], row_bounds: bool) -> str:
     """Why programs cannot take the work of a line in turn."""
     if len(counted) != 1 or counted[0].split:
         return "some rows see so much that programs share them"
-    if counted[0].kind == "table" and not told:
+    if counted[0].kind == "table" and not row_bounds:
         return "its bounds are tables"
     return "" if counted[0].programs < FAR else "it has more programs than 32 bits count"

@@ -1,5 +1,7 @@
-"""Sparse keys: few that many queries see beside a short window, as every 128th or the first ones. A kernel of their own
-adds their gradients to those of the fused backward (docs/decisions/0010-warp-groups-that-specialise.md).
+"""Sparse keys: keys that many queries see beside a short window, as every 128th or the first ones.
+
+A kernel of their own adds their gradients to those of the fused backward
+(docs/decisions/0010-warp-groups-that-specialise.md).
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from weft.target import Gpu
 TILE = 64  # queries, and keys
 GROUPS = 2  # of warps that compute, each its own tiles of queries
 TILES = 2  # of keys that a group has in registers, and so of a launch
-JOINED = 4  # keys of a program that joins sums
+REDUCED = 4  # keys of a program that reduces partial sums
 RANGES, EDGES = 4, 2  # integers of a table before its bounds: of a launch, of a tile of keys
 FAR = 1 << 30  # after every query
-# Seconds of a launch with the sums that follow it, of a program's keys, and of a tile of queries that sees one tile of
-# keys or two, by rows of an H200 (benchmarks/results/few-keys.csv).
+# Seconds of a launch with the sums that follow it, and of a program's keys. Then seconds of a tile of queries that sees
+# one tile of keys, or two. By rows of an H200 (benchmarks/results/few-keys.csv).
 START, ITEM, STEPS = 9.1e-6, 6.6e-6, (2.05e-6, 3.54e-6)
 
 
@@ -56,8 +58,9 @@ class SparseKeys:
         ]
 
     def ranges(self) -> tuple[int, int, int]:
-        """Tiles of queries of one launch: the first that sees any key, the first that may see one of the second tile,
-        and the one after the last. None sees keys of the second tile before one of the first.
+        """Tiles of queries of one launch: (first, first that may see the second tile of keys, one after the last).
+
+        No tile of queries sees the second tile of keys before the first.
         """
         begin, end = int(self.low.min()) // TILE, -(-int(self.high.max()) // TILE)
         if self.tiles < TILES:
@@ -65,8 +68,10 @@ class SparseKeys:
         return begin, max(begin, int(self.low[TILE:].min()) // TILE), end
 
     def table(self) -> NDArray[np.int32]:
-        """What the kernel reads of one launch: ranges; of each tile of keys the first query from which all see, and the
-        last before which all do; bounds of keys, of those that are not there none.
+        """The integers that the kernel reads of one launch.
+
+        First come the ranges, then for each tile of keys the span of queries that see all of it. The bounds of each key
+        follow; those of keys that do not exist are empty.
         """
         low, high = np.zeros((2, TILES * TILE), np.int64)
         low[: self.count], high[: self.count] = self.low, self.high
@@ -84,9 +89,9 @@ class Parts:
     seconds: float
 
 
-def parts_of(few: SparseKeys, problem: Problem, gpu: Gpu) -> Parts:
+def parts_of(sparse: SparseKeys, problem: Problem, gpu: Gpu) -> Parts:
     """The parts by which a launch takes least."""
-    begin, middle, end = few.ranges()
+    begin, middle, end = sparse.ranges()
     heads, found = problem.batch * problem.kv_heads, []
     for parts in range(1, max(1, min(-(-(end - begin) // GROUPS), 4 * gpu.processors // heads)) + 1):
         steps = [-(-tiles // (GROUPS * parts)) for tiles in (middle - begin, end - middle)]
@@ -96,13 +101,13 @@ def parts_of(few: SparseKeys, problem: Problem, gpu: Gpu) -> Parts:
     return min(found, key=lambda one: one.seconds)
 
 
-def seconds(few: SparseKeys, problem: Problem, gpu: Gpu) -> float:
+def seconds(sparse: SparseKeys, problem: Problem, gpu: Gpu) -> float:
     """What all launches take."""
-    return sum(parts_of(one, problem, gpu).seconds for one in few.launches())
+    return sum(parts_of(one, problem, gpu).seconds for one in sparse.launches())
 
 
 def sparse_keys(term: Term, length: int) -> SparseKeys | None:
-    """The keys of a term that some query sees, where all of them do at equal steps; each by queries side by side."""
+    """The keys of a term, where they lie at equal steps and neighbouring queries see each; else None."""
     relation = term.axes[0]
     listed = not (term.rows.is_every and term.keys.is_every) or term.is_ordered
     whole = term.rank == 1 and all((grid.origin, grid.shape) == (0, (length,)) for grid in (term.q, term.k))

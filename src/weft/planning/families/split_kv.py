@@ -25,17 +25,18 @@ NAME = "split_kv"
 WORTH = 2
 FILLED = 2  # programs that a processor is given at once
 MOST_SPLITS = 256
-# Tiles without a mask that one by rows counts as, whose keys are all gathered and masked: 763 us for 64 queries against
-# 131,072 keys on an H200 (benchmarks/results/choices.csv).
+# A tile by rows counts as so many tiles without a mask, since all its keys are gathered and masked. Fitted to the 763
+# us of 64 queries against 131,072 keys on an H200 (benchmarks/results/choices.csv).
 MASKED = 1.3
 STREAMED = 0.85  # of the bandwidth, what keys that are read once reach on an H200 (benchmarks/notes/triton.md)
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """How rows are dealt out. rows: of a program, a power of two from 16 on, in which `heads` query heads of one
-    key/value head and `span` tokens find room; cols: keys of a tile. programs: for one share of the keys; splits: how
-    many shares.
+    """How rows are dealt out.
+
+    rows: of a program, a power of two from 16 on; it holds `span` tokens of `heads` query heads of one key/value head.
+    cols: keys of a tile. programs: for one share of the keys. splits: shares of the keys.
     """
 
     rows: int

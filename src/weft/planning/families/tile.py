@@ -1,8 +1,8 @@
 """Tiles whose warps all do the same: Triton's kernels, on every GPU.
 
-A call chooses from a short menu, so that a structure has few kernels, whatever lengths come; a tuner may measure all
-that are legal. Heads that differ run side by side under one tiling, or unlike ones apart, each under its own: kernels
-that are best alone need not be best together (GOLDYLOC, arXiv 2409.02227).
+A call chooses from a short menu, so that a structure has few kernels, whatever lengths come. A tuner may measure all
+that are legal. Heads that differ run side by side under one tiling, or unlike ones apart, each under its own. Both are
+priced, since kernels that are best alone need not be best together (GOLDYLOC, arXiv 2409.02227).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from weft.target import GPU, Gpu
 
 NAME = "tile"
 REGISTERS_OF_FIVE = 96  # registers of a thread, so that a processor runs five programs of four warps side by side
-# Beyond 128 head dimensions, by D + Dv up to so many and whether on lines: timed at D=160, 192 (Dv=128 too) and 256;
-# forwards and dQ of grids as they are elsewhere.
+# Beyond 128 head dimensions, by the largest D + Dv and whether on lines. Timed at D=160, 192 (Dv=128 too) and 256.
+# Forwards and dQ on grids are as they are elsewhere.
 WIDE_ELSEWHERE: dict[tuple[Direction, bool], Tiling] = {
     ("forward", True): Tiling(128, 64, 8, 2), ("forward", False): Tiling(128, 32, 8, 3),
     ("dq", True): Tiling(128, 32, 8, 3, apart=True), ("dq", False): Tiling(128, 32, 8, 2),
@@ -71,17 +71,18 @@ def cost(asked: Pass, config: tuple[Way, ...]) -> Tiled:
 def offered(asked: Pass) -> tuple[Tiling, ...]:
     """What a call with such rows chooses from.
 
-    So that no structure has a kernel more: lines that warp groups may compute have no forward of the menu for short
-    runs, which are theirs, but only what keeps edges apart; forwards and dQ of bounds from tables have the usual tiling
-    alone, of which others would gain 5 % at most in documents (by rates of an H200). Forwards at D=128 that warp groups
-    may compute have the usual tiling beside theirs, which won on all that was timed.
+    The menu is cut, so that no structure has a kernel more:
+
+    - Lines that warp groups may compute keep what has edges apart; short runs belong to warp groups.
+    - Forwards and dQ with bounds from tables keep the usual tiling. Others gain 5 % at most in documents (rates, H200).
+    - Forwards at D=128 that warp groups may compute keep the usual tiling. Warp groups won on all that was timed.
     """
     direction, problem, gpu = asked.direction, asked.problem, asked.gpu
     found = menu(direction, problem, asked.rank, gpu, asked.terms)
     beside, groups = hopper.beside(direction, problem, gpu), hopper.config_of(direction, problem, gpu)
     if asked.terms == "listed" or len(asked.rows) > 1 or beside is None:
         return found
-    if groups is not None and hopper.is_told(groups) and not hopper.reasons_against(asked):
+    if groups is not None and hopper.has_row_bounds(groups) and not hopper.reasons_against(asked):
         return found[:1]
     if direction != "dkdv" and _of_tables(asked, groups or found[0]):
         return found[:1]
@@ -167,9 +168,9 @@ PLAIN = Under()
 def narrow(direction: Direction, problem: Problem, rank: int, gpu: Gpu, under: Under) -> Tiling | None:
     """What a call takes under options that crowd registers; None where the plan's own tiles serve.
 
-    Counted by the assembler for sm_90, bytes that a thread spills: on grids at D=128 up to 1,072, in these tiles 32; on
-    lines dQ 608 with sums, in these 64. With dropout such tiles spill less too, and gradients took 1.3 to 1.5 times as
-    long (benchmarks/notes/options.md).
+    The assembler for sm_90 counts bytes that a thread spills. On grids at D=128 they are up to 1,072, and 32 in these
+    tiles. In dQ on lines with sums they are 608, and 64 in these. With dropout such tiles spill less too, but gradients
+    took 1.3 to 1.5 times as long (benchmarks/notes/options.md).
     """
     wide = max(problem.d, problem.dv)
     if problem.dtype == "float32" or wide > 128:
@@ -210,9 +211,9 @@ def menu(
 def _other_forwards(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
     """What a forward is offered beside the usual tiling: narrow tiles for short runs; up to D=64 edges apart for long.
 
-    Of several terms, as tokens that all see are one: in a small problem the few rows that see all may outlast the
-    others, and wide tiles are fewer in turn, or a stage more is worth more than programs side by side; none of listed
-    tokens, whose kernel spills in its loop.
+    Of several terms, one may be tokens that all see. In a small problem their few rows outlast the others. There fewer
+    and wider tiles help, or a stage more helps more than programs side by side. Listed tokens have no such tile, whose
+    kernel would spill in its loop.
     """
     wide, several = max(problem.d, problem.dv), line and terms == "several"
     if wide <= 64:
@@ -226,8 +227,9 @@ def _other_forwards(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tup
 
 
 def _others_of_queries(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
-    """What dQ is offered: narrow tiles for short runs; over several terms, where few rows that see all may outlast the
-    others, a stage more.
+    """What dQ is offered beside the usual tiling: narrow tiles for short runs, and over several terms a stage more.
+
+    There the few rows that see all may outlast the others.
     """
     wide = max(problem.d, problem.dv)
     if wide <= 64:
@@ -244,10 +246,12 @@ def _others_of_queries(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> 
 
 
 def _others_of_keys(problem: Problem, gpu: Gpu, line: bool, terms: Terms) -> tuple[Tiling, ...]:
-    """What dK and dV are offered: up to D=64 square tiles; over several terms, where these nearly always take longer,
-    as many registers as a thread likes, for few long programs. At D=128 wide tiles on grids alone: on lines they take
-    0.93 to 1.39 of the time, which rates do not tell; and not where heads share keys, whose walk would spill in its
-    loop (benchmarks/notes/triton.md).
+    """What dK and dV are offered beside the usual tiling.
+
+    Up to D=64 these are square tiles. Square tiles over several terms nearly always take longer; there a thread may use
+    all registers, for few long programs. At D=128 wide tiles serve grids alone. On lines they take 0.93 to 1.39 of the
+    time, which rates do not tell. Where heads share keys their kernel would spill in its loop
+    (benchmarks/notes/triton.md).
     """
     wide = max(problem.d, problem.dv)
     if wide <= 64:

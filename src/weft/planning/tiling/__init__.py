@@ -1,4 +1,4 @@
-"""What of a GPU kernel is chosen: the pairs of a tile, and what the compiler is told."""
+"""What is chosen for a GPU kernel: the pairs of a tile, and options of the compiler."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Part = Literal["forward", "dq", "dkdv", "gradients"]  # of a call, as it is time
 class Tiling:
     """rows of the side that stays x cols of the side that is walked, powers of two; by so many warps.
 
-    stages: loads in flight. registers: the most that a thread may use, 0: what the compiler takes. apart: of gradients
-    on one axis, tiles with an edge in a loop of their own before the full ones; else one loop with a branch around the
-    mask, as every forward has. groups: warp groups that specialise, on one line; 0: all warps do the same.
+    stages: loads in flight. registers: the most that a thread may use; 0: what the compiler takes. apart: on one axis,
+    tiles with an edge have a loop of their own before the full ones. Else one loop has a branch around the mask.
+    groups: warp groups that specialise, on one line; 0: all warps do the same.
     """
 
     rows: int

@@ -1,7 +1,7 @@
 """Plans for a GPU: every tile is computed whole, so boxes are chosen by the number of tiles that they need.
 
-A tile has rows x cols pairs, powers of two; on a grid its two sides are boxes of as many tokens, and a box of keys may
-begin anywhere. Axes are independent: the number of tiles is a product of one sum for each axis.
+A tile has rows x cols pairs, powers of two. On a grid its two sides are boxes of as many tokens, and a box of keys may
+begin anywhere. Axes are independent, so the number of tiles is a product of one sum for each axis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.caching import cached
 from weft.pattern.bounds import Ints, Stair
 from weft.pattern.relation import NDBool
 from weft.planning.problem import Problem
-from weft.planning.tiles import AxisPlan, Launch, Part, TileBounds, TilePlan, axis_plan, block_launch, tile_bounds
+from weft.planning.tiles import AxisPlan, LoopNest, Part, TileBounds, TilePlan, axis_plan, block_nest, tile_bounds
 from weft.planning.tiling import Tiling
 from weft.planning.tiling.groups import Group, group_lanes, joined, parts_of
 from weft.planning.tiling.isolated import isolated
@@ -33,27 +33,27 @@ FAR = 1 << 30  # beyond every coordinate: kernels compute these in 32 bits
 
 @cached(256)
 def plan_for_device(acsr: Acsr, problem: Problem, gpu: Gpu, tiling: Tiling) -> TilePlan:
-    """The plan with the fewest tiles; two launches on the same rows pay for their merge."""
+    """The plan with the fewest tiles; two nests on the same rows pay for their merge."""
 
     def may_join(a: Group, b: Group) -> bool:
         return a.meets(b) or _follow(a, b, tiling.rows)
 
-    def is_better(a: Group, b: Group, apart: tuple[int, int], both: tuple[Launch, int]) -> bool:
+    def is_better(a: Group, b: Group, apart: tuple[int, int], both: tuple[LoopNest, int]) -> bool:
         if a.meets(b):
             return both[1] < sum(apart) + _merge(problem, gpu, tiling, a, b)
         return both[1] <= sum(apart) and more_run(both[0]) is not None
 
     chosen = joined(acsr, lambda group: _best(acsr, group, tiling), may_join, is_better)
     found = [one if tiling.groups else _isolated(*one) for one in chosen.values()]
-    report = tuple(f"launch {i}: {count} tiles" for i, (_, count) in enumerate(found))
-    return TilePlan(acsr, tuple(launch for launch, _ in found), block_launch(acsr), report, tiling)
+    report = tuple(f"nest {i}: {count} tiles" for i, (_, count) in enumerate(found))
+    return TilePlan(acsr, tuple(nest for nest, _ in found), block_nest(acsr), report, tiling)
 
 
-def _isolated(launch: Launch, total: int) -> tuple[Launch, int]:
-    """The launch and its tiles, with no tile that holds two documents."""
-    parted = isolated(launch)
+def _isolated(nest: LoopNest, total: int) -> tuple[LoopNest, int]:
+    """The nest and its tiles, with no tile that holds two documents."""
+    parted = isolated(nest)
     if parted is None:
-        return launch, total
+        return nest, total
     total = sum(part.axes[0].steps(part.axes[0].block_k) for part in parted.parts)
     return replace(parted, parts=tuple(sorted(parted.parts, key=_is_whole))), total
 
@@ -67,14 +67,14 @@ def _follow(a: Group, b: Group, rows: int) -> bool:
 
 
 def _merge(problem: Problem, gpu: Gpu, tiling: Tiling, a: Group, b: Group) -> int:
-    """What merging costs, in tiles: 8 bytes a row and channel, against 2 (D + Dv) operations a pair."""
+    """What merging costs, in tiles: 8 bytes a row and dim of values, against 2 (D + Dv) operations a pair."""
     rows = min(prod(hi - lo for lo, hi in group.rows) for group in (a, b))
     operations = 2 * (problem.d + problem.dv) * tiling.rows * tiling.cols
     per_byte = dict(gpu.flops)["fp16"] / gpu.bandwidth
     return int(per_byte * 8 * rows * problem.dv / operations)
 
 
-def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[Launch, int]:
+def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[LoopNest, int]:
     """The box of queries, and for each term the box of keys, with the fewest tiles."""
     counted = _counted(acsr, group)
     terms, lanes, rank = counted.terms, counted.lanes, counted.terms[0].rank
@@ -88,7 +88,7 @@ def _best(acsr: Acsr, group: Group, tiling: Tiling) -> tuple[Launch, int]:
     total, box, keys = best
     axes = [tuple(counted.plan(i, a, box[a], key[a]) for a in range(rank)) for i, key in enumerate(keys)]
     parts = parts_of(acsr, group, axes)
-    return Launch(terms[0].q, box, tuple(sorted(parts, key=_is_whole))), total
+    return LoopNest(terms[0].q, box, tuple(sorted(parts, key=_is_whole))), total
 
 
 @cached(64)
@@ -166,30 +166,30 @@ def _key_boxes(size: int, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]
     return fitting or others
 
 
-def longest_tile(launch: Launch) -> int:
+def longest_tile(nest: LoopNest) -> int:
     """Tiles of keys that one tile of queries visits at most (an upper bound on grids)."""
-    return sum(prod(int((-(-axis.widths // axis.block_k)).max(initial=0)) for axis in p.axes) for p in launch.parts)
+    return sum(prod(int((-(-axis.widths // axis.block_k)).max(initial=0)) for axis in p.axes) for p in nest.parts)
 
 
-def shortest_tile(launch: Launch) -> int:
+def shortest_tile(nest: LoopNest) -> int:
     """Tiles of keys that one tile of queries visits at least (a lower bound on grids)."""
     return sum(
         prod(int((-(-axis.widths // axis.block_k))[axis.heights > 0].min(initial=1 << 30)) for axis in p.axes)
-        for p in launch.parts
+        for p in nest.parts
     )
 
 
 def tiles_of(plan: TilePlan) -> int:
     """Tiles that a plan computes, the remainder's blocks included."""
     total = len(plan.acsr.remainder)
-    for launch in plan.launches:
-        for part in launch.parts:
+    for nest in plan.nests:
+        for part in nest.parts:
             total += prod(axis.steps(axis.block_k) for axis in part.axes)
     return total
 
 
 # ---- what the code of a kernel depends on ---------------------------------------------------------------------------
-@cached(64)  # every question about a launch asks it
+@cached(64)  # every question about a nest asks it
 def tiles_on_line(axis: AxisPlan) -> tuple[Ints, Ints]:
     """(tiles of keys, full ones) of every tile of rows of a single axis; never to be written to."""
     exists = axis.heights > 0
@@ -207,13 +207,14 @@ def _is_whole(part: Part) -> bool:
 Run: TypeAlias = tuple[Ints, Ints]  # (first token, tokens) of every tile of rows
 
 
-def more_run(launch: Launch) -> Run | None:
-    """What all parts but the first visit, where that is one run of full tiles at the step of the first, as of tokens
-    that all see: kernels walk it after the full tiles of the first part, in the same loop. None where it is not.
+def more_run(nest: LoopNest) -> Run | None:
+    """What all parts but the first visit, where that is one run of full tiles at the step of the first; else None.
+
+    Tokens that all see are such a run. Kernels walk it after the full tiles of the first part, in the same loop.
     """
-    if len(launch.box) > 1 or len(launch.parts) == 1 or launch.is_ordered or any(map(is_listed, launch.parts)):
+    if len(nest.box) > 1 or len(nest.parts) == 1 or nest.is_ordered or any(map(is_listed, nest.parts)):
         return None
-    first, *others = launch.parts
+    first, *others = nest.parts
     step = first.axes[0].lanes.k_step
     if any(part.axes[0].lanes.k_step != step or not _is_whole(part) for part in others):
         return None
@@ -223,13 +224,13 @@ def more_run(launch: Launch) -> Run | None:
     return found
 
 
-def rows_of_tiles(launch: Launch, m: int, some: NDBool) -> NDBool | None:
-    """Which of m rows are of some tiles of a launch on one axis, in the order of `Launch.walk_tiles`; None on grids."""
-    if len(launch.box) > 1:
+def rows_of_tiles(nest: LoopNest, m: int, some: NDBool) -> NDBool | None:
+    """Which of m rows are of some tiles of a nest on one axis, in the order of `LoopNest.walk_tiles`; None on grids."""
+    if len(nest.box) > 1:
         return None
     found = np.zeros(m, np.bool_)
-    for slot in np.stack(launch.slots(0), axis=1)[some].tolist():
-        found[launch.tile_queries((slot,))] = True
+    for slot in np.stack(nest.slots(0), axis=1)[some].tolist():
+        found[nest.tile_queries((slot,))] = True
     return found
 
 

@@ -1,5 +1,6 @@
-"""Terms that are planned together. Those that share a query grid may share a launch, which has one query step (the
-least common multiple of its terms'), one range of rows and one box.
+"""Terms that are planned together: those that share a query grid may share a loop nest.
+
+A nest has one query step (the least common multiple of its terms'), one range of rows and one box.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from weft.acsr.format import Acsr, Term
 from weft.acsr.relayout import Lanes, lanes_of, left_out, live_range, natural_step, on_axis
 from weft.pattern.listed import EVERY, Listed
-from weft.planning.tiles import AxisPlan, Launch, Part
+from weft.planning.tiles import AxisPlan, LoopNest, Part
 
 FINEST = 64  # times the smaller step of two groups: tiles of a refinement beyond it are never full
 Cost = TypeVar("Cost")
@@ -43,38 +44,38 @@ class Group:
         )
 
 
-Best: TypeAlias = Callable[[Group], tuple[Launch, Cost]]
+Best: TypeAlias = Callable[[Group], tuple[LoopNest, Cost]]
 May: TypeAlias = Callable[[Group, Group], bool]
-Better: TypeAlias = Callable[[Group, Group, tuple[Cost, Cost], tuple[Launch, Cost]], bool]
+Better: TypeAlias = Callable[[Group, Group, tuple[Cost, Cost], tuple[LoopNest, Cost]], bool]
 
 
 def joined(
     acsr: Acsr, best: Best[Cost], may_join: May, is_better: Better[Cost]
-) -> dict[Group, tuple[Launch, Cost]]:  # fmt: skip
-    """The groups of an Acsr, each with its best launch; two are joined for as long as one launch is better.
+) -> dict[Group, tuple[LoopNest, Cost]]:  # fmt: skip
+    """The groups of an Acsr, each with its best nest; two are joined for as long as one nest is better.
 
-    is_better: is told both groups, what each costs, and the launch of both.
+    is_better: is told both groups, what each costs, and the nest of both.
     """
     chosen = {group: best(group) for group in _grouped(acsr)}
     while (found := _pair(chosen, best, may_join, is_better)) is not None:
-        both, launch = found
-        chosen = {g: one for g, one in chosen.items() if not set(g.terms) <= set(both.terms)} | {both: launch}
+        both, nest = found
+        chosen = {g: one for g, one in chosen.items() if not set(g.terms) <= set(both.terms)} | {both: nest}
     return chosen
 
 
 def _pair(
-    chosen: Mapping[Group, tuple[Launch, Cost]], best: Best[Cost], may_join: May, is_better: Better[Cost]
-) -> tuple[Group, tuple[Launch, Cost]] | None:  # fmt: skip
-    """The first two groups that are better as one, and their launch."""
+    chosen: Mapping[Group, tuple[LoopNest, Cost]], best: Best[Cost], may_join: May, is_better: Better[Cost]
+) -> tuple[Group, tuple[LoopNest, Cost]] | None:  # fmt: skip
+    """The first two groups that are better as one, and their nest."""
     for (a, (first, cost)), (b, (second, other)) in cartesian(chosen.items(), chosen.items()):
         if first.q != second.q or a.terms >= b.terms or not may_join(a, b):
             continue
         both = a.with_(b)
         if max(both.steps) > FINEST * min(*a.steps, *b.steps):
             continue
-        launch = best(both)
-        if is_better(a, b, (cost, other), launch):
-            return both, launch
+        nest = best(both)
+        if is_better(a, b, (cost, other), nest):
+            return both, nest
     return None
 
 

@@ -12,38 +12,38 @@ import numpy as np
 
 from weft.acsr.format import MAX_TERMS
 from weft.pattern.bounds import Ints, Stair, Steps
-from weft.planning.tiles import Launch, Part, axis_plan
+from weft.planning.tiles import LoopNest, Part, axis_plan
 
 LONGEST = 16  # tiles of a lane: tables of an axis have a place for each lane and each tile of the longest
 
 
-def isolated(launch: Launch) -> Launch | None:
-    """The launch with a lane for each document, or several for a long one; None where its tiles part rows so already.
+def isolated(nest: LoopNest) -> LoopNest | None:
+    """The nest with a lane for each document, or several for a long one; None where its tiles part rows so already.
 
     Documents have a table of bounds, and rows that see nothing are apart there too. Parts of a sequence, as segments
     are, have bounds on queries alone. Chunks and steps have neither: their rows part too often for a tile each.
     """
-    lanes = launch.lanes[0]
-    if len(launch.box) > 1 or lanes.queries is not None or any(p.axes[0].lanes.keys is not None for p in launch.parts):
+    lanes = nest.lanes[0]
+    if len(nest.box) > 1 or lanes.queries is not None or any(p.axes[0].lanes.keys is not None for p in nest.parts):
         return None
-    table = any(map(_has_table, launch.parts))
-    if not table and not any(map(_is_stated, launch.parts)):
+    table = any(map(_has_table, nest.parts))
+    if not table and not any(map(_is_stated, nest.parts)):
         return None
     which, row = lanes.every_row()
-    cuts = _cuts(launch, which, row, table)
-    if not (row[cuts] % launch.box[0]).any() or (cuts.size > MAX_TERMS and not table):
+    cuts = _cuts(nest, which, row, table)
+    if not (row[cuts] % nest.box[0]).any() or (cuts.size > MAX_TERMS and not table):
         return None
-    first = _pieces(np.union1d(np.flatnonzero(row == 0), cuts), row.size, LONGEST * launch.box[0])
+    first = _pieces(np.union1d(np.flatnonzero(row == 0), cuts), row.size, LONGEST * nest.box[0])
     rows = np.diff(first, append=row.size)
-    return replace(launch, parts=tuple(_parted(part, (which[first], row[first], rows)) for part in launch.parts))
+    return replace(nest, parts=tuple(_parted(part, (which[first], row[first], rows)) for part in nest.parts))
 
 
-def _cuts(launch: Launch, which: Ints, row: Ints, alone: bool) -> Ints:
+def _cuts(nest: LoopNest, which: Ints, row: Ints, alone: bool) -> Ints:
     """Rows that see a column, and share none with the last one before them that does; places among all rows.
 
     alone: also those before or after which rows see nothing.
     """
-    bounds = [p.axes[0].lanes.bounds(p.axes[0].relation, p.axes[0].n, which, row) for p in launch.parts]
+    bounds = [p.axes[0].lanes.bounds(p.axes[0].relation, p.axes[0].n, which, row) for p in nest.parts]
     seen = np.logical_or.reduce([hi > lo for lo, hi in bounds])
     seeing = np.flatnonzero(seen)
     one, next_ = seeing[:-1], seeing[1:]

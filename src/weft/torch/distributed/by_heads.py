@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -48,28 +49,28 @@ def heads_of(plan: Plan) -> list[tuple[slice, slice]]:
 
 def _to_heads(at: Rank, tensors: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
     """q, k and v of this rank's heads with the tokens of all ranks, one after the other."""
-    q, k, v = tensors
-    blocks = [[_rows_first(x) for x in (q[:, of_q], k[:, of_kv], v[:, of_kv])] for of_q, of_kv in heads_of(at.plan)]
+    sides = zip(*heads_of(at.plan), strict=True)
+    of_q, of_kv = (list(heads) for heads in sides)
+    each = [_heads(x, heads) for x, heads in zip(tensors, (of_q, of_kv, of_kv), strict=True)]
+    blocks = [list(peer) for peer in zip(*each, strict=True)]
     shapes = [x.shape for x in blocks[at.rank]]
-    received = [[torch.Size((len(held), *shape[1:])) for shape in shapes] for held in at.plan.shards.tokens]
+    received = [[torch.Size((*x[:2], len(held), x[3])) for x in shapes] for held in at.plan.shards.tokens]
     came = travelled(blocks, received, at.group)
-    return [_heads_first(torch.cat([peer[i] for peer in came])) for i in range(3)]
+    return [torch.cat([peer[i] for peer in came], dim=2) for i in range(3)]
+
+
+def _heads(x: Tensor, heads: list[slice]) -> Sequence[Tensor]:
+    """Some heads for each rank: at once where no two ranks have the same, since gradients are then one copy."""
+    sizes = [of.stop - of.start for of in heads]
+    return x.split(sizes, dim=1) if sum(sizes) == x.shape[1] else [x[:, of] for of in heads]
 
 
 def _to_tokens(at: Rank, x: Tensor, tokens: int) -> Tensor:
     """All heads of this rank's tokens, of some heads of all tokens."""
-    blocks = [[_rows_first(some)] for some in x.split([len(held) for held in at.plan.shards.tokens], dim=2)]
-    shape = torch.Size((tokens, x.shape[0], x.shape[1], x.shape[3]))
+    blocks = [[some] for some in x.split([len(held) for held in at.plan.shards.tokens], dim=2)]
+    shape = torch.Size((x.shape[0], x.shape[1], tokens, x.shape[3]))
     came = travelled(blocks, [[shape]] * at.plan.ranks, at.group)
-    return _heads_first(torch.cat([one for (one,) in came], dim=2))
-
-
-def _rows_first(x: Tensor) -> Tensor:
-    return x.permute(2, 0, 1, 3)
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    return x.permute(1, 2, 0, 3)
+    return torch.cat([one for (one,) in came], dim=1)
 
 
 @lru_cache(maxsize=64)

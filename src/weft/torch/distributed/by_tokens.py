@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from weft.distributed.local import Part, local_of
 from weft.distributed.plan import Plan
 from weft.torch.distributed import moved
-from weft.torch.distributed.exchange import Peers, Pending, Sent, rows_first, unpacked
-from weft.torch.distributed.ranks import Rank, Result, Rows, gathered, merged_into, put, rows_of, scattered, taken
+from weft.torch.distributed.exchange import Peers, Pending, Rows, Sent, rows_first, sent, taken, unpacked
+from weft.torch.distributed.ranks import Rank, Result, gathered, merged_into, put, rows_of, scattered
 from weft.torch.distributed.scores import with_tables
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -114,14 +114,14 @@ class _Work:
         """Keys, values and moved queries on their way to each peer."""
         q, k, v = self.tensors
         blocks = zip(self.of_keys.pick(k), self.of_keys.pick(v), self.of_queries.pick(q), strict=True)
-        return Pending(list(blocks), self._received(), self.at.group)
+        return sent(list(blocks), self._received(), self.at.group)
 
     def send_back(self, flat: Tensor) -> Pending:
         """Gradients of what came on their way to where it came from."""
         q, k, v = self.tensors
-        counts = zip(self.of_keys.rows, self.of_keys.rows, self.of_queries.rows, strict=True)
-        shapes = [[rows_first(x, n.numel()) for n, x in zip(each, (k, v, q), strict=True)] for each in counts]
-        return Pending(unpacked(flat, self._received()), shapes, self.at.group)
+        counts = zip(self.of_keys.counts, self.of_keys.counts, self.of_queries.counts, strict=True)
+        shapes = [[rows_first(x, n) for n, x in zip(each, (k, v, q), strict=True)] for each in counts]
+        return Pending(flat, self._received(), shapes, self.at.group)
 
     def _received(self) -> list[list[torch.Size]]:
         """Shapes of the keys, values and moved queries that come from each peer."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,17 +18,18 @@ from weft.torch.device_tables import kept
 
 Blocks = Sequence[Sequence[Tensor]]  # of one dtype, by peer
 Shapes = Sequence[Sequence[torch.Size]]
+Rows: TypeAlias = "slice | Tensor"
 Peers = Sequence[Sequence[Tensor]]  # by peer keys, values and queries (B, H, rows, D)
 
 
 class Pending:
-    """An exchange that was begun. blocks: for each peer; shapes: of the blocks that come from each."""
+    """An exchange that was begun. flat: what is sent, see `packed`; shapes: of the blocks that come from each peer;
+    sent: of those that go to each.
+    """
 
-    def __init__(self, blocks: Blocks, shapes: Shapes, group: Any) -> None:
-        self.shapes = shapes
-        self.flat = torch.cat([x.reshape(-1) for peer in blocks for x in peer])
-        to = [sum(x.numel() for x in peer) for peer in blocks]
-        of = [sum(map(prod, peer)) for peer in shapes]
+    def __init__(self, flat: Tensor, sent: Shapes, shapes: Shapes, group: Any) -> None:
+        self.flat, self.shapes = flat, shapes
+        to, of = ([sum(map(prod, peer)) for peer in side] for side in (sent, shapes))
         self.buffer = self.flat.new_empty(sum(of))
         self.work = dist.all_to_all_single(self.buffer, self.flat, of, to, group=group, async_op=True)
 
@@ -36,6 +37,26 @@ class Pending:
         """What came, see `unpacked`."""
         self.work.wait()
         return self.buffer
+
+
+def sent(blocks: Blocks, shapes: Shapes, group: Any) -> Pending:
+    """Blocks on their way to each peer."""
+    return Pending(packed(blocks), shapes_of(blocks), shapes, group)
+
+
+def shapes_of(blocks: Blocks) -> Shapes:
+    """The shapes of blocks."""
+    return [[x.shape for x in peer] for peer in blocks]
+
+
+def packed(blocks: Blocks) -> Tensor:
+    """Blocks of any strides one after the other, each copied once."""
+    every = [x for peer in blocks for x in peer]
+    flat = every[0].new_empty(sum(x.numel() for x in every))
+    for place, x in zip(flat.split([x.numel() for x in every]), every, strict=True):
+        if x.numel():
+            place.view(x.shape).copy_(x)
+    return flat
 
 
 def unpacked(flat: Tensor, shapes: Shapes) -> list[list[Tensor]]:
@@ -66,14 +87,27 @@ class Travel(torch.autograd.Function):
 
 def _swapped(blocks: Sequence[Tensor], sent: Shapes, received: Shapes, group: Any) -> list[list[Tensor]]:
     each = iter(blocks)
-    return unpacked(Pending([[next(each) for _ in peer] for peer in sent], received, group).arrived(), received)
+    flat = packed([[next(each) for _ in peer] for peer in sent])
+    return unpacked(Pending(flat, sent, received, group).arrived(), received)
 
 
 def travelled(blocks: Blocks, shapes: Shapes, group: Any) -> list[list[Tensor]]:
     """By peer the blocks that came, with gradients."""
-    sent = [[x.shape for x in peer] for peer in blocks]
-    came = iter(Travel.apply(sent, shapes, group, *(x for peer in blocks for x in peer)))
+    came = iter(Travel.apply(shapes_of(blocks), shapes, group, *(x for peer in blocks for x in peer)))
     return [[next(came) for _ in peer] for peer in shapes]
+
+
+# ---- rows of a tensor ------------------------------------------------------------------------------------------------
+def rows_at(places: Ints, device: torch.device) -> Rows:
+    """Rows at ascending places: a slice where they are one run."""
+    if places.size and places[-1] - places[0] + 1 == places.size:
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return tensor_of(places, device)
+
+
+def taken(x: Tensor, rows: Rows) -> Tensor:
+    """Some rows of x (B, H, S, ...)."""
+    return x[:, :, rows] if isinstance(rows, slice) else x.index_select(2, rows)
 
 
 # ---- rows that are sent ----------------------------------------------------------------------------------------------
@@ -81,20 +115,22 @@ def travelled(blocks: Blocks, shapes: Shapes, group: Any) -> list[list[Tensor]]:
 class Sent:
     """rows: places for each peer. union: all of them, ascending; at: for each peer where its rows are in that."""
 
-    rows: tuple[Tensor, ...]
+    rows: tuple[Rows, ...]
+    counts: tuple[int, ...]
     union: Tensor
-    at: tuple[Tensor, ...]
+    at: tuple[Rows, ...]
 
     @classmethod
     def of(cls, places: Sequence[Ints], device: torch.device) -> Sent:
         """From the places of the rows that each peer is sent."""
         union = np.unique(np.concatenate(places))
-        at = tuple(tensor_of(np.searchsorted(union, rows), device) for rows in places)
-        return cls(tuple(tensor_of(rows, device) for rows in places), tensor_of(union, device), at)
+        at = tuple(rows_at(np.searchsorted(union, rows), device) for rows in places)
+        rows = tuple(rows_at(one, device) for one in places)
+        return cls(rows, tuple(map(len, places)), tensor_of(union, device), at)
 
     def pick(self, x: Tensor) -> list[Tensor]:
         """Rows of x (B, H, S, D) for each peer, (rows, B, H, D)."""
-        return [x.index_select(2, rows).permute(2, 0, 1, 3) for rows in self.rows]
+        return [taken(x, rows).permute(2, 0, 1, 3) for rows in self.rows]
 
     def add(self, x: Tensor, came: Sequence[Tensor]) -> None:
         """Add what came back from each peer to the rows, in float32, peer after peer; no other row is touched."""
@@ -102,7 +138,9 @@ class Sent:
             return
         total = x.index_select(2, self.union).to(torch.promote_types(x.dtype, torch.float32))
         for at, rows in zip(self.at, came, strict=True):
-            if rows.shape[0]:
+            if isinstance(at, slice):
+                total[:, :, at].add_(rows.permute(1, 2, 0, 3))
+            elif rows.shape[0]:
                 total.index_add_(2, at, rows.permute(1, 2, 0, 3).to(total.dtype))  # no row twice in one index
         x.index_copy_(2, self.union, total.to(x.dtype))
 

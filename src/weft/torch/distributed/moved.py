@@ -15,8 +15,8 @@ from torch import Tensor
 
 from weft.distributed.local import local_of
 from weft.distributed.plan import Plan
-from weft.torch.distributed.exchange import Peers, Pending, tensor_of, unpacked
-from weft.torch.distributed.ranks import Rank, Result, merged_into, taken
+from weft.torch.distributed.exchange import Peers, Pending, sent, taken, tensor_of, unpacked
+from weft.torch.distributed.ranks import Rank, Result, merged_into
 
 Both = tuple[Pending, Pending]
 
@@ -97,7 +97,7 @@ def _sent(at: Rank, q: Tensor, made: Sequence[Result], counts: Sequence[int]) ->
     for side in (0, 1):
         wide = [pair[side] if side == 0 else pair[side].unsqueeze(3) for pair in made]
         shapes = [[torch.Size((n, *q.shape[:2], wide[0].shape[3]))] for n in counts]
-        found.append(Pending([[x.permute(2, 0, 1, 3)] for x in wide], shapes, at.group))
+        found.append(sent([[x.permute(2, 0, 1, 3)] for x in wide], shapes, at.group))
     return found[0], found[1]
 
 

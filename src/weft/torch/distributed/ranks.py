@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +15,12 @@ from weft.distributed.local import Part
 from weft.distributed.plan import Plan
 from weft.score.value import Score
 from weft.torch import call
-from weft.torch.distributed.exchange import tensor_of
+from weft.torch.distributed.exchange import Rows, rows_at, taken, tensor_of
 from weft.torch.distributed.scores import of_part, own_tables, tokens_of
 from weft.torch.extras import Extras
 from weft.torch.merging import merge
 
 Result = tuple[Tensor, Tensor]
-Rows: TypeAlias = "slice | Tensor"
 RUNS = 32  # slices that are joined one by one; where there are more, rows are gathered by an index
 
 
@@ -71,15 +70,7 @@ class Rank:
 @lru_cache(maxsize=512)
 def rows_of(part: Part, device: torch.device) -> Rows:
     """A part's rows among the rank's own."""
-    rows = part.rows
-    if rows.size and rows[-1] - rows[0] + 1 == rows.size:
-        return slice(int(rows[0]), int(rows[-1]) + 1)
-    return tensor_of(rows, device)
-
-
-def taken(x: Tensor, rows: Rows) -> Tensor:
-    """Some rows of x (B, H, S, ...)."""
-    return x[:, :, rows] if isinstance(rows, slice) else x.index_select(2, rows)
+    return rows_at(part.rows, device)
 
 
 def put(x: Tensor, rows: Rows, values: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Stores of boxes that add: Gluon of Triton 3.6 and 3.7 has no reducing copy by a tensor descriptor, and PTX has.
 
-A kernel stores boxes by descriptors as if each were alone; its PTX is rewritten before it is assembled, so that every
+A kernel stores boxes by descriptors as if each were alone. Its PTX is rewritten before it is assembled, so that every
 such store adds to memory instead. The two instructions take the same operands.
 """
 

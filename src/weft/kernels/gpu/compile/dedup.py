@@ -1,16 +1,17 @@
 """One copy of the code of warp groups that run the same program: a rewriting of the PTX of a kernel that specialises.
 
-Triton translates each group of a `warp_specialize` by itself, even where all would call one function and ask the
-hardware which of them they are (`which_group`). Copies of a loop do not fit where processors keep instructions, and
-warps wait for them (docs/decisions/0010-warp-groups-that-specialise.md); they also take LLVM most of its time. So only
-the first of such groups is given its function. The others are given `like_the_group_before`, which says so in the PTX,
-and `share` sends them to the first one's code, whose barrier becomes a number that follows from the thread's own.
-Where it does not recognise what Triton made, the kernel is refused: those groups would do nothing. For a version of
-Triton that is not known every group is given its function (`COPIES`), which is right and slower.
+Triton translates each group of a `warp_specialize` by itself. It does so even where all groups call one function and
+ask the hardware which group they are (`which_group`). Copies of a loop do not fit where processors keep instructions,
+and warps wait for them (docs/decisions/0010-warp-groups-that-specialise.md). They also take LLVM most of its time.
 
-Such a kernel begins some thirty barriers in shared memory before anything else, and Triton has all warps wait for each
-other after each, since it does not tell them apart. `begin_together` leaves out these waits: 0.5 to 1.0 us of a launch
-on an H100 (benchmarks/notes/triton.md).
+So only the first of such groups is given its function. The others are given `like_the_group_before`, which says so in
+the PTX. `share` sends them to the first one's code. Its barrier becomes a number that follows from the thread's own.
+Where `share` does not recognise what Triton made, the kernel is refused, since those groups would do nothing. For a
+version of Triton that is not known every group is given its function (`COPIES`), which is right and slower.
+
+Such a kernel begins some thirty barriers in shared memory before anything else. Triton does not tell them apart, so it
+has all warps wait for each other after each. `begin_together` leaves out these waits: 0.5 to 1.0 us of a launch on an
+H100 (benchmarks/notes/triton.md).
 """
 
 from __future__ import annotations
@@ -182,8 +183,9 @@ def _shared(ptx: str, blocks: Blocks, asking: list[str], group: list[str], barri
 
 
 def begin_together(ptx: str) -> str:
-    """PTX without waits of warps between one mbarrier.init and the next: one thread begins all, of different barriers,
-    and who uses them waits after the last.
+    """PTX without waits of warps between one mbarrier.init and the next.
+
+    One thread begins all of these barriers, which differ. Whoever uses them waits after the last.
     """
     blocks = Blocks.of(ptx)
     needless = {n for name in blocks.lines for n in _between_inits(blocks, name)}

@@ -33,7 +33,7 @@ def source_of(spec: KernelSpec) -> Source:
     said = json.dumps(asdict(spec), indent=1)
     early = spec.chained and spec.of_keys  # the first of a chain follows launches that are not ours
     warps = GROUP_WARPS if spec.groups else spec.warps  # of the first group, which makes the others
-    shared = spec.short or spec.direction == "gradients"
+    shared = spec.short or spec.direction == "fused"
     return Source(
         spec.name, emit(spec), types, aligned, warps, spec.stages, spec.registers, said, early, bool(spec.groups),
         shared, bool(spec.groups and spec.with_dq),

@@ -44,8 +44,8 @@ def mistake(kernel: CompiledKernel, target: GPUTarget) -> str:
 def spoiled(ptx: str) -> tuple[str, ...]:
     """Wide products by 2^24 and more, of a kernel in PTX; no address needs one.
 
-    LLVM (in Triton 3.6.0) makes them of a shift in the one of two lanes that nobody reads, as if it could not overflow;
-    what overflows spoils the other lane, and numbers of columns with it.
+    LLVM (in Triton 3.6.0) makes them of a shift in the one of two lanes that nobody reads, as if it could not overflow.
+    What overflows spoils the other lane, and numbers of columns with it.
     """
     found = re.finditer(r"mul\.wide\.[us]32\s[^;]*?(\d+);", ptx)
     return tuple(one[0] for one in found if int(one[1]) >= 1 << 24)
@@ -54,8 +54,8 @@ def spoiled(ptx: str) -> tuple[str, ...]:
 def overwritten(program: list[Instruction]) -> tuple[str, ...]:
     """Products in a loop whose first factor comes from before the loop in one round and from the loop in another.
 
-    A factor that stays in registers is written before the loop and not in it. ptxas (12.8 and 13.0) gave its registers
-    to other numbers where it ran a kernel's products one by one, as it does when it is not sure of all their registers.
+    A factor that stays in registers is written before the loop and not in it. Where ptxas (12.8 and 13.0) is not sure
+    of the registers of products, it runs these one by one. It then gave the factor's registers to other numbers.
     Weights that wait for their product until the next round are such factors on purpose (`carried`).
     """
     return _overwritten(Flow.of(program))
@@ -90,8 +90,8 @@ def _overwritten(flow: Flow, packed: bool = False) -> tuple[str, ...]:
 def unset(program: list[Instruction]) -> tuple[str, ...]:
     """Instructions that read a uniform register which not every path to them has written.
 
-    ptxas (12.8) makes the descriptors of a product's second, third and fourth part from that of its first,
-    once for all products of one matrix: also where the first of these stands in a branch, which a program may pass by.
+    ptxas (12.8) makes the descriptors of a product's second, third and fourth part from that of its first. It does so
+    once for all products of one matrix, even where the first stands in a branch that a program may pass by.
     """
     return _unset(Flow.of(program))
 
@@ -127,8 +127,10 @@ def _bits(registers: Iterable[int]) -> int:
 
 
 def _program(cubin: bytes) -> list[Instruction]:
-    """The instructions of a kernel. A branch that looks its target up has a table in the cubin, which is read here: to
-    find the targets in the code takes the disassembler another third of its time.
+    """The instructions of a kernel.
+
+    A branch that looks its target up has a table in the cubin. It is read here, since finding targets in the code takes
+    the disassembler another third of its time.
     """
     code = disassembled(cubin, "-ndf")
     table: tuple[int, ...] = ()

@@ -23,7 +23,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Config:
-    """rows, cols: of a tile. depth: channels of a step. group: rows of tiles that pass over all columns together.
+    """rows, cols: of a tile. depth: dimensions of a step. group: rows of tiles that pass over all columns together.
 
     stages: steps whose loads are under way. persistent: programs stay on their processors, and compute tiles one after
     the other.

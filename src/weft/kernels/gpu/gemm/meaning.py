@@ -40,9 +40,9 @@ ACTIVATIONS = {
 class Epilogue:
     """What follows x @ weight.T; all in float64.
 
-    bias (n,), gate (n, k), gate_bias (n,), residual (m, n). activation: a key of ACTIVATIONS; of the product, or of
-    the gate's where there is one. squares (tiles, m), count and epsilon: sums of squares of what x was before a norm
-    over `count` numbers, by which rows are divided.
+    bias (n,), gate (n, k), gate_bias (n,), residual (m, n). activation: a key of ACTIVATIONS, for the gate where there
+    is one and else for the product. squares (tiles, m): sums of squares of x before a norm over `count` numbers. Rows
+    are divided by the root of their mean plus `epsilon`.
     """
 
     activation: str = ""
@@ -85,8 +85,8 @@ def squares_of(out: Array, cols: int) -> Array:
 def rope(x: Array, cos: Array, sin: Array, interleaved: bool = False) -> Array:
     """Heads rotated by position: x (tokens, heads, d), cos and sin (tokens, d).
 
-    Channel i turns with i + d/2, or 2 i with 2 i + 1 where `interleaved`; (a, b) becomes (a cos - b sin,
-    b cos + a sin).
+    Dimension i turns with i + d/2, or 2 i with 2 i + 1 where `interleaved`. The pair (a, b) becomes
+    (a cos - b sin, b cos + a sin).
     """
     turned = np.empty_like(x)
     if interleaved:

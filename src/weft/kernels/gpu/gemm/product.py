@@ -10,7 +10,7 @@ import triton.language as tl
 
 from weft.kernels.gpu.gemm.fragments import activation
 
-# Constants of a kernel: rows and cols of a tile, channels of a step, whether weights are (k, n) and not (n, k).
+# Constants of a kernel: rows and cols of a tile, depth of a step, whether weights are (k, n) and not (n, k).
 Tiling = namedtuple("Tiling", "rows cols depth by_rows")
 
 
@@ -25,33 +25,42 @@ def tile_of(number, down, across, GROUP: tl.constexpr):
 
 
 @triton.jit
-def factor(T: tl.constexpr, weight, col, at):
-    """(depth, cols) of a weight."""
+def factor(T: tl.constexpr, weights, place, col, at):
+    """(depth, cols) of the matrix at a place of (places, n, k)."""
     if T.by_rows:
-        return weight.load([at, col])
+        return tl.reshape(weights.load([place, at, col]), (T.depth, T.cols))
     else:  # Triton would compile what follows an if, too
-        return weight.load([col, at]).T
+        return tl.reshape(weights.load([place, col, at]), (T.cols, T.depth)).T
 
 
 @triton.jit
-def sums(T: tl.constexpr, x, weight, row, col, k):
+def sums(T: tl.constexpr, x, weights, place, row, col, k):
     """(rows, cols) of x @ weight.T in float32, from row and col on."""
     found = tl.zeros((T.rows, T.cols), tl.float32)
     for at in range(0, k, T.depth):
-        found = tl.dot(x.load([row, at]), factor(T, weight, col, at), found)
+        found = tl.dot(x.load([row, at]), factor(T, weights, place, col, at), found)
     return found
 
 
 @triton.jit
-def two_sums(T: tl.constexpr, x, weight, gate, row, col, k):
-    """The same of two weights, for which x is read once."""
-    found = tl.zeros((T.rows, T.cols), tl.float32)
-    other = tl.zeros((T.rows, T.cols), tl.float32)
-    for at in range(0, k, T.depth):
-        rows = x.load([row, at])
-        found = tl.dot(rows, factor(T, weight, col, at), found)
-        other = tl.dot(rows, factor(T, gate, col, at), other)
-    return found, other
+def two_sums(T: tl.constexpr, x, weights, row, col, k):
+    """The same of two weights, for which x is read once; one product of twice the columns, if these follow each other
+    in shared memory.
+    """
+    if T.by_rows:
+        found = tl.zeros((T.rows, T.cols), tl.float32)
+        other = tl.zeros((T.rows, T.cols), tl.float32)
+        for at in range(0, k, T.depth):
+            rows = x.load([row, at])
+            found = tl.dot(rows, factor(T, weights, 0, col, at), found)
+            other = tl.dot(rows, factor(T, weights, 1, col, at), other)
+        return found, other
+    else:
+        both = tl.zeros((T.rows, 2 * T.cols), tl.float32)
+        for at in range(0, k, T.depth):
+            columns = tl.reshape(weights.load([0, col, at]), (2 * T.cols, T.depth))
+            both = tl.dot(x.load([row, at]), columns.T, both)
+        return tl.split(tl.permute(tl.reshape(both, (T.rows, 2, T.cols)), (0, 2, 1)))
 
 
 @triton.jit
@@ -73,27 +82,29 @@ def with_bias(value, bias, col, n, COLS: tl.constexpr):
 
 
 # What a product reads and writes, as `product` has it.
-Operands = namedtuple("Operands", "x weight gate residual out bias gate_bias squares new_squares")
+Operands = namedtuple("Operands", "x weights residual out bias gate_bias squares new_squares")
 
 # m, n, k; of the rows' sums of squares: how many tiles they come in, over how many numbers they go, and epsilon.
 Sizes = namedtuple("Sizes", "m n k tiles count epsilon")
 
 
 @triton.jit
-def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, tensors, sizes, row, col):
+def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tensors, sizes, row, col):
     """The tile of out that begins at row and col."""
     rows, cols = row + tl.arange(0, T.rows), col + tl.arange(0, T.cols)
-    if tensors.gate is not None:
-        value, gating = two_sums(T, tensors.x, tensors.weight, tensors.gate, row, col, sizes.k)
+    if GATE == 0:
+        gating, value = two_sums(T, tensors.x, tensors.weights, row, col, sizes.k)
+    elif GATE == 1:
+        value, gating = two_sums(T, tensors.x, tensors.weights, row, col, sizes.k)
     else:
-        value = sums(T, tensors.x, tensors.weight, row, col, sizes.k)
+        value = sums(T, tensors.x, tensors.weights, 0, row, col, sizes.k)
     if tensors.squares is not None:
         scale = row_scale(tensors.squares, rows, sizes.m, sizes.tiles, sizes.count, sizes.epsilon)[:, None]
         value *= scale
-        if tensors.gate is not None:
+        if GATE is not None:
             gating *= scale
     value = with_bias(value, tensors.bias, col, sizes.n, T.cols)
-    if tensors.gate is not None:
+    if GATE is not None:
         value *= activation(with_bias(gating, tensors.gate_bias, col, sizes.n, T.cols), ACTIVATION)
     else:
         value = activation(value, ACTIVATION)
@@ -109,23 +120,24 @@ def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, tensors, sizes, row, col
 
 @triton.jit
 def product(
-    x, weight, gate, residual, out, bias, gate_bias, squares, new_squares, m, n, k, tiles, count, epsilon,
-    ACTIVATION: tl.constexpr, BY_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
-    GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
+    x, weights, residual, out, bias, gate_bias, squares, new_squares, m, n, k, tiles, count, epsilon,
+    ACTIVATION: tl.constexpr, GATE: tl.constexpr, BY_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of out (m, n); see `meaning.product`. x, weight, gate, residual, out: descriptors; None: without it.
+    """Tiles of out (m, n); see `meaning.product`. x, weights, residual, out: descriptors; None: without it.
 
-    bias, gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out.
+    weights (places, n, k), or (places, k, n) BY_ROWS: one, or two where GATE says which of them is the gate's. bias,
+    gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out.
     PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it is done.
     """
     T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS)
-    tensors = Operands(x, weight, gate, residual, out, bias, gate_bias, squares, new_squares)
+    tensors = Operands(x, weights, residual, out, bias, gate_bias, squares, new_squares)
     sizes = Sizes(m, n, k, tiles, count, epsilon)
     down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLS)
     if PERSISTENT:
         for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
             row, col = tile_of(tile, down, across, GROUP)
-            one_tile(T, ACTIVATION, tensors, sizes, row * ROWS, col * COLS)
+            one_tile(T, ACTIVATION, GATE, tensors, sizes, row * ROWS, col * COLS)
     else:
         row, col = tile_of(tl.program_id(0), down, across, GROUP)
-        one_tile(T, ACTIVATION, tensors, sizes, row * ROWS, col * COLS)
+        one_tile(T, ACTIVATION, GATE, tensors, sizes, row * ROWS, col * COLS)

@@ -15,13 +15,13 @@ from weft.kernels.gpu.gemm.product import Tiling, sums, tile_of, with_bias
 # rows. stride: between batch rows of the tables, or 0. epsilon: of norms.
 Turning = namedtuple("Turning", "cos sin places length stride epsilon")
 
-# A head's channels: how many, and whether those that turn together are neighbours.
+# A head's dimensions: how many, and whether those that turn together are neighbours.
 Heads = namedtuple("Heads", "d interleaved")
 
 
 @triton.jit
 def halves_of(H: tl.constexpr, pointer):
-    """Numbers of the first and of the second channel of pairs; pointer: to d of them, of any shape (..., 1)."""
+    """Numbers of the first and of the second dimension of pairs; pointer: to d of them, of any shape (..., 1)."""
     half = tl.arange(0, H.d // 2)[None, None, :]
     if H.interleaved:
         first, second = tl.load(pointer + 2 * half), tl.load(pointer + 2 * half + 1)
@@ -49,35 +49,37 @@ def finished(H: tl.constexpr, value, norm, turning, ROWS: tl.constexpr, HEADS: t
 
 @triton.jit
 def projections(
-    x, q_weight, k_weight, v_weight, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, cos, sin, m, q_n, kv_n, depth,
-    length, batch_stride, epsilon, D: tl.constexpr, INTERLEAVED: tl.constexpr, BY_ROWS: tl.constexpr,
+    x, weights, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, cos, sin, q_place, k_place, v_place, m, q_n, kv_n,
+    depth, length, batch_stride, epsilon, D: tl.constexpr, INTERLEAVED: tl.constexpr, BY_ROWS: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile of q (m, q_n), or of k or v (m, kv_n): x, weights and results are descriptors, the rest pointers.
 
-    Biases (n,), norms (D,), cos and sin (batch rows or 1, length, D) or None. batch_stride: of cos and sin, 0 where
-    batch rows share them. COLS is a multiple of D.
+    weights: of all memory in which the three lie, each from its place on, so that one loop serves them. Biases (n,),
+    norms (D,), cos and sin (batch rows or 1, length, D) or None. batch_stride: of cos and sin, 0 where batch rows share
+    them. COLS is a multiple of D, and divides q_n and kv_n.
     """
     T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS)
     H: tl.constexpr = Heads(D, INTERLEAVED)
-    down, q_tiles, kv_tiles = tl.cdiv(m, ROWS), tl.cdiv(q_n, COLS), tl.cdiv(kv_n, COLS)
+    down, q_tiles, kv_tiles = tl.cdiv(m, ROWS), q_n // COLS, kv_n // COLS
     row_tile, tile = tile_of(tl.program_id(0), down, q_tiles + 2 * kv_tiles, GROUP)
     row = row_tile * ROWS
+    of_q, of_k = tile < q_tiles, tile < q_tiles + kv_tiles
+    col = (tile - tl.where(of_q, 0, tl.where(of_k, q_tiles, q_tiles + kv_tiles))) * COLS
+    place = tl.where(of_q, q_place, tl.where(of_k, k_place, v_place))
+    value = sums(T, x, weights, place, row, col, depth)
     places = tl.minimum(row + tl.arange(0, ROWS), m - 1)  # rows beyond the last are not stored
     turning = Turning(cos, sin, places, length, batch_stride, epsilon)
-    if tile < q_tiles:
-        col = tile * COLS
-        value = with_bias(sums(T, x, q_weight, row, col, depth), q_bias, col, q_n, COLS)
+    if of_q:
+        value = with_bias(value, q_bias, col, q_n, COLS)
         if cos is not None or q_norm is not None:
             value = finished(H, value, q_norm, turning, ROWS, COLS // D)
         q.store([row, col], value.to(q.dtype))
-    elif tile < q_tiles + kv_tiles:
-        col = (tile - q_tiles) * COLS
-        value = with_bias(sums(T, x, k_weight, row, col, depth), k_bias, col, kv_n, COLS)
+    elif of_k:
+        value = with_bias(value, k_bias, col, kv_n, COLS)
         if cos is not None or k_norm is not None:
             value = finished(H, value, k_norm, turning, ROWS, COLS // D)
         k.store([row, col], value.to(k.dtype))
     else:
-        col = (tile - q_tiles - kv_tiles) * COLS
-        value = with_bias(sums(T, x, v_weight, row, col, depth), v_bias, col, kv_n, COLS)
+        value = with_bias(value, v_bias, col, kv_n, COLS)
         v.store([row, col], value.to(v.dtype))

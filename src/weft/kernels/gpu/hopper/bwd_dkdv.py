@@ -59,9 +59,9 @@ class KeyGradient:
     scale: gl.tensor
 
     @gluon.jit
-    def keys(self, C):
-        """The ring of consumer C's keys."""
-        return Channel(self.k_full, self.k_empty, 2 * C, 2, True)
+    def keys(self, consumer_id):
+        """The ring of the consumer's keys."""
+        return Channel(self.k_full, self.k_empty, 2 * consumer_id, 2, True)
 
 
 # ---- producer --------------------------------------------------------------------------------------------------------
@@ -132,11 +132,11 @@ class Visit:
 
 
 @gluon.jit
-def visit_of(axis, block, r, C: gl.constexpr, pace, cfg: gl.constexpr):
+def visit_of(axis, block, r, consumer_id: gl.constexpr, pace, cfg: gl.constexpr):
     """Of a consumer's rows r. Lines rise or fall, so the first and the last row say it of all."""
     TILE: gl.constexpr = cfg.columns
     start, height, first, count = block
-    own: gl.constexpr = C * cfg.rows
+    own: gl.constexpr = consumer_id * cfg.rows
     tiles_of_run = (count + TILE - 1) // TILE
     low, high = axis.positions(start + gl.minimum(r + own, height - 1) * pace, first, count)
     low_0, high_0 = axis.positions(start + gl.minimum(own, height - 1) * pace, first, count)
@@ -183,7 +183,7 @@ def scores(s, mine, walked, visit, operands, cfg: gl.constexpr):
 
 
 @gluon.jit
-def consumer(C: gl.constexpr, state):
+def consumer(consumer_id: gl.constexpr, state):
     """dK and dV of one warp group's keys, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
@@ -206,7 +206,7 @@ def consumer(C: gl.constexpr, state):
     origin, pace = scheduler.rows()
     axis = affine_bounds(scheduler.part())
     operands = Operands(ones[0], ones[1], columns, state.scale * LOG2E)
-    keys = state.keys(C)
+    keys = state.keys(consumer_id)
     i = 0
     t = 0
     programs = gl.num_programs(0)
@@ -218,7 +218,7 @@ def consumer(C: gl.constexpr, state):
         height, first, count = opaque(block.height), opaque(block.first), opaque(block.count)
         block = block_at(scheduler, where)  # the next one, long before it is needed
         where = scheduler.where(number + 2 * programs)
-        visit = visit_of(axis, (start, height, first, count), r, C, pace, cfg)
+        visit = visit_of(axis, (start, height, first, count), r, consumer_id, pace, cfg)
         mine = state.k.index(key_at), state.v.index(key_at)
         dk = zero
         dv = zero_v
@@ -240,8 +240,8 @@ def consumer(C: gl.constexpr, state):
         keys.release(t)
         i = queries.pass_over(i, (count + TILE - 1) // TILE - visit.end)
         rows = Rows(batch, kv_head, origin + start, height, pace)
-        store_rows(dk * state.scale, state.DK, rows, C)
-        store_rows(dv, state.DV, rows, C)
+        store_rows(dk * state.scale, state.DK, rows, consumer_id)
+        store_rows(dv, state.DV, rows, consumer_id)
         t += 1
 
 

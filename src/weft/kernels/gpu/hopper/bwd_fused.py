@@ -5,7 +5,7 @@ Query tile i sees the key tiles i to i + 2, where tile c begins at key c * rows 
 program walks the queries of a run; each of three consumers keeps dK and dV of one key tile in registers for as long as
 it is seen, of tile c consumer c % 3. What scores take is left in shared memory for dQ, which the consumers make in
 turns, a step late: all of it is there by then. The producer asks for tiles by tensor descriptors of (batch row, head,
-token, 1, channel). What a run shares with the one before, two tiles of queries, is computed twice.
+token, 1, dim). What a run shares with the one before, two tiles of queries, is computed twice.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ They add to dQ where it is, and to dK and dV as sums of each program (`reduce_pa
 tiles of the queries of a head of keys; each of two consumers takes its own of them, and keeps dK and dV of two tiles of
 keys in registers while they pass. First come the tiles of queries that see keys of the first alone, then those that may
 see both (`weft.planning.families.sparse_keys`). A producer warp for each consumer asks for queries, dO and dQ by tensor
-descriptors of (batch row, head, token, 1, channel), a tile ahead; dQ goes out from where it came in.
+descriptors of (batch row, head, token, 1, dim), a tile ahead; dQ goes out from where it came in.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class SparseKeys:
     Delta: gl.tensor
 
     @gluon.jit
-    def ring(self, C):
-        """The ring of consumer C's queries. By remainders: with places by bits ptxas spills in the loops."""
+    def ring(self, consumer_id):
+        """The ring of the consumer's queries. By remainders: with places by bits ptxas spills in the loops."""
         STAGES: gl.constexpr = self.cfg.stages
-        return Channel(self.queries.full, self.queries.empty, C * STAGES, STAGES, False)
+        return Channel(self.queries.full, self.queries.empty, consumer_id * STAGES, STAGES, False)
 
     @gluon.jit
     def spans(self):
@@ -107,10 +107,10 @@ def first_of(begin, mine, every):
 
 # ---- producer --------------------------------------------------------------------------------------------------------
 @gluon.jit
-def load_span(C: gl.constexpr, s, member, span, state):
+def load_span(consumer_id: gl.constexpr, s, member, span, state):
     """Ask for a consumer's tiles of queries: from the first, before the end, by how much they rise."""
     TILE: gl.constexpr = state.cfg.rows
-    sizes, ring = state.sizes, state.ring(C)
+    sizes, ring = state.sizes, state.ring(consumer_id)
     first, end, every = span
     r = gl.arange(0, TILE, layout=line(1, state.cfg.producer_warps))
     for h in range(0, sizes.share):
@@ -145,7 +145,7 @@ def load_keys(n, member, state):
 
 
 @gluon.jit
-def producer(C: gl.constexpr, state):
+def producer(consumer_id: gl.constexpr, state):
     """A consumer's tiles of queries; the first consumer's producer asks for keys and values too."""
     CONSUMERS: gl.constexpr = state.cfg.consumers
     sizes = state.sizes
@@ -154,12 +154,12 @@ def producer(C: gl.constexpr, state):
     s = 0
     n = 0
     for item in range(gl.program_id(0), sizes.items, gl.num_programs(0)):
-        member, mine = item // sizes.parts, CONSUMERS * (item % sizes.parts) + C
-        if C == 0:
+        member, mine = item // sizes.parts, CONSUMERS * (item % sizes.parts) + consumer_id
+        if consumer_id == 0:
             load_keys(n, member, state)
         n += 1
-        s = load_span(C, s, member, (first_of(begin, mine, every), middle, every), state)
-        s = load_span(C, s, member, (first_of(middle, mine, every), end, every), state)
+        s = load_span(consumer_id, s, member, (first_of(begin, mine, every), middle, every), state)
+        s = load_span(consumer_id, s, member, (first_of(middle, mine, every), end, every), state)
 
 
 # ---- consumers -------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def scores(t: gl.constexpr, i, mine, at, sides, state):
 
 
 @gluon.jit
-def add(t: gl.constexpr, C: gl.constexpr, sums, i, at, sides, state):
+def add(t: gl.constexpr, consumer_id: gl.constexpr, sums, i, at, sides, state):
     """(dK, dV) of key tile t with what it has of tile i of queries, which is at `at`; ds is left for dQ."""
     cfg: gl.constexpr = state.cfg
     dk, dv = sums
@@ -204,21 +204,21 @@ def add(t: gl.constexpr, C: gl.constexpr, sums, i, at, sides, state):
     p, ds = scores(t, i, mine, at, sides, state)
     dv = warpgroup_mma(gl.convert_layout(p.to(state.q.dtype), factor_v), do, dv, is_async=True)
     ds = ds.to(state.q.dtype)
-    matrix(state.ds.index(here + C * TILES)).store(ds)
+    matrix(state.ds.index(here + consumer_id * TILES)).store(ds)
     dk = warpgroup_mma(gl.convert_layout(ds, factor), q, dk, is_async=True)
     dv, dk = warpgroup_mma_wait(0, (dv, dk))
     return dk, dv
 
 
 @gluon.jit
-def add_to_query(C: gl.constexpr, COUNT: gl.constexpr, at, where, zero, state):
+def add_to_query(consumer_id: gl.constexpr, COUNT: gl.constexpr, at, where, zero, state):
     """Add to dQ of a tile what so many tiles of keys left, and send it."""
     here = opaque(0)
     fence_async_shared()
-    of_tile = matrix(state.ds.index(here + C * TILES)).permute((1, 0))
+    of_tile = matrix(state.ds.index(here + consumer_id * TILES)).permute((1, 0))
     dq = warpgroup_mma(of_tile, matrix(state.k.index(here)), zero, use_acc=False, is_async=True)
     if COUNT == 2:
-        of_tile = matrix(state.ds.index(here + C * TILES + 1)).permute((1, 0))
+        of_tile = matrix(state.ds.index(here + consumer_id * TILES + 1)).permute((1, 0))
         dq = warpgroup_mma(of_tile, matrix(state.k.index(here + 1)), dq, is_async=True)
     room = state.dq.index(at)
     before = matrix(room).load(zero.type.layout).to(gl.float32)
@@ -250,7 +250,7 @@ def keep(to, sums, sides):
 
 
 @gluon.jit
-def consumer(C: gl.constexpr, state):
+def consumer(consumer_id: gl.constexpr, state):
     """One warp group: its tiles of queries."""
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.rows
@@ -260,13 +260,13 @@ def consumer(C: gl.constexpr, state):
     layout: gl.constexpr = accumulator(TILE)
     sides = gl.arange(0, TILE, layout=gl.SliceLayout(1, layout)), gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
     zero = gl.zeros([TILE, WIDTH], gl.float32, accumulator(WIDTH))
-    sizes, ring, keys = state.sizes, state.ring(C), state.keys
+    sizes, ring, keys = state.sizes, state.ring(consumer_id), state.keys
     begin, middle, end = state.spans()
     every = CONSUMERS * sizes.parts
     s = 0
     n = 0
     for item in range(gl.program_id(0), sizes.items, gl.num_programs(0)):
-        member, mine = item // sizes.parts, CONSUMERS * (item % sizes.parts) + C
+        member, mine = item // sizes.parts, CONSUMERS * (item % sizes.parts) + consumer_id
         keys.wait(n)
         dk = zero
         dv = zero
@@ -274,8 +274,8 @@ def consumer(C: gl.constexpr, state):
             for i in range(first_of(begin, mine, every), middle, every):
                 s = opaque(s)
                 at = begun(s, ring)
-                dk, dv = add(0, C, (dk, dv), i, at, sides, state)
-                add_to_query(C, 1, at, sizes.queries_at(member, h, i * TILE), zero, state)
+                dk, dv = add(0, consumer_id, (dk, dv), i, at, sides, state)
+                add_to_query(consumer_id, 1, at, sizes.queries_at(member, h, i * TILE), zero, state)
                 s += 1
         dk_more = zero
         dv_more = zero
@@ -283,13 +283,13 @@ def consumer(C: gl.constexpr, state):
             for i in range(first_of(middle, mine, every), end, every):
                 s = opaque(s)
                 at = begun(s, ring)
-                dk, dv = add(0, C, (dk, dv), i, at, sides, state)
-                dk_more, dv_more = add(1, C, (dk_more, dv_more), i, at, sides, state)
-                add_to_query(C, 2, at, sizes.queries_at(member, h, i * TILE), zero, state)
+                dk, dv = add(0, consumer_id, (dk, dv), i, at, sides, state)
+                dk_more, dv_more = add(1, consumer_id, (dk_more, dv_more), i, at, sides, state)
+                add_to_query(consumer_id, 2, at, sizes.queries_at(member, h, i * TILE), zero, state)
                 s += 1
         keys.release(n)
         n += 1
-        to = state.Partial + (item.to(gl.int64) * CONSUMERS + C) * (TILES * SUMS)
+        to = state.Partial + (item.to(gl.int64) * CONSUMERS + consumer_id) * (TILES * SUMS)
         keep(to, (dk, dv), sides)
         if middle < end:
             keep(to + SUMS, (dk_more, dv_more), sides)
@@ -300,7 +300,7 @@ def consumer(C: gl.constexpr, state):
 @gluon.jit
 def bwd_sparse_keys(read, rows, Partial, sizes, table, scale, cfg: gl.constexpr):
     """read: descriptors of Q, dO, dQ, K and V, of which dQ is written too. rows: pointers to lse and to what scores
-    subtract. Partial: (items, consumers, tiles of keys, 2, rows, channels).
+    subtract. Partial: (items, consumers, tiles of keys, 2, rows, dims).
     """
     CONSUMERS: gl.constexpr = cfg.consumers
     STAGES: gl.constexpr = CONSUMERS * cfg.stages

@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import bounds_told, keys_of, place_of, range_of, run_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, range_of, row_bounds, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
@@ -145,13 +145,13 @@ def producer(state, CHAINED: gl.constexpr):
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @aggregate
 class Own:
-    """What a consumer holds for a block: its rows of K and V, its channels of all keys, bounds of its rows, and the
+    """What a consumer holds for a block: its rows of K and V, its dims of all keys, bounds of its rows, and the
     tiles that no bound cuts.
     """
 
     k: gl.shared_memory_descriptor
     v: gl.shared_memory_descriptor
-    channels: gl.shared_memory_descriptor
+    k_dims: gl.shared_memory_descriptor
     low: gl.tensor
     high: gl.tensor
     below: gl.tensor
@@ -177,22 +177,22 @@ class Block:
 
 
 @gluon.jit
-def block_of(number, C: gl.constexpr, r, state):
-    """A block as consumer C needs it; beyond the last one that. r: rows of a consumer."""
+def block_of(number, consumer_id: gl.constexpr, r, state):
+    """A block as the consumer needs it; beyond the last one that. r: rows of a consumer."""
     cfg: gl.constexpr = state.cfg
     member, item = state.scheduler.places(state.scheduler.where(number))
     batch, kv_head, share = gl.load(member), gl.load(member + 1), gl.load(member + 3)
     start, height = gl.load(item), gl.load(item + 1)
     _, count = keys_of(item, 0)
-    low, high = bounds_told(item, C * cfg.rows + r, 0, cfg)
-    seen = range_of(item, C, 0, cfg.consumers, 1)
+    low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
+    seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
     n = tiles_of(count, cfg.columns)
     return Block(batch, kv_head, start, height, n, share, low, high, seen.below, seen.beyond)
 
 
 @gluon.jit
-def scores(i, j, C: gl.constexpr, own, state):
-    """(p, ds) of consumer C's keys and tile i of the ring, which is tile j of its run; float32."""
+def scores(i, j, consumer_id: gl.constexpr, own, state):
+    """(p, ds) of the consumer's keys and tile i of the ring, which is tile j of its run; float32."""
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
     layout: gl.constexpr = accumulator(TILE)
@@ -200,9 +200,9 @@ def scores(i, j, C: gl.constexpr, own, state):
     none = gl.zeros([cfg.rows, TILE], gl.float32, layout)
     state.queries.wait(i)
     stats = state.stats.index(at).permute((1, 0))
-    x = warpgroup_mma(state.ones.index(2 * C), stats, none, use_acc=False, is_async=True)
+    x = warpgroup_mma(state.ones.index(2 * consumer_id), stats, none, use_acc=False, is_async=True)
     x = warpgroup_mma(own.k, matrix(state.q.index(at)).permute((1, 0)), x, is_async=True)
-    y = warpgroup_mma(state.ones.index(2 * C + 1), stats, none, use_acc=False, is_async=True)
+    y = warpgroup_mma(state.ones.index(2 * consumer_id + 1), stats, none, use_acc=False, is_async=True)
     y = warpgroup_mma(own.v, matrix(state.do.index(at)).permute((1, 0)), y, is_async=True)
     x = warpgroup_mma_wait(2, (x,))
     if (j < own.below) | (j >= own.beyond):
@@ -215,17 +215,17 @@ def scores(i, j, C: gl.constexpr, own, state):
 
 
 @gluon.jit
-def ask(i, j, C: gl.constexpr, own, dk, dv, state):
+def ask(i, j, consumer_id: gl.constexpr, own, dk, dv, state):
     """Ask for dK and dV with tile i of the ring, and leave dS."""
     cfg: gl.constexpr = state.cfg
     dtype: gl.constexpr = state.q.dtype
     at = state.queries.stage(i)
-    p, ds = scores(i, j, C, own, state)
+    p, ds = scores(i, j, consumer_id, own, state)
     weights = gl.convert_layout(p.to(dtype), first_factor(cfg.width_v))
     dv = warpgroup_mma(weights, matrix(state.do.index(at)), dv, is_async=True)
     ds = ds.to(dtype)
     state.used.wait_before(i)
-    state.ds.index(i & (DS - 1)).slice(C * cfg.rows, cfg.rows, dim=0).store(ds)
+    state.ds.index(i & (DS - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(ds)
     fence_async_shared()
     state.ready.arrive(i)
     dk = warpgroup_mma(gl.convert_layout(ds, first_factor(cfg.width)), matrix(state.q.index(at)), dk, is_async=True)
@@ -234,12 +234,12 @@ def ask(i, j, C: gl.constexpr, own, dk, dv, state):
 
 @gluon.jit
 def ask_dq(i, own, state):
-    """Ask for a consumer's channels of the dQ of tile i of the ring, once all consumers have left what it takes."""
-    CHANNELS: gl.constexpr = own.channels.shape[1]
-    none = gl.zeros([state.cfg.columns, CHANNELS], gl.float32, accumulator(CHANNELS))
+    """Ask for a consumer's dims of the dQ of tile i of the ring, once all consumers have left what it takes."""
+    DIMS: gl.constexpr = own.k_dims.shape[1]
+    none = gl.zeros([state.cfg.columns, DIMS], gl.float32, accumulator(DIMS))
     state.ready.wait(i)
     ds = state.ds.index(i & (DS - 1)).permute((1, 0))
-    return warpgroup_mma(ds, own.channels, none, use_acc=False, is_async=True)
+    return warpgroup_mma(ds, own.k_dims, none, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -256,42 +256,42 @@ def odd_rows_exchanged(x):
 
 
 @gluon.jit
-def leave_dq(i, dq, C: gl.constexpr, state):
-    """Leave consumer C's channels of the dQ of tile i of the ring for who adds it to memory."""
+def leave_dq(i, dq, consumer_id: gl.constexpr, state):
+    """Leave the consumer's channels of the dQ of tile i of the ring for who adds it to memory."""
     ROWS: gl.constexpr = dq.type.shape[0]
     COLUMNS: gl.constexpr = dq.type.shape[1]
     dq = odd_rows_exchanged(dq)
     state.taken.wait_before(i)
-    state.sums.index(C)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
+    state.sums.index(consumer_id)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
     fence_async_shared()
     state.made.arrive(i)
 
 
 @gluon.jit
-def walk(t, i, tiles, C: gl.constexpr, own, sums, state):
+def walk(t, i, tiles, consumer_id: gl.constexpr, own, sums, state):
     """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. tiles: of a head, and of
     all. Its values are given back as soon as nothing reads them.
     """
     n, all = tiles
     dk, dv = sums
     for _ in range(0, gl.minimum(n, 1)):  # a branch: a loop of at most one turn
-        dk, dv = warpgroup_mma_wait(0, ask(i, 0, C, own, dk, dv, state))
+        dk, dv = warpgroup_mma_wait(0, ask(i, 0, consumer_id, own, dk, dv, state))
         state.queries.release(i)
         j = 0
         for _ in range(1, all):
             i = opaque(i) + 1
             j = opaque(gl.where(j + 1 == n, 0, j + 1))
-            dk, dv = ask(i, j, C, own, dk, dv, state)
+            dk, dv = ask(i, j, consumer_id, own, dk, dv, state)
             dq = ask_dq(i - 1, own, state)
             dk, dv = warpgroup_mma_wait(1, (dk, dv))
             state.queries.release(i)
             dq = warpgroup_mma_wait(0, (dq,))
             state.used.arrive(i - 1)
-            leave_dq(i - 1, dq, C, state)
+            leave_dq(i - 1, dq, consumer_id, state)
         state.values.release(t)
         dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
         state.used.arrive(i)
-        leave_dq(i, dq, C, state)
+        leave_dq(i, dq, consumer_id, state)
         i += 1
     if n == 0:
         state.values.release(t)
@@ -299,46 +299,47 @@ def walk(t, i, tiles, C: gl.constexpr, own, sums, state):
 
 
 @gluon.jit
-def leave_ones(C: gl.constexpr, state):
-    """Leave in shared memory what adds the numbers of lse, or of delta, to a product, for consumer C alone."""
+def leave_ones(consumer_id: gl.constexpr, state):
+    """Leave in shared memory what adds the numbers of lse, or of delta, to a product, for the consumer alone."""
     cfg: gl.constexpr = state.cfg
     layout: gl.constexpr = by_rows(STATS, 4)
     stat = gl.expand_dims(gl.arange(0, STATS, layout=gl.SliceLayout(0, layout)), 0)
     every = gl.expand_dims(gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout)), 1) >= 0
-    state.ones.index(2 * C).store(gl.where((stat < STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
-    state.ones.index(2 * C + 1).store(gl.where((stat >= STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
+    state.ones.index(2 * consumer_id).store(gl.where((stat < STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
+    state.ones.index(2 * consumer_id + 1).store(gl.where((stat >= STATS // 2) & every, 1.0, 0.0).to(gl.bfloat16))
     fence_async_shared()
     debug_barrier()  # of its warps
 
 
 @gluon.jit
-def consumer(C: gl.constexpr, state):
-    """dK and dV of one warp group's keys, and its channels of dQ, block after block."""
+def consumer(consumer_id: gl.constexpr, state):
+    """dK and dV of one warp group's keys, and its dims of dQ, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    CHANNELS: gl.constexpr = cfg.width // cfg.consumers
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
     r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, accumulator(cfg.columns)))
     none = gl.zeros([ROWS, cfg.width], gl.float32, accumulator(cfg.width))
     none_v = gl.zeros([ROWS, cfg.width_v], gl.float32, accumulator(cfg.width_v))
-    leave_ones(C, state)
+    leave_ones(consumer_id, state)
     scheduler, keys = state.scheduler, state.keys
     k, v = matrix(state.k.index(0)), matrix(state.v.index(0))
-    mine_k, mine_v = k.slice(C * ROWS, ROWS, dim=0), v.slice(C * ROWS, ROWS, dim=0)
+    mine_k, mine_v = k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0)
     i = 0
     t = 0
-    block = block_of(gl.program_id(0), C, r, state)
+    block = block_of(gl.program_id(0), consumer_id, r, state)
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        channels = k.slice(C * CHANNELS, CHANNELS, dim=1)
-        own = Own(mine_k, mine_v, channels, block.low, block.high, block.below, block.beyond)
+        columns = k.slice(consumer_id * DIMS, DIMS, dim=1)
+        own = Own(mine_k, mine_v, columns, block.low, block.high, block.below, block.beyond)
         keys.wait(t)
         state.values.wait(t)
-        i, dk, dv = walk(t, i, (block.tiles, block.tiles * block.share), C, own, (none, none_v), state)
+        i, dk, dv = walk(t, i, (block.tiles, block.tiles * block.share), consumer_id, own, (none, none_v), state)
         keys.release(t)
-        after = block_of(opaque(number) + gl.num_programs(0), C, r, state)  # asked for before results are written
+        # asked for before results are written
+        after = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)
         origin, pace = scheduler.rows()
         rows = Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
-        store_rows(dk * state.scale, state.DK, rows, C)
-        store_rows(dv, state.DV, rows, C)
+        store_rows(dk * state.scale, state.DK, rows, consumer_id)
+        store_rows(dv, state.DV, rows, consumer_id)
         block = after
         t += 1
 
@@ -348,7 +349,7 @@ def consumer(C: gl.constexpr, state):
 def adder(state):
     """Add what the consumers leave of dQ to memory. Rows that do not exist are not written."""
     cfg: gl.constexpr = state.cfg
-    CHANNELS: gl.constexpr = cfg.width // cfg.consumers
+    DIMS: gl.constexpr = cfg.width // cfg.consumers
     scheduler = state.scheduler
     i = 0
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
@@ -358,9 +359,10 @@ def adder(state):
         for h in range(0, share):
             for j in range(0, tiles_of(run.count, cfg.columns)):
                 state.made.wait(i)
-                for C in gl.static_range(cfg.consumers):
-                    where = [batch, head + h, run.place + j * cfg.columns, run.lane, C * CHANNELS]
-                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(C))  # adds, see `adding`
+                for consumer_id in gl.static_range(cfg.consumers):
+                    where = [batch, head + h, run.place + j * cfg.columns, run.lane, consumer_id * DIMS]
+                    # the copy adds, see `compile.adding`
+                    tma.async_copy_shared_to_global(state.dq_box, where, state.sums.index(consumer_id))
                 tma.store_wait(0)  # until it has been read
                 state.taken.arrive(i)
                 i += 1

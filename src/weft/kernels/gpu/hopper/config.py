@@ -49,7 +49,7 @@ class Config:
 
     @property
     def width(self) -> int:
-        """Channels of q and k in shared memory: products want a power of two."""
+        """Dims of q and k in shared memory: products want a power of two."""
         return _padded(self.d)
 
     @property
@@ -77,8 +77,8 @@ FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24)}
 FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
 
 
-def _padded(channels: int) -> int:
-    return max(16, 1 << (channels - 1).bit_length())
+def _padded(dims: int) -> int:
+    return max(16, 1 << (dims - 1).bit_length())
 
 
 def config_of(spec: KernelSpec) -> Config:
@@ -119,11 +119,11 @@ def _forward(spec: KernelSpec) -> Config:
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
-        overlapped=spec.told, sinks=spec.sinks, boxed=spec.boxed,
+        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed,
     )  # fmt: skip
 
 
 OF_DIRECTION = {
-    "forward": _forward, "dkdv": _key_gradients, "gradients": _fused, "few_keys": _sparse_keys,
-    "few_sums": _sparse_keys,
+    "forward": _forward, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
+    "reduce_partials": _sparse_keys,
 }  # fmt: skip

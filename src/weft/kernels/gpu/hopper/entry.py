@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from dataclasses import fields
 from textwrap import fill
 
-from weft.kernels.gpu.arguments import FEW, ROUNDS, WALK, strided
-from weft.kernels.gpu.descriptors import OF_FEW, OF_KEYS, OF_SUMS, READ, WRITTEN, box_names, walk_names
+from weft.kernels.gpu.arguments import ROUNDS, SPARSE, WALK, strided
+from weft.kernels.gpu.descriptors import OF_KEYS, OF_SPARSE, OF_SUMS, READ, WRITTEN, box_names, walk_names
 from weft.kernels.gpu.hopper.config import Config, config_of
 from weft.kernels.gpu.spec import KernelSpec
 
 TABLES = ("Tables", "record", "parts_at", "items_at", "heads_at", *ROUNDS)
 FUNCTIONS = {  # of a direction: the module, and its function
-    "forward": ("fwd", "fwd"), "dkdv": ("bwd_dkdv", "bwd_dkdv"), "gradients": ("bwd_fused", "bwd_fused"),
-    "few_keys": ("bwd_sparse_keys", "bwd_sparse_keys"), "few_sums": ("reduce_partials", "reduce_partials"),
+    "forward": ("fwd", "fwd"), "dkdv": ("bwd_dkdv", "bwd_dkdv"), "fused": ("bwd_fused", "bwd_fused"),
+    "sparse_keys": ("bwd_sparse_keys", "bwd_sparse_keys"), "reduce_partials": ("reduce_partials", "reduce_partials"),
 }  # fmt: skip
 
 
 def imports(spec: KernelSpec) -> str:
     """What the module of an entry begins with, and its configuration."""
     module, function = _function(spec)
-    names = ["Sizes", function] if spec.direction == "few_keys" else [function]
+    names = ["Sizes", function] if spec.direction == "sparse_keys" else [function]
     found = [f"from weft.kernels.gpu.hopper.{module} import {', '.join(names)}"]
-    if spec.direction == "gradients":
+    if spec.direction == "fused":
         found.append("from weft.kernels.gpu.hopper.bwd_fused_loads import Sizes")
     found += [
         "from weft.kernels.gpu.hopper.config import Config",
@@ -92,9 +92,9 @@ def _fused(spec: KernelSpec) -> Iterator[str]:
 
 
 def _sparse_keys(spec: KernelSpec) -> Iterator[str]:
-    yield f"sizes = Sizes({', '.join(FEW)})"
+    yield f"sizes = Sizes({', '.join(SPARSE)})"
     yield "bwd_sparse_keys("
-    yield f"    ({', '.join(walk_names(OF_FEW))}), (Lse, Delta), Partial, sizes, Tables, scale, cfg=CONFIG,"
+    yield f"    ({', '.join(walk_names(OF_SPARSE))}), (Lse, Delta), Partial, sizes, Tables, scale, cfg=CONFIG,"
     yield ")"
 
 
@@ -103,5 +103,6 @@ def _partials(spec: KernelSpec) -> Iterator[str]:
 
 
 BODIES = {
-    "forward": _forward, "dkdv": _key_gradients, "gradients": _fused, "few_keys": _sparse_keys, "few_sums": _partials,
+    "forward": _forward, "dkdv": _key_gradients, "fused": _fused, "sparse_keys": _sparse_keys,
+    "reduce_partials": _partials,
 }  # fmt: skip

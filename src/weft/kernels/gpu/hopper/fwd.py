@@ -2,7 +2,7 @@
 """The forward: a producer loads by tensor descriptors, consumers keep their queries' sums in registers.
 
 Each consumer has its rows of a block of queries. One or two terms, whose tiles follow each other in one ring. Boxes are
-of (batch row, head, place, lane, channel), where tokens are step * place + lane (`weft.planning.tma`). It means all
+of (batch row, head, place, lane, dim), where tokens are step * place + lane (`weft.planning.tma`). It means all
 that `weft.kernels.gpu.tile.fwd` does without a row maximum. Rows whose sums leave the range are marked, and computed
 again when all blocks are done (`fwd_overflow`).
 """
@@ -81,18 +81,18 @@ class Span:
 
 
 @gluon.jit
-def span_of(C, item, state, scoring):
-    """The tiles of consumer C in a block. item: a pointer to the block's integers.
+def span_of(consumer_id, item, state, scoring):
+    """The tiles of the consumer in a block. item: a pointer to the block's integers.
 
     What bounds are made of is read again for each block, since what is held for all blocks is spilled.
     """
     cfg: gl.constexpr = state.cfg
     TERMS: gl.constexpr = cfg.terms
     CONSUMERS: gl.constexpr = cfg.consumers
-    here, r, pace = state.scheduler.part(), scoring.rows + C * cfg.rows, scoring.pace
+    here, r, pace = state.scheduler.part(), scoring.rows + consumer_id * cfg.rows, scoring.pace
     start, height = gl.load(item), gl.load(item + 1)
     first, count = keys_of(item, 0)
-    near = range_of(item, C, 0, CONSUMERS, TERMS)
+    near = range_of(item, consumer_id, 0, CONSUMERS, TERMS)
     low, high = rows_seen(affine_bounds(here), start, r, (pace, height), (first, count))
     n = tiles_of(count, cfg.columns)
     cut, none = Cut(low, high, near.below, near.beyond), gl.to_tensor(0)
@@ -100,7 +100,7 @@ def span_of(C, item, state, scoring):
     span = Span(own, near.begin, near.begin, own, none, n - near.end, cut, cut)
     if TERMS == 2:
         run = keys_of(item, 1)
-        far = range_of(item, C, 1, CONSUMERS, TERMS)
+        far = range_of(item, consumer_id, 1, CONSUMERS, TERMS)
         axis = affine_bounds(here + TERM)
         far_low, far_high = rows_seen(axis, start, r, (pace, height), run)
         m = tiles_of(run[1], cfg.columns)
@@ -131,14 +131,14 @@ def walk(i, q, span, state, scoring):
 
 
 @gluon.jit
-def sums_of(i, C, item, t, state, scoring):
-    """(tiles so far, sums, keys that each row sees, how many tiles of others come after) over consumer C's tiles of
+def sums_of(i, consumer_id, item, t, state, scoring):
+    """(tiles so far, sums, keys that each row sees, how many tiles of others come after) over the consumer's tiles of
     block t.
     """
     cfg: gl.constexpr = state.cfg
-    queries = state.queries(C)
+    queries = state.queries(consumer_id)
     at, arrival = queries.stage(t), queries.arrival(t)
-    span = span_of(C, item, state, scoring)
+    span = span_of(consumer_id, item, state, scoring)
     arrival.wait()
     i = state.tiles.pass_over(i, span.near_begin)
     i, sums = walk(i, matrix(state.q.index(at)), span, state, scoring)
@@ -183,36 +183,36 @@ def finished(sums, keys, valid, sink, dtype: gl.constexpr, cfg: gl.constexpr):
 
 
 @gluon.jit
-def store_block(result, rows, place, C, state):
-    """Write consumer C's rows, whole tiles by a descriptor if the kernel has one. place: the block's, and its lane."""
+def store_block(result, rows, place, consumer_id, state):
+    """Write the consumer's rows, whole tiles by a descriptor where there is one. place: the block's, and its lane."""
     cfg: gl.constexpr = state.cfg
     if cfg.boxed:
-        if rows.height >= C * cfg.rows + cfg.rows:
+        if rows.height >= consumer_id * cfg.rows + cfg.rows:
             fence_async_shared()
-            where = [rows.batch, rows.head, place[0] + C * cfg.rows, place[1], 0]
+            where = [rows.batch, rows.head, place[0] + consumer_id * cfg.rows, place[1], 0]
             tma.async_copy_shared_to_global(state.out_box, where, result)
         else:
-            store_box_rows(result, state.Out, rows, C, cfg.dv)
+            store_box_rows(result, state.Out, rows, consumer_id, cfg.dv)
     else:
-        store_box_rows(result, state.Out, rows, C, cfg.dv)
+        store_box_rows(result, state.Out, rows, consumer_id, cfg.dv)
 
 
 @gluon.jit
-def consumer(C, state):
+def consumer(consumer_id, state):
     """out and lse of one warp group's queries, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
     TILE: gl.constexpr = cfg.columns
     TERMS: gl.constexpr = cfg.terms
     WIDTH_V: gl.constexpr = cfg.width_v
-    Lse, result = state.Lse, state.out.index(C)
+    Lse, result = state.Lse, state.out.index(consumer_id)
     layout: gl.constexpr = accumulator(TILE)
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
     r = gl.arange(0, ROWS, layout=of_rows)
     columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
     zero = gl.zeros([ROWS, TILE], gl.float32, layout)
     none = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
-    scheduler, queries = state.scheduler, state.queries(C)
+    scheduler, queries = state.scheduler, state.queries(consumer_id)
     origin, pace = scheduler.rows()
     scoring = Scoring(r, pace, columns, state.scale * LOG2E, zero, none)
     i, t = 0, 0
@@ -221,7 +221,7 @@ def consumer(C, state):
         at = queries.stage(t)
         if cfg.short:
             queries.wait(t)
-            heard = hear(state, C)
+            heard = hear(state, consumer_id)
             block = heard.block
             batch, head, start, height = block.batch, block.head, block.start, block.height
             place, lane = block.place, block.lane
@@ -229,16 +229,16 @@ def consumer(C, state):
         else:
             member, item = scheduler.places(scheduler.where(number))
             if cfg.overlapped:
-                i, sums, keys, after = overlapped_sums(i, C, item, t, state, scoring)
+                i, sums, keys, after = overlapped_sums(i, consumer_id, item, t, state, scoring)
             else:
-                i, sums, keys, after = sums_of(i, C, item, t, state, scoring)
+                i, sums, keys, after = sums_of(i, consumer_id, item, t, state, scoring)
         queries.release(t)
         if not cfg.overlapped:
             i = state.tiles.pass_over(i, after)
         if not cfg.short:
             batch, head = gl.load(member), gl.load(member + 2)
             start, height = gl.load(item), gl.load(item + 1)
-        valid = r + C * ROWS < height
+        valid = r + consumer_id * ROWS < height
         sink = gl.load(state.Sinks + head) if cfg.sinks else 0.0
         out, lse, wild = finished(sums, keys, valid, sink, state.out.dtype, cfg)
         marked = marked | wild.to(gl.int32)
@@ -246,12 +246,12 @@ def consumer(C, state):
         matrix(result).store(out)
         if not cfg.short:
             place, lane = place_of(item, 0, TERMS)
-        store_block(result, Rows(batch, head, origin + start, height, pace), (place, lane), C, state)
+        store_block(result, Rows(batch, head, origin + start, height, pace), (place, lane), consumer_id, state)
         # after the fence, which waits for what was stored before it
-        row = origin + start + gl.minimum(r + C * ROWS, height - 1) * pace
+        row = origin + start + gl.minimum(r + consumer_id * ROWS, height - 1) * pace
         gl.store(Lse + (batch.to(gl.int64) * state.heads + head) * state.length + row, lse, mask=valid)
         t += 1
-    state.overflow.index(C).store(gl.expand_dims(written_before(marked), 1))
+    state.overflow.index(consumer_id).store(gl.expand_dims(written_before(marked), 1))
 
 
 @gluon.jit

@@ -52,9 +52,9 @@ class Forward:
     v_far: Any
 
     @gluon.jit
-    def queries(self, C):
-        """The ring of consumer C's queries."""
-        return Channel(self.q_full, self.q_empty, 2 * C, 2, True)
+    def queries(self, consumer_id):
+        """The ring of the consumer's queries."""
+        return Channel(self.q_full, self.q_empty, 2 * consumer_id, 2, True)
 
 
 # ---- producer --------------------------------------------------------------------------------------------------------

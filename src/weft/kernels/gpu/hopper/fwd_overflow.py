@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from weft.kernels.gpu.hopper.ops.affine import affine_bounds
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import TERM, bounds_told, keys_of, rows_seen, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import TERM, keys_of, row_bounds, rows_seen, tiles_of
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, by_rows, first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
@@ -45,7 +45,7 @@ class Term:
 
 
 @gluon.jit
-def fetch(to, tensor, heads, first, rows, CHANNELS: gl.constexpr):
+def fetch(to, tensor, heads, first, rows, DIMS: gl.constexpr):
     """A tile of rows, by the warps that compute, when nothing else runs. heads: (batch row, head); rows: (how many,
     their step).
     """
@@ -57,8 +57,8 @@ def fetch(to, tensor, heads, first, rows, CHANNELS: gl.constexpr):
     d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
     at = tensor.row(heads[0], heads[1], first)
     at = at + (gl.expand_dims(r * step * (tensor.per_row * UNIT), 1) + d)
-    if CHANNELS < WIDTH:
-        to.store(gl.load(at, mask=gl.expand_dims(r >= 0, 1) & (d < CHANNELS), other=0.0))
+    if DIMS < WIDTH:
+        to.store(gl.load(at, mask=gl.expand_dims(r >= 0, 1) & (d < DIMS), other=0.0))
     else:
         to.store(gl.load(at))
     fence_async_shared()
@@ -100,7 +100,7 @@ def add_term(sums, state, inputs, heads, term, columns):
 def seen_of(part, item, r, block, term: gl.constexpr, state):
     """Positions of a term's run that rows r of a block see. part, item: where their numbers are."""
     if state.cfg.overlapped:
-        low, high = bounds_told(item, r, term, state.cfg)
+        low, high = row_bounds(item, r, term, state.cfg)
     else:
         _, pace = state.scheduler.rows()
         low, high = rows_seen(affine_bounds(part), block.start, r, (pace, block.height), keys_of(item, term))
@@ -119,7 +119,7 @@ def overflowed_rows(state, inputs):
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
     r = gl.arange(0, ROWS, layout=of_rows)
     columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-    channels = gl.arange(0, WIDTH_V, layout=gl.SliceLayout(0, accumulator(WIDTH_V)))
+    dims = gl.arange(0, WIDTH_V, layout=gl.SliceLayout(0, accumulator(WIDTH_V)))
     scheduler = state.scheduler
     here = scheduler.part()
     origin, pace = scheduler.rows()
@@ -161,9 +161,9 @@ def overflowed_rows(state, inputs):
                 gl.store(lse_at, lse, mask=marked)
                 of_acc: gl.constexpr = gl.SliceLayout(1, accumulator(WIDTH_V))
                 out_row = gl.convert_layout(row, of_acc)
-                at = gl.expand_dims(out_row * (state.Out.per_row * UNIT), 1) + gl.expand_dims(channels, 0)
+                at = gl.expand_dims(out_row * (state.Out.per_row * UNIT), 1) + gl.expand_dims(dims, 0)
                 at = state.Out.row(block.batch, block.head, origin) + at
                 mask = gl.expand_dims(gl.convert_layout(marked, of_acc), 1)
                 if cfg.dv < WIDTH_V:
-                    mask = mask & gl.expand_dims(channels < cfg.dv, 0)
+                    mask = mask & gl.expand_dims(dims < cfg.dv, 0)
                 gl.store(at, out.to(state.Out.pointer.dtype.element_ty), mask=mask)

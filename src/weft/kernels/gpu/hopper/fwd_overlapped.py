@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 
 from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, no_sums, weights_of, with_weights
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
-from weft.kernels.gpu.hopper.ops.blocks import bounds_told, keys_of, range_of, tiles_of
+from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, tiles_of
 from weft.kernels.gpu.hopper.ops.layouts import matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.values import opaque
@@ -158,7 +158,7 @@ def add_term(i, s, term, part, sums, state, scoring):
     cfg: gl.constexpr = state.cfg
     item = part.item
     seen = range_of(item, part.consumer, term, cfg.consumers, cfg.terms)
-    low, high = bounds_told(item, scoring.rows + part.consumer * cfg.rows, term, cfg)
+    low, high = row_bounds(item, scoring.rows + part.consumer * cfg.rows, term, cfg)
     _, count = keys_of(item, term)
     i = pass_over(i, seen.begin, state)
     i, sums = add_run(i, s, part.place, seen, Cut(low, high, seen.below, seen.beyond), sums, state, scoring)
@@ -167,13 +167,13 @@ def add_term(i, s, term, part, sums, state, scoring):
 
 
 @gluon.jit
-def overlapped_sums(i, C, item, t, state, scoring):
-    """(tiles so far, sums, keys that each row sees, 0) over consumer C's tiles of block t, as `fwd.sums_of`."""
+def overlapped_sums(i, consumer_id, item, t, state, scoring):
+    """(tiles so far, sums, keys that each row sees, 0) over the consumer's tiles of block t, as `fwd.sums_of`."""
     cfg: gl.constexpr = state.cfg
-    queries = state.queries(C)
+    queries = state.queries(consumer_id)
     at = queries.stage(t)
     queries.wait(t)
-    part, sums = Part(C, item, at), no_sums(scoring, cfg)
+    part, sums = Part(consumer_id, item, at), no_sums(scoring, cfg)
     i, s, sums, keys = add_term(i, 0, 0, part, sums, state, scoring)
     if cfg.terms == 2:
         i, s, sums, more = add_term(i, s, 1, part, sums, state, scoring)

@@ -82,14 +82,15 @@ class Heard:
 
 
 @gluon.jit
-def hear(state, C):
-    """Read what consumer C needs of a block, and say so."""
+def hear(state, consumer_id):
+    """Read what the consumer needs of a block, and say so."""
     cfg: gl.constexpr = state.cfg
     TERMS: gl.constexpr = cfg.terms
     layout: gl.constexpr = accumulator(cfg.columns)
     shared = state.broadcast
-    near, far = seen_of(shared, C, 0, cfg.columns, layout), seen_of(shared, C, TERMS - 1, cfg.columns, layout)
-    found = Heard(shared.number(OWN * C + FOLDS), near, far, metadata(shared))
+    near = seen_of(shared, consumer_id, 0, cfg.columns, layout)
+    far = seen_of(shared, consumer_id, TERMS - 1, cfg.columns, layout)
+    found = Heard(shared.number(OWN * consumer_id + FOLDS), near, far, metadata(shared))
     mbarrier.arrive(shared.heard.index(0), count=1)
     return found
 

@@ -1,4 +1,4 @@
-"""What is launched for gradients that come of one walk over queries: see `weft.planning.families.fused_backward`."""
+"""The launches of a fused backward: see `weft.planning.families.fused_backward`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from weft.kernels.gpu.configure import few_specs, walk_spec
-from weft.kernels.gpu.descriptors import OF_FEW, READ, WRITTEN, Which
+from weft.kernels.gpu.configure import fused_spec, sparse_specs
+from weft.kernels.gpu.descriptors import OF_SPARSE, READ, WRITTEN, Which
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.families.fused_backward import FusedBackward, cut
-from weft.planning.families.sparse_keys import GROUPS, JOINED, TILE, TILES, SparseKeys, parts_of
+from weft.planning.families.sparse_keys import GROUPS, REDUCED, TILE, TILES, SparseKeys, parts_of
 from weft.planning.problem import Problem
 from weft.planning.tma import TmaExtent
 from weft.target import Gpu
 
 
 class Asked(NamedTuple):
-    """A launch. values: its integers; boxes: its descriptors, and what each side's reach; table: which of the few keys'
-    tables it reads.
+    """A launch. values: its integers. boxes: its descriptors. reach: of queries and of keys. table: the number of the
+    table of sparse keys that it reads.
     """
 
     spec: KernelSpec
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class FusedLaunches:
-    """The launches of a walk, one after the other."""
+    """The launches of a fused backward, one after the other."""
 
     walk: FusedBackward
     problem: Problem
@@ -40,8 +40,8 @@ class FusedLaunches:
 
     @cached_property
     def beside(self) -> list[tuple[SparseKeys, int]]:
-        """Few keys of a launch, and the programs that share the queries of a head of keys."""
-        return [(few, parts_of(few, self.problem, self.gpu).parts) for few in self.walk.launches]
+        """Sparse keys of a launch, and the programs that share the queries of a head of keys."""
+        return [(sparse, parts_of(sparse, self.problem, self.gpu).parts) for sparse in self.walk.launches]
 
     @property
     def heads(self) -> int:
@@ -54,10 +54,10 @@ class FusedLaunches:
         return (max(self.heads * parts * GROUPS * TILES * 2 * TILE * TILE for _, parts in self.beside),)
 
     def kernels(self, lse_gradient: bool, with_delta: bool) -> Iterator[Asked]:
-        """lse_gradient: there is one; with_delta: what scores subtract is left, as it is for few keys."""
+        """lse_gradient: there is one; with_delta: what scores subtract is left, as it is for sparse keys."""
         yield self._window(lse_gradient, with_delta)
         for number in range(len(self.beside)):
-            yield from self._few(number)
+            yield from self._sparse(number)
 
     def _window(self, lse_gradient: bool, with_delta: bool) -> Asked:
         window, problem = self.walk.window, self.problem
@@ -69,22 +69,22 @@ class FusedLaunches:
             "right": window.right,
         }  # fmt: skip
         every = TmaExtent(0, 1, 1, window.length)
-        spec = walk_spec(problem, lse_gradient, with_delta)
+        spec = fused_spec(problem, lse_gradient, with_delta)
         return Asked(spec, (min(self.gpu.processors, items), 1, 1), values, (*READ, *WRITTEN), (every, every))
 
-    def _few(self, number: int) -> Iterator[Asked]:
-        (few, parts), problem = self.beside[number], self.problem
-        add, join = few_specs(problem)
+    def _sparse(self, number: int) -> Iterator[Asked]:
+        (sparse, parts), problem = self.beside[number], self.problem
+        add, reduce = sparse_specs(problem)
         items = self.heads * parts
-        place, lane = few.extent.first
+        place, lane = sparse.extent.first
         values = {
             "items": items, "parts": parts, "tokens": problem.m, "kv_heads": problem.kv_heads, "share": problem.group,
             "place": place, "lane": lane,
         }  # fmt: skip
-        reach = TmaExtent(0, 1, 1, problem.m), few.extent
-        yield Asked(add, (min(self.gpu.processors, items), 1, 1), values, OF_FEW, reach, number)
+        reach = TmaExtent(0, 1, 1, problem.m), sparse.extent
+        yield Asked(add, (min(self.gpu.processors, items), 1, 1), values, OF_SPARSE, reach, number)
         values = {
-            "parts": GROUPS * parts, "first": few.base, "step": few.step, "keys": few.count,
+            "parts": GROUPS * parts, "first": sparse.base, "step": sparse.step, "keys": sparse.count,
             "kv_heads": problem.kv_heads,
         }  # fmt: skip
-        yield Asked(join, (self.heads * -(-few.count // JOINED), 1, 1), values)
+        yield Asked(reduce, (self.heads * -(-sparse.count // REDUCED), 1, 1), values)

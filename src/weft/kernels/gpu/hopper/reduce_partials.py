@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from weft.kernels.gpu.hopper.ops.values import UNIT
 from weft.planning.families import sparse_keys
 
-ROWS, TILES = gl.constexpr(sparse_keys.JOINED), gl.constexpr(sparse_keys.TILES)  # keys of a program; tiles of a launch
+ROWS, TILES = gl.constexpr(sparse_keys.REDUCED), gl.constexpr(sparse_keys.TILES)  # keys of a program; tiles of a launch
 TOGETHER = gl.constexpr(16)  # sums that are asked for together, four of them by a warp: ptxas waits for them singly
 
 

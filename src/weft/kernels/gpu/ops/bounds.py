@@ -30,6 +30,15 @@ def stair(record, i):
 
 
 @triton.jit
+def narrow_stair(record, i):
+    """`stair` where steps are one index wide."""
+    value = (i + tl.load(record + 2)) * tl.load(record) + tl.load(record + 3)
+    value = tl.minimum(tl.maximum(value, tl.load(record + 4)), tl.load(record + 5))
+    value = tl.where(i < tl.load(record + 6), -FAR, value)
+    return tl.where(i >= tl.load(record + 7), FAR, value)
+
+
+@triton.jit
 def steps(tables, record, i, item):
     """values[number of breaks <= i]; only the breaks inside the tile are looked at."""
     breaks, values = tables + tl.load(record), tables + tl.load(record + 1)

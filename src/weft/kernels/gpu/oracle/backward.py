@@ -181,7 +181,7 @@ def _write(call: Call, scoring: Scoring, tile: Tile, mine: Keys) -> None:
     if spec.rank > 1:
         seen = np.any([part.seen for part in tile.parts], axis=0)[:, None]
         dk, dv = np.where(seen, dk, 0.0), np.where(seen, dv, 0.0)
-    if spec.few:
+    if spec.leaves_shared:
         slots = call.table("Slots")[tile.rows]
         law((slots >= 0).all(), "a key has no place among the sums of few keys")
         place = owner.batch, owner.kv_head, slots
@@ -192,7 +192,7 @@ def _write(call: Call, scoring: Scoring, tile: Tile, mine: Keys) -> None:
         )
         _keep(call, np.concatenate([dk, dv], axis=1), "Sums", place)
         return
-    if spec.joins:
+    if spec.adds_shared:
         slots = call.table("Slots")[tile.rows]
         met = slots >= 0
         left = call.tensor("Sums").load(owner.batch, owner.kv_head, slots[met])

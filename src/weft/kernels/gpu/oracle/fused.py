@@ -1,6 +1,6 @@
-"""Gradients of a short window by one walk over queries, and what few keys beside the window add to them.
+"""Gradients of a short window by one walk over queries, and what sparse keys beside the window add to them.
 
-Tiles have TILE tokens on both sides and are read and written by tensor descriptors: tokens beyond the sequence read as
+Tiles have TILE tokens on both sides, and tensor descriptors read and write them. Tokens beyond the sequence read as
 zeros, and are not written. `fused_backward` and `sparse_keys` in `weft.planning.families` say which tiles meet.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Bools, Call, Ints, Reals
 from weft.planning.families.fused_backward import SEEN
-from weft.planning.families.sparse_keys import EDGES, GROUPS, JOINED, RANGES, TILE, TILES
+from weft.planning.families.sparse_keys import EDGES, GROUPS, RANGES, REDUCED, TILE, TILES
 
 LEAD = SEEN - 1
 SUMS = 2 * TILE * TILE  # numbers of dK and dV of one tile of keys
@@ -147,15 +147,15 @@ def _write_keys(call: Call, member: int, c: int, sums: tuple[Reals, Reals]) -> N
         call.box("DV_box").store(sums[1], batch, head, key, 0)
 
 
-# ---- few keys beside it ----------------------------------------------------------------------------------------------
-def few_keys(call: Call) -> None:
+# ---- sparse keys beside it -------------------------------------------------------------------------------------------
+def sparse_keys(call: Call) -> None:
     """Add to DQ, and leave sums of dK and dV of each program and group in Partial."""
     items, parts = call.integer("items"), call.integer("parts")
     begin, middle, end = (int(x) for x in call.table()[:3])
     for program in range(call.grid[0]):
         for item in range(program, items, call.grid[0]):
             member = item // parts
-            keys = [_few(call, member, t) for t in range(TILES)]
+            keys = [_sparse(call, member, t) for t in range(TILES)]
             for group in range(GROUPS):
                 mine, every = GROUPS * (item % parts) + group, GROUPS * parts
                 sums = np.zeros((TILES, 2, TILE, TILE))
@@ -163,7 +163,7 @@ def few_keys(call: Call) -> None:
                 for count, (first, last) in enumerate(spans, 1):
                     for h in range(call.integer("share")):
                         for i in range(first, last, every):
-                            _add_few(call, (member, h, i), keys[:count], sums)
+                            _add_sparse(call, (member, h, i), keys[:count], sums)
                 wanted = TILES if middle < end else 1
                 place = (item * GROUPS + group) * TILES * SUMS + np.arange(wanted * SUMS)
                 call.flat("Partial").store(sums[:wanted].reshape(-1), place)
@@ -174,19 +174,19 @@ def _first_of(begin: int, mine: int, every: int) -> int:
     return begin + (mine + every - begin % every) % every
 
 
-def _few(call: Call, member: int, t: int) -> Tile:
-    """Tile t of the few keys with its bounds, which the table has."""
+def _sparse(call: Call, member: int, t: int) -> Tile:
+    """Tile t of the sparse keys with its bounds, which the table has."""
     table, (batch, head) = call.table(), divmod(member, call.integer("kv_heads"))
     place, lane = call.integer("place") + t * TILE, call.integer("lane")
     k, v = (call.box(name).load(batch, head, place, lane) for name in ("K_box", "V_box"))
     every, until = (int(x) for x in table[RANGES + EDGES * t :][:2])
     low, high = table[RANGES + EDGES * TILES :].reshape(2, TILES, TILE)[:, t]
     there = call.box("K_box").tokens(place, lane) >= 0
-    law(np.array_equal(there, low < high), "the few keys that are seen are not those that a descriptor reaches")
+    law(np.array_equal(there, low < high), "the sparse keys that are seen are not those that a descriptor reaches")
     return Tile(k, v, low, high, every, until)
 
 
-def _add_few(call: Call, at: tuple[int, int, int], keys: list[Tile], sums: Reals) -> None:
+def _add_sparse(call: Call, at: tuple[int, int, int], keys: list[Tile], sums: Reals) -> None:
     """What tile i of queries has of some tiles of keys. at: head of keys of all batch rows, which query head, i."""
     member, h, i = at
     batch, head = _at(call, member, h)
@@ -208,14 +208,14 @@ def _clamped(call: Call, name: str, head: int, i: int) -> Reals:
     return call.flat(name).load(head * length + np.minimum(i * TILE + np.arange(TILE), length - 1))
 
 
-def few_sums(call: Call) -> None:
-    """Add the sums of all programs to DK and DV of the few keys."""
+def reduce_partials(call: Call) -> None:
+    """Add the sums of all programs to DK and DV of the sparse keys."""
     parts, first, step, count = (call.integer(name) for name in ("parts", "first", "step", "keys"))
-    some = -(-count // JOINED)
+    some = -(-count // REDUCED)
     for program in range(call.grid[0]):
         member, block = divmod(program, some)
         batch, head = divmod(member, call.integer("kv_heads"))
-        key = block * JOINED + np.arange(min(JOINED, count - block * JOINED))
+        key = block * REDUCED + np.arange(min(REDUCED, count - block * REDUCED))
         tile = member * parts * TILES * SUMS + key // TILE * SUMS + key % TILE * TILE
         place = np.arange(parts)[:, None, None] * TILES * SUMS + tile[:, None] + np.arange(TILE)
         for name, at, scale in (("DK", 0, call.real("scale")), ("DV", TILE * TILE, 1.0)):

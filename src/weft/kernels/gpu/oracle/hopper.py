@@ -1,7 +1,7 @@
 """Kernels whose warp groups specialise, on Hopper: forward, and dK and dV. Programs take blocks of tiles in turn.
 
 Each group has GROUP rows of a block. What a forward reads beside its item (`tables.consumer_ranges`) is checked against
-the bounds of rows: tiles that a group passes over have no live pair, and tiles that it does not mask are full.
+the bounds of rows. Tiles that a group passes over have no live pair, and tiles that it does not mask are full.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _walk(call: Call, block: Block, group: int, term: int) -> Walk:
     """A group's bounds in the run of a term."""
     words, here, tile = block.words, block.parts_at + TERM * term, call.spec.cols
     first, count = (int(x) for x in block.mine[2 + RUN * term :][:2])
-    if call.spec.told:
+    if call.spec.row_bounds:
         low, high = _told(call, block, group, term)
     else:
         low, high = bounds.lines(words, here + PART, _rows(block, group))
@@ -139,9 +139,10 @@ def forward(call: Call) -> None:
 
 def _check_size(call: Call, block: Block) -> None:
     """An item has the integers that groups read, and no others."""
-    told = 2 * call.spec.rows * call.spec.terms * call.spec.told
+    of_rows = 2 * call.spec.rows * call.spec.terms * call.spec.row_bounds
     law(
-        block.mine.size == _range_at(call, 0, call.spec.terms) + told, "an item has other integers than its groups read"
+        block.mine.size == _range_at(call, 0, call.spec.terms) + of_rows,
+        "an item has other integers than its groups read",
     )
 
 

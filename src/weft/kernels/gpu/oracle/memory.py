@@ -102,7 +102,7 @@ class Array:
 
 # ---- tensor descriptors ----------------------------------------------------------------------------------------------
 class Box:
-    """A tensor descriptor (batch row, head, place, lane, channel) of a slot, read and written `tile` places at a time.
+    """A tensor descriptor (batch row, head, place, lane, dim) of a slot, read and written `tile` places at a time.
 
     Raises BrokenLaw where it reaches beyond the slot, or its strides are no steps of the slot's tokens.
     """
@@ -114,7 +114,7 @@ class Box:
         same = (strides[0], strides[1], strides[3], strides[4]) == (*slot.strides[:3], slot.strides[3])
         law(same and strides[2] % token == 0, f"a descriptor of {name} has other strides than its slot")
         law(described.shape[:2] == slot.shape[:2], f"a descriptor of {name} has other batch rows or heads")
-        law(described.shape[4] == slot.shape[3], f"a descriptor of {name} has other channels")
+        law(described.shape[4] == slot.shape[3], f"a descriptor of {name} has another width")
         self.array, self.step, self.tile = array, strides[2] // token, tile
         self.places, self.lanes = described.shape[2:4]
         last = (self.places - 1) * self.step + self.lanes - 1
@@ -127,7 +127,7 @@ class Box:
         return np.where(there, places * self.step + lane, -1)
 
     def load(self, batch: int, head: int, place: int, lane: int) -> Reals:
-        """A tile (tile, channels), zeros where the descriptor has no token."""
+        """A tile (tile, dims), zeros where the descriptor has no token."""
         tokens = self.tokens(place, lane)
         found = np.zeros((self.tile, self.array.values.shape[-1]))
         found[tokens >= 0] = self.array.load(batch, head, tokens[tokens >= 0])
@@ -203,7 +203,7 @@ class Call:
         return slot, self.memory.arrays[slot.name]
 
     def tensor(self, name: str) -> Array:
-        """A slot (B, H, tokens, channels) by batch row, head and token. Its strides are those that the kernel has."""
+        """A slot (B, H, tokens, dims) by batch row, head and token. Its strides are those that the kernel has."""
         slot = self.memory.slots[self.slot(name)]
         unit = getattr(self.spec, "unit", 1)
         for part, stride in zip((*PARTS, "dim"), slot.strides, strict=True):

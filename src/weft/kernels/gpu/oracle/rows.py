@@ -56,11 +56,9 @@ class Keys(NamedTuple):
 # ---- which rows and keys ---------------------------------------------------------------------------------------------
 def _rows(call: Call, place: int) -> Rows:
     """The rows of one program along the first axis of the grid."""
-    spec, words = call.spec, call.table()
+    spec = call.spec
     groups, lanes, span, m = (call.integer(name) for name in ("groups", "lanes", "span", "m"))
-    at = call.integer("members_at") + MEMBER * (place // groups)
-    law(at + MEMBER <= words.size, "a member lies beyond the tables")
-    batch, kv_head, first_head, heads, count, terms = (int(x) for x in words[at : at + MEMBER])
+    batch, kv_head, first_head, heads, count, terms = _member(call, place // groups)
     place = place % groups
     row_0 = place % lanes + place // lanes * (lanes * span)
     r = np.arange(spec.rows)
@@ -75,6 +73,18 @@ def _rows(call: Call, place: int) -> Rows:
     least = _least(call, batch, i, length)
     where = [terms + n * term_words(spec.bounds) for n in range(count)]
     return Rows(batch, kv_head, row, head, valid, sees, i_0, i, least, length, beside, where)
+
+
+def _member(call: Call, number: int) -> list[int]:
+    """Of a member its batch row, key/value head, first query head, query heads, terms, and where their records are."""
+    spec, words, at = call.spec, call.table(), call.integer("members_at")
+    if spec.group:  # all heads have the same
+        parts = spec.group // spec.heads
+        batch, kv_head = divmod(number // parts, call.integer("all_heads") // spec.group)
+        return [batch, kv_head, kv_head * spec.group + number % parts * spec.heads, spec.heads, spec.terms, at]
+    at += MEMBER * number
+    law(at + MEMBER <= words.size, "a member lies beyond the tables")
+    return words[at : at + MEMBER].tolist()
 
 
 def _counted(call: Call, batch: int, m: int) -> tuple[int, int, int]:
@@ -168,7 +178,9 @@ def _tiles(call: Call, mine: Rows, split: int, splits: int) -> Iterator[tuple[Ke
     law(call.spec.several or len(mine.terms) == 1, "a kernel of one term has others")
     found = [_keys(call, mine, record) for record in mine.terms]
     every = [(keys, tile) for keys in found for tile in range(-(-keys.places // call.spec.cols))]
-    yield from every[len(every) * split // splits : len(every) * (split + 1) // splits]
+    least, more = divmod(len(every), splits)
+    first = least * split + min(split, more)
+    yield from every[first : first + least + (split < more)]
 
 
 def _where(call: Call, batch: int, token: Ints) -> tuple[int | Ints, Ints]:
@@ -196,7 +208,7 @@ def _write(call: Call, mine: Rows, split: int, sums: SoftMaximum) -> None:
         mean, lse = sums.finish()
         call.flat("Work").store(lse[valid] / LN2, at)
         some = sums.total[valid] != 0
-        place = call.integer("sums") + at[some][:, None] * spec.dv + np.arange(spec.dv)
+        place = 4 * call.integer("sums") + at[some][:, None] * spec.dv + np.arange(spec.dv)
         call.flat("Work").store(mean[valid][some], place)
         return
     sink = call.flat("Sinks").load(np.where(valid, mine.head, mine.head[0])) if spec.sinks else None
@@ -209,7 +221,7 @@ def _write(call: Call, mine: Rows, split: int, sums: SoftMaximum) -> None:
 def combine(call: Call) -> None:
     """Out and Lse of every row from its shares; a share of no key has an lse only."""
     spec, m, heads, splits = call.spec, call.integer("m"), call.integer("all_heads"), call.integer("splits")
-    work, sums_at = call.flat("Work"), call.integer("sums")
+    work, sums_at = call.flat("Work"), 4 * call.integer("sums")
     for number in range(call.grid[0]):
         (pair, row), sums = divmod(number, m), SoftMaximum(1, spec.dv)
         at = number * splits + np.arange(splits)

@@ -25,9 +25,9 @@ OF_TILES: Mapping[str, Kernel] = {
 OF_GROUPS: Mapping[str, Kernel] = {
     "forward": hopper.forward,
     "dkdv": hopper.key_gradients,
-    "gradients": fused.gradients,
-    "few_keys": fused.few_keys,
-    "few_sums": fused.few_sums,
+    "fused": fused.gradients,
+    "sparse_keys": fused.sparse_keys,
+    "reduce_partials": fused.reduce_partials,
 }
 OF_SINKS: Mapping[str, Kernel] = {"sink_gradient": sinks.gradient, "sink_gradient_sum": sinks.gradient_sum}
 
@@ -40,8 +40,8 @@ def run_program(
     arrays: inputs by slot, of the slot's shape; 16-bit types are float64 here, integers are integers. Where the host
     gives the number of keys, k and v may have fewer tokens than their slots. scalars: what the host gives, by name.
 
-    Raises ValueError where an input or a scalar is missing, is not asked for, or has another shape, and BrokenLaw where
-    a program breaks a promise to its kernels.
+    Raises ValueError where an input or a scalar is missing, is not asked for, or has another shape. Raises BrokenLaw
+    where a program breaks a promise to its kernels.
     """
     given = dict(scalars or {})
     if set(given) != set(program.given):

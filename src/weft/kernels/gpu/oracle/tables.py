@@ -1,7 +1,7 @@
 """Packed tables of tiles, read back as kernels read them: which rows an item has, and which columns it visits.
 
-The side that stays is called rows and the side that is walked columns: queries and keys in forward and dq, keys and
-queries in dkdv. `weft.kernels.gpu.tables.pack` says how tables are packed.
+The side that stays is called rows, and the side that is walked columns. They are queries and keys in forward and dq,
+keys and queries in dkdv. `weft.kernels.gpu.tables.pack` says how tables are packed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The program of gradients: dq, dk and dv of q, k, v, out, lse and dout.
 
-Two kernels make them, with the same bits every time: that of dq leaves for the other what it subtracts from scores and
-their gradients, in `stats` or `delta`. Where the order of sums is free, the kernel that walks keys may add to dq too.
-Gradients of short windows come of one walk over queries: `weft.planning.families.fused_backward`.
+Two kernels make them, with the same bits every time. That of dq leaves what the other subtracts from scores and their
+gradients, in `stats` or `delta`. Where the order of sums is free, the kernel that walks keys may add to dq too.
+The fused backward makes those of short windows in one walk over queries: `weft.planning.families.fused_backward`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     family = select.gradients(plan, layout, options)
     if family == fused_backward.NAME:
         assert plan.fused_backward is not None, "what is selected is listed"
-        return walk_program(plan, plan.fused_backward, layout, options)
+        return fused_program(plan, plan.fused_backward, layout, options)
     summing = family == one_kernel.NAME
     queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
     keys = keys_program(plan, layout, options, summing)
@@ -59,7 +59,7 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     found = queries.then(keys, outputs)
     if not summing:
         return found
-    dq = result("dq", "q", plan.problem, layout, (plan.problem.dtype, plan.problem.d))
+    dq = result("dq", "q", plan.problem.d, plan.problem, layout)
     last = LaunchProgram("dq", (found.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
     return found.then(last, outputs)
 
@@ -78,7 +78,7 @@ def queries_program(
         found = tables_of("dq", plan, layout, options, summing=False)
     covers, merges = found.waves.covers, found.waves.merges
     slots, steps, memory, captured = _given(problem, layout, options)
-    dq, converted = _summed(("dq", "q", problem.d), problem, layout, merges)
+    dq, converted = _summed("dq", "q", problem.d, problem, layout, merges)
     slots += dq
     memory["DQ"] = dq[-1].name
     strides = layout.named | {"dq": dq[-1].strides}
@@ -107,11 +107,11 @@ def keys_program(
     if found is None:
         plan.check_room("dkdv", options.tf32)
         found = tables_of("dkdv", plan, layout, options, summing)
-    joins = found.sum_rows is not None
-    merges = found.waves.merges and not joins
+    adds_shared = found.sum_rows is not None
+    merges = found.waves.merges and not adds_shared
     slots, steps, memory, captured = _given(problem, layout, options)
-    dk, dk_converted = _summed(("dk", "k", problem.d), problem, layout, merges)
-    dv, dv_converted = _summed(("dv", "k", problem.dv), problem, layout, merges)
+    dk, dk_converted = _summed("dk", "k", problem.d, problem, layout, merges)
+    dv, dv_converted = _summed("dv", "k", problem.dv, problem, layout, merges)
     slots += [*dk, *dv]
     memory |= {"DK": dk[-1].name, "DV": dv[-1].name}
     strides = layout.named | {"dk": dk[-1].strides, "dv": dv[-1].strides}
@@ -161,16 +161,16 @@ def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     return LaunchProgram("backward", tuple(slots), (*steps, kernel_launch(spec, grid, values, bound)))
 
 
-def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, options: Options) -> LaunchProgram:
-    """All gradients of a walk, which is the plan's."""
+def fused_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, options: Options) -> LaunchProgram:
+    """All gradients, by the fused backward of the plan."""
     problem = plan.problem
     assert isinstance(plan.target, Gpu)
     walked = FusedLaunches(walk, problem, plan.target)
     slots, steps, memory, _ = _given(problem, layout, options)
     made = [
-        result("dq", "q", problem, layout, (problem.dtype, problem.d)),
-        result("dk", "k", problem, layout, (problem.dtype, problem.d)),
-        result("dv", "k", problem, layout, (problem.dtype, problem.dv)),
+        result("dq", "q", problem.d, problem, layout),
+        result("dk", "k", problem.d, problem, layout),
+        result("dv", "k", problem.dv, problem, layout),
     ]
     memory |= {"DQ": "dq", "DK": "dk", "DV": "dv"}
     with_delta = options.with_delta or bool(walked.beside)
@@ -181,11 +181,11 @@ def walk_program(plan: AttentionPlan, walk: FusedBackward, layout: Layout, optio
     if walked.beside:
         made.append(Slot.dense("partial", "workspace", "float32", walked.partial))
         memory["Partial"] = "partial"
-    tables = {f"few_keys_{number}": Table(few.table()) for number, few in enumerate(walk.launches)}
+    tables = {f"sparse_keys_{number}": Table(sparse.table()) for number, sparse in enumerate(walk.launches)}
     strides = layout.named | {slot.name: slot.strides for slot in made[:3]}
     bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides})
     for one in walked.kernels(layout.dlse is not None, with_delta):
-        values = {**one.values, "scale": options.scale, "Tables": f"few_keys_{one.table}"}
+        values = {**one.values, "scale": options.scale, "Tables": f"sparse_keys_{one.table}"}
         boxes = boxes_of(one.boxes, walk_names(one.boxes), one.reach, problem, bound.strides)
         steps.append(kernel_launch(one.spec, one.grid, values, bound, boxes))
     slots += [*made, *(table.slot(name) for name, table in tables.items())]
@@ -222,14 +222,13 @@ def _kernel_name(slot: str) -> str:
 
 
 def _summed(
-    what: tuple[str, Literal["q", "k"], int], problem: Problem, layout: Layout, merges: bool
-) -> tuple[list[Slot], list[Step]]:
-    """A gradient's slots, of which launches write the last one, and what follows these.
+    name: str, side: Literal["q", "k"], width: int, problem: Problem, layout: Layout, merges: bool
+) -> tuple[list[Slot], list[Step]]:  # fmt: skip
+    """A gradient's slots, of which launches write the last one; and the steps after these launches.
 
-    Several launches add in float32, and the sum is converted. what: its name, whose order it takes, its width.
+    The gradient has the memory order of a side. Where launches merge, they add in float32, and the sum is converted.
     """
-    name, side, width = what
-    made = result(name, side, problem, layout, (problem.dtype, width))
+    made = result(name, side, width, problem, layout)
     if not merges or problem.dtype == "float32":
         return [made], []
     wide = replace(made, name=f"{name}_float32", role="workspace", dtype="float32")
@@ -238,7 +237,7 @@ def _summed(
 
 def _float32_dq(problem: Problem, layout: Layout) -> Slot:
     """What the kernel that walks keys adds dq to, before the scale."""
-    made = result("dq_float32", "q", problem, layout, ("float32", problem.d))
+    made = result("dq_float32", "q", problem.d, problem, layout, "float32")
     return replace(made, role="workspace")
 
 
@@ -265,7 +264,7 @@ def _nothing(spec: KernelSpec, layout: Layout, options: Options) -> list[Step]:
 
 
 def _sums(problem: Problem, found: Packed) -> Slot:
-    """Sums of dk and dv, side by side, for the keys whose sums one wave joins."""
+    """Sums of dk and dv, side by side, of the keys that launches share; the last wave adds them."""
     assert found.waves.shared_rows is not None
     shape = problem.batch, problem.kv_heads, int(found.waves.shared_rows.sum()), problem.d + problem.dv
     return Slot.dense("key_sums", "workspace", "float32", shape)
@@ -287,4 +286,4 @@ def _spec(
     )  # fmt: skip
 
 
-__all__ = ["backward_program", "keys_program", "queries_program", "row_sums_program", "walk_program"]
+__all__ = ["backward_program", "keys_program", "queries_program", "row_sums_program", "fused_program"]

@@ -39,8 +39,8 @@ OF_PAGES = ("table_row", "width", "pages", "step", "room", "pages_at")
 class PagedKeys(NamedTuple):
     """Keys (pages, Hkv, page, D) and a block table (documents, width), with rows `row` apart.
 
-    strides: of keys and of values; in both the first token of a page lies a whole number of tokens from that of the
-    one before it, `step` in both.
+    strides: of keys and of values. step: tokens from the first of a page to the first of the next, whole and the same
+    in both.
     """
 
     pages: int

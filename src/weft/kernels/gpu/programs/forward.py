@@ -7,7 +7,7 @@ from itertools import chain
 from math import inf
 
 from weft.kernels.gpu import select
-from weft.kernels.gpu.configure import for_card
+from weft.kernels.gpu.configure import for_card, overlaps
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Fill, LaunchProgram, Slot
 from weft.kernels.gpu.programs.launches import Bindings, Packed, tables_of, wave_launches, widened
@@ -24,14 +24,14 @@ def chosen_forward(plan: AttentionPlan, layout: Layout, options: Options, proces
     """The program of the family that the plan takes. processors: multiprocessors of the card."""
     if select.forward(plan, options) == split_kv.NAME:
         assert plan.by_rows is not None, "what is selected is taken"
-        return split_kv_program(plan.by_rows.plan, layout, options, processors)
+        return split_kv_program(plan.by_rows.plan, layout, options, processors, chained=overlaps(plan.target))
     return forward_program(plan, layout, options)
 
 
 def forward_program(
     plan: AttentionPlan, layout: Layout, options: Options, found: Packed | None = None
 ) -> LaunchProgram:  # fmt: skip
-    """By tiles. Slots q, k, v, and where there are any sinks and slopes (Hq,) and tables; outputs out (B, Hq, M, Dv)
+    """By tiles. Slots q, k and v; sinks and slopes (Hq,) and tables, where there are any. Outputs out (B, Hq, M, Dv)
     and lse (B, Hq, M).
 
     layout: of q, k and v. found: tables, if not the plan's. Raises UnsupportedKernel where the card has no room for the
@@ -42,7 +42,7 @@ def forward_program(
         plan.check_room("forward", options.tf32)
         found = tables_of("forward", plan, layout, options, summing=False)
     complete = found.waves.covers and not found.waves.merges
-    out = result("out", "q", problem, layout, (problem.dtype, problem.dv))
+    out = result("out", "q", problem.dv, problem, layout)
     slots = [*inputs(problem, layout), out, of_rows("lse", problem)]
     steps, names = widened(slots, ("sinks", "slopes"))
     captured = captured_by(layout, options)

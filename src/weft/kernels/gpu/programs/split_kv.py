@@ -1,6 +1,6 @@
 """The program of a few rows against many keys: equal shares of the live keys, and a kernel that merges them.
 
-Steps of decoding are planned once for a capacity; the number of keys is then a scalar, which the host gives at each
+Steps of decoding are planned once for a capacity. The number of keys is then a scalar, which the host gives at each
 call or the kernel reads from a device slot. Grids depend on the capacity alone, so a captured graph replays the program
 at every length.
 """
@@ -59,16 +59,18 @@ class Cache(NamedTuple):
 
 
 def split_kv_program(
-    plan: RowPlan, layout: Layout, options: Options, processors: int, cache: Cache | None = None
-) -> LaunchProgram:
+    plan: RowPlan, layout: Layout, options: Options, processors: int, cache: Cache | None = None, *,
+    chained: bool = False,
+) -> LaunchProgram:  # fmt: skip
     """Slots q, k, v, and where there are any sinks and slopes; outputs out (B, Hq, M, Dv) and lse (B, Hq, M).
 
     Without a cache the host gives `GROWING` at each call of a steady plan. With one, slots key_count, offset and window
     hold what `Counts` says, one integer or one for each batch row. Where keys lie in pages, slots k and v are (pages,
-    Hkv, tokens of a page, D), and slot block_table (B, pages of a row). processors: multiprocessors of the card.
+    Hkv, tokens of a page, D), and slot block_table (B, pages of a row). processors: multiprocessors of the card, whose
+    launches may begin while the one before ends if `chained`.
     """
     problem = plan.problem
-    out = result("out", "q", problem, layout, (problem.dtype, problem.dv))
+    out = result("out", "q", problem.dv, problem, layout)
     slots = [*_inputs(plan, layout, cache), out, of_rows("lse", problem)]
     steps, names = widened(slots, ("sinks", "slopes"))
     memory = {"Q": "q", "K": "k", "V": "v", "Out": "out", "Lse": "lse", "Tables": "rows"}
@@ -76,18 +78,20 @@ def split_kv_program(
     strides = {name: (layout.named | {"out": out.strides})[name.lower()] for name in ("Q", "K", "V", "Out")}
     shape = shape_of(plan, processors)
     counts = HOST if cache is None else cache.counts
-    chosen = ScoreOptions(options.softcap is not None, "slopes" in names, "sinks" in names, counts)
+    chosen = ScoreOptions(options.softcap is not None, "slopes" in names, "sinks" in names, counts, chained)
     spec = split_kv_spec(plan, shape, layout.aligned and dense_rows(strides, problem.dtype), chosen)
     packed = _packed(plan, shape.heads)
     rows, sums, work = _work(plan, shape)
     if spec.split:
         slots.append(Slot.dense("work", "workspace", "float32", (work,)))
         memory["Work"] = "work"
-    values = _values(plan, shape, options, packed) | {"sums": sums} | _growing(plan, options, cache)
+    values = _values(plan, shape, options, packed) | {"sums": sums // 4} | _growing(plan, options, cache)
+    if spec.group:
+        values["members_at"] = 0  # where the terms of all heads are
     told = _Told(values, memory, strides)
     steps.append(told.launch(spec, (shape.programs, shape.splits, 1)))
     if spec.split:
-        steps.append(told.launch(combining(spec), (rows, 1, 1)))
+        steps.append(told.launch(combining(spec, shape.splits), (rows, 1, 1)))
     slots.append(packed.table.slot("rows"))
     return LaunchProgram("split_kv", tuple(slots), tuple(steps), {"rows": packed.table})
 

@@ -25,7 +25,7 @@ from weft.kernels.gpu.score.spec import (
 )
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.tile import Under
-from weft.planning.tiles import Launch, TilePlan
+from weft.planning.tiles import LoopNest, TilePlan
 from weft.planning.tiling import Direction
 from weft.score.dropout import scale, threshold
 from weft.score.reads import Read, reads_of, shared_axes
@@ -144,14 +144,14 @@ def _kind_of(read: Read, plan: AttentionPlan, layout: Layout, options: Options) 
 
 
 def _tiles_apart(plan: AttentionPlan, options: Options) -> int:
-    """Tiles of queries of dQ, where one launch has them all, on a line without steps and lists; 0 where sums of each
+    """Tiles of queries of dQ, where one nest has them all, on a line without steps and lists; 0 where sums of each
     apart would be no order, or too much memory.
     """
     p = plan.problem
     shares = plan.unspecialised("dq", under(options))
-    if len(shares) != 1 or len(shares[0].plan.launches) != 1 or not in_single_tokens(shares[0].plan):
+    if len(shares) != 1 or len(shares[0].plan.nests) != 1 or not in_single_tokens(shares[0].plan):
         return 0
-    tiles = shares[0].plan.launches[0].tiles
+    tiles = shares[0].plan.nests[0].tiles
     return tiles if tiles < ITEMS and p.batch * p.q_heads * tiles * (p.m + p.n) <= APART else 0
 
 
@@ -165,33 +165,33 @@ def in_single_tokens(plan: TilePlan) -> bool:
     if plan.blocks is not None:
         return False
     return all(
-        len(launch.box) == 1 and launch.q.order is None and part.k.order is None
+        len(nest.box) == 1 and nest.q.order is None and part.k.order is None
         and part.rows.is_every and part.keys.is_every
         and all(axis.lanes.q_step == axis.lanes.k_step == 1 and axis.lanes.queries is None and axis.lanes.keys is None
                 for axis in part.axes)
-        for launch in plan.launches for part in launch.parts
+        for nest in plan.nests for part in nest.parts
     )  # fmt: skip
 
 
 def walked_grid(plan: AttentionPlan, direction: Direction = "dq") -> tuple[int, ...]:
-    """The grid of all tokens whose boxes every launch of one direction walks, keys in the steps of queries; () for
+    """The grid of all tokens whose boxes every nest of one direction walks, keys in the steps of queries; () for
     none.
     """
     plans = [share.plan for share in plan.unspecialised(direction)]
-    found = {_grid_of(launch) for one in plans for launch in one.launches} | {() for one in plans if one.blocks}
+    found = {_grid_of(nest) for one in plans for nest in one.nests} | {() for one in plans if one.blocks}
     grid = found.pop() if len(found) == 1 else ()
     return grid if plan.problem.m == plan.problem.n == prod(grid) and len(grid) > 1 else ()
 
 
-def _grid_of(launch: Launch) -> tuple[int, ...]:
-    """The grid of a launch, whose keys lie on the same one; () where their steps differ, or tokens are listed."""
-    whole = replace(launch.q, origin=0, order=None) == launch.q
+def _grid_of(nest: LoopNest) -> tuple[int, ...]:
+    """The grid of a nest, whose keys lie on the same one; () where their steps differ, or tokens are listed."""
+    whole = replace(nest.q, origin=0, order=None) == nest.q
     alike = all(
-        part.k == launch.q and part.rows.is_every and part.keys.is_every
+        part.k == nest.q and part.rows.is_every and part.keys.is_every
         and all(axis.lanes.q_step == axis.lanes.k_step for axis in part.axes)
-        for part in launch.parts
+        for part in nest.parts
     )  # fmt: skip
-    return tuple(launch.q.shape) if whole and alike else ()
+    return tuple(nest.q.shape) if whole and alike else ()
 
 
 def _shape(kind: int, read: Read, plan: AttentionPlan, layout: Layout, options: Options) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from weft.kernels.gpu.ops.bounds import FAR, stair
+from weft.kernels.gpu.ops.bounds import FAR, narrow_stair, stair
 from weft.kernels.gpu.split_kv import tables as packed
 
 CLASSES, BOUND = tl.constexpr(packed.CLASSES), tl.constexpr(packed.BOUND)
@@ -36,21 +36,30 @@ def run_of(C: tl.constexpr, rows, record):
     i, tables = rows.i, rows.tables
     low, high = rows.least, tl.zeros_like(i) + rows.length
     for b in tl.static_range(C.bounds):
-        low = tl.maximum(low, bound(tables, record + CLASSES + BOUND * b, i, C.steps))
-        high = tl.minimum(high, bound(tables, record + CLASSES + BOUND * (C.bounds + b), i, C.steps))
-    step, phase, some = class_of(record, rows.i_0)
-    seen = rows.sees & (i % tl.load(record + 8) == tl.load(record + 9)) & (low < high) & some
-    low, high = tl.where(seen, low, FAR), tl.where(seen, high, 0)
-    first, last = tl.min(low, 0), tl.max(high, 0)
-    first += ((phase - first) % step + step) % step
-    count = tl.maximum(positions(last, first, step), 0)
-    return Run(positions(low, first, step), positions(high, first, step), first, step, count)
+        low = tl.maximum(low, bound(C, tables, record + CLASSES + BOUND * b, i))
+        high = tl.minimum(high, bound(C, tables, record + CLASSES + BOUND * (C.bounds + b), i))
+    if C.plain:
+        seen = rows.sees & (low < high)
+        low, high = tl.where(seen, low, FAR), tl.where(seen, high, 0)
+        first = tl.min(low, 0)
+        run = Run(low - first, high - first, first, 1, tl.maximum(tl.max(high, 0) - first, 0))
+    else:
+        step, phase, some = class_of(record, rows.i_0)
+        seen = rows.sees & (i % tl.load(record + 8) == tl.load(record + 9)) & (low < high) & some
+        low, high = tl.where(seen, low, FAR), tl.where(seen, high, 0)
+        first, last = tl.min(low, 0), tl.max(high, 0)
+        first += ((phase - first) % step + step) % step
+        count = tl.maximum(positions(last, first, step), 0)
+        run = Run(positions(low, first, step), positions(high, first, step), first, step, count)
+    return run
 
 
 @triton.jit
-def bound(tables, record, i, STEPS: tl.constexpr):
+def bound(C: tl.constexpr, tables, record, i):
     """A bound of the rows i, (rows,)."""
-    if STEPS:
+    if C.plain:
+        value = narrow_stair(record + 1, i)
+    elif C.steps:
         value = tl.zeros_like(i)
         if tl.load(record) == 0:
             value = stair(record + 1, i)
@@ -101,6 +110,7 @@ def positions(bound, first, step):
 
 @triton.jit
 def share(tiles, split, splits):
-    """(first, end) of share `split` of all tiles; shares differ by one tile at most."""
-    tiles = tiles.to(tl.int64)
-    return (tiles * split // splits).to(tl.int32), (tiles * (split + 1) // splits).to(tl.int32)
+    """(first, end) of share `split` of all tiles; the first shares have one tile more than others may have."""
+    least, more = tiles // splits, tiles % splits
+    first = least * split + tl.minimum(split, more)
+    return first, first + least + (split < more).to(tl.int32)

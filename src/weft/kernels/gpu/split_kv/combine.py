@@ -5,22 +5,28 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu.ops.loads import columns
 from weft.kernels.gpu.ops.online_softmax import Softmax, finish
 from weft.kernels.gpu.ops.vectors import exists
-
-BLOCK = tl.constexpr(16)  # shares that are taken together
+from weft.kernels.gpu.split_kv.kernel import UNIT
 
 
 @triton.jit
-def combine(DV: tl.constexpr, work, sums, splits, heads, m, results):
+def combine(C: tl.constexpr, work, sums, splits, heads, m, results):
     """One program for each row. A share of no key has an lse only. work, sums, results: see `kernel.Results`."""
+    DV: tl.constexpr = C.dv
+    if C.chained:
+        gdc_wait()
     number = tl.program_id(0).to(tl.int64)
     row, batch = number % m, number // m // heads
     head = number // m % heads
     dv = columns(DV)
-    softmax = joined(DV, work, sums, number, splits, dv)
+    if C.once:
+        softmax = joined_at_once(C, work, sums, number, splits, dv)
+    else:
+        softmax = joined(C, work, sums, number, splits, dv)
     sink, out = None, results.out
     if results.sinks is not None:
         sink = tl.load(results.sinks + head)
@@ -36,8 +42,31 @@ def combine(DV: tl.constexpr, work, sums, splits, heads, m, results):
 
 
 @triton.jit
-def joined(DV: tl.constexpr, work, sums_at, number, splits, columns):
-    """The sums of the shares of one row."""
+def joined_at_once(C: tl.constexpr, work, sums_at, number, splits, columns):
+    """`joined` where a block holds all shares. Means are read beside lses, those of no key too."""
+    DV: tl.constexpr = C.dv
+    WIDTH: tl.constexpr = DV[len(DV) - 1][0] + DV[len(DV) - 1][2]
+    b = tl.arange(0, C.block)
+    there = b < splits
+    at = work + sums_at * UNIT + (number * splits + b) * WIDTH
+    lse, means = tl.load(work + number * splits + b, mask=there, other=float("-inf")), ()
+    for n in tl.static_range(len(DV)):
+        live = exists(DV[n], there, columns[n][1])
+        means += (tl.load(at[:, None] + columns[n][0][None, :], mask=live, other=0.0),)
+    largest = tl.max(lse, 0)
+    weight = tl.exp2(lse - tl.where(largest == float("-inf"), 0.0, largest))
+    acc = ()
+    for n in tl.static_range(len(DV)):
+        some = (weight != 0)[:, None]  # the others' memory was never written
+        acc += (tl.sum(tl.where(some, weight[:, None] * means[n], 0.0), 0),)
+    return Softmax(acc, largest, tl.sum(weight, 0))
+
+
+@triton.jit
+def joined(C: tl.constexpr, work, sums_at, number, splits, columns):
+    """The sums of the shares of one row, blocks of them in turn."""
+    DV: tl.constexpr = C.dv
+    BLOCK: tl.constexpr = C.block
     WIDTH: tl.constexpr = DV[len(DV) - 1][0] + DV[len(DV) - 1][2]
     b = tl.arange(0, BLOCK)
     tops = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -52,7 +81,7 @@ def joined(DV: tl.constexpr, work, sums_at, number, splits, columns):
         lse = tl.load(work + number * splits + s + b, mask=s + b < splits, other=float("-inf"))
         weight = tl.exp2(lse - safe)
         weights += weight
-        sums = with_shares(DV, sums, weight, work + sums_at + (number * splits + s + b) * WIDTH, columns)
+        sums = with_shares(DV, sums, weight, work + sums_at * UNIT + (number * splits + s + b) * WIDTH, columns)
     row_sum, acc = tl.sum(weights, 0), ()
     for n in tl.static_range(len(DV)):
         acc += (tl.sum(sums[n], 0),)

@@ -13,10 +13,10 @@ Chunks = tuple[tuple[int, int, int], ...]
 class Config(NamedTuple):
     """What a kernel is compiled for; see `SplitKVSpec` for fields of the same name.
 
-    d, dv: chunks of both head dimensions. steps: some bound is a step function. precision: of products of float32, None
-    for other types. rank, linear, of_keys, scored, dropout: what the fragments of tile kernels ask beside: keys lie on
-    a line, scores are scaled before their maximum is taken, queries are the side that stays, and no score function or
-    dropout is there.
+    d, dv: chunks of both head dimensions. steps: some bound is a step function. paired: a tile of keys lies in two
+    pages at most. precision: of products of float32, None for other types. rank, linear, of_keys, scored, dropout: what
+    the fragments of tile kernels ask beside: keys lie on a line, scores are scaled before their maximum is taken,
+    queries are the side that stays, and no score function or dropout is there.
     """
 
     rows: int
@@ -26,7 +26,13 @@ class Config(NamedTuple):
     bounds: int
     steps: bool
     several: bool
+    plain: bool
+    group: int
+    heads: int
+    terms: int
     split: bool
+    chained: bool
+    paired: bool
     softcap: bool
     alibi: bool
     upcast: bool
@@ -38,11 +44,21 @@ class Config(NamedTuple):
     dropout: bool = False
 
 
+class Combined(NamedTuple):
+    """What a kernel that combines shares is compiled for. block: shares that are taken together; once: they are all."""
+
+    dv: Chunks
+    block: int
+    once: bool
+    chained: bool
+
+
 def config_of(spec: SplitKVSpec) -> Config:
     """The configuration of a kernel that is not `combine`."""
     precision = "ieee" if spec.dtype == "float32" else None
     d, dv = chunks(spec.d), chunks(spec.dv)
     return Config(
-        spec.rows, spec.cols, d, dv, spec.bounds, spec.tables, spec.several, spec.split, spec.softcap, spec.alibi,
+        spec.rows, spec.cols, d, dv, spec.bounds, spec.tables, spec.several, spec.plain, spec.group, spec.heads,
+        spec.terms, spec.split, spec.chained, spec.plain and spec.counts.page >= spec.cols, spec.softcap, spec.alibi,
         spec.upcast, precision,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from weft.kernels.gpu.ops.loads import columns, products
 from weft.kernels.gpu.ops.online_softmax import add_tile, finish, lse_2, no_keys
@@ -18,6 +19,8 @@ from weft.kernels.gpu.ops.scores import LOG2E, Scores, score
 from weft.kernels.gpu.ops.vectors import exists, load_rows, store_rows
 from weft.kernels.gpu.split_kv.bounds import BOUND, CLASSES, run_of, share
 from weft.kernels.gpu.split_kv.rows import page_of, rows_of
+
+UNIT = tl.constexpr(4)  # numbers of 16 bytes, in which `sums` is told
 
 
 class Results(NamedTuple):
@@ -56,6 +59,14 @@ class Head(NamedTuple):
     dim: Any
 
 
+class Pair(NamedTuple):
+    """Pages of a tile's first and last key; column: of the block table, the first one's."""
+
+    column: Any
+    first: Any
+    last: Any
+
+
 class Tokens(NamedTuple):
     """Tokens of rows or of keys, as `ops.scores` takes them of a tile."""
 
@@ -77,7 +88,9 @@ def split_kv(C: tl.constexpr, q, k, v, deal, keys, scaling, results):
 
     q, k, v: `loads.Strided`. deal, keys: see `rows`. scaling: `scores.Scaling`, whose shift `keys` has instead.
     """
-    rows = rows_of(deal, keys, C.rows)
+    if C.chained:
+        gdc_launch_dependents()  # the kernel that combines shares may begin where this one leaves room
+    rows = rows_of(C, deal, keys)
     d, dv = columns(C.d), columns(C.dv)
     q_at = q.pointer + rows.batch * q.batch + rows.head.to(tl.int64) * q.head + rows.row.to(tl.int64) * q.row
     queries = load_rows(C, C.d, q_at, q.dim, d, rows.valid)
@@ -174,7 +187,7 @@ def places_of(C: tl.constexpr, tile, run, side):
     last key, which no row sees there.
     """
     x = tile * C.cols + side.operands.c
-    token = (run.first + run.step * tl.minimum(x, run.count - 1)).to(tl.int64)
+    token = run.first + run.step * tl.minimum(x, run.count - 1)
     place = token
     if side.keys.ring:
         place = token % side.keys.capacity
@@ -182,24 +195,49 @@ def places_of(C: tl.constexpr, tile, run, side):
 
 
 @triton.jit
+def place_of(run, x, keys):
+    """The place in the cache of one key of a run, or of its last."""
+    place = run.first + run.step * tl.minimum(x, run.count - 1)
+    return place % keys.capacity if keys.ring else place
+
+
+@triton.jit
 def pages_of(C: tl.constexpr, tile, run, side):
-    """The pages of a tile's keys."""
-    return page_of(side.keys, side.rows.batch, places_of(C, tile, run, side)[2])
+    """The pages of a tile's keys; where these lie in two at most, those of its first key and of its last."""
+    keys, batch = side.keys, side.rows.batch
+    if C.paired:
+        first = place_of(run, tile * C.cols, keys)
+        last = place_of(run, tile * C.cols + (C.cols - 1), keys)
+        pages = Pair(first // keys.page, page_of(keys, batch, first), page_of(keys, batch, last))
+    else:
+        pages = page_of(keys, batch, places_of(C, tile, run, side)[2])
+    return pages
+
+
+@triton.jit
+def in_pages(C: tl.constexpr, head, pages, place, keys):
+    """Where the pages of keys begin at a head, (cols,)."""
+    if C.paired:
+        first, last = pages.first.to(tl.int64) * head.page, pages.last.to(tl.int64) * head.page
+        begin = tl.where(place // keys.page == pages.column, first, last)
+    else:
+        begin = pages.to(tl.int64) * head.page
+    return head.pointer + begin
 
 
 @triton.jit
 def visit(C: tl.constexpr, softmax, tile, pages, run, side):
-    """One tile of a run. pages (cols,): where keys lie in these, else None."""
+    """One tile of a run. pages: of its keys, where they lie in these, else None."""
     rows, operands = side.rows, side.operands
     x, token, place = places_of(C, tile, run, side)
     k_at, v_at = operands.k.pointer, operands.v.pointer
     if pages is not None:
+        k_at = in_pages(C, operands.k, pages, place, side.keys)
+        v_at = in_pages(C, operands.v, pages, place, side.keys)
         place = place % side.keys.page
-        k_at += pages.to(tl.int64) * operands.k.page
-        v_at += pages.to(tl.int64) * operands.v.page
     k = load_rows(C, C.d, k_at + place * operands.k.row, operands.k.dim, operands.d, None)
     v = load_rows(C, C.dv, v_at + place * operands.v.row, operands.v.dim, operands.dv, None)
-    mine, theirs = Tokens(rows.row + rows.beside), Tokens(token.to(tl.int32))
+    mine, theirs = Tokens(rows.row + rows.beside), Tokens(token)
     s, _ = score(C, products(C, operands.q, k), side.scores, mine, theirs)
     s = tl.where((x[None, :] >= run.low[:, None]) & (x[None, :] < run.high[:, None]), s, float("-inf"))
     return add_tile(C, softmax, s, side.scores, v)
@@ -215,7 +253,7 @@ def leave_share(DV: tl.constexpr, softmax, at, rows, results, columns):
     some = rows.valid & (softmax.row_sum != 0)  # NaN is something
     inverse = tl.where(some, 1.0 / softmax.row_sum, 0.0)
     for n in tl.static_range(len(DV)):
-        means = (results.work + results.sums + at * WIDTH)[:, None] + columns[n][0][None, :]
+        means = (results.work + results.sums * UNIT + at * WIDTH)[:, None] + columns[n][0][None, :]
         tl.store(means, softmax.acc[n] * inverse[:, None], mask=exists(DV[n], some, columns[n][1]))
 
 

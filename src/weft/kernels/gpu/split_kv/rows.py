@@ -15,8 +15,8 @@ MEMBER = tl.constexpr(packed.MEMBER)
 class Deal(NamedTuple):
     """How rows and keys are dealt out to programs.
 
-    members_at: where the members lie in the tables. groups: programs of a member. lanes, span: a program has `span` of
-    the m rows of each head, `lanes` apart. splits: shares of the keys.
+    members_at: where the members lie in the tables, or the terms where all heads have the same. groups: programs of a
+    member. lanes, span: a program has `span` of the m rows of each head, `lanes` apart. splits: shares of the keys.
     """
 
     tables: Any
@@ -80,18 +80,48 @@ class Rows(NamedTuple):
     split: Any
 
 
+class Member(NamedTuple):
+    """Query heads [first, first + heads) of one key/value head of a batch row, and where their `count` terms are."""
+
+    batch: Any
+    kv_head: Any
+    first: Any
+    heads: Any
+    count: Any
+    terms: Any
+
+
 @triton.jit
-def rows_of(deal, keys, ROWS: tl.constexpr):
+def member_of(C: tl.constexpr, deal, place):
+    """A member by its number. Where all heads have the same terms nothing is read: keys wait for one load less."""
+    if C.group:
+        PARTS: tl.constexpr = C.group // C.heads
+        kv_heads, kv = deal.all_heads // C.group, place // PARTS
+        kv_head = kv % kv_heads
+        first = kv_head * C.group + place % PARTS * C.heads
+        found = Member((kv // kv_heads).to(tl.int64), kv_head.to(tl.int64), first, C.heads, C.terms, deal.members_at)
+    else:
+        at = deal.tables + deal.members_at + MEMBER * place
+        batch, kv_head = tl.load(at).to(tl.int64), tl.load(at + 1).to(tl.int64)
+        found = Member(batch, kv_head, tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5))
+    return found
+
+
+@triton.jit
+def rows_of(C: tl.constexpr, deal, keys):
     """The rows of this program: row_0, row_0 + lanes, ... of the query heads of one key/value head."""
     place, split = tl.program_id(0), tl.program_id(1)
-    member = deal.tables + deal.members_at + MEMBER * (place // deal.groups)
-    batch, kv_head = tl.load(member).to(tl.int64), tl.load(member + 1).to(tl.int64)
-    first_head, heads = tl.load(member + 2), tl.load(member + 3)
-    count, terms = tl.load(member + 4), deal.tables + tl.load(member + 5)
+    member = member_of(C, deal, place // deal.groups)
+    batch, heads = member.batch, member.heads
     place = place % deal.groups
-    row_0 = place % deal.lanes + place // deal.lanes * (deal.lanes * deal.span)
-    r = tl.arange(0, ROWS)
-    row, head = row_0 + deal.lanes * (r // heads), first_head + r % heads  # (rows,)
+    r = tl.arange(0, C.rows)
+    if C.plain:  # one lane
+        row_0 = place * deal.span
+        row = row_0 + r // heads
+    else:
+        row_0 = place % deal.lanes + place // deal.lanes * (deal.lanes * deal.span)
+        row = row_0 + deal.lanes * (r // heads)
+    head = member.first + r % heads  # (rows,)
     valid = (r < deal.span * heads) & (row < deal.m)
     shift, beside, length = counted(keys, batch, deal.m)
     sees = valid
@@ -102,7 +132,8 @@ def rows_of(deal, keys, ROWS: tl.constexpr):
         i_0 += tl.where(i_0 < 0, deal.lanes * deal.m, 0)  # a row of the same residue classes that exists
     least = least_key(keys, i, batch, length)
     return Rows(
-        batch, kv_head, row, head, valid, sees, i_0, i, least, length, beside, deal.tables, terms, count, split
+        batch, member.kv_head, row, head, valid, sees, i_0, i, least, length, beside, deal.tables,
+        deal.tables + member.terms, member.count, split,
     )  # fmt: skip
 
 
@@ -147,6 +178,6 @@ def page_of(keys, batch, place):
     table and cache is read: a page that no query sees may be gone, and lie between some that are seen.
     """
     last = keys.capacity // keys.page - 1
-    column = tl.minimum(tl.maximum((place // keys.page).to(tl.int32), 0), last)
+    column = tl.minimum(tl.maximum(place // keys.page, 0), last)
     number = tl.load(keys.block_table + batch * keys.table_row + column)
     return tl.minimum(tl.maximum(number, 0), keys.pages - 1)

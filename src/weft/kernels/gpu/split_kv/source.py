@@ -12,7 +12,7 @@ from typing import Any
 from weft.kernels.gpu.compile.source import POINTERS, Source
 from weft.kernels.gpu.entry import module
 from weft.kernels.gpu.layout import PARTS
-from weft.kernels.gpu.split_kv.config import config_of
+from weft.kernels.gpu.split_kv.config import Combined, config_of
 from weft.kernels.gpu.split_kv.spec import GROWING, PAGING, SplitKVSpec
 from weft.planning.tiling import chunks
 
@@ -30,8 +30,9 @@ def source_of(spec: SplitKVSpec) -> Source:
         i for i, name in enumerate(types)
         if name in ALIGNED or (spec.aligned and name in ("Q", "K", "V", "Out"))
     )  # fmt: skip
+    early = spec.chained and spec.combine
     return Source(spec.name, entry(spec), tuple(types.items()), aligned, spec.warps, spec.stages,
-                  spec=json.dumps(asdict(spec), indent=1))  # fmt: skip
+                  spec=json.dumps(asdict(spec), indent=1), early=early)  # fmt: skip
 
 
 def _type_of(name: str, spec: SplitKVSpec) -> str:
@@ -65,6 +66,7 @@ from weft.kernels.gpu.split_kv.rows import Deal, Keys
 _COMBINE = """\
 from weft.kernels.gpu.ops.loads import Strided
 from weft.kernels.gpu.split_kv.combine import combine
+from weft.kernels.gpu.split_kv.config import Combined
 from weft.kernels.gpu.split_kv.kernel import Results
 
 """
@@ -87,7 +89,8 @@ def _split(spec: SplitKVSpec) -> Iterator[str]:
 
 def _combine(spec: SplitKVSpec) -> Iterator[str]:
     yield "combine("
-    yield f"    {chunks(spec.dv)}, Work, sums, splits, all_heads, m,"
+    yield f"    Combined({chunks(spec.dv)}, {spec.rows}, {spec.once}, {spec.chained}),"
+    yield "    Work, sums, splits, all_heads, m,"
     yield f"    Results({_results(spec)}),"
     yield ")"
 
@@ -120,9 +123,9 @@ def constants_of(spec: SplitKVSpec) -> dict[str, Any]:
     counts = spec.counts
     found: dict[str, Any] = {} if spec.sinks else {"results": SimpleNamespace(sinks=None), "sink": None}
     if spec.combine:
-        return found
+        return found | {"C": Combined(chunks(spec.dv), spec.rows, spec.once, spec.chained)}
     missing = {name: None for pointer, name in SLOTS.items() if pointer not in counts.slots}
     keys = SimpleNamespace(**missing, ring=counts.ring, page=counts.page)
     found |= {"C": config_of(spec), "keys": keys, "side": SimpleNamespace(keys=keys)}
-    found |= {"STEPS": spec.tables, "PAGE": counts.page}
+    found |= {"PAGE": counts.page}
     return found | ({} if counts.page else {"pages": None})

@@ -1,8 +1,8 @@
-"""Waves: the launches of a plan, for all heads, in as few launches of a kernel as their order allows.
+"""Waves: the nests of a plan, for all heads, in as few launches of a kernel as their order allows.
 
-Launches of one kind that meet no row of a head twice go into one wave: heads of different dilation, rows that see all
-keys beside rows that see a window. Launches that do meet the same rows follow each other, and their results are
-merged; which ones these are is found on the rows themselves.
+Nests of one kind that meet no row of a head twice go into one wave. Such are heads of different dilation, and rows that
+see all keys beside rows that see a window. Nests that meet the same rows follow each other, and their results are
+merged. Rows themselves are compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.acsr.format import BLOCK
-from weft.kernels.gpu.tables.pack import Kind, LaunchTables, Place, block_tables, launch_tables
+from weft.kernels.gpu.tables.pack import Kind, NestTables, Place, block_tables, nest_tables
 from weft.kernels.gpu.tables.writer import Words
 from weft.pattern.bounds import Ints
 from weft.pattern.relation import NDBool
@@ -27,12 +27,12 @@ from weft.planning.work import are_few, most_of
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One launch with its heads, (heads, 4): batch row, key/value head, first query head, count.
+    """One nest with its heads, (heads, 4): batch row, key/value head, first query head, count.
 
     rows: which it visits. owners: of what it writes rows, (batch row, key/value head) and for queries the query head.
     """
 
-    tables: LaunchTables
+    tables: NestTables
     heads: Words
     rows: NDBool
     owners: frozenset[tuple[int, ...]]
@@ -44,13 +44,13 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Wave:
-    """Launches of one kind as one launch of a kernel: members x items.
+    """Nests of one kind as one launch of a kernel: members x items.
 
-    words: the tables, with the members from `heads_at` on. place: of the only launch, None where several are packed.
-    merges: some row is visited by another wave too. joins: it visits every row once and comes last, and adds what the
-    others left for the few rows that these visit. whole: every column of every box exists. terms: the most of one
-    launch. lines: every bound is a clipped line. reach, short, work: of the only launch, see
-    `LaunchTables`. blocks_at: where the list of blocks is, see `weft.kernels.gpu.tables.tile_scheduler`.
+    words: the tables, with the members from `heads_at` on. place: of the only nest, None where several are packed.
+    merges: some row is visited by another wave too. adds_shared: it visits every row once, comes last, and adds the
+    sums that the others left for the few rows that these visit. whole: every column of every box exists. terms: the
+    most of one nest. lines: every bound is a clipped line. reach, short, work: of the only nest, see
+    `NestTables`. blocks_at: where the list of blocks is, see `weft.kernels.gpu.tables.tile_scheduler`.
     """
 
     words: Words
@@ -67,7 +67,7 @@ class Wave:
     span: int
     whole: bool
     lines: bool
-    joins: bool = False
+    adds_shared: bool = False
     reach: tuple[TmaExtent, ...] | None = None
     short: bool = False
     work: Ints | None = None
@@ -92,8 +92,8 @@ class Waves:
 def plan_waves(shares: Sequence[Share], problem: Problem, transposed: bool, slots: int | None = None) -> Waves:
     """The waves of shares; transposed: rows are keys.
 
-    slots: tiles that the GPU computes at a time; those that visit far more than a fair share are then cut into several
-    items, whose results are added in no fixed order.
+    slots: tiles that the GPU computes at a time. With it, tiles that visit far more than a fair share are cut into
+    several items, whose results are added in no fixed order.
     """
     found: list[list[Entry]] = []
     for pack in dict.fromkeys(share.pack for share in shares):
@@ -103,27 +103,27 @@ def plan_waves(shares: Sequence[Share], problem: Problem, transposed: bool, slot
         others = [entry for w in found if w is not one for entry in w]
         waves.append(_wave(one, one[0].tables.split or any(a.meets(b) for a in one for b in others)))
     heads = problem.batch * (problem.kv_heads if transposed else problem.q_heads)
-    last = next((i for i, one in enumerate(found) if transposed and _joins(found, one, heads)), None)
+    last = next((i for i, one in enumerate(found) if transposed and _adds_shared(found, one, heads)), None)
     covers = _covers([entry for one in found for entry in one], heads)
     if last is None:
         return Waves(tuple(waves), covers)
-    waves.append(replace(waves.pop(last), joins=True))
+    waves.append(replace(waves.pop(last), adds_shared=True))
     shared = np.any([entry.rows for i, one in enumerate(found) if i != last for entry in one], axis=0)
     return Waves(tuple(waves), covers, shared)
 
 
-def _joins(found: list[list[Entry]], one: list[Entry], heads: int) -> bool:
+def _adds_shared(found: list[list[Entry]], one: list[Entry], heads: int) -> bool:
     """Whether a wave visits every row once, and others few."""
     others = [entry.rows for other in found if other is not one for entry in other]
     return not one[0].tables.split and are_few(others) and _covers(one, heads)
 
 
 def _entries(shares: Sequence[Share], problem: Problem, transposed: bool, slots: int | None) -> Iterator[Entry]:
-    """The launches of one pack."""
+    """The nests of one pack."""
     most = most_of([(share.plan, _members(share.heads)) for share in shares], slots) if slots else None
     for share in shares:
         rounds = _rounds(head_rows(share.heads, problem.group, transposed), 2 if transposed else 3)
-        for tables, rows in _launches(share.plan, most):
+        for tables, rows in _nests(share.plan, most):
             for listed, owners in rounds:
                 yield Entry(tables, listed, rows, owners)
 
@@ -157,13 +157,13 @@ def _members(heads: tuple[Heads, ...]) -> int:
     return sum((one.batch[1] - one.batch[0]) * (one.kv[1] - one.kv[0]) for one in heads)
 
 
-def _launches(plan: TilePlan, most: int | None) -> Iterable[tuple[LaunchTables, NDBool]]:
-    """(tables, rows visited) of every launch; the remainder last."""
+def _nests(plan: TilePlan, most: int | None) -> Iterable[tuple[NestTables, NDBool]]:
+    """(tables, rows visited) of every nest; the remainder last."""
     m = plan.acsr.m
-    for launch in plan.launches:
-        if launch.tiles:
+    for nest in plan.nests:
+        if nest.tiles:
             assert plan.tiling is not None, "a plan for a GPU has a tiling"
-            yield from launch_tables(launch, plan.tiling, m, most)
+            yield from nest_tables(nest, plan.tiling, m, most)
     if plan.blocks is not None:
         rows = np.zeros(-(-m // BLOCK) * BLOCK, np.bool_)
         rows.reshape(-1, BLOCK)[plan.blocks.rows] = True
@@ -208,8 +208,9 @@ def _wave(entries: list[Entry], merges: bool) -> Wave:
 
 
 def head_rows(heads: tuple[Heads, ...], group: int, transposed: bool) -> Words:
-    """(heads, 4): the query heads that share a plan, or where keys stay, the key/value heads, last ones first: dQ went
-    before, and what it read last is still in the cache.
+    """(heads, 4): the query heads that share a plan; or where keys stay, the key/value heads, the last ones first.
+
+    dQ went before these, and what it read last is still in the cache.
     """
     found = []
     for one in heads:

@@ -7,25 +7,25 @@ from dataclasses import replace
 import numpy as np
 
 from weft.pattern.bounds import Ints
-from weft.planning.tiles import AxisPlan, Launch
+from weft.planning.tiles import AxisPlan, LoopNest
 from weft.planning.tiling.gpu import is_listed
 
 
-def whole_boxes(launch: Launch) -> Launch | None:
-    """The launch with runs of whole boxes, as many as before; None on a line, or where not all of them are on the grid.
+def whole_boxes(nest: LoopNest) -> LoopNest | None:
+    """The nest with runs of whole boxes, as many as before; None on a line, or where not all of them are on the grid.
 
     A run may then begin before its first column and end after its last one, in columns that none of its rows sees. So
     some row must see every column: what lies in one that nobody sees may be anything, and is never read.
     """
-    if len(launch.box) == 1 or any(map(is_listed, launch.parts)):
+    if len(nest.box) == 1 or any(map(is_listed, nest.parts)):
         return None
     parts = []
-    for part in launch.parts:
+    for part in nest.parts:
         axes = tuple(moved for axis in part.axes if (moved := _moved(axis)) is not None)
         if len(axes) < len(part.axes):
             return None
         parts.append(replace(part, axes=axes))
-    return replace(launch, parts=tuple(parts))
+    return replace(nest, parts=tuple(parts))
 
 
 def _moved(axis: AxisPlan) -> AxisPlan | None:

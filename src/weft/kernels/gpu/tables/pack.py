@@ -1,17 +1,21 @@
-"""A plan as kernels read it: one vector of 32-bit integers for each wave of launches.
+"""A plan as kernels read it: one vector of 32-bit integers for each wave of nests.
 
-    header    origin of the query grid, place of the list of queries or of their order; for each axis the logarithm of
-              the box, the step of queries, the grid's length
-    parts     for each part PART integers, and for each axis `axis_words`
-    bounds    records of `ops.bounds.BOUND` integers, and the tables of step functions; on grids the two bounds of every
-              coordinate
-    items     for each tile: (first query, queries) for each axis; then for each part and axis (first key, keys, tiles
-              before the full ones, full tiles). Where tokens are listed, first is a place in the list. Of a
-              forward by warp groups more: see `weft.kernels.gpu.tables.consumer_ranges`
-    members   for each head and launch of the wave HEAD integers: which head, and where the launch's tables are
-    blocks    of warp groups, (item, member) of each: see `weft.kernels.gpu.tables.tile_scheduler`
+| what | holds |
+|---|---|
+| header | origin of the query grid, place of the list of queries or of their order |
+| | for each axis: the logarithm of the box, the step of queries, the grid's length |
+| parts | for each part PART integers, and for each axis `axis_words` |
+| bounds | records of `ops.bounds.BOUND` integers, and the tables of step functions |
+| | on grids: the two bounds of every coordinate |
+| items | for each tile and axis: first query, queries |
+| | for each part and axis: first key, keys, tiles before the full ones, full tiles |
+| | of warp groups more: see `weft.kernels.gpu.tables.consumer_ranges` |
+| members | for each head and nest of the wave HEAD integers: which head, and where the nest's tables are |
+| blocks | of warp groups, (item, member) of each: see `weft.kernels.gpu.tables.tile_scheduler` |
 
-A kernel reaches everything that it needs in two loads that wait for each other (three, where launches are packed).
+Where tokens are listed, the first query and key of an item are places in the list.
+
+A kernel reaches everything that it needs in two loads that wait for each other (three, where nests are packed).
 """
 
 from __future__ import annotations
@@ -32,23 +36,23 @@ from weft.kernels.gpu.tables.writer import Words, Writer
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
-from weft.planning.families.hopper import CONFIGS, SUMS, is_told
-from weft.planning.tiles import AxisPlan, BlockLaunch, Launch, Part, TilePlan
+from weft.planning.families.hopper import CONFIGS, SUMS, has_row_bounds
+from weft.planning.tiles import AxisPlan, BlockNest, LoopNest, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow, more_run
 from weft.planning.tma import TmaExtent, extents
 from weft.planning.work import rows_apart
 
 Slots = tuple[Ints, Ints]  # (lane, tile) of all tiles of one axis
-# Integers of a part: origin of the key grid; places of the list of keys or of their order, of the queries left out and
-# of the keys left out, one bit a token; 0 for none.
+# Integers of a part: origin of the key grid, and place of the list of keys or of their order. Then come the places of
+# queries and of keys that are left out, one bit a token. A place is 0 for none.
 PART = 4
-# Integers of a part's axis: step of keys, log2 of the box, length of the grid, on a grid the place of the bounds of
-# every coordinate, and the reciprocal of the step. On a single axis, which may be long: two lower and two upper
-# staircases, or the places and lengths of two lists.
+# Integers of a part's axis: step of keys, log2 of the box, length of the grid. On a grid follow the place of the bounds
+# of every coordinate, and the reciprocal of the step. A single axis may be long, so two lower and two upper staircases
+# follow there, or the places and lengths of two lists.
 AXIS, BOUNDS = 6, 32
-# Of a member: batch row, key/value head, (first) query head, number of query heads; then where the launch's tables
-# begin, its items, and the four numbers of `Place`.
+# Integers of a member: batch row, key/value head, (first) query head, number of query heads. Then come the place of the
+# nest's tables, its items, and the four numbers of `Place`.
 HEAD = 10
 NO_LOWER = (1, 1, 0, 0, 0, 0, -FAR, FAR)  # staircases that say nothing: never above 0, never below FAR
 NO_UPPER = (1, 1, 0, 0, FAR, FAR, -FAR, FAR)
@@ -56,7 +60,7 @@ NO_UPPER = (1, 1, 0, 0, FAR, FAR, -FAR, FAR)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a launch keeps what: integers of an item, number of parts, and where parts and items begin."""
+    """Where a nest keeps what: integers of an item, number of parts, and where parts and items begin."""
 
     record: int
     parts: int
@@ -65,7 +69,7 @@ class Place:
 
 
 class Kind(NamedTuple):
-    """What of a launch its code depends on."""
+    """What of a nest its code depends on."""
 
     rank: int
     tiling: Tiling
@@ -76,8 +80,8 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class LaunchTables:
-    """One launch. words: everything but the members and blocks. rank: axes (0: the remainder). work: tiles visited by
+class NestTables:
+    """One nest. words: everything but the members and blocks. rank: axes (0: the remainder). work: tiles visited by
     each item, or of a forward by warp groups `consumer_ranges.time_of`.
 
     split: a tile may be several items, each with some of its columns. span: tokens from the first to the last row or
@@ -113,7 +117,7 @@ class LaunchTables:
 
     @property
     def kind(self) -> Kind:
-        """Launches of one kind run the same code."""
+        """Nests of one kind run the same code."""
         return Kind(self.rank, self.tiling, self.formula, self.listed, self.split, self.ordered)
 
     @property
@@ -136,77 +140,77 @@ class Shares(NamedTuple):
     of: Ints
 
 
-def launch_tables(launch: Launch, tiling: Tiling, m: int, most: int | None) -> list[tuple[LaunchTables, NDBool]]:
-    """(tables, which of m rows are visited) of one launch, whose boxes have that many tokens.
+def nest_tables(nest: LoopNest, tiling: Tiling, m: int, most: int | None) -> list[tuple[NestTables, NDBool]]:
+    """(tables, which of m rows are visited) of one nest, whose boxes have that many tokens.
 
-    Items visit about `most` tiles or fewer: where some tiles of rows would visit more, and have few of all rows, their
-    other shares are a launch of their own, whose sums the first then joins.
+    Items visit about `most` tiles or fewer. Some tiles of rows would visit more. Where these have few of all rows,
+    their other shares are tables of their own, and the first tables add the sums that those leave.
     """
-    slots = [launch.slots(axis) for axis in range(len(launch.box))]
-    work, rows = launch_work(launch, slots), launch.rows(m)
+    slots = [nest.slots(axis) for axis in range(len(nest.box))]
+    work, rows = nest_work(nest, slots), nest.rows(m)
     order = schedule(work)
     of, share = _pieces(work[order], most)
     shares = Shares(np.repeat(order, of), share, np.repeat(of, of))
     later = share > 0
     if not later.any():
-        return [(_tables(launch, tiling, work, shares, False), rows)]
-    some = rows_apart(launch, m, work, most or 0)
+        return [(_tables(nest, tiling, work, shares, False), rows)]
+    some = rows_apart(nest, m, work, most or 0)
     if some is None:
-        return [(_tables(launch, tiling, work, shares, True), rows)]
+        return [(_tables(nest, tiling, work, shares, True), rows)]
     first, others = (Shares(*(x[which] for x in shares)) for which in (~later, later))
-    return [(_tables(launch, tiling, work, first, False), rows), (_tables(launch, tiling, work, others, True), some)]
+    return [(_tables(nest, tiling, work, first, False), rows), (_tables(nest, tiling, work, others, True), some)]
 
 
-def _tables(launch: Launch, tiling: Tiling, work: Ints, shares: Shares, split: bool) -> LaunchTables:
+def _tables(nest: LoopNest, tiling: Tiling, work: Ints, shares: Shares, split: bool) -> NestTables:
     """split: several items may have rows in common."""
-    rank, more, order = len(launch.box), more_run(launch), shares.order
-    whole = whole_boxes(launch)
-    launch = whole or launch
-    slots = [launch.slots(axis) for axis in range(rank)]
+    rank, more, order = len(nest.box), more_run(nest), shares.order
+    whole = whole_boxes(nest)
+    nest = whole or nest
+    slots = [nest.slots(axis) for axis in range(rank)]
     if more is not None:
-        first, second = launch.parts[:2]  # which stands for all others
-        launch = replace(launch, parts=(first, replace(second, axes=(unbounded(second.axes[0]),))))
+        first, second = nest.parts[:2]  # which stands for all others
+        nest = replace(nest, parts=(first, replace(second, axes=(unbounded(second.axes[0]),))))
     chosen = np.indices([lane.size for lane, _ in slots]).reshape(rank, -1)[:, order]
-    both = [(axis, m) for part in launch.parts for axis, m in zip(part.axes, launch.q.shape, strict=True)]
-    formula, listed = rank > 1 or all(is_formula(axis, m) for axis, m in both), any(map(is_listed, launch.parts))
-    lines = as_lines(launch) if formula and rank == 1 else None
-    launch = lines or launch
+    both = [(axis, m) for part in nest.parts for axis, m in zip(part.axes, nest.q.shape, strict=True)]
+    formula, listed = rank > 1 or all(is_formula(axis, m) for axis, m in both), any(map(is_listed, nest.parts))
+    lines = as_lines(nest) if formula and rank == 1 else None
+    nest = lines or nest
     out, lists = Writer(), Writer()
-    rest_at = 2 + 3 * rank + (PART + axis_words(rank) * rank) * len(launch.parts)  # header and parts come before lists
-    ordered = launch.is_ordered  # an order says where a grid begins
-    out.put([0 if ordered else launch.q.origin, _queries_at(launch, lists, rest_at)])
-    logs = [_log2(size) if rank > 1 else 0 for size in launch.box]  # of boxes on grids, which are powers of two
-    out.put([x for a in range(rank) for x in (logs[a], launch.lanes[a].q_step, launch.q.shape[a])])
+    rest_at = 2 + 3 * rank + (PART + axis_words(rank) * rank) * len(nest.parts)  # header and parts come before lists
+    ordered = nest.is_ordered  # an order says where a grid begins
+    out.put([0 if ordered else nest.q.origin, _queries_at(nest, lists, rest_at)])
+    logs = [_log2(size) if rank > 1 else 0 for size in nest.box]  # of boxes on grids, which are powers of two
+    out.put([x for a in range(rank) for x in (logs[a], nest.lanes[a].q_step, nest.q.shape[a])])
     parts_at = out.size
-    for part in launch.parts:
+    for part in nest.parts:
         if ordered:
             out.put([0, rest_at + lists.put_order(part.k), 0, 0])
         else:
             out.put([part.k.origin, *_lists_at(part, lists, rest_at)])
         for a, axis in enumerate(part.axes):
-            bounds_at = rest_at + lists.put(_bounds_of(axis, launch.q.shape[a])) if rank > 1 else 0
+            bounds_at = rest_at + lists.put(_bounds_of(axis, nest.q.shape[a])) if rank > 1 else 0
             out.put([axis.lanes.k_step, _log2(axis.block_k), part.k.shape[a], bounds_at])
             out.put_words(np.array(reciprocal(axis.lanes.k_step), np.uint32).view(np.int32))
             if rank == 1:
-                rows = launch.q.shape[a]
+                rows = nest.q.shape[a]
                 out.put(_formulas(axis) if formula else _lists(axis, rows, (lists, rest_at), (slots[a], chosen[a])))
     words = np.concatenate([out.all(), lists.all()])
-    items = _items(launch, slots, chosen)
+    items = _items(nest, slots, chosen)
     if more is not None:
-        _put_more(items, launch.parts[1], more, chosen[0])
+        _put_more(items, nest.parts[1], more, chosen[0])
     if (shares.of > 1).any():
-        _cut(items, launch, shares.share, shares.of)
+        _cut(items, nest, shares.share, shares.of)
     groups = tiling is not None and tiling.groups and tiling != CONFIGS["dkdv"]
-    reach = extents(launch) if groups and rank == 1 else None
+    reach = extents(nest) if groups and rank == 1 else None
     short, work = False, work[order] // shares.of
     if reach is not None:
-        shares_of = ranges_of(launch, items, reach, is_told(tiling), tiling in SUMS)
-        short, work = is_short(launch, items, shares_of), time_of(launch, items, shares_of)
+        shares_of = ranges_of(nest, items, reach, has_row_bounds(tiling), tiling in SUMS)
+        short, work = is_short(nest, items, shares_of), time_of(nest, items, shares_of)
         items = np.concatenate([items, shares_of.astype(np.int32)], axis=1)
-    place = Place(items.shape[1], len(launch.parts), parts_at, words.size)
+    place = Place(items.shape[1], len(nest.parts), parts_at, words.size)
     words = _checked(np.concatenate([words, items.reshape(-1)]))
-    return LaunchTables(
-        words, rank, tiling, place, work, formula, listed, split, _span(launch), more is not None, whole is not None,
+    return NestTables(
+        words, rank, tiling, place, work, formula, listed, split, _span(nest), more is not None, whole is not None,
         lines is not None, reach, short, ordered,
     )  # fmt: skip
 
@@ -224,10 +228,10 @@ def _pieces(work: Ints, most: int | None) -> tuple[Ints, Ints]:
     return pieces, np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
 
 
-def _cut(items: Words, launch: Launch, piece: Ints, pieces: Ints) -> None:
+def _cut(items: Words, nest: LoopNest, piece: Ints, pieces: Ints) -> None:
     """Leave each item its share of the boxes along the first axis of every part, in place."""
-    rank = len(launch.box)
-    for number, part in enumerate(launch.parts):
+    rank = len(nest.box)
+    for number, part in enumerate(nest.parts):
         at, axis = 2 * rank + 4 * rank * number, part.axes[0]
         first, count, left, full = (items[:, at + i].astype(np.int64) for i in range(4))
         boxes = -(-count // axis.block_k)
@@ -238,21 +242,21 @@ def _cut(items: Words, launch: Launch, piece: Ints, pieces: Ints) -> None:
         items[:, at + 3] = np.clip(left + full - begin, 0, end - begin) - items[:, at + 2]
 
 
-def _span(launch: Launch) -> int:
+def _span(nest: LoopNest) -> int:
     found = [1]
-    for part in launch.parts:
+    for part in nest.parts:
         rows = columns = 0
-        for axis, m, n in zip(part.axes, launch.q.shape, part.k.shape, strict=True):
+        for axis, m, n in zip(part.axes, nest.q.shape, part.k.shape, strict=True):
             rows = rows * m + (axis.block_q - 1) * axis.lanes.q_step
             columns = columns * n + (axis.block_k - 1) * axis.lanes.k_step
         found += [rows + 1, columns + 1]
     return max(found)
 
 
-def _queries_at(launch: Launch, lists: Writer, base: int) -> int:
-    if launch.is_ordered:
-        return base + lists.put_order(launch.q)
-    queries = launch.lanes[0].queries
+def _queries_at(nest: LoopNest, lists: Writer, base: int) -> int:
+    if nest.is_ordered:
+        return base + lists.put_order(nest.q)
+    queries = nest.lanes[0].queries
     return 0 if queries is None else base + lists.put(queries)
 
 
@@ -288,10 +292,10 @@ def _log2(size: int) -> int:
     return size.bit_length() - 1
 
 
-def launch_work(launch: Launch, slots: list[Slots]) -> Ints:
-    """Key tiles that each tile of queries visits, in the order of `Launch.walk_tiles`."""
+def nest_work(nest: LoopNest, slots: list[Slots]) -> Ints:
+    """Key tiles that each tile of queries visits, in the order of `LoopNest.walk_tiles`."""
     total = np.zeros(prod(lane.size for lane, _ in slots), np.int64)
-    for part in launch.parts:
+    for part in nest.parts:
         share = np.ones(1, np.int64)
         for axis, slot in zip(part.axes, slots, strict=True):
             share = np.outer(share, -(-axis.widths[slot] // axis.block_k)).reshape(-1)
@@ -302,8 +306,8 @@ def launch_work(launch: Launch, slots: list[Slots]) -> Ints:
 def schedule(work: Ints) -> Ints:
     """The order in which tiles start: those with far more to do than the others first, longest first.
 
-    The rest stay neighbours, since neighbours read the same keys, in the direction in which work falls more often than
-    it rises: the last to finish are short.
+    The rest stay neighbours, since neighbours read the same keys. They go in the direction in which work falls more
+    often than it rises, so the last to finish are short.
     """
     heavy = work > 2 * work.mean() if work.size else work > 0
     first = np.flatnonzero(heavy)
@@ -314,13 +318,13 @@ def schedule(work: Ints) -> Ints:
     return np.concatenate([first[np.argsort(-work[first], kind="stable")], rest])
 
 
-def _items(launch: Launch, slots: list[Slots], chosen: Ints) -> Words:
+def _items(nest: LoopNest, slots: list[Slots], chosen: Ints) -> Words:
     columns = []
-    for (lane, tile), lanes, block, which in zip(slots, launch.lanes, launch.box, chosen, strict=True):
+    for (lane, tile), lanes, block, which in zip(slots, nest.lanes, nest.box, chosen, strict=True):
         first = lanes.q_first[lane] + lanes.q_step * block * tile
         height = np.minimum(block, lanes.rows[lane] - block * tile)
         columns += [first[which], height[which]]
-    for part in launch.parts:
+    for part in nest.parts:
         for axis, slot, which in zip(part.axes, slots, chosen, strict=True):
             columns += [x[which] for x in _runs(axis, slot)]
     return np.stack(columns, axis=1).astype(np.int32)
@@ -392,14 +396,15 @@ def _spans(breaks: Ints, axis: AxisPlan, slot: Slots, chosen: Ints) -> Ints:
 
 
 # ---- the remainder ------------------------------------------------------------------------------------------
-def block_tables(plan: TilePlan) -> LaunchTables:
-    """The remainder: where seen columns begin and end, and rows that see some, items (row of blocks, first, last),
-    columns, places of bits, and bits of rows as two words.
+def block_tables(plan: TilePlan) -> NestTables:
+    """The remainder: its items are (row of blocks, first, last).
 
-    Not where columns of each block do: for these kernels spill twice as much (benchmarks/notes).
+    Tables say where seen columns begin and end, and which rows see some. Then come columns, places of bits, and bits of
+    rows as two words. They do not say where columns of each block begin: kernels would spill twice as much
+    (benchmarks/notes).
     """
     blocks, remainder, tiling = plan.blocks, plan.acsr.remainder, plan.of_blocks
-    assert isinstance(blocks, BlockLaunch)
+    assert isinstance(blocks, BlockNest)
     assert tiling is not None, "AttentionPlan.check_room comes before"
     count = np.diff(blocks.first).astype(np.int64)
     order = schedule(count)
@@ -413,7 +418,7 @@ def block_tables(plan: TilePlan) -> LaunchTables:
     places = [out.put(x) for x in (remainder.cols, remainder.bit_index)]
     data = np.concatenate([out.all(), words])
     data[header : header + 3] = [*places, out.size]
-    return LaunchTables(_checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
+    return NestTables(_checked(data), 0, tiling, Place(3, 1, 0, items_at), count[order])
 
 
 def _checked(words: Words) -> Words:

@@ -1,14 +1,14 @@
 """Which program takes which block of a kernel by warp groups.
 
-A program lives as long as the launch and takes a block a round. A round is as many blocks as there are programs, one
-after the other: heads stay one after the other, since blocks of a head have keys in common. Of a round's blocks the
-longest goes to who has done least, where that helps. Without it programs at the right distance meet long blocks alone:
-of a window beside every 128th key over 16,384 queries every 132nd block lies within the same half of them, and the
-busiest program does 1.09 of the mean.
+A program lives as long as the launch and takes a block a round. A round is the next blocks in their order, one for each
+program. Heads stay one after the other, since blocks of a head have keys in common. The longest block of a round goes
+to the program that has done least, where that helps. Otherwise some programs may meet long blocks alone. A window
+beside every 128th key over 16,384 queries is an example: every 132nd block lies in the same half of them. The busiest
+program then does 1.09 of the mean.
 
-Blocks of causal attention differ far more. At wide heads the longest of a few heads come first, and then blocks of one
-round are exchanged for as long as the busiest program has less to do after it: 1.03 of the mean becomes 1.003. Blocks
-that add to dQ stay in order, though: what neighbours add to is still in the second-level cache.
+Blocks of causal attention differ far more. At wide heads the longest blocks of a few heads come first. Then blocks of
+one round are exchanged for as long as the busiest program gains: 1.03 of the mean becomes 1.003. Blocks that add to dQ
+stay in order, since the sums of neighbours are still in the second-level cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.kernels.gpu.tables.batches import Wave
 from weft.pattern.bounds import Ints
-from weft.planning.families.hopper import SUMS, is_told
+from weft.planning.families.hopper import SUMS, has_row_bounds
 
 MOST = 1 << 14  # blocks, with more of which no program has few
 HEADS = 4  # whose blocks are sorted together: their keys and values stay in the second-level cache
@@ -35,7 +35,7 @@ def in_turns(wave: Wave, programs: int) -> Wave:
         return wave
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
-    apart = is_told(wave.kind.tiling) and wave.work.min() != wave.work.max()
+    apart = has_row_bounds(wave.kind.tiling) and wave.work.min() != wave.work.max()
     if apart and wave.kind.tiling not in SUMS:
         blocks = blocks[np.lexsort((blocks[:, 1], -wave.work[blocks[:, 0]], blocks[:, 1] // HEADS))]
     if programs < len(blocks) <= MOST:

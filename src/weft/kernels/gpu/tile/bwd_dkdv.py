@@ -133,7 +133,7 @@ def _folding(C: tl.constexpr):
 @triton.jit
 def _begin(C: tl.constexpr, keys):
     """Wait for what the launch before this one leaves, and hold keys."""
-    if C.chained and not C.joins:
+    if C.chained and not C.adds_shared:
         gdc_wait()
     if C.chained and C.accumulate:
         gdc_launch_dependents()
@@ -345,7 +345,7 @@ def _add_to_dq(C: tl.constexpr, KIND: tl.constexpr, held, tile, ds):
 # ---- results ---------------------------------------------------------------------------------------------------------
 @triton.jit
 def _finish(C: tl.constexpr, tensors, place, scaling, sums, seen):
-    """Store what was made, or leave it for a launch that joins it."""
+    """Store what was made, or leave it for a launch that adds it."""
     dk, dv, rows = sums.dk, sums.dv, place.rows
     batch, head = place.head.batch, place.head.kv_head
     if C.rank > 1:  # whatever lies in a key that no query sees: a test for each pair would be one in every tile
@@ -353,7 +353,7 @@ def _finish(C: tl.constexpr, tensors, place, scaling, sums, seen):
     dk = loads.scaled(dk, scaling.scale)
     if C.dropout:
         dv = loads.scaled(dv, scaling.dropping[2])
-    if C.few:
+    if C.leaves_shared:
         dk_at, dv_at = _slots_of(C, tensors, batch, head, tl.load(tensors.slots + rows.token))
         if C.makes != "dv":
             keep(C, C.d, tensors.sums, dk_at, dk, rows.valid)
@@ -364,7 +364,7 @@ def _finish(C: tl.constexpr, tensors, place, scaling, sums, seen):
             dk_rows = loads.near_rows_of(C, tensors.dk, rows, batch, head)
         if C.makes != "dk":
             dv_rows = loads.near_rows_of(C, tensors.dv, rows, batch, head)
-        if C.joins:
+        if C.adds_shared:
             dk, dv = _join(C, tensors, place, dk, dv)
         if C.makes != "dv":
             keep(C, C.d, tensors.dk, dk_rows, dk, rows.valid)

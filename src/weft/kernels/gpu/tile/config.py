@@ -83,8 +83,8 @@ class Config(NamedTuple):
     reads_seen: bool = False
     products_first: bool = False
     hold_k: bool = False
-    few: bool = False
-    joins: bool = False
+    leaves_shared: bool = False
+    adds_shared: bool = False
     sums_dv: int = 0
     paged: int = 0
     scored: bool = False
@@ -118,7 +118,7 @@ def config_of(spec: KernelSpec) -> Config:
         "hold_q": "q" in spec.factors, "hold_dout": "do" in spec.factors, "hold_k": "k" in spec.factors,
         "rounds": _rounds(spec),
         "sums_row": spec.dv if spec.direction == "forward" and spec.accumulate else 0,
-        "sums_dv": spec.d if spec.few or spec.joins else 0,
+        "sums_dv": spec.d if spec.leaves_shared or spec.adds_shared else 0,
         "leaves_last": _leaves_last(spec), "products_first": _products_first(spec),
         "reads_seen": spec.of_keys and spec.with_dq and spec.rank > 0,
     }  # fmt: skip

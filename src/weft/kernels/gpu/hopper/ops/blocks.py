@@ -50,14 +50,14 @@ def keys_of(item, term):
 
 
 @gluon.jit
-def range_of(item, C, term, CONSUMERS: gl.constexpr, TERMS: gl.constexpr):
-    """The range of consumer C in a block's run of a term."""
-    at = item + 2 + RUN * TERMS + 2 * (1 + TERMS) + RANGE * (CONSUMERS * term + C)
+def range_of(item, consumer_id, term, CONSUMERS: gl.constexpr, TERMS: gl.constexpr):
+    """The range of the consumer in a block's run of a term."""
+    at = item + 2 + RUN * TERMS + 2 * (1 + TERMS) + RANGE * (CONSUMERS * term + consumer_id)
     return Range(gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3))
 
 
 @gluon.jit
-def bounds_told(item, r, term, cfg: gl.constexpr):
+def row_bounds(item, r, term, cfg: gl.constexpr):
     """Positions of a term's run that a block's rows r see, as the tables hold them: the first, and the one after the
     last.
     """

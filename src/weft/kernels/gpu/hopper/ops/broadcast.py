@@ -205,11 +205,11 @@ def metadata(shared):
 
 
 @gluon.jit
-def seen_of(shared, C, term: gl.constexpr, TILE: gl.constexpr, layout: gl.constexpr):
-    """What consumer C sees of a term's run."""
-    at = OWN * C + RANGE * term
+def seen_of(shared, consumer_id, term: gl.constexpr, TILE: gl.constexpr, layout: gl.constexpr):
+    """What the consumer sees of a term's run."""
+    at = OWN * consumer_id + RANGE * term
     begin, end = shared.number(at), shared.number(at + 1)
     below, beyond = shared.number(at + 2), shared.number(at + 3)
     of_rows = shared.bounds._reinterpret(gl.int32, [shared.TERMS * shared.CONSUMERS, shared.ROWS], flat(1))
-    words = of_rows.index(term * shared.CONSUMERS + C).load(gl.SliceLayout(1, layout))
+    words = of_rows.index(term * shared.CONSUMERS + consumer_id).load(gl.SliceLayout(1, layout))
     return Seen(begin, end, tiles_of(shared.of_item(2 + term), TILE) - end, below, beyond, words)

@@ -25,12 +25,12 @@ class Rows:
 
 
 @gluon.jit
-def store_rows(sums, tensor, rows, C):
-    """Write consumer C's rows of a gradient, those that exist."""
+def store_rows(sums, tensor, rows, consumer_id):
+    """Write the consumer's rows of a gradient, those that exist."""
     ROWS: gl.constexpr = sums.type.shape[0]
     WIDTH: gl.constexpr = sums.type.shape[1]
     layout: gl.constexpr = by_rows(WIDTH, WARPS)
-    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + C * ROWS
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
     d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
     at = tensor.row(rows.batch, rows.head, rows.first)
     at = at + (gl.expand_dims(r * rows.pace * (tensor.per_row * UNIT), 1) + d)
@@ -39,18 +39,18 @@ def store_rows(sums, tensor, rows, C):
 
 
 @gluon.jit
-def store_box_rows(result, tensor, rows, C, CHANNELS: gl.constexpr):
-    """Write those of consumer C's rows that exist, from a box in shared memory."""
+def store_box_rows(result, tensor, rows, consumer_id, DIMS: gl.constexpr):
+    """Write those of the consumer's rows that exist, from a box in shared memory."""
     tile = matrix(result)
     ROWS: gl.constexpr = tile.type.shape[0]
     WIDTH: gl.constexpr = tile.type.shape[1]
     layout: gl.constexpr = by_rows(WIDTH, WARPS)
     pace = opaque(rows.pace)  # so that no address is made before all blocks, and held
-    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + C * ROWS
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
     d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
     at = tensor.row(rows.batch, rows.head, rows.first)
     at = at + (gl.expand_dims(r * pace * (tensor.per_row * UNIT), 1) + d)
     mask = gl.expand_dims(r < rows.height, 1)
-    if CHANNELS < WIDTH:
-        mask = mask & (d < CHANNELS)
+    if DIMS < WIDTH:
+        mask = mask & (d < DIMS)
     gl.store(at, tile.load(layout), mask=mask)

@@ -69,7 +69,7 @@ def boxes(box, COUNT: gl.constexpr):
 
 @gluon.jit
 def matrix(box):
-    """A box (1, 1, rows, 1, channels) as products read it."""
+    """A box (1, 1, rows, 1, dims) as products read it."""
     shape: gl.constexpr = box.type.shape
     return box.reshape([shape[2], shape[4]])
 

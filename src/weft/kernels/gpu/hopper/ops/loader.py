@@ -11,5 +11,5 @@ from weft.kernels.gpu.hopper.ops.values import UNIT
 
 @gluon.jit
 def copy_rows(to, tensor, at, rows, d):
-    """Ask by cp.async for rows of a tensor. rows: how far each is from `at`, in rows; d: their channels."""
+    """Ask by cp.async for rows of a tensor. rows: how far each is from `at`, in rows; d: the dims of each."""
     async_copy.async_copy_global_to_shared(to, at + (gl.expand_dims(rows * (tensor.per_row * UNIT), 1) + d))

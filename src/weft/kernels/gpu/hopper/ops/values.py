@@ -23,7 +23,7 @@ def opaque(x):
 
 @aggregate
 class Tensor:
-    """A tensor (batch, head, row, channel) in global memory, with strides in 16 bytes; channels are dense."""
+    """A tensor (batch, head, row, dim) in global memory, with strides in 16 bytes; dims are dense."""
 
     pointer: gl.tensor
     per_batch: gl.tensor

@@ -17,7 +17,7 @@ from weft.settings import interpreted
 from .problems import ORDERS, Call, at_once, check, said_of
 from .run import Way, emulated
 from .test_controls import without_all
-from .test_one_walk import PLAIN
+from .test_fused import PLAIN
 from .threads import EAGER
 from .without import without_every
 
@@ -55,7 +55,7 @@ def test_right_in_every_order(name):
     case = CALLS[name].case()
     names, found = found_in(case)
     launches = 2 if name == "more than a launch takes" else 1
-    assert kinds(names)[-1 - 2 * launches :] == ["gradients"] + ["few_keys", "few_sums"] * launches
+    assert kinds(names)[-1 - 2 * launches :] == ["fused"] + ["sparse_keys", "reduce_partials"] * launches
     check(case, found)
     for order in list(ORDERS.values())[: 2 if name == "two tiles of keys" else 1]:
         _, again = found_in(case, order)
@@ -76,14 +76,14 @@ def test_rows_without_the_window_are_not_walked():
     pattern = (weft.window(20, 20) & ~weft.global_tokens(64, columns=False)) | weft.prefix(8)
     case = Call(pattern, 150, heads=(1, 1), more=PLAIN).case()
     names, found = found_in(case)
-    assert not {"gradients", "few_keys"} & set(kinds(names))
+    assert not {"fused", "sparse_keys"} & set(kinds(names))
     check(case, found)
 
 
 def kinds(names):
     """Of the kernels of attention, without that of the sinks' gradient."""
     names = [name for name in names if name != "sink_gradient"]
-    return [re.match("forward|gradients|few_keys|few_sums|dq|dkdv", name)[0] for name in names]
+    return [re.match("forward|fused|sparse_keys|reduce_partials|dq|dkdv", name)[0] for name in names]
 
 
 @pytest.mark.more
@@ -94,7 +94,7 @@ def test_heads_beside_tokens():
         case, tensors=tuple(torch.cat([x, 2 * x]).transpose(1, 2).contiguous().transpose(1, 2) for x in case.tensors)
     )
     names, found = found_in(case, processors=5)
-    assert "few_keys" in kinds(names)
+    assert "sparse_keys" in kinds(names)
     check(case, found)
 
 
@@ -112,6 +112,6 @@ def test_what_is_missing_is_seen(name):
     (change, said), case = CHANGES[name], replace(SMALL, tokens=330).case()
 
     def changed(kernel, text):
-        return change(text) if kinds([kernel]) == ["few_keys"] else text
+        return change(text) if kinds([kernel]) == ["sparse_keys"] else text
 
     assert re.search(said, said_of(lambda order: check(case, found_in(case, order, change=changed)[1])))

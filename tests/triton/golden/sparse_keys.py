@@ -1,4 +1,4 @@
-"""few_keys_bfloat16_64_1d_64x128_2_groups
+"""sparse_keys_bfloat16_64_1d_64x128_2_groups
 
 Emitted by weft; 2 warp groups, 2 stages."""
 

@@ -1,4 +1,4 @@
-"""gradients_bfloat16_64_1d_64x192_3_groups
+"""fused_bfloat16_64_1d_64x192_3_groups
 
 Emitted by weft; 3 warp groups, 3 stages."""
 

@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from tests.ptx.problems import Call, check
-from tests.ptx.test_one_walk import CALLS, PLAIN
+from tests.ptx.test_fused import CALLS, PLAIN
 from tests.triton.specs import card
 
 import weft
@@ -43,7 +43,7 @@ def computed(case):
 def test_right_and_the_same_bits_twice(name, lies):
     case = lies((CALLS | LARGE)[name].case())
     directions, found = computed(case)
-    assert directions == ["forward", "gradients"]
+    assert directions == ["forward", "fused"]
     check(case, found)
     for _ in range(3):
         _, again = computed(case)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.ptx.problems import Call, check
-from tests.ptx.test_few_keys import CALLS, CAUSAL, EVERY_FOURTH, PLAIN
+from tests.ptx.test_sparse_keys import CALLS, CAUSAL, EVERY_FOURTH, PLAIN
 from tests.triton.specs import card
 
 import weft
@@ -46,8 +46,8 @@ def test_right_and_the_same_bits_twice(name, lies):
     case = lies((CALLS | LARGE)[name].case())
     directions, found = computed(case)
     walked = [one for one in directions if one != "forward"]
-    assert walked[0] == "gradients"
-    assert walked[1:] == ["few_keys", "few_sums"] * (len(walked) // 2)
+    assert walked[0] == "fused"
+    assert walked[1:] == ["sparse_keys", "reduce_partials"] * (len(walked) // 2)
     check(case, found)
     for _ in range(3):
         _, again = computed(case)
@@ -58,5 +58,5 @@ def test_batch_rows():
     case = CALLS["two tiles of keys"].case()
     case = replace(case, tensors=tuple(torch.cat([x, 2 * x]) for x in case.tensors))
     directions, found = computed(case)
-    assert "few_keys" in directions
+    assert "sparse_keys" in directions
     check(case, found)

@@ -50,7 +50,7 @@ def found_in(case, order=EAGER, processors=1, change=lambda name, text: text):
 
 
 def walks(names):
-    return [name for name in names if name.startswith("gradients")]
+    return [name for name in names if name.startswith("fused")]
 
 
 @pytest.mark.parametrize("name", sample(CALLS, "a side each", "shorter than a tile"))
@@ -109,7 +109,7 @@ def kernels(case, **how):
     ids=["softcap", "alibi", "float16", "other head dimensions"],
 )
 def test_elsewhere_two_kernels_make_them(call):
-    assert kernels(CAUSAL.case()) == ["forward", "gradients"]
+    assert kernels(CAUSAL.case()) == ["forward", "fused"]
     assert kernels(call.case()) == ["forward", "dq", "dkdv"]
 
 
@@ -118,7 +118,7 @@ def test_tensors_that_descriptors_do_not_reach(made):
     case = unreached(CAUSAL.case(), made)
     plan, *_ = planned(case, card("sm_90"))
     assert plan.fused_backward
-    assert "gradients" not in kernels(case)
+    assert "fused" not in kernels(case)
 
 
 # ---- that this sees what is wrong ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""few_sums_bfloat16_64_1d_64x128_1_groups
+"""reduce_partials_bfloat16_64_1d_64x128_1_groups
 
 Emitted by weft; 1 warp groups, 2 stages."""
 
