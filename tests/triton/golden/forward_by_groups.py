@@ -12,7 +12,7 @@ from weft.kernels.gpu.hopper.ops.values import Tensor
 
 CONFIG = constants(Config(
     d=64, dv=64, rows=64, columns=64, consumers=4, stages=8, producer_warps=1,
-    consumer_registers=112, producer_registers=24, first_tiles=3, terms=2, sums_rounded=True,
+    consumer_registers=112, producer_registers=24, first_tiles=3, terms=2,
 ))  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def no_sums(asked: Pass) -> str:
         return "its tiles need more shared memory than the card has"
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
-    nest = line_of(asked, tiling)
+    nest = line_of(asked, tiling) if asked.rank == 1 else None
     if nest is None or len(nest.parts) > 1:
         return "it is not one loop nest of one term on a line, of tokens as they come"
     return "descriptors would reach tokens that nobody sees" if extents(nest) is None else ""

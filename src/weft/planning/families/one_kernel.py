@@ -83,8 +83,8 @@ def reasons_against(asked: InTiles) -> str:
 
 def _against_groups(asked: InTiles) -> str:
     """The same of the kernel of warp groups."""
-    against = hopper.no_sums(asked.tiles[1].asked)
-    return against if against or hopper.sums_of(asked.problem) in OF_GROUPS else "it is not timed, and only named"
+    timed = hopper.sums_of(asked.problem) in OF_GROUPS
+    return hopper.no_sums(asked.tiles[1].asked) if timed else "it is not timed, and taken where a call names it"
 
 
 def _against_tiles(asked: InTiles) -> str:
