@@ -1,6 +1,7 @@
 """Attention on Hopper's cards: weft as it chooses, each configuration that a call may name, and the peers.
 
-    PYTHONPATH=src python benchmarks/wide_heads.py [--only NAME,...] [--ways fwd,bwd] [--peers cudnn,...] [--to FILE]
+    PYTHONPATH=src python benchmarks/wide_heads.py [--only NAME,...] [--ways fwd,bwd] [--peers cudnn,...] [--dims N]
+        [--to FILE]
 
 All of a problem are called in turn in one process, so that they meet the same card. Every result is compared with
 float64 on sampled rows and keys. Rates are useful TFLOP/s. Needs a GPU with torch and Triton; --to: rows as CSV.
@@ -12,6 +13,7 @@ import argparse
 import csv
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -151,6 +153,7 @@ def main() -> None:
     parser.add_argument("--ways", default="fwd,bwd")
     parser.add_argument("--peers", default=PEERS)
     parser.add_argument("--ours", default="", help="how the names of weft's own begin, if not all")
+    parser.add_argument("--dims", type=int, default=0, help="head dimensions other than the problems' own")
     parser.add_argument("--to", type=Path)
     asked = parser.parse_args()
     run = f"{datetime.now(UTC):%Y-%m-%dT%H:%M}-wide"
@@ -159,7 +162,10 @@ def main() -> None:
     rows = []
     for direction in asked.ways.split(","):
         for name in asked.only.split(","):
-            for row in measured(named(name), direction, [x for x in asked.peers.split(",") if x], asked.ours):
+            work = named(name)
+            if asked.dims:
+                work = replace(work, name=f"{name}.d{asked.dims}", d=asked.dims, dv=asked.dims)
+            for row in measured(work, direction, [x for x in asked.peers.split(",") if x], asked.ours):
                 rows.append(about | row)
                 rate, time, error, message = (str(row.get(x, "")) for x in COLUMNS[-3:-5:-1] + COLUMNS[-2:])
                 print(f"{name:24}{direction:5}{row['who']:22}{rate:>8}{time:>10}{error:>8}  {message}", flush=True)

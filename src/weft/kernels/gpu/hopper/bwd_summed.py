@@ -191,8 +191,11 @@ def block_of(number, consumer_id: gl.constexpr, r, state):
 
 
 @gluon.jit
-def scores(i, j, consumer_id: gl.constexpr, own, state):
-    """(p, ds) of the consumer's keys and tile i of the ring, which is tile j of its run; float32."""
+def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
+    """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS.
+
+    dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
+    """
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
     layout: gl.constexpr = accumulator(TILE)
@@ -210,26 +213,23 @@ def scores(i, j, consumer_id: gl.constexpr, own, state):
         words, bit = mask_words(own.low - j * TILE, own.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
     p = gl.exp2(x * (state.scale * LOG2E))
-    y = warpgroup_mma_wait(0, (y,))
-    return p, p * y
-
-
-@gluon.jit
-def ask(i, j, consumer_id: gl.constexpr, own, dk, dv, state):
-    """Ask for dK and dV with tile i of the ring, and leave dS."""
-    cfg: gl.constexpr = state.cfg
     dtype: gl.constexpr = state.q.dtype
-    at = state.queries.stage(i)
-    p, ds = scores(i, j, consumer_id, own, state)
     weights = gl.convert_layout(p.to(dtype), first_factor(cfg.width_v))
     dv = warpgroup_mma(weights, matrix(state.do.index(at)), dv, is_async=True)
-    ds = ds.to(dtype)
+    y = warpgroup_mma_wait(1, (y,))
+    ds = (p * y).to(dtype)
     state.used.wait_before(i)
     state.ds.index(i & (DS - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(ds)
     fence_async_shared()
     state.ready.arrive(i)
-    dk = warpgroup_mma(gl.convert_layout(ds, first_factor(cfg.width)), matrix(state.q.index(at)), dk, is_async=True)
-    return dk, dv
+    return dv, ds
+
+
+@gluon.jit
+def ask_dk(i, ds, dk, state):
+    """Ask for dK with tile i of the ring."""
+    q = matrix(state.q.index(state.queries.stage(i)))
+    return warpgroup_mma(gl.convert_layout(ds, first_factor(state.cfg.width)), q, dk, is_async=True)
 
 
 @gluon.jit
@@ -275,19 +275,21 @@ def walk(t, i, tiles, consumer_id: gl.constexpr, own, sums, state):
     n, all = tiles
     dk, dv = sums
     for _ in range(0, gl.minimum(n, 1)):  # a branch: a loop of at most one turn
-        dk, dv = warpgroup_mma_wait(0, ask(i, 0, consumer_id, own, dk, dv, state))
+        dv, ds = ask_dv(i, 0, consumer_id, own, dv, state)
+        dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
         state.queries.release(i)
         j = 0
         for _ in range(1, all):
             i = opaque(i) + 1
             j = opaque(gl.where(j + 1 == n, 0, j + 1))
-            dk, dv = ask(i, j, consumer_id, own, dk, dv, state)
+            dv, ds = ask_dv(i, j, consumer_id, own, dv, state)
             dq = ask_dq(i - 1, own, state)
-            dk, dv = warpgroup_mma_wait(1, (dk, dv))
-            state.queries.release(i)
-            dq = warpgroup_mma_wait(0, (dq,))
+            dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
+            dv, dq = warpgroup_mma_wait(1, (dv, dq))
             state.used.arrive(i - 1)
             leave_dq(i - 1, dq, consumer_id, state)
+            dk = warpgroup_mma_wait(0, (dk,))
+            state.queries.release(i)
         state.values.release(t)
         dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
         state.used.arrive(i)
