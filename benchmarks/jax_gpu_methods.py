@@ -180,10 +180,10 @@ class Torch:
             queued = partial(self._queued, functions, stream)
             yield Method(name, queued, len(functions), lambda _: torch.cuda.synchronize(), far)
 
-    def _queued(self, functions: list[Thunk], stream: Any) -> None:
+    def _queued(self, functions: list[Thunk], stream: Any) -> list[Any]:
+        """All results live until the next round has its own, as those of a jitted function do."""
         with self.torch.cuda.stream(stream):
-            for function in functions:
-                function()
+            return [function() for function in functions]
 
     def _functions(self, copies: Any, pattern: Any, direction: str, stream: Any) -> list[Thunk]:
         import weft

@@ -8,13 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.gpu.test_oracle_document_blocks import OF_ITSELF
 from tests.gpu.test_oracle_documents import MORE, PATTERNS, drawn, problem_of, programs, sums
 from tests.tiers import every
 
 import weft
 from weft.errors import AlignmentError, InputError, UnsupportedError
+from weft.kernels.gpu.documents.spec import group_places_of, known
 from weft.kernels.gpu.oracle import run_program
-from weft.kernels.gpu.program import LaunchProgram
+from weft.kernels.gpu.program import LaunchProgram, Slot
+from weft.kernels.gpu.programs.documents import group_tables_made
+from weft.planning.attention_plan import plan_attention
+from weft.planning.families.hopper import WIDE
+from weft.planning.problem import Problem
+from weft.target import GPU
 from weft.testing.refusals import refuse
 from weft.testing.tolerance import assert_close
 from weft.torch import device_documents, varlen
@@ -54,6 +61,28 @@ def test_one_program_makes_tables_for_all_lengths(name, direction):
         (found,) = bound([torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in given])
         (wanted,) = run_program(program, dict(zip(("of_queries", "of_keys"), given, strict=True))).values()
         np.testing.assert_array_equal(found.cpu().numpy(), wanted)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("name", every(2, OF_ITSELF))
+def test_two_programs_make_tables_of_warp_groups(name, same):
+    """Items of tiles that there are, blocks in order, and all that is before them."""
+    count, tokens, heads = 80, 9000, 6
+    problem = Problem(1, heads, 2, tokens, tokens, 128, 128, "bfloat16", "cuda")
+    made = group_tables_made(plan_attention(weft.full(), problem, GPU), count, known(OF_ITSELF[name], tokens), WIDE)
+    at = group_places_of(count, tokens, WIDE, heads)
+    slots = [Slot.dense(x, "input", "int32", (count + 1,)) for x in ("of_queries", "of_keys")]
+    slots += [made.bounds.slot("forward_bounds"), Slot.dense("forward_tables_0", "output", "int32", (at.size,))]
+    program = LaunchProgram("tables", tuple(slots), made.launches, {"forward_bounds": made.bounds})
+    given = [np.minimum(sums(x), tokens) for x in drawn(3, count, same)]
+    (found,) = Bound(program, DEVICE)([torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in given])
+    (wanted,) = run_program(program, dict(zip(("of_queries", "of_keys"), given, strict=True))).values()
+    there = ~np.isnan(wanted)
+    np.testing.assert_array_equal(found.cpu().numpy()[there], wanted[there])
+    blocks = int(wanted[at.blocks_at - 1])
+    items = wanted[at.blocks_at :][: 2 * blocks : 2].astype(np.int64)
+    assert blocks and there[at.items_at : at.heads_at].reshape(-1, at.record)[items].all()
+    assert there[: at.items_at].all() and there[at.heads_at : at.works_at].all()
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Dropout in kernels: the pairs that the law keeps, forward and backward, under every relayout."""
 
+import numpy as np
 import pytest
 import torch
-from tests.tiers import sample
+from tests.tiers import every, sample
 
 import weft
 from weft.score.dropout import Dropout
@@ -55,6 +56,19 @@ def test_types(name, dtype):
 def test_whole_tiles(name):
     """Of consecutive tokens from multiples of 16 on: a call of Philox serves eight pairs."""
     check(case(name, (192, 192)))
+
+
+RUN = 3, np.arange(160, 352), np.arange(64, 256)  # from multiples of 16 on
+SCATTERED = 1, np.arange(80) * 3 + 7, np.append(np.arange(40, 80), np.arange(100, 140))
+
+
+PARTS = [("window", 192, RUN), ("window", 80, SCATTERED), ("grid", 80, SCATTERED), ("random", 80, SCATTERED)]
+
+
+@pytest.mark.parametrize(("name", "at", "told"), every(4, PARTS))
+def test_numbers_of_a_whole(name, at, told):
+    """Of a part, whose heads, queries and keys have other numbers in the whole sequence."""
+    check(case(name, (at, at), told=told))
 
 
 @pytest.mark.parametrize("m,n", sample([(17, 130), (130, 17), (1, 9)], (17, 130)))

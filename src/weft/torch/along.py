@@ -1,8 +1,8 @@
 """Tables that kernels read by how far apart a pair is: made of what a score function reads there.
 
 A read that depends on b, h and k - q alone has few values, and so has one of differences of coordinates on a grid. With
-one number for each distance in memory, a pair's value is a load: no index is computed for each pair, none is clamped,
-and on a line neighbouring pairs share their address.
+one number for each distance in memory, a pair's value is a load. No index is computed or clamped for each pair, and on
+a line neighbouring pairs share their address.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class Told(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """An expression some of whose reads have tables by distance. sources: of each table its number before, and the read
-    that it holds by distance, or None for a table that is read as it is.
+    """An expression some of whose reads have tables by distance.
+
+    sources: of each table its number before, and the read that it holds by distance. That is None for a table that is
+    read as it is.
     """
 
     expression: Expression

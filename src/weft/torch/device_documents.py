@@ -29,6 +29,7 @@ from weft.kernels.gpu.programs.documents import (
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.hopper import has_row_bounds
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime.pipeline import compiled
@@ -96,8 +97,9 @@ emptied_by(forget)
 def attention(
     tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed; or of k and v in pages, (pages,
-    Hkv, page, D), without gradients.
+    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed.
+
+    k and v may be in pages, (pages, Hkv, page, D), without gradients.
 
     The sums are not checked, as they are not on the host: they begin with 0, never fall and end at the tokens or
     before. Queries after the last document have out 0 and lse -inf, keys after it no gradients. Where sums are wrong,
@@ -234,7 +236,12 @@ def _planned(pattern: Pattern, problem: Problem, sums: Sums, backend: str) -> tu
     plan, _ = compiled(pattern.filled("bottom-right"), replace(problem, batch=batch, m=m, n=n), backend)
     tilings = {one: plan.unspecialised(one)[0].plan.tiling for one in DIRECTIONS}
     known_ones = {one: tiling for one, tiling in tilings.items() if tiling is not None}
-    return replace(plan, problem=problem), Documents(sums.documents, found, known_ones)
+    groups = None
+    if sums.same and sums.table is None and found.sees_itself(m):
+        special = plan.specialised("forward")
+        groups = None if special is None else special[0].plan.tiling
+        groups = groups if groups is not None and has_row_bounds(groups) else None
+    return replace(plan, problem=problem), Documents(sums.documents, found, known_ones, groups=groups)
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Gradients of tables that score functions read, from what kernels sum: by rows, columns, diagonals, offsets or pairs.
 
-A sum is of all pairs whose read has one index, so what is left is to bring few numbers to their entries: with torch,
-in a fixed order.
+A sum is of all pairs whose read has one index. So few numbers are left to bring to their entries, with torch and in a
+fixed order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`weft.varlen_attention`: documents packed one after the other, (T, H, D), under one pattern for each of them.
 
-With lengths on the host: where every row of a document is a few intervals of keys, or the pattern asks for distances
-alone and queries and keys are the same tokens, all documents are one plan; else each is a call of its own. Lengths on a
-GPU stay there: `weft.torch.device_documents`.
+With lengths on the host all documents are one plan in two cases. In the first every row of a document is a few
+intervals of keys. In the second the pattern asks for distances alone, and queries and keys are the same tokens. Else
+each document is a call of its own. Lengths on a GPU stay there: `weft.torch.device_documents`.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     """Attention inside each of many documents, packed one after the other.
 
     - q (T, Hq, D), k (S, Hkv, D), v (S, Hkv, Dv): the documents' tokens, as `attention` takes them with layout="thd".
-    - cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers;
-      cu_seqlens_k None or the same object: queries and keys are the same tokens. A document may be empty.
+    - cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers. With None or
+      the same object for cu_seqlens_k, queries and keys are the same tokens. A document may be empty.
       On the CPU any pattern is planned. On the GPU of q they are never read by the host: no call waits, and a captured
       graph serves other lengths. There the pattern is full, causal, windows or chunks, and heads are alike.
     - pattern_per_document: a pattern, for each document at its own lengths and by its own alignment. It needs one
@@ -72,11 +72,11 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     - max_seqlen_q, max_seqlen_k: no document is longer. Checked where cu_seqlens is on the CPU; tiles are chosen by
       them where it is on a GPU.
     - block_table (documents, P), int32: keys lie in pages, for inference. k is (pages, Hkv, page_size, D) and v (pages,
-      Hkv, page_size, Dv), by any strides; key t of document i lies at place t % page_size of page
-      block_table[i, t // page_size], and cu_seqlens_k says how many there are. Pages that no query sees are not read,
+      Hkv, page_size, Dv), by any strides. Key t of document i lies at place t % page_size of page
+      block_table[i, t // page_size]; cu_seqlens_k counts the keys. Pages that no query sees are not read,
       and may be freed: their numbers may be negative. Neither extra_keys nor, on a GPU, slopes.
     - return_lse and the other keywords: as of `attention`. Slopes count distances inside a document. Score functions,
-      bias and dropout see b = document, and q and k counted in it; lengths are on the host then, and documents are
+      bias and dropout see b = document, and q and k counted in it. Lengths are then on the host, and documents are
       padded to one length.
 
     Returns out (T, Hq, Dv); with return_lse also lse (T, Hq). Gradients flow as of `attention`. Raises what that does,

@@ -143,7 +143,7 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     kind["formula"] = kind["formula"] or row_bounds
     one = replace(
         spec, **kind, **asdict(tiling) | limits, aligned=aligned, row_bounds=row_bounds, several=several,
-        lines=row_bounds or (wave.lines and not several),
+        lines=row_bounds or (wave.lines and not several), counted=wave.counted,
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
         adds_shared=wave.adds_shared,
         leaves_shared=waves.shared_rows is not None and not wave.adds_shared,

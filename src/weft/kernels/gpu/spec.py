@@ -87,6 +87,7 @@ class KernelSpec(Strided):
     tf32: bool = False  # products of float32 keep 10 bits of its mantissa
     rules: Rules | None = None  # score functions
     dropout: bool = False
+    renumbered: bool = False  # dropout reads the numbers of queries and keys in a whole sequence, behind the seed
     # Programmatic dependent launch: a launch begins while the one before it ends, and waits before it reads results.
     chained: bool = False
     fast_log: bool = False  # logarithms of sums are NVIDIA's own instruction, right to 2^-22
@@ -95,6 +96,7 @@ class KernelSpec(Strided):
     groups: int = 0  # warp groups that consume (`weft.kernels.gpu.hopper`); 0: no specialised warps
     short: bool = False  # a Hopper forward of short runs (`hopper.fwd_short`)
     row_bounds: bool = False  # a Hopper kernel whose tables hold the bounds of every row (`hopper.fwd_overlapped`)
+    counted: bool = False  # a Hopper forward whose tables say how many blocks there are (`tables.batches.Wave`)
     boxed: bool = True  # a Hopper forward writes whole tiles by a TMA descriptor
     paged: int = 0  # tokens of a page of keys, whose first tokens tables list; 0: keys are contiguous
     upcast: bool = False  # operands become float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly

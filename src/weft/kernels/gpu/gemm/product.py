@@ -126,7 +126,7 @@ def product(
 ):  # fmt: skip
     """Tiles of out (m, n); see `meaning.product`. x, weights, residual, out: descriptors; None: without it.
 
-    weights (places, n, k), or (places, k, n) BY_ROWS: one, or two where GATE says which of them is the gate's. bias,
+    weights (places, n, k), or (places, k, n) BY_ROWS. There are two where GATE says which of them is the gate's. bias,
     gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out.
     PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it is done.
     """

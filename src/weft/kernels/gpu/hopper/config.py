@@ -24,7 +24,7 @@ class Config:
     far. With the first two, rows whose sums leave the range from `least` to `most` are computed again. terms: that one
     walk has. short: runs are short (`fwd_short`). overlapped: scores of a tile are made beside the product of the
     weights before, and bounds of rows are read from the tables (`fwd_overlapped`). boxed: whole tiles of results leave
-    by a descriptor.
+    by a descriptor. counted: tables say how many blocks there are, and runs of a forward may begin before token 0.
     """
 
     d: int
@@ -46,6 +46,7 @@ class Config:
     boxed: bool = True
     lse_gradient: bool = False
     with_delta: bool = False
+    counted: bool = False
 
     @property
     def width(self) -> int:
@@ -119,7 +120,7 @@ def _forward(spec: KernelSpec) -> Config:
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
-        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed,
+        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted,
     )  # fmt: skip
 
 

@@ -30,7 +30,8 @@ def imports(spec: KernelSpec) -> str:
         "from weft.kernels.gpu.hopper.ops.aggregate import constants",
     ]
     if spec.direction in ("forward", "dkdv"):
-        found.append("from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler")
+        taken = "TileScheduler, counted" if spec.counted else "TileScheduler"
+        found.append(f"from weft.kernels.gpu.hopper.ops.scheduler import {taken}")
     if strided(spec):
         found.append("from weft.kernels.gpu.hopper.ops.values import Tensor")
     config = f"CONFIG = constants(Config(\n{_wrapped(config_of(spec))}\n))  # fmt: skip"
@@ -60,7 +61,8 @@ def body(spec: KernelSpec) -> Iterator[str]:
 def _forward(spec: KernelSpec) -> Iterator[str]:
     (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
     out_box = box if spec.boxed else near[0]  # of the same shape, and written by nobody
-    yield f"scheduler = TileScheduler({', '.join(TABLES)})"
+    scheduler = f"TileScheduler({', '.join(TABLES)})"
+    yield f"scheduler = {f'counted({scheduler})' if spec.counted else scheduler}"
     yield f"{_function(spec)[1]}("
     yield f"    (q, k, v), ({', '.join((*near, far_k, far_v))}), (out, Lse, {out_box}), scheduler,"
     yield f"    (all_heads, my_length, scale, {'Sinks' if spec.sinks else 'Lse'}), cfg=CONFIG,"

@@ -12,22 +12,31 @@ FIRST, SECOND = tl.constexpr(dropout.MULTIPLIERS[0]), tl.constexpr(dropout.MULTI
 TOGETHER = tl.constexpr(16)  # consecutive queries, or keys, whose groups are all in them
 BUMP_0, BUMP_1 = tl.constexpr(dropout.BUMPS[0]), tl.constexpr(dropout.BUMPS[1])
 
+HEADER = tl.constexpr(dropout.HEADER)
+
 # What decides it: the key, two unsigned integers of 32 bits; 16 bits below which a pair is dropped; what kept weights
-# are multiplied by.
-Dropping = namedtuple("Dropping", "key_0 key_1 below scale")
+# are multiplied by. head: its number. told: a pointer to the seed, which numbers of a whole follow.
+Dropping = namedtuple("Dropping", "key_0 key_1 below scale head told")
 
 
 @triton.jit
-def dropping_of(seed, below, scale):
-    """seed: a pointer to 64 bits."""
+def dropping_of(C: tl.constexpr, scaling, head):
+    """scaling: see `scores.Scaling`."""
+    seed, below, scale = scaling.dropping
     bits = tl.load(seed)
-    return Dropping((bits & 0xFFFFFFFF).to(tl.uint32), ((bits >> 32) & 0xFFFFFFFF).to(tl.uint32), below, scale)
+    if C.renumbered:
+        head += tl.load(seed + 1).to(tl.int32)
+    return Dropping(
+        (bits & 0xFFFFFFFF).to(tl.uint32), ((bits >> 32) & 0xFFFFFFFF).to(tl.uint32), below, scale, head, seed
+    )  # fmt: skip
 
 
 @triton.jit
 def keeps(C: tl.constexpr, scores, rows, tile):
     """Whether the pairs (rows, cols) of a tile are kept."""
-    if C.rank < 2 and not C.gathered:
+    if C.renumbered:
+        found = _kept_renumbered(C, scores, rows, tile)
+    elif C.rank < 2 and not C.gathered:
         whole = tl.max(rows.token, 0) - rows.first == C.rows - 1  # no row stands for others
         if C.rank == 1:
             whole &= tile.visit.line.step == 1
@@ -38,6 +47,39 @@ def keeps(C: tl.constexpr, scores, rows, tile):
     else:
         found = _kept_apart(C, scores, rows.token, tile.token)
     return found
+
+
+@triton.jit
+def _kept_renumbered(C: tl.constexpr, scores, rows, tile):
+    """By the numbers of rows and columns in the whole: of consecutive ones together, as of tiles."""
+    seed = scores.dropping.told
+    m, n = tl.load(seed + 2), tl.load(seed + 3)
+    mine, theirs, many, others = seed + HEADER, seed + HEADER + m, m, n
+    if C.of_keys:
+        mine, theirs, many, others = theirs, mine, n, m
+    row = tl.load(mine + rows.token, mask=(rows.token >= 0) & (rows.token < many), other=0).to(tl.int32)
+    column = tl.load(theirs + tile.token, mask=(tile.token >= 0) & (tile.token < others), other=0).to(tl.int32)
+    if C.gathered or C.rank == 0:
+        found = _kept_apart(C, scores, row, column)
+    else:
+        row_0, column_0 = _first(row, C.rows), _first(column, C.cols)
+        whole = _last(row, C.rows) - row_0 == C.rows - 1
+        whole &= _last(column, C.cols) - column_0 == C.cols - 1
+        if whole & ((row_0 | column_0) % TOGETHER == 0):
+            found = _kept_together(C, scores, row_0, column_0)
+        else:
+            found = _kept_apart(C, scores, row, column)
+    return found
+
+
+@triton.jit
+def _first(x, N: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, N) == 0, x, 0), 0)
+
+
+@triton.jit
+def _last(x, N: tl.constexpr):
+    return tl.sum(tl.where(tl.arange(0, N) == N - 1, x, 0), 0)
 
 
 @triton.jit
@@ -88,7 +130,7 @@ def _halves(word, below):
 def _philox(scores, x0, x1):
     """Four words of groups of queries x0 and of keys x1, which broadcast."""
     x0, x1 = x0.to(tl.uint32), x1.to(tl.uint32)
-    x2, x3 = scores.h.to(tl.uint32), scores.b.to(tl.uint32)
+    x2, x3 = scores.dropping.head.to(tl.uint32), scores.b.to(tl.uint32)
     key_0, key_1 = scores.dropping.key_0, scores.dropping.key_1
     for _ in tl.static_range(ROUNDS):
         high, low = tl.umulhi(x0, FIRST), tl.mul(x0, FIRST, sanitize_overflow=False)

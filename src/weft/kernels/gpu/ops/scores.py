@@ -36,7 +36,7 @@ def scores_of(C: tl.constexpr, scaling, batch, head):
     if C.scored or C.dropout:
         b, h = batch.to(tl.int32), head
     if C.dropout:
-        dropping = dropping_of(scaling.dropping[0], scaling.dropping[1], scaling.dropping[2])
+        dropping = dropping_of(C, scaling, head)
     return Scores(
         scaling.scale, scaling.softcap, scaling.shift, slope, scaling.scale * LOG2E, scaling.captured, b, h, dropping
     )  # fmt: skip

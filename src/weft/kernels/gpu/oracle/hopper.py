@@ -74,6 +74,9 @@ class Walk(NamedTuple):
 def blocks(call: Call) -> Iterator[Block]:
     """Every block, program by program."""
     words, at, count = call.table(), call.integer("blocks_at"), call.integer("blocks")
+    if call.spec.counted:
+        law(0 <= words[at - 1] <= count, "there are more blocks than room for them")
+        count = int(words[at - 1])
     place, programs = place_of(call), call.grid[0]
     law(0 < at and at + 2 * count <= words.size, "blocks lie beyond the tables")
     every = words[at : at + 2 * count].reshape(-1, 2)
@@ -160,7 +163,8 @@ def _place(call: Call, block: Block, side: int) -> tuple[int, int]:
 
 def _boxed(box: Box, place: tuple[int, int], tokens: Ints, what: str) -> tuple[int, int]:
     """The place, once the descriptor has there the tokens that tables name."""
-    law(np.array_equal(box.tokens(*place)[: tokens.size], tokens), f"a box of {what} is of other tokens")
+    known = np.maximum(tokens, -1)  # before token 0 there is none
+    law(np.array_equal(box.tokens(*place)[: tokens.size], known), f"a box of {what} is of other tokens")
     return place
 
 

@@ -22,6 +22,7 @@ from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Role, Slot, S
 from weft.kernels.gpu.programs.launches import (
     Bindings,
     Packed,
+    dropping,
     kernel_launch,
     tables_of,
     wave_launches,
@@ -84,7 +85,7 @@ def queries_program(
     strides = layout.named | {"dq": dq[-1].strides}
     spec = for_card(_spec("dq", plan, layout, options, strides), "dq", plan)
     entries, sums = entries_of(plan, layout, options, "dq")
-    spec = replace(spec, rules=captured.with_entries(entries), dropout=bool(options.dropout))
+    spec = replace(spec, rules=captured.with_entries(entries), **dropping(options))
     memory |= _kept_sums(slots, steps, sums)
     slots += _row_numbers(spec, problem, memory)
     if not covers or merges:
@@ -130,7 +131,7 @@ def keys_program(
     entries, sums = entries_of(plan, layout, options, "dkdv")
     # sums of several launches come one after the other
     spec = replace(
-        spec, rules=captured.with_entries(entries), dropout=bool(options.dropout),
+        spec, rules=captured.with_entries(entries), **dropping(options),
         chained=spec.chained and not entries,
     )  # fmt: skip
     memory |= _kept_sums(slots, steps, sums)

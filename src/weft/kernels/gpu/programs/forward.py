@@ -10,7 +10,7 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import for_card, overlaps
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Fill, LaunchProgram, Slot
-from weft.kernels.gpu.programs.launches import Bindings, Packed, tables_of, wave_launches, widened
+from weft.kernels.gpu.programs.launches import Bindings, Packed, dropping, tables_of, wave_launches, widened
 from weft.kernels.gpu.programs.sinks import join_sinks
 from weft.kernels.gpu.programs.split_kv import split_kv_program
 from weft.kernels.gpu.score.slots import captured_by
@@ -63,7 +63,7 @@ def forward_program(
         memory["Sum"] = "sum"
     strides = layout.named | {"out": out.strides}
     bound = Bindings(memory, {name: strides[name.lower()] for name in ("Q", "K", "V", "Out")}, captured.known)
-    spec = replace(_spec(plan, layout, options, bound), rules=captured.rules, dropout=bool(options.dropout))
+    spec = replace(_spec(plan, layout, options, bound), rules=captured.rules, **dropping(options))
     spec = replace(spec, paged=found.page)
     waves, tables = wave_launches(spec, found, bound, plan, options)
     steps += chain.from_iterable(waves)

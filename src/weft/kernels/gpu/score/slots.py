@@ -27,7 +27,7 @@ from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.tile import Under
 from weft.planning.tiles import LoopNest, TilePlan
 from weft.planning.tiling import Direction
-from weft.score.dropout import scale, threshold
+from weft.score.dropout import HEADER, scale, threshold
 from weft.score.reads import Read, reads_of, shared_axes
 from weft.score.value import composed
 
@@ -72,7 +72,7 @@ def captured_by(layout: Layout, options: Options) -> Tables:
         known |= {f"{name}_s{axis}": stride for axis, stride in enumerate(slot.strides)}
         captured.append(replace(_captured(slot), along=form.along))
     if options.dropout:
-        slots.append(Slot.dense("seed", "input", "int64", (1,)))
+        slots.append(Slot.dense("seed", "input", "int64", (HEADER + options.tokens if options.tokens else 1,)))
         memory["Seed"] = "seed"
         known |= {"dropped_below": threshold(options.dropout), "kept_scale": scale(options.dropout)}
     rules = Rules(options.score, tuple(captured)) if options.score else None

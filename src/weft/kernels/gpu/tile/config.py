@@ -97,6 +97,7 @@ class Config(NamedTuple):
     paired: int = 0
     places: Any = None
     dropout: bool = False
+    renumbered: bool = False
 
 
 class Named(str):

@@ -1,0 +1,128 @@
+"""The search of `weft.fuse` beside an exhaustive one, on a layer of bert-base.
+
+    PYTHONPATH=src python benchmarks/fused_search.py --out rows.csv --part 0/4    # a quarter of all, within 180 s
+    PYTHONPATH=src python benchmarks/fused_search.py --out rows.csv --part ours   # what weft chooses, within 90 s
+
+The segments are the products of query, key and value, and the product with GELU. A candidate says for each the
+tiling of weft's kernel, any that the card has room for, or that Inductor computes it. It is the whole layer, compiled,
+in a CUDA graph. Each row: what a candidate is, and us of the layer. `ours` also says how many times were measured on
+the way, of segments and of layers, and how long the choice took. `--part` numbers may run on several cards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+import traceback
+from pathlib import Path
+
+import fused_zoo as zoo
+import torch
+from table import append
+
+from weft.fusion import choice, kernels, place
+from weft.fusion.choice import Choice
+from weft.fusion.kernels import ProjectionsSpec
+from weft.fusion.rewrite import rewrite
+from weft.fusion.settings import Settings
+from weft.fusion.whole import Part
+from weft.kernels.gpu.gemm.config import SINGLE
+
+FIELDS = ("size", "part", "candidate", "us", "measured", "seconds", "card", "torch")
+
+
+def tilings(found):
+    """All of a segment, None first."""
+    room = kernels.card_of(torch.device("cuda")).room
+    qkv = isinstance(found.spec, ProjectionsSpec)
+    return [None, *(c for c in SINGLE if c.shared(1) <= room and not (qkv and (c.persistent or 768 % c.cols)))]
+
+
+class Layer:
+    """A layer of a traced graph, and its segments."""
+
+    def __init__(self, module, given):
+        self.module, self.given = module, given
+        found = place.segments_in(module.graph)
+        self.part = Part.around(found[0].inner[0])
+        self.found = [one for one in found if set(one.inner) <= set(self.part.nodes)]
+        self.values = self.part.values(given)
+
+    def microseconds(self, configs):
+        """Of the layer, with these tilings."""
+        judged = [(one, Choice(config, "")) for one, config in zip(self.found, configs, strict=True)]
+        return 1e6 * place.layer_seconds(self.part.copied(judged, place.put_all, self.module), self.values)
+
+    def chosen(self):
+        """(tilings that weft chooses, how many times it measured, seconds)."""
+        counted = []
+
+        def counting(function):
+            def call(*args):
+                counted.append(function)
+                return function(*args)
+
+            return call
+
+        of_calls, of_layers = choice.seconds_of, place.layer_seconds
+        choice.seconds_of, place.layer_seconds = counting(of_calls), counting(of_layers)
+        begin = time.perf_counter()
+        settings = Settings(templates="again")
+        judged = [(one, choice.choose(one, settings)) for one in self.found]
+        judged = place._settled(self.module, judged, self.given, True)
+        taken = time.perf_counter() - begin
+        choice.seconds_of, place.layer_seconds = of_calls, of_layers
+        return [one.config for _, one in judged], len(counted), taken
+
+
+def explore(layer, asked):
+    """Rows of what was asked."""
+    if asked.part == "ours":
+        configs, measured, seconds = layer.chosen()
+        for _ in range(3):
+            yield configs, layer.microseconds(configs), measured, f"{seconds:.1f}"
+        return
+    number, parts = map(int, asked.part.split("/"))
+    end = time.perf_counter() + asked.seconds
+    for configs in itertools.islice(itertools.product(*map(tilings, layer.found)), number, None, parts):
+        if time.perf_counter() > end:
+            return
+        try:
+            yield configs, layer.microseconds(configs), "", ""
+        except Exception as error:
+            print(f"{configs}: {next(iter(str(error).splitlines()), '')}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", default="ours", help="ours, or which of how many: 0/4")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--seconds", type=float, default=150)
+    asked = parser.parse_args()
+
+    def explored(module, inputs):
+        try:
+            rewrite(module, inputs, Settings(templates="off"))
+            nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+            for configs, us, measured, seconds in explore(Layer(module, dict(zip(nodes, inputs, strict=True))), asked):
+                said = "; ".join(map(str, configs))
+                row = (f"({asked.batch}, {asked.tokens})", asked.part, said, f"{us:.2f}", measured, seconds)
+                row += (torch.cuda.get_device_name(), torch.__version__)
+                print(*row, sep=", ", flush=True)
+                append(asked.out, FIELDS, dict(zip(FIELDS, row, strict=True)))
+        except Exception:
+            traceback.print_exc()
+        return module.forward
+
+    model = zoo.made("bert-base", False, "sdpa").half()
+    live = torch.from_numpy(zoo.pattern_of("bert-base", asked.tokens).to_dense(asked.tokens))[None, None].cuda()
+    ids = torch.randint(5, 1000, (asked.batch, asked.tokens), device="cuda")
+    with torch.no_grad():
+        torch.compile(model, backend=explored, dynamic=False)(input_ids=ids, attention_mask=live)
+
+
+if __name__ == "__main__":
+    main()

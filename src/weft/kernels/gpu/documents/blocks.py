@@ -1,0 +1,144 @@
+"""The tables of documents for forwards by warp groups: what two kernels do. Functions of Triton.
+
+All documents are one launch on one axis here. The first kernel writes the item of a tile, with what its rows see
+(`tables.consumer_ranges`); the second says which tile comes when, the longest first, and lists the blocks
+(`tables.tile_scheduler`). Programs of a forward then take these in turn.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from weft.kernels.gpu.documents import spec
+from weft.kernels.gpu.documents.kernel import _columns, _document, _find, _span
+from weft.kernels.gpu.tables import consumer_ranges, pack, tile_scheduler
+
+GROUP, RANGE = tl.constexpr(consumer_ranges.GROUP), tl.constexpr(consumer_ranges.RANGE)
+BESIDE, TOGETHER = tl.constexpr(consumer_ranges.BESIDE), tl.constexpr(tile_scheduler.HEADS)
+HEADER, HEAD, TERM = tl.constexpr(spec.HEADER), tl.constexpr(pack.HEAD), tl.constexpr(spec.DOCUMENT - spec.HEADER)
+PLACES, RANGES = tl.constexpr(spec.PLACES), tl.constexpr(spec.RANGES)
+ORDERED, COMPARED = tl.constexpr(spec.ORDERED), tl.constexpr(512)  # tiles of a program; others at a time
+FAR = tl.constexpr(1 << 30)
+HALF = tl.constexpr(-(1 << 31))  # the bits of 2^31, the reciprocal of a step of 1
+
+# Where tables go: how many tiles they have room for, integers of an item, and where items, members, works and blocks
+# begin; the integer before the blocks says how many there are.
+Blocks = namedtuple("Blocks", "tables tiles record items_at heads_at works_at blocks_at")
+
+
+@triton.jit
+def items_of(C: tl.constexpr, every, made, bounds):
+    """The item of a tile and how long it takes; -1 where there is no such tile. C: a `TablesSpec`."""
+    if C.chained:
+        gdc_launch_dependents()
+    number = tl.program_id(0)
+    places, firsts, total = _find(C, every, number + tl.arange(0, 1))
+    place, first = tl.sum(places, 0), tl.sum(firsts, 0)
+    work = -1
+    if number < total:
+        work = _put_item(C, every, made, bounds, place, number - first)
+    tl.store(made.tables + made.works_at + number, work)
+
+
+@triton.jit
+def _put_item(C: tl.constexpr, every, made, bounds, place, tile):
+    """That of a tile of a document. Returns how long groups take for it together, in half tiles."""
+    one, r = _document(C, every, place, ()), tl.arange(0, C.rows)
+    begin = tile * C.rows
+    height = tl.minimum(one.rows - begin, C.rows)
+    low, high = _columns(bounds, begin + tl.minimum(r, height - 1), one)  # rows beyond the last see what that sees
+    live = low < high
+    start, stop = tl.min(tl.where(live, low, FAR), 0), tl.max(tl.where(live, high, 0), 0)
+    start = tl.minimum(start, stop)
+    first, count, moved = _run(C, every, one.first_col + start, stop - start)
+    low, high = tl.where(live, low - start + moved, 0), tl.where(live, high - start + moved, 0)
+    item = made.tables + made.items_at + (tl.program_id(0) * made.record).to(tl.int64)
+    row = one.first_row + begin
+    words = (row, height, first, count, 0, 0, row, 0, first, 0)
+    for n in tl.static_range(RANGES):
+        tl.store(item + n, words[n])
+    told, there = item + RANGES + RANGE * (C.rows // GROUP), r < height
+    tl.store(told + r, tl.where(there, low, 0))
+    tl.store(told + C.rows + r, tl.where(there, high, 0))
+    return _put_ranges(C, item + RANGES, (low, high, live), height)
+
+
+@triton.jit
+def _run(C: tl.constexpr, every, first, count):
+    """(first column, columns, how many columns earlier it begins) of a run. Its last tile ends with the last document
+    at most: beyond that, columns may hold anything.
+    """
+    _, end = _span(every.cols, every.count - 1, every.count, every.other)
+    whole = tl.cdiv(count, C.cols) * C.cols
+    moved = tl.where(first + whole > end, whole - count, 0)
+    return first - moved, count + moved, moved
+
+
+@triton.jit
+def _put_ranges(C: tl.constexpr, at, seen, height):
+    """The tiles that each group sees. seen: bounds of rows, and which see something."""
+    GROUPS: tl.constexpr = C.rows // GROUP
+    low, high, live = seen
+    g = tl.arange(0, GROUPS)
+    exists = g * GROUP < height
+    begin = tl.min(tl.reshape(tl.where(live, low, FAR), (GROUPS, GROUP)), 1) // C.cols
+    end = tl.where(exists, tl.cdiv(tl.max(tl.reshape(high, (GROUPS, GROUP)), 1), C.cols), 0)
+    begin = tl.minimum(begin, end)
+    below = tl.cdiv(tl.max(tl.reshape(low, (GROUPS, GROUP)), 1), C.cols)
+    beyond = tl.min(tl.reshape(high, (GROUPS, GROUP)), 1) // C.cols
+    words = (begin, end, below, beyond, g * 0)
+    for n in tl.static_range(RANGE):
+        tl.store(at + RANGE * g + n, words[n])
+    return tl.sum(2 * (end - begin) + tl.where(exists, BESIDE, 0), 0)
+
+
+@triton.jit
+def blocks_of(C: tl.constexpr, made, sizes, group):
+    """The blocks of ORDERED tiles, of a few heads after those of others: first the longest. sizes: heads, rows,
+    columns.
+    """
+    if C.chained:
+        gdc_wait()
+    heads, rows, cols = sizes
+    number = tl.program_id(0) * ORDERED + tl.arange(0, ORDERED)
+    works = made.tables + made.works_at
+    work = tl.load(works + number, mask=number < made.tiles, other=-1)
+    rank, total = number * 0, 0
+    for start in range(0, made.tiles, COMPARED):
+        other = start + tl.arange(0, COMPARED)
+        theirs = tl.load(works + other, mask=other < made.tiles, other=-1)
+        before = (theirs[None, :] > work[:, None]) | (
+            (theirs[None, :] == work[:, None]) & (other[None, :] < number[:, None])
+        )
+        rank += tl.sum((before & (theirs >= 0)[None, :]).to(tl.int32), 1)
+        total += tl.sum((theirs >= 0).to(tl.int32), 0)
+    for one in range(heads):
+        head = number * 0 + one
+        side = head % TOGETHER
+        beside = tl.minimum(heads - head + side, TOGETHER)
+        at = made.tables + made.blocks_at + 2 * ((head - side) * total + rank * beside + side)
+        tl.store(at, number, mask=work >= 0)
+        tl.store(at + 1, head, mask=work >= 0)
+    if tl.program_id(0) == 0:
+        tl.store(made.tables + made.blocks_at - 1, heads * total)
+        _put_launch(C, made, rows, cols)
+        for head in range(heads):
+            words = (0, head // group, head, 1, 0, made.tiles, made.record, 1, HEADER, made.items_at)
+            for n in tl.static_range(HEAD):
+                tl.store(made.tables + made.heads_at + HEAD * head + n, words[n])
+
+
+@triton.jit
+def _put_launch(C: tl.constexpr, made, rows, cols):
+    """The launch of all tokens, as `tables.pack` writes it. Bounds are with the items."""
+    log: tl.constexpr = C.cols.bit_length() - 1
+    words = (0, 0, 0, 1, rows, 0, 0, 0, 0, 1, log, cols, 0, HALF, 0)
+    for n in tl.static_range(HEADER + TERM):
+        if n < len(words):
+            tl.store(made.tables + n, words[n])
+        else:
+            tl.store(made.tables + n, 0)
