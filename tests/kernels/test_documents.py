@@ -387,6 +387,49 @@ def test_one_captured_graph_serves_all_lengths(name):
 
 
 @on_a_card
+@pytest.mark.parametrize("times", [1.0, 40.0], ids=["scores", "large scores"])
+@pytest.mark.parametrize("name", OF_ITSELF)
+def test_forwards_by_warp_groups(name, times):
+    """On Hopper, at D=128, of queries and keys that are the same tokens. One captured graph serves all lengths; tokens
+    after the last document may hold anything. Rows of large scores are computed again.
+    """
+    pattern, room = OF_ITSELF[name], 1500
+    q, k, v, dout, dlse, _ = on_card(([room], [room]), dtype=torch.bfloat16, dims=(128, 128))
+    q = q * times
+    counted = torch.zeros(10, dtype=torch.int32, device=DEVICE)
+
+    def step():
+        return weft.varlen_attention(q, k, v, counted, counted, pattern, return_lse=True)
+
+    step()
+    if torch.cuda.get_device_capability(DEVICE) == (9, 0):
+        assert any(call.documents.groups is not None for call in device_documents._calls.values())
+    with no_waits():
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    whole = k.clone(), v.clone()
+    given = [*([x, x] for x, _ in (drawn(seed, 9, True) for seed in range(4))), ([5], [5]), ([130], [130])]
+    for lengths in given:
+        tokens = sum(lengths[0])
+        ends = sums(lengths[0])
+        counted.copy_(torch.tensor(np.pad(ends, (0, 10 - ends.size), mode="edge"), dtype=torch.int32))
+        for x, kept in zip((k, v), whole, strict=True):
+            x.copy_(kept)
+            x[tokens:] = torch.nan
+        graph.replay()
+        inside = [x[:tokens].cpu() for x in (q, k, v, dout, dlse)]
+        truth, plain = (
+            by_dense(lengths, [*inside, torch.zeros(4)], pattern, {}, x) for x in (torch.float64, torch.bfloat16)
+        )  # fmt: skip
+        for what, x in zip(NAMES[:2], found, strict=True):
+            assert_close(what, x[:tokens].cpu(), truth[what], plain[what])
+            assert (x[tokens:] == (-torch.inf if what == "lse" else 0)).all(), what
+
+
+@on_a_card
 @pytest.mark.wide
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
 def test_many_long_documents_beside_lengths_on_the_host(dims):

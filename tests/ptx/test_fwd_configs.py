@@ -29,6 +29,7 @@ CALLS = {
     "128, window": Call(weft.window(300, 150), 700, WIDE, heads=(1, 1)),
     "128, documents": Call(weft.causal() & weft.documents([30, 200, 1, 129, 240]), 600, WIDE, heads=(2, 1)),
     "128, chunks": Call(weft.causal() & weft.chunks(200), 600, WIDE, heads=(1, 1)),
+    "128, prefix": Call(weft.causal() | weft.prefix(150), 600, WIDE, heads=(1, 1)),
     "128, dilated": Call(weft.dilated(30, 30, 3), 600, WIDE, heads=(1, 1)),
     "128, keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, WIDE, heads=(2, 1)),
     "128, sinks": Call(BAND, 150, WIDE, heads=(1, 1), options=("sinks",)),

@@ -23,8 +23,7 @@ class Config:
     row's largest score in the first of its consumer's first two tiles that has a key for it; "online": the largest so
     far. With the first two, rows whose sums leave the range from `least` to `most` are computed again. terms: that one
     walk has. short: runs are short (`fwd_short`). overlapped: scores of a tile are made beside the product of the
-    weights before, and bounds of rows are read from the tables (`fwd_overlapped`). sums_rounded: out is divided by the
-    sum of the weights that products took, rounded to 16 bits as they are. boxed: whole tiles of results leave
+    weights before, and bounds of rows are read from the tables (`fwd_overlapped`). boxed: whole tiles of results leave
     by a descriptor. counted: tables say how many blocks there are, and runs of a forward may begin before token 0.
     """
 
@@ -43,7 +42,6 @@ class Config:
     terms: int = 1
     short: bool = False
     overlapped: bool = False
-    sums_rounded: bool = False
     sinks: bool = False
     boxed: bool = True
     lse_gradient: bool = False
@@ -121,8 +119,7 @@ def _forward(spec: KernelSpec) -> Config:
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
-        overlapped=spec.row_bounds, sums_rounded=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed,
-        counted=spec.counted,
+        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted,
     )  # fmt: skip
 
 
