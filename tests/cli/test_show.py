@@ -112,7 +112,7 @@ def test_the_legend_of_tiles_names_what_is_there(run, width):
     done = run("strided(16)", "--size", "64", "--tiles", "--width", str(width))
     lines = done.output.split("\n\n")[-2].splitlines()
     names = [part.strip()[2:] for line in lines for part in line.split("   ")]
-    assert names == ["live in a partial tile", "masked in a partial tile", "live, in another loop nest"]
+    assert names == ["live in a partial tile", "masked in a partial tile", "live, in another nest"]
     assert max(map(len, lines)) <= max(width, 26)
 
 

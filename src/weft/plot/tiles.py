@@ -16,7 +16,7 @@ from weft.planning.tiles import LoopNest, TilePlan, Visit, walk
 SKIPPED, ELSEWHERE, MASKED, PARTIAL, FULL = range(5)
 MEANING = (
     "skipped",
-    "live, in another loop nest",
+    "live, in another nest",
     "masked in a partial tile",
     "live in a partial tile",
     "full tile, no mask",
