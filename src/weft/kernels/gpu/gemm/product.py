@@ -10,8 +10,8 @@ import triton.language as tl
 
 from weft.kernels.gpu.gemm.fragments import activation
 
-# Constants of a kernel: rows and cols of a tile, depth of a step, whether weights are (k, n) and not (n, k), how many
-# columns of a tile are finished and stored at once: all, or half of them.
+# Constants of a kernel: rows and cols of a tile, depth of a step, and whether weights are (k, n) and not (n, k).
+# stored: columns of a tile that are finished and stored at once, all of them or half.
 Tiling = namedtuple("Tiling", "rows cols depth by_rows stored")
 
 
