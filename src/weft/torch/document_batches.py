@@ -147,11 +147,11 @@ def _run(bound: Bound, tensors: Sequence[Tensor], sums: Tensor) -> Sequence[Tens
 
 
 def _in_rows(x: Tensor, batch: int) -> Tensor:
-    """(1, H, B * N, D) as (B, N, H, D), by strides."""
+    """(1, H, B * N, D) as (B, H, N, D), by strides."""
     _, heads, tokens, width = x.shape
     _, head, token, one = x.stride()
     each = tokens // batch
-    return x.as_strided((batch, each, heads, width), (each * token, token, head, one))
+    return x.as_strided((batch, heads, each, width), (each * token, head, token, one))
 
 
 class Recorded(torch.autograd.Function):
@@ -160,7 +160,7 @@ class Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, prepared: Prepared) -> Tensor:
         found = _run(prepared.forward, (q, k, v), sums)
-        out = _in_rows(found[0], prepared.batch)
+        out = _in_rows(found[0], prepared.batch).transpose(1, 2)
         ctx.prepared = prepared
         ctx.save_for_backward(q, k, v, out, found[1], sums)
         return out
@@ -174,7 +174,8 @@ class Recorded(torch.autograd.Function):
         tensors = (q, k, v, out.transpose(1, 2), _joinable(dout.transpose(1, 2)))
         bound = _backward(prepared, tensors, lse)
         found = _run(bound, (*tensors, lse), sums)
-        return *(_in_rows(x, prepared.batch).transpose(1, 2) for x in found[:3]), None, None
+        dq, dk, dv = found
+        return *(_in_rows(x, prepared.batch) for x in (dq, dk, dv)), None, None
 
 
 def _backward(prepared: Prepared, tensors: Sequence[Tensor], lse: Tensor) -> Bound:
