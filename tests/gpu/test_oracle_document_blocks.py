@@ -10,9 +10,13 @@ from weft.kernels.gpu.documents.spec import known
 from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import row_major
-from weft.kernels.gpu.programs.documents import Documents, documents_forward_program
+from weft.kernels.gpu.programs.documents import (
+    Documents,
+    documents_backward_program,
+    documents_forward_program,
+)
 from weft.planning.attention_plan import plan_attention
-from weft.planning.families.hopper import WIDE
+from weft.planning.families.hopper import SUMMED, WIDE
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 from weft.target import GPU
@@ -41,6 +45,16 @@ def program_of(pattern, count, tokens, heads=(6, 2), sinks=False):
     return documents_forward_program(plan_attention(weft.full(), problem, GPU), layout, Options(D**-0.5), asked)
 
 
+def gradients_of(pattern, count, tokens, heads=(6, 2), with_delta=False):
+    """The gradients by warp groups of the same tensors."""
+    problem = Problem(1, *heads, tokens, tokens, D, D, "bfloat16", "cuda")
+    of_q, of_k = ((1, one, tokens, D) for one in (problem.q_heads, problem.kv_heads))
+    layout = Layout(tuple(map(row_major, (of_q, of_k, of_k, of_q, of_q))), True)
+    asked = Documents(count, known(pattern, tokens), {}, sums=SUMMED)
+    options = Options(D**-0.5, deterministic=False, with_delta=with_delta)
+    return documents_backward_program(plan_attention(weft.full(), problem, GPU), layout, options, asked)
+
+
 def tensors_of(tokens, heads=(6, 2)):
     random = np.random.default_rng(tokens)
     return [random.standard_normal((1, h, tokens, D)) for h in (heads[0], heads[1], heads[1])]
@@ -60,6 +74,41 @@ def test_programs_are_what_the_host_plans(name, lengths):
     expected = by_host(pattern, (lengths, lengths), (q, k, v, np.ones_like(q), np.zeros(q.shape[:3])), {})
     for x in ("out", "lse"):
         np.testing.assert_allclose(found[x], expected[x], rtol=1e-9, atol=1e-9, err_msg=x)
+
+
+@pytest.mark.parametrize("name", every(2, OF_ITSELF))
+@pytest.mark.parametrize("lengths", every(2, LENGTHS))
+def test_gradients_are_what_the_host_plans(name, lengths):
+    lengths, pattern = LENGTHS[lengths], OF_ITSELF[name]
+    tokens = sum(lengths)
+    q, k, v = tensors_of(tokens)
+    dout = np.random.default_rng(1).standard_normal(q.shape)
+    expected = by_host(pattern, (lengths, lengths), (q, k, v, dout, np.zeros(q.shape[:3])), {})
+    rest = {name: expected[name] for name in ("out", "lse")} | {"dout": dout}
+    found = by_program(gradients_of(pattern, len(lengths), tokens), lengths, (q, k, v), **rest)
+    for x in ("dq", "dk", "dv"):
+        np.testing.assert_allclose(found[x], expected[x], rtol=1e-9, atol=1e-9, err_msg=x)
+
+
+@pytest.mark.parametrize("lengths", [[40, 0, 30], [5], [200, 100], []], ids=str)
+def test_gradients_of_tokens_after_the_last_document(lengths):
+    """Nothing is read of their queries, keys of none have no gradients, and their queries none."""
+    pattern, tokens, after = weft.causal(align="bottom-right"), sum(lengths), 90
+    q, k, v = tensors_of(tokens + after)
+    dout = np.random.default_rng(1).standard_normal(q.shape)
+    inside = [x[:, :, :tokens] for x in (q, k, v, dout)]
+    given = {"out": np.zeros_like(q), "lse": np.full(q.shape[:3], -np.inf), "dout": dout}
+    if tokens:
+        expected = by_host(pattern, (lengths, lengths), (*inside, np.zeros(inside[0].shape[:3])), {})
+        for name in ("out", "lse"):
+            given[name][:, :, :tokens] = expected[name]
+    for x in (q, k, v, dout):
+        x[:, :, tokens:] = np.nan
+    found = by_program(gradients_of(pattern, len(lengths), tokens + after), lengths, (q, k, v), **given)
+    for x in ("dq", "dk", "dv"):
+        assert (found[x][:, :, tokens:] == 0).all(), x
+        if tokens:
+            np.testing.assert_allclose(found[x][:, :, :tokens], expected[x], rtol=1e-9, atol=1e-9, err_msg=x)
 
 
 def test_sinks():

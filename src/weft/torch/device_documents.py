@@ -29,7 +29,7 @@ from weft.kernels.gpu.programs.documents import (
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families.hopper import has_row_bounds
+from weft.planning.families.hopper import SUMMED, has_row_bounds
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime.pipeline import compiled
@@ -65,11 +65,12 @@ class Sums(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Options of a call, as given."""
+    """Options of a call, as given. deterministic: gradients have the same bits each time."""
 
     scale: float | None
     softcap: float | None
     backend: str
+    deterministic: bool = True
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -118,7 +119,7 @@ def attention(
     if sums.table is not None:
         counted = (*counted, sums.table)
     if wanted:
-        out, lse = Recorded.apply(*tensors, *rows, *counted, call)
+        out, lse = Recorded.apply(*tensors, *rows, *counted, call, chosen.deterministic)
         return out, lse
     return _forward(call, tensors, rows, counted)
 
@@ -237,12 +238,13 @@ def _planned(pattern: Pattern, problem: Problem, sums: Sums, backend: str) -> tu
     plan, _ = compiled(pattern.filled("bottom-right"), replace(problem, batch=batch, m=m, n=n), backend)
     tilings = {one: plan.unspecialised(one)[0].plan.tiling for one in DIRECTIONS}
     known_ones = {one: tiling for one, tiling in tilings.items() if tiling is not None}
-    groups = None
+    groups = added = None
     if sums.same and sums.table is None and found.sees_itself(m):
         special = plan.specialised("forward")
         groups = None if special is None else special[0].plan.tiling
         groups = groups if groups is not None and has_row_bounds(groups) else None
-    return replace(plan, problem=problem), Documents(sums.documents, found, known_ones, groups=groups)
+        added = SUMMED if plan.in_one is not None and plan.sums_by_groups else None
+    return replace(plan, problem=problem), Documents(sums.documents, found, known_ones, groups=groups, sums=added)
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
@@ -274,7 +276,7 @@ class Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, sinks, slopes, *counted, ctx.call = args
+        q, k, v, sinks, slopes, *counted, ctx.call, ctx.deterministic = args
         out, lse = _forward(ctx.call, (q, k, v), (sinks, slopes), tuple(counted))
         # lse has the sinks in it: they are read again for their own gradient alone
         ctx.save_for_backward(q, k, v, out, lse, sinks if ctx.needs_input_grad[3] else None, slopes, *counted)
@@ -288,11 +290,12 @@ class Recorded(torch.autograd.Function):
         q, k, v, out, lse, sinks, slopes, *counted = ctx.saved_tensors
         dout, dlse = given
         if dout is None and dlse is None:
-            return (None,) * 8
+            return (None,) * 9
         dout = torch.zeros_like(out) if dout is None else dout
         tensors, rows = (q, k, v, out, dout), {"lse": lse, "dlse": dlse, "slopes": slopes}
-        options = gpu.options_of(ctx.call.how, ctx.call.plan)._replace(with_delta=sinks is not None)
+        options = gpu.options_of(ctx.call.how, ctx.call.plan)
+        options = options._replace(with_delta=sinks is not None, deterministic=ctx.deterministic)
         bound = bound_backward(ctx.call, gpu.layout_of(tensors, **rows), options, dout.device)
         dq, dk, dv, *delta = bound((*tensors, *(x for x in rows.values() if x is not None), *counted))
         dsinks = None if sinks is None else gpu.sink_gradient(sinks, lse, delta[0])
-        return dq, dk, dv, dsinks, None, None, None, None
+        return dq, dk, dv, dsinks, None, None, None, None, None
