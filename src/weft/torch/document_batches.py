@@ -51,7 +51,7 @@ class Packing(NamedTuple):
 @dataclass(frozen=True, eq=False, slots=True)
 class Prepared:
     """A call for tensors of one form, of so many batch rows. pattern: kept, so that no other one takes its id.
-    backward: by the strides and alignment of dout.
+    backward: by the strides and alignment of dout, and whether sums have an order.
     """
 
     call: Call
@@ -179,12 +179,13 @@ class Recorded(torch.autograd.Function):
 
 
 def _backward(prepared: Prepared, tensors: Sequence[Tensor], lse: Tensor) -> Bound:
-    dout = tensors[4]
-    key = dout.stride(), _aligned((*tensors, lse))
+    dout, deterministic = tensors[4], torch.are_deterministic_algorithms_enabled()
+    key = dout.stride(), _aligned((*tensors, lse)), deterministic
     bound = prepared.backward.get(key)
     if bound is None:
         flat, call = tuple(map(_joined, tensors)), prepared.call
         layout = gpu.layout_of(flat, lse=lse)
-        bound = bound_backward(call, layout, gpu.options_of(call.how, call.plan), dout.device)
+        options = gpu.options_of(call.how, call.plan)._replace(deterministic=deterministic)
+        bound = bound_backward(call, layout, options, dout.device)
         prepared.backward[key] = bound
     return bound
