@@ -11,8 +11,8 @@ import triton.language as tl
 from weft.kernels.gpu.gemm.fragments import activation
 
 # Constants of a kernel: rows and cols of a tile, depth of a step, whether weights are (k, n) and not (n, k), how many
-# columns of a tile are finished and stored at once: all, or half of them.
-Tiling = namedtuple("Tiling", "rows cols depth by_rows stored")
+# columns of a tile are finished and stored at once: all, or half of them; whether no column of a tile is beyond the end.
+Tiling = namedtuple("Tiling", "rows cols depth by_rows stored even")
 
 
 @triton.jit
@@ -74,11 +74,15 @@ def row_scale(squares, rows, m, tiles, count, epsilon):
 
 
 @triton.jit
-def with_bias(value, bias, col, n, COLS: tl.constexpr):
-    """value + bias[col:], where there is one."""
+def with_bias(value, bias, col, n, COLS: tl.constexpr, EVEN: tl.constexpr):
+    """value + bias[col:], where there is one. EVEN: no column is beyond n."""
     if bias is not None:
-        cols = col + tl.arange(0, COLS)
-        value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
+        at = bias + col + tl.arange(0, COLS)  # from left to right, so that what threads add is a constant
+        if EVEN:
+            row = tl.load(at)
+        else:
+            row = tl.load(at, mask=col + tl.arange(0, COLS) < n, other=0.0)
+        value += row.to(tl.float32)[None, :]
     return value
 
 
@@ -99,9 +103,9 @@ def halves(x, ROWS: tl.constexpr, COLS: tl.constexpr):
 def finish(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tensors, sizes, value, gating, row, col):
     """What follows a product, for columns that are stored at once."""
     rows, cols = row + tl.arange(0, T.rows), col + tl.arange(0, T.stored)
-    value = with_bias(value, tensors.bias, col, sizes.n, T.stored)
+    value = with_bias(value, tensors.bias, col, sizes.n, T.stored, T.even)
     if GATE is not None:
-        value *= activation(with_bias(gating, tensors.gate_bias, col, sizes.n, T.stored), ACTIVATION)
+        value *= activation(with_bias(gating, tensors.gate_bias, col, sizes.n, T.stored, T.even), ACTIVATION)
     else:
         value = activation(value, ACTIVATION)
     if tensors.residual is not None:
@@ -143,15 +147,15 @@ def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tens
 def product(
     x, weights, residual, out, bias, gate_bias, squares, new_squares, m, n, k, tiles, count, epsilon,
     ACTIVATION: tl.constexpr, GATE: tl.constexpr, BY_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    DEPTH: tl.constexpr, STORED: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
+    DEPTH: tl.constexpr, STORED: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Tiles of out (m, n); see `meaning.product`. x, weights, residual, out: descriptors; None: without it.
 
     weights (places, n, k), or (places, k, n) BY_ROWS: one, or two where GATE says which of them is the gate's. bias,
-    gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out.
+    gate_bias (n,), squares (tiles, m): pointers. EVEN: COLS divides n. new_squares (tiles of n, m): takes sums of squares of out.
     PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it is done.
     """
-    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS, STORED)
+    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS, STORED, EVEN)
     tensors = Operands(x, weights, residual, out, bias, gate_bias, squares, new_squares)
     sizes = Sizes(m, n, k, tiles, count, epsilon)
     down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLS)
