@@ -199,7 +199,9 @@ def profile(call, calls=3, shown=24):
             torch.cuda.synchronize()
         rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
         total = sum(row.self_device_time_total for row in rows)
-        print(f"\nkernels of a call: {total / calls:.0f} us", file=sys.stderr)
+        ran = [one.time_range for one in found.events() if one.device_type == torch.autograd.DeviceType.CUDA]
+        span = (max(one.end for one in ran) - min(one.start for one in ran)) / calls
+        print(f"\nkernels of a call: {total / calls:.0f} us, from first to last {span:.0f} us", file=sys.stderr)
         for row in rows[:shown]:
             took = row.self_device_time_total / calls
             print(f"{took:10.1f} us {row.count / calls:6.1f} of {row.key[:110]}", file=sys.stderr)
