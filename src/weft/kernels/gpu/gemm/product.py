@@ -11,7 +11,7 @@ import triton.language as tl
 from weft.kernels.gpu.gemm.fragments import activation
 
 # Constants of a kernel: rows and cols of a tile, depth of a step, whether weights are (k, n) and not (n, k), how many
-# columns of a tile are finished and stored at once: all, or half of them; whether no column of a tile is beyond the end.
+# columns of a tile are finished and stored at once: all, or half of them; whether tiles have no column beyond the end.
 Tiling = namedtuple("Tiling", "rows cols depth by_rows stored even")
 
 
@@ -152,8 +152,9 @@ def product(
     """Tiles of out (m, n); see `meaning.product`. x, weights, residual, out: descriptors; None: without it.
 
     weights (places, n, k), or (places, k, n) BY_ROWS: one, or two where GATE says which of them is the gate's. bias,
-    gate_bias (n,), squares (tiles, m): pointers. EVEN: COLS divides n. new_squares (tiles of n, m): takes sums of squares of out.
-    PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it is done.
+    gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out. EVEN: COLS
+    divides n. PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it
+    is done.
     """
     T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS, STORED, EVEN)
     tensors = Operands(x, weights, residual, out, bias, gate_bias, squares, new_squares)
