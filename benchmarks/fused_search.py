@@ -36,7 +36,7 @@ def tilings(found):
     """All of a segment, None first."""
     room = kernels.card_of(torch.device("cuda")).room
     qkv = isinstance(found.spec, ProjectionsSpec)
-    return [None, *(c for c in SINGLE if c.shared(1) <= room and not (qkv and (c.persistent or 768 % c.cols)))]
+    return [None, *(c for c in SINGLE if c.shared(1) <= room and not (qkv and 768 % c.cols))]
 
 
 class Layer:

@@ -31,7 +31,7 @@ from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families.hopper import SUMMED
+from weft.planning.families.hopper import SUMS
 from weft.planning.problem import Problem
 from weft.planning.tiling import OF_GRADIENTS, Direction, Part
 from weft.torch.bind import Bound, target_of
@@ -96,7 +96,7 @@ class Subject:
         if direction == "dq":
             queries = self.call_of(queries_program(plan, layout, options))
             return lambda: queries()[:1]
-        summing = plan.transposed[0].plan.tiling == SUMMED
+        summing = plan.transposed[0].plan.tiling in SUMS
         return self.call_of(keys_program(plan, layout, options._replace(deterministic=False), summing))
 
     def walk(self, plan: AttentionPlan) -> Call:

@@ -10,8 +10,9 @@ import triton.language as tl
 
 from weft.kernels.gpu.gemm.fragments import activation
 
-# Constants of a kernel: rows and cols of a tile, depth of a step, whether weights are (k, n) and not (n, k).
-Tiling = namedtuple("Tiling", "rows cols depth by_rows")
+# Constants of a kernel: rows and cols of a tile, depth of a step, whether weights are (k, n) and not (n, k), how many
+# columns of a tile are finished and stored at once: all, or half of them.
+Tiling = namedtuple("Tiling", "rows cols depth by_rows stored")
 
 
 @triton.jit
@@ -89,23 +90,18 @@ Sizes = namedtuple("Sizes", "m n k tiles count epsilon")
 
 
 @triton.jit
-def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tensors, sizes, row, col):
-    """The tile of out that begins at row and col."""
-    rows, cols = row + tl.arange(0, T.rows), col + tl.arange(0, T.cols)
-    if GATE == 0:
-        gating, value = two_sums(T, tensors.x, tensors.weights, row, col, sizes.k)
-    elif GATE == 1:
-        value, gating = two_sums(T, tensors.x, tensors.weights, row, col, sizes.k)
-    else:
-        value = sums(T, tensors.x, tensors.weights, 0, row, col, sizes.k)
-    if tensors.squares is not None:
-        scale = row_scale(tensors.squares, rows, sizes.m, sizes.tiles, sizes.count, sizes.epsilon)[:, None]
-        value *= scale
-        if GATE is not None:
-            gating *= scale
-    value = with_bias(value, tensors.bias, col, sizes.n, T.cols)
+def halves(x, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """x (ROWS, COLS) as its first columns and its last ones."""
+    return tl.split(tl.permute(tl.reshape(x, (ROWS, 2, COLS // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def finish(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tensors, sizes, value, gating, row, col):
+    """What follows a product, for columns that are stored at once."""
+    rows, cols = row + tl.arange(0, T.rows), col + tl.arange(0, T.stored)
+    value = with_bias(value, tensors.bias, col, sizes.n, T.stored)
     if GATE is not None:
-        value *= activation(with_bias(gating, tensors.gate_bias, col, sizes.n, T.cols), ACTIVATION)
+        value *= activation(with_bias(gating, tensors.gate_bias, col, sizes.n, T.stored), ACTIVATION)
     else:
         value = activation(value, ACTIVATION)
     if tensors.residual is not None:
@@ -113,16 +109,41 @@ def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tens
     value = value.to(tensors.out.dtype)
     if tensors.new_squares is not None:
         wide = tl.where(cols[None, :] < sizes.n, value.to(tl.float32), 0.0)
-        at = tensors.new_squares + col // T.cols * sizes.m + rows
+        at = tensors.new_squares + col // T.stored * sizes.m + rows
         tl.store(at, tl.sum(wide * wide, 1), mask=rows < sizes.m)
     tensors.out.store([row, col], value)
+
+
+@triton.jit
+def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tensors, sizes, row, col):
+    """The tile of out that begins at row and col."""
+    if GATE == 0:
+        gating, value = two_sums(T, tensors.x, tensors.weights, row, col, sizes.k)
+    elif GATE == 1:
+        value, gating = two_sums(T, tensors.x, tensors.weights, row, col, sizes.k)
+    else:
+        value = sums(T, tensors.x, tensors.weights, 0, row, col, sizes.k)
+        gating = value  # which nobody reads
+    if tensors.squares is not None:
+        rows = row + tl.arange(0, T.rows)
+        scale = row_scale(tensors.squares, rows, sizes.m, sizes.tiles, sizes.count, sizes.epsilon)[:, None]
+        value *= scale
+        if GATE is not None:
+            gating *= scale
+    if T.stored < T.cols:
+        first, second = halves(value, T.rows, T.cols)
+        gate_1, gate_2 = halves(gating, T.rows, T.cols)
+        finish(T, ACTIVATION, GATE, tensors, sizes, first, gate_1, row, col)
+        finish(T, ACTIVATION, GATE, tensors, sizes, second, gate_2, row, col + T.stored)
+    else:
+        finish(T, ACTIVATION, GATE, tensors, sizes, value, gating, row, col)
 
 
 @triton.jit
 def product(
     x, weights, residual, out, bias, gate_bias, squares, new_squares, m, n, k, tiles, count, epsilon,
     ACTIVATION: tl.constexpr, GATE: tl.constexpr, BY_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    DEPTH: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
+    DEPTH: tl.constexpr, STORED: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Tiles of out (m, n); see `meaning.product`. x, weights, residual, out: descriptors; None: without it.
 
@@ -130,7 +151,7 @@ def product(
     gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out.
     PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it is done.
     """
-    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS)
+    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS, STORED)
     tensors = Operands(x, weights, residual, out, bias, gate_bias, squares, new_squares)
     sizes = Sizes(m, n, k, tiles, count, epsilon)
     down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLS)

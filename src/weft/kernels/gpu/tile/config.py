@@ -74,8 +74,6 @@ class Config(NamedTuple):
     no_maximum: bool = False
     partial: bool = False
     rounds: bool = False
-    counts_early: bool = False
-    counts_late: bool = False
     sinks: bool = False
     fast_log: bool = False
     sums_row: int = 0
@@ -112,7 +110,6 @@ class Named(str):
 def config_of(spec: KernelSpec) -> Config:
     """The configuration of a kernel of this family."""
     own = {name: getattr(spec, name) for name in Config._fields if hasattr(spec, name)}
-    rounds, early = _rounds(spec), _counts_early(spec)
     own |= {
         "d": chunks(spec.d), "dv": chunks(spec.dv), "axis_words": axis_words(spec.rank),
         "term_numbers": tuple(range(spec.terms)), "axes_last_first": tuple(reversed(range(spec.rank))),
@@ -120,7 +117,7 @@ def config_of(spec: KernelSpec) -> Config:
         "wide_rows": _wide_rows(spec), "near_rows": _near_rows(spec),
         "clamps": _clamps(spec), "by_side": _by_side(spec),
         "hold_q": "q" in spec.factors, "hold_dout": "do" in spec.factors, "hold_k": "k" in spec.factors,
-        "rounds": rounds, "counts_early": rounds and early, "counts_late": rounds and not early,
+        "rounds": _rounds(spec),
         "sums_row": spec.dv if spec.direction == "forward" and spec.accumulate else 0,
         "sums_dv": spec.d if spec.leaves_shared or spec.adds_shared else 0,
         "leaves_last": _leaves_last(spec), "products_first": _products_first(spec),
@@ -217,16 +214,11 @@ def _leaves_last(spec: KernelSpec) -> bool:
 
 
 def _rounds(spec: KernelSpec) -> bool:
-    """Whether a forward rounds weights that may be a row's only one. The largest is 1 where a maximum is subtracted."""
+    """Whether the rounding of large weights counts in what a forward divides by (docs/decisions/0015). Where a maximum
+    is subtracted the largest weight is 1, which no rounding changes.
+    """
     narrow = spec.dtype == "bfloat16" and not (spec.upcast or spec.dropout)
     return spec.direction == "forward" and spec.no_maximum and narrow
-
-
-def _counts_early(spec: KernelSpec) -> bool:
-    """Whether a row's keys are counted before its tiles. The bounds of a line with one part are there afterwards too,
-    and need no register of their own.
-    """
-    return spec.rank > 1 or spec.several
 
 
 def _products_first(spec: KernelSpec) -> bool:
