@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.tiers import every
+from tests.tiers import every, sample
 
 import weft
 from weft.kernels.gpu.documents.spec import known
@@ -16,7 +16,7 @@ from weft.kernels.gpu.programs.documents import (
     documents_forward_program,
 )
 from weft.planning.attention_plan import plan_attention
-from weft.planning.families.hopper import SUMMED, WIDE
+from weft.planning.families.hopper import WIDE, sums_of
 from weft.planning.problem import Problem
 from weft.settings import interpreted
 from weft.target import GPU
@@ -45,19 +45,19 @@ def program_of(pattern, count, tokens, heads=(6, 2), sinks=False):
     return documents_forward_program(plan_attention(weft.full(), problem, GPU), layout, Options(D**-0.5), asked)
 
 
-def gradients_of(pattern, count, tokens, heads=(6, 2), with_delta=False):
+def gradients_of(pattern, count, tokens, heads=(6, 2), d=D):
     """The gradients by warp groups of the same tensors."""
-    problem = Problem(1, *heads, tokens, tokens, D, D, "bfloat16", "cuda")
-    of_q, of_k = ((1, one, tokens, D) for one in (problem.q_heads, problem.kv_heads))
+    problem = Problem(1, *heads, tokens, tokens, d, d, "bfloat16", "cuda")
+    of_q, of_k = ((1, one, tokens, d) for one in (problem.q_heads, problem.kv_heads))
     layout = Layout(tuple(map(row_major, (of_q, of_k, of_k, of_q, of_q))), True)
-    asked = Documents(count, known(pattern, tokens), {}, sums=SUMMED)
-    options = Options(D**-0.5, deterministic=False, with_delta=with_delta)
+    asked = Documents(count, known(pattern, tokens), {}, sums=sums_of(problem))
+    options = Options(d**-0.5, deterministic=False)
     return documents_backward_program(plan_attention(weft.full(), problem, GPU), layout, options, asked)
 
 
-def tensors_of(tokens, heads=(6, 2)):
+def tensors_of(tokens, heads=(6, 2), d=D):
     random = np.random.default_rng(tokens)
-    return [random.standard_normal((1, h, tokens, D)) for h in (heads[0], heads[1], heads[1])]
+    return [random.standard_normal((1, h, tokens, d)) for h in (heads[0], heads[1], heads[1])]
 
 
 def by_program(program, lengths, tensors, **rows):
@@ -76,16 +76,17 @@ def test_programs_are_what_the_host_plans(name, lengths):
         np.testing.assert_allclose(found[x], expected[x], rtol=1e-9, atol=1e-9, err_msg=x)
 
 
+@pytest.mark.parametrize("d", sample([64, D], D))
 @pytest.mark.parametrize("name", every(2, OF_ITSELF))
 @pytest.mark.parametrize("lengths", every(2, LENGTHS))
-def test_gradients_are_what_the_host_plans(name, lengths):
+def test_gradients_are_what_the_host_plans(name, lengths, d):
     lengths, pattern = LENGTHS[lengths], OF_ITSELF[name]
     tokens = sum(lengths)
-    q, k, v = tensors_of(tokens)
+    q, k, v = tensors_of(tokens, d=d)
     dout = np.random.default_rng(1).standard_normal(q.shape)
     expected = by_host(pattern, (lengths, lengths), (q, k, v, dout, np.zeros(q.shape[:3])), {})
     rest = {name: expected[name] for name in ("out", "lse")} | {"dout": dout}
-    found = by_program(gradients_of(pattern, len(lengths), tokens), lengths, (q, k, v), **rest)
+    found = by_program(gradients_of(pattern, len(lengths), tokens, d=d), lengths, (q, k, v), **rest)
     for x in ("dq", "dk", "dv"):
         np.testing.assert_allclose(found[x], expected[x], rtol=1e-9, atol=1e-9, err_msg=x)
 

@@ -29,7 +29,8 @@ from weft.kernels.gpu.programs.documents import (
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families.hopper import SUMMED, has_row_bounds
+from weft.planning.families.hopper import has_row_bounds
+from weft.planning.families.hopper import sums_of as tiling_of_sums
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime.pipeline import compiled
@@ -243,7 +244,7 @@ def _planned(pattern: Pattern, problem: Problem, sums: Sums, backend: str) -> tu
         special = plan.specialised("forward")
         groups = None if special is None else special[0].plan.tiling
         groups = groups if groups is not None and has_row_bounds(groups) else None
-        added = SUMMED if plan.in_one is not None and plan.sums_by_groups else None
+        added = tiling_of_sums(problem) if plan.in_one is not None and plan.sums_by_groups else None
     return replace(plan, problem=problem), Documents(sums.documents, found, known_ones, groups=groups, sums=added)
 
 
