@@ -51,17 +51,27 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     if family == fused_backward.NAME:
         assert plan.fused_backward is not None, "what is selected is listed"
         return fused_program(plan, plan.fused_backward, layout, options)
-    summing = family == one_kernel.NAME
-    queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
-    keys = keys_program(plan, layout, options, summing)
+    if family == one_kernel.NAME:
+        return summing_program(plan, layout, options)
+    queries, keys = queries_program(plan, layout, options), keys_program(plan, layout, options, False)
     entries = (slot.name for one in (queries, keys) for slot in one.slots if number_of(slot.name) is not None)
-    outputs = ("dq", "dk", "dv", *(("delta",) * options.with_delta), *sorted(entries, key=len))
-    found = queries.then(keys, outputs)
-    if not summing:
-        return found
+    return queries.then(keys, (*outputs_of(options), *sorted(entries, key=len)))
+
+
+def outputs_of(options: Options) -> tuple[str, ...]:
+    """Gradients of q, k and v, and what that of sinks takes."""
+    return ("dq", "dk", "dv", *(("delta",) * options.with_delta))
+
+
+def summing_program(
+    plan: AttentionPlan, layout: Layout, options: Options, found: Packed | None = None
+) -> LaunchProgram:  # fmt: skip
+    """All gradients by the kernel that walks keys and adds to dq. found: its tables, if not the plan's."""
+    outputs = outputs_of(options)
+    both = row_sums_program(plan, layout, options).then(keys_program(plan, layout, options, True, found), outputs)
     dq = result("dq", "q", plan.problem.d, plan.problem, layout)
-    last = LaunchProgram("dq", (found.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
-    return found.then(last, outputs)
+    last = LaunchProgram("dq", (both.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
+    return both.then(last, outputs)
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
