@@ -1,7 +1,7 @@
 """The Triton backend for torch: entry points with the signatures of `weft.kernels.cpu.run`.
 
-What a call needs beside its tensors follows from the plan, the layout and the options: a program, bound to the device
-once and found again by these.
+A call needs a program beside its tensors. It follows from the plan, the layout and the options, is bound to the device
+once, and is found again by these.
 """
 
 from __future__ import annotations

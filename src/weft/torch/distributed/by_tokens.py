@@ -1,7 +1,7 @@
 """Each rank computes the rows it holds: keys come from peers, and rows that many keys see go to where these are.
 
-Results of parts are merged in place, and gradients of each part start from the merged out and lse: no part's rows are
-copied, and what a peer adds touches the rows that it adds to alone.
+Results of parts are merged in place, and gradients of each part start from the merged out and lse. No part's rows are
+copied, and a peer touches only the rows that it adds to.
 """
 
 from __future__ import annotations
