@@ -31,8 +31,8 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(65, 129), "float16", WIDE),
 )
 CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
-# Of all gradients in one walk, which adds to dQ in memory: at D=128 and at D=64; and the bytes of shared memory of its
-# kernels.
+# Of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. Their kernels take so many bytes of
+# shared memory.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
 SUMS = {SUMMED: 225_440, SUMMED_NARROW: 229_536}
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
@@ -64,6 +64,8 @@ def no_sums(asked: Pass) -> str:
     nest = line_of(asked, tiling) if asked.rank == 1 else None
     if nest is None or len(nest.parts) > 1:
         return "it is not one loop nest of one term on a line, of tokens as they come"
+    if tiling == SUMMED_NARROW and as_lines(nest) is None:
+        return "its bounds are no clipped lines: what is no number in a document would reach those beside it"
     return "descriptors would reach tokens that nobody sees" if extents(nest) is None else ""
 
 
