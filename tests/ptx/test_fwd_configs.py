@@ -87,6 +87,19 @@ def test_rows_without_a_key_in_the_first_tile():
     check(case, found)
 
 
+@pytest.mark.more
+def test_a_row_whose_first_tile_has_one_low_score():
+    """What is taken off is far below its other scores: weights are large, and float16 holds them."""
+    call = CALLS["64, float16"]
+    case = call.case()
+    q, k, v = (torch.zeros_like(x) if n < 2 else x for n, x in enumerate(case.tensors))
+    q[..., 0], k[..., 0] = 8.0, 2.0  # with the scale of D=64 scores are those of k
+    k[..., 63, 0] = -5.0  # the only key of row 113 in its first tile
+    low = replace(case, tensors=(q, k, v))
+    _, found = found_in(low, named(call))
+    check(low, found)
+
+
 def test_nobody_chooses_what_is_only_offered_by_name():
     call = CALLS["80"]
     with emulated(Way(90, EAGER, lambda name, text: text)) as names:

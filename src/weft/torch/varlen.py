@@ -122,7 +122,10 @@ def on_device(sums: Any) -> bool:
 def _by_device(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> Any:
     """With lengths on a GPU; extra keys are a second call, whose result is merged."""
     check_mask(asked.mask, "varlen_attention")
-    check_choices("auto", options.get("deterministic"))  # its sums have one order, asked for or not
+    deterministic = options.get("deterministic")
+    check_choices("auto", deterministic)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
     view = viewed(autocast(*tensors), "thd")
     check_tensors(*view.tensors)
     choose(options.get("backend", "auto"), problem_of(*view.tensors))
@@ -130,7 +133,7 @@ def _by_device(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], options: di
 
     sums = device_documents.sums_of((asked.sums, asked.key_sums), asked.same, asked.most, tensors)
     scale, softcap, sinks, slopes = (options.get(name) for name in ("scale", "softcap", "sinks", "alibi_slopes"))
-    chosen = device_documents.Chosen(scale, softcap, options.get("backend", "auto"))
+    chosen = device_documents.Chosen(scale, softcap, options.get("backend", "auto"), deterministic)
     extra = extra_of({name: options.get(name) for name in EXTRA}, view)
     out, lse = device_documents.attention(view.tensors, sums, asked.mask, (sinks, slopes), chosen)
     if extra is not None:

@@ -24,7 +24,7 @@ NAME = "one kernel"
 # as fast are better, since their sums have an order.
 IN_ONE, IN_GROUPS = 0.85, 0.95
 # Clocks of a block of keys and of a tile, of those of `hopper.SUMS` that are timed. They are fitted to whole backwards
-# on an H200, and off by up to 6 % (benchmarks/results/wide-heads.csv, 2026-11-29T16:34).
+# of six problems on an H200, and off by up to 6 % (benchmarks/results/wide-heads.csv, 2026-11-29T16:34).
 OF_GROUPS = {hopper.SUMMED: Rates(10_436, 3_957, 3_957), hopper.SUMMED_NARROW: Rates(6_000, 4_690, 4_690)}
 Config: TypeAlias = tuple[Pass, Tiling]
 

@@ -2,7 +2,10 @@
 
 All documents are one launch on one axis here. The first kernel writes the item of a tile, with what its rows see
 (`tables.consumer_ranges`); the second says which tile comes when, the longest first, and lists the blocks
-(`tables.tile_scheduler`). Programs of a forward then take these in turn.
+(`tables.tile_scheduler`). Programs then take these in turn.
+
+A forward is told how many blocks there are. The kernel of gradients has no register for that: it takes as many as there
+is room for, the last of which have neither rows nor columns.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from weft.kernels.gpu.documents import spec
 from weft.kernels.gpu.documents.kernel import _columns, _document, _find, _span
-from weft.kernels.gpu.tables import consumer_ranges, pack, tile_scheduler
+from weft.kernels.gpu.tables import consumer_ranges, pack
 
 GROUP, RANGE = tl.constexpr(consumer_ranges.GROUP), tl.constexpr(consumer_ranges.RANGE)
-BESIDE, TOGETHER = tl.constexpr(consumer_ranges.BESIDE), tl.constexpr(tile_scheduler.HEADS)
+BESIDE = tl.constexpr(consumer_ranges.BESIDE)
 HEADER, HEAD, TERM = tl.constexpr(spec.HEADER), tl.constexpr(pack.HEAD), tl.constexpr(spec.DOCUMENT - spec.HEADER)
-PLACES, RANGES = tl.constexpr(spec.PLACES), tl.constexpr(spec.RANGES)
+RANGES = tl.constexpr(spec.RANGES)
 ORDERED, COMPARED = tl.constexpr(spec.ORDERED), tl.constexpr(512)  # tiles of a program; others at a time
 FAR = tl.constexpr(1 << 30)
 HALF = tl.constexpr(-(1 << 31))  # the bits of 2^31, the reciprocal of a step of 1
@@ -41,6 +44,8 @@ def items_of(C: tl.constexpr, every, made, bounds):
     work = -1
     if number < total:
         work = _put_item(C, every, made, bounds, place, number - first)
+    elif C.of_keys:
+        _put_nothing(C, made)
     tl.store(made.tables + made.works_at + number, work)
 
 
@@ -68,6 +73,16 @@ def _put_item(C: tl.constexpr, every, made, bounds, place, tile):
 
 
 @triton.jit
+def _put_nothing(C: tl.constexpr, made):
+    """An item without rows and columns."""
+    item = made.tables + made.items_at + (tl.program_id(0) * made.record).to(tl.int64)
+    for n in tl.static_range(RANGES + RANGE * (C.rows // GROUP)):
+        tl.store(item + n, 0)
+    told = item + RANGES + RANGE * (C.rows // GROUP) + tl.arange(0, 2 * C.rows)
+    tl.store(told, tl.zeros((2 * C.rows,), tl.int32))
+
+
+@triton.jit
 def _run(C: tl.constexpr, every, first, count):
     """(first column, columns, how many columns earlier it begins) of a run. Its last tile ends with the last document
     at most: beyond that, columns may hold anything.
@@ -90,6 +105,8 @@ def _put_ranges(C: tl.constexpr, at, seen, height):
     begin = tl.minimum(begin, end)
     below = tl.cdiv(tl.max(tl.reshape(low, (GROUPS, GROUP)), 1), C.cols)
     beyond = tl.min(tl.reshape(high, (GROUPS, GROUP)), 1) // C.cols
+    if C.of_keys:  # every row counts there, also those that do not exist
+        beyond = tl.where(g * GROUP + GROUP <= height, beyond, 0)
     words = (begin, end, below, beyond, g * 0)
     for n in tl.static_range(RANGE):
         tl.store(at + RANGE * g + n, words[n])
@@ -97,9 +114,9 @@ def _put_ranges(C: tl.constexpr, at, seen, height):
 
 
 @triton.jit
-def blocks_of(C: tl.constexpr, made, sizes, group):
-    """The blocks of ORDERED tiles, of a few heads after those of others: first the longest. sizes: heads, rows,
-    columns.
+def blocks_of(C: tl.constexpr, made, sizes, group, programs):
+    """The blocks of ORDERED tiles: of `C.together` heads after those of others, first the longest. sizes: heads, rows,
+    columns. programs: that take these in turn.
     """
     if C.chained:
         gdc_wait()
@@ -116,20 +133,43 @@ def blocks_of(C: tl.constexpr, made, sizes, group):
         )
         rank += tl.sum((before & (theirs >= 0)[None, :]).to(tl.int32), 1)
         total += tl.sum((theirs >= 0).to(tl.int32), 0)
+    listed = number < (made.tiles if C.of_keys else total)
     for one in range(heads):
         head = number * 0 + one
-        side = head % TOGETHER
-        beside = tl.minimum(heads - head + side, TOGETHER)
-        at = made.tables + made.blocks_at + 2 * ((head - side) * total + rank * beside + side)
-        tl.store(at, number, mask=work >= 0)
-        tl.store(at + 1, head, mask=work >= 0)
+        side = head % C.together
+        beside = tl.minimum(heads - head + side, C.together)
+        place = _back_and_forth((head - side) * total + rank * beside + side, heads * total, programs)
+        place = tl.where(number < total, place, heads * number + head)  # after all tiles that there are
+        at = made.tables + made.blocks_at + 2 * place
+        tl.store(at, number, mask=listed)
+        tl.store(at + 1, head, mask=listed)
     if tl.program_id(0) == 0:
-        tl.store(made.tables + made.blocks_at - 1, heads * total)
+        tl.store(made.tables + made.blocks_at - 1, heads * (made.tiles if C.of_keys else total))
         _put_launch(C, made, rows, cols)
-        for head in range(heads):
-            words = (0, head // group, head, 1, 0, made.tiles, made.record, 1, HEADER, made.items_at)
-            for n in tl.static_range(HEAD):
-                tl.store(made.tables + made.heads_at + HEAD * head + n, words[n])
+        _put_members(C, made, heads, group)
+
+
+@triton.jit
+def _back_and_forth(place, total, programs):
+    """Places where every second round is taken backwards, if it is whole: else the first programs would always have
+    the longest blocks of a round.
+    """
+    begin = place // programs * programs
+    turned = (place // programs % 2 == 1) & (begin + programs <= total)
+    return tl.where(turned, 2 * begin + programs - 1 - place, place)
+
+
+@triton.jit
+def _put_members(C: tl.constexpr, made, heads, group):
+    """A member for each head of the side that stays."""
+    for head in range(heads):
+        if C.of_keys:
+            kv_head, first, count = head, head * group, group
+        else:
+            kv_head, first, count = head // group, head, 1
+        words = (0, kv_head, first, count, 0, made.tiles, made.record, 1, HEADER, made.items_at)
+        for n in tl.static_range(HEAD):
+            tl.store(made.tables + made.heads_at + HEAD * head + n, words[n])
 
 
 @triton.jit

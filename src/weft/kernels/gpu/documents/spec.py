@@ -32,7 +32,7 @@ from weft.planning.tiling.gpu import FAR
 
 HEADER = 5  # integers of a launch on one axis before its parts
 DOCUMENT = HEADER + PART + axis_words(1)  # integers of a document
-PLACES, RANGES = 6, 10  # integers of an item by warp groups before its places, and before its ranges
+RANGES = 10  # integers of an item by warp groups before its ranges
 ORDERED = 16  # tiles of a program that orders them
 ITEM = 6  # integers of a tile of rows: first query, queries, first key, keys, tiles before full ones, full ones
 # staircases that say nothing; they may be moved by any length
@@ -42,8 +42,8 @@ NO_LOWER, NO_UPPER = (1, 1, 0, 0, -FAR, -FAR, -FAR, FAR), (1, 1, 0, 0, FAR, FAR,
 class TablesSpec(NamedTuple):
     """The kernel of tables. rows, cols: of a tile. of_keys: rows are keys. from_end: the last query of a document
     stands beside its last key, else the first beside the first. paged: keys lie in pages, which a block table names.
-    groups: warp groups read them, see `blocks`: these are their items, or if `blocks` the order of these. chained: the
-    launch of blocks begins early.
+    groups: warp groups read them, see `blocks`: these are their items, or if `blocks` the order of these. together:
+    heads whose blocks are ordered together. chained: the launch of blocks begins early.
     """
 
     rows: int
@@ -53,6 +53,7 @@ class TablesSpec(NamedTuple):
     paged: bool = False
     groups: int = 0
     blocks: bool = False
+    together: int = 1
     chained: bool = False
 
     @property

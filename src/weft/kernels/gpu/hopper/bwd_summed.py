@@ -97,6 +97,8 @@ def load_queries(i, j, at, run, rows, state):
     tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
     r, numbers, step = rows
     row = (first + gl.minimum(r, run.count - 1 - first)) * step
+    if cfg.counted:  # places are tokens, and a run may begin before the first
+        row = gl.maximum(row, -run.place)
     more = gl.expand_dims(row * STATS, 1) + numbers
     async_copy.async_copy_global_to_shared(state.stats.index(stage), at[2] + more)
     queries.commit(i)

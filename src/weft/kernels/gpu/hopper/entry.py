@@ -61,16 +61,20 @@ def body(spec: KernelSpec) -> Iterator[str]:
 def _forward(spec: KernelSpec) -> Iterator[str]:
     (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
     out_box = box if spec.boxed else near[0]  # of the same shape, and written by nobody
-    scheduler = f"TileScheduler({', '.join(TABLES)})"
-    yield f"scheduler = {f'counted({scheduler})' if spec.counted else scheduler}"
+    yield _scheduler(spec)
     yield f"{_function(spec)[1]}("
     yield f"    (q, k, v), ({', '.join((*near, far_k, far_v))}), (out, Lse, {out_box}), scheduler,"
     yield f"    (all_heads, my_length, scale, {'Sinks' if spec.sinks else 'Lse'}), cfg=CONFIG,"
     yield ")"
 
 
+def _scheduler(spec: KernelSpec) -> str:
+    made = f"TileScheduler({', '.join(TABLES)})"
+    return f"scheduler = {f'counted({made})' if spec.counted and not spec.of_keys else made}"
+
+
 def _key_gradients(spec: KernelSpec) -> Iterator[str]:
-    yield f"scheduler = TileScheduler({', '.join(TABLES)})"
+    yield _scheduler(spec)
     if spec.with_dq:
         yield "bwd_summed("
         yield f"    Stats, ({', '.join(walk_names(OF_KEYS))}), (dk, dv, {', '.join(walk_names(OF_SUMS))}), scheduler,"

@@ -11,7 +11,6 @@ from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.tables.consumer_ranges import BESIDE, GROUP
 from weft.kernels.gpu.tables.pack import HEAD, reciprocal
-from weft.kernels.gpu.tables.tile_scheduler import HEADS
 
 FAR = 1 << 30
 
@@ -67,6 +66,9 @@ def items(call: Call) -> None:
         law(len(item) == record, "an item has other integers than the kernel is told")
         at = call.integer("items_at") + record * number
         words.store(np.array(item, np.float64), at + np.arange(record))
+    if call.spec.of_keys:  # whose kernel takes items without rows and columns too
+        for number in range(len(every), tiles):
+            words.store(np.zeros(record), call.integer("items_at") + record * number + np.arange(record))
     words.store(works.astype(np.float64), call.integer("works_at") + np.arange(tiles))
 
 
@@ -85,7 +87,8 @@ def _item_of_groups(call: Call, bounds: Ints, one: Document, row: int, end: int)
         begin = int(low[mine][live[mine]].min() // cols) if live[mine].any() else 0
         after = int(-(-high[mine].max() // cols)) if g < height else 0
         begin = min(begin, after) if g < height else 0
-        ranges += [begin, after, int(-(-low[mine].max() // cols)), int(high[mine].min() // cols), 0]
+        all_see = int(high[mine].min() // cols) if not call.spec.of_keys or g + GROUP <= height else 0
+        ranges += [begin, after, int(-(-low[mine].max() // cols)), all_see, 0]
         work += 2 * (after - begin) + BESIDE * (g < height)
     told = [int(x) for side in (low, high) for x in np.pad(side, (0, call.spec.rows - height))]
     place = one.first_row + row
@@ -99,10 +102,15 @@ def blocks(call: Call) -> None:
     words, tiles, heads = call.flat("Tables"), call.integer("tiles"), call.integer("heads")
     works = words.load(call.integer("works_at") + np.arange(tiles))
     order = [int(i) for i in np.argsort(-works, kind="stable") if works[i] >= 0]
+    together, programs = call.spec.together, call.integer("programs")
     found = [
-        (item, head) for first in range(0, heads, HEADS) for item in order
-        for head in range(first, min(first + HEADS, heads))
+        (item, head) for first in range(0, heads, together) for item in order
+        for head in range(first, min(first + together, heads))
     ]  # fmt: skip
+    for begin in range(programs, len(found) - programs + 1, 2 * programs):  # every second round backwards
+        found[begin : begin + programs] = found[begin : begin + programs][::-1]
+    if call.spec.of_keys:
+        found += [(item, head) for item in range(len(order), tiles) for head in range(heads)]
     listed = np.array([len(found), *(x for block in found for x in block)], np.float64)
     words.store(listed, call.integer("blocks_at") - 1 + np.arange(listed.size))
     inverse = reciprocal(1)[0] - (1 << 32)
@@ -111,7 +119,7 @@ def blocks(call: Call) -> None:
     words.store(np.pad(np.array(launch, np.float64), (0, DOCUMENT - len(launch))), np.arange(DOCUMENT))
     for head in range(heads):
         place = 0, tiles, call.integer("record"), 1, HEADER, call.integer("items_at")
-        member = np.array((0, head // call.integer("group"), head, 1, *place), np.float64)
+        member = np.array((0, *_owner(call, head), *place), np.float64)
         words.store(member, call.integer("heads_at") + HEAD * head + np.arange(HEAD))
 
 

@@ -21,16 +21,18 @@ from weft.kernels.gpu.documents.spec import GroupPlaces, Places, TablesSpec, gro
 from weft.kernels.gpu.entry import module
 from weft.kernels.gpu.layout import Layout, Options
 from weft.kernels.gpu.program import Argument, Known, Launch, LaunchProgram, OnDevice, Pointer, Slot, Strides, Table
-from weft.kernels.gpu.programs.backward import keys_program, queries_program
+from weft.kernels.gpu.programs.backward import keys_program, queries_program, summing_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.launches import Packed
 from weft.kernels.gpu.select import may_specialise
 from weft.kernels.gpu.tables.batches import Wave, Waves
 from weft.kernels.gpu.tables.pack import Kind, Place
+from weft.kernels.gpu.tables.tile_scheduler import HEADS
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.tma import TmaExtent
+from weft.target import Gpu
 
 BLOCK = 64  # tiles of a program, see `documents.kernel`
 IMPORTS = "kernel import Documents, Made, Paged, tables_of", "spec import TablesSpec"
@@ -64,7 +66,7 @@ class PagedKeys(NamedTuple):
 @dataclass(frozen=True)
 class Documents:
     """So many documents under one pattern, and the tilings of each direction. paged: where keys lie in pages. groups:
-    of a forward by warp groups, where it may be.
+    of a forward by warp groups, where it may be; sums: of gradients by them.
     """
 
     count: int
@@ -72,6 +74,7 @@ class Documents:
     tilings: Mapping[Direction, Tiling]
     paged: PagedKeys | None = None
     groups: Tiling | None = None
+    sums: Tiling | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def documents_forward_program(
     plan: of the whole problem, whose own tiles are not used; of keys in pages n is the room of a document.
     """
     if asked.groups is not None and may_specialise(layout, options, plan.problem):
-        made = group_tables_made(plan, asked.count, asked.pattern, asked.groups)
+        made = group_tables_made("forward", plan, asked, asked.groups)
     else:
         made = tables_made("forward", plan.problem, asked)
     return _making(forward_program(plan, layout, options, made.packed), [made], asked)
@@ -102,7 +105,13 @@ def documents_forward_program(
 def documents_backward_program(
     plan: AttentionPlan, layout: Layout, options: Options, asked: Documents
 ) -> LaunchProgram:  # fmt: skip
-    """As `backward_program`, by two kernels and the same bits every time; not of keys in pages."""
+    """As `backward_program`, not of keys in pages: by warp groups that add to dQ in memory, where documents say so and
+    the order of sums is free; else by two kernels, and the same bits every time.
+    """
+    free = asked.sums is not None and not options.deterministic
+    if asked.sums is not None and free and may_specialise(layout, options, plan.problem):
+        made = group_tables_made("dkdv", plan, asked, asked.sums)
+        return _making(summing_program(plan, layout, options, made.packed), [made], asked)
     of_queries, of_keys = (tables_made(one, plan.problem, asked) for one in ("dq", "dkdv"))
     found = queries_program(plan, layout, options, of_queries.packed)
     keys = keys_program(plan, layout, options, False, of_keys.packed)
@@ -156,30 +165,34 @@ def tables_made(direction: Direction, problem: Problem, asked: Documents) -> Mad
     return Made(packed, (launch,), Table(asked.pattern.bounds(of_keys)), direction)
 
 
-def group_tables_made(plan: AttentionPlan, count: int, pattern: documents.Known, tiling: Tiling) -> Made:
-    """The tables of a forward by warp groups, in the same slots."""
-    problem, chained = plan.problem, overlaps(plan.target)
-    places = group_places_of(count, problem.m, tiling, problem.q_heads)
-    spec = TablesSpec(tiling.rows, tiling.cols, False, pattern.from_end, groups=tiling.groups, chained=chained)
-    reach = TmaExtent(0, 1, 1, problem.m), TmaExtent(0, 1, 1, problem.n)
-    where = Place(places.record, 1, documents.HEADER, places.items_at)
+def group_tables_made(direction: Direction, plan: AttentionPlan, asked: Documents, tiling: Tiling) -> Made:
+    """The tables of one direction that warp groups read, in the same slots."""
+    problem, of_keys, target = plan.problem, direction == "dkdv", plan.target
+    (rows, heads), (cols, _) = ((problem.m, problem.q_heads), (problem.n, problem.kv_heads))[:: -1 if of_keys else 1]
+    places = group_places_of(asked.count, rows, tiling, heads)
+    spec = TablesSpec(
+        tiling.rows, tiling.cols, of_keys, asked.pattern.from_end, groups=tiling.groups,
+        together=1 if of_keys else HEADS, chained=overlaps(target),
+    )  # fmt: skip
     nothing = np.zeros(0, np.int32)
     wave = Wave(
-        nothing, Kind(1, tiling, True, False, False), places.heads_at, problem.q_heads, places.tiles, False,
-        several=False, terms=1, more=False, place=where, merges=False, span=max(tiling.rows, tiling.cols), whole=False,
-        lines=False, reach=reach, blocks_at=places.blocks_at, counted=True,
+        nothing, Kind(1, tiling, True, False, False), places.heads_at, heads, places.tiles, False, several=False,
+        terms=1, more=False, place=Place(places.record, 1, documents.HEADER, places.items_at), merges=False,
+        span=max(tiling.rows, tiling.cols), whole=False, lines=False,
+        reach=(TmaExtent(0, 1, 1, rows), TmaExtent(0, 1, 1, cols)), blocks_at=places.blocks_at, counted=True,
     )  # fmt: skip
-    table = Table(np.broadcast_to(np.int32(0), (places.size,)))
     made: list[Argument] = [Known(x) for x in places[:-1]]
-    written = Pointer("forward_tables_0", writes=True)
-    told: list[Argument] = [*map(OnDevice, SUMS), Pointer("forward_bounds")]
-    told += [Known(count), Known(problem.m), Known(problem.n), *made, written]
+    written = Pointer(f"{direction}_tables_0", writes=True)
+    told: list[Argument] = [*map(OnDevice, reversed(SUMS) if of_keys else SUMS), Pointer(f"{direction}_bounds")]
+    told += [Known(asked.count), Known(rows), Known(cols), *made, written]
     items = Launch(spec, _source(spec), (places.tiles, 1, 1), tuple(told))
     spec = spec._replace(blocks=True)
-    told = [Known(x) for x in (problem.q_heads, problem.m, problem.n, problem.group)]
+    programs = min(target.processors if isinstance(target, Gpu) else 1, heads * places.tiles)
+    told = [Known(x) for x in (heads, rows, cols, problem.group, programs)]
     blocks = Launch(spec, _source(spec), (-(-places.tiles // documents.ORDERED), 1, 1), (*told, *made, written))
+    table = Table(np.broadcast_to(np.int32(0), (places.size,)))  # whose words the device makes
     packed = Packed(Waves((wave,), covers=True), (table,), None, groups=True)
-    return Made(packed, (items, blocks), Table(pattern.bounds(False)), "forward")
+    return Made(packed, (items, blocks), Table(asked.pattern.bounds(of_keys)), direction)
 
 
 def _wave(tiling: Tiling, places: Places, members: int, lines: bool) -> Wave:
@@ -196,7 +209,8 @@ def _types(spec: TablesSpec) -> Iterator[tuple[str, str]]:
     if spec.groups:
         if not spec.blocks:
             yield from (("OfRows", "*i32"), ("OfCols", "*i32"), ("Bounds", "*i32"))
-        integers = ("heads", "my_length", "their_length", "group") if spec.blocks else INTEGERS[:3]
+        of_blocks = ("heads", "my_length", "their_length", "group", "programs")
+        integers = of_blocks if spec.blocks else INTEGERS[:3]
         yield from ((name, "i32") for name in (*integers, *GroupPlaces._fields[:-1]))
         yield "Tables", "*i32"
         return
@@ -219,7 +233,7 @@ def _source(spec: TablesSpec) -> Source:
     if spec.groups:
         lines = OF_BLOCKS if spec.blocks else (*OF_ITEMS, IMPORTS[1])
         body.append(f"made = Blocks(Tables, {', '.join(GroupPlaces._fields[:-1])})")
-        last = "blocks_of(C, made, (heads, my_length, their_length), group)"
+        last = "blocks_of(C, made, (heads, my_length, their_length), group, programs)"
         body += [last] if spec.blocks else [every, "items_of(C, every, made, Bounds)"]
     else:
         paged = f"Paged(BlockTable, {', '.join(OF_PAGES)})" if spec.paged else "()"

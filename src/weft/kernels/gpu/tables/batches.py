@@ -51,7 +51,8 @@ class Wave:
     sums that the others left for the few rows that these visit. whole: every column of every box exists. terms: the
     most of one nest. lines: every bound is a clipped line. reach, short, work: of the only nest, see
     `NestTables`. blocks_at: where the list of blocks is, see `weft.kernels.gpu.tables.tile_scheduler`. counted: the
-    integer before it says how many there are, and items x members is the most.
+    device makes the tables. Runs may begin before token 0. A forward learns from the integer before the list how many
+    blocks there are; items x members is the most.
     """
 
     words: Words
