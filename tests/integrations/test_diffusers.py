@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.errors import InputError, UnsupportedError
 from weft.integrations.diffusers import clear_pattern, set_pattern
+from weft.integrations.diffusers.rules import Rule, Tiles
 from weft.testing.refusals import refuse
 
 from .test_diffusers_rules import tiles, together, window, with_text
@@ -109,8 +110,21 @@ def mochi():
     return model, {"hidden_states": random(BATCH, 4, 4, 12, 16), "encoder_attention_mask": VALID}
 
 
+def kandinsky():
+    from diffusers import Kandinsky5Transformer3DModel
+
+    model = Kandinsky5Transformer3DModel(
+        in_visual_dim=4, out_visual_dim=4, in_text_dim=16, in_text_dim2=8, time_dim=16, model_dim=24, ff_dim=32,
+        num_text_blocks=1, num_visual_blocks=2, axes_dims=(4, 4, 4),
+    )  # fmt: skip
+    return model, {
+        "hidden_states": random(BATCH, 4, 12, 16, 4), "pooled_projections": random(BATCH, 8),
+        "visual_rope_pos": [torch.arange(n) for n in GRID], "text_rope_pos": torch.arange(TEXT),
+    }  # fmt: skip
+
+
 VALID = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]]).bool()
-MODELS = [wan, hunyuan, ltx, cogvideox, mochi]
+MODELS = [wan, hunyuan, ltx, cogvideox, mochi, kandinsky]
 by_model = pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
 NEAR = {"neighborhood": (3, 3, 5)}
 TILES = {"sliding_tile": {"tile": (1, 2, 4), "window": (3, 3, 1)}}
@@ -255,3 +269,27 @@ def test_what_is_refused():
     model, arguments = made(ltx)
     set_pattern(model, **NEAR)
     refuse(lambda: model(**arguments | {"num_frames": None}), InputError, ["num_frames"])
+
+
+def test_sliding_tiles_of_kandinsky():
+    """The tiles of its pipeline, which asks for 8 x 8 tokens in blocks; here they keep their order."""
+    from diffusers import Kandinsky5T2VPipeline
+    from diffusers.models.transformers.transformer_kandinsky import local_patching
+
+    grid, window = (3, 16, 24), (3, 1, 3)
+    blocks = Kandinsky5T2VPipeline.fast_sta_nabla(3, 2, 3, *window, device="cpu")
+    place = local_patching(torch.arange(3 * 16 * 24).view(1, *grid, 1), (1, *grid), (1, 8, 8), dim=1).flatten()
+    block = torch.empty_like(place)
+    block[place] = torch.arange(place.numel()) // 64
+    rule = Rule(tiles=Tiles((1, 8, 8), window, "cut"))
+    assert torch.equal(torch.from_numpy(rule.video(grid).to_dense(3 * 16 * 24)), blocks[block][:, block].bool())
+
+
+def test_kandinskys_own_blocks_are_refused_beside_a_pattern():
+    model, arguments = made(kandinsky)
+    set_pattern(model, **NEAR)
+    arguments["hidden_states"] = random(BATCH, 1, 32, 32, 4)
+    arguments["visual_rope_pos"] = [torch.arange(n) for n in (1, 16, 16)]
+    told = {"sta_mask": torch.ones(1, 1, 4, 4).bool(), "P": 0.9, "to_fractal": True}
+    said = ["BlockMask", "blocks of 8 x 8", "regular"]
+    refuse(lambda: model(**arguments, sparse_params=told), UnsupportedError, said)

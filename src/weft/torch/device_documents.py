@@ -29,6 +29,8 @@ from weft.kernels.gpu.programs.documents import (
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.hopper import has_row_bounds
+from weft.planning.families.hopper import sums_of as tiling_of_sums
 from weft.planning.problem import Problem
 from weft.planning.tiling import DIRECTIONS
 from weft.runtime.pipeline import compiled
@@ -64,11 +66,12 @@ class Sums(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Options of a call, as given."""
+    """Options of a call, as given. deterministic: gradients have the same bits each time."""
 
     scale: float | None
     softcap: float | None
     backend: str
+    deterministic: bool = True
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -96,8 +99,9 @@ emptied_by(forget)
 def attention(
     tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed; or of k and v in pages, (pages,
-    Hkv, page, D), without gradients.
+    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed.
+
+    k and v may be in pages, (pages, Hkv, page, D), without gradients.
 
     The sums are not checked, as they are not on the host: they begin with 0, never fall and end at the tokens or
     before. Queries after the last document have out 0 and lse -inf, keys after it no gradients. Where sums are wrong,
@@ -110,13 +114,13 @@ def attention(
             "varlen_attention(block_table=...) with gradients", "keys in pages are for inference, and have no backward",
             "call it under torch.no_grad()",
         )  # fmt: skip
-    call = _found(tensors, sums, pattern, rows, chosen)
+    call = call_of(tensors, sums, pattern, rows, chosen)
     counted = tuple(x if x.dtype == torch.int32 else x.to(torch.int32) for x in (sums.queries, sums.keys))
     counted = tuple(x if x.is_contiguous() else x.contiguous() for x in counted)
     if sums.table is not None:
         counted = (*counted, sums.table)
     if wanted:
-        out, lse = Recorded.apply(*tensors, *rows, *counted, call)
+        out, lse = Recorded.apply(*tensors, *rows, *counted, call, chosen.deterministic)
         return out, lse
     return _forward(call, tensors, rows, counted)
 
@@ -195,7 +199,8 @@ def paged_keys(tensors: Tensors, table: Tensor) -> PagedKeys:
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
-def _found(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen) -> Call:
+def call_of(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen) -> Call:
+    """The call of checked tensors (1, H, T, D), planned when it is first asked for."""
     q, k, v = tensors
     paged = None if sums.table is None else paged_keys(tensors, sums.table)
     key = (
@@ -234,7 +239,13 @@ def _planned(pattern: Pattern, problem: Problem, sums: Sums, backend: str) -> tu
     plan, _ = compiled(pattern.filled("bottom-right"), replace(problem, batch=batch, m=m, n=n), backend)
     tilings = {one: plan.unspecialised(one)[0].plan.tiling for one in DIRECTIONS}
     known_ones = {one: tiling for one, tiling in tilings.items() if tiling is not None}
-    return replace(plan, problem=problem), Documents(sums.documents, found, known_ones)
+    groups = added = None
+    if sums.same and sums.table is None and found.sees_itself(m):
+        special = plan.specialised("forward")
+        groups = None if special is None else special[0].plan.tiling
+        groups = groups if groups is not None and has_row_bounds(groups) else None
+        added = tiling_of_sums(problem) if plan.in_one is not None and plan.sums_by_groups else None
+    return replace(plan, problem=problem), Documents(sums.documents, found, known_ones, groups=groups, sums=added)
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
@@ -242,19 +253,21 @@ def _forward(
     call: Call, tensors: Tensors, rows: Rows, counted: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     layout = gpu.layout_of(tensors, sinks=rows[0], slopes=rows[1])
-    bound = _bound_forward(call, layout, gpu.options_of(call.how, call.plan), tensors[0].device)
+    bound = bound_forward(call, layout, gpu.options_of(call.how, call.plan), tensors[0].device)
     out, lse = bound((*tensors, *(x for x in rows if x is not None), *counted))
     return out, lse
 
 
 @cached(256)
-def _bound_forward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
+def bound_forward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
+    """The program of (out, lse) on a device."""
     refuse_capture(f"documents of {call.plan.problem}", gpu_of(device))
     return Bound(documents_forward_program(call.plan, layout, options, call.documents), device)
 
 
 @cached(256)
-def _bound_backward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
+def bound_backward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
+    """The program of (dq, dk, dv), and delta where it is asked for."""
     refuse_capture(f"gradients of documents of {call.plan.problem}", gpu_of(device))
     return Bound(documents_backward_program(call.plan, layout, options, call.documents), device)
 
@@ -264,7 +277,7 @@ class Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, sinks, slopes, *counted, ctx.call = args
+        q, k, v, sinks, slopes, *counted, ctx.call, ctx.deterministic = args
         out, lse = _forward(ctx.call, (q, k, v), (sinks, slopes), tuple(counted))
         # lse has the sinks in it: they are read again for their own gradient alone
         ctx.save_for_backward(q, k, v, out, lse, sinks if ctx.needs_input_grad[3] else None, slopes, *counted)
@@ -278,11 +291,12 @@ class Recorded(torch.autograd.Function):
         q, k, v, out, lse, sinks, slopes, *counted = ctx.saved_tensors
         dout, dlse = given
         if dout is None and dlse is None:
-            return (None,) * 8
+            return (None,) * 9
         dout = torch.zeros_like(out) if dout is None else dout
         tensors, rows = (q, k, v, out, dout), {"lse": lse, "dlse": dlse, "slopes": slopes}
-        options = gpu.options_of(ctx.call.how, ctx.call.plan)._replace(with_delta=sinks is not None)
-        bound = _bound_backward(ctx.call, gpu.layout_of(tensors, **rows), options, dout.device)
+        options = gpu.options_of(ctx.call.how, ctx.call.plan)
+        options = options._replace(with_delta=sinks is not None, deterministic=ctx.deterministic)
+        bound = bound_backward(ctx.call, gpu.layout_of(tensors, **rows), options, dout.device)
         dq, dk, dv, *delta = bound((*tensors, *(x for x in rows.values() if x is not None), *counted))
         dsinks = None if sinks is None else gpu.sink_gradient(sinks, lse, delta[0])
-        return dq, dk, dv, dsinks, None, None, None, None
+        return dq, dk, dv, dsinks, None, None, None, None, None

@@ -66,6 +66,11 @@ def _mochi(config: Any, argument: Callable[[str, int], Any]) -> Grid:
     return frames, height // config.patch_size, width // config.patch_size
 
 
+def _kandinsky(config: Any, argument: Callable[[str, int], Any]) -> Grid:
+    sizes = argument("hidden_states", 0).shape[1:4]
+    return tuple(n // p for n, p in zip(sizes, config.patch_size, strict=True))
+
+
 MODELS = {
     "WanTransformer3DModel": Model(("blocks",), "attn1", _wan),
     "HunyuanVideoTransformer3DModel": Model(
@@ -73,6 +78,7 @@ MODELS = {
     ),
     "LTXVideoTransformer3DModel": Model(("transformer_blocks",), "attn1", _ltx),
     "CogVideoXTransformer3DModel": Model(("transformer_blocks",), "attn1", _cogvideox, "first"),
+    "Kandinsky5Transformer3DModel": Model(("visual_transformer_blocks",), "self_attention", _kandinsky),
     "MochiTransformer3DModel": Model(("transformer_blocks",), "attn1", _mochi, "last", reads_host=True),
 }
 

@@ -95,6 +95,12 @@ class State:
 
     def _masked(self, pattern: Any, mask: Tensor, sizes: tuple[int, int, int, int]) -> Any:
         """The pattern without what the model's own mask leaves out: padded text."""
+        if not isinstance(mask, Tensor):
+            raise UnsupportedError(
+                f"attention under a pattern with a {type(mask).__name__} of the model",
+                "its tokens lie in blocks of 8 x 8 then, and a pattern counts them row by row",
+                'call pipe.transformer.register_to_config(attention_type="regular"), and pass no sparse_params',
+            )  # fmt: skip
         if mask.is_floating_point() or mask.dim() != 4:
             raise UnsupportedError(
                 f"attention under a pattern with a mask {tuple(mask.shape)} of {mask.dtype}",
