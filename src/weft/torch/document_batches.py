@@ -1,8 +1,8 @@
 """Packed documents in batch rows, (B, H, N, D), whose running sums are on the device: a layer of a model in training.
 
 It is `device_documents.attention` of all rows, one after the other. A call of known shapes and strides is found by one
-key, and makes no views that autograd would record: the layers of a model ask alike, and the host has to be ahead of
-them all.
+key, and makes no views that autograd would record. The layers of a model ask alike, and the host has to be ahead of
+all.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 
 
 class Packing(NamedTuple):
-    """Documents of all batch rows: running sums (documents + 1,) in int32, contiguous; no document has more tokens than
-    `longest`; the pattern of each; options of scores.
+    """Documents of all batch rows. sums: running sums (documents + 1,) in int32, contiguous. longest: no document has
+    more tokens. pattern: of each document. The rest are options of scores.
     """
 
     sums: Tensor
@@ -75,9 +75,10 @@ emptied_by(forget)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
-    """out (B, N, Hq, Dv) of q (B, Hq, N, D), k (B, Hkv, N, D) and v (B, Hkv, N, Dv), plain tensors that nobody watches.
+    """out (B, N, Hq, Dv) of q (B, Hq, N, D), k (B, Hkv, N, D) and v (B, Hkv, N, Dv).
 
-    Each document sees itself alone, by its pattern. Raises as `weft.varlen_attention`.
+    They are plain tensors that nobody watches. Each document sees itself alone, by its pattern. Raises as
+    `weft.varlen_attention`.
     """
     q, k, v = autocast(q, k, v)
     key = (
