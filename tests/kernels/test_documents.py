@@ -3,18 +3,17 @@ lengths on the host in float64; on a card no call waits, and one captured graph 
 """
 
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from tests.gpu.test_oracle_documents import MORE, PATTERNS, drawn, problem_of, programs, sums
+from tests.gpu.test_oracle_documents import MORE, PATTERNS, asked, drawn, problem_of, sums
 from tests.tiers import every
 
 import weft
 from weft.errors import AlignmentError, InputError, UnsupportedError
 from weft.kernels.gpu.oracle import run_program
-from weft.kernels.gpu.program import LaunchProgram
+from weft.kernels.gpu.programs.documents import documents_tables_program
 from weft.testing.refusals import refuse
 from weft.testing.tolerance import assert_close
 from weft.torch import device_documents, varlen
@@ -32,22 +31,12 @@ NAMES = ("out", "lse", "dq", "dk", "dv", "dsinks")
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
-def of_tables(pattern, count, problem, direction):
-    """A program that makes the tables of one direction and nothing else."""
-    program = programs(pattern, count, problem)[direction != "forward"]
-    made, read = f"{direction}_tables_0", ("of_queries", "of_keys", f"{direction}_bounds")
-    slots = [slot for slot in program.slots if slot.name in read]
-    slots.append(replace(program.by_name[made], role="output"))
-    launch = next(one for one in program.launches if made in one.written)
-    return LaunchProgram("tables", tuple(slots), (launch,), {read[2]: program.tables[read[2]]})
-
-
 @pytest.mark.parametrize("direction", ["forward", "dkdv"])
 @pytest.mark.parametrize("name", MORE)
 def test_one_program_makes_tables_for_all_lengths(name, direction):
     """Documents may be empty, and have fewer keys than queries; there are more of them than are counted at a time."""
     count, problem = 80, problem_of(9000, 11000)
-    program = of_tables(MORE[name], count, problem, direction)
+    program = documents_tables_program(problem, asked(MORE[name], count), (direction,))
     bound = Bound(program, DEVICE)
     for seed, same in ((1, True), (2, False)):
         given = [sums(x) for x in drawn(seed, count, same)]

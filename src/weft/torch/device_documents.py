@@ -25,12 +25,13 @@ from weft.kernels.gpu.programs.documents import (
     PagedKeys,
     documents_backward_program,
     documents_forward_program,
+    documents_tables_program,
 )
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
-from weft.planning.tiling import DIRECTIONS
+from weft.planning.tiling import DIRECTIONS, Direction
 from weft.runtime.pipeline import compiled
 from weft.torch import gpu
 from weft.torch.bind import Bound, gpu_of, refuse_capture
@@ -253,6 +254,13 @@ def bound_forward(call: Call, layout: Layout, options: Options, device: torch.de
     """The program of (out, lse) on a device."""
     refuse_capture(f"documents of {call.plan.problem}", gpu_of(device))
     return Bound(documents_forward_program(call.plan, layout, options, call.documents), device)
+
+
+@cached(256)
+def bound_tables(call: Call, directions: tuple[Direction, ...], device: torch.device) -> Bound:
+    """The program of the tables of these directions, for calls whose documents are `ready`."""
+    refuse_capture(f"tables of documents of {call.plan.problem}", gpu_of(device))
+    return Bound(documents_tables_program(call.plan.problem, call.documents, directions), device)
 
 
 @cached(256)

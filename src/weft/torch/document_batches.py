@@ -8,7 +8,7 @@ them all.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -18,26 +18,31 @@ from torch import Tensor
 from weft.caching import emptied_by
 from weft.kernels.backend import choose
 from weft.pattern.algebra import Pattern
+from weft.planning.tiling import Direction
 from weft.torch import device_documents, gpu
 from weft.torch.bind import Bound
 from weft.torch.call import autocast
-from weft.torch.device_documents import Call, Chosen, Sums, bound_backward, bound_forward
+from weft.torch.device_documents import Call, Chosen, Sums, bound_backward, bound_forward, bound_tables
+from weft.torch.device_tables import is_capturing
 from weft.torch.inputs import check_tensors, problem_of
 from weft.torch.operator import DERIVATIVES, refusal
 
 KEPT = 64  # calls
 ADDRESS, STRIDE = Tensor.data_ptr, Tensor.stride
+FORWARD: tuple[Direction, ...] = ("forward",)
+BACKWARD: tuple[Direction, ...] = ("dq", "dkdv")
 Tensors = tuple[Tensor, Tensor, Tensor]
 
 
 class Packing(NamedTuple):
-    """Documents of all batch rows: running sums (documents + 1,) in int32, contiguous; no document has more tokens than
-    `longest`; the pattern of each; options of scores.
+    """Documents of all batch rows: running sums (documents + 1,) in int32, contiguous, which do not change; no document
+    has more tokens than `longest`; the pattern of each; options of scores. tables: kept for later calls with the sums.
     """
 
     sums: Tensor
     longest: int
     pattern: Pattern
+    tables: dict[Hashable, list[Tensor]]
     scale: float | None = None
     softcap: float | None = None
     backend: str = "auto"
@@ -51,7 +56,7 @@ class Packing(NamedTuple):
 @dataclass(frozen=True, eq=False, slots=True)
 class Prepared:
     """A call for tensors of one form, of so many batch rows. pattern: kept, so that no other one takes its id.
-    backward: by the strides and alignment of dout.
+    backward: by the strides and alignment of dout. Programs are given tables, which all layers of a model share.
     """
 
     call: Call
@@ -59,6 +64,7 @@ class Prepared:
     batch: int
     forward: Bound
     backward: dict[Hashable, Bound] = field(default_factory=dict)
+    tables: dict[tuple[Direction, ...], Bound] = field(default_factory=dict)
 
 
 _prepared: dict[Hashable, Prepared] = {}
@@ -80,6 +86,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
     Each document sees itself alone, by its pattern. Raises as `weft.varlen_attention`.
     """
     q, k, v = autocast(q, k, v)
+    if q.is_cuda and is_capturing():  # replays may have other sums
+        return _making_tables((q, k, v), packing)
     key = (
         id(packing.pattern), packing.sums.shape[0], packing.longest, packing.scale, packing.softcap, packing.backend,
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype,
@@ -92,8 +100,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
             return attention(*joinable, packing)
         found = _prepare((q, k, v), packing)
         _keep(key, found)
-    out: Tensor = Recorded.apply(q, k, v, packing.sums, found)
+    out: Tensor = Recorded.apply(q, k, v, packing, found)
     return out
+
+
+def _making_tables(tensors: Tensors, packing: Packing) -> Tensor:
+    """By a program that makes its tables itself."""
+    flat = tuple(x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for x in tensors)
+    chosen = Chosen(packing.scale, packing.softcap, packing.backend)
+    out, _ = device_documents.attention(flat, packing.counted, packing.pattern, (None, None), chosen)
+    return out[0].transpose(0, 1).unflatten(0, tensors[0].shape[:3:2])
 
 
 def _aligned(tensors: Sequence[Tensor]) -> bool:
@@ -125,6 +141,7 @@ def _prepare(tensors: Tensors, packing: Packing) -> Prepared:
     device_documents.sums_of((packing.sums, packing.sums), True, (packing.longest, packing.longest), flat)
     chosen = Chosen(packing.scale, packing.softcap, packing.backend)
     call = device_documents.call_of(flat, packing.counted, packing.pattern, (None, None), chosen)
+    call = replace(call, documents=replace(call.documents, ready=True))
     options = gpu.options_of(call.how, call.plan)
     bound = bound_forward(call, gpu.layout_of(flat), options, flat[0].device)
     return Prepared(call, packing.pattern, tensors[0].shape[0], bound)
@@ -137,13 +154,25 @@ def _keep(key: Hashable, made: Prepared) -> None:
         _prepared[key] = made
 
 
-def _run(bound: Bound, tensors: Sequence[Tensor], sums: Tensor) -> Sequence[Tensor]:
+def _run(bound: Bound, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The results of a program, by addresses alone where it is launches and nothing else."""
     if bound.plain:
-        found = bound.at_addresses([*map(ADDRESS, tensors), at := sums.data_ptr(), at])
+        found = bound.at_addresses([*map(ADDRESS, tensors)])
         if found is not None:
             return found
-    return bound((*(_joined(x) if x.dim() == 4 else x for x in tensors), sums, sums))
+    return bound([_joined(x) if x.dim() == 4 else x for x in tensors])
+
+
+def _tables(packing: Packing, prepared: Prepared, directions: tuple[Direction, ...]) -> list[Tensor]:
+    """The tables of these directions, made on this stream by the first layer that asks."""
+    bound, call, sums = prepared.tables.get(directions), prepared.call, packing.sums
+    if bound is None:
+        bound = prepared.tables[directions] = bound_tables(call, directions, sums.device)
+    key = call, directions, bound.stream and bound.stream(bound.gpu)
+    found = packing.tables.get(key)
+    if found is None:
+        found = packing.tables[key] = bound((sums, sums))
+    return found
 
 
 def _in_rows(x: Tensor, batch: int) -> Tensor:
@@ -158,23 +187,23 @@ class Recorded(torch.autograd.Function):
     """A prepared call with its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sums: Tensor, prepared: Prepared) -> Tensor:
-        found = _run(prepared.forward, (q, k, v), sums)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, prepared: Prepared) -> Tensor:
+        tables = _tables(packing, prepared, FORWARD)
+        found = _run(prepared.forward, (q, k, v, *tables))
         out = _in_rows(found[0], prepared.batch).transpose(1, 2)
-        ctx.prepared = prepared
-        ctx.save_for_backward(q, k, v, out, found[1], sums)
+        ctx.packing, ctx.prepared = packing, prepared
+        ctx.save_for_backward(q, k, v, out, found[1])
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise refusal("double backward", *DERIVATIVES)
-        q, k, v, out, lse, sums = ctx.saved_tensors
+        q, k, v, out, lse = ctx.saved_tensors
         prepared = ctx.prepared
         tensors = (q, k, v, out.transpose(1, 2), _joinable(dout.transpose(1, 2)))
-        bound = _backward(prepared, tensors, lse)
-        found = _run(bound, (*tensors, lse), sums)
-        dq, dk, dv = found
+        tables = _tables(ctx.packing, prepared, BACKWARD)
+        dq, dk, dv = _run(_backward(prepared, tensors, lse), (*tensors, lse, *tables))
         return *(_in_rows(x, prepared.batch) for x in (dq, dk, dv)), None, None
 
 

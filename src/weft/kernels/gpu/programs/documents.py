@@ -19,7 +19,18 @@ from weft.kernels.gpu.documents import spec as documents
 from weft.kernels.gpu.documents.spec import Places, TablesSpec, places_of
 from weft.kernels.gpu.entry import module
 from weft.kernels.gpu.layout import Layout, Options
-from weft.kernels.gpu.program import Argument, Known, Launch, LaunchProgram, OnDevice, Pointer, Slot, Strides, Table
+from weft.kernels.gpu.program import (
+    Argument,
+    Known,
+    Launch,
+    LaunchProgram,
+    OnDevice,
+    Pointer,
+    Role,
+    Slot,
+    Strides,
+    Table,
+)
 from weft.kernels.gpu.programs.backward import keys_program, queries_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.launches import Packed
@@ -58,12 +69,15 @@ class PagedKeys(NamedTuple):
 
 @dataclass(frozen=True)
 class Documents:
-    """So many documents under one pattern, and the tilings of each direction. paged: where keys lie in pages."""
+    """So many documents under one pattern, and the tilings of each direction. paged: where keys lie in pages. ready:
+    programs are given the tables that `documents_tables_program` makes, in place of the running sums.
+    """
 
     count: int
     pattern: documents.Known
     tilings: Mapping[Direction, Tiling]
     paged: PagedKeys | None = None
+    ready: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,11 +113,31 @@ def documents_backward_program(
     return _making(both, [of_queries, of_keys], asked)
 
 
+def documents_tables_program(problem: Problem, asked: Documents, directions: tuple[Direction, ...]) -> LaunchProgram:
+    """The tables of these directions, of slots of_queries and of_keys: for programs of documents that are `ready`."""
+    made = [tables_made(one, problem, asked) for one in directions]
+    slots = _sums(asked)
+    for one in made:
+        (table,) = one.packed.tables
+        slots.append(Slot.dense(f"{one.direction}_tables_0", "output", "int32", table.words.shape))
+    bounds = {f"{one.direction}_bounds": one.bounds for one in made}
+    slots += [table.slot(name) for name, table in bounds.items()]
+    return LaunchProgram("documents_tables", tuple(slots), tuple(one.launch for one in made), bounds)
+
+
+def _sums(asked: Documents) -> list[Slot]:
+    return [Slot.dense(name, "input", "int32", (asked.count + 1,)) for name in SUMS]
+
+
 def _making(program: LaunchProgram, made: list[Made], asked: Documents) -> LaunchProgram:
-    """A program that makes tables before its first launch."""
+    """A program that makes tables before its first launch, or is given them."""
     names = {f"{one.direction}_tables_0": one for one in made}
-    slots = [replace(slot, role="workspace") if slot.name in names else slot for slot in program.slots]
-    slots += [Slot.dense(name, "input", "int32", (asked.count + 1,)) for name in SUMS]
+    role: Role = "input" if asked.ready else "workspace"
+    slots = [replace(slot, role=role) if slot.name in names else slot for slot in program.slots]
+    if asked.ready:
+        tables = {name: table for name, table in program.tables.items() if name not in names}
+        return LaunchProgram(f"documents_{program.name}", tuple(slots), program.steps, tables)
+    slots += _sums(asked)
     if asked.paged is not None:
         slots = [_paged(slot, asked.paged) for slot in slots]
         slots.append(Slot("block_table", "input", "int32", (asked.count, asked.paged.width), (asked.paged.row, 1)))
