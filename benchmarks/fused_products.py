@@ -92,8 +92,10 @@ class Case:
         qkv = self.kind in ("rope", "qkv")
         weights = 2 if self.kind == "silu" else 1
         m, n = self.x.numel() // self.x.shape[-1], self.widths[-1]
-        for config in configs(m, n, weights, kernels.card_of(self.x.device), 64 if qkv else 1):
-            if qkv and config.persistent:
+        for config in configs(
+            m, n, weights, kernels.card_of(self.x.device), 64 if qkv else 1, self.kind in ("rope", "residual")
+        ):
+            if qkv and any(width % config.cols for width in self.widths):
                 continue
             if qkv:
                 spec = kernels.ProjectionsSpec(64, bool(self.biases), self.kind == "rope")

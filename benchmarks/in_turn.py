@@ -1,6 +1,7 @@
 """Two checkouts of weft in turn on one GPU: is a change of kernels or of launching slower?
 
-    python benchmarks/in_turn.py --before PATH --after PATH [--problems NAME ...] [--rounds N] [--out FILE.csv]
+    python benchmarks/in_turn.py --before PATH --after PATH [--problems NAME ...] [--ways fwd ...] [--rounds N]
+        [--out FILE.csv]
 
 A process for each checkout holds the tensors of one problem and measures a few calls when it is asked. The two take
 turns, so that both meet the same clocks. Printed are medians by device events, the ratio before / after, and the host's
@@ -35,7 +36,7 @@ def worker() -> None:
     for line in sys.stdin:
         what, *rest = json.loads(line)
         if what == "load":
-            loaded = _calls(rest[0])
+            loaded = _calls(*rest)
             found: Any = sorted(loaded)
         else:
             found = loaded[rest[0]].measure(rest[1])
@@ -69,7 +70,7 @@ class Timed:
         return [begin.elapsed_time(end) for begin, end in pairs], 1e6 * host
 
 
-def _calls(name: str) -> dict[str, Timed]:
+def _calls(name: str, ways: list[str]) -> dict[str, Timed]:
     import torch
 
     import weft
@@ -87,10 +88,11 @@ def _calls(name: str) -> dict[str, Timed]:
     out = weft.attention(q, k, v, pattern)
     dout = torch.randn_like(out)
     plain = [x.detach() for x in (q, k, v)]
-    return {
-        "fwd": Timed(lambda: weft.attention(*plain, pattern)),
-        "bwd": Timed(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)),
+    made = {
+        "fwd": lambda: weft.attention(*plain, pattern),
+        "bwd": lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True),
     }
+    return {way: Timed(made[way]) for way in ways}
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------
@@ -118,13 +120,13 @@ class Checkout:
         return json.loads(line)
 
 
-def compared(before: Checkout, after: Checkout, name: str, rounds: int) -> Iterator[dict[str, Any]]:
+def compared(before: Checkout, after: Checkout, name: str, ways: list[str], rounds: int) -> Iterator[dict[str, Any]]:
     """A row for each direction of one problem."""
     for one in (before, after):  # both compile at the same time
-        one.tell("load", name)
+        one.tell("load", name, ways)
     for one in (before, after):
         one.answer()
-    for direction in DIRECTIONS:
+    for direction in ways:
         device: list[list[float]] = [[], []]
         host: list[list[float]] = [[], []]
         for turn in range(2 * rounds):
@@ -145,6 +147,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     parser.add_argument("--after", type=Path)
     parser.add_argument("--problems", nargs="*", default=[])
+    parser.add_argument("--ways", nargs="*", choices=DIRECTIONS, default=list(DIRECTIONS))
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", action="store_true")
@@ -156,10 +159,10 @@ def main() -> None:
     before, after = Checkout(asked.before.resolve()), Checkout(asked.after.resolve())
     rows = []
     for name in names:
-        for row in compared(before, after, name, asked.rounds):
+        for row in compared(before, after, name, asked.ways, asked.rounds):
             rows.append(row)
             print("  ".join(f"{x:.4g}" if isinstance(x, float) else f"{x:26}" for x in row.values()), flush=True)
-    for direction in DIRECTIONS:
+    for direction in asked.ways:
         ratios = [row["ratio"] for row in rows if row["direction"] == direction and row["problem"] != "host"]
         if ratios:
             mean = exp(sum(map(log, ratios)) / len(ratios))

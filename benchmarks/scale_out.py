@@ -27,12 +27,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from graph_time import microseconds
 from scaling import methods
-from scaling.layers import Layer, layers
+from scaling.layers import Layer, fixed, layers
 from scaling.measured import (
     Inputs,
     Measured,
@@ -114,13 +116,15 @@ def warm_worker(given: argparse.Namespace) -> None:
     """One layer's calls, once, forward and backward."""
     device = torch.device("cuda", 0)
     flex, _, name = given.worker.rpartition(":")
-    for layer in [layers()[name]] if name != "models" else model_layers(given.ranks):
+    found = [layers()[name]] if name != "models" else model_layers(given.ranks)
+    for layer in [fixed(x, name) for x in found] if given.one_card else found:
         inputs = drawn(layer, layer.tokens(given.ranks) // given.ranks, device)
         if flex:
             warm_flex(layer, given.ranks, int(flex.removeprefix("flex")), device, inputs)
             continue
-        if layer.tokens(1) < layer.tokens(given.ranks):
-            gradients(lambda *x, layer=layer: weft.attention(*x, layer.pattern(1)), inputs)
+        if given.one_card or layer.tokens(1) < layer.tokens(given.ranks):
+            one = drawn(layer, layer.tokens(1), device)
+            gradients(lambda *x, layer=layer: weft.attention(*x, layer.pattern(1)), one)
         for strategy in list(strategies_of(layer, given.ranks))[: 1 if given.one_card else None]:
             plan = methods.plan_of(layer, given.ranks, strategy)
             for rank in range(given.ranks if strategy != "ulysses" else 1):
@@ -202,9 +206,10 @@ def one_card(given: argparse.Namespace) -> None:
 
 def _one_card_layer(rows: Rows, name: str, ranks: int, device: torch.device, given: argparse.Namespace) -> None:
     layer = layers(given.small)[name]
+    layer = layer if given.small else fixed(layer, name)
     inputs = drawn(layer, layer.tokens(ranks), device)
     whole = {
-        which: timed(lambda f=f: f(lambda *x: weft.attention(*x, layer.pattern(ranks)), inputs), device, None, 3, 1)
+        which: _alone(lambda f=f: f(lambda *x: weft.attention(*x, layer.pattern(ranks)), inputs), device)
         for which, f in (("forward", forward), ("both", gradients))
     }
     inputs = None
@@ -214,10 +219,7 @@ def _one_card_layer(rows: Rows, name: str, ranks: int, device: torch.device, giv
         mine, call = drawn(layer, len(plan.shards.tokens[rank]), device), methods.as_rank(plan, rank)
         for which, f in (("forward", forward), ("both", gradients)):
             with Arrived():
-                slowest[which] = max(
-                    slowest[which], timed(lambda f=f, call=call, mine=mine: f(call, mine), device, None, 3, 1)
-                )
-        sync(device)
+                slowest[which] = max(slowest[which], _alone(lambda f=f, call=call, mine=mine: f(call, mine), device))
     for which, ms in slowest.items():
         rows.add(
             kind="one card", layer=f"{name} {layer.name}", ranks=ranks, tokens=layer.tokens(ranks),
@@ -225,6 +227,16 @@ def _one_card_layer(rows: Rows, name: str, ranks: int, device: torch.device, giv
             ms=ms, one_gpu_ms=whole[which] / ranks, bytes_planned=plan.chosen.most_bytes,
             peers=plan.chosen.most_peers, imbalance=plan.imbalance,
         )  # fmt: skip
+
+
+def _alone(call: Callable[[], Any], device: torch.device) -> float:
+    """Milliseconds on the device alone: of a CUDA graph."""
+    if device.type != "cuda":
+        return timed(call, device, None, 3, 1)
+    for _ in range(2):
+        call()
+    sync(device)
+    return microseconds([call]) / 1e3
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Attention at D=128 on the GPU at hand: weft as it chooses, each configuration that a call may name, and the peers.
+"""Attention on Hopper's cards: weft as it chooses, each configuration that a call may name, and the peers.
 
-    PYTHONPATH=src python benchmarks/wide_heads.py [--only NAME,...] [--ways fwd,bwd] [--peers cudnn,...] [--to FILE]
+    PYTHONPATH=src python benchmarks/wide_heads.py [--only NAME,...] [--ways fwd,bwd] [--peers cudnn,...] [--dims N]
+        [--to FILE]
 
 All of a problem are called in turn in one process, so that they meet the same card. Every result is compared with
 float64 on sampled rows and keys. Rates are useful TFLOP/s. Needs a GPU with torch and Triton; --to: rows as CSV.
@@ -12,6 +13,7 @@ import argparse
 import csv
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -101,7 +103,10 @@ def contenders(workload: Workload, tensors: Tensors, direction: str, peers: list
     """(name, what makes its calls)"""
     yield "weft", partial(own, workload, tensors, direction, ())
     if direction == "bwd":
-        yield "weft summed", partial(own, workload, tensors, direction, (("dkdv", hopper.SUMMED),))
+        for tiling in hopper.SUMS:
+            if tiling == hopper.SUMMED or workload.d == hopper.CONFIGS_AT:
+                name = f"weft summed {tiling.rows}x{tiling.cols}"
+                yield name, partial(own, workload, tensors, direction, (("dkdv", tiling),))
     else:
         for tiling in hopper.of_names("forward", workload.problem("cuda"), card()):
             name = f"weft {tiling.rows}x{tiling.cols}x{tiling.stages}"
@@ -115,7 +120,7 @@ def measured(workload: Workload, direction: str, peers: list[str], ours: str) ->
     tensors = Tensors(workload, "cuda")
     truth, entries = Truth(tensors), []
     for name, make in contenders(workload, tensors, direction, peers):
-        if name.startswith("weft") and ours and name not in ours.split(","):
+        if name.startswith("weft") and ours and not any(name.startswith(one) for one in ours.split(",")):
             continue
         about = {"problem": workload.name, "direction": direction, "who": name}
         try:
@@ -147,7 +152,8 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PROBLEMS))
     parser.add_argument("--ways", default="fwd,bwd")
     parser.add_argument("--peers", default=PEERS)
-    parser.add_argument("--ours", default="", help="the names of weft's own, if not all")
+    parser.add_argument("--ours", default="", help="how the names of weft's own begin, if not all")
+    parser.add_argument("--dims", type=int, default=0, help="head dimensions other than the problems' own")
     parser.add_argument("--to", type=Path)
     asked = parser.parse_args()
     run = f"{datetime.now(UTC):%Y-%m-%dT%H:%M}-wide"
@@ -156,10 +162,13 @@ def main() -> None:
     rows = []
     for direction in asked.ways.split(","):
         for name in asked.only.split(","):
-            for row in measured(named(name), direction, [x for x in asked.peers.split(",") if x], asked.ours):
+            work = named(name)
+            if asked.dims:
+                work = replace(work, name=f"{name}.d{asked.dims}", d=asked.dims, dv=asked.dims)
+            for row in measured(work, direction, [x for x in asked.peers.split(",") if x], asked.ours):
                 rows.append(about | row)
                 rate, time, error, message = (str(row.get(x, "")) for x in COLUMNS[-3:-5:-1] + COLUMNS[-2:])
-                print(f"{name:24}{direction:5}{row['who']:18}{rate:>8}{time:>10}{error:>8}  {message}", flush=True)
+                print(f"{name:24}{direction:5}{row['who']:22}{rate:>8}{time:>10}{error:>8}  {message}", flush=True)
             if asked.to:
                 with asked.to.open("w", newline="") as file:
                     writer = csv.DictWriter(file, COLUMNS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -33,14 +33,30 @@ class Layer:
         return prod(self.shape(ranks))
 
 
-def documents(tokens: int) -> Pattern:
+def documents(tokens: int) -> list[int]:
     """Lengths of a log-normal law, sigma 1, mean 4k or a 32nd of the tokens."""
     mean = min(4096, tokens // 32)
     drawn = np.random.default_rng(0).lognormal(np.log(mean) - 0.5, 1.0, 4 * tokens // mean)
     lengths = np.maximum(1, drawn.astype(int))
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), tokens)) + 1]
     lengths[-1] -= lengths.sum() - tokens
-    return causal() & weft.documents([int(x) for x in lengths])
+    return [int(x) for x in lengths]
+
+
+def packed(lengths: list[int]) -> Pattern:
+    return causal() & weft.documents(lengths)
+
+
+def of_each_rank(tokens: int, ranks: int) -> Pattern:
+    """The same documents once for each rank, in any order, so that work grows with the ranks, and shards cut some."""
+    return packed(np.random.default_rng(ranks).permutation(documents(tokens) * ranks).tolist())
+
+
+def fixed(layer: Layer, letter: str) -> Layer:
+    """At the tokens of the issue, whatever the ranks: those that so many ranks have in `layers`."""
+    of = {"a": 8, "b": 1, "c": 8}.get(letter, 2)
+    made = packed(documents(layer.tokens(of))) if letter == "f" else layer.pattern(of)
+    return replace(layer, pattern=lambda _: made, shape=lambda _: layer.shape(of))
 
 
 def layers(small: bool = False) -> dict[str, Layer]:
@@ -71,7 +87,7 @@ def layers(small: bool = False) -> dict[str, Layer]:
     found = [
         line("a", "window 1024", causal() & window(left=w(1023)), 128 * K, heads=(32, 16)),
         grid("h", "2-D 21x21", (21, 21), (512, 256), heads=(16, 16), dim=64),
-        line("f", "documents", lambda ranks: documents(ranks * n(64 * K)), 64 * K, shards="work"),
+        line("f", "documents", lambda ranks: of_each_rank(n(64 * K), ranks), 64 * K, shards="work"),
         line("g", "chunks 8192", causal() & weft.chunks(n(8192)), 64 * K, heads=(40, 8)),
         grid("i", "video 18x24x24", (18, 24, 24), (30, 48, 40), heads=(24, 24), dim=128),
         line("b", "window 128, gpt-oss", causal() & window(left=w(127)), 128 * K, heads=(64, 8), dim=64),

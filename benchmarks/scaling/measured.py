@@ -28,6 +28,7 @@ from weft.distributed.plan import Plan
 from weft.errors import OptionError
 from weft.torch.distributed.exchange import sent, unpacked
 
+CALLS = 4  # of a layer, one after the other
 Inputs = tuple[list[Tensor], Tensor]
 
 
@@ -103,8 +104,8 @@ class Measured:
             torch.cuda.empty_cache()
         dist.barrier(group=self.told)
 
-    def time(self, call: Callable[[], Any], rounds: int = 5) -> float:
-        return timed(call, self.device, self.told, *((1, 1) if self.given.small else (rounds,)))
+    def time(self, call: Callable[[], Any], rounds: int = 5, calls: int = CALLS) -> float:
+        return timed(call, self.device, self.told, *((1, 1) if self.given.small else (rounds, 2, calls)))
 
     # ---- the model
     def exchange(self) -> None:
@@ -131,12 +132,14 @@ class Measured:
         note = f"{bandwidth / 1e9:.0f} GB/s, latency {self.link.latency * 1e6:.1f} us"
         self.rows.add(kind="link", layer="refitted", ranks=self.ranks, note=note)
 
-    def predicted(self, plan: Plan, alone: float, backward: bool) -> float:
-        """Milliseconds: one GPU's time for its tokens by the share of work, and the exchange one after the other."""
+    def predicted(self, name: str, plan: Plan, which: str) -> float:
+        """Milliseconds: one GPU's time for its tokens by the work of the rank that has most, and then the exchange."""
+        layer = layers(self.given.small)[name]
+        pairs, alone = layer.pattern(1).acsr(layer.tokens(1)).nnz, self.alone[name][which]
         one = plan.chosen
         phases = 1 + (one.strategy != "halo")
         exchange = cost_of(one.received, one.work * 0, plan.heads, self.link, phases).exchange * 1e3
-        return alone * float(one.work.max()) / (plan.acsr.nnz / self.ranks) + exchange * (2 if backward else 1)
+        return alone * float(one.work.max()) / pairs + exchange * (2 if which == "both" else 1)
 
     # ---- layers
     def layer(self, name: str) -> None:
@@ -190,13 +193,13 @@ class Measured:
             }  # fmt: skip
         for which, f in (("forward", forward), ("both", gradients)):
             ms = self.time(lambda f=f: f(call, inputs))
-            one = self.alone[name][which] if ours else 0.0
-            predicted = self.predicted(plan, one, which == "both") if ours else ""
-            alone = one if layer.scales and ours else ""
+            predicted = self.predicted(name, plan, which) if ours else ""
+            alone = self.alone[name][which] if layer.scales and ours else ""
             self.rows.add(**shared, direction=which, ms=ms, one_gpu_ms=alone, predicted_ms=predicted)
 
     def flex(self, name: str) -> None:
         """All-gather and Ulysses with FlexAttention."""
+        torch._dynamo.reset()  # each mask is a function of its own, of which dynamo compiles eight
         layer = layers(self.given.small)[name]
         inner, plan = flex_call(layer, self.ranks, self.rank, self.device)
         call = methods.gathered(inner)
@@ -206,7 +209,7 @@ class Measured:
         order = np.arange(layer.tokens(self.ranks))
         inner = methods.flex_of(plan.pattern, order.size, order, order, self.device)
         whole = methods.by_heads_of(inner)
-        self.method(name, layer, ("Ulysses, FlexAttention", whole), plan, check=False)
+        self.method(name, layer, ("Ulysses, FlexAttention", whole), plan, check=True)
 
     def beside_all_gather(self, name: str) -> None:
         """Wall times of the chosen strategy and of all-gather in turn."""
@@ -236,6 +239,7 @@ class Measured:
         found = [x for x in model_layers(self.ranks, self.given.small) if x.name.startswith(which)]
         sizes = model_sizes(found[0], self.given.small)
         calls, plan = [], None
+        torch._dynamo.reset()
         for layer in found:
             if method == "weft":
                 plan = methods.plan_of(layer, self.ranks)
@@ -250,7 +254,7 @@ class Measured:
         ]
         tokens = found[0].tokens(self.ranks)
         x = torch.randn(1, tokens // self.ranks, sizes.hidden, device=self.device).to(dtype)
-        ms = self.time(train(blocks, x), rounds=3)
+        ms = self.time(train(blocks, x), rounds=3, calls=1)
         self.rows.add(
             kind="step", layer=f"{which}-like, {len(blocks)} layers", ranks=self.ranks, tokens=tokens,
             method="weft" if method == "weft" else "all-gather, FlexAttention", direction="both", ms=ms,

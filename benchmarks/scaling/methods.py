@@ -76,7 +76,9 @@ def flex_of(pattern: Pattern, tokens: int, q_tokens: Any, k_tokens: Any, device:
     mod = mask_mod_of(pattern, tokens, tokens, device)
     partial, full = _blocks(pattern, tokens)
     rows, keys = q_tokens[::BLOCK] // BLOCK, k_tokens[::BLOCK] // BLOCK
-    blocks = [torch.from_numpy(x[rows][:, keys]).to(device)[None, None] for x in (partial, full)]
+    # FlexAttention reads indices as if they were contiguous, whatever their strides
+    chosen = [np.ascontiguousarray(x[np.ix_(rows, keys)]) for x in (partial, full)]
+    blocks = [torch.from_numpy(x).to(device)[None, None] for x in chosen]
     (of_q, of_k) = (_positions(x, device) for x in (q_tokens, k_tokens))
     mask = BlockMask.from_kv_blocks(
         *ordered(blocks[0]), *ordered(blocks[1]), BLOCK_SIZE=(BLOCK, BLOCK), seq_lengths=(len(q_tokens), len(k_tokens)),
@@ -129,26 +131,8 @@ class _Gather(torch.autograd.Function):
 
 
 def gathered(inner: Call) -> Call:
-    """Context parallelism by all-gather: PyTorch's own operator where it has one, else the same written here."""
-    own = _torch_operator()
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if own is not None and k.is_cuda:
-            k, v = own(k.contiguous(), v.contiguous(), 2, dist.group.WORLD.group_name)
-        else:
-            k, v = _Gather.apply(k), _Gather.apply(v)
-        return inner(q, k, v)
-
-    return call
-
-
-@cache
-def _torch_operator() -> Any:
-    try:
-        from torch.distributed.tensor.experimental._context_parallel import flex_cp_allgather
-    except ImportError:
-        return None
-    return flex_cp_allgather
+    """Context parallelism by all-gather, as PyTorch's; its own operator returns the gradient of k for that of v."""
+    return lambda q, k, v: inner(q, _Gather.apply(k), _Gather.apply(v))
 
 
 class _Turn(torch.autograd.Function):

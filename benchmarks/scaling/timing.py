@@ -43,8 +43,13 @@ def sync(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(call: Callable[[], Any], device: torch.device, group: Any, rounds: int = 5, warm: int = 2) -> float:
-    """Milliseconds of a call: the median over rounds of the slowest rank. group: gloo's, None: this process alone."""
+def timed(
+    call: Callable[[], Any], device: torch.device, group: Any, rounds: int = 5, warm: int = 2, calls: int = 1
+) -> float:  # fmt: skip
+    """Milliseconds of a call: the median over rounds of the slowest rank. group: gloo's, None: this process alone.
+
+    calls: of a round, one after the other as layers of a model are: no rank waits for the others between them.
+    """
     for _ in range(warm):
         call()
     sync(device)
@@ -52,7 +57,7 @@ def timed(call: Callable[[], Any], device: torch.device, group: Any, rounds: int
     for _ in range(rounds):
         if group is not None:
             dist.barrier(group=group)
-        found.append(_once(call, device))
+        found.append(_once(call, device, calls) / calls)
     if group is not None:
         every: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(every, found, group=group)
@@ -60,15 +65,17 @@ def timed(call: Callable[[], Any], device: torch.device, group: Any, rounds: int
     return median(found)
 
 
-def _once(call: Callable[[], Any], device: torch.device) -> float:
+def _once(call: Callable[[], Any], device: torch.device, calls: int) -> float:
     if device.type != "cuda":
         begun = time.perf_counter()
-        call()
+        for _ in range(calls):
+            call()
         return (time.perf_counter() - begun) * 1e3
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(2_000_000)  # a millisecond in which the host runs ahead, as it does in a model
+    torch.cuda._sleep(4_000_000)  # two milliseconds in which the host runs ahead, as it does in a model
     first.record()
-    call()
+    for _ in range(calls):
+        call()
     last.record()
     torch.cuda.synchronize(device)
     return float(first.elapsed_time(last))

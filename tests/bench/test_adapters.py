@@ -145,7 +145,29 @@ def flashinfer():
     return {"flashinfer": {"BatchPrefillWithRaggedKVCacheWrapper": Ragged}}
 
 
-STAND_INS = {"fa4": flash_attn, "natten": natten, "xformers": xformers, "flashinfer": flashinfer}
+def cudnn_flex():
+    def create_mask_plan(mask_func, q, k, v, *, build_backward=False):
+        heads, count, total = mask_func.shape
+        assert mask_func.dtype == torch.int32 and count % 2 and total == q.shape[0] * q.shape[1]
+        assert heads in (1, q.shape[2])
+        ends = torch.cat([torch.zeros_like(mask_func[:, :1]), mask_func], 1).view(heads, -1, 2, q.shape[0], q.shape[1])
+        keys = torch.arange(k.shape[1])
+        inside = (keys >= ends[:, :, 0, ..., None]) & (keys < ends[:, :, 1, ..., None])
+        return inside.any(1).transpose(0, 1)  # (B, heads, M, N)
+
+    def flex_attn_func(q, k, v, *, mask_plan):
+        return attend(q, k, v, mask_plan)
+
+    return {"cudnn.flex_attention": {"create_mask_plan": create_mask_plan, "flex_attn_func": flex_attn_func}}
+
+
+STAND_INS = {
+    "cudnn-flex": cudnn_flex,
+    "fa4": flash_attn,
+    "natten": natten,
+    "xformers": xformers,
+    "flashinfer": flashinfer,
+}
 
 
 @pytest.fixture
@@ -191,6 +213,11 @@ def test_an_adapter_asks_for_the_mask(peer, name, install):
         ("fa2", "dense dense_d64 causal"),
         ("cudnn", "dense dense_d64 causal"),
         ("fa4", "dense dense_d64 causal causal_window_1024 window_pm256 chunk_2048_causal document_causal"),
+        (
+            "cudnn-flex",
+            "dense dense_d64 causal causal_window_1024 window_pm256 longformer_w512_g64 chunk_2048_causal "
+            "na2d_128x128_k21 document_causal",
+        ),
         ("natten", "causal_window_1024 window_pm256 dilated_w512_d4 na2d_128x128_k21 na3d_30x48x80_k18x24x24"),
     ],
 )
@@ -224,7 +251,9 @@ def test_peers_on_the_cpu_are_right(name, workload):
     assert not Truth(tensors).verdict("fwd", (out,)).wrong
 
 
-@pytest.mark.parametrize("name", ["flex", "flex-flash", "fa4", "natten", "xformers", "flashinfer", "fa2", "cudnn"])
+@pytest.mark.parametrize(
+    "name", ["flex", "flex-flash", "fa4", "natten", "xformers", "flashinfer", "fa2", "cudnn", "cudnn-flex"]
+)
 def test_gpu_peers_are_absent_on_a_cpu_or_say_what_they_need(name):
     assert PEERS[name].reason_absent("cpu") in ("", "it runs on cuda only", "it needs a C++ compiler on the CPU")
 

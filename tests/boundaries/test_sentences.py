@@ -15,7 +15,7 @@ from tests.docs.test_prose import MOST, sentences, words
 import weft
 
 ROOT = Path(weft.__file__).parent
-FOLDERS = ("planning", *(f"kernels/gpu/{x}" for x in ("compile", "tables", "oracle", "gemm")))
+FOLDERS = ("planning", "torch", "kernels/cpu", *(f"kernels/gpu/{x}" for x in ("compile", "tables", "oracle", "gemm")))
 # Where the next name with its colon begins.
 NAMED = re.compile(r"(?<=[.;])\s+(?=[A-Za-z_][\w`.*]*(?:, [A-Za-z_][\w`.*]*)*(?: \([^)]*\))?(?:, likewise)?:\s)")
 

@@ -128,6 +128,18 @@ def check_bits(rank, world, device, name):
     assert all(map(torch.equal, first, second))
 
 
+def check_dropout(rank, world, device, name):
+    """The pairs that one device drops."""
+    pattern, heads, *_ = CASES[name]
+    given = {"dropout": 0.25, "seed": 2**40 + 11}
+    found, tokens = distributed(name, world, rank, device, **given)
+    *qkv, dout = inputs(heads, device)
+    alone = with_gradients(lambda *x: weft.attention(*x, pattern, **given), qkv, dout)
+    for what, mine, one in zip(("out", "dq", "dk", "dv"), found, alone, strict=True):
+        far = (mine.double() - one[:, :, tokens].double()).abs().max().item()
+        assert far <= 2.0**-6 * one.double().abs().max().item(), f"{name}: {what} is off by {far}"
+
+
 def check_compiled(rank, world, device):
     """Under torch.compile."""
     pattern, heads, *_ = CASES["window"]

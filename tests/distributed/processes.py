@@ -151,6 +151,31 @@ def check_scores(rank, world):
                         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
+def check_dropout(rank, world):
+    """The pairs that one process drops, whoever holds them; the first rank's seed counts."""
+    for name in ("window", "causal", "longformer", "2-D", "text and video", "blocks"):
+        pattern, heads, shards, strategies = CASES[name]
+        (*qkv, sinks), grads = inputs(heads)
+        given = {"return_lse": True, "sinks": sinks.detach(), "dropout": 0.3}
+        leaves = [x.detach().requires_grad_() for x in qkv]
+        whole = weft.attention(*leaves, pattern, seed=2**40 + 5, **given)
+        wanted = torch.autograd.grad(_loss(*whole, grads), leaves)
+        for shard in shards:
+            planned = plan(pattern, LENGTH, heads=heads, head_dim=(D, DV), dtype="float64", ranks=world, shards=shard)
+            tokens = torch.as_tensor(planned.shards.tokens[rank].array())
+            for strategy in [one.strategy for one in planned.candidates if one.strategy in strategies]:
+                mine, seed = mine_of(qkv, tokens), 2**40 + 5 if rank == 0 else rank
+                found = attention(*mine, pattern, shards=shard, strategy=strategy, seed=seed, **given)
+                own = torch.autograd.grad(_loss(*found, [x[:, :, tokens] for x in grads]), mine)
+                for x, y in zip((*found, *own), (*whole, *wanted), strict=True):
+                    said = f"{name}, {shard}, {strategy}"
+                    torch.testing.assert_close(
+                        x, y[:, :, tokens], rtol=1e-9, atol=1e-9, msg=lambda text, said=said: f"{said}: {text}"
+                    )
+    drawn = [attention(*mine, pattern, dropout=0.5) for _ in range(2)]
+    assert not torch.equal(*drawn)  # each call draws a seed of its own
+
+
 def check_module(rank, world):
     """SparseAttention over a group: its options, and sinks that are its parameter."""
     pattern, heads = causal() & window(left=30), (4, 2)
@@ -321,6 +346,8 @@ def check_refusals(rank, world):
     refused(InputError, (f"rank {rank} passed {size} tokens",), q, k, v, causal(), shards=uneven)
     refused(OptionError, ("group", "mesh"), q, k, v, causal(), group=dist.group.WORLD, mesh=object())
     refused(OptionError, ("bhds",), q, k, v, causal(), layout="bhds")
-    refused(UnsupportedError, ("dropout",), q, k, v, causal(), dropout=0.1)
+    refused(OptionError, ("dropout=1.5",), q, k, v, causal(), dropout=1.5)
+    extra = {"extra_keys": k[:, :, :2], "extra_values": v[:, :, :2]}
+    refused(OptionError, ("dropout", "extra keys"), q, k, v, causal(), dropout=0.1, **extra)
     refused(OptionError, ("is_causal",), q, k, v, causal(), is_causal=True)
     refused(UnsupportedError, ("bias",), q, k, v, causal(), bias=torch.zeros(LENGTH, LENGTH, dtype=torch.float64))

@@ -26,7 +26,7 @@ ALL = [
 ]  # fmt: skip
 CHECKS = [
     "check_refusals", "check_poison", "check_ways_to_call", "check_scores", "check_dtensors", "check_module",
-    "check_decode",
+    "check_decode", "check_dropout",
 ]  # fmt: skip
 SOME = ["window", "longformer", "2-D"]
 

@@ -186,5 +186,5 @@ OF_ATTENTION = [
     ("explain: mask", InputError, ("explain(..., mask=int)",), lambda: weft.explain(3, *tokens())),
     ("explain: length", LengthError, ("documents", "8"), lambda: weft.explain(weft.documents([3, 4]), *tokens())),
     ("verify: no head", VerificationError, ("heads are served by no plan",), verified(forward=())),
-    ("verify: no tile", VerificationError, ("defect",), verified(tiles={"launches": ()})),
+    ("verify: no tile", VerificationError, ("defect",), verified(tiles={"nests": ()})),
 ]  # fmt: skip

@@ -37,8 +37,39 @@ MODELS = {
     "qwen3": ("Qwen3Config", "Qwen3Model", SLIDING | {"use_sliding_window": True, "max_window_layers": 1}, False, 1),
     "phi3": ("Phi3Config", "Phi3Model", SLIDING, False, 2),
 }  # fmt: skip
+MODELS |= {
+    "llama4": ("Llama4TextConfig", "Llama4TextModel", GROUPED | {
+        "layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 16, "num_local_experts": 2,
+        "intermediate_size_mlp": 48, "no_rope_layers": [1, 0], "attn_temperature_tuning": False,
+        "num_experts_per_tok": 1,
+    }, False, 1),
+    "gemma4": ("Gemma4TextConfig", "Gemma4TextModel", SLIDING | {
+        "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 8, "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 50, "num_kv_shared_layers": 0,
+    }, False, 1),
+}  # fmt: skip
+LONG = BERT_LIKE | {"attention_window": [16, 16], "max_position_embeddings": 514}
+# Those that compute sparse attention themselves: in slices, gathered blocks, or windows of an image.
+OWN = {
+    "longformer": ("LongformerConfig", "LongformerModel", LONG | {"pad_token_id": 1}, True),
+    "bigbird": ("BigBirdConfig", "BigBirdModel", SMALL | {"block_size": 4, "num_random_blocks": 1}, True),
+    "swin": ("SwinConfig", "SwinModel", {
+        "image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4,
+    }, False),
+    "gemma3 with images": ("Gemma3Config", "Gemma3Model", {
+        "text_config": SLIDING | {"layer_types": ["sliding_attention", "full_attention"]}, "image_token_index": 49,
+        "vision_config": VIT | {"num_channels": 3, "image_size": 32, "patch_size": 8}, "mm_tokens_per_image": 4,
+    }, False),
+}  # fmt: skip
+MODELS |= OWN
 WITHOUT_SDPA = ("gemma2", "gpt-oss")
-WAYS = [(name, way) for name in MODELS for way in ("sdpa", "eager") if way == "eager" or name not in WITHOUT_SDPA]
+WAYS = [
+    (name, way)
+    for name in MODELS
+    if name not in OWN
+    for way in ("sdpa", "eager")
+    if way == "eager" or name not in WITHOUT_SDPA
+]
 pytestmark = pytest.mark.more
 
 
@@ -50,7 +81,7 @@ def made(name, way, **more):
 
 
 def inputs(name, batch=2, tokens=TOKENS):
-    if name == "vit":
+    if name in ("vit", "swin"):
         return {"pixel_values": torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(1))}
     given = {"input_ids": torch.randint(3, 50, (batch, tokens), generator=torch.Generator().manual_seed(1))}
     if MODELS[name][3]:
@@ -70,6 +101,24 @@ def test_equal_results_and_no_attention_unnamed(name, way):
     assert all(one.where and (one.replaced is not None or one.reason) for one in seen)
     least = MODELS[name][4]
     assert len(fast.explanation.replaced) >= least, str(fast.explanation)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")  # BigBird's
+@pytest.mark.parametrize("name", OWN)
+def test_models_with_sparse_attention_of_their_own(name):
+    config, model, given, _ = OWN[name]
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    made = getattr(transformers, model)(getattr(transformers, config)(**given)).eval()
+    given = inputs(name)
+    if name == "gemma3 with images":
+        given["input_ids"][:, 5:9] = 49
+        given["pixel_values"] = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+        given["token_type_ids"] = (given["input_ids"] == 49).long()
+    fast = weft.fuse(made, options=EAGER)
+    with torch.no_grad():
+        agree(fast(**given).last_hidden_state, made(**given).last_hidden_state)
+    assert all(one.replaced is not None or one.reason for one in fast.explanation.seen)
 
 
 @pytest.mark.parametrize("name", ["bert", "mistral", "gpt-oss"])

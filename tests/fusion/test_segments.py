@@ -81,8 +81,33 @@ def test_gates_and_residuals():
     assert len(gated[0].inner) == 4
     added = list(products_in(graph_of(Product(lambda x, y: x + y), X).graph))
     assert [one.spec for one in added] == [ProductSpec(biased=True, residual=True)]
-    for after in (lambda x, y: x[:1] + y, lambda x, y: y + y, lambda x, y: y + 1):
+    for after in (lambda x, y: x + F.dropout(y, 0.1, False), lambda x, y: x + F.dropout(y, 0.0, True)):
+        assert [one.spec for one in products_in(graph_of(Product(after), X).graph)] == [added[0].spec]
+    for after in (lambda x, y: x[:1] + y, lambda x, y: y + y, lambda x, y: y + 1, lambda x, y: x + F.dropout(y),
+                  lambda x, y: F.layer_norm(x + y, [WIDE])):  # fmt: skip
         assert not list(products_in(graph_of(Product(after), X).graph))
+
+
+class Conv1D(torch.nn.Module):
+    """GPT-2's product of rows, with a residual."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.weight, self.bias = (torch.nn.Parameter(torch.randn(*n) / 4) for n in ((WIDE, WIDE), (WIDE,)))
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, x, shape=None):
+        y = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return x.sin() + self.drop(y.view(x.shape))
+
+
+def test_a_product_of_rows_with_a_residual():
+    module = Conv1D().eval()
+    (found,) = products_in(graph_of(module, X).graph)
+    assert found.spec == ProductSpec(biased=True, residual=True, by_rows=True) and found.inputs[0].name == "l_x_"
+    agree(found.unfused(X, module.weight, module.bias, X.sin())[0], module(X))
+    assert not list(products_in(graph_of(Conv1D(), X).graph))  # which drops
 
 
 @pytest.mark.parametrize("name", [name for name, (_, known) in ACTIVATIONS.items() if known])

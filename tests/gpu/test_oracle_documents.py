@@ -15,13 +15,13 @@ from weft.errors import UnsupportedError
 from weft.kernels.gpu.documents.spec import DOCUMENT, HEADER, ITEM, known
 from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.oracle import run_program
-from weft.kernels.gpu.program import row_major
+from weft.kernels.gpu.program import LaunchProgram, row_major
 from weft.kernels.gpu.programs.documents import (
     Documents,
     PagedKeys,
+    apart,
     documents_backward_program,
     documents_forward_program,
-    documents_tables_program,
 )
 from weft.kernels.gpu.tables.pack import HEAD, nest_tables
 from weft.planning.attention_plan import plan_attention
@@ -73,8 +73,7 @@ def programs(pattern, count, problem, **options):
     sinks = Vector("float32", (1,)) if options.pop("sinks", False) else None
     lse = Vector("float32", row_major((1, p.q_heads, p.m)))
     plan = plan_attention(weft.full(), problem, GPU)
-    one = options.pop("asked", None) or asked(pattern, count)
-    chosen = Options(p.d**-0.5, **options)
+    chosen, one = Options(p.d**-0.5, **options), asked(pattern, count)
     forward = documents_forward_program(plan, layout._replace(strides=layout.strides[:3], sinks=sinks), chosen, one)
     return forward, documents_backward_program(plan, layout._replace(dlse=lse), chosen, one)
 
@@ -119,10 +118,17 @@ def test_items_are_those_that_the_host_packs(name, same, of_keys):
 def made_tables(pattern, lengths, direction):
     """The words that the device makes for documents, 3 queries and 5 keys of none after them."""
     queries, keys = lengths
-    problem = problem_of(sum(queries) + 3, sum(keys) + 5)
-    program = documents_tables_program(problem, asked(pattern, len(queries)), (direction,))
-    found = run_program(program, {"of_queries": sums(queries), "of_keys": sums(keys)})
-    return found[f"{direction}_tables_0"].astype(np.int64)
+    both = programs(pattern, len(queries), problem_of(sum(queries) + 3, sum(keys) + 5))
+    program = both[direction != "forward"]
+    name = f"{direction}_tables_0"
+    slots = [slot for slot in program.slots if slot.name in ("of_queries", "of_keys", f"{direction}_bounds")]
+    slots.append(replace(program.by_name[name], role="output"))
+    launch = next(one for one in program.launches if name in one.written)
+    tables = {f"{direction}_bounds": program.tables[f"{direction}_bounds"]}
+    found = run_program(
+        LaunchProgram("tables", tuple(slots), (launch,), tables), {"of_queries": sums(queries), "of_keys": sums(keys)}
+    )
+    return found[name].astype(np.int64)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -261,23 +267,17 @@ def test_keys_in_pages(name, page, heads_first):
 def test_programs_that_are_given_tables(name):
     """Out, lse and gradients have the bits of programs that make the same tables."""
     queries, keys = drawn(list(PATTERNS).index(name) + 90, 6, True)
-    problem = problem_of(sum(queries), sum(keys))
     counted = {"of_queries": sums(queries), "of_keys": sums(keys)}
     given = dict(zip(("q", "k", "v", "dout", "dlse"), tensors_of(queries, keys), strict=True))
-    ready = replace(asked(PATTERNS[name], len(queries)), ready=True)
-    results = []
-    for one in (None, ready):
-        forward, backward = programs(PATTERNS[name], len(queries), problem, asked=one)
-        more = counted
-        if one is not None:
-            made = run_program(documents_tables_program(problem, one, ("forward", "dq", "dkdv")), counted)
-            more = {n: words.astype(np.int32) for n, words in made.items()}
-        taken = [{n: x for n, x in more.items() if n in program.by_name} for program in (forward, backward)]
-        found = run_program(forward, {n: given[n] for n in "qkv"} | taken[0])
-        found |= run_program(backward, given | found | taken[1])
-        results.append(found)
-    for what in results[0]:
-        np.testing.assert_array_equal(results[0][what], results[1][what], err_msg=what)
+    whole, divided = dict(given), dict(given)
+    for program in programs(PATTERNS[name], len(queries), problem_of(sum(queries), sum(keys))):
+        making, rest = apart(program)
+        assert {slot.name for slot in making.of_role("input")} == set(counted)
+        whole |= run_program(program, {n: x for n, x in (whole | counted).items() if n in program.by_name})
+        divided |= {n: x.astype(np.int32) for n, x in run_program(making, counted).items()}
+        divided |= run_program(rest, {n: x for n, x in divided.items() if n in rest.by_name})
+    for what in ("out", "lse", "dq", "dk", "dv"):
+        np.testing.assert_array_equal(divided[what], whole[what], err_msg=what)
 
 
 # ---- refused ---------------------------------------------------------------------------------------------------------

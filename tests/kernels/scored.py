@@ -4,12 +4,15 @@ the same function.
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 import weft
-from weft.score.dropout import Dropout
+from weft.score.dropout import Dropout, told
 from weft.testing.score_functions import FUNCTIONS, At
 from weft.testing.tolerance import assert_close
+from weft.torch.call import attend
+from weft.torch.extras import Extras
 
 from .compare import BACKENDS, generator, normal, qkv
 
@@ -20,7 +23,8 @@ SEED = 0x123456789ABCDEF
 @dataclass
 class Scored:
     """function: of (score, b, h, q, k), on traced values and on tensors; tables: captured tensors, whose gradients are
-    wanted. bias: what weft is given instead of the function. dropout: the share that is dropped.
+    wanted. bias: what weft is given instead of the function. dropout: the share that is dropped; told: by which first
+    head and which numbers of queries and keys.
     """
 
     pattern: object
@@ -29,6 +33,7 @@ class Scored:
     tables: tuple = ()
     bias: object = None
     dropout: float = 0.0
+    told: tuple = ()
     options: dict = field(default_factory=dict)
     backend: str = "triton"
 
@@ -51,9 +56,14 @@ class Scored:
             # a table that the function computes of another one leads back to that one
             score.tables = tuple(own.get(id(x), x.to(device)) for x in score.tables)
             given["score"] = score
-        if self.dropout:
-            given |= {"dropout": self.dropout, "seed": SEED}
-        out, lse = weft.attention(*leaves, self.pattern, return_lse=True, backend=self.backend, **given)
+        if self.told:
+            seed = torch.from_numpy(np.append(np.int64(SEED), told(*self.told))).to(device)
+            extras = Extras("", (), self.dropout, seed)
+            out, lse = attend(leaves, self.pattern, (None, None), (None, None, 0, self.backend, None), True, extras)
+        else:
+            if self.dropout:
+                given |= {"dropout": self.dropout, "seed": SEED}
+            out, lse = weft.attention(*leaves, self.pattern, return_lse=True, backend=self.backend, **given)
         dout, dlse = (x.to(device) for x in self.seeds())
         loss = (out * dout.to(out.dtype)).sum() + (lse * dlse).masked_fill(lse == -torch.inf, 0.0).sum()
         found = torch.autograd.grad(loss, (*leaves, *tables, *self.tables), allow_unused=True)
@@ -97,8 +107,10 @@ class Scored:
         return torch.from_numpy(self.pattern.to_dense(m, n))
 
     def _factors(self, m, n):
-        where = self._indices((*self.tensors[0].shape[:2], m, n))
-        return torch.from_numpy(Dropout(self.dropout, SEED).factors(*(x.numpy() for x in where)))
+        b, h, q, k = (x.numpy() for x in self._indices((*self.tensors[0].shape[:2], m, n)))
+        if self.told:
+            h, q, k = h + self.told[0], self.told[1][q], self.told[2][k]
+        return torch.from_numpy(Dropout(self.dropout, SEED).factors(b, h, q, k))
 
 
 class Float64Numbers:

@@ -3,17 +3,25 @@ lengths on the host in float64; on a card no call waits, and one captured graph 
 """
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from tests.gpu.test_oracle_documents import MORE, PATTERNS, asked, drawn, problem_of, sums
+from tests.gpu.test_oracle_document_blocks import OF_ITSELF
+from tests.gpu.test_oracle_documents import MORE, PATTERNS, drawn, problem_of, programs, sums
 from tests.tiers import every
 
 import weft
 from weft.errors import AlignmentError, InputError, UnsupportedError
+from weft.kernels.gpu.documents.spec import group_places_of, known
 from weft.kernels.gpu.oracle import run_program
-from weft.kernels.gpu.programs.documents import documents_tables_program
+from weft.kernels.gpu.program import LaunchProgram, Slot
+from weft.kernels.gpu.programs.documents import Documents, group_tables_made
+from weft.planning.attention_plan import plan_attention
+from weft.planning.families.hopper import SUMMED, WIDE
+from weft.planning.problem import Problem
+from weft.target import GPU
 from weft.testing.refusals import refuse
 from weft.testing.tolerance import assert_close
 from weft.torch import device_documents, varlen
@@ -31,18 +39,53 @@ NAMES = ("out", "lse", "dq", "dk", "dv", "dsinks")
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
+def of_tables(pattern, count, problem, direction):
+    """A program that makes the tables of one direction and nothing else."""
+    program = programs(pattern, count, problem)[direction != "forward"]
+    made, read = f"{direction}_tables_0", ("of_queries", "of_keys", f"{direction}_bounds")
+    slots = [slot for slot in program.slots if slot.name in read]
+    slots.append(replace(program.by_name[made], role="output"))
+    launch = next(one for one in program.launches if made in one.written)
+    return LaunchProgram("tables", tuple(slots), (launch,), {read[2]: program.tables[read[2]]})
+
+
 @pytest.mark.parametrize("direction", ["forward", "dkdv"])
 @pytest.mark.parametrize("name", MORE)
 def test_one_program_makes_tables_for_all_lengths(name, direction):
     """Documents may be empty, and have fewer keys than queries; there are more of them than are counted at a time."""
     count, problem = 80, problem_of(9000, 11000)
-    program = documents_tables_program(problem, asked(MORE[name], count), (direction,))
+    program = of_tables(MORE[name], count, problem, direction)
     bound = Bound(program, DEVICE)
     for seed, same in ((1, True), (2, False)):
         given = [sums(x) for x in drawn(seed, count, same)]
         (found,) = bound([torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in given])
         (wanted,) = run_program(program, dict(zip(("of_queries", "of_keys"), given, strict=True))).values()
         np.testing.assert_array_equal(found.cpu().numpy(), wanted)
+
+
+@pytest.mark.parametrize(("direction", "same"), [("forward", True), ("forward", False), ("dkdv", True)])
+@pytest.mark.parametrize("name", every(2, OF_ITSELF))
+def test_two_programs_make_tables_of_warp_groups(name, direction, same):
+    """Items of tiles that there are, blocks in order, and all that is before them."""
+    count, tokens, heads = 80, 9000, 6
+    problem = Problem(1, heads, 2, tokens, tokens, 128, 128, "bfloat16", "cuda")
+    tiling, members = (WIDE, heads) if direction == "forward" else (SUMMED, 2)
+    asked = Documents(count, known(OF_ITSELF[name], tokens), {})
+    made = group_tables_made(direction, plan_attention(weft.full(), problem, GPU), asked, tiling)
+    at = group_places_of(count, tokens, tiling, members)
+    slots = [Slot.dense(x, "input", "int32", (count + 1,)) for x in ("of_queries", "of_keys")]
+    slots.append(made.bounds.slot(f"{direction}_bounds"))
+    slots.append(Slot.dense(f"{direction}_tables_0", "output", "int32", (at.size,)))
+    program = LaunchProgram("tables", tuple(slots), made.launches, {f"{direction}_bounds": made.bounds})
+    given = [np.minimum(sums(x), tokens) for x in drawn(3, count, same)]
+    (found,) = Bound(program, DEVICE)([torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in given])
+    (wanted,) = run_program(program, dict(zip(("of_queries", "of_keys"), given, strict=True))).values()
+    there = ~np.isnan(wanted)
+    np.testing.assert_array_equal(found.cpu().numpy()[there], wanted[there])
+    blocks = int(wanted[at.blocks_at - 1])
+    items = wanted[at.blocks_at :][: 2 * blocks : 2].astype(np.int64)
+    assert blocks and there[at.items_at : at.heads_at].reshape(-1, at.record)[items].all()
+    assert there[: at.items_at].all() and there[at.heads_at : at.works_at].all()
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
@@ -343,6 +386,50 @@ def test_one_captured_graph_serves_all_lengths(name):
         for what, x in zip(NAMES, found, strict=False):
             tokens = truth[what].shape[0]
             assert_close(what, x[:tokens], truth[what], plain[what])
+            assert (x[tokens:] == (-torch.inf if what == "lse" else 0)).all(), what
+
+
+@on_a_card
+@pytest.mark.parametrize("times", [1.0, 40.0], ids=["scores", "large scores"])
+@pytest.mark.parametrize("name", OF_ITSELF)
+def test_by_warp_groups(name, times):
+    """On Hopper, at D=128, of queries and keys that are the same tokens. One captured graph serves all lengths; tokens
+    after the last document may hold anything. Rows of large scores are computed again.
+    """
+    pattern, room = OF_ITSELF[name], 1500
+    q, k, v, dout, dlse, _ = on_card(([room], [room]), dtype=torch.bfloat16, dims=(128, 128))
+    q = q * times
+    leaves, counted = [x.requires_grad_() for x in (q, k, v)], torch.zeros(10, dtype=torch.int32, device=DEVICE)
+
+    def step():
+        out, lse = weft.varlen_attention(*leaves, counted, counted, pattern, return_lse=True)
+        return [out, lse, *torch.autograd.grad((out, lse), leaves, (dout, dlse))]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+        with no_waits():
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    if torch.cuda.get_device_capability(DEVICE) == (9, 0):
+        assert any(call.documents.groups is not None for call in device_documents._calls.values())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    whole = [x.detach().clone() for x in (*leaves, dout)]
+    for lengths in (*([x, x] for x, _ in (drawn(seed, 9, True) for seed in range(4))), ([5], [5]), ([130], [130])):
+        tokens, ends = sum(lengths[0]), sums(lengths[0])
+        counted.copy_(torch.tensor(np.pad(ends, (0, 10 - ends.size), mode="edge"), dtype=torch.int32))
+        for x, kept in zip((*leaves, dout), whole, strict=True):
+            x.detach().copy_(kept)[tokens:] = torch.nan
+        graph.replay()
+        inside = [x.detach()[:tokens].cpu() for x in (q, k, v, dout, dlse)]
+        truth, plain = (
+            by_dense(lengths, [*inside, torch.zeros(4)], pattern, {}, x) for x in (torch.float64, torch.bfloat16)
+        )  # fmt: skip
+        for what, x in zip(NAMES, found, strict=False):
+            assert_close(what, x[:tokens].cpu(), truth[what], plain[what])
             assert (x[tokens:] == (-torch.inf if what == "lse" else 0)).all(), what
 
 

@@ -71,8 +71,8 @@ def launch(product, x, weight, out, squares, new_squares, tiles, count):
     of_weight = TensorDescriptor.from_tensor(weight[None], [1, c.cols, c.depth])
     product[(-(-m // c.rows) * -(-n // c.cols),)](
         of_x, of_weight, None, of_out, None, None, squares, new_squares, m, n, k, tiles, count, 1e-5,
-        ACTIVATION="", GATE=None, BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, GROUP=c.group,
-        PERSISTENT=False,
+        ACTIVATION="", GATE=None, BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, STORED=c.stored,
+        EVEN=False, GROUP=c.group, PERSISTENT=False,
     )  # fmt: skip
 
 
@@ -87,7 +87,8 @@ def test_projections_are_rotated_by_position(interleaved, batch, biased):
     weights = [normal(f"weight {i}", n, K) / K**0.5 for i, n in enumerate(widths)]
     biases = [normal(f"bias {i}", n) for i, n in enumerate(widths)] if biased else []
     spec = kernels.ProjectionsSpec(D, biased, True, interleaved)
-    found = kernels.projections(spec, SMALL, [x, *weights, *biases, *tables]).run()
+    (whole,) = kernels.projections(spec, SMALL, [x, *weights, *biases, *tables]).run()
+    found = whole.split(widths, -1)
     cos, sin = (exact(t.expand(BATCH, TOKENS, D).reshape(-1, D)) for t in tables)
     for i, (y, weight) in enumerate(zip(found, weights, strict=True)):
         rest = meaning.Epilogue(bias=exact(biases[i]) if biased else None)
@@ -106,12 +107,14 @@ def test_heads_are_normed_before_they_turn():
     c, n, kv = SMALL, 4 * D, 2 * D
     x, weights = normal("x", M, K), normal("weights", n + 2 * kv, K) / K**0.5
     norms, tables = [normal(f"norm {i}", D) for i in range(2)], [normal(f"table {i}", M, D) for i in range(2)]
-    outs = [torch.empty(M, w, device=DEVICE) for w in (n, kv, kv)]
+    out = torch.empty(M, n + 2 * kv, device=DEVICE)
+    outs = out.split((n, kv, kv), -1)
     box = TensorDescriptor.from_tensor
     projections[(-(-M // c.rows) * (n + 2 * kv) // c.cols,)](
         box(x, [c.rows, c.depth]), TensorDescriptor(weights, [n + 2 * kv, n, K], [K, K, 1], [1, c.cols, c.depth]),
-        *(box(y, [c.rows, c.cols]) for y in outs), None, None, None, *norms, *tables, 0, n, n + kv, M, n, kv, K, M, 0,
-        1e-5, D=D, INTERLEAVED=False, BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, GROUP=c.group,
+        box(out, [c.rows, c.cols]), None, None, None, *norms, *tables, 0, n, n + kv, M, n, kv, K, M, 0,
+        1e-5, D=D, INTERLEAVED=False, BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, STORED=c.stored,
+        GROUP=c.group, PERSISTENT=False,
     )  # fmt: skip
     for i, norm in enumerate(norms):
         weight = weights[:n] if i == 0 else weights[n : n + kv]

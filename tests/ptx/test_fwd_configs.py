@@ -29,6 +29,7 @@ CALLS = {
     "128, window": Call(weft.window(300, 150), 700, WIDE, heads=(1, 1)),
     "128, documents": Call(weft.causal() & weft.documents([30, 200, 1, 129, 240]), 600, WIDE, heads=(2, 1)),
     "128, chunks": Call(weft.causal() & weft.chunks(200), 600, WIDE, heads=(1, 1)),
+    "128, prefix": Call(weft.causal() | weft.prefix(150), 600, WIDE, heads=(1, 1)),
     "128, dilated": Call(weft.dilated(30, 30, 3), 600, WIDE, heads=(1, 1)),
     "128, keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, WIDE, heads=(2, 1)),
     "128, sinks": Call(BAND, 150, WIDE, heads=(1, 1), options=("sinks",)),
@@ -84,6 +85,19 @@ def test_rows_without_a_key_in_the_first_tile():
     case = loud(call.case())
     _, found = found_in(case, named(call))
     check(case, found)
+
+
+@pytest.mark.more
+def test_a_row_whose_first_tile_has_one_low_score():
+    """What is taken off is far below its other scores: weights are large, and float16 holds them."""
+    call = CALLS["64, float16"]
+    case = call.case()
+    q, k, v = (torch.zeros_like(x) if n < 2 else x for n, x in enumerate(case.tensors))
+    q[..., 0], k[..., 0] = 8.0, 2.0  # with the scale of D=64 scores are those of k
+    k[..., 63, 0] = -5.0  # the only key of row 113 in its first tile
+    low = replace(case, tensors=(q, k, v))
+    _, found = found_in(low, named(call))
+    check(low, found)
 
 
 def test_nobody_chooses_what_is_only_offered_by_name():

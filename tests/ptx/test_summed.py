@@ -7,7 +7,7 @@ import torch
 from tests.kernels.planned import results
 
 import weft
-from weft.planning.families.hopper import SUMMED
+from weft.planning.families.hopper import SUMMED, SUMMED_NARROW
 from weft.settings import interpreted
 
 from .problems import ORDERS, Call, check
@@ -17,7 +17,7 @@ from .threads import EAGER
 
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
-WIDE = (128, 128)
+WIDE, NARROW = (128, 128), (64, 64)
 CALLS = {
     "causal": Call(weft.causal(), 300, WIDE, heads=(1, 1)),
     "heads share keys": Call(weft.causal() & weft.window(left=150), 300, WIDE, heads=(4, 2)),
@@ -26,14 +26,18 @@ CALLS = {
     "documents": Call(weft.causal() & weft.documents([30, 100, 1, 129, 60]), 320, WIDE, heads=(1, 1)),
     "dilated": Call(weft.dilated(30, 30, 3), 300, WIDE, heads=(1, 1)),
     "keys that no query sees": Call(weft.window(20, 20) & weft.padding([150]), 250, WIDE, heads=(1, 1)),
+    "prefix": Call(weft.causal() | weft.prefix(100), 300, WIDE, heads=(1, 1)),
     "float16": Call(weft.causal(), 200, WIDE, torch.float16, heads=(1, 1)),
+    "narrow": Call(weft.causal() & weft.window(left=250), 400, NARROW, heads=(2, 1)),
+    "narrow, full": Call(weft.full(), 300, NARROW, torch.float16, heads=(1, 1)),
 }
 
 
 def found_in(case, order=EAGER):
     """(names of kernels, results)"""
     with emulated(Way(90, order, lambda name, text: text)) as names:
-        return names, results(case, few(1), (("dkdv", SUMMED),))
+        tiling = SUMMED_NARROW if case.tensors[0].shape[-1] == NARROW[0] else SUMMED
+        return names, results(case, few(1), (("dkdv", tiling),))
 
 
 @pytest.mark.more

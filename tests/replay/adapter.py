@@ -14,6 +14,7 @@ from tests.triton.specs import card, layout_of, options_of, tiling_with_dq
 
 from weft.kernels.gpu import select
 from weft.kernels.gpu.compile import compiler
+from weft.kernels.gpu.configure import overlaps
 from weft.kernels.gpu.program import Pointer
 from weft.kernels.gpu.programs import backward
 from weft.kernels.gpu.programs.forward import chosen_forward
@@ -73,7 +74,7 @@ def _trace_step(case, gpu):
     """A step of decoding, prepared for a growing number of keys."""
     call = case.call
     plan = decode_plan(call.pattern, call.problem())
-    program = split_kv_program(plan, layout_of(call, "qkv"), options_of(call), gpu.processors)
+    program = split_kv_program(plan, layout_of(call, "qkv"), options_of(call), gpu.processors, chained=overlaps(gpu))
     return Trace(None, {"step": _launches(program)})
 
 

@@ -187,7 +187,7 @@ CALLS = {
     "rows anywhere, 192, softcap, alibi": Call(
         BAND, m=4000, n=4000, dims=(192, 192), dtype=torch.float16, options={"softcap": 5.0, "alibi": True}, dense=False
     ),
-    "two terms": Call(weft.causal() | weft.prefix(100)),
+    "two terms": Call(weft.causal() & (weft.window(left=300) | weft.prefix(100))),
     "two terms, listed bounds": Call(
         weft.causal() & (weft.documents([2048, *[768] * 8]) | weft.prefix(2048)), m=8192, n=8192, dims=(128, 128),
         heads=(16, 16), batch=1,

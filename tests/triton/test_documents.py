@@ -1,11 +1,16 @@
 """The kernel that writes tables of documents, compiled without a GPU: it fits each card, and spills nothing."""
 
+from dataclasses import replace
+
 import pytest
+from tests.gpu.test_oracle_document_blocks import gradients_of
+from tests.gpu.test_oracle_document_blocks import program_of as of_groups
 from tests.gpu.test_oracle_documents import MORE, problem_of, programs
 from tests.tiers import sample
 
 import weft
 from weft.kernels.gpu.compile import compiler
+from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.documents.spec import known
 from weft.kernels.gpu.layout import Layout, Options
 from weft.kernels.gpu.programs.documents import Documents, PagedKeys, documents_forward_program
@@ -27,6 +32,19 @@ def test_it_compiles(direction, target):
     launch = next(one for one in program.launches if f"{direction}_tables_0" in one.written)
     compiled = compiler.compile_for(launch.kernel, TARGETS[target])
     assert resources(compiled, target).spilled == 0
+
+
+@pytest.mark.parametrize("program", sample([of_groups, gradients_of], of_groups))
+def test_tables_of_warp_groups(program):
+    """Both kernels of tables spill nothing, and what reads them is as the kernel that reads the host's tables."""
+    *made, last = program(weft.causal(align="bottom-right"), 64, 65536).launches
+    assert [launch.pdl for launch in made[:2]] == [False, True]
+    for launch in made[:2]:
+        assert resources(compiler.compile_for(launch.kernel, TARGETS["sm_90"]), "sm_90").spilled == 0
+    alike = source_of(replace(last.spec, counted=False))
+    found, beside = (resources(compiler.compile_for(x, TARGETS["sm_90"]), "sm_90") for x in (last.kernel, alike))
+    assert replace(found, spilled=0) == replace(beside, spilled=0)
+    assert found.inside == 0 and found.spilled <= beside.spilled + 16  # where rows may begin before token 0
 
 
 @pytest.mark.more

@@ -20,6 +20,7 @@ CASES = [
     (64, *NAMED[0][1:]),
     (128, "bfloat16", WIDE),
     (80, "bfloat16", WIDE),
+    (96, "bfloat16", WIDE),
     (120, "bfloat16", WIDE),
     (128, "float16", WIDE),
 ]

@@ -12,7 +12,7 @@ from weft.kernels.gpu.compile import stages
 from weft.kernels.gpu.compile.compiler import compile_for
 from weft.kernels.gpu.compile.load import source_of
 from weft.kernels.gpu.compile.miscompiles import carried, mistake, overwritten, spoiled, unset
-from weft.kernels.gpu.compile.sass import parse, table_of
+from weft.kernels.gpu.compile.sass import Flow, parse, table_of
 from weft.kernels.gpu.configure import specs_of
 from weft.planning.attention_plan import plan_attention
 from weft.planning.tiling import Tiling
@@ -25,6 +25,10 @@ from .specs import CALLS, specs_towards, square
 pytestmark = pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing")
 
 GRID_AND_TOKEN = square(weft.neighborhood((15, 22), (5, 7)) | weft.global_tokens([99]), length=330)
+
+
+def flow_of(code):
+    return Flow.of(parse(code))
 
 
 # ---- LLVM ------------------------------------------------------------------------------------------------------------
@@ -80,7 +84,7 @@ LOST = [
 
 @pytest.mark.parametrize("inside, wrong", [*((x, False) for x in KEPT), *((x, True) for x in LOST)])
 def test_factors_that_a_loop_overwrites_are_recognised(inside, wrong):
-    found = overwritten(parse(LOOP.format(inside=inside)))
+    found = overwritten(flow_of(LOOP.format(inside=inside)))
     assert found == ("HGMMA.64x64x16.F32.BF16 R24, R156, gdesc[UR12], R24, gsb0",) * wrong
 
 
@@ -111,13 +115,13 @@ BACK = """
 def test_a_factor_may_come_back_from_the_stack(other, place, wrong):
     inside = BACK.format(other=f"{other} ;", place=place)
     code = LOOP.format(inside=inside).replace(".L_x_5:", f"{SPILLED}.L_x_5:", 1)
-    assert bool(overwritten(parse(code))) == wrong
+    assert bool(overwritten(flow_of(code))) == wrong
 
 
 def test_factors_that_the_loop_makes_are_its_own():
     """Of probabilities, which every tile makes anew."""
     made = "        /*0190*/                   F2FP.BF16.F32.PACK_AB R152, R40, R39 ;"
-    assert not overwritten(parse(LOOP.format(inside=made)))
+    assert not overwritten(flow_of(LOOP.format(inside=made)))
 
 
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r8,%r9}, {%r1,%r2,%r3,%r4}, %rd1, %p1, 1, 1, 1;"
@@ -180,7 +184,7 @@ def branch(before=NOTHING, inside=NOTHING, after="UR32"):
     ],
 )
 def test_what_a_path_leaves_out_is_recognised(code, wrong):
-    assert bool(unset(parse(code))) == wrong
+    assert bool(unset(flow_of(code))) == wrong
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,7 @@ def test_what_a_path_leaves_out_is_recognised(code, wrong):
 def test_a_product_takes_descriptors_of_what_lies_in_memory(product, wrong):
     """Two registers each; of a factor in registers none. UR40 and UR41 are written here, UR42 and UR43 are not."""
     code = f"UMOV UR40, UR4 ;\nUMOV UR41, UR4 ;\n{product} ;\nEXIT ;"
-    assert any("HGMMA" in one for one in unset(parse(f"UMOV UR4, URZ ;\n{code}"))) == wrong
+    assert any("HGMMA" in one for one in unset(flow_of(f"UMOV UR4, URZ ;\n{code}"))) == wrong
 
 
 def test_groups_that_part_have_what_was_written_before():
@@ -202,7 +206,7 @@ def test_groups_that_part_have_what_was_written_before():
     table = '(*"BRANCH_TARGETS .L_x_1,.L_x_2"*)'
     groups = ".L_x_1:\nUMOV UR6, UR4 ;\nEXIT ;\n.L_x_2:\nUMOV UR8, UR6 ;\nEXIT ;"
     code = f"UMOV UR4, URZ ;\nBRX R2 -0x500 {table} ;\n{groups}"
-    assert unset(parse(code)) == ("UMOV UR8, UR6",)
+    assert unset(flow_of(code)) == ("UMOV UR8, UR6",)
 
 
 def test_what_a_path_left_out_is_refused():

@@ -3,7 +3,7 @@
 | modules | what they hold |
 |---|---|
 | `format` `interpret` `proof` | the format; what attention over it means; that it says what its pattern says |
-| `build` `lower` `terms` `merge` `bands` `cover` | pattern -> Acsr; the algebra of terms; fewer terms |
+| `build` `lower` `terms` `merge` `bands` `sides` `cover` | pattern -> Acsr; the algebra of terms; fewer terms |
 | `blocks` `bits` | pairs without affine form, one bit each |
 | `relayout` `ordered` `labels` `stairs` | lanes; tokens in another order; labels of cells; staircases |
 | `packed` `placed` `steady` | documents of unlike lengths; a pattern at some tokens; patterns that only grow |

@@ -16,6 +16,7 @@ from weft.acsr.cover import FEW, covered, room
 from weft.acsr.format import BLOCK, MAX_TERMS, Acsr, Remainder, Term
 from weft.acsr.lower import Union, lower_or_scan, shortened
 from weft.acsr.merge import absorbed, merged
+from weft.acsr.sides import joined_sides
 from weft.caching import cached
 from weft.pattern.algebra import Pattern
 
@@ -76,6 +77,7 @@ def _fewest(terms: list[Term], m: int, n: int) -> tuple[list[Term], list[Term]]:
     """`algebra.disjoint` of the terms as they are, or merged: where they are too many, and where many become fewer
     without more bytes.
     """
+    terms = joined_sides(terms)
     if len(terms) > MAX_TERMS:
         terms = merged_bands(terms)
     if len(terms) > algebra.MAX_APART:

@@ -50,10 +50,11 @@ def reason_against(module: GraphModule, masks: Sequence[Node]) -> str:
 
 @dataclass
 class _Capture:
-    """places: inputs by number, and what they are copied to."""
+    """places: inputs by number, and what they are copied to. held: places of masks, which a capture was found by."""
 
     graph: Any
     places: list[tuple[int, Tensor]]
+    held: list[Tensor]
     results: Any
 
 
@@ -136,7 +137,8 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             results = self.made(*given)
-        return _Capture(graph, places, results)
+        read = [(i, place) for i, place in places if i not in self.masks]
+        return _Capture(graph, read, [place for i, place in places if i in self.masks], results)
 
 
 def _stays(x: Tensor) -> bool:

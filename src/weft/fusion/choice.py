@@ -132,14 +132,14 @@ def _configs(found: Found) -> Any:
         m *= hint(size)
     n = hint(weight.shape[1 if spec.by_rows else 0])
     if isinstance(spec, ProductSpec):
-        return configs(m, n, 1 + spec.gated, processors)
+        return configs(m, n, 1 + spec.gated, processors, beside=spec.residual)
     if spec.tables and spec.d & (spec.d - 1):
         return iter(())  # a tile holds whole heads, and is a power of two wide
     widths = [hint(value(node).shape[1 if spec.by_rows else 0]) for node in found.inputs[1:4]]
     if spec.by_rows and len(set(widths)) > 1:
         return iter(())  # rows of weights, which one descriptor walks, are of one length
-    some = configs(m, sum(widths), 1, processors, spec.d if spec.tables else 1)
-    return (one for one in some if not one.persistent and not any(width % one.cols for width in widths))
+    some = configs(m, sum(widths), 1, processors, spec.d if spec.tables else 1, spec.tables)
+    return (one for one in some if not any(width % one.cols for width in widths))
 
 
 class _Measurement:

@@ -237,17 +237,48 @@ def _gated(found: Found, order: dict[Node, int]) -> Found:
 
 
 def _added(start: Node, order: dict[Node, int]) -> Found | None:
-    """A product to which something of its shape is added, as a residual."""
-    users = list(start.users)
-    if len(users) != 1 or operation(users[0]) != "add" or users[0].kwargs or start.target is torch.addmm:
+    """A product to which something of its shape is added, as a residual; dropout that drops nothing may be between."""
+    path = [start]
+    while len(path[-1].users) == 1 and _passes(next(iter(path[-1].users)), start):
+        path.append(next(iter(path[-1].users)))
+    end, users = path[-1], list(path[-1].users)
+    if len(users) != 1 or operation(users[0]) != "add" or users[0].kwargs:
         return None
     add = users[0]
-    residual = add.args[1] if add.args[0] is start else add.args[0]
-    if not is_tensor(residual) or residual is start or value(residual).shape != value(start).shape:
+    residual = add.args[1] if add.args[0] is end else add.args[0]
+    if not is_tensor(residual) or residual is end or value(residual).shape != value(end).shape:
         return None
-    if value(residual).dtype != value(start).dtype:
+    if len(add.users) == 1 and operation(next(iter(add.users))) == "norm":
+        return None  # the compiler joins the sum to the norm, which then reads as much and writes no sum
+    x = _unviewed(start, end)
+    if x is None or value(residual).dtype != value(start).dtype:
         return None
-    spec = ProductSpec(biased=bias_of(start) is not None, residual=True)
-    inner = tuple(sorted((start, add), key=order.__getitem__))
+    spec = ProductSpec(biased=bias_of(start) is not None, residual=True, by_rows=start.target is torch.addmm)
+    before = [] if x is given_to(start) else [given_to(start)]
+    inner = tuple(sorted((*before, *path, add), key=order.__getitem__))
     assert isinstance(residual, Node)
-    return Found(spec, inner, (*_inputs(start), *_biases(start), residual), (add,))
+    return Found(spec, inner, (x, weight_of(start), *_biases(start), residual), (add,))
+
+
+def _passes(node: Node, start: Node) -> bool:
+    """Whether a node gives on what it is given: dropout in inference, and views around torch.addmm."""
+    if operation(node) == "dropout":
+        return argument(node, 1, "p", 0.5) == 0 or argument(node, 2, "training", True) is False
+    return start.target is torch.addmm and operation(node) == "reshape" and node.op == "call_method"
+
+
+def _unviewed(start: Node, end: Node) -> Node | None:
+    """What a product is given, before it is viewed as rows, if results have that shape; None if they have not."""
+    x: Any = given_to(start)
+    if value(x).shape[:-1] == value(end).shape[:-1]:
+        return x if isinstance(x, Node) else None
+    if not isinstance(x, Node) or operation(x) != "reshape" or x.op != "call_method" or set(x.users) != {start}:
+        return None
+    x = x.args[0]
+    fits = is_tensor(x) and value(x).shape[:-1] == value(end).shape[:-1] and value(x).shape[-1] == _depth(start)
+    return x if fits else None
+
+
+def _depth(start: Node) -> Any:
+    """Channels of what a product is given."""
+    return value(given_to(start)).shape[-1]

@@ -169,13 +169,14 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
         _box(out.view(-1, n), of_out), bias, gate_bias, None, None, m, n, k, 0, 0, 0.0,
     )  # fmt: skip
     options = {"ACTIVATION": spec.activation, "GATE": which, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
+    options["EVEN"] = n % config.cols == 0
     tiles = -(-m // config.rows) * -(-n // config.cols)
-    programs = config.programs(tiles, 1 + spec.gated, card_of(x.device))
+    programs = config.programs(tiles, 1 + spec.gated, card_of(x.device), spec.residual)
     return Prepared(kernel, (programs,), args, options | _tiling(config), (out,))
 
 
 def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
-    """q (..., q_n), k and v (..., kv_n) of x (..., depth), which has batch rows and tokens before.
+    """q, k and v beside each other (..., q_n + 2 kv_n), of x (..., depth), which has batch rows and tokens before.
 
     tensors: x, three weights, then as far as spec has them three biases, and cos and sin (batch rows or 1, tokens, d).
     results: room for them.
@@ -189,18 +190,20 @@ def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], re
     rows, length = x.reshape(-1, x.shape[-1]), x.shape[-2]
     (m, depth), axis = rows.shape, 1 if spec.by_rows else 0
     widths = [w.shape[axis] for w in weights]
-    outs = [x.new_empty((*x.shape[:-1], n)) for n in widths] if results is None else results
+    out = x.new_empty((*x.shape[:-1], sum(widths))) if results is None else results[0]
     of_x, of_weights, of_out = _blocks(config, spec.by_rows)
     batch_stride = 0 if cos is None or cos.shape[0] == 1 else length * spec.d
     first = min(weights, key=Tensor.data_ptr)
     places = [_apart(first, w) * w.element_size() // ALIGNED for w in weights]
     args = (
         _box(rows, of_x), _together(weights, ALIGNED // x.element_size(), of_weights, 1 + max(places)),
-        *(_box(out.view(-1, n), of_out) for out, n in zip(outs, widths, strict=True)), *biases, None, None, cos, sin,
+        _box(out.view(-1, sum(widths)), of_out), *biases, None, None, cos, sin,
         *places, m, widths[0], widths[1], depth, length, batch_stride, 0.0,
     )  # fmt: skip
-    options = {"D": spec.d, "INTERLEAVED": spec.interleaved, "BY_ROWS": spec.by_rows, **_tiling(config)}
-    return Prepared(kernel, (-(-m // config.rows) * (sum(widths) // config.cols),), args, options, tuple(outs))
+    options = {"D": spec.d, "INTERLEAVED": spec.interleaved, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
+    options |= _tiling(config)
+    programs = config.programs(-(-m // config.rows) * (sum(widths) // config.cols), 1, card_of(x.device), spec.tables)
+    return Prepared(kernel, (programs,), args, options, (out,))
 
 
 @cache
@@ -215,7 +218,7 @@ def card_of(device: torch.device) -> Card:
 def _blocks(config: Config, by_rows: bool, gated: bool = False) -> tuple[list[int], list[int], list[int]]:
     """Blocks of x, of weights, and of results."""
     weights = [1, config.depth, config.cols] if by_rows else [1 + gated, config.cols, config.depth]
-    return [config.rows, config.depth], weights, [config.rows, config.cols]
+    return [config.rows, config.depth], weights, [config.rows, config.stored]
 
 
 def _apart(first: Tensor, second: Tensor) -> int:
@@ -244,6 +247,6 @@ def _box(x: Tensor | None, block: list[int]) -> Any:
 
 def _tiling(config: Config) -> dict[str, int]:
     return {
-        "ROWS": config.rows, "COLS": config.cols, "DEPTH": config.depth, "GROUP": config.group,
+        "ROWS": config.rows, "COLS": config.cols, "DEPTH": config.depth, "STORED": config.stored, "GROUP": config.group,
         "num_warps": config.warps, "num_stages": config.stages,
     }  # fmt: skip

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 
 from weft.fusion.choice import Choice, choose, layer_seconds, settle_once, spec_words
@@ -133,17 +132,35 @@ def _put(graph: Graph, found: Found, one: Fused) -> dict[Node, Node]:
     order = {node: i for i, node in enumerate(graph.nodes)}
     with graph.inserting_before(found.first_use(order)):
         call = graph.call_function(FUSED, (list(found.inputs), one.name))
-        for i, output in enumerate(found.outputs):
-            new = graph.call_function(getitem, (call, i))
+        whole = graph.call_function(getitem, (call, 0))
+        begin = 0
+        for output in found.outputs:
+            new = whole
+            if isinstance(found.spec, ProjectionsSpec):
+                new, begin = _columns(graph, whole, begin, found, output)
             shown = _as_it_was(graph, found, output, new)
             output.replace_all_uses_with(shown)
             shown.meta = dict(output.meta)
             renamed[output] = shown
-    call.meta = {**found.outputs[0].meta, "example_value": [value(node) for node in found.outputs]}
+    call.meta = {**found.outputs[0].meta, "example_value": [value(whole)]}
     for node in reversed(found.inner):
         if not node.users:
             graph.erase_node(node)
     return renamed
+
+
+def _columns(graph: Graph, whole: Node, begin: int, found: Found, output: Node) -> tuple[Node, int]:
+    """(the columns of a query, key or value among all, where the next one's begin)."""
+    x = value(output)
+    flat = x.transpose(1, 2).flatten(2) if x.dim() == 4 else x
+    width = int(flat.shape[-1])
+    if "example_value" not in whole.meta:
+        axis = 1 if found.spec.by_rows else 0
+        total = sum(int(value(weight).shape[axis]) for weight in found.inputs[1:4])
+        whole.meta["example_value"] = flat.new_empty((*flat.shape[:-1], total))
+    new = graph.call_method("narrow", (whole, -1, begin, width))
+    new.meta["example_value"] = value(whole).narrow(-1, begin, width)
+    return new, begin + width
 
 
 def _as_it_was(graph: Graph, found: Found, output: Node, new: Node) -> Node:
@@ -152,10 +169,11 @@ def _as_it_was(graph: Graph, found: Found, output: Node, new: Node) -> Node:
         new.meta["example_value"] = value(view).view(value(found.inner[0]).shape)
         return graph.call_method(str(view.target), (new, *view.args[1:]), dict(view.kwargs))
     x = value(output)
-    if isinstance(found.spec, ProjectionsSpec) and x.dim() == 4:
-        new.meta["example_value"] = torch.empty_like(x.transpose(1, 2).flatten(2))
+    if isinstance(found.spec, ProjectionsSpec) and x.dim() == 3:
+        return new
+    if isinstance(found.spec, ProjectionsSpec):
         heads = graph.call_method("unflatten", (new, -1, (int(x.shape[1]), found.spec.d)))
-        heads.meta["example_value"] = x.transpose(1, 2)
+        heads.meta["example_value"] = value(new).unflatten(-1, (int(x.shape[1]), found.spec.d))
         return graph.call_method("transpose", (heads, 1, 2))
     new.meta["example_value"] = x
     return new

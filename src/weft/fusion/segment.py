@@ -49,9 +49,10 @@ class Fused:
 
 
 def flat(spec: ProductSpec | ProjectionsSpec, results: Sequence[Tensor]) -> list[Tensor]:
-    """Results (..., n), contiguous: of heads (B, H, S, D) as (B, S, H * D)."""
-    if isinstance(spec, ProjectionsSpec) and spec.tables:
-        results = [x.transpose(1, 2).flatten(2) if x.dim() == 4 else x for x in results]
+    """Results as the operator has them (..., n), contiguous: query, key and value beside each other."""
+    if isinstance(spec, ProjectionsSpec):
+        heads = [x.transpose(1, 2).flatten(2) if spec.tables and x.dim() == 4 else x for x in results]
+        return [torch.cat(heads, -1)]
     return [x.contiguous() for x in results]
 
 
@@ -96,7 +97,7 @@ def weights_of(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Any]) -> l
 def _fake(tensors: list[Tensor], name: str) -> list[Tensor]:
     spec, x = _fused.named(name).spec, tensors[0]
     weights = tensors[1:4] if isinstance(spec, ProjectionsSpec) else tensors[1:2]
-    return [x.new_empty((*x.shape[:-1], w.shape[1 if spec.by_rows else 0])) for w in weights]
+    return [x.new_empty((*x.shape[:-1], sum(w.shape[1 if spec.by_rows else 0] for w in weights)))]
 
 
 LIB.impl("fused_segment", _forward, "CompositeExplicitAutograd")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.score.dropout import HEADER
 from weft.score.evaluate import Rule
 
 ACCUMULATE = {
@@ -18,10 +19,17 @@ ACCUMULATE = {
 
 @dataclass(frozen=True, eq=False)
 class Dropping:
-    """rate: the share of weights that is dropped. seed: one int64 number in a tensor; the law: weft.score.dropout."""
+    """rate: the share of weights that is dropped. seed: one int64 number in a tensor, of a part of a sequence followed
+    by `weft.score.dropout.told`, where the law is too.
+    """
 
     rate: float
     seed: torch.Tensor
+
+    @property
+    def tokens(self) -> int:
+        """How many numbers of queries and keys follow the seed; 0: they have their own."""
+        return max(0, self.seed.numel() - HEADER)
 
 
 @dataclass(frozen=True, eq=False)

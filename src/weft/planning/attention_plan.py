@@ -112,7 +112,7 @@ class AttentionPlan:
 
         None unless one kernel fits and is predicted to be clearly faster than two.
         """
-        if dict(self.fixed).get("dkdv") == hopper.SUMMED and not hopper.no_sums(self.asked("dkdv")):
+        if dict(self.fixed).get("dkdv") in hopper.SUMS and not hopper.no_sums(self.asked("dkdv")):
             return self.transposed
         listed = self.backwards.listed if isinstance(self.target, Gpu) else ()
         every = [one for one in listed if isinstance(one, OneKernel)]
@@ -129,7 +129,7 @@ class AttentionPlan:
     @property
     def sums_by_groups(self) -> bool:
         """Whether the kernel of `summing` is one of warp groups."""
-        return any(share.plan.tiling == hopper.SUMMED for share in self.summing)
+        return any(share.plan.tiling in hopper.SUMS for share in self.summing)
 
     @cached_property
     def fused_backward(self) -> FusedBackward | None:

@@ -11,6 +11,8 @@ queries as rows. The counter counts such groups, and the bits that tell their pa
     word    = (bit 3 of q) * 2 + (bit 3 of k);  half = bit 0 of k, 0 the low one
     kept    = half-word >= round(rate * 2^16)
 
+Ranks that hold parts of one sequence draw by the indices of the whole: `told` writes these behind the seed.
+
 The key is the seed, its low and its high 32 bits. Kept weights are divided by the share that is kept, exactly.
 """
 
@@ -26,6 +28,7 @@ Words = NDArray[np.uint32]
 ROUNDS = 7
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 BUMPS = (0x9E3779B9, 0xBB67AE85)
+HEADER = 4  # the seed, the first head, the number of queries, the number of keys
 STEPS = 1 << 16  # a rate is a multiple of 1 / STEPS
 
 
@@ -37,6 +40,13 @@ def threshold(rate: float) -> int:
 def scale(rate: float) -> float:
     """What kept weights are multiplied by."""
     return STEPS / (STEPS - threshold(rate))
+
+
+def told(head: int, q: Any, k: Any) -> NDArray[np.int64]:
+    """What follows the seed of a part: its first head, and the numbers of its queries (M,) and keys (N,) in the whole.
+    Both ascend, but for keys that nobody sees.
+    """
+    return np.concatenate([[head, len(q), len(k)], q, k]).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -74,11 +74,11 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Attention of q over the keys that `mask` lets each query see, at a cost that follows the live pairs.
 
-    - q, k, v: tensors of one floating dtype and device, any strides. By layout "bhsd": q (B, Hq, M, D), k (B, Hkv, N,
-      D), v (B, Hkv, N, Dv); "bshd": heads after tokens; "thd": (T, H, D), one batch row. Tokens of a grid keep their
-      axes: q (B, X, Y, Hq, D). Hq is a multiple of Hkv: query head h uses key head h // (Hq // Hkv).
-    - mask: a pattern; or what one is recognised from, once: booleans (M, N), (Hq, M, N) or (B, Hq, M, N), True = may
-      attend, a function of (q, k) or (b, h, q, k), FlexAttention's BlockMask, what weft.recognize returned.
+    - q, k, v: tensors of one floating dtype and device, any strides. Layout "bhsd": q (B, Hq, M, D), k (B, Hkv, N, D),
+      v (B, Hkv, N, Dv). Layout "bshd": heads after tokens. Layout "thd": (T, H, D), one batch row. Tokens of a grid
+      keep their axes: q (B, X, Y, Hq, D). Hq is a multiple of Hkv: query head h uses key head h // (Hq // Hkv).
+    - mask: a pattern, or what weft.recognize returned. Other masks are recognised once: booleans, True = may attend, of
+      shape (M, N), (Hq, M, N) or (B, Hq, M, N). Or functions of (q, k) or (b, h, q, k), or FlexAttention's BlockMask.
     - scale of q . k, D ** -0.5 if None; then softcap: score = softcap * tanh(score / softcap).
     - score: then a function of (score, b, h, q, k), as FlexAttention's score_mod, or what weft.trace_score made of one.
     - bias: then what weft.bias makes, or a tensor (B, Hq, M, N), is added; alibi_slopes (Hq,): slope * abs(q - k), on
@@ -90,13 +90,13 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     - return_lse: also the logarithm of the sum of exponentiated scores. backend: "auto", "cpu" or "triton".
     - deterministic: the same bits each time; None: as torch.use_deterministic_algorithms says.
 
-    Returns out, as q with Dv for D, in its dtype and memory order; with return_lse (out, lse), lse as out without its
-    last axis, float32 (float64 for float64). A query without keys gives out 0, lse -inf, zero gradients. Reverse-mode
-    gradients flow to q, k, v, sinks, slopes, tables of score and bias, and the extra tensors, and from lse.
+    Returns out, as q with Dv for D, in its dtype and memory order. With return_lse it returns (out, lse), lse as out
+    without its last axis, float32 (float64 for float64). A query without keys gives out 0, lse -inf, zero gradients.
+    Gradients flow to q, k, v, sinks, slopes, tables of score and bias, and the extra tensors; and from lse.
 
-    Raises InputError for tensors, OptionError for options, PatternError (AlignmentError, LengthError) for a mask that
-    does not fit, UnsupportedError for what is refused by name, UnsupportedKernel if no backend can run it. Sources: Dao
-    2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409 (ALiBi). Examples::
+    Raises InputError for tensors, OptionError for options, and PatternError (AlignmentError, LengthError) for a mask
+    that does not fit. Raises UnsupportedError for what is refused by name, and UnsupportedKernel if no backend can run
+    it. Sources: Dao 2023, arXiv 2307.08691 (the online form); Press et al. 2022, arXiv 2108.12409 (ALiBi). Examples::
 
         out = weft.attention(q, k, v, weft.causal() & weft.window(left=1023))
         out, lse = weft.attention(q, k, v, weft.causal(), layout="bshd", softcap=50.0, return_lse=True)

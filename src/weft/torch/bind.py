@@ -1,7 +1,7 @@
 """A LaunchProgram bound to one device: its kernels loaded, its tables there, its steps run on the current stream.
 
-A call costs the host microseconds, and many calls are as short. So all that a launch is told is put together once for
-the addresses of a call, and found again by these: allocators return the same memory again and again.
+A call costs the host microseconds, and many calls are as short. So the arguments of a launch are put together once for
+the addresses of a call, and found again by these. Allocators return the same memory again and again.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ STRIP = 1 << 22  # blocks counted together
 def recognize_blocks(mask: Any, sizes: Sizes, recognize: Callable[[Any], Recognized]) -> Recognized:
     """The pattern of a BlockMask at the sizes of a call; recognize: of its mask function.
 
-    It is the function's where all live pairs of that lie in listed blocks, and all of a full block are live: as
-    create_block_mask makes it. Without a function of its own it is the blocks. Anything else is refused.
+    It is the function's where its live pairs lie in listed blocks, and all pairs of a full block are live. Masks of
+    create_block_mask are so. Without a function of its own it is the blocks. Anything else is refused.
     """
     from torch.nn.attention.flex_attention import noop_mask
 

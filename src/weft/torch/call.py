@@ -28,7 +28,7 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 def attend(
     tensors: Tensors, mask: Any, rows: Any, given: Any, return_lse: bool, extras: Extras | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv); lse is anything if it is not wanted.
+    """(out, lse) of q (B, Hq, M, D), k (B, Hkv, N, D) and v (B, Hkv, N, Dv). A lse that is not wanted may be anything.
 
     rows: sinks, slopes. given: scale, softcap, dropout, backend, deterministic, as the caller gave them. extras: score
     functions, biases, dropout.

@@ -1,7 +1,7 @@
 """Decoding: a few queries against keys that grow by one each step, found by a key without their number.
 
 What is short here is the way of the host. `weft.planning.rowwise` says for which patterns nothing depends on the number
-of keys; all others, and whoever wants gradients, go the ordinary way, planned for each number.
+of keys. All others are planned for each number, and so are calls that want gradients.
 """
 
 from __future__ import annotations

@@ -23,15 +23,17 @@ from weft.kernels.gpu.layout import Layout, Options
 from weft.kernels.gpu.programs.documents import (
     Documents,
     PagedKeys,
+    apart,
     documents_backward_program,
     documents_forward_program,
-    documents_tables_program,
 )
 from weft.kernels.options import Modifiers
 from weft.pattern.algebra import Pattern
 from weft.planning.attention_plan import AttentionPlan
+from weft.planning.families.hopper import has_row_bounds
+from weft.planning.families.hopper import sums_of as tiling_of_sums
 from weft.planning.problem import Problem
-from weft.planning.tiling import DIRECTIONS, Direction
+from weft.planning.tiling import DIRECTIONS
 from weft.runtime.pipeline import compiled
 from weft.torch import gpu
 from weft.torch.bind import Bound, gpu_of, refuse_capture
@@ -65,11 +67,12 @@ class Sums(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Options of a call, as given."""
+    """Options of a call, as given. deterministic: gradients have the same bits each time."""
 
     scale: float | None
     softcap: float | None
     backend: str
+    deterministic: bool = True
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -97,8 +100,9 @@ emptied_by(forget)
 def attention(
     tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed; or of k and v in pages, (pages,
-    Hkv, page, D), without gradients.
+    """(out, lse) of q (1, Hq, T, D), k (1, Hkv, S, D) and v (1, Hkv, S, Dv), packed.
+
+    k and v may be in pages, (pages, Hkv, page, D), without gradients.
 
     The sums are not checked, as they are not on the host: they begin with 0, never fall and end at the tokens or
     before. Queries after the last document have out 0 and lse -inf, keys after it no gradients. Where sums are wrong,
@@ -117,7 +121,7 @@ def attention(
     if sums.table is not None:
         counted = (*counted, sums.table)
     if wanted:
-        out, lse = Recorded.apply(*tensors, *rows, *counted, call)
+        out, lse = Recorded.apply(*tensors, *rows, *counted, call, chosen.deterministic)
         return out, lse
     return _forward(call, tensors, rows, counted)
 
@@ -236,7 +240,13 @@ def _planned(pattern: Pattern, problem: Problem, sums: Sums, backend: str) -> tu
     plan, _ = compiled(pattern.filled("bottom-right"), replace(problem, batch=batch, m=m, n=n), backend)
     tilings = {one: plan.unspecialised(one)[0].plan.tiling for one in DIRECTIONS}
     known_ones = {one: tiling for one, tiling in tilings.items() if tiling is not None}
-    return replace(plan, problem=problem), Documents(sums.documents, found, known_ones)
+    groups = added = None
+    if sums.same and sums.table is None and found.sees_itself(m):
+        special = plan.specialised("forward")
+        groups = None if special is None else special[0].plan.tiling
+        groups = groups if groups is not None and has_row_bounds(groups) else None
+        added = tiling_of_sums(problem) if plan.in_one is not None and plan.sums_by_groups else None
+    return replace(plan, problem=problem), Documents(sums.documents, found, known_ones, groups=groups, sums=added)
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
@@ -256,11 +266,15 @@ def bound_forward(call: Call, layout: Layout, options: Options, device: torch.de
     return Bound(documents_forward_program(call.plan, layout, options, call.documents), device)
 
 
-@cached(256)
-def bound_tables(call: Call, directions: tuple[Direction, ...], device: torch.device) -> Bound:
-    """The program of the tables of these directions, for calls whose documents are `ready`."""
-    refuse_capture(f"tables of documents of {call.plan.problem}", gpu_of(device))
-    return Bound(documents_tables_program(call.plan.problem, call.documents, directions), device)
+@cached(64)
+def bound_apart(
+    call: Call, layout: Layout, options: Options, device: torch.device, backward: bool
+) -> tuple[Bound, Bound]:  # fmt: skip
+    """The programs that make tables, and that are given them: see `programs.documents.apart`."""
+    refuse_capture(f"documents of {call.plan.problem}", gpu_of(device))
+    made = documents_backward_program if backward else documents_forward_program
+    tables, rest = apart(made(call.plan, layout, options, call.documents))
+    return Bound(tables, device), Bound(rest, device)
 
 
 @cached(256)
@@ -275,7 +289,7 @@ class Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, sinks, slopes, *counted, ctx.call = args
+        q, k, v, sinks, slopes, *counted, ctx.call, ctx.deterministic = args
         out, lse = _forward(ctx.call, (q, k, v), (sinks, slopes), tuple(counted))
         # lse has the sinks in it: they are read again for their own gradient alone
         ctx.save_for_backward(q, k, v, out, lse, sinks if ctx.needs_input_grad[3] else None, slopes, *counted)
@@ -289,11 +303,12 @@ class Recorded(torch.autograd.Function):
         q, k, v, out, lse, sinks, slopes, *counted = ctx.saved_tensors
         dout, dlse = given
         if dout is None and dlse is None:
-            return (None,) * 8
+            return (None,) * 9
         dout = torch.zeros_like(out) if dout is None else dout
         tensors, rows = (q, k, v, out, dout), {"lse": lse, "dlse": dlse, "slopes": slopes}
-        options = gpu.options_of(ctx.call.how, ctx.call.plan)._replace(with_delta=sinks is not None)
+        options = gpu.options_of(ctx.call.how, ctx.call.plan)
+        options = options._replace(with_delta=sinks is not None, deterministic=ctx.deterministic)
         bound = bound_backward(ctx.call, gpu.layout_of(tensors, **rows), options, dout.device)
         dq, dk, dv, *delta = bound((*tensors, *(x for x in rows.values() if x is not None), *counted))
         dsinks = None if sinks is None else gpu.sink_gradient(sinks, lse, delta[0])
-        return dq, dk, dv, dsinks, None, None, None, None
+        return dq, dk, dv, dsinks, None, None, None, None, None

@@ -4,7 +4,7 @@ Launches know addresses of tables alone. Memory belongs to the stream that copie
 nobody holds it, while kernels on other streams still read it. So memory that nobody holds is kept until there is much
 of it, and given back after a wait for all kernels.
 
-A call may run while torch sends all memory of its thread to a pool: inductor does so when it runs a function for its
+A call may run while torch sends all memory of its thread to a pool. Inductor does so when it runs a function for its
 first CUDA graph, and refuses memory there that is no output. So a thread of its own asks for memory that is kept.
 """
 

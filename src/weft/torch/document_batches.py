@@ -8,7 +8,7 @@ them all.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -18,20 +18,18 @@ from torch import Tensor
 from weft.caching import emptied_by
 from weft.kernels.backend import choose
 from weft.pattern.algebra import Pattern
-from weft.planning.tiling import Direction
 from weft.torch import device_documents, gpu
 from weft.torch.bind import Bound
 from weft.torch.call import autocast
-from weft.torch.device_documents import Call, Chosen, Sums, bound_backward, bound_forward, bound_tables
+from weft.torch.device_documents import Call, Chosen, Sums, bound_apart
 from weft.torch.device_tables import is_capturing
 from weft.torch.inputs import check_tensors, problem_of
 from weft.torch.operator import DERIVATIVES, refusal
 
 KEPT = 64  # calls
 ADDRESS, STRIDE = Tensor.data_ptr, Tensor.stride
-FORWARD: tuple[Direction, ...] = ("forward",)
-BACKWARD: tuple[Direction, ...] = ("dq", "dkdv")
 Tensors = tuple[Tensor, Tensor, Tensor]
+Both = tuple[Bound, Bound]
 
 
 class Packing(NamedTuple):
@@ -56,15 +54,15 @@ class Packing(NamedTuple):
 @dataclass(frozen=True, eq=False, slots=True)
 class Prepared:
     """A call for tensors of one form, of so many batch rows. pattern: kept, so that no other one takes its id.
-    backward: by the strides and alignment of dout. Programs are given tables, which all layers of a model share.
+    backward: by the strides and alignment of dout, and whether sums have an order. Of each two programs the first makes
+    tables, which all layers of a model share.
     """
 
     call: Call
     pattern: Pattern
     batch: int
-    forward: Bound
-    backward: dict[Hashable, Bound] = field(default_factory=dict)
-    tables: dict[tuple[Direction, ...], Bound] = field(default_factory=dict)
+    forward: Both
+    backward: dict[Hashable, Both] = field(default_factory=dict)
 
 
 _prepared: dict[Hashable, Prepared] = {}
@@ -106,9 +104,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
 
 def _making_tables(tensors: Tensors, packing: Packing) -> Tensor:
     """By a program that makes its tables itself."""
-    flat = tuple(x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for x in tensors)
-    chosen = Chosen(packing.scale, packing.softcap, packing.backend)
-    out, _ = device_documents.attention(flat, packing.counted, packing.pattern, (None, None), chosen)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for x in tensors)
+    ordered = torch.are_deterministic_algorithms_enabled()
+    chosen = Chosen(packing.scale, packing.softcap, packing.backend, ordered)
+    out, _ = device_documents.attention((q, k, v), packing.counted, packing.pattern, (None, None), chosen)
     return out[0].transpose(0, 1).unflatten(0, tensors[0].shape[:3:2])
 
 
@@ -141,10 +140,9 @@ def _prepare(tensors: Tensors, packing: Packing) -> Prepared:
     device_documents.sums_of((packing.sums, packing.sums), True, (packing.longest, packing.longest), flat)
     chosen = Chosen(packing.scale, packing.softcap, packing.backend)
     call = device_documents.call_of(flat, packing.counted, packing.pattern, (None, None), chosen)
-    call = replace(call, documents=replace(call.documents, ready=True))
     options = gpu.options_of(call.how, call.plan)
-    bound = bound_forward(call, gpu.layout_of(flat), options, flat[0].device)
-    return Prepared(call, packing.pattern, tensors[0].shape[0], bound)
+    both = bound_apart(call, gpu.layout_of(flat), options, flat[0].device, False)
+    return Prepared(call, packing.pattern, tensors[0].shape[0], both)
 
 
 def _keep(key: Hashable, made: Prepared) -> None:
@@ -154,25 +152,19 @@ def _keep(key: Hashable, made: Prepared) -> None:
         _prepared[key] = made
 
 
-def _run(bound: Bound, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def _run(both: Both, tensors: Sequence[Tensor], packing: Packing) -> Sequence[Tensor]:
     """The results of a program, by addresses alone where it is launches and nothing else."""
+    making, bound = both
+    key = making, making.stream and making.stream(making.gpu)
+    tables = packing.tables.get(key)
+    if tables is None:  # the first layer on this stream
+        tables = packing.tables[key] = making((packing.sums, packing.sums))
+    tensors = (*tensors, *tables)
     if bound.plain:
         found = bound.at_addresses([*map(ADDRESS, tensors)])
         if found is not None:
             return found
     return bound([_joined(x) if x.dim() == 4 else x for x in tensors])
-
-
-def _tables(packing: Packing, prepared: Prepared, directions: tuple[Direction, ...]) -> list[Tensor]:
-    """The tables of these directions, made on this stream by the first layer that asks."""
-    bound, call, sums = prepared.tables.get(directions), prepared.call, packing.sums
-    if bound is None:
-        bound = prepared.tables[directions] = bound_tables(call, directions, sums.device)
-    key = call, directions, bound.stream and bound.stream(bound.gpu)
-    found = packing.tables.get(key)
-    if found is None:
-        found = packing.tables[key] = bound((sums, sums))
-    return found
 
 
 def _in_rows(x: Tensor, batch: int) -> Tensor:
@@ -188,8 +180,7 @@ class Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing, prepared: Prepared) -> Tensor:
-        tables = _tables(packing, prepared, FORWARD)
-        found = _run(prepared.forward, (q, k, v, *tables))
+        found = _run(prepared.forward, (q, k, v), packing)
         out = _in_rows(found[0], prepared.batch).transpose(1, 2)
         ctx.packing, ctx.prepared = packing, prepared
         ctx.save_for_backward(q, k, v, out, found[1])
@@ -201,19 +192,19 @@ class Recorded(torch.autograd.Function):
             raise refusal("double backward", *DERIVATIVES)
         q, k, v, out, lse = ctx.saved_tensors
         prepared = ctx.prepared
-        tensors = (q, k, v, out.transpose(1, 2), _joinable(dout.transpose(1, 2)))
-        tables = _tables(ctx.packing, prepared, BACKWARD)
-        dq, dk, dv = _run(_backward(prepared, tensors, lse), (*tensors, lse, *tables))
+        tensors = (q, k, v, out.transpose(1, 2), _joinable(dout.transpose(1, 2)), lse)
+        dq, dk, dv = _run(_backward(prepared, tensors), tensors, ctx.packing)
         return *(_in_rows(x, prepared.batch) for x in (dq, dk, dv)), None, None
 
 
-def _backward(prepared: Prepared, tensors: Sequence[Tensor], lse: Tensor) -> Bound:
-    dout = tensors[4]
-    key = dout.stride(), _aligned((*tensors, lse))
-    bound = prepared.backward.get(key)
-    if bound is None:
-        flat, call = tuple(map(_joined, tensors)), prepared.call
-        layout = gpu.layout_of(flat, lse=lse)
-        bound = bound_backward(call, layout, gpu.options_of(call.how, call.plan), dout.device)
-        prepared.backward[key] = bound
-    return bound
+def _backward(prepared: Prepared, tensors: Sequence[Tensor]) -> Both:
+    ordered = torch.are_deterministic_algorithms_enabled()
+    key = tensors[4].stride(), _aligned(tensors), ordered
+    both = prepared.backward.get(key)
+    if both is None:
+        *four, lse = tensors
+        flat, call = tuple(map(_joined, four)), prepared.call
+        options = gpu.options_of(call.how, call.plan)._replace(deterministic=ordered)
+        both = bound_apart(call, gpu.layout_of(flat, lse=lse), options, lse.device, True)
+        prepared.backward[key] = both
+    return both

@@ -1,8 +1,8 @@
 """NVIDIA's driver without a compiler: machine code is loaded and launched, and descriptors encoded, by libcuda alone.
 
-Triton launches through C that the host's compiler builds: 0.4 s for each kernel, 1 s for the driver, and an error where
-there is no compiler. What is said to the driver here is what that C says. It is ctypes and not cuda-bindings: launches
-are kept as the driver reads them, so that a warm one is a single foreign call, which no package makes cheaper.
+Triton launches through C that the host's compiler builds. That takes 0.4 s for each kernel and 1 s for the driver, and
+fails where there is no compiler. This module says to the driver what that C says. It uses ctypes and not cuda-bindings.
+Launches are kept as the driver reads them, so a warm one is a single foreign call, which no package makes cheaper.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention without the dispatcher: what a call means is checked and planned once, then found again by one key.
 
 The operators of `weft.torch.operator` are for whoever reads or rewrites them: torch.compile, export, modes, transforms,
-subclasses. Where nobody does, they cost more than the rest of a call: schemas are matched, a pattern crosses as bytes,
-every check is made again. benchmarks/notes/triton.md has the times.
+subclasses. Where nobody does, they cost more than the rest of a call. Schemas are matched, a pattern crosses as bytes,
+and every check is made again (times: benchmarks/notes/triton.md).
 """
 
 from __future__ import annotations
@@ -237,8 +237,10 @@ def backward(
 
 
 def _by_operator(dout: Tensor | None, dlse: Tensor | None) -> bool:
-    """Whether gradients go through the operator: under compiled autograd; where a second derivative may be asked for,
-    which it refuses; for a batch of gradients (is_grads_batched), which it takes apart.
+    """Whether gradients go through the operator.
+
+    They do so under compiled autograd, and where a second derivative may be asked for, which it refuses. A batch of
+    gradients (is_grads_batched) goes there too, and is taken apart.
     """
     if is_compiling() or torch.is_grad_enabled() or is_watched():
         return True

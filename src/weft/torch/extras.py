@@ -41,7 +41,7 @@ def extras_of(options: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Extras | N
         check_sizes(score, (*q.shape[:3], k.shape[2]))
     _check_alone(options)
     dropout = check_rate(drop)
-    seed = _seed(options["seed"], q) if dropout else None
+    seed = seed_tensor(options["seed"], q) if dropout else None
     text, tables = ("", ()) if score is None else (score.text, score.tables)
     return Extras(text, tuple(tables), dropout, seed), None if learned else slopes
 
@@ -156,7 +156,7 @@ def check_rate(dropout: Any) -> Any:
     return dropout * 1.0
 
 
-def _seed(seed: Any, q: Tensor) -> Tensor:
+def seed_tensor(seed: Any, q: Tensor) -> Tensor:
     """One int64 number in a tensor on q's device; drawn if none is given."""
     if seed is None:
         return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=q.device)

@@ -1,8 +1,8 @@
-"""What a mask is, as a key: a tensor by where it lies and its version, a function by its code and all that it reads.
+"""A mask as a key: a tensor is its place and its version, a function is its code and all that it reads.
 
 Two masks of one fingerprint are one mask, as far as anybody changes tensors by torch's own operations: these count a
-tensor's versions. Tensors made in inference mode have none, and numpy's arrays neither; they are told apart by a hash
-of their content, which is read each time. What else could change unseen is not given a key (`UnseenError`).
+tensor's versions. Tensors of inference mode and numpy's arrays have no versions. A hash of their content tells them
+apart, which is read each time. What else could change unseen is not given a key (`UnseenError`).
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _collect(code: types.CodeType, read: dict[str, set[str]]) -> None:
 class _Reading:
     """One walk through a mask. parts: the key, flat; every entry begins with what says how many follow.
 
-    A function may hand an object to any other, so attributes are read once all names that occur are known: `waiting`
-    are the objects, with the names of each that were read.
+    A function may hand an object to any other. So attributes are read once all names that occur are known. waiting: the
+    objects, with the names of each that were read.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The Triton backend for torch: entry points with the signatures of `weft.kernels.cpu.run`.
 
-What a call needs beside its tensors follows from the plan, the layout and the options: a program, bound to the device
-once and found again by these.
+A call needs a program beside its tensors. It follows from the plan, the layout and the options, is bound to the device
+once, and is found again by these.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def options_of(how: Modifiers, plan: AttentionPlan) -> Options:
     """What programs are made for, as torch's state says too."""
     tf32 = plan.problem.dtype == "float32" and tf32_wanted()
     score = SEPARATOR.join(written(rule.expression) for rule in how.rules)
-    rate = 0.0 if how.dropout is None else how.dropout.rate
-    return Options(how.scale, how.softcap, how.shift, tf32, score=score, dropout=rate)
+    rate, tokens = (0.0, 0) if how.dropout is None else (how.dropout.rate, how.dropout.tokens)
+    return Options(how.scale, how.softcap, how.shift, tf32, score=score, dropout=rate, tokens=tokens)
 
 
 def tables_of(how: Modifiers) -> Tensors:

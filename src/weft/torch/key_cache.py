@@ -61,27 +61,27 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of the last M tokens over the first `key_count` keys of a cache, without learning that number.
 
-    q (B, Hq, M, D), k_cache (B, Hkv, C, D), v_cache (B, Hkv, C, Dv); C is the capacity. key_count is an integer tensor
-    of shape (), (1,) or (B,) on q's device, int32 or int64: tokens so far, q's own included. The result is that of
+    q (B, Hq, M, D), k_cache (B, Hkv, C, D), v_cache (B, Hkv, C, Dv), of capacity C. key_count: tokens so far, q's own
+    included. It is an int32 or int64 tensor of shape (), (1,) or (B,) on q's device. The result is that of
     `weft.attention(q, k_cache[:, :, :n], v_cache[:, :, :n], mask)` at n = key_count. A plain int does exactly this.
 
     offset, of the same shapes: the token of the first query, where it is not key_count - M. window, likewise: a query
     sees only so many tokens up to its own, beside what the mask says. ring: token t lies at place t % C of the cache,
     which holds the last C tokens. A query before token 0 sees no key: out 0, lse -inf.
 
-    block_table (B, P), int32: the cache is paged, as servers keep it. k_cache is (pages, Hkv, page_size, D) and v_cache
-    (pages, Hkv, page_size, Dv) with pages of 16 to 256 tokens, by any strides: of FlashAttention's and vLLM's (pages,
-    page_size, Hkv, D) pass k_cache.transpose(1, 2). Token t of row b lies at place t % page_size of the page
-    block_table[b, t // page_size], and C is P * page_size. Pages that no query sees are not read, and may be freed:
-    their numbers may be negative. Counts and tables are read anew by replays. On the CPU a count beyond the table and a
-    wrong number of a page raise; on a GPU nobody looks: keys beyond the table are not read, and a number that is none
-    counts as the nearest.
+    block_table (B, P), int32: the cache is paged, as servers keep it. Then the caches are k_cache (pages, Hkv,
+    page_size, D) and v_cache (pages, Hkv, page_size, Dv), by any strides, with pages of 16 to 256 tokens.
+    FlashAttention and vLLM have (pages, page_size, Hkv, D): pass k_cache.transpose(1, 2). Token t of row b lies at
+    place t % page_size of the page block_table[b, t // page_size], and C is P * page_size. Pages that no query sees are
+    not read, and may be freed: their numbers may be negative. Replays read counts and tables anew. On the CPU a count
+    beyond the table and a wrong number of a page raise. A GPU does not check them: it reads no key beyond the table,
+    and takes the nearest page for a number that is none.
 
     Nothing is read beyond the cache, whatever the counts are. A call is captured into a CUDA graph after one call
     outside of it; replays read the counts anew. No gradients. Options and results as of `weft.attention`.
 
-    Raises InputError for tensors and counts, UnsupportedError for a mask that must be planned for each length, for a
-    mask that sees older keys than a ring holds, and where gradients are asked for; OptionError for options.
+    Raises InputError for tensors and counts, and OptionError for options. Raises UnsupportedError where gradients are
+    asked for, and for masks that must be planned for each length or see older keys than a ring holds.
 
     Example::
 

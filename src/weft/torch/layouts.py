@@ -1,7 +1,7 @@
 """Layouts: which axis of a tensor is which. Tensors are viewed as (B, H, S, D), and results viewed back; no copies.
 
-A layout names the axes, slowest first: b batch rows, h heads, s tokens, t tokens of all batch rows packed one after
-the other, d head dimension. Where tokens are a grid, its two or three axes stand where s does.
+A layout names the axes, slowest first: b batch rows, h heads, s tokens, d head dimension. The letter t stands for the
+tokens of all batch rows, packed one after the other. Where tokens are a grid, its two or three axes stand where s does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A pattern as a function of (b, h, q_idx, kv_idx), in operations of torch that FlexAttention compiles into kernels.
 
-It is written from the affine rows: bounds are arithmetic on q_idx; tables of steps, lists of tokens and what is not
+It is written from the affine rows. Bounds are arithmetic on q_idx. Tables of steps, lists of tokens and what is not
 affine are tensors that it captures.
 """
 

@@ -58,7 +58,7 @@ emptied_by(forget)
 
 
 def pattern_of(mask: Any, sizes: Sizes, function: str = "attention") -> Any:
-    """A mask as the pattern it is, at the sizes of a call (B, Hq, M, N); what is no mask is left to a check."""
+    """The pattern of a mask at the sizes of a call (B, Hq, M, N). What is no mask comes back as it is, for a check."""
     if not is_compiling():
         met = _met.get(id(mask))
         if met is not None and met.holds(mask):
@@ -78,8 +78,9 @@ def pattern_of(mask: Any, sizes: Sizes, function: str = "attention") -> Any:
 
 
 def _meet(mask: Any, sizes: Sizes, found: Fingerprint, pattern: Pattern) -> None:
-    """Have a mask found again by a look at what it reads, once its fingerprint was found a second time: a function
-    that is new at every step is not worth it.
+    """Have a mask found again by a look at what it reads, once its fingerprint was found a second time.
+
+    A function that is new at every step is not worth it.
     """
     at = id(mask)
     once = _once.get(at)

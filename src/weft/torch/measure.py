@@ -31,7 +31,7 @@ from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.spec import KernelSpec
 from weft.kernels.options import Modifiers
 from weft.planning.attention_plan import AttentionPlan
-from weft.planning.families.hopper import SUMMED
+from weft.planning.families.hopper import SUMS
 from weft.planning.problem import Problem
 from weft.planning.tiling import OF_GRADIENTS, Direction, Part
 from weft.torch.bind import Bound, target_of
@@ -39,8 +39,8 @@ from weft.torch.gpu import layout_of, options_of
 
 FLUSHED = 1 << 28  # bytes written to empty the cache
 ENOUGH = 0.02  # seconds of calls
-# How far results of tilings may be apart, which round sums and weights otherwise: a row, of its norm and of the largest
-# one's; a number such as lse.
+# How far results of two tilings may be apart, since they round differently. A row is compared by its norm and by the
+# largest norm, and lse as a number.
 ALIKE, SLACK, NUMBER = 0.1, 1e-4, 0.05
 PATIENCE = 300.0  # seconds after which a kernel counts as one that cannot be compiled
 
@@ -96,12 +96,12 @@ class Subject:
         if direction == "dq":
             queries = self.call_of(queries_program(plan, layout, options))
             return lambda: queries()[:1]
-        summing = plan.transposed[0].plan.tiling == SUMMED
+        summing = plan.transposed[0].plan.tiling in SUMS
         return self.call_of(keys_program(plan, layout, options._replace(deterministic=False), summing))
 
     def walk(self, plan: AttentionPlan) -> Call:
-        """What launches the plan's one walk, taken or not: dq, dk, dv."""
-        assert plan.fused, "one walk has no such pattern"
+        """A call of the plan's fused backward, taken or not: dq, dk, dv."""
+        assert plan.fused, "the pattern has no fused backward"
         return self.call_of(fused_program(plan, plan.fused, self.layout(*OF_CALL), _options(plan)))
 
 
@@ -295,8 +295,9 @@ def _alike(found: torch.Tensor, meant: torch.Tensor) -> bool:
 
 
 def _specs(part: Part, plan: AttentionPlan) -> tuple[KernelSpec, ...]:
-    """The kernels as a call has them where the order of sums is free; one of all gradients that is no walk is
-    compiled when it is called.
+    """The kernels of a call where the order of sums is free.
+
+    A kernel of all gradients that is no fused backward is compiled when it is called.
     """
     if part != "gradients":
         return specs_of(plan, part, part == "dkdv")

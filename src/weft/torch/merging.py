@@ -18,10 +18,10 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
     """(out, lse) of attention over all keys, from (out, lse) over disjoint parts of them; any number of parts.
 
     outs: tensors of one shape (..., Dv) in one dtype, in any layout. lses: for each its log-sum-exp, with the axes of
-    out but the last, as `weft.attention(..., return_lse=True)` returns both. out is in the dtype of outs, lse in that
-    of lses; sums are in float32 (float64 for float64).
+    out but the last. `weft.attention(..., return_lse=True)` returns both so. The result has the dtypes of outs and
+    lses. Sums are in float32 (float64 for float64).
 
-    A row without keys in a part has lse -inf there, and that part's out is not read; a row without keys in all parts
+    A row without keys in a part has lse -inf there, and that part's out is not read. A row without keys in all parts
     gives out 0, lse -inf and zero gradients. Gradients flow to all outs and lses. Only one part may have had sinks.
     Raises InputError for shapes, dtypes or devices that do not fit. Example::
 

@@ -31,12 +31,11 @@ class SparseAttention(torch.nn.Module):
     """`attention` with a pattern and options kept; no parameters unless sinks are given, which are one or become one.
 
     Deep-copies, pickles and exports: the pattern is an immutable value, and `pattern` may be assigned anew at any time.
-    options: scale, softcap, alibi_slopes, return_lse, backend, deterministic, layout, as for `attention`; dropout, in
-    training alone. group, or mesh and dim: ranks that hold a sequence together, each with its own tokens; then also
-    shards and strategy, see `weft.distributed.attention`. What can be seen wrong without tensors is refused here, the
-    rest at the first call. Sinks and slopes keep their digits where a model is converted: `module.to(torch.bfloat16)`
-    or `.half()` leave them in float32.
-    Example::
+    options: scale, softcap, alibi_slopes, return_lse, backend, deterministic and layout, as for `attention`. dropout:
+    in training alone. group, or mesh and dim: ranks that hold a sequence together, each with its own tokens. shards,
+    strategy: of such ranks, see `weft.distributed.attention`. What can be seen wrong without tensors is refused here,
+    the rest at the first call. Sinks and slopes keep their digits where a model is converted:
+    `module.to(torch.bfloat16)` or `.half()` leave them in float32. Example::
 
         attend = SparseAttention(weft.causal() & weft.window(left=1023), sinks=torch.zeros(heads), layout="bshd")
         out = attend(q, k, v)  # (B, M, Hq, Dv)

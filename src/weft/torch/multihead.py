@@ -90,8 +90,8 @@ class MultiheadSparseAttention(torch.nn.Module):
     def forward(self, x: Tensor, *, cache: KeyCache | None = None, score: Any = None, bias: Any = None) -> Tensor:
         """x (B, S, embed_dim) -> (B, S, embed_dim); score, bias: as for `attention`.
 
-        With a cache x are the tokens after those in it: they see these too, as the pattern says of the whole sequence,
-        and are added to it. Caches are for inference: gradients do not reach tokens of former calls.
+        With a cache x are the tokens after those in it, and are added to it. They see tokens of the cache too, as the
+        pattern says of the whole sequence. Caches are for inference: gradients do not reach tokens of former calls.
         """
         q = self.q_proj(x).unflatten(-1, (self.heads, self.head_dim))
         k, v = (proj(x).unflatten(-1, (self.kv_heads, self.head_dim)) for proj in (self.k_proj, self.v_proj))

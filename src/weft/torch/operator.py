@@ -1,7 +1,7 @@
 """The registered operators weft::attention, weft::attention_backward and weft::record.
 
-A pattern crosses as a structure (a constant of a compiled graph) and one int64 CPU tensor of numbers (data), so another
-window, length or split of documents compiles nothing: docs/decisions/0003. The Autograd kernel is our own, because
+A pattern crosses as a structure (a constant of a compiled graph) and one int64 CPU tensor of numbers (data). So another
+window, length or split of documents compiles nothing (docs/decisions/0003). The Autograd kernel is our own, because
 torch.library.register_autograd answers forward-mode differentiation with silent zeros.
 """
 
@@ -60,8 +60,9 @@ class Tracer:
 
     @staticmethod
     def tensor_of(numbers: Any) -> Tensor | None:
-        """The record of a pattern made outside a graph; none of a mode, whose tensors may be fake, or of a transform,
-        whose tensors must not outlive it.
+        """The record of a pattern made outside a graph; None inside a mode or a transform.
+
+        Tensors of a mode may be fake, and those of a transform must not outlive it.
         """
         if _len_torch_dispatch_stack() or _are_functorch_transforms_active():
             return None

@@ -23,11 +23,11 @@ KEPT = 256  # functions
 def trace_score(function: Any) -> Score:
     """A function of (score, b, h, q, k), as FlexAttention's score_mod, as what `attention(score=...)` computes.
 
-    The function is called once, with objects that stand for the score and its indices: int64 tokens as the pattern
-    counts them, from the first query and the first key on. Tensors that it captures become tables with gradients; they
-    are read by any of b, h, q and k, and what is made of them. Pass the result inside torch.compile, where a function
-    cannot be traced. Trace anew when the function captures other tensors. Raises OptionError for what changes or prints
-    something, branches on values, returns no number, or is not known. Example::
+    The function is called once, with objects that stand for the score and its indices. Indices are int64 tokens as the
+    pattern counts them, from the first query and the first key on. Tensors that it captures become tables with
+    gradients; they are read by any of b, h, q and k, and what is made of them. Pass the result inside torch.compile,
+    where a function cannot be traced. Trace anew when the function captures other tensors. Raises OptionError for what
+    changes or prints something, branches on values, returns no number, or is not known. Example::
 
         slopes = torch.nn.Parameter(torch.rand(heads))
         score = weft.trace_score(lambda score, b, h, q, k: score - slopes[h] * (q - k).abs())

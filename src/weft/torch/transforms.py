@@ -1,8 +1,8 @@
 """Attention under torch.func: grad, vjp, jacrev and vmap, in any nesting.
 
-An autograd.Function with `setup_context` and a rule for vmap, whose backward is another one: torch peels the transforms
-off one by one, and the innermost call reaches the operators. A mapped dimension is folded into the batch; where
-something else is mapped, or depends on the batch row, the calls follow each other.
+It is an autograd.Function with `setup_context` and a rule for vmap, whose backward is another such function. Transforms
+are peeled off one by one, and the innermost call reaches the operators. A mapped dimension is folded into the batch.
+Where something else is mapped, or depends on the batch row, the calls follow each other.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ TUPLES = frozenset((tuple, Size))
 
 class Code(NamedTuple):
     """A function with all that it reads. cells, names: variables by their place in its closure and globals, with the
-    value of each; functions and tensors among these are weak references, in weak_cells and weak_names.
+    value of each. weak_cells, weak_names: those that are functions and tensors, as weak references.
     """
 
     function: ReferenceType[FunctionType]

@@ -1,8 +1,8 @@
 """`weft.varlen_attention`: documents packed one after the other, (T, H, D), under one pattern for each of them.
 
-With lengths on the host: where every row of a document is a few intervals of keys, or the pattern asks for distances
-alone and queries and keys are the same tokens, all documents are one plan; else each is a call of its own. Lengths on a
-GPU stay there: `weft.torch.device_documents`.
+With lengths on the host all documents are one plan in two cases. In the first every row of a document is a few
+intervals of keys. In the second the pattern asks for distances alone, and queries and keys are the same tokens. Else
+each document is a call of its own. Lengths on a GPU stay there: `weft.torch.device_documents`.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     """Attention inside each of many documents, packed one after the other.
 
     - q (T, Hq, D), k (S, Hkv, D), v (S, Hkv, Dv): the documents' tokens, as `attention` takes them with layout="thd".
-    - cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers;
-      cu_seqlens_k None or the same object: queries and keys are the same tokens. A document may be empty.
+    - cu_seqlens_q, cu_seqlens_k: running sums from 0 of the documents' lengths, (documents + 1,) integers. With None or
+      the same object for cu_seqlens_k, queries and keys are the same tokens. A document may be empty.
       On the CPU any pattern is planned. On the GPU of q they are never read by the host: no call waits, and a captured
       graph serves other lengths. There the pattern is full, causal, windows or chunks, and heads are alike.
     - pattern_per_document: a pattern, for each document at its own lengths and by its own alignment. It needs one
@@ -72,11 +72,11 @@ def varlen_attention(  # noqa: PLR0913 - the public face; every option by name
     - max_seqlen_q, max_seqlen_k: no document is longer. Checked where cu_seqlens is on the CPU; tiles are chosen by
       them where it is on a GPU.
     - block_table (documents, P), int32: keys lie in pages, for inference. k is (pages, Hkv, page_size, D) and v (pages,
-      Hkv, page_size, Dv), by any strides; key t of document i lies at place t % page_size of page
-      block_table[i, t // page_size], and cu_seqlens_k says how many there are. Pages that no query sees are not read,
+      Hkv, page_size, Dv), by any strides. Key t of document i lies at place t % page_size of page
+      block_table[i, t // page_size]; cu_seqlens_k counts the keys. Pages that no query sees are not read,
       and may be freed: their numbers may be negative. Neither extra_keys nor, on a GPU, slopes.
     - return_lse and the other keywords: as of `attention`. Slopes count distances inside a document. Score functions,
-      bias and dropout see b = document, and q and k counted in it; lengths are on the host then, and documents are
+      bias and dropout see b = document, and q and k counted in it. Lengths are then on the host, and documents are
       padded to one length.
 
     Returns out (T, Hq, Dv); with return_lse also lse (T, Hq). Gradients flow as of `attention`. Raises what that does,
@@ -122,7 +122,10 @@ def on_device(sums: Any) -> bool:
 def _by_device(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]) -> Any:
     """With lengths on a GPU; extra keys are a second call, whose result is merged."""
     check_mask(asked.mask, "varlen_attention")
-    check_choices("auto", options.get("deterministic"))  # its sums have one order, asked for or not
+    deterministic = options.get("deterministic")
+    check_choices("auto", deterministic)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
     view = viewed(autocast(*tensors), "thd")
     check_tensors(*view.tensors)
     choose(options.get("backend", "auto"), problem_of(*view.tensors))
@@ -130,7 +133,7 @@ def _by_device(asked: Asked, tensors: tuple[Tensor, Tensor, Tensor], options: di
 
     sums = device_documents.sums_of((asked.sums, asked.key_sums), asked.same, asked.most, tensors)
     scale, softcap, sinks, slopes = (options.get(name) for name in ("scale", "softcap", "sinks", "alibi_slopes"))
-    chosen = device_documents.Chosen(scale, softcap, options.get("backend", "auto"))
+    chosen = device_documents.Chosen(scale, softcap, options.get("backend", "auto"), deterministic)
     extra = extra_of({name: options.get(name) for name in EXTRA}, view)
     out, lse = device_documents.attention(view.tensors, sums, asked.mask, (sinks, slopes), chosen)
     if extra is not None:

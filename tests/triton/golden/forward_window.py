@@ -21,8 +21,7 @@ def weft_fwd_tile_line_d128_bf16(
     C: tl.constexpr = Config(
         direction='forward', d=((0, 128, 128),), dv=((0, 128, 128),), rows=64, cols=64, aligned=True,
         unit=8, linear=True, folded=True, wide_rows=True, near_rows=True, lines=True, term_numbers=(0,),
-        axes_last_first=(0,), axis_words=38, clamps=True, no_maximum=True, rounds=True, counts_late=True,
-        fast_log=True,
+        axes_last_first=(0,), axis_words=38, clamps=True, no_maximum=True, rounds=True, fast_log=True,
     )
     attention(
         C,

@@ -33,6 +33,7 @@ def weft_decode_split_kv_d64_fp16(
             terms=1,
             split=True,
             chained=False,
+            page=0,
             paired=False,
             softcap=True,
             alibi=True,

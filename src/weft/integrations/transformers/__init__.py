@@ -11,6 +11,7 @@
 from weft.integrations.transformers.layered import load_patterns
 from weft.integrations.transformers.patterns import set_pattern
 from weft.integrations.transformers.registration import register
+from weft.integrations.transformers.sharded import shard
 from weft.integrations.transformers.swap import swap
 
-__all__ = ["load_patterns", "register", "set_pattern", "swap"]
+__all__ = ["load_patterns", "register", "set_pattern", "shard", "swap"]

@@ -16,6 +16,7 @@ from weft.integrations.transformers.held import Mask
 from weft.integrations.transformers.keywords import refuse_unknown, renamed
 from weft.integrations.transformers.layered import Layered, pattern_of, seen_by
 from weft.integrations.transformers.packed import serves
+from weft.integrations.transformers.sharded import Ranks, ranks_of
 from weft.pattern.algebra import Pattern
 from weft.torch.attention import attention
 from weft.torch.decode_operator import decode_steady
@@ -40,8 +41,10 @@ def forward(
         causal = getattr(module, "is_causal", True) if causal is None else causal
         scores: dict[str, Any] = {"scale": told.get("scaling"), "softcap": told.get("softcap")}
         scores["sinks"] = told.get("s_aux")
-        layered = pattern_of(module)
-        if isinstance(attention_mask, Mask) and attention_mask.slots is not None:
+        layered, ranks = pattern_of(module), ranks_of(module)
+        if ranks is not None:
+            out = _over_ranks(ranks, (query, key, value), (attention_mask, layered, causal), {**scores, "told": told})
+        elif isinstance(attention_mask, Mask) and attention_mask.slots is not None:
             out = _counted((query, key, value), attention_mask, layered, {**scores, "told": told})
         elif _in_documents(attention_mask, (query, key, value), layered, told):
             return attention_mask.packed.attend((query, key, value), **scores).contiguous(), None
@@ -80,6 +83,27 @@ def _counted(
         seen = seen & seen_by(layered, (query.shape[2], keys), offsets)
     bias = None if bias is None else bias[..., :keys]
     return attention(query, key[:, :, :keys], value[:, :, :keys], seen, bias=bias, **options)
+
+
+def _over_ranks(
+    ranks: Ranks,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    said: tuple[Any, Layered | None, bool],
+    options: dict[str, Any],
+) -> Tensor:
+    """Attention of this rank's tokens. said: the mask, the layer's pattern, whether it is causal; options: of scores,
+    and told: all others.
+    """
+    (given, layered, causal), told = said, options.pop("told")
+    given, tokens = ranks.seen(given)
+    if told.get("position_bias") is not None:
+        _refuse("position_bias over ranks", "no rank holds a number for each pair", "leave the model whole")
+    mask = _pattern(causal, told.get("sliding_window"), tokens) if given is None else given.pattern
+    if layered is not None:
+        mask = _narrowed(mask, layered, given, (tokens, tokens))
+    return ranks.attend(
+        tensors, mask, dropout=told.get("dropout") or 0, deterministic=told.get("deterministic") or None, **options
+    )
 
 
 def _in_documents(
@@ -141,12 +165,17 @@ REPORT = "the model's own attention changes the number of keys; attn_implementat
 def _unmasked(causal: bool, window: int | None, keys: tuple[Tensor, Tensor], m: int) -> tuple[Any, Tensor, Tensor]:
     """As `sdpa` reads a call without a mask: causal from the first key on, or every key."""
     key, value = keys
-    if not causal:
-        if window is not None and window < key.shape[2]:
-            _refuse(f"sliding_window={window}", "no mask says on which sides it is", "pass the model's own mask")
-        return FULL, key, value
-    mask = CAUSAL if window is None else CAUSAL & weft.window(left=window - 1, align="top-left")
-    return mask, key[:, :, :m], value[:, :, :m]
+    mask = _pattern(causal, window, key.shape[2])
+    return (mask, key[:, :, :m], value[:, :, :m]) if causal else (mask, key, value)
+
+
+def _pattern(causal: bool, window: int | None, keys: int) -> Pattern:
+    """What queries see of so many keys where no mask says it."""
+    if causal:
+        return CAUSAL if window is None else CAUSAL & weft.window(left=window - 1, align="top-left")
+    if window is not None and window < keys:
+        _refuse(f"sliding_window={window}", "no mask says on which sides it is", "pass the model's own mask")
+    return FULL
 
 
 def _biased(bias: Tensor | None, position_bias: Tensor | None, keys: int) -> Tensor | None:

@@ -36,8 +36,8 @@ class Gradients:
 class Saved:
     """What forward left: q, k, v, lse (P, G, M) with -inf in empty rows; and d_out (P, G, M, Dv), delta (P, G, M).
 
-    Inside this module lse and delta are columns (P, G, M, 1), and lse is in bits and +inf in empty rows. out (P, G, M,
-    Dv) is for torch's kernel alone, which makes delta of it.
+    Inside this module lse and delta are columns (P, G, M, 1), and lse is in bits and +inf in empty rows. Torch's kernel
+    alone takes out (P, G, M, Dv), and makes delta of it.
     """
 
     q: torch.Tensor

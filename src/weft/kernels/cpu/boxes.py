@@ -18,8 +18,8 @@ from weft.pattern.bounds import Ints
 class Box:
     """Tokens first + sum(index * stride) over some axes; and `count` such boxes, `pitch` tokens from one to the next.
 
-    So a box of a grid, every second token of a row, and all tiles of a window of one kind are each one view of q, k or
-    v, and are copied by one call. Or the tokens `listed`, the same `count` times: those are gathered.
+    One view of q, k or v holds such a box, and one call copies it. It may be a box of a grid, every second token of a
+    row, or all tiles of a window of one kind. Tokens that are `listed` are gathered, the same ones `count` times.
     """
 
     first: int

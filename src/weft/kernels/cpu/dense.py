@@ -1,8 +1,8 @@
 """Rectangles and triangles of live pairs: what torch's own fused attention computes without a mask of ours.
 
-A nest whose rows all see such shapes leaves the tiles where that costs less: long causal attention is one triangle,
-documents are one shape each, the last rows against a cache a rectangle and a small triangle. Windows stay with tiles,
-which are as fast there (docs/decisions/0013).
+A nest whose rows all see such shapes leaves the tiles where that costs less. Long causal attention is one triangle, and
+documents are one shape each. The last rows against a cache are a rectangle and a small triangle. Windows stay with
+tiles, which are as fast there (docs/decisions/0013).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ RECTANGLE, TRIANGLE, APART = 0, 1, 2  # how a row's keys differ from those of th
 FEW = 16  # rows: of more, half that share keys with no neighbour are left to tiles at once
 MOST = 4096  # calls of torch's kernel, before those that lie evenly apart are joined
 KEYS = 512  # torch's kernel takes so many at once, and all of them where a triangle has some
-# Seconds of one thread at D = 64 (docs/decisions/0013): of a pair computed, of a call or a batch, and of a row that is
-# merged with what other nests left: tiles do this in buffers that are still in a cache.
+# Seconds of one thread at D = 64 (docs/decisions/0013): of a pair, of a call or a batch, and of a merged row. Tiles
+# merge in buffers that are still in a cache.
 PAIR, CALL, MERGED = 2.7e-9, 4e-5, 2e-7
 TILE_PAIR, BATCH = 3.0e-9, 1e-4
 

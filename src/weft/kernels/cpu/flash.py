@@ -18,8 +18,10 @@ Views = tuple[torch.Tensor, ...]
 
 
 def serves(q: torch.Tensor, v: torch.Tensor, how: Modifiers) -> bool:
-    """Whether torch's kernel computes such a call: it has no softcap, no ALiBi, no rules and no dropout of ours,
-    multiplies -inf by the scale, takes values as wide as keys, and stops the process where a tensor is empty.
+    """Whether torch's kernel computes such a call.
+
+    It has no softcap, no ALiBi, no rules and no dropout of ours. It multiplies -inf by the scale, and takes values as
+    wide as keys. It stops the process where a tensor is empty.
     """
     plain = how.softcap is None and how.alibi is None and not how.rules and how.dropout is None and how.scale > 0
     return plain and q.shape[-1] == v.shape[-1] and q.numel() > 0 and v.numel() > 0
@@ -59,8 +61,9 @@ def backward(saved: Saved, grads: Gradients, dense: tuple[Dense, ...], how: How,
 
 
 def _calls(one: Dense, rows: Views, keys: Views) -> Iterator[tuple[Views, Views]]:
-    """Views (batch, group, queries, d) of rows (P, G, M, d) and (batch, keys, d) of keys (P, N, d): of a run of boxes
-    for each pair, or of all pairs for each box, whichever are fewer calls.
+    """Views (batch, group, queries, d) of rows (P, G, M, d) and (batch, keys, d) of keys (P, N, d).
+
+    They are of a run of boxes for each pair, or of all pairs for each box, whichever are fewer calls.
     """
     boxes = [one.queries.of(x, 2) for x in rows], [one.keys.of(x, 1) for x in keys]
     by_box = one.queries.count <= rows[0].shape[0]

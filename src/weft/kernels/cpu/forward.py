@@ -18,8 +18,9 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Places = tuple[torch.Tensor, torch.Tensor | None]
 
 
-# In rows with such a sum of powers of two, no maximum subtracted, and no larger product with v: no power or partial sum
-# has overflowed (float32 ends at 2^128), and what vanished below 2^-126 is less than 2^-110 of a value for each key.
+# A row is right without a maximum if its sum of powers of two lies within SUMS, and its products with v below LARGEST.
+# Then no power or partial sum has overflowed (float32 ends at 2^128). What vanished below 2^-126 is less than 2^-110 of
+# a value for each key.
 SUMS = (2.0**-16, 2.0**100)
 LARGEST = 2.0**120
 

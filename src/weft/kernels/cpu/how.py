@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from weft.kernels.cpu.boxes import Box
 from weft.kernels.cpu.rules import Heads, Rule
 from weft.kernels.cpu.tiles import Step
-from weft.kernels.options import Modifiers
+from weft.kernels.options import Dropping, Modifiers
 from weft.score import dropout
 from weft.score.text import parse
 
@@ -20,10 +19,25 @@ ALIBI = "score - abs(q + shift - k) * real0[h]"
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Dropout of weights: its rate and its seed."""
+    """Dropout of weights: its rate and its seed. told: of a part of a sequence, as `weft.score.dropout.told` has it."""
 
     rate: float
     seed: int
+    told: np.ndarray | None = None
+
+    @staticmethod
+    def of(given: Dropping) -> Kept:
+        """From what a call asks."""
+        seed, *_ = numbers = given.seed.cpu().numpy()
+        return Kept(given.rate, int(seed), numbers[1:] if given.tokens else None)
+
+    def whole(self, heads: Heads, q: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, ...]:
+        """b, h (pairs, group), q (rows,) and k (width,) in the whole sequence; they broadcast but for q and k."""
+        b, h = heads.b.numpy()[:, None, None, None], heads.h.numpy()[:, :, None, None]
+        if self.told is None:
+            return b, h, q, k
+        (first, m, _), numbers = self.told[: dropout.HEADER - 1], self.told[dropout.HEADER - 1 :]
+        return b, h + first, numbers[:m][q], numbers[m:][k]
 
 
 @dataclass(eq=False, slots=True)  # not frozen: a small call makes several, and a frozen one takes four times as long
@@ -50,7 +64,7 @@ class How:
         ]
         if what.alibi is not None:
             rules.append(Rule(parse(ALIBI), (what.alibi.to(dtype),)))
-        drop = None if what.dropout is None else Kept(what.dropout.rate, int(what.dropout.seed))
+        drop = None if what.dropout is None else Kept.of(what.dropout)
         return How(what.scale, what.softcap, what.shift, tuple(rules), drop)
 
     @property
@@ -94,19 +108,17 @@ class Pairs:
 
     def factors(self, how: Kept, heads: Heads, dtype: torch.dtype) -> torch.Tensor:
         """What dropout multiplies weights by: (tiles, pairs, group, rows, width)."""
-        b, h = heads.b.numpy()[:, None, None, None], heads.h.numpy()[:, :, None, None]
         least, kept = dropout.threshold(how.rate), dropout.scale(how.rate)
-        found = [_halves(how.seed, (b, h), q, k) for q, k in zip(self.q, self.k, strict=True)]
+        found = [_halves(how.seed, *how.whole(heads, q, k)) for q, k in zip(self.q, self.k, strict=True)]
         return torch.from_numpy(np.stack(found) >= least).to(dtype).mul_(kept)
 
 
-def _halves(seed: int, heads: Sequence[np.ndarray], q: np.ndarray, k: np.ndarray) -> np.ndarray:
+def _halves(seed: int, b: np.ndarray, h: np.ndarray, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """`weft.score.dropout.halves` of all pairs of q (rows,) and k (width,), with one call of Philox for each group."""
     q, k = q.astype(np.uint32), k.astype(np.uint32)
     (rows, row), (columns, column) = (
         np.unique(dropout.group(x, drop), return_inverse=True) for x, drop in ((q, 0), (k, 1))
     )
-    b, h = heads
     key = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
     words = np.stack(dropout.philox((rows[:, None], columns, h, b), key), axis=-1)
     halves = words.astype("<u4").view("<u2")  # (..., rows, columns, 8): low half first

@@ -1,7 +1,7 @@
 """Tiles of nests on one axis: rows that have no key in common are never in one tile, nor are keys that none sees.
 
-So what a document, or padding, holds reaches no other document: a tile multiplies what it reads with weights of 0 too,
-and NaN survives that.
+A tile multiplies what it reads with weights of 0 too, and NaN survives that. So what a document, or padding, holds
+reaches no other document.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def _together(bounds: list[Bounds]) -> list[Ints]:
 
 
 def _alike(groups: list[Ints], bounds: list[Bounds], nest: LoopNest) -> tuple[int, int] | None:
-    """Tokens from one group's queries to the next one's, and from keys to keys; None unless the groups of a tile are
-    alike and evenly apart, no token is listed, and there is one part.
+    """(Tokens from one group's queries to the next one's, the same of keys), where groups are alike.
+
+    None unless the groups of a tile are evenly apart, no token is listed, and there is one part.
     """
     if len(groups) < 2 or len(bounds) > 1:
         return None

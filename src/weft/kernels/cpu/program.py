@@ -1,7 +1,7 @@
 """A plan as the CPU walks it: a flat list of steps with slices and additive masks, made once for each plan.
 
-Interior keys carry no mask at all. Masks are shared: two tiles whose row bounds stand alike relative to their keys use
-one tensor, so a window of any length needs a handful of them.
+Interior keys carry no mask at all. Masks are shared: tiles whose row bounds stand alike relative to their keys use one
+tensor. So a window of any length needs a handful of them.
 """
 
 from __future__ import annotations

@@ -34,8 +34,11 @@ def forward(
     sinks: torch.Tensor | None = None,
     with_lse: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse). q (B, Hq, M, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv); out keeps q's memory order and dtype, lse is
-    (B, Hq, M) in the dtype of accumulation, or (B, Hq, 0) if it is not wanted. sinks, how.alibi: (Hq,) or None."""
+    """(out, lse) of q (B, Hq, M, D), k (B, Hkv, N, D) and v (B, Hkv, N, Dv). sinks, how.alibi: (Hq,) or None.
+
+    The result keeps q's memory order and dtype. The logarithms are (B, Hq, M) in the dtype of accumulation, or (B, Hq,
+    0) if they are not wanted.
+    """
     q, k, v = tensors
     dtype = ACCUMULATE[q.dtype]
     programs = programs_of(plan, dtype, flash.serves(q, v, how))

@@ -137,8 +137,10 @@ class Strip(Batch):
         return self._rows(x, self.steps[number][0].pieces[0].keys, work, name)
 
     def add_key_rows(self, number: int, total: torch.Tensor, parts: torch.Tensor) -> None:
-        """total at the keys += parts (tiles, width, d): of all tiles the first keys, up to the next tile, then those
-        after; or tile by tile where that takes fewer calls.
+        """total at the keys += parts (tiles, width, d).
+
+        The first keys of all tiles are added, up to the next tile, then those after; or tile by tile, where that takes
+        fewer calls.
         """
         box = self.steps[number][0].pieces[0].keys
         views, pace = box.of(total, 0), box.pitch // box.strides[0]
@@ -220,8 +222,8 @@ class Scored:
     applied: of each run of tiles the rules with what they met, if they are kept for gradients. factors: of dropout, as
     the scores.
 
-    Products write contiguous buffers only: into a strided output torch multiplies one matrix of a batch at a time, on
-    another pool of threads, which was measured to cost 1.5 times the whole.
+    Products write contiguous buffers only. Into a strided output torch multiplies one matrix of a batch at a time, on
+    another pool of threads. That was measured to cost 1.5 times the whole.
     """
 
     scores: torch.Tensor
@@ -325,8 +327,9 @@ def apply(
 
 
 def rules_backward(scored: Scored, batch: Batch, ds: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """The gradient by the scores before all rules, of that after them, ds (tiles * pairs, group * rows, width); those
-    of tables are added on the way. p: weights.
+    """The gradient by the scores before all rules, from ds (tiles * pairs, group * rows, width), that after them.
+
+    p: weights. Gradients of tables are added on the way.
     """
     shape = ds.shape[0], ds.shape[1] // batch.rows, batch.rows, ds.shape[2]
     parts = (_by_tile(batch, x.view(shape)) for x in (ds, p))

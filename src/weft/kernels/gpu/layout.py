@@ -62,7 +62,8 @@ class Options(NamedTuple):
     gradients have one order. with_delta: gradients leave delta (B, Hq, M) too, which the gradient of sinks takes.
     one_argument: no kernel writes a slot by two arguments, for fronts where a result is one buffer. score: the text of
     score functions (`weft.score.text`), "" for none. wanted: which of their tables' gradients are made.
-    dropout: the share of weights that is dropped.
+    dropout: the share of weights that is dropped; tokens: so many numbers of queries and keys follow its seed, 0 where
+    these have their own.
     """
 
     scale: float
@@ -75,6 +76,7 @@ class Options(NamedTuple):
     score: str = ""
     wanted: tuple[bool, ...] = ()
     dropout: float = 0.0
+    tokens: int = 0
 
     @property
     def by_pairs(self) -> bool:

@@ -86,7 +86,14 @@ class KernelSpec(Strided):
     rescaled: bool = False  # the scale may be 0 or less, so it multiplies scores before their maximum is taken
     tf32: bool = False  # products of float32 keep 10 bits of its mantissa
     rules: Rules | None = None  # score functions
+    direct: bool = (
+        False  # NVIDIA's own instructions read tables by distance, as Triton would stage them, and drop weights
+    )
     dropout: bool = False
+    neighbours: bool = (
+        False  # with dropout: rows of a tile are consecutive tokens from a multiple of 16 on, so are columns
+    )
+    renumbered: bool = False  # dropout reads the numbers of queries and keys in a whole sequence, behind the seed
     # Programmatic dependent launch: a launch begins while the one before it ends, and waits before it reads results.
     chained: bool = False
     fast_log: bool = False  # logarithms of sums are NVIDIA's own instruction, right to 2^-22
@@ -95,6 +102,7 @@ class KernelSpec(Strided):
     groups: int = 0  # warp groups that consume (`weft.kernels.gpu.hopper`); 0: no specialised warps
     short: bool = False  # a Hopper forward of short runs (`hopper.fwd_short`)
     row_bounds: bool = False  # a Hopper kernel whose tables hold the bounds of every row (`hopper.fwd_overlapped`)
+    counted: bool = False  # a Hopper kernel whose tables the device makes (`tables.batches.Wave`)
     boxed: bool = True  # a Hopper forward writes whole tiles by a TMA descriptor
     paged: int = 0  # tokens of a page of keys, whose first tokens tables list; 0: keys are contiguous
     upcast: bool = False  # operands become float32: Triton's interpreter multiplies bfloat16, which masks use, wrongly
@@ -187,8 +195,15 @@ class KernelSpec(Strided):
 
     @property
     def linear(self) -> bool:
-        """Scores are scale * (q . k) and nothing else, so the scale joins the exponential's subtraction."""
-        return not (self.softcap or self.alibi or self.rescaled or self.rules)
+        """Scores are scale * (q . k) and at most what score functions add, so the scale joins the exponential's
+        subtraction.
+        """
+        return not (self.softcap or self.alibi or self.rescaled) and (self.rules is None or self.rules.adds)
+
+    @property
+    def adds(self) -> bool:
+        """Whether score functions only add to scores, so that products begin with what they add."""
+        return self.linear and self.rules is not None
 
 
 # Fields that are false unless said, as `KernelSpec.name` lists them.

@@ -7,7 +7,7 @@
 | `hopper` | forwards, and dK and dV, by warp groups that specialise |
 | `split_kv` | forwards of few rows, whose keys are split |
 | `one_kernel` | dQ beside dK and dV, by tiles of keys |
-| `fused_backward` `sparse_keys` | all gradients of short windows in one pass, and of few keys beside them |
+| `fused_backward` `sparse_keys` | all gradients of short windows in one pass, and of sparse keys beside them |
 
 `weft.planning.choose` weighs them.
 """

@@ -31,9 +31,10 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(65, 129), "float16", WIDE),
 )
 CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
-# Of all gradients in one walk, which adds to dQ in memory, and the bytes of shared memory of its kernel.
-SUMMED = Tiling(128, 64, 8, 2, 168, True, 2)
-SUMMED_SHARED = 225_408
+# Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
+# memory of their kernels.
+SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
+SUMS = {SUMMED: 225_440, SUMMED_NARROW: 229_536}
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}
 EVEN = 1.5  # how much longer than the mean the longest of programs may be that are alike
 
@@ -43,18 +44,24 @@ def has_row_bounds(tiling: Tiling) -> bool:
     return bool(tiling.groups) and tiling not in CONFIGS.values()
 
 
+def sums_of(problem: Problem) -> Tiling:
+    """The configuration of `SUMS` for such heads."""
+    return SUMMED_NARROW if problem.d == CONFIGS_AT else SUMMED
+
+
 def no_sums(asked: Pass) -> str:
-    """Why all gradients cannot come of one walk of `SUMMED` over the tiles of keys that are asked for; "" where they
+    """Why all gradients cannot come of one walk of `sums_of` over the tiles of keys that are asked for; "" where they
     can.
     """
-    problem = asked.problem
-    if not on_hopper(asked.gpu) or (problem.d, problem.dv) != (128, 128) or DTYPES[problem.dtype] != 2:
-        return "its kernels are for D=128 in 16 bits on Hopper"
-    if asked.gpu.shared < SUMMED_SHARED:
+    problem, tiling = asked.problem, sums_of(asked.problem)
+    sizes = (CONFIGS_AT,) * 2, (WIDE_AT,) * 2
+    if not on_hopper(asked.gpu) or (problem.d, problem.dv) not in sizes or DTYPES[problem.dtype] != 2:
+        return f"its kernels are for D={CONFIGS_AT} and {WIDE_AT} in 16 bits on Hopper"
+    if asked.gpu.shared < SUMS[tiling]:
         return "its tiles need more shared memory than the card has"
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
-    nest = line_of(asked, SUMMED)
+    nest = line_of(asked, tiling) if asked.rank == 1 else None
     if nest is None or len(nest.parts) > 1:
         return "it is not one loop nest of one term on a line, of tokens as they come"
     return "descriptors would reach tokens that nobody sees" if extents(nest) is None else ""

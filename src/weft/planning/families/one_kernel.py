@@ -23,9 +23,9 @@ NAME = "one kernel"
 # What it may take of what two kernels take: its prediction is off by a tenth, that of warp groups by 6 %. Two that are
 # as fast are better, since their sums have an order.
 IN_ONE, IN_GROUPS = 0.85, 0.95
-# Clocks of a block of keys and of a tile of `hopper.SUMMED`, fitted to whole backwards of six problems on an H200. They
-# are off by up to 6 % (benchmarks/results/wide-heads.csv, 2026-11-29T16:34).
-OF_GROUPS = Rates(10_436, 3_957, 3_957)
+# Clocks of a block of keys and of a tile, of those of `hopper.SUMS` that are timed. They are fitted to whole backwards
+# of six problems on an H200, and off by up to 6 % (benchmarks/results/wide-heads.csv, 2026-11-29T16:34).
+OF_GROUPS = {hopper.SUMMED: Rates(10_436, 3_957, 3_957), hopper.SUMMED_NARROW: Rates(6_000, 4_690, 4_690)}
 Config: TypeAlias = tuple[Pass, Tiling]
 
 
@@ -65,10 +65,10 @@ class OneKernel:
     @property
     def _of_groups(self) -> float:
         """What the walk of warp groups takes."""
-        gpu, clocks = self.keys.asked.gpu, 0.0
+        gpu, clocks, rates = self.keys.asked.gpu, 0.0, OF_GROUPS[self.tiling]
         for work in self.keys.works:
-            clocks += (work.programs * OF_GROUPS.start + work.tiles * OF_GROUPS.full) / gpu.processors
-            clocks += waiting(work, OF_GROUPS, 1, gpu, in_turn=True)
+            clocks += (work.programs * rates.start + work.tiles * rates.full) / gpu.processors
+            clocks += waiting(work, rates, 1, gpu, in_turn=True)
         return clocks / gpu.clock
 
     @property
@@ -78,7 +78,13 @@ class OneKernel:
 
 def reasons_against(asked: InTiles) -> str:
     """Why gradients cannot come of one kernel, or why one is surely slower."""
-    return _against_tiles(asked) if hopper.no_sums(asked.tiles[1].asked) else ""
+    return _against_tiles(asked) if _against_groups(asked) else ""
+
+
+def _against_groups(asked: InTiles) -> str:
+    """The same of the kernel of warp groups."""
+    timed = hopper.sums_of(asked.problem) in OF_GROUPS
+    return hopper.no_sums(asked.tiles[1].asked) if timed else "it is not timed, and taken where a call names it"
 
 
 def _against_tiles(asked: InTiles) -> str:
@@ -105,8 +111,8 @@ def configs(asked: InTiles) -> Iterable[Config]:
     then join. Only where it is worth it, since all rows of a long sequence are looked at.
     """
     every = asked.tiles[1].asked
-    if not hopper.no_sums(every):
-        yield every, hopper.SUMMED
+    if not _against_groups(asked):
+        yield every, hopper.sums_of(asked.problem)
     if _against_tiles(asked):
         return
     tiling = tiling_of(asked.problem, every.rank)

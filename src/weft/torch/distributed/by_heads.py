@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import weft
 from weft.distributed.plan import Plan
+from weft.torch.call import attend
 from weft.torch.distributed.exchange import travelled
 from weft.torch.distributed.ranks import Rank, Result
-from weft.torch.distributed.scores import of_heads
+from weft.torch.distributed.scores import extras_of, of_heads, told_of_heads
+from weft.torch.extras import Extras
 
 
 def by_heads(at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, with_lse: bool) -> Result:
@@ -23,18 +24,22 @@ def by_heads(at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, wi
     if order is not None:
         whole = [x.index_select(2, order[0]) for x in whole]
     mine = heads_of(at.plan)[at.rank][0]
-    scale, softcap, backend, deterministic = at.options
     q, k, v = whole
-    out, lse = weft.attention(
-        q, k, v, at.plan.pattern, return_lse=True, sinks=None if sinks is None else sinks[mine], scale=scale,
-        softcap=softcap, backend=backend, deterministic=deterministic,
-        score=None if at.score is None else of_heads(at.score, mine.start),
-    )  # fmt: skip
+    rows = None if sinks is None else sinks[mine], None
+    out, lse = attend((q, k, v), at.plan.pattern, rows, at.given, True, _extras(at, mine.start, q))
 
     def back(x: Tensor) -> Tensor:
         return _to_tokens(at, x if order is None else x.index_select(2, order[1]), tokens)
 
     return back(out), back(lse.unsqueeze(3)).squeeze(3) if with_lse else lse
+
+
+def _extras(at: Rank, first: int, q: Tensor) -> Extras | None:
+    """Score functions and dropout of heads from `first` on."""
+    if at.score is None and at.drop is None:
+        return None
+    score = None if at.score is None else of_heads(at.score, first)
+    return extras_of(score, at.drop, told_of_heads(first, q.shape[2], q.device) if at.drop else None)
 
 
 def heads_of(plan: Plan) -> list[tuple[slice, slice]]:

@@ -1,7 +1,7 @@
 """Each rank computes the rows it holds: keys come from peers, and rows that many keys see go to where these are.
 
-Results of parts are merged in place, and gradients of each part start from the merged out and lse: no part's rows are
-copied, and what a peer adds touches the rows that it adds to alone.
+Results of parts are merged in place, and gradients of each part start from the merged out and lse. No part's rows are
+copied, and a peer touches only the rows that it adds to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.distributed.local import Part, local_of
 from weft.distributed.plan import Plan
 from weft.torch.distributed import moved
 from weft.torch.distributed.exchange import Peers, Pending, Rows, Sent, rows_first, sent, taken, unpacked
-from weft.torch.distributed.ranks import Rank, Result, gathered, merged_into, put, rows_of, scattered
+from weft.torch.distributed.ranks import EVERY, Rank, Result, added, gathered, merged_into, rows_of, scattered
 from weft.torch.distributed.scores import with_tables
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -50,7 +50,7 @@ class _Layer(torch.autograd.Function):
             whole = at.attend((q, *work.keys(came)), main, sinks)
         for part in work.local.edges:
             rows = rows_of(part, q.device)
-            merged_into(whole, rows, [at.attend((taken(q, rows), *work.received(part, came)), part)])
+            merged_into(whole, rows, [(EVERY, at.attend((taken(q, rows), *work.received(part, came)), part))])
         arrived = [] if back is None else moved.merge(at, whole, back)
         kept = [x for pair in (*partial, *arrived) for x in pair]
         ctx.save_for_backward(q, k, v, sinks, *whole, pending.buffer, *tables, *kept)
@@ -81,7 +81,7 @@ class _Layer(torch.autograd.Function):
                 scattered(grad, main, [own, *(peer[i] for peer in back)])
             home = work.send_back(flat)
         for rows, grad, _ in of_rows:
-            put(dq, rows, taken(dq, rows) + grad)
+            added(dq, rows, grad)
         for more in of_keys:
             dk, dv = dk + more[0], dv + more[1]
         work.add((dq, dk, dv), home)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from weft.torch.distributed.by_heads import by_heads
 from weft.torch.distributed.by_tokens import by_tokens
 from weft.torch.distributed.groups import group_of
 from weft.torch.distributed.ranks import Rank, Result
-from weft.torch.distributed.scores import asked_for, refuse_dropout
+from weft.torch.distributed.scores import asked_for, dropping
 from weft.torch.keywords import refuse_unknown
 
 LAYOUTS = ("bhsd", "bshd")
@@ -30,7 +31,8 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     shards: Any = "contiguous", strategy: str | None = None, scale: float | None = None, softcap: float | None = None,
     sinks: Tensor | None = None, return_lse: bool = False, backend: str = "auto", deterministic: bool | None = None,
     layout: str = "bhsd", alibi_slopes: Tensor | None = None, score: Any = None, bias: Any = None,
-    extra_keys: Tensor | None = None, extra_values: Tensor | None = None, **unknown: Any,
+    extra_keys: Tensor | None = None, extra_values: Tensor | None = None, dropout: float = 0,
+    seed: int | Tensor | None = None, **unknown: Any,
 ) -> Tensor | Result:  # fmt: skip
     """`weft.attention` of a sequence of which each rank holds some tokens; called by all ranks of a group alike.
 
@@ -39,7 +41,8 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     - group: a ProcessGroup, None: the default one; or mesh and dim: a DeviceMesh and one of its dimensions.
     - shards, strategy: see `weft.distributed.plan`. The other options are those of `weft.attention`. Sinks, slopes,
       tables of score and bias and the extra tensors are the same on all ranks. Their gradients are of what this rank
-      computed alone: add them up over ranks, as any replicated parameter's. Dropout and dense biases are refused.
+      computed alone: add them up over ranks, as any replicated parameter's. Dense biases are refused. Dropout drops the
+      pairs that one device drops for the same seed; the seed of the group's first rank counts, given or drawn.
 
     Returns out for this rank's tokens, as `weft.attention` does. Gradients of k and v come back to the ranks that hold
     them, and are added in float32 in the order of ranks.
@@ -55,14 +58,15 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
             f"distributed.attention(layout={layout!r})", f"it is none of {', '.join(LAYOUTS)}", "pass one of them"
         )
     q, k, v = autocast(*(x.transpose(1, 2) if layout == "bshd" else x for x in (q, k, v)))
-    refuse_dropout(unknown)
     refuse_unknown("distributed.attention", unknown)
     function = asked_for({"score": score, "bias": bias, "alibi_slopes": alibi_slopes})
-    extra = _extra((extra_keys, extra_values), function, layout)
+    extra = _extra((extra_keys, extra_values), function is not None or bool(dropout), layout)
     options: dict[str, Any] = {
         "scale": scale, "softcap": softcap, "backend": backend, "deterministic": deterministic
     }  # fmt: skip
-    said = shards, strategy, sinks is not None, *options.values(), *_said(function), extra and extra[0].shape[2]
+    said = (
+        shards, strategy, sinks is not None, dropout, *options.values(), *_said(function), extra and extra[0].shape[2],
+    )  # fmt: skip
     whole = agreed((q, k, v), pattern, said, group)
     plan = planned(
         pattern, whole, heads=(q.shape[1], k.shape[1]), head_dim=(q.shape[3], v.shape[3]), strategy=strategy,
@@ -70,6 +74,8 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     )  # fmt: skip
     at = Rank(plan, group, dist.get_rank(group), tuple(options.values()), function)
     _check_sizes(plan, at.rank, q)
+    if dropout:
+        at = replace(at, drop=dropping(dropout, seed, q, group))
     if plan.strategy == "ulysses":
         out, lse = by_heads(at, q, k, v, sinks, return_lse or extra is not None)
     else:
@@ -82,16 +88,16 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     return (out, lse) if return_lse else out
 
 
-def _extra(given: tuple[Tensor | None, Tensor | None], function: Any, layout: str) -> tuple[Tensor, Tensor] | None:
+def _extra(given: tuple[Tensor | None, Tensor | None], by_index: bool, layout: str) -> tuple[Tensor, Tensor] | None:
     """Tokens that every query sees beside the sequence: each rank has them all."""
     keys, values = given
     if keys is None and values is None:
         return None
-    if keys is None or values is None or function is not None:
+    if keys is None or values is None or by_index:
         raise OptionError(
             "distributed.attention(extra_keys=..., extra_values=...)",
-            "one of them is missing" if function is None else "extra keys have no index that score and bias could read",
-            "pass both, without score, bias and slopes",
+            "extra keys have no index that score, bias or dropout could read" if by_index else "one of them is missing",
+            "pass both, without score, bias, slopes and dropout",
         )  # fmt: skip
     return (keys.transpose(1, 2), values.transpose(1, 2)) if layout == "bshd" else (keys, values)
 

@@ -24,7 +24,7 @@ def decode_attention(  # noqa: PLR0913 - the public face; every option by name
     """Attention of the last tokens of a sequence, over a cache of which each rank holds a run of keys.
 
     - q (B, Hq, M, D): the last M of `total` tokens, the same on every rank. k (B, Hkv, n, D), v (B, Hkv, n, Dv): this
-      rank's run of keys, tokens `first` to first + n; the runs of all ranks cover the sequence once, some may be empty.
+      rank's run of keys, tokens `first` to first + n. The runs of all ranks cover the sequence once; some may be empty.
     - pattern: on the indices of the whole sequence. Other options: as `weft.attention` has them.
 
     Returns out (B, Hq, M, Dv) on every rank, with return_lse also lse (B, Hq, M). B * Hq * M * (Dv + 1) numbers of each

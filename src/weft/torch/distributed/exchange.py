@@ -100,7 +100,9 @@ def travelled(blocks: Blocks, shapes: Shapes, group: Any) -> list[list[Tensor]]:
 # ---- rows of a tensor ------------------------------------------------------------------------------------------------
 def rows_at(places: Ints, device: torch.device) -> Rows:
     """Rows at ascending places: a slice where they are one run."""
-    if places.size and places[-1] - places[0] + 1 == places.size:
+    if not places.size:
+        return slice(0, 0)
+    if places[-1] - places[0] + 1 == places.size:
         return slice(int(places[0]), int(places[-1]) + 1)
     return tensor_of(places, device)
 

@@ -44,12 +44,7 @@ def merge(at: Rank, whole: Result, back: Both) -> list[Result]:
     """Merge what came of this rank's rows into (out, lse), all at once; returns it by peer."""
     came = _arrived(back)
     rows, places = _moved(at.plan, at.rank, whole[0].device)
-    more = []
-    for among, (out, lse) in zip(places, came, strict=True):
-        if among is not None:
-            wide = out.new_zeros((*out.shape[:2], rows.numel(), out.shape[3])).index_copy_(2, among, out)
-            low = lse.new_full((*lse.shape[:2], rows.numel()), float("-inf")).index_copy_(2, among, lse)
-            more.append((wide, low))
+    more = [(among, result) for among, result in zip(places, came, strict=True) if among is not None]
     if more:
         merged_into(whole, rows, more)
     return came

@@ -16,37 +16,41 @@ from weft.distributed.plan import Plan
 from weft.score.value import Score
 from weft.torch import call
 from weft.torch.distributed.exchange import Rows, rows_at, taken, tensor_of
-from weft.torch.distributed.scores import of_part, own_tables, tokens_of
+from weft.torch.distributed.scores import extras_of, of_part, own_tables, tokens_of, told_of
 from weft.torch.extras import Extras
-from weft.torch.merging import merge
 
 Result = tuple[Tensor, Tensor]
-RUNS = 32  # slices that are joined one by one; where there are more, rows are gathered by an index
+EVERY = slice(None)
+RUNS = 4  # slices that are joined one by one; where there are more, rows are gathered by an index
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of one call. options: scale, softcap, backend and deterministic, as `weft.attention` has them."""
+    """One rank of one call. options: scale, softcap, backend and deterministic, as `weft.attention` has them. drop: the
+    rate of dropout and its seed, None without.
+    """
 
     plan: Plan
     group: Any
     rank: int
     options: tuple[Any, ...]
     score: Score | None = None
+    drop: tuple[float, Tensor] | None = None
 
     def attend(
         self, tensors: Sequence[Tensor], part: Part, sinks: Tensor | None = None, peer: int | None = None
     ) -> Result:  # fmt: skip
         """(out, lse) of a part's rows over its keys. peer: whose rows they are, if not this rank's."""
         q, k, v = tensors
-        return call.attend((q, k, v), part.pattern, (sinks, None), self._given, True, self._extras(part, peer, q))
+        return call.attend((q, k, v), part.pattern, (sinks, None), self.given, True, self._extras(part, peer, q))
 
     def _extras(self, part: Part, peer: int | None, q: Tensor) -> Extras | None:
-        if self.score is None:
+        if self.score is None and self.drop is None:
             return None
-        rows, keys = tokens_of(self.plan, self.rank, part, self.rank if peer is None else peer)
-        score = of_part(self.score, rows, keys, q.device)
-        return Extras(score.text, score.tables, 0.0, None)
+        place = self.plan, self.rank, part, self.rank if peer is None else peer
+        rows, keys = tokens_of(*place)
+        score = None if self.score is None else of_part(self.score, rows, keys, q.device)
+        return extras_of(score, self.drop, told_of(*place, q.device) if self.drop else None)
 
     def gradients(
         self, tensors: Sequence[Tensor], part: Part, results: Result, grads: Sequence[Tensor | None],
@@ -56,12 +60,13 @@ class Rank:
         whether their gradient is wanted; dtables: as those of the score function, None without one.
         """
         saved, extras = (*tensors, *results), self._extras(part, peer, tensors[0])
-        options, both = ((sinks[0], None), self._given), (grads[0], grads[1])
+        options, both = ((sinks[0], None), self.given), (grads[0], grads[1])
         *found, dtables = call.backward(saved, part.pattern, options, both, sinks[1], extras)
         return *found, None if self.score is None else own_tables(self.score, dtables)
 
     @property
-    def _given(self) -> tuple[Any, ...]:
+    def given(self) -> tuple[Any, ...]:
+        """The options in the order of `call.attend`."""
         scale, softcap, backend, deterministic = self.options
         return scale, softcap, 0, backend, deterministic
 
@@ -81,11 +86,33 @@ def put(x: Tensor, rows: Rows, values: Tensor) -> None:
         x.index_copy_(2, rows, values.to(x.dtype))
 
 
-def merged_into(whole: Result, rows: Rows, more: Sequence[Result]) -> None:
-    """Merge results over other keys into some rows of (out, lse), in place."""
-    outs, lses = zip((taken(whole[0], rows), taken(whole[1], rows)), *more, strict=True)
-    for x, values in zip(whole, merge(outs, lses), strict=True):
-        put(x, rows, values)
+def added(x: Tensor, rows: Rows, values: Tensor) -> None:
+    """Add to some rows of x."""
+    if isinstance(rows, slice):
+        x[:, :, rows].add_(values)
+    else:
+        x.index_add_(2, rows, values.to(x.dtype))  # no row twice in one index
+
+
+def merged_into(whole: Result, rows: Rows, more: Sequence[tuple[Rows, Result]]) -> None:
+    """Merge results over other keys into some rows of (out, lse), in place; as `weft.merge`, by few operations.
+
+    more: each result with the rows that it is of, among these. Rows without keys have out 0 and lse -inf.
+    """
+    low = taken(whole[1], rows)
+    mine = taken(whole[0], rows).to(low.dtype)
+    for at, (out, lse) in more:
+        every = isinstance(at, slice)
+        some, least = (mine, low) if every else (taken(mine, at), taken(low, at))
+        share = (lse - least).sigmoid_().nan_to_num_(0.0).unsqueeze(-1)  # NaN where neither side has keys
+        some, least = torch.lerp(some, out.to(share.dtype), share), torch.logaddexp(least, lse)
+        if every:
+            mine, low = some, least
+        else:
+            put(mine, at, some)
+            put(low, at, least)
+    put(whole[0], rows, mine)
+    put(whole[1], rows, low)
 
 
 def gathered(tensors: Sequence[Tensor], part: Part, behind: int = 0) -> Tensor:
@@ -110,7 +137,8 @@ def scattered(grad: Tensor, part: Part, into: Sequence[Tensor], behind: int = 0)
     if isinstance(found, Tensor):
         whole = grad.new_zeros((*grad.shape[:2], sum(sizes) + 1, grad.shape[3])).index_copy_(2, found, grad)
         for x, values in zip(into, whole.split([*sizes, 1], dim=2), strict=False):
-            x.add_(values)
+            if x.shape[2]:
+                x.add_(values)
         return
     at = 0
     for i, a, b in found:

@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from weft.distributed.local import Part
 from weft.distributed.plan import Plan
 from weft.errors import UnsupportedError
 from weft.pattern.bounds import Ints
+from weft.score.dropout import told
 from weft.score.value import Score
 from weft.torch.distributed.exchange import tensor_of
-from weft.torch.extras import score_of
+from weft.torch.extras import Extras, check_rate, score_of, seed_tensor
 
 
 def asked_for(options: dict[str, Any]) -> Score | None:
@@ -32,15 +34,22 @@ def asked_for(options: dict[str, Any]) -> Score | None:
     return found
 
 
-def refuse_dropout(options: dict[str, Any]) -> None:
-    """Raise for dropout and its seed, which options may hold as 0 or None."""
-    for name in ("dropout", "seed"):
-        if options.pop(name, None):
-            raise UnsupportedError(
-                f"distributed.attention({name}=...)",
-                "which pairs go follows from indices in the whole sequence, which kernels do not know of a part",
-                "leave it out, or use weft.attention on one device",
-            )
+def dropping(dropout: float, seed: Any, q: Tensor, group: Any) -> tuple[float, Tensor] | None:
+    """The rate, and the seed of the group's first rank on q's device: no two ranks can draw by different ones."""
+    rate = check_rate(dropout)
+    if not rate:
+        return None
+    found = seed_tensor(seed, q).clone()
+    dist.broadcast(found, group=group, group_src=0)
+    return rate, found
+
+
+def extras_of(score: Score | None, drop: tuple[float, Tensor] | None, told: Tensor | None) -> Extras:
+    """What an operator takes. told: what follows the seed, see `weft.score.dropout.told`."""
+    text, tables = ("", ()) if score is None else (score.text, score.tables)
+    if drop is None or told is None:
+        return Extras(text, tables, 0.0, None)
+    return Extras(text, tables, drop[0], torch.cat([drop[1], told]))
 
 
 def of_part(score: Score, rows: Ints, keys: Ints, device: torch.device) -> Score:
@@ -90,6 +99,19 @@ def tokens_of(plan: Plan, rank: int, part: Part, rows: int) -> tuple[Ints, Ints]
         return of_rows, held
     places = np.concatenate([held, *(tokens.array() for tokens in plan.halo[rank]), [0]])  # nothing is seen by nobody
     return of_rows, places[part.keys]
+
+
+@lru_cache(maxsize=512)
+def told_of(plan: Plan, rank: int, part: Part, rows: int, device: torch.device) -> Tensor:
+    """What dropout is told of a part, whose rows are those of the rank `rows`."""
+    return tensor_of(told(0, *tokens_of(plan, rank, part, rows)), device)
+
+
+@lru_cache(maxsize=64)
+def told_of_heads(first: int, tokens: int, device: torch.device) -> Tensor:
+    """What dropout is told of some heads of a whole sequence."""
+    every = np.arange(tokens, dtype=np.int64)
+    return tensor_of(told(first, every, every), device)
 
 
 def with_tables(score: Score, tables: tuple[Tensor, ...]) -> Score:

@@ -32,10 +32,10 @@ def mistake(kernel: CompiledKernel, target: GPUTarget) -> str:
         return f"{found[0]} multiplies what should be shifted"
     if target.arch == HOPPER and "wgmma.mma_async" in ptx:
         flow = Flow.of(_program(kernel.asm["cubin"]))
-        lost = _overwritten(flow, carried(ptx))
+        lost = overwritten(flow, carried(ptx))
         if lost:
             return f"the second tile of a loop overwrites a factor of {lost[0]}"
-        missing = _unset(flow)
+        missing = unset(flow)
         if missing:
             return f"a path leaves out what is read by {missing[0]}"
     return ""
@@ -51,29 +51,14 @@ def spoiled(ptx: str) -> tuple[str, ...]:
     return tuple(one[0] for one in found if int(one[1]) >= 1 << 24)
 
 
-def overwritten(program: list[Instruction]) -> tuple[str, ...]:
+def overwritten(flow: Flow, packed: bool = False) -> tuple[str, ...]:
     """Products in a loop whose first factor comes from before the loop in one round and from the loop in another.
 
     A factor that stays in registers is written before the loop and not in it. Where ptxas (12.8 and 13.0) is not sure
     of the registers of products, it runs these one by one. It then gave the factor's registers to other numbers.
-    Weights that wait for their product until the next round are such factors on purpose (`carried`).
+    Weights that wait for their product until the next round are such factors on purpose. packed: factors that are
+    packed before a loop and in it are such (`carried`).
     """
-    return _overwritten(Flow.of(program))
-
-
-def carried(ptx: str) -> bool:
-    """Whether products take factors that a loop carries: registers that are written in several places."""
-    factors = {
-        x.strip()
-        for found in re.findall(r"wgmma\.mma_async\S+\s+\{[^}]*\},\s*\{([^}]*)\}", ptx)
-        for x in found.split(",")
-    }
-    written = re.findall(r"^\s*cvt\.rn\.\w+x2\.f32\s+(%r\d+),", ptx, re.MULTILINE)
-    return any(count > 1 for name, count in Counter(written).items() if name in factors)
-
-
-def _overwritten(flow: Flow, packed: bool = False) -> tuple[str, ...]:
-    """packed: factors that are packed before a loop and in it are carried."""
     program = flow.program
     loops = [range(to, at + 1) for at, one in enumerate(program) for to in one.to if to <= at]
     found = []
@@ -87,16 +72,23 @@ def _overwritten(flow: Flow, packed: bool = False) -> tuple[str, ...]:
     return tuple(found)
 
 
-def unset(program: list[Instruction]) -> tuple[str, ...]:
+def carried(ptx: str) -> bool:
+    """Whether products take factors that a loop carries: registers that are written in several places."""
+    factors = {
+        x.strip()
+        for found in re.findall(r"wgmma\.mma_async\S+\s+\{[^}]*\},\s*\{([^}]*)\}", ptx)
+        for x in found.split(",")
+    }
+    written = re.findall(r"^\s*cvt\.rn\.\w+x2\.f32\s+(%r\d+),", ptx, re.MULTILINE)
+    return any(count > 1 for name, count in Counter(written).items() if name in factors)
+
+
+def unset(flow: Flow) -> tuple[str, ...]:
     """Instructions that read a uniform register which not every path to them has written.
 
     ptxas (12.8) makes the descriptors of a product's second, third and fourth part from that of its first. It does so
     once for all products of one matrix, even where the first stands in a branch that a program may pass by.
     """
-    return _unset(Flow.of(program))
-
-
-def _unset(flow: Flow) -> tuple[str, ...]:
     program = flow.program
     makes, takes = ([_bits(each) for each in side] for side in ([x.makes for x in program], [x.takes for x in program]))
     # of the first of each run that some path reaches: what all of these have written, a bit a register

@@ -19,6 +19,7 @@ from weft.acsr.format import NotAffineError
 from weft.acsr.relayout import live_range
 from weft.acsr.steady import why_unsteady
 from weft.errors import UnsupportedError
+from weft.kernels.gpu.tables.consumer_ranges import RANGE
 from weft.kernels.gpu.tables.pack import HEAD, PART, axis_words
 from weft.kernels.gpu.tables.writer import Words
 from weft.pattern.algebra import Call, Operator, Pattern
@@ -26,10 +27,13 @@ from weft.pattern.bounds import INF, Bound, Stair
 from weft.pattern.leaves import Affine, Chosen
 from weft.pattern.relation import Relation
 from weft.planning.rowwise import steady_relations
+from weft.planning.tiling import Tiling
 from weft.planning.tiling.gpu import FAR
 
 HEADER = 5  # integers of a launch on one axis before its parts
 DOCUMENT = HEADER + PART + axis_words(1)  # integers of a document
+RANGES = 10  # integers of an item by warp groups before its ranges
+ORDERED = 16  # tiles of a program that orders them
 ITEM = 6  # integers of a tile of rows: first query, queries, first key, keys, tiles before full ones, full ones
 # staircases that say nothing; they may be moved by any length
 NO_LOWER, NO_UPPER = (1, 1, 0, 0, -FAR, -FAR, -FAR, FAR), (1, 1, 0, 0, FAR, FAR, -FAR, FAR)
@@ -38,6 +42,8 @@ NO_LOWER, NO_UPPER = (1, 1, 0, 0, -FAR, -FAR, -FAR, FAR), (1, 1, 0, 0, FAR, FAR,
 class TablesSpec(NamedTuple):
     """The kernel of tables. rows, cols: of a tile. of_keys: rows are keys. from_end: the last query of a document
     stands beside its last key, else the first beside the first. paged: keys lie in pages, which a block table names.
+    groups: warp groups read them, see `blocks`: these are their items, or if `blocks` the order of these. together:
+    heads whose blocks are ordered together. chained: the launch of blocks begins early.
     """
 
     rows: int
@@ -45,12 +51,17 @@ class TablesSpec(NamedTuple):
     of_keys: bool
     from_end: bool
     paged: bool = False
+    groups: int = 0
+    blocks: bool = False
+    together: int = 1
+    chained: bool = False
 
     @property
     def name(self) -> str:
         """A short readable name."""
         side = "keys" if self.of_keys else "queries"
-        return f"document_tables_{side}_{self.rows}x{self.cols}" + "_from_end" * self.from_end + "_pages" * self.paged
+        what = "blocks" if self.blocks else "items" if self.groups else "tables"
+        return f"document_{what}_{side}_{self.rows}x{self.cols}" + "_from_end" * self.from_end + "_pages" * self.paged
 
 
 class Places(NamedTuple):
@@ -78,6 +89,30 @@ def places_of(documents: int, length: int, rows: int, members: int, pages: int =
     return Places(tiles, pages, items_at, heads_at, pages_at, pages_at + documents * pages)
 
 
+class GroupPlaces(NamedTuple):
+    """Where tables of warp groups keep what: `record` integers of an item, and where items, members, works and blocks
+    begin; size: integers in all.
+    """
+
+    tiles: int
+    record: int
+    items_at: int
+    heads_at: int
+    works_at: int
+    blocks_at: int
+    size: int
+
+
+def group_places_of(documents: int, length: int, tiling: Tiling, heads: int) -> GroupPlaces:
+    """As `places_of`, of all tokens as one launch, for warp groups that are told the bounds of rows."""
+    tiles = length // tiling.rows + documents + 1
+    record = RANGES + RANGE * tiling.groups + 2 * tiling.rows
+    heads_at = DOCUMENT + record * tiles
+    works_at = heads_at + HEAD * heads
+    blocks_at = works_at + tiles + 1
+    return GroupPlaces(tiles, record, DOCUMENT, heads_at, works_at, blocks_at, blocks_at + 2 * heads * tiles)
+
+
 # ---- patterns --------------------------------------------------------------------------------------------------------
 class Known(NamedTuple):
     """A pattern by one relation between rows and keys of any document. from_end: see `TablesSpec`."""
@@ -96,6 +131,12 @@ class Known(NamedTuple):
         """Whether each side is one clipped line at most."""
         relation = self.towards(of_keys)
         return all(len(side) < 2 and all(map(_is_line, side)) for side in (relation.lower, relation.upper))
+
+    def sees_itself(self, longest: int) -> bool:
+        """Whether every query sees its own key, in documents of up to `longest` tokens whose keys are the queries'."""
+        i = np.arange(longest)
+        low, high = self.relation.interval(i, longest)
+        return bool(((low <= i) & (i < high)).all())
 
     def towards(self, of_keys: bool) -> Relation:
         """From rows to columns."""

@@ -26,7 +26,7 @@ class Config:
     """rows, cols: of a tile. depth: dimensions of a step. group: rows of tiles that pass over all columns together.
 
     stages: steps whose loads are under way. persistent: programs stay on their processors, and compute tiles one after
-    the other.
+    the other. halved: a tile's columns are finished and stored in two halves, whose room the next one's loads take.
     """
 
     rows: int
@@ -36,22 +36,30 @@ class Config:
     stages: int
     group: int = 8
     persistent: bool = False
+    halved: bool = False
 
     def __str__(self) -> str:
         said = f"{self.rows}x{self.cols}x{self.depth}, {self.warps} warps, {self.stages} stages"
-        return f"{said}, persistent" if self.persistent else said
+        return said + ", persistent" * self.persistent + ", halved" * self.halved
 
-    def shared(self, weights: int, element: int = 2) -> int:
-        """Bytes of shared memory that it takes; weights: how many share x."""
+    @property
+    def stored(self) -> int:
+        """Columns that are finished and stored at once."""
+        return self.cols // 2 if self.halved else self.cols
+
+    def shared(self, weights: int, beside: bool = False, element: int = 2) -> int:
+        """Bytes of shared memory that it takes. weights: how many share x. beside: what is stored takes twice the room,
+        for a residual, or for heads that turn.
+        """
         loads = self.stages * self.depth * (self.rows + weights * self.cols)
-        stored = self.rows * self.cols  # beside the next tile's loads, or in their place
+        stored = (1 + beside) * self.rows * self.stored  # beside the next tile's loads, or in their place
         return (loads + stored if self.persistent else max(loads, stored)) * element
 
-    def programs(self, tiles: int, weights: int, card: Card) -> int:
+    def programs(self, tiles: int, weights: int, card: Card, beside: bool = False) -> int:
         """How many programs are launched for so many tiles."""
         if not self.persistent:
             return tiles
-        together = max(1, (card.room + RESERVED) // (self.shared(weights) + RESERVED))
+        together = max(1, (card.room + RESERVED) // (self.shared(weights, beside) + RESERVED))
         return min(tiles, card.processors * together)
 
     def sums(self, weights: int) -> int:
@@ -60,9 +68,9 @@ class Config:
 
 
 SINGLE = (
-    Config(128, 256, 64, 8, 3), Config(128, 256, 64, 8, 4), Config(128, 128, 64, 4, 3), Config(128, 128, 64, 8, 4),
-    Config(128, 256, 64, 8, 3, persistent=True), Config(256, 128, 64, 8, 3, persistent=True),
-    Config(128, 128, 64, 8, 4, persistent=True), Config(128, 128, 64, 4, 2, persistent=True),
+    Config(128, 256, 64, 8, 3), Config(128, 128, 64, 4, 3), Config(128, 256, 64, 8, 3, persistent=True),
+    Config(128, 256, 64, 8, 3, persistent=True, halved=True), Config(128, 256, 64, 8, 4, persistent=True, halved=True),
+    Config(256, 128, 64, 8, 4, persistent=True, halved=True), Config(128, 128, 64, 8, 4, persistent=True),
     Config(128, 64, 64, 4, 4), Config(64, 128, 64, 4, 4), Config(64, 64, 64, 4, 4), Config(64, 64, 128, 4, 4),
     Config(64, 32, 128, 4, 4),
 )  # fmt: skip
@@ -74,15 +82,16 @@ DOUBLE = (
 )  # fmt: skip
 
 
-def configs(m: int, n: int, weights: int, card: Card, multiple: int = 1) -> Iterator[Config]:
-    """Those worth measuring for a product (m, n). weights: that share x. multiple: of which columns of a tile are.
+def configs(m: int, n: int, weights: int, card: Card, multiple: int = 1, beside: bool = False) -> Iterator[Config]:
+    """Those worth measuring for a product (m, n). weights: that share x. multiple: of which columns of a tile are, as
+    they are stored. beside: as `shared` has it.
 
     Large tiles need less of a card's caches, so small ones are for products that have few tiles.
     """
     area = LARGE // weights
     many = m * n // area >= MANY * card.processors
     for one in SINGLE if weights == 1 else DOUBLE:
-        if one.cols % multiple or one.shared(weights) > card.room or one.sums(weights) > ACCUMULATORS:
+        if one.stored % multiple or one.shared(weights, beside) > card.room or one.sums(weights) > ACCUMULATORS:
             continue
         if (one.rows > 64 and one.rows >= 2 * m) or (one.cols > 64 and one.cols >= 2 * n):
             continue  # half of a tile and more would be beyond the end

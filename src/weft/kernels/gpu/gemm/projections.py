@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from weft.kernels.gpu.gemm.fragments import by_head, flat
-from weft.kernels.gpu.gemm.product import Tiling, sums, tile_of, with_bias
+from weft.kernels.gpu.gemm.product import Tiling, halves, sums, tile_of, with_bias
 
 # What rows are turned by. cos, sin: pointers to (batch rows or 1, length, d), or None. places (rows,): of all batch
 # rows. stride: between batch rows of the tables, or 0. epsilon: of norms.
@@ -31,55 +31,90 @@ def halves_of(H: tl.constexpr, pointer):
 
 
 @triton.jit
-def finished(H: tl.constexpr, value, norm, turning, ROWS: tl.constexpr, HEADS: tl.constexpr):
-    """value (ROWS, HEADS * d), normed by head where there is a norm, then turned where there are tables."""
+def finished(H: tl.constexpr, value, norm, turning, of_v, ROWS: tl.constexpr, HEADS: tl.constexpr):
+    """value (ROWS, HEADS * d), normed by head where there is a norm, then turned where there are tables; of v as it is.
+
+    There is no branch, since Triton joins the loops of tiles and of steps only where none follows.
+    """
     first, second = by_head(value, ROWS, HEADS, H.d // 2, H.interleaved)
     if norm is not None:
         mean = (tl.sum(first * first, 2) + tl.sum(second * second, 2)) / H.d
         scale = tl.rsqrt(mean + turning.epsilon)[:, :, None]
         norm_1, norm_2 = halves_of(H, norm)
-        first, second = first * scale * norm_1, second * scale * norm_2
+        first = tl.where(of_v, first, first * scale * norm_1)
+        second = tl.where(of_v, second, second * scale * norm_2)
     if turning.cos is not None:
         at = (turning.places // turning.length * turning.stride + turning.places % turning.length * H.d)[:, None, None]
         cos_1, cos_2 = halves_of(H, turning.cos + at)
         sin_1, sin_2 = halves_of(H, turning.sin + at)
-        first, second = first * cos_1 - second * sin_1, second * cos_2 + first * sin_2
+        turned = first * cos_1 - second * sin_1
+        second = tl.where(of_v, second, second * cos_2 + first * sin_2)
+        first = tl.where(of_v, first, turned)
     return flat(first, second, ROWS, HEADS, H.d // 2, H.interleaved)
+
+
+# What the three products read and write; see `projections`.
+Three = namedtuple("Three", "x weights out q_bias k_bias v_bias q_norm k_norm q_place k_place v_place m q_n kv_n depth")
+
+
+@triton.jit
+def store(T: tl.constexpr, H: tl.constexpr, three, turning, value, row, col):
+    """Finish columns of q, k or v that are stored at once. col: of all columns."""
+    of_q, of_v = col < three.q_n, col >= three.q_n + three.kv_n
+    if three.q_bias is not None:
+        at = col - tl.where(of_q, 0, tl.where(of_v, three.q_n + three.kv_n, three.q_n))
+        bias = tl.where(of_q, three.q_bias, tl.where(of_v, three.v_bias, three.k_bias))
+        value = with_bias(value, bias, at, three.q_n, T.stored, True)
+    if turning.cos is not None or three.q_norm is not None:
+        norm = three.q_norm
+        if norm is not None:
+            norm = tl.where(of_q, three.q_norm, three.k_norm)
+        value = finished(H, value, norm, turning, of_v, T.rows, T.stored // H.d)
+    three.out.store([row, col], value.to(three.out.dtype))
+
+
+@triton.jit
+def tile_of_three(T: tl.constexpr, H: tl.constexpr, three, tables, row, col):
+    """The tile that begins at row and col, of all columns of q, then k, then v."""
+    of_q, of_v = col < three.q_n, col >= three.q_n + three.kv_n
+    place = tl.where(of_q, three.q_place, tl.where(of_v, three.v_place, three.k_place))
+    at = col - tl.where(of_q, 0, tl.where(of_v, three.q_n + three.kv_n, three.q_n))
+    value = sums(T, three.x, three.weights, place, row, at, three.depth)
+    rows = tl.minimum(row + tl.arange(0, T.rows), three.m - 1)  # rows beyond the last are not stored
+    turning = Turning(tables.cos, tables.sin, rows, tables.length, tables.stride, tables.epsilon)
+    if T.stored < T.cols:
+        first, second = halves(value, T.rows, T.cols)
+        store(T, H, three, turning, first, row, col)
+        store(T, H, three, turning, second, row, col + T.stored)
+    else:
+        store(T, H, three, turning, value, row, col)
 
 
 @triton.jit
 def projections(
-    x, weights, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, cos, sin, q_place, k_place, v_place, m, q_n, kv_n,
-    depth, length, batch_stride, epsilon, D: tl.constexpr, INTERLEAVED: tl.constexpr, BY_ROWS: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
+    x, weights, out, q_bias, k_bias, v_bias, q_norm, k_norm, cos, sin, q_place, k_place, v_place, m, q_n, kv_n, depth,
+    length, batch_stride, epsilon, D: tl.constexpr, INTERLEAVED: tl.constexpr, BY_ROWS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, STORED: tl.constexpr, GROUP: tl.constexpr,
+    PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of q (m, q_n), or of k or v (m, kv_n): x, weights and results are descriptors, the rest pointers.
+    """Tiles of out (m, q_n + 2 * kv_n), q beside k beside v: x, weights and out are descriptors, the rest pointers.
 
     weights: of all memory in which the three lie, each from its place on, so that one loop serves them. Biases (n,),
-    norms (D,), cos and sin (batch rows or 1, length, D) or None. batch_stride: of cos and sin, 0 where batch rows share
-    them. COLS is a multiple of D, and divides q_n and kv_n.
+    norms (D,), cos and sin (batch rows or 1, length, D) or None, those of q, k and v together. batch_stride: of cos and
+    sin, 0 where batch rows share them. STORED is a multiple of D, and COLS divides q_n and kv_n. PERSISTENT: as
+    `product` has it.
     """
-    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS)
+    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS, STORED, True)
     H: tl.constexpr = Heads(D, INTERLEAVED)
-    down, q_tiles, kv_tiles = tl.cdiv(m, ROWS), q_n // COLS, kv_n // COLS
-    row_tile, tile = tile_of(tl.program_id(0), down, q_tiles + 2 * kv_tiles, GROUP)
-    row = row_tile * ROWS
-    of_q, of_k = tile < q_tiles, tile < q_tiles + kv_tiles
-    col = (tile - tl.where(of_q, 0, tl.where(of_k, q_tiles, q_tiles + kv_tiles))) * COLS
-    place = tl.where(of_q, q_place, tl.where(of_k, k_place, v_place))
-    value = sums(T, x, weights, place, row, col, depth)
-    places = tl.minimum(row + tl.arange(0, ROWS), m - 1)  # rows beyond the last are not stored
-    turning = Turning(cos, sin, places, length, batch_stride, epsilon)
-    if of_q:
-        value = with_bias(value, q_bias, col, q_n, COLS)
-        if cos is not None or q_norm is not None:
-            value = finished(H, value, q_norm, turning, ROWS, COLS // D)
-        q.store([row, col], value.to(q.dtype))
-    elif of_k:
-        value = with_bias(value, k_bias, col, kv_n, COLS)
-        if cos is not None or k_norm is not None:
-            value = finished(H, value, k_norm, turning, ROWS, COLS // D)
-        k.store([row, col], value.to(k.dtype))
+    three = Three(
+        x, weights, out, q_bias, k_bias, v_bias, q_norm, k_norm, q_place, k_place, v_place, m, q_n, kv_n, depth
+    )
+    tables = Turning(cos, sin, None, length, batch_stride, epsilon)
+    down, across = tl.cdiv(m, ROWS), (q_n + 2 * kv_n) // COLS
+    if PERSISTENT:
+        for number in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
+            row, tile = tile_of(number, down, across, GROUP)
+            tile_of_three(T, H, three, tables, row * ROWS, tile * COLS)
     else:
-        value = with_bias(value, v_bias, col, kv_n, COLS)
-        v.store([row, col], value.to(v.dtype))
+        row, tile = tile_of(tl.program_id(0), down, across, GROUP)
+        tile_of_three(T, H, three, tables, row * ROWS, tile * COLS)

@@ -28,7 +28,7 @@ from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, range_of, row_bounds, run_of, tiles_of
 from weft.kernels.gpu.hopper.ops.channel import Channel, Ring, channel, ring
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_rows
-from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, first_factor, matrix, tiles
+from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, exchanged, first_factor, matrix, tiles
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
@@ -46,8 +46,9 @@ class Summed:
     and delta to products, of each consumer; `stats` has them as sums of bfloat16 numbers, see `constants.STATS`. sums:
     the dQ of a tile, each consumer's columns.
 
-    keys: the channel of k and v; queries: that of q, do and stats. ready: both consumers left dS of a tile; used: both
-    have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length: of queries.
+    keys, values: the channels of k and of v; queries: that of q, do and stats. ready: both consumers left dS of a
+    tile; used: both have read it. made: both left dQ of a tile; taken: the adder's copies have read it. heads, length:
+    of queries.
     """
 
     cfg: gl.constexpr
@@ -63,6 +64,7 @@ class Summed:
     ones: gl.shared_memory_descriptor
     sums: gl.shared_memory_descriptor
     keys: Channel
+    values: Channel
     queries: Channel
     ready: Ring
     used: Ring
@@ -95,9 +97,19 @@ def load_queries(i, j, at, run, rows, state):
     tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
     r, numbers, step = rows
     row = (first + gl.minimum(r, run.count - 1 - first)) * step
+    if cfg.counted:  # places are tokens, and a run may begin before the first
+        row = gl.maximum(row, -run.place)
     more = gl.expand_dims(row * STATS, 1) + numbers
     async_copy.async_copy_global_to_shared(state.stats.index(stage), at[2] + more)
     queries.commit(i)
+
+
+@gluon.jit
+def load_side(t, where, side, box, to):
+    """Ask for the keys of block t, or for their values, once those of the block before are not read any more."""
+    side.acquire(t)
+    side.expect(t, box.block_type.nbytes)
+    tma.async_copy_global_to_shared(box, where, side.full.index(0), to.index(0))
 
 
 @gluon.jit
@@ -118,11 +130,9 @@ def producer(state, CHAINED: gl.constexpr):
         place, lane = place_of(item, 0, 1)
         run = run_of(item, 0, 1)
         first, _ = keys_of(item, 0)  # of queries here: what an item walks is called keys wherever it is read
-        keys.acquire(t)
-        keys.expect(t, state.k_box.block_type.nbytes + state.v_box.block_type.nbytes)
         where = [batch, kv_head, place, lane, 0]
-        tma.async_copy_global_to_shared(state.k_box, where, keys.full.index(0), state.k.index(0))
-        tma.async_copy_global_to_shared(state.v_box, where, keys.full.index(0), state.v.index(0))
+        load_side(t, where, state.values, state.v_box, state.v)  # first, since they are free first
+        load_side(t, where, keys, state.k_box, state.k)
         if CHAINED and t == 0:
             gdc_wait()  # for what the launch before this one leaves: Stats, and zeros of dQ
         for h in range(0, share):
@@ -150,9 +160,44 @@ class Own:
     beyond: gl.tensor
 
 
+@aggregate
+class Block:
+    """A block of keys: batch row and head, its first row and how many it has; tiles of queries that it walks of each of
+    the heads that share it, and how many these are; of one consumer bounds of its rows, and the tiles that none cuts.
+    """
+
+    batch: gl.tensor
+    kv_head: gl.tensor
+    start: gl.tensor
+    height: gl.tensor
+    tiles: gl.tensor
+    share: gl.tensor
+    low: gl.tensor
+    high: gl.tensor
+    below: gl.tensor
+    beyond: gl.tensor
+
+
 @gluon.jit
-def scores(i, j, consumer_id: gl.constexpr, own, state):
-    """(p, ds) of the consumer's keys and tile i of the ring, which is tile j of its run; float32."""
+def block_of(number, consumer_id: gl.constexpr, r, state):
+    """A block as the consumer needs it; beyond the last one that. r: rows of a consumer."""
+    cfg: gl.constexpr = state.cfg
+    member, item = state.scheduler.places(state.scheduler.where(number))
+    batch, kv_head, share = gl.load(member), gl.load(member + 1), gl.load(member + 3)
+    start, height = gl.load(item), gl.load(item + 1)
+    _, count = keys_of(item, 0)
+    low, high = row_bounds(item, consumer_id * cfg.rows + r, 0, cfg)
+    seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
+    n = tiles_of(count, cfg.columns)
+    return Block(batch, kv_head, start, height, n, share, low, high, seen.below, seen.beyond)
+
+
+@gluon.jit
+def ask_dv(i, j, consumer_id: gl.constexpr, own, dv, state):
+    """Ask for dV with tile i of the ring, which is tile j of its run, and leave dS. Returns dV and dS.
+
+    dV is asked for before dP is waited for: else ptxas moves the exponentials behind that wait, and tensor cores rest.
+    """
     cfg: gl.constexpr = state.cfg
     TILE: gl.constexpr = cfg.columns
     layout: gl.constexpr = accumulator(TILE)
@@ -170,26 +215,23 @@ def scores(i, j, consumer_id: gl.constexpr, own, state):
         words, bit = mask_words(own.low - j * TILE, own.high - j * TILE, columns)
         x = masked(x, words, bit, float("-inf"))
     p = gl.exp2(x * (state.scale * LOG2E))
-    y = warpgroup_mma_wait(0, (y,))
-    return p, p * y
-
-
-@gluon.jit
-def ask(i, j, consumer_id: gl.constexpr, own, dk, dv, state):
-    """Ask for dK and dV with tile i of the ring, and leave dS."""
-    cfg: gl.constexpr = state.cfg
     dtype: gl.constexpr = state.q.dtype
-    at = state.queries.stage(i)
-    p, ds = scores(i, j, consumer_id, own, state)
     weights = gl.convert_layout(p.to(dtype), first_factor(cfg.width_v))
     dv = warpgroup_mma(weights, matrix(state.do.index(at)), dv, is_async=True)
-    ds = ds.to(dtype)
+    y = warpgroup_mma_wait(1, (y,))
+    ds = (p * y).to(dtype)
     state.used.wait_before(i)
     state.ds.index(i & (DS - 1)).slice(consumer_id * cfg.rows, cfg.rows, dim=0).store(ds)
     fence_async_shared()
     state.ready.arrive(i)
-    dk = warpgroup_mma(gl.convert_layout(ds, first_factor(cfg.width)), matrix(state.q.index(at)), dk, is_async=True)
-    return dk, dv
+    return dv, ds
+
+
+@gluon.jit
+def ask_dk(i, ds, dk, state):
+    """Ask for dK with tile i of the ring."""
+    q = matrix(state.q.index(state.queries.stage(i)))
+    return warpgroup_mma(gl.convert_layout(ds, first_factor(state.cfg.width)), q, dk, is_async=True)
 
 
 @gluon.jit
@@ -203,39 +245,60 @@ def ask_dq(i, own, state):
 
 
 @gluon.jit
+def odd_rows_exchanged(x):
+    """x (rows, columns) with the halves of each 32 columns of odd rows exchanged: see `layouts.exchanged`."""
+    ROWS: gl.constexpr = x.type.shape[0]
+    COLUMNS: gl.constexpr = x.type.shape[1]
+    parts = gl.permute(gl.reshape(x, [ROWS, COLUMNS // 32, 2, 16]), (0, 1, 3, 2))
+    low, high = gl.split(parts)
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, gl.SliceLayout(2, low.type.layout)))
+    odd = gl.expand_dims(gl.expand_dims(row & 1, 1), 2) != 0
+    parts = gl.join(gl.where(odd, high, low), gl.where(odd, low, high))
+    return gl.convert_layout(gl.reshape(gl.permute(parts, (0, 1, 3, 2)), [ROWS, COLUMNS]), x.type.layout)
+
+
+@gluon.jit
 def leave_dq(i, dq, consumer_id: gl.constexpr, state):
-    """Leave the consumer's columns of the dQ of tile i of the ring for who adds it to memory."""
+    """Leave the consumer's channels of the dQ of tile i of the ring for who adds it to memory."""
+    ROWS: gl.constexpr = dq.type.shape[0]
+    COLUMNS: gl.constexpr = dq.type.shape[1]
+    dq = odd_rows_exchanged(dq)
     state.taken.wait_before(i)
-    matrix(state.sums.index(consumer_id)).store(dq)
+    state.sums.index(consumer_id)._reinterpret(gl.float32, [ROWS, COLUMNS], exchanged(ROWS, COLUMNS)).store(dq)
     fence_async_shared()
     state.made.arrive(i)
 
 
 @gluon.jit
-def walk(i, tiles, consumer_id: gl.constexpr, own, sums, state):
-    """(tiles so far, dK, dV) over a block's tiles of queries of all heads that share its keys. tiles: of a head, and
-    of all.
+def walk(t, i, tiles, consumer_id: gl.constexpr, own, sums, state):
+    """(tiles so far, dK, dV) over block t's tiles of queries of all heads that share its keys. tiles: of a head, and of
+    all. Its values are given back as soon as nothing reads them.
     """
     n, all = tiles
     dk, dv = sums
     for _ in range(0, gl.minimum(n, 1)):  # a branch: a loop of at most one turn
-        dk, dv = warpgroup_mma_wait(0, ask(i, 0, consumer_id, own, dk, dv, state))
+        dv, ds = ask_dv(i, 0, consumer_id, own, dv, state)
+        dk, dv = warpgroup_mma_wait(0, (ask_dk(i, ds, dk, state), dv))
         state.queries.release(i)
         j = 0
         for _ in range(1, all):
             i = opaque(i) + 1
             j = opaque(gl.where(j + 1 == n, 0, j + 1))
-            dk, dv = ask(i, j, consumer_id, own, dk, dv, state)
+            dv, ds = ask_dv(i, j, consumer_id, own, dv, state)
             dq = ask_dq(i - 1, own, state)
-            dk, dv = warpgroup_mma_wait(1, (dk, dv))
-            state.queries.release(i)
-            dq = warpgroup_mma_wait(0, (dq,))
+            dk = ask_dk(i, ds, dk, state)  # last, so that tensor cores have work while dQ is left
+            dv, dq = warpgroup_mma_wait(1, (dv, dq))
             state.used.arrive(i - 1)
             leave_dq(i - 1, dq, consumer_id, state)
+            dk = warpgroup_mma_wait(0, (dk,))
+            state.queries.release(i)
+        state.values.release(t)
         dq = warpgroup_mma_wait(0, (ask_dq(i, own, state),))
         state.used.arrive(i)
         leave_dq(i, dq, consumer_id, state)
         i += 1
+    if n == 0:
+        state.values.release(t)
     return i, dk, dv
 
 
@@ -267,22 +330,21 @@ def consumer(consumer_id: gl.constexpr, state):
     mine_k, mine_v = k.slice(consumer_id * ROWS, ROWS, dim=0), v.slice(consumer_id * ROWS, ROWS, dim=0)
     i = 0
     t = 0
+    block = block_of(gl.program_id(0), consumer_id, r, state)
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
-        member, item = scheduler.places(scheduler.where(number))
-        _, count = keys_of(item, 0)
-        low, high = row_bounds(item, consumer_id * ROWS + r, 0, cfg)
-        seen = range_of(item, consumer_id, 0, cfg.consumers, 1)
-        own = Own(mine_k, mine_v, k.slice(consumer_id * DIMS, DIMS, dim=1), low, high, seen.below, seen.beyond)
+        columns = k.slice(consumer_id * DIMS, DIMS, dim=1)
+        own = Own(mine_k, mine_v, columns, block.low, block.high, block.below, block.beyond)
         keys.wait(t)
-        n = tiles_of(count, cfg.columns)
-        i, dk, dv = walk(i, (n, n * gl.load(member + 3)), consumer_id, own, (none, none_v), state)
+        state.values.wait(t)
+        i, dk, dv = walk(t, i, (block.tiles, block.tiles * block.share), consumer_id, own, (none, none_v), state)
         keys.release(t)
-        member, item = scheduler.places(scheduler.where(opaque(number)))
-        batch, kv_head, start, height = gl.load(member), gl.load(member + 1), gl.load(item), gl.load(item + 1)
+        # asked for before results are written
+        after = block_of(opaque(number) + gl.num_programs(0), consumer_id, r, state)
         origin, pace = scheduler.rows()
-        rows = Rows(batch, kv_head, origin + start, height, pace)
+        rows = Rows(block.batch, block.kv_head, origin + block.start, block.height, pace)
         store_rows(dk * state.scale, state.DK, rows, consumer_id)
         store_rows(dv, state.DV, rows, consumer_id)
+        block = after
         t += 1
 
 
@@ -327,8 +389,9 @@ def bwd_summed(Stats, read, outputs, scheduler, sizes, CHAINED: gl.constexpr, cf
     fills: gl.constexpr = 1 + LANES * cfg.producer_warps  # of what comes by descriptors, and of each thread
     state = Summed(
         cfg, outputs[0], outputs[1], Stats, k, v, q, do, stats, ds, ones, sums, channel(1, 1, CONSUMERS),
-        channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS), ring(1, CONSUMERS),
-        ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3], outputs[2],
+        channel(1, 1, CONSUMERS), channel(cfg.stages, fills, CONSUMERS), ring(DS, CONSUMERS), ring(DS, CONSUMERS),
+        ring(1, CONSUMERS), ring(1, 1), scheduler, sizes[0], sizes[1], sizes[2], read[0], read[1], read[2], read[3],
+        outputs[2],
     )  # fmt: skip
     gl.static_assert(cfg.consumers == 2)
     gl.warp_specialize([

@@ -7,7 +7,7 @@ from typing import Literal
 
 from weft.kernels.gpu.spec import KernelSpec
 
-LEAST, MOST = 2.0**-48, 2.0**120  # what sums of weights may be where nothing is taken off scores
+LEAST, MOST = 2.0**-48, 2.0**120  # of sums of weights; the least where nothing is taken off scores
 RowMax = Literal["none", "first", "online"]
 
 
@@ -23,9 +23,8 @@ class Config:
     row's largest score in the first of its consumer's first two tiles that has a key for it; "online": the largest so
     far. With the first two, rows whose sums leave the range from `least` to `most` are computed again. terms: that one
     walk has. short: runs are short (`fwd_short`). overlapped: scores of a tile are made beside the product of the
-    weights before, and bounds of rows are read from the tables (`fwd_overlapped`). sums_rounded: out is divided by the
-    sum of the weights that products took, rounded to 16 bits as they are. boxed: whole tiles of results leave
-    by a descriptor.
+    weights before, and bounds of rows are read from the tables (`fwd_overlapped`). boxed: whole tiles of results leave
+    by a descriptor. counted: tables say how many blocks there are, and runs may begin before token 0.
     """
 
     d: int
@@ -43,11 +42,11 @@ class Config:
     terms: int = 1
     short: bool = False
     overlapped: bool = False
-    sums_rounded: bool = False
     sinks: bool = False
     boxed: bool = True
     lse_gradient: bool = False
     with_delta: bool = False
+    counted: bool = False
 
     @property
     def width(self) -> int:
@@ -61,17 +60,16 @@ class Config:
 
     @property
     def least(self) -> float:
-        """The least sum of weights that a forward's row may have."""
+        """The least sum of weights that a forward's row may have. With "first" one weight is 1, mostly."""
         return LEAST if self.row_max == "none" else LEAST_OF_FIRST
 
     @property
     def most(self) -> float:
-        """The largest: where weights are float16, none of them may have become infinite."""
-        return MOST if self.row_max == "none" else MOST_OF_FIRST
+        """The largest sum. A weight that its 16 bits do not hold becomes infinite, and so does some sum of values."""
+        return MOST
 
 
-# With the first tile's largest score taken off, one weight of a row is 1, mostly; float16 ends at 65504.
-LEAST_OF_FIRST, MOST_OF_FIRST = 2.0**-8, 2.0**15
+LEAST_OF_FIRST = 2.0**-8  # beneath it, rows that had nothing taken off lose digits: float16 has few below 2^-14
 ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 # (registers of a thread that computes, of one that loads) of forwards by the wider head dimension, padded, and the
 # number of consumers; the first group has what the others leave of the launch's.
@@ -92,7 +90,7 @@ def _key_gradients(spec: KernelSpec) -> Config:
     if spec.with_dq:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
-            stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24,
+            stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
         )  # fmt: skip
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
@@ -121,7 +119,7 @@ def _forward(spec: KernelSpec) -> Config:
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
-        overlapped=spec.row_bounds, sums_rounded=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed,
+        overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted,
     )  # fmt: skip
 
 

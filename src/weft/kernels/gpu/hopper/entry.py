@@ -30,7 +30,8 @@ def imports(spec: KernelSpec) -> str:
         "from weft.kernels.gpu.hopper.ops.aggregate import constants",
     ]
     if spec.direction in ("forward", "dkdv"):
-        found.append("from weft.kernels.gpu.hopper.ops.scheduler import TileScheduler")
+        taken = "TileScheduler, counted" if spec.counted else "TileScheduler"
+        found.append(f"from weft.kernels.gpu.hopper.ops.scheduler import {taken}")
     if strided(spec):
         found.append("from weft.kernels.gpu.hopper.ops.values import Tensor")
     config = f"CONFIG = constants(Config(\n{_wrapped(config_of(spec))}\n))  # fmt: skip"
@@ -60,15 +61,20 @@ def body(spec: KernelSpec) -> Iterator[str]:
 def _forward(spec: KernelSpec) -> Iterator[str]:
     (box, *near), (*_, far_k, far_v) = box_names(1), box_names(spec.terms)
     out_box = box if spec.boxed else near[0]  # of the same shape, and written by nobody
-    yield f"scheduler = TileScheduler({', '.join(TABLES)})"
+    yield _scheduler(spec)
     yield f"{_function(spec)[1]}("
     yield f"    (q, k, v), ({', '.join((*near, far_k, far_v))}), (out, Lse, {out_box}), scheduler,"
     yield f"    (all_heads, my_length, scale, {'Sinks' if spec.sinks else 'Lse'}), cfg=CONFIG,"
     yield ")"
 
 
+def _scheduler(spec: KernelSpec) -> str:
+    made = f"TileScheduler({', '.join(TABLES)})"
+    return f"scheduler = {f'counted({made})' if spec.counted and not spec.of_keys else made}"
+
+
 def _key_gradients(spec: KernelSpec) -> Iterator[str]:
-    yield f"scheduler = TileScheduler({', '.join(TABLES)})"
+    yield _scheduler(spec)
     if spec.with_dq:
         yield "bwd_summed("
         yield f"    Stats, ({', '.join(walk_names(OF_KEYS))}), (dk, dv, {', '.join(walk_names(OF_SUMS))}), scheduler,"

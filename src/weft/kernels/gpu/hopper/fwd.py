@@ -27,7 +27,7 @@ from weft.kernels.gpu.hopper.ops.channel import barriers, channel
 from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_box_rows
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, flat, marks, matrix
-from weft.kernels.gpu.hopper.ops.softmax import fast_inverse, fast_log2, in_parts, with_sink
+from weft.kernels.gpu.hopper.ops.softmax import fast_inverse, fast_log2, in_parts, largest_rounded, with_sink
 from weft.kernels.gpu.hopper.ops.values import LN2, LOG2E, opaque
 
 WARPS = gl.constexpr(GROUP_WARPS)
@@ -159,12 +159,11 @@ def finished(sums, keys, valid, sink, dtype: gl.constexpr, cfg: gl.constexpr):
     else:
         tame = (whole <= cfg.most) & (whole >= cfg.least)
         wild = (keys > 0) & (tame == 0) & valid
-    # weights as their values met them: divided by their sum, a row's only value is exact, and one that has most of a
-    # row's weight nearly so
-    if cfg.sums_rounded:
-        weight = gl.convert_layout(gl.sum(sums.rounded, 1), keys.type.layout)
-    else:
-        weight = gl.where(keys == 1, whole.to(dtype).to(gl.float32), whole)
+    # large weights as their values met them (docs/decisions/0015): divided by this sum, a row's only value is exact,
+    # and one that has most of a row's weight nearly so
+    weight = whole
+    if cfg.row_max != "online":
+        weight = gl.convert_layout(gl.sum(largest_rounded(total, sums.top, dtype), 1), keys.type.layout)
     if cfg.row_max == "none":
         above = gl.zeros_like(whole)
     else:

@@ -1,3 +1,4 @@
+# ruff: noqa: PLR0913 - kernels take as many arguments as they need
 """Rows of a forward whose sums left the range, computed again with their largest score taken off (online softmax).
 
 The consumers mark such rows in lse and go on; when all blocks are done, the kernel's own warps compute them. So the
@@ -45,15 +46,17 @@ class Term:
 
 
 @gluon.jit
-def fetch(to, tensor, heads, first, rows, DIMS: gl.constexpr):
+def fetch(to, tensor, heads, first, rows, DIMS: gl.constexpr, BEFORE: gl.constexpr = False):
     """A tile of rows, by the warps that compute, when nothing else runs. heads: (batch row, head); rows: (how many,
-    their step).
+    their step). BEFORE: the first may be before row 0; rows that there are not are that row.
     """
     count, step = rows
     ROWS: gl.constexpr = to.type.shape[0]
     WIDTH: gl.constexpr = to.type.shape[1]
     layout: gl.constexpr = by_rows(WIDTH, WARPS)
     r = gl.minimum(gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)), count - 1)
+    if BEFORE:
+        r = gl.maximum(r, -first)
     d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
     at = tensor.row(heads[0], heads[1], first)
     at = at + (gl.expand_dims(r * step * (tensor.per_row * UNIT), 1) + d)
@@ -77,8 +80,8 @@ def add_term(sums, state, inputs, heads, term, columns):
     scale2 = state.scale * LOG2E
     for j in range(0, tiles_of(term.count, TILE)):
         first, count = term.origin + term.first + j * TILE * term.step, term.count - j * TILE
-        fetch(k, inputs[0], heads, first, (count, term.step), cfg.d)
-        fetch(v, inputs[1], heads, first, (count, term.step), cfg.dv)
+        fetch(k, inputs[0], heads, first, (count, term.step), cfg.d, cfg.counted)
+        fetch(v, inputs[1], heads, first, (count, term.step), cfg.dv, cfg.counted)
         x = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
         x = warpgroup_mma_wait(0, (x,))
         words, bit = mask_words(term.low - j * TILE, term.high - j * TILE, columns)

@@ -13,14 +13,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, no_sums, weights_of
+from weft.kernels.gpu.hopper.fwd_tile import Cut, Sums, no_sums, weights_of, with_weights
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, range_of, row_bounds, tiles_of
 from weft.kernels.gpu.hopper.ops.layouts import matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.softmax import in_parts
 from weft.kernels.gpu.hopper.ops.values import opaque
-from weft.kernels.gpu.hopper.ops.words import factor_of, in_words, words_in_parts
+from weft.kernels.gpu.hopper.ops.words import factor_of, in_words
 
 
 @aggregate
@@ -81,16 +80,14 @@ def first_tile(i, j, s, own, sums, state, scoring):
     state.tiles.release(i)
     cfg: gl.constexpr = state.cfg
     x = cut_scores(x, j, own.cut, scoring)
-    p, sums = weights_of(x, s, sums, scoring, cfg.row_max, cfg.sums_rounded)
-    words = in_words(p, state.v.dtype)
-    return Ahead(Sums(sums.acc, sums.total + in_parts(p), with_words(sums, words, state), sums.largest), words)
+    p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
+    return Ahead(with_weights(sums, p, cfg.row_max), in_words(p, state.v.dtype))
 
 
 @gluon.jit
-def with_words(sums, words, state):
-    """Sums of weights as products take them, with a tile's."""
-    gl.static_assert(state.cfg.sums_rounded)
-    return sums.rounded + words_in_parts(words, state.v.dtype)
+def with_acc(sums, acc):
+    """Sums with other sums of values."""
+    return Sums(acc, sums.total, sums.top, sums.largest)
 
 
 @gluon.jit
@@ -106,23 +103,16 @@ def next_tile(i, j, s, own, before, state, scoring, MASK: gl.constexpr):
         x = cut_scores(x, j, own.cut, scoring)
     if cfg.row_max == "online":  # which multiplies sums
         acc = warpgroup_mma_wait(0, (acc,))
-        p, sums = weights_of(
-            x,
-            s,
-            Sums(acc, before.sums.total, before.sums.rounded, before.sums.largest),
-            scoring,
-            cfg.row_max,
-            cfg.sums_rounded,
-        )
+        p, sums = weights_of(x, s, with_acc(before.sums, acc), scoring, cfg.row_max)
         acc = sums.acc
     else:
-        p, sums = weights_of(x, s, before.sums, scoring, cfg.row_max, cfg.sums_rounded)
-    total = sums.total + in_parts(p)
+        p, sums = weights_of(x, s, before.sums, scoring, cfg.row_max)
+    sums = with_weights(sums, p, cfg.row_max)
     if cfg.row_max != "online":
         acc = warpgroup_mma_wait(0, (acc,))
     state.values.release(i - 1)
     words = in_words(p, state.v.dtype)  # after the wait: before it, ptxas writes them over those that are still read
-    return Ahead(Sums(acc, total, with_words(sums, words, state), sums.largest), words)
+    return Ahead(with_acc(sums, acc), words)
 
 
 @gluon.jit
@@ -158,7 +148,7 @@ def add_run(i, s, place, seen, cut, sums, state, scoring):
             ahead = next_tile(here + j, j, s + j - begin, own, ahead, state, scoring, True)
         acc = warpgroup_mma_wait(0, (ask_sums(here + end - 1, ahead, state),))
         state.values.release(here + end - 1)
-        sums = Sums(acc, ahead.sums.total, ahead.sums.rounded, ahead.sums.largest)
+        sums = with_acc(ahead.sums, acc)
     return here + end, sums
 
 

@@ -19,7 +19,7 @@ from weft.kernels.gpu.hopper.ops.blocks import FOLDS
 from weft.kernels.gpu.hopper.ops.broadcast import OWN, Metadata, Seen, metadata, seen_of
 from weft.kernels.gpu.hopper.ops.layouts import accumulator, first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.softmax import in_parts
+from weft.kernels.gpu.hopper.ops.softmax import in_parts, largest_in_parts
 from weft.kernels.gpu.hopper.ops.values import opaque
 
 
@@ -57,7 +57,7 @@ def folded(i, run, q, low, state, scoring):
     acc = warpgroup_mma_wait(0, (acc,))
     tiles.release(i)
     tiles.release(last)
-    return Sums(acc, in_parts(p), 0, 0)
+    return Sums(acc, in_parts(p), largest_in_parts(p), 0)
 
 
 @gluon.jit

@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.layouts import first_factor, matrix
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
-from weft.kernels.gpu.hopper.ops.softmax import in_parts
+from weft.kernels.gpu.hopper.ops.softmax import in_parts, largest_in_parts
 
 
 @aggregate
@@ -29,32 +29,26 @@ class Scoring:
 
 @aggregate
 class Sums:
-    """Sums of values; of weights, and of weights as products took them, in parts; what was taken off scores, in bits.
-    The last two are constants where there is no such thing.
+    """Sums of values, and of weights in parts; the bits of the largest weight of each part; what was taken off scores,
+    in bits, a constant where that is nothing.
     """
 
     acc: gl.tensor
     total: gl.tensor
-    rounded: gl.tensor | gl.constexpr
+    top: gl.tensor
     largest: gl.tensor | gl.constexpr
 
 
 @gluon.jit
 def no_sums(scoring, cfg: gl.constexpr):
     """Before a consumer's first tile."""
-    total = in_parts(scoring.zero)
+    total, top = in_parts(scoring.zero), largest_in_parts(scoring.zero)
     ROWS: gl.constexpr = scoring.zero.type.shape[0]
     if cfg.row_max == "none":
-        if cfg.sums_rounded:
-            sums = Sums(scoring.none, total, total, 0)
-        else:
-            sums = Sums(scoring.none, total, 0, 0)  # constants, which a variable would make tensors of
+        sums = Sums(scoring.none, total, top, 0)  # a constant, which a variable would make a tensor of
     else:
         largest = gl.full([ROWS], float("-inf"), gl.float32, scoring.rows.type.layout)
-        if cfg.sums_rounded:
-            sums = Sums(scoring.none, total, total, largest)
-        else:
-            sums = Sums(scoring.none, total, 0, largest)
+        sums = Sums(scoring.none, total, top, largest)
     return sums
 
 
@@ -79,7 +73,13 @@ def scores_of(i, q, state, scoring):
 
 
 @gluon.jit
-def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr, ROUNDED: gl.constexpr = False):
+def times_rows(x, factor):
+    """x (rows, columns) times a number for each row."""
+    return x * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(1, x.type.layout)), 1)
+
+
+@gluon.jit
+def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr):
     """(weights of a tile's scores, sums that belong to them). s: how many tiles the consumer had before.
 
     Bounds mostly rise or fall by a key a row, or less, so every row has a key in the consumer's first two tiles. Other
@@ -96,21 +96,25 @@ def weights_of(x, s, sums, scoring, ROW_MAX: gl.constexpr, ROUNDED: gl.constexpr
                 largest = gl.where(largest == float("-inf"), 0.0, largest)
         safe = gl.where(largest == float("-inf"), 0.0, largest)
         p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
-        sums = Sums(sums.acc, sums.total, sums.rounded, largest)
+        sums = Sums(sums.acc, sums.total, sums.top, largest)
     else:
         acc, total, largest = sums.acc, sums.total, sums.largest
         new = gl.maximum(largest, gl.max(x, 1) * scoring.scale2)
         safe = gl.where(new == float("-inf"), 0.0, new)  # of rows that have seen no key yet
         kept = gl.exp2(largest - safe)
-        total = total * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
-        acc = acc * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, acc.type.layout)), 1)
+        total, acc = times_rows(total, kept), times_rows(acc, kept)
         p = gl.exp2(x * scoring.scale2 - gl.expand_dims(safe, 1))
-        if ROUNDED:
-            rounded = sums.rounded * gl.expand_dims(gl.convert_layout(kept, gl.SliceLayout(1, total.type.layout)), 1)
-            sums = Sums(acc, total, rounded, new)
-        else:
-            sums = Sums(acc, total, sums.rounded, new)
+        sums = Sums(acc, total, sums.top, new)
     return p, sums
+
+
+@gluon.jit
+def with_weights(sums, p, ROW_MAX: gl.constexpr):
+    """Sums of weights with those of a tile."""
+    top = sums.top
+    if ROW_MAX != "online":  # where the largest weight is 1, which no rounding changes
+        top = gl.maximum(top, largest_in_parts(p))
+    return Sums(sums.acc, sums.total + in_parts(p), top, sums.largest)
 
 
 @gluon.jit
@@ -123,9 +127,9 @@ def add_tile(i, j, s, x, sums, cut, state, scoring):
         words, bit = mask_words(cut.low - j * TILE, cut.high - j * TILE, scoring.columns)
         x = masked(x, words, bit, float("-inf"))
     p, sums = weights_of(x, s, sums, scoring, cfg.row_max)
-    total = sums.total + in_parts(p)
+    sums = with_weights(sums, p, cfg.row_max)
     weights = gl.convert_layout(p.to(state.v.dtype), first_factor(cfg.width_v))
     acc = warpgroup_mma(weights, matrix(state.v.index(at)), sums.acc, is_async=True)
     acc = warpgroup_mma_wait(0, (acc,))
     state.tiles.release(i)
-    return Sums(acc, total, sums.rounded, sums.largest)
+    return Sums(acc, sums.total, sums.top, sums.largest)

@@ -14,9 +14,9 @@ SHARERS = tl.constexpr(4)  # threads that share a row of a product; each has two
 
 
 # What a row (rows,) has summed: acc (rows, dv) in chunks, weights times values; largest: its largest score in units of
-# log2, unless nothing is subtracted; total: of weights (rows,), or of each thread's (rows, SHARERS); keys: how many
-# keys it has seen, where that is counted beside.
-Sums = namedtuple("Sums", "acc largest total keys")
+# log2, unless nothing is subtracted; total: of weights (rows,), or of each thread's (rows, SHARERS); top: each thread's
+# largest weight (rows, SHARERS), as the bits of an integer, where its rounding counts.
+Sums = namedtuple("Sums", "acc largest total top")
 
 
 @triton.jit
@@ -24,7 +24,24 @@ def no_sums(C: tl.constexpr, ONLINE: tl.constexpr):
     """Sums of no keys."""
     total = tl.zeros((C.rows, SHARERS), tl.float32) if C.partial else tl.zeros((C.rows,), tl.float32)
     largest = tl.full((C.rows,), float("-inf"), tl.float32) if ONLINE else ()
-    return Sums(zeros(C, C.dv), largest, total, tl.zeros((C.rows,), tl.int32))
+    top = tl.zeros((C.rows, SHARERS), tl.int32) if C.rounds and not ONLINE else ()
+    return Sums(zeros(C, C.dv), largest, total, top)
+
+
+@triton.jit
+def with_top(C: tl.constexpr, top, p):
+    """top with weights (rows, cols) of another tile. Bits of numbers that are not negative have the same order, and an
+    instruction compares three integers.
+    """
+    parts = tl.reshape(p.to(tl.int32, bitcast=True), (C.rows, C.cols // (2 * SHARERS), SHARERS, 2))
+    return tl.maximum(top, tl.max(tl.max(parts, 3), 1))
+
+
+@triton.jit
+def rounding_of(top, dtype: tl.constexpr):
+    """What the largest weights of each row's threads gain together when they are rounded (rows,)."""
+    weight = top.to(tl.float32, bitcast=True)
+    return tl.sum(weight.to(dtype).to(tl.float32) - weight, 1)
 
 
 @triton.jit

@@ -175,7 +175,7 @@ def _add(call: Call, scoring: Scoring, mine: Keys, part: Part, what: tuple[int, 
 
 
 def _write(call: Call, scoring: Scoring, tile: Tile, mine: Keys) -> None:
-    """The gradients of a tile, on their own or among the sums of few keys."""
+    """The gradients of a tile, on their own or among the sums of shared keys."""
     spec, owner = call.spec, mine.owner
     dk, dv = mine.dk * scoring.scale, mine.dv
     if spec.rank > 1:
@@ -183,7 +183,7 @@ def _write(call: Call, scoring: Scoring, tile: Tile, mine: Keys) -> None:
         dk, dv = np.where(seen, dk, 0.0), np.where(seen, dv, 0.0)
     if spec.leaves_shared:
         slots = call.table("Slots")[tile.rows]
-        law((slots >= 0).all(), "a key has no place among the sums of few keys")
+        law((slots >= 0).all(), "a key has no place among the sums of shared keys")
         place = owner.batch, owner.kv_head, slots
         there = np.zeros((1, spec.d + spec.dv)) if spec.accumulate else call.tensor("Sums").load(*place)
         dk, dv = (

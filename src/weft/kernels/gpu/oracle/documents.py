@@ -9,6 +9,7 @@ import numpy as np
 from weft.kernels.gpu.documents.spec import DOCUMENT, HEADER, ITEM
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
+from weft.kernels.gpu.tables.consumer_ranges import BESIDE, GROUP
 from weft.kernels.gpu.tables.pack import HEAD, reciprocal
 
 FAR = 1 << 30
@@ -52,6 +53,77 @@ def tables(call: Call) -> None:
         words.store(pages.reshape(-1), call.integer("pages_at") + np.arange(pages.size))
 
 
+# ---- tables that warp groups read ------------------------------------------------------------------------------------
+def items(call: Call) -> None:
+    """The item of each tile of all documents, and about how long groups take for it, -1 where there is none."""
+    words, tiles, record = call.flat("Tables"), call.integer("tiles"), call.integer("record")
+    documents, bounds = [_document(call, i) for i in range(call.integer("documents") + 1)], call.table("Bounds")
+    end = max((one.first_col + one.cols for one in documents[:-1]), default=0)
+    every = [(one, row) for one in documents for row in range(0, one.rows, call.spec.rows)]
+    works = np.full(tiles, -1)
+    for number, (one, row) in enumerate(every):
+        item, works[number] = _item_of_groups(call, bounds, one, row, end)
+        law(len(item) == record, "an item has other integers than the kernel is told")
+        at = call.integer("items_at") + record * number
+        words.store(np.array(item, np.float64), at + np.arange(record))
+    if call.spec.of_keys:  # whose kernel takes items without rows and columns too
+        for number in range(len(every), tiles):
+            words.store(np.zeros(record), call.integer("items_at") + record * number + np.arange(record))
+    words.store(works.astype(np.float64), call.integer("works_at") + np.arange(tiles))
+
+
+def _item_of_groups(call: Call, bounds: Ints, one: Document, row: int, end: int) -> tuple[list[int], int]:
+    """(its integers, how long groups take). end: where the last document ends, in columns."""
+    height, cols = min(call.spec.rows, one.rows - row), call.spec.cols
+    low, high = np.array([_columns(bounds, row + r, one) for r in range(height)]).T
+    live = low < high
+    start, stop = (int(low[live].min()), int(high[live].max())) if live.any() else (0, 0)
+    first, tiles = one.first_col + start, -(-(stop - start) // cols)
+    moved = cols * tiles - (stop - start) if first + cols * tiles > end else 0
+    low, high = (np.where(live, x - start + moved, 0) for x in (low, high))
+    ranges, work = [], 0
+    for g in range(0, call.spec.rows, GROUP):
+        mine = slice(min(g, height - 1), min(g + GROUP, height))
+        begin = int(low[mine][live[mine]].min() // cols) if live[mine].any() else 0
+        after = int(-(-high[mine].max() // cols)) if g < height else 0
+        begin = min(begin, after) if g < height else 0
+        all_see = int(high[mine].min() // cols) if not call.spec.of_keys or g + GROUP <= height else 0
+        ranges += [begin, after, int(-(-low[mine].max() // cols)), all_see, 0]
+        work += 2 * (after - begin) + BESIDE * (g < height)
+    told = [int(x) for side in (low, high) for x in np.pad(side, (0, call.spec.rows - height))]
+    place = one.first_row + row
+    return [place, height, first - moved, stop - start + moved, 0, 0, place, 0, first - moved, 0, *ranges, *told], work
+
+
+def blocks(call: Call) -> None:
+    """The launch, its members, how many blocks there are and these: of a few heads after those of others, the longest
+    first.
+    """
+    words, tiles, heads = call.flat("Tables"), call.integer("tiles"), call.integer("heads")
+    works = words.load(call.integer("works_at") + np.arange(tiles))
+    order = [int(i) for i in np.argsort(-works, kind="stable") if works[i] >= 0]
+    together, programs = call.spec.together, call.integer("programs")
+    found = [
+        (item, head) for first in range(0, heads, together) for item in order
+        for head in range(first, min(first + together, heads))
+    ]  # fmt: skip
+    for begin in range(programs, len(found) - programs + 1, 2 * programs):  # every second round backwards
+        found[begin : begin + programs] = found[begin : begin + programs][::-1]
+    if call.spec.of_keys:
+        found += [(item, head) for item in range(len(order), tiles) for head in range(heads)]
+    listed = np.array([len(found), *(x for block in found for x in block)], np.float64)
+    words.store(listed, call.integer("blocks_at") - 1 + np.arange(listed.size))
+    inverse = reciprocal(1)[0] - (1 << 32)
+    log = call.spec.cols.bit_length() - 1
+    launch = [0, 0, 0, 1, call.integer("my_length"), 0, 0, 0, 0, 1, log, call.integer("their_length"), 0, inverse, 0]
+    words.store(np.pad(np.array(launch, np.float64), (0, DOCUMENT - len(launch))), np.arange(DOCUMENT))
+    for head in range(heads):
+        place = 0, tiles, call.integer("record"), 1, HEADER, call.integer("items_at")
+        member = np.array((0, *_owner(call, head), *place), np.float64)
+        words.store(member, call.integer("heads_at") + HEAD * head + np.arange(HEAD))
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
 def _pages(call: Call) -> Reals:
     """The first token of each page, (documents, pages of each)."""
     table = call.indices("BlockTable", call.integer("table_row"))

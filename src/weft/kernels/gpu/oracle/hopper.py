@@ -74,6 +74,9 @@ class Walk(NamedTuple):
 def blocks(call: Call) -> Iterator[Block]:
     """Every block, program by program."""
     words, at, count = call.table(), call.integer("blocks_at"), call.integer("blocks")
+    if call.spec.counted:
+        law(0 <= words[at - 1] <= count, "there are more blocks than room for them")
+        count = int(words[at - 1])
     place, programs = place_of(call), call.grid[0]
     law(0 < at and at + 2 * count <= words.size, "blocks lie beyond the tables")
     every = words[at : at + 2 * count].reshape(-1, 2)
@@ -160,7 +163,8 @@ def _place(call: Call, block: Block, side: int) -> tuple[int, int]:
 
 def _boxed(box: Box, place: tuple[int, int], tokens: Ints, what: str) -> tuple[int, int]:
     """The place, once the descriptor has there the tokens that tables name."""
-    law(np.array_equal(box.tokens(*place)[: tokens.size], tokens), f"a box of {what} is of other tokens")
+    known = np.maximum(tokens, -1)  # before token 0 there is none
+    law(np.array_equal(box.tokens(*place)[: tokens.size], known), f"a box of {what} is of other tokens")
     return place
 
 
@@ -301,7 +305,8 @@ def _tile_gradients(
     tokens = walk.tokens[j * walk.tile : min(walk.length, j * walk.tile + walk.tile)]
     at = _boxed(call.box("Q_box"), place, tokens, "queries")
     q, do = (call.box(name).load(batch, head, *at)[: tokens.size] for name in ("Q_box", "DOut_box"))
-    lse, delta = subtracted(call, numbers_of(call, batch, head, tokens, "their_length"))
+    rows = np.maximum(tokens, 0) if call.spec.counted else tokens  # a run may begin before token 0
+    lse, delta = subtracted(call, numbers_of(call, batch, head, rows, "their_length"))
     mask = walk.mask(j)[: len(k), : tokens.size]
     p = np.where(mask, np.exp(np.where(mask, k @ q.T * call.real("scale") - lse, -np.inf)), 0.0)
     ds = p * np.where(mask, v @ do.T - delta, 0.0)

@@ -21,6 +21,7 @@ Reals: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 Scalars = Mapping[str, int | float]
+UNWRITTEN = -(1 << 40)  # beyond all memory
 KEYS = ("k", "v")  # slots that a call may bind to fewer tokens, where the host gives their number
 
 
@@ -193,6 +194,8 @@ class Call:
         found = self.memory.tables.get(slot, self._tables.get(slot))
         if found is None:
             words = self.memory.arrays[slot]
+            if getattr(self.spec, "counted", False):  # what is not listed is not read, and anything
+                words = np.where(np.isnan(words), UNWRITTEN, words)
             law(not np.isnan(words).any(), f"{slot} is read as tables, and some of it was not written")
             found = self._tables[slot] = words.astype(np.int64)
         return found

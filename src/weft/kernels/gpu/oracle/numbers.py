@@ -10,7 +10,7 @@ import numpy as np
 from weft.kernels.gpu.oracle.laws import law
 from weft.kernels.gpu.oracle.memory import Call, Ints, Reals
 from weft.kernels.gpu.oracle.tables import Visit
-from weft.score.dropout import halves
+from weft.score.dropout import HEADER, halves
 from weft.score.evaluate import Rule, evaluate
 
 
@@ -56,7 +56,15 @@ class Scoring:
         """What dropout multiplies weights (queries, keys) by, by its law; 1 without."""
         if not self.call.spec.dropout:
             return np.ones((queries.size, keys.size))
-        found = halves(self.call.counted("Seed", 0), *of, queries[:, None], keys[None, :])
+        (batch, head), told = of, self.call.spec.renumbered
+        if told:
+            head += self.call.counted("Seed", 1)
+            m = self.call.counted("Seed", 2)
+            queries, keys = (
+                np.array([self.call.counted("Seed", HEADER + int(x)) for x in tokens], np.int64)
+                for tokens in (queries, m + keys)
+            )
+        found = halves(self.call.counted("Seed", 0), batch, head, queries[:, None], keys[None, :])
         return np.where(found >= self.call.integer("dropped_below"), self.call.real("kept_scale"), 0.0)
 
 

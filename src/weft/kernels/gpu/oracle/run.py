@@ -69,7 +69,8 @@ def kernel_of(launch: Launch) -> Kernel:
     if isinstance(spec, SplitKVSpec):
         found = rows.combine if spec.combine else rows.rows
     elif isinstance(spec, TablesSpec):
-        found = documents.tables
+        of_groups = documents.blocks if spec.blocks else documents.items
+        found = of_groups if spec.groups else documents.tables
     elif isinstance(spec, KernelSpec):
         found = (OF_GROUPS if spec.groups else OF_TILES).get(spec.direction)
     elif isinstance(spec, str):

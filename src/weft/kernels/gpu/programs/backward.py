@@ -27,7 +27,7 @@ from weft.kernels.gpu.programs.launches import (
     wave_launches,
     widened,
 )
-from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, number_of, refuse_atomics
+from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, number_of, refuse_atomics, with_dropout
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel
@@ -51,17 +51,27 @@ def backward_program(plan: AttentionPlan, layout: Layout, options: Options) -> L
     if family == fused_backward.NAME:
         assert plan.fused_backward is not None, "what is selected is listed"
         return fused_program(plan, plan.fused_backward, layout, options)
-    summing = family == one_kernel.NAME
-    queries = row_sums_program(plan, layout, options) if summing else queries_program(plan, layout, options)
-    keys = keys_program(plan, layout, options, summing)
+    if family == one_kernel.NAME:
+        return summing_program(plan, layout, options)
+    queries, keys = queries_program(plan, layout, options), keys_program(plan, layout, options, False)
     entries = (slot.name for one in (queries, keys) for slot in one.slots if number_of(slot.name) is not None)
-    outputs = ("dq", "dk", "dv", *(("delta",) * options.with_delta), *sorted(entries, key=len))
-    found = queries.then(keys, outputs)
-    if not summing:
-        return found
+    return queries.then(keys, (*outputs_of(options), *sorted(entries, key=len)))
+
+
+def outputs_of(options: Options) -> tuple[str, ...]:
+    """Gradients of q, k and v, and what that of sinks takes."""
+    return ("dq", "dk", "dv", *(("delta",) * options.with_delta))
+
+
+def summing_program(
+    plan: AttentionPlan, layout: Layout, options: Options, found: Packed | None = None
+) -> LaunchProgram:  # fmt: skip
+    """All gradients by the kernel that walks keys and adds to dq. found: its tables, if not the plan's."""
+    outputs = outputs_of(options)
+    both = row_sums_program(plan, layout, options).then(keys_program(plan, layout, options, True, found), outputs)
     dq = result("dq", "q", plan.problem.d, plan.problem, layout)
-    last = LaunchProgram("dq", (found.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
-    return found.then(last, outputs)
+    last = LaunchProgram("dq", (both.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
+    return both.then(last, outputs)
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -72,7 +82,7 @@ def queries_program(
 
     found: tables, if not the plan's.
     """
-    problem = plan.problem
+    problem, own = plan.problem, found is None
     if found is None:
         plan.check_room("dq", options.tf32)
         found = tables_of("dq", plan, layout, options, summing=False)
@@ -84,7 +94,7 @@ def queries_program(
     strides = layout.named | {"dq": dq[-1].strides}
     spec = for_card(_spec("dq", plan, layout, options, strides), "dq", plan)
     entries, sums = entries_of(plan, layout, options, "dq")
-    spec = replace(spec, rules=captured.with_entries(entries), dropout=bool(options.dropout))
+    spec = with_dropout(replace(spec, rules=captured.with_entries(entries)), plan, "dq", options, own)
     memory |= _kept_sums(slots, steps, sums)
     slots += _row_numbers(spec, problem, memory)
     if not covers or merges:
@@ -103,7 +113,7 @@ def keys_program(
     """dk and dv by tiles of keys, of delta or stats; summing: and dq_float32, which it adds to. found: tables, if not
     the plan's.
     """
-    problem = plan.problem
+    problem, own = plan.problem, found is None
     if found is None:
         plan.check_room("dkdv", options.tf32)
         found = tables_of("dkdv", plan, layout, options, summing)
@@ -129,10 +139,8 @@ def keys_program(
     spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
     entries, sums = entries_of(plan, layout, options, "dkdv")
     # sums of several launches come one after the other
-    spec = replace(
-        spec, rules=captured.with_entries(entries), dropout=bool(options.dropout),
-        chained=spec.chained and not entries,
-    )  # fmt: skip
+    spec = replace(spec, rules=captured.with_entries(entries), chained=spec.chained and not entries)
+    spec = with_dropout(spec, plan, "dkdv", options, own)
     memory |= _kept_sums(slots, steps, sums)
     slots += [replace(slot, role="input") for slot in _row_numbers(spec, problem, memory)]
     bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides}, captured.known)

@@ -15,34 +15,31 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.kernels.gpu.compile.source import Source
+from weft.kernels.gpu.configure import overlaps
 from weft.kernels.gpu.documents import spec as documents
-from weft.kernels.gpu.documents.spec import Places, TablesSpec, places_of
+from weft.kernels.gpu.documents.spec import GroupPlaces, Places, TablesSpec, group_places_of, places_of
 from weft.kernels.gpu.entry import module
 from weft.kernels.gpu.layout import Layout, Options
-from weft.kernels.gpu.program import (
-    Argument,
-    Known,
-    Launch,
-    LaunchProgram,
-    OnDevice,
-    Pointer,
-    Role,
-    Slot,
-    Strides,
-    Table,
-)
-from weft.kernels.gpu.programs.backward import keys_program, queries_program
+from weft.kernels.gpu.program import Argument, Known, Launch, LaunchProgram, OnDevice, Pointer, Slot, Strides, Table
+from weft.kernels.gpu.programs.backward import keys_program, queries_program, summing_program
 from weft.kernels.gpu.programs.forward import forward_program
 from weft.kernels.gpu.programs.launches import Packed
+from weft.kernels.gpu.select import may_specialise
 from weft.kernels.gpu.tables.batches import Wave, Waves
-from weft.kernels.gpu.tables.pack import Kind
+from weft.kernels.gpu.tables.pack import Kind, Place
+from weft.kernels.gpu.tables.tile_scheduler import HEADS
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.problem import Problem
 from weft.planning.tiling import Direction, Tiling
+from weft.planning.tma import TmaExtent
+from weft.target import Gpu
 
 BLOCK = 64  # tiles of a program, see `documents.kernel`
 IMPORTS = "kernel import Documents, Made, Paged, tables_of", "spec import TablesSpec"
+OF_ITEMS = "blocks import Blocks, items_of", "kernel import Documents"
+OF_BLOCKS = "blocks import Blocks, blocks_of", "spec import TablesSpec"
 SUMS = ("of_queries", "of_keys")
+TABLES, BOUNDS = "_tables_0", "_bounds"  # after a direction, names of slots
 INTEGERS = ("documents", "my_length", "their_length", "tiles", "group", "items_at", "heads_at")
 OF_PAGES = ("table_row", "width", "pages", "step", "room", "pages_at")
 
@@ -69,23 +66,24 @@ class PagedKeys(NamedTuple):
 
 @dataclass(frozen=True)
 class Documents:
-    """So many documents under one pattern, and the tilings of each direction. paged: where keys lie in pages. ready:
-    programs are given the tables that `documents_tables_program` makes, in place of the running sums.
+    """So many documents under one pattern, and the tilings of each direction. paged: where keys lie in pages. groups:
+    of a forward by warp groups, where it may be; sums: of gradients by them.
     """
 
     count: int
     pattern: documents.Known
     tilings: Mapping[Direction, Tiling]
     paged: PagedKeys | None = None
-    ready: bool = False
+    groups: Tiling | None = None
+    sums: Tiling | None = None
 
 
 @dataclass(frozen=True)
 class Made:
-    """Tables of one direction, and the launch that makes them."""
+    """Tables of one direction, and the launches that make them."""
 
     packed: Packed
-    launch: Launch
+    launches: tuple[Launch, ...]
     bounds: Table
     direction: Direction
 
@@ -98,14 +96,23 @@ def documents_forward_program(
 
     plan: of the whole problem, whose own tiles are not used; of keys in pages n is the room of a document.
     """
-    made = tables_made("forward", plan.problem, asked)
+    if asked.groups is not None and may_specialise(layout, options, plan.problem):
+        made = group_tables_made("forward", plan, asked, asked.groups)
+    else:
+        made = tables_made("forward", plan.problem, asked)
     return _making(forward_program(plan, layout, options, made.packed), [made], asked)
 
 
 def documents_backward_program(
     plan: AttentionPlan, layout: Layout, options: Options, asked: Documents
 ) -> LaunchProgram:  # fmt: skip
-    """As `backward_program`, by two kernels and the same bits every time; not of keys in pages."""
+    """As `backward_program`, not of keys in pages: by warp groups that add to dQ in memory, where documents say so and
+    the order of sums is free; else by two kernels, and the same bits every time.
+    """
+    free = asked.sums is not None and not options.deterministic
+    if asked.sums is not None and free and may_specialise(layout, options, plan.problem):
+        made = group_tables_made("dkdv", plan, asked, asked.sums)
+        return _making(summing_program(plan, layout, options, made.packed), [made], asked)
     of_queries, of_keys = (tables_made(one, plan.problem, asked) for one in ("dq", "dkdv"))
     found = queries_program(plan, layout, options, of_queries.packed)
     keys = keys_program(plan, layout, options, False, of_keys.packed)
@@ -113,40 +120,40 @@ def documents_backward_program(
     return _making(both, [of_queries, of_keys], asked)
 
 
-def documents_tables_program(problem: Problem, asked: Documents, directions: tuple[Direction, ...]) -> LaunchProgram:
-    """The tables of these directions, of slots of_queries and of_keys: for programs of documents that are `ready`."""
-    made = [tables_made(one, problem, asked) for one in directions]
-    slots = _sums(asked)
-    for one in made:
-        (table,) = one.packed.tables
-        slots.append(Slot.dense(f"{one.direction}_tables_0", "output", "int32", table.words.shape))
-    bounds = {f"{one.direction}_bounds": one.bounds for one in made}
-    slots += [table.slot(name) for name, table in bounds.items()]
-    return LaunchProgram("documents_tables", tuple(slots), tuple(one.launch for one in made), bounds)
-
-
-def _sums(asked: Documents) -> list[Slot]:
-    return [Slot.dense(name, "input", "int32", (asked.count + 1,)) for name in SUMS]
-
-
 def _making(program: LaunchProgram, made: list[Made], asked: Documents) -> LaunchProgram:
-    """A program that makes tables before its first launch, or is given them."""
-    names = {f"{one.direction}_tables_0": one for one in made}
-    role: Role = "input" if asked.ready else "workspace"
-    slots = [replace(slot, role=role) if slot.name in names else slot for slot in program.slots]
-    if asked.ready:
-        tables = {name: table for name, table in program.tables.items() if name not in names}
-        return LaunchProgram(f"documents_{program.name}", tuple(slots), program.steps, tables)
-    slots += _sums(asked)
+    """A program that makes tables before its first launch."""
+    names = {f"{one.direction}{TABLES}": one for one in made}
+    slots = [replace(slot, role="workspace") if slot.name in names else slot for slot in program.slots]
+    slots += [Slot.dense(name, "input", "int32", (asked.count + 1,)) for name in SUMS]
     if asked.paged is not None:
         slots = [_paged(slot, asked.paged) for slot in slots]
         slots.append(Slot("block_table", "input", "int32", (asked.count, asked.paged.width), (asked.paged.row, 1)))
-    bounds = {f"{one.direction}_bounds": one.bounds for one in made}
+    bounds = {f"{one.direction}{BOUNDS}": one.bounds for one in made}
     slots += [table.slot(name) for name, table in bounds.items()]
     tables = {name: table for name, table in program.tables.items() if name not in names}
     first = next(at for at, step in enumerate(program.steps) if isinstance(step, Launch))
-    steps = (*program.steps[:first], *(one.launch for one in made), *program.steps[first:])
+    steps = (*program.steps[:first], *(x for one in made for x in one.launches), *program.steps[first:])
     return LaunchProgram(f"documents_{program.name}", tuple(slots), steps, tables | bounds)
+
+
+def apart(program: LaunchProgram) -> tuple[LaunchProgram, LaunchProgram]:
+    """(what makes the tables of a program of documents, the rest), where keys do not lie in pages.
+
+    The first has the running sums as inputs and tables as outputs; the second has those tables as its last inputs.
+    """
+    names = [slot.name for slot in program.slots if slot.name.endswith(TABLES) and slot.role == "workspace"]
+    making = tuple(one for one in program.launches if one.written and {*one.written} <= {*names})
+    bounds = {name: table for name, table in program.tables.items() if name.endswith(BOUNDS)}
+    slots = [program.by_name[name] for name in (*SUMS, *bounds)]
+    slots += [replace(program.by_name[name], role="output") for name in names]
+    rest = [slot for slot in program.slots if slot.name not in (*SUMS, *bounds, *names)]
+    rest += [replace(program.by_name[name], role="input") for name in names]
+    tables = {name: table for name, table in program.tables.items() if name not in bounds}
+    steps = tuple(step for step in program.steps if step not in making)
+    return (
+        LaunchProgram(f"tables of {program.name}", tuple(slots), making, bounds),
+        LaunchProgram(f"{program.name}, given tables", tuple(rest), steps, tables),
+    )
 
 
 def _paged(slot: Slot, paged: PagedKeys) -> Slot:
@@ -168,15 +175,45 @@ def tables_made(direction: Direction, problem: Problem, asked: Documents) -> Mad
     packed = Packed(Waves((wave,), covers=True), (table,), None, page=0 if paged is None else paged.page)
     spec = TablesSpec(tiling.rows, tiling.cols, of_keys, asked.pattern.from_end, paged is not None)
     sums = reversed(SUMS) if of_keys else SUMS
-    told: list[Argument] = [*map(OnDevice, sums), Pointer(f"{direction}_bounds")]
+    told: list[Argument] = [*map(OnDevice, sums), Pointer(f"{direction}{BOUNDS}")]
     told += [Known(x) for x in (asked.count, mine, theirs, places.tiles, problem.group, places.items_at)]
     told.append(Known(places.heads_at))
     if paged is not None:
         told.append(Pointer("block_table"))
         told += [Known(x) for x in (paged.row, paged.width, paged.pages, paged.step, paged.room, places.pages_at)]
-    told.append(Pointer(f"{direction}_tables_0", writes=True))
+    told.append(Pointer(f"{direction}{TABLES}", writes=True))
     launch = Launch(spec, _source(spec), (-(-places.tiles // BLOCK), members, 1), tuple(told))
-    return Made(packed, launch, Table(asked.pattern.bounds(of_keys)), direction)
+    return Made(packed, (launch,), Table(asked.pattern.bounds(of_keys)), direction)
+
+
+def group_tables_made(direction: Direction, plan: AttentionPlan, asked: Documents, tiling: Tiling) -> Made:
+    """The tables of one direction that warp groups read, in the same slots."""
+    problem, of_keys, target = plan.problem, direction == "dkdv", plan.target
+    (rows, heads), (cols, _) = ((problem.m, problem.q_heads), (problem.n, problem.kv_heads))[:: -1 if of_keys else 1]
+    places = group_places_of(asked.count, rows, tiling, heads)
+    spec = TablesSpec(
+        tiling.rows, tiling.cols, of_keys, asked.pattern.from_end, groups=tiling.groups,
+        together=1 if of_keys else HEADS, chained=overlaps(target),
+    )  # fmt: skip
+    nothing = np.zeros(0, np.int32)
+    wave = Wave(
+        nothing, Kind(1, tiling, True, False, False), places.heads_at, heads, places.tiles, False, several=False,
+        terms=1, more=False, place=Place(places.record, 1, documents.HEADER, places.items_at), merges=False,
+        span=max(tiling.rows, tiling.cols), whole=False, lines=False,
+        reach=(TmaExtent(0, 1, 1, rows), TmaExtent(0, 1, 1, cols)), blocks_at=places.blocks_at, counted=True,
+    )  # fmt: skip
+    made: list[Argument] = [Known(x) for x in places[:-1]]
+    written = Pointer(f"{direction}{TABLES}", writes=True)
+    told: list[Argument] = [*map(OnDevice, reversed(SUMS) if of_keys else SUMS), Pointer(f"{direction}{BOUNDS}")]
+    told += [Known(asked.count), Known(rows), Known(cols), *made, written]
+    items = Launch(spec, _source(spec), (places.tiles, 1, 1), tuple(told))
+    spec = spec._replace(blocks=True)
+    programs = min(target.processors if isinstance(target, Gpu) else 1, heads * places.tiles)
+    told = [Known(x) for x in (heads, rows, cols, problem.group, programs)]
+    blocks = Launch(spec, _source(spec), (-(-places.tiles // documents.ORDERED), 1, 1), (*told, *made, written))
+    table = Table(np.broadcast_to(np.int32(0), (places.size,)))  # whose words the device makes
+    packed = Packed(Waves((wave,), covers=True), (table,), None, groups=True)
+    return Made(packed, (items, blocks), Table(asked.pattern.bounds(of_keys)), direction)
 
 
 def _wave(tiling: Tiling, places: Places, members: int, lines: bool) -> Wave:
@@ -190,6 +227,14 @@ def _wave(tiling: Tiling, places: Places, members: int, lines: bool) -> Wave:
 
 
 def _types(spec: TablesSpec) -> Iterator[tuple[str, str]]:
+    if spec.groups:
+        if not spec.blocks:
+            yield from (("OfRows", "*i32"), ("OfCols", "*i32"), ("Bounds", "*i32"))
+        of_blocks = ("heads", "my_length", "their_length", "group", "programs")
+        integers = of_blocks if spec.blocks else INTEGERS[:3]
+        yield from ((name, "i32") for name in (*integers, *GroupPlaces._fields[:-1]))
+        yield "Tables", "*i32"
+        return
     yield from (("OfRows", "*i32"), ("OfCols", "*i32"), ("Bounds", "*i32"))
     yield from ((name, "i32") for name in INTEGERS)
     if spec.paged:
@@ -203,13 +248,20 @@ def _types(spec: TablesSpec) -> Iterator[tuple[str, str]]:
 def _source(spec: TablesSpec) -> Source:
     types = tuple(_types(spec))
     about = f"{spec.name}\n\nWritten by weft; 4 warps."
-    paged = f"Paged(BlockTable, {', '.join(OF_PAGES)})" if spec.paged else "()"
-    body = [
-        f"C: tl.constexpr = {spec!r}",
-        "every = Documents(OfRows, OfCols, documents, my_length, their_length)",
-        f"paged = {paged}",
-        "tables_of(C, every, Made(Tables, tiles, items_at, heads_at), Bounds, group, paged)",
-    ]
-    imports = "".join(f"from weft.kernels.gpu.documents.{line}\n" for line in IMPORTS) + "\n"
+    every = "every = Documents(OfRows, OfCols, documents, my_length, their_length)"
+    body: list[str] = [f"C: tl.constexpr = {spec!r}"]
+    lines: tuple[str, ...] = IMPORTS
+    if spec.groups:
+        lines = OF_BLOCKS if spec.blocks else (*OF_ITEMS, IMPORTS[1])
+        body.append(f"made = Blocks(Tables, {', '.join(GroupPlaces._fields[:-1])})")
+        last = "blocks_of(C, made, (heads, my_length, their_length), group, programs)"
+        body += [last] if spec.blocks else [every, "items_of(C, every, made, Bounds)"]
+    else:
+        paged = f"Paged(BlockTable, {', '.join(OF_PAGES)})" if spec.paged else "()"
+        body += [every, f"paged = {paged}"]
+        body.append("tables_of(C, every, Made(Tables, tiles, items_at, heads_at), Bounds, group, paged)")
+    imports = "".join(f"from weft.kernels.gpu.documents.{line}\n" for line in lines) + "\n"
     text = module(f"weft_{spec.name}", about, imports, [name for name, _ in types], body)
-    return Source(spec.name, text, types, (2, len(types) - 1), 4, 1)
+    aligned = tuple(i for i, (name, _) in enumerate(types) if name in ("Bounds", "Tables"))
+    early = spec.chained and spec.blocks
+    return Source(spec.name, text, types, aligned, 8 if spec.blocks else 4, 1, early=early)

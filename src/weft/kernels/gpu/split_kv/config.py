@@ -13,10 +13,11 @@ Chunks = tuple[tuple[int, int, int], ...]
 class Config(NamedTuple):
     """What a kernel is compiled for; see `SplitKVSpec` for fields of the same name.
 
-    d, dv: chunks of both head dimensions. steps: some bound is a step function. paired: a tile of keys lies in two
-    pages at most. precision: of products of float32, None for other types. rank, linear, of_keys, scored, dropout: what
-    the fragments of tile kernels ask beside: keys lie on a line, scores are scaled before their maximum is taken,
-    queries are the side that stays, and no score function or dropout is there.
+    d, dv: chunks of both head dimensions. steps: some bound is a step function. page: tokens of a page of keys, 0 where
+    they lie in none. paired: a tile of keys lies in two pages at most. precision: of products of float32, None for
+    other types. rank, linear, of_keys, scored, adds, dropout: what the fragments of tile kernels ask beside: keys lie
+    on a line, scores are scaled before their maximum is taken, queries are the side that stays, and no score function
+    or dropout is there.
     """
 
     rows: int
@@ -32,6 +33,7 @@ class Config(NamedTuple):
     terms: int
     split: bool
     chained: bool
+    page: int
     paired: bool
     softcap: bool
     alibi: bool
@@ -41,6 +43,7 @@ class Config(NamedTuple):
     linear: bool = False
     of_keys: bool = False
     scored: bool = False
+    adds: bool = False
     dropout: bool = False
 
 
@@ -57,8 +60,9 @@ def config_of(spec: SplitKVSpec) -> Config:
     """The configuration of a kernel that is not `combine`."""
     precision = "ieee" if spec.dtype == "float32" else None
     d, dv = chunks(spec.d), chunks(spec.dv)
+    page = spec.counts.page
     return Config(
         spec.rows, spec.cols, d, dv, spec.bounds, spec.tables, spec.several, spec.plain, spec.group, spec.heads,
-        spec.terms, spec.split, spec.chained, spec.plain and spec.counts.page >= spec.cols, spec.softcap, spec.alibi,
+        spec.terms, spec.split, spec.chained, page, spec.plain and page >= spec.cols, spec.softcap, spec.alibi,
         spec.upcast, precision,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from weft.kernels.gpu.ops.online_softmax import add_tile, finish, lse_2, no_keys
 from weft.kernels.gpu.ops.scores import LOG2E, Scores, score
 from weft.kernels.gpu.ops.vectors import exists, load_rows, store_rows
 from weft.kernels.gpu.split_kv.bounds import BOUND, CLASSES, run_of, share
-from weft.kernels.gpu.split_kv.rows import page_of, rows_of
+from weft.kernels.gpu.split_kv.rows import column_of, page_of, rows_of
 
 UNIT = tl.constexpr(4)  # numbers of 16 bytes, in which `sums` is told
 
@@ -60,11 +60,12 @@ class Head(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Pages of a tile's first and last key; column: of the block table, the first one's."""
+    """Pages of a tile's first and last key, and their columns of the block table."""
 
-    column: Any
     first: Any
     last: Any
+    first_column: Any
+    last_column: Any
 
 
 class Tokens(NamedTuple):
@@ -172,6 +173,7 @@ def walk_tiles(C: tl.constexpr, softmax, first, count, run, side):
     tile ahead where their addresses come of a load in the same tile: so pages are looked up a tile before.
     """
     if side.keys.page:
+        tl.debug_barrier()  # else ptxas asks for queries once pages are there, and keys wait for both in turn
         pages = pages_of(C, first, run, side)
         for j in range(count):
             softmax, pages = visit(C, softmax, first + j, pages, run, side), pages_of(C, first + j + 1, run, side)
@@ -204,25 +206,30 @@ def place_of(run, x, keys):
 @triton.jit
 def pages_of(C: tl.constexpr, tile, run, side):
     """The pages of a tile's keys; where these lie in two at most, those of its first key and of its last."""
-    keys, batch = side.keys, side.rows.batch
     if C.paired:
-        first = place_of(run, tile * C.cols, keys)
-        last = place_of(run, tile * C.cols + (C.cols - 1), keys)
-        pages = Pair(first // keys.page, page_of(keys, batch, first), page_of(keys, batch, last))
+        first = place_of(run, tile * C.cols, side.keys)
+        last = place_of(run, tile * C.cols + (C.cols - 1), side.keys)
+        pages = Pair(
+            page_of(C, side.keys, side.rows.batch, first),
+            page_of(C, side.keys, side.rows.batch, last),
+            column_of(C, first),
+            column_of(C, last),
+        )
     else:
-        pages = page_of(keys, batch, places_of(C, tile, run, side)[2])
+        pages = page_of(C, side.keys, side.rows.batch, places_of(C, tile, run, side)[2])
     return pages
 
 
 @triton.jit
-def in_pages(C: tl.constexpr, head, pages, place, keys):
-    """Where the pages of keys begin at a head, (cols,)."""
-    if C.paired:
-        first, last = pages.first.to(tl.int64) * head.page, pages.last.to(tl.int64) * head.page
-        begin = tl.where(place // keys.page == pages.column, first, last)
+def in_pages(C: tl.constexpr, head, pages, place):
+    """Keys of a head by their places in the cache, (cols,)."""
+    if C.paired:  # of each page where place 0 would be, so that no key's place within a page is needed
+        first = pages.first.to(tl.int64) * head.page - (pages.first_column * C.page) * head.row
+        last = pages.last.to(tl.int64) * head.page - (pages.last_column * C.page) * head.row
+        at = tl.where(column_of(C, place) == pages.first_column, first, last) + place * head.row
     else:
-        begin = pages.to(tl.int64) * head.page
-    return head.pointer + begin
+        at = pages.to(tl.int64) * head.page + place % C.page * head.row
+    return head.pointer + at
 
 
 @triton.jit
@@ -230,13 +237,13 @@ def visit(C: tl.constexpr, softmax, tile, pages, run, side):
     """One tile of a run. pages: of its keys, where they lie in these, else None."""
     rows, operands = side.rows, side.operands
     x, token, place = places_of(C, tile, run, side)
-    k_at, v_at = operands.k.pointer, operands.v.pointer
     if pages is not None:
-        k_at = in_pages(C, operands.k, pages, place, side.keys)
-        v_at = in_pages(C, operands.v, pages, place, side.keys)
-        place = place % side.keys.page
-    k = load_rows(C, C.d, k_at + place * operands.k.row, operands.k.dim, operands.d, None)
-    v = load_rows(C, C.dv, v_at + place * operands.v.row, operands.v.dim, operands.dv, None)
+        k_at = in_pages(C, operands.k, pages, place)
+        v_at = in_pages(C, operands.v, pages, place)
+    else:
+        k_at, v_at = operands.k.pointer + place * operands.k.row, operands.v.pointer + place * operands.v.row
+    k = load_rows(C, C.d, k_at, operands.k.dim, operands.d, None)
+    v = load_rows(C, C.dv, v_at, operands.v.dim, operands.dv, None)
     mine, theirs = Tokens(rows.row + rows.beside), Tokens(token)
     s, _ = score(C, products(C, operands.q, k), side.scores, mine, theirs)
     s = tl.where((x[None, :] >= run.low[:, None]) & (x[None, :] < run.high[:, None]), s, float("-inf"))

@@ -171,13 +171,20 @@ def least_key(keys, i, batch, length):
 
 
 @triton.jit
-def page_of(keys, batch, place):
+def column_of(C: tl.constexpr, place):
+    """The column of the block table for a place, from 0 on: shifts take fewer instructions than a signed division."""
+    SHIFT: tl.constexpr = C.page.bit_length() - 1
+    return place >> SHIFT if C.page == 1 << SHIFT else place // C.page
+
+
+@triton.jit
+def page_of(C: tl.constexpr, keys, batch, place):
     """The number of the page that holds each place of a batch row's cache, (cols,).
 
     A place beyond the table counts as its last, and a number that is no page as the nearest, so that nothing outside of
     table and cache is read: a page that no query sees may be gone, and lie between some that are seen.
     """
-    last = keys.capacity // keys.page - 1
-    column = tl.minimum(tl.maximum(place // keys.page, 0), last)
+    last = keys.capacity // C.page - 1
+    column = tl.minimum(tl.maximum(column_of(C, place), 0), last)
     number = tl.load(keys.block_table + batch * keys.table_row + column)
     return tl.minimum(tl.maximum(number, 0), keys.pages - 1)

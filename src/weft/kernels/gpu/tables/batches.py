@@ -50,7 +50,9 @@ class Wave:
     merges: some row is visited by another wave too. adds_shared: it visits every row once, comes last, and adds the
     sums that the others left for the few rows that these visit. whole: every column of every box exists. terms: the
     most of one nest. lines: every bound is a clipped line. reach, short, work: of the only nest, see
-    `NestTables`. blocks_at: where the list of blocks is, see `weft.kernels.gpu.tables.tile_scheduler`.
+    `NestTables`. blocks_at: where the list of blocks is, see `weft.kernels.gpu.tables.tile_scheduler`. counted: the
+    device makes the tables. Runs may begin before token 0. A forward learns from the integer before the list how many
+    blocks there are; items x members is the most.
     """
 
     words: Words
@@ -72,6 +74,7 @@ class Wave:
     short: bool = False
     work: Ints | None = None
     blocks_at: int = 0
+    counted: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ from weft.kernels.gpu.tables.writer import Words, Writer
 from weft.pattern.bounds import Bound, Ints, IntTable, Stair, Steps
 from weft.pattern.relation import NDBool
 from weft.planning.affine_bounds import as_lines, unbounded
-from weft.planning.families.hopper import CONFIGS, SUMMED, has_row_bounds
+from weft.planning.families.hopper import CONFIGS, SUMS, has_row_bounds
 from weft.planning.tiles import AxisPlan, BlockNest, LoopNest, Part, TilePlan
 from weft.planning.tiling import Tiling
 from weft.planning.tiling.gpu import FAR, Run, is_formula, is_listed, is_narrow, more_run
@@ -204,7 +204,7 @@ def _tables(nest: LoopNest, tiling: Tiling, work: Ints, shares: Shares, split: b
     reach = extents(nest) if groups and rank == 1 else None
     short, work = False, work[order] // shares.of
     if reach is not None:
-        shares_of = ranges_of(nest, items, reach, has_row_bounds(tiling), tiling == SUMMED)
+        shares_of = ranges_of(nest, items, reach, has_row_bounds(tiling), tiling in SUMS)
         short, work = is_short(nest, items, shares_of), time_of(nest, items, shares_of)
         items = np.concatenate([items, shares_of.astype(np.int32)], axis=1)
     place = Place(items.shape[1], len(nest.parts), parts_at, words.size)

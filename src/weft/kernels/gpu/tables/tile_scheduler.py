@@ -19,7 +19,7 @@ import numpy as np
 
 from weft.kernels.gpu.tables.batches import Wave
 from weft.pattern.bounds import Ints
-from weft.planning.families.hopper import SUMMED, has_row_bounds
+from weft.planning.families.hopper import SUMS, has_row_bounds
 
 MOST = 1 << 14  # blocks, with more of which no program has few
 HEADS = 4  # whose blocks are sorted together: their keys and values stay in the second-level cache
@@ -36,7 +36,7 @@ def in_turns(wave: Wave, programs: int) -> Wave:
     found = np.indices((wave.items, wave.members))
     blocks = (found if wave.skewed else found.swapaxes(1, 2)).reshape(2, -1).T
     apart = has_row_bounds(wave.kind.tiling) and wave.work.min() != wave.work.max()
-    if apart and wave.kind.tiling != SUMMED:
+    if apart and wave.kind.tiling not in SUMS:
         blocks = blocks[np.lexsort((blocks[:, 1], -wave.work[blocks[:, 0]], blocks[:, 1] // HEADS))]
     if programs < len(blocks) <= MOST:
         time = wave.work[blocks[:, 0]]

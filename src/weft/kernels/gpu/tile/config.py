@@ -23,8 +23,9 @@ class Config(NamedTuple):
 
     d, dv: chunks of the head dimensions. rows, cols: of a tile. unit: elements that strides count in. precision: of
     products of float32, None for other types. single: the dtype is float32. scored: score functions are there: `score`
-    and `through`, as `weft.kernels.gpu.score.fragment` writes them. along: some table is read along k - q. sloped:
-    their derivative is not 1. entries, summed, paired, places: see `weft.kernels.gpu.tile.entries`.
+    and `through`, as `weft.kernels.gpu.score.fragment` writes them. adds: they only add to scores, so that products
+    begin with it. penalty_first: products begin with penalties of a grid. along: some table is read along k - q.
+    sloped: their derivative is not 1. entries, summed, paired, places: see `weft.kernels.gpu.tile.entries`.
     """
 
     direction: str
@@ -32,6 +33,7 @@ class Config(NamedTuple):
     dv: Chunks
     rows: int
     cols: int = 0
+    cols_log: int = 0
     rank: int = 1
     aligned: bool = False
     unit: int = 1
@@ -74,8 +76,6 @@ class Config(NamedTuple):
     no_maximum: bool = False
     partial: bool = False
     rounds: bool = False
-    counts_early: bool = False
-    counts_late: bool = False
     sinks: bool = False
     fast_log: bool = False
     sums_row: int = 0
@@ -90,6 +90,8 @@ class Config(NamedTuple):
     sums_dv: int = 0
     paged: int = 0
     scored: bool = False
+    adds: bool = False
+    penalty_first: bool = False
     along: bool = False
     sloped: bool = False
     score: Any = None
@@ -99,6 +101,9 @@ class Config(NamedTuple):
     paired: int = 0
     places: Any = None
     dropout: bool = False
+    renumbered: bool = False
+    neighbours: bool = False
+    direct: bool = False
 
 
 class Named(str):
@@ -111,7 +116,6 @@ class Named(str):
 def config_of(spec: KernelSpec) -> Config:
     """The configuration of a kernel of this family."""
     own = {name: getattr(spec, name) for name in Config._fields if hasattr(spec, name)}
-    rounds, early = _rounds(spec), _counts_early(spec)
     own |= {
         "d": chunks(spec.d), "dv": chunks(spec.dv), "axis_words": axis_words(spec.rank),
         "term_numbers": tuple(range(spec.terms)), "axes_last_first": tuple(reversed(range(spec.rank))),
@@ -119,10 +123,12 @@ def config_of(spec: KernelSpec) -> Config:
         "wide_rows": _wide_rows(spec), "near_rows": _near_rows(spec),
         "clamps": _clamps(spec), "by_side": _by_side(spec),
         "hold_q": "q" in spec.factors, "hold_dout": "do" in spec.factors, "hold_k": "k" in spec.factors,
-        "rounds": rounds, "counts_early": rounds and early, "counts_late": rounds and not early,
+        "rounds": _rounds(spec),
         "sums_row": spec.dv if spec.direction == "forward" and spec.accumulate else 0,
+        "cols_log": spec.cols.bit_length() - 1 if spec.rules is not None and spec.rules.entries else 0,
         "sums_dv": spec.d if spec.leaves_shared or spec.adds_shared else 0,
         "leaves_last": _leaves_last(spec), "products_first": _products_first(spec),
+        "penalty_first": spec.rank > 1 and spec.linear and spec.rules is None,
         "reads_seen": spec.of_keys and spec.with_dq and spec.rank > 0,
     }  # fmt: skip
     found = fragment_of(spec)
@@ -142,7 +148,7 @@ def fragment_of(spec: KernelSpec) -> Fragment | None:
     """The functions of pairs that a kernel calls; None for none."""
     if spec.rules is None or spec.direction == "delta":
         return None
-    return fragment(spec.rules, spec.direction != "forward")
+    return fragment(spec.rules, spec.direction != "forward", spec.adds, spec.direct)
 
 
 def _entries(spec: KernelSpec, found: Fragment) -> dict[str, Any]:
@@ -216,20 +222,16 @@ def _leaves_last(spec: KernelSpec) -> bool:
 
 
 def _rounds(spec: KernelSpec) -> bool:
-    """Whether a forward rounds weights that may be a row's only one. The largest is 1 where a maximum is subtracted."""
+    """Whether the rounding of large weights counts in what a forward divides by (docs/decisions/0015). Where a maximum
+    is subtracted the largest weight is 1, which no rounding changes.
+    """
     narrow = spec.dtype == "bfloat16" and not (spec.upcast or spec.dropout)
     return spec.direction == "forward" and spec.no_maximum and narrow
 
 
-def _counts_early(spec: KernelSpec) -> bool:
-    """Whether a row's keys are counted before its tiles. The bounds of a line with one part are there afterwards too,
-    and need no register of their own.
-    """
-    return spec.rank > 1 or spec.several
-
-
 def _products_first(spec: KernelSpec) -> bool:
     """Whether dK and dV make both products of a tile first, and mask them together: where registers suffice."""
-    crowded = spec.rank == 0 or spec.with_dq or spec.listed or (spec.several and spec.grouped)
+    summed = spec.rules is not None and bool(spec.rules.entries)
+    crowded = spec.rank == 0 or spec.with_dq or spec.listed or (spec.several and spec.grouped) or summed
     whole = spec.of_keys and spec.makes == "both"
     return whole and spec.folded and max(spec.d, spec.dv) <= 128 and not crowded

@@ -54,13 +54,8 @@ def _attend(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held):
     if C.several:
         for n in range(held.place.launch.parts):
             sums = _walk(C, ONLINE, tensors, held, part_of(C, held.place, n), sums)
-        keys = sums.keys
     else:
-        part = part_of(C, held.place, 0)
-        sums = _walk(C, ONLINE, tensors, held, part, sums)
-        keys = sums.keys
-        if C.counts_late and not ONLINE:
-            keys = count_keys(C, _read_again(C, held.place, part))
+        sums = _walk(C, ONLINE, tensors, held, part_of(C, held.place, 0), sums)
     total = tl.sum(sums.total, 1) if C.partial else sums.total
     top = sums.largest if ONLINE else tl.zeros_like(total)
     wild = held.wild
@@ -70,8 +65,7 @@ def _attend(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held):
             wild |= tl.sum(sums.acc[n] * 0.0, 1) != 0.0  # infinite, or not a number
     weight = total
     if C.rounds and not ONLINE:
-        # a row's only weight, rounded as its value met it: divided by that, the value is exact
-        weight = tl.where(keys == 1, total.to(tl.bfloat16).to(tl.float32), total)
+        weight += softmax.rounding_of(sums.top, tl.bfloat16)  # as their values met them
     acc = scores.kept_sums(C, sums.acc, held.scores)
     _finish(C, ONLINE, tensors, held, epilogue.Rest(acc, top, total, weight), wild)
     return wild
@@ -87,8 +81,6 @@ def _walk(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, part, sums):
     stays = HeldOfPart(held.place, held, k, v, penalties)
     if C.few_edges:
         part, sums = walk.walk_few_edges(C, walk.once, STEP, stays, part, sums)
-    if C.counts_early and not ONLINE:
-        sums = softmax.Sums(sums.acc, sums.largest, sums.total, sums.keys + count_keys(C, part))
     if C.no_maximum and ONLINE:
         part = _if_seen(C, held.wild, part)
     return walk.walk_rest(C, walk.once, STEP, stays, part, sums)
@@ -102,9 +94,10 @@ def _scores(C: tl.constexpr, KIND: tl.constexpr, held, visit, tile):
     if C.rank > 1:  # made while the keys of the box are under way
         outside = (mask.penalty(C, penalties, mask.corner_penalties(C, penalties, visit)),)
     k = tiles.load(C, KIND, C.d, held.k, tile)
-    start = outside[0] if C.rank > 1 and C.linear else None
-    s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile)[0]
-    if C.rank > 1 and not C.linear:
+    begun = scores.begin(C, rows.scores, held.place.rows, tile)
+    start = begun[0] if C.adds else (outside[0] if C.penalty_first else None)
+    s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile, begun)[0]
+    if C.rank > 1 and not C.penalty_first:
         s = mask.penalised(C, s, outside[0])
     return mask.masked(C, KIND, held.place.rows, tile, (s,), float("-inf"))[0]
 
@@ -115,8 +108,9 @@ def _short_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     p = softmax.weights(C, _scores(C, KIND, held, visit, tile), held.rows.scores)
     total = sums.total + softmax.row_sum(C, p)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
+    top = softmax.with_top(C, sums.top, p) if C.rounds else sums.top
     p = scores.kept_weights(C, p, held.rows.scores, held.place.rows, tile)
-    return softmax.Sums(loads.accumulate(C, sums.acc, p.to(v[0].dtype), v), sums.largest, total, sums.keys)
+    return softmax.Sums(loads.accumulate(C, sums.acc, p.to(v[0].dtype), v), sums.largest, total, top)
 
 
 @triton.jit
@@ -128,7 +122,7 @@ def _online_step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     v = tiles.load(C, KIND, C.dv, held.v, tile)
     p = scores.kept_weights(C, p, held.rows.scores, held.place.rows, tile)
     acc = loads.accumulate(C, loads.scaled(sums.acc, kept[:, None]), p.to(v[0].dtype), v)
-    return softmax.Sums(acc, largest, total, sums.keys)
+    return softmax.Sums(acc, largest, total, sums.top)
 
 
 @triton.jit
@@ -170,49 +164,8 @@ def _times(C: tl.constexpr, run, again):
     else:
         left, full = (run.left * again, run.full * again) if C.apart else (run.left, run.full)
         found = axes.Line(
-            run.part, run.first, run.count, run.step, run.length, left, full, boxes, run.pace
+            run.part, run.first, run.count, run.step, run.length, left, full, boxes, run.pace, run.skipped
         )  # fmt: skip
-    return found
-
-
-# ---- keys of a row ---------------------------------------------------------------------------------------------------
-@triton.jit
-def count_keys(C: tl.constexpr, part):
-    """How many keys of a part a row (rows,) sees, by its bounds. Those of full tiles, which may have no bounds, count
-    twice: only 1 says something.
-    """
-    if C.rank == 1 and C.terms == 1 and not (C.several or C.more):
-        keys = part.bounds[0][1] - part.bounds[0][0]
-    else:
-        keys = _clipped(C, part, 0)
-        for n in tl.static_range(1, len(part.runs)):
-            keys = keys * _clipped(C, part, n) if C.rank > 1 else keys + _clipped(C, part, n)
-        if C.rank == 1:
-            full = part.runs[0].full - part.runs[0].left
-            for n in tl.static_range(1, len(part.runs)):
-                full += part.runs[n].full - part.runs[n].left
-            if C.more:
-                full += part.more
-            keys += full * C.cols
-    return keys
-
-
-@triton.jit
-def _clipped(C: tl.constexpr, part, n: tl.constexpr):
-    run = part.runs[n]
-    low, high = (run.low, run.high) if C.rank > 1 else part.bounds[n]
-    return tl.maximum(tl.minimum(high, run.count) - low, 0)
-
-
-@triton.jit
-def _read_again(C: tl.constexpr, place, part):
-    """The part with bounds that are read once more where they are listed: kept from before the loop, they would have
-    ptxas run its products one by one.
-    """
-    if C.formula:
-        found = part
-    else:
-        found = axes.with_bounds(part, [axes.line_bounds(C, place, line) for line in part.runs])
     return found
 
 
@@ -243,6 +196,8 @@ def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
         done = rows.valid
     elif C.no_maximum and ONLINE:
         done = wild
+    if C.neighbours or (C.along and C.rank == 1):  # the rows beyond a tile's end have scores or weights of their own
+        done = rows.valid if done is None else done & rows.valid
     if C.accumulate:
         # with what earlier launches left in sums and lse, in float32: all are over disjoint keys
         sums = tensors.sums + (of_head + rows.token.to(tl.int64)) * C.sums_row

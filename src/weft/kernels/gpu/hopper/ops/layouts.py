@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 WARPS = 4  # of a warp group
 LANES = 32  # of a warp
 VECTOR = 8  # elements of 16 bits that a thread copies at once
+SWIZZLED = 32  # float32 of a row in the 128 bytes that a descriptor swizzles
 
 
 @gluon.constexpr_function
@@ -39,6 +40,17 @@ def line(per_thread, warps):  # type: ignore[no-untyped-def]
 def flat(rank):  # type: ignore[no-untyped-def]
     """Numbers in shared memory, in order."""
     return gl.SwizzledSharedLayout(1, 1, 1, list(reversed(range(rank))))
+
+
+@gluon.constexpr_function
+def exchanged(rows, columns):  # type: ignore[no-untyped-def]
+    """Where a product's rows of float32 lie in a box as descriptors swizzle it, if odd rows have the halves of each
+    SWIZZLED columns exchanged. Then threads store pairs of sums to banks of their own; without, two meet in each bank.
+    """
+    swizzled = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [1, 4 + 16], [2, 8], [4, 16]]  # 8 rows of 128 bytes
+    down = [[8 << n, 0] for n in range((rows // 8).bit_length() - 1)]
+    across = [[0, SWIZZLED << n] for n in range((columns // SWIZZLED).bit_length() - 1)]
+    return gl.SharedLinearLayout(swizzled + down + across, alignment=1024)
 
 
 @gluon.jit

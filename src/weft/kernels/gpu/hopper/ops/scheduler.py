@@ -17,8 +17,9 @@ MEMBER, PART = gl.constexpr(pack.HEAD), gl.constexpr(pack.PART)  # integers of a
 
 @aggregate
 class Block:
-    """A tile of rows of one head: batch row, heads of keys and of queries, first row and rows, and of the run of tiles
-    that it walks the first position and how many.
+    """A tile of rows of one head: batch row, heads of keys and of queries, first row and rows.
+
+    Its run of tiles has a first position and a length.
     """
 
     batch: gl.tensor
@@ -63,6 +64,13 @@ class TileScheduler:
         """Pointers to the integers of a block's member and of its item."""
         item, member = where
         return self.table + self.heads_at + MEMBER * member, self.table + self.items_at + self.record * item
+
+
+@gluon.jit
+def counted(s):
+    """A scheduler whose tables say how many blocks there are."""
+    blocks = gl.load(s.table + s.blocks_at - 1)
+    return TileScheduler(s.table, s.record, s.parts_at, s.items_at, s.heads_at, s.blocks_at, blocks)
 
 
 @gluon.jit

@@ -15,6 +15,24 @@ def in_parts(p):
 
 
 @gluon.jit
+def largest_in_parts(p):
+    """The largest number of each part of a row, as `in_parts` has these; p is not negative. As the bits of an integer,
+    which are in the same order, and of which an instruction compares three.
+    """
+    ROWS: gl.constexpr = p.type.shape[0]
+    COLUMNS: gl.constexpr = p.type.shape[1]
+    bits = gl.reshape(p.to(gl.int32, bitcast=True), [ROWS, COLUMNS // 8, 4, 2])
+    return gl.max(gl.max(bits, 3), 1)
+
+
+@gluon.jit
+def largest_rounded(total, largest, dtype: gl.constexpr):
+    """Sums of weights, in parts, with each part's largest one as products take it. largest: see `largest_in_parts`."""
+    weight = largest.to(gl.float32, bitcast=True)
+    return total + (weight.to(dtype).to(gl.float32) - weight)
+
+
+@gluon.jit
 def fast_log2(x):
     """NVIDIA's own instruction, right to 2^-22 where x is normal, as sums within their range are."""
     return gl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)

@@ -6,7 +6,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from weft.kernels.gpu.hopper.ops.layouts import first_factor
-from weft.kernels.gpu.hopper.ops.softmax import in_parts
 
 
 @gluon.jit
@@ -33,19 +32,6 @@ def halves(words, dtype: gl.constexpr):
     COLUMNS: gl.constexpr = 2 * words.type.shape[1]
     even, odd = words.to(gl.int16).to(dtype, bitcast=True), (words >> 16).to(gl.int16).to(dtype, bitcast=True)
     return gl.reshape(gl.join(even, odd), [ROWS, COLUMNS])
-
-
-@gluon.jit
-def words_in_parts(words, dtype: gl.constexpr):
-    """The sums of each row's numbers, of `in_words`, as `softmax.in_parts` has them."""
-    ROWS: gl.constexpr = words.type.shape[0]
-    WORDS: gl.constexpr = words.type.shape[1]
-    if dtype == gl.bfloat16:  # the upper half of a float32; two instructions a word
-        even, odd = (words << 16).to(gl.float32, bitcast=True), (words & -65536).to(gl.float32, bitcast=True)
-    else:
-        even = words.to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
-        odd = (words >> 16).to(gl.int16).to(dtype, bitcast=True).to(gl.float32)
-    return in_parts(gl.reshape(gl.join(even, odd), [ROWS, 2 * WORDS]))
 
 
 @gluon.jit
