@@ -1,8 +1,7 @@
 """Packed documents in batch rows, (B, H, N, D), whose running sums are on the device: a layer of a model in training.
 
 It is `device_documents.attention` of all rows, one after the other. A call of known shapes and strides is found by one
-key, and makes no views that autograd would record: the layers of a model ask alike, and the host has to be ahead of
-them all.
+key, and autograd records no views. The layers of a model ask alike, and the host has to be ahead of them all.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ Both = tuple[Bound, Bound]
 
 
 class Packing(NamedTuple):
-    """Documents of all batch rows: running sums (documents + 1,) in int32, contiguous, which do not change; no document
-    has more tokens than `longest`; the pattern of each; options of scores. tables: kept for later calls with the sums.
+    """Documents of all batch rows. sums: running sums (documents + 1,) in int32, contiguous, which do not change.
+    longest: no document has more tokens. pattern: of each document. tables: kept for later calls with these sums.
     """
 
     sums: Tensor
@@ -79,9 +78,10 @@ emptied_by(forget)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
-    """out (B, N, Hq, Dv) of q (B, Hq, N, D), k (B, Hkv, N, D) and v (B, Hkv, N, Dv), plain tensors that nobody watches.
+    """out (B, N, Hq, Dv) of q (B, Hq, N, D), k (B, Hkv, N, D), v (B, Hkv, N, Dv).
 
-    Each document sees itself alone, by its pattern. Raises as `weft.varlen_attention`.
+    They are plain tensors that no mode watches. Each document sees itself alone, by its pattern. Raises as
+    `weft.varlen_attention`.
     """
     q, k, v = autocast(q, k, v)
     if q.is_cuda and is_capturing():  # replays may have other sums
