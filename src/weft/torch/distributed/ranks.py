@@ -27,7 +27,7 @@ RUNS = 4  # slices that are joined one by one; where there are more, rows are ga
 @dataclass(frozen=True)
 class Rank:
     """One rank of one call. options: scale, softcap, backend and deterministic, as `weft.attention` has them. drop: the
-    rate of dropout and its seed, None without.
+    rate of dropout and its seed, None without; head: the first head's number, of which dropout is.
     """
 
     plan: Plan
@@ -36,6 +36,7 @@ class Rank:
     options: tuple[Any, ...]
     score: Score | None = None
     drop: tuple[float, Tensor] | None = None
+    head: int = 0
 
     def attend(
         self, tensors: Sequence[Tensor], part: Part, sinks: Tensor | None = None, peer: int | None = None
@@ -50,7 +51,7 @@ class Rank:
         place = self.plan, self.rank, part, self.rank if peer is None else peer
         rows, keys = tokens_of(*place)
         score = None if self.score is None else of_part(self.score, rows, keys, q.device)
-        return extras_of(score, self.drop, told_of(*place, q.device) if self.drop else None)
+        return extras_of(score, self.drop, told_of(place, self.head, q.device) if self.drop else None)
 
     def gradients(
         self, tensors: Sequence[Tensor], part: Part, results: Result, grads: Sequence[Tensor | None],
