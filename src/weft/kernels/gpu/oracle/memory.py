@@ -229,7 +229,8 @@ class Call:
         found = self._argument(name)
         law(isinstance(found, Descriptor), f"{name} is no descriptor")
         assert isinstance(found, Descriptor)
-        walked = name[0] in "KV" and self.spec.direction == "forward"
+        of_sums = self.spec.direction == "dkdv" and name in ("Q_box", "DOut_box", "DQ_box")
+        walked = of_sums or (name[0] in "KV" and self.spec.direction == "forward")
         return Box(self._array(found.slot, 3), self.memory.slots[found.slot], found, self.spec.cols if walked else 64)
 
     def _argument(self, name: str) -> Argument:
