@@ -41,25 +41,34 @@ BY_WEFT, OF_TRAINING = (FUSED, PLAIN, CAPTURED, TRAINED), (TRAINED, TRAINED_DEFA
 LONG, MIDDLE, SHORT = (16, 2048), (8, 512), (1, 128)
 
 
+def _long(model):
+    return [(model, LONG, how) for how in (FUSED, CAPTURED, DEFAULT, OVERHEAD)]
+
+
 def _all_of(model):
     return (
-        [(model, LONG, how) for how in (FUSED, DEFAULT)]
+        _long(model)
         + [(model, size, how) for size in (MIDDLE, SHORT) for how in (CAPTURED, OVERHEAD)]
         + [(model, LONG, how) for how in (ALONE, PLAIN)]
     )
 
 
-WAVES = {model: _all_of(model) for model in ("bert-base", "gpt2", "llama-1b")} | {
-    "training": [("bert-base", LONG, how) for how in OF_TRAINING],
-    "masks": [
-        (f"bert-base, {mask}", LONG, how) for mask in ("causal", "sliding", "Longformer") for how in (FUSED, DEFAULT)
-    ],
-    "others": [(m, LONG, how) for m in ("ViT-base", "t5-base encoder", "bert-large") for how in (FUSED, DEFAULT)],
-    "more": [(m, LONG, FLEX) for m in ("bert-base", "llama-1b")]
-    + [(m, LONG, OVERHEAD) for m in ("bert-base", "gpt2", "llama-1b")]
-    + [(m, size, DEFAULT) for m in ("bert-base", "gpt2", "llama-1b") for size in (MIDDLE, SHORT)],
-}
-LISTED = [one for wave in WAVES.values() for one in wave]
+WAVES = (
+    {model: _all_of(model) for model in ("bert-base", "gpt2", "llama-1b")}
+    | {f"{model} long": _long(model) for model in ("bert-base", "gpt2", "llama-1b")}
+    | {
+        "training": [("bert-base", LONG, how) for how in OF_TRAINING],
+        "masks": [
+            (f"bert-base, {mask}", LONG, how)
+            for mask in ("causal", "sliding", "Longformer")
+            for how in (FUSED, DEFAULT)
+        ],
+        "others": [(m, LONG, how) for m in ("ViT-base", "t5-base encoder", "bert-large") for how in (FUSED, DEFAULT)],
+        "more": [(m, LONG, FLEX) for m in ("bert-base", "llama-1b")]
+        + [(m, size, DEFAULT) for m in ("bert-base", "gpt2", "llama-1b") for size in (MIDDLE, SHORT)],
+    }
+)
+LISTED = list(dict.fromkeys(one for wave in WAVES.values() for one in wave))
 
 
 # ---- one row, in a process of its own --------------------------------------------------------------------------------
@@ -190,7 +199,9 @@ def profile(call, calls=3, shown=24):
             torch.cuda.synchronize()
         rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
         total = sum(row.self_device_time_total for row in rows)
-        print(f"\nkernels of a call: {total / calls:.0f} us", file=sys.stderr)
+        ran = [one.time_range for one in found.events() if one.device_type == torch.autograd.DeviceType.CUDA]
+        span = (max(one.end for one in ran) - min(one.start for one in ran)) / calls
+        print(f"\nkernels of a call: {total / calls:.0f} us, from first to last {span:.0f} us", file=sys.stderr)
         for row in rows[:shown]:
             took = row.self_device_time_total / calls
             print(f"{took:10.1f} us {row.count / calls:6.1f} of {row.key[:110]}", file=sys.stderr)

@@ -1,11 +1,12 @@
 """Score functions, biases, dropout, layouts, packed documents and decoding on a GPU, beside none and beside peers.
 
-    PYTHONPATH=src python benchmarks/options.py --out FILE.csv [--only TEXT ...] [--seconds N] [--small]
+    PYTHONPATH=src python benchmarks/options.py --out FILE.csv [--only TEXT ...] [--ways TEXT ...] [--small]
 
 First every call is made once, in processes side by side, so that all kernels are compiled; then tables are measured one
 after the other, and their rows appended as they come: microseconds of a call, and how much of the time of the way
 beside it that is. Results are compared with float64 on some rows first. Steps of decoding are timed in CUDA graphs.
-`weft` in a row's `who` is weft's own. Without a GPU --small tries it all at small sizes, and times nothing of worth.
+`weft` in a row's `who` is weft's own. --constant NAME=NUMBER sets a number of `weft.kernels.gpu.configure` first.
+Without a GPU --small tries it all at small sizes, and times nothing of worth.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from table import append
 
 from weft.bench.origin import commit, machine
 from weft.bench.timing import Calls
+from weft.kernels.gpu import configure
 
 ROUNDS, AT_ONCE, WARMED = 4, 14, 60  # rounds of each way; processes that compile; seconds for all of them
 OFF = 0.02  # of the largest number: what bfloat16 may be off by
@@ -49,6 +51,7 @@ COLUMNS = (
     "beside", "ratio", "error", "message",
 )  # fmt: skip
 Row = dict[str, Any]
+WAYS: list[str] = []  # words of the names of those that are asked for; all, where there are none
 
 
 def tables(device: str, small: bool) -> dict[str, Callable[[], Table]]:
@@ -113,6 +116,8 @@ def measured(table: Table) -> Iterator[Row]:
     """Rows of all ways of a table, timed in turn."""
     entries: list[tuple[Row, Calls]] = []
     for way in table.ways:
+        if not wanted(table, way):
+            continue
         about = {"table": table.name, "who": way.who, "beside": way.beside or table.beside}
         try:
             ready = Ready(table, way)
@@ -139,7 +144,11 @@ def shares(small: bool, only: list[str]) -> list[list[str]]:
     jobs: list[tuple[float, str]] = []
     for name, make in tables("meta", small).items():
         if asked_for(name, only):
-            jobs += [(way.slow, f"{name}:{number}") for number, way in enumerate(make().ways) if way.slow]
+            jobs += [
+                (way.slow, f"{name}:{number}")
+                for number, way in enumerate(make().ways)
+                if way.slow and wanted(make(), way)
+            ]
     bins: list[tuple[float, list[str]]] = [(0.0, []) for _ in range(AT_ONCE)]
     for slow, job in sorted(jobs, reverse=True):
         total, mine = min(bins, key=lambda one: one[0])
@@ -147,12 +156,13 @@ def shares(small: bool, only: list[str]) -> list[list[str]]:
     return [mine for _, mine in bins if mine]
 
 
-def warm(device: str, small: bool, only: list[str]) -> None:
+def warm(device: str, asked: argparse.Namespace) -> None:
     """Make every call once, in processes side by side."""
     started = time.monotonic()
-    command = [sys.executable, str(Path(__file__).resolve()), *["--small"] * small, "--child"]
+    command = [sys.executable, str(Path(__file__).resolve()), *["--small"] * asked.small]
+    command += [f"--constant={asked.constant}", "--child"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    todo = shares(small, only) if device == "cuda" else []
+    todo = shares(asked.small, asked.only) if device == "cuda" else []
     running = [subprocess.Popen([*command, *jobs], env=environment) for jobs in todo]
     for one in running:
         try:
@@ -178,6 +188,11 @@ def child(device: str, small: bool, jobs: list[str]) -> None:
 
 
 # ---- all -------------------------------------------------------------------------------------------------------------
+def wanted(table: Table, way: Way) -> bool:
+    """Whether a way is asked for, or is the one that others are beside."""
+    return not WAYS or way.who == table.beside or any(word in way.who for word in WAYS)
+
+
 def asked_for(name: str, only: list[str]) -> bool:
     """Whether a table is asked for: all, or those whose name holds one of the words."""
     return not only or any(word in name for word in only)
@@ -200,10 +215,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=None, help="a CSV file, to which rows are appended")
     parser.add_argument("--only", nargs="+", default=[], help="words of the tables' names")
+    parser.add_argument("--ways", nargs="+", default=[], help="words of the names of ways; the one beside is there too")
+    parser.add_argument("--constant", default="", help="NAME=NUMBER, which rows then tell")
     parser.add_argument("--seconds", type=float, default=105.0, help="no table is begun after so many")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    WAYS.extend(asked.ways)
+    if asked.constant:
+        name, _, number = asked.constant.partition("=")
+        setattr(configure, name, int(number))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not asked.small:
         parser.error("torch finds no GPU here; --small tries the script without one")
@@ -211,8 +232,9 @@ def main() -> int:
         child(device, asked.small, asked.child)
         return 0
     end = time.monotonic() + asked.seconds
-    warm(device, asked.small, asked.only)
-    made = machine(device) | {"commit": commit(), "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
+    warm(device, asked)
+    sources = f"{commit()} {asked.constant}".strip()
+    made = machine(device) | {"commit": sources, "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime())}
     for name, make in work(device, asked.small, asked.only):
         if not asked_for(name, asked.only):
             continue

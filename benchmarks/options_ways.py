@@ -114,12 +114,19 @@ def with_options(name: str, device: str, small: bool) -> Table:
     def ours(**options: Any) -> Callable[..., Tensor]:
         return lambda q, k, v: weft.attention(q, k, v, pattern, **options)
 
+    shifted = weft.trace_score(lambda score, b, h, q, k: score + 0.5 * (h + 1))
+    # it multiplies the score by what is nearly 1, so that the sum is made of scores and not by products
+    after = weft.trace_score(
+        lambda score, b, h, q, k: score * (1 + 2.0**-20) + table[h, (k - q).clamp(-reach, reach) + reach]
+    )
     same = weft.trace_score(lambda score, b, h, q, k: score)
     ways = [
         Way("identity", ours(score=same), law=plain),
         Way("none", ours()),
+        Way("a number added", ours(score=shifted), law=plain),
         Way("relative", ours(bias=weft.bias.relative(table)), law=Law(live, moved)),
         Way("relative, its gradient", ours(bias=weft.bias.relative(learned)), (learned,), Law(live, moved)),
+        Way("relative, after products", ours(score=after), law=Law(live, moved)),
         Way("dropout", ours(dropout=RATE, seed=seed), law=Law(live, dropout=RATE)),
         Way("softcap", ours(softcap=50.0), law=Law(live, lambda s, *_: 50 * torch.tanh(s / 50))),
         Way("alibi", ours(alibi_slopes=slopes), law=Law(live, lambda s, b, h, q, k: s - slopes[h] * (q - k).abs())),

@@ -7,6 +7,7 @@ where M != N, as the pattern's alignment says. A bias of -inf masks its pair.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NoReturn
@@ -19,6 +20,8 @@ from weft.score import Score
 
 __all__ = ["alibi", "buckets", "dense", "grid", "relative"]
 
+MOST_INDICES = 64
+_INDICES: dict[tuple[int, bool, int, str], Any] = {}
 ALIBI = "score - real0[h] * abs(q + shift - k)"  # of slopes (Hq,)
 
 
@@ -53,7 +56,7 @@ def buckets(table: Any, bidirectional: bool = True, max_distance: int = 128) -> 
     if isinstance(max_distance, bool) or not isinstance(max_distance, int) or max_distance <= count // least:
         wrong = f"max_distance={max_distance!r} is not above the {count // least} distances that have their own bucket"
         _refuse("buckets", wrong, "pass a larger max_distance, as an int")
-    expanded = table[_bucket_of(count, bidirectional, max_distance)]  # (2 * max_distance + 1, Hq)
+    expanded = table[_index_for(table, count, bidirectional, max_distance)]  # (2 * max_distance + 1, Hq)
     text = f"score + real0[{_clipped('k - q - shift', 0)}, h]"
     return Score(text, (expanded,), "weft.bias.buckets")
 
@@ -129,6 +132,25 @@ def _coordinate(index: str, shape: tuple[int, ...], axis: int) -> str:
     pace = prod(shape[axis + 1 :])
     found = index if pace == 1 else f"{index} // {pace}"
     return found if axis == 0 else f"{found} % {shape[axis]}"
+
+
+def _index_for(table: Any, count: int, bidirectional: bool, most: int) -> Any:
+    """The bucket of each distance, which a table is read by. It is kept on the device of torch's tensors: the host
+    would wait for each copy of it.
+    """
+    torch = sys.modules.get("torch")
+    plain = torch is not None and type(table) in (torch.Tensor, torch.nn.Parameter)
+    if torch is None or not plain or torch.compiler.is_compiling():
+        return _bucket_of(count, bidirectional, most)
+    key = count, bidirectional, most, str(table.device)
+    if key in _INDICES:
+        return _INDICES[key]
+    index = torch.as_tensor(_bucket_of(count, bidirectional, most), device=table.device)
+    if type(index) is torch.Tensor:  # and not one that only has a shape
+        if len(_INDICES) >= MOST_INDICES:
+            _INDICES.clear()
+        _INDICES[key] = index
+    return index
 
 
 def _bucket_of(count: int, bidirectional: bool, most: int) -> NDArray[np.int64]:

@@ -28,7 +28,7 @@ def test_a_mask_whose_process_fails_is_left_out(script, monkeypatch, capsys):
     monkeypatch.setattr(front, "firsts", lambda mask: front._failed("no card") if mask == "window" else [1.0])
     monkeypatch.setattr(front, "added", lambda calls, rounds: iter([("a mask", [3.0])]))
     assert [what for what, _, _ in front.found(1, 1)] == [
-        f"first create_block_mask, documents, {front.TOKENS} tokens", "flex_attention over weft.attention, a mask",
+        "flex_attention over weft.attention, a mask", f"first create_block_mask, documents, {front.TOKENS} tokens",
     ]  # fmt: skip
     assert "no card" in capsys.readouterr().err
 

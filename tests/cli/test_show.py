@@ -112,7 +112,7 @@ def test_the_legend_of_tiles_names_what_is_there(run, width):
     done = run("strided(16)", "--size", "64", "--tiles", "--width", str(width))
     lines = done.output.split("\n\n")[-2].splitlines()
     names = [part.strip()[2:] for line in lines for part in line.split("   ")]
-    assert names == ["live in a partial tile", "masked in a partial tile", "live, in another launch"]
+    assert names == ["live in a partial tile", "masked in a partial tile", "live, in another nest"]
     assert max(map(len, lines)) <= max(width, 26)
 
 
@@ -137,7 +137,7 @@ def test_it_says_what_takes_long(run, monkeypatch):
     assert told == ["counting live pairs", "planning"]
 
 
-def test_tiles_in_the_order_of_a_launch(run):
+def test_tiles_in_the_order_of_a_loop_nest(run):
     done = run("dilated(9, 9, 4)", "--size", "64", "--tiles")
     assert "queries by index modulo 4" in done.output and "query 0" in done.output
     assert "63 │" in done.output  # the last query of the last class

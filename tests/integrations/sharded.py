@@ -73,7 +73,7 @@ def check_model(name, shards):
         for x, y in zip(found, right, strict=True):
             summed = torch.zeros_like(y) if x is None else x.clone()
             dist.all_reduce(summed)
-            torch.testing.assert_close(summed, y, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(summed, y, rtol=1e-5, atol=1e-7)  # norms are computed in float32
     assert torch.equal(loss_of(model, ids, **given), wanted)  # the model is whole again
 
 

@@ -183,6 +183,7 @@ def test_a_mask_that_a_compiled_function_makes():
     compare(attend, heads(64), mask_mod=mask_mod)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention in float64")  # said once in a process
 def test_float64_is_computed_on_the_host():
     gains, mask_mod = learned(H).detach().double().requires_grad_(), MASKS["packed"]()
     mask = create_block_mask(mask_mod, None, None, S, S)

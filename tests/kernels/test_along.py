@@ -7,6 +7,7 @@ from tests.tiers import sample
 import weft
 from weft.kernels.gpu.score.spec import composed
 from weft.planning.attention_plan import plan_attention
+from weft.score.reads import added_to_score
 from weft.target import GPU
 from weft.torch.along import distances_of, rewritten
 from weft.torch.inputs import problem_of
@@ -71,3 +72,42 @@ def test_what_is_read_elsewhere_stays():
     table = torch.ones(4, 9)
     for function in (lambda score, b, h, q, k: score * (k - q), lambda score, b, h, q, k: score + table[h, q]):
         assert rewritten(composed(weft.trace_score(function).text)) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "at", "dims"),
+    sample([("window", (150, 131), (64, 64)), ("causal", (192, 192), (64, 64)), ("full", (70, 200), (128, 128))],
+           ("window", (150, 131), (64, 64))),
+)  # fmt: skip
+def test_many_tiles(pattern, at, dims):
+    """Rows beyond the last tile's end read entries of their own, and are not stored."""
+    tables, function = functions(*at)["heads"]
+    check(Scored(LINES[pattern], qkv(generator("many"), at, torch.bfloat16, (4, 2), dims), function, tables))
+
+
+ADDING = {
+    "one": (lambda score, b, h, q, k, table: score + table[h, k - q + 95], True),
+    "several": (lambda score, b, h, q, k, table: 2 * h + (score - table[h, q]) + table[h, k - q + 95] * k, True),
+    "scaled": (lambda score, b, h, q, k, table: score * 2.0 + table[h, q], False),
+    "taken from": (lambda score, b, h, q, k, table: table[h, q] - score, False),
+    "twice": (lambda score, b, h, q, k, table: score + table[h, q] + score, False),
+    "capped": (lambda score, b, h, q, k, table: torch.tanh(score) + table[h, q], False),
+    "nothing": (lambda score, b, h, q, k, table: score, False),
+}
+
+
+@pytest.mark.parametrize("name", ADDING)
+def test_what_is_added_to_scores_is_told_apart(name):
+    table = torch.ones(4, 200)
+    function, adds = ADDING[name]
+    text = weft.trace_score(lambda *place: function(*place, table)).text
+    assert bool(added_to_score(composed(text))) == adds
+
+
+@pytest.mark.parametrize("name", sample(("several", "scaled"), "several"))
+def test_what_is_added_joins_products(name):
+    table = normal((4, 200), generator(name)).double().requires_grad_()
+    function = ADDING[name][0]
+    for pattern in (LINES["window"], OTHERS["blocks"]):
+        tensors = qkv(generator(name), (96, 96), torch.float32, (4, 2))
+        check(Scored(pattern, tensors, lambda *place: function(*place, table), (table,)))

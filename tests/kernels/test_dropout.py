@@ -8,7 +8,7 @@ from tests.tiers import every, sample
 import weft
 from weft.score.dropout import Dropout
 
-from .compare import BACKENDS, generator, qkv
+from .compare import BACKENDS, generator, normal, qkv
 from .scored import HEADS, SEED, Scored, check, named
 
 pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="tests/torch/test_dropout.py has the CPU's")
@@ -79,3 +79,36 @@ def test_lengths(m, n):
 def test_beside_other_options():
     one = named("type_pairs", PATTERNS["window"], (80, 80), dropout=0.4, options={"softcap": 2.0})
     check(one)
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), sample([("window", 150), ("global", 130), ("heads", 150)], ("window", 150))
+)
+def test_runs_that_begin_anywhere(name, length):
+    """Tiles begin at multiples of 16, before the first key that they see; the last rows of a tile may not exist."""
+    check(case(name, (length, length)))
+
+
+BEFORE = {  # pattern, the tensor that is not a number at tokens 32 and 33, results whose rows from 64 on do not ask it
+    "keys": (weft.causal() & weft.window(left=30), "v", ("out", "dq")),
+    "queries": (weft.window(left=0, right=30), "dout", ("dk", "dv")),
+}
+
+
+@pytest.mark.parametrize("side", BEFORE)
+def test_what_lies_before_a_run_may_be_anything(side):
+    """Tiles begin at multiples of 16, also with tokens that none of their rows sees."""
+    pattern, poisoned, results = BEFORE[side]
+    made = []
+    for value in (0.0, torch.nan):
+        random = generator(side)
+        tensors = {
+            name: normal((1, 2, 128, 16), random, torch.float32).to(BACKENDS["triton"])
+            for name in ("q", "k", "v", "dout")
+        }
+        tensors[poisoned][:, :, 32:34] = value
+        *leaves, dout = (x.requires_grad_(name != "dout") for name, x in tensors.items())
+        out = weft.attention(*leaves, pattern, backend="triton", dropout=0.3, seed=SEED)
+        found = dict(zip(("out", "dq", "dk", "dv"), (out, *torch.autograd.grad(out, leaves, dout)), strict=True))
+        made.append([found[name][:, :, 64:] for name in results])
+    assert all(torch.equal(*both) for both in zip(*made, strict=True))

@@ -27,6 +27,7 @@ CASES = {
     "dilated": ((12, 12), weft.neighborhood((12, 12), (5, 5), dilation=2), (9, 9), 2),
     "strided": ((8, 16), weft.neighborhood((8, 16), (5, 6), stride=(1, 2)), (9, 13), 1),
     "shifted windows": ((21, 21), weft.product([weft.documents(CUTS)] * 2, (21, 21)), (13, 13), 1),
+    "wide boxes": ((16, 24), weft.neighborhood((16, 24), (7, 7)), (13, 13), 1),
     "volume": ((4, 5, 6), weft.neighborhood((4, 5, 6), (3, 3, 3)), (5, 3, 5), 1),
 }
 
@@ -71,11 +72,16 @@ def test_grids_that_are_not_walked_are_summed_by_pairs():
 
 @pytest.mark.more
 def test_wide_heads_take_narrow_tiles():
-    """Beyond D=64 score functions take tiles of their own on a grid, in the same order of tokens."""
+    """Beyond D=64 score functions take tiles of their own on a grid, in the same order of tokens; gradients by distance
+    take them with fewer warps.
+    """
     shape, pattern, sizes, step = CASES["plane"]
     table = normal((4, *sizes), generator("wide")).double().requires_grad_()
     tensors = qkv(generator("wide"), (80, 80), torch.bfloat16, (4, 2), (96, 96))
     plan = plan_attention(pattern, problem_of(*tensors), GPU)
     tilings = [plan.unspecialised(one, Under(scores=True))[0].plan.tiling for one in DIRECTIONS]
     assert all(tiling.cols == 32 for tiling in tilings)
+    by_distance = Under(scores=True, by_distance=True)
+    tilings = [plan.unspecialised(one, by_distance)[0].plan.tiling for one in ("dq", "dkdv")]
+    assert all((tiling.cols, tiling.warps) == (32, 4) for tiling in tilings)
     check(Scored(pattern, tensors, function_of(table, shape, step), (table,), lambda x: weft.bias.grid(x, shape, step)))

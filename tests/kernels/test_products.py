@@ -72,7 +72,7 @@ def launch(product, x, weight, out, squares, new_squares, tiles, count):
     product[(-(-m // c.rows) * -(-n // c.cols),)](
         of_x, of_weight, None, of_out, None, None, squares, new_squares, m, n, k, tiles, count, 1e-5,
         ACTIVATION="", GATE=None, BY_ROWS=False, ROWS=c.rows, COLS=c.cols, DEPTH=c.depth, STORED=c.stored,
-        GROUP=c.group, PERSISTENT=False,
+        EVEN=False, GROUP=c.group, PERSISTENT=False,
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def at_hand(monkeypatch, name, capability, processors, shared, hip=None):
     monkeypatch.setattr(card.torch.version, "hip", hip)
     monkeypatch.setattr(card.driver, "library", lambda: None)  # as on AMD's, and where CUDA's is old
     monkeypatch.setattr(card.triton_driver, "_active", SimpleNamespace(utils=utils))
-    return card._card.__wrapped__(0)
+    return card.card_of.__wrapped__(0)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def product_of(config, activation, gated=False, **missing):
     of_out = (config.rows, config.stored)
     weights = (1 + gated, config.cols, config.depth)
     boxes = {"x": (config.rows, config.depth), "weights": weights, "residual": of_out, "out": of_out}
-    constants = {"ACTIVATION": activation, "BY_ROWS": False, **missing}
+    constants = {"ACTIVATION": activation, "BY_ROWS": False, "EVEN": True, **missing}
     constants |= {"gate_bias": None, "squares": None, "new_squares": None, "GATE": 1 if gated else None}
     return compiled(product, config, boxes, constants)
 

@@ -254,7 +254,7 @@ def _terms(asked: Asked, acsr: Acsr, width: int, colour: bool) -> list[str]:
 
 
 def _view(view: View, width: int, colour: bool) -> list[str]:
-    """The tiles of some launches, in their own order of tokens."""
+    """The tiles of some loop nests, in their own order of tokens."""
     m, n = view.classes.shape
     queries, keys = ((int(tokens[0]), int(tokens[-1])) for tokens in (view.queries, view.keys))
     room = _room(width, queries)

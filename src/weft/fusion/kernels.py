@@ -169,6 +169,7 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
         _box(out.view(-1, n), of_out), bias, gate_bias, None, None, m, n, k, 0, 0, 0.0,
     )  # fmt: skip
     options = {"ACTIVATION": spec.activation, "GATE": which, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
+    options["EVEN"] = n % config.cols == 0
     tiles = -(-m // config.rows) * -(-n // config.cols)
     programs = config.programs(tiles, 1 + spec.gated, card_of(x.device), spec.residual)
     return Prepared(kernel, (programs,), args, options | _tiling(config), (out,))

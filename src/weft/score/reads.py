@@ -102,6 +102,27 @@ def _name(step: Step) -> str:
     return "0" if step.op == "const" and step.value == 0 else step.op
 
 
+@lru_cache(256)
+def added_to_score(expression: Expression) -> tuple[tuple[Ref, bool], ...]:
+    """(step, whether it is subtracted) of all that an expression adds to the score; () where it does anything else."""
+    needs = [False] * len(expression.steps)  # the score
+    for ref, step in enumerate(expression.steps):
+        needs[ref] = step.op == "score" or any(needs[a] for a in step.args)
+    found: list[tuple[Ref, bool]] = []
+    ref = expression.result
+    while (step := expression.steps[ref]).op in ("add", "sub"):
+        first, second = step.args
+        if needs[first] and not needs[second]:
+            found.append((second, step.op == "sub"))
+            ref = first
+        elif step.op == "add" and needs[second] and not needs[first]:
+            found.append((first, False))
+            ref = second
+        else:
+            return ()
+    return tuple(reversed(found)) if step.op == "score" else ()
+
+
 def _chains(expression: Expression) -> dict[Ref, tuple[str, Chain]]:
     """The steps that are coordinates: q or k, divided and cut by constants."""
     found: dict[Ref, tuple[str, Chain]] = {}

@@ -26,13 +26,10 @@ from weft.score.evaluate import Rule
 from weft.score.expression import Builder, Expression, Ref
 from weft.score.reads import reads_of
 from weft.score.text import SEPARATOR, written
-from weft.torch.device_tables import is_capturing
+from weft.torch.kept_places import kept, leaves_of
 
 BESIDE = 256  # distances on either side that tiles reach beyond the last token; a multiple of 4, for 16 bytes
 MOST = 1 << 22  # numbers of one table: longer ones are read where they are
-KEPT: dict[tuple[object, ...], torch.Tensor] = {}
-LIMIT = 64  # of these
-PLACE = frozenset(("b", "h", "q", "k", "shift"))
 
 
 class Told(NamedTuple):
@@ -156,7 +153,7 @@ def rewritten(expression: Expression, grid: tuple[int, ...] = ()) -> Rewritten |
     for ref in _needed(expression, along):
         step = expression.steps[ref]
         if ref in along:
-            leaves = _leaves(expression, ref)
+            leaves = leaves_of(expression, ref)
             zero, apart = make.const(0), _apart(make, grid)
             at = tuple(make.leaf(name) if name in leaves else zero for name in "bh")
             found[ref] = make.step("read", step.kind, (*at, apart), table_of((step.value, ref)))
@@ -202,24 +199,6 @@ def _needed(expression: Expression, ends: set[Ref]) -> list[Ref]:
     return sorted(needed)
 
 
-def _leaves(expression: Expression, ref: Ref) -> frozenset[str]:
-    """Leaves and reads that a step depends on."""
-    ops = {expression.steps[one].op for one in _cone(expression, ref)}
-    return frozenset(ops & (PLACE | {"read"}))
-
-
-def _cone(expression: Expression, ref: Ref) -> set[Ref]:
-    """The steps that the operands of a step need."""
-    found: set[Ref] = set()
-    waiting = list(expression.steps[ref].args)
-    while waiting:
-        one = waiting.pop()
-        if one not in found:
-            found.add(one)
-            waiting += expression.steps[one].args
-    return found
-
-
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 Asked = tuple[Problem, Distances, int]  # and what alignment adds to q
 
@@ -236,9 +215,13 @@ def _by_distance(rule: Rule, read: Ref, asked: Asked) -> torch.Tensor:
 
 def _places(rule: Rule, read: Ref, asked: Asked, device: torch.device) -> torch.Tensor:
     """Where the entries lie that are read; kept where no table says it."""
-    key = (rule.expression, read, tuple(tuple(x.shape) for x in rule.tables), asked, device)
-    if key in KEPT:
-        return KEPT[key]
+    if "read" in leaves_of(rule.expression, read):
+        return _made_places(rule, read, asked, device)
+    key = rule.expression, read, tuple(tuple(x.shape) for x in rule.tables), asked
+    return kept(key, device, lambda: _made_places(rule, read, asked, device))
+
+
+def _made_places(rule: Rule, read: Ref, asked: Asked, device: torch.device) -> torch.Tensor:
     problem, distances, shift = asked
     q, k = distances.ends(device)
     b, h = torch.arange(problem.batch, device=device), torch.arange(problem.q_heads, device=device)
@@ -249,8 +232,4 @@ def _places(rule: Rule, read: Ref, asked: Asked, device: torch.device) -> torch.
     for ref, size in zip(step.args, rule.tables[step.value].shape, strict=True):
         index = torch.as_tensor(applied.value(ref), device=device)
         places = places * size + index.clamp(0, size - 1)
-    if "read" not in _leaves(rule.expression, read) and not (device.type == "cuda" and is_capturing()):
-        if len(KEPT) >= LIMIT:
-            KEPT.clear()
-        KEPT[key] = places
     return places

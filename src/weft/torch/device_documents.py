@@ -114,7 +114,7 @@ def attention(
             "varlen_attention(block_table=...) with gradients", "keys in pages are for inference, and have no backward",
             "call it under torch.no_grad()",
         )  # fmt: skip
-    call = _found(tensors, sums, pattern, rows, chosen)
+    call = call_of(tensors, sums, pattern, rows, chosen)
     counted = tuple(x if x.dtype == torch.int32 else x.to(torch.int32) for x in (sums.queries, sums.keys))
     counted = tuple(x if x.is_contiguous() else x.contiguous() for x in counted)
     if sums.table is not None:
@@ -199,7 +199,8 @@ def paged_keys(tensors: Tensors, table: Tensor) -> PagedKeys:
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
-def _found(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen) -> Call:
+def call_of(tensors: Tensors, sums: Sums, pattern: Pattern, rows: Rows, chosen: Chosen) -> Call:
+    """The call of checked tensors (1, H, T, D), planned when it is first asked for."""
     q, k, v = tensors
     paged = None if sums.table is None else paged_keys(tensors, sums.table)
     key = (
@@ -252,19 +253,21 @@ def _forward(
     call: Call, tensors: Tensors, rows: Rows, counted: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     layout = gpu.layout_of(tensors, sinks=rows[0], slopes=rows[1])
-    bound = _bound_forward(call, layout, gpu.options_of(call.how, call.plan), tensors[0].device)
+    bound = bound_forward(call, layout, gpu.options_of(call.how, call.plan), tensors[0].device)
     out, lse = bound((*tensors, *(x for x in rows if x is not None), *counted))
     return out, lse
 
 
 @cached(256)
-def _bound_forward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
+def bound_forward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
+    """The program of (out, lse) on a device."""
     refuse_capture(f"documents of {call.plan.problem}", gpu_of(device))
     return Bound(documents_forward_program(call.plan, layout, options, call.documents), device)
 
 
 @cached(256)
-def _bound_backward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
+def bound_backward(call: Call, layout: Layout, options: Options, device: torch.device) -> Bound:
+    """The program of (dq, dk, dv), and delta where it is asked for."""
     refuse_capture(f"gradients of documents of {call.plan.problem}", gpu_of(device))
     return Bound(documents_backward_program(call.plan, layout, options, call.documents), device)
 
@@ -293,7 +296,7 @@ class Recorded(torch.autograd.Function):
         tensors, rows = (q, k, v, out, dout), {"lse": lse, "dlse": dlse, "slopes": slopes}
         options = gpu.options_of(ctx.call.how, ctx.call.plan)
         options = options._replace(with_delta=sinks is not None, deterministic=ctx.deterministic)
-        bound = _bound_backward(ctx.call, gpu.layout_of(tensors, **rows), options, dout.device)
+        bound = bound_backward(ctx.call, gpu.layout_of(tensors, **rows), options, dout.device)
         dq, dk, dv, *delta = bound((*tensors, *(x for x in rows.values() if x is not None), *counted))
         dsinks = None if sinks is None else gpu.sink_gradient(sinks, lse, delta[0])
         return dq, dk, dv, dsinks, None, None, None, None, None

@@ -7,6 +7,7 @@ fixed order.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,11 @@ import torch
 from weft.kernels.cpu.rules import Applied, Rule
 from weft.kernels.gpu.layout import Options
 from weft.kernels.gpu.score.slots import number_of
-from weft.score.reads import Read, reads_of
+from weft.score.reads import Kind, Read, reads_of
 from weft.score.value import composed
+from weft.torch.kept_places import kept, leaves_of
+
+Tokens = tuple[torch.Tensor, torch.Tensor]  # of queries and of keys
 
 
 def gradients_of_tables(
@@ -37,51 +41,65 @@ def gradients_of_tables(
         into = found[read.table]
         assert into is not None, "sums are of tables that are wanted"
         if name.startswith("offsets"):
-            _bring(into, rule, read, total.flatten(2), _of_offsets(total, options.shift))
+            shape, shift = tuple(total.shape[2:]), options.shift
+            _bring(into, rule, read, total.flatten(2), partial(_of_offsets, shape, shift))
         elif read.kind in ("dense", "pairs", "offsets"):
             into.add_(total.view(into.shape))
         else:
             whole = total.sum(2) if name.startswith("programs") else total
-            _bring(into, rule, read, whole, _indices(read, whole, queries, options.shift))
+            _bring(into, rule, read, whole, partial(_indices, read.kind, whole.shape[2], queries, options.shift))
     return tuple(None if x is None else x.to(table.dtype) for x, table in zip(found, tables, strict=True))
 
 
-def _bring(into: torch.Tensor, rule: Rule, read: Read, total: torch.Tensor, where: dict[str, torch.Tensor]) -> None:
-    """into += the sums (B, Hq, rows, columns or diagonals), at the indices of a read."""
-    applied = Applied.to(rule, where)
-    places: Any = torch.zeros((), dtype=torch.int64, device=total.device)
-    for ref, length, pace in zip(rule.expression.steps[read.step].args, into.shape, into.stride(), strict=True):
-        index = torch.as_tensor(applied.value(ref), device=total.device)
-        places = places + index.clamp(0, length - 1) * pace
-    places = places.view((1,) * (total.dim() - places.dim()) + places.shape)
+def _bring(into: torch.Tensor, rule: Rule, read: Read, total: torch.Tensor, tokens: partial[Tokens]) -> None:
+    """into += the sums (B, Hq, rows, columns or diagonals), at the indices of a read. tokens: makes the query and the
+    key of each.
+    """
+
+    def made() -> torch.Tensor:
+        return _places(into, rule, read, _where(total, *tokens(total.device), tokens.args[-1]))
+
+    if "read" in leaves_of(rule.expression, read.step):
+        places = made()
+    else:
+        shapes = tuple(tuple(x.shape) for x in rule.tables)
+        key = rule.expression, read, shapes, tuple(total.shape[:2]), into.stride(), tokens.args
+        places = kept(key, total.device, made)
     part = total.sum_to_size(places.shape)
     into.view(-1).index_put_((places.reshape(-1),), part.reshape(-1), accumulate=True)
 
 
-def _indices(read: Read, total: torch.Tensor, queries: int, shift: int) -> dict[str, torch.Tensor]:
-    """What the steps of an index read, for sums (B, Hq, length)."""
-    length = total.shape[2]
-    at, zero = torch.arange(length, device=total.device), torch.zeros((), dtype=torch.int64, device=total.device)
-    q, k = zero, zero
-    if read.kind == "rows":
-        q = at
-    elif read.kind == "columns":
-        k = at
-    else:  # k - q rises from 1 - queries on
-        q, k = (queries - 1 - at).clamp(min=0), (at - (queries - 1)).clamp(min=0)
-    return _at(total, q, k, shift)
+def _places(into: torch.Tensor, rule: Rule, read: Read, where: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Where the entries lie that sums (B, Hq, n) are added to; of axes that they do not depend on there is 1."""
+    applied, device = Applied.to(rule, where), into.device
+    places: Any = torch.zeros((), dtype=torch.int64, device=device)
+    for ref, length, pace in zip(rule.expression.steps[read.step].args, into.shape, into.stride(), strict=True):
+        index = torch.as_tensor(applied.value(ref), device=device)
+        places = places + index.clamp(0, length - 1) * pace
+    found: torch.Tensor = places.view((1,) * (3 - places.dim()) + places.shape)
+    return found
 
 
-def _of_offsets(total: torch.Tensor, shift: int) -> dict[str, torch.Tensor]:
-    """The same for sums (B, Hq, 2 X - 1, 2 Y - 1) over offsets on a grid, of two tokens that are so far apart."""
-    q = k = torch.zeros((), dtype=torch.int64, device=total.device)
-    for length in total.shape[2:]:
-        apart, tokens = torch.arange(length, device=total.device) - length // 2, length // 2 + 1
+def _indices(kind: Kind, length: int, queries: int, shift: int, device: torch.device) -> Tokens:
+    """A query and a key of each of so many sums."""
+    at, zero = torch.arange(length, device=device), torch.zeros((), dtype=torch.int64, device=device)
+    if kind == "rows":
+        return at, zero
+    if kind == "columns":
+        return zero, at
+    return (queries - 1 - at).clamp(min=0), (at - (queries - 1)).clamp(min=0)  # k - q rises from 1 - queries on
+
+
+def _of_offsets(shape: tuple[int, ...], shift: int, device: torch.device) -> Tokens:
+    """The same for sums (2 X - 1, 2 Y - 1) over offsets on a grid: two tokens that are so far apart."""
+    q = k = torch.zeros((), dtype=torch.int64, device=device)
+    for length in shape:
+        apart, tokens = torch.arange(length, device=device) - length // 2, length // 2 + 1
         q, k = ((x[..., None] * tokens + far.clamp(min=0)) for x, far in ((q, -apart), (k, apart)))
-    return _at(total, q.flatten(), k.flatten(), shift)
+    return q.flatten(), k.flatten()
 
 
-def _at(total: torch.Tensor, q: torch.Tensor, k: torch.Tensor, shift: int) -> dict[str, torch.Tensor]:
+def _where(total: torch.Tensor, q: torch.Tensor, k: torch.Tensor, shift: int) -> dict[str, torch.Tensor]:
     b, h = (torch.arange(size, device=total.device) for size in total.shape[:2])
     where = {"b": b[:, None, None], "h": h[:, None], "q": q, "k": k}
     return {**where, "shift": torch.tensor(shift, device=total.device), "score": total.new_zeros(())}

@@ -47,7 +47,7 @@ def forward(
         elif isinstance(attention_mask, Mask) and attention_mask.slots is not None:
             out = _counted((query, key, value), attention_mask, layered, {**scores, "told": told})
         elif _in_documents(attention_mask, (query, key, value), layered, told):
-            out = attention_mask.packed.attend((query, key, value), **scores)
+            return attention_mask.packed.attend((query, key, value), **scores).contiguous(), None
         else:
             mask, key, value, bias = _read(attention_mask, (query, key, value), causal, told.get("sliding_window"))
             if layered is not None:

@@ -35,13 +35,17 @@ class Packed(NamedTuple):
     longest: int
     whole: Callable[[], Pattern]
 
-    def attend(self, tensors: tuple[Tensor, Tensor, Tensor], **options: Any) -> Any:
-        """As `weft.attention` of q (B, Hq, N, D), k and v under `whole()`."""
+    def attend(self, tensors: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None = None, **options: Any) -> Any:
+        """(B, N, Hq, Dv), as `weft.attention` of q (B, Hq, N, D), k and v under `whole()` transposed."""
+        if sinks is None and self.sums.is_cuda:
+            from weft.torch import document_batches  # it imports Triton
+
+            packing = document_batches.Packing(self.sums, self.longest, self.seen, **options)
+            return document_batches.attention(*tensors, packing)
         batch, _, tokens, _ = tensors[0].shape
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in tensors)
-        sums, longest = self.sums, self.longest
-        out = varlen_attention(q, k, v, sums, None, self.seen, max_seqlen_q=longest, max_seqlen_k=longest, **options)
-        return out.unflatten(0, (batch, tokens)).transpose(1, 2)
+        given: dict[str, Any] = {**options, "sinks": sinks, "max_seqlen_q": self.longest, "max_seqlen_k": self.longest}
+        return varlen_attention(q, k, v, self.sums, None, self.seen, **given).unflatten(0, (batch, tokens))
 
 
 def serves(tensors: tuple[Tensor, Tensor, Tensor]) -> bool:

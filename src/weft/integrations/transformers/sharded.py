@@ -46,7 +46,7 @@ def shard(
             f"shard(shards={shards!r})", "layers with other patterns would hold other tokens",
             f"pass one of {', '.join(map(repr, LAYOUTS))}, or the ranges of each rank",
         )  # fmt: skip
-    decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else model
+    decoder = _decoder(model)
     config = getattr(decoder, "config", None)
     text = None if config is None else config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ()) - set(TYPES)
@@ -139,6 +139,13 @@ class Ranks:
         if isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] == self.length:
             return self.mine(x)
         return x
+
+
+def _decoder(model: Any) -> Any:
+    """The module with the list of layers, where a model has one."""
+    inner = model.get_decoder() if hasattr(model, "get_decoder") else None
+    found = [x for x in (inner, getattr(model, "model", None)) if hasattr(x, "layers")]
+    return found[0] if found else model
 
 
 def ranks_of(module: torch.nn.Module) -> Ranks | None:

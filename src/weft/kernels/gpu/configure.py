@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from weft.kernels.gpu.constants import STATS
+from weft.kernels.gpu.score.spec import DIAGONALS
 from weft.kernels.gpu.spec import NARROW, KernelSpec
 from weft.kernels.gpu.tables.batches import Wave, Waves, plan_waves
 from weft.planning.attention_plan import AttentionPlan
@@ -13,7 +14,7 @@ from weft.planning.families.hopper import has_row_bounds
 from weft.planning.families.sparse_keys import GROUPS, TILE, TILES
 from weft.planning.features import always_apart, held, in_halves, no_maximum
 from weft.planning.problem import DTYPES, Problem
-from weft.planning.tiling import Direction
+from weft.planning.tiling import Direction, Tiling
 from weft.planning.work import slots_of
 from weft.settings import interpreted
 from weft.target import Gpu, Target
@@ -22,7 +23,30 @@ from weft.target import Gpu, Target
 # faster at 128 than one maximum, from the first tile. At 64 the registers of the second walk cost up to 17 %
 # (benchmarks/notes/triton.md). Others were not measured.
 GRIDS_TAKE_NONE = range(65, 129)
+BESIDE_DROPOUT, BESIDE_SCORES = 168, 128  # registers: three and four programs of four warps side by side
 MOST_TERMS = 3  # that are walked in one loop: each takes registers for its bounds
+
+
+def _registers(spec: KernelSpec, wave: Wave, tiling: Tiling) -> int:
+    """The most registers of a thread beside options; 0 for those that would spill much (counted for sm_90)."""
+    rules = spec.rules
+    if not (spec.paged or spec.dropout or rules is not None):
+        return tiling.registers
+    light = rules is None or (spec.adds and not rules.entries and spec.direct and all(x.along for x in rules.tables))
+    if spec.paged or wave.kind.rank != 1 or not light or (spec.dropout and not (spec.neighbours and spec.direct)):
+        return 0
+    least = BESIDE_DROPOUT if spec.dropout else BESIDE_SCORES
+    return max(tiling.registers, least) if tiling.registers else 0
+
+
+def _crowds_shared(spec: KernelSpec) -> bool:
+    """Whether score functions take shared memory: Triton brings there what wide kernels read of tables, as it does
+    tiles; and sums of pairs take room, along diagonals little.
+    """
+    assert spec.rules is not None
+    read = [one for one in spec.rules.tables if not (spec.direct and one.along)]
+    summed = {one.kind for one in spec.rules.entries} - ({DIAGONALS} if spec.rules.along else set())
+    return bool(read and max(spec.d, spec.dv) > NARROW) or bool(summed)
 
 
 OVERLAPPING = ("sm_90", "sm_100")  # cards whose launches may begin while the one before ends
@@ -54,6 +78,11 @@ def partial(direction: str, problem: Problem, target: Target | Gpu) -> bool:
     return shared and direction == "forward" and narrow
 
 
+def _direct(target: Target | Gpu) -> bool:
+    """Whether kernels may have NVIDIA's own instructions."""
+    return isinstance(target, Gpu) and target.architecture.startswith("sm_") and not interpreted()
+
+
 def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> KernelSpec:
     """With what the card that is planned for allows."""
     problem, target = plan.problem, plan.target
@@ -62,6 +91,7 @@ def for_card(spec: KernelSpec, direction: Direction, plan: AttentionPlan) -> Ker
         chained=chained(direction, target), fast_log=fast_log(direction, problem, target),
         partial=partial(direction, problem, target), apart=always_apart(direction, problem, target),
         makes="dv" if in_halves(direction, problem, target) and not spec.with_dq else "both",
+        direct=_direct(target),
     )  # fmt: skip
 
 
@@ -124,16 +154,15 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
     tiling = kind.pop("tiling")
     aligned = spec.aligned and wave.span * max(widest, STATS) < 1 << 31
     # what addresses and masks need there does not fit into fewer
-    beside = spec.paged or spec.dropout or spec.rules is not None
-    crowded = not aligned or gathered or wave.kind.rank > 2 or bool(beside)
+    crowded = not aligned or gathered or wave.kind.rank > 2
     single = wave.kind.rank == 1 and not (spec.of_keys or gathered)
     terms = wave.terms if single and wave.several and wave.terms <= MOST_TERMS else 1
-    several = terms == 1 and (wave.several or (wave.more and spec.with_dq))
-    limits: dict[str, int] = {"registers": 0} if crowded else {}
+    apart = spec.with_dq or spec.dropout  # a second run of tiles begins anywhere
+    several = terms == 1 and (wave.several or (wave.more and apart))
+    limits: dict[str, int] = {"registers": 0 if crowded else _registers(spec, wave, tiling)}
     if spec.makes != "both" and not wave.kind.formula:
         limits["stages"] = min(tiling.stages, 2)  # bounds from tables need what the third leaves not free
-    if spec.rules is not None and (max(spec.d, spec.dv) > NARROW or spec.rules.entries):
-        # what is read of tables comes in stages too, and sums along diagonals take room
+    if spec.rules is not None and _crowds_shared(spec):
         limits["stages"] = max(1, limits.get("stages", tiling.stages) - 1)
     if terms > 1:
         limits["apart"] = False
@@ -141,9 +170,11 @@ def _wave_spec(spec: KernelSpec, wave: Wave, waves: Waves, widest: int, groups: 
         limits["apart"] = True
     row_bounds = groups and has_row_bounds(tiling)  # whatever says the bounds, the code is the same
     kind["formula"] = kind["formula"] or row_bounds
+    direct = spec.direct and (spec.dropout or (spec.rules is not None and spec.rules.along))
     one = replace(
         spec, **kind, **asdict(tiling) | limits, aligned=aligned, row_bounds=row_bounds, several=several,
-        lines=row_bounds or (wave.lines and not several), counted=wave.counted,
+        lines=row_bounds or (wave.lines and not several), counted=wave.counted, direct=direct,
+        neighbours=spec.neighbours and wave.kind.rank < 2,
         terms=terms, more=wave.more and not several and terms == 1, whole=wave.whole, packed=wave.place is None,
         adds_shared=wave.adds_shared,
         leaves_shared=waves.shared_rows is not None and not wave.adds_shared,

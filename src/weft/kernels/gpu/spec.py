@@ -86,7 +86,13 @@ class KernelSpec(Strided):
     rescaled: bool = False  # the scale may be 0 or less, so it multiplies scores before their maximum is taken
     tf32: bool = False  # products of float32 keep 10 bits of its mantissa
     rules: Rules | None = None  # score functions
+    direct: bool = (
+        False  # NVIDIA's own instructions read tables by distance, as Triton would stage them, and drop weights
+    )
     dropout: bool = False
+    neighbours: bool = (
+        False  # with dropout: rows of a tile are consecutive tokens from a multiple of 16 on, so are columns
+    )
     renumbered: bool = False  # dropout reads the numbers of queries and keys in a whole sequence, behind the seed
     # Programmatic dependent launch: a launch begins while the one before it ends, and waits before it reads results.
     chained: bool = False
@@ -189,8 +195,15 @@ class KernelSpec(Strided):
 
     @property
     def linear(self) -> bool:
-        """Scores are scale * (q . k) and nothing else, so the scale joins the exponential's subtraction."""
-        return not (self.softcap or self.alibi or self.rescaled or self.rules)
+        """Scores are scale * (q . k) and at most what score functions add, so the scale joins the exponential's
+        subtraction.
+        """
+        return not (self.softcap or self.alibi or self.rescaled) and (self.rules is None or self.rules.adds)
+
+    @property
+    def adds(self) -> bool:
+        """Whether score functions only add to scores, so that products begin with what they add."""
+        return self.linear and self.rules is not None
 
 
 # Fields that are false unless said, as `KernelSpec.name` lists them.

@@ -31,8 +31,8 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(65, 129), "float16", WIDE),
 )
 CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
-# Of all gradients in one walk, which adds to dQ in memory: at D=128 and at D=64; and the bytes of shared memory of its
-# kernels.
+# Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
+# memory of their kernels.
 SUMMED, SUMMED_NARROW = Tiling(128, 64, 8, 2, 168, True, 2), Tiling(128, 128, 8, 2, 168, True, 2)
 SUMS = {SUMMED: 225_440, SUMMED_NARROW: 229_536}
 MOST_TERMS: dict[Direction, int] = {"forward": 2, "dkdv": 1}

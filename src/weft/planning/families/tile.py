@@ -155,11 +155,14 @@ def usual(direction: Direction, problem: Problem, rank: int = 1, gpu: Gpu = GPU)
 
 
 class Under(NamedTuple):
-    """What else takes registers: score functions, sums for gradients of tables, dropout."""
+    """What else takes registers: score functions, sums for gradients of tables, dropout. by_distance: score functions
+    read no table but by how far apart pairs are.
+    """
 
     scores: bool = False
     sums: bool = False
     dropout: bool = False
+    by_distance: bool = False
 
 
 PLAIN = Under()
@@ -169,14 +172,17 @@ def narrow(direction: Direction, problem: Problem, rank: int, gpu: Gpu, under: U
     """What a call takes under options that crowd registers; None where the plan's own tiles serve.
 
     The assembler for sm_90 counts bytes that a thread spills. On grids at D=128 they are up to 1,072, and 32 in these
-    tiles. In dQ on lines with sums they are 608, and 64 in these. With dropout such tiles spill less too, but gradients
-    took 1.3 to 1.5 times as long (benchmarks/notes/options.md).
+    tiles, though with eight warps. Reads by distance take less: 64 x 32 pairs are 1,552 instructions of warps in dQ for
+    3,440 with eight, and 1,772 for 3,736 in dK and dV. In dQ on lines with sums they are 608, and 64 in these. With
+    dropout such tiles spill less too, but gradients took 1.3 to 1.5 times as long (benchmarks/notes/options.md).
     """
     wide = max(problem.d, problem.dv)
     if problem.dtype == "float32" or wide > 128:
         return None
     found = None
-    if rank > 1 and wide > 64 and under.scores:
+    if rank > 1 and wide > 64 and under.by_distance:
+        found = None if direction == "forward" else Tiling(64, 32, 4, 3)
+    elif rank > 1 and wide > 64 and under.scores:
         found = Tiling(64, 32, 4 if direction == "forward" else 8, 3)
     elif rank == 1 and direction == "dq" and wide > 96 and under.sums:
         found = Tiling(64, 32, 4, 3, apart=True)

@@ -65,14 +65,8 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
         "scale": scale, "softcap": softcap, "backend": backend, "deterministic": deterministic
     }  # fmt: skip
     said = (
-        shards,
-        strategy,
-        sinks is not None,
-        dropout,
-        *options.values(),
-        *_said(function),
-        extra and extra[0].shape[2],
-    )
+        shards, strategy, sinks is not None, dropout, *options.values(), *_said(function), extra and extra[0].shape[2],
+    )  # fmt: skip
     whole = agreed((q, k, v), pattern, said, group)
     plan = planned(
         pattern, whole, heads=(q.shape[1], k.shape[1]), head_dim=(q.shape[3], v.shape[3]), strategy=strategy,

@@ -10,9 +10,10 @@ import triton.language as tl
 
 from weft.kernels.gpu.gemm.fragments import activation
 
-# Constants of a kernel: rows and cols of a tile, depth of a step, whether weights are (k, n) and not (n, k), how many
-# columns of a tile are finished and stored at once: all, or half of them.
-Tiling = namedtuple("Tiling", "rows cols depth by_rows stored")
+# Constants of a kernel. rows, cols: of a tile; depth: of a step. by_rows: weights are (k, n) and not (n, k). stored:
+# columns of a tile that are finished and stored at once. even: tiles have no column beyond the end. gate: which of two
+# weights is the gate's, or None.
+Tiling = namedtuple("Tiling", "rows cols depth by_rows stored even activation gate", defaults=("", None))
 
 
 @triton.jit
@@ -74,11 +75,15 @@ def row_scale(squares, rows, m, tiles, count, epsilon):
 
 
 @triton.jit
-def with_bias(value, bias, col, n, COLS: tl.constexpr):
-    """value + bias[col:], where there is one."""
+def with_bias(value, bias, col, n, COLS: tl.constexpr, EVEN: tl.constexpr):
+    """value + bias[col:], where there is one. EVEN: no column is beyond n."""
     if bias is not None:
-        cols = col + tl.arange(0, COLS)
-        value += tl.load(bias + cols, mask=cols < n, other=0.0).to(tl.float32)[None, :]
+        at = bias + col + tl.arange(0, COLS)  # from left to right, so that what threads add is a constant
+        if EVEN:
+            row = tl.load(at)
+        else:
+            row = tl.load(at, mask=col + tl.arange(0, COLS) < n, other=0.0)
+        value += row.to(tl.float32)[None, :]
     return value
 
 
@@ -96,14 +101,14 @@ def halves(x, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 
 @triton.jit
-def finish(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tensors, sizes, value, gating, row, col):
+def finish(T: tl.constexpr, tensors, sizes, value, gating, row, col):
     """What follows a product, for columns that are stored at once."""
     rows, cols = row + tl.arange(0, T.rows), col + tl.arange(0, T.stored)
-    value = with_bias(value, tensors.bias, col, sizes.n, T.stored)
-    if GATE is not None:
-        value *= activation(with_bias(gating, tensors.gate_bias, col, sizes.n, T.stored), ACTIVATION)
+    value = with_bias(value, tensors.bias, col, sizes.n, T.stored, T.even)
+    if T.gate is not None:
+        value *= activation(with_bias(gating, tensors.gate_bias, col, sizes.n, T.stored, T.even), T.activation)
     else:
-        value = activation(value, ACTIVATION)
+        value = activation(value, T.activation)
     if tensors.residual is not None:
         value += tensors.residual.load([row, col]).to(tl.float32)
     value = value.to(tensors.out.dtype)
@@ -115,11 +120,11 @@ def finish(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tensor
 
 
 @triton.jit
-def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tensors, sizes, row, col):
+def one_tile(T: tl.constexpr, tensors, sizes, row, col):
     """The tile of out that begins at row and col."""
-    if GATE == 0:
+    if T.gate == 0:
         gating, value = two_sums(T, tensors.x, tensors.weights, row, col, sizes.k)
-    elif GATE == 1:
+    elif T.gate == 1:
         value, gating = two_sums(T, tensors.x, tensors.weights, row, col, sizes.k)
     else:
         value = sums(T, tensors.x, tensors.weights, 0, row, col, sizes.k)
@@ -128,37 +133,38 @@ def one_tile(T: tl.constexpr, ACTIVATION: tl.constexpr, GATE: tl.constexpr, tens
         rows = row + tl.arange(0, T.rows)
         scale = row_scale(tensors.squares, rows, sizes.m, sizes.tiles, sizes.count, sizes.epsilon)[:, None]
         value *= scale
-        if GATE is not None:
+        if T.gate is not None:
             gating *= scale
     if T.stored < T.cols:
         first, second = halves(value, T.rows, T.cols)
         gate_1, gate_2 = halves(gating, T.rows, T.cols)
-        finish(T, ACTIVATION, GATE, tensors, sizes, first, gate_1, row, col)
-        finish(T, ACTIVATION, GATE, tensors, sizes, second, gate_2, row, col + T.stored)
+        finish(T, tensors, sizes, first, gate_1, row, col)
+        finish(T, tensors, sizes, second, gate_2, row, col + T.stored)
     else:
-        finish(T, ACTIVATION, GATE, tensors, sizes, value, gating, row, col)
+        finish(T, tensors, sizes, value, gating, row, col)
 
 
 @triton.jit
 def product(
     x, weights, residual, out, bias, gate_bias, squares, new_squares, m, n, k, tiles, count, epsilon,
     ACTIVATION: tl.constexpr, GATE: tl.constexpr, BY_ROWS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    DEPTH: tl.constexpr, STORED: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
+    DEPTH: tl.constexpr, STORED: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """Tiles of out (m, n); see `meaning.product`. x, weights, residual, out: descriptors; None: without it.
 
     weights (places, n, k), or (places, k, n) BY_ROWS. There are two where GATE says which of them is the gate's. bias,
-    gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out.
-    PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it is done.
+    gate_bias (n,), squares (tiles, m): pointers. new_squares (tiles of n, m): takes sums of squares of out. EVEN: COLS
+    divides n. PERSISTENT: a program computes tiles one after the other, and asks for the next one's factors before it
+    is done.
     """
-    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS, STORED)
+    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS, STORED, EVEN, ACTIVATION, GATE)
     tensors = Operands(x, weights, residual, out, bias, gate_bias, squares, new_squares)
     sizes = Sizes(m, n, k, tiles, count, epsilon)
     down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLS)
     if PERSISTENT:
         for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
             row, col = tile_of(tile, down, across, GROUP)
-            one_tile(T, ACTIVATION, GATE, tensors, sizes, row * ROWS, col * COLS)
+            one_tile(T, tensors, sizes, row * ROWS, col * COLS)
     else:
         row, col = tile_of(tl.program_id(0), down, across, GROUP)
-        one_tile(T, ACTIVATION, GATE, tensors, sizes, row * ROWS, col * COLS)
+        one_tile(T, tensors, sizes, row * ROWS, col * COLS)

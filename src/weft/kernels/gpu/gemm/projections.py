@@ -64,7 +64,7 @@ def store(T: tl.constexpr, H: tl.constexpr, three, turning, value, row, col):
     if three.q_bias is not None:
         at = col - tl.where(of_q, 0, tl.where(of_v, three.q_n + three.kv_n, three.q_n))
         bias = tl.where(of_q, three.q_bias, tl.where(of_v, three.v_bias, three.k_bias))
-        value = with_bias(value, bias, at, three.q_n, T.stored)
+        value = with_bias(value, bias, at, three.q_n, T.stored, True)
     if turning.cos is not None or three.q_norm is not None:
         norm = three.q_norm
         if norm is not None:
@@ -104,7 +104,7 @@ def projections(
     sin, 0 where batch rows share them. STORED is a multiple of D, and COLS divides q_n and kv_n. PERSISTENT: as
     `product` has it.
     """
-    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS, STORED)
+    T: tl.constexpr = Tiling(ROWS, COLS, DEPTH, BY_ROWS, STORED, True)
     H: tl.constexpr = Heads(D, INTERLEAVED)
     three = Three(
         x, weights, out, q_bias, k_bias, v_bias, q_norm, k_norm, q_place, k_place, v_place, m, q_n, kv_n, depth

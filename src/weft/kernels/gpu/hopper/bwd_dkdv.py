@@ -119,8 +119,9 @@ def producer(state, CHAINED: gl.constexpr):
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @aggregate
 class Visit:
-    """What a consumer's rows of a block see of its run: bounds of each row, tiles from begin to before end, and where
-    bounds cut: tiles below one, and from another on.
+    """What a consumer's rows of a block see of its run: bounds of each row, and tiles from begin to before end.
+
+    Bounds cut tiles below one number, and from another on.
     """
 
     low: gl.tensor

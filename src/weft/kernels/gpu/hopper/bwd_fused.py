@@ -2,10 +2,10 @@
 """dQ, dK and dV of a short window in one walk over queries: every tensor is read once, every product made once.
 
 Query tile i sees the key tiles i to i + 2, where tile c begins at key c * rows - shift (`families.fused_backward`). A
-program walks the queries of a run; each of three consumers keeps dK and dV of one key tile in registers for as long as
-it is seen, of tile c consumer c % 3. What scores take is left in shared memory for dQ, which the consumers make in
-turns, a step late: all of it is there by then. The producer asks for tiles by tensor descriptors of (batch row, head,
-token, 1, dim). What a run shares with the one before, two tiles of queries, is computed twice.
+program walks the queries of a run. Each of three consumers keeps dK and dV of one key tile in registers for as long as
+it is seen; consumer c % 3 keeps tile c. Gradients of scores stay in shared memory for dQ, which the consumers make in
+turns. They do so a step late, when all of these are there. The producer asks for tiles by tensor descriptors of (batch
+row, head, token, 1, dim). What a run shares with the one before, two tiles of queries, is computed twice.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def wait_for_dq(n, state):
 
 @aggregate
 class QueryTile:
-    """A tile whose dQ is made: which of all, its number, its box, the place of its first keys, and whether these are
-    needed no more.
+    """A tile whose dQ is made. n: which of all. i: its number. where: its box. place: of its first keys. last: whether
+    these are needed no more.
     """
 
     n: gl.tensor
@@ -146,8 +146,9 @@ def query_gradient(G, tile, zero, state):
 
 @aggregate
 class Step:
-    """Where a consumer is: tile i of queries of a run whose dQ is made from `begin` on, its key tile c, how many query
-    tiles and key tiles of the rings went before, and which dQ is next.
+    """Where a consumer is: at tile i of queries of a run, whose dQ is made from `begin` on, and at its key tile c.
+
+    The others count query tiles and key tiles of the rings that went before, and say which dQ is next.
     """
 
     i: gl.tensor

@@ -1,11 +1,11 @@
 # ruff: noqa: PLR0913, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
-"""What few keys beside a short window add to gradients, after the window's one walk (`bwd_fused`).
+"""What sparse keys beside a short window add to gradients, after the fused backward of the window (`bwd_fused`).
 
 They add to dQ where it is, and to dK and dV as sums of each program (`reduce_partials`). A program takes every so many
-tiles of the queries of a head of keys; each of two consumers takes its own of them, and keeps dK and dV of two tiles of
+tiles of the queries of a head of keys. Each of two consumers takes its own of them, and keeps dK and dV of two tiles of
 keys in registers while they pass. First come the tiles of queries that see keys of the first alone, then those that may
-see both (`weft.planning.families.sparse_keys`). A producer warp for each consumer asks for queries, dO and dQ by tensor
-descriptors of (batch row, head, token, 1, dim), a tile ahead; dQ goes out from where it came in.
+see both (`weft.planning.families.sparse_keys`). A producer warp for each consumer asks for queries, dO and dQ a tile
+ahead, by tensor descriptors of (batch row, head, token, 1, dim). dQ goes out from where it came in.
 """
 
 from __future__ import annotations
@@ -60,9 +60,8 @@ class Sizes:
 class SparseKeys:
     """The kernel's arguments, shared memory and channels.
 
-    table: tiles of queries and bounds of keys (`weft.planning.families.sparse_keys`). ds: what scores take, for dQ.
-    keys: the channel of K and V, which have one stage; each consumer's ring of queries, dO, dQ and their numbers is a
-    part of `queries`.
+    table: tiles of queries and bounds of keys (`weft.planning.families.sparse_keys`). ds: dS, for dQ. keys: the channel
+    of K and V, which have one stage. queries: of each consumer its ring of queries, dO, dQ and their numbers.
     """
 
     cfg: gl.constexpr

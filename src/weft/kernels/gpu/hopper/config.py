@@ -24,7 +24,7 @@ class Config:
     far. With the first two, rows whose sums leave the range from `least` to `most` are computed again. terms: that one
     walk has. short: runs are short (`fwd_short`). overlapped: scores of a tile are made beside the product of the
     weights before, and bounds of rows are read from the tables (`fwd_overlapped`). boxed: whole tiles of results leave
-    by a descriptor. counted: runs may begin before token 0.
+    by a descriptor. counted: tables say how many blocks there are, and runs may begin before token 0.
     """
 
     d: int

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from weft.kernels.gpu import constants
 from weft.kernels.gpu.ops.bounds import tanh
-from weft.kernels.gpu.ops.dropout import dropping_of, keeps
+from weft.kernels.gpu.ops.dropout import dropping_of, kept
 from weft.kernels.gpu.ops.loads import scaled
 
 LOG2E = tl.constexpr(constants.LOG2E)
@@ -43,14 +43,16 @@ def scores_of(C: tl.constexpr, scaling, batch, head):
 
 
 @triton.jit
-def score(C: tl.constexpr, product, scores, rows, tile):
+def score(C: tl.constexpr, product, scores, rows, tile, begun=None):
     """(scores, what `through_score` needs), from products of queries and keys (rows, cols).
 
     Scores are in units of log2, except that linear ones are not scaled yet: `exponent` does it. rows: of the tile, see
-    `weft.kernels.gpu.tile.places`.
+    `weft.kernels.gpu.tile.places`. begun: what `begin` gave.
     """
     s, capped = product, product
-    if C.scored:
+    if C.adds:
+        capped = (product, begun[1])
+    elif C.scored:
         s, capped = _by_functions(C, product, scores, rows, tile)
     elif C.softcap:
         capped = tanh(s * (scores.scale / scores.softcap))
@@ -66,24 +68,65 @@ def score(C: tl.constexpr, product, scores, rows, tile):
 
 
 @triton.jit
-def _apart(C: tl.constexpr, rows, tile):
-    """Where the entry of each pair lies, as a sum of (rows, 1) and (1, cols): k - q; on a grid, of X times Y tokens,
-    (ky - qy) * (2 Y - 1) + kx - qx.
+def begin(C: tl.constexpr, scores, rows, tile):
+    """(what products of a tile begin with, what `C.through` needs) where score functions only add to scores, else ().
 
-    Columns of a line, one token apart, are numbers that the compiler knows: so the loads of a row have one address and
-    fixed distances from it.
+    It is divided by the scale, which sums of products are multiplied by later. So no operation for each pair adds it.
     """
-    mine, theirs = rows.token - tile.at, tile.visit.part.column
+    begun = ()
+    if C.adds:
+        q, k = rows.token[:, None], tile.token[None, :]
+        if C.of_keys:
+            q, k = tile.token[None, :], rows.token[:, None]
+        if C.along:
+            apart = _apart(C, rows, tile)
+            found = C.score(C.rows, C.cols, scores.b, scores.h, q, k, scores.shift, scores.captured, apart)
+        else:
+            found = C.score(C.rows, C.cols, scores.b, scores.h, q, k, scores.shift, scores.captured)
+        begun = found[0] * (1.0 / scores.scale), _kept(found)
+    return begun
+
+
+@triton.jit
+def _kept(found):
+    """All that a fragment gave but the first."""
+    kept = ()
+    for n in tl.static_range(1, len(found)):
+        kept += (found[n],)
+    return kept
+
+
+@triton.jit
+def _apart(C: tl.constexpr, rows, tile):
+    """Where the entry of each pair lies, as a sum of two: k - q; on a grid, of X times Y tokens, (ky - qy) * (2 Y - 1)
+    + kx - qx.
+    """
     if C.rank > 1:
         mine, theirs = rows.at[0], _coordinates(tile, 0)
         for a in tl.static_range(1, C.rank):
             pace = 2 * tile.visit.part.runs[a].length - 1
             mine, theirs = mine * pace + rows.at[a], theirs * pace + _coordinates(tile, a)
-    if C.of_keys:
-        found = mine.to(tl.int64)[:, None], -theirs[None, :]
+        if C.of_keys:
+            found = mine.to(tl.int64)[:, None], -theirs[None, :]
+        else:
+            found = -mine.to(tl.int64)[:, None], theirs[None, :]
     else:
-        found = -mine.to(tl.int64)[:, None], theirs[None, :]
+        found = _apart_on_line(C, rows, tile)
     return found
+
+
+@triton.jit
+def _apart_on_line(C: tl.constexpr, rows, tile):
+    """The same of consecutive tokens, also for rows beyond a tile's end.
+
+    What a thread has of a product are rows r and r ^ 8, and columns c, c ^ 1, c ^ 8 and so on. So the second number is
+    a constant for each of its pairs, and the first is the same for all of them.
+    """
+    r, c = rows.number[:, None], tile.visit.part.column[None, :]
+    first, near, fixed = tile.at - rows.first, (c & 6) - (r & -9), (c & -7) - (r & 8)
+    if C.of_keys:
+        first, near, fixed = -first, -near, -fixed
+    return first.to(tl.int64) + near.to(tl.int64), fixed
 
 
 @triton.jit
@@ -109,10 +152,7 @@ def _by_functions(C: tl.constexpr, product, scores, rows, tile):
         found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured, _apart(C, rows, tile))
     else:
         found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured)
-    kept = ()
-    for n in tl.static_range(1, len(found)):
-        kept += (found[n],)
-    return found[0] * LOG2E, (capped, kept)
+    return found[0] * LOG2E, (capped, _kept(found))
 
 
 @triton.jit
@@ -134,7 +174,7 @@ def through_score(C: tl.constexpr, ds, p, capped):
 @triton.jit
 def kept_weights(C: tl.constexpr, p, scores, rows, tile):
     """Weights, 0 where dropout drops them; what their sums are multiplied by comes at the end, see `kept_sums`."""
-    return tl.where(keeps(C, scores, rows, tile), p, 0.0) if C.dropout else p
+    return kept(C, p, scores, rows, tile) if C.dropout else p
 
 
 @triton.jit
@@ -144,9 +184,18 @@ def kept_sums(C: tl.constexpr, sums, scores):
 
 
 @triton.jit
-def through_dropout(C: tl.constexpr, dp, kept, scores):
-    """The gradients of weights from those of kept ones; kept: which are."""
-    return tl.where(kept, dp * scores.dropping.scale, 0.0) if C.dropout else dp
+def weighed(C: tl.constexpr, p, kept_p, dp, delta):
+    """The gradients of scores from those of kept weights, p * (dp - delta). kept_p: weights, 0 where they are dropped.
+
+    With dropout they and delta are divided by what kept weights are multiplied by: see `true_scale`.
+    """
+    return kept_p * dp - p * delta if C.dropout else p * (dp - delta)
+
+
+@triton.jit
+def true_scale(C: tl.constexpr, scale, dropping):
+    """What sums of such gradients are multiplied by, where without dropout it is `scale`."""
+    return scale * dropping[2] if C.dropout else scale
 
 
 @triton.jit

@@ -50,6 +50,9 @@ def _locate_on_line(C: tl.constexpr, KIND: tl.constexpr, visit):
             base = tl.where(j < before, base, part.more_at)
     near = tl.minimum(column, count - 1 - begin)
     there = column < count - begin
+    read = there
+    if C.neighbours:  # what lies before a run may be anything
+        near, read = tl.maximum(near, line.skipped - begin), there & (column >= line.skipped - begin)
     at = base + j * line.pace
     token, coordinate = at + (column * line.step if C.terms > 1 else part.token), column
     if C.listed:
@@ -64,7 +67,7 @@ def _locate_on_line(C: tl.constexpr, KIND: tl.constexpr, visit):
     if C.paged:
         inside = line.first + begin + near
         token = tl.load(part.lists.tables + part.lists.keys_at + inside // C.paged) + inside % C.paged
-    return Tile(visit, at, there, there, near, token, coordinate)
+    return Tile(visit, at, there, read, near, token, coordinate)
 
 
 @triton.jit

@@ -22,13 +22,12 @@ from weft.kernels.gpu.program import Convert, Fill, LaunchProgram, Role, Slot, S
 from weft.kernels.gpu.programs.launches import (
     Bindings,
     Packed,
-    dropping,
     kernel_launch,
     tables_of,
     wave_launches,
     widened,
 )
-from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, number_of, refuse_atomics
+from weft.kernels.gpu.score.slots import Tables, captured_by, entries_of, number_of, refuse_atomics, with_dropout
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import fused_backward, one_kernel
@@ -83,7 +82,7 @@ def queries_program(
 
     found: tables, if not the plan's.
     """
-    problem = plan.problem
+    problem, own = plan.problem, found is None
     if found is None:
         plan.check_room("dq", options.tf32)
         found = tables_of("dq", plan, layout, options, summing=False)
@@ -95,7 +94,7 @@ def queries_program(
     strides = layout.named | {"dq": dq[-1].strides}
     spec = for_card(_spec("dq", plan, layout, options, strides), "dq", plan)
     entries, sums = entries_of(plan, layout, options, "dq")
-    spec = replace(spec, rules=captured.with_entries(entries), **dropping(options))
+    spec = with_dropout(replace(spec, rules=captured.with_entries(entries)), plan, "dq", options, own)
     memory |= _kept_sums(slots, steps, sums)
     slots += _row_numbers(spec, problem, memory)
     if not covers or merges:
@@ -114,7 +113,7 @@ def keys_program(
     """dk and dv by tiles of keys, of delta or stats; summing: and dq_float32, which it adds to. found: tables, if not
     the plan's.
     """
-    problem = plan.problem
+    problem, own = plan.problem, found is None
     if found is None:
         plan.check_room("dkdv", options.tf32)
         found = tables_of("dkdv", plan, layout, options, summing)
@@ -140,10 +139,8 @@ def keys_program(
     spec = for_card(_spec("dkdv", plan, layout, options, strides, summing), "dkdv", plan)
     entries, sums = entries_of(plan, layout, options, "dkdv")
     # sums of several launches come one after the other
-    spec = replace(
-        spec, rules=captured.with_entries(entries), **dropping(options),
-        chained=spec.chained and not entries,
-    )  # fmt: skip
+    spec = replace(spec, rules=captured.with_entries(entries), chained=spec.chained and not entries)
+    spec = with_dropout(spec, plan, "dkdv", options, own)
     memory |= _kept_sums(slots, steps, sums)
     slots += [replace(slot, role="input") for slot in _row_numbers(spec, problem, memory)]
     bound = Bindings(memory, {_kernel_name(name): strides[name] for name in strides}, captured.known)

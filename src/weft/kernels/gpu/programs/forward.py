@@ -10,10 +10,10 @@ from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import for_card, overlaps
 from weft.kernels.gpu.layout import Layout, Options, dense_rows, inputs, of_rows, result
 from weft.kernels.gpu.program import Fill, LaunchProgram, Slot
-from weft.kernels.gpu.programs.launches import Bindings, Packed, dropping, tables_of, wave_launches, widened
+from weft.kernels.gpu.programs.launches import Bindings, Packed, tables_of, wave_launches, widened
 from weft.kernels.gpu.programs.sinks import join_sinks
 from weft.kernels.gpu.programs.split_kv import split_kv_program
-from weft.kernels.gpu.score.slots import captured_by
+from weft.kernels.gpu.score.slots import captured_by, with_dropout
 from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families import split_kv
@@ -37,7 +37,7 @@ def forward_program(
     layout: of q, k and v. found: tables, if not the plan's. Raises UnsupportedKernel where the card has no room for the
     plan's kernels.
     """
-    problem = plan.problem
+    problem, own = plan.problem, found is None
     if found is None:
         plan.check_room("forward", options.tf32)
         found = tables_of("forward", plan, layout, options, summing=False)
@@ -63,8 +63,8 @@ def forward_program(
         memory["Sum"] = "sum"
     strides = layout.named | {"out": out.strides}
     bound = Bindings(memory, {name: strides[name.lower()] for name in ("Q", "K", "V", "Out")}, captured.known)
-    spec = replace(_spec(plan, layout, options, bound), rules=captured.rules, **dropping(options))
-    spec = replace(spec, paged=found.page)
+    spec = replace(_spec(plan, layout, options, bound), rules=captured.rules, paged=found.page)
+    spec = with_dropout(spec, plan, "forward", options, own)
     waves, tables = wave_launches(spec, found, bound, plan, options)
     steps += chain.from_iterable(waves)
     if "sinks" in names and not complete:

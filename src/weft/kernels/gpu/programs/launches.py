@@ -143,11 +143,6 @@ def kernel_launch(
     return Launch(spec, source_of(spec), grid, tuple(found))
 
 
-def dropping(options: Options) -> dict[str, Any]:
-    """What specs say of dropout."""
-    return {"dropout": bool(options.dropout), "renumbered": bool(options.dropout and options.tokens)}
-
-
 def _read(name: str, known: Mapping[str, Any], bound: Bindings) -> Argument:
     """What a kernel reads, by its name."""
     if name == "Seed":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from weft.kernels.gpu.score.spec import PAIRS, Rules
 from weft.score.derive import derived
 from weft.score.expression import COMPARE, Ref, Step
-from weft.score.reads import Read, reads_of
+from weft.score.reads import Read, added_to_score, reads_of
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!=", "and": "&",
          "or": "|", "xor": "^"}  # fmt: skip
@@ -21,10 +21,11 @@ CALLS = {"min": "tl.minimum", "max": "tl.maximum", "abs": "tl.abs", "where": "tl
          "log": "tl.log", "sqrt": "tl.sqrt", "sin": "tl.sin", "cos": "tl.cos", "floor": "tl.floor", "tanh": "tanh",
          "erf": "tl.erf",
          "floordiv": "floor_divide", "mod": "remainder"}  # fmt: skip
-HELPERS = ("tanh", "floor_divide", "remainder")  # of `weft.kernels.gpu.ops.pairs`
+HELPERS = ("tanh", "floor_divide", "remainder", "read_now")  # of `weft.kernels.gpu.ops.pairs`
 CASTS = {"real": "tl.float32", "int": "tl.int32"}
 ARGUMENTS = ("score", "b", "h", "q", "k", "shift", "captured")
 PAIR = frozenset("qk")
+SHAPE = "rows", "cols"  # of a tile
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,22 @@ class Fragment:
     helpers: tuple[str, ...]
 
 
-def fragment(rules: Rules, gradients: bool) -> Fragment:
-    """The functions of a kernel; gradients: it makes some, and so needs derivatives."""
+def fragment(rules: Rules, gradients: bool, adds: bool = False, direct: bool = False) -> Fragment:
+    """The functions of a kernel; gradients: it makes some, and so needs derivatives. adds: of scores no function is
+    written, but of what is added to them. direct: see `KernelSpec`.
+    """
     made = derived(rules.expression)
-    write = _Writer(rules, made.steps)
-    wanted = [made.result]
+    write = _Writer(rules, made.steps, direct)
+    terms = added_to_score(rules.expression) if adds else ()
     slope = made.by_score if gradients else None
     reads = [reads_of(rules.expression)[one.number] for one in rules.entries] if gradients else []
     shares = [slope, *(read.by for read in reads)] if gradients else []
     kept = list(dict.fromkeys(x for x in shares if x is not None and not write.is_constant(x)))
-    lines = [*write.lines([*wanted, *kept])]
-    lines.append(f"return ({', '.join([write.whole(made.result), *map(write.name, kept)])},)")
-    text = _function("pair_score", (*ARGUMENTS, *("apart",) * rules.along), lines)
+    lines = [*write.lines([*((ref for ref, _ in terms) if adds else (made.result,)), *kept])]
+    result = write.summed(terms) if adds else write.whole(made.result)
+    lines.append(f"return ({', '.join([result, *map(write.name, kept)])},)")
+    first = (*(f"{name}: tl.constexpr" for name in SHAPE), *ARGUMENTS[1:]) if adds else ARGUMENTS
+    text = _function("pair_score", (*first, *("apart",) * rules.along), lines)
     if gradients:
         found = (f"ds * kept[{kept.index(x)}]" if x in kept else _constant_times(write, x) for x in shares)
         text += "\n\n" + _function("pair_through", ("ds", "kept"), [f"return ({', '.join(found)},)"])
@@ -82,8 +87,8 @@ def _constant_times(write: _Writer, slope: Ref | None) -> str:
 class _Writer:
     """Writes steps as lines. A step's name is a variable, a leaf or a constant."""
 
-    def __init__(self, rules: Rules, steps: Sequence[Step]) -> None:
-        self.rules, self.steps = rules, steps
+    def __init__(self, rules: Rules, steps: Sequence[Step], direct: bool) -> None:
+        self.rules, self.steps, self.direct = rules, steps, direct
         self.depends = self._dependencies()
 
     def _dependencies(self) -> list[frozenset[str]]:
@@ -118,6 +123,13 @@ class _Writer:
         if self.is_constant(ref):
             return f"tl.full(score.shape, {self.name(ref)}, tl.float32)"
         return self.name(ref) if self.depends[ref] == PAIR else f"tl.broadcast_to({self.name(ref)}, score.shape)"
+
+    def summed(self, terms: Iterable[tuple[Ref, bool]]) -> str:
+        """Steps that are added or subtracted, broadcast to all pairs."""
+        text = " ".join(f"{'-' if less else '+'} {self.name(ref)}" for ref, less in terms)
+        if all(self.is_constant(ref) for ref, _ in terms):
+            return f"tl.full(({', '.join(SHAPE)}), {text}, tl.float32)"
+        return f"tl.broadcast_to({text.removeprefix('+ ')}, ({', '.join(SHAPE)}))"
 
     # ---- lines -------------------------------------------------------------------------------------------------------
     def lines(self, results: Iterable[Ref]) -> Iterator[str]:
@@ -156,7 +168,8 @@ class _Writer:
         table = f"captured{number}"
         if one.along:
             places = [f"{self._within(a, number, axis)} * {table}_s{axis}" for axis, a in enumerate(step.args[:-1])]
-            return f"tl.load((({table} + ({' + '.join(places)})) + apart[0]) + apart[1])"
+            read = "read_now" if self.direct else "tl.load"
+            return f"{read}((({table} + ({' + '.join(places)})) + apart[0]) + apart[1])"
         alone: list[str] = []  # offsets of a program
         shared: list[str] = []  # and of its pairs
         for axis, arg in enumerate(step.args):

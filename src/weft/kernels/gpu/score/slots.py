@@ -23,6 +23,7 @@ from weft.kernels.gpu.score.spec import (
     Entry,
     Rules,
 )
+from weft.kernels.gpu.spec import KernelSpec
 from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.tile import Under
 from weft.planning.tiles import LoopNest, TilePlan
@@ -157,13 +158,39 @@ def _tiles_apart(plan: AttentionPlan, options: Options) -> int:
 
 def under(options: Options) -> Under:
     """Which options crowd the registers of a kernel."""
-    return Under(bool(options.score), any(options.wanted), bool(options.dropout))
+    return Under(bool(options.score), any(options.wanted), bool(options.dropout), _by_distance(options.score))
+
+
+def _by_distance(text: str) -> bool:
+    """Whether score functions read no table but by how far apart pairs are."""
+    return bool(text) and all(read.kind in ("diagonals", "offsets") for read in reads_of(composed(text)))
 
 
 def in_single_tokens(plan: TilePlan) -> bool:
     """Whether neighbours in every tile are neighbouring tokens: on one line, without steps, lists and blocks."""
-    if plan.blocks is not None:
-        return False
+    return plan.blocks is None and lines_in_single_tokens(plan)
+
+
+def with_dropout(
+    spec: KernelSpec, plan: AttentionPlan, direction: Direction, options: Options, own: bool
+) -> KernelSpec:  # fmt: skip
+    """The kernel of a call, which may drop weights. own: the tables are the plan's."""
+    if not options.dropout:
+        return spec
+    renumbered = bool(options.tokens)
+    whole = own and not renumbered and _from_whole_groups(plan, direction, options)
+    return replace(spec, dropout=True, renumbered=renumbered, neighbours=whole)
+
+
+def _from_whole_groups(plan: AttentionPlan, direction: Direction, options: Options) -> bool:
+    """Whether on lines rows of tiles are neighbouring tokens, from multiples of 16 on, and so are columns."""
+    plans = [share.plan for share in plan.unspecialised(direction, under(options))]
+    begins = (nest.q.origin for one in plans for nest in one.nests)
+    return all(map(lines_in_single_tokens, plans)) and all(begin % 16 == 0 for begin in begins)
+
+
+def lines_in_single_tokens(plan: TilePlan) -> bool:
+    """The same of all but blocks."""
     return all(
         len(nest.box) == 1 and nest.q.order is None and part.k.order is None
         and part.rows.is_every and part.keys.is_every

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from weft.score.expression import Expression
+from weft.score.reads import added_to_score
 from weft.score.value import composed
 
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32": "*i32"}
@@ -68,6 +69,11 @@ class Rules:
     def along(self) -> bool:
         """Whether some table is read by how far apart pairs are."""
         return any(one.along for one in self.tables)
+
+    @property
+    def adds(self) -> bool:
+        """Whether they only add to scores."""
+        return bool(added_to_score(self.expression))
 
     @property
     def expression(self) -> Expression:

@@ -15,9 +15,9 @@ class Config(NamedTuple):
 
     d, dv: chunks of both head dimensions. steps: some bound is a step function. page: tokens of a page of keys, 0 where
     they lie in none. paired: a tile of keys lies in two pages at most. precision: of products of float32, None for
-    other types. rank, linear, of_keys, scored, dropout: what the fragments of tile kernels ask beside: keys lie on a
-    line, scores are scaled before their maximum is taken, queries are the side that stays, and no score function or
-    dropout is there.
+    other types. rank, linear, of_keys, scored, adds, dropout: what the fragments of tile kernels ask beside: keys lie
+    on a line, scores are scaled before their maximum is taken, queries are the side that stays, and no score function
+    or dropout is there.
     """
 
     rows: int
@@ -43,6 +43,7 @@ class Config(NamedTuple):
     linear: bool = False
     of_keys: bool = False
     scored: bool = False
+    adds: bool = False
     dropout: bool = False
 
 

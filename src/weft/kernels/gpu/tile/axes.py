@@ -8,13 +8,14 @@ import triton.language as tl
 from weft.kernels.gpu.ops.bounds import is_out, lines, lower_table, positions, stairs, upper_table
 from weft.kernels.gpu.tables import pack
 
+TOGETHER = tl.constexpr(16)  # consecutive tokens whose groups, as dropout draws them, are all in them
 PART, AXIS = tl.constexpr(pack.PART), tl.constexpr(pack.AXIS)
 
 
 # The run of columns of one term on a line. part: where the tables describe it. first: its first coordinate. count: its
 # columns. step: between columns. length: of the axis. Of its tiles, those from `left` to `full` are full, and there are
-# `boxes`. pace: tokens from one tile to the next.
-Line = namedtuple("Line", "part first count step length left full boxes pace")
+# `boxes`. pace: tokens from one tile to the next. skipped: columns before the run, with which its first tile begins.
+Line = namedtuple("Line", "part first count step length left full boxes pace skipped")
 
 # The run of columns along one axis of a grid, in boxes. first, count, step, length: as those of a Line. log: log2 of
 # the box. boxes: their number. column (cols,): of each column of a box its place on this axis. low, high (rows,): the
@@ -55,6 +56,8 @@ def line_bounds(C: tl.constexpr, place, line):
         inverse, digits = tl.load(line.part + (PART + 4)), tl.load(line.part + (PART + 5))
         low = positions(low, line.first, line.step, inverse, digits)
         high = positions(high, line.first, line.step, inverse, digits)
+    if C.neighbours:
+        low = tl.maximum(low, line.skipped)
     return low, high
 
 
@@ -78,8 +81,14 @@ def _term(C: tl.constexpr, place, part, run, TERM: tl.constexpr):
     step, length = tl.load(part + PART), tl.load(part + (PART + 2))
     left = tl.load(run + 2)
     full = left + tl.load(run + 3)
+    skipped = ()
+    if C.neighbours:
+        # tiles from a multiple of 16 on: columns before the run are masked with those of its low edge
+        skipped = (tl.load(part) + first) % TOGETHER
+        first, count, left = first - skipped, count + tl.where(count > 0, skipped, 0), left + (skipped > 0).to(tl.int32)
+        full = tl.maximum(full, left)
     boxes = (count + (C.cols - 1)) // C.cols
-    line = Line(part, first, count, step, length, left, full, boxes, step * C.cols)
+    line = Line(part, first, count, step, length, left, full, boxes, step * C.cols, skipped)
     if not C.few_edges:
         bounds = line_bounds(C, place, line)
     return line, bounds

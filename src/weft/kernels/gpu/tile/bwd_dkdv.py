@@ -256,9 +256,11 @@ def _numbers(C: tl.constexpr, KIND: tl.constexpr, held, tile):
 
 
 @triton.jit
-def _product(C: tl.constexpr, part, queries):
-    """Products of keys and queries (rows, cols), less lse / scale where it is folded, and with penalties of grids."""
-    start = mask.penalty(C, part.penalties, queries.corners) if C.rank > 1 and C.linear else None
+def _product(C: tl.constexpr, part, queries, begun):
+    """Products of keys and queries (rows, cols), less lse / scale where it is folded, and with penalties of grids or
+    what score functions add. begun: of `scores.begin`.
+    """
+    start = begun[0] if C.adds else (mask.penalty(C, part.penalties, queries.corners) if C.penalty_first else None)
     if C.folded:
         start = loads.dot(C, part.folding.of_lse, tl.trans(queries.numbers), start)
     return loads.products(C, part.keys.k, queries.q, start)
@@ -269,8 +271,11 @@ def _together(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
     """(dV, ds): both products first, and one mask."""
     rows, folding = held.place.rows, held.part.folding
     dout = tiles.load(C, KIND, C.dv, held.queries.dout, queries.tile)
-    s = _product(C, held.part, queries)
+    begun = scores.begin(C, held.queries.scores, rows, queries.tile)
+    s = _product(C, held.part, queries, begun)
     dp = loads.products(C, held.part.keys.v, dout, loads.dot(C, folding.of_delta, tl.trans(queries.numbers)))
+    if C.rank > 1 and not C.penalty_first:
+        s = mask.penalised(C, s, mask.penalty(C, held.part.penalties, queries.corners))
     p = tl.exp2(scores.exponent(C, s, held.queries.scores))
     if C.rank == 1:
         p, dp = mask.masked(C, KIND, rows, queries.tile, (p, dp), 0.0)  # dp: whatever lies in a key that no query sees
@@ -283,17 +288,16 @@ def _together(C: tl.constexpr, KIND: tl.constexpr, held, queries, dv):
 def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
     """(dV, ds, sums for tables): the products of dO after all that needs the weights alone."""
     part, tile, dv, of_tables = held.part, queries.tile, sums.dv, sums.entries
-    s, capped = scores.score(C, _product(C, part, queries), held.queries.scores, held.place.rows, tile)
-    if C.rank > 1 and not C.linear:
+    begun = scores.begin(C, held.queries.scores, held.place.rows, tile)
+    product = _product(C, part, queries, begun)
+    s, capped = scores.score(C, product, held.queries.scores, held.place.rows, tile, begun)
+    if C.rank > 1 and not C.penalty_first:
         s = mask.penalised(C, s, mask.penalty(C, part.penalties, queries.corners))
     s = scores.exponent(C, s, held.queries.scores)
     p = tl.exp2(s if C.folded else s - queries.numbers[None, :])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
     dout = tiles.load(C, KIND, C.dv, held.queries.dout, tile)
-    ds, weights, kept = p, p, ()
-    if C.dropout:
-        kept = scores.keeps(C, held.queries.scores, held.place.rows, tile)
-        weights = tl.where(kept, p, 0.0)
+    ds, weights = p, scores.kept_weights(C, p, held.queries.scores, held.place.rows, tile)
     if C.makes != "dk":
         dv = loads.accumulate(C, dv, weights.to(dout[0].dtype), dout)
     if C.makes != "dv":
@@ -304,10 +308,11 @@ def _in_turn(C: tl.constexpr, KIND: tl.constexpr, held, queries, sums):
             delta = _of_queries(C, KIND, held, tile, part.tensors.numbers.delta)
             dp = loads.products(C, part.keys.v, dout)
             if C.dropout:
-                dp = scores.through_dropout(C, dp, kept, held.queries.scores)
-            ds = p * (dp - delta[None, :])
+                delta = delta * (1.0 / held.queries.scores.dropping.scale)
+            ds = scores.weighed(C, p, weights, dp, delta[None, :])
         if C.summed > 0:
-            shares = scores.shares_of_reads(C, ds, p, capped)
+            true = ds * held.queries.scores.dropping.scale if C.dropout else ds
+            shares = scores.shares_of_reads(C, true, p, capped)
             into = entries.Into(held.place, held.queries.scores, part.tensors.entries)
             of_tables = entries.add(C, into, tile, shares, of_tables)
         ds = scores.through_score(C, ds, p, capped)
@@ -350,7 +355,7 @@ def _finish(C: tl.constexpr, tensors, place, scaling, sums, seen):
     batch, head = place.head.batch, place.head.kv_head
     if C.rank > 1:  # whatever lies in a key that no query sees: a test for each pair would be one in every tile
         dk, dv = where_rows(seen, dk), where_rows(seen, dv)
-    dk = loads.scaled(dk, scaling.scale)
+    dk = loads.scaled(dk, scaling.scale * scaling.dropping[2] if C.dropout else scaling.scale)
     if C.dropout:
         dv = loads.scaled(dv, scaling.dropping[2])
     if C.leaves_shared:

@@ -19,8 +19,8 @@ Tensors = namedtuple("Tensors", "q k v out dout dq numbers entries")
 # What a program reads of its rows: tiles of q, dout and out, and their numbers; what it makes scores with.
 Read = namedtuple("Read", "q dout out numbers scores")
 
-# What stays while keys are walked. lse: in units of log2.
-Held = namedtuple("Held", "place q dout lse numbers scores entries")
+# What stays while keys are walked. lse: in units of log2. delta: as `scores.weighed` takes it.
+Held = namedtuple("Held", "place q dout lse numbers delta scores entries")
 
 # dQ in chunks, float32, and sums of the gradients of tables, see `weft.kernels.gpu.tile.entries`.
 Sums = namedtuple("Sums", "dq entries")
@@ -87,7 +87,8 @@ def _hold(C: tl.constexpr, tensors, place, loaded):
     found = row_numbers.RowNumbers(numbers.row, row_numbers.lse_without_keys(C, numbers.lse, scale), delta)
     if not C.leaves_last:
         row_numbers.leave_stats(C, tensors.numbers, found, valid, scale)
-    return Held(place, q, dout, found.lse * scores.LOG2E, found, loaded.scores, tensors.entries)
+    share = delta * (1.0 / loaded.scores.dropping.scale) if C.dropout else delta
+    return Held(place, q, dout, found.lse * scores.LOG2E, found, share, loaded.scores, tensors.entries)
 
 
 @triton.jit
@@ -104,19 +105,19 @@ def _step(C: tl.constexpr, KIND: tl.constexpr, held, visit, sums):
     k = tiles.load(C, KIND, C.d, held.k, tile)
     v = tiles.load(C, KIND, C.dv, held.v, tile)
     corners = mask.corner_penalties(C, held.penalties, visit)
-    start = mask.penalty(C, held.penalties, corners) if C.rank > 1 and C.linear else None
-    s, capped = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile)
-    if C.rank > 1 and not C.linear:
+    begun = scores.begin(C, rows.scores, held.place.rows, tile)
+    start = begun[0] if C.adds else (mask.penalty(C, held.penalties, corners) if C.penalty_first else None)
+    s, capped = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile, begun)
+    if C.rank > 1 and not C.penalty_first:
         s = mask.penalised(C, s, mask.penalty(C, held.penalties, corners))
     p = tl.exp2(scores.exponent(C, s, rows.scores) - rows.lse[:, None])
     p = mask.masked(C, KIND, held.place.rows, tile, (p,), 0.0)[0]
     dp = loads.products(C, rows.dout, v)
-    if C.dropout:
-        kept = scores.keeps(C, rows.scores, held.place.rows, tile)
-        dp = scores.through_dropout(C, dp, kept, rows.scores)
-    ds = p * (dp - rows.numbers.delta[:, None])
+    kept = scores.kept_weights(C, p, rows.scores, held.place.rows, tile)
+    ds = scores.weighed(C, p, kept, dp, rows.delta[:, None])
     if len(C.entries) > 0:
-        shares = scores.shares_of_reads(C, ds, p, capped)
+        true = ds * rows.scores.dropping.scale if C.dropout else ds
+        shares = scores.shares_of_reads(C, true, p, capped)
         into = entries.Into(held.place, rows.scores, rows.entries)
         of_tables = entries.add(C, into, tile, shares, of_tables)
     dq = loads.accumulate(C, sums.dq, scores.through_score(C, ds, p, capped).to(k[0].dtype), k)
@@ -130,7 +131,7 @@ def _finish(C: tl.constexpr, tensors, held, sums):
         row_numbers.leave_stats(C, tensors.numbers, held.numbers, rows.valid, scale)
     if C.summed > 0:
         entries.leave(C, entries.Into(place, held.scores, tensors.entries), sums.entries)
-    dq = loads.scaled(sums.dq, scale)
+    dq = loads.scaled(sums.dq, scale * held.scores.dropping.scale if C.dropout else scale)
     if C.rank == 0:
         dq = where_rows(rows.within, dq)
     block = loads.rows_of(C, tensors.dq, rows, place.head.batch, place.head.head.to(tl.int64))

@@ -23,8 +23,9 @@ class Config(NamedTuple):
 
     d, dv: chunks of the head dimensions. rows, cols: of a tile. unit: elements that strides count in. precision: of
     products of float32, None for other types. single: the dtype is float32. scored: score functions are there: `score`
-    and `through`, as `weft.kernels.gpu.score.fragment` writes them. along: some table is read along k - q. sloped:
-    their derivative is not 1. entries, summed, paired, places: see `weft.kernels.gpu.tile.entries`.
+    and `through`, as `weft.kernels.gpu.score.fragment` writes them. adds: they only add to scores, so that products
+    begin with it. penalty_first: products begin with penalties of a grid. along: some table is read along k - q.
+    sloped: their derivative is not 1. entries, summed, paired, places: see `weft.kernels.gpu.tile.entries`.
     """
 
     direction: str
@@ -32,6 +33,7 @@ class Config(NamedTuple):
     dv: Chunks
     rows: int
     cols: int = 0
+    cols_log: int = 0
     rank: int = 1
     aligned: bool = False
     unit: int = 1
@@ -88,6 +90,8 @@ class Config(NamedTuple):
     sums_dv: int = 0
     paged: int = 0
     scored: bool = False
+    adds: bool = False
+    penalty_first: bool = False
     along: bool = False
     sloped: bool = False
     score: Any = None
@@ -98,6 +102,8 @@ class Config(NamedTuple):
     places: Any = None
     dropout: bool = False
     renumbered: bool = False
+    neighbours: bool = False
+    direct: bool = False
 
 
 class Named(str):
@@ -119,8 +125,10 @@ def config_of(spec: KernelSpec) -> Config:
         "hold_q": "q" in spec.factors, "hold_dout": "do" in spec.factors, "hold_k": "k" in spec.factors,
         "rounds": _rounds(spec),
         "sums_row": spec.dv if spec.direction == "forward" and spec.accumulate else 0,
+        "cols_log": spec.cols.bit_length() - 1 if spec.rules is not None and spec.rules.entries else 0,
         "sums_dv": spec.d if spec.leaves_shared or spec.adds_shared else 0,
         "leaves_last": _leaves_last(spec), "products_first": _products_first(spec),
+        "penalty_first": spec.rank > 1 and spec.linear and spec.rules is None,
         "reads_seen": spec.of_keys and spec.with_dq and spec.rank > 0,
     }  # fmt: skip
     found = fragment_of(spec)
@@ -140,7 +148,7 @@ def fragment_of(spec: KernelSpec) -> Fragment | None:
     """The functions of pairs that a kernel calls; None for none."""
     if spec.rules is None or spec.direction == "delta":
         return None
-    return fragment(spec.rules, spec.direction != "forward")
+    return fragment(spec.rules, spec.direction != "forward", spec.adds, spec.direct)
 
 
 def _entries(spec: KernelSpec, found: Fragment) -> dict[str, Any]:
@@ -223,6 +231,7 @@ def _rounds(spec: KernelSpec) -> bool:
 
 def _products_first(spec: KernelSpec) -> bool:
     """Whether dK and dV make both products of a tile first, and mask them together: where registers suffice."""
-    crowded = spec.rank == 0 or spec.with_dq or spec.listed or (spec.several and spec.grouped)
+    summed = spec.rules is not None and bool(spec.rules.entries)
+    crowded = spec.rank == 0 or spec.with_dq or spec.listed or (spec.several and spec.grouped) or summed
     whole = spec.of_keys and spec.makes == "both"
     return whole and spec.folded and max(spec.d, spec.dv) <= 128 and not crowded

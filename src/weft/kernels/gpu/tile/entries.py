@@ -95,7 +95,9 @@ def _add_diagonals(C: tl.constexpr, into, pointer, tile, share):
     place, rows, queries = into.place, into.place.rows, into.place.launch.my_length
     head = place.head.batch * place.launch.all_heads + into.scores.h
     at = pointer + head * (queries + place.launch.their_length - 1) + (queries - 1)
-    if C.rank < 2 and not C.gathered:
+    if C.along and C.rank == 1:  # no line has steps then
+        _add_own_diagonals(C, rows, tile, share, at, 1)
+    elif C.rank < 2 and not C.gathered:
         step, pace = 1, 1
         if C.rank == 1:
             step, pace = tl.load(place.launch.tables + 3), tile.visit.line.step
@@ -127,54 +129,131 @@ def _add_in_order(C: tl.constexpr, into, pointer, tile, share):
 
 @triton.jit
 def _add_own_diagonals(C: tl.constexpr, rows, tile, share, at, step):
-    """Rows are turned, each by one column more than the one before it, so that diagonals become columns.
+    """In blocks of 8 x 8 pairs, whose diagonals go from -7 to 7.
 
-    A column c then holds the diagonals c, c - cols, c - 2 * cols, ..., one after the other as rows go down.
+    First a thread adds what it has of blocks equally far right of the diagonal. What lies left of a block's own
+    diagonal goes to the block to its left, so that each has diagonals from 0 to 7.
     """
-    r, c = tl.arange(0, C.rows)[:, None], tl.arange(0, C.cols)[None, :]
-    turned = tl.gather(share, (r + c) % C.cols, 1)
-    column = tl.arange(0, C.cols)
-    for wrap in tl.static_range((C.rows + C.cols - 2) // C.cols + 1):
-        part = tl.sum(tl.where((r + c) // C.cols == wrap, turned, 0.0), 0)
-        apart = tile.at - rows.first + step * (column - wrap * C.cols)
-        tl.atomic_add(at + apart, part, mask=part != 0, sem="relaxed")
+    parts = _blocks_by_distance(C, share)
+    r, c = tl.arange(0, 8)[None, :, None], tl.arange(0, 8)[None, None, :]
+    found = (tl.where(c >= r, 0.0, parts[0]),)
+    for n in tl.static_range(1, len(parts)):
+        found += (tl.where(c >= r, parts[n - 1], parts[n]),)
+    found += (tl.where(c >= r, parts[len(parts) - 1], 0.0),)
+    part, group, block, column = _diagonals(C, C.cols_log - 2, found)
+    apart = column + 8 * (block - 2) - 16 * group
+    tl.atomic_add(at + (tile.at - rows.first + step * apart), part, mask=part != 0, sem="relaxed")
+
+
+@triton.jit
+def _diagonals(C: tl.constexpr, LOG: tl.constexpr, blocks):
+    """The sums of blocks (rows // 16, 8, 8) along diagonals, of which there are 8, as those below 0 go on at the left
+    edge: (sums, 16 rows, number of the block, diagonal), (n,) each. blocks: at most 2^LOG.
+
+    Rows are turned, each by one column more than the one before it, so that diagonals become columns; a thread has all
+    rows of a column.
+    """
+    many: tl.constexpr = 1 << LOG
+    kept: tl.constexpr = C.rows // 16 * 8 * many
+    for _ in tl.static_range(many - len(blocks)):
+        blocks += (tl.zeros_like(blocks[0]),)
+    flat = tl.reshape(_joined(LOG, blocks), (8 * kept,))  # 16 rows, a row of 8, a column of 8, a block
+    number = tl.arange(0, 8 * kept)
+    row, rest = number // kept, number % kept
+    group, block, column = rest // (8 * many), rest // 8 % many, rest % 8
+    turned = tl.gather(flat, ((group * 8 + row) * 8 + ((row + column) & 7)) * many + block, 0)
+    rest = tl.arange(0, kept)
+    return tl.sum(tl.reshape(turned, (8, kept)), 0), rest // (8 * many), rest // 8 % many, rest % 8
+
+
+@triton.jit
+def _joined(LOG: tl.constexpr, parts):
+    """2^LOG tensors of one shape, along more axes of 2, the first of which tells halves apart."""
+    for _ in tl.static_range(LOG):
+        more = ()
+        for n in tl.static_range(len(parts) // 2):
+            more += (tl.join(parts[n], parts[n + len(parts) // 2]),)
+        parts = more
+    return parts[0]
+
+
+@triton.jit
+def _blocks_by_distance(C: tl.constexpr, share):
+    """Sums of blocks of 8 x 8 pairs (rows // 16, 8, 8), whose places among columns less those among each 16 rows are
+    -1, 0, ... A thread that holds the rows r and r + 8 adds what it has.
+    """
+    pair = tl.permute(tl.reshape(share, (C.rows // 16, 2, 8, C.cols)), (0, 2, 3, 1))
+    upper, lower = tl.split(pair)
+    above, below = _blocks(C, upper), _blocks(C, lower)
+    found = (below[0],)
+    for n in tl.static_range(len(above)):
+        found += ((above[n] + below[n + 1]) if n + 1 < len(below) else above[n],)
+    return found
+
+
+@triton.jit
+def _blocks(C: tl.constexpr, x):
+    """The blocks (n, 8, 8) of a tile (n, 8, cols), from left to right."""
+    parts = (x,)
+    for _ in tl.static_range(C.cols_log - 3):
+        more = ()
+        for n in tl.static_range(len(parts)):
+            both = tl.reshape(parts[n], (C.rows // 16, 8, 2, parts[n].shape[2] // 2))
+            left, right = tl.split(tl.permute(both, (0, 1, 3, 2)))
+            more += (left, right)
+        parts = more
+    return parts
 
 
 # ---- grids -----------------------------------------------------------------------------------------------------------
 @triton.jit
 def _add_offsets(C: tl.constexpr, into, pointer, tile, share):
-    """Sums along differences of coordinates (B, Hq, 2 X - 1, 2 Y - 1): as `_add_own_diagonals`, on all axes at once.
-
-    Rows and columns have the same steps on each axis. axes: of each places in a box, (rows, 1) and (1, cols); the size
-    of a box of columns; how often columns begin anew while rows are turned, on this axis and on those after it; entries
-    from one box of columns to the next.
+    """Sums along differences of coordinates (B, Hq, 2 X - 1, 2 Y - 1): on two axes in blocks of 8 x 8 pairs, where
+    boxes are 8 wide, and pair by pair of any others.
     """
-    place, runs, j = into.place, tile.visit.part.runs, tile.visit.j
-    tables, rest, pace, wraps, shift = place.launch.tables, place.rows.number, 1, 1, 0
-    source, at, axes = tl.zeros((C.rows, C.cols), tl.int32), tile.visit.part.column * 0, ()
-    for a in tl.static_range(C.rank - 1, -1, -1):
-        run, rows_log = runs[a], tl.load(tables + 2 + 3 * a)
-        near, size = rest, 1 << run.log
+    place, runs = into.place, tile.visit.part.runs
+    size = 1
+    for a in tl.static_range(C.rank):
+        size *= 2 * runs[a].length - 1
+    pointer += (place.head.batch * place.launch.all_heads + into.scores.h) * size
+    if C.rank == 2:
+        if (runs[1].log == 3) & (tl.load(place.launch.tables + 5) == 3):
+            _add_planes(C, place, tile, share, pointer)
+        else:
+            _add_each(C, place, tile, share, pointer)
+    else:
+        _add_each(C, place, tile, share, pointer)
+
+
+@triton.jit
+def _add_planes(C: tl.constexpr, place, tile, share, pointer):
+    """Of boxes on two axes that are 8 wide: 8 neighbours along the last axis, above each other along the first. Rows
+    and columns have the same steps on each axis.
+    """
+    tall, wide, j = tile.visit.part.runs[0], tile.visit.part.runs[1], tile.visit.j
+    down = tall.first + tall.step * (j[0] << tall.log) - tl.load(place.record) + (tall.length - 1)
+    along = wide.first + wide.step * (j[1] << 3) - tl.load(place.record + 2) + (wide.length - 1)
+    parts = _blocks_by_distance(C, share)
+    r, c = tl.arange(0, 8)[None, :, None], tl.arange(0, 8)[None, None, :]
+    right, left = (), ()
+    for n in tl.static_range(len(parts)):
+        right += (tl.where(c >= r, parts[n], 0.0),)
+        left += (tl.where(c >= r, 0.0, parts[n]),)
+    for side in tl.static_range(2):
+        part, group, block, column = _diagonals(C, C.cols_log - 2, left if side else right)
+        row, far = down + tall.step * (block - 1 - 2 * group), along + wide.step * (column - 8 * side)
+        tl.atomic_add(pointer + (row * (2 * wide.length - 1) + far), part, mask=part != 0, sem="relaxed")
+
+
+@triton.jit
+def _add_each(C: tl.constexpr, place, tile, share, pointer):
+    """Pair by pair: no loop over the boxes of a tile is inside that over tiles, which Triton would then not stage."""
+    runs, j = tile.visit.part.runs, tile.visit.j
+    mine, theirs = place.rows.at[0] - (runs[0].length - 1), 0
+    for a in tl.static_range(C.rank):
+        run = runs[a]
+        pace = 2 * run.length - 1
         if a > 0:
-            near = rest & ((1 << rows_log) - 1)
-            rest = rest >> rows_log
-        near, column = near[:, None], run.column[None, :]
-        source += ((near + column) & (size - 1)) << shift
-        first = run.first + run.step * (j[a] << run.log) - tl.load(place.record + 2 * a)
-        at += (first + run.step * run.column + (run.length - 1)) * pace
-        times = (((1 << rows_log) + size - 2) >> run.log) + 1
-        axes += ((near, column, size, times, wraps, (run.step << run.log) * pace),)  # Triton 3.6 loses names here
-        pace, wraps, shift = pace * (2 * run.length - 1), wraps * times, shift + run.log
-    head = place.head.batch * place.launch.all_heads + into.scores.h
-    turned, pointer = tl.gather(share, source, 1), pointer + head * pace
-    for number in range(wraps):
-        back, part = 0, turned
-        for a in tl.static_range(C.rank):
-            # of what was turned, that whose columns began anew so often; made in each round, for fewer registers
-            near, column, size, times, later, stride = axes[a]
-            wrap = (number // later) % times
-            place_in_box = (near - wrap * size) + column
-            part = tl.where((place_in_box >= 0) & (place_in_box < size), part, 0.0)
-            back += wrap * stride
-        part = tl.sum(part, 0)
-        tl.atomic_add(pointer + (at - back), part, mask=part != 0, sem="relaxed")
+            mine = mine * pace + (place.rows.at[a] - (run.length - 1))
+        theirs = theirs * pace + run.first + run.step * (run.column + (j[a] << run.log))
+    tl.atomic_add(pointer + (theirs[None, :] - mine[:, None]), share, mask=share != 0, sem="relaxed")

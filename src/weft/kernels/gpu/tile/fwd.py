@@ -94,9 +94,10 @@ def _scores(C: tl.constexpr, KIND: tl.constexpr, held, visit, tile):
     if C.rank > 1:  # made while the keys of the box are under way
         outside = (mask.penalty(C, penalties, mask.corner_penalties(C, penalties, visit)),)
     k = tiles.load(C, KIND, C.d, held.k, tile)
-    start = outside[0] if C.rank > 1 and C.linear else None
-    s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile)[0]
-    if C.rank > 1 and not C.linear:
+    begun = scores.begin(C, rows.scores, held.place.rows, tile)
+    start = begun[0] if C.adds else (outside[0] if C.penalty_first else None)
+    s = scores.score(C, loads.products(C, rows.q, k, start), rows.scores, held.place.rows, tile, begun)[0]
+    if C.rank > 1 and not C.penalty_first:
         s = mask.penalised(C, s, outside[0])
     return mask.masked(C, KIND, held.place.rows, tile, (s,), float("-inf"))[0]
 
@@ -163,7 +164,7 @@ def _times(C: tl.constexpr, run, again):
     else:
         left, full = (run.left * again, run.full * again) if C.apart else (run.left, run.full)
         found = axes.Line(
-            run.part, run.first, run.count, run.step, run.length, left, full, boxes, run.pace
+            run.part, run.first, run.count, run.step, run.length, left, full, boxes, run.pace, run.skipped
         )  # fmt: skip
     return found
 
@@ -195,6 +196,8 @@ def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
         done = rows.valid
     elif C.no_maximum and ONLINE:
         done = wild
+    if C.neighbours or (C.along and C.rank == 1):  # the rows beyond a tile's end have scores or weights of their own
+        done = rows.valid if done is None else done & rows.valid
     if C.accumulate:
         # with what earlier launches left in sums and lse, in float32: all are over disjoint keys
         sums = tensors.sums + (of_head + rows.token.to(tl.int64)) * C.sums_row

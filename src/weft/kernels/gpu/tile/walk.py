@@ -122,7 +122,7 @@ def _of_term(C: tl.constexpr, part, n):
     """The n-th tile of all terms: the number in its term, and the numbers of that term."""
     one, bounds = part.runs[0], part.bounds[0]
     j, count, step, left, full = n, one.count, one.step, one.left, one.full
-    low, high, base, before = bounds[0], bounds[1], part.bases[0], one.boxes
+    low, high, base, before, skipped = bounds[0], bounds[1], part.bases[0], one.boxes, one.skipped
     for term in tl.static_range(1, C.terms):
         one, bounds = part.runs[term], part.bounds[term]
         here = n >= before  # of this term, or of one after it
@@ -131,8 +131,10 @@ def _of_term(C: tl.constexpr, part, n):
         left, full = tl.where(here, one.left, left), tl.where(here, one.full, full)
         low, high = tl.where(here, bounds[0], low), tl.where(here, bounds[1], high)
         base = tl.where(here, part.bases[term], base)
+        if C.neighbours:
+            skipped = tl.where(here, one.skipped, skipped)
         before += one.boxes
-    line = Line(one.part, one.first, count, step, one.length, left, full, one.boxes, step * C.cols)
+    line = Line(one.part, one.first, count, step, one.length, left, full, one.boxes, step * C.cols, skipped)
     return Visit(part, j, line, low, high, base)
 
 

@@ -5,9 +5,9 @@ most of its time. It reads a block's numbers while the block before is asked for
 first boxes are asked for. The barrier of a consumer's queries says that both are there. Every consumer reads its part
 at the start of the block and arrives at `heard`; then the place is free again.
 
-A block's numbers: of each consumer its ranges in either term; then, from `item_at` on, first row, rows, keys of either
-run, place and lane of the first query and of either run, batch row, heads of keys and of queries, first key of either
-run.
+A block's numbers begin with each consumer's ranges in either term. From `item_at` on follow the first row, the rows,
+and the keys of either run. Then come place and lane of the first query and of either run, and the batch row. Last are
+the heads of keys and of queries, and the first key of either run.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ def axes_at(scheduler, TERMS: gl.constexpr):
 
 @gluon.jit
 def bounds_of_rows(shared, term: gl.constexpr):
-    """Of a block's rows and one term, of each thread two: positions in the run that they see, the first and the one
-    after the last, in one word.
+    """The positions in a run that a block's rows see, of one term and of two rows a thread.
+
+    A word has the first position and the one after the last.
     """
     start, height, pace = shared.of_item(0), shared.of_item(1), one_of(shared.axes, 2 * AXIS)
     first, count = shared.of_item(KEYS + term), shared.of_item(2 + term)
@@ -174,8 +175,9 @@ class Metadata:
 
 @aggregate
 class Seen:
-    """What a consumer sees of a run: tiles from begin to before end, how many come after, where bounds cut, and both
-    bounds of its rows in one word.
+    """What a consumer sees of a run: tiles from begin to before end, how many come after, and where bounds cut.
+
+    Both bounds of a row are in one word.
     """
 
     begin: gl.tensor

@@ -4,7 +4,7 @@ A stage has two barriers. `full` counts what the producer has asked for and clos
 consumers that give the stage back. The i-th tile of a ring lies in stage i mod STAGES. A barrier's phase, 0 or 1, says
 how often its stage was used before.
 
-A consumer that does not need a tile still waits for it before it gives it back: an arrival that comes early would count
+A consumer that does not need a tile still waits for it before it gives it back. An arrival that comes early would count
 for the tile before (`Channel.pass_over`).
 """
 

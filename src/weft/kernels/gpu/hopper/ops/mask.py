@@ -1,7 +1,8 @@
 """Masks of tiles as words of bits: a thread has the columns of a row that it holds in one word.
 
-Of a row of an accumulator a thread has columns 8 * (k // 2) + k % 2 from an even one on; bit k of its word stands for
-the k-th. The assembler makes predicates of a word seven at a time, which takes fewer instructions than comparisons.
+A thread has columns 8 * (k // 2) + k % 2 of a row of an accumulator, counted from an even column. Bit k of its word
+stands for the k-th of these. The assembler makes predicates of a word seven at a time, which takes fewer instructions
+than comparisons.
 """
 
 from __future__ import annotations

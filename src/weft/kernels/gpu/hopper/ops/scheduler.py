@@ -17,8 +17,9 @@ MEMBER, PART = gl.constexpr(pack.HEAD), gl.constexpr(pack.PART)  # integers of a
 
 @aggregate
 class Block:
-    """A tile of rows of one head: batch row, heads of keys and of queries, first row and rows, and of the run of tiles
-    that it walks the first position and how many.
+    """A tile of rows of one head: batch row, heads of keys and of queries, first row and rows.
+
+    Its run of tiles has a first position and a length.
     """
 
     batch: gl.tensor

@@ -15,7 +15,7 @@ LOG2E, LN2 = gl.constexpr(1.4426950408889634), gl.constexpr(0.6931471805599453)
 def opaque(x):
     """x, of which the compiler knows nothing.
 
-    Triton 3.6 drops a carried scalar that only bounds a loop, and keeps its first value; and what is known of a place
+    Triton 3.6 drops a carried scalar that only bounds a loop, and keeps its first value. What is known of a place
     before a loop is kept in registers, or spilled.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
