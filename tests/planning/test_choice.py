@@ -61,12 +61,11 @@ def test_two_kernels_make_the_backward_where_one_is_predicted_slower():
     assert plan_attention(weft.causal(), problem(d=128), replace(cheap, shared=99 << 10)).in_one is None  # no room
 
 
-@pytest.mark.parametrize("tokens", [64, 512, 4096])
-def test_short_backwards_take_two_kernels(tokens):
+@pytest.mark.parametrize("tokens", [64, 512])
+@pytest.mark.parametrize("d", [64, 128])
+def test_short_backwards_take_two_kernels(tokens, d):
     """One kernel needs launches before and after it, which alone take longer than the second of two."""
-    assert plan_attention(WINDOW, problem(tokens), GPU).in_one is None
-    if tokens < 4096:
-        assert plan_attention(WINDOW, problem(tokens, d=128), GPU).in_one is None
+    assert plan_attention(WINDOW, problem(tokens, d=d), GPU).in_one is None
 
 
 def test_warp_groups_make_all_gradients_at_once_at_wide_heads():
@@ -158,11 +157,12 @@ def test_a_step_of_decoding_takes_what_was_measured():
 
 
 @pytest.mark.parametrize("name", [w.name for w in workloads.WORKLOADS.values() if "core" in w.tags])
-def test_the_core_dozen_goes_by_tiles_and_at_narrow_heads_takes_two_kernels_back(name):
+def test_the_core_dozen_goes_by_tiles_and_at_wide_heads_takes_one_kernel_back_where_there_is_one(name):
     w = workloads.WORKLOADS[name]
     plan = plan_attention(w.make(), Problem(w.batch, w.q_heads, w.kv_heads, w.m, w.n, w.d, w.dv, w.dtype, "cuda"), GPU)
     assert plan.by_rows is None
-    assert (plan.in_one is not None) == (not no_sums(plan.asked("dkdv")))
+    against = no_sums(plan.asked("dkdv"))
+    assert plan.in_one is None if against else plan.in_one is not None or w.d == 64
 
 
 def test_rows_that_have_no_formula_go_by_tiles_and_it_says_why():
@@ -191,6 +191,8 @@ def test_an_explanation_says_what_bounds_it_and_what_was_rejected():
         assert f"\n{direction:<9} {plan.towards(direction)[0].plan.tiling}" in said
     assert said.count("the floor of these tiles is") == 3
     assert said.count("legal: ") >= 12
+    assert "one kernel of 128x128, 2 warp groups" in said
+    said = plan_attention(WINDOW, problem(d=32), GPU).explain()
     assert "\nbackward  two kernels, " in said
     assert "\n  against one kernel: its sums of dQ in memory alone take" in said
     assert "tuned, or asked for" in plan_attention(WINDOW, problem(), GPU, (("dq", Tiling(64, 32, 4, 2)),)).explain()

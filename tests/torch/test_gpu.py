@@ -139,8 +139,11 @@ LAYOUTS = {
 @pytest.mark.parametrize(
     "mask, dim", [(MASK, 64), (weft.causal() | weft.prefix(100), 128), (weft.dilated(50, 50, 4), 64)]
 )
-def test_no_copies_are_made(mask, dim, layout):
-    """Beyond q, k, v, out and gradients there are numbers of rows alone, however tensors lie."""
+@pytest.mark.parametrize("ordered", [True, False])
+def test_no_copies_are_made(mask, dim, layout, ordered):
+    """Beyond q, k, v, out and gradients there are numbers of rows alone, however tensors lie. Where sums need no order,
+    one walk may make all gradients, and adds to dQ in float32, which is two tensors more.
+    """
     sizes = 2, 8, 4096, dim
 
     def made():
@@ -153,13 +156,14 @@ def test_no_copies_are_made(mask, dim, layout):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        out = weft.attention(*leaves, mask)
+        out = weft.attention(*leaves, mask, deterministic=ordered)
         forward = torch.cuda.max_memory_allocated() - before - out.nbytes
         gradients = torch.autograd.grad(out, leaves, seed)
         backward = torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in (out, *gradients))
         del out, gradients
     one = 2 * sizes[0] * sizes[1] * sizes[2] * dim
-    assert max(forward, backward) <= 0.5 * one, f"{forward / one:.2f}, {backward / one:.2f} of a tensor"
+    more = 0 if ordered else 2
+    assert max(forward, backward - more * one) <= 0.5 * one, f"{forward / one:.2f}, {backward / one:.2f} of a tensor"
 
 
 @pytest.mark.parametrize("tokens_first", [False, True])

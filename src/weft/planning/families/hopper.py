@@ -64,6 +64,8 @@ def no_sums(asked: Pass) -> str:
     nest = line_of(asked, tiling) if asked.rank == 1 else None
     if nest is None or len(nest.parts) > 1:
         return "it is not one loop nest of one term on a line, of tokens as they come"
+    if tiling == SUMMED_NARROW and as_lines(nest) is None:
+        return "its bounds are no clipped lines: what is no number in a document would reach those beside it"
     return "descriptors would reach tokens that nobody sees" if extents(nest) is None else ""
 
 
