@@ -76,6 +76,7 @@ SHARDS = ("contiguous", "work", "zigzag", [[(0, 10), (100, 144)], [], [(10, 60)]
 def test_every_pair_is_computed_once(name, shards, merged, monkeypatch):
     """Over all ranks, by what each of them computes with the keys that it has: in parts that are merged, or at once."""
     monkeypatch.setattr(local_module, "PASSES", 0 if merged else 1 << 40)
+    monkeypatch.setattr(local_module, "SLAB", 1)
     pattern = CASES[name].make(At(LENGTH, LENGTH))
     pattern = pattern.at(0, 0) if pattern.extent() != (None, None) else pattern
     dense = pattern.to_dense(LENGTH)

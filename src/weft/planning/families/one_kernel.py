@@ -23,8 +23,9 @@ NAME = "one kernel"
 # What it may take of what two kernels take: its prediction is off by a tenth, that of warp groups by 6 %. Two that are
 # as fast are better, since their sums have an order.
 IN_ONE, IN_GROUPS = 0.85, 0.95
-# Clocks of a block of keys and of a tile, of those of `hopper.SUMS` that are timed. They are fitted to whole backwards
-# of six problems on an H200, and off by up to 6 % (benchmarks/results/wide-heads.csv, 2026-11-29T16:34).
+# Clocks of a block of keys and of a tile, of those of `hopper.SUMS` that are timed. At D=128 they are fitted to whole
+# backwards of six problems on an H200, and off by up to 6 % (benchmarks/results/wide-heads.csv, 2026-11-29T16:34). At
+# D=64 a tile is of dense attention (19:10), and the block is a guess.
 OF_GROUPS = {hopper.SUMMED: Rates(10_436, 3_957, 3_957), hopper.SUMMED_NARROW: Rates(6_000, 4_690, 4_690)}
 Config: TypeAlias = tuple[Pass, Tiling]
 

@@ -67,10 +67,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     options: dict[str, Any] = {
         "scale": scale, "softcap": softcap, "backend": backend, "deterministic": deterministic
     }  # fmt: skip
-    said = (
-        shards, strategy, link, sinks is not None, dropout, *options.values(), *_said(function),
-        extra and extra[0].shape[2],
-    )  # fmt: skip
+    said = shards, strategy, link, sinks is not None, dropout, *options.values(), *_said(function, extra)
     whole = agreed((q, k, v), pattern, said, group)
     plan = planned(
         pattern, whole, heads=(q.shape[1], k.shape[1]), head_dim=(q.shape[3], v.shape[3]), strategy=strategy,
@@ -106,9 +103,10 @@ def _extra(given: tuple[Tensor | None, Tensor | None], by_index: bool, layout: s
     return (keys.transpose(1, 2), values.transpose(1, 2)) if layout == "bshd" else (keys, values)
 
 
-def _said(function: Any) -> tuple[Any, ...]:
-    """What ranks compare of a score function."""
-    return () if function is None else (function.text, [tuple(x.shape) for x in function.tables])
+def _said(function: Any, extra: tuple[Tensor, Tensor] | None) -> tuple[Any, ...]:
+    """What ranks compare of a score function and of extra keys."""
+    told = () if function is None else (function.text, [tuple(x.shape) for x in function.tables])
+    return *told, extra and extra[0].shape[2]
 
 
 def _check_sizes(plan: Plan, rank: int, q: Tensor) -> None:
