@@ -150,6 +150,7 @@ def begin(rank: int, ranks: int, folder: str, given: argparse.Namespace) -> None
     cuda = torch.cuda.is_available() and not given.small
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # else an exchange may wait until a kernel leaves processors
     if cuda:
         torch.cuda.set_device(device)
     else:

@@ -262,12 +262,13 @@ class Measured:
         )  # fmt: skip
 
     def pictured(self) -> None:
-        """Kernels and exchanges of a rank, side by side."""
-        layer = layers(self.given.small)["h" if self.ranks > 1 else "a"]
-        plan = methods.plan_of(layer, self.ranks, "halo")
-        inputs = drawn(layer, len(plan.shards.tokens[self.rank]), self.device)
-        call = methods.by_weft(plan)
-        profiled(lambda: gradients(call, inputs), self.given.profile, self.rank)
+        """Kernels and exchanges of each rank, side by side, a file for each of some layers."""
+        for name in ("h", "a", "f"):
+            layer = layers(self.given.small)[name]
+            plan = methods.plan_of(layer, self.ranks, "halo")
+            inputs = drawn(layer, len(plan.shards.tokens[self.rank]), self.device)
+            call, path = methods.by_weft(plan), self.given.profile
+            profiled(lambda: gradients(call, inputs), path.with_stem(f"{path.stem}-{name}"), self.rank)  # noqa: B023
 
 
 def _exchanged(blocks: list[list[Tensor]]) -> Tensor:

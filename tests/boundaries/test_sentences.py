@@ -15,7 +15,8 @@ from tests.docs.test_prose import MOST, sentences, words
 import weft
 
 ROOT = Path(weft.__file__).parent
-FOLDERS = ("planning", "torch", "kernels/cpu", *(f"kernels/gpu/{x}" for x in ("compile", "tables", "oracle", "gemm")))
+OF_GPUS = ("compile", "tables", "oracle", "gemm", "hopper")
+FOLDERS = ("planning", "torch", "kernels/cpu", *(f"kernels/gpu/{name}" for name in OF_GPUS))
 # Where the next name with its colon begins.
 NAMED = re.compile(r"(?<=[.;])\s+(?=[A-Za-z_][\w`.*]*(?:, [A-Za-z_][\w`.*]*)*(?: \([^)]*\))?(?:, likewise)?:\s)")
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import weft
 from weft import causal, window
-from weft.distributed import attention, decode_attention, plan
+from weft.distributed import Link, attention, decode_attention, plan
 from weft.errors import InputError, OptionError, UnsupportedError
 
 LENGTH, D, DV = 240, 8, 12
@@ -176,6 +176,38 @@ def check_dropout(rank, world):
     assert not torch.equal(*drawn)  # each call draws a seed of its own
 
 
+def check_nodes(rank, world):
+    """Heads inside nodes of two ranks, keys between nodes: values, gradients, dropped pairs, and bytes as planned."""
+    link = Link(node=2)
+    for name, shards in (
+        ("window", "contiguous"),
+        ("window", "zigzag"),
+        ("causal", "zigzag"),
+        ("longformer", "contiguous"),
+    ):
+        pattern, heads, *_ = CASES[name]
+        (*qkv, sinks), grads = inputs(heads)
+        table = torch.randn(heads[0], 21, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        given = {"return_lse": True, "sinks": sinks.detach(), "dropout": 0.2, "seed": 9}
+        given["bias"] = weft.bias.relative(table)
+        leaves = [x.detach().requires_grad_() for x in qkv]
+        whole = weft.attention(*leaves, pattern, **given)
+        wanted = torch.autograd.grad(_loss(*whole, grads), leaves)
+        planned = plan(
+            pattern, LENGTH, heads=heads, head_dim=(D, DV), dtype="float64", ranks=world, shards=shards,
+            strategy="ulysses+halo", link=link,
+        )  # fmt: skip
+        tokens = torch.as_tensor(planned.shards.tokens[rank].array())
+        mine = mine_of(qkv, tokens)
+        with Counted() as received:
+            found = attention(*mine, pattern, shards=shards, strategy="ulysses+halo", link=link, **given)
+        own = torch.autograd.grad(_loss(*found, [x[:, :, tokens] for x in grads]), mine)
+        for x, y in zip((*found, *own), (*whole, *wanted), strict=True):
+            torch.testing.assert_close(x, y[:, :, tokens], rtol=1e-9, atol=1e-9)
+        back = len(tokens) * heads[0] // 2 * 8  # lse comes back from heads, where plans count out alone
+        assert sum(received) == 2 * (planned.comm_bytes(rank) + back), name
+
+
 def check_module(rank, world):
     """SparseAttention over a group: its options, and sinks that are its parameter."""
     pattern, heads = causal() & window(left=30), (4, 2)
@@ -259,9 +291,10 @@ class Counted:
     """The bytes that arrive from peers in each exchange."""
 
     def __enter__(self):
-        received, real, me = [], dist.all_to_all_single, dist.get_rank()
+        received, real = [], dist.all_to_all_single
 
         def count(output, source, of, to, **options):
+            me = dist.get_rank(options.get("group"))
             received.append((sum(of) - of[me]) * output.element_size())
             return real(output, source, of, to, **options)
 

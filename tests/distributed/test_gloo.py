@@ -41,6 +41,11 @@ def test_beside_values(tmp_path, check):
     run(tmp_path, 3, check)
 
 
+@pytest.mark.more
+def test_nodes(tmp_path):
+    run(tmp_path, 4, "check_nodes")
+
+
 def test_without_a_group():
     q = torch.zeros(1, 1, 4, 8)
     refuse(lambda: attention(q, q, q, None), OptionError, ("no process group", "init_process_group"))

@@ -6,7 +6,7 @@ from tests.tiers import every
 
 import weft
 from weft import causal, window
-from weft.distributed import STRATEGIES, plan
+from weft.distributed import STRATEGIES, Link, plan
 from weft.distributed import local as local_module
 from weft.distributed.local import local_of
 from weft.errors import OptionError, PatternError
@@ -76,6 +76,7 @@ SHARDS = ("contiguous", "work", "zigzag", [[(0, 10), (100, 144)], [], [(10, 60)]
 def test_every_pair_is_computed_once(name, shards, merged, monkeypatch):
     """Over all ranks, by what each of them computes with the keys that it has: in parts that are merged, or at once."""
     monkeypatch.setattr(local_module, "PASSES", 0 if merged else 1 << 40)
+    monkeypatch.setattr(local_module, "SLAB", 1)
     pattern = CASES[name].make(At(LENGTH, LENGTH))
     pattern = pattern.at(0, 0) if pattern.extent() != (None, None) else pattern
     dense = pattern.to_dense(LENGTH)
@@ -126,6 +127,12 @@ def test_nothing_grows_with_ranks_and_tokens_together():
     assert sum(one.starts.nbytes for one in found.chosen.halo) < 4096
 
 
+def test_heads_inside_nodes():
+    found = plan(causal(), 128 * K, heads=(32, 8), head_dim=128, ranks=64, shards="zigzag")
+    assert found.strategy == "ulysses+halo" and max(map(found.comm_bytes, range(64))) == 95_420_416
+    assert max(len(found.peers(rank)) for rank in range(64)) == 14 and found.imbalance < 1.01
+
+
 def test_picture():
     drawn = plan(causal() & window(left=127), 128 * K, heads=(64, 8), head_dim=64, ranks=8).draw().splitlines()
     assert len(drawn) == 9 and drawn[0].split()[:2] == ["from", "0"]
@@ -134,7 +141,8 @@ def test_picture():
 
 
 def test_words():
-    text = str(plan(weft.longformer(512, 64), 128 * K, heads=(16, 16), head_dim=64, ranks=8))
+    layer = {"heads": (16, 16), "head_dim": 64, "ranks": 8, "link": Link(node=4)}
+    text = str(plan(weft.longformer(512, 64), 128 * K, **layer))
     assert all(strategy in text for strategy in STRATEGIES) and "->halo+queries" in text and "16384 tokens" in text
 
 
@@ -151,6 +159,7 @@ def asked(**more):
         (asked(ranks=0), OptionError, ("ranks=0",)),
         (asked(strategy="ring"), OptionError, ("'ring'", "halo")),
         (asked(ranks=3, strategy="ulysses"), OptionError, ("4 query heads and 2 key heads", "3 ranks")),
+        (asked(strategy="ulysses+halo"), OptionError, ("whole nodes",)),
         (asked(strategy="halo+queries"), OptionError, ("no rank has rows",)),
         (asked(dtype="int8"), OptionError, ("int8",)),
         (asked(pattern=weft.per_head([causal(), weft.full()])), PatternError, ("heads", "pattern.at")),

@@ -19,6 +19,7 @@ from weft.kernels.gpu.program import LaunchProgram, row_major
 from weft.kernels.gpu.programs.documents import (
     Documents,
     PagedKeys,
+    apart,
     documents_backward_program,
     documents_forward_program,
 )
@@ -260,6 +261,23 @@ def test_keys_in_pages(name, page, heads_first):
     found = run_program(program, given | {"block_table": table})
     for what in ("out", "lse"):
         np.testing.assert_allclose(found[what], expected[what], rtol=1e-9, atol=1e-9, err_msg=what)
+
+
+@pytest.mark.parametrize("name", every(5, PATTERNS))
+def test_programs_that_are_given_tables(name):
+    """Out, lse and gradients have the bits of programs that make the same tables."""
+    queries, keys = drawn(list(PATTERNS).index(name) + 90, 6, True)
+    counted = {"of_queries": sums(queries), "of_keys": sums(keys)}
+    given = dict(zip(("q", "k", "v", "dout", "dlse"), tensors_of(queries, keys), strict=True))
+    whole, divided = dict(given), dict(given)
+    for program in programs(PATTERNS[name], len(queries), problem_of(sum(queries), sum(keys))):
+        making, rest = apart(program)
+        assert {slot.name for slot in making.of_role("input")} == set(counted)
+        whole |= run_program(program, {n: x for n, x in (whole | counted).items() if n in program.by_name})
+        divided |= {n: x.astype(np.int32) for n, x in run_program(making, counted).items()}
+        divided |= run_program(rest, {n: x for n, x in divided.items() if n in rest.by_name})
+    for what in ("out", "lse", "dq", "dk", "dv"):
+        np.testing.assert_array_equal(divided[what], whole[what], err_msg=what)
 
 
 # ---- refused ---------------------------------------------------------------------------------------------------------

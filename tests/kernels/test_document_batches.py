@@ -35,7 +35,7 @@ def found(tensors, how, lengths=LENGTHS, **options):
     q, k, v, dout = (laid_out(x.to(DEVICE), how) for x in tensors[:4])
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     counted = torch.tensor(sums(lengths), dtype=torch.int32, device=DEVICE)
-    packing = document_batches.Packing(counted, TOKENS, NEAR, **options, backend="triton")
+    packing = document_batches.Packing(counted, TOKENS, NEAR, {}, **options, backend="triton")
     out = document_batches.attention(*leaves, packing)
     assert out.shape == (ROWS, TOKENS, *q.shape[1:2], v.shape[3])
     grads = torch.autograd.grad(out, leaves, dout.transpose(1, 2))
@@ -73,9 +73,23 @@ def test_other_lengths_are_one_call():
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
+def test_layers_share_tables():
+    """Two layers make each table once; a step with other documents makes its own."""
+    leaves = [laid_out(x.to(DEVICE), "tokens first").requires_grad_() for x in tensors_of((LENGTHS, LENGTHS))[:3]]
+    counted = torch.tensor(sums(LENGTHS), dtype=torch.int32, device=DEVICE)
+    packing = document_batches.Packing(counted, TOKENS, NEAR, {}, backend="triton")
+    first = document_batches.attention(*leaves, packing)
+    made = list(packing.tables.values())
+    second = document_batches.attention(*leaves, packing)
+    torch.autograd.grad(first.sum() + second.sum(), leaves)
+    assert torch.equal(first, second) and len(made) == 1
+    again = list(packing.tables.values())
+    assert len(again) == 2 and again[0] is made[0]  # and those of both gradients
+
+
 def test_double_backward_is_refused():
     q = laid_out(tensors_of((LENGTHS, LENGTHS))[0].to(DEVICE), "tokens first").requires_grad_()
     k = torch.ones(ROWS, 2, TOKENS, 16, device=DEVICE)
     counted = torch.tensor(sums(LENGTHS), dtype=torch.int32, device=DEVICE)
-    out = document_batches.attention(q, k, k, document_batches.Packing(counted, TOKENS, NEAR, backend="triton"))
+    out = document_batches.attention(q, k, k, document_batches.Packing(counted, TOKENS, NEAR, {}, backend="triton"))
     refuse(lambda: torch.autograd.grad(out.sum(), q, create_graph=True), UnsupportedError, ["double backward"])

@@ -77,13 +77,18 @@ def test_tokens_that_nothing_joins_keep_their_bits(name, options, backend):
     d_out, d_lse = normal((2, 4, n, 16), random, torch.float32), normal((2, 4, n), random, torch.float32)
     bad_queries, bad_keys = poisoned(pattern, n)
     assert bad_keys.any()
+    device = BACKENDS[backend]
+    q, k, v, d_out, d_lse, bad_queries, bad_keys = (
+        x.to(device) for x in (q, k, v, d_out, d_lse, bad_queries, bad_keys)
+    )
+    chosen = {option: x.to(device) if isinstance(x, torch.Tensor) else x for option, x in OPTIONS[options].items()}
 
     def computed(wrong):
         """out, lse, dq, dk, dv; without a gradient of lse too, which goes another way."""
         rows = [x.masked_fill(bad_queries[..., None], torch.nan) if wrong else x for x in (q, d_out)]
         columns = [x.masked_fill(bad_keys[..., None], torch.nan) if wrong else x for x in (k, v)]
         leaves = [x.clone().requires_grad_() for x in (rows[0], *columns)]
-        found = weft.attention(*leaves, pattern, return_lse=True, backend=backend, **OPTIONS[options])
+        found = weft.attention(*leaves, pattern, return_lse=True, backend=backend, **chosen)
         grads = torch.autograd.grad(found[0], leaves, rows[1], retain_graph=True)
         both = torch.autograd.grad(found, leaves, (rows[1], d_lse))
         return [x.detach() for x in (*found, grads[0], both[0])], [*grads[1:], *both[1:]]

@@ -14,7 +14,7 @@ INTEGERS = (*SIZES, "q_place", "k_place", "v_place", "tiles", "count", "length",
 TINY = Config(64, 32, 128, 4, 4)
 
 
-def compiled(kernel, config, boxes, constants):
+def compiled(kernel, config, boxes, constants, dtype="fp16"):
     """boxes: shapes of descriptors by name; constants: what is known, None for what is missing."""
     constants |= {
         "ROWS": config.rows, "COLS": config.cols, "DEPTH": config.depth, "GROUP": config.group,
@@ -25,24 +25,24 @@ def compiled(kernel, config, boxes, constants):
         if name in constants:
             types[name] = "constexpr"
         elif name in boxes:
-            types[name] = f"tensordesc<fp16{list(boxes[name])}>"
+            types[name] = f"tensordesc<{dtype}{list(boxes[name])}>"
         elif name in INTEGERS:
             types[name] = "i32"
         else:
-            types[name] = "fp32" if name == "epsilon" else "*fp32" if "squares" in name else "*fp16"
+            types[name] = "fp32" if name == "epsilon" else "*fp32" if "squares" in name else f"*{dtype}"
     aligned = {(i,): [["tt.divisibility", 16]] for i, (n, t) in enumerate(types.items()) if t[0] == "*" or n in SIZES}
     source = ASTSource(kernel, types, constants, aligned)
     options = {"num_warps": config.warps, "num_stages": config.stages}
     return compile(source, target=TARGETS["sm_90"], options=options)
 
 
-def product_of(config, activation, gated=False, **missing):
+def product_of(config, activation, gated=False, dtype="fp16", **missing):
     of_out = (config.rows, config.stored)
     weights = (1 + gated, config.cols, config.depth)
     boxes = {"x": (config.rows, config.depth), "weights": weights, "residual": of_out, "out": of_out}
     constants = {"ACTIVATION": activation, "BY_ROWS": False, "EVEN": True, **missing}
     constants |= {"gate_bias": None, "squares": None, "new_squares": None, "GATE": 1 if gated else None}
-    return compiled(product, config, boxes, constants)
+    return compiled(product, config, boxes, constants, dtype)
 
 
 def check(kernel, config, weights, beside=False):
@@ -77,3 +77,10 @@ def test_projections_with_rotations(config):
 
 def test_the_smallest_tile():
     check(product_of(TINY, "relu", residual=None), TINY, 1)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["one", "gated"])
+def test_float32_is_not_rounded_to_tf32(gated):
+    """Only tests multiply it by these kernels; torch has it elsewhere."""
+    ptx = product_of(Config(32, 32, 16, 4, 2), "gelu", gated, "fp32", residual=None).asm["ptx"]
+    assert "tf32" not in ptx and "fma.rn.f32" in ptx

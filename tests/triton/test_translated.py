@@ -32,7 +32,7 @@ def flow_of(code):
 
 
 # ---- LLVM ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("factor, wrong", [(2147483648, True), (2, False)])
+@pytest.mark.parametrize("factor, wrong", [(2147483648, True), (-2147483648, True), (2, False), (-766435501, False)])
 def test_what_llvm_spoils_is_recognised(factor, wrong):
     """Of a kernel that was wrong: tid & 3, doubled, beside (tid >> 2) << 31, of which more than 32 bits were kept."""
     line = f"mul.wide.u32 \t%rd200, %r12, {factor};"

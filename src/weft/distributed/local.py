@@ -19,6 +19,8 @@ from weft.pattern.excerpt import Box, excerpt
 
 GAP, MOST = 1024, 4  # tokens between runs of keys that are one piece nevertheless; pieces at most
 PASSES = 8  # times that the bytes of a merged row go through memory, forward and backward, and launches
+SLAB = 3.5  # times that a pair takes in a narrow slab of a grid, whose tiles are mostly empty (on an H200)
+OPERATIONS = 112  # of products in the time that a byte goes through memory
 SLOWER = 10  # how many times slower bytes come from a peer than from memory
 
 
@@ -125,6 +127,9 @@ class _Maker:
         """Whether results of edges are merged for less than it takes to wait for all keys and put them together."""
         heads = self.plan.heads
         merging = sum(part.rows.size for part in edges) * heads.result_row * PASSES
+        if len(self.shape) > 1:
+            pairs = sum(part.pattern.acsr(part.rows.size, np.size(part.keys)).nnz for part in edges)
+            merging += int((SLAB - 1) * pairs * 2 * (heads.d + heads.dv) * heads.q / OPERATIONS)
         came = sum(map(len, self.plan.halo[self.rank]))
         waiting = (2 * (len(self.held) + came) + came * SLOWER) * heads.key_row
         return merging < waiting

@@ -23,7 +23,8 @@ from weft.pattern.bounds import Ints
 from weft.pattern.excerpt import Box
 from weft.planning.problem import DTYPES
 
-STRATEGIES = ("halo", "halo+queries", "ulysses", "all-gather")
+STRATEGIES = ("halo", "halo+queries", "ulysses", "ulysses+halo", "all-gather")
+EXCHANGES = {"halo": 1, "ulysses+halo": 3}  # that follow each other; of others two
 DRAWN = 16  # ranks that are drawn
 MOVED = 1 << 14  # rows of a rank that may be sent to where their keys are
 
@@ -56,13 +57,17 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One way to compute the layer. received: bytes by [rank, peer]; work: live pairs that each rank computes."""
+    """One way to compute the layer. received: bytes by [rank, peer]; work: live pairs that each rank computes.
+
+    nodes: of "ulysses+halo" the plan between nodes, of a rank's share of the heads.
+    """
 
     strategy: str
     received: Ints
     work: Ints
     halo: tuple[Tokens, ...] = ()
     moved: tuple[Tokens, ...] = ()
+    nodes: Plan | None = None
     cost: Cost = field(default=Cost(0.0, 0.0))
 
     @property
@@ -224,19 +229,23 @@ def plan(  # noqa: PLR0913 - the public face
     sizes = Heads(int(heads[0]), int(heads[1]), d, dv, 8 if dtype == "float64" else DTYPES[dtype])
     acsr = pattern.acsr(m)
     held = shards_of(shards, acsr, ranks)
-    found = [_costed(one, sizes, link or Link()) for one in _candidates(acsr, held, sizes)]
+    found = _candidates(acsr, held, sizes)
+    by_nodes = _by_nodes(pattern, acsr, held, sizes, (link or Link()).node)
+    found = [_costed(one, sizes, link or Link()) for one in [*found[:-1], *by_nodes, found[-1]]]
     made = Plan(pattern, acsr, held, sizes, tuple(found), found[0])
     return made.among(STRATEGIES if strategy is None else (strategy,))
 
 
 def _why_not(strategy: str, heads: Heads, ranks: int) -> str:
+    if strategy == "ulysses+halo":
+        return f"{ranks} ranks are no whole nodes on a line whose ranks divide {heads.q} and {heads.kv} heads"
     if strategy == "ulysses":
         return f"{heads.q} query heads and {heads.kv} key heads do not divide over {ranks} ranks"
     return "no rank has rows that are cheaper to move than the keys they see"
 
 
 def _costed(one: Candidate, heads: Heads, link: Link) -> Candidate:
-    return replace(one, cost=cost_of(one.received, one.work, heads, link, phases=1 + (one.strategy != "halo")))
+    return replace(one, cost=cost_of(one.received, one.work, heads, link, EXCHANGES.get(one.strategy, 2)))
 
 
 # ---- the ways --------------------------------------------------------------------------------------------------------
@@ -361,6 +370,28 @@ def _ulysses(shards: Shards, heads: Heads, work: Ints) -> Candidate:
     np.fill_diagonal(received, 0)
     even = np.full(shards.ranks, work.sum() // max(1, shards.ranks), np.int64)
     return Candidate("ulysses", received, even)
+
+
+def _by_nodes(pattern: Pattern, acsr: Acsr, shards: Shards, heads: Heads, size: int) -> list[Candidate]:
+    """Ulysses inside nodes of so many ranks, halo between them: of whole nodes, on a line, where heads divide."""
+    count = shards.ranks // size
+    if count < 2 or size < 2 or shards.ranks % size or len(shards.shape) > 1 or not _divides(heads, size):
+        return []
+    held = [union(shards.tokens[size * i : size * (i + 1)]) for i in range(count)]
+    nodes = Shards(shards.shape, tuple(boxes_of(tokens, shards.shape) for tokens in held), shards.kind)
+    own = replace(heads, q=heads.q // size, kv=max(heads.kv // size, 1))
+    needs = tuple(needed(acsr, boxes) - mine for boxes, mine in zip(nodes.boxes, nodes.tokens, strict=True))
+    work = _work(acsr, nodes)
+    between = Candidate("halo", _received(needs, nodes, own), work, needs)
+    received = np.zeros((shards.ranks, shards.ranks), np.int64)
+    for i in range(count):
+        ranks = slice(size * i, size * (i + 1))
+        some = Shards(shards.shape, shards.boxes[ranks], shards.kind)
+        received[ranks, ranks] = _ulysses(some, heads, work[:1]).received
+    for slot in range(size):
+        received[slot::size, slot::size] += between.received
+    plan = Plan(pattern, acsr, nodes, own, (between,), between)
+    return [Candidate("ulysses+halo", received, np.repeat(work // size, size), nodes=plan)]
 
 
 _kept = lru_cache(maxsize=64)(plan)

@@ -86,10 +86,10 @@ def fuse(
     - model: a torch.nn.Module or a function of tensors. Neither is changed; parameters are shared.
     - example_inputs: what `.explanation` runs the model on, once and without gradients, if it never ran before.
     - mode, dynamic: as of torch.compile; "reduce-overhead" makes CUDA graphs of inference (weft's own).
-    - options: those of Inductor, and weft's: "weft.share", the largest share of pairs that weft may compute (0.6);
-      "weft.least", pairs that must be saved at least; "weft.inner", the backend for
-      everything else ("inductor"); "weft.templates", whether weft's products with what follows them are used: "auto",
-      where they were measured to be faster, "again", "off" or "always".
+    - options: those of Inductor, and weft's. "weft.share": the largest share of pairs that weft may compute; without
+      it, attention is measured in inference on a GPU, and elsewhere it is 0.6. "weft.least": pairs that must be saved
+      at least. "weft.inner": the backend for everything else ("inductor"). "weft.templates": whether weft's products
+      with what follows them are used, "auto", where they were measured to be faster, "again", "off" or "always".
 
     Returns what is called as `model` is; its `.explanation` lists each attention, replaced or left with the reason.
     Raises InputError for what is neither module nor function, OptionError for unknown options. Example::

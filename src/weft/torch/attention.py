@@ -92,7 +92,7 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
 
     Returns out, as q with Dv for D, in its dtype and memory order. With return_lse it returns (out, lse), lse as out
     without its last axis, float32 (float64 for float64). A query without keys gives out 0, lse -inf, zero gradients.
-    Gradients flow to q, k, v, sinks, slopes, tables of score and bias, and the extra tensors; and from lse.
+    Reverse-mode gradients flow to q, k, v, sinks, slopes, tables of score and bias, and extra tensors; and from lse.
 
     Raises InputError for tensors, OptionError for options, and PatternError (AlignmentError, LengthError) for a mask
     that does not fit. Raises UnsupportedError for what is refused by name, and UnsupportedKernel if no backend can run

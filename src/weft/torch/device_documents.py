@@ -23,6 +23,7 @@ from weft.kernels.gpu.layout import Layout, Options
 from weft.kernels.gpu.programs.documents import (
     Documents,
     PagedKeys,
+    apart,
     documents_backward_program,
     documents_forward_program,
 )
@@ -263,6 +264,17 @@ def bound_forward(call: Call, layout: Layout, options: Options, device: torch.de
     """The program of (out, lse) on a device."""
     refuse_capture(f"documents of {call.plan.problem}", gpu_of(device))
     return Bound(documents_forward_program(call.plan, layout, options, call.documents), device)
+
+
+@cached(64)
+def bound_apart(
+    call: Call, layout: Layout, options: Options, device: torch.device, backward: bool
+) -> tuple[Bound, Bound]:  # fmt: skip
+    """The programs that make tables, and that are given them: see `programs.documents.apart`."""
+    refuse_capture(f"documents of {call.plan.problem}", gpu_of(device))
+    made = documents_backward_program if backward else documents_forward_program
+    tables, rest = apart(made(call.plan, layout, options, call.documents))
+    return Bound(tables, device), Bound(rest, device)
 
 
 @cached(256)

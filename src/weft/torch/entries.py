@@ -41,29 +41,31 @@ def gradients_of_tables(
         into = found[read.table]
         assert into is not None, "sums are of tables that are wanted"
         if name.startswith("offsets"):
-            shape, shift = tuple(total.shape[2:]), options.shift
-            _bring(into, rule, read, total.flatten(2), partial(_of_offsets, shape, shift))
+            tokens = partial(_of_offsets, tuple(total.shape[2:]))
+            _bring(into, rule, read, total.flatten(2), tokens, options.shift)
         elif read.kind in ("dense", "pairs", "offsets"):
             into.add_(total.view(into.shape))
         else:
             whole = total.sum(2) if name.startswith("programs") else total
-            _bring(into, rule, read, whole, partial(_indices, read.kind, whole.shape[2], queries, options.shift))
+            _bring(into, rule, read, whole, partial(_indices, read.kind, whole.shape[2], queries), options.shift)
     return tuple(None if x is None else x.to(table.dtype) for x, table in zip(found, tables, strict=True))
 
 
-def _bring(into: torch.Tensor, rule: Rule, read: Read, total: torch.Tensor, tokens: partial[Tokens]) -> None:
+def _bring(
+    into: torch.Tensor, rule: Rule, read: Read, total: torch.Tensor, tokens: partial[Tokens], shift: int
+) -> None:  # fmt: skip
     """into += the sums (B, Hq, rows, columns or diagonals), at the indices of a read. tokens: makes the query and the
-    key of each.
+    key of each. shift: what alignment adds to queries.
     """
 
     def made() -> torch.Tensor:
-        return _places(into, rule, read, _where(total, *tokens(total.device), tokens.args[-1]))
+        return _places(into, rule, read, _where(total, *tokens(total.device), shift))
 
     if "read" in leaves_of(rule.expression, read.step):
         places = made()
     else:
         shapes = tuple(tuple(x.shape) for x in rule.tables)
-        key = rule.expression, read, shapes, tuple(total.shape[:2]), into.stride(), tokens.args
+        key = rule.expression, read, shapes, tuple(total.shape[:2]), into.stride(), tokens.args, shift
         places = kept(key, total.device, made)
     part = total.sum_to_size(places.shape)
     into.view(-1).index_put_((places.reshape(-1),), part.reshape(-1), accumulate=True)
@@ -80,7 +82,7 @@ def _places(into: torch.Tensor, rule: Rule, read: Read, where: dict[str, torch.T
     return found
 
 
-def _indices(kind: Kind, length: int, queries: int, shift: int, device: torch.device) -> Tokens:
+def _indices(kind: Kind, length: int, queries: int, device: torch.device) -> Tokens:
     """A query and a key of each of so many sums."""
     at, zero = torch.arange(length, device=device), torch.zeros((), dtype=torch.int64, device=device)
     if kind == "rows":
@@ -90,7 +92,7 @@ def _indices(kind: Kind, length: int, queries: int, shift: int, device: torch.de
     return (queries - 1 - at).clamp(min=0), (at - (queries - 1)).clamp(min=0)  # k - q rises from 1 - queries on
 
 
-def _of_offsets(shape: tuple[int, ...], shift: int, device: torch.device) -> Tokens:
+def _of_offsets(shape: tuple[int, ...], device: torch.device) -> Tokens:
     """The same for sums (2 X - 1, 2 Y - 1) over offsets on a grid: two tokens that are so far apart."""
     q = k = torch.zeros((), dtype=torch.int64, device=device)
     for length in shape:

@@ -43,6 +43,7 @@ def weft_decode_split_kv_d64_fp16(
             linear=False,
             of_keys=False,
             scored=False,
+            adds=False,
             dropout=False,
         ),
         Strided(Q, Q_batch * 8, Q_head * 8, Q_row * 8, 1),

@@ -5,7 +5,7 @@ Documents of training differ at every step. Planned by their lengths they cost t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,20 +27,22 @@ class Packed(NamedTuple):
     """Documents of all batch rows, one after the other.
 
     sums: of their lengths, (documents + 1,) in int32; the last documents may be empty. seen: of each document. longest:
-    no document has more tokens. whole: makes the pattern of all batch rows, with lengths.
+    no document has more tokens. whole: makes the pattern of all batch rows, with lengths. tables: of kernels, made by
+    the first layer.
     """
 
     sums: Tensor
     seen: Pattern
     longest: int
     whole: Callable[[], Pattern]
+    tables: dict[Hashable, list[Tensor]]
 
     def attend(self, tensors: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None = None, **options: Any) -> Any:
         """(B, N, Hq, Dv), as `weft.attention` of q (B, Hq, N, D), k and v under `whole()` transposed."""
         if sinks is None and self.sums.is_cuda:
             from weft.torch import document_batches  # it imports Triton
 
-            packing = document_batches.Packing(self.sums, self.longest, self.seen, **options)
+            packing = document_batches.Packing(self.sums, self.longest, self.seen, self.tables, **options)
             return document_batches.attention(*tensors, packing)
         batch, _, tokens, _ = tensors[0].shape
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in tensors)
@@ -70,7 +72,7 @@ def packed(
         return None
     longest = min(_rounded(int(np.diff(sums).max())), n)
     pattern = _within(tuple((part.parts[0], part.parts[1]) for part in limits))
-    return Packed(torch.from_numpy(sums).to(ids.device), pattern, longest, whole)
+    return Packed(torch.from_numpy(sums).to(ids.device), pattern, longest, whole, {})
 
 
 def _on_gpu(ids: Tensor) -> bool:

@@ -172,9 +172,10 @@ def narrow(direction: Direction, problem: Problem, rank: int, gpu: Gpu, under: U
     """What a call takes under options that crowd registers; None where the plan's own tiles serve.
 
     The assembler for sm_90 counts bytes that a thread spills. On grids at D=128 they are up to 1,072, and 32 in these
-    tiles, though with eight warps. Reads by distance take less: 64 x 32 pairs are 1,552 instructions of warps in dQ for
-    3,440 with eight, and 1,772 for 3,736 in dK and dV. In dQ on lines with sums they are 608, and 64 in these. With
-    dropout such tiles spill less too, but gradients took 1.3 to 1.5 times as long (benchmarks/notes/options.md).
+    tiles, though with eight warps. Reads by distance take less. With four warps 64 x 32 pairs are 1,552 instructions
+    of warps in dQ, for 3,440 with eight; in dK and dV 1,772 for 3,736. In dQ on lines with sums they are 608, and 64
+    in these. With dropout such tiles spill less too, but gradients took 1.3 to 1.5 times as long
+    (benchmarks/notes/options.md).
     """
     wide = max(problem.d, problem.dv)
     if problem.dtype == "float32" or wide > 128:

@@ -19,8 +19,8 @@ from weft.torch.extras import Extras
 
 def by_heads(at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, with_lse: bool) -> Result:
     """Attention of this rank's tokens; lse is anything if it is not wanted."""
-    order, tokens = _order(at.plan, q.device), q.shape[2]
-    whole = _to_heads(at, (q, k, v))
+    order, tokens = order_of(at.plan, q.device), q.shape[2]
+    whole = to_heads(at, (q, k, v))
     if order is not None:
         whole = [x.index_select(2, order[0]) for x in whole]
     mine = heads_of(at.plan)[at.rank][0]
@@ -29,7 +29,7 @@ def by_heads(at: Rank, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, wi
     out, lse = attend((q, k, v), at.plan.pattern, rows, at.given, True, _extras(at, mine.start, q))
 
     def back(x: Tensor) -> Tensor:
-        return _to_tokens(at, x if order is None else x.index_select(2, order[1]), tokens)
+        return to_tokens(at, x if order is None else x.index_select(2, order[1]), tokens)
 
     return back(out), back(lse.unsqueeze(3)).squeeze(3) if with_lse else lse
 
@@ -52,7 +52,7 @@ def heads_of(plan: Plan) -> list[tuple[slice, slice]]:
     return found
 
 
-def _to_heads(at: Rank, tensors: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+def to_heads(at: Rank, tensors: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
     """q, k and v of this rank's heads with the tokens of all ranks, one after the other."""
     sides = zip(*heads_of(at.plan), strict=True)
     of_q, of_kv = (list(heads) for heads in sides)
@@ -70,7 +70,7 @@ def _heads(x: Tensor, heads: list[slice]) -> Sequence[Tensor]:
     return x.split(sizes, dim=1) if sum(sizes) == x.shape[1] else [x[:, of] for of in heads]
 
 
-def _to_tokens(at: Rank, x: Tensor, tokens: int) -> Tensor:
+def to_tokens(at: Rank, x: Tensor, tokens: int) -> Tensor:
     """All heads of this rank's tokens, of some heads of all tokens."""
     blocks = [[some] for some in x.split([len(held) for held in at.plan.shards.tokens], dim=2)]
     shape = torch.Size((x.shape[0], x.shape[1], tokens, x.shape[3]))
@@ -79,9 +79,10 @@ def _to_tokens(at: Rank, x: Tensor, tokens: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _order(plan: Plan, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """Where the tokens of the whole stand among those of all ranks, one after the other, and back; None: in place."""
+def order_of(plan: Plan, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Where ascending tokens stand among those of all ranks, one after the other, and back; None: in place."""
     tokens = np.concatenate([held.array() for held in plan.shards.tokens])
-    if (np.diff(tokens) == 1).all():
+    if (np.diff(tokens) > 0).all():
         return None
-    return torch.as_tensor(np.argsort(tokens), device=device), torch.as_tensor(tokens, device=device)
+    order = np.argsort(tokens)
+    return torch.as_tensor(order, device=device), torch.as_tensor(np.argsort(order), device=device)

@@ -10,12 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 import weft
+from weft.distributed.model import Link
 from weft.distributed.plan import Plan, planned
 from weft.errors import InputError, OptionError
 from weft.pattern.algebra import Pattern
 from weft.torch.call import autocast
 from weft.torch.distributed.agreement import agreed
 from weft.torch.distributed.by_heads import by_heads
+from weft.torch.distributed.by_nodes import by_nodes
 from weft.torch.distributed.by_tokens import by_tokens
 from weft.torch.distributed.groups import group_of
 from weft.torch.distributed.ranks import Rank, Result
@@ -23,6 +25,7 @@ from weft.torch.distributed.scores import asked_for, dropping
 from weft.torch.keywords import refuse_unknown
 
 LAYOUTS = ("bhsd", "bshd")
+BY_HEADS = {"ulysses": by_heads, "ulysses+halo": by_nodes}
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled caller breaks its graph here
@@ -32,14 +35,14 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     sinks: Tensor | None = None, return_lse: bool = False, backend: str = "auto", deterministic: bool | None = None,
     layout: str = "bhsd", alibi_slopes: Tensor | None = None, score: Any = None, bias: Any = None,
     extra_keys: Tensor | None = None, extra_values: Tensor | None = None, dropout: float = 0,
-    seed: int | Tensor | None = None, **unknown: Any,
+    seed: int | Tensor | None = None, link: Link | None = None, **unknown: Any,
 ) -> Tensor | Result:  # fmt: skip
     """`weft.attention` of a sequence of which each rank holds some tokens; called by all ranks of a group alike.
 
     - q (B, Hq, S, D), k (B, Hkv, S, D), v (B, Hkv, S, Dv): this rank's tokens, in ascending order; "bshd": heads after
       tokens. pattern: on the indices of the whole sequence.
     - group: a ProcessGroup, None: the default one; or mesh and dim: a DeviceMesh and one of its dimensions.
-    - shards, strategy: see `weft.distributed.plan`. The other options are those of `weft.attention`. Sinks, slopes,
+    - shards, strategy, link: see `weft.distributed.plan`. Other options are those of `weft.attention`. Sinks, slopes,
       tables of score and bias and the extra tensors are the same on all ranks. Their gradients are of what this rank
       computed alone: add them up over ranks, as any replicated parameter's. Dense biases are refused. Dropout drops the
       pairs that one device drops for the same seed; the seed of the group's first rank counts, given or drawn.
@@ -64,20 +67,18 @@ def attention(  # noqa: PLR0913 - the public face; every option by name
     options: dict[str, Any] = {
         "scale": scale, "softcap": softcap, "backend": backend, "deterministic": deterministic
     }  # fmt: skip
-    said = (
-        shards, strategy, sinks is not None, dropout, *options.values(), *_said(function), extra and extra[0].shape[2],
-    )  # fmt: skip
+    said = shards, strategy, link, sinks is not None, dropout, *options.values(), *_said(function, extra)
     whole = agreed((q, k, v), pattern, said, group)
     plan = planned(
         pattern, whole, heads=(q.shape[1], k.shape[1]), head_dim=(q.shape[3], v.shape[3]), strategy=strategy,
-        dtype=str(q.dtype).removeprefix("torch."), ranks=dist.get_world_size(group), shards=shards,
+        dtype=str(q.dtype).removeprefix("torch."), ranks=dist.get_world_size(group), shards=shards, link=link,
     )  # fmt: skip
     at = Rank(plan, group, dist.get_rank(group), tuple(options.values()), function)
     _check_sizes(plan, at.rank, q)
     if dropout:
         at = replace(at, drop=dropping(dropout, seed, q, group))
-    if plan.strategy == "ulysses":
-        out, lse = by_heads(at, q, k, v, sinks, return_lse or extra is not None)
+    if plan.strategy in BY_HEADS:
+        out, lse = BY_HEADS[plan.strategy](at, q, k, v, sinks, return_lse or extra is not None)
     else:
         out, lse = by_tokens(at, q, k, v, sinks)
     if extra is not None:
@@ -102,9 +103,10 @@ def _extra(given: tuple[Tensor | None, Tensor | None], by_index: bool, layout: s
     return (keys.transpose(1, 2), values.transpose(1, 2)) if layout == "bshd" else (keys, values)
 
 
-def _said(function: Any) -> tuple[Any, ...]:
-    """What ranks compare of a score function."""
-    return () if function is None else (function.text, [tuple(x.shape) for x in function.tables])
+def _said(function: Any, extra: tuple[Tensor, Tensor] | None) -> tuple[Any, ...]:
+    """What ranks compare of a score function and of extra keys."""
+    told = () if function is None else (function.text, [tuple(x.shape) for x in function.tables])
+    return *told, extra and extra[0].shape[2]
 
 
 def _check_sizes(plan: Plan, rank: int, q: Tensor) -> None:

@@ -21,13 +21,13 @@ from weft.torch.extras import Extras
 
 Result = tuple[Tensor, Tensor]
 EVERY = slice(None)
-RUNS = 4  # slices that are joined one by one; where there are more, rows are gathered by an index
+JOINED, ADDED = 32, 4  # slices that are joined, or added to, one by one; more go by an index
 
 
 @dataclass(frozen=True)
 class Rank:
     """One rank of one call. options: scale, softcap, backend and deterministic, as `weft.attention` has them. drop: the
-    rate of dropout and its seed, None without.
+    rate of dropout and its seed, None without; head: the first head's number, of which dropout is.
     """
 
     plan: Plan
@@ -36,6 +36,7 @@ class Rank:
     options: tuple[Any, ...]
     score: Score | None = None
     drop: tuple[float, Tensor] | None = None
+    head: int = 0
 
     def attend(
         self, tensors: Sequence[Tensor], part: Part, sinks: Tensor | None = None, peer: int | None = None
@@ -50,7 +51,7 @@ class Rank:
         place = self.plan, self.rank, part, self.rank if peer is None else peer
         rows, keys = tokens_of(*place)
         score = None if self.score is None else of_part(self.score, rows, keys, q.device)
-        return extras_of(score, self.drop, told_of(*place, q.device) if self.drop else None)
+        return extras_of(score, self.drop, told_of(place, self.head, q.device) if self.drop else None)
 
     def gradients(
         self, tensors: Sequence[Tensor], part: Part, results: Result, grads: Sequence[Tensor | None],
@@ -122,7 +123,7 @@ def gathered(tensors: Sequence[Tensor], part: Part, behind: int = 0) -> Tensor:
     """
     first = tensors[0]
     zero = first.new_zeros(()).expand(*first.shape[:2], 1, first.shape[3])
-    found = _sources(part, tuple(x.shape[2] for x in tensors), behind, zero.device)
+    found = _sources(part, tuple(x.shape[2] for x in tensors), behind, (JOINED, zero.device))
     if isinstance(found, Tensor):
         return torch.cat([*tensors, zero], dim=2).index_select(2, found)
     return torch.cat(
@@ -133,7 +134,7 @@ def gathered(tensors: Sequence[Tensor], part: Part, behind: int = 0) -> Tensor:
 def scattered(grad: Tensor, part: Part, into: Sequence[Tensor], behind: int = 0) -> None:
     """Add gradients of a part's keys where the keys came from: the way back of `gathered`."""
     sizes = [x.shape[2] for x in into]
-    found = _sources(part, tuple(sizes), behind, grad.device)
+    found = _sources(part, tuple(sizes), behind, (ADDED, grad.device))
     if isinstance(found, Tensor):
         whole = grad.new_zeros((*grad.shape[:2], sum(sizes) + 1, grad.shape[3])).index_copy_(2, found, grad)
         for x, values in zip(into, whole.split([*sizes, 1], dim=2), strict=False):
@@ -149,17 +150,17 @@ def scattered(grad: Tensor, part: Part, into: Sequence[Tensor], behind: int = 0)
 
 @lru_cache(maxsize=512)
 def _sources(
-    part: Part, sizes: tuple[int, ...], behind: int, device: torch.device
+    part: Part, sizes: tuple[int, ...], behind: int, most: tuple[int, torch.device]
 ) -> Tensor | tuple[tuple[int, int, int], ...]:  # fmt: skip
     """A part's keys among tensors of some sizes: (tensor, first, after) one after the other, or an index of all.
 
-    The tensor after the last one is of zeros.
+    The tensor after the last one is of zeros. most: slices before they are an index, and its device.
     """
     ends = np.cumsum([0, *sizes])
     places = np.asarray(part.keys) - behind
     runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
-    if len(runs) > RUNS:
-        return tensor_of(np.minimum(places, ends[-1]), device)
+    if len(runs) > most[0]:
+        return tensor_of(np.minimum(places, ends[-1]), most[1])
     found = []
     for run in runs:
         first, after = int(run[0]), int(run[-1]) + 1

@@ -102,9 +102,9 @@ def tokens_of(plan: Plan, rank: int, part: Part, rows: int) -> tuple[Ints, Ints]
 
 
 @lru_cache(maxsize=512)
-def told_of(plan: Plan, rank: int, part: Part, rows: int, device: torch.device) -> Tensor:
-    """What dropout is told of a part, whose rows are those of the rank `rows`."""
-    return tensor_of(told(0, *tokens_of(plan, rank, part, rows)), device)
+def told_of(place: tuple[Plan, int, Part, int], head: int, device: torch.device) -> Tensor:
+    """What dropout is told of a part. place: as for `tokens_of`; head: the first one's number."""
+    return tensor_of(told(head, *tokens_of(*place)), device)
 
 
 @lru_cache(maxsize=64)

@@ -42,13 +42,13 @@ def mistake(kernel: CompiledKernel, target: GPUTarget) -> str:
 
 
 def spoiled(ptx: str) -> tuple[str, ...]:
-    """Wide products by 2^24 and more, of a kernel in PTX; no address needs one.
+    """Wide products by powers of 2 from 2^24 on, of a kernel in PTX; no address needs one.
 
     LLVM (in Triton 3.6.0) makes them of a shift in the one of two lanes that nobody reads, as if it could not overflow.
     What overflows spoils the other lane, and numbers of columns with it.
     """
     found = re.finditer(r"mul\.wide\.[us]32\s[^;]*?(\d+);", ptx)
-    return tuple(one[0] for one in found if int(one[1]) >= 1 << 24)
+    return tuple(one[0] for one in found if int(one[1]) >= 1 << 24 and int(one[1]).bit_count() == 1)
 
 
 def overwritten(flow: Flow, packed: bool = False) -> tuple[str, ...]:

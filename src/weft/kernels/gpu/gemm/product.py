@@ -36,11 +36,17 @@ def factor(T: tl.constexpr, weights, place, col, at):
 
 
 @triton.jit
+def multiplied(first, second, onto):
+    """onto + first @ second; float32 as it is, and not as TF32."""
+    return tl.dot(first, second, onto, input_precision="ieee")
+
+
+@triton.jit
 def sums(T: tl.constexpr, x, weights, place, row, col, k):
     """(rows, cols) of x @ weight.T in float32, from row and col on."""
     found = tl.zeros((T.rows, T.cols), tl.float32)
     for at in range(0, k, T.depth):
-        found = tl.dot(x.load([row, at]), factor(T, weights, place, col, at), found)
+        found = multiplied(x.load([row, at]), factor(T, weights, place, col, at), found)
     return found
 
 
@@ -54,14 +60,14 @@ def two_sums(T: tl.constexpr, x, weights, row, col, k):
         other = tl.zeros((T.rows, T.cols), tl.float32)
         for at in range(0, k, T.depth):
             rows = x.load([row, at])
-            found = tl.dot(rows, factor(T, weights, 0, col, at), found)
-            other = tl.dot(rows, factor(T, weights, 1, col, at), other)
+            found = multiplied(rows, factor(T, weights, 0, col, at), found)
+            other = multiplied(rows, factor(T, weights, 1, col, at), other)
         return found, other
     else:
         both = tl.zeros((T.rows, 2 * T.cols), tl.float32)
         for at in range(0, k, T.depth):
             columns = tl.reshape(weights.load([0, col, at]), (2 * T.cols, T.depth))
-            both = tl.dot(x.load([row, at]), columns.T, both)
+            both = multiplied(x.load([row, at]), columns.T, both)
         return tl.split(tl.permute(tl.reshape(both, (T.rows, 2, T.cols)), (0, 2, 1)))
 
 

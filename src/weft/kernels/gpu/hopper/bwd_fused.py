@@ -2,8 +2,8 @@
 """dQ, dK and dV of a short window in one walk over queries: every tensor is read once, every product made once.
 
 Query tile i sees the key tiles i to i + 2, where tile c begins at key c * rows - shift (`families.fused_backward`). A
-program walks the queries of a run. Each of three consumers keeps dK and dV of one key tile in registers for as long as
-it is seen; consumer c % 3 keeps tile c. Gradients of scores stay in shared memory for dQ, which the consumers make in
+program walks the queries of a run. Consumer c % 3, of three, keeps dK and dV of key tile c in registers for as long as
+it is seen. Gradients of scores stay in shared memory for dQ, which the consumers make in
 turns. They do so a step late, when all of these are there. The producer asks for tiles by tensor descriptors of (batch
 row, head, token, 1, dim). What a run shares with the one before, two tiles of queries, is computed twice.
 """

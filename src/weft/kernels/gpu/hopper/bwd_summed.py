@@ -147,8 +147,9 @@ def producer(state, CHAINED: gl.constexpr):
 # ---- consumers -------------------------------------------------------------------------------------------------------
 @aggregate
 class Own:
-    """What a consumer holds for a block: its rows of K and V, its dims of all keys, bounds of its rows, and the
-    tiles that no bound cuts.
+    """What a consumer holds for a block: its rows of K and V, its dims of all keys, and bounds of its rows.
+
+    It also holds which tiles no bound cuts.
     """
 
     k: gl.shared_memory_descriptor
@@ -162,8 +163,10 @@ class Own:
 
 @aggregate
 class Block:
-    """A block of keys: batch row and head, its first row and how many it has; tiles of queries that it walks of each of
-    the heads that share it, and how many these are; of one consumer bounds of its rows, and the tiles that none cuts.
+    """A block of keys: batch row and head, its first row and how many it has.
+
+    It walks so many tiles of queries of each of the heads that share it. Of one consumer it has bounds of rows, and the
+    tiles that none cuts.
     """
 
     batch: gl.tensor

@@ -19,12 +19,13 @@ class Config:
     consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
-    key_stages: of the fused walk's ring of keys. row_max: what a forward takes off scores. "none": nothing; "first": a
-    row's largest score in the first of its consumer's first two tiles that has a key for it; "online": the largest so
-    far. With the first two, rows whose sums leave the range from `least` to `most` are computed again. terms: that one
-    walk has. short: runs are short (`fwd_short`). overlapped: scores of a tile are made beside the product of the
-    weights before, and bounds of rows are read from the tables (`fwd_overlapped`). boxed: whole tiles of results leave
-    by a descriptor. counted: tables say how many blocks there are, and runs may begin before token 0.
+    key_stages: of the fused backward's ring of keys. row_max: what a forward takes off scores. "none" takes nothing.
+    "first" takes the largest score of a row in the consumer's first tile, or where that has no key for it in the
+    second. "online" takes the largest so far. With the first two, rows whose sums leave the range from `least` to
+    `most` are computed again. terms: that one walk has. short: runs are short (`fwd_short`). overlapped: scores of a
+    tile are made beside the product of the weights before, and bounds of rows are read from the tables
+    (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
+    are, and runs may begin before token 0.
     """
 
     d: int
@@ -71,8 +72,8 @@ class Config:
 
 LEAST_OF_FIRST = 2.0**-8  # beneath it, rows that had nothing taken off lose digits: float16 has few below 2^-14
 ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
-# (registers of a thread that computes, of one that loads) of forwards by the wider head dimension, padded, and the
-# number of consumers; the first group has what the others leave of the launch's.
+# Of forwards: (registers of a thread that computes, of one that loads), by the wider head dimension, padded, and the
+# number of consumers. The first group has what the others leave of the launch's.
 FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24)}
 FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
 

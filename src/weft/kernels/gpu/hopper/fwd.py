@@ -44,8 +44,9 @@ def written_before(x):
 
 @aggregate
 class Span:
-    """A consumer's tiles of a block: how many of the first term, where it begins in either run, how many of all, how
-    many of others are between the terms and after all, and where bounds cut in either run.
+    """A consumer's tiles of a block. near: tiles of the first term. near_begin, far_begin: where the consumer begins in
+    either run. tiles: of both. between, after: tiles of others between the terms and after all. cut, far_cut: where
+    bounds cut in either run.
     """
 
     near: gl.tensor
@@ -159,8 +160,8 @@ def finished(sums, keys, valid, sink, dtype: gl.constexpr, cfg: gl.constexpr):
     else:
         tame = (whole <= cfg.most) & (whole >= cfg.least)
         wild = (keys > 0) & (tame == 0) & valid
-    # large weights as their values met them (docs/decisions/0015): divided by this sum, a row's only value is exact,
-    # and one that has most of a row's weight nearly so
+    # Large weights as their values met them (docs/decisions/0015). Divided by this sum, a row's only value is exact.
+    # One that has most of a row's weight is nearly so.
     weight = whole
     if cfg.row_max != "online":
         weight = gl.convert_layout(gl.sum(largest_rounded(total, sums.top, dtype), 1), keys.type.layout)

@@ -1,10 +1,10 @@
 # ruff: noqa: PLR0913 - kernels take as many arguments as they need
 """A forward's short runs, of four tiles at most: terms one after the other, and a run's first and last tile as one.
 
-A window of a multiple of a tile's keys has, of a consumer's first tile, what is right of a diagonal, and of the last
-what is left of it: no query sees the same column of both. So a column's score is of either tile, one exponential makes
-its weight, and only products are made of both (`weft.kernels.gpu.tables.consumer_ranges` says where). This is more code
-than `fwd.walk`, so consumers share one copy of it (`weft.kernels.gpu.compile.dedup`).
+Take a window of a multiple of a tile's keys. A consumer's queries see the right of a diagonal in its first tile, and
+the left of it in its last. No query sees the same column of both. So a column's score is of either tile, one
+exponential makes its weight, and only products are made of both (`weft.kernels.gpu.tables.consumer_ranges` says where).
+This is more code than `fwd.walk`, so consumers share one copy of it (`weft.kernels.gpu.compile.dedup`).
 """
 
 from __future__ import annotations

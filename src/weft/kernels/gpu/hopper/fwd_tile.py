@@ -15,8 +15,8 @@ from weft.kernels.gpu.hopper.ops.softmax import in_parts, largest_in_parts
 
 @aggregate
 class Scoring:
-    """What all tiles take: a consumer's rows and their step, the columns of a tile, what makes logarithms of weights of
-    scores, a tile of zeros, and zeros of a consumer's sums.
+    """What all tiles take. rows, pace: a consumer's rows and their step. columns: of a tile. scale2: makes logarithms
+    of weights of scores. zero: a tile of zeros. none: zeros of a consumer's sums.
     """
 
     rows: gl.tensor
@@ -29,8 +29,8 @@ class Scoring:
 
 @aggregate
 class Sums:
-    """Sums of values, and of weights in parts; the bits of the largest weight of each part; what was taken off scores,
-    in bits, a constant where that is nothing.
+    """Sums of values, and of weights in parts. top: the bits of the largest weight of each part. largest: what was
+    taken off scores, in bits; a constant where that is nothing.
     """
 
     acc: gl.tensor

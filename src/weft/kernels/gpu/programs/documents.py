@@ -39,6 +39,7 @@ IMPORTS = "kernel import Documents, Made, Paged, tables_of", "spec import Tables
 OF_ITEMS = "blocks import Blocks, items_of", "kernel import Documents"
 OF_BLOCKS = "blocks import Blocks, blocks_of", "spec import TablesSpec"
 SUMS = ("of_queries", "of_keys")
+TABLES, BOUNDS = "_tables_0", "_bounds"  # after a direction, names of slots
 INTEGERS = ("documents", "my_length", "their_length", "tiles", "group", "items_at", "heads_at")
 OF_PAGES = ("table_row", "width", "pages", "step", "room", "pages_at")
 
@@ -121,18 +122,38 @@ def documents_backward_program(
 
 def _making(program: LaunchProgram, made: list[Made], asked: Documents) -> LaunchProgram:
     """A program that makes tables before its first launch."""
-    names = {f"{one.direction}_tables_0": one for one in made}
+    names = {f"{one.direction}{TABLES}": one for one in made}
     slots = [replace(slot, role="workspace") if slot.name in names else slot for slot in program.slots]
     slots += [Slot.dense(name, "input", "int32", (asked.count + 1,)) for name in SUMS]
     if asked.paged is not None:
         slots = [_paged(slot, asked.paged) for slot in slots]
         slots.append(Slot("block_table", "input", "int32", (asked.count, asked.paged.width), (asked.paged.row, 1)))
-    bounds = {f"{one.direction}_bounds": one.bounds for one in made}
+    bounds = {f"{one.direction}{BOUNDS}": one.bounds for one in made}
     slots += [table.slot(name) for name, table in bounds.items()]
     tables = {name: table for name, table in program.tables.items() if name not in names}
     first = next(at for at, step in enumerate(program.steps) if isinstance(step, Launch))
     steps = (*program.steps[:first], *(x for one in made for x in one.launches), *program.steps[first:])
     return LaunchProgram(f"documents_{program.name}", tuple(slots), steps, tables | bounds)
+
+
+def apart(program: LaunchProgram) -> tuple[LaunchProgram, LaunchProgram]:
+    """(what makes the tables of a program of documents, the rest), where keys do not lie in pages.
+
+    The first has the running sums as inputs and tables as outputs; the second has those tables as its last inputs.
+    """
+    names = [slot.name for slot in program.slots if slot.name.endswith(TABLES) and slot.role == "workspace"]
+    making = tuple(one for one in program.launches if one.written and {*one.written} <= {*names})
+    bounds = {name: table for name, table in program.tables.items() if name.endswith(BOUNDS)}
+    slots = [program.by_name[name] for name in (*SUMS, *bounds)]
+    slots += [replace(program.by_name[name], role="output") for name in names]
+    rest = [slot for slot in program.slots if slot.name not in (*SUMS, *bounds, *names)]
+    rest += [replace(program.by_name[name], role="input") for name in names]
+    tables = {name: table for name, table in program.tables.items() if name not in bounds}
+    steps = tuple(step for step in program.steps if step not in making)
+    return (
+        LaunchProgram(f"tables of {program.name}", tuple(slots), making, bounds),
+        LaunchProgram(f"{program.name}, given tables", tuple(rest), steps, tables),
+    )
 
 
 def _paged(slot: Slot, paged: PagedKeys) -> Slot:
@@ -154,13 +175,13 @@ def tables_made(direction: Direction, problem: Problem, asked: Documents) -> Mad
     packed = Packed(Waves((wave,), covers=True), (table,), None, page=0 if paged is None else paged.page)
     spec = TablesSpec(tiling.rows, tiling.cols, of_keys, asked.pattern.from_end, paged is not None)
     sums = reversed(SUMS) if of_keys else SUMS
-    told: list[Argument] = [*map(OnDevice, sums), Pointer(f"{direction}_bounds")]
+    told: list[Argument] = [*map(OnDevice, sums), Pointer(f"{direction}{BOUNDS}")]
     told += [Known(x) for x in (asked.count, mine, theirs, places.tiles, problem.group, places.items_at)]
     told.append(Known(places.heads_at))
     if paged is not None:
         told.append(Pointer("block_table"))
         told += [Known(x) for x in (paged.row, paged.width, paged.pages, paged.step, paged.room, places.pages_at)]
-    told.append(Pointer(f"{direction}_tables_0", writes=True))
+    told.append(Pointer(f"{direction}{TABLES}", writes=True))
     launch = Launch(spec, _source(spec), (-(-places.tiles // BLOCK), members, 1), tuple(told))
     return Made(packed, (launch,), Table(asked.pattern.bounds(of_keys)), direction)
 
@@ -182,8 +203,8 @@ def group_tables_made(direction: Direction, plan: AttentionPlan, asked: Document
         reach=(TmaExtent(0, 1, 1, rows), TmaExtent(0, 1, 1, cols)), blocks_at=places.blocks_at, counted=True,
     )  # fmt: skip
     made: list[Argument] = [Known(x) for x in places[:-1]]
-    written = Pointer(f"{direction}_tables_0", writes=True)
-    told: list[Argument] = [*map(OnDevice, reversed(SUMS) if of_keys else SUMS), Pointer(f"{direction}_bounds")]
+    written = Pointer(f"{direction}{TABLES}", writes=True)
+    told: list[Argument] = [*map(OnDevice, reversed(SUMS) if of_keys else SUMS), Pointer(f"{direction}{BOUNDS}")]
     told += [Known(asked.count), Known(rows), Known(cols), *made, written]
     items = Launch(spec, _source(spec), (places.tiles, 1, 1), tuple(told))
     spec = spec._replace(blocks=True)

@@ -1,0 +1,74 @@
+"""Machine code of kernels with options: what a pair costs beside none, counted in the loops over tiles."""
+
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import weft
+from weft.kernels.gpu.compile import compiler, miscompiles
+from weft.kernels.gpu.programs.kernels import Asked, kernels_of
+from weft.kernels.options import Modifiers
+from weft.planning.attention_plan import plan_attention
+from weft.planning.problem import Problem
+from weft.score.evaluate import Rule
+from weft.settings import interpreted
+from weft.target import GPU
+from weft.torch.along import told_of
+
+from .resources import TARGETS, innermost, resources
+
+pytestmark = [pytest.mark.skipif(interpreted(), reason="Triton interprets, and compiles nothing"), pytest.mark.more]
+WINDOW, HEADS = weft.window(256, 256), 12
+
+
+def kernels(learns=False, **asked):
+    """{direction: (resources, loops with products)} of window_pm256 at D=64. learns: a relative bias, None: none."""
+    plan = plan_attention(WINDOW, Problem(4, HEADS, HEADS, 16384, 16384, 64, 64, "bfloat16", "cuda"), GPU)
+    if learns is not None:
+        bias = weft.bias.relative(torch.zeros(HEADS, 513))
+        rules = tuple(Rule(one, bias.tables, (learns,)) for one in bias.expressions)
+        told = told_of(Modifiers(1.0, rules=rules), plan)
+        asked |= {"score": told.score, "tables": told.forms, "wanted": told.wanted}
+    found = {}
+    for source in kernels_of(plan, Asked(**asked)):
+        kernel = compiler.compile_for(source, TARGETS["sm_90"])
+        loops = innermost(miscompiles.disassembled(kernel.asm["cubin"]))
+        found[source.name.split("_")[0]] = resources(kernel, "sm_90"), [loop for loop in loops if "HGMMA" in loop]
+    return found
+
+
+def count(loop, pattern):
+    return len(re.findall(rf"\b{pattern}\b", loop))
+
+
+def test_tables_by_distance_are_read_once_for_each_distance():
+    """A thread has 32 pairs of 18 distances in a forward, 16 of 10 in gradients; nothing goes through shared memory."""
+    made, none = kernels(), kernels(None)
+    for direction, most in {"forward": 18, "dq": 10, "dkdv": 10}.items():
+        taken, loops = made[direction]
+        assert loops
+        assert all(0 < count(loop, r"LDG\.E\.CONSTANT") <= most for loop in loops)
+        assert taken.shared <= none[direction][0].shared
+        assert taken.registers <= (128 if direction == "forward" else 168)
+        assert not taken.spilled
+
+
+def test_sums_along_diagonals_are_added_by_two_instructions():
+    """Of 64 x 32 pairs in dQ."""
+    taken, loops = kernels(learns=True)["dq"]
+    assert all(count(loop, "REDG?[.A-Z0-9]*") <= 2 for loop in loops)
+    assert taken.inside == 0
+
+
+def test_one_call_of_philox_serves_the_pairs_that_a_thread_holds():
+    """Eight pairs where queries are rows, four where keys are. A call has at most 14 products that are not of rows."""
+    made = kernels(None, dropout=True)
+    for direction, calls in {"forward": 4, "dq": 2, "dkdv": 4}.items():
+        taken, loops = made[direction]
+        products = [count(loop, r"IMAD\.WIDE\.U32") + count(loop, r"IMAD\.HI\.U32") for loop in loops]
+        assert all(0 < one <= 17 * calls for one in products)
+        assert not any(count(loop, "STS") for loop in loops)
+        assert taken.registers <= 168
