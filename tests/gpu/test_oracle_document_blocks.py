@@ -1,5 +1,7 @@
 """Documents whose lengths the device has, forward by warp groups: programs beside documents planned on the host."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import weft
 from weft.kernels.gpu.documents.spec import known
 from weft.kernels.gpu.layout import Layout, Options, Vector
 from weft.kernels.gpu.oracle import run_program
-from weft.kernels.gpu.program import row_major
+from weft.kernels.gpu.program import LaunchProgram, row_major
 from weft.kernels.gpu.programs.documents import (
     Documents,
     documents_backward_program,
@@ -145,3 +147,21 @@ def test_sums_that_do_not_fit_reach_no_other_memory(wrong):
     program = program_of(weft.causal(align="bottom-right"), 2, 64)
     counted = {"of_queries": np.array(wrong), "of_keys": np.array(wrong)}
     assert np.isfinite(run_program(program, {"q": q, "k": k, "v": v} | counted)["out"]).all()
+
+
+@pytest.mark.parametrize("make", [program_of, gradients_of])
+def test_programs_have_about_as_much_to_do(make):
+    """Of causal documents alike, and of some that are not: none has more than the mean and most of a longest block."""
+    for lengths in ([2048] * 4, [512] * 16, [128, 256, 384, 512, 1024, 1536, 2048, 2304]):
+        program = make(weft.causal(align="bottom-right"), len(lengths), sum(lengths), heads=(16, 16))
+        last = program.launches[-1]
+        name = next(slot.name for slot in program.slots if slot.name.endswith("_tables_0"))
+        slots = [slot for slot in program.slots if slot.name.startswith("of_") or slot.name.endswith("_bounds")]
+        slots.append(replace(program.by_name[name], role="output"))
+        tables = LaunchProgram("tables", tuple(slots), program.launches[:2], program.tables)
+        words = run_program(tables, dict.fromkeys(("of_queries", "of_keys"), sums(lengths)))[name]
+        works, blocks = (program.launches[1].value(x) for x in ("works_at", "blocks_at"))
+        found = words[blocks : blocks + 2 * int(words[blocks - 1]) : 2].astype(np.int64)
+        time = np.maximum(words[works + found], 0)
+        done = np.bincount(np.arange(time.size) % last.grid[0], time)
+        assert done.max() <= 0.75 * time.max() + done.mean(), lengths

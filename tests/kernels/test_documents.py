@@ -4,6 +4,7 @@ lengths on the host in float64; on a card no call waits, and one captured graph 
 
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from weft.errors import AlignmentError, InputError, UnsupportedError
 from weft.kernels.gpu.documents.spec import group_places_of, known
 from weft.kernels.gpu.oracle import run_program
 from weft.kernels.gpu.program import LaunchProgram, Slot
+from weft.kernels.gpu.programs import documents as programs_of
 from weft.kernels.gpu.programs.documents import Documents, group_tables_made
 from weft.planning.attention_plan import plan_attention
 from weft.planning.families.hopper import SUMMED, WIDE
@@ -34,6 +36,7 @@ pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="other backends
 DEVICE = torch.device(BACKENDS.get("triton", "cpu"))
 if DEVICE.type == "cuda":
     DEVICE = torch.device("cuda", torch.cuda.current_device())
+IS_HOPPER = DEVICE.type == "cuda" and torch.cuda.get_device_capability(DEVICE) == (9, 0)
 on_a_card = pytest.mark.skipif(DEVICE.type == "cpu", reason="captures and waits are a GPU's")
 NAMES = ("out", "lse", "dq", "dk", "dv", "dsinks")
 
@@ -389,12 +392,35 @@ def test_one_captured_graph_serves_all_lengths(name):
             assert (x[tokens:] == (-torch.inf if what == "lse" else 0)).all(), what
 
 
+@contextmanager
+def by_groups():
+    """Calls are planned for warp groups, whatever is predicted to be faster; yields the directions of their tables."""
+    planned, directions = device_documents._planned, []
+
+    def forced(*args):
+        plan, asked = planned(*args)
+        return plan, replace(asked, groups=WIDE, sums=SUMMED)
+
+    def made(direction, *args):
+        directions.append(direction)
+        return group_tables_made(direction, *args)
+
+    device_documents.forget()
+    with (
+        mock.patch.object(device_documents, "_planned", forced),
+        mock.patch.object(programs_of, "group_tables_made", made),
+    ):
+        yield directions
+    device_documents.forget()
+
+
 @on_a_card
+@pytest.mark.skipif(not IS_HOPPER, reason="kernels by warp groups are Hopper's")
 @pytest.mark.parametrize("times", [1.0, 40.0], ids=["scores", "large scores"])
 @pytest.mark.parametrize("name", OF_ITSELF)
 def test_by_warp_groups(name, times):
-    """On Hopper, at D=128, of queries and keys that are the same tokens. One captured graph serves all lengths; tokens
-    after the last document may hold anything. Rows of large scores are computed again.
+    """At D=128, of queries and keys that are the same tokens. One captured graph serves all lengths; tokens after the
+    last document may hold anything. Rows of large scores are computed again.
     """
     pattern, room = OF_ITSELF[name], 1500
     q, k, v, dout, dlse, _ = on_card(([room], [room]), dtype=torch.bfloat16, dims=(128, 128))
@@ -407,16 +433,16 @@ def test_by_warp_groups(name, times):
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with by_groups() as directions, torch.cuda.stream(stream):
         step()
         with no_waits():
             step()
+        assert directions == ["forward", "dkdv"]
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            found = step()
     torch.cuda.current_stream().wait_stream(stream)
-    if torch.cuda.get_device_capability(DEVICE) == (9, 0):
-        assert any(call.documents.groups is not None for call in device_documents._calls.values())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
     whole = [x.detach().clone() for x in (*leaves, dout)]
     for lengths in (*([x, x] for x, _ in (drawn(seed, 9, True) for seed in range(4))), ([5], [5]), ([130], [130])):
         tokens, ends = sum(lengths[0]), sums(lengths[0])

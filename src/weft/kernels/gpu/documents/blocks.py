@@ -1,8 +1,8 @@
 """The tables of documents for forwards by warp groups: what two kernels do. Functions of Triton.
 
 All documents are one launch on one axis here. The first kernel writes the item of a tile, with what its rows see
-(`tables.consumer_ranges`); the second says which tile comes when, the longest first, and lists the blocks
-(`tables.tile_scheduler`). Programs then take these in turn.
+(`tables.consumer_ranges`); the second sorts tiles by their length, and lists the blocks (`tables.tile_scheduler`).
+Programs then take these in turn.
 
 A forward is told how many blocks there are. The kernel of gradients has no register for that: it takes as many as there
 is room for, the last of which have neither rows nor columns.
@@ -115,8 +115,11 @@ def _put_ranges(C: tl.constexpr, at, seen, height):
 
 @triton.jit
 def blocks_of(C: tl.constexpr, made, sizes, group, programs):
-    """The blocks of ORDERED tiles: of `C.together` heads after those of others, first the longest. sizes: heads, rows,
-    columns. programs: that take these in turn.
+    """The blocks of ORDERED tiles: of `C.together` heads after those of others, sorted by their length. sizes: heads,
+    rows, columns. programs: that take these in turn.
+
+    Lengths fall and rise in turn, and fall at last: a round of programs that has blocks of two groups of heads has
+    blocks of about one length. Where all fall, some programs have the longest at each such round.
     """
     if C.chained:
         gdc_wait()
@@ -138,7 +141,9 @@ def blocks_of(C: tl.constexpr, made, sizes, group, programs):
         head = number * 0 + one
         side = head % C.together
         beside = tl.minimum(heads - head + side, C.together)
-        place = _back_and_forth((head - side) * total + rank * beside + side, heads * total, programs)
+        rises = ((heads - 1) // C.together - head // C.together) % 2 == 1
+        among = tl.where(rises, total - 1 - rank, rank)
+        place = _back_and_forth((head - side) * total + among * beside + side, heads * total, programs)
         place = tl.where(number < total, place, heads * number + head)  # after all tiles that there are
         at = made.tables + made.blocks_at + 2 * place
         tl.store(at, number, mask=listed)

@@ -96,17 +96,18 @@ def _item_of_groups(call: Call, bounds: Ints, one: Document, row: int, end: int)
 
 
 def blocks(call: Call) -> None:
-    """The launch, its members, how many blocks there are and these: of a few heads after those of others, the longest
-    first.
+    """The launch, its members, how many blocks there are, and the blocks: of a few heads after those of others. Their
+    length falls and rises in turn, and falls at last.
     """
     words, tiles, heads = call.flat("Tables"), call.integer("tiles"), call.integer("heads")
     works = words.load(call.integer("works_at") + np.arange(tiles))
     order = [int(i) for i in np.argsort(-works, kind="stable") if works[i] >= 0]
     together, programs = call.spec.together, call.integer("programs")
-    found = [
-        (item, head) for first in range(0, heads, together) for item in order
-        for head in range(first, min(first + together, heads))
-    ]  # fmt: skip
+    found = []
+    for first in range(0, heads, together):
+        rises = ((heads - 1) // together - first // together) % 2 == 1
+        side = range(first, min(first + together, heads))
+        found += [(item, head) for item in (order[::-1] if rises else order) for head in side]
     for begin in range(programs, len(found) - programs + 1, 2 * programs):  # every second round backwards
         found[begin : begin + programs] = found[begin : begin + programs][::-1]
     if call.spec.of_keys:

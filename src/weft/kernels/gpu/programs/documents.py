@@ -34,6 +34,7 @@ from weft.planning.tiling import Direction, Tiling
 from weft.planning.tma import TmaExtent
 from weft.target import Gpu
 
+ROUNDS = 2  # see `_together`
 BLOCK = 64  # tiles of a program, see `documents.kernel`
 IMPORTS = "kernel import Documents, Made, Paged, tables_of", "spec import TablesSpec"
 OF_ITEMS = "blocks import Blocks, items_of", "kernel import Documents"
@@ -191,9 +192,10 @@ def group_tables_made(direction: Direction, plan: AttentionPlan, asked: Document
     problem, of_keys, target = plan.problem, direction == "dkdv", plan.target
     (rows, heads), (cols, _) = ((problem.m, problem.q_heads), (problem.n, problem.kv_heads))[:: -1 if of_keys else 1]
     places = group_places_of(asked.count, rows, tiling, heads)
+    programs = min(target.processors if isinstance(target, Gpu) else 1, heads * places.tiles)
     spec = TablesSpec(
         tiling.rows, tiling.cols, of_keys, asked.pattern.from_end, groups=tiling.groups,
-        together=1 if of_keys else HEADS, chained=overlaps(target),
+        together=_together(heads, rows // tiling.rows, programs, 1 if of_keys else HEADS), chained=overlaps(target),
     )  # fmt: skip
     nothing = np.zeros(0, np.int32)
     wave = Wave(
@@ -208,12 +210,21 @@ def group_tables_made(direction: Direction, plan: AttentionPlan, asked: Document
     told += [Known(asked.count), Known(rows), Known(cols), *made, written]
     items = Launch(spec, _source(spec), (places.tiles, 1, 1), tuple(told))
     spec = spec._replace(blocks=True)
-    programs = min(target.processors if isinstance(target, Gpu) else 1, heads * places.tiles)
     told = [Known(x) for x in (heads, rows, cols, problem.group, programs)]
     blocks = Launch(spec, _source(spec), (-(-places.tiles // documents.ORDERED), 1, 1), (*told, *made, written))
     table = Table(np.broadcast_to(np.int32(0), (places.size,)))  # whose words the device makes
     packed = Packed(Waves((wave,), covers=True), (table,), None, groups=True)
     return Made(packed, (items, blocks), Table(asked.pattern.bounds(of_keys)), direction)
+
+
+def _together(heads: int, tiles: int, programs: int, least: int) -> int:
+    """Heads whose blocks are sorted together: of ROUNDS rounds of programs. With fewer rounds the same programs may
+    have the longest blocks of all heads; with more, keys of more heads go through the second-level cache.
+    """
+    found = least
+    while found < heads and found * tiles < ROUNDS * programs:
+        found *= 2
+    return found
 
 
 def _wave(tiling: Tiling, places: Places, members: int, lines: bool) -> Wave:
