@@ -93,3 +93,25 @@ def test_double_backward_is_refused():
     counted = torch.tensor(sums(LENGTHS), dtype=torch.int32, device=DEVICE)
     out = document_batches.attention(q, k, k, document_batches.Packing(counted, TOKENS, NEAR, {}, backend="triton"))
     refuse(lambda: torch.autograd.grad(out.sum(), q, create_graph=True), UnsupportedError, ["double backward"])
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="warp groups are Hopper's")
+@pytest.mark.parametrize("dim", [64, 128])
+def test_two_layers_beside_packed_tokens(dim):
+    """Whatever kernels are chosen, the second layer has the tables of the first."""
+    random = torch.Generator(DEVICE).manual_seed(0)
+    shapes = [(2, 1024, heads, dim) for heads in (8, 4, 4, 8)]
+    made = [torch.randn(shape, generator=random, device=DEVICE).bfloat16() for shape in shapes]
+    q, k, v = (x.transpose(1, 2).detach().requires_grad_() for x in made[:3])
+    counted = torch.tensor(sums([300, 724, 1, 1023]), dtype=torch.int32, device=DEVICE)
+    packing = document_batches.Packing(counted, 1024, weft.causal(), {})
+    flat = [x.transpose(1, 2).flatten(0, 1).detach().requires_grad_() for x in (q, k, v)]
+    most = {"max_seqlen_q": 1024, "max_seqlen_k": 1024}
+    want = weft.varlen_attention(*flat, counted, None, weft.causal(), **most)
+    wanted = torch.autograd.grad(want, flat, made[3].flatten(0, 1))
+    for _ in range(2):
+        out = document_batches.attention(q, k, v, packing)
+        assert torch.equal(out.flatten(0, 1), want)
+        for x, y in zip(torch.autograd.grad(out, (q, k, v), made[3]), wanted, strict=True):
+            assert (x.transpose(1, 2).flatten(0, 1) - y).float().norm() <= 1e-2 * y.float().norm()
+    assert len(packing.tables) == 2

@@ -30,7 +30,7 @@ def case(name, at=(80, 80), dtype=torch.float32, dims=(16, 16), **more):
     return Scored(PATTERNS[name], tensors, dropout=0.3, **more)
 
 
-@pytest.mark.parametrize("name", sample(PATTERNS, "window", "grid"))
+@pytest.mark.parametrize("name", sample(PATTERNS, "window", "grid", "documents"))
 def test_results(name):
     check(case(name))
 

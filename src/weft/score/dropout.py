@@ -28,6 +28,7 @@ Words = NDArray[np.uint32]
 ROUNDS = 7
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 BUMPS = (0x9E3779B9, 0xBB67AE85)
+GROUPED = 16  # consecutive tokens from a multiple of this on are whole groups
 HEADER = 4  # the seed, the first head, the number of queries, the number of keys
 STEPS = 1 << 16  # a rate is a multiple of 1 / STEPS
 

@@ -1,3 +1,4 @@
+# ruff: noqa: PLR0913 - kernels take as many arguments as they need
 # ruff: noqa: SIM113 - Gluon is not all of Python
 """dK and dV of short runs: a producer loads by cp.async, each consumer keeps the gradients of its keys in registers.
 
@@ -162,8 +163,22 @@ class Operands:
 
 
 @gluon.jit
-def scores(s, mine, walked, visit, operands, cfg: gl.constexpr):
-    """(p, ds) of a consumer's keys and tile s of its run, float32. mine: K, V; walked: Q, dO and their numbers."""
+def cut(x, s, visit, operands, cfg: gl.constexpr):
+    """x of tile s of a consumer's run, 0 where a query does not see the key."""
+    TILE: gl.constexpr = cfg.columns
+    if (s < visit.below) | (s >= visit.beyond):
+        words, bit = mask_words(visit.low - s * TILE, visit.high - s * TILE, operands.columns)
+        x = masked(x, words, bit, 0.0)
+    return x
+
+
+@gluon.jit
+def ask_dv(s, mine, walked, visit, operands, dv, cfg: gl.constexpr):
+    """Ask for dV of a consumer's keys with tile s of its run. Returns it and ds, float32. mine: K, V; walked: Q, dO and
+    their numbers.
+
+    Only then dP is waited for: ptxas moves exponentials behind a wait that follows them, and a product holds them.
+    """
     k, v = mine
     q, do, stats = walked
     ROWS: gl.constexpr = cfg.rows
@@ -174,13 +189,11 @@ def scores(s, mine, walked, visit, operands, cfg: gl.constexpr):
     y = warpgroup_mma(operands.delta, stats, none, use_acc=False, is_async=True)
     y = warpgroup_mma(v, do.permute((1, 0)), y, is_async=True)
     x = warpgroup_mma_wait(2, (x,))
-    p = gl.exp2(x * operands.scale2)
-    y = warpgroup_mma_wait(0, (y,))
-    if (s < visit.below) | (s >= visit.beyond):
-        words, bit = mask_words(visit.low - s * TILE, visit.high - s * TILE, operands.columns)
-        p = masked(p, words, bit, 0.0)
-        y = masked(y, words, bit, 0.0)  # whatever lies in a key that no query sees
-    return p, p * y
+    p = cut(gl.exp2(x * operands.scale2), s, visit, operands, cfg)
+    weights = gl.convert_layout(p.to(do.dtype), first_factor(cfg.width_v))
+    dv = warpgroup_mma(weights, do, dv, is_async=True)
+    y = warpgroup_mma_wait(1, (y,))
+    return dv, cut(p * y, s, visit, operands, cfg)  # whatever lies in a key that no query sees
 
 
 @gluon.jit
@@ -230,11 +243,8 @@ def consumer(consumer_id: gl.constexpr, state):
             queries.wait(i)
             q, do = state.q.index(at), state.do.index(at)
             walked = (q, do, state.stats.index(at).permute((1, 0)))
-            p, ds = scores(s, mine, walked, visit, operands, cfg)
-            ds = gl.convert_layout(ds.to(dtype), first_factor(WIDTH))
-            weights = gl.convert_layout(p.to(dtype), first_factor(WIDTH_V))
-            more_dv = warpgroup_mma(weights, do, dv, is_async=True)
-            more_dk = warpgroup_mma(ds, q, dk, is_async=True)
+            more_dv, ds = ask_dv(s, mine, walked, visit, operands, dv, cfg)
+            more_dk = warpgroup_mma(gl.convert_layout(ds.to(dtype), first_factor(WIDTH)), q, dk, is_async=True)
             dv, dk = warpgroup_mma_wait(0, (more_dv, more_dk))
             queries.release(i)
             i += 1

@@ -60,13 +60,25 @@ def window_of(c, r, state):
 
 
 @gluon.jit
-def scores(i, mine, slot, s, window, columns, state):
-    """(p, ds) of a consumer's keys and tile i of queries, float32. mine, slot: where they are in their rings; s: which
-    of the ring of queries.
+def cut(x, i, window, columns, TILE: gl.constexpr):
+    """x of tile i of queries, 0 where a query does not see the key."""
+    if (i * TILE < window.every) | (i * TILE + TILE > window.until):
+        words, bit = mask_words(window.low - i * TILE, window.high - i * TILE, columns)
+        x = masked(x, words, bit, 0.0)
+    return x
+
+
+@gluon.jit
+def ask_dv(i, mine, s, window, columns, dv, more, state):
+    """Ask for dV of a consumer's keys with tile i of queries. Returns it and ds, float32. mine: where the keys are in
+    their ring; s: which tile of the ring of queries it is; more: whether dV has other tiles.
+
+    Only then dP is waited for: ptxas moves exponentials behind a wait that follows them, and a product holds them.
     """
     TILE: gl.constexpr = state.cfg.rows
     layout: gl.constexpr = accumulator(TILE)
     none = gl.zeros([TILE, TILE], gl.float32, layout)
+    slot = state.queries.stage(s)
     q, do = matrix(state.q.index(slot)), matrix(state.do.index(slot))
     lse, delta = state.stats.index(2 * slot), state.stats.index(2 * slot + 1)
     k, v = matrix(state.k.index(mine)), matrix(state.v.index(mine))
@@ -75,13 +87,12 @@ def scores(i, mine, slot, s, window, columns, state):
     state.deltas.wait(s)
     x = warpgroup_mma_wait(1, (x,))
     p = gl.exp2(x * (state.scale * LOG2E) - gl.expand_dims(lse.load(gl.SliceLayout(0, layout)), 0))
-    y = warpgroup_mma_wait(0, (y,))
+    p = cut(p, i, window, columns, TILE)
+    weights = gl.convert_layout(p.to(state.q.dtype), first_factor(state.cfg.width_v))
+    dv = warpgroup_mma(weights, do, dv, use_acc=more, is_async=True)
+    y = warpgroup_mma_wait(1, (y,))
     y = y - gl.expand_dims(delta.load(gl.SliceLayout(0, layout)), 0)
-    if (i * TILE < window.every) | (i * TILE + TILE > window.until):
-        words, bit = mask_words(window.low - i * TILE, window.high - i * TILE, columns)
-        p = masked(p, words, bit, 0.0)
-        y = masked(y, words, bit, 0.0)  # whatever lies in a key that no query sees
-    return p, p * y
+    return dv, cut(p * y, i, window, columns, TILE)  # whatever lies in a key that no query sees
 
 
 @gluon.jit
@@ -168,16 +179,13 @@ def add(G, sums, more, due, step, sides, state):
     i, s, place, n = step.i, step.s, step.place, step.n
     cfg: gl.constexpr = state.cfg
     factor: gl.constexpr = first_factor(cfg.width)
-    factor_v: gl.constexpr = first_factor(cfg.width_v)
     queries, keys = state.queries, state.keys
     slot, mine = queries.stage(s), keys.stage(place)
     queries.wait(s)
     keys.wait(place)
-    q, do = matrix(state.q.index(slot)), matrix(state.do.index(slot))
+    q = matrix(state.q.index(slot))
     window = window_of(step.c, sides[0], state)
-    p, ds = scores(i, mine, slot, s, window, sides[1], state)
-    weights = gl.convert_layout(p.to(state.q.dtype), factor_v)
-    dv = warpgroup_mma(weights, do, dv, use_acc=more, is_async=True)
+    dv, ds = ask_dv(i, mine, s, window, sides[1], dv, more, state)
     ds = ds.to(state.q.dtype)
     due = given_back(due, keys)
     if i >= step.begin:

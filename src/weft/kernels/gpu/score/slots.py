@@ -28,7 +28,7 @@ from weft.planning.attention_plan import AttentionPlan
 from weft.planning.families.tile import Under
 from weft.planning.tiles import LoopNest, TilePlan
 from weft.planning.tiling import Direction
-from weft.score.dropout import HEADER, scale, threshold
+from weft.score.dropout import GROUPED, HEADER, scale, threshold
 from weft.score.reads import Read, reads_of, shared_axes
 from weft.score.value import composed
 
@@ -185,8 +185,10 @@ def with_dropout(
 def _from_whole_groups(plan: AttentionPlan, direction: Direction, options: Options) -> bool:
     """Whether on lines rows of tiles are neighbouring tokens, from multiples of 16 on, and so are columns."""
     plans = [share.plan for share in plan.unspecialised(direction, under(options))]
-    begins = (nest.q.origin for one in plans for nest in one.nests)
-    return all(map(lines_in_single_tokens, plans)) and all(begin % 16 == 0 for begin in begins)
+    return all(map(lines_in_single_tokens, plans)) and all(
+        nest.box[0] % GROUPED == 0 and not ((nest.q.origin + nest.lanes[0].q_first) % GROUPED).any()
+        for one in plans for nest in one.nests
+    )  # fmt: skip
 
 
 def lines_in_single_tokens(plan: TilePlan) -> bool:

@@ -7,8 +7,9 @@ import triton.language as tl
 
 from weft.kernels.gpu.ops.bounds import is_out, lines, lower_table, positions, stairs, upper_table
 from weft.kernels.gpu.tables import pack
+from weft.score import dropout
 
-TOGETHER = tl.constexpr(16)  # consecutive tokens whose groups, as dropout draws them, are all in them
+GROUPED = tl.constexpr(dropout.GROUPED)
 PART, AXIS = tl.constexpr(pack.PART), tl.constexpr(pack.AXIS)
 
 
@@ -84,7 +85,7 @@ def _term(C: tl.constexpr, place, part, run, TERM: tl.constexpr):
     skipped = ()
     if C.neighbours:
         # tiles from a multiple of 16 on: columns before the run are masked with those of its low edge
-        skipped = (tl.load(part) + first) % TOGETHER
+        skipped = (tl.load(part) + first) % GROUPED
         first, count, left = first - skipped, count + tl.where(count > 0, skipped, 0), left + (skipped > 0).to(tl.int32)
         full = tl.maximum(full, left)
     boxes = (count + (C.cols - 1)) // C.cols
