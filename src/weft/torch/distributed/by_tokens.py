@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from weft.distributed.local import Part, local_of
 from weft.distributed.plan import Plan
 from weft.torch.distributed import moved
-from weft.torch.distributed.exchange import Peers, Pending, Rows, Sent, rows_first, sent, taken, unpacked
-from weft.torch.distributed.ranks import EVERY, Rank, Result, added, gathered, merged_into, rows_of, scattered
+from weft.torch.distributed.exchange import Peers, Pending, Rows, Sent, added, rows_first, taken, unpacked
+from weft.torch.distributed.ranks import EVERY, Rank, Result, gathered, merged_into, rows_of, scattered
 from weft.torch.distributed.scores import with_tables
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -113,15 +114,22 @@ class _Work:
     def send(self) -> Pending:
         """Keys, values and moved queries on their way to each peer."""
         q, k, v = self.tensors
-        blocks = zip(self.of_keys.pick(k), self.of_keys.pick(v), self.of_queries.pick(q), strict=True)
-        return sent(list(blocks), self._received(), self.at.group)
+        shapes = self._sent()
+        flat = k.new_empty(sum(prod(shape) for peer in shapes for shape in peer))
+        blocks = unpacked(flat, shapes)
+        for i, (of, x) in enumerate(((self.of_keys, k), (self.of_keys, v), (self.of_queries, q))):
+            of.write(x, [peer[i] for peer in blocks])
+        return Pending(flat, shapes, self._received(), self.at.group)
 
     def send_back(self, flat: Tensor) -> Pending:
         """Gradients of what came on their way to where it came from."""
+        return Pending(flat, self._received(), self._sent(), self.at.group)
+
+    def _sent(self) -> list[list[torch.Size]]:
+        """Shapes of the keys, values and moved queries that go to each peer."""
         q, k, v = self.tensors
         counts = zip(self.of_keys.counts, self.of_keys.counts, self.of_queries.counts, strict=True)
-        shapes = [[rows_first(x, n) for n, x in zip(each, (k, v, q), strict=True)] for each in counts]
-        return Pending(flat, self._received(), shapes, self.at.group)
+        return [[rows_first(x, n) for n, x in zip(each, (k, v, q), strict=True)] for each in counts]
 
     def _received(self) -> list[list[torch.Size]]:
         """Shapes of the keys, values and moved queries that come from each peer."""

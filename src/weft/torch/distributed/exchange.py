@@ -112,39 +112,64 @@ def taken(x: Tensor, rows: Rows) -> Tensor:
     return x[:, :, rows] if isinstance(rows, slice) else x.index_select(2, rows)
 
 
+def added(x: Tensor, rows: Rows, values: Tensor) -> None:
+    """Add to some rows of x, no row twice: the sum of two numbers is rounded once in any dtype."""
+    if not values.shape[2]:
+        return
+    if isinstance(rows, slice):
+        x[:, :, rows].add_(values)
+    else:
+        x.index_add_(2, rows, values.to(x.dtype))
+
+
 # ---- rows that are sent ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """rows: places for each peer. union: all of them, ascending; at: for each peer where its rows are in that."""
+    """rows: places for each peer, and how many. alone: for each peer the places that no other has, and where these are
+    in what it sends back. shared: places that several have; among: for each peer which of these, and where they are.
+    """
 
     rows: tuple[Rows, ...]
     counts: tuple[int, ...]
-    union: Tensor
-    at: tuple[Rows, ...]
+    alone: tuple[tuple[Rows, Rows], ...]
+    shared: Tensor
+    among: tuple[tuple[Rows, Rows], ...]
 
     @classmethod
     def of(cls, places: Sequence[Ints], device: torch.device) -> Sent:
         """From the places of the rows that each peer is sent."""
-        union = np.unique(np.concatenate(places))
-        at = tuple(rows_at(np.searchsorted(union, rows), device) for rows in places)
-        rows = tuple(rows_at(one, device) for one in places)
-        return cls(rows, tuple(map(len, places)), tensor_of(union, device), at)
+        union, times = np.unique(np.concatenate(places), return_counts=True)
+        shared = union[times > 1]
+        alone: list[tuple[Rows, Rows]] = []
+        among: list[tuple[Rows, Rows]] = []
+        for rows in places:
+            also = np.isin(rows, shared, assume_unique=True)
+            mine = (rows[~also], np.flatnonzero(~also)), (np.searchsorted(shared, rows[also]), np.flatnonzero(also))
+            for found, (at, where) in zip((alone, among), mine, strict=True):
+                found.append((rows_at(at, device), rows_at(where, device)))
+        sent_rows = tuple(rows_at(one, device) for one in places)
+        return cls(sent_rows, tuple(map(len, places)), tuple(alone), tensor_of(shared, device), tuple(among))
 
-    def pick(self, x: Tensor) -> list[Tensor]:
-        """Rows of x (B, H, S, D) for each peer, (rows, B, H, D)."""
-        return [taken(x, rows).permute(2, 0, 1, 3) for rows in self.rows]
+    def write(self, x: Tensor, into: Sequence[Tensor]) -> None:
+        """Write rows of x (B, H, S, D) for each peer, (rows, B, H, D)."""
+        turned = x.permute(2, 0, 1, 3)
+        for rows, place in zip(self.rows, into, strict=True):
+            if isinstance(rows, slice):
+                if place.numel():
+                    place.copy_(turned[rows])
+            else:
+                torch.index_select(turned, 0, rows, out=place)
 
     def add(self, x: Tensor, came: Sequence[Tensor]) -> None:
-        """Add what came back from each peer to the rows, in float32, peer after peer; no other row is touched."""
-        if not self.union.numel():
-            return
-        total = x.index_select(2, self.union).to(torch.promote_types(x.dtype, torch.float32))
-        for at, rows in zip(self.at, came, strict=True):
-            if isinstance(at, slice):
-                total[:, :, at].add_(rows.permute(1, 2, 0, 3))
-            elif rows.shape[0]:
-                total.index_add_(2, at, rows.permute(1, 2, 0, 3).to(total.dtype))  # no row twice in one index
-        x.index_copy_(2, self.union, total.to(x.dtype))
+        """Add what came back from each peer to the rows; to rows of several in float32, peer after peer."""
+        blocks = [rows.permute(1, 2, 0, 3) for rows in came]
+        for (at, where), rows in zip(self.alone, blocks, strict=True):
+            added(x, at, taken(rows, where))
+        if self.shared.numel():
+            total = x.index_select(2, self.shared).to(torch.promote_types(x.dtype, torch.float32))
+            for (at, where), rows in zip(self.among, blocks, strict=True):
+                added(total, at, taken(rows, where))
+            x.index_copy_(2, self.shared, total.to(x.dtype))
 
 
 def tensor_of(places: Ints, device: torch.device) -> Tensor:

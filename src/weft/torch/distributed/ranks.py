@@ -87,14 +87,6 @@ def put(x: Tensor, rows: Rows, values: Tensor) -> None:
         x.index_copy_(2, rows, values.to(x.dtype))
 
 
-def added(x: Tensor, rows: Rows, values: Tensor) -> None:
-    """Add to some rows of x."""
-    if isinstance(rows, slice):
-        x[:, :, rows].add_(values)
-    else:
-        x.index_add_(2, rows, values.to(x.dtype))  # no row twice in one index
-
-
 def merged_into(whole: Result, rows: Rows, more: Sequence[tuple[Rows, Result]]) -> None:
     """Merge results over other keys into some rows of (out, lse), in place; as `weft.merge`, by few operations.
 
@@ -122,13 +114,15 @@ def gathered(tensors: Sequence[Tensor], part: Part, behind: int = 0) -> Tensor:
     behind: how many of the rank's own keys stand before those of the tensors, where it is none of them.
     """
     first = tensors[0]
-    zero = first.new_zeros(()).expand(*first.shape[:2], 1, first.shape[3])
-    found = _sources(part, tuple(x.shape[2] for x in tensors), behind, (JOINED, zero.device))
+
+    def nothing(rows: int) -> Tensor:
+        return first.new_zeros(()).expand(*first.shape[:2], rows, first.shape[3])
+
+    found = _sources(part, tuple(x.shape[2] for x in tensors), behind, (JOINED, first.device))
     if isinstance(found, Tensor):
-        return torch.cat([*tensors, zero], dim=2).index_select(2, found)
-    return torch.cat(
-        [zero.expand(-1, -1, b - a, -1) if i == len(tensors) else tensors[i][:, :, a:b] for i, a, b in found], dim=2
-    )
+        return torch.cat([*tensors, nothing(1)], dim=2).index_select(2, found)
+    pieces = [nothing(b - a) if i == len(tensors) else tensors[i][:, :, a:b] for i, a, b in found]
+    return torch.cat(pieces, dim=2)
 
 
 def scattered(grad: Tensor, part: Part, into: Sequence[Tensor], behind: int = 0) -> None:
