@@ -33,4 +33,4 @@ def test_a_wrong_law_is_seen(options):
 
 def test_each_way_that_compiles_has_a_process(options):
     found = [job for jobs in options.shares(True, ["options"]) for job in jobs]
-    assert len(found) == len(set(found)) == 14
+    assert len(found) == len(set(found)) == 18

@@ -54,6 +54,8 @@ ELSEWHERE = {
     ("weft.integrations.flex.call", "UnsupportedError"): "tests/integrations/flex/test_call.py",
     ("weft.integrations.flex.checks", "InputError"): "tests/integrations/flex/test_call.py",
     ("weft.integrations.flex.checks", "OptionError"): "tests/integrations/flex/test_call.py",
+    ("weft.integrations.transformers.sharded", "OptionError"): "tests/integrations/test_transformers_sharded.py",
+    ("weft.integrations.transformers.sharded", "UnsupportedError"): "tests/integrations/test_transformers_sharded.py",
     ("weft.integrations.natten.checks", "ArgumentError"): "tests/integrations/test_natten.py",
     ("weft.integrations.natten.checks", "InputError"): "tests/integrations/test_natten.py",
     ("weft.integrations.natten.checks", "OptionError"): "tests/integrations/test_natten.py",
