@@ -4,9 +4,10 @@
         python benchmarks/jax_gpu.py [--problems NAME ...] [--rounds N] [--seconds S] [--out FILE.csv]
 
 Device time: one jitted function computes several copies of the inputs. Many calls of it are queued, then waited for;
-the wall time of twice as many less that of these is divided. torch's calls are timed likewise, on the same copies, in the same process and in
-turn: as they are launched, where a kernel may begin while the one before it ends (PDL), and without that, as jaxlib
-launches. jax.nn joins where it can say the mask. Results are compared with weft's from JAX before they are timed.
+the wall time of twice as many less that of these is divided. torch's calls are timed likewise, on the same copies, in
+the same process and in turn: as they are launched, where a kernel may begin while the one before it ends (PDL), and
+without that, as jaxlib launches. jax.nn joins where it can say the mask. Results are compared with weft's from JAX
+before they are timed.
 
 The host's time of a launch: a jitted function of 12 layers less one of a single layer, divided by 11, for calls so
 small that the device waits for the host. Rows are appended as each problem ends. The bars: weft from JAX takes at most
