@@ -83,17 +83,17 @@ def begin(C: tl.constexpr, scores, rows, tile):
             found = C.score(C.rows, C.cols, scores.b, scores.h, q, k, scores.shift, scores.captured, apart)
         else:
             found = C.score(C.rows, C.cols, scores.b, scores.h, q, k, scores.shift, scores.captured)
-        begun = found[0] * (1.0 / scores.scale), _kept(found)
+        begun = found[0] * (1.0 / scores.scale), _others(found)
     return begun
 
 
 @triton.jit
-def _kept(found):
+def _others(found):
     """All that a fragment gave but the first."""
-    kept = ()
+    others = ()
     for n in tl.static_range(1, len(found)):
-        kept += (found[n],)
-    return kept
+        others += (found[n],)
+    return others
 
 
 @triton.jit
@@ -152,7 +152,7 @@ def _by_functions(C: tl.constexpr, product, scores, rows, tile):
         found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured, _apart(C, rows, tile))
     else:
         found = C.score(s, scores.b, scores.h, q, k, scores.shift, scores.captured)
-    return found[0] * LOG2E, (capped, _kept(found))
+    return found[0] * LOG2E, (capped, _others(found))
 
 
 @triton.jit
