@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 from planning import commit
-from table import append
+from table import append, failure
 from wide_heads import card, own
 
 from weft.bench.check import Truth
@@ -67,8 +66,7 @@ def measured(workload: Workload, direction: str) -> Iterator[dict[str, Any]]:
             about |= {"error_over_plain": round(verdict.over_plain, 3), "message": verdict.wrong}
             entries.append((about, Calls(calls, "cuda")))
         except Exception as failed:  # a contender that fails has a row that says so
-            traceback.print_exc()
-            yield about | {"message": f"{type(failed).__name__}: {failed}".replace("\n", " ")[:300]}
+            yield about | {"message": failure(failed)}
     for _ in range(ROUNDS):
         for _, calls in entries:
             calls.round()

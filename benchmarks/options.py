@@ -38,7 +38,7 @@ from options_ways import (
     t5_encoder,
     with_options,
 )
-from table import append
+from table import append, failure
 
 from weft.bench.origin import commit, machine
 from weft.bench.timing import Calls
@@ -127,8 +127,7 @@ def measured(table: Table) -> Iterator[Row]:
                 call = ready.forward if direction == "fwd" else ready.backward
                 entries.append((about | {"direction": direction}, Calls([call], table.device)))
         except Exception as failed:  # a way that fails has a row that says so
-            traceback.print_exc()
-            yield about | {"message": f"{type(failed).__name__}: {failed}".replace("\n", " ")[:300]}
+            yield about | {"message": failure(failed)}
     for _ in range(ROUNDS):
         for _, calls in entries:
             calls.round()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,3 +20,9 @@ def append(path: Path | None, columns: Sequence[str], row: Mapping[str, Any]) ->
         if new:
             writer.writeheader()
         writer.writerow(row)
+
+
+def failure(error: Exception) -> str:
+    """A message of one line for the row of what failed; the traceback is printed."""
+    traceback.print_exception(error)
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from planning import commit
+from table import failure
 
 from weft.bench.check import Truth
 from weft.bench.inputs import Case, Tensors
@@ -133,7 +134,7 @@ def measured(workload: Workload, direction: str, peers: list[str], ours: str) ->
         except LookupError as absent:
             yield about | {"message": str(absent)}
         except Exception as failed:  # a contender that fails has a row that says so
-            yield about | {"message": f"{type(failed).__name__}: {failed}".replace("\n", " ")[:300]}
+            yield about | {"message": failure(failed)}
         print(f"# {workload.name} {direction} {name} ready {datetime.now(UTC):%H:%M:%S}", flush=True)
     for _ in range(ROUNDS):
         for _, calls in entries:

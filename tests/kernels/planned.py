@@ -87,6 +87,13 @@ def unload():
     bind._loading.clear()
 
 
+def computed(case, card):
+    """(directions of the kernels that are prepared, results) on the GPU at hand, as planned for a card."""
+    with bound() as programs:
+        found = results(case, card, device="cuda")
+    return [spec.direction for spec in specs_of(programs)], found
+
+
 def specs_of(programs):
     """What attention's kernels of all launches were generated from, in order."""
     found = (launch.spec for program in programs for launch in program.launches)

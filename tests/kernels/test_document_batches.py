@@ -11,7 +11,7 @@ from weft.testing.tolerance import assert_close
 from weft.torch import document_batches
 
 from .compare import BACKENDS
-from .test_documents import DEVICE, NAMES, by_dense, tensors_of
+from .documents import DEVICE, NAMES, by_dense, tensors_of
 
 pytestmark = pytest.mark.skipif("triton" not in BACKENDS, reason="other backends have no such kernels")
 ROWS, TOKENS = 2, 20

@@ -11,12 +11,13 @@ from tests.triton.specs import card
 import weft
 from weft.planning.families import fused_backward, sparse_keys
 
-from .planned import bound, results, specs_of
+from .planned import computed
 from .test_group_queries import HOPPER, beside_tokens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper card")]
 
 STRIDED = CAUSAL & (weft.window(left=127) | weft.periodic_keys(step=16))
+CARD = card("sm_90")
 LARGE = {
     "many heads": Call(STRIDED, 700, heads=(64, 8), more=PLAIN),
     "more heads than processors": Call(EVERY_FOURTH, 200, heads=(200, 200), more=PLAIN),
@@ -33,30 +34,23 @@ def _always(monkeypatch):
     monkeypatch.setattr(sparse_keys, "seconds", lambda *_: 0.0)
 
 
-def computed(case):
-    """(directions of what is prepared, results)"""
-    with bound() as programs:
-        found = results(case, card("sm_90"), device="cuda")
-    return [spec.direction for spec in specs_of(programs)], found
-
-
 @pytest.mark.parametrize("lies", [lambda case: case, beside_tokens], ids=["heads first", "tokens first"])
 @pytest.mark.parametrize("name", CALLS | LARGE)
 def test_right_and_the_same_bits_twice(name, lies):
     case = lies((CALLS | LARGE)[name].case())
-    directions, found = computed(case)
+    directions, found = computed(case, CARD)
     walked = [one for one in directions if one != "forward"]
     assert walked[0] == "fused"
     assert walked[1:] == ["sparse_keys", "reduce_partials"] * (len(walked) // 2)
     check(case, found)
     for _ in range(3):
-        _, again = computed(case)
+        _, again = computed(case, CARD)
         assert all(torch.equal(x, found[name]) for name, x in again.items())
 
 
 def test_batch_rows():
     case = CALLS["two tiles of keys"].case()
     case = replace(case, tensors=tuple(torch.cat([x, 2 * x]) for x in case.tensors))
-    directions, found = computed(case)
+    directions, found = computed(case, CARD)
     assert "sparse_keys" in directions
     check(case, found)

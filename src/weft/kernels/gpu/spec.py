@@ -87,12 +87,10 @@ class KernelSpec(Strided):
     tf32: bool = False  # products of float32 keep 10 bits of its mantissa
     rules: Rules | None = None  # score functions
     direct: bool = (
-        False  # NVIDIA's own instructions read tables by distance, as Triton would stage them, and drop weights
+        False  # NVIDIA's own instructions read tables by distance, which Triton would stage, and drop weights
     )
     dropout: bool = False
-    neighbours: bool = (
-        False  # with dropout: rows of a tile are consecutive tokens from a multiple of 16 on, so are columns
-    )
+    neighbours: bool = False  # with dropout: rows and columns of a tile are consecutive tokens from multiples of 16 on
     renumbered: bool = False  # dropout reads the numbers of queries and keys in a whole sequence, behind the seed
     # Programmatic dependent launch: a launch begins while the one before it ends, and waits before it reads results.
     chained: bool = False
