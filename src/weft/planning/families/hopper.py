@@ -88,18 +88,15 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
     if asked.direction == "forward" and extents(nest) is None:
         return "descriptors would reach keys that no query sees"
-    return _no_order(_counted(asked, config), has_row_bounds(config))
+    counted = _counted(asked, config)
+    return _no_order(counted, has_row_bounds(config)) or ("" if named is not None else _uneven(counted, config))
 
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:
-    """The one of the direction. At D=64 only where programs are about as long as each other, since blocks are exchanged
-    at wide heads alone (`tables.tile_scheduler`).
-    """
+    """The one of the direction."""
     config = config_of(asked.direction, asked.problem, asked.gpu)
     assert config is not None, "reasons_against comes before"
-    (work,) = _counted(asked, config)
-    if has_row_bounds(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
-        yield asked.alike(config).ways
+    yield asked.alike(config).ways
 
 
 def cost(asked: Pass, config: tuple[Way, ...]) -> Tiled:
@@ -162,6 +159,16 @@ def line_of(asked: Pass, config: Tiling) -> LoopNest | None:
 
 def _counted(asked: Pass, config: Tiling) -> tuple[Work, ...]:
     return works([(asked.planned(config), asked.rows[0][1])], slots_of(asked.gpu), asked.direction == "dkdv")
+
+
+def _uneven(counted: tuple[Work, ...], config: Tiling) -> str:
+    """Why programs would end at different times. Blocks are sorted by length at wide heads alone, where tables hold the
+    bounds of rows (`tables.tile_scheduler`).
+    """
+    (work,) = counted
+    if has_row_bounds(config) or sum(work.most) * work.programs <= EVEN * work.tiles:
+        return ""
+    return f"its longest program has more than {EVEN} times the mean of tiles, and blocks are not sorted by length"
 
 
 def _no_order(counted: tuple[Work, ...], row_bounds: bool) -> str:
