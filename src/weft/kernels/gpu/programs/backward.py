@@ -13,7 +13,7 @@ from typing import Literal
 
 from weft.kernels.gpu import select
 from weft.kernels.gpu.configure import chained, for_card
-from weft.kernels.gpu.constants import STATS
+from weft.kernels.gpu.constants import PAIR, STATS
 from weft.kernels.gpu.descriptors import boxes as boxes_of
 from weft.kernels.gpu.descriptors import walk_names
 from weft.kernels.gpu.hopper.launch import FusedLaunches
@@ -70,7 +70,8 @@ def summing_program(
     outputs = outputs_of(options)
     both = row_sums_program(plan, layout, options).then(keys_program(plan, layout, options, True, found), outputs)
     dq = result("dq", "q", plan.problem.d, plan.problem, layout)
-    last = LaunchProgram("dq", (both.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", options.scale),))
+    scale = 1.0 if plan.sums_by_groups else options.scale  # warp groups scale what they add
+    last = LaunchProgram("dq", (both.by_name["dq_float32"], dq), (Convert("dq_float32", "dq", scale),))
     return both.then(last, outputs)
 
 
@@ -257,7 +258,8 @@ def _row_numbers(spec: KernelSpec, problem: Problem, memory: dict[str, str]) -> 
         found.append(of_rows("delta", problem))
     if spec.folded:
         memory["Stats"] = "stats"
-        found.append(of_rows("stats", problem, "bfloat16", STATS))
+        form = ("float32", PAIR) if spec.stats32 else ("bfloat16", STATS)
+        found.append(of_rows("stats", problem, *form))
     return found
 
 
@@ -289,8 +291,9 @@ def _spec(
         part, problem.dtype, problem.d, problem.dv, 1, 0, 0,
         aligned=layout.aligned and dense_rows(strides, problem.dtype), softcap=options.softcap is not None,
         alibi=layout.slopes is not None, rescaled=options.rescaled, grouped=part == "dkdv" and problem.group != 1,
-        with_dq=summing, tf32=options.tf32, lse_gradient=with_rows and layout.dlse is not None,
-        with_delta=with_rows and options.with_delta, upcast=problem.dtype != "float32" and interpreted(),
+        with_dq=summing, stats32=summing and plan.sums_by_groups, tf32=options.tf32,
+        lse_gradient=with_rows and layout.dlse is not None, with_delta=with_rows and options.with_delta,
+        upcast=problem.dtype != "float32" and interpreted(),
     )  # fmt: skip
 
 
