@@ -123,8 +123,8 @@ def load_side(t, where, side, box, to):
 def producer(state, CHAINED: gl.constexpr):
     """Keys and values of a block; queries, dO and what scores subtract, of all heads that share these keys.
 
-    They are asked for in the order in which their places become free: a block's keys while the block before is
-    walked, and its values after its first tile.
+    They are asked for in the order in which their places become free. A block's keys come while the block before is
+    walked, its values after its first tile.
     """
     cfg: gl.constexpr = state.cfg
     r = gl.arange(0, cfg.columns, layout=line(1, cfg.producer_warps))
