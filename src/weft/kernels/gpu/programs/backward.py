@@ -159,7 +159,7 @@ def keys_program(
 
 
 def row_sums_program(plan: AttentionPlan, layout: Layout, options: Options, groups: bool) -> LaunchProgram:
-    """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to; groups: that of warp groups."""
+    """Delta or stats, and zeros in dq_float32, which the kernel that walks keys adds to. groups: warp groups do."""
     problem = plan.problem
     slots, steps, memory, _ = _given(problem, layout, options)
     dq = _float32_dq(problem, layout)
