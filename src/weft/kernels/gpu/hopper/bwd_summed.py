@@ -20,6 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_wait
 
 from weft.kernels.gpu import constants
@@ -30,6 +31,7 @@ from weft.kernels.gpu.hopper.ops.epilogue import Rows, store_through, store_zero
 from weft.kernels.gpu.hopper.ops.layouts import (
     accumulator,
     boxes,
+    by_rows,
     exchanged,
     first_factor,
     flat,
@@ -328,6 +330,20 @@ def rows_of(block, state):
 
 
 @gluon.jit
+def clear_rows(side, height, consumer_id: gl.constexpr):
+    """Zero the consumer's rows of a side that a block does not have.
+
+    Tokens after the last document lie there, and may hold NaN, which a weight of 0 would not remove.
+    """
+    ROWS: gl.constexpr = side.shape[0]
+    WIDTH: gl.constexpr = side.shape[1]
+    layout: gl.constexpr = by_rows(WIDTH, 4)
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
+    x = side.load(layout)
+    side.store(gl.where(gl.expand_dims(r < height, 1), x, gl.zeros_like(x)))
+
+
+@gluon.jit
 def consumer(consumer_id: gl.constexpr, state):
     """dK and dV of one warp group's keys, and its dims of dQ, block after block."""
     cfg: gl.constexpr = state.cfg
@@ -345,6 +361,11 @@ def consumer(consumer_id: gl.constexpr, state):
             own = own_of(t, consumer_id, state)
             state.keys.wait(t)
             state.values.wait(t)
+            if cfg.counted and block.height < cfg.consumers * ROWS:
+                clear_rows(own.k, block.height, consumer_id)
+                clear_rows(own.v, block.height, consumer_id)
+                fence_async_shared()
+                debug_barrier()  # of its warps; `ready` keeps the other consumer from the keys until then
             i, dk, dv = walk(t, i, consumer_id, own, block, (none, none_v), state)
             dq = ask_dq(i, own, state)
             state.used.wait_before(i + 1)  # what results pass through
