@@ -33,6 +33,7 @@ NAMED: tuple[tuple[range, str, Tiling], ...] = (
     (range(129, 256), "bfloat16", WIDEST),
     (range(129, 257), "float16", WIDEST),
 )
+APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dV and of dK at D=256, each in a launch of its own
 CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
 # memory of their kernels.
@@ -90,8 +91,8 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return "it is not one loop nest of lines with one clipped bound a side, of tokens as they come"
     if len(nest.parts) > MOST_TERMS[asked.direction] or more_run(nest) is not None:
         return f"more than {MOST_TERMS[asked.direction]} terms, or one of full tiles alone"
-    if asked.direction == "forward" and extents(nest) is None:
-        return "descriptors would reach keys that no query sees"
+    if (asked.direction == "forward" or has_row_bounds(config)) and extents(nest) is None:
+        return "descriptors would reach tokens that nobody sees"
     return _no_order(_counted(asked, config), has_row_bounds(config))
 
 
@@ -116,7 +117,8 @@ def config_of(direction: Direction, problem: Problem, gpu: Gpu) -> Tiling | None
     """The configuration of one direction; None where a card has no such kernel for tensors of these sizes."""
     if _no_kernel(direction, problem, gpu):
         return None
-    return {CONFIGS_AT: CONFIGS[direction], WIDE_AT: WIDE, WIDEST_AT: WIDEST}[problem.d]
+    widest = APART if direction == "dkdv" else WIDEST
+    return {CONFIGS_AT: CONFIGS[direction], WIDE_AT: WIDE, WIDEST_AT: widest}[problem.d]
 
 
 def of_names(direction: Direction, problem: Problem, gpu: Gpu) -> tuple[Tiling, ...]:
@@ -143,11 +145,11 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
         return f"{gpu.name} is no Hopper card"
     if problem.d != problem.dv or problem.d not in (CONFIGS_AT, WIDE_AT, WIDEST_AT):
         return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT} and {WIDEST_AT}"
-    if direction == "dkdv" and problem.d != CONFIGS_AT:
-        return f"its kernels of dK and dV are for D={CONFIGS_AT}"
+    if direction == "dkdv" and problem.d == WIDE_AT:
+        return f"its kernels of dK and dV are for D={CONFIGS_AT} and {WIDEST_AT}"
     if DTYPES[problem.dtype] != 2 or (direction == "forward" and problem.dtype != "bfloat16"):
         return f"its kernels are not for {problem.dtype}"
-    return "heads share keys" if direction == "dkdv" and problem.group > 1 else ""
+    return "heads share keys" if direction == "dkdv" and problem.d == CONFIGS_AT and problem.group > 1 else ""
 
 
 def line_of(asked: Pass, config: Tiling) -> LoopNest | None:

@@ -83,6 +83,16 @@ class Summed:
 
 # ---- producer --------------------------------------------------------------------------------------------------------
 @gluon.jit
+def load_stats(to, at, first, run, rows, COUNTED: gl.constexpr):
+    """Ask for what a tile's scores and their gradients subtract. rows: as of `load_queries`."""
+    r, numbers, step = rows
+    row = (first + gl.minimum(r, run.count - 1 - first)) * step
+    if COUNTED:  # places are tokens, and a run may begin before the first
+        row = gl.maximum(row, -run.place)
+    async_copy.async_copy_global_to_shared(to, at + (gl.expand_dims(row * STATS, 1) + numbers))
+
+
+@gluon.jit
 def load_queries(i, j, at, run, rows, state):
     """Ask for tile j of a run as tile i of the ring. at: batch row, head, where the run's stats begin; rows: those of a
     tile, places of the numbers of one, and the step between rows.
@@ -95,12 +105,7 @@ def load_queries(i, j, at, run, rows, state):
     where = [at[0], at[1], run.place + first, run.lane, 0]
     tma.async_copy_global_to_shared(state.q_box, where, queries.full.index(stage), state.q.index(stage))
     tma.async_copy_global_to_shared(state.do_box, where, queries.full.index(stage), state.do.index(stage))
-    r, numbers, step = rows
-    row = (first + gl.minimum(r, run.count - 1 - first)) * step
-    if cfg.counted:  # places are tokens, and a run may begin before the first
-        row = gl.maximum(row, -run.place)
-    more = gl.expand_dims(row * STATS, 1) + numbers
-    async_copy.async_copy_global_to_shared(state.stats.index(stage), at[2] + more)
+    load_stats(state.stats.index(stage), at[2], first, run, rows, cfg.counted)
     queries.commit(i)
 
 

@@ -20,6 +20,7 @@ class Config:
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
     query_stages: blocks of queries that a forward's consumer has in shared memory; with one, results lie where it lay.
+    makes: of dK and dV, one alone where a launch makes each.
     key_stages: of a ring of keys alone, 0: `stages`. row_max: what a forward takes off scores. "none" takes nothing.
     "first" takes the largest score of a row in the consumer's first tile, or where that has no key for it in the
     second. "online" takes the largest so far. With the first two, rows whose sums leave the range from `least` to
@@ -39,6 +40,7 @@ class Config:
     consumer_registers: int
     producer_registers: int
     first_tiles: int = 0
+    makes: str = "both"
     query_stages: int = 2
     key_stages: int = 0
     row_max: RowMax = "none"
@@ -84,6 +86,7 @@ ROW_MAX: dict[str, RowMax] = {"bfloat16": "none", "float16": "first"}
 FORWARDS = {(64, 4): (112, 24), (128, 2): (240, 24), (256, 2): (240, 24)}
 # The same, where shared memory has no room for two blocks of queries: stages of queries and of keys.
 CROWDED = {256: (1, 3)}
+DOUT_STAGES = {"dv": 2, "dk": 1}  # of tiles of dO where dV and dK have a launch each: beside V there is room for one
 FIRST_TILES = 3  # but not more than a ring holds while others' queries are not asked for yet
 
 
@@ -101,6 +104,12 @@ def _key_gradients(spec: KernelSpec) -> Config:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
             stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
+        )  # fmt: skip
+    if spec.makes != "both":
+        return Config(
+            spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
+            stages=DOUT_STAGES[spec.makes], producer_warps=1, consumer_registers=240, producer_registers=24,
+            makes=spec.makes,
         )  # fmt: skip
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,

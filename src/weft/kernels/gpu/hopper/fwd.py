@@ -193,9 +193,9 @@ def store_block(result, rows, place, consumer_id, state):
             where = [rows.batch, rows.head, place[0] + consumer_id * cfg.rows, place[1], 0]
             tma.async_copy_shared_to_global(state.out_box, where, result)
         else:
-            store_box_rows(result, state.Out, rows, consumer_id, cfg.dv)
+            store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)
     else:
-        store_box_rows(result, state.Out, rows, consumer_id, cfg.dv)
+        store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)
 
 
 @gluon.jit
