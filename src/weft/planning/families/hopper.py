@@ -27,11 +27,10 @@ WIDEST = Tiling(128, 64, 8, 2, 168, False, 2)  # and at D=256, where nothing is 
 # Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration. At D=128
 # tiles of 128 keys took 1.01 to 1.07 of the time of 64 (benchmarks/results/wide-heads.csv).
 NAMED: tuple[tuple[range, str, Tiling], ...] = (
-    (range(64, 65), "float16", CONFIGS["forward"]),
     (range(65, 128), "bfloat16", WIDE),
-    (range(65, 129), "float16", WIDE),
+    (range(65, 128), "float16", WIDE),
     (range(129, 256), "bfloat16", WIDEST),
-    (range(129, 257), "float16", WIDEST),
+    (range(129, 256), "float16", WIDEST),
 )
 APART = Tiling(128, 64, 8, 1, 168, True, 2)  # of dV and of dK at D=256, each in a launch of its own
 CONFIGS_AT, WIDE_AT, WIDEST_AT = 64, 128, 256  # head dimensions
@@ -147,7 +146,7 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
         return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT} and {WIDEST_AT}"
     if direction == "dkdv" and problem.d == WIDE_AT:
         return f"its kernels of dK and dV are for D={CONFIGS_AT} and {WIDEST_AT}"
-    if DTYPES[problem.dtype] != 2 or (direction == "forward" and problem.dtype != "bfloat16"):
+    if DTYPES[problem.dtype] != 2:
         return f"its kernels are not for {problem.dtype}"
     return "heads share keys" if direction == "dkdv" and problem.d == CONFIGS_AT and problem.group > 1 else ""
 
