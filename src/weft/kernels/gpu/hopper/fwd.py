@@ -193,9 +193,9 @@ def store_block(result, rows, place, consumer_id, state):
             where = [rows.batch, rows.head, place[0] + consumer_id * cfg.rows, place[1], 0]
             tma.async_copy_shared_to_global(state.out_box, where, result)
         else:
-            store_box_rows(result, state.Out, rows, consumer_id, cfg.dv)
+            store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)
     else:
-        store_box_rows(result, state.Out, rows, consumer_id, cfg.dv)
+        store_box_rows(matrix(result), state.Out, rows, consumer_id, cfg.dv)
 
 
 @gluon.jit
@@ -233,7 +233,8 @@ def consumer(consumer_id, state):
                 i, sums, keys, after = overlapped_sums(i, consumer_id, item, t, state, scoring)
             else:
                 i, sums, keys, after = sums_of(i, consumer_id, item, t, state, scoring)
-        queries.release(t)
+        if cfg.query_stages > 1:
+            queries.release(t)
         if not cfg.overlapped:
             i = state.tiles.pass_over(i, after)
         if not cfg.short:
@@ -248,6 +249,10 @@ def consumer(consumer_id, state):
         if not cfg.short:
             place, lane = place_of(item, 0, TERMS)
         store_block(result, Rows(batch, head, origin + start, height, pace), (place, lane), consumer_id, state)
+        if cfg.query_stages == 1:
+            fence_async_shared()  # between results, which these threads wrote, and the queries that come there
+            tma.store_wait(0)
+            queries.release(t)
         # after the fence, which waits for what was stored before it
         row = origin + start + gl.minimum(r + consumer_id * ROWS, height - 1) * pace
         gl.store(Lse + (batch.to(gl.int64) * state.heads + head) * state.length + row, lse, mask=valid)
@@ -276,17 +281,18 @@ def state_of(outputs, read, scheduler, sizes, cfg: gl.constexpr):
     """Shared memory and barriers, with the arguments."""
     ROWS: gl.constexpr = cfg.rows
     CONSUMERS: gl.constexpr = cfg.consumers
-    q = boxes(read[0], 2 * CONSUMERS)
-    k, v = boxes(read[1], cfg.stages), boxes(read[2], cfg.stages)
-    out = boxes(outputs[2], CONSUMERS)
+    KEYS: gl.constexpr = cfg.ring_of_keys
+    q = boxes(read[0], cfg.query_stages * CONSUMERS)
+    k, v = boxes(read[1], KEYS), boxes(read[2], cfg.stages)
+    out = boxes(outputs[2], CONSUMERS) if cfg.query_stages > 1 else q
     if cfg.short:
         shared = broadcast(CONSUMERS, cfg.terms, ROWS)
         overflow = marks(shared.bounds, CONSUMERS, ROWS)  # bounds of its own that a consumer needs no more
     else:
         overflow = gl.allocate_shared_memory(gl.int32, [CONSUMERS, ROWS, 1], flat(2))
         shared = overflow
-    q_full, q_empty = barriers(2 * CONSUMERS, 1), barriers(2 * CONSUMERS, 1)
-    tiles = channel(cfg.stages, 1, CONSUMERS)
+    q_full, q_empty = barriers(cfg.query_stages * CONSUMERS, 1), barriers(cfg.query_stages * CONSUMERS, 1)
+    tiles = channel(KEYS, 1, CONSUMERS)
     values = channel(cfg.stages, 1, CONSUMERS) if cfg.overlapped else tiles
     return Forward(
         cfg, outputs[0], outputs[1], out, outputs[2], q, k, v, overflow, q_full, q_empty, tiles, values, scheduler,

@@ -229,7 +229,8 @@ class Call:
         found = self._argument(name)
         law(isinstance(found, Descriptor), f"{name} is no descriptor")
         assert isinstance(found, Descriptor)
-        walked = (name[0] in "KV") if self.spec.direction == "forward" else (self.spec.with_dq and name[0] not in "KV")
+        of_keys = self.spec.with_dq or self.spec.makes != "both"
+        walked = (name[0] in "KV") if self.spec.direction == "forward" else (of_keys and name[0] not in "KV")
         return Box(self._array(found.slot, 3), self.memory.slots[found.slot], found, self.spec.cols if walked else 64)
 
     def _argument(self, name: str) -> Argument:
