@@ -25,7 +25,7 @@ class Config:
     `most` are computed again. terms: that one walk has. short: runs are short (`fwd_short`). overlapped: scores of a
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
-    are, and runs may begin before token 0.
+    are, and runs may begin before token 0. box, key_box: on a grid, of a block's queries and of a tile of keys.
     """
 
     d: int
@@ -48,6 +48,23 @@ class Config:
     lse_gradient: bool = False
     with_delta: bool = False
     counted: bool = False
+    box: tuple[int, ...] = ()
+    key_box: tuple[int, ...] = ()
+
+    @property
+    def axes(self) -> int:
+        """Axes of a grid; 0 on a line."""
+        return len(self.box)
+
+    @property
+    def own_box(self) -> tuple[int, ...]:
+        """A consumer's box of queries: consumers share a block along its first axes."""
+        found, share = [], self.consumers
+        for size in self.box:
+            part = min(size, share)
+            found.append(size // part)
+            share //= part
+        return tuple(found)
 
     @property
     def width(self) -> int:
@@ -121,6 +138,7 @@ def _forward(spec: KernelSpec) -> Config:
         producer_warps=4 if spec.short else 1, consumer_registers=consumer, producer_registers=producer,
         first_tiles=min(FIRST_TILES, spec.stages // 2), row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted,
+        box=spec.boxes[0] if spec.boxes else (), key_box=spec.boxes[1] if spec.boxes else (),
     )  # fmt: skip
 
 
