@@ -29,7 +29,7 @@ def whole_boxes(nest: LoopNest) -> LoopNest | None:
 
 
 def _moved(axis: AxisPlan) -> AxisPlan | None:
-    lanes, runs = axis.lanes, axis.widths
+    runs = axis.widths
     widths = -(-runs // axis.block_k) * axis.block_k
     start = np.where(runs > 0, np.minimum(axis.start, _positions(axis)[:, None] - widths), 0)
     if (start < 0).any() or not _is_seen(axis):

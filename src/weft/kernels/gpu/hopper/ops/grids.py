@@ -94,11 +94,13 @@ class GridTiles:
 
 @gluon.jit
 def box_tokens(part, at, r, cfg: gl.constexpr):
-    """The tokens of keys r of a tile. part: a pointer to the term's integers; at: the tile's coordinates."""
+    """The tokens of keys r of a tile, beyond the grid those of its last along an axis. part: a pointer to the term's
+    integers; at: the tile's coordinates.
+    """
     token = r * 0
     for a in gl.static_range(cfg.axes):
         length = gl.load(part + PART + AXIS * a + 2)
-        token = token * length + at[a] + coordinate(r, cfg.key_box, a)
+        token = token * length + gl.minimum(at[a] + coordinate(r, cfg.key_box, a), length - 1)
     return token
 
 
