@@ -27,7 +27,7 @@ class Tiles(NamedTuple):
 
 
 def forward(plan: AttentionPlan, options: Options) -> str:
-    """The family that computes the forward: what the plan takes, but for options that tiles alone have."""
+    """split_kv's name, or that of tiles, which `tiles` may then give to warp groups. Scores by pairs are for tiles."""
     return tile.NAME if options.by_pairs or plan.by_rows is None else split_kv.NAME
 
 
@@ -65,10 +65,18 @@ def tiles(direction: Direction, plan: AttentionPlan, layout: Layout, options: Op
 
 def may_specialise(layout: Layout, options: Options, problem: Problem) -> bool:
     """Whether kernels whose warp groups specialise compute such options, for tensors that lie so."""
-    linear = not (options.softcap or layout.slopes or options.rescaled or options.by_pairs)
-    aligned = layout.aligned and dense_rows(layout.named, problem.dtype)
-    apart = all(all(stride[:3]) for stride in layout.strides)  # descriptors of rows that are one are not known to work
-    return linear and aligned and apart and not interpreted()
+    return not why_unspecialised(layout, options, problem)
+
+
+def why_unspecialised(layout: Layout, options: Options, problem: Problem) -> str:
+    """Why they do not; "" where they do."""
+    if options.softcap or layout.slopes or options.rescaled or options.by_pairs:
+        return "its scores are more than a product and a scale"
+    if not layout.aligned or not dense_rows(layout.named, problem.dtype):
+        return "descriptors want rows of consecutive numbers that begin at multiples of 16 bytes"
+    if not all(all(stride[:3]) for stride in layout.strides):
+        return "descriptors of rows that are one are not known to work"
+    return "kernels are interpreted" if interpreted() else ""
 
 
 def _reach(shares: tuple[Share, ...], layout: Layout, problem: Problem) -> bool:

@@ -19,7 +19,7 @@ class Config:
     consumers: warp groups that compute. stages: of the ring of tiles that they read. producer_warps: those that load.
     consumer_registers, producer_registers: of a thread; the first group of a kernel has what the others leave.
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
-    key_stages: of the fused backward's ring of keys. row_max: what a forward takes off scores. "none" takes nothing.
+    key_stages: of a fused backward's ring of keys. row_max: what a forward takes off scores. "none" takes nothing.
     "first" takes the largest score of a row in the consumer's first tile, or where that has no key for it in the
     second. "online" takes the largest so far. With the first two, rows whose sums leave the range from `least` to
     `most` are computed again. terms: that one walk has. short: runs are short (`fwd_short`). overlapped: scores of a
@@ -108,7 +108,8 @@ def _key_gradients(spec: KernelSpec) -> Config:
     if spec.with_dq:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
-            stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
+            stages=spec.stages, key_stages=2, producer_warps=1, consumer_registers=240, producer_registers=24,
+            counted=spec.counted,
         )  # fmt: skip
     return Config(
         spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups, stages=spec.stages,

@@ -273,7 +273,7 @@ def _key_gradients(call: Call, block: Block, walk: Walk, found: Range, rows: Int
 
 # ---- all gradients ---------------------------------------------------------------------------------------------------
 def _all_gradients(call: Call, block: Block) -> None:
-    """DK and DV of a block's keys, of all heads that share them, and what they add to DQ before the scale. Every group
+    """DK and DV of a block's keys, of all heads that share them, and what they add to DQ. Every group
     walks every tile of the run.
     """
     _check_size(call, block)
@@ -315,6 +315,6 @@ def _tile_gradients(
     p = np.where(mask, np.exp(np.where(mask, k @ q.T * call.real("scale") - lse, -np.inf)), 0.0)
     ds = p * np.where(mask, v @ do.T - delta, 0.0)
     dq = np.zeros((walk.tile, k.shape[1]))
-    dq[: tokens.size] = ds.T @ k
+    dq[: tokens.size] = ds.T @ k * call.real("scale")
     call.box("DQ_box").add(dq, batch, head, *at)
     return ds @ q, p @ do

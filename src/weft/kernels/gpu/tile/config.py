@@ -42,6 +42,7 @@ class Config(NamedTuple):
     upcast: bool = False
     linear: bool = False
     folded: bool = False
+    stats32: bool = False
     wide_rows: bool = False
     near_rows: bool = False
     leaves_delta: bool = False
