@@ -57,7 +57,8 @@ def lists_one_kernel(plan: AttentionPlan) -> bool:
 def tiles(direction: Direction, plan: AttentionPlan, layout: Layout, options: Options) -> Iterator[Tiles]:
     """The tiles of one direction that layout and options allow, in the order of preference; see `are_near` too."""
     specialised = plan.specialised(direction)
-    if specialised is not None and may_specialise(layout, options, plan.problem):
+    allowed = specialised is not None and may_specialise(layout, options, plan.problem)
+    if specialised is not None and allowed and _reach(specialised, layout, plan.problem):
         yield Tiles(specialised, True)
     yield Tiles(plan.unspecialised(direction, under(options)), False)
 
@@ -76,6 +77,13 @@ def why_unspecialised(layout: Layout, options: Options, problem: Problem) -> str
     if not all(all(stride[:3]) for stride in layout.strides):
         return "descriptors of rows that are one are not known to work"
     return "kernels are interpreted" if interpreted() else ""
+
+
+def _reach(shares: tuple[Share, ...], layout: Layout, problem: Problem) -> bool:
+    """Whether descriptors reach the tokens of shares: on three axes they take batch rows and heads as one axis."""
+    three = any(len(nest.box) > 2 for share in shares for nest in share.plan.nests)
+    alone = 1 in (problem.batch, problem.q_heads)
+    return not three or alone or all(s[0] == problem.q_heads * s[1] for s in layout.strides)
 
 
 def are_near(waves: Waves, layout: Layout) -> bool:

@@ -13,7 +13,7 @@ from weft.planning.problem import DTYPES, Problem
 from weft.planning.tiles import LoopNest
 from weft.planning.tiling import Direction, Tiling
 from weft.planning.tiling.gpu import FAR, more_run
-from weft.planning.tma import extents
+from weft.planning.tma import extents, grid_extents
 from weft.planning.work import Work, slots_of, works
 from weft.target import Gpu
 
@@ -85,6 +85,8 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return _no_kernel(asked.direction, asked.problem, asked.gpu)
     if asked.terms == "listed" or len(asked.rows) > 1:
         return "tokens are listed" if asked.terms == "listed" else "heads differ"
+    if asked.rank > 1:
+        return _no_grid(asked, config)
     nest = line_of(asked, config)
     if nest is None:
         return "it is not one loop nest of lines with one clipped bound a side, of tokens as they come"
@@ -94,6 +96,20 @@ def reasons_against(asked: Pass, named: Tiling | None = None) -> str:
         return "descriptors would reach tokens that nobody sees"
     counted = _counted(asked, config)
     return _no_order(counted, has_row_bounds(config)) or ("" if named is not None else _uneven(counted, config))
+
+
+def _no_grid(asked: Pass, config: Tiling) -> str:
+    """Why there is no kernel for a grid; "" where there is."""
+    plan, problem = asked.planned(config), asked.problem
+    if asked.direction != "forward" or not has_row_bounds(config):
+        return f"its kernels of grids are forwards at D={WIDE_AT}"
+    if len(plan.nests) != 1 or plan.blocks is not None or len(plan.nests[0].parts) > 1:
+        return "it is not one loop nest of one term"
+    if grid_extents(plan.nests[0]) is None:
+        return "its tokens are not one grid as it comes, or boxes of keys would reach what no query sees"
+    if asked.rank > 2 and problem.group > 1:
+        return "descriptors of three axes have one for batch rows and heads, and heads share keys"
+    return _no_order(_counted(asked, config), True)
 
 
 def configs(asked: Pass) -> Iterable[tuple[Way, ...]]:

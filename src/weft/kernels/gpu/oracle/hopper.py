@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.kernels.gpu.oracle import bounds
+from weft.kernels.gpu.oracle import bounds, grids
 from weft.kernels.gpu.oracle.backward import subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
@@ -128,7 +128,11 @@ def _check(walk: Walk, found: Range, exists: Ints, what: str) -> None:
 
 # ---- forward ---------------------------------------------------------------------------------------------------------
 def forward(call: Call) -> None:
-    """Out and Lse of one or two terms, whose tiles tensor descriptors read."""
+    """Out and Lse of one or two terms, or of one on a grid. Tensor descriptors read their tiles."""
+    if call.spec.boxes:
+        for block in blocks(call):
+            grids.block_of(call, block.words, block.mine, block.owner[:3], block.parts_at)
+        return
     near, far = ("K_near", "V_near"), ("K_far", "V_far")
     terms = [tuple(call.box(name) for name in names) for names in (near, far)[: call.spec.terms]]
     sinks = call.flat("Sinks") if call.spec.sinks else None

@@ -89,3 +89,18 @@ def store_box_rows(tile, tensor, rows, consumer_id, DIMS: gl.constexpr):
     if DIMS < WIDTH:
         mask = mask & (d < DIMS)
     gl.store(at, tile.load(layout), mask=mask)
+
+
+@gluon.jit
+def store_tokens(result, tensor, heads, token, exists, DIMS: gl.constexpr):
+    """Write rows of a box in shared memory to tokens of any order, those that exist. heads: (batch row, head)."""
+    tile = matrix(result)
+    WIDTH: gl.constexpr = tile.type.shape[1]
+    layout: gl.constexpr = by_rows(WIDTH, WARPS)
+    d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
+    at = tensor.row(heads[0], heads[1], gl.to_tensor(0))
+    at = at + (gl.expand_dims(token.to(gl.int64) * (tensor.per_row * UNIT), 1) + d)
+    mask = gl.expand_dims(exists, 1)
+    if DIMS < WIDTH:
+        mask = mask & (d < DIMS)
+    gl.store(at, tile.load(layout), mask=mask)
