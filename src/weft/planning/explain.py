@@ -162,7 +162,7 @@ def of_pairs(without: Iterable[str], tiles: Components | str) -> Iterator[str]:
     tiles: of components, which what only adds to scores takes.
     """
     if isinstance(tiles, Components):
-        yield f"options   what only adds to scores, as a bias: one kernel a direction, of {tiles.count} tiles of components"
+        yield f"options   what only adds to scores, as a bias: a kernel of {tiles.count} tiles of components"
     names = ", ".join(without)
     if names:
         why = f"kernels of {names} have no function of a pair"
