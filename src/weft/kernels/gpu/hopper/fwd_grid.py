@@ -26,7 +26,7 @@ from weft.kernels.gpu.hopper.ops.grids import (
     tiles_from,
 )
 from weft.kernels.gpu.hopper.ops.layouts import WARPS as GROUP_WARPS
-from weft.kernels.gpu.hopper.ops.layouts import by_rows
+from weft.kernels.gpu.hopper.ops.layouts import by_rows, matrix
 
 WARPS = gl.constexpr(GROUP_WARPS)
 
@@ -148,4 +148,4 @@ def store_grid_rows(result, heads, item, consumer_id, state):
     layout: gl.constexpr = by_rows(cfg.width_v, WARPS)
     r = gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout)) + consumer_id * cfg.rows
     rows = grid_rows(state.scheduler.table, item, r, cfg)
-    store_tokens(result, state.Out, heads, rows.token, rows.valid, cfg.dv)
+    store_tokens(matrix(result), state.Out, heads, rows.token, rows.valid, cfg.dv)

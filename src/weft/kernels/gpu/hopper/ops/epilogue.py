@@ -92,9 +92,8 @@ def store_box_rows(tile, tensor, rows, consumer_id, DIMS: gl.constexpr):
 
 
 @gluon.jit
-def store_tokens(result, tensor, heads, token, exists, DIMS: gl.constexpr):
-    """Write rows of a box in shared memory to tokens of any order, those that exist. heads: (batch row, head)."""
-    tile = matrix(result)
+def store_tokens(tile, tensor, heads, token, exists, DIMS: gl.constexpr):
+    """Write rows of a tile in shared memory to tokens of any order, those that exist. heads: (batch row, head)."""
     WIDTH: gl.constexpr = tile.type.shape[1]
     layout: gl.constexpr = by_rows(WIDTH, WARPS)
     d = gl.expand_dims(gl.arange(0, WIDTH, layout=gl.SliceLayout(0, layout)), 0)
