@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 
 from weft.fusion import evidence, kernels
 from weft.fusion.epilogues import Found
-from weft.fusion.kernels import Library, ProductSpec, ProjectionsSpec, Runnable
+from weft.fusion.kernels import ProductSpec, ProjectionsSpec, Runnable
 from weft.fusion.model import breaks_even
 from weft.fusion.nodes import hint, value
 from weft.fusion.segment import Tiling, flat, multiplied, prepared, weights_of
@@ -67,8 +67,7 @@ def choose(found: Found, settings: Settings) -> Choice:
         return Choice(some[0], "it was asked for")
     if torch.cuda.is_current_stream_capturing():
         return Choice(None, "a CUDA graph is captured, and nothing can be measured")
-    if kernels.by_library(found.spec):
-        some.append(Library())
+    some += kernels.libraries(found.spec)
     sizes = [(*map(hint, value(node).shape), str(value(node).dtype)) for node in found.inputs]
     subject = evidence.subject_of(repr(found.spec), found.unfused.code, sizes, settings.inner)
     key = evidence.key_of(subject)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.fusion import cublaslt
 from weft.kernels.gpu.gemm.config import ALIGNED, Card, Config
 from weft.settings import interpreted
 from weft.torch import card
@@ -44,39 +45,66 @@ class ProjectionsSpec:
 
 @dataclass(frozen=True)
 class Library:
-    """cuBLASLt's own epilogue, in place of a tiling."""
+    """cuBLASLt's own epilogue, in place of a tiling. rank: of its algorithm, among those that it proposes."""
 
     name: str = "cuBLASLt's epilogue"
+    rank: int = 0
 
     def __str__(self) -> str:
-        return self.name
+        return self.name + (f", algorithm {self.rank + 1}" if self.rank else "")
 
 
-def by_library(spec: ProductSpec | ProjectionsSpec) -> bool:
-    """Whether cuBLASLt computes a product with what follows it: bias, and ReLU or GELU by tanh."""
-    if isinstance(spec, ProjectionsSpec) or spec.gated or spec.residual or not spec.biased:
-        return False
-    return spec.activation in ("relu", "gelu_tanh")
+def libraries(spec: ProductSpec | ProjectionsSpec) -> list[Library]:
+    """Ways in which cuBLASLt computes a product with what follows it: a residual with or without a bias; or a bias with
+    ReLU or GELU by tanh.
+    """
+    if isinstance(spec, ProjectionsSpec) or spec.gated:
+        return []
+    if spec.residual:
+        there = not spec.activation and cublaslt.library() is not None
+        return [Library(rank=rank) for rank in range(cublaslt.ALGORITHMS)] if there else []
+    return [Library()] if spec.biased and spec.activation in ("relu", "gelu_tanh") else []
 
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """A call of cuBLASLt: x, weight and bias."""
+    """A call of cuBLASLt: x, weight, then as far as spec has them bias and residual."""
 
     spec: ProductSpec
     tensors: list[Tensor]
+    rank: int = 0
 
     def run(self) -> tuple[Tensor, ...]:
         """Make it; the result."""
+        x, weight, *_ = self.tensors
+        n = weight.shape[1 if self.spec.by_rows else 0]
+        out = self._added() if self.spec.residual else self._activated()
+        return (out.view(*x.shape[:-1], n),)
+
+    def _activated(self) -> Tensor:
         x, weight, bias = self.tensors
         factor = weight if self.spec.by_rows else weight.t()
         rows = x.reshape(-1, x.shape[-1])
-        out = torch._addmm_activation(bias, rows, factor, use_gelu=self.spec.activation == "gelu_tanh")
-        return (out.view(*x.shape[:-1], factor.shape[1]),)
+        out: Tensor = torch._addmm_activation(bias, rows, factor, use_gelu=self.spec.activation == "gelu_tanh")
+        return out
+
+    def _added(self) -> Tensor:
+        return cublaslt.product(*self._matrices(), self.spec.by_rows, self.rank)
+
+    def _matrices(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        x, weight, *more, residual = self.tensors
+        rows = x.reshape(-1, x.shape[-1])
+        return rows, weight, more[0] if more else None, residual.reshape(-1, residual.shape[-1])
 
     def compile(self) -> str:
-        """There is nothing to compile."""
-        return ""
+        """There is nothing to compile; why there is no such algorithm, "" if there is."""
+        if not self.spec.residual:
+            return ""
+        try:
+            count = cublaslt.proposed(*self._matrices(), self.spec.by_rows)
+        except RuntimeError as error:
+            return str(error)
+        return "" if self.rank < count else f"cuBLASLt proposes {count} algorithms"
 
 
 @dataclass(frozen=True)

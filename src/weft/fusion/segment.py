@@ -63,7 +63,7 @@ def prepared(
     given = list(tensors)
     if isinstance(config, Library):
         assert isinstance(spec, ProductSpec)
-        return LibraryCall(spec, given)
+        return LibraryCall(spec, given, config.rank)
     if isinstance(spec, ProductSpec):
         return kernels.product(spec, config, given, results)
     if spec.tables:
