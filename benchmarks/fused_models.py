@@ -237,7 +237,7 @@ class Worker:
 
     def __init__(self, index, asked, logs):
         self.name = " ".join(map(str, LISTED[index]))
-        command = [sys.executable, __file__, "--worker", str(index)]
+        command = [sys.executable, "-X", "faulthandler", __file__, "--worker", str(index)]
         command += ["--try"] * asked.small + ["--profile"] * asked.profile
         self.log = logs / f"{index}.log"
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "2"}

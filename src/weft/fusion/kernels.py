@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,6 +107,14 @@ class LibraryCall:
         return "" if self.rank < count else f"cuBLASLt proposes {count} algorithms"
 
 
+class Started(NamedTuple):
+    """A launch at known addresses: start(*told). kept: what `told` points into."""
+
+    start: Callable[..., Any]
+    told: tuple[Any, ...]
+    kept: Any
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A launch: results are allocated, and nothing runs yet."""
@@ -121,6 +129,36 @@ class Prepared:
         """Launch it; the results."""
         self.kernel[self.grid](*self.args, **self.options)
         return self.results
+
+    def started(self, stream: int) -> Started | None:
+        """The launch past Triton's own Python, which encodes descriptors anew each time; None where only `run` works.
+
+        It is for memory at these addresses, and compiles nothing after `run`.
+        """
+        from weft.torch import driver
+        from weft.torch.launcher import Box
+
+        if driver.library() is None:
+            return None
+        compiled = self.kernel.warmup(*self.args, grid=self.grid, **self.options)
+        kinds = list(compiled.src.signature.values())  # of constants and of what is None, "constexpr"
+        told = [(kind, x) for kind, x in zip(kinds, self.args, strict=False) if kind != "constexpr"]
+        boxes = {at: Box(tuple(x.shape), tuple(x.strides)) for at, (_, x) in enumerate(told) if hasattr(x, "base")}
+        function = driver.function_of(compiled, self.results[0].device.index)
+        facts = compiled.metadata.tensordesc_meta or ()
+        if function is None or len(facts) != len(boxes):
+            return None
+        launch = driver.launch_of(function, [kind for kind, _ in told], boxes, facts)
+        if launch is None:
+            return None
+        values = [x.data_ptr() if isinstance(x, Tensor) else x for x in (getattr(x, "base", x) for _, x in told)]
+        return Started(*launch.told((*self.grid, 1, 1), stream, values), launch)
+
+    def reads_only(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether all that it reads and writes lies in the memory of these tensors and its results."""
+        there = {x.untyped_storage().data_ptr() for x in (*tensors, *self.results)}
+        mine = (getattr(x, "base", x) for x in self.args)
+        return all(x.untyped_storage().data_ptr() in there for x in mine if isinstance(x, Tensor))
 
     def compile(self) -> str:
         """Have the kernel compiled; why it cannot be, "" if it can."""
