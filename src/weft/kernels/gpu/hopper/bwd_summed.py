@@ -319,6 +319,20 @@ def leave_ones(consumer_id: gl.constexpr, state):
 
 
 @gluon.jit
+def clear_rows(side, height, consumer_id: gl.constexpr):
+    """Zero the consumer's rows of a side that a block does not have.
+
+    Tokens after the last document lie there, and may hold NaN, which a weight of 0 would not remove.
+    """
+    ROWS: gl.constexpr = side.shape[0]
+    WIDTH: gl.constexpr = side.shape[1]
+    layout: gl.constexpr = by_rows(WIDTH, 4)
+    r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout)) + consumer_id * ROWS
+    x = side.load(layout)
+    side.store(gl.where(gl.expand_dims(r < height, 1), x, gl.zeros_like(x)))
+
+
+@gluon.jit
 def consumer(consumer_id: gl.constexpr, state):
     """dK and dV of one warp group's keys, and its dims of dQ, block after block."""
     cfg: gl.constexpr = state.cfg
@@ -339,6 +353,12 @@ def consumer(consumer_id: gl.constexpr, state):
         own = Own(mine_k, mine_v, columns, block.low, block.high, block.below, block.beyond)
         keys.wait(t)
         state.values.wait(t)
+        if cfg.counted:
+            if block.height < cfg.consumers * ROWS:
+                clear_rows(mine_k, block.height, consumer_id)
+                clear_rows(mine_v, block.height, consumer_id)
+                fence_async_shared()
+                debug_barrier()  # of its warps; `ready` keeps the other consumer from the keys until then
         i, dk, dv = walk(t, i, (block.tiles, block.tiles * block.share), consumer_id, own, (none, none_v), state)
         keys.release(t)
         # asked for before results are written
