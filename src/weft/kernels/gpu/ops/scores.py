@@ -98,8 +98,8 @@ def _others(found):
 
 @triton.jit
 def _apart(C: tl.constexpr, rows, tile):
-    """Where the entry of each pair lies, as a sum of two: k - q; on a grid, of X times Y tokens, (ky - qy) * (2 Y - 1)
-    + kx - qx.
+    """Where the entry of each pair lies, as a sum of two. On a line: k - q. On a grid of X times Y tokens:
+    (ky - qy) * (2 Y - 1) + kx - qx.
     """
     if C.rank > 1:
         mine, theirs = rows.at[0], _coordinates(tile, 0)
