@@ -26,9 +26,8 @@ WIDE = Tiling(128, 64, 8, 4, 168, False, 2)  # the forward's at D=128
 # Offered only where a call names them, until they are timed: D, Dv, dtypes and the forward's configuration. At D=128
 # tiles of 128 keys took 1.01 to 1.07 of the time of 64 (benchmarks/results/wide-heads.csv).
 NAMED: tuple[tuple[range, str, Tiling], ...] = (
-    (range(64, 65), "float16", CONFIGS["forward"]),
     (range(65, 128), "bfloat16", WIDE),
-    (range(65, 129), "float16", WIDE),
+    (range(65, 128), "float16", WIDE),
 )
 CONFIGS_AT, WIDE_AT = 64, 128  # head dimensions
 # Tilings of all gradients in one walk, which adds to dQ in memory, at D=128 and at D=64. SUMS has the bytes of shared
@@ -142,7 +141,7 @@ def _no_kernel(direction: Direction, problem: Problem, gpu: Gpu) -> str:
         return f"its kernels are for D={CONFIGS_AT} and, forward, {WIDE_AT}"
     if direction == "dkdv" and problem.d == WIDE_AT:
         return f"its kernels of dK and dV are for D={CONFIGS_AT}"
-    if DTYPES[problem.dtype] != 2 or (direction == "forward" and problem.dtype != "bfloat16"):
+    if DTYPES[problem.dtype] != 2:
         return f"its kernels are not for {problem.dtype}"
     return "heads share keys" if direction == "dkdv" and problem.group > 1 else ""
 

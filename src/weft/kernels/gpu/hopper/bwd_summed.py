@@ -1,4 +1,4 @@
-# ruff: noqa: PLR0913, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
+# ruff: noqa: PLR0913, SIM102, SIM113 - kernels take as many arguments as they need, and Gluon is not all of Python
 """All gradients in one walk over queries for each block of keys: dQ is added in memory, in no fixed order.
 
 A program lives as long as the launch and takes blocks of keys in turn. The producer asks by tensor descriptors for the
