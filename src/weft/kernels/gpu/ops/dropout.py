@@ -90,9 +90,9 @@ def _halves(C: tl.constexpr, scores, mine, theirs, first, at):
     """The 16 bits of each pair, above others: of the tokens first + mine and at + theirs. first, at: multiples of 16,
     which are whole groups.
 
-    It is written for each pair. A thread that holds several pairs of one call of Philox makes it once: where mine and
-    theirs count rows and columns, the compiler sees that its arguments are the same. Such eight pairs are the queries q
-    and q ^ 8 against the keys k, k ^ 1, k ^ 8 and k ^ 9.
+    It is written for each pair. A thread that holds several pairs of one call of Philox makes it once. Mine and theirs
+    count rows and columns, so the compiler sees that the arguments are the same. Such eight pairs are the queries q and
+    q ^ 8 against the keys k, k ^ 1, k ^ 8 and k ^ 9.
     """
     if C.of_keys:
         q, k, q_first, k_first = theirs[None, :], mine[:, None], at, first

@@ -205,8 +205,8 @@ def _clamps(spec: KernelSpec) -> bool:
 
 
 def _by_side(spec: KernelSpec) -> bool:
-    """Whether a tile beside full ones is masked by the side that cuts it alone: in loops over several terms, and in the
-    forward at narrow heads. Elsewhere a second branch cost more than it saved (benchmarks/notes/triton.md).
+    """Whether a tile beside full ones is masked only by the side that cuts it. So it is in loops over several terms,
+    and in the forward at narrow heads. Elsewhere a second branch cost more than it saved (benchmarks/notes/triton.md).
     """
     forward = spec.direction == "forward" and spec.rank == 1 and spec.narrow and not spec.listed
     return spec.terms > 1 or forward
