@@ -260,7 +260,9 @@ def consumer(consumer_id, state):
         else:
             if not cfg.short:
                 place, lane = place_of(item, 0, TERMS)
-            store_block(result, Rows(batch, head, origin + start, height, pace), (place, lane), consumer_id, state)
+            # the step is hidden, so that no address is made before all blocks, and held
+            own = Rows(batch, head, origin + start, height, opaque(pace))
+            store_block(result, own, (place, lane), consumer_id, state)
             # after the fence, which waits for what was stored before it
             row = origin + start + gl.minimum(r + consumer_id * ROWS, height - 1) * pace
         if cfg.query_stages == 1:
