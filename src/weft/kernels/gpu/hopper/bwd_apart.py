@@ -12,10 +12,12 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
-from weft.kernels.gpu.hopper.bwd_summed import LANES, STATS, block_of, load_side, load_stats
+from weft.kernels.gpu import constants
+from weft.kernels.gpu.hopper.bwd_summed import LANES, block_of, load_side
 from weft.kernels.gpu.hopper.fwd_loads import load_box
 from weft.kernels.gpu.hopper.ops.aggregate import aggregate
 from weft.kernels.gpu.hopper.ops.blocks import keys_of, place_of, run_of, tiles_of
@@ -25,6 +27,8 @@ from weft.kernels.gpu.hopper.ops.layouts import accumulator, boxes, by_rows, fir
 from weft.kernels.gpu.hopper.ops.mask import mask_words, masked
 from weft.kernels.gpu.hopper.ops.scheduler import PART, TileScheduler
 from weft.kernels.gpu.hopper.ops.values import LOG2E, Tensor, opaque
+
+STATS = gl.constexpr(constants.STATS)  # numbers of a query that its scores subtract
 
 
 @aggregate
@@ -57,6 +61,17 @@ class Apart:
 
 
 # ---- producer --------------------------------------------------------------------------------------------------------
+@gluon.jit
+def load_stats(to, at, first, run, rows, COUNTED: gl.constexpr):
+    """Ask for what a tile's scores and their gradients subtract. rows: those of a tile, places of the
+    numbers of one, and the step between rows."""
+    r, numbers, step = rows
+    row = (first + gl.minimum(r, run.count - 1 - first)) * step
+    if COUNTED:  # places are tokens, and a run may begin before the first
+        row = gl.maximum(row, -run.place)
+    async_copy.async_copy_global_to_shared(to, at + (gl.expand_dims(row * STATS, 1) + numbers))
+
+
 @gluon.jit
 def producer(state, CHAINED: gl.constexpr):
     """Keys of a block, for dK their values, and tiles of queries, dO and stats of all heads that share them."""

@@ -21,13 +21,13 @@ class Config:
     first_tiles: tiles of a run that a forward's first consumer needs, which are asked for before others' queries.
     query_stages: blocks of queries that a forward's consumer has in shared memory; with one, results lie where it lay.
     makes: of dK and dV, one alone where a launch makes each.
-    key_stages: of a ring of keys alone, 0: `stages`. row_max: what a forward takes off scores. "none" takes nothing.
+    key_stages: of a backward's ring of keys alone, 0: `stages`. row_max: what a forward takes off scores; "none": 0.
     "first" takes the largest score of a row in the consumer's first tile, or where that has no key for it in the
     second. "online" takes the largest so far. With the first two, rows whose sums leave the range from `least` to
     `most` are computed again. terms: that one walk has. short: runs are short (`fwd_short`). overlapped: scores of a
     tile are made beside the product of the weights before, and bounds of rows are read from the tables
     (`fwd_overlapped`). boxed: whole tiles of results leave by a descriptor. counted: tables say how many blocks there
-    are, and runs may begin before token 0.
+    are, and runs may begin before token 0. box, key_box: on a grid, of a block's queries and of a tile of keys.
     """
 
     d: int
@@ -52,6 +52,23 @@ class Config:
     lse_gradient: bool = False
     with_delta: bool = False
     counted: bool = False
+    box: tuple[int, ...] = ()
+    key_box: tuple[int, ...] = ()
+
+    @property
+    def axes(self) -> int:
+        """Axes of a grid; 0 on a line."""
+        return len(self.box)
+
+    @property
+    def own_box(self) -> tuple[int, ...]:
+        """A consumer's box of queries: consumers share a block along its first axes."""
+        found, share = [], self.consumers
+        for size in self.box:
+            part = min(size, share)
+            found.append(size // part)
+            share //= part
+        return tuple(found)
 
     @property
     def width(self) -> int:
@@ -103,7 +120,8 @@ def _key_gradients(spec: KernelSpec) -> Config:
     if spec.with_dq:
         return Config(
             spec.d, spec.dv, rows=spec.rows // spec.groups, columns=spec.cols, consumers=spec.groups,
-            stages=spec.stages, producer_warps=1, consumer_registers=240, producer_registers=24, counted=spec.counted,
+            stages=spec.stages, key_stages=2, producer_warps=1, consumer_registers=240, producer_registers=24,
+            counted=spec.counted,
         )  # fmt: skip
     if spec.makes != "both":
         return Config(
@@ -142,6 +160,7 @@ def _forward(spec: KernelSpec) -> Config:
         first_tiles=min(FIRST_TILES, spec.stages // 2), query_stages=query_stages, key_stages=key_stages,
         row_max=ROW_MAX[spec.dtype], terms=spec.terms, short=spec.short,
         overlapped=spec.row_bounds, sinks=spec.sinks, boxed=spec.boxed, counted=spec.counted,
+        box=spec.boxes[0] if spec.boxes else (), key_box=spec.boxes[1] if spec.boxes else (),
     )  # fmt: skip
 
 

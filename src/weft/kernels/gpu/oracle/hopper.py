@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.kernels.gpu.oracle import bounds
+from weft.kernels.gpu.oracle import bounds, grids
 from weft.kernels.gpu.oracle.backward import subtracted
 from weft.kernels.gpu.oracle.forward import numbers_of
 from weft.kernels.gpu.oracle.laws import law
@@ -128,7 +128,11 @@ def _check(walk: Walk, found: Range, exists: Ints, what: str) -> None:
 
 # ---- forward ---------------------------------------------------------------------------------------------------------
 def forward(call: Call) -> None:
-    """Out and Lse of one or two terms, whose tiles tensor descriptors read."""
+    """Out and Lse of one or two terms, or of one on a grid. Tensor descriptors read their tiles."""
+    if call.spec.boxes:
+        for block in blocks(call):
+            grids.block_of(call, block.words, block.mine, block.owner[:3], block.parts_at)
+        return
     near, far = ("K_near", "V_near"), ("K_far", "V_far")
     terms = [tuple(call.box(name) for name in names) for names in (near, far)[: call.spec.terms]]
     sinks = call.flat("Sinks") if call.spec.sinks else None
@@ -269,8 +273,8 @@ def _key_gradients(call: Call, block: Block, walk: Walk, found: Range, rows: Int
 
 # ---- by boxes --------------------------------------------------------------------------------------------------------
 def _gradients_by_boxes(call: Call, block: Block) -> None:
-    """DK and DV of a block's keys, or one of the two, of all heads that share them. What they add to DQ has no scale.
-    Every group walks every tile of the run.
+    """DK and DV of a block's keys, or one of the two, of all heads that share them, and what they add to DQ. Every
+    group walks every tile of the run.
     """
     _check_size(call, block)
     batch, kv_head, head, share = block.owner
@@ -314,6 +318,6 @@ def _tile_gradients(
     ds = p * np.where(mask, v @ do.T - delta, 0.0)
     if call.spec.with_dq:
         dq = np.zeros((walk.tile, k.shape[1]))
-        dq[: tokens.size] = ds.T @ k
+        dq[: tokens.size] = ds.T @ k * call.real("scale")
         call.box("DQ_box").add(dq, batch, head, *at)
     return ds @ q, p @ do
