@@ -223,7 +223,7 @@ def consumer(consumer_id, state):
     scoring = scoring_of(pace, state)
     r = scoring.rows
     i, t = 0, 0
-    marked = gl.zeros([ROWS], gl.int32, r.type.layout)
+    marked = gl.full([ROWS], 0, gl.int32, r.type.layout)  # Triton 3.6's gl.zeros takes no layout of a tensor's type
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         at = queries.stage(t)
         if cfg.short:
