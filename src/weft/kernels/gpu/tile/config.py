@@ -25,7 +25,8 @@ class Config(NamedTuple):
     products of float32, None for other types. single: the dtype is float32. scored: score functions are there: `score`
     and `through`, as `weft.kernels.gpu.score.fragment` writes them. adds: they only add to scores, so that products
     begin with it. penalty_first: products begin with penalties of a grid. along: some table is read along k - q.
-    ahead: it is read a tile ahead. sloped: their derivative is not 1. entries, summed, paired, places: see `weft.kernels.gpu.tile.entries`.
+    ahead: it is read a tile ahead. sloped: their derivative is not 1. entries, summed, paired, places: see
+    `weft.kernels.gpu.tile.entries`.
     """
 
     direction: str
