@@ -9,7 +9,7 @@
 | `gemm/` | products with what follows them, for the operators around attention |
 | `tile/` `hopper/` `split_kv/` `documents/` | the families of kernels, and tables that the device writes |
 | `gemm/` | kernels of the operators around attention |
-| `score/` `sinks` | score functions as text of a kernel; sinks |
+| `score/` `sinks` `rows` | score functions as text of a kernel; sinks; rows that are moved and merged between ranks |
 | `entry` `compile/` | the text of an entry; source -> machine code, and its checks |
 | `oracle/` | what each kernel means, in float64, from the packed tables |
 """

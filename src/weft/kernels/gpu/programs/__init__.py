@@ -5,7 +5,7 @@
 | `forward` `backward` | out and lse; dq, dk and dv |
 | `split_kv` | few rows against many keys, and steps of decoding |
 | `documents` | documents whose lengths only the device knows |
-| `sinks` | what sinks add to a program |
+| `sinks` `rows` | what sinks add to a program; rows that are moved by lists, and merged |
 | `launches` | waves -> launches: grids, and arguments by name |
 | `kernels` | all kernels that a call may launch |
 """
