@@ -14,8 +14,8 @@ from torch import Tensor
 
 Blocks = Sequence[Sequence[Tensor]]  # of one dtype, by peer
 Shapes = Sequence[Sequence[torch.Size]]
-# Cycles that computing waits, so that an exchange begins first. Some kernels keep all processors until they end, and
-# would keep the exchange and its peers waiting as long.
+# Cycles that computing waits, so that an exchange begins first. Programs stay on their processors until a kernel ends,
+# and would keep the exchange and its peers waiting as long.
 HEAD_START = 20_000
 
 
