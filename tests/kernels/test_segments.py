@@ -67,6 +67,23 @@ def test_fused_modules_give_the_same(kind, fused):
         torch.testing.assert_close(fast(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("activations", ["kept", "recomputed"])
+@pytest.mark.parametrize(("kind", "fused"), [(Block, 2), (Conv1D, 1)])
+def test_fused_modules_are_trained_alike(kind, fused, activations):
+    module, inputs = made(kind)
+    torch._dynamo.reset()
+    fast = weft.fuse(module, options=OPTIONS | {"weft.activations": activations}, dynamic=False)
+    found = []
+    for called in (fast, module):
+        module.zero_grad()
+        x = inputs[0].clone().requires_grad_()
+        out = called(x, *inputs[1:])
+        out.square().mean().backward()
+        found.append([out, x.grad, *(p.grad for p in module.parameters())])
+    assert sum(one.fused for one in fast.explanation.graphs[0].segments) == fused, str(fast.explanation)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 @pytest.fixture
 def stopwatch(monkeypatch, tmp_path):
     """Measurements without a card: seconds are said by the test. seconds["kernel"]: of weft's own."""

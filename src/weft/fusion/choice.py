@@ -103,8 +103,8 @@ def _reason_against(found: Found) -> str:
             return "a tensor of it is not contiguous"
         if hint(one.shape[-1]) * one.element_size() % ALIGNED:
             return f"a tensor has rows of no multiple of {ALIGNED} bytes"
-    if any(torch.is_grad_enabled() and one.requires_grad for one in tensors):
-        return "gradients are asked for, and its kernel has none"
+    if torch.is_grad_enabled() and isinstance(found.spec, ProjectionsSpec) and found.spec.tables:
+        return "its tables have gradients" if any(one.requires_grad for one in tensors[-2:]) else ""
     return ""
 
 
@@ -131,7 +131,7 @@ def _configs(found: Found) -> Any:
         m *= hint(size)
     n = hint(weight.shape[1 if spec.by_rows else 0])
     if isinstance(spec, ProductSpec):
-        return configs(m, n, 1 + spec.gated, processors, beside=spec.residual)
+        return configs(m, n, 1 + spec.gated, processors, beside=spec.beside)
     if spec.tables and spec.d & (spec.d - 1):
         return iter(())  # a tile holds whole heads, and is a power of two wide
     widths = [hint(value(node).shape[1 if spec.by_rows else 0]) for node in found.inputs[1:4]]
@@ -158,7 +158,7 @@ class _Measurement:
         unfused = seconds_of([partial(made, *tensors) for tensors in self.copies])
         best: tuple[float, Tiling] | None = None
         dropped = []
-        room = [torch.empty_like(x) for x in expected]
+        room = kernels.room(spec, self.tensors)
         launches = [prepared(spec, config, self.tensors, room) for config in some]
         for config, launch, why in zip(some, launches, kernels.compile_all(launches), strict=True):
             others = [] if why else [prepared(spec, config, tensors, room) for tensors in self.copies[1:]]
@@ -239,4 +239,5 @@ def spec_words(spec: ProductSpec | ProjectionsSpec) -> str:
         return "query, key and value" + (", rotated by position" if spec.tables else "")
     parts = ["product", *(["bias"] if spec.biased else []), *([spec.activation] if spec.activation else [])]
     parts += [*(["gate"] if spec.gated else []), *(["residual"] if spec.residual else [])]
+    parts += ["what gradients need"] if spec.keeps else []
     return ", ".join(parts)
