@@ -15,8 +15,7 @@ from tests.docs.test_prose import MOST, sentences, words
 import weft
 
 ROOT = Path(weft.__file__).parent
-OF_GPUS = ("compile", "tables", "oracle", "gemm", "hopper")
-FOLDERS = ("planning", "torch", "kernels/cpu", *(f"kernels/gpu/{name}" for name in OF_GPUS))
+FOLDERS = ("kernels", "planning", "torch")
 # Where the next name with its colon begins.
 NAMED = re.compile(r"(?<=[.;])\s+(?=[A-Za-z_][\w`.*]*(?:, [A-Za-z_][\w`.*]*)*(?: \([^)]*\))?(?:, likewise)?:\s)")
 

@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.gpu.test_oracle_document_blocks import gradients_of
+from tests.gpu.test_oracle_documents import sums
 from tests.kernels.planned import results
 
 import weft
+from weft.kernels.gpu.oracle import run_program
+from weft.kernels.gpu.programs.documents import apart
 from weft.planning.families.hopper import SUMMED, SUMMED_NARROW
 from weft.settings import interpreted
+from weft.torch.bind import Bound
 
 from .problems import ORDERS, Call, check
 from .run import Way, emulated
@@ -50,3 +55,30 @@ def test_right_in_every_order(name):
     check(case, found)
     _, again = found_in(case, ORDERS["late, warps reversed"])
     check(case, again)
+
+
+@pytest.mark.more
+def test_documents_of_device_lengths_beside_nan():
+    """Tokens after the last document are NaN: the last block of keys holds some of them, and no gradient of them."""
+    lengths, tokens = [50, 0, 150], 270
+    program = gradients_of(weft.causal(), len(lengths), tokens, (1, 1))
+    case = Call(weft.causal() & weft.documents(lengths), sum(lengths), WIDE, heads=(1, 1)).case()
+    case = replace(case, deterministic=False, with_lse=False)
+    truth = case.dense(torch.float64)
+    rows = {"dout": case.seeds()[0], "out": truth["out"], "lse": truth["lse"]}
+    rows |= dict(zip("qkv", case.tensors, strict=True))
+    making, program = apart(program)
+    given = run_program(making, dict.fromkeys(("of_queries", "of_keys"), sums(lengths)))
+    slots = program.of_role("input")
+    for slot in slots:
+        if slot.name in rows:
+            x = torch.full(slot.shape, torch.nan, dtype=getattr(torch, slot.dtype))
+            x[:, :, : sum(lengths)] = rows[slot.name]
+            given[slot.name] = x
+    inputs = [torch.as_tensor(given[slot.name], dtype=getattr(torch, slot.dtype)) for slot in slots]
+    with emulated(Way(90)) as names:
+        dq, dk, dv = Bound(program, torch.device("cpu"))(inputs)
+    assert any("_with_dq_" in one for one in names)
+    found = {"dq": dq, "dk": dk, "dv": dv}
+    check(case, {name: x[:, :, : sum(lengths)] for name, x in found.items()})
+    assert all((x[:, :, sum(lengths) :] == 0).all() for x in found.values())

@@ -213,7 +213,7 @@ def test_tensors_of_two_gpus_are_refused():
 
 
 def test_a_million_tokens_take_little_memory_besides_their_own():
-    """A window of 1023 over 2^20 tokens: less than 5 % beyond q, k, v, out and gradients."""
+    """A window of 1023 over 2^20 tokens: less than 5 % beyond q, k, v, out and gradients, and dQ in float32."""
     length, mask = 1 << 20, weft.causal() & weft.window(left=1023)
     leaves = qkv((1, 1, length, 128), grad=True)
     seed = torch.randn_like(leaves[0])
@@ -224,7 +224,8 @@ def test_a_million_tokens_take_little_memory_besides_their_own():
     gradients = torch.autograd.grad(out, leaves, seed)
     own = sum(x.nbytes for x in (*leaves, seed, out, *gradients))
     beyond = torch.cuda.max_memory_allocated() - before - sum(x.nbytes for x in (out, *gradients))
-    assert beyond <= 0.05 * own, f"{beyond / own:.3f}"
+    summed = 4 * leaves[0].numel()  # by warp groups that add to dQ in memory
+    assert beyond <= summed + 0.05 * own, f"{beyond / own:.3f}"
     for token in (0, 1, 1000, 500_000, length - 1024):
         near, mine, those = max(0, token - 1023), slice(token, token + 1024), min(token, 1023)
         q, k, v = (x[0, 0, near : token + 1024].detach().double().requires_grad_() for x in leaves)

@@ -20,7 +20,7 @@ from weft.recognition.periodic import NoFormError
 from weft.recognition.remember import remembered
 
 MAX_CASES = 24
-IDENTITY = Line.index()
+
 NEGATIVE = Line.between(-INF, 0)
 ZERO = Line.between(0, 1)
 

@@ -18,7 +18,7 @@ import torch
 from triton import knobs
 from triton.runtime import driver as triton_driver
 
-from weft.errors import InputError, UnsupportedError
+from weft.errors import UnsupportedError
 from weft.kernels.gpu.compile import ahead
 from weft.kernels.gpu.compile.compiler import module_of, stored
 from weft.kernels.gpu.compile.source import Source
@@ -31,7 +31,6 @@ from weft.kernels.gpu.program import (
     Known,
     Launch,
     LaunchProgram,
-    Slot,
     Step,
 )
 from weft.torch import driver
@@ -317,34 +316,6 @@ def watched() -> bool:
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
-def check_slots(bound: Bound, given: Tensors) -> None:
-    """Raise InputError, naming the slot, unless each tensor has its slot's dtype, shape and strides and the device."""
-    if len(given) != len(bound.inputs):
-        names = ", ".join(slot.name for slot in bound.inputs)
-        _refuse(bound, f"it takes {names}", f"pass {len(bound.inputs)} tensors, not {len(given)}")
-    for slot, x in zip(bound.inputs, given, strict=True):
-        wrong = _differs(slot, x, bound.device)
-        if wrong:
-            _refuse(bound, f"slot {slot.name} {wrong}", "pass a tensor like the one that the program was made for")
-
-
-def _differs(slot: Slot, x: torch.Tensor, device: torch.device) -> str:
-    dtype = str(x.dtype).removeprefix("torch.")
-    if dtype != slot.dtype:
-        return f"has dtype {slot.dtype}, the tensor {dtype}"
-    if tuple(x.shape) != slot.shape:
-        return f"has shape {slot.shape}, the tensor {tuple(x.shape)}"
-    if x.device != device:
-        return f"is on {device}, the tensor on {x.device}"
-    if x.stride() != slot.strides and x.numel():
-        return f"has strides {slot.strides}, the tensor {x.stride()}"
-    return ""
-
-
-def _refuse(bound: Bound, wrong: str, cure: str) -> None:
-    raise InputError(f"run the program {bound.program.name}", wrong, cure)
-
-
 def capturing(gpu: int | None) -> bool:
     """Whether launches go into a CUDA graph at present."""
     return gpu is not None and is_capturing()

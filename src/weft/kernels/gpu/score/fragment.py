@@ -1,6 +1,6 @@
 """Score functions as text: jit functions of straight lines, which the entry of a kernel has beside the kernel.
 
-`pair_score` gives the score of a pair, and what gradients need of it; `pair_through` turns the gradient by the score
+`pair_score` gives the score of a pair, and what gradients need of it. `pair_through` turns the gradient by the score
 into that by the score before all functions. Both are pointwise over the pairs (rows, cols) of a tile, whose indices
 broadcast.
 """

@@ -174,8 +174,8 @@ def _times(C: tl.constexpr, run, again):
 def _finish(C: tl.constexpr, ONLINE: tl.constexpr, tensors, held, rest, wild):
     """Store out and lse.
 
-    Of a first walk wild rows as well, which the second stores once more, and rows beyond a tile's end, which are what
-    its last row is. Where something is added to rows, each of them once.
+    Of a first walk these are also wild rows, which the second stores once more, and rows beyond a tile's end. Those are
+    what its last row is. Where something is added to rows, each of them counts once.
     """
     launch, head, rows = held.place.launch, held.place.head, held.place.rows
     alone = rest.total == 0
