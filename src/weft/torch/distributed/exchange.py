@@ -14,8 +14,8 @@ from torch import Tensor
 
 Blocks = Sequence[Sequence[Tensor]]  # of one dtype, by peer
 Shapes = Sequence[Sequence[torch.Size]]
-# Cycles that computing waits, so that an exchange begins first: programs that stay on their processors until a kernel
-# ends would keep it waiting as long, and its peers.
+# Cycles that computing waits, so that an exchange begins first. Programs stay on their processors until a kernel ends,
+# and would keep the exchange and its peers waiting as long.
 HEAD_START = 20_000
 
 

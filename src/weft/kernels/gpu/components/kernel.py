@@ -1,8 +1,8 @@
 """A tile of queries with all keys that they see, and batch rows one after the other. Functions of Triton.
 
 What score functions add depends on no batch row, so it is read once. Products begin with it, divided by the scale. The
-forward makes out and lse; gradients are all made from one read of each tensor, and their sums for tables stay in
-registers while batch rows are walked.
+forward makes out and lse. Gradients are all made from one read of each tensor. Their sums for tables stay in registers
+while batch rows are walked.
 """
 
 from __future__ import annotations

@@ -200,25 +200,30 @@ def store_block(result, rows, place, consumer_id, state):
 
 
 @gluon.jit
+def scoring_of(pace, state):
+    """What all tiles of a consumer need. pace: the step between rows."""
+    cfg: gl.constexpr = state.cfg
+    layout: gl.constexpr = accumulator(cfg.columns)
+    r = gl.arange(0, cfg.rows, layout=gl.SliceLayout(1, layout))
+    columns = gl.arange(0, cfg.columns, layout=gl.SliceLayout(0, layout))
+    zero = gl.zeros([cfg.rows, cfg.columns], gl.float32, layout)
+    none = gl.zeros([cfg.rows, cfg.width_v], gl.float32, accumulator(cfg.width_v))
+    return Scoring(r, pace, columns, state.scale * LOG2E, zero, none)
+
+
+@gluon.jit
 def consumer(consumer_id, state):
     """out and lse of one warp group's queries, block after block."""
     cfg: gl.constexpr = state.cfg
     ROWS: gl.constexpr = cfg.rows
-    TILE: gl.constexpr = cfg.columns
     TERMS: gl.constexpr = cfg.terms
-    WIDTH_V: gl.constexpr = cfg.width_v
     Lse, result = state.Lse, state.out.index(consumer_id)
-    layout: gl.constexpr = accumulator(TILE)
-    of_rows: gl.constexpr = gl.SliceLayout(1, layout)
-    r = gl.arange(0, ROWS, layout=of_rows)
-    columns = gl.arange(0, TILE, layout=gl.SliceLayout(0, layout))
-    zero = gl.zeros([ROWS, TILE], gl.float32, layout)
-    none = gl.zeros([ROWS, WIDTH_V], gl.float32, accumulator(WIDTH_V))
     scheduler, queries = state.scheduler, state.queries(consumer_id)
     origin, pace = scheduler.rows()
-    scoring = Scoring(r, pace, columns, state.scale * LOG2E, zero, none)
+    scoring = scoring_of(pace, state)
+    r = scoring.rows
     i, t = 0, 0
-    marked = gl.zeros([ROWS], gl.int32, of_rows)
+    marked = gl.zeros([ROWS], gl.int32, r.type.layout)
     for number in range(gl.program_id(0), scheduler.blocks, gl.num_programs(0)):
         at = queries.stage(t)
         if cfg.short:

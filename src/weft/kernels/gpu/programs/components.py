@@ -38,7 +38,7 @@ def components_forward(plan: AttentionPlan, layout: Layout, options: Options) ->
 
 
 def components_backward(plan: AttentionPlan, layout: Layout, options: Options) -> LaunchProgram:
-    """As `backward_program`; of each read whose table's gradient is wanted the sums of each program, (parts, Hq, tiles,
+    """As `backward_program`. Of each read whose table's gradient is wanted the sums of each program, (parts, Hq, tiles,
     SIZE, SIZE), in a slot tiles_0, ... of its number.
     """
     problem, tiles = plan.problem, _tiles(plan)

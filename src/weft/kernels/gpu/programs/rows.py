@@ -20,8 +20,8 @@ def unit_of(dtype: str, every: tuple[Lies, ...], aligned: bool) -> int:
 def take_program(
     dtype: str, every: tuple[Lies, Lies, Lies], places: tuple[int, int], aligned: bool, adds: bool
 ) -> LaunchProgram:  # fmt: skip
-    """Slots out, first, second (B, H, rows, D), places (R, several) and into (R,): each row of out that `into` names
-    becomes the sum of rows of first and second, by places; negative ones are rows of zeros. adds: to what is there.
+    """Slots out, first, second (B, H, rows, D), places (R, several) and into (R,). Each row of out that `into` names
+    becomes the sum of rows of first and second, by places. Negative ones are rows of zeros. adds: to what is there.
     """
     slots = [Slot(name, "input", dtype, *lies) for name, lies in zip(("out", "first", "second"), every, strict=True)]
     slots += [Slot.dense("places", "input", "int32", places), Slot.dense("into", "input", "int32", places[:1])]
