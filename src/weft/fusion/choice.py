@@ -103,9 +103,17 @@ def _reason_against(found: Found) -> str:
             return "a tensor of it is not contiguous"
         if hint(one.shape[-1]) * one.element_size() % ALIGNED:
             return f"a tensor has rows of no multiple of {ALIGNED} bytes"
-    if torch.is_grad_enabled() and isinstance(found.spec, ProjectionsSpec) and found.spec.tables:
-        return "its tables have gradients" if any(one.requires_grad for one in tensors[-2:]) else ""
-    return ""
+    return _has_no_gradient(found.spec, tensors) if torch.is_grad_enabled() else ""
+
+
+def _has_no_gradient(spec: ProductSpec | ProjectionsSpec, tensors: Sequence[Any]) -> str:
+    """Why a kernel has no gradient that is asked for, or ""."""
+    if isinstance(spec, ProductSpec):
+        return ""
+    if spec.normed:
+        return "gradients are asked for, and its norm of heads has none"
+    tables = tensors[-2:] if spec.tables else []
+    return "its tables have gradients" if any(one.requires_grad for one in tables) else ""
 
 
 def _cannot_pay(found: Found) -> str:
@@ -132,12 +140,12 @@ def _configs(found: Found) -> Any:
     n = hint(weight.shape[1 if spec.by_rows else 0])
     if isinstance(spec, ProductSpec):
         return configs(m, n, 1 + spec.gated, processors, beside=spec.beside)
-    if spec.tables and spec.d & (spec.d - 1):
+    if spec.by_head and spec.d & (spec.d - 1):
         return iter(())  # a tile holds whole heads, and is a power of two wide
     widths = [hint(value(node).shape[1 if spec.by_rows else 0]) for node in found.inputs[1:4]]
     if spec.by_rows and len(set(widths)) > 1:
         return iter(())  # rows of weights, which one descriptor walks, are of one length
-    some = configs(m, sum(widths), 1, processors, spec.d if spec.tables else 1, spec.tables)
+    some = configs(m, sum(widths), 1, processors, spec.d if spec.by_head else 1, spec.by_head)
     return (one for one in some if not any(width % one.cols for width in widths))
 
 
@@ -236,7 +244,8 @@ def _times(fused: float, unfused: float) -> str:
 def spec_words(spec: ProductSpec | ProjectionsSpec) -> str:
     """What a segment is, in a few words."""
     if isinstance(spec, ProjectionsSpec):
-        return "query, key and value" + (", rotated by position" if spec.tables else "")
+        done = ", normed by head" * spec.normed + ", rotated by position" * spec.tables
+        return f"query, key and value{done}"
     parts = ["product", *(["bias"] if spec.biased else []), *([spec.activation] if spec.activation else [])]
     parts += [*(["gate"] if spec.gated else []), *(["residual"] if spec.residual else [])]
     parts += ["what gradients need"] if spec.keeps else []

@@ -42,13 +42,22 @@ class ProductSpec:
 
 @dataclass(frozen=True)
 class ProjectionsSpec:
-    """What the products before attention do. d: channels of a head. tables: cos and sin are given."""
+    """What the products before attention do. d: channels of a head. tables: cos and sin are given. normed: heads of
+    query and key are divided by their root mean square with this epsilon, times weights that are given.
+    """
 
     d: int
     biased: bool = False
     tables: bool = False
     interleaved: bool = False
     by_rows: bool = False
+    normed: bool = False
+    epsilon: float = 0.0
+
+    @property
+    def by_head(self) -> bool:
+        """Whether something is done to whole heads."""
+        return self.tables or self.normed
 
 
 @dataclass(frozen=True)
@@ -253,14 +262,15 @@ def product(spec: ProductSpec, config: Config, tensors: list[Tensor], results: R
 def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], results: Results = None) -> Prepared:
     """q, k and v beside each other (..., q_n + 2 kv_n), of x (..., depth), which has batch rows and tokens before.
 
-    tensors: x, three weights, then as far as spec has them three biases, and cos and sin (batch rows or 1, tokens, d).
-    results: room for them.
+    tensors: x, three weights, then as far as spec has them three biases, two norms (d,), and cos and sin (batch rows or
+    1, tokens, d). results: room for them.
     """
     from weft.kernels.gpu.gemm.projections import projections as kernel
 
     x, *weights = tensors[:4]
     more = list(tensors[4:])
     biases = [more.pop(0) for _ in range(3)] if spec.biased else [None] * 3
+    norms = [more.pop(0) for _ in range(2)] if spec.normed else [None] * 2
     cos, sin = (more.pop(0), more.pop(0)) if spec.tables else (None, None)
     rows, length = x.reshape(-1, x.shape[-1]), x.shape[-2]
     (m, depth), axis = rows.shape, 1 if spec.by_rows else 0
@@ -273,12 +283,12 @@ def projections(spec: ProjectionsSpec, config: Config, tensors: list[Tensor], re
     places = [_apart(first, w) * w.element_size() // ALIGNED for w in weights]
     args = (
         _box(rows, of_x), _together(weights, ALIGNED // x.element_size(), of_weights, 1 + max(places)),
-        _box(out.view(-1, sum(widths)), of_out), *biases, None, None, cos, sin,
-        *places, m, widths[0], widths[1], depth, length, batch_stride, 0.0,
+        _box(out.view(-1, sum(widths)), of_out), *biases, *norms, cos, sin,
+        *places, m, widths[0], widths[1], depth, length, batch_stride, spec.epsilon,
     )  # fmt: skip
     options = {"D": spec.d, "INTERLEAVED": spec.interleaved, "BY_ROWS": spec.by_rows, "PERSISTENT": config.persistent}
     options |= _tiling(config)
-    programs = config.programs(-(-m // config.rows) * (sum(widths) // config.cols), 1, card_of(x.device), spec.tables)
+    programs = config.programs(-(-m // config.rows) * (sum(widths) // config.cols), 1, card_of(x.device), spec.by_head)
     return Prepared(kernel, (programs,), args, options, tuple(results))
 
 

@@ -61,7 +61,7 @@ class Fused:
 def flat(spec: ProductSpec | ProjectionsSpec, results: Sequence[Tensor]) -> list[Tensor]:
     """Results as the operator has them (..., n), contiguous: query, key and value beside each other."""
     if isinstance(spec, ProjectionsSpec):
-        heads = [x.transpose(1, 2).flatten(2) if spec.tables and x.dim() == 4 else x for x in results]
+        heads = [x.transpose(1, 2).flatten(2) if spec.by_head and x.dim() == 4 else x for x in results]
         return [torch.cat(heads, -1)]
     if spec.keeps:
         return [results[0].contiguous(), torch.stack(tuple(results[1:]))]
