@@ -205,6 +205,8 @@ def test_dynamic_batch_and_length(options):
 
 
 def test_heads_of_qwen3_are_normed_with_their_products():
-    model, given = made("qwen3", "sdpa"), inputs("qwen3") | {"use_cache": False}
+    mask = torch.ones(2, TOKENS, dtype=torch.long)
+    mask[0, : TOKENS // 2] = 0
+    model, given = made("qwen3", "sdpa"), inputs("qwen3") | {"use_cache": False, "attention_mask": mask}
     (graph,) = agrees(model, given).graphs
     assert sum(one.what == "query, key and value, normed by head, rotated by position" for one in graph.segments) == 2
