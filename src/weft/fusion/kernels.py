@@ -227,7 +227,7 @@ def _apart(first: Tensor, second: Tensor) -> int:
 
 
 def _together(weights: list[Tensor], apart: int, block: list[int], places: int = 0) -> Any:
-    """A descriptor (places, n, k) of matrices that begin `apart` numbers after each other, wherever they lie; of as
+    """A descriptor (places, n, k) of matrices that begin `apart` numbers after each other, wherever they lie. It has as
     many as there are weights, unless places are told. Of several widths it has the largest.
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
